@@ -1,0 +1,3 @@
+"""A code-generating kernel fuser for PyTorch."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,339 @@
+"""The cache of built modules: look up, lock, build, publish; what is damaged is set aside.
+
+The root is `FUSEGEN_CACHE_DIR`, else `$XDG_CACHE_HOME/fusegen`, else `~/.cache/fusegen`; in it:
+
+    <chain hash>/<build key>/   sources, module.so and manifest.json of one finished build
+    building/                   attempts in progress, one directory each
+    locks/                      one lock file a build key
+    quarantine/                 the last few entries that failed their checksum or did not load
+    failed/                     the last few attempts that failed, with source and compiler.log
+    facts/                      small remembered answers, such as a compiler's version
+
+Why: an attempt has a directory of its own and is published by one rename, so a reader sees a whole
+entry or none, and a killed builder leaves nothing that a later one could trip over. The lock is an
+flock, which the kernel drops when its holder dies; a lock *file*, such as torch's, outlives its
+process and then hangs everybody. Correctness rests on the rename alone, the lock only saves work.
+"""
+
+import contextlib
+import datetime
+import fcntl
+import functools
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from fusegen import __version__
+from fusegen.errors import BuildError, CacheError
+
+MODULE_NAME = "module.so"
+MANIFEST_NAME = "manifest.json"
+SET_ASIDE_LIMIT = 8  # directories kept in quarantine/, and as many in failed/
+CHAIN_HASH_DIGITS = 16  # of the chain hash's 64, in the name of its directory
+SWITCH_WORDS = {"1": True, "true": True, "yes": True, "on": True} | dict.fromkeys(
+    ("", "0", "false", "no", "off"), False
+)
+
+Loaded = TypeVar("Loaded")
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What fusegen's own environment variables say; nothing else in the package reads them."""
+
+    cache_dir: Path  # FUSEGEN_CACHE_DIR
+    no_build: bool  # FUSEGEN_NO_BUILD
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One build that is wanted: whose it is, and the key that says what it depends on."""
+
+    chain_text: str
+    chain_hash: str
+    target: str
+    key: str
+    fingerprint: Mapping[str, str]
+
+    def directory(self, root: Path) -> Path:
+        """The place of the finished build under a cache root."""
+        return root / self.chain_hash[:CHAIN_HASH_DIGITS] / self.key
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What is recorded beside a module; `sha256` and `size_bytes` are the module file's."""
+
+    chain_text: str
+    chain_hash: str
+    target: str
+    key: str
+    fingerprint: Mapping[str, str]
+    fusegen_version: str
+    sha256: str
+    size_bytes: int
+    build_seconds: float
+    date: str  # of the build; ISO 8601, UTC
+
+
+@dataclass(frozen=True)
+class Published:
+    """One finished build in the cache."""
+
+    directory: Path
+    manifest: Manifest
+
+
+def environment() -> Environment:
+    """The environment's settings, read afresh."""
+    switch = os.environ.get("FUSEGEN_NO_BUILD", "")
+    if switch.lower() not in SWITCH_WORDS:
+        words = ", ".join(word for word in SWITCH_WORDS if word)
+        raise CacheError(f"FUSEGEN_NO_BUILD is {switch!r}; set it to one of {words}")
+    named, xdg = os.environ.get("FUSEGEN_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME", "")
+    cache_dir = named or os.path.join(xdg if os.path.isabs(xdg) else "~/.cache", "fusegen")
+    cache_dir = os.path.expanduser(cache_dir)
+    if cache_dir.startswith("~"):
+        raise CacheError(f"no home directory for {cache_dir}; set FUSEGEN_CACHE_DIR")
+    return Environment(Path(os.path.abspath(cache_dir)), SWITCH_WORDS[switch.lower()])
+
+
+def cache_root() -> Path:
+    """The cache's root directory, whether it exists or not."""
+    return environment().cache_dir
+
+
+def build_key(*parts: str) -> str:
+    """A digest of the parts, 32 hex digits; ("ab", "c") and ("a", "bc") give different ones."""
+    digest = hashlib.sha256()
+    for part in parts:
+        encoded = part.encode()
+        digest.update(b"%d:" % len(encoded) + encoded)
+    return digest.hexdigest()[:32]
+
+
+def load_or_build(
+    entry: Entry, build: Callable[[Path], Path], load: Callable[[Path], Loaded]
+) -> Loaded:
+    """The entry's module, from the cache or built now; processes that race build it once.
+
+    `build(directory)` gets a fresh directory, leaves in it what is worth keeping and returns the
+    module's path, or raises BuildError; where its message names the directory, the message that
+    reaches the user names the place where the attempt is kept. `load(path)` turns a module's file
+    into the module; ImportError, OSError or SystemError from it mean that the file is no good.
+
+    Raises BuildError for a failed build and CacheError for a miss under FUSEGEN_NO_BUILD. Where
+    the cache cannot be written, a miss warns and builds in a directory of this process.
+    """
+    settings = environment()
+    root = settings.cache_dir
+    found = _look_up(root, entry, load)
+    if found is not None:
+        return found
+    if settings.no_build:
+        raise CacheError(
+            f"FUSEGEN_NO_BUILD is set and there is no usable build of {entry.chain_text!r} "
+            f"({entry.target}, key {entry.key}) in {root}; run once without it, with the same "
+            "FUSEGEN_CACHE_DIR, torch and compiler"
+        )
+    try:
+        lock = _acquire_lock(root, entry)
+    except OSError as error:
+        root = Path(_private_directory().name)
+        lock = _acquire_lock(root, entry)
+        warnings.warn(
+            f"fusegen cannot write its cache {settings.cache_dir} ({error.strerror}) and builds in "
+            f"{root}, for this process only; name a writable directory in FUSEGEN_CACHE_DIR",
+            stacklevel=2,
+        )
+    try:
+        found = _look_up(root, entry, load)
+        return found if found is not None else _build(root, entry, build, load)
+    finally:
+        os.close(lock)
+
+
+def remember(question: str, answer: Callable[[], str]) -> str:
+    """The answer to a question, kept on disk; the question must name all that it depends on."""
+    path = cache_root() / "facts" / build_key(question)
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return path.read_text()
+    known = answer()
+    with contextlib.suppress(OSError):  # a cache that cannot be written only costs time
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write_whole(path, known)
+    return known
+
+
+def list_entries() -> list[Published]:
+    """The cache's finished builds, oldest first."""
+    pattern = "[0-9a-f]" * CHAIN_HASH_DIGITS + f"/*/{MANIFEST_NAME}"
+    entries = []
+    for path in cache_root().glob(pattern):
+        manifest = _read_manifest(path.parent)
+        if manifest is not None:
+            entries.append(Published(path.parent, manifest))
+    return sorted(entries, key=lambda entry: (entry.manifest.date, entry.directory))
+
+
+def clear() -> int:
+    """Empties the cache and returns how many builds it held; builds in progress go on."""
+    root, count = cache_root(), len(list_entries())
+    for path in root.glob("[0-9a-f]" * CHAIN_HASH_DIGITS):
+        shutil.rmtree(path, ignore_errors=True)
+    for name in ("quarantine", "failed", "facts"):
+        shutil.rmtree(root / name, ignore_errors=True)
+    for path in (root / "locks").glob("*"):
+        with contextlib.suppress(OSError), open(path) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove_abandoned(root, path.name)
+            path.unlink()
+    return count
+
+
+def _look_up(root: Path, entry: Entry, load: Callable[[Path], Loaded]) -> Loaded | None:
+    """The published module, or None where there is none or it is damaged."""
+    directory = entry.directory(root)
+    manifest = _read_manifest(directory)
+    if manifest is None:
+        return None
+    try:
+        path = directory / MODULE_NAME
+        if hashlib.sha256(path.read_bytes()).hexdigest() != manifest.sha256:
+            return None
+        return load(path)
+    except (ImportError, OSError, SystemError):
+        return None
+
+
+def _build(
+    root: Path, entry: Entry, build: Callable[[Path], Path], load: Callable[[Path], Loaded]
+) -> Loaded:
+    """The module, built and published; the caller holds the entry's lock."""
+    final = entry.directory(root)
+    if final.exists():
+        kept = _set_aside(final, root / "quarantine")
+        warnings.warn(
+            f"fusegen's cached build of {entry.chain_text!r} was damaged; it is kept in {kept} "
+            "and built anew",
+            stacklevel=3,
+        )
+    _remove_abandoned(root, entry.key)
+    attempt = root / "building" / f"{entry.key}-{os.getpid()}"
+    attempt.mkdir(parents=True)  # not mkdtemp, whose mode would keep a shared cache's readers out
+    started = time.perf_counter()
+    try:
+        with _progress(entry):
+            module_path = build(attempt)
+        elapsed_seconds = time.perf_counter() - started
+        module_path.replace(attempt / MODULE_NAME)
+        _write_manifest(attempt, entry, elapsed_seconds)
+        final.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.replace(attempt, final)
+        except OSError:  # where locks do not hold (some network file systems): another was first
+            if _read_manifest(final) is None:
+                raise
+    except BuildError as error:
+        kept = _set_aside(attempt, root / "failed")
+        raise BuildError(str(error).replace(str(attempt), str(kept))) from error
+    finally:
+        shutil.rmtree(attempt, ignore_errors=True)
+    try:
+        return load(final / MODULE_NAME)
+    except (ImportError, OSError, SystemError) as error:
+        kept = _set_aside(final, root / "failed")
+        raise BuildError(
+            f"the module built for {entry.chain_text!r} ({entry.target}) does not load: {error}; "
+            f"it is kept in {kept}"
+        ) from error
+
+
+def _acquire_lock(root: Path, entry: Entry) -> int:
+    """A descriptor that holds the entry's lock until it is closed."""
+    path = root / "locks" / entry.key
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(lock), os.stat(path)):
+                    return lock
+        except BaseException:
+            os.close(lock)
+            raise
+        os.close(lock)  # clear() removed the file between open and flock
+
+
+def _remove_abandoned(root: Path, key: str) -> None:
+    """Removes a key's attempts; under its lock they can only be those of killed processes."""
+    for path in (root / "building").glob(f"{key}-*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _set_aside(directory: Path, shelf: Path) -> Path:
+    """Moves a directory to a shelf that keeps the last few, and returns its new place."""
+    shelf.mkdir(parents=True, exist_ok=True)
+    kept = shelf / f"{time.time_ns()}-{directory.name}"
+    os.replace(directory, kept)
+    for path in sorted(shelf.iterdir())[:-SET_ASIDE_LIMIT]:
+        shutil.rmtree(path, ignore_errors=True)
+    return kept
+
+
+@functools.cache
+def _private_directory() -> tempfile.TemporaryDirectory[str]:
+    """A cache root of this process, removed when it ends."""
+    return tempfile.TemporaryDirectory(prefix="fusegen-")
+
+
+def _read_manifest(directory: Path) -> Manifest | None:
+    try:
+        return Manifest(**json.loads((directory / MANIFEST_NAME).read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _write_manifest(directory: Path, entry: Entry, build_seconds: float) -> None:
+    module = (directory / MODULE_NAME).read_bytes()
+    manifest = Manifest(
+        **asdict(entry),
+        fusegen_version=__version__,
+        sha256=hashlib.sha256(module).hexdigest(),
+        size_bytes=len(module),
+        build_seconds=round(build_seconds, 3),
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    )
+    (directory / MANIFEST_NAME).write_text(json.dumps(asdict(manifest), indent=2) + "\n")
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Writes a file so that no reader sees half of it."""
+    temporary = path.with_name(f"{path.name}-{os.getpid()}")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+@contextlib.contextmanager
+def _progress(entry: Entry) -> Iterator[None]:
+    """A line on the terminal while a compiler runs; nothing where stderr is not one."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    started = time.perf_counter()
+    chain = entry.chain_text if len(entry.chain_text) <= 60 else entry.chain_text[:57] + "..."
+    print(f"fusegen: building {chain} ({entry.target}) ...", end=" ", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        print(f"{time.perf_counter() - started:.1f} s", file=sys.stderr, flush=True)

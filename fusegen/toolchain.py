@@ -1,0 +1,337 @@
+"""Compilers: their identity, their flags, a build with torch's `load_inline`, and the loading.
+
+Why `load_inline` gets a directory and a name of its own for each attempt: torch builds a second
+module of one name as `<name>_v1`, and its lock file outlives a killed process. Why it is not asked
+to import what it built: the module is loaded from where the cache publishes it.
+
+Generated code includes no torch header and calls nothing in torch, but `load_inline` always links
+torch's libraries. Empty archives of the same names, earlier on the search path, keep the link from
+reading hundreds of megabytes (40 ms of 300), the module free of needless dependencies, and let CUDA
+be compiled beside a torch that has none.
+"""
+
+import contextlib
+import functools
+import importlib.machinery
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+from fusegen import cache
+from fusegen.errors import BuildError, UnsupportedError
+
+
+class Source(Protocol):
+    """The text of one module, as `codegen` emits it."""
+
+    @property
+    def target(self) -> str:
+        """The row of FLAGS that builds it: "cpp" or "cuda"."""
+
+    @property
+    def module_name(self) -> str:
+        """The identifier whose `PyInit_<module_name>` the text defines."""
+
+    @property
+    def text(self) -> str:
+        """The kernels; for cpp the binding as well."""
+
+    @property
+    def binding(self) -> str:
+        """The C++ file with the CPython binding of a cuda module; else empty."""
+
+    @property
+    def chain_text(self) -> str:
+        """The chain's canonical text."""
+
+    @property
+    def chain_hash(self) -> str:
+        """Its sha256, 64 hex digits."""
+
+
+@dataclass(frozen=True)
+class Flags:
+    """What each of a target's compilers is told beyond what torch always says."""
+
+    cxx: tuple[str, ...]
+    nvcc: tuple[str, ...]
+    link: tuple[str, ...]
+
+
+# -Bsymbolic: two modules may export launchers of one name, and neither may call the other's.
+# No contraction to FMA, and with cuda the default, correctly rounded division: eager's bits.
+FLAGS = {
+    "cpp": Flags(
+        cxx=(
+            "-O3",
+            "-march=native",
+            "-fopenmp",
+            "-fno-math-errno",
+            "-fno-trapping-math",
+            "-ffp-contract=off",
+            "-std=c++17",
+        ),
+        nvcc=(),
+        link=("-fopenmp", "-Wl,-Bsymbolic"),
+    ),
+    "cuda": Flags(
+        cxx=("-O2", "-std=c++17"),
+        nvcc=("-O3", "-fmad=false", "-std=c++17"),
+        link=("-Wl,-Bsymbolic",),
+    ),
+}
+
+# What load_inline appends to every link.
+TORCH_LIBRARIES = ("c10", "c10_cuda", "torch", "torch_cpu", "torch_cuda", "torch_python")
+EMPTY_ARCHIVE = "!<arch>\n"
+
+COMPILER_WRAPPERS = ("ccache", "sccache", "distcc", "icecc")
+CPU_FIELDS = ("vendor_id", "cpu family", "model", "model name", "flags", "Features", "CPU part")
+ERROR_LINE = re.compile(
+    r"^.*(?:\berror\b ?[:#]|\bfatal\b|cannot find -l|undefined reference|No such file).*$",
+    re.MULTILINE,
+)
+INSTALL_CXX = "install g++ (Debian and Ubuntu: apt install g++), or name a compiler in CXX"
+INSTALL_NVCC = (
+    "install the CUDA toolkit of torch's CUDA version, and put its nvcc on PATH or set CUDA_HOME"
+)
+
+_load_inline_lock = threading.Lock()  # load_inline and the names it reads are one a process
+
+
+def load(source: Source, arch: str | None = None) -> ModuleType:
+    """The source's module, from the cache or built now.
+
+    `arch` is the GPU's, such as "sm_90", and None for cpp, which is built for this CPU.
+    Raises BuildError and CacheError as `cache.load_or_build` does.
+    """
+    facts = fingerprint(source.target, arch)
+    key = cache.build_key(source.module_name, source.text, source.binding, *facts, *facts.values())
+    entry = cache.Entry(source.chain_text, source.chain_hash, source.target, key, facts)
+    return cache.load_or_build(
+        entry, partial(build, source, arch), partial(import_module, source.module_name)
+    )
+
+
+def fingerprint(target: str, arch: str | None = None) -> dict[str, str]:
+    """All that a module depends on beside its text: compilers, flags, processor, Python, torch.
+
+    A missing compiler is a fact as well: it is `build` that complains.
+    """
+    # Here, so that the CLI starts without it; and no module may be loaded before torch, whose
+    # OpenMP and CUDA runtimes it is to share.
+    import torch
+
+    flags = FLAGS[target]
+    facts = {
+        "target": target,
+        "cxx": compiler_version(cxx_path()),
+        "cxx_flags": " ".join(flags.cxx),
+        "link_flags": " ".join(flags.link),
+        "python": importlib.machinery.EXTENSION_SUFFIXES[0],
+        "torch": str(torch.__version__),
+    }
+    if target == "cuda":
+        facts |= {
+            "nvcc": compiler_version(nvcc_path()),
+            "nvcc_host": compiler_version(shutil.which(os.environ.get("CC", "g++"))),
+            "nvcc_flags": " ".join((*flags.nvcc, gencode_flag(arch))),
+            "nvcc_environment": " | ".join(
+                os.environ.get(name, "") for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
+            ),
+        }
+    else:
+        facts["cpu"] = cpu_features()
+    return facts
+
+
+def build(source: Source, arch: str | None, directory: Path) -> Path:
+    """Builds a module in a directory of its own and returns its path; the sources stay beside it.
+
+    Raises BuildError, with the compiler's output in `compiler.log`, or where a tool is missing.
+    """
+    flags = FLAGS[source.target]
+    cuda_home = _check_tools(source)
+    stubs = directory / "stubs"
+    stubs.mkdir()
+    for library in TORCH_LIBRARIES:
+        (stubs / f"lib{library}.a").write_text(EMPTY_ARCHIVE)
+    name = f"{source.module_name}_{uuid.uuid4().hex[:8]}"
+    module_path = directory / f"{name}.so"
+    is_cuda = source.target == "cuda"
+    try:
+        with _load_inline_lock, _load_inline_with(cuda_home) as load_inline:
+            load_inline(
+                name,
+                cpp_sources=source.binding if is_cuda else source.text,
+                cuda_sources=source.text if is_cuda else None,
+                extra_cflags=list(flags.cxx),
+                extra_cuda_cflags=[*flags.nvcc, gencode_flag(arch)] if is_cuda else None,
+                extra_ldflags=[*flags.link, "-Lstubs"],
+                build_directory=str(directory),
+                with_cuda=is_cuda,
+                is_python_module=False,
+                no_implicit_headers=True,
+            )
+    except OSError as error:
+        if not module_path.exists():
+            raise BuildError(f"load_inline failed for {source.chain_text!r}: {error}") from error
+        # Built, but torch could not open it: import_module says why, in better words.
+    except RuntimeError as error:
+        (directory / "compiler.log").write_text(f"{error}\n")
+        raise BuildError(_explain(source, str(error), directory)) from error
+    finally:
+        shutil.rmtree(stubs)
+    for path in directory.iterdir():
+        if path != module_path and path.suffix not in (".cpp", ".cu"):
+            path.unlink()
+    return module_path
+
+
+def import_module(name: str, path: Path) -> ModuleType:
+    """The extension module of that name in a file, whatever the file is called."""
+    loader = importlib.machinery.ExtensionFileLoader(name, str(path))
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    assert spec is not None  # it is None only where no loader is given
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def gencode_flag(arch: str | None) -> str:
+    """nvcc's flag for machine code of one architecture; with it, torch adds none of its own."""
+    matched = re.fullmatch(r"sm_(\d+[a-z]?)", arch or "")
+    if matched is None:
+        raise UnsupportedError(f"the GPU architecture is {arch!r}; it has to look like 'sm_90'")
+    return f"-gencode=arch=compute_{matched[1]},code=sm_{matched[1]}"
+
+
+def cxx_path() -> str | None:
+    """The C++ compiler that load_inline will run, or None."""
+    return shutil.which(os.environ.get("CXX", "c++"))
+
+
+def nvcc_path() -> str | None:
+    """The nvcc that load_inline will run, or None."""
+    named = os.environ.get("PYTORCH_NVCC")
+    if named:
+        return shutil.which(named)
+    home = find_cuda_home()
+    return None if home is None else shutil.which(home / "bin" / "nvcc")
+
+
+def find_cuda_home() -> Path | None:
+    """The CUDA toolkit: CUDA_HOME or CUDA_PATH, else that of the nvcc on PATH, else the usual one.
+
+    An nvcc on PATH may be a script in /usr/local/bin, whose parent is no toolkit; so a directory
+    that has the runtime library is preferred.
+    """
+    named = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    on_path = shutil.which("nvcc")
+    if named:
+        candidates = [Path(named)]
+    else:
+        candidates = [Path(on_path).resolve().parent.parent] if on_path else []
+        candidates.append(Path("/usr/local/cuda"))
+    homes = [home for home in candidates if (home / "bin" / "nvcc").exists()]
+    whole = [home for home in homes if any(home.glob("lib*/libcudart.so"))]
+    return next(iter(whole + homes), None)
+
+
+def compiler_version(path: str | None) -> str:
+    """The compiler's version line and the size of its file; "missing" for None.
+
+    Asked once for each state of the file and then remembered in the cache: the question costs a
+    process, and a warm load has only milliseconds. A wrapper's file says nothing of the compiler
+    behind it, so a wrapper is asked in every process.
+    """
+    if path is None:
+        return "missing"
+    state = os.stat(path)
+    return _ask_version(path, state.st_mtime_ns, state.st_size)
+
+
+@functools.cache
+def _ask_version(path: str, mtime_ns: int, size_bytes: int) -> str:
+    def ask() -> str:
+        environment = os.environ | {"LC_ALL": "C"}
+        command = [path, "--version"]
+        answer = subprocess.run(command, capture_output=True, text=True, env=environment)
+        lines = [line for line in answer.stdout.splitlines() if line.strip()]
+        # g++ and clang++ name their version in the first line, nvcc in the last two.
+        chosen = lines[-2:] if lines and lines[0].startswith("nvcc:") else lines[:1]
+        return f"{' '.join(chosen)} ({size_bytes} bytes)"
+
+    with open(path, "rb") as file:
+        is_script = file.read(2) == b"#!"
+    if is_script or Path(path).resolve().name in COMPILER_WRAPPERS:
+        return ask()
+    return cache.remember(f"version of {path} {mtime_ns} {size_bytes}", ask)
+
+
+@functools.cache
+def cpu_features() -> str:
+    """What -march=native depends on: the processor's model and features."""
+    try:
+        with open("/proc/cpuinfo") as lines:
+            first_core = [line.rstrip("\n").partition(":") for line in iter(lines.readline, "\n")]
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    fields = [f"{name.strip()}:{value}" for name, _, value in first_core]
+    return ";".join(field for field in fields if field.startswith(CPU_FIELDS))
+
+
+def _check_tools(source: Source) -> Path | None:
+    """The CUDA toolkit's directory, if the source needs one; BuildError where a tool is missing."""
+    what = f"{source.chain_text!r} ({source.target}) cannot be built"
+    if cxx_path() is None:
+        raise BuildError(
+            f"{what}: no C++ compiler {os.environ.get('CXX', 'c++')!r} on PATH; {INSTALL_CXX}"
+        )
+    if source.target != "cuda":
+        return None
+    home = find_cuda_home()
+    if home is None or nvcc_path() is None:
+        raise BuildError(f"{what}: no nvcc; {INSTALL_NVCC}")
+    return home
+
+
+@contextlib.contextmanager
+def _load_inline_with(cuda_home: Path | None) -> Iterator[Callable[..., object]]:
+    """torch's load_inline, which finds the very toolkit that the fingerprint describes, and ninja
+    beside a Python whose environment was never activated."""
+    # Here, so that a module that is in the cache is loaded without it (0.1 s).
+    from torch.utils import cpp_extension
+
+    torch_names: Any = cpp_extension
+    old_path, old_home = os.environ.get("PATH", os.defpath), torch_names.CUDA_HOME
+    if shutil.which("ninja") is None:
+        os.environ["PATH"] = os.pathsep.join((old_path, str(Path(sys.executable).parent)))
+    if cuda_home is not None:
+        torch_names.CUDA_HOME = str(cuda_home)
+    try:
+        yield torch_names.load_inline
+    finally:
+        torch_names.CUDA_HOME, os.environ["PATH"] = old_home, old_path
+
+
+def _explain(source: Source, output: str, directory: Path) -> str:
+    """One failed build in the user's terms: the chain, the first complaint, where to look."""
+    complaint = ERROR_LINE.search(output)
+    first = complaint[0] if complaint else output.strip().splitlines()[-1]
+    return (
+        f"{source.chain_text!r} ({source.target}) was not built: {first.strip()}\n"
+        f"its sources and compiler.log are in {directory}"
+    )
