@@ -6,7 +6,7 @@ without torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fusegen import ir
@@ -59,11 +59,25 @@ class Bound:
 
 
 @dataclass(frozen=True)
+class Mark:
+    """A node worth a name in the generated code: the result of a step, or its cotangent, under a comment."""
+
+    node: Expr
+    name: str
+    comment: str
+
+
+def remarked(marks: Iterable[Mark], new: Mapping[Expr, Expr]) -> tuple[Mark, ...]:
+    """The marks on the nodes that theirs have become."""
+    return tuple(Mark(new[m.node], m.name, m.comment) for m in marks if m.node in new)
+
+
+@dataclass(frozen=True)
 class Lowered:
-    """A chain as a graph from x and the operands to y, with the step that each noted node is the result of."""
+    """A chain as a graph from x and the operands to out, with a mark on each step's result."""
 
     graph: Graph
-    steps: tuple[tuple[Expr, str, str], ...]  # (node, name, the step's text)
+    marks: tuple[Mark, ...]
 
 
 def stages(chain: Chain) -> tuple[Chain, ...]:
@@ -133,6 +147,8 @@ def bind(
             if definition.parameter(parameter).placement == "broadcast":
                 running = _broadcast(step, name, running, shape)
             dtype = _promote(step, definition, name, dtype, running, operand_dtype, shape)
+        if "normalized_shape" in dict(step.attributes):
+            _normalised_axes(step, running)
         if definition.window_axes:
             windows = _windows(step, definition, running)
     domain = running
@@ -213,7 +229,7 @@ def _channel_extent(step: Step, name: str, running: Shape, shape: Shape) -> ir.E
     return frozenset({axis})
 
 
-def normalised_axes(step: Step, running: Shape) -> ir.Extent:
+def _normalised_axes(step: Step, running: Shape) -> ir.Extent:
     """The axes that a normalising step reduces, checked against the value's shape."""
     attributes = dict(step.attributes)
     axis, wanted = attributes.get("axis"), attributes.get("normalized_shape")
@@ -229,7 +245,7 @@ def normalised_axes(step: Step, running: Shape) -> ir.Extent:
 
 
 def _trailing_extent(step: Step, name: str, running: Shape, shape: Shape) -> ir.Extent:
-    axes = normalised_axes(step, running)
+    axes = _normalised_axes(step, running)
     ordered = sorted(axes)
     wanted = tuple(running[a] for a in ordered)
     spread = wanted + (1,) * (-1 - ordered[-1])
@@ -297,7 +313,7 @@ def lower(bound: Bound) -> Lowered:
     x = leaf(bound.x)
     tensors = {operand.name: leaf(operand) for operand in bound.operands}
     running, kept = x, {}
-    noted: list[tuple[Expr, str, str]] = []
+    marks: list[Mark] = []
     for step in bound.chain.steps:
         if step.op == "keep":
             kept[step.names[0]] = running
@@ -307,6 +323,6 @@ def lower(bound: Bound) -> Lowered:
             continue
         named = {p: kept.get(name, tensors.get(name)) for p, name in step.operands}
         running = lookup(step.op).function(running, **named, **dict(step.attributes))
-        noted.append((running, f"after_{step.op}", step.text))
+        marks.append(Mark(running, f"after_{step.op}", step.text))
     inputs = (x, *tensors.values())
-    return Lowered(Graph(inputs, (("y", running),)), tuple(noted))
+    return Lowered(Graph(inputs, (("out", running),)), tuple(marks))

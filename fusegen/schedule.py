@@ -15,6 +15,7 @@ from typing import Literal
 
 from fusegen import ir
 from fusegen.ir import Expr, Extent, Graph
+from fusegen.lower import Mark, remarked
 
 Family = Literal["pointwise", "row", "column", "window", "inner", "outer", "finalise"]
 Role = Literal["input", "output", "scratch"]
@@ -62,6 +63,8 @@ class Kernel:
     stages: tuple[tuple[Reduction, ...], ...] = ()
     sums: tuple[tuple[Reduction, Buffer], ...] = ()
     kept: tuple[int, ...] = ()
+    by_column: bool = False  # partials have a column for each index of the last group
+    marks: tuple[Mark, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -149,6 +152,7 @@ class _Pass:
     sum_dtype: str
     pending: dict[str, Expr]
     buffers: dict[Expr, Buffer]
+    marks: tuple[Mark, ...]
     kernels: list[Kernel] = field(default_factory=list)
     taken: set[str] = field(default_factory=set)
     prefix: str = ""
@@ -167,6 +171,12 @@ class _Pass:
         names = list(self.pending)
         exprs = ir.substitute([self.pending[n] for n in names], known)
         self.pending = dict(zip(names, exprs, strict=True))
+        self.marks = self.marks_over(known)
+
+    def marks_over(self, known: Mapping[Expr, Expr]) -> tuple[Mark, ...]:
+        """The marks where reductions have become leaves."""
+        nodes = [m.node for m in self.marks]
+        return remarked(self.marks, dict(zip(nodes, ir.substitute(nodes, known), strict=True)))
 
     def inputs_of(self, exprs: Iterable[Expr]) -> tuple[tuple[Expr, Buffer], ...]:
         return tuple((leaf, self.buffers[leaf]) for leaf in ir.inputs(exprs) if leaf in self.buffers)
@@ -181,7 +191,13 @@ def ordered(extent: Extent) -> tuple[int, ...]:
 
 
 def schedule(
-    graph: Graph, dtypes: Mapping[str, str], sum_dtype: str, *, prefix: str, allow_fused: bool = True
+    graph: Graph,
+    dtypes: Mapping[str, str],
+    sum_dtype: str,
+    marks: Iterable[Mark] = (),
+    *,
+    prefix: str,
+    allow_fused: bool = True,
 ) -> tuple[Kernel, ...]:
     """The kernels that compute a collapsed graph's outputs, in launch order.
 
@@ -194,8 +210,11 @@ def schedule(
         for leaf in graph.inputs
     }
     outputs = dict(graph.outputs)
-    outputs = dict(zip(outputs, _means_as_sums(list(outputs.values())), strict=True))
-    state = _Pass(dtypes, sum_dtype, outputs, leaves, prefix=prefix)
+    marks = tuple(marks)
+    nodes = [*outputs.values(), *(m.node for m in marks)]
+    new = dict(zip(nodes, _means_as_sums(nodes), strict=True))
+    outputs = {name: new[expr] for name, expr in outputs.items()}
+    state = _Pass(dtypes, sum_dtype, outputs, leaves, remarked(marks, new), prefix=prefix)
     state.taken |= set(dtypes)
     if any(g < 0 for node in ir.topological(outputs.values()) for g in node.extent):
         _window_kernel(state)
@@ -311,6 +330,7 @@ def _axis_kernel(state: _Pass) -> None:
             state.inputs_of(exprs),
             tuple(stores),
             tuple(stages),
+            marks=state.marks_over(leaf_of),
         )
     )
     state.pending = others
@@ -356,6 +376,7 @@ def _window_kernel(state: _Pass) -> None:
             state.inputs_of(exprs),
             tuple(stores),
             tuple(stages),
+            marks=state.marks_over(leaf_of),
         )
     )
     state.pending = others
@@ -386,7 +407,7 @@ def _level(state: _Pass) -> None:
         stores = tuple((state.output(n, e), e) for n, e in exprs.items())
         name = state.fresh(f"{state.prefix}_pointwise")
         read = state.inputs_of(exprs.values())
-        state.kernels.append(Kernel("pointwise", name, domain, (), read, stores))
+        state.kernels.append(Kernel("pointwise", name, domain, (), read, stores, marks=state.marks))
 
 
 def _reducing_kernel(
@@ -424,15 +445,21 @@ def _reducing_kernel(
             tuple((state.output(n, e), e) for n, e in riders.items()),
             sums=tuple(sums),
             kept=kept,
+            by_column=family == "outer",
+            marks=state.marks,
         )
     )
     state.resolve(all_known)
     for extent, mine in finals:
-        _finalise(state, extent, mine)
+        _finalise(state, extent, mine, by_column=family == "outer")
 
 
 def _finalise(
-    state: _Pass, extent: tuple[int, ...], sums: tuple[tuple[Reduction, Buffer], ...]
+    state: _Pass,
+    extent: tuple[int, ...],
+    sums: tuple[tuple[Reduction, Buffer], ...],
+    *,
+    by_column: bool,
 ) -> None:
     """Add partials up in a fixed order, and finish the outputs that need nothing else; other results go to scratch."""
     leaves = {leaf for r, _ in sums for _, leaf in r.results}
@@ -459,5 +486,7 @@ def _finalise(
             state.inputs_of(done.values()),
             tuple(stores),
             sums=sums,
+            by_column=by_column,
+            marks=state.marks,
         )
     )

@@ -97,6 +97,7 @@ FLAGS = {
 TORCH_LIBRARIES = ("c10", "c10_cuda", "torch", "torch_cpu", "torch_cuda", "torch_python")
 EMPTY_ARCHIVE = "!<arch>\n"
 
+USUAL_CUDA_HOME = Path("/usr/local/cuda")
 COMPILER_WRAPPERS = ("ccache", "sccache", "distcc", "icecc")
 CPU_FIELDS = ("vendor_id", "cpu family", "model", "model name", "flags", "Features", "CPU part")
 ERROR_LINE = re.compile(
@@ -244,7 +245,7 @@ def find_cuda_home() -> Path | None:
         candidates = [Path(named)]
     else:
         candidates = [Path(on_path).resolve().parent.parent] if on_path else []
-        candidates.append(Path("/usr/local/cuda"))
+        candidates.append(USUAL_CUDA_HOME)
     homes = [home for home in candidates if (home / "bin" / "nvcc").exists()]
     whole = [home for home in homes if any(home.glob("lib*/libcudart.so"))]
     return next(iter(whole + homes), None)

@@ -1,0 +1,162 @@
+"""The ways to write a chain: text, op calls joined by |, or a Python function.
+
+Text is read by Python's own `ast`, of which only names, calls, constants, signs, tuples and `|` are
+let through; nothing is ever evaluated. A mistake is shown in the text with a caret under it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from fusegen.errors import ChainError
+from fusegen.ops import (
+    STRUCTURAL,
+    BadArgument,
+    BadStep,
+    Chain,
+    Op,
+    Step,
+    keep,
+    lookup,
+    recall,
+)
+from fusegen.trace import trace
+
+__all__ = ["chain", "keep", "parse", "recall", "trace"]
+
+_NUMBERS = {"inf": float("inf"), "nan": float("nan")}
+_ONE_STEP = "a step is an operation's name, as in gelu or leaky_relu(0.2)"
+
+
+def chain(source: str | Chain | Op | Callable[..., Any]) -> Chain:
+    """The chain that source describes: text, a Chain, an op, or a function of expressions.
+
+    Also a decorator: `@fusegen.chain` on `def f(x, scale: Channel): return x * scale`.
+    """
+    if isinstance(source, Chain):
+        return source
+    if isinstance(source, str):
+        return parse(source)
+    if isinstance(source, Op):
+        return source()
+    if callable(source):
+        return trace(source)
+    raise ChainError(
+        f"a chain is text, op calls joined by | or a function, got a {type(source).__name__}"
+    )
+
+
+def parse(text: str) -> Chain:
+    """The chain that a text such as `leaky_relu(0.2) | add_channel | gelu` writes."""
+    return _Text(text).chain()
+
+
+class _Text:
+    """A chain's text, with what is needed to point into it."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        # On one line, so that steps may stand on lines of their own; every offset stays the same.
+        self.flat = re.sub(r"[\n\r\t\v\f]", " ", text)
+        self.indent = len(self.flat) - len(self.flat.lstrip(" "))
+
+    def fail(self, offset: int, message: str) -> NoReturn:
+        """Raise ChainError with the line that offset is in and a caret under it."""
+        start = self.text.rfind("\n", 0, offset) + 1
+        line = self.flat[start : (self.text + "\n").find("\n", start)]
+        raise ChainError(f"{message}\n  {line.rstrip()}\n  {' ' * (offset - start)}^") from None
+
+    def at(self, node: ast.expr | ast.keyword) -> int:
+        return node.col_offset + self.indent
+
+    def chain(self) -> Chain:
+        nodes = self._step_nodes()
+        steps = tuple(self._step(node) for node in nodes)
+        try:
+            return Chain(steps)
+        except BadStep as error:
+            self.fail(self.at(nodes[error.step]), str(error))
+
+    def _step_nodes(self) -> list[ast.expr]:
+        strange = re.search(r"[^ -\"$-\[\]-~]", self.flat)  # not ASCII, or # or \
+        if strange:
+            found = strange.group()
+            self.fail(
+                strange.start(),
+                f"a chain has no use for the character {found!r} (U+{ord(found):04X})",
+            )
+        if not self.flat.strip():
+            self.fail(0, f"the chain is empty; {_ONE_STEP}")
+        if self.flat[self.indent] == "|":
+            self.fail(self.indent, f"a step is missing before this |; {_ONE_STEP}")
+        bar = re.search(r"\| *(\||$)", self.flat)
+        if bar:
+            self.fail(bar.start(), f"a step is missing after this |; {_ONE_STEP}")
+        try:
+            pending: list[ast.expr] = [ast.parse(self.flat[self.indent :], mode="eval").body]
+        except SyntaxError as error:
+            offset = min((error.offset or 1) - 1 + self.indent, len(self.text))
+            reason = (error.msg or "").split(". Perhaps")[0]
+            self.fail(max(offset, 0), f"this cannot be read: {reason}; {_ONE_STEP}")
+        except (ValueError, RecursionError, MemoryError):
+            self.fail(self.indent, "the chain is too long or too deeply nested to be read")
+        nodes: list[ast.expr] = []
+        while pending:
+            node = pending.pop()
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+                pending += [node.right, node.left]
+            else:
+                nodes.append(node)
+        return nodes
+
+    def _step(self, node: ast.expr) -> Step:
+        function = node.func if isinstance(node, ast.Call) else node
+        if isinstance(function, ast.Attribute):
+            self.fail(self.at(node), f"write {function.attr} alone; {_ONE_STEP}")
+        if not isinstance(function, ast.Name):
+            self.fail(self.at(node), f"this is not a step; {_ONE_STEP}")
+        args = node.args if isinstance(node, ast.Call) else []
+        keywords = node.keywords if isinstance(node, ast.Call) else []
+        if function.id in STRUCTURAL:
+            return self._structural(node, function.id, args, keywords)
+        try:
+            definition = lookup(function.id)
+        except ChainError as error:
+            self.fail(self.at(node), str(error))
+        places: dict[int | str | None, int] = {None: self.at(node)}
+        by_keyword = {}
+        for keyword in keywords:
+            if keyword.arg is None or keyword.arg in by_keyword:
+                self.fail(self.at(keyword), "a keyword is a name, given once: name=value")
+            by_keyword[keyword.arg] = self._value(keyword.value)
+            places[keyword.arg] = self.at(keyword)
+        places.update({i: self.at(arg) for i, arg in enumerate(args)})
+        try:
+            return definition.step([self._value(arg) for arg in args], by_keyword)
+        except BadArgument as error:
+            self.fail(places.get(error.argument, self.at(node)), str(error))
+
+    def _structural(
+        self, node: ast.expr, op: str, args: list[ast.expr], keywords: list[ast.keyword]
+    ) -> Step:
+        name = self._value(args[0]) if len(args) == 1 and not keywords else None
+        if not isinstance(name, str):
+            self.fail(self.at(node), f"{op} takes one name, as in {op}(y)")
+        return Step(op, names=(name,))
+
+    def _value(self, node: ast.expr) -> object:
+        """An argument: a constant, or a name as a string."""
+        if isinstance(node, ast.Constant) and isinstance(node.value, float | int | str | None):
+            return node.value
+        if isinstance(node, ast.Name):
+            return _NUMBERS.get(node.id, node.id)
+        if isinstance(node, ast.Tuple | ast.List):
+            return tuple(self._value(element) for element in node.elts)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
+            number = self._value(node.operand)
+            if isinstance(number, float | int) and not isinstance(number, bool):
+                return -number if isinstance(node.op, ast.USub) else number
+        self.fail(self.at(node), "an argument is a number, a name, a tuple or a quoted word")

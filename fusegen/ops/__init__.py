@@ -1,0 +1,44 @@
+"""The operations: each is one function of expressions, registered under its name."""
+
+from fusegen.ops import activation, arithmetic, normalisation, pooling, primitives
+from fusegen.ops.chain import RESERVED, Chain, keep, recall
+from fusegen.ops.definition import ALIASES, OPS, Op, lookup
+from fusegen.ops.registry import op
+from fusegen.ops.schema import (
+    Attribute,
+    BadArgument,
+    BadStep,
+    Channel,
+    Parameter,
+    Placement,
+    Trailing,
+    nearest,
+)
+from fusegen.ops.step import STRUCTURAL, Step
+
+__all__ = [
+    "ALIASES",
+    "OPS",
+    "RESERVED",
+    "STRUCTURAL",
+    "Attribute",
+    "BadArgument",
+    "BadStep",
+    "Chain",
+    "Channel",
+    "Op",
+    "Parameter",
+    "Placement",
+    "Step",
+    "Trailing",
+    "activation",
+    "arithmetic",
+    "keep",
+    "lookup",
+    "nearest",
+    "normalisation",
+    "op",
+    "pooling",
+    "primitives",
+    "recall",
+]

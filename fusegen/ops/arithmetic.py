@@ -1,0 +1,80 @@
+"""Arithmetic by number, tensor or per-channel tensor; add, sub, mul and div are primitives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fusegen.ir import Expr, primitive
+from fusegen.ops.registry import op
+from fusegen.ops.schema import Channel
+
+
+def _along(x: Any, values: Any, axis: int) -> Any:
+    """A per-channel tensor of any accepted shape, laid along its axis of x."""
+    shape = [1] * x.dim()
+    shape[axis] = -1
+    return values.reshape(shape)
+
+
+@op(reference=lambda x, bias, axis: x + _along(x, bias, axis), ulp=0)
+def add_channel(x: Expr, bias: Channel, *, axis: int = 1) -> Expr:
+    """x + bias, one value for each channel."""
+    return x + bias
+
+
+@op(reference=lambda x, bias, axis: x - _along(x, bias, axis), ulp=0)
+def sub_channel(x: Expr, bias: Channel, *, axis: int = 1) -> Expr:
+    """x - bias, one value for each channel."""
+    return x - bias
+
+
+@op(reference=lambda x, scale, axis: x * _along(x, scale, axis), ulp=0)
+def mul_channel(x: Expr, scale: Channel, *, axis: int = 1) -> Expr:
+    """x * scale, one value for each channel."""
+    return x * scale
+
+
+@op(reference=lambda x, scale, axis: x / _along(x, scale, axis), ulp=0)
+def div_channel(x: Expr, scale: Channel, *, axis: int = 1) -> Expr:
+    """x / scale, one value for each channel."""
+    return x / scale
+
+
+@op(reference=lambda x, other: other - x, samples=[(), (0.75,)], ulp=0)
+def rsub(x: Expr, other: Expr | float) -> Expr:
+    """other - x, a number or a tensor."""
+    return primitive("sub", other, x)
+
+
+@op(reference=lambda x, other: other / x, samples=[(), (0.75,)], ulp=1)
+def rdiv(x: Expr, other: Expr | float) -> Expr:
+    """other / x, a number or a tensor."""
+    return primitive("div", other, x)
+
+
+@op(reference=lambda x, other: other**x, samples=[(0.75,)], ulp=2)
+def rpow(x: Expr, other: Expr | float) -> Expr:
+    """other to the power x, a number or a tensor."""
+    return primitive("pow", other, x)
+
+
+def _bounds_problem(min: float | None, max: float | None) -> str | None:
+    return "give min, max or both" if min is None and max is None else None
+
+
+@op(
+    reference="torch.clamp",
+    samples=[(-1.0, 1.0), (0.0, None), (None, 0.5), (1.0, -1.0)],
+    ulp=0,
+    check=_bounds_problem,
+)
+def clamp(x: Expr, min: float | None = None, max: float | None = None) -> Expr:
+    """x, at least min and at most max; NaN stays NaN, and both bounds let the gradient through."""
+    result = x
+    if max is not None:
+        result = primitive("where", x > max, max, result)
+    if min is not None:
+        # Where the bounds are crossed the upper one wins, as in torch.
+        lowest = min if max is None or min <= max else max
+        result = primitive("where", x < min, lowest, result)
+    return result

@@ -1,0 +1,158 @@
+"""Chain: the steps that the user writes, and the names that their operands and kept values get.
+
+A step's operand may be left unnamed until its chain is put together, because the name it gets
+(`bias`, then `bias_2`) depends on the steps before it. So a Chain keeps the steps as they were
+written, and its `steps` are those with every name settled; joining two chains settles the names
+anew, and gives what the text of both, read at once, would give.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import keyword
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import count
+
+from fusegen.errors import ChainError
+from fusegen.ops.schema import BadStep, Parameter, show_value
+from fusegen.ops.step import UNNAMED, Step
+
+# Names that an operand cannot have: arguments of the compiled callable, and numbers in the text.
+RESERVED = ("x", "out", "inf", "nan")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Chain:
+    """Steps in order, immutable. Equal chains have equal text and equal hashes."""
+
+    written: tuple[
+        Step, ...
+    ]  # as written: operands may be unnamed, kept values have their writer's names
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "written", tuple(self.written))
+        assert self.steps, "a chain has at least one step"
+
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """The steps with every operand named, and kept values called y, y_2 and so on."""
+        return _settle(self.written)
+
+    @cached_property
+    def operands(self) -> tuple[str, ...]:
+        """The tensors that a call takes after x, in the order in which the chain names them."""
+        kept = {name for step in self.steps for name in step.names}
+        named = (name for step in self.steps for _, name in step.operands if name not in kept)
+        return tuple(dict.fromkeys(named))
+
+    def uses(self, operand: str) -> tuple[tuple[Step, Parameter], ...]:
+        """Every place where an operand is used: the step and the parameter that it fills."""
+        return tuple(
+            (step, step.definition.parameter(parameter))
+            for step in self.steps
+            for parameter, name in step.operands
+            if name == operand and step.definition
+        )
+
+    @cached_property
+    def text(self) -> str:
+        """The one text that all ways of writing this chain come to."""
+        return " | ".join(step.text for step in self.steps)
+
+    @cached_property
+    def hash(self) -> str:
+        """sha256, in hex, of the text and of what the user's own ops compute."""
+        own = sorted({f"{s.op} {s.fingerprint}" for s in self.steps if s.fingerprint})
+        return hashlib.sha256("\n".join((self.text, *own)).encode()).hexdigest()
+
+    def __or__(self, other: Chain) -> Chain:
+        if isinstance(other, str):
+            raise ChainError(f"cannot join a chain and text; write fusegen.chain({other!r})")
+        return Chain(self.written + other.written) if isinstance(other, Chain) else NotImplemented
+
+    def __eq__(self, other: object) -> bool:
+        return self.hash == other.hash if isinstance(other, Chain) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.hash)
+
+    def __repr__(self) -> str:
+        return f"fusegen.chain({self.text!r})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Chain, (self.written,)
+
+
+def keep(name: str) -> Chain:
+    """Name the running value, so that a later step may use it as an operand."""
+    return Chain((Step("keep", names=(name,)),))
+
+
+def recall(name: str) -> Chain:
+    """Go on with a kept value in place of the running one."""
+    return Chain((Step("recall", names=(name,)),))
+
+
+def _settle(written: tuple[Step, ...]) -> tuple[Step, ...]:
+    """The steps with every name settled, read from left to right."""
+    operands: dict[str, None] = {}
+    kept: set[str] = set()
+    named: list[Step] = []
+    for position, step in enumerate(written):
+        pairs = []
+        for parameter, name in step.operands:
+            if name == UNNAMED:
+                name = _fresh(parameter, {*operands, *kept, *RESERVED})
+            if name not in kept:
+                _check_name(name, RESERVED, position)
+                operands[name] = None
+            pairs.append((parameter, name))
+        for name in step.names:
+            _check_name(name, (), position)
+            if step.op == "recall" and name not in kept:
+                raise BadStep(
+                    f"recall({name}): no step before it keeps a value as {name}", position
+                )
+            if step.op == "keep" and name in operands:
+                raise BadStep(
+                    f"keep({name}): {name} is the name of an operand of this chain; choose another",
+                    position,
+                )
+            kept.add(name)
+        named.append(replace(step, operands=tuple(pairs)))
+    return tuple(_rename_kept(named, set(operands)))
+
+
+def _rename_kept(steps: list[Step], taken: set[str]) -> Iterator[Step]:
+    current: dict[str, str] = {}  # the writer's name of a kept value -> the canonical one
+    for step in steps:
+        if step.op == "keep":
+            fresh = _fresh("y", taken)
+            taken.add(fresh)
+            current[step.names[0]] = fresh
+        yield replace(
+            step,
+            names=tuple(current[name] for name in step.names),
+            operands=tuple((p, current.get(name, name)) for p, name in step.operands),
+        )
+
+
+def _fresh(base: str, taken: set[str]) -> str:
+    if base not in taken:
+        return base
+    return next(name for n in count(2) if (name := f"{base}_{n}") not in taken)
+
+
+def _check_name(name: object, reserved: tuple[str, ...], position: int) -> None:
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise BadStep(f"{show_value(name)} is not a name; use letters, digits and _", position)
+    if keyword.iskeyword(name):
+        raise BadStep(f"{name!r} cannot be a name: it is a word of Python's", position)
+    if name in reserved:
+        hint = " (to use the chain's input again, begin with keep(y))" if name == "x" else ""
+        raise BadStep(
+            f"an operand cannot be called {name!r}, which means something else{hint}", position
+        )

@@ -1,0 +1,171 @@
+"""Op: an operation, callable on expressions and as a step of a chain; and the table of them all."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, overload
+
+from fusegen import ir
+from fusegen.errors import ChainError
+from fusegen.ir import Expr
+from fusegen.ops.chain import Chain
+from fusegen.ops.schema import Attribute, BadArgument, canonical, match, nearest, show_value
+from fusegen.ops.step import STRUCTURAL, UNNAMED, Definition, Step
+
+OPS: dict[str, Op] = {}
+ALIASES: dict[str, str] = {}
+
+
+def lookup(name: str) -> Op:
+    """The op of this name or alias; ChainError, with the nearest name, where there is none."""
+    found = OPS.get(ALIASES.get(name, name))
+    if found is None:
+        guess = nearest(name, [*OPS, *ALIASES, *STRUCTURAL])
+        hint = f"did you mean {guess!r}?" if guess else "`fusegen ops` lists them all"
+        raise ChainError(f"no operation is called {name!r}; {hint}")
+    return found
+
+
+def _restore(name: str, module: str) -> Op:
+    """An op where it is unpickled: importing the module that defines a user's own registers it."""
+    if name not in OPS:
+        importlib.import_module(module)
+    return lookup(name)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Op(Definition):
+    """An operation: its mathematics, and what the tests and the documentation need to know of it.
+
+    reference is torch's equal, as a dotted name or as a callable on tensors that takes x and then
+    everything by keyword; None means that the body itself, evaluated with torch, is the reference.
+    samples are values of its attributes to test it with, in their order. ulp is how far an fp32
+    result may be from eager's on the same device: 0 is bitwise equal, None is not promised.
+    same_dtype says that torch refuses operands of another dtype than x's. check takes all
+    attributes by keyword and returns what is wrong with them, if anything.
+    """
+
+    doc: str = ""
+    reference: str | Callable[..., Any] | None = None
+    samples: tuple[tuple[Attribute, ...], ...] = ((),)
+    ulp: int | None = None
+    aliases: tuple[str, ...] = ()
+    same_dtype: bool = False
+    is_primitive: bool = False
+    check: Callable[..., str | None] | None = None
+
+    @property
+    def summary(self) -> str:
+        """The first line of the docstring."""
+        return self.doc.partition("\n")[0]
+
+    @property
+    def signature(self) -> str:
+        """The op as `fusegen ops` lists it: `leaky_relu(negative_slope: float = 0.01)`."""
+        return f"{self.name}({', '.join(p.signature for p in self.parameters)})"
+
+    def resolve_reference(self) -> Callable[..., Any] | None:
+        """The reference as a callable on tensors; resolving a dotted name imports torch."""
+        if isinstance(self.reference, str):
+            found: Callable[..., Any] = pkgutil.resolve_name(self.reference)
+            return found
+        return self.reference
+
+    @overload
+    def __call__(self, x: Expr, *args: Any, **kwargs: Any) -> Expr: ...
+    @overload
+    def __call__(
+        self, *args: float | str | tuple[int, ...] | list[int] | None, **kwargs: Any
+    ) -> Chain: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Expr | Chain:
+        """On an expression: the result. Otherwise: a chain of this one step."""
+        on_expression = isinstance(args[0], Expr) if args else False
+        if self.is_primitive and any(isinstance(a, Expr) for a in (*args, *kwargs.values())):
+            return self.function(*args, **kwargs)
+        if on_expression:
+            return self._apply(args[0], match(self.name, self.parameters, args[1:], kwargs))
+        return Chain((self.step(args, kwargs),))
+
+    def __or__(self, other: Chain | Op) -> Chain:
+        return self() | other
+
+    def __ror__(self, other: Chain) -> Chain:
+        return other | self()
+
+    def step(self, args: Iterable[object], kwargs: Mapping[str, object]) -> Step:
+        """The step that these arguments make, its unnamed operands still to be named."""
+        given = match(self.name, self.parameters, tuple(args), kwargs)
+        operands = []
+        for p in self.parameters:
+            name = given.get(p.name)
+            if p.takes_tensor and isinstance(name, str):
+                operands.append((p.name, name))
+            elif p.role == "operand" and name is not None:
+                raise BadArgument(
+                    f"{self.name}: {p.name} wants the name of a tensor, got {show_value(name)}; "
+                    f"the tensor itself is passed when the chain is called",
+                    p.name,
+                )
+            elif name is None and p.takes_tensor and p.required:
+                operands.append((p.name, UNNAMED))
+        return Step(self.name, self._attributes(given), tuple(operands), definition=self)
+
+    def _attributes(self, given: Mapping[str, object]) -> tuple[tuple[str, Attribute], ...]:
+        attributes: list[tuple[str, Attribute]] = []
+        for p in self.parameters:
+            value = given.get(p.name)
+            if p.role == "attribute" and p.name not in given:
+                if p.required:
+                    raise BadArgument(f"{self.name}: {p.name} is missing; {self.signature}")
+                attributes.append((p.name, p.default))
+            elif p.role == "attribute" or (
+                p.role == "either" and not isinstance(value, str | Expr | None)
+            ):
+                attributes.append((p.name, canonical(self.name, p, value)))
+        problem = self.check(**dict(attributes)) if self.check else None
+        if problem:
+            raise BadArgument(f"{self.name}: {problem}")
+        return tuple(attributes)
+
+    def _apply(self, x: Expr, given: Mapping[str, object]) -> Expr:
+        attributes = self._attributes(given)
+        operands: list[tuple[str, Expr]] = []
+        for p in self.parameters:
+            value = given.get(p.name)
+            if isinstance(value, Expr) and p.takes_tensor:
+                operands.append((p.name, value))
+            elif p.takes_tensor and isinstance(value, str):
+                raise BadArgument(f"{self.name}: {p.name} wants an expression, got {value!r}")
+            elif p.takes_tensor and value is None and p.required:
+                raise BadArgument(f"{self.name}: {p.name} is missing; {self.signature}")
+        if any(e.rank is None for e in (x, *dict(operands).values())):
+            # A chain's function is being traced: the call itself becomes a step.
+            slots = tuple(name for name, _ in operands)
+            exact = repr(attributes)  # tells 0.0 from -0.0, which compare equal
+            return ir.make(
+                "call",
+                (x, *dict(operands).values()),
+                (self, slots, attributes, exact),
+                rank=None,
+            )
+        result: object = self.function(x, **dict(operands), **dict(attributes))
+        if not isinstance(result, Expr):
+            raise ChainError(
+                f"{self.name}: its body must return an expression, got {show_value(result)}"
+            )
+        return result
+
+    def __repr__(self) -> str:
+        return f"<fusegen op {self.signature}>"
+
+    def __copy__(self) -> Op:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Op:
+        return self
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _restore, (self.name, self.function.__module__)

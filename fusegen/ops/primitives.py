@@ -1,0 +1,163 @@
+"""The scalar primitives of the expression graph as operations: one row each.
+
+As a step, the running value is the first argument; on expressions, they take expressions and
+numbers in any place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from fusegen.errors import ChainError
+from fusegen.ir import ARITY, CONNECTIVES, Expr, Number, primitive
+from fusegen.ops.definition import Op
+from fusegen.ops.registry import register
+from fusegen.ops.schema import Attribute, Parameter, Role
+
+
+def _as_tensor(x: Any, other: Any) -> Any:
+    return other if hasattr(other, "dtype") else x.new_full((), other)
+
+
+def _tensor(name: str, accepts: tuple[object, ...] = (float,)) -> Parameter:
+    role: Role = "either" if accepts else "operand"
+    return Parameter(name, role, "broadcast", accepts, None, required=True, keyword_only=False)
+
+
+_OTHER = (_tensor("other"),)
+_WITH_NUMBER: tuple[tuple[Attribute, ...], ...] = ((), (0.75,))
+
+# name: (docstring, parameters after the first, reference, ulp, samples)
+_ROWS: dict[
+    str,
+    tuple[
+        str,
+        tuple[Parameter, ...],
+        str | Callable[..., Any],
+        int | None,
+        tuple[tuple[Attribute, ...], ...],
+    ],
+] = {
+    "add": ("x + other, a number or a tensor.", _OTHER, "torch.add", 0, _WITH_NUMBER),
+    "sub": ("x - other, a number or a tensor.", _OTHER, "torch.sub", 0, _WITH_NUMBER),
+    "mul": ("x * other, a number or a tensor.", _OTHER, "torch.mul", 0, _WITH_NUMBER),
+    # By a number, torch multiplies with the reciprocal on some devices.
+    "div": ("x / other, a number or a tensor.", _OTHER, "torch.div", 1, _WITH_NUMBER),
+    "neg": ("-x.", (), "torch.neg", 0, ((),)),
+    "abs": ("The absolute value; gradient 0 at 0.", (), "torch.abs", 0, ((),)),
+    "exp": ("e to the power x.", (), "torch.exp", 2, ((),)),
+    "expm1": ("exp(x) - 1, exact near 0.", (), "torch.expm1", 2, ((),)),
+    "log": ("The natural logarithm.", (), "torch.log", 2, ((),)),
+    "log1p": ("log(1 + x), exact near 0.", (), "torch.log1p", 2, ((),)),
+    "sqrt": ("The square root.", (), "torch.sqrt", 0, ((),)),
+    "rsqrt": ("1 / sqrt(x).", (), "torch.rsqrt", 2, ((),)),
+    "erf": ("The error function.", (), "torch.erf", 2, ((),)),
+    "tanh": ("The hyperbolic tangent.", (), "torch.tanh", 2, ((),)),
+    "sigmoid": ("1 / (1 + exp(-x)).", (), "torch.sigmoid", 2, ((),)),
+    "sin": ("The sine.", (), "torch.sin", 2, ((),)),
+    "cos": ("The cosine.", (), "torch.cos", 2, ((),)),
+    "pow": (
+        "x to the power of exponent, a number or a tensor.",
+        (_tensor("exponent"),),
+        "torch.pow",
+        2,
+        ((2.0,), (3.0,)),
+    ),
+    "minimum": (
+        "The smaller of x and other; NaN if either is; a tie splits the gradient.",
+        _OTHER,
+        lambda x, other: x.minimum(_as_tensor(x, other)),
+        0,
+        _WITH_NUMBER,
+    ),
+    "maximum": (
+        "The larger of x and other; NaN if either is; a tie splits the gradient.",
+        _OTHER,
+        lambda x, other: x.maximum(_as_tensor(x, other)),
+        0,
+        _WITH_NUMBER,
+    ),
+    "where": (
+        "input where the running value is true, other elsewhere.",
+        (_tensor("input"), _tensor("other")),
+        lambda x, input, other: _where(x, input, other),
+        0,
+        ((), (1.0, -1.0)),
+    ),
+    "lt": ("Whether x < other.", _OTHER, "torch.lt", 0, _WITH_NUMBER),
+    "le": ("Whether x <= other.", _OTHER, "torch.le", 0, _WITH_NUMBER),
+    "gt": ("Whether x > other.", _OTHER, "torch.gt", 0, _WITH_NUMBER),
+    "ge": ("Whether x >= other.", _OTHER, "torch.ge", 0, _WITH_NUMBER),
+    "eq": ("Whether x == other.", _OTHER, "torch.eq", 0, _WITH_NUMBER),
+    "ne": ("Whether x != other.", _OTHER, "torch.ne", 0, _WITH_NUMBER),
+    "logical_and": (
+        "Whether the running value and other are both true.",
+        (_tensor("other", ()),),
+        "torch.logical_and",
+        0,
+        ((),),
+    ),
+    "logical_or": (
+        "Whether the running value or other is true.",
+        (_tensor("other", ()),),
+        "torch.logical_or",
+        0,
+        ((),),
+    ),
+    "logical_not": ("Whether the running value is false.", (), "torch.logical_not", 0, ((),)),
+}
+
+
+def _where(condition: Any, yes: Any, no: Any) -> Any:
+    if hasattr(yes, "dtype"):
+        return yes.where(condition, no)
+    return no.where(~condition, yes) if hasattr(no, "dtype") else condition * (yes - no) + no
+
+
+def _apply(name: str, x: Expr | Number, *args: Expr | Number, **kwargs: Expr | Number) -> Expr:
+    by_keyword = [kwargs.pop(p.name) for p in _ROWS[name][1][len(args) :] if p.name in kwargs]
+    operands = (x, *args, *by_keyword)
+    if kwargs or len(operands) != ARITY[name]:
+        raise ChainError(f"{name} takes {ARITY[name]} expressions or numbers, got {len(operands)}")
+    check_kinds(name, operands)
+    return primitive(name, *operands)
+
+
+def check_kinds(name: str, operands: Iterable[Expr | Number]) -> None:
+    """Raise ChainError where a primitive gets conditions in place of numbers, or the reverse."""
+    for position, operand in enumerate(operands):
+        got = operand.kind if isinstance(operand, Expr) else "number"
+        is_condition = name in CONNECTIVES or (name == "where" and position == 0)
+        if isinstance(operand, Expr) and operand.op == "call":
+            continue  # traced: what the call gives is known once its body runs
+        if is_condition and got != "truth":
+            raise ChainError(f"{name}: got numbers, wanted a condition such as x > 0, or gt(0)")
+        if got == "truth" and not is_condition:
+            raise ChainError(
+                f"{name}: got a condition, {operand}, wanted numbers; "
+                f"where(condition, 1, 0) makes them"
+            )
+
+
+def _register(name: str) -> Op:
+    doc, parameters, reference, ulp, samples = _ROWS[name]
+    function = partial(_apply, name)
+    function.__module__ = __name__
+    return register(
+        Op(
+            name=name,
+            function=function,
+            parameters=parameters,
+            doc=doc,
+            reference=reference,
+            samples=samples,
+            ulp=ulp,
+            is_primitive=True,
+        )
+    )
+
+
+for _name in _ROWS:
+    _register(_name)

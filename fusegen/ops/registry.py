@@ -1,0 +1,84 @@
+"""`op`, the decorator that makes an operation of a function."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, overload
+
+from fusegen.errors import ChainError
+from fusegen.ir import Expr
+from fusegen.ops.chain import RESERVED
+from fusegen.ops.definition import ALIASES, OPS, Op
+from fusegen.ops.schema import Attribute, parameters_of
+from fusegen.ops.step import STRUCTURAL
+
+
+@overload
+def op(function: Callable[..., Expr]) -> Op: ...
+@overload
+def op(
+    *,
+    reference: str | Callable[..., Any] | None = None,
+    samples: Iterable[tuple[Attribute, ...]] = ((),),
+    ulp: int | None = None,
+    aliases: Iterable[str] = (),
+    window_axes: int = 0,
+    same_dtype: bool = False,
+    check: Callable[..., str | None] | None = None,
+) -> Callable[[Callable[..., Expr]], Op]: ...
+def op(
+    function: Callable[..., Expr] | None = None,
+    *,
+    reference: str | Callable[..., Any] | None = None,
+    samples: Iterable[tuple[Attribute, ...]] = ((),),
+    ulp: int | None = None,
+    aliases: Iterable[str] = (),
+    window_axes: int = 0,
+    same_dtype: bool = False,
+    check: Callable[..., str | None] | None = None,
+) -> Op | Callable[[Callable[..., Expr]], Op]:
+    """Register a function of expressions as an operation under its own name.
+
+    Its first parameter is the value it works on. After it, a parameter annotated Expr, Channel or
+    Trailing is a tensor operand (optional where `= None`), one annotated float, int, bool or
+    Literal an attribute, and `Expr | float` takes both. The arguments are Op's fields. Defining a
+    function of the same name again replaces the op.
+    """
+
+    def decorate(function: Callable[..., Expr]) -> Op:
+        return register(
+            Op(
+                name=function.__name__,
+                function=function,
+                parameters=parameters_of(function),
+                doc=inspect.getdoc(function) or "",
+                reference=reference,
+                samples=tuple(samples),
+                ulp=ulp,
+                aliases=tuple(aliases),
+                window_axes=window_axes,
+                same_dtype=same_dtype,
+                check=check,
+            )
+        )
+
+    return decorate(function) if function is not None else decorate
+
+
+def register(new: Op) -> Op:
+    """Put an op into OPS."""
+    for name in (new.name, *new.aliases):
+        if name in (*STRUCTURAL, *RESERVED) or not name.isidentifier() or not name.isascii():
+            raise ChainError(f"an operation cannot be called {name!r}; choose another name")
+        holder = OPS.get(ALIASES.get(name, name))
+        if holder is not None and (holder.is_builtin or holder.name != new.name):
+            raise ChainError(
+                f"{name!r} is already an operation of fusegen's own or another's alias; "
+                f"give your function another name"
+            )
+    for alias in [a for a, target in ALIASES.items() if target == new.name]:
+        del ALIASES[alias]
+    OPS[new.name] = new
+    ALIASES.update(dict.fromkeys(new.aliases, new.name))
+    return new

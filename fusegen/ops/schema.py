@@ -1,0 +1,291 @@
+"""What an op's Python signature says: its parameters, what each accepts, what arguments fill."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import math
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from fusegen.errors import ChainError
+from fusegen.ir import Expr
+
+Role = Literal["operand", "attribute", "either"]
+Placement = Literal["broadcast", "channel", "trailing"]
+Attribute = float | int | str | tuple[int, ...] | None
+
+# Annotations of operands. Plain Expr is any tensor that broadcasts; these two say how it lies.
+Channel = Annotated[Expr, "channel"]
+Trailing = Annotated[Expr, "trailing"]
+
+_PLACEMENTS: Mapping[object, Placement] = {
+    Expr: "broadcast",
+    Channel: "channel",
+    Trailing: "trailing",
+}
+# Names that an annotation written as a string may use wherever the function stands.
+_KNOWN_NAMES = {"Expr": Expr, "Channel": Channel, "Trailing": Trailing, "Literal": Literal}
+
+
+class BadArgument(ChainError):
+    """An argument that an op does not accept, with the position or keyword of the one at fault."""
+
+    def __init__(self, message: str, argument: int | str | None = None) -> None:
+        super().__init__(message)
+        self.argument = argument
+
+
+class BadStep(ChainError):
+    """A step that does not fit the ones before it: its position in the chain."""
+
+    def __init__(self, message: str, step: int) -> None:
+        super().__init__(message)
+        self.step = step
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of an op, after x.
+
+    An operand is a tensor named in the chain, an attribute a constant of it, and either takes both.
+    placement says where an operand's values lie: "channel", one for each index of the op's `axis`;
+    "trailing", along the axes that the op normalises; "broadcast", as torch broadcasts.
+    """
+
+    name: str
+    role: Role
+    placement: Placement
+    accepts: tuple[
+        object, ...
+    ]  # the alternatives for a constant: float, int, bool, None, a Literal ...
+    default: Attribute
+    required: bool
+    keyword_only: bool
+
+    @property
+    def takes_tensor(self) -> bool:
+        """Whether the name of a tensor fits."""
+        return self.role != "attribute"
+
+    @property
+    def takes_constant(self) -> bool:
+        """Whether a number or another constant fits."""
+        return self.role != "operand"
+
+    @property
+    def signature(self) -> str:
+        """The parameter as `fusegen ops` shows it: `negative_slope: float = 0.01`."""
+        tensor = {"broadcast": "Expr", "channel": "Channel", "trailing": "Trailing"}
+        kinds = [tensor[self.placement]] if self.takes_tensor else []
+        kinds += [_type_name(a) for a in self.accepts]
+        if self.role == "operand" and not self.required:
+            kinds.append("None")
+        default = "" if self.required else f" = {spell(self.default)}"
+        return f"{self.name}: {' | '.join(kinds)}{default}"
+
+
+def nearest(word: str, candidates: Iterable[str]) -> str | None:
+    """The candidate that word was probably meant to be, if any comes close."""
+    close = difflib.get_close_matches(word.lower(), list(candidates), n=1, cutoff=0.6)
+    return close[0] if close else None
+
+
+# Attribute values.
+
+
+def spell(value: Attribute) -> str:
+    """An attribute in a chain's text: the shortest that reads back as the same value."""
+    if isinstance(value, tuple):
+        return f"({', '.join(map(str, value))}{',' if len(value) == 1 else ''})"
+    if not isinstance(value, float):
+        return repr(value)
+    text = repr(value)
+    # -0.0 stays as it is: -0 would read back as the integer 0.
+    return text.removesuffix(".0") if value != 0 or text == "0.0" else text
+
+
+def canonical(where: str, parameter: Parameter, value: object) -> Attribute:
+    """The value as the parameter holds it (2 as 2.0 for a float), or BadArgument."""
+    for kind in parameter.accepts:
+        accepted, found = _accept(kind, value)
+        if accepted:
+            return found
+    wanted = " or ".join(_describe(kind) for kind in parameter.accepts)
+    raise BadArgument(f"{where}: {parameter.name} wants {wanted}, got {show_value(value)}")
+
+
+def _accept(kind: object, value: object) -> tuple[bool, Attribute]:
+    is_bool = isinstance(value, bool)
+    if kind is None:
+        return value is None, None
+    if kind is bool and isinstance(value, bool):
+        return True, value
+    if kind is int and isinstance(value, Integral) and not is_bool:
+        return True, int(value)
+    if kind is float and isinstance(value, Real) and not is_bool:
+        try:
+            number = float(value)
+        except OverflowError:
+            return False, None
+        return not math.isnan(number), number
+    if get_origin(kind) is tuple and isinstance(value, tuple | list):
+        fits = all(isinstance(v, Integral) and not isinstance(v, bool) for v in value)
+        return fits and len(value) > 0, tuple(map(int, value)) if fits else None
+    if get_origin(kind) is Literal and isinstance(value, str) and value in get_args(kind):
+        return True, value
+    return False, None
+
+
+def _describe(kind: object) -> str:
+    if get_origin(kind) is Literal:
+        return " or ".join(repr(v) for v in get_args(kind))
+    if get_origin(kind) is tuple:
+        return "a tuple of integers"
+    return {float: "a number", int: "an integer", bool: "True or False", None: "None"}[kind]  # type: ignore[index]
+
+
+def _type_name(kind: object) -> str:
+    if get_origin(kind) is Literal:
+        return " | ".join(repr(v) for v in get_args(kind))
+    if get_origin(kind) is tuple:
+        return "tuple[int, ...]"
+    return "None" if kind is None else str(getattr(kind, "__name__", kind))
+
+
+def show_value(value: object) -> str:
+    """A value for a message: itself where it is short, its type where it is not."""
+    if value is None or isinstance(value, bool | int | float | str | tuple | list | Expr):
+        text = repr(value)
+        return text if len(text) <= 60 else f"{text[:57]}..."
+    return f"a {type(value).__name__}"
+
+
+# From a Python signature to parameters.
+
+
+def annotations_of(function: Callable[..., Any]) -> dict[str, object]:
+    """The function's annotations, with those written as strings evaluated."""
+    captured = inspect.getclosurevars(function).nonlocals if inspect.isfunction(function) else {}
+    try:
+        return get_type_hints(function, None, {**_KNOWN_NAMES, **captured}, include_extras=True)
+    except (NameError, SyntaxError, TypeError, AttributeError) as error:
+        raise ChainError(f"{function.__name__}: cannot read its annotations: {error}") from error
+
+
+def alternatives(annotation: object) -> tuple[Placement | None, tuple[object, ...]]:
+    """An annotation as (the placement of a tensor, or None; the kinds of constants besides)."""
+    members = (
+        get_args(annotation)
+        if get_origin(annotation) in (Union, types.UnionType)
+        else (annotation,)
+    )
+    placement: Placement | None = None
+    constants: list[object] = []
+    for member in members:
+        if member in _PLACEMENTS:
+            placement = _PLACEMENTS[member]
+        elif member in (None, type(None)):
+            constants.append(None)
+        elif _is_constant(member):
+            constants.append(member)
+        else:
+            raise ValueError(member)
+    return placement, tuple(constants)
+
+
+def _is_constant(kind: object) -> bool:
+    if get_origin(kind) is Literal:
+        return all(isinstance(v, str) for v in get_args(kind))
+    return kind in (float, int, bool) or get_args(kind) == (int, ...)
+
+
+def parameters_of(function: Callable[..., Any]) -> tuple[Parameter, ...]:
+    """The parameters after x that a function's signature declares."""
+    name = function.__name__
+    declared = list(inspect.signature(function).parameters.values())
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    if not declared or declared[0].kind not in positional:
+        raise ChainError(f"{name}: the first parameter of an op is the value it works on")
+    hints = annotations_of(function)
+    return tuple(_parameter(name, p, hints.get(p.name)) for p in declared[1:])
+
+
+def _parameter(op_name: str, declared: inspect.Parameter, annotation: object) -> Parameter:
+    where = f"{op_name}: parameter {declared.name!r}"
+    if declared.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+        raise ChainError(f"{where}: an op lists its parameters one by one, without * or **")
+    required = declared.default is inspect.Parameter.empty
+    if annotation is None:  # not annotated: a constant where its default is one, else a tensor
+        annotation = Expr if required or declared.default is None else type(declared.default)
+    try:
+        placement, constants = alternatives(annotation)
+    except (ValueError, TypeError):
+        raise ChainError(
+            f"{where}: cannot tell what {annotation!r} takes; use Expr, Channel or Trailing for a "
+            f"tensor; float, int, bool, Literal['a', 'b'] or tuple[int, ...] for a constant"
+        ) from None
+    if placement is None:
+        role: Role = "attribute"
+    else:
+        constants = tuple(c for c in constants if c is not None)
+        role = "either" if constants else "operand"
+    parameter = Parameter(
+        declared.name,
+        role,
+        placement or "broadcast",
+        constants,
+        None,
+        required,
+        declared.kind is inspect.Parameter.KEYWORD_ONLY,
+    )
+    if required or (placement and declared.default is None):
+        return parameter
+    if role == "operand":
+        raise ChainError(f"{where}: a tensor's default can only be None")
+    default = canonical(f"{op_name}: the default", parameter, declared.default)
+    return Parameter(**{**vars(parameter), "default": default})
+
+
+# From arguments to parameters.
+
+
+def match(
+    op_name: str,
+    parameters: Sequence[Parameter],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+) -> dict[str, object]:
+    """What each parameter gets: tensors fill operands in order, constants fill attributes."""
+    by_name = {p.name: p for p in parameters}
+    for keyword in kwargs:
+        if keyword not in by_name:
+            guess = nearest(keyword, by_name)
+            hint = f"did you mean {guess!r}?" if guess else _takes(op_name, parameters)
+            raise BadArgument(f"{op_name}: no argument is called {keyword!r}; {hint}", keyword)
+    given = dict(kwargs)
+    names_tensors = any(p.takes_tensor for p in parameters)
+    for position, value in enumerate(args):
+        is_tensor = isinstance(value, Expr) or (isinstance(value, str) and names_tensors)
+        for p in parameters:
+            fits = p.takes_tensor if is_tensor else p.takes_constant
+            if fits and not p.keyword_only and p.name not in given:
+                given[p.name] = value
+                break
+        else:
+            what = "tensor" if is_tensor else "constant"
+            raise BadArgument(
+                f"{op_name}: no place for the {what} {show_value(value)}; "
+                f"{_takes(op_name, parameters)}",
+                position,
+            )
+    return given
+
+
+def _takes(op_name: str, parameters: Sequence[Parameter]) -> str:
+    if not parameters:
+        return f"{op_name} takes no arguments"
+    return f"{op_name} takes ({', '.join(p.signature for p in parameters)})"

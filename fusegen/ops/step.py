@@ -1,0 +1,120 @@
+"""Step: one use of an operation, with its attributes and the names of its operands."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from fusegen import ir
+from fusegen.ir import Expr
+from fusegen.ops.schema import Attribute, Parameter, spell
+
+STRUCTURAL = ("keep", "recall")
+UNNAMED = ""  # stands for the name of an operand that the chain will name
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Definition:
+    """What a step needs to know of its operation: the mathematics and the parameters after x.
+
+    window_axes is how many trailing axes the operation pools, with windows of its attribute
+    kernel_size.
+    """
+
+    name: str
+    function: Callable[..., Expr]
+    parameters: tuple[Parameter, ...]
+    window_axes: int = 0
+
+    @property
+    def is_builtin(self) -> bool:
+        """Whether fusegen brings the operation, so that its name alone says what it computes."""
+        return self.function.__module__.startswith("fusegen.")
+
+    def parameter(self, name: str) -> Parameter:
+        """The parameter of this name."""
+        return next(p for p in self.parameters if p.name == name)
+
+
+@dataclass(frozen=True)
+class Step:
+    """An op with attributes and operands; or keep(name) or recall(name), which have neither."""
+
+    op: str
+    attributes: tuple[tuple[str, Attribute], ...] = ()
+    operands: tuple[tuple[str, str], ...] = ()  # (parameter, name of an operand or a kept value)
+    names: tuple[str, ...] = ()
+    definition: Definition | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def is_structural(self) -> bool:
+        """Whether the step only names a value or takes up a named one."""
+        return self.op in STRUCTURAL
+
+    @property
+    def text(self) -> str:
+        """The step as canonical text has it."""
+        inside = list(self.names)
+        if self.definition is not None:
+            inside = _arguments(self, self.definition.parameters)
+        return f"{self.op}({', '.join(inside)})" if inside else self.op
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """For an op of the user's own, a digest of what the step computes; else nothing.
+
+        Taken from the expressions that the body gives, not from its code: so it covers what the
+        code refers to, and is the same under every version of Python.
+        """
+        if self.definition is None or self.definition.is_builtin:
+            return ""
+        lines = [line for rank in range(1, 7) for line in _body(self, self.definition, rank)]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _arguments(step: Step, parameters: tuple[Parameter, ...]) -> list[str]:
+    """The arguments as text: positional until one is left out, then by keyword."""
+    attributes, operands = dict(step.attributes), dict(step.operands)
+    # Constants and names fill different places, so constants stand first - unless one takes both.
+    mixed = any(p.role == "either" for p in parameters)
+    ordered = parameters if mixed else sorted(parameters, key=lambda p: p.takes_tensor)
+    positional: list[str] = []
+    by_keyword: list[str] = []
+    skipped: set[bool] = set()
+    for p in ordered:
+        named = p.name in operands
+        if not named and (p.name not in attributes or spell(attributes[p.name]) == _default(p)):
+            skipped.update((True, False) if mixed else (p.takes_tensor,))
+            continue
+        value = attributes.get(p.name)
+        text = operands[p.name] or "?" if named else spell(value)
+        told_by_name = p.keyword_only or isinstance(value, str | bool)
+        if told_by_name or (mixed or p.takes_tensor) in skipped:
+            by_keyword.append(f"{p.name}={text}")
+        else:
+            positional.append(text)
+    return positional + by_keyword
+
+
+def _default(parameter: Parameter) -> str | None:
+    return None if parameter.required else spell(parameter.default)
+
+
+def _body(step: Step, definition: Definition, rank: int) -> list[str]:
+    """Each operation of the op's body on a tensor of this many axes."""
+    everywhere = frozenset(range(-rank, 0))
+    pooled = {a for a in range(1, definition.window_axes + 1) if a <= rank}
+    operands = {p: ir.tensor(f"operand {p}", everywhere, rank) for p, _ in step.operands}
+    x = ir.tensor("x", everywhere | pooled, rank)
+    try:
+        root = definition.function(x, **operands, **dict(step.attributes))
+        order = ir.topological([root])
+    except Exception as error:  # the user's code, which may well need another number of axes
+        return [f"rank {rank}: {type(error).__name__}"]
+    number = {node: i for i, node in enumerate(order)}
+    return [
+        f"{node.op} {node.attrs!r} {sorted(node.extent)} {[number[a] for a in node.args]}"
+        for node in order
+    ]

@@ -1,0 +1,162 @@
+"""Expressions as statements: one function of scalars, a comment a step, and names that tell what a value is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from fusegen import ir
+from fusegen.ir import Expr
+from fusegen.lower import Mark
+from fusegen.target import ATOMIC, Target
+
+# What a value is called that no step named.
+_NOUNS = {
+    "add": "sum",
+    "sub": "difference",
+    "mul": "product",
+    "div": "quotient",
+    "neg": "negated",
+    "where": "chosen",
+    "exp": "exponential",
+    "log": "logarithm",
+    "sqrt": "root",
+    "rsqrt": "inverse_root",
+    "pow": "power",
+    "lt": "is_below",
+    "le": "is_at_most",
+    "gt": "is_above",
+    "ge": "is_at_least",
+    "eq": "is_equal",
+    "ne": "is_other",
+}
+_LONGEST_INLINE = 64
+
+
+@dataclass(frozen=True)
+class ElementFunction:
+    """A function of scalars in the target's language: its parameters are leaves, its results are passed by reference."""
+
+    name: str
+    leaves: tuple[tuple[str, str], ...]  # (type, name)
+    results: tuple[tuple[str, str], ...]
+    lines: tuple[str, ...]
+
+    @property
+    def parameters(self) -> str:
+        """The parameter list."""
+        taken = [f"const {kind} {name}" for kind, name in self.leaves]
+        return ", ".join(taken + [f"{kind}& {name}" for kind, name in self.results])
+
+    @property
+    def call(self) -> str:
+        """A call over locals that are named after the parameters, with _value behind."""
+        return f"{self.name}({', '.join(f'{name}_value' for _, name in self.leaves + self.results)})"
+
+    def reads(self, name: str) -> bool:
+        """Whether a leaf of this name is a parameter."""
+        return any(name == leaf for _, leaf in self.leaves)
+
+
+def leaf_name(node: Expr, group_names: Sequence[str]) -> str:
+    """What a leaf is called in a kernel."""
+    if node.op == "input":
+        return ir.name_of(node)
+    if node.op == "position":
+        return "position"
+    return "count_of_" + "_".join(group_names[g] if g >= 0 else f"window_{-g}" for g in ir.axes_of(node))
+
+
+def element_function(
+    name: str,
+    results: Sequence[tuple[str, Expr]],
+    target: Target,
+    compute: str,
+    marks: Iterable[Mark],
+    group_names: Sequence[str],
+) -> ElementFunction:
+    """The function that computes `results` from the leaves below them."""
+    writer = _Writer(target, compute, group_names)
+    roots = [expr for _, expr in results]
+    nodes = ir.topological(roots)
+    writer.uses.update(a for node in nodes for a in node.args)
+    writer.taken.update(n for n, _ in results)
+    leaves = [n for n in nodes if n.op in ("input", "count", "position")]
+    for leaf in leaves:
+        writer.name(leaf, leaf_name(leaf, group_names))
+    inside = set(nodes)
+    for mark in marks:
+        if mark.node in inside and mark.node not in writer.text and mark.node.op != "const":
+            writer.lines.append(f"// {mark.comment}")
+            if mark.node not in roots or writer.uses[mark.node]:
+                writer.statement(mark.node, mark.name)
+            else:
+                writer.prepare(mark.node)
+    for result, expr in results:
+        writer.prepare(expr)
+        writer.lines.append(f"{result} = {writer.spelled(expr)};")
+    return ElementFunction(
+        name,
+        tuple((_type_of(leaf, compute), writer.text[leaf]) for leaf in leaves),
+        tuple((_type_of(expr, compute), result) for result, expr in results),
+        tuple(writer.lines),
+    )
+
+
+def _type_of(node: Expr, compute: str) -> str:
+    return {"number": compute, "truth": "bool", "index": "int"}[node.kind]
+
+
+class _Writer:
+    """Lines so far, and the text by which each finished node is referred to."""
+
+    def __init__(self, target: Target, compute: str, group_names: Sequence[str]) -> None:
+        self.target = target
+        self.compute = compute
+        self.group_names = group_names
+        self.lines: list[str] = []
+        self.text: dict[Expr, str] = {}
+        self.uses: Counter[Expr] = Counter()
+        self.taken: set[str] = set()
+
+    def name(self, node: Expr, wanted: str) -> str:
+        name, n = wanted, 1
+        while name in self.taken:
+            n += 1
+            name = f"{wanted}_{n}"
+        self.taken.add(name)
+        self.text[node] = name
+        return name
+
+    def statement(self, node: Expr, wanted: str) -> None:
+        """A line that gives the node a name."""
+        self.prepare(node)
+        if node.op == "const":
+            return
+        spelled = self.spelled(node)
+        name = self.name(node, wanted)
+        self.lines.append(f"const {_type_of(node, self.compute)} {name} = {spelled};")
+
+    def prepare(self, root: Expr) -> None:
+        """Lines for everything below the root that is used twice or would make a line too long."""
+        for node in ir.topological([root]):
+            if node is root or node in self.text or node.op == "const":
+                continue
+            if self.uses[node] > 1 or len(self.spelled(node)) > _LONGEST_INLINE:
+                self.statement(node, _NOUNS.get(node.op, node.op + "_value"))
+
+    def spelled(self, node: Expr) -> str:
+        """The node as an expression over names."""
+        if node in self.text:
+            return self.text[node]
+        number = ir.constant(node)
+        if number is not None:
+            return self.target.literal(number, self.compute)
+        args = []
+        for arg in node.args:
+            text = self.spelled(arg)
+            is_plain = arg in self.text or arg.op in ATOMIC
+            is_plain = is_plain or (arg.op == "const" and not text.startswith("-"))
+            args.append(text if is_plain else f"({text})")
+        return self.target.spell(node.op, self.compute, *args)

@@ -1,0 +1,128 @@
+"""The targets as data: how each spells types, literals, primitives and functions. Nothing branches on a target's name."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+# fp16 and bf16 are computed in fp32; only fp64 needs fp64.
+COMPUTE = {"float16": "float", "bfloat16": "float", "float32": "float", "float64": "double"}
+ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "uint8": 1, "int32": 4}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A language to emit: spellings by primitive, with {0}, {1} for arguments and {f} for float's function suffix."""
+
+    name: str
+    storage: Mapping[str, str]  # element type -> type in memory
+    spellings: Mapping[str, str]
+    library: Mapping[str, str]  # primitives that call the mathematical library, and what they call
+    accumulators: Mapping[str, str]  # the type that each kind of reduction accumulates in
+    source_suffix: str
+    is_one_file: bool  # the binding to Python stands in the same file as the kernels
+    trailing_arguments: int  # what a call takes after tensors, scratch and sizes: threads; or device and stream
+
+    def literal(self, value: float, compute: str) -> str:
+        """A typed literal that is the value, rounded to the compute type as torch rounds it."""
+        if math.isinf(value):
+            return "INFINITY" if value > 0 else "-INFINITY"
+        text = repr(value)
+        if compute == "float":
+            rounded = struct.unpack("f", struct.pack("f", value))[0]
+            if struct.unpack("f", struct.pack("f", float(text)))[0] != rounded or len(text) > 12:
+                text = format(rounded, ".9g")
+        if not any(c in text for c in ".e"):
+            text += ".0"
+        return text + ("f" if compute == "float" else "")
+
+    def spell(self, op: str, compute: str, *args: str) -> str:
+        """A primitive applied to finished arguments."""
+        suffix = "f" if compute == "float" else ""
+        one = self.literal(1.0, compute)
+        return self.spellings[op].format(*args, f=suffix, one=one)
+
+
+# Comparisons, arithmetic and functions that C and its descendants spell alike.
+_COMMON = {
+    "add": "{0} + {1}",
+    "sub": "{0} - {1}",
+    "mul": "{0} * {1}",
+    "div": "{0} / {1}",
+    "neg": "-{0}",
+    "abs": "fabs{f}({0})",
+    "exp": "exp{f}({0})",
+    "expm1": "expm1{f}({0})",
+    "log": "log{f}({0})",
+    "log1p": "log1p{f}({0})",
+    "sqrt": "sqrt{f}({0})",
+    "rsqrt": "{one} / sqrt{f}({0})",
+    "erf": "erf{f}({0})",
+    "tanh": "tanh{f}({0})",
+    "sigmoid": "{one} / ({one} + exp{f}(-{0}))",
+    "sin": "sin{f}({0})",
+    "cos": "cos{f}({0})",
+    "pow": "pow{f}({0}, {1})",
+    # NaN in either argument is the result, as torch has it and fminf has not.
+    "minimum": "{0} != {0} || {0} < {1} ? {0} : {1}",
+    "maximum": "{0} != {0} || {0} > {1} ? {0} : {1}",
+    "where": "{0} ? {1} : {2}",
+    "lt": "{0} < {1}",
+    "le": "{0} <= {1}",
+    "gt": "{0} > {1}",
+    "ge": "{0} >= {1}",
+    "eq": "{0} == {1}",
+    "ne": "{0} != {1}",
+    "logical_and": "{0} && {1}",
+    "logical_or": "{0} || {1}",
+    "logical_not": "!{0}",
+}
+_LIBRARY = {op: op for op in ("exp", "expm1", "log", "log1p", "erf", "tanh", "sin", "cos", "pow")}
+_LIBRARY["sigmoid"] = "exp"
+# Spellings that need no parentheses around them as an argument of another.
+ATOMIC = frozenset(op for op, text in _COMMON.items() if text.endswith(")") and "({0}" in text[:9])
+
+CPP = Target(
+    name="cpp",
+    storage={
+        "float16": "_Float16",
+        "bfloat16": "bfloat16",
+        "float32": "float",
+        "float64": "double",
+        "uint8": "uint8_t",
+        "int32": "int32_t",
+    },
+    spellings=_COMMON,
+    library=_LIBRARY,
+    accumulators={"sum": "Sum", "moments": "Moments", "max": "Maximum", "pick": "Picked"},
+    source_suffix="cpp",
+    is_one_file=True,
+    trailing_arguments=1,
+)
+
+CUDA = Target(
+    name="cuda",
+    storage={
+        "float16": "__half",
+        "bfloat16": "__nv_bfloat16",
+        "float32": "float",
+        "float64": "double",
+        "uint8": "uint8_t",
+        "int32": "int32_t",
+    },
+    spellings={**_COMMON, "rsqrt": "rsqrt{f}({0})"},
+    library={},
+    accumulators={
+        "sum": "Sum<{compute}>",
+        "moments": "Moments<{compute}>",
+        "max": "Maximum<{compute}>",
+        "pick": "Picked<{compute}>",
+    },
+    source_suffix="cu",
+    is_one_file=False,
+    trailing_arguments=2,
+)
+
+TARGETS: Mapping[str, Target] = {target.name: target for target in (CPP, CUDA)}

@@ -1,0 +1,237 @@
+"""A Python function of expressions as a chain: traced once, its graph laid out as steps.
+
+A graph becomes a line by choosing, for every operation, which argument is the running value: the
+one computed last, wherever the operation has a form that takes it there (`1 - x` is `rsub(1)`).
+Any other value computed from x is kept when it is made, and named where it is used.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fusegen import ir
+from fusegen.errors import ChainError
+from fusegen.ir import ARITY, Expr
+from fusegen.ops import Chain, Op, Placement, Step, lookup
+from fusegen.ops.primitives import check_kinds
+from fusegen.ops.schema import alternatives, annotations_of, show_value
+
+# The same operation with its two arguments exchanged.
+_SYMMETRIC = ("add", "mul", "minimum", "maximum", "eq", "ne", "logical_and", "logical_or")
+_EXCHANGED: Mapping[str, str] = {
+    **dict(zip(_SYMMETRIC, _SYMMETRIC, strict=True)),
+    "lt": "gt",
+    "gt": "lt",
+    "le": "ge",
+    "ge": "le",
+    "sub": "rsub",
+    "div": "rdiv",
+    "pow": "rpow",
+}
+_PER_CHANNEL: Mapping[str, str] = {
+    "add": "add_channel",
+    "sub": "sub_channel",
+    "mul": "mul_channel",
+    "div": "div_channel",
+}
+# Which axes a traced value has is not known; that it varies along all keeps a reduction over any
+# of them from vanishing as one over nothing.
+_ANY_AXIS = frozenset(range(-64, 65)) - {0}
+
+
+def trace(function: Callable[..., Any]) -> Chain:
+    """The chain that a function computes from its first parameter; the others are its operands."""
+    name = getattr(function, "__name__", "the function")
+    placements = _operands(function, name)
+    x = ir.tensor("x", _ANY_AXIS, None)
+    tensors = {p: ir.tensor(p, _ANY_AXIS, None) for p in placements}
+    try:
+        result: object = function(x, **tensors)
+    except (TypeError, AttributeError) as error:
+        raise ChainError(
+            f"{name}: {error} (a chain's function is called once, with expressions; it uses "
+            f"operators and fusegen's operations, and no `if` on their values)"
+        ) from error
+    if not isinstance(result, Expr):
+        raise ChainError(f"{name}: must return an expression, got {show_value(result)}")
+    if result is x:
+        raise ChainError(f"{name}: returns its first parameter unchanged; a chain needs a step")
+    chain = _Line(name, x, placements).through(result)
+    unused = [p for p in placements if p not in chain.operands]
+    if unused:
+        raise ChainError(f"{name}: the parameter {unused[0]!r} is never used")
+    if chain.operands != tuple(placements):
+        wanted = ", ".join(chain.operands)
+        raise ChainError(
+            f"{name}: operands are passed in the order of their use, which is {wanted}; "
+            f"give the parameters in this order too, so that a call by position cannot mix them up"
+        )
+    return chain
+
+
+def _operands(function: Callable[..., Any], name: str) -> dict[str, Placement | None]:
+    """Each parameter that is an operand -> the placement that its annotation asks for, if any."""
+    parameters = list(inspect.signature(function).parameters.values())
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    if not parameters or parameters[0].kind not in positional:
+        raise ChainError(f"{name}: the first parameter of a chain's function is its input, as f(x)")
+    hints = annotations_of(function)
+    placements: dict[str, Placement | None] = {}
+    for parameter in parameters[1:]:
+        if parameter.default is not parameter.empty:
+            continue  # a constant of the chain: Python fills it in
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise ChainError(f"{name}: {parameter}: a chain's function lists its operands by name")
+        if parameter.kind == parameter.POSITIONAL_ONLY:
+            raise ChainError(f"{name}: {parameter.name!r} cannot be positional-only")
+        annotated = parameter.name in hints
+        placement = _placement(hints[parameter.name]) if annotated else None
+        if annotated and placement is None:
+            raise ChainError(
+                f"{name}: the parameter {parameter.name!r} must be a tensor (Expr, Channel or "
+                f"Trailing); for a constant give it a default, {parameter.name}=0.1"
+            )
+        placements[parameter.name] = placement
+    return placements
+
+
+def _placement(annotation: object) -> Placement | None:
+    try:
+        placement, constants = alternatives(annotation)
+    except (ValueError, TypeError):
+        return None
+    return None if constants else placement
+
+
+class _Line:
+    """Lays a traced graph out as steps."""
+
+    def __init__(self, name: str, x: Expr, placements: Mapping[str, Placement | None]) -> None:
+        self.name = name
+        self.x = x
+        self.placements = placements
+        self.kept: dict[Expr, str] = {}
+
+    def through(self, result: Expr) -> Chain:
+        """The steps from x to the result."""
+        live = self._live(result)
+        if result not in live:
+            raise ChainError(f"{self.name}: the result does not depend on the first parameter")
+        running, plan = self.x, []
+        for node in _in_order(result, live):
+            places = [i for i in _running_places(node) if node.args[i] in live]
+            if not places:
+                raise ChainError(
+                    f"{self.name}: the first argument of {_called(node)} must be computed from the "
+                    f"chain's input; only its other arguments may be operands or numbers"
+                )
+            place = next((i for i in places if node.args[i] is running), places[0])
+            for i, arg in enumerate(node.args):
+                if arg in live and (i != place or arg is not running):
+                    self.kept.setdefault(arg, self._unused_name())
+            plan.append((node, place, node.args[place] is running))
+            running = node
+        return self._written(plan)
+
+    def _written(self, plan: list[tuple[Expr, int, bool]]) -> Chain:
+        steps: list[Step] = []
+        if self.x in self.kept:
+            steps.append(Step("keep", names=(self.kept[self.x],)))
+        for node, place, follows in plan:
+            if not follows:
+                steps.append(Step("recall", names=(self.kept[node.args[place]],)))
+            steps.append(self._call(node) if node.op == "call" else self._primitive(node, place))
+            if node in self.kept:
+                steps.append(Step("keep", names=(self.kept[node],)))
+        return Chain(tuple(steps))
+
+    def _live(self, result: Expr) -> set[Expr]:
+        """The nodes that depend on x; an operation on operands alone is refused."""
+        live = {self.x}
+        for node in ir.topological([result]):
+            if any(arg in live for arg in node.args):
+                live.add(node)
+            elif node.op not in ("input", "const"):
+                raise ChainError(
+                    f"{self.name}: {_called(node)} is computed from operands alone, but every step "
+                    f"works on a value computed from x; pass its result, or make it an @op"
+                )
+            if node in live and node is not self.x and node.op not in (*ARITY, "call"):
+                raise ChainError(
+                    f"{self.name}: {node.op} needs a tensor's axes; it belongs in an @op function"
+                )
+        return live
+
+    def _call(self, node: Expr) -> Step:
+        definition, slots, attributes, _ = node.attrs
+        assert isinstance(definition, Op)
+        assert isinstance(slots, tuple)
+        assert isinstance(attributes, tuple)
+        operands = tuple(
+            (slot, str(self._argument(arg))) for slot, arg in zip(slots, node.args[1:], strict=True)
+        )
+        for slot, name in operands:
+            asked, given = self.placements.get(name), definition.parameter(slot).placement
+            if (asked, given) in (("channel", "broadcast"), ("trailing", "channel")):
+                raise ChainError(
+                    f"{self.name}: {name!r} is annotated as {asked}, but {definition.name} takes "
+                    f"{slot} as {given}"
+                )
+        return Step(definition.name, attributes, operands, definition=definition)
+
+    def _primitive(self, node: Expr, place: int) -> Step:
+        check_kinds(node.op, node.args)
+        op = node.op if place == 0 else _EXCHANGED[node.op]
+        arguments = [self._argument(arg) for i, arg in enumerate(node.args) if i != place]
+        channels = [a for a in arguments if self.placements.get(str(a)) == "channel"]
+        if channels:
+            if op not in _PER_CHANNEL:
+                raise ChainError(
+                    f"{self.name}: {op} has no form that takes {channels[0]!r} per channel; "
+                    f"annotate it as Expr and pass it in a shape that broadcasts, such as (C, 1, 1)"
+                )
+            op = _PER_CHANNEL[op]
+        return lookup(op).step(arguments, {})
+
+    def _argument(self, node: Expr) -> str | float:
+        """A node where it is not the running value: the name it goes by, or its number."""
+        if node in self.kept:
+            return self.kept[node]
+        number = ir.constant(node)
+        return ir.name_of(node) if number is None else number
+
+    def _unused_name(self) -> str:
+        name = f"kept_{len(self.kept)}"
+        while name in self.placements:
+            name += "_"
+        return name
+
+
+def _called(node: Expr) -> str:
+    called = node.attrs[0] if node.op == "call" else None
+    return called.name if isinstance(called, Op) else node.op
+
+
+def _running_places(node: Expr) -> tuple[int, ...]:
+    """The arguments that may be the running value when the node becomes a step."""
+    return (0, 1) if node.op in _EXCHANGED else (0,)
+
+
+def _in_order(result: Expr, live: set[Expr]) -> list[Expr]:
+    """The operations on x's values, arguments first, the one that must be running last of all."""
+    order: list[Expr] = []
+    seen: set[Expr] = set()
+    stack = [(result, False)]
+    while stack:
+        node, ready = stack.pop()
+        if ready:
+            order.append(node)
+        elif node not in seen and node.args and node in live:
+            seen.add(node)
+            stack.append((node, True))
+            # The stack is read from its end: what is pushed first is computed last.
+            args = node.args if len(_running_places(node)) == 1 else reversed(node.args)
+            stack.extend((arg, False) for arg in args)
+    return order
