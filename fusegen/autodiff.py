@@ -1,7 +1,9 @@
-"""Reverse-mode differentiation: one table of derivative rules, and `vjp`, whose output is again a graph to differentiate.
+"""Reverse-mode differentiation: a table of rules, and `vjp`, whose output is again a graph.
 
-No operation of the DSL appears here, only primitives: a new op brings its gradient with it. A broadcast edge's gradient is
-summed over the axes that the argument lacks, which is how parameter gradients arise.
+No operation of the DSL appears here, only primitives: a new op brings its gradient with it. A
+broadcast edge's gradient is summed over the axes that the argument lacks, which is how parameter
+gradients arise. The formulas are torch's own (derivatives.yaml), in the same order of operations,
+so that rounding, kinks and NaN come out as they do there.
 """
 
 from __future__ import annotations
@@ -10,25 +12,24 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from fusegen import ir
-from fusegen.ir import Expr, const, primitive, reduce
+from fusegen.ir import Expr, Extent, primitive, reduce
 
-# (cotangent, arguments, the node) -> the cotangent's share for each argument; None where there is none.
+# (cotangent, arguments, the node) -> the cotangent's share for each argument; None where there is
+# none.
 Rule = Callable[[Expr, tuple[Expr, ...], Expr], tuple[Expr | None, ...]]
 
-_ZERO = const(0.0)
+# What reaches an argument that was not chosen: a zero whose sign means nothing, unlike that of a
+# zero written in a chain, so that adding it to anything leaves that unchanged to the last bit.
+NO_SHARE = ir.make("const", attrs=(0.0, "no share"))
 
 
 def _select(condition: Expr, yes: Expr, no: Expr) -> Expr:
     return primitive("where", condition, yes, no)
 
 
-def _tie_split(g: Expr, wins: Expr, a: Expr, b: Expr) -> Expr:
-    """The whole cotangent to the winner, half to each at a tie, as torch does."""
-    return _select(wins, g, _select(primitive("eq", a, b), 0.5 * g, _ZERO))
-
-
-def _no_gradient(g: Expr, args: tuple[Expr, ...], out: Expr) -> tuple[Expr | None, ...]:
-    return (None,) * len(args)
+def _extremum_share(g: Expr, loses: Expr, a: Expr, b: Expr) -> Expr:
+    """Nothing to the loser, half to each at a tie, all to both where either is NaN, as torch."""
+    return _select(loses, NO_SHARE, _select(primitive("eq", a, b), 0.5 * g, g))
 
 
 RULES: Mapping[str, Rule] = {
@@ -37,7 +38,7 @@ RULES: Mapping[str, Rule] = {
     "mul": lambda g, a, out: (g * a[1], g * a[0]),
     "div": lambda g, a, out: (g / a[1], -(g * (out / a[1]))),
     "neg": lambda g, a, out: (-g,),
-    "abs": lambda g, a, out: (_select(a[0] > 0, g, _select(a[0] < 0, -g, _ZERO)),),
+    "abs": lambda g, a, out: (_select(a[0] > 0, g, _select(a[0] < 0, -g, NO_SHARE)),),
     "exp": lambda g, a, out: (g * out,),
     "expm1": lambda g, a, out: (g * (out + 1.0),),
     "log": lambda g, a, out: (g / a[0],),
@@ -46,37 +47,44 @@ RULES: Mapping[str, Rule] = {
     "rsqrt": lambda g, a, out: (-0.5 * g * (out * out * out),),
     "erf": lambda g, a, out: (g * (2.0 / math.sqrt(math.pi) * primitive("exp", -(a[0] * a[0]))),),
     "tanh": lambda g, a, out: (g * (1.0 - out * out),),
-    "sigmoid": lambda g, a, out: (g * ((1.0 - out) * out),),
+    "sigmoid": lambda g, a, out: (g * (1.0 - out) * out,),
     "sin": lambda g, a, out: (g * primitive("cos", a[0]),),
-    "cos": lambda g, a, out: (-(g * primitive("sin", a[0])),),
-    "pow": lambda g, a, out: _power(g, a, out),
+    "cos": lambda g, a, out: (g * -primitive("sin", a[0]),),
+    "pow": lambda g, a, out: (_to_base(g, a[0], a[1]), _to_exponent(g, a[0], a[1], out)),
     "minimum": lambda g, a, out: (
-        _tie_split(g, a[0] < a[1], *a),
-        _tie_split(g, a[1] < a[0], *a),
+        _extremum_share(g, a[0] > a[1], *a),
+        _extremum_share(g, a[0] < a[1], *a),
     ),
     "maximum": lambda g, a, out: (
-        _tie_split(g, a[0] > a[1], *a),
-        _tie_split(g, a[1] > a[0], *a),
+        _extremum_share(g, a[0] < a[1], *a),
+        _extremum_share(g, a[0] > a[1], *a),
     ),
-    "where": lambda g, a, out: (None, _select(a[0], g, _ZERO), _select(a[0], _ZERO, g)),
-    **dict.fromkeys((*ir.COMPARISONS, *ir.CONNECTIVES), _no_gradient),
+    "where": lambda g, a, out: (None, _select(a[0], g, NO_SHARE), _select(a[0], NO_SHARE, g)),
 }
 
 
-def _power(g: Expr, args: tuple[Expr, ...], out: Expr) -> tuple[Expr | None, ...]:
-    """A constant exponent of 0 has no gradient anywhere, also at a base of 0, where the formula would give 0 * inf."""
-    base, exponent = args
+def _to_base(g: Expr, base: Expr, exponent: Expr) -> Expr | None:
+    """An exponent of 0 has no gradient, also at a base of 0, where the formula gives 0 * inf."""
     number = ir.constant(exponent)
-    if number is not None:
-        slope = g * (number * primitive("pow", base, number - 1.0)) if number != 0.0 else None
-        return slope, None
-    to_base = g * (exponent * primitive("pow", base, exponent - 1.0))
+    if number is None:
+        slope = exponent * primitive("pow", base, exponent - 1.0)
+        return _select(primitive("eq", exponent, 0.0), NO_SHARE, g * slope)
+    if number == 0.0:
+        return None
+    slope = base if number == 2.0 else primitive("pow", base, number - 1.0)
+    return g * (number * slope)
+
+
+def _to_exponent(g: Expr, base: Expr, exponent: Expr, out: Expr) -> Expr:
+    """0 to a power of at least 0 is flat, where the formula gives 0 * -inf."""
+    slope = g * (out * primitive("log", base))
+    if ir.constant(base):
+        return slope
     is_flat = primitive("logical_and", primitive("eq", base, 0.0), exponent >= 0)
-    to_exponent = _select(is_flat, _ZERO, g * (out * primitive("log", base)))
-    return _select(primitive("eq", exponent, 0.0), _ZERO, to_base), to_exponent
+    return _select(is_flat, NO_SHARE, slope)
 
 
-def _reduction_rule(g: Expr, node: Expr) -> tuple[Expr | None, ...]:
+def _reduction_shares(g: Expr, node: Expr) -> tuple[Expr | None, ...]:
     kind, axes = ir.reduction(node)
     value = node.args[0]
     if kind == "sum":
@@ -86,50 +94,51 @@ def _reduction_rule(g: Expr, node: Expr) -> tuple[Expr | None, ...]:
     if kind == "variance":
         centred = value - reduce("mean", axes, value)
         return (centred * (2.0 * g / ir.count(axes)),)
+    if kind == "max":
+        return (place(g, reduce("argmax", axes, value), axes),)
     if kind == "pick":
         return place(g, node.args[1], axes), None
-    if kind == "argmax":
-        return (None,)
-    raise AssertionError(f"{kind} is rewritten by winners() before it is differentiated")
+    return (None,)
 
 
-def place(value: Expr, index: Expr, axes: ir.Extent) -> Expr:
+def place(value: Expr, index: Expr, axes: Extent) -> Expr:
     """value where the position along axes is index, zero elsewhere: the transpose of `pick`."""
     here = primitive("eq", ir.position(axes, index.rank), index)
-    return primitive("where", here, value, 0.0)
+    return _select(here, value, NO_SHARE)
 
 
 def vjp(
     outputs: Sequence[Expr], cotangents: Sequence[Expr | None], wrt: Sequence[Expr]
 ) -> dict[Expr, Expr]:
-    """The cotangent of every node between wrt and the outputs, given the outputs' own; absent means zero.
+    """The cotangent of every node between wrt and the outputs; a node that is absent has none.
 
-    outputs and cotangents go in pairs. The result holds wrt's nodes and all in between, so that a caller can name them.
+    outputs and cotangents go in pairs; a cotangent, given or found, that lacks an axis of its node
+    is the same all along it. The result holds wrt's nodes and all between, so that a caller can
+    name them. A wrt node may lie below another one, or be an output itself.
     """
     order = ir.topological(outputs)
     moving = _descendants(order, set(wrt))
-    arrived: dict[Expr, list[Expr]] = {}
+    arrived: dict[Expr, Expr] = {}
+
+    def send(node: Expr, share: Expr | None, along: Extent) -> None:
+        """Add a share that stands for every index of `along`, summed over what the node lacks."""
+        if share is not None and node in moving:
+            share = reduce("sum", (share.extent | along) - node.extent, share)
+            arrived[node] = arrived[node] + share if node in arrived else share
+
     for output, cotangent in zip(outputs, cotangents, strict=True):
-        if cotangent is not None:
-            arrived.setdefault(output, []).append(cotangent)
-    total: dict[Expr, Expr] = {}
+        send(output, cotangent, output.extent)
     for node in reversed(order):
-        if node not in arrived or node not in moving:
+        if node not in arrived or not any(a in moving for a in node.args):
             continue
-        g = arrived[node][0]
-        for more in arrived[node][1:]:
-            g = g + more
-        total[node] = g
-        if not any(a in moving for a in node.args):
-            continue
-        shares = (
-            _reduction_rule(g, node) if node.op == "reduce" else RULES[node.op](g, node.args, node)
-        )
-        for argument, share in zip(node.args, shares, strict=True):
-            if share is not None and argument in moving:
-                surplus = node.extent - argument.extent
-                arrived.setdefault(argument, []).append(reduce("sum", surplus, share))
-    return total
+        g = arrived[node]
+        if node.op == "reduce":
+            shares = _reduction_shares(g, node)
+        else:
+            shares = RULES[node.op](g, node.args, node) if node.op in RULES else ()
+        for argument, share in zip(node.args, shares, strict=bool(shares)):
+            send(argument, share, node.extent)
+    return arrived
 
 
 def _descendants(order: Sequence[Expr], roots: set[Expr]) -> set[Expr]:
@@ -144,18 +153,21 @@ def _descendants(order: Sequence[Expr], roots: set[Expr]) -> set[Expr]:
 def winners(value: Expr) -> tuple[Expr, Expr | None, tuple[Expr, ...]]:
     """(value with each `max` written through its winner, the winner's index, the picked inputs).
 
-    max(f(x)) is f(x at the first maximum), and f acts index by index, so the maximum needs no more of x than that: its
-    gradient is f's there, and nothing of the unpooled tensor has to be kept.
+    max(f(x)) is f(x at the first maximum), and f acts index by index, so the maximum needs no more
+    of x than that: its gradient is f's there, and nothing of the unpooled tensor has to be kept.
     """
     pooled = [n for n in ir.topological([value]) if n.op == "reduce" and n.attrs[0] == "max"]
     if not pooled:
         return value, None, ()
     assert len(pooled) == 1, "one pooling step a graph; the chain is split before"
-    node = pooled[0]
+    (node,) = pooled
     _, axes = ir.reduction(node)
     index = reduce("argmax", axes, node.args[0])
-    varying = [leaf for leaf in ir.inputs([node.args[0]]) if leaf.extent & axes]
-    picked = {leaf: reduce("pick", axes, leaf, index) for leaf in varying}
-    (at_winner,) = ir.substitute([node.args[0]], picked)
+    # Below a reduction, f does not act index by index: its result is picked, not what it reduces.
+    ends = {n for n in ir.topological(node.args) if n.op not in ir.ARITY}
+    reached = [n for n in ir.topological(node.args, stop=ends) for n in n.args if n in ends]
+    varying = [n for n in dict.fromkeys((*node.args, *reached)) if n in ends and n.extent & axes]
+    picked = {n: reduce("pick", axes, n, index) for n in varying}
+    (at_winner,) = ir.substitute(node.args, picked)
     (through,) = ir.substitute([value], {node: at_winner})
     return through, index, tuple(picked.values())

@@ -225,7 +225,7 @@ class KernelView:
     @property
     def argument_names(self) -> list[str]:
         """The pointers' names, in the parameters' order."""
-        return [r.name for r in self.reads + self.stores] + [s.partials for s in self.sums]
+        return [r.buffer.name for r in self.reads + self.stores] + [s.partials for s in self.sums]
 
     @property
     def buffers(self) -> list[Buffer]:

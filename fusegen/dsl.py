@@ -23,10 +23,12 @@ from fusegen.ops import (
     lookup,
     recall,
 )
+from fusegen.ops.schema import match
 from fusegen.trace import trace
 
 __all__ = ["chain", "keep", "parse", "recall", "trace"]
 
+_WIDTH = 90  # characters of a line that a message shows
 _NUMBERS = {"inf": float("inf"), "nan": float("nan")}
 _ONE_STEP = "a step is an operation's name, as in gelu or leaky_relu(0.2)"
 
@@ -37,6 +39,7 @@ def chain(source: str | Chain | Op | Callable[..., Any]) -> Chain:
     Also a decorator: `@fusegen.chain` on `def f(x, scale: Channel): return x * scale`.
     """
     if isinstance(source, Chain):
+        source.require_complete()
         return source
     if isinstance(source, str):
         return parse(source)
@@ -66,7 +69,10 @@ class _Text:
     def fail(self, offset: int, message: str) -> NoReturn:
         """Raise ChainError with the line that offset is in and a caret under it."""
         start = self.text.rfind("\n", 0, offset) + 1
-        line = self.flat[start : (self.text + "\n").find("\n", start)]
+        end = (self.text + "\n").find("\n", start)
+        if offset - start > _WIDTH // 2:  # of a long line, what stands around the caret
+            start = offset - _WIDTH // 2
+        line = self.flat[start : min(end, start + _WIDTH)]
         raise ChainError(f"{message}\n  {line.rstrip()}\n  {' ' * (offset - start)}^") from None
 
     def at(self, node: ast.expr | ast.keyword) -> int:
@@ -76,7 +82,9 @@ class _Text:
         nodes = self._step_nodes()
         steps = tuple(self._step(node) for node in nodes)
         try:
-            return Chain(steps)
+            made = Chain(steps)
+            made.require_complete()
+            return made
         except BadStep as error:
             self.fail(self.at(nodes[error.step]), str(error))
 
@@ -126,16 +134,20 @@ class _Text:
             definition = lookup(function.id)
         except ChainError as error:
             self.fail(self.at(node), str(error))
-        places: dict[int | str | None, int] = {None: self.at(node)}
+        offsets = [self.at(arg) for arg in args]
+        places: dict[int | str | None, int] = dict(enumerate(offsets))
         by_keyword = {}
         for keyword in keywords:
             if keyword.arg is None or keyword.arg in by_keyword:
                 self.fail(self.at(keyword), "a keyword is a name, given once: name=value")
             by_keyword[keyword.arg] = self._value(keyword.value)
             places[keyword.arg] = self.at(keyword)
-        places.update({i: self.at(arg) for i, arg in enumerate(args)})
+        values = [self._value(arg) for arg in args]
         try:
-            return definition.step([self._value(arg) for arg in args], by_keyword)
+            filled = match(function.id, definition.parameters, values, by_keyword)
+            # Keywords stand first in it, then what each positional argument fills, in order.
+            places.update(zip(list(filled)[len(by_keyword) :], offsets, strict=True))
+            return definition.step(values, by_keyword)
         except BadArgument as error:
             self.fail(places.get(error.argument, self.at(node)), str(error))
 

@@ -1,20 +1,25 @@
-"""The expression graph: immutable, hash-consed nodes over about thirty scalar primitives and `reduce`.
+"""The expression graph: immutable, hash-consed nodes over thirty scalar primitives and `reduce`.
 
-An `Expr` is a number for every index of its extent, the set of axes it varies along. Axes count from the end, as
-torch's do: -1 is the last. A pooled axis a is split in two: a itself counts windows, and its positive twin -a counts
-positions within one. Broadcasting is the union of extents, so a per-channel bias is a node of extent {-4} and nothing else.
+An `Expr` is a number for every index of its extent, the set of axes it varies along. Axes count
+from the end, as torch's do: -1 is the last. A pooled axis a is split in two: a itself counts
+windows, and its positive twin -a counts positions within one. Broadcasting is the union of extents,
+so a per-channel bias is a node of extent {-4} and nothing else.
 
-Why hash-consing: equal expressions are one object, so common subexpressions vanish as they are built, identity is
-equality, and graphs of derivatives stay as small as hand-written ones.
+Why hash-consing: equal expressions are one object, so common subexpressions vanish as they are
+built, identity is equality, and graphs of derivatives stay as small as hand-written ones.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from threading import Lock
 from typing import Literal
 from weakref import WeakValueDictionary
+
+from fusegen.errors import ChainError
 
 Extent = frozenset[int]
 Number = float | int
@@ -24,46 +29,38 @@ EVERYWHERE_EQUAL: Extent = frozenset()
 
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 CONNECTIVES = ("logical_and", "logical_or", "logical_not")
-# Scalar primitives and how many arguments each takes. Everything a chain computes is made of these.
-ARITY: Mapping[str, int] = {
-    "add": 2,
-    "sub": 2,
-    "mul": 2,
-    "div": 2,
-    "neg": 1,
-    "abs": 1,
-    "exp": 1,
-    "expm1": 1,
-    "log": 1,
-    "log1p": 1,
-    "sqrt": 1,
-    "rsqrt": 1,
-    "erf": 1,
-    "tanh": 1,
-    "sigmoid": 1,
-    "sin": 1,
-    "cos": 1,
-    "pow": 2,
-    "minimum": 2,
-    "maximum": 2,
-    "where": 3,
-    **dict.fromkeys(COMPARISONS, 2),
-    "logical_and": 2,
-    "logical_or": 2,
-    "logical_not": 1,
+_BY_ARITY = {
+    1: "neg abs exp expm1 log log1p sqrt rsqrt erf tanh sigmoid sin cos logical_not",
+    2: "add sub mul div pow minimum maximum lt le gt ge eq ne logical_and logical_or",
+    3: "where",
 }
-# What `reduce` can do along axes. argmax gives the position, in index order, of the first maximum (a NaN counts as one).
+# Scalar primitives and how many arguments each takes. Everything a chain computes is made of these.
+ARITY: Mapping[str, int] = {op: n for n, ops in _BY_ARITY.items() for op in ops.split()}
+# What `reduce` can do along axes. argmax gives the position, in index order, of the first maximum
+# (a NaN counts as one).
 REDUCE_KINDS = ("sum", "mean", "variance", "max", "argmax", "pick")
 
 
+def _unary(op: str) -> Callable[[Expr], Expr]:
+    return lambda x: primitive(op, x)
+
+
+def _binary(op: str) -> Callable[[Expr, Expr | Number], Expr]:
+    return lambda x, other: primitive(op, x, other)
+
+
+def _reflected(op: str) -> Callable[[Expr, Number], Expr]:
+    return lambda x, other: primitive(op, other, x)
+
+
+@dataclass(frozen=True, eq=False, repr=False, slots=True, weakref_slot=True)
 class Expr:
-    """A node: an operation, its arguments, its constants, and what follows from them (extent, rank, kind).
+    """A node: an operation, its arguments, its constants, and what follows from them.
 
-    rank is the number of axes of the tensor that the node stands for; None while a chain's function is being traced,
-    when no tensor is known yet.
+    rank is the number of axes of the tensor that the node stands for; None while a chain's function
+    is being traced, when no tensor is known yet. Nodes are made by the functions below, never by
+    calling the class.
     """
-
-    __slots__ = ("__weakref__", "args", "attrs", "extent", "kind", "op", "rank")
 
     op: str
     args: tuple[Expr, ...]
@@ -72,8 +69,15 @@ class Expr:
     rank: int | None
     kind: Kind
 
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError("an Expr is immutable; build another")
+    __add__, __radd__ = _binary("add"), _reflected("add")
+    __sub__, __rsub__ = _binary("sub"), _reflected("sub")
+    __mul__, __rmul__ = _binary("mul"), _reflected("mul")
+    __truediv__, __rtruediv__ = _binary("div"), _reflected("div")
+    __pow__, __rpow__ = _binary("pow"), _reflected("pow")
+    __neg__, __abs__ = _unary("neg"), _unary("abs")
+    __lt__, __le__, __gt__, __ge__ = _binary("lt"), _binary("le"), _binary("gt"), _binary("ge")
+    __and__, __or__ = _binary("logical_and"), _binary("logical_or")
+    __invert__ = _unary("logical_not")
 
     @property
     def axes(self) -> tuple[int, ...]:
@@ -83,67 +87,20 @@ class Expr:
         return tuple(range(-self.rank, 0))
 
     def __bool__(self) -> bool:
-        raise TypeError("an Expr has no truth value while the chain is built; use where(condition, a, b)")
-
-    def __add__(self, other: Expr | Number) -> Expr:
-        return primitive("add", self, other)
-
-    def __radd__(self, other: Number) -> Expr:
-        return primitive("add", other, self)
-
-    def __sub__(self, other: Expr | Number) -> Expr:
-        return primitive("sub", self, other)
-
-    def __rsub__(self, other: Number) -> Expr:
-        return primitive("sub", other, self)
-
-    def __mul__(self, other: Expr | Number) -> Expr:
-        return primitive("mul", self, other)
-
-    def __rmul__(self, other: Number) -> Expr:
-        return primitive("mul", other, self)
-
-    def __truediv__(self, other: Expr | Number) -> Expr:
-        return primitive("div", self, other)
-
-    def __rtruediv__(self, other: Number) -> Expr:
-        return primitive("div", other, self)
-
-    def __pow__(self, exponent: Expr | Number) -> Expr:
-        return primitive("pow", self, exponent)
-
-    def __neg__(self) -> Expr:
-        return primitive("neg", self)
-
-    def __abs__(self) -> Expr:
-        return primitive("abs", self)
-
-    def __lt__(self, other: Expr | Number) -> Expr:
-        return primitive("lt", self, other)
-
-    def __le__(self, other: Expr | Number) -> Expr:
-        return primitive("le", self, other)
-
-    def __gt__(self, other: Expr | Number) -> Expr:
-        return primitive("gt", self, other)
-
-    def __ge__(self, other: Expr | Number) -> Expr:
-        return primitive("ge", self, other)
-
-    def __and__(self, other: Expr) -> Expr:
-        return primitive("logical_and", self, other)
-
-    def __or__(self, other: Expr) -> Expr:
-        return primitive("logical_or", self, other)
-
-    def __invert__(self) -> Expr:
-        return primitive("logical_not", self)
+        raise TypeError(
+            "an Expr has no truth value while the chain is built; use where(condition, a, b)"
+        )
 
     def __repr__(self) -> str:
         return show(self)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        again = partial(make, extent=self.extent, rank=self.rank, kind=self.kind)
+        return again, (self.op, self.args, self.attrs)
+
 
 _interned: WeakValueDictionary[tuple[object, ...], Expr] = WeakValueDictionary()
+_interning = Lock()
 
 
 def make(
@@ -156,21 +113,13 @@ def make(
     kind: Kind = "number",
 ) -> Expr:
     """The one node with these parts; every Expr is born here."""
+    # By their bits, since 0.0 equals -0.0, and a NaN does not equal itself.
     exact = tuple(struct.pack("d", a) if isinstance(a, float) else a for a in attrs)
-    key = (op, tuple(map(id, args)), exact, extent, rank)
-    node = _interned.get(key)
-    if node is None:
-        node = object.__new__(Expr)
-        for name, value in (
-            ("op", op),
-            ("args", args),
-            ("attrs", attrs),
-            ("extent", extent),
-            ("rank", rank),
-            ("kind", kind),
-        ):
-            object.__setattr__(node, name, value)
-        _interned[key] = node
+    key = (op, args, exact, extent, rank, kind)
+    with _interning:
+        node = _interned.get(key)
+        if node is None:
+            node = _interned[key] = Expr(op, args, attrs, extent, rank, kind)
     return node
 
 
@@ -203,43 +152,67 @@ def position(axes: Iterable[int], rank: int | None) -> Expr:
 
 def primitive(op: str, *operands: Expr | Number) -> Expr:
     """A scalar primitive applied index by index; extents are united."""
+    if any(isinstance(a, bool) for a in operands):
+        raise TypeError(
+            f"{op}: got True or False; write eq(a, b), since a == b compares the expressions"
+        )
     args = tuple(a if isinstance(a, Expr) else const(a) for a in operands)
     if len(args) != ARITY[op]:
         raise TypeError(f"{op} takes {ARITY[op]} arguments, got {len(args)}")
-    ranks = [a.rank for a in args]
-    known = [r for r in ranks if r is not None]
-    rank = None if None in ranks else max(known, default=0)
+    ranks = [a.rank for a in args if a.rank is not None]
+    is_traced = len(ranks) < len(args)
+    if not is_traced:
+        _check_kinds(op, args)
     kind: Kind = "truth" if op in COMPARISONS or op in CONNECTIVES else "number"
-    if op == "where" and all(a.kind == "index" for a in args[1:]):
+    if op == "where" and args[1].kind == args[2].kind == "index":
         kind = "index"
-    extent = frozenset[int]().union(*(a.extent for a in args))
-    return make(op, args, extent=extent, rank=rank, kind=kind)
+    rank = None if is_traced else max(ranks, default=0)
+    return make(op, args, extent=_union(args), rank=rank, kind=kind)
+
+
+def _union(args: Iterable[Expr]) -> Extent:
+    return frozenset[int]().union(*(a.extent for a in args))
+
+
+def _check_kinds(op: str, args: Sequence[Expr]) -> None:
+    for i, arg in enumerate(args):
+        wants_truth = op in CONNECTIVES or (op == "where" and i == 0)
+        if (arg.kind == "truth") != wants_truth:
+            wanted = (
+                "a condition such as x > 0"
+                if wants_truth
+                else "numbers; where(it, 1, 0) gives them"
+            )
+            got = "a condition" if arg.kind == "truth" else "numbers"
+            raise ChainError(f"{op}: got {got}, {arg}, wanted {wanted}")
 
 
 def reduce(kind: str, axes: Iterable[int], *args: Expr) -> Expr:
-    """Combine along `axes`, which stay as axes of size one. `pick` takes (value, index) and gives the value there.
+    """Combine along `axes`; `pick` takes (value, index) and gives the value there.
 
-    Axes along which the argument does not vary cost nothing: a mean over them is the argument, a sum counts them.
+    Axes along which the argument does not vary cost nothing: a mean over them is the argument, a
+    sum counts them. Only argmax and pick keep such axes: an index is a position among all of them.
     """
     if kind not in REDUCE_KINDS:
         raise ValueError(f"no such reduction: {kind}")
     value, wanted = args[0], frozenset(axes)
     present = wanted & value.extent
-    absent = wanted - value.extent
-    if not present and kind in ("sum", "mean", "max", "pick"):
-        reduced = value
-    elif not present and kind == "variance":
+    if not present and kind == "variance":
         return const(0.0)
-    else:
-        kind_of_result: Kind = "index" if kind == "argmax" else "number"
-        reduced = make(
-            "reduce",
-            args,
-            (kind, tuple(sorted(present))),
-            extent=value.extent - present,
-            rank=value.rank,
-            kind=kind_of_result,
-        )
+    if not present and kind == "argmax":
+        return make("const", attrs=(0.0,), kind="index")
+    if not present:
+        return primitive("mul", value, count(wanted)) if kind == "sum" and wanted else value
+    kept = wanted if kind in ("argmax", "pick") else present
+    reduced = make(
+        "reduce",
+        args,
+        (kind, tuple(sorted(kept))),
+        extent=_union(args) - wanted,
+        rank=value.rank,
+        kind="index" if kind == "argmax" else value.kind if kind == "pick" else "number",
+    )
+    absent = wanted - present
     return primitive("mul", reduced, count(absent)) if kind == "sum" and absent else reduced
 
 
@@ -259,20 +232,23 @@ def reduce_variance(x: Expr, axes: Iterable[int]) -> Expr:
 
 
 def reduce_max(x: Expr, axes: Iterable[int]) -> Expr:
-    """The maximum of x along axes; the gradient goes to the first index that has it, as max-pooling's does."""
+    """The maximum of x along axes; the first index that has it gets the gradient, as in pooling."""
     return reduce("max", axes, x)
 
 
 def windows(x: Expr, axes: Iterable[int]) -> Extent:
-    """The positions within the pooling windows of `axes`; only a chain whose last step pools them has these."""
+    """The positions within the windows of `axes`, which only a chain that ends in pooling has."""
     return frozenset(-a for a in axes)
 
 
 # Walking and rewriting.
 
 
-def topological(roots: Iterable[Expr]) -> list[Expr]:
-    """Every node below the roots, arguments before users, in an order that depends only on the graph."""
+def topological(roots: Iterable[Expr], stop: Container[Expr] = ()) -> list[Expr]:
+    """Every node below the roots, arguments before users; the order depends only on the graph.
+
+    What is in `stop` is left out, with what only it needs.
+    """
     order: list[Expr] = []
     seen: set[Expr] = set()
     stack: list[tuple[Expr, bool]] = [(r, False) for r in reversed(tuple(roots))]
@@ -280,7 +256,7 @@ def topological(roots: Iterable[Expr]) -> list[Expr]:
         node, ready = stack.pop()
         if ready:
             order.append(node)
-        elif node not in seen:
+        elif node not in seen and node not in stop:
             seen.add(node)
             stack.append((node, True))
             stack.extend((a, False) for a in reversed(node.args) if a not in seen)
@@ -310,26 +286,11 @@ def rewrite(roots: Iterable[Expr], rule: Callable[[Expr], Expr]) -> list[Expr]:
 
 def substitute(roots: Iterable[Expr], replacements: Mapping[Expr, Expr]) -> list[Expr]:
     """The roots with some nodes replaced; what stands below a replaced node is not visited."""
+    roots = tuple(roots)
     new = dict(replacements)
-
-    def visit(node: Expr) -> Iterator[Expr]:
-        if node not in new:
-            yield from (a for a in node.args if a not in new)
-
-    out = []
-    for root in roots:
-        stack = [root]
-        while stack:
-            node = stack[-1]
-            pending = list(visit(node))
-            if pending:
-                stack.extend(pending)
-                continue
-            stack.pop()
-            if node not in new:
-                new[node] = rebuild(node, tuple(new[a] for a in node.args))
-        out.append(new[root])
-    return out
+    for node in topological(roots, stop=replacements):
+        new[node] = rebuild(node, tuple(new[a] for a in node.args))
+    return [new[r] for r in roots]
 
 
 def reduction(node: Expr) -> tuple[str, Extent]:
@@ -381,36 +342,50 @@ class Graph:
         return tuple(expr for _, expr in self.outputs)
 
 
+_LONGEST_SHOWN = (
+    500  # nodes: a shared node is written wherever it is used, which can be without end
+)
+
+
 def show(root: Expr) -> str:
-    """One line of nested calls, for messages and tests."""
-    if root.op == "const":
-        return format(root.attrs[0], "g")
-    if root.op == "input":
-        return name_of(root)
-    if root.op in ("count", "position"):
-        return f"{root.op}{list(axes_of(root))}"
-    inside = ", ".join(show(a) for a in root.args)
-    if root.op == "reduce":
-        kind, axes = reduction(root)
-        return f"{kind}{sorted(axes)}({inside})"
-    return f"{root.op}({inside})"
+    """One line of nested calls, for messages and tests; "..." where it would be very long."""
+    left = iter(range(_LONGEST_SHOWN))
+
+    def text(node: Expr) -> str:
+        if next(left, None) is None:
+            return "..."
+        if node.op == "const":
+            return format(node.attrs[0], "g")
+        if node.op == "input":
+            return name_of(node)
+        if node.op in ("count", "position"):
+            return f"{node.op}{list(axes_of(node))}"
+        inside = ", ".join(map(text, node.args))
+        if node.op == "reduce":
+            kind, axes = reduction(node)
+            return f"{kind}{sorted(axes)}({inside})"
+        return f"{node.op}({inside})"
+
+    return text(root)
 
 
 def verify(graph: Graph) -> None:
     """Raise AssertionError where a graph breaks the rules that every later stage relies on."""
     declared = set(graph.inputs)
+    names = [name_of(leaf) for leaf in graph.inputs] + [name for name, _ in graph.outputs]
+    assert len(set(names)) == len(names), f"two of {names} have one name"
     for node in topological(graph.roots):
         if node.op == "input":
             assert node in declared, f"{node} is not among the graph's inputs"
         elif node.op in ARITY:
-            assert node.extent == frozenset[int]().union(*(a.extent for a in node.args))
-            wants_truth = node.op in CONNECTIVES
-            assert all((a.kind == "truth") == wants_truth for a in node.args) or node.op == "where"
+            assert node.extent == _union(node.args)
+            _check_kinds(node.op, node.args)
         elif node.op == "reduce":
             kind, axes = reduction(node)
-            assert axes, f"{node} reduces nothing"
-            assert axes <= node.args[0].extent
+            assert kind in ("argmax", "pick") or axes <= node.args[0].extent
+            assert axes & node.args[0].extent, f"{node} reduces nothing"
             assert not axes & node.extent
             assert (kind == "pick") == (len(node.args) == 2)
+            assert kind != "pick" or node.args[1].kind == "index"
         else:
             assert node.op in ("const", "count", "position"), f"{node.op} cannot be scheduled"

@@ -6,6 +6,7 @@ without torch.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,34 @@ from fusegen.ops import Chain, Op, Parameter, Step, lookup
 Shape = tuple[int, ...]
 
 FLOATING = ("float16", "bfloat16", "float32", "float64")
+
+
+# Names that generated code uses itself, and the words and functions of its languages. An operand that has one of them,
+# or looks like a derived name, is called <name>_operand there.
+_SPOKEN_FOR = frozenset(
+    """
+    a above about axis b base begin beside block blocks chunk chunks code column columns count cell device distance
+    distances element end first edge edges given guard half head index inner kept lane lanes length mine middle n outer
+    out pack packs part piece pieces picked pointers position r result results room row rows scratch segment shared size
+    sizes slot slots stride stream tail task threads v value values widen width window x y z
+
+    alignas alignof and asm auto bool break case catch char class compl const constexpr continue decltype default delete
+    do double dynamic_cast else enum explicit export extern false float for friend goto if inline int long mutable
+    namespace new noexcept not nullptr operator or private protected public register return short signed sizeof static
+    struct switch template this throw true try typedef typename union unsigned using virtual void volatile while xor
+    main min max abs exp log pow sin cos tanh erf sqrt signal time clock half near far unix linux errno stdin stdout
+    stderr j0 j1 jn y0 y1 yn gamma
+    """.split()
+)
+_DERIVED = re.compile(
+    r"d_|after_|count_of_|picked_|winner|mean|variance|total|maximum|window_|axis_|above_|is_|forward|backward|run_|k[A-Z]|_"
+)
+
+
+def code_name(operand: str) -> str:
+    """What an operand is called in generated code."""
+    taken = operand in _SPOKEN_FOR or _DERIVED.match(operand) or operand.endswith("_value")
+    return f"{operand}_operand" if taken or operand[:1].isupper() else operand
 
 
 @dataclass(frozen=True)
@@ -306,12 +335,12 @@ def lower(bound: Bound) -> Lowered:
     """Run the op bodies: the graph from x and the operands to y."""
     pooled = [axis for axis, _ in bound.windows]
 
-    def leaf(operand: Operand) -> Expr:
+    def leaf(name: str, operand: Operand) -> Expr:
         twins = {-axis for axis in pooled if axis in operand.extent}
-        return ir.tensor(operand.name, operand.extent | twins, len(bound.domain))
+        return ir.tensor(name, operand.extent | twins, len(bound.domain))
 
-    x = leaf(bound.x)
-    tensors = {operand.name: leaf(operand) for operand in bound.operands}
+    x = leaf("x", bound.x)
+    tensors = {operand.name: leaf(code_name(operand.name), operand) for operand in bound.operands}
     running, kept = x, {}
     marks: list[Mark] = []
     for step in bound.chain.steps:

@@ -193,11 +193,7 @@ def make_entry(program: Program, signature: Signature) -> Entry:
     dtypes = dict(signature.dtypes)
     compute = "double" if "float64" in dtypes.values() else "float"
     windows = dict(program.windows)
-    nodes = Graph(program.graph.inputs, (*program.graph.outputs,))
-    marked = _with_marks(nodes, program.marks)
-    graph, new, grouping = collapse(marked, signature.order, windows)
-    outputs = graph.outputs[: len(program.graph.outputs)]
-    graph = Graph(graph.inputs, outputs)
+    graph, new, grouping = collapse(program.graph, signature.order, windows)
     kernels = schedule(
         graph,
         dtypes,
@@ -211,14 +207,9 @@ def make_entry(program: Program, signature: Signature) -> Entry:
         for leaf in graph.inputs
     ]
     arguments += [
-        Buffer(name, dtypes[name], ordered(expr.extent), "output") for name, expr in outputs
+        Buffer(name, dtypes[name], ordered(expr.extent), "output") for name, expr in graph.outputs
     ]
     return Entry(program.name, kernels, tuple(arguments), grouping, compute)
-
-
-def _with_marks(graph: Graph, marks: Sequence[Mark]) -> Graph:
-    """Marked nodes that the outputs no longer reach are left out: they must not shape the groups."""
-    return graph
 
 
 def grouping_of(program: Program, order: Sequence[int]) -> Grouping:

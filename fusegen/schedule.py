@@ -178,8 +178,17 @@ class _Pass:
         nodes = [m.node for m in self.marks]
         return remarked(self.marks, dict(zip(nodes, ir.substitute(nodes, known), strict=True)))
 
-    def inputs_of(self, exprs: Iterable[Expr]) -> tuple[tuple[Expr, Buffer], ...]:
-        return tuple((leaf, self.buffers[leaf]) for leaf in ir.inputs(exprs) if leaf in self.buffers)
+    def inputs_of(
+        self, exprs: Iterable[Expr], own: Iterable[Expr] = ()
+    ) -> tuple[tuple[Expr, Buffer], ...]:
+        """What a kernel reads from memory: not the results of its own reductions."""
+        read = [i for i in ir.inputs(exprs) if i not in set(own)]
+        return tuple((leaf, self.buffers[leaf]) for leaf in read)
+
+    def scratch(self, leaf: Expr) -> Buffer:
+        """Memory for a reduction's result between two kernels."""
+        name = f"{ir.name_of(leaf)}_scratch"
+        return Buffer(name, self.sum_dtype, ordered(leaf.extent), "scratch")
 
     def output(self, name: str, expr: Expr) -> Buffer:
         return Buffer(name, self.dtypes[name], ordered(expr.extent), "output")
@@ -317,8 +326,8 @@ def _axis_kernel(state: _Pass) -> None:
     stores = [(state.output(n, e), e) for n, e in zip(chosen, finals, strict=True)]
     for node in needed:
         leaf = leaf_of[node]
-        buffer = Buffer(ir.name_of(leaf), state.sum_dtype, ordered(rest), "scratch")
-        stores.append((buffer, leaf))
+        state.buffers[leaf] = state.scratch(leaf)
+        stores.append((state.buffers[leaf], leaf))
     exprs = [r.value for stage in stages for r in stage] + finals
     family: Family = "row" if groups[-1] == max(domain) else "column"
     state.kernels.append(
@@ -327,16 +336,13 @@ def _axis_kernel(state: _Pass) -> None:
             state.fresh(f"{state.prefix}_{family}"),
             ordered(rest),
             ordered(axes),
-            state.inputs_of(exprs),
+            state.inputs_of(exprs, leaf_of.values()),
             tuple(stores),
             tuple(stages),
             marks=state.marks_over(leaf_of),
         )
     )
     state.pending = others
-    for node in needed:
-        leaf = leaf_of[node]
-        state.buffers[leaf] = Buffer(ir.name_of(leaf), state.sum_dtype, ordered(rest), "scratch")
     state.resolve({node: leaf_of[node] for node in needed})
 
 
@@ -363,9 +369,8 @@ def _window_kernel(state: _Pass) -> None:
     stores = [(state.output(n, e), e) for n, e in zip(chosen, finals, strict=False)]
     for node in needed:
         leaf = leaf_of[node]
-        buffer = Buffer(ir.name_of(leaf), state.sum_dtype, ordered(node.extent), "scratch")
-        stores.append((buffer, leaf))
-        state.buffers[leaf] = buffer
+        state.buffers[leaf] = state.scratch(leaf)
+        stores.append((state.buffers[leaf], leaf))
     exprs = [e for stage in stages for r in stage for e in (r.value, r.index) if e is not None] + finals
     state.kernels.append(
         Kernel(
@@ -373,7 +378,7 @@ def _window_kernel(state: _Pass) -> None:
             state.fresh(f"{state.prefix}_window"),
             ordered(domain),
             ordered(window),
-            state.inputs_of(exprs),
+            state.inputs_of(exprs, leaf_of.values()),
             tuple(stores),
             tuple(stages),
             marks=state.marks_over(leaf_of),
@@ -474,16 +479,15 @@ def _finalise(
     stores = [(state.output(n, e), e) for n, e in done.items()]
     still_needed = set(ir.inputs(state.pending.values()))
     for leaf in sorted(leaves & still_needed, key=ir.name_of):
-        buffer = Buffer(ir.name_of(leaf), state.sum_dtype, extent, "scratch")
-        stores.append((buffer, leaf))
-        state.buffers[leaf] = buffer
+        state.buffers[leaf] = state.scratch(leaf)
+        stores.append((state.buffers[leaf], leaf))
     state.kernels.append(
         Kernel(
             "finalise",
             state.fresh(f"{state.prefix}_finalise"),
             extent,
             (),
-            state.inputs_of(done.values()),
+            state.inputs_of((expr for _, expr in stores), leaves),
             tuple(stores),
             sums=sums,
             by_column=by_column,

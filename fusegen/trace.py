@@ -15,7 +15,6 @@ from fusegen import ir
 from fusegen.errors import ChainError
 from fusegen.ir import ARITY, Expr
 from fusegen.ops import Chain, Op, Placement, Step, lookup
-from fusegen.ops.primitives import check_kinds
 from fusegen.ops.schema import alternatives, annotations_of, show_value
 
 # The same operation with its two arguments exchanged.
@@ -44,8 +43,8 @@ _ANY_AXIS = frozenset(range(-64, 65)) - {0}
 def trace(function: Callable[..., Any]) -> Chain:
     """The chain that a function computes from its first parameter; the others are its operands."""
     name = getattr(function, "__name__", "the function")
-    placements = _operands(function, name)
-    x = ir.tensor("x", _ANY_AXIS, None)
+    input_name, placements = _parameters(function, name)
+    x = ir.tensor(input_name, _ANY_AXIS, None)
     tensors = {p: ir.tensor(p, _ANY_AXIS, None) for p in placements}
     try:
         result: object = function(x, **tensors)
@@ -71,9 +70,12 @@ def trace(function: Callable[..., Any]) -> Chain:
     return chain
 
 
-def _operands(function: Callable[..., Any], name: str) -> dict[str, Placement | None]:
-    """Each parameter that is an operand -> the placement that its annotation asks for, if any."""
-    parameters = list(inspect.signature(function).parameters.values())
+def _parameters(function: Callable[..., Any], name: str) -> tuple[str, dict[str, Placement | None]]:
+    """The input's name; and each operand with the placement that its annotation asks for."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (ValueError, TypeError) as error:
+        raise ChainError(f"{name}: not a function that can be traced: {error}") from error
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     if not parameters or parameters[0].kind not in positional:
         raise ChainError(f"{name}: the first parameter of a chain's function is its input, as f(x)")
@@ -94,7 +96,7 @@ def _operands(function: Callable[..., Any], name: str) -> dict[str, Placement | 
                 f"Trailing); for a constant give it a default, {parameter.name}=0.1"
             )
         placements[parameter.name] = placement
-    return placements
+    return parameters[0].name, placements
 
 
 def _placement(annotation: object) -> Placement | None:
@@ -182,7 +184,6 @@ class _Line:
         return Step(definition.name, attributes, operands, definition=definition)
 
     def _primitive(self, node: Expr, place: int) -> Step:
-        check_kinds(node.op, node.args)
         op = node.op if place == 0 else _EXCHANGED[node.op]
         arguments = [self._argument(arg) for i, arg in enumerate(node.args) if i != place]
         channels = [a for a in arguments if self.placements.get(str(a)) == "channel"]

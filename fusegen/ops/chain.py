@@ -68,6 +68,14 @@ class Chain:
         own = sorted({f"{s.op} {s.fingerprint}" for s in self.steps if s.fingerprint})
         return hashlib.sha256("\n".join((self.text, *own)).encode()).hexdigest()
 
+    def require_complete(self) -> None:
+        """Raise BadStep where a part of a chain, such as recall(y) alone, stands for it all."""
+        kept: set[str] = set()
+        for position, step in enumerate(self.steps):
+            if step.op == "recall" and not kept.issuperset(step.names):
+                raise BadStep(f"{step.text}: no step before it keeps this value", position)
+            kept.update(step.names)
+
     def __or__(self, other: Chain) -> Chain:
         if isinstance(other, str):
             raise ChainError(f"cannot join a chain and text; write fusegen.chain({other!r})")
@@ -112,18 +120,14 @@ def _settle(written: tuple[Step, ...]) -> tuple[Step, ...]:
             pairs.append((parameter, name))
         for name in step.names:
             _check_name(name, (), position)
-            if step.op == "recall" and name not in kept:
-                raise BadStep(
-                    f"recall({name}): no step before it keeps a value as {name}", position
-                )
             if step.op == "keep" and name in operands:
                 raise BadStep(
                     f"keep({name}): {name} is the name of an operand of this chain; choose another",
                     position,
                 )
-            kept.add(name)
+            kept.add(name)  # of a recall too: the keep may be in a chain that this one is joined to
         named.append(replace(step, operands=tuple(pairs)))
-    return tuple(_rename_kept(named, set(operands)))
+    return tuple(_rename_kept(named, {*operands}))
 
 
 def _rename_kept(steps: list[Step], taken: set[str]) -> Iterator[Step]:
@@ -135,7 +139,7 @@ def _rename_kept(steps: list[Step], taken: set[str]) -> Iterator[Step]:
             current[step.names[0]] = fresh
         yield replace(
             step,
-            names=tuple(current[name] for name in step.names),
+            names=tuple(current.get(name, name) for name in step.names),
             operands=tuple((p, current.get(name, name)) for p, name in step.operands),
         )
 

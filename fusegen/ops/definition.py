@@ -12,7 +12,15 @@ from fusegen import ir
 from fusegen.errors import ChainError
 from fusegen.ir import Expr
 from fusegen.ops.chain import Chain
-from fusegen.ops.schema import Attribute, BadArgument, canonical, match, nearest, show_value
+from fusegen.ops.schema import (
+    Attribute,
+    BadArgument,
+    canonical,
+    match,
+    nearest,
+    show_value,
+    signature_text,
+)
 from fusegen.ops.step import STRUCTURAL, UNNAMED, Definition, Step
 
 OPS: dict[str, Op] = {}
@@ -25,7 +33,7 @@ def lookup(name: str) -> Op:
     if found is None:
         guess = nearest(name, [*OPS, *ALIASES, *STRUCTURAL])
         hint = f"did you mean {guess!r}?" if guess else "`fusegen ops` lists them all"
-        raise ChainError(f"no operation is called {name!r}; {hint}")
+        raise ChainError(f"no operation is called {show_value(name)}; {hint}")
     return found
 
 
@@ -65,7 +73,19 @@ class Op(Definition):
     @property
     def signature(self) -> str:
         """The op as `fusegen ops` lists it: `leaky_relu(negative_slope: float = 0.01)`."""
-        return f"{self.name}({', '.join(p.signature for p in self.parameters)})"
+        return signature_text(self.name, self.parameters)
+
+    @property
+    def examples(self) -> tuple[Chain, ...]:
+        """A one-step chain for each sample, without optional operands and with all of them."""
+        constants = [p.name for p in self.parameters if p.takes_constant]
+        optional = {p.name: p.name for p in self.parameters if p.takes_tensor and not p.required}
+        given = [dict(zip(constants, sample, strict=False)) for sample in self.samples]
+        return tuple(
+            self(**values, **named)
+            for values in given
+            for named in ({}, optional)[: 1 + len(optional)]
+        )
 
     def resolve_reference(self) -> Callable[..., Any] | None:
         """The reference as a callable on tensors; resolving a dotted name imports torch."""
@@ -119,7 +139,7 @@ class Op(Definition):
             value = given.get(p.name)
             if p.role == "attribute" and p.name not in given:
                 if p.required:
-                    raise BadArgument(f"{self.name}: {p.name} is missing; {self.signature}")
+                    raise BadArgument(f"{self.name}: {p.name} is missing; {self.signature}", p.name)
                 attributes.append((p.name, p.default))
             elif p.role == "attribute" or (
                 p.role == "either" and not isinstance(value, str | Expr | None)

@@ -6,12 +6,13 @@ numbers in any place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import pkgutil
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from fusegen.errors import ChainError
-from fusegen.ir import ARITY, CONNECTIVES, Expr, Number, primitive
+from fusegen.ir import ARITY, Expr, Number, primitive
 from fusegen.ops.definition import Op
 from fusegen.ops.registry import register
 from fusegen.ops.schema import Attribute, Parameter, Role
@@ -82,9 +83,9 @@ _ROWS: dict[
     "where": (
         "input where the running value is true, other elsewhere.",
         (_tensor("input"), _tensor("other")),
-        lambda x, input, other: _where(x, input, other),
+        lambda x, input, other: pkgutil.resolve_name("torch.where")(x, input, other),
         0,
-        ((), (1.0, -1.0)),
+        ((), (1.0,)),
     ),
     "lt": ("Whether x < other.", _OTHER, "torch.lt", 0, _WITH_NUMBER),
     "le": ("Whether x <= other.", _OTHER, "torch.le", 0, _WITH_NUMBER),
@@ -110,35 +111,15 @@ _ROWS: dict[
 }
 
 
-def _where(condition: Any, yes: Any, no: Any) -> Any:
-    if hasattr(yes, "dtype"):
-        return yes.where(condition, no)
-    return no.where(~condition, yes) if hasattr(no, "dtype") else condition * (yes - no) + no
-
-
 def _apply(name: str, x: Expr | Number, *args: Expr | Number, **kwargs: Expr | Number) -> Expr:
     by_keyword = [kwargs.pop(p.name) for p in _ROWS[name][1][len(args) :] if p.name in kwargs]
     operands = (x, *args, *by_keyword)
     if kwargs or len(operands) != ARITY[name]:
         raise ChainError(f"{name} takes {ARITY[name]} expressions or numbers, got {len(operands)}")
-    check_kinds(name, operands)
+    for operand in operands:
+        if not isinstance(operand, Expr | float | int):
+            raise ChainError(f"{name}: got {operand!r} among expressions, wanted one or a number")
     return primitive(name, *operands)
-
-
-def check_kinds(name: str, operands: Iterable[Expr | Number]) -> None:
-    """Raise ChainError where a primitive gets conditions in place of numbers, or the reverse."""
-    for position, operand in enumerate(operands):
-        got = operand.kind if isinstance(operand, Expr) else "number"
-        is_condition = name in CONNECTIVES or (name == "where" and position == 0)
-        if isinstance(operand, Expr) and operand.op == "call":
-            continue  # traced: what the call gives is known once its body runs
-        if is_condition and got != "truth":
-            raise ChainError(f"{name}: got numbers, wanted a condition such as x > 0, or gt(0)")
-        if got == "truth" and not is_condition:
-            raise ChainError(
-                f"{name}: got a condition, {operand}, wanted numbers; "
-                f"where(condition, 1, 0) makes them"
-            )
 
 
 def _register(name: str) -> Op:

@@ -32,7 +32,7 @@ _KNOWN_NAMES = {"Expr": Expr, "Channel": Channel, "Trailing": Trailing, "Literal
 
 
 class BadArgument(ChainError):
-    """An argument that an op does not accept, with the position or keyword of the one at fault."""
+    """An argument that an op does not accept: its position or the parameter it is for."""
 
     def __init__(self, message: str, argument: int | str | None = None) -> None:
         super().__init__(message)
@@ -88,6 +88,13 @@ class Parameter:
         return f"{self.name}: {' | '.join(kinds)}{default}"
 
 
+def signature_text(op_name: str, parameters: Sequence[Parameter]) -> str:
+    """The op as `fusegen ops` lists it: `leaky_relu(negative_slope: float = 0.01)`."""
+    positional = [p.signature for p in parameters if not p.keyword_only]
+    by_keyword = [p.signature for p in parameters if p.keyword_only]
+    return f"{op_name}({', '.join(positional + ['*'] * bool(by_keyword) + by_keyword)})"
+
+
 def nearest(word: str, candidates: Iterable[str]) -> str | None:
     """The candidate that word was probably meant to be, if any comes close."""
     close = difflib.get_close_matches(word.lower(), list(candidates), n=1, cutoff=0.6)
@@ -115,7 +122,9 @@ def canonical(where: str, parameter: Parameter, value: object) -> Attribute:
         if accepted:
             return found
     wanted = " or ".join(_describe(kind) for kind in parameter.accepts)
-    raise BadArgument(f"{where}: {parameter.name} wants {wanted}, got {show_value(value)}")
+    raise BadArgument(
+        f"{where}: {parameter.name} wants {wanted}, got {show_value(value)}", parameter.name
+    )
 
 
 def _accept(kind: object, value: object) -> tuple[bool, Attribute]:
@@ -169,9 +178,13 @@ def show_value(value: object) -> str:
 
 def annotations_of(function: Callable[..., Any]) -> dict[str, object]:
     """The function's annotations, with those written as strings evaluated."""
-    captured = inspect.getclosurevars(function).nonlocals if inspect.isfunction(function) else {}
+    if not inspect.isfunction(function):
+        function = getattr(function, "__func__", type(function).__call__)
+    names = {**_KNOWN_NAMES, **getattr(function, "__globals__", {})}
+    if inspect.isfunction(function):
+        names.update(inspect.getclosurevars(function).nonlocals)
     try:
-        return get_type_hints(function, None, {**_KNOWN_NAMES, **captured}, include_extras=True)
+        return get_type_hints(function, None, names, include_extras=True)
     except (NameError, SyntaxError, TypeError, AttributeError) as error:
         raise ChainError(f"{function.__name__}: cannot read its annotations: {error}") from error
 
@@ -286,6 +299,4 @@ def match(
 
 
 def _takes(op_name: str, parameters: Sequence[Parameter]) -> str:
-    if not parameters:
-        return f"{op_name} takes no arguments"
-    return f"{op_name} takes ({', '.join(p.signature for p in parameters)})"
+    return f"it is {signature_text(op_name, parameters)}"

@@ -1,0 +1,137 @@
+"""The reference: a chain run with torch's own eager operations, step by step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusegen import ir
+from fusegen.errors import UnsupportedError
+from fusegen.ir import Expr
+from fusegen.ops import Chain, Op, Step, lookup
+
+_TORCH: Mapping[str, Callable[..., Any]] = {
+    "neg": torch.neg,
+    "abs": torch.abs,
+    "exp": torch.exp,
+    "expm1": torch.expm1,
+    "log": torch.log,
+    "log1p": torch.log1p,
+    "sqrt": torch.sqrt,
+    "rsqrt": torch.rsqrt,
+    "erf": torch.erf,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "sin": torch.sin,
+    "cos": torch.cos,
+    "pow": torch.pow,
+    "minimum": lambda a, b: torch.minimum(*_tensors(a, b)),
+    "maximum": lambda a, b: torch.maximum(*_tensors(a, b)),
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "div": lambda a, b: a / b,
+    "where": lambda c, a, b: torch.where(c, *_tensors(a, b)) if isinstance(c, Tensor) else (a if c else b),
+    "lt": lambda a, b: a < b,
+    "le": lambda a, b: a <= b,
+    "gt": lambda a, b: a > b,
+    "ge": lambda a, b: a >= b,
+    "eq": lambda a, b: a == b,
+    "ne": lambda a, b: a != b,
+    "logical_and": torch.logical_and,
+    "logical_or": torch.logical_or,
+    "logical_not": torch.logical_not,
+}
+
+
+def _tensors(a: Any, b: Any) -> tuple[Tensor, Tensor]:
+    """Both as tensors; a number takes the other's type."""
+    if not isinstance(a, Tensor) and isinstance(b, Tensor):
+        return torch.full_like(b, a), b
+    if not isinstance(b, Tensor) and isinstance(a, Tensor):
+        return a, torch.full_like(a, b)
+    return torch.as_tensor(a), torch.as_tensor(b)
+
+
+def run_eagerly(chain: Chain, x: Tensor, operands: Mapping[str, Tensor]) -> Tensor:
+    """Each step as a torch operation: the op's own reference, or its body evaluated with torch."""
+    values = dict(operands)
+    running = x
+    for step in chain.steps:
+        if step.op == "keep":
+            values[step.names[0]] = running
+        elif step.op == "recall":
+            running = values[step.names[0]]
+        else:
+            running = _run_step(step, running, {p: values[name] for p, name in step.operands})
+    return running
+
+
+def _run_step(step: Step, x: Tensor, operands: Mapping[str, Tensor]) -> Tensor:
+    definition = lookup(step.op)
+    function = definition.resolve_reference()
+    attributes = dict(step.attributes)
+    if function is None:
+        return _run_body(definition, x, operands, attributes)
+    result: Tensor = function(x, *operands.values(), **attributes) if not operands else function(
+        x, **_by_torch_names(definition, operands), **attributes
+    )
+    return result
+
+
+def _by_torch_names(definition: Op, operands: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    return operands
+
+
+def _run_body(
+    definition: Op, x: Tensor, operands: Mapping[str, Tensor], attributes: Mapping[str, Any]
+) -> Tensor:
+    leaves: dict[Expr, Tensor] = {}
+
+    def leaf(name: str, tensor: Tensor) -> Expr:
+        node = ir.tensor(name, range(-tensor.dim(), 0), tensor.dim())
+        leaves[node] = tensor
+        return node
+
+    seen = {}
+    for name, tensor in operands.items():
+        if definition.parameter(name).placement == "channel":
+            shape = [1] * x.dim()
+            shape[attributes.get("axis", 1)] = -1
+            tensor = tensor.reshape(shape)
+        seen[name] = leaf(f"operand {name}", tensor)
+    root = definition.function(leaf("x", x), **seen, **attributes)
+    values: dict[Expr, Any] = dict(leaves)
+    for node in ir.topological([root]):
+        if node not in values:
+            values[node] = _evaluate(node, [values[a] for a in node.args], x)
+    result = values[root]
+    return result if isinstance(result, Tensor) else torch.full_like(x, result)
+
+
+def _evaluate(node: Expr, args: list[Any], x: Tensor) -> Any:
+    number = ir.constant(node)
+    if number is not None:
+        return number
+    if node.op in _TORCH:
+        if not any(isinstance(a, Tensor) for a in args):
+            args = [torch.tensor(a, dtype=x.dtype, device=x.device) for a in args]
+        return _TORCH[node.op](*args)
+    if node.op == "count":
+        return float(math.prod(x.shape[a] for a in ir.axes_of(node)))
+    if node.op == "reduce":
+        kind, axes = ir.reduction(node)
+        dims = sorted(axes)
+        if kind == "sum":
+            return args[0].sum(dims, keepdim=True)
+        if kind == "mean":
+            return args[0].mean(dims, keepdim=True)
+        if kind == "variance":
+            return args[0].var(dims, correction=0, keepdim=True)
+    raise UnsupportedError(
+        f"{node.op} has no equal in torch that works on whole tensors; give the op a reference"
+    )
