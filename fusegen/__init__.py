@@ -1,3 +1,80 @@
-"""A code-generating kernel fuser for PyTorch."""
+"""A code-generating kernel fuser for PyTorch.
+
+Every operation is an attribute as well, a user's own included: `fusegen.gelu`, `fusegen.where`,
+`fusegen.exp`. `import fusegen` does not import torch; compiling does.
+"""
 
 __version__ = "0.1.0"
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from fusegen.dsl import chain
+from fusegen.errors import (
+    ArgumentError,
+    BuildError,
+    CacheError,
+    ChainError,
+    FusegenError,
+    UnsupportedError,
+)
+from fusegen.ir import Expr, reduce_max, reduce_mean, reduce_sum, reduce_variance, windows
+from fusegen.ops import ALIASES, OPS, Chain, Channel, Op, Trailing, keep, op, recall
+
+if TYPE_CHECKING:
+    from fusegen.runtime import Fused
+
+# Operations are not in it: a star import must not hide Python's abs and pow.
+__all__ = [
+    "OPS",
+    "ArgumentError",
+    "BuildError",
+    "CacheError",
+    "Chain",
+    "ChainError",
+    "Channel",
+    "Expr",
+    "Fused",
+    "FusegenError",
+    "Op",
+    "Trailing",
+    "UnsupportedError",
+    "__version__",
+    "chain",
+    "compile",
+    "keep",
+    "op",
+    "recall",
+    "reduce_max",
+    "reduce_mean",
+    "reduce_sum",
+    "reduce_variance",
+    "windows",
+]
+
+
+def compile(source: str | Chain | Op | Callable[..., Any]) -> "Fused":
+    """The chain as a differentiable function of tensors: text, a Chain, an op or a function.
+
+    Nothing is built before its first call. Raises ChainError for a mistake in the chain.
+    """
+    # Here, because it imports torch.
+    from fusegen.runtime import Fused
+
+    return Fused(chain(source))
+
+
+def __getattr__(name: str) -> Op:
+    if name == "Fused":
+        # Here, because it imports torch.
+        from fusegen.runtime import Fused
+
+        return Fused  # type: ignore[return-value]  # to a type checker it is the import above
+    found = OPS.get(ALIASES.get(name, name))
+    if found is None:
+        raise AttributeError(f"module 'fusegen' has no attribute {name!r}")
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *OPS, *ALIASES})

@@ -125,8 +125,15 @@ class EntryView:
                 found += [(s.partials, s.type, k.partials_size(s)) for s in k.sums]
             for s in k.stores:
                 if s.buffer.role == "scratch":
-                    found.append((s.name, s.type, k.size(s.buffer.extent)))
+                    found.append((s.name, s.type, k.host_size(s.buffer.extent)))
         return found
+
+    @property
+    def packed_arguments(self) -> list[int]:
+        """The positions of the tensors that are moved in packs, which need their alignment."""
+        flat = [k for k in self.kernels if k.family in ("pointwise", "inner")]
+        names = {r.buffer.name for k in flat for r in k.full_reads + k.stores}
+        return [i for i, b in enumerate(self.arguments) if b.name in names]
 
     def type(self, buffer: Buffer) -> str:
         """A buffer's element type in memory."""
@@ -281,13 +288,18 @@ class KernelView:
         return self.sums[0].columns
 
     @property
+    def host_columns(self) -> str:
+        """columns, where the launch is set up."""
+        return self.host_size(self.sums[0].extent[-1:]) if self.kernel.by_column else "1"
+
+    @property
     def slots(self) -> str:
         """In a finalise kernel: the number of partials of each result."""
         return f"{self.sums[0].partials}_slots"
 
     def partials_size(self, reduction: ReductionView) -> str:
         """The number of partials that one reduction leaves."""
-        return f"{self.size(reduction.extent)} * {reduction.partials}_slots"
+        return f"{self.host_size(reduction.extent)} * {reduction.partials}_slots"
 
     def compact(self, groups: Sequence[int]) -> str:
         """The compact index over some groups, from their locals."""
@@ -313,6 +325,20 @@ class KernelView:
         """The number of index values of several groups together."""
         return " * ".join(self.size_of(g) for g in groups) or "1"
 
+    def host_size(self, groups: Iterable[int]) -> str:
+        """The same, where the product may be too large for an Index."""
+        return " * ".join(f"static_cast<int64_t>({self.size_of(g)})" for g in groups) or "1"
+
+    @property
+    def needed(self) -> set[int]:
+        """The groups whose indices something asks for; elementwise tensors go by the flat index where there is one."""
+        is_flat = self.family in ("pointwise", "inner") and self.target.is_flat
+        tensors = self.partial_reads if is_flat else self.reads + self.stores
+        groups = {g for r in tensors for g in r.extent}
+        if self.family in ("inner", "outer"):
+            groups |= {g for s in self.sums for g in (*s.kept, *s.summed)}
+        return groups | ({self.last} if self.family == "pointwise" else set())
+
     def locate(self, index: str, groups: Sequence[int]) -> list[str]:
         """Lines that take a compact index over `groups` apart into a local per group, innermost first."""
         lines: list[str] = []
@@ -320,22 +346,18 @@ class KernelView:
         for depth in range(len(groups) - 1, -1, -1):
             group, outer = groups[depth], groups[:depth]
             word = self.word(group)
+            if not self.needed & {group, *outer}:
+                break
             if not outer:
                 lines.append(f"const Index {word} = {rest};")
                 break
-            above = "above_" + word
-            if group >= 0:
-                lines.append(f"const Index {above} = divide({rest}, sizes.{word});")
-                lines.append(f"const Index {word} = {rest} - {above} * sizes.{word}.value;")
-            else:
-                lines.append(f"const Index {above} = {rest} / {self.size_of(group)};")
-                lines.append(f"const Index {word} = {rest} % {self.size_of(group)};")
+            above = f"above_{word}"
+            quotient = f"divide({rest}, sizes.{word})" if group >= 0 else f"{rest} / {self.size_of(group)}"
+            lines.append(f"const Index {above} = {quotient};")
+            if group in self.needed:
+                lines.append(f"const Index {word} = {rest} - {above} * {self.size_of(group)};")
             rest = above
-        return [line for line in lines if self._is_used(line)]
-
-    def _is_used(self, line: str) -> bool:
-        """Whether a local is read by anything: a size-one domain leaves none."""
-        return bool(line)
+        return lines
 
     def offset(self, read: Read) -> str:
         """A tensor's element offset from the group indices, which are locals by then."""
@@ -364,9 +386,54 @@ class KernelView:
         return [r for r in self.reads if r.extent != frozenset(self.kernel.domain)]
 
     @property
+    def uniform_reads(self) -> list[Read]:
+        """What is broadcast along the innermost group."""
+        return [r for r in self.partial_reads if self.last not in r.extent]
+
+    @property
+    def varying_reads(self) -> list[Read]:
+        """What varies along the innermost group, but not along all."""
+        return [r for r in self.partial_reads if self.last in r.extent]
+
+    @property
     def last(self) -> int:
         """The innermost group."""
-        return self.kernel.domain[-1] if self.kernel.domain else 0
+        return self.domain[-1] if self.domain else 0
+
+    @property
+    def threads(self) -> int:
+        """Threads in a block."""
+        return 512 if self.family == "pointwise" else 256
+
+    @property
+    def packs(self) -> int:
+        """How many 16-byte accesses of each tensor a thread has in flight."""
+        return 2
+
+    @property
+    def accumulator_bytes(self) -> int:
+        """The size of the largest accumulator."""
+        numbers = {"sum": 1, "moments": 3, "max": 2, "pick": 1}
+        width = 8 if self.compute == "double" else 4
+        return width * max((numbers[r.kind] for r in self.reductions), default=0)
+
+    @property
+    def summary(self) -> str:
+        """What the kernel reads, accumulates and writes, in a line."""
+        full = [r.name for r in self.reads if set(self.domain + self.reduced) <= r.extent]
+        rest = [
+            f"{r.name} by ({', '.join(map(self.word, r.buffer.extent))})"
+            for r in self.reads
+            if r.name not in full
+        ]
+        parts = [f"Reads {', '.join(full + rest)}"] if self.reads else []
+        if self.sums:
+            verb = "merges partials into" if self.family == "finalise" else "leaves partials of"
+            parts.append(f"{verb} {', '.join(s.name for s in self.sums)}")
+        if self.stores:
+            parts.append(f"writes {', '.join(s.name for s in self.stores)}")
+        text = "; ".join(parts)
+        return f"{text[:1].upper()}{text[1:]}."
 
     @property
     def lanes(self) -> int:

@@ -1,24 +1,26 @@
 """The algebra that makes derived gradients as good as hand-written ones.
 
-Every rule keeps the value bit for bit in the forward direction, except the ones on sums, which move a factor out of a
-reduction along whose axes it does not vary. A masked zero is never pushed through a multiplication by something that
-might be infinite: eager's NaN there is ours too.
+Forward, every value is kept to the last bit: nothing is reassociated, and a constant is folded only
+where single precision holds it exactly. Two things hold up to rounding instead. A factor leaves a
+sum along whose axes it does not vary. And autodiff's NO_SHARE stays zero whatever it is multiplied
+with, so a branch that was not taken gives its derivative no NaN through 0 * inf.
+
+Why passes: most rules put one node in the place of one, which never makes a graph larger. A rule
+that needs more may spend only what dies with its node, nodes that have no other user; and these are
+known for the graph as it stood before the pass. Passes end because each rule takes a node away, or
+moves a factor, a sign or a condition one way only.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from fusegen import ir
-from fusegen.ir import Expr, Graph, constant, primitive, reduce
-
-_FOLD: Mapping[str, Callable[..., float]] = {
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-    "neg": lambda a: -a,
-}
+from fusegen.autodiff import NO_SHARE
+from fusegen.ir import Expr, Extent, Graph, const, constant, primitive
 
 
 def simplify(graph: Graph) -> Graph:
@@ -31,172 +33,287 @@ def simplify(graph: Graph) -> Graph:
 
 def simplification(roots: tuple[Expr, ...]) -> dict[Expr, Expr]:
     """Every node below the roots with what it becomes."""
-    new: dict[Expr, Expr] = {}
-    for node in ir.topological(roots):
-        current = ir.rebuild(node, tuple(new[a] for a in node.args))
-        new[node] = _settle(current)
-    return new
+    mapping = {node: node for node in ir.topological(roots)}
+    current = roots
+    while True:
+        step = _Pass(current).images
+        if all(step[root] is root for root in current):
+            return mapping
+        mapping = {node: step.get(image, image) for node, image in mapping.items()}
+        current = tuple(step[root] for root in current)
 
 
-def _settle(node: Expr) -> Expr:
-    """Rules applied at the top of a node whose arguments are settled already."""
-    for _ in range(8):
-        better = _step(node)
-        if better is node:
-            return node
-        node = _settle_arguments(better)
-    return node
+class _Mask(NamedTuple):
+    """A value that is there only where a condition holds, or only where it does not."""
+
+    condition: Expr
+    value: Expr
+    holds: bool
+    choice: Expr  # the `where` that makes it so
 
 
-def _settle_arguments(node: Expr) -> Expr:
-    return ir.rebuild(node, tuple(_step(a) for a in node.args))
+class _Pass:
+    """One walk over a graph, arguments first; `images` has what each node becomes."""
+
+    def __init__(self, roots: tuple[Expr, ...]) -> None:
+        self.images: dict[Expr, Expr] = {}
+        self.settled: dict[Expr, Expr] = {}
+        self.users: Counter[Expr] = Counter()
+        order = ir.topological(roots)
+        users = Counter((*roots, *(a for node in order for a in dict.fromkeys(node.args))))
+        for node in order:
+            image = self.again(node, tuple(self.images[a] for a in node.args))
+            self.images[node] = image
+            self.users[image] += users[node]
+
+    def again(self, node: Expr, args: tuple[Expr, ...]) -> Expr:
+        """The node on other arguments, settled."""
+        if node.op == "reduce":
+            return self.reduce(*ir.reduction(node), *args)
+        return self.settle(ir.rebuild(node, args))
+
+    def build(self, op: str, *args: Expr) -> Expr:
+        """A primitive on settled arguments, settled: no rule applies to it or below it."""
+        return self.settle(primitive(op, *args))
+
+    def reduce(self, kind: str, axes: Extent, *args: Expr) -> Expr:
+        """A reduction of settled arguments, settled."""
+        node = ir.reduce(kind, axes, *args)
+        if node.op == "mul" and node not in args:  # a sum, counted along what does not vary
+            return self.build("mul", self.settle(node.args[0]), node.args[1])
+        return self.settle(node)
+
+    def settle(self, node: Expr) -> Expr:
+        """What a node on settled arguments becomes."""
+        if node not in self.settled:
+            rule = _RULES.get(node.op)
+            result = rule(self, node) if rule else node
+            self.settled[node] = self.settled[result] = result
+        return self.settled[node]
+
+    def dies_with_its_user(self, node: Expr) -> bool:
+        """Whether at most one node uses it."""
+        return self.users[node] <= 1
+
+    def mask(self, node: Expr) -> _Mask | None:
+        """The node as a mask, a product's or quotient's drawn into its value."""
+        if node.op == "where":
+            condition, yes, no = node.args
+            if no is NO_SHARE:
+                return _Mask(condition, yes, True, node)
+            return _Mask(condition, no, False, node) if yes is NO_SHARE else None
+        if node.op in ("neg", "mul", "div") and self.dies_with_its_user(node):
+            for i, arg in enumerate(node.args[:1] if node.op == "div" else node.args):
+                if (found := self.mask(arg)) is not None:
+                    args = (*node.args[:i], found.value, *node.args[i + 1 :])
+                    return found._replace(value=self.build(node.op, *args))
+        return None
+
+    def united(self, a: Expr, b: Expr) -> Expr | None:
+        """a + b where both are masks by one condition."""
+        left, right = self.mask(a), self.mask(b)
+        if left is None or right is None or left.condition is not right.condition:
+            return None
+        if left.holds != right.holds:
+            yes, no = (left, right) if left.holds else (right, left)
+            return self.build("where", left.condition, yes.value, no.value)
+        if any(self.dies_with_its_user(m.choice) for m in (left, right)):
+            both = self.build("add", left.value, right.value)
+            sides = (both, NO_SHARE) if left.holds else (NO_SHARE, both)
+            return self.build("where", left.condition, *sides)
+        return None
 
 
-def _step(node: Expr) -> Expr:
-    rule = _RULES.get(node.op)
-    return rule(node) if rule is not None else node
+def _is_single(value: float) -> bool:
+    mantissa, exponent = math.frexp(value)
+    return (mantissa * 2**24).is_integer() and abs(exponent) < 120
+
+
+_FOLDS: Mapping[str, Callable[[float, float], float]] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+}
 
 
 def _folded(node: Expr) -> Expr | None:
-    values = [constant(a) for a in node.args]
-    if node.op in _FOLD and all(v is not None for v in values):
-        return ir.const(_FOLD[node.op](*values))
-    return None
-
-
-def _mask(node: Expr) -> tuple[Expr, Expr, bool] | None:
-    """(condition, value, whether the value stands where the condition holds) of a where that is zero on one side."""
-    if node.op != "where":
+    """The result of constants, where rounding it to single precision changes nothing."""
+    a, b = (constant(arg) for arg in node.args)
+    if a is None or b is None or not (_is_single(a) and _is_single(b)):
         return None
-    condition, yes, no = node.args
-    if constant(no) == 0.0:
-        return condition, yes, True
-    if constant(yes) == 0.0:
-        return condition, no, False
-    return None
+    result = _FOLDS[node.op](a, b)
+    return const(result) if _is_single(result) else None
 
 
-def _masked(condition: Expr, value: Expr, holds: bool) -> Expr:
-    return primitive("where", condition, value if holds else 0.0, 0.0 if holds else value)
+# Adding it changes nothing, while adding 0.0 turns -0.0 into 0.0; subtracting is the reverse.
+_NEUTRAL_TO_ADD = (NO_SHARE, const(-0.0))
+_NEUTRAL_TO_SUBTRACT = (NO_SHARE, const(0.0))
 
 
-def _add(node: Expr) -> Expr:
-    if (folded := _folded(node)) is not None:
-        return folded
+def _add(this: _Pass, node: Expr) -> Expr:
     a, b = node.args
-    if constant(a) == 0.0:
-        return b
-    if constant(b) == 0.0:
-        return a
-    left, right = _mask(a), _mask(b)
-    if left and right and left[0] is right[0]:
-        condition, u, u_holds = left
-        _, v, v_holds = right
-        if u_holds == v_holds:
-            return _masked(condition, _settle(u + v), u_holds)
-        yes, no = (u, v) if u_holds else (v, u)
-        return _settle(primitive("where", condition, yes, no))
-    if b.op == "neg":
-        return a - b.args[0]
+    for term, other in ((a, b), (b, a)):
+        if term in _NEUTRAL_TO_ADD:
+            return other
+    if (result := _folded(node)) is not None or (result := this.united(a, b)) is not None:
+        return result
+    for total, term in ((a, b), (b, a)):
+        if total.op == "add" and this.dies_with_its_user(total):
+            for part, rest in (total.args, total.args[::-1]):
+                # Exact: at every index, one of the two that are united is no share at all.
+                if (union := this.united(part, term)) is not None:
+                    return this.build("add", rest, union)
+    for term, other in ((b, a), (a, b)):
+        if term.op == "neg":
+            return this.build("sub", other, term.args[0])
     return node
 
 
-def _sub(node: Expr) -> Expr:
-    if (folded := _folded(node)) is not None:
-        return folded
+def _sub(this: _Pass, node: Expr) -> Expr:
     a, b = node.args
-    if constant(b) == 0.0:
+    if b in _NEUTRAL_TO_SUBTRACT:
         return a
-    return a + b.args[0] if b.op == "neg" else node
+    if (result := _folded(node)) is not None:
+        return result
+    if a in _NEUTRAL_TO_ADD:
+        return this.build("neg", b)
+    if b.op == "neg":
+        return this.build("add", a, b.args[0])
+    mask = this.mask(b)
+    if mask is not None and this.dies_with_its_user(mask.choice) and this.dies_with_its_user(b):
+        union = this.united(a, this.build("neg", b))
+        return node if union is None else union
+    return node
 
 
-def _mul(node: Expr) -> Expr:
-    if (folded := _folded(node)) is not None:
-        return folded
+def _mul(this: _Pass, node: Expr) -> Expr:
+    if NO_SHARE in node.args:
+        return NO_SHARE
+    if (result := _folded(node)) is not None:
+        return result
     a, b = node.args
     for factor, other in ((a, b), (b, a)):
         number = constant(factor)
         if number == 1.0:
             return other
         if number == -1.0:
-            return _settle(-other)
-        mask = _mask(other)
-        if number is not None and mask is not None and math.isfinite(number):
-            condition, value, holds = mask
-            return _masked(condition, _settle(primitive("mul", factor, value)), holds)
-    if a.op == "neg" and b.op == "neg":
-        return a.args[0] * b.args[0]
-    return node
+            return this.build("neg", other)
+        if number is not None and other.op == "neg":
+            return this.build("mul", other.args[0], const(-number))
+    return this.build("mul", a.args[0], b.args[0]) if a.op == b.op == "neg" else node
 
 
-def _div(node: Expr) -> Expr:
+def _div(this: _Pass, node: Expr) -> Expr:
     a, b = node.args
-    return a if constant(b) == 1.0 else node
+    number = constant(b)
+    if number == 1.0 or a is NO_SHARE:
+        return a
+    if number == -1.0:
+        return this.build("neg", a)
+    if a.op == "neg" and number is not None:
+        return this.build("div", a.args[0], const(-number))
+    return this.build("div", a.args[0], b.args[0]) if a.op == b.op == "neg" else node
 
 
-def _neg(node: Expr) -> Expr:
-    if (folded := _folded(node)) is not None:
-        return folded
+def _neg(this: _Pass, node: Expr) -> Expr:
     (a,) = node.args
+    number = constant(a)
+    if number is not None:
+        return a if a is NO_SHARE else const(-number)
     if a.op == "neg":
         return a.args[0]
-    if (mask := _mask(a)) is not None:
-        return _masked(mask[0], _settle(-mask[1]), mask[2])
+    if a.op == "mul":
+        for i, other in enumerate(reversed(a.args)):
+            number = constant(a.args[i])
+            if number is not None:
+                return this.build("mul", other, const(-number))
     return node
 
 
-def _where(node: Expr) -> Expr:
+def _where(this: _Pass, node: Expr) -> Expr:
     condition, yes, no = node.args
     if yes is no:
         return yes
+    if condition.op == "logical_not":
+        return this.build("where", condition.args[0], no, yes)
     if yes.op == "where" and yes.args[0] is condition:
-        return primitive("where", condition, yes.args[1], no)
+        return this.build("where", condition, yes.args[1], no)
     if no.op == "where" and no.args[0] is condition:
-        return primitive("where", condition, yes, no.args[2])
+        return this.build("where", condition, yes, no.args[2])
     return node
 
 
-def _reduce(node: Expr) -> Expr:
+def _logical_not(this: _Pass, node: Expr) -> Expr:
+    (a,) = node.args
+    return a.args[0] if a.op == "logical_not" else node
+
+
+def _pow(this: _Pass, node: Expr) -> Expr:
+    base, exponent = node.args
+    return base if constant(exponent) == 1.0 else node
+
+
+def _reduce(this: _Pass, node: Expr) -> Expr:
     kind, axes = ir.reduction(node)
-    value = node.args[0]
     if kind == "sum":
-        if value.op == "neg":
-            return -_settle(reduce("sum", axes, value.args[0]))
-        if value.op == "mul":
-            a, b = value.args
-            for factor, other in ((a, b), (b, a)):
-                if not factor.extent & axes:
-                    return factor * _settle(reduce("sum", axes, other))
-        if value.op == "div" and not value.args[1].extent & axes:
-            return _settle(reduce("sum", axes, value.args[0])) / value.args[1]
-        # Exactly one position of a window is the winner's, so a sum over the window is the value there.
-        guard = _mask(value)
-        if guard is not None and guard[2] and (window := _window_of(guard[0])) <= axes and window:
-            picked = reduce("pick", window, guard[1], guard[0].args[1])
-            return reduce("sum", axes - window, picked)
-        if value.op == "reduce" and ir.reduction(value)[0] == "sum":
-            return reduce("sum", axes | ir.reduction(value)[1], value.args[0])
-    if kind == "pick":
-        guard = _mask(value)
-        if guard is not None and guard[2] and _window_of(guard[0]) == axes:
-            if guard[0].args[1] is node.args[1]:
-                return reduce("pick", axes, guard[1], node.args[1])
+        total = _sum(this, node.args[0], axes)
+        return node if total is None else total
+    placed = _placed(node.args[0])
+    if kind == "pick" and placed is not None:
+        value, index, window = placed
+        if index is node.args[1] and window == axes:
+            return this.reduce("pick", axes, value, index)
     return node
 
 
-def _window_of(condition: Expr) -> ir.Extent:
-    """The axes of a condition that reads "the position along axes is the winner's"; none for any other."""
+def _sum(this: _Pass, value: Expr, axes: Extent) -> Expr | None:
+    """The sum with a sign or an invariant factor outside, or of the winners alone."""
+    if value.op == "reduce" and ir.reduction(value)[0] == "sum":
+        return this.reduce("sum", axes | ir.reduction(value)[1], value.args[0])
+    if value.op == "neg":
+        return this.build("neg", this.reduce("sum", axes, value.args[0]))
+    if value.op in ("mul", "div"):
+        a, b = value.args
+        if not b.extent & axes:
+            return this.build(value.op, this.reduce("sum", axes, a), b)
+        if not a.extent & axes and value.op == "mul":
+            return this.build("mul", a, this.reduce("sum", axes, b))
+    if value.op == "mul" and this.dies_with_its_user(value):
+        for inner, other in (value.args, value.args[::-1]):
+            if inner.op in ("neg", "mul", "div"):
+                for i, part in enumerate(inner.args[:1] if inner.op == "div" else inner.args):
+                    outside = [a for j, a in enumerate(inner.args) if j != i]
+                    if not any(a.extent & axes for a in outside):
+                        total = this.reduce("sum", axes, this.build("mul", part, other))
+                        return this.build(inner.op, total, *outside)
+    if (placed := _placed(value)) is not None:
+        # Exactly one position of a window is the winner's, so its sum is the value there.
+        placed_value, index, window = placed
+        if window <= axes:
+            picked = this.reduce("pick", window, placed_value, index)
+            return this.reduce("sum", axes - window, picked)
+    return None
+
+
+def _placed(node: Expr) -> tuple[Expr, Expr, Extent] | None:
+    """(value, index, axes) of a value that stands at the index along the axes, zero elsewhere."""
+    if node.op != "where" or constant(node.args[2]) != 0.0:
+        return None
+    condition, value, _ = node.args
     if condition.op != "eq" or condition.args[0].op != "position":
-        return frozenset()
-    return frozenset(ir.axes_of(condition.args[0]))
+        return None
+    here, index = condition.args
+    return value, index, frozenset(ir.axes_of(here))
 
 
-_RULES: Mapping[str, Callable[[Expr], Expr]] = {
+_RULES: Mapping[str, Callable[[_Pass, Expr], Expr]] = {
     "add": _add,
     "sub": _sub,
     "mul": _mul,
     "div": _div,
     "neg": _neg,
+    "pow": _pow,
     "where": _where,
+    "logical_not": _logical_not,
     "reduce": _reduce,
 }
