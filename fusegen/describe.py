@@ -7,14 +7,14 @@ tensors; so the text is the one that a call on such tensors builds.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fusegen import ir
 from fusegen.codegen import Source
 from fusegen.errors import ArgumentError
 from fusegen.lower import FLOATING, Bound, Shape, bind, stages
-from fusegen.ops import Chain, Op, Step, lookup
+from fusegen.ops import Chain, lookup, nearest
 from fusegen.program import (
     Derivative,
     Program,
@@ -27,8 +27,8 @@ from fusegen.program import (
 from fusegen.target import TARGETS
 
 LAYOUTS = ("contiguous", "channels_last")
-_FEWEST_AXES = 4
-_ASSUMED_SIZES = (2, 3, 8, 10, 12)  # of the first axes; those after them are as long as the last
+_FEWEST_AXES, _MOST_AXES = 4, 8
+_ASSUMED_SIZES = (2, 3, 8, 10, 12, 12, 12, 12)
 # Where offsets have 32 bits, a row longer than this that shares the machine with too few others
 # goes over many blocks, in passes.
 _LONG_ROW = 1 << 16
@@ -37,7 +37,7 @@ _FEW_ROWS = 512
 
 @dataclass(frozen=True)
 class Situation:
-    """What a chain is called with: shapes (assumed where None or left out), element type, layout."""
+    """What a chain is called with; shapes that are None or left out are assumed."""
 
     shape: Shape | None = None
     operands: Mapping[str, Shape] = field(default_factory=dict)
@@ -45,30 +45,183 @@ class Situation:
     layout: str = "contiguous"
 
 
-def sources(
-    chain: Chain, target: str, situation: Situation, *, grad: bool
-) -> tuple[Source, ...]:
+def sources(chain: Chain, target: str, situation: Situation, *, grad: bool) -> tuple[Source, ...]:
     """The modules that a call builds: one, or two where pooling follows a reduction.
 
     With grad they hold the forward that saves what its backward wants, and the backward for x and
     every operand. Raises ArgumentError for a situation that the chain does not fit.
     """
-    _check("target", target, tuple(TARGETS))
-    _check("dtype", situation.dtype, FLOATING)
-    _check("layout", situation.layout, LAYOUTS)
+    _require("target", target, TARGETS)
+    _require("dtype", situation.dtype, FLOATING)
+    _require("layout", situation.layout, LAYOUTS)
     shape, operands = assumed_shapes(chain, situation)
+    dtype, layout = situation.dtype, situation.layout
     found = []
     for stage in stages(chain):
-        dtype = situation.dtype
         bound = bind(stage, (shape, dtype), {n: (operands[n], dtype) for n in stage.operands})
-        order = _memory_order(len(bound.domain), situation.layout)
+        order = memory_order(shape, bound.domain, layout)
         program = forward(bound, is_training=grad)
-        dtypes = element_types(program, bound, [dtype] * len(program.graph.inputs))
+        input_count = len(program.graph.inputs)
+        types = element_types(program, bound, [dtype] * input_count)
         programs = [program]
         if grad:
-            found_derivative = derivative(program, range(len(program.graph.inputs)), (0,))
-            programs.append(found_derivative.program)
-            dtypes = with_derivative(program, found_derivative, dtypes)
-        found.append(source(stage, programs, signature(target, order, programs, dtypes, bound)))
+            backward = derivative(program, range(input_count), (0,))
+            programs.append(backward.program)
+            types = with_derivative(program, backward, types)
+        found.append(source(stage, programs, signature(target, order, programs, types, bound)))
         shape = bound.result_shape
+        if list(order) == sorted(order):
+            layout = "contiguous"
     return tuple(found)
+
+
+def _require(what: str, value: str, allowed: Iterable[str]) -> None:
+    if value not in allowed:
+        raise ArgumentError(f"argument {what!r}: got {value!r}, wanted {' or '.join(allowed)}")
+
+
+# The rules of a signature, for tensors and for plain data alike.
+
+
+def memory_order(shape: Shape, domain: Shape, layout: str) -> tuple[int, ...]:
+    """The axes, outermost first, of a dense x in a layout; axes of size one move nothing."""
+    rank = len(domain)
+    logical = tuple(range(-rank, 0))
+    channels_last = (-rank, *range(-rank + 2, 0), -rank + 1)
+    if layout == "contiguous" or len(shape) != rank or rank < 3:
+        return logical
+    moved = [axis for axis in channels_last if shape[axis] != 1]
+    return logical if moved == sorted(moved) else channels_last
+
+
+def element_types(program: Program, bound: Bound, input_types: Sequence[str]) -> dict[str, str]:
+    """The element type of each tensor of a forward program, by name."""
+    types = dict(zip(program.input_names, input_types, strict=True))
+    for name in program.output_names:
+        picked = types.get(name.removeprefix("picked_"))
+        types[name] = bound.dtype if name == "out" else picked or index_dtype(bound.windows)
+    return types
+
+
+def with_derivative(
+    program: Program, found: Derivative, dtypes: Mapping[str, str]
+) -> dict[str, str]:
+    """With the derivative's tensors: a cotangent has the type of what it belongs to."""
+    result = dict(dtypes)
+    for leaf, (pool, i) in zip(found.program.graph.inputs, found.sources, strict=True):
+        name = program.input_names[i] if pool == "input" else program.output_names[i]
+        result[ir.name_of(leaf)] = dtypes[name]
+    for name, i in zip(found.program.output_names, found.targets, strict=True):
+        result[name] = dtypes[program.input_names[i]]
+    return result
+
+
+def signature(
+    target: str,
+    order: tuple[int, ...],
+    programs: Sequence[Program],
+    dtypes: Mapping[str, str],
+    bound: Bound,
+) -> Signature:
+    """What the module of these programs depends on."""
+    mentioned = {name for p in programs for name in (*p.input_names, *p.output_names)}
+    return Signature(
+        target,
+        order,
+        tuple(sorted((name, dtype) for name, dtype in dtypes.items() if name in mentioned)),
+        64 if target == "cpp" or math.prod(bound.domain) >= 1 << 31 else 32,
+        _allows_fused(programs[0], bound),
+    )
+
+
+def _allows_fused(program: Program, bound: Bound) -> bool:
+    for node in ir.topological(program.graph.roots):
+        if node.op == "reduce":
+            _, axes = ir.reduction(node)
+            length = math.prod(bound.domain[a] for a in axes if a < 0)
+            rows = math.prod(bound.domain) // max(1, length)
+            if length > _LONG_ROW and rows < _FEW_ROWS:
+                return False
+    return True
+
+
+# The shapes of a chain of which only the text is known.
+
+
+def assumed_shapes(chain: Chain, situation: Situation) -> tuple[Shape, dict[str, Shape]]:
+    """x's shape and every operand's: as given, else the plainest that the chain accepts.
+
+    That is one value a channel for a per-channel operand, the normalised axes for layernorm's, and
+    for any other the shape of the value that it meets.
+    """
+    for name in situation.operands:
+        if name not in chain.operands:
+            guess = nearest(name, chain.operands)
+            known = f"did you mean {guess!r}?" if guess else f"it takes {_listed(chain.operands)}"
+            raise ArgumentError(f"the chain {chain.text!r} has no operand {name!r}; {known}")
+    shape = _assumed_shape(chain) if situation.shape is None else situation.shape
+    found = dict(situation.operands)
+    running = shape
+    for step in chain.steps:
+        for parameter, name in step.operands:
+            if name not in chain.operands:
+                continue  # a kept value
+            if name not in found:
+                found[name] = _assumed_operand(chain, name, running)
+            if lookup(step.op).parameter(parameter).placement == "broadcast":
+                running = _broadcast(running, found[name])
+    return shape, {name: found[name] for name in chain.operands}
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) if names else "none"
+
+
+def _broadcast(a: Shape, b: Shape) -> Shape:
+    rank = max(len(a), len(b))
+    pairs = zip((1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b, strict=True)
+    return tuple(n if m == 1 else m for m, n in pairs)
+
+
+def _assumed_shape(chain: Chain) -> Shape:
+    rank = _FEWEST_AXES
+    trailing: Shape = ()
+    windows: Shape = ()
+    for step in chain.steps:
+        attributes = dict(step.attributes)
+        axis = attributes.get("axis")
+        if isinstance(axis, int):
+            rank = max(rank, axis + 1 if axis >= 0 else -axis)
+        trailing = max(trailing, _sizes(attributes.get("normalized_shape")), key=len)
+        pooled = 0 if step.is_structural else lookup(step.op).window_axes
+        if pooled:
+            size = _sizes(attributes.get("kernel_size"))
+            windows = size * pooled if len(size) == 1 else size
+            rank = pooled + 2
+    rank = min(max(rank, len(trailing)), _MOST_AXES)  # bind tells of an axis that is out of range
+    sizes = list(_ASSUMED_SIZES[:rank])
+    for i, window in enumerate(reversed(windows), start=1):
+        sizes[-i] = max(sizes[-i], window + 1)
+    return (*sizes[: rank - len(trailing)], *trailing)
+
+
+def _sizes(attribute: object) -> Shape:
+    if isinstance(attribute, tuple):
+        return attribute
+    return (attribute,) if isinstance(attribute, int) else ()
+
+
+def _assumed_operand(chain: Chain, name: str, running: Shape) -> Shape:
+    uses = chain.uses(name)
+    placed = [step for step, parameter in uses if parameter.placement != "broadcast"]
+    if not placed:
+        return running
+    attributes = dict(placed[0].attributes)
+    axis = attributes.get("axis")
+    if not isinstance(axis, int):
+        return _sizes(attributes.get("normalized_shape")) or running[-1:]
+    if not -len(running) <= axis < len(running):
+        return ()  # bind tells of it
+    # Where another step broadcasts the same operand, ones keep it along the same axis.
+    behind = len(running[axis:]) - 1 if len(placed) < len(uses) else 0
+    return (running[axis], *(1,) * behind)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -124,10 +125,12 @@ class Output:
     final_shape: Shape
     is_zeroed: bool  # the kernel leaves a dropped edge, or has nothing to do
 
-    def allocate(self, device: torch.device) -> Tensor:
-        """Memory for it."""
-        out = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)
-        return out.zero_() if self.is_zeroed else out
+    def allocator(self, device: torch.device) -> Callable[[], Tensor]:
+        """What gives memory for it: bound to its arguments once, since half a call's time goes into such things."""
+        make = partial(
+            torch.empty_strided, self.shape, self.strides, dtype=self.dtype, device=device
+        )
+        return (lambda: make().zero_()) if self.is_zeroed else make
 
     def hand_over(self, result: Tensor) -> Tensor:
         """The result in its final shape."""
@@ -158,29 +161,26 @@ class Plan:
         self.is_empty = is_empty
         self.is_ready = all(i.is_ready for i in inputs)
         self.changes_shape = any(o.shape != o.final_shape for o in outputs)
-        self.index = device.index if device.type == "cuda" else None
+        self.allocators = tuple(o.allocator(device) for o in outputs)
+        # The last argument says where to run: the device's current stream, or how many threads.
+        self.where: Callable[[], int] = torch.get_num_threads
+        if device.type == "cuda":
+            self.sizes = (*self.sizes, device.index)
+            self.where = partial(torch._C._cuda_getCurrentRawStream, device.index)
         self.scratch_bytes = 0
         if not is_empty:
             blank = (0,) * (len(inputs) + len(outputs))
-            self.scratch_bytes = launch(*blank, -1, *self.sizes, *self._where())
-
-    def _where(self) -> tuple[int, ...]:
-        """The arguments that say where to run: the device and its current stream, or the number of threads."""
-        if self.index is None:
-            return (torch.get_num_threads(),)
-        return self.index, torch._C._cuda_getCurrentRawStream(self.index)
+            self.scratch_bytes = launch(*blank, -1, *self.sizes, self.where())
 
     def run(self, tensors: Sequence[Tensor], out: Tensor | None = None) -> tuple[Tensor, ...]:
         """Launch on tensors of the planned combination; out, where given, is ready to be written."""
         if not self.is_ready:
             tensors = [i.arrange(t) for i, t in zip(self.inputs, tensors, strict=True)]
-        results = tuple([o.allocate(self.device) for o in self.outputs]) if out is None else (out,)
+        results = tuple([make() for make in self.allocators]) if out is None else (out,)
         if not self.is_empty:
             self._launch(tensors, results)
         if self.changes_shape and out is None:
-            return tuple(
-                [o.hand_over(r) for r, o in zip(results, self.outputs, strict=True)]
-            )
+            return tuple([o.hand_over(r) for r, o in zip(results, self.outputs, strict=True)])
         return results
 
     def _launch(self, tensors: Sequence[Tensor], results: Sequence[Tensor]) -> None:
@@ -188,8 +188,8 @@ class Plan:
         if self.scratch_bytes:
             memory = torch.empty(self.scratch_bytes, dtype=torch.uint8, device=self.device)
             scratch = memory.data_ptr()
-        pointers = [t.data_ptr() for t in tensors] + [r.data_ptr() for r in results]
-        if self.launch(*pointers, scratch, *self.sizes, *self._where()) == 1:
+        pointers = map(Tensor.data_ptr, (*tensors, *results))
+        if self.launch(*pointers, scratch, *self.sizes, self.where()) == 1:
             # Some view begins off a 16-byte boundary: give the kernels aligned copies.
             aligned = [t if t.data_ptr() % _ALIGNMENT == 0 else t.clone() for t in tensors]
             homes = [r if r.data_ptr() % _ALIGNMENT == 0 else torch.empty_like(r) for r in results]
@@ -215,11 +215,7 @@ def make_plan(
     for leaf, meta in zip(program.graph.inputs, metas, strict=True):
         shape = _shape(leaf.extent, domain, pooled)
         strides = dense_strides(shape, order)
-        is_ready = all(
-            size == 1 or have == want
-            for size, have, want in zip(shape, meta.stride, strides, strict=False)
-        )
-        inputs.append(Input(shape, strides, is_ready and meta.shape == shape))
+        inputs.append(Input(shape, strides, _lies_alike(meta.shape, meta.stride, shape, strides)))
         if math.prod(meta.shape) != math.prod(shape):
             raise ArgumentError(f"{leaf}: got shape {meta.shape}, wanted {shape}")
     is_empty = math.prod(domain) == 0
@@ -247,6 +243,13 @@ def _shape(extent: ir.Extent, domain: Shape, pooled: Mapping[int, int]) -> Shape
         size = domain[axis] if whole else pooled[axis]
         sizes.append(size if axis in extent else 1)
     return tuple(sizes)
+
+
+def _lies_alike(shape: Shape, stride: Shape, other: Shape, strides: Shape) -> bool:
+    """Whether two descriptions of a tensor, axes of size one aside, are of the same memory."""
+    have = [pair for pair in zip(shape, stride, strict=True) if pair[0] != 1]
+    want = [pair for pair in zip(other, strides, strict=True) if pair[0] != 1]
+    return have == want or math.prod(other) == 0
 
 
 def check_tensor(name: str, value: Any) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fusegen import ir, toolchain
+from fusegen.describe import Situation, sources
 from fusegen.errors import ArgumentError
 from fusegen.lower import Bound, bind, stages
 from fusegen.ops import Chain
@@ -91,6 +92,32 @@ class Fused:
         if named or len(operands) != len(self.chain.operands):
             operands = self._by_name(operands, named)
         return run_eagerly(self.chain, x, dict(zip(self.chain.operands, operands, strict=True)))
+
+    def source(
+        self,
+        target: str | None = None,
+        dtype: str | torch.dtype = "float32",
+        *,
+        grad: bool = False,
+        shape: Sequence[int] | None = None,
+        operands: Mapping[str, Sequence[int]] | None = None,
+        layout: str = "contiguous",
+    ) -> str:
+        """The text that a call builds: the forward, and with grad the backward for every input.
+
+        target is "cuda" or "cpp", None the one that this machine runs; dtype is x's and the
+        operands'; layout is "contiguous" or "channels_last". Shapes that are left out are assumed;
+        they decide little more than what broadcasts. Where pooling follows a reduction, there are
+        two modules, one after the other.
+        """
+        situation = Situation(
+            None if shape is None else tuple(shape),
+            {name: tuple(sizes) for name, sizes in (operands or {}).items()},
+            dtype if isinstance(dtype, str) else dtype_name(dtype),
+            layout,
+        )
+        chosen = target or ("cuda" if torch.cuda.is_available() else "cpp")
+        return "\n".join(s.text for s in sources(self.chain, chosen, situation, grad=grad))
 
     def __repr__(self) -> str:
         return f"fusegen.compile({self.chain.text!r})"
@@ -268,7 +295,9 @@ class _Call:
     __slots__ = (
         "bound",
         "dtypes",
+        "fixed",
         "foreseen",
+        "kept",
         "metas",
         "next_calls",
         "order",
@@ -299,6 +328,12 @@ class _Call:
         self.dtypes = dtypes
         self.foreseen = foreseen
         self.signature = signature
+        count = len(program.graph.inputs)
+        shift = {"input": 0, "output": count}
+        sources = foreseen.sources if foreseen is not None else ()
+        # What the derivative reads, as positions among inputs and outputs together; and the outputs that have none.
+        self.kept = tuple(shift[pool] + i for pool, i in sources if pool in shift)
+        self.fixed = tuple(i for i, value in enumerate(program.values) if value is None)
         self.next_calls: dict[Any, tuple[Derivative, _Call]] = {}
 
     def backward_call(
@@ -310,9 +345,12 @@ class _Call:
     ) -> tuple[Derivative, _Call, list[Tensor]]:
         """The derivative, planned for these cotangents, and its inputs in order."""
         found = self.part.derivative(self.program, needs, present)
-        split = len(self.program.graph.inputs)
-        pools = {"input": tensors[:split], "output": tensors[split:], "cotangent": cotangents}
-        inputs = [pools[pool][i] for pool, i in found.sources]
+        count = len(self.program.graph.inputs)
+        saved = dict(zip(self.kept, tensors, strict=True))
+        inputs = [
+            cotangents[i] if pool == "cotangent" else saved[i if pool == "input" else count + i]
+            for pool, i in found.sources
+        ]
         ready = [t for t in inputs if t is not None]
         assert len(ready) == len(inputs)
         again = torch.is_grad_enabled() and any([t.requires_grad for t in ready])
@@ -347,19 +385,12 @@ class _Launch(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: _Call, *tensors: Tensor) -> tuple[Tensor, ...]:
         results = call.plan.run(tensors)
-        assert call.foreseen is not None
-        kept: list[Tensor | None] = [None] * (len(tensors) + len(results))
-        for pool, i in call.foreseen.sources:
-            if pool == "input":
-                kept[i] = tensors[i]
-            elif pool == "output":
-                kept[len(tensors) + i] = results[i]
-        ctx.save_for_backward(*kept)
-        ctx.set_materialize_grads(False)
         ctx.call = call
-        fixed = [r for r, v in zip(results, call.program.values, strict=True) if v is None]
-        if fixed:
-            ctx.mark_non_differentiable(*fixed)
+        both = tensors + results
+        ctx.save_for_backward(*[both[i] for i in call.kept])
+        ctx.set_materialize_grads(False)
+        if call.fixed:
+            ctx.mark_non_differentiable(*[results[i] for i in call.fixed])
         return results
 
     @staticmethod

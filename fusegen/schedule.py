@@ -118,7 +118,8 @@ def collapse(
     pooled_axes = sorted(windows)
     place |= {-axis: -1 - i for i, axis in enumerate(pooled_axes)}
     grouping = Grouping(
-        tuple(map(tuple, groups)),
+        # Where nothing varies at all, one group of no axes: its size is 1, as an empty product is.
+        tuple(map(tuple, groups)) or ((),),
         tuple(windows[a] for a in pooled_axes),
         tuple(place[a] for a in pooled_axes if a in place),
     )

@@ -200,7 +200,7 @@ def _mul(this: _Pass, node: Expr) -> Expr:
             return this.build("neg", other)
         if number is not None and other.op == "neg":
             return this.build("mul", other.args[0], const(-number))
-    return this.build("mul", a.args[0], b.args[0]) if a.op == b.op == "neg" else node
+    return _without_signs(this, node)
 
 
 def _div(this: _Pass, node: Expr) -> Expr:
@@ -212,7 +212,18 @@ def _div(this: _Pass, node: Expr) -> Expr:
         return this.build("neg", a)
     if a.op == "neg" and number is not None:
         return this.build("div", a.args[0], const(-number))
-    return this.build("div", a.args[0], b.args[0]) if a.op == b.op == "neg" else node
+    return _without_signs(this, node)
+
+
+def _without_signs(this: _Pass, node: Expr) -> Expr:
+    """A product or quotient with the signs of its arguments cancelled, or outside."""
+    bare = [arg.args[0] if arg.op == "neg" else arg for arg in node.args]
+    signs = [arg for arg in node.args if arg.op == "neg"]
+    if len(signs) == 2:
+        return this.build(node.op, *bare)
+    if signs and signs[0].extent == node.extent and this.dies_with_its_user(signs[0]):
+        return this.build("neg", this.build(node.op, *bare))
+    return node
 
 
 def _neg(this: _Pass, node: Expr) -> Expr:

@@ -28,6 +28,8 @@ class Target:
 
     def literal(self, value: float, compute: str) -> str:
         """A typed literal that is the value, rounded to the compute type as torch rounds it."""
+        if math.isnan(value):
+            return "NAN"
         if math.isinf(value):
             return "INFINITY" if value > 0 else "-INFINITY"
         text = repr(value)

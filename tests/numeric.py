@@ -4,15 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fusegen.dsl import chain
-from fusegen.runtime import Fused
-
 EPSILON = {d: torch.finfo(d).eps for d in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
-
-
-def compiled(text):
-    """The chain of this text, fused."""
-    return Fused(chain(text))
 
 
 @dataclass
@@ -49,7 +41,7 @@ def outcome(function, tensors, cotangent=None, dtype=None):
         return Outcome(result, (None,) * len(inputs))
     if cotangent is None:
         cotangent = cotangent_for(result)
-    found = iter(torch.autograd.grad(result, wanted, cotangent.to(result.dtype)))
+    found = iter(torch.autograd.grad(result, wanted, cotangent.to(result.dtype), allow_unused=True))
     return Outcome(result.detach(), tuple(next(found) if t.requires_grad else None for t in inputs))
 
 
@@ -60,25 +52,38 @@ def cotangent_for(result):
 
 
 def assert_as_accurate(ours, eager, exact, slack=8.0):
-    """Neither the largest absolute nor the largest relative error exceeds twice eager's plus some roundings.
+    """Neither the largest absolute error nor the typical relative one exceeds twice eager's plus some roundings.
 
-    exact is eager in fp64 on the same inputs. Both measures are needed: where terms cancel (gelu far to the left) eager
-    itself has no relative accuracy, and for small values (expm1 near 0) an absolute bound says nothing. slack counts
-    roundings of the result's type: libmvec's functions are within 4 ulp, and eager's own error may happen to be zero.
+    exact is eager in fp64 on the same inputs. Both measures are needed: an absolute bound says nothing of small values
+    (expm1 near 0), and where terms cancel (gelu far to the left) no element has relative accuracy, eager's neither; so
+    of the relative errors the upper quartile is compared. slack counts roundings of the result's type: libmvec's
+    functions are within 4 ulp, and eager's own error may happen to be zero.
     """
     for name, a, b, c in zip(ours.names, ours.tensors, eager.tensors, exact.tensors, strict=True):
         assert a.shape == b.shape, f"{name}: shape {tuple(a.shape)}, eager's {tuple(b.shape)}"
         assert a.dtype == b.dtype, f"{name}: {a.dtype}, eager's {b.dtype}"
-        assert torch.equal(a.isnan(), b.isnan()), f"{name}: NaN at other places than eager's"
-        assert torch.equal(a.isinf(), b.isinf()), f"{name}: infinite at other places than eager's"
-        a, b, c = (t[torch.isfinite(b)].double() for t in (a, b, c))
+        # Where a narrow type overflows on the way in eager, we who compute in fp32 may still be right.
+        like_exact = c.to(a.dtype)
+        for kind, test in (("NaN", torch.isnan), ("infinite", torch.isinf)):
+            is_odd = (test(a) != test(b)) & (test(a) != test(like_exact))
+            assert not is_odd.any(), f"{name}: {kind} at other places than eager's"
+        a, b, c = (t[torch.isfinite(a) & torch.isfinite(b)].double() for t in (a, b, c))
         if not a.numel():
             continue
-        size = c.abs()
-        for measure, scale in (("absolute", size.max().clamp(1e-30)), ("relative", size + 1e-30)):
-            mine, its = ((t - c).abs().div(scale).max().item() for t in (a, b))
-            bound = 2 * its + slack * EPSILON[eager.result.dtype]
-            assert mine <= bound, f"{name}: {measure} error {mine:.3g}, eager's {its:.3g}"
+        epsilon = EPSILON[eager.result.dtype]
+        (mine, mine_relative), (its, its_relative) = (_errors(t, c) for t in (a, b))
+        bound = 2 * its + slack * epsilon * c.abs().max().item()
+        assert mine <= bound, f"{name}: largest error {mine:.3g}, eager's {its:.3g}"
+        bound = 2 * its_relative + slack * epsilon
+        text = f"{name}: typical relative error {mine_relative:.3g}, eager's {its_relative:.3g}"
+        assert mine_relative <= bound, text
+
+
+def _errors(found, exact):
+    """The largest absolute error and the upper quartile of the relative ones."""
+    error = (found - exact).abs()
+    relative = (error / exact.abs().clamp(min=1e-300)).nan_to_num(0.0)
+    return error.max().item(), relative.quantile(0.75).item()
 
 
 def assert_same_bits(ours, eager):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from fusegen.ir import Expr, primitive
@@ -69,12 +70,17 @@ def _bounds_problem(min: float | None, max: float | None) -> str | None:
     check=_bounds_problem,
 )
 def clamp(x: Expr, min: float | None = None, max: float | None = None) -> Expr:
-    """x, at least min and at most max; NaN stays NaN, and both bounds let the gradient through."""
-    result = x
-    if max is not None:
-        result = primitive("where", x > max, max, result)
+    """x, at least min and at most max; both bounds let the gradient through, NaN stays but does not."""
+    # What lies neither within nor outside is NaN.
+    within: Expr | None = None
+    result: Expr | float = math.nan
     if min is not None:
         # Where the bounds are crossed the upper one wins, as in torch.
         lowest = min if max is None or min <= max else max
+        within = x >= min
         result = primitive("where", x < min, lowest, result)
-    return result
+    if max is not None:
+        within = x <= max if within is None else within & (x <= max)
+        result = primitive("where", x > max, max, result)
+    assert within is not None
+    return primitive("where", within, x, result)

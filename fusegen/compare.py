@@ -1,0 +1,131 @@
+"""A chain beside eager torch on random values: how far off each is, forward and gradients.
+
+Both are compared with eager torch in float64 on the same values. In float32, fusegen may be as far
+off as twice eager's own error and 8 ulp of the largest value: eager's error may happen to be zero.
+In float64 that reference is eager's own result, so eager's error can only be estimated: from the
+one in float32, which the same operations made, by the ratio of the types' precision. A single
+rounding near a pole moves such an estimate much, so there it is 8 times that, and the 8 ulp.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fusegen.describe import Situation, assumed_shapes
+from fusegen.errors import ArgumentError
+from fusegen.ops import Chain
+from fusegen.runtime import Fused
+
+_TIMES_EAGER = {torch.float32: 2, torch.float64: 8}
+_ULP = 8
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One result in one type: the largest error of fusegen and of eager, and what is allowed."""
+
+    dtype: str
+    result: str  # "out", or "d_x" for the gradient of x
+    fused_error: float
+    eager_error: float
+    allowed_error: float
+
+    @property
+    def is_good(self) -> bool:
+        """Whether fusegen is within what is allowed."""
+        return self.fused_error <= self.allowed_error
+
+
+def compare(chain: Chain, situation: Situation, device: str, seed: int) -> list[Comparison]:
+    """Every result in float64 and in float32. Builds the chain; situation's dtype is not used.
+
+    Raises ArgumentError for shapes that do not fit and for a device that is not there.
+    """
+    fused = Fused(chain)
+    shape, shapes = assumed_shapes(chain, situation)
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(shape: tuple[int, ...]) -> Tensor:
+        return torch.randn(shape, generator=generator).to(device)
+
+    try:
+        tensors = {"x": _laid_out(random(shape), situation.layout)}
+        tensors |= {name: random(shapes[name]) for name in chain.operands}
+    except (RuntimeError, AssertionError) as error:  # torch's ways to say: no such device, no room
+        raise ArgumentError(f"device {device!r}: {str(error).splitlines()[0]}") from error
+
+    def results(function: Callable[..., Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+        return _results(function, tensors, dtype, torch.Generator().manual_seed(seed + 1))
+
+    ours32 = results(fused, torch.float32)  # the first, as it tells of a mistake in the shapes
+    exact = results(fused.reference, torch.float64)
+    eager32 = results(fused.reference, torch.float32)
+    ratio = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
+    rows = []
+    for name, reference in exact.items():
+        eager_error = _distance(eager32[name], reference)
+        rows.append(_comparison(torch.float32, name, ours32, reference, eager_error))
+    ours64 = results(fused, torch.float64)
+    for row in rows[: len(exact)]:
+        name, eager_error = row.result, row.eager_error * ratio
+        rows.append(_comparison(torch.float64, name, ours64, exact[name], eager_error))
+    return rows
+
+
+def _laid_out(x: Tensor, layout: str) -> Tensor:
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    if layout == "contiguous":
+        return x
+    if x.dim() not in formats:
+        raise ArgumentError(f"layout: got {layout!r} and {x.dim()} axes, wanted 4 or 5 axes")
+    return x.contiguous(memory_format=formats[x.dim()])
+
+
+def _results(
+    function: Callable[..., Tensor],
+    tensors: Mapping[str, Tensor],
+    dtype: torch.dtype,
+    generator: torch.Generator,
+) -> dict[str, Tensor]:
+    inputs = {name: t.to(dtype).requires_grad_() for name, t in tensors.items()}
+    out = function(*inputs.values())
+    results = {"out": out.detach()}
+    if out.requires_grad:
+        cotangent = torch.randn(out.shape, generator=generator).to(out)
+        gradients = torch.autograd.grad(
+            out, list(inputs.values()), cotangent, allow_unused=True, materialize_grads=True
+        )
+        results |= {f"d_{n}": g for n, g in zip(inputs, gradients, strict=True)}
+    return results
+
+
+def _comparison(
+    dtype: torch.dtype,
+    name: str,
+    ours: Mapping[str, Tensor],
+    reference: Tensor,
+    eager_error: float,
+) -> Comparison:
+    fused_error = _distance(ours[name], reference) if name in ours else math.inf
+    finite = reference[torch.isfinite(reference)].double().abs()
+    largest = finite.max().item() if finite.numel() else 0.0
+    allowed = _TIMES_EAGER[dtype] * eager_error + _ULP * torch.finfo(dtype).eps * largest
+    return Comparison(str(dtype).removeprefix("torch."), name, fused_error, eager_error, allowed)
+
+
+def _distance(result: Tensor, reference: Tensor) -> float:
+    """The largest difference; infinite where only one is NaN or infinite, or of another kind."""
+    kinds = (result.shape, result.is_floating_point())
+    if kinds != (reference.shape, reference.is_floating_point()):
+        return math.inf
+    if not result.numel():
+        return 0.0
+    found, exact = result.double(), reference.double()
+    same = (found == exact) | (found.isnan() & exact.isnan())
+    difference = torch.where(same, 0.0, (found - exact).abs())
+    return torch.nan_to_num(difference, nan=math.inf, posinf=math.inf).max().item()
