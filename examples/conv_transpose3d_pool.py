@@ -3,7 +3,7 @@
 import sys
 
 import torch
-from common import compare, options, print_times
+from common import agree, options, print_times
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -54,12 +54,13 @@ def main() -> int:
     eager = Model(16, 32).to(choice.device)
     fused = FusedModel(16, 32).to(choice.device)
     fused.load_state_dict(eager.state_dict())
-    depth = 8 if choice.device == "cpu" else 16
-    x = torch.randn(choice.batch, 16, depth, 32, 32, device=choice.device, requires_grad=True)
+    x = torch.randn(
+        choice.batch, 16, choice.depth, 32, 32, device=choice.device, requires_grad=True
+    )
 
     print(f"{fused.fused.chain.text}\non {choice.device}, x {tuple(x.shape)}")
-    good = compare(eager, fused, x)
-    print_times(eager, fused, x, quick=choice.quick)
+    good = agree(eager, fused, x)
+    print_times(eager, fused, x, choice.repeats)
     return 0 if good else 1
 
 

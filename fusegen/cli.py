@@ -270,7 +270,10 @@ def _cache(options: argparse.Namespace) -> int:
         for entry in cache.list_entries():
             built = entry.manifest
             size_kib = built.size_bytes / 1024
-            print(f"{built.date}  {built.target:4}  {size_kib:7.0f} KiB  {built.chain_text}")
+            place = entry.directory.parent.name
+            print(
+                f"{built.date}  {built.target:4} {size_kib:6.0f} KiB  {place}  {built.chain_text}"
+            )
     return OK
 
 

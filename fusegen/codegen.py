@@ -1,8 +1,9 @@
 """Kernels to source text: finished lines and names go into the loop skeletons of templates/.
 
-The text is a pure function of (chain, kernels, target): no counter, clock or set order reaches it. A skeleton declares
-a local `<leaf>_value` for everything an element function reads and `<result>_value` for what it gives, and then makes the
-call that stands ready; so skeletons never see an operation, and operations never see a loop.
+The text is a pure function of (chain, kernels, target): no counter, clock or set order reaches it.
+A skeleton declares a local `<leaf>_value` for everything an element function reads and
+`<result>_value` for what it gives, and then makes the call that stands ready; so skeletons never
+see an operation, and operations never see a loop.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ _VECTOR_BYTES = 16
 
 @dataclass(frozen=True)
 class Entry:
-    """One callable of a module: its kernels in launch order, and the tensors it is called with, in order."""
+    """One callable of a module: its kernels in launch order, and the tensors it is called with,
+    in order.
+    """
 
     name: str
     kernels: tuple[Kernel, ...]
@@ -88,7 +91,9 @@ def _environment() -> jinja2.Environment:
 
 
 def _functions_called(views: Iterable[EntryView], target: Target) -> set[str]:
-    """The primitives that the element functions spell as a call of the mathematical library, with their suffix."""
+    """The primitives that the element functions spell as a call of the mathematical library,
+    with their suffix.
+    """
     found = set()
     for view in views:
         for kernel in view.kernels:
@@ -147,7 +152,9 @@ def size_names(grouping: Grouping) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Read:
-    """A tensor that an element function reads: its leaf's name, and how its offset follows from the group indices."""
+    """A tensor that an element function reads: its leaf's name, and how its offset follows from
+    the group indices.
+    """
 
     name: str
     buffer: Buffer
@@ -156,7 +163,9 @@ class Read:
 
 
 class KernelView:
-    """A Kernel as its template sees it: names, types, index arithmetic and calls, all finished text."""
+    """A Kernel as its template sees it: names, types, index arithmetic and calls, all finished
+    text.
+    """
 
     def __init__(self, kernel: Kernel, entry: Entry, target: Target) -> None:
         self.kernel = kernel
@@ -209,7 +218,8 @@ class KernelView:
     def reads(self) -> list[Read]:
         """Everything read, in the order of the inputs."""
         return [
-            Read(ir.name_of(leaf), b, self.type(b), frozenset(b.extent)) for leaf, b in self.kernel.inputs
+            Read(ir.name_of(leaf), b, self.type(b), frozenset(b.extent))
+            for leaf, b in self.kernel.inputs
         ]
 
     def reads_of(self, function: ElementFunction) -> list[Read]:
@@ -331,7 +341,9 @@ class KernelView:
 
     @property
     def needed(self) -> set[int]:
-        """The groups whose indices something asks for; elementwise tensors go by the flat index where there is one."""
+        """The groups whose indices something asks for; elementwise tensors go by the flat index
+        where there is one.
+        """
         is_flat = self.family in ("pointwise", "inner") and self.target.is_flat
         tensors = self.partial_reads if is_flat else self.reads + self.stores
         groups = {g for r in tensors for g in r.extent}
@@ -340,7 +352,9 @@ class KernelView:
         return groups | ({self.last} if self.family == "pointwise" else set())
 
     def locate(self, index: str, groups: Sequence[int]) -> list[str]:
-        """Lines that take a compact index over `groups` apart into a local per group, innermost first."""
+        """Lines that take a compact index over `groups` apart into a local per group, innermost
+        first.
+        """
         lines: list[str] = []
         rest = index
         for depth in range(len(groups) - 1, -1, -1):
@@ -352,7 +366,9 @@ class KernelView:
                 lines.append(f"const Index {word} = {rest};")
                 break
             above = f"above_{word}"
-            quotient = f"divide({rest}, sizes.{word})" if group >= 0 else f"{rest} / {self.size_of(group)}"
+            quotient = (
+                f"divide({rest}, sizes.{word})" if group >= 0 else f"{rest} / {self.size_of(group)}"
+            )
             lines.append(f"const Index {above} = {quotient};")
             if group in self.needed:
                 lines.append(f"const Index {word} = {rest} - {above} * {self.size_of(group)};")
@@ -368,7 +384,9 @@ class KernelView:
             coordinate, size = self.word(group), self.size_of(group)
             if read.buffer.is_windowed and group in self.grouping.pooled:
                 window = self.grouping.pooled.index(group)
-                coordinate = f"({coordinate} * {self.grouping.windows[window]} + window_{window + 1})"
+                coordinate = (
+                    f"({coordinate} * {self.grouping.windows[window]} + window_{window + 1})"
+                )
                 size = f"sizes.{self.grouping.names[group]}_unpooled.value"
             text = coordinate if not text else f"({text}) * {size} + {coordinate}"
         return text or "0"

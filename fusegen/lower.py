@@ -1,7 +1,8 @@
-"""A chain meets shapes: every operand's axes are found, mistakes are told, and the op bodies are run on expressions.
+"""A chain meets shapes: every operand's axes are found, mistakes are told, and the op bodies are
+run on expressions.
 
-`bind` needs only shapes and element types, no tensors, so a chain can be checked, printed and scheduled on a machine
-without torch.
+`bind` needs only shapes and element types, no tensors, so a chain can be checked, printed and
+scheduled on a machine without torch.
 """
 
 from __future__ import annotations
@@ -13,39 +14,47 @@ from dataclasses import dataclass
 from fusegen import ir
 from fusegen.errors import ArgumentError, UnsupportedError
 from fusegen.ir import Expr, Graph
-from fusegen.ops import Chain, Op, Parameter, Step, lookup
+from fusegen.ops import Chain, Definition, Parameter, Step
 
 Shape = tuple[int, ...]
 
 FLOATING = ("float16", "bfloat16", "float32", "float64")
 
 
-# Names that generated code uses itself, and the words and functions of its languages. An operand that has one of them,
-# or looks like a derived name, is called <name>_operand there.
-_SPOKEN_FOR = frozenset(
-    """
-    a above about axis b base begin beside block blocks chunk chunks code column columns count cell device distance
-    distances element end first edge edges given guard half head index inner kept lane lanes length mine middle n outer
-    out pack packs part piece pieces picked pointers position r result results room row rows scratch segment shared size
-    sizes slot slots stride stream tail task threads v value values widen width window x y z
+# Names that generated code uses itself, and the words and functions of its languages. An operand
+# that has one of them, or looks like a derived name, is called <name>_operand there.
+_SPOKEN_FOR = """
+    a about above add aligned all argmax args at b base before begin behind beside best bfloat16
+    bits block blocks candidate ceil_divide cell cells centre code column columns combine count
+    cudaGetErrorString d definition device distance distances divide drift edges element
+    elements end error_text excess families first from gap given guard half head home i index
+    inner is_it j kept lane lanes least length lengths load lower lowest merge methods mine
+    moments moments_about most n narrow needed other out outer p pack packs part pick piece
+    piece_length pieces pieces_of position power power_of_two previous q r result results
+    rounded row rows run scratch share shared shift size size_of sizes slot slots slots_of store
+    stream stride strips sum tail take task tasks term threads to total type used value values
+    wanted widen width window x y z
 
-    alignas alignof and asm auto bool break case catch char class compl const constexpr continue decltype default delete
-    do double dynamic_cast else enum explicit export extern false float for friend goto if inline int long mutable
-    namespace new noexcept not nullptr operator or private protected public register return short signed sizeof static
-    struct switch template this throw true try typedef typename union unsigned using virtual void volatile while xor
-    main min max abs exp log pow sin cos tanh erf sqrt signal time clock half near far unix linux errno stdin stdout
-    stderr j0 j1 jn y0 y1 yn gamma
-    """.split()
-)
+    alignas alignof and asm auto bool break case catch char class compl const constexpr continue
+    decltype default delete do double dynamic_cast else enum explicit export extern false float for
+    friend goto if inline int long mutable namespace new noexcept not nullptr operator or private
+    protected public register return short signed sizeof static struct switch template this throw
+    true try typedef typename union unsigned using virtual void volatile while xor
+    abs atan blockDim blockIdx clock cos dim3 erf exp expm1 fabs far fma gamma gridDim half int4
+    j0 j1 jn linux log log1p main max memory min near pow rsqrt signal sin sqrt std stderr stdin
+    stdout tanh threadIdx time uint2 uint4 unix y0 y1 yn
+"""
+_TAKEN = frozenset(_SPOKEN_FOR.split())
 _DERIVED = re.compile(
-    r"d_|after_|count_of_|picked_|winner|mean|variance|total|maximum|window_|axis_|above_|is_|forward|backward|run_|k[A-Z]|_"
+    r"d_|after_|count_of_|picked_|winner|mean|variance|total|maximum|window|axis_|above_|beside_|"
+    r"kept_|is_|forward|backward|run_|k[A-Z]|_|[A-Z]|Py|.*_(value|sum|part|out|in|stored|scratch|t)$"
 )
 
 
 def code_name(operand: str) -> str:
     """What an operand is called in generated code."""
-    taken = operand in _SPOKEN_FOR or _DERIVED.match(operand) or operand.endswith("_value")
-    return f"{operand}_operand" if taken or operand[:1].isupper() else operand
+    taken = operand in _TAKEN or _DERIVED.match(operand)
+    return f"{operand}_operand" if taken else operand
 
 
 @dataclass(frozen=True)
@@ -59,7 +68,9 @@ class Operand:
 
 @dataclass(frozen=True)
 class Bound:
-    """A chain with everything that shapes decide: what lower() needs, and the result's shape and type."""
+    """A chain with everything that shapes decide: what lower() needs, and the result's shape and
+    type.
+    """
 
     chain: Chain
     domain: Shape  # the shape that every value broadcasts to, before pooling
@@ -89,7 +100,9 @@ class Bound:
 
 @dataclass(frozen=True)
 class Mark:
-    """A node worth a name in the generated code: the result of a step, or its cotangent, under a comment."""
+    """A node worth a name in the generated code: the result of a step, or its cotangent, under a
+    comment.
+    """
 
     node: Expr
     name: str
@@ -110,14 +123,17 @@ class Lowered:
 
 
 def stages(chain: Chain) -> tuple[Chain, ...]:
-    """The chain, cut before a pooling step that follows a reduction: its windows must not reach into the statistics."""
+    """The chain, cut before a pooling step that follows a reduction: its windows must not reach
+    into the statistics.
+    """
     pooling = [i for i, step in enumerate(chain.steps) if _pools(step)]
     if not pooling:
         return (chain,)
     if pooling != [len(chain.steps) - 1]:
         text = chain.steps[pooling[0]].text
         raise UnsupportedError(
-            f"{text}: pooling must be the last step of a chain; compile what follows as a chain of its own"
+            f"{text}: pooling must be the last step of a chain; compile what follows as a chain "
+            "of its own"
         )
     before = chain.steps[:-1]
     if any(_is_reducing(step) for step in before):
@@ -126,25 +142,26 @@ def stages(chain: Chain) -> tuple[Chain, ...]:
 
 
 def _pools(step: Step) -> bool:
-    return not step.is_structural and lookup(step.op).window_axes > 0
+    return step.definition is not None and step.definition.window_axes > 0
 
 
 def _is_reducing(step: Step) -> bool:
-    if step.is_structural:
+    if step.definition is None:
         return False
-    found = lookup(step.op)
-    probe = ir.tensor("x", range(-5, 0), 5)
-    tensors = {name: ir.tensor(operand, {-1}, 1) for name, operand in step.operands}
-    body = found.function(probe, **tensors, **dict(step.attributes))
+    x = ir.tensor("x", range(-5, 0), 5)
+    tensors = {name: ir.tensor(f"operand {name}", range(-5, 0), 5) for name, _ in step.operands}
+    try:
+        body = step.definition.function(x, **tensors, **dict(step.attributes))
+    except TypeError:  # a condition that meets a number here: no reduction has one
+        return False
     return any(node.op == "reduce" for node in ir.topological([body]))
 
 
-def bind(
-    chain: Chain, x: tuple[Shape, str], operands: Mapping[str, tuple[Shape, str]]
-) -> Bound:
+def bind(chain: Chain, x: tuple[Shape, str], operands: Mapping[str, tuple[Shape, str]]) -> Bound:
     """Check shapes and element types of a call step by step, as eager would meet them.
 
-    x and operands are (shape, dtype name). Raises ArgumentError with the argument, what it got and what was wanted.
+    x and operands are (shape, dtype name). Raises ArgumentError with the argument, what it got and
+    what was wanted.
     """
     _check_floating("x", x[1])
     for name, (_, dtype) in operands.items():
@@ -160,7 +177,8 @@ def bind(
         if step.op == "recall":
             running = kept[step.names[0]]
             continue
-        definition = lookup(step.op)
+        definition = step.definition
+        assert definition is not None
         _check_axis(step, running)
         for parameter, name in step.operands:
             if name in kept:
@@ -170,7 +188,8 @@ def bind(
             extent = _extent(step, definition.parameter(parameter), name, running, shape)
             if found.setdefault(name, (extent, len(running)))[0] != extent:
                 raise ArgumentError(
-                    f"{step.text}: operand {name!r} of shape {shape} is used along other axes by an "
+                    f"{step.text}: operand {name!r} of shape {shape} is used along other axes by "
+                    "an "
                     f"earlier step; give the two steps operands of different names"
                 )
             if definition.parameter(parameter).placement == "broadcast":
@@ -217,7 +236,8 @@ def _check_axis(step: Step, running: Shape) -> None:
     axis = dict(step.attributes).get("axis")
     if isinstance(axis, int) and not -len(running) <= axis < len(running):
         raise ArgumentError(
-            f"{step.text}: axis {axis} is out of range for a tensor of shape {running} ({len(running)} axes)"
+            f"{step.text}: axis {axis} is out of range for a tensor of shape {running} "
+            f"({len(running)} axes)"
         )
 
 
@@ -227,7 +247,8 @@ def _broadcast(step: Step, name: str, running: Shape, shape: Shape) -> Shape:
     for a, b in zip(_pad(running, rank), _pad(shape, rank), strict=True):
         if a != b and 1 not in (a, b):
             raise ArgumentError(
-                f"{step.text}: operand {name!r} got shape {shape}, which does not broadcast with the value's "
+                f"{step.text}: operand {name!r} got shape {shape}, which does not broadcast with "
+                "the value's "
                 f"{running}; sizes must match from the last axis on, or be 1"
             )
         sizes.append(b if a == 1 else a)
@@ -252,8 +273,10 @@ def _channel_extent(step: Step, name: str, running: Shape, shape: Shape) -> ir.E
     wanted = (1,) * (len(running) + axis) + (channels,) + (1,) * (-1 - axis)
     if shape != (channels,) and _pad(shape, len(running)) != wanted:
         raise ArgumentError(
-            f"{step.text}: operand {name!r} got shape {shape}, wanted ({channels},) or {wanted}: one value for "
-            f"each of the {channels} channels (axis {axis + len(running)}) of a value of shape {running}"
+            f"{step.text}: operand {name!r} got shape {shape}, wanted ({channels},) or {wanted}: "
+            "one value for "
+            f"each of the {channels} channels (axis {axis + len(running)}) of a value of shape "
+            f"{running}"
         )
     return frozenset({axis})
 
@@ -263,11 +286,19 @@ def _normalised_axes(step: Step, running: Shape) -> ir.Extent:
     attributes = dict(step.attributes)
     axis, wanted = attributes.get("axis"), attributes.get("normalized_shape")
     if isinstance(axis, int):
-        return frozenset({axis if axis < 0 else axis - len(running)})
+        axis = axis if axis < 0 else axis - len(running)
+        if wanted not in (None, running[axis], (running[axis],)):
+            raise ArgumentError(
+                f"{step.text}: normalized_shape is {wanted}, but axis {axis} of a value of shape "
+                f"{running} "
+                f"has {running[axis]}; they must be equal"
+            )
+        return frozenset({axis})
     sizes = (wanted,) if isinstance(wanted, int) else tuple(wanted or running[-1:])  # type: ignore[arg-type]
     if len(running) < len(sizes) or running[len(running) - len(sizes) :] != sizes:
         raise ArgumentError(
-            f"{step.text}: normalized_shape is {sizes}, but the value's shape is {running}, whose last "
+            f"{step.text}: normalized_shape is {sizes}, but the value's shape is {running}, whose "
+            "last "
             f"{len(sizes)} axes are {running[-len(sizes) :]}; they must be equal"
         )
     return frozenset(range(-len(sizes), 0))
@@ -280,7 +311,8 @@ def _trailing_extent(step: Step, name: str, running: Shape, shape: Shape) -> ir.
     spread = wanted + (1,) * (-1 - ordered[-1])
     if shape != wanted and _pad(shape, len(running)) != _pad(spread, len(running)):
         raise ArgumentError(
-            f"{step.text}: operand {name!r} got shape {shape}, wanted {wanted}, the sizes of the axes that are "
+            f"{step.text}: operand {name!r} got shape {shape}, wanted {wanted}, the sizes of the "
+            "axes that are "
             f"normalised in a value of shape {running}"
         )
     return axes
@@ -299,11 +331,18 @@ def promote(a: str, b: str) -> str:
 
 
 def _promote(
-    step: Step, definition: Op, name: str, dtype: str, running: Shape, other: str, shape: Shape
+    step: Step,
+    definition: Definition,
+    name: str,
+    dtype: str,
+    running: Shape,
+    other: str,
+    shape: Shape,
 ) -> str:
     if definition.same_dtype and other != dtype:
         raise ArgumentError(
-            f"{step.text}: operand {name!r} is {other} but the value it meets is {dtype}, a mix that torch "
+            f"{step.text}: operand {name!r} is {other} but the value it meets is {dtype}, a mix "
+            "that torch "
             f"refuses here; convert one of them, for example {name}.to(torch.{dtype})"
         )
     if not shape and running:
@@ -313,11 +352,12 @@ def _promote(
     return promote(dtype, other)
 
 
-def _windows(step: Step, definition: Op, running: Shape) -> tuple[tuple[int, int], ...]:
+def _windows(step: Step, definition: Definition, running: Shape) -> tuple[tuple[int, int], ...]:
     number = definition.window_axes
     if len(running) not in (number + 1, number + 2):
         raise ArgumentError(
-            f"{step.text}: got a value of shape {running}, wanted {number + 1} or {number + 2} axes, "
+            f"{step.text}: got a value of shape {running}, wanted {number + 1} or {number + 2} "
+            "axes, "
             f"the last {number} of which are pooled"
         )
     size = dict(step.attributes)["kernel_size"]
@@ -325,7 +365,8 @@ def _windows(step: Step, definition: Op, running: Shape) -> tuple[tuple[int, int
     for axis, window in zip(range(-number, 0), sizes, strict=True):
         if running[axis] < window:
             raise ArgumentError(
-                f"{step.text}: a window of {tuple(sizes)} does not fit in a value of shape {running}; "
+                f"{step.text}: a window of {tuple(sizes)} does not fit in a value of shape "
+                f"{running}; "
                 f"the result would be empty"
             )
     return tuple(zip(range(-number, 0), sizes, strict=True))
@@ -351,7 +392,20 @@ def lower(bound: Bound) -> Lowered:
             running = kept[step.names[0]]
             continue
         named = {p: kept.get(name, tensors.get(name)) for p, name in step.operands}
-        running = lookup(step.op).function(running, **named, **dict(step.attributes))
+        running = _run_body(step, running, named)
         marks.append(Mark(running, f"after_{step.op}", step.text))
+    if running.kind != "number":
+        raise UnsupportedError(
+            f"{bound.chain.text}: the chain ends in a condition, wanted numbers; end it with "
+            "where(a, b), for example"
+        )
     inputs = (x, *tensors.values())
     return Lowered(Graph(inputs, (("out", running),)), tuple(marks))
+
+
+def _run_body(step: Step, running: Expr, operands: Mapping[str, Expr | None]) -> Expr:
+    assert step.definition is not None
+    try:
+        return step.definition.function(running, **operands, **dict(step.attributes))
+    except TypeError as error:
+        raise ArgumentError(f"{step.text}: its body does not work here: {error}") from error

@@ -1,7 +1,9 @@
-"""Plans: for one program on tensors of known shapes, strides and types, everything a call needs but the pointers.
+"""Plans: for one program on tensors of known shapes, strides and types, everything a call needs but
+the pointers.
 
-A plan is made once for each combination and looked up ever after. It says which inputs must be copied into the layout
-that the kernels walk (none, for a dense x with contiguous operands), how the outputs lie, and the sizes to pass.
+A plan is made once for each combination and looked up ever after. It says which inputs must be
+copied into the layout that the kernels walk (none, for a dense x with contiguous operands), how the
+outputs lie, and the sizes to pass.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ class Meta:
 
 @dataclass(frozen=True)
 class Target:
-    """What an output must be: the axes it varies along, its final shape (None: over the domain's axes), its type."""
+    """What an output must be: the axes it varies along, its final shape (None: over the domain's
+    axes), its type.
+    """
 
     extent: ir.Extent
     shape: Shape | None
@@ -92,7 +96,9 @@ def dense_strides(shape: Shape, order: Sequence[int]) -> Shape:
 
 @dataclass(frozen=True)
 class Input:
-    """How one input is brought into place: seen as `shape`, copied to `strides` where it lies otherwise."""
+    """How one input is brought into place: seen as `shape`, copied to `strides` where it lies
+    otherwise.
+    """
 
     shape: Shape
     strides: Shape
@@ -121,12 +127,16 @@ class Output:
     shape: Shape
     strides: Shape
     dtype: torch.dtype
-    whole_shape: Shape  # over the domain's axes, with those along which the value happens not to vary
+    whole_shape: (
+        Shape  # over the domain's axes, with those along which the value happens not to vary
+    )
     final_shape: Shape
     is_zeroed: bool  # the kernel leaves a dropped edge, or has nothing to do
 
     def allocator(self, device: torch.device) -> Callable[[], Tensor]:
-        """What gives memory for it: bound to its arguments once, since half a call's time goes into such things."""
+        """What gives memory for it: bound to its arguments once, since half a call's time goes
+        into such things.
+        """
         make = partial(
             torch.empty_strided, self.shape, self.strides, dtype=self.dtype, device=device
         )
@@ -173,7 +183,9 @@ class Plan:
             self.scratch_bytes = launch(*blank, -1, *self.sizes, self.where())
 
     def run(self, tensors: Sequence[Tensor], out: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Launch on tensors of the planned combination; out, where given, is ready to be written."""
+        """Launch on tensors of the planned combination; out, where given, is ready to be
+        written.
+        """
         if not self.is_ready:
             tensors = [i.arrange(t) for i, t in zip(self.inputs, tensors, strict=True)]
         results = tuple([make() for make in self.allocators]) if out is None else (out,)
@@ -221,9 +233,7 @@ def make_plan(
     is_empty = math.prod(domain) == 0
     for (_, expr), target in zip(program.graph.outputs, targets, strict=True):
         shape = _shape(expr.extent, domain, pooled)
-        has_edge = any(
-            -a in expr.extent and domain[a] % windows[a] for a in windows
-        )
+        has_edge = any(-a in expr.extent and domain[a] % windows[a] for a in windows)
         strides = dense_strides(shape, order)
         whole = _shape(target.extent, domain, pooled)
         final = whole if target.shape is None else target.shape
@@ -255,10 +265,9 @@ def _lies_alike(shape: Shape, stride: Shape, other: Shape, strides: Shape) -> bo
 def check_tensor(name: str, value: Any) -> None:
     """Raise ArgumentError for anything but a strided tensor."""
     if not isinstance(value, Tensor):
-        raise ArgumentError(
-            f"argument {name!r}: got {type(value).__name__}, wanted a torch.Tensor"
-        )
+        raise ArgumentError(f"argument {name!r}: got {type(value).__name__}, wanted a torch.Tensor")
     if value.layout != torch.strided:
         raise ArgumentError(
-            f"argument {name!r}: got a tensor of layout {value.layout}, wanted a strided one; use {name}.to_dense()"
+            f"argument {name!r}: got a tensor of layout {value.layout}, wanted a strided one; use "
+            f"{name}.to_dense()"
         )

@@ -1,8 +1,9 @@
-"""Programs: what one launch computes, its derivative as another program, and the entry point that codegen prints.
+"""Programs: what one launch computes, its derivative as another program, and the entry point that
+codegen prints.
 
-A forward program that is to be differentiated may give more than its result: the values its derivative wants in place of
-an input (a pooling window's winner for the whole window). Those are outputs like any other, so that second derivatives
-find their way back through them.
+A forward program that is to be differentiated may give more than its result: the values its
+derivative wants in place of an input (a pooling window's winner for the whole window). Those are
+outputs like any other, so that second derivatives find their way back through them.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ WINNER = "winner_index"
 class Program:
     """A graph to launch and the same values in the form that is differentiated.
 
-    values has, for each output, its expression over inputs and saved outputs, or None where it has no derivative. saved
-    maps the nodes that an output stands for to that output's leaf.
+    values has, for each output, its expression over inputs and saved outputs, or None where it has
+    no derivative. saved maps the nodes that an output stands for to that output's leaf.
     """
 
     name: str
@@ -54,8 +55,8 @@ class Program:
 class Derivative:
     """The program of a vector-Jacobian product, and where its tensors come from.
 
-    sources gives ("input" | "output" | "cotangent", position in the differentiated program) for each input; targets the
-    position of the input whose cotangent each output is.
+    sources gives ("input" | "output" | "cotangent", position in the differentiated program) for
+    each input; targets the position of the input whose cotangent each output is.
     """
 
     program: Program
@@ -157,7 +158,9 @@ def _backward_marks(program: Program, total: Mapping[Expr, Expr]) -> list[Mark]:
     found = []
     for mark in reversed(program.marks):
         if mark.node in total and total[mark.node].op not in ("input", "const"):
-            found.append(Mark(total[mark.node], f"d_{mark.name}", f"backward, down to {mark.comment}"))
+            found.append(
+                Mark(total[mark.node], f"d_{mark.name}", f"backward, down to {mark.comment}")
+            )
     return found
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from fusegen import ir
 from fusegen.errors import UnsupportedError
 from fusegen.ir import Expr
-from fusegen.ops import Chain, Op, Step, lookup
+from fusegen.ops import Chain, Op, Step
 
 _TORCH: Mapping[str, Callable[..., Any]] = {
     "neg": torch.neg,
@@ -35,7 +35,9 @@ _TORCH: Mapping[str, Callable[..., Any]] = {
     "sub": lambda a, b: a - b,
     "mul": lambda a, b: a * b,
     "div": lambda a, b: a / b,
-    "where": lambda c, a, b: torch.where(c, *_tensors(a, b)) if isinstance(c, Tensor) else (a if c else b),
+    "where": lambda c, a, b: (
+        torch.where(c, *_tensors(a, b)) if isinstance(c, Tensor) else (a if c else b)
+    ),
     "lt": lambda a, b: a < b,
     "le": lambda a, b: a <= b,
     "gt": lambda a, b: a > b,
@@ -72,19 +74,14 @@ def run_eagerly(chain: Chain, x: Tensor, operands: Mapping[str, Tensor]) -> Tens
 
 
 def _run_step(step: Step, x: Tensor, operands: Mapping[str, Tensor]) -> Tensor:
-    definition = lookup(step.op)
+    definition = step.definition
+    assert isinstance(definition, Op)
     function = definition.resolve_reference()
     attributes = dict(step.attributes)
     if function is None:
         return _run_body(definition, x, operands, attributes)
-    result: Tensor = function(x, *operands.values(), **attributes) if not operands else function(
-        x, **_by_torch_names(definition, operands), **attributes
-    )
+    result: Tensor = function(x, **operands, **attributes)
     return result
-
-
-def _by_torch_names(definition: Op, operands: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    return operands
 
 
 def _run_body(

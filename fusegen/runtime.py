@@ -1,8 +1,9 @@
 """Fused: a chain as an ordinary differentiable function of tensors.
 
-The first call on a combination of shapes and types checks it, builds or loads the module and makes a plan; a later call
-is a look-up, the allocation of the outputs and one call into C. Derivatives are programs too, made when first needed and run
-by the same code, so that they can be differentiated in their turn.
+The first call on a combination of shapes and types checks it, builds or loads the module and makes
+a plan; a later call is a look-up, the allocation of the outputs and one call into C. Derivatives
+are programs too, made when first needed and run by the same code, so that they can be
+differentiated in their turn.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from fusegen.program import (
 from fusegen.reference import run_eagerly
 
 _TARGET_OF_DEVICE = {"cpu": "cpp", "cuda": "cuda"}
-# On the GPU, a row longer than this shared by too few blocks goes over many of them instead, in passes.
+# On the GPU, a row longer than this shared by too few blocks goes over many of them instead, in
+# passes.
 _LONG_ROW = 1 << 16
 _FEW_ROWS = 512
 
@@ -42,8 +44,9 @@ _FEW_ROWS = 512
 class Fused:
     """A compiled chain. Call it with x and the operands, in the chain's order or by name.
 
-    It returns what the eager chain returns: same shape, dtype and layout, with gradients for x and every operand that
-    needs one. x and operands must be floating and on one device. Nothing is built before the first call.
+    It returns what the eager chain returns: same shape, dtype and layout, with gradients for x and
+    every operand that needs one. x and operands must be floating and on one device. Nothing is
+    built before the first call.
     """
 
     def __init__(self, chain: Chain) -> None:
@@ -56,8 +59,9 @@ class Fused:
     ) -> Tensor:
         """The chain applied to x.
 
-        out, where given, receives the result and is returned; it must have the result's shape, dtype and device, must not
-        overlap x, and nothing that needs a gradient may go in. Raises ArgumentError for a mistake in the arguments.
+        out, where given, receives the result and is returned; it must have the result's shape,
+        dtype and device, must not overlap x, and nothing that needs a gradient may go in. Raises
+        ArgumentError for a mistake in the arguments.
         """
         if named or len(operands) != len(self.chain.operands):
             operands = self._by_name(operands, named)
@@ -70,7 +74,9 @@ class Fused:
             x = part(x, mine, out if part is self._parts[-1] else None)
         return x
 
-    def _by_name(self, operands: Sequence[Tensor], named: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    def _by_name(
+        self, operands: Sequence[Tensor], named: Mapping[str, Tensor]
+    ) -> tuple[Tensor, ...]:
         names = self.chain.operands
         given = dict(zip(names, operands, strict=False))
         expected = f"the chain {self.chain.text!r} takes x" + "".join(f", {n}" for n in names)
@@ -142,19 +148,20 @@ class _Part:
     def __call__(self, x: Tensor, operands: Sequence[Tensor], out: Tensor | None) -> Tensor:
         tensors = (x, *operands)
         try:
-            key = [(t.dtype, t.shape, t.stride(), t.device) for t in tensors]
-            needs = torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
+            wanted = tuple([t.requires_grad for t in tensors]) if torch.is_grad_enabled() else ()
+            needs = True in wanted
+            key = (needs and wanted, *[(t.dtype, t.shape, t.stride(), t.device) for t in tensors])
         except (AttributeError, RuntimeError):
             self._check_tensors(tensors)
             raise
-        wanted = tuple([t.requires_grad for t in tensors]) if needs else None
-        call = self.plans.get((wanted, *key))
+        call = self.plans.get(key)
         if call is None:
-            call = self.plans[(wanted, *key)] = self._first_call(tensors, wanted)
+            call = self._first_call(tensors, wanted if needs else None)
+            remember(self.plans, key, call)
         if out is not None:
             return self._into(out, call, tensors)
         if needs:
-            result: Tensor = _Launch.apply(call, *tensors)[0]  # type: ignore[no-untyped-call]
+            result: Tensor = apply(call, *tensors)[0]
             return result
         return call.plan.run(tensors)[0]
 
@@ -169,7 +176,8 @@ class _Part:
         for name, t in zip(self.chain.operands, tensors[1:], strict=True):
             if t.device != x.device:
                 raise ArgumentError(
-                    f"argument {name!r}: got a tensor on {t.device}, wanted one on {x.device}, where x is"
+                    f"argument {name!r}: got a tensor on {t.device}, wanted one on {x.device}, "
+                    "where x is"
                 )
         bound = bind(
             self.chain,
@@ -212,7 +220,8 @@ class _Part:
         wanted: tuple[bool, ...] | None,
         built_with: Signature | None = None,
     ) -> _Call:
-        """The call of a program: its module loaded, its plan made, and its derivative foreseen where it is wanted.
+        """The call of a program: its module loaded, its plan made, and its derivative foreseen
+        where it is wanted.
 
         built_with is the signature of a module that may hold the program already.
         """
@@ -264,7 +273,8 @@ class _Part:
             names = ("x", *self.chain.operands)
             name = next(n for n, t in zip(names, tensors, strict=True) if t.requires_grad)
             raise ArgumentError(
-                f"out= was given, but {name!r} needs a gradient, which a result written in place cannot have; "
+                f"out= was given, but {name!r} needs a gradient, which a result written in place "
+                "cannot have; "
                 f"call without out=, or under torch.no_grad()"
             )
         check_tensor("out", out)
@@ -277,7 +287,8 @@ class _Part:
             )
         if out.requires_grad and torch.is_grad_enabled():
             raise ArgumentError(
-                "argument 'out' needs a gradient, which a tensor that is written in place cannot have; "
+                "argument 'out' needs a gradient, which a tensor that is written in place cannot "
+                "have; "
                 "pass out.detach(), or call under torch.no_grad()"
             )
         if _is_in_place(out, wanted.strides) and not any(_overlap(out, t) for t in tensors):
@@ -290,7 +301,9 @@ class _Part:
 
 
 class _Call:
-    """A program planned for one combination of arguments, with what its derivative will want to know."""
+    """A program planned for one combination of arguments, with what its derivative will want to
+    know.
+    """
 
     __slots__ = (
         "bound",
@@ -331,7 +344,8 @@ class _Call:
         count = len(program.graph.inputs)
         shift = {"input": 0, "output": count}
         sources = foreseen.sources if foreseen is not None else ()
-        # What the derivative reads, as positions among inputs and outputs together; and the outputs that have none.
+        # What the derivative reads, as positions among inputs and outputs together; and the outputs
+        # that have none.
         self.kept = tuple(shift[pool] + i for pool, i in sources if pool in shift)
         self.fixed = tuple(i for i, value in enumerate(program.values) if value is None)
         self.next_calls: dict[Any, tuple[Derivative, _Call]] = {}
@@ -353,7 +367,7 @@ class _Call:
         ]
         ready = [t for t in inputs if t is not None]
         assert len(ready) == len(inputs)
-        again = torch.is_grad_enabled() and any([t.requires_grad for t in ready])
+        again = torch.is_grad_enabled() and any(t.requires_grad for t in ready)
         wanted = tuple([t.requires_grad for t in ready]) if again else None
         key = (present, needs, wanted, *[(t.shape, t.stride()) for t in ready])
         if key not in self.next_calls:
@@ -374,7 +388,7 @@ class _Call:
                 wanted,
                 self.signature,
             )
-            self.next_calls[key] = (found, call)
+            remember(self.next_calls, key, (found, call))
         found, call = self.next_calls[key]
         return found, call, ready
 
@@ -402,13 +416,38 @@ class _Launch(torch.autograd.Function):
             return (None,) * (1 + len(needs))
         found, following, inputs = call.backward_call(ctx.saved_tensors, present, needs, cotangents)
         if following.foreseen is not None:
-            gradients = _Launch.apply(following, *inputs)  # type: ignore[no-untyped-call]
+            gradients = apply(following, *inputs)
         else:
             gradients = following.plan.run(inputs)
         shares: list[Tensor | None] = [None] * (1 + len(needs))
         for i, gradient in zip(found.targets, gradients, strict=True):
             shares[1 + i] = gradient
         return tuple(shares)
+
+
+# torch's own Function.apply is Python around this, and takes longer than it.
+_apply: Callable[..., tuple[Tensor, ...]] = super(torch.autograd.Function, _Launch).apply
+
+
+def apply(call: _Call, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Launch as a node of autograd's graph. Under a transform of torch.func, torch says what it
+    thinks of that.
+    """
+    if torch._C._are_functorch_transforms_active():
+        result: tuple[Tensor, ...] = _Launch.apply(call, *tensors)  # type: ignore[no-untyped-call]
+        return result
+    return _apply(call, *tensors)
+
+
+_MOST_PLANS = 4096
+
+
+def remember(plans: dict[Any, Any], key: Any, value: Any) -> None:
+    """Keep a plan; with every shape seen only once, the oldest go."""
+    if len(plans) >= _MOST_PLANS:
+        for old in list(plans)[: _MOST_PLANS // 2]:
+            del plans[old]
+    plans[key] = value
 
 
 def _differentiable(program: Program) -> tuple[int, ...]:
@@ -418,7 +457,9 @@ def _differentiable(program: Program) -> tuple[int, ...]:
 def _with_derivative(
     program: Program, found: Derivative, dtypes: Mapping[str, str]
 ) -> dict[str, str]:
-    """Element types of a program's tensors and its derivative's: a cotangent's are those of what it belongs to."""
+    """Element types of a program's tensors and its derivative's: a cotangent's are those of what
+    it belongs to.
+    """
     result = dict(dtypes)
     for leaf, (pool, i) in zip(found.program.graph.inputs, found.sources, strict=True):
         name = program.input_names[i] if pool == "input" else program.output_names[i]
@@ -436,7 +477,8 @@ def target_of(device: torch.device) -> str:
     """The target that runs on a device, or an error that names the devices there are."""
     if device.type not in _TARGET_OF_DEVICE:
         raise ArgumentError(
-            f"argument 'x': got a tensor on {device}, wanted one on {' or '.join(_TARGET_OF_DEVICE)}"
+            f"argument 'x': got a tensor on {device}, wanted one on "
+            f"{' or '.join(_TARGET_OF_DEVICE)}"
         )
     return _TARGET_OF_DEVICE[device.type]
 
@@ -446,7 +488,9 @@ def _index_bits(bound: Bound, device: torch.device) -> int:
 
 
 def _allows_fused(program: Program, bound: Bound) -> bool:
-    """Whether each row fits one block: not so for few, very long rows, which many blocks must share."""
+    """Whether each row fits one block: not so for few, very long rows, which many blocks must
+    share.
+    """
     for node in ir.topological(program.graph.roots):
         if node.op == "reduce":
             _, axes = ir.reduction(node)

@@ -1,10 +1,12 @@
-"""From an expression graph to kernels: what is computed together, in which order, and what passes between.
+"""From an expression graph to kernels: what is computed together, in which order, and what passes
+between.
 
-The axes are first collapsed into groups that every tensor and reduction treats alike, outermost first in memory, so that a
-kernel knows neither rank nor sizes. Then each reduction finds its place: in a `row`, `column` or `window` kernel, where its
-result is used again at every element; or at the end of an `inner` or `outer` kernel, which passes once over the elements,
-writes what is elementwise, and leaves partial sums for a small `finalise`. Whatever fits nowhere is computed level by
-level through scratch memory: correct for every graph, and never with atomics.
+The axes are first collapsed into groups that every tensor and reduction treats alike, outermost
+first in memory, so that a kernel knows neither rank nor sizes. Then each reduction finds its place:
+in a `row`, `column` or `window` kernel, where its result is used again at every element; or at the
+end of an `inner` or `outer` kernel, which passes once over the elements, writes what is
+elementwise, and leaves partial sums for a small `finalise`. Whatever fits nowhere is computed level
+by level through scratch memory: correct for every graph, and never with atomics.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ Role = Literal["input", "output", "scratch"]
 
 @dataclass(frozen=True)
 class Buffer:
-    """A tensor in memory: dense, its groups in memory order; strided along windows where it varies within them."""
+    """A tensor in memory: dense, its groups in memory order; strided along windows where it
+    varies within them.
+    """
 
     name: str
     dtype: str
@@ -42,7 +46,9 @@ class Reduction:
 
     kind: Literal["sum", "moments", "max", "pick"]
     value: Expr
-    results: tuple[tuple[str, Expr], ...]  # (result, leaf): ("mean", ...), ("variance", ...) of moments
+    results: tuple[
+        tuple[str, Expr], ...
+    ]  # (result, leaf): ("mean", ...), ("variance", ...) of moments
     index: Expr | None = None  # where to pick
 
 
@@ -50,8 +56,8 @@ class Reduction:
 class Kernel:
     """One kernel: its loop over `domain`, what it reads, accumulates and writes.
 
-    stages are the reductions of one level each, over `reduced`; sums are the reductions that go to partials, one array of
-    (kept, slot, column) each; stores are the finished values by buffer.
+    stages are the reductions of one level each, over `reduced`; sums are the reductions that go to
+    partials, one array of (kept, slot, column) each; stores are the finished values by buffer.
     """
 
     family: Family
@@ -69,7 +75,9 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Grouping:
-    """Which axes form which group: group g is axes[g], outermost in memory first; windows are groups -1, -2, ..."""
+    """Which axes form which group: group g is axes[g], outermost in memory first; windows are
+    groups -1, -2, ...
+    """
 
     axes: tuple[tuple[int, ...], ...]
     windows: tuple[int, ...] = ()  # window sizes, outermost first; group -1 is the first
@@ -82,7 +90,9 @@ class Grouping:
 
 
 def group_names(number: int) -> tuple[str, ...]:
-    """Words for a kernel's group indices: element; outer, inner; outer, middle, inner; then numbered ones between."""
+    """Words for a kernel's group indices: element; outer, inner; outer, middle, inner; then
+    numbered ones between.
+    """
     fixed = {0: (), 1: ("element",), 2: ("outer", "inner"), 3: ("outer", "middle", "inner")}
     if number in fixed:
         return fixed[number]
@@ -94,8 +104,8 @@ def collapse(
 ) -> tuple[Graph, dict[Expr, Expr], Grouping]:
     """The graph over groups instead of axes, old node by new, and the grouping.
 
-    order lists the axes outermost in memory first; windows gives each pooled axis's window size. Neighbours join when
-    every tensor and every reduction has both or neither.
+    order lists the axes outermost in memory first; windows gives each pooled axis's window size.
+    Neighbours join when every tensor and every reduction has both or neither.
     """
     nodes = ir.topological(graph.roots)
     touched: set[Extent] = {n.extent for n in nodes if n.op == "input"}
@@ -197,7 +207,10 @@ class _Pass:
 
 def ordered(extent: Extent) -> tuple[int, ...]:
     """Groups in memory order: outer to inner, then the windows, outermost first."""
-    return (*sorted(g for g in extent if g >= 0), *sorted((g for g in extent if g < 0), reverse=True))
+    return (
+        *sorted(g for g in extent if g >= 0),
+        *sorted((g for g in extent if g < 0), reverse=True),
+    )
 
 
 def schedule(
@@ -211,8 +224,9 @@ def schedule(
 ) -> tuple[Kernel, ...]:
     """The kernels that compute a collapsed graph's outputs, in launch order.
 
-    dtypes names each input's and output's element type; sums and statistics pass through memory as sum_dtype. With
-    allow_fused False, reductions that elements use again take a pass each, over many blocks: for few, very long rows.
+    dtypes names each input's and output's element type; sums and statistics pass through memory as
+    sum_dtype. With allow_fused False, reductions that elements use again take a pass each, over
+    many blocks: for few, very long rows.
     """
     ir.verify(graph)
     leaves = {
@@ -238,13 +252,15 @@ def schedule(
 def _means_as_sums(roots: list[Expr]) -> list[Expr]:
     """A mean whose variance nobody asks for is a sum divided by its count."""
     nodes = ir.topological(roots)
-    with_variance = {(n.args, n.attrs[1]) for n in nodes if n.op == "reduce" and n.attrs[0] == "variance"}
+    with_variance = {
+        (n.args, n.attrs[1]) for n in nodes if n.op == "reduce" and n.attrs[0] == "variance"
+    }
 
     def rule(node: Expr) -> Expr:
-        if node.op == "reduce" and node.attrs[0] == "mean":
-            if (node.args, node.attrs[1]) not in with_variance:
-                _, axes = ir.reduction(node)
-                return ir.reduce_sum(node.args[0], axes) / ir.count(axes)
+        is_mean = node.op == "reduce" and node.attrs[0] == "mean"
+        if is_mean and (node.args, node.attrs[1]) not in with_variance:
+            _, axes = ir.reduction(node)
+            return ir.reduce_sum(node.args[0], axes) / ir.count(axes)
         return node
 
     return ir.rewrite(roots, rule)
@@ -255,7 +271,9 @@ def _reduces(exprs: Iterable[Expr]) -> list[Expr]:
 
 
 def _gather(state: _Pass, nodes: Sequence[Expr]) -> tuple[tuple[Reduction, ...], dict[Expr, Expr]]:
-    """Reductions for ready reduce nodes, those over one value joined, and the leaf for each node."""
+    """Reductions for ready reduce nodes, those over one value joined, and the leaf for each
+    node.
+    """
     reductions: list[Reduction] = []
     known: dict[Expr, Expr] = {}
     moments: dict[tuple[Expr, Extent], list[tuple[str, Expr]]] = {}
@@ -280,13 +298,19 @@ def _gather(state: _Pass, nodes: Sequence[Expr]) -> tuple[tuple[Reduction, ...],
 def _result_stem(kind: str, node: Expr) -> str:
     value = node.args[0]
     stems = {"sum": "total", "pick": "winner", "argmax": "winner_index", "max": "maximum"}
-    return f"picked_{ir.name_of(value)}" if kind == "pick" and value.op == "input" else stems.get(kind, kind)
+    return (
+        f"picked_{ir.name_of(value)}"
+        if kind == "pick" and value.op == "input"
+        else stems.get(kind, kind)
+    )
 
 
 def _staged(
     state: _Pass, roots: Sequence[Expr]
 ) -> tuple[list[tuple[Reduction, ...]], dict[Expr, Expr], list[Expr]]:
-    """Every reduction below the roots, level by level; the leaf for each; and the roots over those leaves."""
+    """Every reduction below the roots, level by level; the leaf for each; and the roots over
+    those leaves.
+    """
     stages: list[tuple[Reduction, ...]] = []
     leaf_of: dict[Expr, Expr] = {}
     while missing := [r for r in _reduces(roots) if r not in leaf_of]:
@@ -299,7 +323,9 @@ def _staged(
 
 
 def _axis_kernel(state: _Pass) -> None:
-    """One kernel for every full-size output whose reductions share their axes: a row, or a column of strided rows."""
+    """One kernel for every full-size output whose reductions share their axes: a row, or a
+    column of strided rows.
+    """
     domain = frozenset[int]().union(*(e.extent for e in ir.topological(state.pending.values())))
     full = [n for n, e in state.pending.items() if e.extent == domain and _reduces([e])]
     full = [n for n, e in state.pending.items() if e.extent == domain] if full else []
@@ -348,7 +374,9 @@ def _axis_kernel(state: _Pass) -> None:
 
 
 def _window_kernel(state: _Pass) -> None:
-    """One kernel, a thread a window, for everything that varies within windows or is reduced over them."""
+    """One kernel, a thread a window, for everything that varies within windows or is reduced
+    over them.
+    """
     window = frozenset(
         g for node in ir.topological(state.pending.values()) for g in node.extent if g < 0
     )
@@ -372,7 +400,9 @@ def _window_kernel(state: _Pass) -> None:
         leaf = leaf_of[node]
         state.buffers[leaf] = state.scratch(leaf)
         stores.append((state.buffers[leaf], leaf))
-    exprs = [e for stage in stages for r in stage for e in (r.value, r.index) if e is not None] + finals
+    exprs = [
+        e for stage in stages for r in stage for e in (r.value, r.index) if e is not None
+    ] + finals
     state.kernels.append(
         Kernel(
             "window",
@@ -390,7 +420,9 @@ def _window_kernel(state: _Pass) -> None:
 
 
 def _level(state: _Pass) -> None:
-    """One level of the general way: every reduction that is ready, with the elementwise outputs riding along."""
+    """One level of the general way: every reduction that is ready, with the elementwise outputs
+    riding along.
+    """
     ready = [n for n in _reduces(state.pending.values()) if not _reduces(n.args)]
     elementwise = {n: e for n, e in state.pending.items() if not _reduces([e])}
     batches: dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[Expr]] = {}
@@ -435,7 +467,12 @@ def _reducing_kernel(
         reductions, known = _gather(state, members)
         all_known |= known
         mine = tuple(
-            (r, Buffer(f"{ir.name_of(r.results[0][1])}_partials", state.sum_dtype, extent, "scratch"))
+            (
+                r,
+                Buffer(
+                    f"{ir.name_of(r.results[0][1])}_partials", state.sum_dtype, extent, "scratch"
+                ),
+            )
             for r in reductions
         )
         sums += mine
@@ -467,14 +504,18 @@ def _finalise(
     *,
     by_column: bool,
 ) -> None:
-    """Add partials up in a fixed order, and finish the outputs that need nothing else; other results go to scratch."""
+    """Add partials up in a fixed order, and finish the outputs that need nothing else; other
+    results go to scratch.
+    """
     leaves = {leaf for r, _ in sums for _, leaf in r.results}
 
     def is_finished(expr: Expr) -> bool:
         own = ordered(expr.extent) == extent and not _reduces([expr])
         return own and all(i in leaves or i in state.buffers for i in ir.inputs([expr]))
 
-    done = {n: e for n, e in state.pending.items() if is_finished(e) and leaves & set(ir.inputs([e]))}
+    done = {
+        n: e for n, e in state.pending.items() if is_finished(e) and leaves & set(ir.inputs([e]))
+    }
     for name in done:
         del state.pending[name]
     stores = [(state.output(n, e), e) for n, e in done.items()]

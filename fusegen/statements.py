@@ -1,4 +1,6 @@
-"""Expressions as statements: one function of scalars, a comment a step, and names that tell what a value is."""
+"""Expressions as statements: one function of scalars, a comment a step, and names that tell what
+a value is.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ _LONGEST_INLINE = 64
 
 @dataclass(frozen=True)
 class ElementFunction:
-    """A function of scalars in the target's language: its parameters are leaves, its results are passed by reference."""
+    """A function of scalars in the target's language: its parameters are leaves, its results are
+    passed by reference.
+    """
 
     name: str
     leaves: tuple[tuple[str, str], ...]  # (type, name)
@@ -52,7 +56,9 @@ class ElementFunction:
     @property
     def call(self) -> str:
         """A call over locals that are named after the parameters, with _value behind."""
-        return f"{self.name}({', '.join(f'{name}_value' for _, name in self.leaves + self.results)})"
+        return (
+            f"{self.name}({', '.join(f'{name}_value' for _, name in self.leaves + self.results)})"
+        )
 
     def reads(self, name: str) -> bool:
         """Whether a leaf of this name is a parameter."""
@@ -65,7 +71,9 @@ def leaf_name(node: Expr, group_names: Sequence[str]) -> str:
         return ir.name_of(node)
     if node.op == "position":
         return "position"
-    return "count_of_" + "_".join(group_names[g] if g >= 0 else f"window_{-g}" for g in ir.axes_of(node))
+    return "count_of_" + "_".join(
+        group_names[g] if g >= 0 else f"window_{-g}" for g in ir.axes_of(node)
+    )
 
 
 def element_function(

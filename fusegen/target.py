@@ -1,4 +1,6 @@
-"""The targets as data: how each spells types, literals, primitives and functions. Nothing branches on a target's name."""
+"""The targets as data: how each spells types, literals, primitives and functions. Nothing
+branches on a target's name.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "uint8": 
 
 @dataclass(frozen=True)
 class Target:
-    """A language to emit: spellings by primitive, with {0}, {1} for arguments and {f} for float's function suffix."""
+    """A language to emit: spellings by primitive, with {0}, {1} for arguments and {f} for
+    float's function suffix.
+    """
 
     name: str
     storage: Mapping[str, str]  # element type -> type in memory
@@ -24,7 +28,9 @@ class Target:
     source_suffix: str
     is_flat: bool  # elementwise tensors are reached by one flat index
     is_one_file: bool  # the binding to Python stands in the same file as the kernels
-    trailing_arguments: int  # what a call takes after tensors, scratch and sizes: threads; or device and stream
+    trailing_arguments: (
+        int  # what a call takes after tensors, scratch and sizes: threads; or device and stream
+    )
 
     def literal(self, value: float, compute: str) -> str:
         """A typed literal that is the value, rounded to the compute type as torch rounds it."""

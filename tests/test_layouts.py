@@ -169,18 +169,20 @@ def test_any_number_of_innermost_channels(channels, device):
         assert_accurate(*case("leaky_relu(0.2) | add_channel(axis=-1) | gelu", shapes, torch.float32, device))
 
 
-@pytest.mark.parametrize("size", SIZES + LARGE)
+# A row of one or two has the same result whatever its values: its gradient is rounding alone.
+LONG_ENOUGH = [size for size in SIZES if size > 2]
+
+
+@pytest.mark.parametrize("size", LONG_ENOUGH + LARGE)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_rows_of_any_length(size, dtype, device):
-    if size == 1:
-        pytest.skip("a row of one has no variance: its gradient is rounding alone")
     shapes = [(3, size), (size,), (size,)]
     assert_accurate(*case("layernorm(weight, bias) | gelu", shapes, dtype, device))
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", LONG_ENOUGH)
 def test_columns_of_any_length_and_distance(size, device):
-    for shape in ((2, 5, size), (2, max(2, size), 3)):
+    for shape in ((2, 5, size), (2, size, 1), (2, size, 3)):
         operand = (shape[1],)
         tensors = [shape, operand, operand]
         assert_accurate(*case("layernorm(weight, bias, axis=1) | gelu", tensors, torch.float32, device))
@@ -213,13 +215,13 @@ def test_few_very_long_rows(rows, device):
 def test_an_empty_tensor_gives_an_empty_result_and_gradients(name, zero, device):
     shape = list(SHAPE)
     shape[zero] = 0
-    if "window" in name and zero == 2:
-        pytest.skip("no window fits: an error, tested among the errors")
+    if "window" in name and zero > 0:
+        pytest.skip("torch pools empty batches only, and no window fits an empty image")
     if name == "row of two axes" and zero == 2:
         pytest.skip("normalized_shape is written in the chain")
     fused = fusegen.compile(CHAINS[name])
     shapes = {**_SHAPES, "other": tuple(shape), **OPERANDS.get(name, {})}
-    if zero == 1 and name in ("pointwise", "column", "window"):
+    if zero == 1 and name in ("pointwise", "column"):
         shapes |= {"bias": (0,), "weight": (0,)}
     tensors = [torch.randn(shape, device=device).requires_grad_()]
     tensors += [torch.randn(shapes[n], device=device).requires_grad_() for n in fused.chain.operands]

@@ -29,7 +29,7 @@ from fusegen.simplify import simplify
 
 WITHOUT_SUMS = tuple(op for op in OPERATIONS if op != "sum")
 X, Y, CHANNEL, ROW, *_ = LEAVES
-many = settings(max_examples=700, deadline=None, derandomize=True)
+many = settings(max_examples=600, deadline=None, derandomize=True)
 
 
 def where(condition: Expr, yes: Expr | float, no: Expr | float) -> Expr:

@@ -14,7 +14,7 @@ from fusegen.ops.schema import (
     Trailing,
     nearest,
 )
-from fusegen.ops.step import STRUCTURAL, Step
+from fusegen.ops.step import STRUCTURAL, Definition, Step
 
 __all__ = [
     "ALIASES",
@@ -26,6 +26,7 @@ __all__ = [
     "BadStep",
     "Chain",
     "Channel",
+    "Definition",
     "Op",
     "Parameter",
     "Placement",

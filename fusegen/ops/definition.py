@@ -52,8 +52,7 @@ class Op(Definition):
     everything by keyword; None means that the body itself, evaluated with torch, is the reference.
     samples are values of its attributes to test it with, in their order. ulp is how far an fp32
     result may be from eager's on the same device: 0 is bitwise equal, None is not promised.
-    same_dtype says that torch refuses operands of another dtype than x's. check takes all
-    attributes by keyword and returns what is wrong with them, if anything.
+    check takes all attributes by keyword and returns what is wrong with them, if anything.
     """
 
     doc: str = ""
@@ -61,7 +60,6 @@ class Op(Definition):
     samples: tuple[tuple[Attribute, ...], ...] = ((),)
     ulp: int | None = None
     aliases: tuple[str, ...] = ()
-    same_dtype: bool = False
     is_primitive: bool = False
     check: Callable[..., str | None] | None = None
 

@@ -27,6 +27,7 @@ class Definition:
     function: Callable[..., Expr]
     parameters: tuple[Parameter, ...]
     window_axes: int = 0
+    same_dtype: bool = False
 
     @property
     def is_builtin(self) -> bool:

@@ -1,0 +1,37 @@
+"""What codegen promises of its text, beyond the golden files."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fusegen.codegen import TEMPLATES
+from fusegen.lower import code_name
+
+_JINJA = re.compile(r"\{\{.*?\}\}|\{%.*?%\}|\{#.*?#\}", re.DOTALL)
+_NOISE = re.compile(r'//[^\n]*|"[^"\n]*"|#(include|pragma|if|endif)[^\n]*')
+# A type, then a name: what a skeleton declares.
+_DECLARED = re.compile(r"\b[A-Za-z_]\w*[>\*&]*(?: const)?[\*&]* ?\b([a-z]\w*)\s*(?=[=;,({\[\)])")
+
+
+def _declared_in(template: Path) -> set[str]:
+    text = _NOISE.sub(" ", _JINJA.sub(" X ", template.read_text()))
+    return set(_DECLARED.findall(text))
+
+
+@pytest.mark.parametrize("template", sorted(TEMPLATES.rglob("*.jinja")), ids=lambda p: p.name)
+def test_an_operand_never_shares_a_name_with_a_local_of_a_skeleton(template: Path) -> None:
+    declared = _declared_in(template)
+    assert declared, "the expression found no declaration"
+    clashes = sorted(name for name in declared if code_name(name) == name)
+    assert clashes == []
+
+
+def test_an_ordinary_operand_keeps_its_name() -> None:
+    assert [code_name(n) for n in ("bias", "scale", "weight", "residual", "gate")] == [
+        "bias",
+        "scale",
+        "weight",
+        "residual",
+        "gate",
+    ]
