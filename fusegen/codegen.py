@@ -70,13 +70,40 @@ def emit(
         "uses_libm": sorted(_functions_called(views, target)),
     }
     module = f"{target.name}/module.{target.source_suffix}.jinja"
-    text = _environment().get_template(module).render(context)
+    text = tidy(_environment().get_template(module).render(context))
     name = f"fusegen_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     context["module_name"] = name
-    binding = _environment().get_template("binding.cpp.jinja").render(context)
+    binding = tidy(_environment().get_template("binding.cpp.jinja").render(context))
     if target.is_one_file:
         text, binding = text + binding, ""
     return Source(target.name, name, text, binding, chain.text, chain.hash)
+
+
+_WIDTH = 110
+
+
+def tidy(text: str) -> str:
+    """Rendered text as a person would lay it out: no blank lines within a body, no endless lines."""
+    lines = [line.rstrip() for line in text.split("\n")]
+    kept: list[str] = []
+    for i, line in enumerate(lines):
+        following = next((later for later in lines[i + 1 :] if later), "")
+        within = following.startswith((" ", "}", "#pragma")) and not following.startswith("}  //")
+        if line or not (within or (kept and not kept[-1])):
+            kept += _folded(line)
+    return "\n".join(kept).strip("\n") + "\n"
+
+
+def _folded(line: str) -> list[str]:
+    """A line cut after commas where it is too long; comments and preprocessor lines stay whole."""
+    if len(line) <= _WIDTH or line.lstrip().startswith(("//", "#")) or '"' in line:
+        return [line]
+    indent = " " * (len(line) - len(line.lstrip()) + 4)
+    lines = []
+    while len(line) > _WIDTH and (cut := line.rfind(", ", len(indent) + 1, _WIDTH)) > 0:
+        lines.append(line[: cut + 1])
+        line = indent + line[cut + 2 :]
+    return [*lines, line]
 
 
 @functools.cache
@@ -360,7 +387,7 @@ class KernelView:
         for depth in range(len(groups) - 1, -1, -1):
             group, outer = groups[depth], groups[:depth]
             word = self.word(group)
-            if not self.needed & {group, *outer}:
+            if not needed & {group, *outer}:
                 break
             if not outer:
                 lines.append(f"const Index {word} = {rest};")
@@ -370,7 +397,7 @@ class KernelView:
                 f"divide({rest}, sizes.{word})" if group >= 0 else f"{rest} / {self.size_of(group)}"
             )
             lines.append(f"const Index {above} = {quotient};")
-            if group in self.needed:
+            if group in needed:
                 lines.append(f"const Index {word} = {rest} - {above} * {self.size_of(group)};")
             rest = above
         return lines

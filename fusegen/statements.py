@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fusegen import ir
 from fusegen.ir import Expr
 from fusegen.lower import Mark
-from fusegen.target import ATOMIC, Target
+from fusegen.target import Target
 
 # What a value is called that no step named.
 _NOUNS = {
@@ -32,7 +32,30 @@ _NOUNS = {
     "ge": "is_at_least",
     "eq": "is_equal",
     "ne": "is_other",
+    "logical_and": "both_hold",
+    "logical_or": "either_holds",
+    "logical_not": "fails",
 }
+# How tightly C binds each; what is not here is a call or a name.
+_BINDING = {
+    "where": 1,
+    "minimum": 1,
+    "maximum": 1,
+    "logical_or": 2,
+    "logical_and": 3,
+    "eq": 4,
+    "ne": 4,
+    **dict.fromkeys(("lt", "le", "gt", "ge"), 5),
+    "add": 6,
+    "sub": 6,
+    "mul": 7,
+    "div": 7,
+    "sigmoid": 7,
+    "rsqrt": 7,
+    "neg": 8,
+    "logical_not": 8,
+}
+_TIGHTEST = 9
 _LONGEST_INLINE = 64
 
 
@@ -116,6 +139,19 @@ def _type_of(node: Expr, compute: str) -> str:
     return {"number": compute, "truth": "bool", "index": "int"}[node.kind]
 
 
+def _needed(op: str, place: int) -> int:
+    """How tightly an argument must bind to stand without parentheses; order of rounding included."""
+    if op in ("minimum", "maximum"):
+        return 6
+    if op == "where":
+        return 3 if place == 0 else 6
+    if op in ("sigmoid", "neg"):
+        return _BINDING["neg"]
+    if op not in _BINDING or op == "rsqrt":
+        return 0  # a call brings its own
+    return _BINDING[op] + (place > 0)
+
+
 class _Writer:
     """Lines so far, and the text by which each finished node is referred to."""
 
@@ -162,9 +198,11 @@ class _Writer:
         if number is not None:
             return self.target.literal(number, self.compute)
         args = []
-        for arg in node.args:
+        for place, arg in enumerate(node.args):
             text = self.spelled(arg)
-            is_plain = arg in self.text or arg.op in ATOMIC
-            is_plain = is_plain or (arg.op == "const" and not text.startswith("-"))
-            args.append(text if is_plain else f"({text})")
+            binding = _TIGHTEST if arg in self.text else _BINDING.get(arg.op, _TIGHTEST)
+            is_bare = binding >= _needed(node.op, place)
+            if text.startswith("-") and node.op in ("neg", "sigmoid"):
+                is_bare = False  # two minus signs would be one operator
+            args.append(text if is_bare else f"({text})")
         return self.target.spell(node.op, self.compute, *args)

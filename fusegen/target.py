@@ -90,8 +90,6 @@ _COMMON = {
 }
 _LIBRARY = {op: op for op in ("exp", "expm1", "log", "log1p", "erf", "tanh", "sin", "cos", "pow")}
 _LIBRARY["sigmoid"] = "exp"
-# Spellings that need no parentheses around them as an argument of another.
-ATOMIC = frozenset(op for op, text in _COMMON.items() if text.endswith(")") and "({0}" in text[:9])
 
 CPP = Target(
     name="cpp",
