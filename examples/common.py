@@ -4,6 +4,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ def options(description: str) -> argparse.Namespace:
     is_cpu = found.device == "cpu"
     found.batch = found.batch or (1 if found.quick else 2 if is_cpu else 16)
     found.depth = found.depth or (4 if found.quick else 8 if is_cpu else 16)
-    found.repeats = 2 if found.quick else 7 if is_cpu else 30
+    found.repeats = 2 if found.quick else 5 if is_cpu else 30
     return found
 
 
@@ -65,17 +66,10 @@ def print_times(eager: nn.Module, fused: nn.Module, x: Tensor, repeats: int) -> 
         ("model", eager, fused, x),
     ):
         for direction, run in (("forward", forward), ("forward + backward", forward_backward)):
-            times = median_ms(
-                [
-                    lambda: run(a, eager, start),  # noqa: B023  # called before the loop goes on
-                    lambda: run(b, fused, start),  # noqa: B023
-                ],
-                repeats,
-            )
-            print(
-                f"  {part + ', ' + direction:32}" + "".join(f"{t:9.2f} ms" for t in times), end=""
-            )
-            print(f"{times[0] / times[1]:7.2f}x")
+            runs = [partial(run, a, eager, start), partial(run, b, fused, start)]
+            times = median_ms(runs, repeats)
+            columns = "".join(f"{t:9.2f} ms" for t in times)
+            print(f"  {part + ', ' + direction:32}{columns}{times[0] / times[1]:7.2f}x")
 
 
 def forward(function: Callable[[Tensor], Tensor], model: nn.Module, x: Tensor) -> None:

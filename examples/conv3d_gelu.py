@@ -1,4 +1,4 @@
-"""Conv3d, then leaky_relu, a per-channel bias, clamp and gelu; and the same with the four fused."""
+"""Conv3d, leaky_relu, a per-channel bias, clamp and gelu; and the same with a fused chain."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""ConvTranspose3d, then layernorm over the last axis, gelu and a scale; and the same with the three fused."""
+"""ConvTranspose3d, layernorm over the last axis, gelu, scale; and the same with a fused chain."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""ConvTranspose3d, then leaky_relu, a per-channel factor, leaky_relu and max-pooling; and the same fused."""
+"""ConvTranspose3d, leaky_relu, factor, leaky_relu, max_pool3d; and the same with a fused chain."""
 
 import sys
 

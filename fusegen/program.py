@@ -14,11 +14,13 @@ from dataclasses import dataclass
 
 from fusegen import ir
 from fusegen.autodiff import vjp, winners
-from fusegen.codegen import Entry, Source, emit
+from fusegen.codegen import Source, emit
+from fusegen.grouping import Grouping, collapse, ordered
 from fusegen.ir import Expr, Graph
+from fusegen.kernel import Buffer, Entry
 from fusegen.lower import Bound, Mark, lower, remarked
 from fusegen.ops import Chain
-from fusegen.schedule import Buffer, Grouping, collapse, ordered, schedule
+from fusegen.schedule import schedule
 from fusegen.simplify import simplification
 from fusegen.target import COMPUTE, TARGETS
 

@@ -13,146 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from fusegen import ir
+from fusegen.grouping import ordered
 from fusegen.ir import Expr, Extent, Graph
+from fusegen.kernel import Buffer, Family, Kernel, Reduction
 from fusegen.lower import Mark, remarked
-
-Family = Literal["pointwise", "row", "column", "window", "inner", "outer", "finalise"]
-Role = Literal["input", "output", "scratch"]
-
-
-@dataclass(frozen=True)
-class Buffer:
-    """A tensor in memory: dense, its groups in memory order; strided along windows where it
-    varies within them.
-    """
-
-    name: str
-    dtype: str
-    extent: tuple[int, ...]
-    role: Role
-
-    @property
-    def is_windowed(self) -> bool:
-        """Whether it is addressed through the split of a pooled axis."""
-        return any(g < 0 for g in self.extent)
-
-
-@dataclass(frozen=True)
-class Reduction:
-    """One accumulation: its kind, what is accumulated, and the leaf that stands for each result."""
-
-    kind: Literal["sum", "moments", "max", "pick"]
-    value: Expr
-    results: tuple[
-        tuple[str, Expr], ...
-    ]  # (result, leaf): ("mean", ...), ("variance", ...) of moments
-    index: Expr | None = None  # where to pick
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """One kernel: its loop over `domain`, what it reads, accumulates and writes.
-
-    stages are the reductions of one level each, over `reduced`; sums are the reductions that go to
-    partials, one array of (kept, slot, column) each; stores are the finished values by buffer.
-    """
-
-    family: Family
-    name: str
-    domain: tuple[int, ...]
-    reduced: tuple[int, ...]
-    inputs: tuple[tuple[Expr, Buffer], ...]
-    stores: tuple[tuple[Buffer, Expr], ...]
-    stages: tuple[tuple[Reduction, ...], ...] = ()
-    sums: tuple[tuple[Reduction, Buffer], ...] = ()
-    kept: tuple[int, ...] = ()
-    by_column: bool = False  # partials have a column for each index of the last group
-    marks: tuple[Mark, ...] = ()
-
-
-@dataclass(frozen=True)
-class Grouping:
-    """Which axes form which group: group g is axes[g], outermost in memory first; windows are
-    groups -1, -2, ...
-    """
-
-    axes: tuple[tuple[int, ...], ...]
-    windows: tuple[int, ...] = ()  # window sizes, outermost first; group -1 is the first
-    pooled: tuple[int, ...] = ()  # the group that each window splits
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """A word for each group's index and size."""
-        return group_names(len(self.axes))
-
-
-def group_names(number: int) -> tuple[str, ...]:
-    """Words for a kernel's group indices: element; outer, inner; outer, middle, inner; then
-    numbered ones between.
-    """
-    fixed = {0: (), 1: ("element",), 2: ("outer", "inner"), 3: ("outer", "middle", "inner")}
-    if number in fixed:
-        return fixed[number]
-    return ("outer", *(f"axis_{i}" for i in range(1, number - 1)), "inner")
-
-
-def collapse(
-    graph: Graph, order: Sequence[int], windows: Mapping[int, int]
-) -> tuple[Graph, dict[Expr, Expr], Grouping]:
-    """The graph over groups instead of axes, old node by new, and the grouping.
-
-    order lists the axes outermost in memory first; windows gives each pooled axis's window size.
-    Neighbours join when every tensor and every reduction has both or neither.
-    """
-    nodes = ir.topological(graph.roots)
-    touched: set[Extent] = {n.extent for n in nodes if n.op == "input"}
-    touched |= {expr.extent for expr in graph.roots}
-    for node in nodes:
-        if node.op == "reduce":
-            touched.add(ir.reduction(node)[1])
-            touched.add(node.extent)
-        elif node.op == "count":
-            touched.add(frozenset(ir.axes_of(node)))
-    present = [a for a in order if any(a in e for e in touched)]
-    groups: list[list[int]] = []
-    for axis in present:
-        joins = groups and not (axis in windows or groups[-1][-1] in windows)
-        if joins and all((axis in e) == (groups[-1][-1] in e) for e in touched):
-            groups[-1].append(axis)
-        else:
-            groups.append([axis])
-    place = {axis: g for g, members in enumerate(groups) for axis in members}
-    pooled_axes = sorted(windows)
-    place |= {-axis: -1 - i for i, axis in enumerate(pooled_axes)}
-    grouping = Grouping(
-        # Where nothing varies at all, one group of no axes: its size is 1, as an empty product is.
-        tuple(map(tuple, groups)) or ((),),
-        tuple(windows[a] for a in pooled_axes),
-        tuple(place[a] for a in pooled_axes if a in place),
-    )
-    new: dict[Expr, Expr] = {}
-    for node in nodes:
-        new[node] = _regroup(node, tuple(new[a] for a in node.args), place)
-    for leaf in graph.inputs:
-        new.setdefault(leaf, _regroup(leaf, (), place))
-    outputs = tuple((name, new[expr]) for name, expr in graph.outputs)
-    return Graph(tuple(new[i] for i in graph.inputs), outputs), new, grouping
-
-
-def _regroup(node: Expr, args: tuple[Expr, ...], place: Mapping[int, int]) -> Expr:
-    extent = frozenset(place[a] for a in node.extent)
-    if node.op in ir.ARITY:
-        return ir.primitive(node.op, *args)
-    if node.op == "reduce":
-        kind, axes = ir.reduction(node)
-        return ir.reduce(kind, {place[a] for a in axes}, *args)
-    if node.op in ("count", "position"):
-        axes = frozenset(place[a] for a in ir.axes_of(node))
-        return ir.count(axes) if node.op == "count" else ir.position(axes, 0)
-    return ir.make(node.op, args, node.attrs, extent=extent, rank=0, kind=node.kind)
 
 
 @dataclass
@@ -203,14 +69,6 @@ class _Pass:
 
     def output(self, name: str, expr: Expr) -> Buffer:
         return Buffer(name, self.dtypes[name], ordered(expr.extent), "output")
-
-
-def ordered(extent: Extent) -> tuple[int, ...]:
-    """Groups in memory order: outer to inner, then the windows, outermost first."""
-    return (
-        *sorted(g for g in extent if g >= 0),
-        *sorted((g for g in extent if g < 0), reverse=True),
-    )
 
 
 def schedule(

@@ -140,7 +140,9 @@ def _type_of(node: Expr, compute: str) -> str:
 
 
 def _needed(op: str, place: int) -> int:
-    """How tightly an argument must bind to stand without parentheses; order of rounding included."""
+    """How tightly an argument must bind to stand without parentheses; order of rounding
+    included.
+    """
     if op in ("minimum", "maximum"):
         return 6
     if op == "where":

@@ -9,6 +9,7 @@ import torch
 
 def pytest_addoption(parser):
     parser.addoption("--build-cache", help="keep what tests build in this folder, for the next run")
+    parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden with what is emitted now")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -48,3 +49,24 @@ def require_gpu():
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def threads():
+    """One thread for each process of pytest-xdist: OpenMP's threads wait actively, and would starve each other."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        torch.set_num_threads(1)
+
+
+@pytest.fixture
+def golden(request):
+    """A function that compares a text with the file of a name in tests/golden, or under --update-golden writes it."""
+
+    def compare(name, text):
+        path = Path(__file__).parent / "golden" / name
+        if request.config.getoption("--update-golden"):
+            path.write_text(text, encoding="utf-8")
+        assert path.exists(), f"{path} does not exist yet; make it with pytest --update-golden, then read it"
+        assert text == path.read_text("utf-8"), "where this is intended: pytest --update-golden, then read git diff"
+
+    return compare

@@ -164,7 +164,7 @@ def test_channels_of_any_inner_size(size, dtype, device):
 
 @pytest.mark.parametrize("channels", SIZES + LARGE)
 def test_any_number_of_innermost_channels(channels, device):
-    for rows in (1, 5, 70):
+    for rows in (1, 5, 70) if channels < 5000 else (3,):
         shapes = [(rows, channels), (channels,)]
         assert_accurate(*case("leaky_relu(0.2) | add_channel(axis=-1) | gelu", shapes, torch.float32, device))
 

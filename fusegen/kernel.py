@@ -1,0 +1,76 @@
+"""Kernels as data: what one launch loops over, reads, accumulates and writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fusegen.grouping import Grouping
+from fusegen.ir import Expr
+from fusegen.lower import Mark
+
+Family = Literal["pointwise", "row", "column", "window", "inner", "outer", "finalise"]
+Role = Literal["input", "output", "scratch"]
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A tensor in memory: dense, its groups in memory order; strided along windows where it
+    varies within them.
+    """
+
+    name: str
+    dtype: str
+    extent: tuple[int, ...]
+    role: Role
+
+    @property
+    def is_windowed(self) -> bool:
+        """Whether it is addressed through the split of a pooled axis."""
+        return any(g < 0 for g in self.extent)
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """One accumulation: its kind, what is accumulated, and the leaf that stands for each result."""
+
+    kind: Literal["sum", "moments", "max", "pick"]
+    value: Expr
+    results: tuple[
+        tuple[str, Expr], ...
+    ]  # (result, leaf): ("mean", ...), ("variance", ...) of moments
+    index: Expr | None = None  # where to pick
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel: its loop over `domain`, what it reads, accumulates and writes.
+
+    stages are the reductions of one level each, over `reduced`; sums are the reductions that go to
+    partials, one array of (kept, slot, column) each; stores are the finished values by buffer.
+    """
+
+    family: Family
+    name: str
+    domain: tuple[int, ...]
+    reduced: tuple[int, ...]
+    inputs: tuple[tuple[Expr, Buffer], ...]
+    stores: tuple[tuple[Buffer, Expr], ...]
+    stages: tuple[tuple[Reduction, ...], ...] = ()
+    sums: tuple[tuple[Reduction, Buffer], ...] = ()
+    kept: tuple[int, ...] = ()
+    by_column: bool = False  # partials have a column for each index of the last group
+    marks: tuple[Mark, ...] = ()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One callable of a module: its kernels in launch order, and the tensors it is called with,
+    in order.
+    """
+
+    name: str
+    kernels: tuple[Kernel, ...]
+    arguments: tuple[Buffer, ...]  # inputs, then outputs
+    grouping: Grouping
+    compute: str

@@ -1,0 +1,407 @@
+"""Kernels as the templates see them: names, types, index arithmetic and calls, all finished text.
+
+A skeleton declares a local `<leaf>_value` for everything an element function reads and
+`<result>_value` for what it gives, and then makes the call that stands ready; so skeletons never
+see an operation, and operations never see a loop.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from fusegen import ir
+from fusegen.grouping import Grouping
+from fusegen.kernel import Buffer, Entry, Kernel, Reduction
+from fusegen.statements import ElementFunction, element_function, leaf_name
+from fusegen.target import ITEM_BYTES, Target
+
+_VECTOR_BYTES = 16
+
+
+class EntryView:
+    """An Entry as its template sees it."""
+
+    def __init__(self, entry: Entry, target: Target) -> None:
+        self.name = entry.name
+        self.compute = entry.compute
+        self.arguments = entry.arguments
+        self.target = target
+        self.argument_names = [b.name for b in entry.arguments]
+        self.size_names = size_names(entry.grouping)
+        self.sizes_type = f"{entry.name.title().replace('_', '')}Sizes"
+        self.kernels = [KernelView(kernel, entry, target) for kernel in entry.kernels]
+
+    @property
+    def argument_count(self) -> int:
+        """How many integers a call takes."""
+        return len(self.arguments) + 1 + len(self.size_names) + self.target.trailing_arguments
+
+    @property
+    def scratch(self) -> list[tuple[str, str, str]]:
+        """(name, element type, number of elements) of every scratch array, in order."""
+        found: list[tuple[str, str, str]] = []
+        for k in self.kernels:
+            if k.family in ("inner", "outer"):
+                found += [(s.partials, s.type, k.partials_size(s)) for s in k.sums]
+            for s in k.stores:
+                if s.buffer.role == "scratch":
+                    found.append((s.name, s.type, k.host_size(s.buffer.extent)))
+        return found
+
+    @property
+    def packed_arguments(self) -> list[int]:
+        """The positions of the tensors that are moved in packs, which need their alignment."""
+        flat = [k for k in self.kernels if k.family in ("pointwise", "inner")]
+        names = {r.buffer.name for k in flat for r in k.full_reads + k.stores}
+        return [i for i, b in enumerate(self.arguments) if b.name in names]
+
+    def type(self, buffer: Buffer) -> str:
+        """A buffer's element type in memory."""
+        return self.target.storage[buffer.dtype]
+
+
+def size_names(grouping: Grouping) -> tuple[str, ...]:
+    """The sizes that an entry takes: one a group, and the unpooled size of every pooled one."""
+    return (*grouping.names, *(f"{grouping.names[g]}_unpooled" for g in grouping.pooled))
+
+
+@dataclass(frozen=True)
+class Read:
+    """A tensor that an element function reads: its leaf's name, and how its offset follows from
+    the group indices.
+    """
+
+    name: str
+    buffer: Buffer
+    type: str
+    extent: frozenset[int]
+
+
+class KernelView:
+    """A Kernel as its template sees it: names, types, index arithmetic and calls, all finished
+    text.
+    """
+
+    def __init__(self, kernel: Kernel, entry: Entry, target: Target) -> None:
+        self.kernel = kernel
+        self.target = target
+        self.compute = entry.compute
+        self.grouping = entry.grouping
+        self.name = kernel.name
+        self.family = kernel.family
+        self.domain = kernel.domain
+        self.reduced = kernel.reduced
+        self.kept = kernel.kept
+        self.marks = kernel.marks
+        self.sizes_type = f"{entry.name.title().replace('_', '')}Sizes"
+        self.stages = [self._stage(i, stage) for i, stage in enumerate(kernel.stages)]
+        self.sums = [ReductionView(r, b, self) for r, b in kernel.sums]
+        self.reductions = [r for s in self.stages for r in s.reductions] + self.sums
+        results = [(b.name, expr) for b, expr in kernel.stores]
+        if kernel.family in ("inner", "outer"):
+            results += [(s.term, s.reduction.value) for s in self.sums]
+        self.expressions = [e for _, e in results] + [
+            e for s in kernel.stages for r in s for e in (r.value, r.index) if e is not None
+        ]
+        is_split = kernel.family in ("row", "column", "window")
+        along = set(kernel.reduced) if is_split else set(kernel.domain)
+        row_names = {s.name for s in self.stores if is_split and not s.extent & along}
+        self.row_stores = [s for s in self.stores if s.name in row_names]
+        self.element_stores = [s for s in self.stores if s.name not in row_names]
+        self.values = self._function("values", [r for r in results if r[0] not in row_names])
+        self.row_values = self._function("row_values", [r for r in results if r[0] in row_names])
+
+    def _function(self, stem: str, results: Sequence[tuple[str, ir.Expr]]) -> ElementFunction:
+        name = f"{self.name}_{stem}"
+        return element_function(
+            name, results, self.target, self.compute, self.marks, self.grouping.names
+        )
+
+    def _stage(self, i: int, stage: tuple[Reduction, ...]) -> StageView:
+        views = [ReductionView(r, None, self) for r in stage]
+        results = [(v.term, r.value) for v, r in zip(views, stage, strict=True)]
+        results += [
+            (f"{v.term}_at", r.index)
+            for v, r in zip(views, stage, strict=True)
+            if r.index is not None
+        ]
+        return StageView(self._function(f"stage_{i + 1}", results), views)
+
+    # What stands in the parameter list.
+
+    @property
+    def reads(self) -> list[Read]:
+        """Everything read, in the order of the inputs."""
+        return [
+            Read(ir.name_of(leaf), b, self.type(b), frozenset(b.extent))
+            for leaf, b in self.kernel.inputs
+        ]
+
+    def reads_of(self, function: ElementFunction) -> list[Read]:
+        """The tensors that one element function reads."""
+        return [r for r in self.reads if function.reads(r.name)]
+
+    @property
+    def stores(self) -> list[Read]:
+        """Everything written at finished values."""
+        return [Read(b.name, b, self.type(b), frozenset(b.extent)) for b, _ in self.kernel.stores]
+
+    @property
+    def parameters(self) -> list[str]:
+        """The pointers that the kernel takes, declared."""
+        taken = [f"const {r.type}* __restrict__ {r.name}" for r in self.reads]
+        taken += [f"{s.type}* __restrict__ {s.name}" for s in self.stores]
+        constness = "const " if self.family == "finalise" else ""
+        return taken + [f"{constness}{s.type}* __restrict__ {s.partials}" for s in self.sums]
+
+    @property
+    def argument_names(self) -> list[str]:
+        """The pointers' names, in the parameters' order."""
+        return [r.buffer.name for r in self.reads + self.stores] + [s.partials for s in self.sums]
+
+    @property
+    def buffers(self) -> list[Buffer]:
+        """Every tensor with an element type of its own (partials have an accumulator's)."""
+        return [b for _, b in self.kernel.inputs] + [b for b, _ in self.kernel.stores]
+
+    def type(self, buffer: Buffer) -> str:
+        """A buffer's element type in memory."""
+        return self.target.storage[buffer.dtype]
+
+    def value_type(self, name: str) -> str:
+        """The type in which a leaf or result takes part in arithmetic."""
+        pairs = [p for f in self.functions for p in f.leaves + f.results]
+        return next((kind for kind, n in pairs if n == name), self.compute)
+
+    @property
+    def functions(self) -> list[ElementFunction]:
+        """The element functions, in the order they run."""
+        found = [*(s.function for s in self.stages), self.values, self.row_values]
+        return [f for f in found if f.results]
+
+    def reduced_leaves(self, function: ElementFunction) -> list[str]:
+        """The results of this kernel's own reductions that a function reads."""
+        return [leaf for s in self.reductions for _, leaf in s.results if function.reads(leaf)]
+
+    @property
+    def counts(self) -> list[tuple[str, str]]:
+        """(name, product of sizes) of every count that a function reads."""
+        nodes = [n for n in ir.topological(self.expressions) if n.op == "count"]
+        names = {leaf_name(n, self.grouping.names): self.size(ir.axes_of(n)) for n in nodes}
+        return sorted(names.items())
+
+    # The groups of the loops.
+
+    @property
+    def groups_before(self) -> tuple[int, ...]:
+        """The groups outside the reduced ones."""
+        return tuple(g for g in self.domain if g < min(self.reduced))
+
+    @property
+    def groups_behind(self) -> tuple[int, ...]:
+        """The groups inside the reduced ones."""
+        return tuple(g for g in self.domain if g > max(self.reduced))
+
+    @property
+    def window_size(self) -> int:
+        """The number of elements in a pooling window."""
+        return math.prod(self.grouping.windows[-1 - g] for g in self.reduced)
+
+    @property
+    def columns(self) -> str:
+        """In a finalise kernel: how many results lie side by side in each slot of the partials."""
+        return self.sums[0].columns
+
+    @property
+    def host_columns(self) -> str:
+        """columns, where the launch is set up."""
+        return self.host_size(self.sums[0].extent[-1:]) if self.kernel.by_column else "1"
+
+    @property
+    def slots(self) -> str:
+        """In a finalise kernel: the number of partials of each result."""
+        return f"{self.sums[0].partials}_slots"
+
+    def partials_size(self, reduction: ReductionView) -> str:
+        """The number of partials that one reduction leaves."""
+        return f"{self.host_size(reduction.extent)} * {reduction.partials}_slots"
+
+    def compact(self, groups: Sequence[int]) -> str:
+        """The compact index over some groups, from their locals."""
+        text = ""
+        for group in groups:
+            word = self.word(group)
+            text = word if not text else f"({text}) * {self.size_of(group)} + {word}"
+        return text or "0"
+
+    # Index arithmetic.
+
+    def word(self, group: int) -> str:
+        """A group's index as a local."""
+        return self.grouping.names[group] if group >= 0 else f"window_{-group}"
+
+    def size_of(self, group: int) -> str:
+        """The number of index values of one group."""
+        if group < 0:
+            return str(self.grouping.windows[-1 - group])
+        return f"sizes.{self.grouping.names[group]}.value"
+
+    def size(self, groups: Iterable[int]) -> str:
+        """The number of index values of several groups together."""
+        return " * ".join(self.size_of(g) for g in groups) or "1"
+
+    def host_size(self, groups: Iterable[int]) -> str:
+        """The same, where the product may be too large for an Index."""
+        return " * ".join(f"static_cast<int64_t>({self.size_of(g)})" for g in groups) or "1"
+
+    @property
+    def needed(self) -> set[int]:
+        """The groups whose indices something asks for; elementwise tensors go by the flat index
+        where there is one.
+        """
+        is_flat = self.family in ("pointwise", "inner") and self.target.is_flat
+        tensors = self.partial_reads if is_flat else self.reads + self.stores
+        groups = {g for r in tensors for g in r.extent}
+        if self.family in ("inner", "outer"):
+            groups |= {g for s in self.sums for g in (*s.kept, *s.summed)}
+        return groups | ({self.last} if self.family == "pointwise" else set())
+
+    def locate(self, index: str, groups: Sequence[int], reads: Iterable[Read] = ()) -> list[str]:
+        """Lines that take a compact index over `groups` apart into locals, innermost first.
+
+        Only what is needed gets a local: by anything in the kernel, or just by `reads`.
+        """
+        needed = {g for r in reads for g in r.extent} or self.needed
+        lines: list[str] = []
+        rest = index
+        for depth in range(len(groups) - 1, -1, -1):
+            group, outer = groups[depth], groups[:depth]
+            word = self.word(group)
+            if not needed & {group, *outer}:
+                break
+            if not outer:
+                lines.append(f"const Index {word} = {rest};")
+                break
+            above = f"above_{word}"
+            quotient = (
+                f"divide({rest}, sizes.{word})" if group >= 0 else f"{rest} / {self.size_of(group)}"
+            )
+            lines.append(f"const Index {above} = {quotient};")
+            if group in needed:
+                lines.append(f"const Index {word} = {rest} - {above} * {self.size_of(group)};")
+            rest = above
+        return lines
+
+    def offset(self, read: Read) -> str:
+        """A tensor's element offset from the group indices, which are locals by then."""
+        text = ""
+        for group in read.buffer.extent:
+            if group < 0:
+                continue
+            coordinate, size = self.word(group), self.size_of(group)
+            if read.buffer.is_windowed and group in self.grouping.pooled:
+                window = self.grouping.pooled.index(group)
+                coordinate = (
+                    f"({coordinate} * {self.grouping.windows[window]} + window_{window + 1})"
+                )
+                size = f"sizes.{self.grouping.names[group]}_unpooled.value"
+            text = coordinate if not text else f"({text}) * {size} + {coordinate}"
+        return text or "0"
+
+    # The classes of tensors, by how a skeleton reaches them.
+
+    @property
+    def full_reads(self) -> list[Read]:
+        """What varies along every group of the domain: reached by the flat index."""
+        return [r for r in self.reads if r.extent == frozenset(self.kernel.domain)]
+
+    @property
+    def partial_reads(self) -> list[Read]:
+        """What is broadcast along some group."""
+        return [r for r in self.reads if r.extent != frozenset(self.kernel.domain)]
+
+    @property
+    def uniform_reads(self) -> list[Read]:
+        """What is broadcast along the innermost group."""
+        return [r for r in self.partial_reads if self.last not in r.extent]
+
+    @property
+    def varying_reads(self) -> list[Read]:
+        """What varies along the innermost group, but not along all."""
+        return [r for r in self.partial_reads if self.last in r.extent]
+
+    @property
+    def last(self) -> int:
+        """The innermost group."""
+        return self.domain[-1] if self.domain else 0
+
+    @property
+    def threads(self) -> int:
+        """Threads in a block."""
+        return 512 if self.family == "pointwise" else 256
+
+    @property
+    def packs(self) -> int:
+        """How many 16-byte accesses of each tensor a thread has in flight."""
+        return 2
+
+    @property
+    def accumulator_bytes(self) -> int:
+        """The size of the largest accumulator."""
+        numbers = {"sum": 1, "moments": 3, "max": 2, "pick": 1}
+        width = 8 if self.compute == "double" else 4
+        return width * max((numbers[r.kind] for r in self.reductions), default=0)
+
+    @property
+    def summary(self) -> str:
+        """What the kernel reads, accumulates and writes, in a line."""
+        full = [r.name for r in self.reads if set(self.domain + self.reduced) <= r.extent]
+        rest = [
+            f"{r.name} by ({', '.join(map(self.word, r.buffer.extent))})"
+            for r in self.reads
+            if r.name not in full
+        ]
+        parts = [f"Reads {', '.join(full + rest)}"] if self.reads else []
+        if self.sums:
+            verb = "merges partials into" if self.family == "finalise" else "leaves partials of"
+            parts.append(f"{verb} {', '.join(s.name for s in self.sums)}")
+        if self.stores:
+            parts.append(f"writes {', '.join(s.name for s in self.stores)}")
+        text = "; ".join(parts)
+        return f"{text[:1].upper()}{text[1:]}."
+
+    @property
+    def lanes(self) -> int:
+        """How many elements one 16-byte access of the widest tensor holds."""
+        widest = max((ITEM_BYTES[r.buffer.dtype] for r in self.full_reads + self.stores), default=4)
+        return _VECTOR_BYTES // widest
+
+
+@dataclass(frozen=True)
+class StageView:
+    """One level of reductions and the function that gives their terms."""
+
+    function: ElementFunction
+    reductions: list[ReductionView]
+
+
+class ReductionView:
+    """A Reduction as a template sees it."""
+
+    def __init__(self, reduction: Reduction, buffer: Buffer | None, kernel: KernelView) -> None:
+        self.reduction = reduction
+        self.kind = reduction.kind
+        self.type = kernel.target.accumulators[reduction.kind].format(compute=kernel.compute)
+        self.name = ir.name_of(reduction.results[0][1])
+        self.results = [(result, ir.name_of(leaf)) for result, leaf in reduction.results]
+        self.term = f"{self.name}_term"
+        self.has_index = reduction.index is not None
+        self.partials = buffer.name if buffer else ""
+        self.extent = buffer.extent if buffer else ()
+        rows = kernel.domain[:-1]
+        self.kept = tuple(g for g in rows if g in self.extent)
+        self.summed = tuple(g for g in rows if g not in self.extent)
+        self.is_by_column = kernel.kernel.by_column
+        self.columns = kernel.size(self.extent[-1:]) if self.is_by_column else "1"

@@ -1,0 +1,106 @@
+"""The emitted text, byte by byte; `pytest --update-golden tests/test_golden.py` rewrites it."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import fusegen
+from fusegen.describe import Situation, sources
+from fusegen.target import TARGETS
+
+ROOT = Path(__file__).resolve().parent.parent
+GOLDEN = Path(__file__).parent / "golden"
+CASES = {
+    "pointwise": ("leaky_relu(0.2) | add_channel | clamp(-1, 1) | gelu", Situation()),
+    "pointwise_bfloat16": (
+        "leaky_relu(0.2) | add_channel | clamp(-1, 1) | gelu",
+        Situation(dtype="bfloat16", layout="channels_last"),
+    ),
+    "gated": ("keep(y) | sigmoid | mul(y) | mul(gate)", Situation()),
+    "bias_over_last_axis": ("add_channel(axis=-1) | relu", Situation()),
+    "layernorm_of_last_axis": ("layernorm(64, weight, bias) | gelu | mul(0.5)", Situation()),
+    "layernorm_of_channels": ("layernorm(weight, bias, axis=1)", Situation()),
+    "layernorm_of_few_long_rows": ("layernorm", Situation(shape=(2, 1 << 20))),
+    "max_pool": ("leaky_relu(0.2) | mul_channel | leaky_relu(0.2) | max_pool3d(2)", Situation()),
+    "layernorm_then_max_pool": ("layernorm | max_pool2d(2)", Situation()),
+}
+Compare = Callable[[str, str], None]
+
+
+def texts() -> dict[str, str]:
+    """What every file of tests/golden should hold, by its name."""
+    found = {}
+    for case, (text, situation) in CASES.items():
+        chain = fusegen.chain(text)
+        for grad in (False, True):
+            for target in TARGETS.values():
+                modules = sources(chain, target.name, situation, grad=grad)
+                for i, module in enumerate(modules, start=1):
+                    stage = f".stage_{i}" if len(modules) > 1 else ""
+                    name = f"{case}{'.grad' * grad}{stage}.{target.source_suffix}"
+                    found[name] = module.text
+                    if module.binding and (case, grad) == ("pointwise", True):
+                        found[f"{case}.grad.binding.cpp"] = module.binding
+    return found
+
+
+TEXTS = texts()
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_the_text_is_golden(name: str, golden: Compare) -> None:
+    golden(name, TEXTS[name])
+
+
+def test_no_golden_file_is_left_over() -> None:
+    assert {path.name for path in GOLDEN.iterdir()} == set(TEXTS)
+
+
+def test_every_family_of_kernels_has_a_golden_file() -> None:
+    together = "".join(text for name, text in TEXTS.items() if name.endswith(".cu"))
+    for family in ("pointwise", "row", "column", "window", "inner", "outer", "finalise"):
+        assert f"ward_{family}" in together
+
+
+def digests() -> str:
+    return "\n".join(hashlib.sha256(text.encode()).hexdigest() for text in texts().values())
+
+
+@pytest.mark.parametrize("hash_seed", ["0", "1", "2", "3"])
+def test_the_text_is_the_same_under_every_hash_seed(hash_seed: str) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", "import test_golden; print(test_golden.digests())"],
+        env={
+            **os.environ,
+            "PYTHONHASHSEED": hash_seed,
+            "PYTHONPATH": os.pathsep.join((str(ROOT), str(GOLDEN.parent))),
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert result.stderr == ""
+    assert result.stdout.strip() == digests()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_text_does_not_depend_on_what_was_emitted_before(name: str) -> None:
+    text, situation = CASES[name]
+    program = (
+        "import fusegen; from fusegen.describe import Situation, sources\n"
+        f"modules = sources(fusegen.chain({text!r}), 'cpp', {situation!r}, grad=True)\n"
+        "print(''.join(m.text for m in modules), end='')\n"
+    )
+    alone = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert alone.stderr == ""
+    files = [f for f in TEXTS if f.startswith(f"{name}.grad.") and f.endswith(".cpp")]
+    assert alone.stdout == "".join(TEXTS[f] for f in files if "binding" not in f)

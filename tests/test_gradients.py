@@ -1,0 +1,298 @@
+"""Gradients of any order: which there are, that they are right, and what is kept for them."""
+
+import pytest
+import torch
+from numeric import outcome
+
+import fusegen
+
+# One chain for each way a derivative is scheduled: (chain, shape of x, shapes of the operands).
+FAMILIES = {
+    "pointwise": ("leaky_relu(0.2) | clamp(-1, 1) | gelu", (2, 3, 5), []),
+    "pointwise of two tensors": ("mul(other) | tanh", (2, 3, 5), [(2, 3, 5)]),
+    "inner sum": ("add_channel | gelu", (2, 3, 5), [(3,)]),
+    "outer sum": ("mul_channel(axis=-1) | sigmoid", (4, 3, 5), [(5,)]),
+    "sum of everything": ("mul(scale) | tanh", (2, 3, 5), [()]),
+    "sums of several extents": ("mul(a) | add(b) | tanh | mul(c)", (2, 3, 4, 5), [(5,), (3, 1, 1), (4, 1)]),
+    "operand that widens x": ("mul(other) | sigmoid", (3, 1), [(2, 3, 4)]),
+    "row": ("layernorm(weight, bias) | tanh", (3, 4, 5), [(5,), (5,)]),
+    "row without parameters": ("layernorm | gelu", (3, 5), []),
+    "row of two axes": ("layernorm(weight, normalized_shape=(4, 5)) | tanh", (3, 4, 5), [(4, 5)]),
+    "column": ("layernorm(weight, bias, axis=1) | tanh", (2, 5, 3), [(5,), (5,)]),
+    "two rows": ("layernorm(weight) | tanh | layernorm(bias=bias)", (3, 5), [(5,), (5,)]),
+    "row and column": ("layernorm(weight) | layernorm(axis=1)", (2, 4, 5), [(5,)]),
+    "window": ("tanh | mul_channel | max_pool2d(2)", (2, 3, 4, 6), [(3,)]),
+    "window with dropped edges": ("mul_channel | tanh | max_pool2d((2, 3))", (2, 3, 5, 7), [(3,)]),
+    "window of a full operand": ("add(other) | tanh | max_pool2d(2)", (2, 2, 4, 5), [(2, 2, 4, 5)]),
+    "window of an operand along one pooled axis": ("mul(other) | max_pool2d(2)", (2, 2, 4, 5), [(4, 1)]),
+    "window of volumes": ("leaky_relu(0.2) | mul_channel | max_pool3d(2)", (1, 2, 4, 4, 5), [(2,)]),
+    "row, then window": ("layernorm(weight, bias) | tanh | max_pool2d(2)", (2, 2, 4, 5), [(5,), (5,)]),
+    "kept value": ("keep(y) | sigmoid | mul(y)", (2, 3, 5), []),
+    "kept value around a row": ("keep(y) | layernorm(weight) | add(y) | tanh", (3, 5), [(5,)]),
+    "one operand twice": ("mul(a) | tanh | add(a)", (2, 3, 5), [(5,)]),
+}
+each_family = pytest.mark.parametrize("family", FAMILIES)
+
+
+def tensors_of(family, device, dtype=torch.float64):
+    text, shape, others = FAMILIES[family]
+    tensors = [torch.randn(s, dtype=dtype, device=device).requires_grad_() for s in (shape, *others)]
+    return fusegen.compile(text), tensors
+
+
+@each_family
+def test_gradcheck(family, device):
+    fused, tensors = tensors_of(family, device)
+    assert torch.autograd.gradcheck(fused, tensors)
+
+
+@each_family
+def test_gradgradcheck(family, device):
+    fused, tensors = tensors_of(family, device)
+    assert torch.autograd.gradgradcheck(fused, tensors)
+
+
+@each_family
+def test_second_derivatives_equal_eagers(family, device):
+    fused, tensors = tensors_of(family, device)
+
+    def twice(function):
+        result = function(*tensors)
+        first = torch.autograd.grad(result.square().sum(), tensors, create_graph=True)
+        second = torch.autograd.grad(
+            sum(g.sin().sum() for g in first), tensors, allow_unused=True, materialize_grads=True
+        )
+        return [*first, *second]
+
+    for ours, eager in zip(twice(fused), twice(fused.reference), strict=True):
+        torch.testing.assert_close(ours, eager, rtol=1e-9, atol=1e-9)
+
+
+def test_third_derivatives_equal_eagers(device):
+    fused = fusegen.compile("mul(a) | tanh | layernorm")
+    tensors = [torch.randn(s, dtype=torch.float64, device=device).requires_grad_() for s in ((3, 5), (5,))]
+
+    def third(function):
+        found = [function(*tensors)]
+        for _ in range(3):
+            total = sum(t.square().sum() for t in found)
+            found = torch.autograd.grad(total, tensors, create_graph=True)
+        return found
+
+    for ours, eager in zip(third(fused), third(fused.reference), strict=True):
+        torch.testing.assert_close(ours, eager, rtol=1e-8, atol=1e-8)
+
+
+# Only for those that need one.
+
+
+@each_family
+def test_each_input_alone_may_need_a_gradient(family, device):
+    fused, tensors = tensors_of(family, device)
+    for i in range(len(tensors)):
+        for j, t in enumerate(tensors):
+            t.requires_grad_(i == j)
+        ours, eager = outcome(fused, tensors), outcome(fused.reference, tensors)
+        assert [g is None for g in ours.gradients] == [j != i for j in range(len(tensors))]
+        torch.testing.assert_close(ours.gradients[i], eager.gradients[i], rtol=1e-9, atol=1e-9)
+
+
+def programs_of(fused):
+    return [p for part in fused._parts for call in part.plans.values() for p in derivatives_of(call)]
+
+
+def derivatives_of(call):
+    return [found.program for found, _ in call.next_calls.values()]
+
+
+def test_a_gradient_that_nobody_needs_is_not_computed(device):
+    fused = fusegen.compile("add_channel | mul(other) | tanh")
+    x = torch.randn(2, 3, 4, device=device, requires_grad=True)
+    bias, other = torch.randn(3, device=device), torch.randn(4, device=device, requires_grad=True)
+    fused(x, bias, other).sum().backward()
+    (program,) = programs_of(fused)
+    assert program.output_names == ("d_x_value", "d_other") or set(program.output_names) == {"d_x", "d_other"}
+    assert bias.grad is None
+
+
+def test_without_a_need_there_is_no_graph(device):
+    x = torch.randn(3, 4, device=device)
+    fused = fusegen.compile("gelu")
+    assert fused(x).grad_fn is None
+    x.requires_grad_()
+    with torch.no_grad():
+        assert fused(x).grad_fn is None
+    assert fused(x).grad_fn is not None
+
+
+def test_an_operand_used_twice_gets_the_sum(device):
+    a = torch.randn(5, dtype=torch.float64, device=device, requires_grad=True)
+    x = torch.randn(3, 5, dtype=torch.float64, device=device)
+    result = fusegen.compile("mul(a) | add(a)")(x, a)
+    (gradient,) = torch.autograd.grad(result.sum(), a)
+    torch.testing.assert_close(gradient, x.sum(0) + 3)
+
+
+def test_the_same_tensor_under_two_names_gets_both_shares(device):
+    a = torch.randn(5, dtype=torch.float64, device=device, requires_grad=True)
+    x = torch.randn(3, 5, dtype=torch.float64, device=device)
+    result = fusegen.compile("mul(a) | add(b)")(x, a, a)
+    (gradient,) = torch.autograd.grad(result.sum(), a)
+    torch.testing.assert_close(gradient, x.sum(0) + 3)
+
+
+def test_x_itself_as_an_operand_gets_both_shares(device):
+    x = torch.randn(3, 5, dtype=torch.float64, device=device, requires_grad=True)
+    (gradient,) = torch.autograd.grad(fusegen.compile("mul(other)")(x, x).sum(), x)
+    torch.testing.assert_close(gradient, 2 * x)
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 1, 1), (1, 3, 1, 1)])
+@pytest.mark.parametrize("text", ["add_channel | gelu", "mul_channel | max_pool2d(2)", "layernorm(w, axis=1)"])
+def test_a_per_channel_gradient_has_the_parameters_shape(text, shape, device):
+    fused = fusegen.compile(text)
+    x = torch.randn(2, 3, 4, 5, dtype=torch.float64, device=device).requires_grad_()
+    operand = torch.randn(shape, dtype=torch.float64, device=device).requires_grad_()
+    ours, eager = outcome(fused, [x, operand]), outcome(fused.reference, [x, operand])
+    assert ours.gradients[1].shape == shape
+    torch.testing.assert_close(ours.gradients, eager.gradients)
+
+
+def test_an_fp32_operand_of_an_fp16_value_keeps_its_type(device):
+    x = torch.randn(4, 6, dtype=torch.float16, device=device, requires_grad=True)
+    other = torch.randn(6, device=device, requires_grad=True)
+    result = fusegen.compile("mul(other) | gelu")(x, other)
+    assert result.dtype == torch.float32
+    d_x, d_other = torch.autograd.grad(result.sum(), (x, other))
+    assert (d_x.dtype, d_other.dtype) == (torch.float16, torch.float32)
+
+
+# What is kept for backward.
+
+
+def saved_by(function):
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        result = function()
+    return result, saved
+
+
+def test_a_pooled_chain_keeps_the_winners_alone(device):
+    x = torch.randn(2, 3, 4, 6, 8, device=device, requires_grad=True)
+    scale = torch.randn(3, device=device, requires_grad=True)
+    fused = fusegen.compile("leaky_relu(0.2) | mul_channel | leaky_relu(0.2) | max_pool3d(2)")
+    result, saved = saved_by(lambda: fused(x, scale))
+    kept = {t.data_ptr(): t for t in saved if t.data_ptr() != scale.data_ptr()}.values()
+    assert sorted(str(t.dtype) for t in kept) == ["torch.float32", "torch.uint8"]
+    assert all(t.numel() == result.numel() for t in kept)
+    assert x.data_ptr() not in {t.data_ptr() for t in saved}
+
+
+@pytest.mark.parametrize(
+    ("text", "keeps_x", "keeps_operand"),
+    [
+        ("add_channel", False, False),
+        ("mul_channel(axis=1)", True, True),
+        ("add_channel | gelu", True, True),
+        ("mul(2) | add_channel | neg", False, False),
+        ("gelu | add_channel", True, False),
+    ],
+)
+def test_only_what_a_gradient_reads_is_kept(text, keeps_x, keeps_operand, device):
+    x = torch.randn(2, 3, 4, device=device, requires_grad=True)
+    operand = torch.randn(3, device=device, requires_grad=True)
+    _, saved = saved_by(lambda: fusegen.compile(text)(x, operand))
+    pointers = {t.data_ptr() for t in saved}
+    assert (x.data_ptr() in pointers, operand.data_ptr() in pointers) == (keeps_x, keeps_operand)
+    assert len(pointers) == keeps_x + keeps_operand
+
+
+def test_changing_what_is_kept_is_torchs_own_error(device):
+    x = torch.randn(3, 4, device=device, requires_grad=True)
+    value = x * 1
+    result = fusegen.compile("gelu")(value)
+    value.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        result.sum().backward()
+
+
+def test_writing_through_out_is_a_change_that_torch_sees(device):
+    x = torch.randn(3, 4, device=device)
+    kept = torch.randn(3, 4, device=device, requires_grad=True) * 1
+    result = fusegen.compile("gelu")(kept)
+    fusegen.compile("relu")(x, out=kept.detach())
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        result.sum().backward()
+
+
+# Autograd's other ways.
+
+
+def test_backward_twice_needs_retain_graph(device):
+    x = torch.randn(3, 4, device=device, requires_grad=True)
+    result = fusegen.compile("gelu")(x).sum()
+    result.backward(retain_graph=True)
+    once = x.grad.clone()
+    result.backward()
+    torch.testing.assert_close(x.grad, 2 * once)
+    with pytest.raises(RuntimeError, match="second time"):
+        result.backward()
+
+
+def test_a_checkpoint_computes_it_again(device):
+    fused = fusegen.compile("layernorm(weight, bias) | gelu")
+    tensors = [torch.randn(s, device=device).requires_grad_() for s in ((4, 6), (6,), (6,))]
+
+    def checkpointed(*inputs):
+        return torch.utils.checkpoint.checkpoint(fused, *inputs, use_reentrant=False)
+
+    ours, plain = outcome(checkpointed, tensors), outcome(fused, tensors)
+    for a, b in zip(ours.tensors, plain.tensors, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_gradient_hook_runs(device):
+    x = torch.randn(3, 4, device=device, requires_grad=True)
+    value = x * 1
+    seen = []
+    value.register_hook(lambda g: seen.append(g.shape))
+    fusegen.compile("gelu")(value).sum().backward()
+    assert seen == [(3, 4)]
+
+
+def test_a_result_may_be_changed_in_place(device):
+    x = torch.randn(3, 4, device=device, requires_grad=True)
+    result = fusegen.compile("gelu")(x)
+    result.mul_(2)
+    result.sum().backward()
+    expected = x.detach().requires_grad_()
+    (2 * torch.nn.functional.gelu(expected)).sum().backward()
+    torch.testing.assert_close(x.grad, expected.grad)
+
+
+def test_gradients_accumulate_into_parameters(device):
+    scale = torch.nn.Parameter(torch.ones(3, device=device))
+    fused = fusegen.compile("mul_channel")
+    for _ in range(2):
+        fused(torch.ones(2, 3, 4, device=device), scale).sum().backward()
+    assert torch.equal(scale.grad, torch.full((3,), 16.0, device=device))
+
+
+def test_scaled_training_in_half_precision(device):
+    # What a GradScaler does: a large factor on the loss, gradients divided by it, a step skipped on overflow.
+    layer = torch.nn.Linear(8, 8, device=device)
+    bias = torch.nn.Parameter(torch.zeros(8, device=device))
+    fused = fusegen.compile("add(bias) | gelu")
+    optimiser = torch.optim.SGD([*layer.parameters(), bias], lr=0.1)
+    scaler = torch.amp.GradScaler(torch.device(device).type)
+    x = torch.randn(16, 8, device=device)
+    losses = []
+    for _ in range(20):
+        optimiser.zero_grad()
+        with torch.autocast(torch.device(device).type, torch.float16):
+            loss = (fused(layer(x), bias) - 1).square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimiser)
+        scaler.update()
+        losses.append(loss.item())
+    assert losses[-1] < 0.8 * losses[0]

@@ -1,0 +1,86 @@
+"""Every golden CUDA source compiles for each architecture, without warnings and without spills."""
+
+import os
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from fusegen import toolchain
+
+GOLDEN = Path(__file__).parent / "golden"
+SOURCES = sorted(path.name for path in GOLDEN.glob("*.cu"))
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
+SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
+
+pytestmark = pytest.mark.skipif(
+    toolchain.nvcc_path() is None, reason=f"no nvcc; {toolchain.INSTALL_NVCC}"
+)
+
+Result = subprocess.CompletedProcess[str]
+
+
+def compile_with_nvcc(source: Path, output: Path) -> Result:
+    """Machine code for all architectures, by the flags of a real build."""
+    nvcc = toolchain.nvcc_path()
+    assert nvcc is not None
+    flags = [*toolchain.FLAGS["cuda"].nvcc, *map(toolchain.gencode_flag, ARCHITECTURES)]
+    command = [nvcc, "-fatbin", *flags, "-Xptxas", "-v", "-o", str(output), str(source)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def compiled(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], Result]]:
+    """A function from a golden file's name to what nvcc said of it."""
+    folder = tmp_path_factory.mktemp("nvcc")
+    # Under pytest-xdist, its processes are the pool.
+    is_worker = "PYTEST_XDIST_WORKER" in os.environ
+    with ThreadPoolExecutor(1 if is_worker else os.cpu_count()) as pool:
+        pending: dict[str, Future[Result]] = {}
+
+        def submit(name: str) -> Future[Result]:
+            if name not in pending:
+                output = folder / f"{name}.fatbin"
+                pending[name] = pool.submit(compile_with_nvcc, GOLDEN / name, output)
+            return pending[name]
+
+        if not is_worker:
+            for item in request.session.items:
+                if item.path == Path(__file__) and hasattr(item, "callspec"):
+                    submit(item.callspec.params["name"])
+        yield lambda name: submit(name).result()
+
+
+def test_there_is_something_to_compile() -> None:
+    assert len(SOURCES) > 10
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_source_compiles_without_a_warning_or_a_spill(
+    name: str, compiled: Callable[[str], Result]
+) -> None:
+    result = compiled(name)
+    said = result.stdout + result.stderr
+    assert result.returncode == 0, said
+    assert "warning" not in said, said
+    spills = SPILLS.findall(said)
+    assert len(spills) >= len(ARCHITECTURES), said
+    assert all(spill == ("0", "0") for spill in spills), said
+
+
+def test_a_spill_would_be_noticed(tmp_path: Path) -> None:
+    source = tmp_path / "spilling.cu"
+    values = "\n".join(f"  float v{i} = x[{i} * 97 + threadIdx.x];" for i in range(64))
+    stores = "\n".join(f"  x[{i} * 89 + threadIdx.x] = v{63 - i};" for i in range(64))
+    source.write_text(
+        f"__global__ void __launch_bounds__(1024, 2) spilling(float* x) {{\n{values}\n"
+        f"  __syncthreads();\n{stores}\n}}\n"
+    )
+    result = compile_with_nvcc(source, tmp_path / "spilling.fatbin")
+    assert result.returncode == 0, result.stderr
+    assert any(spill != ("0", "0") for spill in SPILLS.findall(result.stdout + result.stderr))
