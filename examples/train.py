@@ -70,7 +70,7 @@ def pictures(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     axis = torch.arange(SIZE, dtype=torch.float32)
     along = axis[:, None] * angle.cos() + axis[None, :] * angle.sin()
     stripes = torch.sin(2 * math.pi * (along / (4 + 2 * width) + phase))
-    noise = 1.5 * torch.randn(count, SIZE, SIZE, generator=generator)
+    noise = 1.1 * torch.randn(count, SIZE, SIZE, generator=generator)
     return (stripes + noise)[:, None], labels
 
 

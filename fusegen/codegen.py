@@ -17,10 +17,11 @@ from pathlib import Path
 import jinja2
 
 from fusegen import __version__, ir
-from fusegen.kernel import Entry
+from fusegen.grouping import Grouping
+from fusegen.kernel import Buffer, Entry
 from fusegen.ops import Chain
 from fusegen.target import Target
-from fusegen.views import EntryView
+from fusegen.views import KernelView, sizes_type
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -115,3 +116,50 @@ def _functions_called(views: Iterable[EntryView], target: Target) -> set[str]:
                 if node.op in target.library:
                     found.add(target.library[node.op] + ("f" if view.compute == "float" else ""))
     return found
+
+
+class EntryView:
+    """An Entry as its template sees it."""
+
+    def __init__(self, entry: Entry, target: Target) -> None:
+        self.name = entry.name
+        self.compute = entry.compute
+        self.arguments = entry.arguments
+        self.target = target
+        self.argument_names = [b.name for b in entry.arguments]
+        self.size_names = size_names(entry.grouping)
+        self.sizes_type = sizes_type(entry.name)
+        self.kernels = [KernelView(kernel, entry, target) for kernel in entry.kernels]
+
+    @property
+    def argument_count(self) -> int:
+        """How many integers a call takes."""
+        return len(self.arguments) + 1 + len(self.size_names) + self.target.trailing_arguments
+
+    @property
+    def scratch(self) -> list[tuple[str, str, str]]:
+        """(name, element type, number of elements) of every scratch array, in order."""
+        found: list[tuple[str, str, str]] = []
+        for k in self.kernels:
+            if k.family in ("inner", "outer"):
+                found += [(s.partials, s.type, k.partials_size(s)) for s in k.sums]
+            for s in k.stores:
+                if s.buffer.role == "scratch":
+                    found.append((s.name, s.type, k.host_size(s.buffer.extent)))
+        return found
+
+    @property
+    def packed_arguments(self) -> list[int]:
+        """The positions of the tensors that are moved in packs, which need their alignment."""
+        flat = [k for k in self.kernels if k.family in ("pointwise", "inner")]
+        names = {r.buffer.name for k in flat for r in k.full_reads + k.stores}
+        return [i for i, b in enumerate(self.arguments) if b.name in names]
+
+    def type(self, buffer: Buffer) -> str:
+        """A buffer's element type in memory."""
+        return self.target.storage[buffer.dtype]
+
+
+def size_names(grouping: Grouping) -> tuple[str, ...]:
+    """The sizes that an entry takes: one a group, and the unpooled size of every pooled one."""
+    return (*grouping.names, *(f"{grouping.names[g]}_unpooled" for g in grouping.pooled))

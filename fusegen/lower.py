@@ -7,7 +7,6 @@ scheduled on a machine without torch.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,46 +14,11 @@ from fusegen import ir
 from fusegen.errors import ArgumentError, UnsupportedError
 from fusegen.ir import Expr, Graph
 from fusegen.ops import Chain, Definition, Parameter, Step
+from fusegen.target import code_name
 
 Shape = tuple[int, ...]
 
 FLOATING = ("float16", "bfloat16", "float32", "float64")
-
-
-# Names that generated code uses itself, and the words and functions of its languages. An operand
-# that has one of them, or looks like a derived name, is called <name>_operand there.
-_SPOKEN_FOR = """
-    a about above add aligned all argmax args at b base before begin behind beside best bfloat16
-    bits block blocks candidate ceil_divide cell cells centre code column columns combine count
-    cudaGetErrorString d definition device distance distances divide drift edges element
-    elements end error_text excess families first from gap given guard half head home i index
-    inner is_it j kept lane lanes least length lengths load lower lowest merge methods mine
-    moments moments_about most n narrow needed other out outer p pack packs part pick piece
-    piece_length pieces pieces_of position power power_of_two previous q r result results
-    rounded row rows run scratch share shared shift size size_of sizes slot slots slots_of store
-    stream stride strips sum tail take task tasks term threads to total type used value values
-    wanted widen width window x y z
-
-    alignas alignof and asm auto bool break case catch char class compl const constexpr continue
-    decltype default delete do double dynamic_cast else enum explicit export extern false float for
-    friend goto if inline int long mutable namespace new noexcept not nullptr operator or private
-    protected public register return short signed sizeof static struct switch template this throw
-    true try typedef typename union unsigned using virtual void volatile while xor
-    abs atan blockDim blockIdx clock cos dim3 erf exp expm1 fabs far fma gamma gridDim half int4
-    j0 j1 jn linux log log1p main max memory min near pow rsqrt signal sin sqrt std stderr stdin
-    stdout tanh threadIdx time uint2 uint4 unix y0 y1 yn
-"""
-_TAKEN = frozenset(_SPOKEN_FOR.split())
-_DERIVED = re.compile(
-    r"d_|after_|count_of_|picked_|winner|mean|variance|total|maximum|window|axis_|above_|beside_|"
-    r"kept_|is_|forward|backward|run_|k[A-Z]|_|[A-Z]|Py|.*_(value|sum|part|out|in|stored|scratch|t)$"
-)
-
-
-def code_name(operand: str) -> str:
-    """What an operand is called in generated code."""
-    taken = operand in _TAKEN or _DERIVED.match(operand)
-    return f"{operand}_operand" if taken else operand
 
 
 @dataclass(frozen=True)

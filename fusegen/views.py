@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fusegen import ir
-from fusegen.grouping import Grouping
 from fusegen.kernel import Buffer, Entry, Kernel, Reduction
 from fusegen.statements import ElementFunction, element_function, leaf_name
 from fusegen.target import ITEM_BYTES, Target
@@ -20,51 +19,9 @@ from fusegen.target import ITEM_BYTES, Target
 _VECTOR_BYTES = 16
 
 
-class EntryView:
-    """An Entry as its template sees it."""
-
-    def __init__(self, entry: Entry, target: Target) -> None:
-        self.name = entry.name
-        self.compute = entry.compute
-        self.arguments = entry.arguments
-        self.target = target
-        self.argument_names = [b.name for b in entry.arguments]
-        self.size_names = size_names(entry.grouping)
-        self.sizes_type = f"{entry.name.title().replace('_', '')}Sizes"
-        self.kernels = [KernelView(kernel, entry, target) for kernel in entry.kernels]
-
-    @property
-    def argument_count(self) -> int:
-        """How many integers a call takes."""
-        return len(self.arguments) + 1 + len(self.size_names) + self.target.trailing_arguments
-
-    @property
-    def scratch(self) -> list[tuple[str, str, str]]:
-        """(name, element type, number of elements) of every scratch array, in order."""
-        found: list[tuple[str, str, str]] = []
-        for k in self.kernels:
-            if k.family in ("inner", "outer"):
-                found += [(s.partials, s.type, k.partials_size(s)) for s in k.sums]
-            for s in k.stores:
-                if s.buffer.role == "scratch":
-                    found.append((s.name, s.type, k.host_size(s.buffer.extent)))
-        return found
-
-    @property
-    def packed_arguments(self) -> list[int]:
-        """The positions of the tensors that are moved in packs, which need their alignment."""
-        flat = [k for k in self.kernels if k.family in ("pointwise", "inner")]
-        names = {r.buffer.name for k in flat for r in k.full_reads + k.stores}
-        return [i for i, b in enumerate(self.arguments) if b.name in names]
-
-    def type(self, buffer: Buffer) -> str:
-        """A buffer's element type in memory."""
-        return self.target.storage[buffer.dtype]
-
-
-def size_names(grouping: Grouping) -> tuple[str, ...]:
-    """The sizes that an entry takes: one a group, and the unpooled size of every pooled one."""
-    return (*grouping.names, *(f"{grouping.names[g]}_unpooled" for g in grouping.pooled))
+def sizes_type(entry_name: str) -> str:
+    """The struct of an entry's sizes."""
+    return f"{entry_name.title().replace('_', '')}Sizes"
 
 
 @dataclass(frozen=True)
@@ -95,7 +52,7 @@ class KernelView:
         self.reduced = kernel.reduced
         self.kept = kernel.kept
         self.marks = kernel.marks
-        self.sizes_type = f"{entry.name.title().replace('_', '')}Sizes"
+        self.sizes_type = sizes_type(entry.name)
         self.stages = [self._stage(i, stage) for i, stage in enumerate(kernel.stages)]
         self.sums = [ReductionView(r, b, self) for r, b in kernel.sums]
         self.reductions = [r for s in self.stages for r in s.reductions] + self.sums

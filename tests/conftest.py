@@ -9,7 +9,9 @@ import torch
 
 def pytest_addoption(parser):
     parser.addoption("--build-cache", help="keep what tests build in this folder, for the next run")
-    parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden with what is emitted now")
+    parser.addoption(
+        "--update-golden", action="store_true", help="rewrite tests/golden with what is emitted now"
+    )
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -66,7 +68,11 @@ def golden(request):
         path = Path(__file__).parent / "golden" / name
         if request.config.getoption("--update-golden"):
             path.write_text(text, encoding="utf-8")
-        assert path.exists(), f"{path} does not exist yet; make it with pytest --update-golden, then read it"
-        assert text == path.read_text("utf-8"), "where this is intended: pytest --update-golden, then read git diff"
+        assert path.exists(), (
+            f"{path} does not exist yet; make it with pytest --update-golden, then read it"
+        )
+        assert text == path.read_text("utf-8"), (
+            "where this is intended: pytest --update-golden, then read git diff"
+        )
 
     return compare

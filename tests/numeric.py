@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
-EPSILON = {d: torch.finfo(d).eps for d in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
+EPSILON = {
+    d: torch.finfo(d).eps for d in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+}
 
 
 @dataclass
@@ -20,7 +22,10 @@ class Outcome:
 
     @property
     def names(self):
-        return ["result", *(f"gradient of input {i}" for i, g in enumerate(self.gradients) if g is not None)]
+        return [
+            "result",
+            *(f"gradient of input {i}" for i, g in enumerate(self.gradients) if g is not None),
+        ]
 
 
 def leaves(tensors, dtype=None):
@@ -89,4 +94,6 @@ def _errors(found, exact):
 def assert_same_bits(ours, eager):
     """Equal to the last bit, NaN equal to NaN."""
     for name, a, b in zip(ours.names, ours.tensors, eager.tensors, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True, msg=lambda m, name=name: f"{name}: {m}")
+        torch.testing.assert_close(
+            a, b, rtol=0, atol=0, equal_nan=True, msg=lambda m, name=name: f"{name}: {m}"
+        )

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fusegen.codegen import TEMPLATES
-from fusegen.lower import code_name
+from fusegen.target import code_name
 
 _JINJA = re.compile(r"\{\{.*?\}\}|\{%.*?%\}|\{#.*?#\}", re.DOTALL)
 _NOISE = re.compile(r'//[^\n]*|"[^"\n]*"|#(include|pragma|if|endif)[^\n]*')

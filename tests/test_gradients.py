@@ -13,7 +13,11 @@ FAMILIES = {
     "inner sum": ("add_channel | gelu", (2, 3, 5), [(3,)]),
     "outer sum": ("mul_channel(axis=-1) | sigmoid", (4, 3, 5), [(5,)]),
     "sum of everything": ("mul(scale) | tanh", (2, 3, 5), [()]),
-    "sums of several extents": ("mul(a) | add(b) | tanh | mul(c)", (2, 3, 4, 5), [(5,), (3, 1, 1), (4, 1)]),
+    "sums of several extents": (
+        "mul(a) | add(b) | tanh | mul(c)",
+        (2, 3, 4, 5),
+        [(5,), (3, 1, 1), (4, 1)],
+    ),
     "operand that widens x": ("mul(other) | sigmoid", (3, 1), [(2, 3, 4)]),
     "row": ("layernorm(weight, bias) | tanh", (3, 4, 5), [(5,), (5,)]),
     "row without parameters": ("layernorm | gelu", (3, 5), []),
@@ -24,9 +28,17 @@ FAMILIES = {
     "window": ("tanh | mul_channel | max_pool2d(2)", (2, 3, 4, 6), [(3,)]),
     "window with dropped edges": ("mul_channel | tanh | max_pool2d((2, 3))", (2, 3, 5, 7), [(3,)]),
     "window of a full operand": ("add(other) | tanh | max_pool2d(2)", (2, 2, 4, 5), [(2, 2, 4, 5)]),
-    "window of an operand along one pooled axis": ("mul(other) | max_pool2d(2)", (2, 2, 4, 5), [(4, 1)]),
+    "window of an operand along one pooled axis": (
+        "mul(other) | max_pool2d(2)",
+        (2, 2, 4, 5),
+        [(4, 1)],
+    ),
     "window of volumes": ("leaky_relu(0.2) | mul_channel | max_pool3d(2)", (1, 2, 4, 4, 5), [(2,)]),
-    "row, then window": ("layernorm(weight, bias) | tanh | max_pool2d(2)", (2, 2, 4, 5), [(5,), (5,)]),
+    "row, then window": (
+        "layernorm(weight, bias) | tanh | max_pool2d(2)",
+        (2, 2, 4, 5),
+        [(5,), (5,)],
+    ),
     "kept value": ("keep(y) | sigmoid | mul(y)", (2, 3, 5), []),
     "kept value around a row": ("keep(y) | layernorm(weight) | add(y) | tanh", (3, 5), [(5,)]),
     "one operand twice": ("mul(a) | tanh | add(a)", (2, 3, 5), [(5,)]),
@@ -36,7 +48,9 @@ each_family = pytest.mark.parametrize("family", FAMILIES)
 
 def tensors_of(family, device, dtype=torch.float64):
     text, shape, others = FAMILIES[family]
-    tensors = [torch.randn(s, dtype=dtype, device=device).requires_grad_() for s in (shape, *others)]
+    tensors = [
+        torch.randn(s, dtype=dtype, device=device).requires_grad_() for s in (shape, *others)
+    ]
     return fusegen.compile(text), tensors
 
 
@@ -70,7 +84,9 @@ def test_second_derivatives_equal_eagers(family, device):
 
 def test_third_derivatives_equal_eagers(device):
     fused = fusegen.compile("mul(a) | tanh | layernorm")
-    tensors = [torch.randn(s, dtype=torch.float64, device=device).requires_grad_() for s in ((3, 5), (5,))]
+    tensors = [
+        torch.randn(s, dtype=torch.float64, device=device).requires_grad_() for s in ((3, 5), (5,))
+    ]
 
     def third(function):
         found = [function(*tensors)]
@@ -98,7 +114,9 @@ def test_each_input_alone_may_need_a_gradient(family, device):
 
 
 def programs_of(fused):
-    return [p for part in fused._parts for call in part.plans.values() for p in derivatives_of(call)]
+    return [
+        p for part in fused._parts for call in part.plans.values() for p in derivatives_of(call)
+    ]
 
 
 def derivatives_of(call):
@@ -111,7 +129,10 @@ def test_a_gradient_that_nobody_needs_is_not_computed(device):
     bias, other = torch.randn(3, device=device), torch.randn(4, device=device, requires_grad=True)
     fused(x, bias, other).sum().backward()
     (program,) = programs_of(fused)
-    assert program.output_names == ("d_x_value", "d_other") or set(program.output_names) == {"d_x", "d_other"}
+    assert program.output_names == ("d_x_value", "d_other") or set(program.output_names) == {
+        "d_x",
+        "d_other",
+    }
     assert bias.grad is None
 
 
@@ -148,7 +169,9 @@ def test_x_itself_as_an_operand_gets_both_shares(device):
 
 
 @pytest.mark.parametrize("shape", [(3,), (3, 1, 1), (1, 3, 1, 1)])
-@pytest.mark.parametrize("text", ["add_channel | gelu", "mul_channel | max_pool2d(2)", "layernorm(w, axis=1)"])
+@pytest.mark.parametrize(
+    "text", ["add_channel | gelu", "mul_channel | max_pool2d(2)", "layernorm(w, axis=1)"]
+)
 def test_a_per_channel_gradient_has_the_parameters_shape(text, shape, device):
     fused = fusegen.compile(text)
     x = torch.randn(2, 3, 4, 5, dtype=torch.float64, device=device).requires_grad_()

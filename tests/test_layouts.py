@@ -29,28 +29,42 @@ OPERANDS = {
 
 
 def sliced(shape, device):
-    return torch.randn(*shape[:1], 2 * shape[1], *shape[2:], dtype=torch.float64, device=device)[:, ::2]
+    return torch.randn(*shape[:1], 2 * shape[1], *shape[2:], dtype=torch.float64, device=device)[
+        :, ::2
+    ]
 
 
 LAYOUTS = {
     "contiguous": lambda s, d: torch.randn(s, dtype=torch.float64, device=d),
-    "channels_last": lambda s, d: LAYOUTS["contiguous"](s, d).contiguous(memory_format=torch.channels_last),
-    "permuted": lambda s, d: torch.randn(s[1], s[3], s[0], s[2], dtype=torch.float64, device=d).permute(2, 0, 3, 1),
-    "transposed": lambda s, d: torch.randn(*s[:2], s[3], s[2], dtype=torch.float64, device=d).transpose(2, 3),
+    "channels_last": lambda s, d: LAYOUTS["contiguous"](s, d).contiguous(
+        memory_format=torch.channels_last
+    ),
+    "permuted": lambda s, d: torch.randn(
+        s[1], s[3], s[0], s[2], dtype=torch.float64, device=d
+    ).permute(2, 0, 3, 1),
+    "transposed": lambda s, d: torch.randn(
+        *s[:2], s[3], s[2], dtype=torch.float64, device=d
+    ).transpose(2, 3),
     "every other channel": sliced,
-    "every other element": lambda s, d: torch.randn(*s[:-1], 2 * s[-1], dtype=torch.float64, device=d)[..., ::2],
-    "a window of a larger one": lambda s, d: torch.randn([n + 3 for n in s], dtype=torch.float64, device=d)[
-        tuple(slice(1, n + 1) for n in s)
-    ],
+    "every other element": lambda s, d: torch.randn(
+        *s[:-1], 2 * s[-1], dtype=torch.float64, device=d
+    )[..., ::2],
+    "a window of a larger one": lambda s, d: torch.randn(
+        [n + 3 for n in s], dtype=torch.float64, device=d
+    )[tuple(slice(1, n + 1) for n in s)],
     "expanded": lambda s, d: torch.randn(s[0], 1, *s[2:], dtype=torch.float64, device=d).expand(s),
-    "offset by one": lambda s, d: torch.randn(math.prod(s) + 1, dtype=torch.float64, device=d)[1:].view(s),
+    "offset by one": lambda s, d: torch.randn(math.prod(s) + 1, dtype=torch.float64, device=d)[
+        1:
+    ].view(s),
     "one number": lambda s, d: torch.randn((), dtype=torch.float64, device=d).expand(s),
 }
 
 
 def assert_equal(ours, eager):
     for name, a, b in zip(ours.names, ours.tensors, eager.tensors, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11, msg=lambda m, n=name: f"{name}: {m}")
+        torch.testing.assert_close(
+            a, b, rtol=1e-11, atol=1e-11, msg=lambda m, n=name: f"{name}: {m}"
+        )
 
 
 def tensors_for(name, layout, device):
@@ -95,7 +109,9 @@ def test_x_and_an_operand_may_lie_differently(x_layout, layout, device):
     assert_equal(outcome(fused, tensors, cotangent), outcome(fused.reference, tensors, cotangent))
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "permuted", "transposed", "offset by one"])
+@pytest.mark.parametrize(
+    "layout", ["contiguous", "channels_last", "permuted", "transposed", "offset by one"]
+)
 @pytest.mark.parametrize("name", ["pointwise", "window"])
 def test_a_dense_layout_is_kept_as_eager_keeps_it(name, layout, device):
     if name == "window" and layout in ("permuted", "transposed"):
@@ -108,9 +124,14 @@ def test_a_dense_layout_is_kept_as_eager_keeps_it(name, layout, device):
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last_3d])
 def test_volumes_keep_their_layout(memory_format, device):
-    x = torch.randn(2, 5, 4, 6, 7, dtype=torch.float64, device=device).contiguous(memory_format=memory_format)
+    x = torch.randn(2, 5, 4, 6, 7, dtype=torch.float64, device=device).contiguous(
+        memory_format=memory_format
+    )
     bias = torch.randn(5, 1, 1, 1, dtype=torch.float64, device=device)
-    for text in ("leaky_relu(0.2) | add_channel", "leaky_relu(0.2) | mul_channel | max_pool3d((2, 2, 3))"):
+    for text in (
+        "leaky_relu(0.2) | add_channel",
+        "leaky_relu(0.2) | mul_channel | max_pool3d((2, 2, 3))",
+    ):
         fused = fusegen.compile(text)
         tensors = [x.requires_grad_(), bias.requires_grad_()]
         ours, eager = outcome(fused, tensors), outcome(fused.reference, tensors)
@@ -139,7 +160,9 @@ LARGE = [16383, 16384, 16385, 65537, 100003]
 
 def case(text, shapes, dtype, device):
     fused = fusegen.compile(text)
-    tensors = [torch.randn(s, dtype=torch.float64).to(device, dtype).requires_grad_() for s in shapes]
+    tensors = [
+        torch.randn(s, dtype=torch.float64).to(device, dtype).requires_grad_() for s in shapes
+    ]
     return fused, tensors
 
 
@@ -166,7 +189,9 @@ def test_channels_of_any_inner_size(size, dtype, device):
 def test_any_number_of_innermost_channels(channels, device):
     for rows in (1, 5, 70) if channels < 5000 else (3,):
         shapes = [(rows, channels), (channels,)]
-        assert_accurate(*case("leaky_relu(0.2) | add_channel(axis=-1) | gelu", shapes, torch.float32, device))
+        assert_accurate(
+            *case("leaky_relu(0.2) | add_channel(axis=-1) | gelu", shapes, torch.float32, device)
+        )
 
 
 # A row of one or two has the same result whatever its values: its gradient is rounding alone.
@@ -185,13 +210,17 @@ def test_columns_of_any_length_and_distance(size, device):
     for shape in ((2, 5, size), (2, size, 1), (2, size, 3)):
         operand = (shape[1],)
         tensors = [shape, operand, operand]
-        assert_accurate(*case("layernorm(weight, bias, axis=1) | gelu", tensors, torch.float32, device))
+        assert_accurate(
+            *case("layernorm(weight, bias, axis=1) | gelu", tensors, torch.float32, device)
+        )
 
 
 @pytest.mark.parametrize("size", [2, 3, 7, 31, 32, 33, 65, 257])
 def test_windows_of_any_image(size, device):
     for shape in ((2, 3, size, 4), (2, 3, 5, size)):
-        fused, tensors = case("add_channel | leaky_relu(0.2) | max_pool2d(2)", [shape, (3,)], torch.float32, device)
+        fused, tensors = case(
+            "add_channel | leaky_relu(0.2) | max_pool2d(2)", [shape, (3,)], torch.float32, device
+        )
         assert_accurate(fused, tensors)
 
 
@@ -224,7 +253,9 @@ def test_an_empty_tensor_gives_an_empty_result_and_gradients(name, zero, device)
     if zero == 1 and name in ("pointwise", "column"):
         shapes |= {"bias": (0,), "weight": (0,)}
     tensors = [torch.randn(shape, device=device).requires_grad_()]
-    tensors += [torch.randn(shapes[n], device=device).requires_grad_() for n in fused.chain.operands]
+    tensors += [
+        torch.randn(shapes[n], device=device).requires_grad_() for n in fused.chain.operands
+    ]
     ours, eager = outcome(fused, tensors), outcome(fused.reference, tensors)
     for name_, a, b in zip(ours.names, ours.tensors, eager.tensors, strict=True):
         assert a.shape == b.shape, name_
@@ -241,7 +272,14 @@ def test_one_element_and_no_axes_at_all(text, shape, device):
 
 @pytest.mark.parametrize(
     ("x", "other"),
-    [((), (3,)), ((3,), ()), ((4, 1), (1, 5)), ((1,), (2, 3)), ((2, 3), (4, 1, 1)), ((5, 1, 2), (3, 1))],
+    [
+        ((), (3,)),
+        ((3,), ()),
+        ((4, 1), (1, 5)),
+        ((1,), (2, 3)),
+        ((2, 3), (4, 1, 1)),
+        ((5, 1, 2), (3, 1)),
+    ],
 )
 def test_x_and_an_operand_broadcast_either_way(x, other, device):
     fused, tensors = case("mul(other) | gelu | add(other)", [x, other], torch.float64, device)

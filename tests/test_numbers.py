@@ -26,7 +26,9 @@ def kind_of(example: Chain) -> tuple[bool, bool]:
     for wants_truth in (False, True):
         x = ir.tensor("x", EVERYWHERE | {1, 2, 3}, len(SHAPE), "truth" if wants_truth else "number")
         for operand_kind in ("number", "truth"):
-            operands = {p: ir.tensor(p, EVERYWHERE, len(SHAPE), operand_kind) for p, _ in step.operands}
+            operands = {
+                p: ir.tensor(p, EVERYWHERE, len(SHAPE), operand_kind) for p, _ in step.operands
+            }
             try:
                 result = lookup(step.op).function(x, **operands, **dict(step.attributes))
             except Exception:
@@ -96,7 +98,10 @@ def steps_apart(dtype: torch.dtype, name: str, device: str) -> float:
 
 @each_case
 def test_an_op_is_as_accurate_as_eager(name, example, dtype, device):
-    tensors = [torch.randn(s, dtype=torch.float64) for s in (shape_of(name), *operand_shapes(name, example))]
+    tensors = [
+        torch.randn(s, dtype=torch.float64)
+        for s in (shape_of(name), *operand_shapes(name, example))
+    ]
     # Half of x is small, so that a loss of relative accuracy near zero is seen.
     tensors[0].view(-1)[::2] *= 1e-3
     tensors = [t.to(device, dtype).requires_grad_() for t in tensors]
@@ -107,7 +112,9 @@ def test_an_op_is_as_accurate_as_eager(name, example, dtype, device):
     assert_as_accurate(ours, eager, exact)
     if is_pointwise(name):
         close = steps_apart(dtype, name, device) * torch.finfo(dtype).eps
-        torch.testing.assert_close(ours.result, eager.result, rtol=close, atol=close, equal_nan=True)
+        torch.testing.assert_close(
+            ours.result, eager.result, rtol=close, atol=close, equal_nan=True
+        )
 
 
 def special_values(example: Chain, dtype: torch.dtype) -> torch.Tensor:
@@ -150,11 +157,17 @@ def test_special_values_come_out_as_in_eager(name, example, dtype, device):
         slack = close if what == "result" else 8 * torch.finfo(dtype).eps
         is_like = torch.isclose(a, b, rtol=slack, atol=slack, equal_nan=True)
         # A narrow type overflows in eager on the way, and torch's CPU erf gives NaN at infinity: fp64 knows better.
-        excused = ~torch.isfinite(b) if dtype in (torch.float32, torch.float64) else torch.ones_like(is_like)
+        excused = (
+            ~torch.isfinite(b)
+            if dtype in (torch.float32, torch.float64)
+            else torch.ones_like(is_like)
+        )
         is_like |= excused & torch.isclose(a, c.to(dtype), rtol=slack, atol=slack, equal_nan=True)
         wrong = [
             f"x = {v:g}: {p:g}, eager's {q:g}"
-            for v, p, q in zip(x[~is_like].tolist(), a[~is_like].tolist(), b[~is_like].tolist(), strict=True)
+            for v, p, q in zip(
+                x[~is_like].tolist(), a[~is_like].tolist(), b[~is_like].tolist(), strict=True
+            )
         ]
         assert not wrong, f"{what}: {'; '.join(wrong[:5])}"
 
@@ -224,7 +237,9 @@ def test_a_value_that_is_no_number_stays_in_its_row_or_window(text, value, devic
     fused = fusegen.compile(text)
     ours, eager = outcome(fused, [x]), outcome(fused.reference, [x])
     for name, a, b in zip(ours.names, ours.tensors, eager.tensors, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            a, b, rtol=1e-5, atol=1e-5, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 def test_the_first_of_equal_maxima_gets_the_gradient(device):
@@ -238,7 +253,9 @@ def test_the_first_of_equal_maxima_gets_the_gradient(device):
 def test_statistics_are_stable_far_from_zero(dtype, offset, device):
     # E[x^2] - E[x]^2 would lose every digit of the variance here.
     x = (torch.randn(40, 700, dtype=torch.float64) + offset).to(device, dtype).requires_grad_()
-    weight, bias = (torch.randn(700, dtype=torch.float64).to(device, dtype).requires_grad_() for _ in range(2))
+    weight, bias = (
+        torch.randn(700, dtype=torch.float64).to(device, dtype).requires_grad_() for _ in range(2)
+    )
     fused = fusegen.compile("layernorm(weight, bias)")
     tensors = [x, weight, bias]
     exact = outcome(fused.reference, tensors, dtype=torch.float64)
@@ -250,7 +267,9 @@ def test_a_constant_row_is_normalised_to_zero(device):
     assert torch.equal(fusegen.compile("layernorm")(x), torch.zeros_like(x))
 
 
-@pytest.mark.parametrize("shape", [(1 << 20, 2), (2, 2, 1 << 19), (1 << 14, 2, 64), (1 << 18, 2, 3)])
+@pytest.mark.parametrize(
+    "shape", [(1 << 20, 2), (2, 2, 1 << 19), (1 << 14, 2, 64), (1 << 18, 2, 3)]
+)
 def test_long_sums_of_gradients_keep_their_digits(shape, device):
     # A running fp32 sum of a million ones and a bit would be off by thousands of roundings.
     x = torch.zeros(shape, device=device)

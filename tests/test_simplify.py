@@ -214,6 +214,7 @@ def test_a_long_chain_takes_time_in_proportion() -> None:
         (-(0.2 * X), X * -0.2),
         (const(2) * 3 + X, 6 + X),
         (const(0.1) * 3 + X, const(0.1) * 3 + X),  # rounds differently in single precision
+        (const(2.0**24) + 1 + X, const(2.0**24) + 1 + X),  # no such number in single precision
         ((X + 1) + 1, (X + 1) + 1),
         (where(X > 0, Y, Y), Y),
         (where(~(X > 0), X, Y), where(X > 0, Y, X)),
@@ -221,6 +222,8 @@ def test_a_long_chain_takes_time_in_proportion() -> None:
         (where(X > 0, where(X > 0, X, 1), Y), where(X > 0, X, Y)),
         (where(X > 0, Y, where(X > 0, 1, X)), where(X > 0, Y, X)),
         (where(X > 0, X, 0) + where(X > 0, 0, Y), where(X > 0, X, 0) + where(X > 0, 0, Y)),
+        (where(X > 0, X, 0) * Y + where(X > 0, Y, 0), where(X > 0, X, 0) * Y + where(X > 0, Y, 0)),
+        (where(X > 0, 0, X) * Y + where(X > 0, 0, Y), where(X > 0, 0, X) * Y + where(X > 0, 0, Y)),
         (reduce("sum", {-1}, -X), -reduce("sum", {-1}, X)),
         (reduce("sum", {-1}, 0.5 * X), 0.5 * reduce("sum", {-1}, X)),
         (reduce("sum", {-1}, X * CHANNEL), reduce("sum", {-1}, X) * CHANNEL),

@@ -1,0 +1,377 @@
+"""Execution: a chain's programs, planned for what they are called with and run as nodes of
+autograd.
+
+A backward is a program like any other, made when it is first needed and run by the same code, so
+that it can be differentiated in its turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusegen import ir
+from fusegen.errors import ArgumentError
+from fusegen.lower import Bound, bind
+from fusegen.modules import allows_fused, index_bits, load, target_of
+from fusegen.ops import Chain
+from fusegen.plan import Meta, Plan, Target, check_tensor, dtype_name, make_plan, memory_order
+from fusegen.program import (
+    Derivative,
+    Program,
+    Signature,
+    derivative,
+    forward,
+    index_dtype,
+)
+
+
+class Part:
+    """A chain, or one of the two stages of a chain that pools after a reduction, with its plans."""
+
+    def __init__(self, chain: Chain) -> None:
+        self.chain = chain
+        self.plans: dict[Any, Call] = {}
+        self.programs: dict[Any, Program] = {}
+        self.derivatives: dict[Any, Derivative] = {}
+        self.launches: dict[Any, Callable[..., int]] = {}
+
+    def __call__(self, x: Tensor, operands: Sequence[Tensor], out: Tensor | None) -> Tensor:
+        tensors = (x, *operands)
+        try:
+            wanted = tuple([t.requires_grad for t in tensors]) if torch.is_grad_enabled() else ()
+            needs = True in wanted
+            key = (needs and wanted, *[(t.dtype, t.shape, t.stride(), t.device) for t in tensors])
+        except (AttributeError, RuntimeError):
+            self._check_tensors(tensors)
+            raise
+        call = self.plans.get(key)
+        if call is None:
+            call = self._first_call(tensors, wanted if needs else None)
+            remember(self.plans, key, call)
+        if out is not None:
+            return self._into(out, call, tensors)
+        if needs:
+            result: Tensor = apply(call, *tensors)[0]
+            return result
+        return call.plan.run(tensors)[0]
+
+    def _check_tensors(self, tensors: Sequence[Any]) -> None:
+        for name, value in zip(("x", *self.chain.operands), tensors, strict=True):
+            check_tensor(name, value)
+
+    def _first_call(self, tensors: Sequence[Tensor], wanted: tuple[bool, ...] | None) -> Call:
+        self._check_tensors(tensors)
+        x = tensors[0]
+        target_of(x.device)
+        for name, t in zip(self.chain.operands, tensors[1:], strict=True):
+            if t.device != x.device:
+                raise ArgumentError(
+                    f"argument {name!r}: got a tensor on {t.device}, wanted one on {x.device}, "
+                    "where x is"
+                )
+        bound = bind(
+            self.chain,
+            (tuple(x.shape), dtype_name(x.dtype)),
+            {
+                name: (tuple(t.shape), dtype_name(t.dtype))
+                for name, t in zip(self.chain.operands, tensors[1:], strict=True)
+            },
+        )
+        order, is_dense = memory_order(tuple(x.shape), x.stride())
+        if not is_dense or len(bound.domain) != x.dim():
+            order = tuple(range(-len(bound.domain), 0))
+        key = (bound.pattern, wanted is not None)
+        if key not in self.programs:
+            self.programs[key] = forward(bound, is_training=wanted is not None)
+        program = self.programs[key]
+        metas = [Meta.of(t) for t in tensors]
+        dtypes = dict(zip(program.input_names, (dtype_name(m.dtype) for m in metas), strict=True))
+        targets = []
+        for name, expr in program.graph.outputs:
+            if name == "out":
+                dtypes[name] = bound.dtype
+                extent = frozenset(range(-len(bound.domain), 0))
+                targets.append(Target(extent, bound.result_shape, getattr(torch, bound.dtype)))
+            else:
+                picked = name.removeprefix("picked_")
+                dtypes[name] = dtypes.get(picked) or index_dtype(bound.windows)
+                targets.append(Target(expr.extent, None, getattr(torch, dtypes[name])))
+        return self.prepare(program, bound, order, metas, targets, dtypes, x.device, wanted)
+
+    def prepare(
+        self,
+        program: Program,
+        bound: Bound,
+        order: tuple[int, ...],
+        metas: Sequence[Meta],
+        targets: Sequence[Target],
+        dtypes: dict[str, str],
+        device: torch.device,
+        wanted: tuple[bool, ...] | None,
+        built_with: Signature | None = None,
+    ) -> Call:
+        """The call of a program: its module loaded, its plan made, and its derivative foreseen
+        where it is wanted.
+
+        built_with is the signature of a module that may hold the program already.
+        """
+        programs = [program]
+        foreseen = None
+        if wanted is not None:
+            foreseen = self.derivative(program, wanted, _differentiable(program))
+            if program.name == "forward":
+                first = self.derivative(program, wanted, (0,))
+                programs.append(first.program)
+                dtypes = _with_derivative(program, first, dtypes)
+        if built_with is not None and (id(program), built_with) in self.launches:
+            signature = built_with
+        else:
+            signature = Signature(
+                target_of(device),
+                order,
+                tuple(sorted((n, d) for n, d in dtypes.items() if _mentions(programs, n))),
+                index_bits(bound, device),
+                allows_fused(program, bound),
+            )
+        launch = self.launcher(programs, signature, device)
+        plan = make_plan(program, bound, order, metas, targets, device, launch)
+        return Call(self, program, plan, bound, order, tuple(metas), dtypes, foreseen, signature)
+
+    def derivative(
+        self, program: Program, wanted: Iterable[bool], present: Iterable[int]
+    ) -> Derivative:
+        """The derivative of a program, made once."""
+        needs = tuple(i for i, w in enumerate(wanted) if w)
+        key = (id(program), needs, tuple(present))
+        if key not in self.derivatives:
+            self.derivatives[key] = derivative(program, needs, key[2])
+        return self.derivatives[key]
+
+    def launcher(
+        self, programs: Sequence[Program], signature: Signature, device: torch.device
+    ) -> Callable[..., int]:
+        """The entry point of the first program; the module holds the others' too."""
+        key = (id(programs[0]), signature)
+        if key not in self.launches:
+            module = load(self.chain, programs, signature, device)
+            for p in programs:
+                self.launches.setdefault((id(p), signature), getattr(module, p.name))
+        return self.launches[key]
+
+    def _into(self, out: Tensor, call: Call, tensors: Sequence[Tensor]) -> Tensor:
+        if call.foreseen is not None:
+            names = ("x", *self.chain.operands)
+            name = next(n for n, t in zip(names, tensors, strict=True) if t.requires_grad)
+            raise ArgumentError(
+                f"out= was given, but {name!r} needs a gradient, which a result written in place "
+                "cannot have; "
+                f"call without out=, or under torch.no_grad()"
+            )
+        check_tensor("out", out)
+        wanted = call.plan.outputs[0]
+        have = (tuple(out.shape), out.dtype, out.device)
+        if have != (wanted.final_shape, wanted.dtype, call.plan.device):
+            raise ArgumentError(
+                f"argument 'out': got shape {have[0]}, {have[1]} on {have[2]}; wanted shape "
+                f"{wanted.final_shape}, {wanted.dtype} on {call.plan.device}"
+            )
+        if out.requires_grad and torch.is_grad_enabled():
+            raise ArgumentError(
+                "argument 'out' needs a gradient, which a tensor that is written in place cannot "
+                "have; "
+                "pass out.detach(), or call under torch.no_grad()"
+            )
+        if _is_in_place(out, wanted.strides) and not any(_overlap(out, t) for t in tensors):
+            call.plan.run(tensors, out)
+            # Written behind torch's back: its version check must know.
+            torch.autograd.graph.increment_version(out)
+        else:
+            out.copy_(call.plan.run(tensors)[0])
+        return out
+
+
+class Call:
+    """A program planned for one combination of arguments, with what its derivative will want to
+    know.
+    """
+
+    __slots__ = (
+        "bound",
+        "dtypes",
+        "fixed",
+        "foreseen",
+        "kept",
+        "metas",
+        "next_calls",
+        "order",
+        "part",
+        "plan",
+        "program",
+        "signature",
+    )
+
+    def __init__(
+        self,
+        part: Part,
+        program: Program,
+        plan: Plan,
+        bound: Bound,
+        order: tuple[int, ...],
+        metas: tuple[Meta, ...],
+        dtypes: dict[str, str],
+        foreseen: Derivative | None,
+        signature: Signature,
+    ) -> None:
+        self.part = part
+        self.program = program
+        self.plan = plan
+        self.bound = bound
+        self.order = order
+        self.metas = metas
+        self.dtypes = dtypes
+        self.foreseen = foreseen
+        self.signature = signature
+        count = len(program.graph.inputs)
+        shift = {"input": 0, "output": count}
+        sources = foreseen.sources if foreseen is not None else ()
+        # What the derivative reads, as positions among inputs and outputs together; and the outputs
+        # that have none.
+        self.kept = tuple(shift[pool] + i for pool, i in sources if pool in shift)
+        self.fixed = tuple(i for i, value in enumerate(program.values) if value is None)
+        self.next_calls: dict[Any, tuple[Derivative, Call]] = {}
+
+    def backward_call(
+        self,
+        tensors: Sequence[Tensor | None],
+        present: tuple[int, ...],
+        needs: tuple[bool, ...],
+        cotangents: Sequence[Tensor | None],
+    ) -> tuple[Derivative, Call, list[Tensor]]:
+        """The derivative, planned for these cotangents, and its inputs in order."""
+        found = self.part.derivative(self.program, needs, present)
+        count = len(self.program.graph.inputs)
+        saved = dict(zip(self.kept, tensors, strict=True))
+        inputs = [
+            cotangents[i] if pool == "cotangent" else saved[i if pool == "input" else count + i]
+            for pool, i in found.sources
+        ]
+        ready = [t for t in inputs if t is not None]
+        assert len(ready) == len(inputs)
+        again = torch.is_grad_enabled() and any(t.requires_grad for t in ready)
+        wanted = tuple([t.requires_grad for t in ready]) if again else None
+        key = (present, needs, wanted, *[(t.shape, t.stride()) for t in ready])
+        if key not in self.next_calls:
+            leaves = self.program.graph.inputs
+            targets = [
+                Target(leaves[i].extent, self.metas[i].shape, self.metas[i].dtype)
+                for i in found.targets
+            ]
+            dtypes = _with_derivative(self.program, found, self.dtypes)
+            call = self.part.prepare(
+                found.program,
+                self.bound,
+                self.order,
+                [Meta.of(t) for t in ready],
+                targets,
+                dtypes,
+                self.plan.device,
+                wanted,
+                self.signature,
+            )
+            remember(self.next_calls, key, (found, call))
+        found, call = self.next_calls[key]
+        return found, call, ready
+
+
+class _Launch(torch.autograd.Function):
+    """A planned program as a node of autograd's graph; its backward is another."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:
+        results = call.plan.run(tensors)
+        ctx.call = call
+        both = tensors + results
+        ctx.save_for_backward(*[both[i] for i in call.kept])
+        ctx.set_materialize_grads(False)
+        if call.fixed:
+            ctx.mark_non_differentiable(*[results[i] for i in call.fixed])
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        call: Call = ctx.call
+        present = tuple([i for i, g in enumerate(cotangents) if g is not None])
+        needs = tuple(ctx.needs_input_grad[1:])
+        if not call.part.derivative(call.program, needs, present).targets:
+            return (None,) * (1 + len(needs))
+        found, following, inputs = call.backward_call(ctx.saved_tensors, present, needs, cotangents)
+        if following.foreseen is not None:
+            gradients = apply(following, *inputs)
+        else:
+            gradients = following.plan.run(inputs)
+        shares: list[Tensor | None] = [None] * (1 + len(needs))
+        for i, gradient in zip(found.targets, gradients, strict=True):
+            shares[1 + i] = gradient
+        return tuple(shares)
+
+
+# torch's own Function.apply is Python around this, and takes longer than it.
+_apply: Callable[..., tuple[Tensor, ...]] = super(torch.autograd.Function, _Launch).apply
+
+
+def apply(call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Launch as a node of autograd's graph. Under a transform of torch.func, torch says what it
+    thinks of that.
+    """
+    if torch._C._are_functorch_transforms_active():
+        result: tuple[Tensor, ...] = _Launch.apply(call, *tensors)  # type: ignore[no-untyped-call]
+        return result
+    return _apply(call, *tensors)
+
+
+_MOST_PLANS = 4096
+
+
+def remember(plans: dict[Any, Any], key: Any, value: Any) -> None:
+    """Keep a plan; with every shape seen only once, the oldest go."""
+    if len(plans) >= _MOST_PLANS:
+        for old in list(plans)[: _MOST_PLANS // 2]:
+            del plans[old]
+    plans[key] = value
+
+
+def _differentiable(program: Program) -> tuple[int, ...]:
+    return tuple(i for i, value in enumerate(program.values) if value is not None)
+
+
+def _with_derivative(
+    program: Program, found: Derivative, dtypes: Mapping[str, str]
+) -> dict[str, str]:
+    """Element types of a program's tensors and its derivative's: a cotangent's are those of what
+    it belongs to.
+    """
+    result = dict(dtypes)
+    for leaf, (pool, i) in zip(found.program.graph.inputs, found.sources, strict=True):
+        name = program.input_names[i] if pool == "input" else program.output_names[i]
+        result[ir.name_of(leaf)] = dtypes[name]
+    for name, i in zip(found.program.output_names, found.targets, strict=True):
+        result[name] = dtypes[program.input_names[i]]
+    return result
+
+
+def _mentions(programs: Sequence[Program], name: str) -> bool:
+    return any(name in p.input_names or name in p.output_names for p in programs)
+
+
+def _is_in_place(out: Tensor, strides: Sequence[int]) -> bool:
+    """Whether the kernels can write straight into out."""
+    pairs = zip(out.shape, out.stride(), strides, strict=True)
+    return all(size == 1 or have == want for size, have, want in pairs)
+
+
+def _overlap(a: Tensor, b: Tensor) -> bool:
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()

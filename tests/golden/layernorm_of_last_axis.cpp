@@ -1,0 +1,189 @@
+// fusegen 0.1.0   chain 3ef4da3fd893   signature forward: bias float32, out float32, weight float32, x float32; 64-bit offsets
+//   layernorm(64, weight, bias) | gelu | mul(0.5)
+#include <Python.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+using Index = int64_t;
+
+// Vector variants of these stand in glibc's libmvec; the attribute lets loops use them.
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#if __GLIBC_PREREQ(2, 35)
+extern "C" {
+__attribute__((simd("notinbranch"))) float erff(float) noexcept;
+}
+#endif
+#endif
+
+namespace {
+
+struct Size {
+  Index value;
+};
+
+inline Index divide(Index n, Size d) { return n / d.value; }
+
+template <typename Stored>
+inline Stored widen(Stored x) {
+  return x;
+}
+
+template <typename Stored, typename Value>
+inline Stored narrow(Value x) {
+  return static_cast<Stored>(x);
+}
+
+// Scratch memory, handed out piece by piece; with no base it only counts.
+struct Scratch {
+  char* base;
+  Index used = 0;
+  template <typename T>
+  T* take(Index count) {
+    T* const piece = reinterpret_cast<T*>(base + used);
+    used += (count * static_cast<Index>(sizeof(T)) + 63) / 64 * 64;
+    return piece;
+  }
+};
+
+// Work is cut into pieces that depend on the sizes alone, never on the number of threads: so are the results.
+constexpr Index kPiece = 16384;
+
+inline Index pieces_of(Index length) { return std::max<Index>(1, (length + kPiece - 1) / kPiece); }
+
+// Below this many elements one thread does it all: waking another costs more.
+constexpr Index kSerial = 16384;
+
+// How many blocks of rows leave partials of their own, where columns are added up.
+inline Index slots_of(Index rows, Index columns) {
+  return std::max<Index>(1, std::min<Index>(std::min<Index>(rows, 64), rows * columns / kPiece));
+}
+
+// Count, mean and the sum of squared distances from it; merged by Chan's formula.
+struct Moments {
+  double count = 0, centre = 0, distances = 0;
+  void merge(const Moments& other) {
+    if (other.count == 0) return;
+    const double all = count + other.count, gap = other.centre - centre;
+    centre += gap * (other.count / all);
+    distances += other.distances + gap * gap * (count * other.count / all);
+    count = all;
+  }
+  void add(double term) { merge({1, term, 0}); }
+  double mean() const { return centre; }
+  double variance() const { return distances / count; }
+};
+
+// From sums about a first guess of the mean: drift is the sum of distances, which would be 0 had the guess been exact.
+inline Moments moments_about(double about, Index count, double distances, double drift) {
+  const double n = static_cast<double>(count);
+  return {n, about + drift / n, distances - drift * (drift / n)};
+}
+
+struct ForwardSizes {
+  Size outer, inner;
+};
+
+static inline __attribute__((always_inline)) void forward_row_stage_1(const float x, float& mean_term) {
+  mean_term = x;
+}
+
+static inline __attribute__((always_inline)) void forward_row_values(const float x, const float mean,
+    const float variance, const float weight, const float bias, float& out) {
+  // layernorm(64, weight, bias)
+  const float after_layernorm = (x - mean) * (1.0f / sqrtf(variance + 1e-05f)) * weight + bias;
+  // gelu
+  const float after_gelu = after_layernorm * 0.5f * (1.0f + erff(after_layernorm * 0.707106769f));
+  // mul(0.5)
+  out = after_gelu * 0.5f;
+}
+
+static void forward_row(const float* __restrict__ x, const float* __restrict__ weight,
+    const float* __restrict__ bias, float* __restrict__ out, const ForwardSizes& sizes, int threads) {
+  const Index rows = sizes.outer.value, length = sizes.inner.value;
+#pragma omp parallel for num_threads(threads) schedule(static) if (rows * length > kSerial)
+  for (Index row = 0; row < rows; ++row) {
+    const Index outer = row;
+    Moments mean_all;
+    for (Index begin = 0; begin < length; begin += kPiece) {
+      const Index end = std::min(length, begin + kPiece);
+      float mean_part = 0;
+#pragma omp simd reduction(+ : mean_part)
+      for (Index r = begin; r < end; ++r) {
+        const Index inner = r;
+        const float x_value = widen(x[(outer) * sizes.inner.value + inner]);
+        float mean_term_value;
+        forward_row_stage_1(x_value, mean_term_value);
+        mean_part += mean_term_value;
+      }
+      const float mean_about = mean_part / static_cast<float>(end - begin);
+      float mean_distances = 0, mean_drift = 0;
+#pragma omp simd reduction(+ : mean_distances, mean_drift)
+      for (Index r = begin; r < end; ++r) {
+        const Index inner = r;
+        const float x_value = widen(x[(outer) * sizes.inner.value + inner]);
+        float mean_term_value;
+        forward_row_stage_1(x_value, mean_term_value);
+        const float distance = mean_term_value - mean_about;
+        mean_distances += distance * distance;
+        mean_drift += distance;
+      }
+      const Moments mean_sum = moments_about(mean_about, end - begin, mean_distances, mean_drift);
+      mean_all.merge(mean_sum);
+    }
+    const Moments& mean_sum = mean_all;
+    const float mean_value = static_cast<float>(mean_sum.mean());
+    const float variance_value = static_cast<float>(mean_sum.variance());
+#pragma omp simd
+    for (Index r = 0; r < length; ++r) {
+      const Index inner = r;
+      const float x_value = widen(x[(outer) * sizes.inner.value + inner]);
+      const float weight_value = widen(weight[inner]);
+      const float bias_value = widen(bias[inner]);
+      float out_value;
+      forward_row_values(x_value, mean_value, variance_value, weight_value, bias_value, out_value);
+      out[(outer) * sizes.inner.value + inner] = narrow<float>(out_value);
+    }
+  }
+}
+
+}  // namespace
+
+// a: x, weight, bias, out, scratch (-1: return the bytes it needs), outer, inner, threads.
+static int64_t run_forward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const float*>(a[0]);
+  auto* const weight = reinterpret_cast<const float*>(a[1]);
+  auto* const bias = reinterpret_cast<const float*>(a[2]);
+  auto* const out = reinterpret_cast<float*>(a[3]);
+  const bool is_measuring = a[4] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
+  const ForwardSizes sizes{ {a[5]}, {a[6]} };
+  const int threads = static_cast<int>(a[7]);
+  if (is_measuring) return scratch.used;
+  forward_row(x, weight, bias, out, sizes, threads);
+  return 0;
+}
+static PyObject* forward(PyObject*, PyObject* const* args, Py_ssize_t given) {
+  int64_t a[8];
+  if (given != 8) {
+    PyErr_Format(PyExc_TypeError, "forward takes 8 integers, got %zd", given);
+    return nullptr;
+  }
+  for (Py_ssize_t i = 0; i < given; ++i) a[i] = PyLong_AsLongLong(args[i]);
+  if (PyErr_Occurred()) return nullptr;
+  int64_t result;
+  Py_BEGIN_ALLOW_THREADS;
+  result = run_forward(a);
+  Py_END_ALLOW_THREADS;
+  return PyLong_FromLongLong(result);
+}
+
+static PyMethodDef methods[] = {
+    {"forward", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(forward)), METH_FASTCALL, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "fusegen_72917bcb5acb", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+
+PyMODINIT_FUNC PyInit_fusegen_72917bcb5acb() { return PyModule_Create(&definition); }

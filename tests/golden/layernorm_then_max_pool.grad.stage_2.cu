@@ -1,0 +1,201 @@
+// fusegen 0.1.0   chain 7fb0b777ff94   signature forward+backward: d_out float32, d_x float32, out float32, winner_index uint8, x float32; 32-bit offsets
+//   max_pool2d(2)
+#include <cstdint>
+#include <cuda_runtime.h>
+
+using Index = uint32_t;
+
+// A size with what it takes to divide by it: two instructions instead of twenty, for dividends below 2^31.
+struct Size {
+  uint32_t value, multiplier, shift;
+};
+
+static Size size_of(int64_t value) {
+  uint32_t shift = 0;
+  while ((uint64_t{1} << shift) < static_cast<uint64_t>(value)) ++shift;
+  const uint64_t excess = (uint64_t{1} << 32) * ((uint64_t{1} << shift) - value);
+  return {static_cast<uint32_t>(value), static_cast<uint32_t>(excess / value + 1), shift};
+}
+
+namespace {
+
+__device__ __forceinline__ Index divide(Index n, Size d) { return (__umulhi(n,
+    d.multiplier) + n) >> d.shift; }
+
+template <typename Stored>
+__device__ __forceinline__ Stored widen(Stored x) {
+  return x;
+}
+
+template <typename Stored, typename Value>
+__device__ __forceinline__ Stored narrow(Value x) {
+  return static_cast<Stored>(x);
+}
+
+// The first maximum and where it stands; a NaN beats every number, as in torch.
+template <typename T>
+struct Maximum {
+  T best = 0;
+  int at = -1;
+  __device__ void add(T value, int position) {
+    if (at < 0 || value > best || value != value) best = value, at = position;
+  }
+  __device__ T max() const { return best; }
+  __device__ int argmax() const { return at; }
+};
+
+struct ForwardSizes {
+  Size outer, middle, inner, middle_unpooled, inner_unpooled;
+};
+
+__device__ __forceinline__ void forward_window_stage_1(const float x, float& maximum_term) {
+  maximum_term = x;
+}
+
+__device__ __forceinline__ void forward_window_row_values(const float maximum, const int winner_index_2,
+    float& out, int& winner_index) {
+  out = maximum;
+  winner_index = winner_index_2;
+}
+
+// Reads x; writes out, winner_index.
+__global__ void __launch_bounds__(256)
+forward_window(const float* __restrict__ x, float* __restrict__ out, uint8_t* __restrict__ winner_index,
+    ForwardSizes sizes) {
+  const Index results = sizes.outer.value * sizes.middle.value * sizes.inner.value;
+  const Index result = static_cast<Index>(blockIdx.x) * 256 + threadIdx.x;
+  if (result >= results) return;
+  const Index above_inner = divide(result, sizes.inner);
+  const Index inner = result - above_inner * sizes.inner.value;
+  const Index above_middle = divide(above_inner, sizes.middle);
+  const Index middle = above_inner - above_middle * sizes.middle.value;
+  const Index outer = above_middle;
+  Maximum<float> maximum_sum;
+#pragma unroll
+  for (int position_value = 0; position_value < 4; ++position_value) {
+    const Index above_window_2 = position_value / 2;
+    const Index window_2 = position_value - above_window_2 * 2;
+    const Index window_1 = above_window_2;
+    const float x_value = widen(x[((outer) * sizes.middle_unpooled.value + (middle * 2 + window_1)) * sizes.inner_unpooled.value + (inner * 2 + window_2)]);
+    float maximum_term_value;
+    forward_window_stage_1(x_value, maximum_term_value);
+    maximum_sum.add(maximum_term_value, position_value);
+  }
+  const float maximum_value = maximum_sum.max();
+  const int winner_index_2_value = maximum_sum.argmax();
+  float out_value;
+  int winner_index_value;
+  forward_window_row_values(maximum_value, winner_index_2_value, out_value, winner_index_value);
+  out[((outer) * sizes.middle.value + middle) * sizes.inner.value + inner] = narrow<float>(out_value);
+  winner_index[((outer) * sizes.middle.value + middle) * sizes.inner.value + inner] = narrow<uint8_t>(winner_index_value);
+}
+
+struct BackwardSizes {
+  Size outer, middle, inner, middle_unpooled, inner_unpooled;
+};
+
+__device__ __forceinline__ void backward_window_values(const int position, const int winner_index,
+    const float d_out, float& d_x) {
+  d_x = position == winner_index ? d_out : 0.0f;
+}
+
+// Reads winner_index by (outer, middle, inner), d_out by (outer, middle, inner); writes d_x.
+__global__ void __launch_bounds__(256)
+backward_window(const uint8_t* __restrict__ winner_index, const float* __restrict__ d_out,
+    float* __restrict__ d_x, BackwardSizes sizes) {
+  const Index results = sizes.outer.value * sizes.middle.value * sizes.inner.value;
+  const Index result = static_cast<Index>(blockIdx.x) * 256 + threadIdx.x;
+  if (result >= results) return;
+  const Index above_inner = divide(result, sizes.inner);
+  const Index inner = result - above_inner * sizes.inner.value;
+  const Index above_middle = divide(above_inner, sizes.middle);
+  const Index middle = above_inner - above_middle * sizes.middle.value;
+  const Index outer = above_middle;
+#pragma unroll
+  for (int position_value = 0; position_value < 4; ++position_value) {
+    const Index above_window_2 = position_value / 2;
+    const Index window_2 = position_value - above_window_2 * 2;
+    const Index window_1 = above_window_2;
+    const int winner_index_value = widen(winner_index[((outer) * sizes.middle.value + middle) * sizes.inner.value + inner]);
+    const float d_out_value = widen(d_out[((outer) * sizes.middle.value + middle) * sizes.inner.value + inner]);
+    float d_x_value;
+    backward_window_values(position_value, winner_index_value, d_out_value, d_x_value);
+    d_x[((outer) * sizes.middle_unpooled.value + (middle * 2 + window_1)) * sizes.inner_unpooled.value + (inner * 2 + window_2)] = narrow<float>(d_x_value);
+  }
+}
+
+}  // namespace
+
+// Scratch memory, handed out piece by piece; with no base it only counts.
+struct Scratch {
+  char* base;
+  int64_t used = 0;
+  template <typename T>
+  T* take(int64_t count) {
+    T* const piece = reinterpret_cast<T*>(base + used);
+    used += (count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
+    return piece;
+  }
+};
+
+// The caller's device stays current.
+struct DeviceGuard {
+  int previous = 0;
+  explicit DeviceGuard(int device) {
+    cudaGetDevice(&previous);
+    if (previous != device) cudaSetDevice(device);
+    else previous = -1;
+  }
+  ~DeviceGuard() {
+    if (previous >= 0) cudaSetDevice(previous);
+  }
+};
+
+static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The smallest power of two that is at least n, between two others.
+static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
+  int64_t power = least;
+  while (power < n && power < most) power *= 2;
+  return power;
+}
+
+// a: x, out, winner_index, scratch (-1: return the bytes it needs), outer, middle, inner, middle_unpooled, inner_unpooled, device, stream.
+// Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
+extern "C" int64_t run_forward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const float*>(a[0]);
+  auto* const out = reinterpret_cast<float*>(a[1]);
+  auto* const winner_index = reinterpret_cast<uint8_t*>(a[2]);
+  const bool is_measuring = a[3] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[3])};
+  const ForwardSizes sizes{ size_of(a[4]), size_of(a[5]), size_of(a[6]), size_of(a[7]), size_of(a[8]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[10]);
+  if (is_measuring) return scratch.used;
+  const DeviceGuard guard(static_cast<int>(a[9]));
+  {
+    const auto blocks = static_cast<unsigned>(ceil_divide(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value), 256));
+    forward_window<<<blocks, 256, 0, stream>>>(x, out, winner_index, sizes);
+  }
+  return -static_cast<int64_t>(cudaGetLastError());
+}
+
+// a: winner_index, d_out, d_x, scratch (-1: return the bytes it needs), outer, middle, inner, middle_unpooled, inner_unpooled, device, stream.
+// Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
+extern "C" int64_t run_backward(const int64_t* a) {
+  auto* const winner_index = reinterpret_cast<const uint8_t*>(a[0]);
+  auto* const d_out = reinterpret_cast<const float*>(a[1]);
+  auto* const d_x = reinterpret_cast<float*>(a[2]);
+  const bool is_measuring = a[3] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[3])};
+  const BackwardSizes sizes{ size_of(a[4]), size_of(a[5]), size_of(a[6]), size_of(a[7]), size_of(a[8]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[10]);
+  if (is_measuring) return scratch.used;
+  const DeviceGuard guard(static_cast<int>(a[9]));
+  {
+    const auto blocks = static_cast<unsigned>(ceil_divide(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value), 256));
+    backward_window<<<blocks, 256, 0, stream>>>(winner_index, d_out, d_x, sizes);
+  }
+  return -static_cast<int64_t>(cudaGetLastError());
+}
+
+extern "C" const char* error_text(int64_t code) { return cudaGetErrorString(static_cast<cudaError_t>(-code)); }

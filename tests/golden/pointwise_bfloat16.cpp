@@ -1,0 +1,157 @@
+// fusegen 0.1.0   chain f8c0d91a637e   signature forward: bias bfloat16, out bfloat16, x bfloat16; 64-bit offsets
+//   leaky_relu(0.2) | add_channel(bias) | clamp(-1, 1) | gelu
+#include <Python.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+using Index = int64_t;
+
+// Vector variants of these stand in glibc's libmvec; the attribute lets loops use them.
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#if __GLIBC_PREREQ(2, 35)
+extern "C" {
+__attribute__((simd("notinbranch"))) float erff(float) noexcept;
+}
+#endif
+#endif
+
+namespace {
+
+struct Size {
+  Index value;
+};
+
+inline Index divide(Index n, Size d) { return n / d.value; }
+
+struct bfloat16 {
+  uint16_t bits;
+};
+
+inline float widen(bfloat16 x) {
+  const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
+  float value;
+  __builtin_memcpy(&value, &bits, 4);
+  return value;
+}
+
+template <typename Stored>
+inline Stored widen(Stored x) {
+  return x;
+}
+
+template <typename Stored, typename Value>
+inline Stored narrow(Value x) {
+  return static_cast<Stored>(x);
+}
+
+template <>
+inline bfloat16 narrow<bfloat16, float>(float x) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &x, 4);
+  const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to nearest, ties to even
+  return {static_cast<uint16_t>(x != x ? 0x7fc0 : rounded)};
+}
+
+// Scratch memory, handed out piece by piece; with no base it only counts.
+struct Scratch {
+  char* base;
+  Index used = 0;
+  template <typename T>
+  T* take(Index count) {
+    T* const piece = reinterpret_cast<T*>(base + used);
+    used += (count * static_cast<Index>(sizeof(T)) + 63) / 64 * 64;
+    return piece;
+  }
+};
+
+// Work is cut into pieces that depend on the sizes alone, never on the number of threads: so are the results.
+constexpr Index kPiece = 16384;
+
+inline Index pieces_of(Index length) { return std::max<Index>(1, (length + kPiece - 1) / kPiece); }
+
+// Below this many elements one thread does it all: waking another costs more.
+constexpr Index kSerial = 16384;
+
+// How many blocks of rows leave partials of their own, where columns are added up.
+inline Index slots_of(Index rows, Index columns) {
+  return std::max<Index>(1, std::min<Index>(std::min<Index>(rows, 64), rows * columns / kPiece));
+}
+
+struct ForwardSizes {
+  Size outer, inner;
+};
+
+static inline __attribute__((always_inline)) void forward_pointwise_values(const float x, const float bias,
+    float& out) {
+  // leaky_relu(0.2)
+  const float after_leaky_relu = x > 0.0f ? x : x * 0.2f;
+  // add_channel(bias)
+  const float after_add_channel = after_leaky_relu + bias;
+  // clamp(-1, 1)
+  const float chosen = after_add_channel > 1.0f ? 1.0f : (after_add_channel < -1.0f ? -1.0f : NAN);
+  const float after_clamp = after_add_channel >= -1.0f && after_add_channel <= 1.0f ? after_add_channel : chosen;
+  // gelu
+  out = after_clamp * 0.5f * (1.0f + erff(after_clamp * 0.707106769f));
+}
+
+static void forward_pointwise(const bfloat16* __restrict__ x, const bfloat16* __restrict__ bias,
+    bfloat16* __restrict__ out, const ForwardSizes& sizes, int threads) {
+  const Index rows = sizes.outer.value, length = sizes.inner.value;
+  const Index pieces = pieces_of(length);
+#pragma omp parallel for num_threads(threads) schedule(static) if (rows * length > kSerial)
+  for (Index task = 0; task < rows * pieces; ++task) {
+    const Index row = task / pieces, piece = task % pieces;
+    const Index begin = piece * kPiece, end = std::min(length, begin + kPiece);
+    const Index outer = row;
+#pragma omp simd
+    for (Index r = begin; r < end; ++r) {
+      const Index inner = r;
+      const float x_value = widen(x[(outer) * sizes.inner.value + inner]);
+      const float bias_value = widen(bias[inner]);
+      float out_value;
+      forward_pointwise_values(x_value, bias_value, out_value);
+      out[(outer) * sizes.inner.value + inner] = narrow<bfloat16>(out_value);
+    }
+  }
+}
+
+}  // namespace
+
+// a: x, bias, out, scratch (-1: return the bytes it needs), outer, inner, threads.
+static int64_t run_forward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
+  auto* const bias = reinterpret_cast<const bfloat16*>(a[1]);
+  auto* const out = reinterpret_cast<bfloat16*>(a[2]);
+  const bool is_measuring = a[3] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[3])};
+  const ForwardSizes sizes{ {a[4]}, {a[5]} };
+  const int threads = static_cast<int>(a[6]);
+  if (is_measuring) return scratch.used;
+  forward_pointwise(x, bias, out, sizes, threads);
+  return 0;
+}
+static PyObject* forward(PyObject*, PyObject* const* args, Py_ssize_t given) {
+  int64_t a[7];
+  if (given != 7) {
+    PyErr_Format(PyExc_TypeError, "forward takes 7 integers, got %zd", given);
+    return nullptr;
+  }
+  for (Py_ssize_t i = 0; i < given; ++i) a[i] = PyLong_AsLongLong(args[i]);
+  if (PyErr_Occurred()) return nullptr;
+  int64_t result;
+  Py_BEGIN_ALLOW_THREADS;
+  result = run_forward(a);
+  Py_END_ALLOW_THREADS;
+  return PyLong_FromLongLong(result);
+}
+
+static PyMethodDef methods[] = {
+    {"forward", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(forward)), METH_FASTCALL, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "fusegen_67dd24f338e3", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+
+PyMODINIT_FUNC PyInit_fusegen_67dd24f338e3() { return PyModule_Create(&definition); }

@@ -1,0 +1,349 @@
+// fusegen 0.1.0   chain f8c0d91a637e   signature forward+backward: bias bfloat16, d_bias bfloat16, d_out bfloat16, d_x bfloat16, out bfloat16, x bfloat16; 32-bit offsets
+//   leaky_relu(0.2) | add_channel(bias) | clamp(-1, 1) | gelu
+#include <cstdint>
+#include <cuda_runtime.h>
+#include <cuda_bf16.h>
+
+using Index = uint32_t;
+
+// A size with what it takes to divide by it: two instructions instead of twenty, for dividends below 2^31.
+struct Size {
+  uint32_t value, multiplier, shift;
+};
+
+static Size size_of(int64_t value) {
+  uint32_t shift = 0;
+  while ((uint64_t{1} << shift) < static_cast<uint64_t>(value)) ++shift;
+  const uint64_t excess = (uint64_t{1} << 32) * ((uint64_t{1} << shift) - value);
+  return {static_cast<uint32_t>(value), static_cast<uint32_t>(excess / value + 1), shift};
+}
+
+namespace {
+
+__device__ __forceinline__ Index divide(Index n, Size d) { return (__umulhi(n,
+    d.multiplier) + n) >> d.shift; }
+
+template <typename Stored>
+__device__ __forceinline__ Stored widen(Stored x) {
+  return x;
+}
+__device__ __forceinline__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+template <typename Stored, typename Value>
+__device__ __forceinline__ Stored narrow(Value x) {
+  return static_cast<Stored>(x);
+}
+template <>
+__device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16, float>(float x) {
+  return __float2bfloat16_rn(x);
+}
+
+// N neighbours, moved by one access that leaves no trace in the caches: every element is used once.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T at[N];
+};
+
+template <int Bytes>
+struct Bits;
+template <>
+struct Bits<16> {
+  using type = uint4;
+};
+template <>
+struct Bits<8> {
+  using type = uint2;
+};
+template <>
+struct Bits<4> {
+  using type = unsigned int;
+};
+template <>
+struct Bits<2> {
+  using type = unsigned short;
+};
+
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load(const T* from) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  Pack<T, N> pack;
+  *reinterpret_cast<Whole*>(&pack) = __ldcs(reinterpret_cast<const Whole*>(from));
+  return pack;
+}
+
+template <int N, typename T>
+__device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  __stcs(reinterpret_cast<Whole*>(to), *reinterpret_cast<const Whole*>(&pack));
+}
+
+template <typename T>
+struct Sum {
+  T total = 0;
+  __device__ void add(T term) { total += term; }
+  __device__ void merge(const Sum& other) { total += other.total; }
+  __device__ T sum() const { return total; }
+};
+
+// Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
+template <typename Accumulator>
+__device__ Accumulator combine(const Accumulator& mine, int lane, int lanes, int cell, int stride,
+    void* memory) {
+  Accumulator* const cells = static_cast<Accumulator*>(memory);
+  cells[cell] = mine;
+  __syncthreads();
+  for (int half = lanes / 2; half > 0; half /= 2) {
+    if (lane < half) cells[cell].merge(cells[cell + half * stride]);
+    __syncthreads();
+  }
+  const Accumulator all = cells[cell - lane * stride];
+  __syncthreads();
+  return all;
+}
+
+struct ForwardSizes {
+  Size outer, inner;
+};
+
+__device__ __forceinline__ void forward_pointwise_values(const float x, const float bias, float& out) {
+  // leaky_relu(0.2)
+  const float after_leaky_relu = x > 0.0f ? x : x * 0.2f;
+  // add_channel(bias)
+  const float after_add_channel = after_leaky_relu + bias;
+  // clamp(-1, 1)
+  const float chosen = after_add_channel > 1.0f ? 1.0f : (after_add_channel < -1.0f ? -1.0f : NAN);
+  const float after_clamp = after_add_channel >= -1.0f && after_add_channel <= 1.0f ? after_add_channel : chosen;
+  // gelu
+  out = after_clamp * 0.5f * (1.0f + erff(after_clamp * 0.707106769f));
+}
+
+// Reads x, bias by (inner); writes out.
+__global__ void __launch_bounds__(512)
+forward_pointwise(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict__ bias,
+    __nv_bfloat16* __restrict__ out, ForwardSizes sizes, Index count) {
+  constexpr int kLanes = 8, kPacks = 2;
+  const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 512 + threadIdx.x) * kLanes;
+  Pack<__nv_bfloat16, kLanes> x_in[kPacks];
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = first + static_cast<Index>(p) * 512 * kLanes;
+    if (i + kLanes > count) break;
+    x_in[p] = load<kLanes>(x + i);
+  }
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = first + static_cast<Index>(p) * 512 * kLanes;
+    if (i >= count) return;
+    const Index above_inner = divide(i, sizes.inner);
+    const Index inner = i - above_inner * sizes.inner.value;
+    const bool is_whole = i + kLanes <= count && sizes.inner.value - inner >= kLanes;
+    if (is_whole) {
+      Pack<__nv_bfloat16, kLanes> out_out;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p].at[lane]);
+        const float bias_value = widen(bias[inner + lane]);
+        float out_value;
+        forward_pointwise_values(x_value, bias_value, out_value);
+        out_out.at[lane] = narrow<__nv_bfloat16>(out_value);
+      }
+      store(out + i, out_out);
+    } else {
+      for (Index j = i; j < count && j < i + kLanes; ++j) {
+        const Index above_inner = divide(j, sizes.inner);
+        const Index inner = j - above_inner * sizes.inner.value;
+        const float bias_value = widen(bias[inner]);
+        const float x_value = widen(x[j]);
+        float out_value;
+        forward_pointwise_values(x_value, bias_value, out_value);
+        out[j] = narrow<__nv_bfloat16>(out_value);
+      }
+    }
+  }
+}
+
+struct BackwardSizes {
+  Size outer, inner;
+};
+
+__device__ __forceinline__ void backward_outer_values(const float x, const float bias, const float d_out,
+    float& d_x, float& total_term) {
+  // leaky_relu(0.2)
+  const bool is_above = x > 0.0f;
+  const float after_leaky_relu = is_above ? x : x * 0.2f;
+  // add_channel(bias)
+  const float after_add_channel = after_leaky_relu + bias;
+  // clamp(-1, 1)
+  const bool both_hold = after_add_channel >= -1.0f && after_add_channel <= 1.0f;
+  const float chosen = after_add_channel > 1.0f ? 1.0f : (after_add_channel < -1.0f ? -1.0f : NAN);
+  const float after_clamp = both_hold ? after_add_channel : chosen;
+  // backward, down to clamp(-1, 1)
+  const float product = after_clamp * 0.707106769f;
+  const float product_2 = d_out * (after_clamp * 0.5f) * (1.12837923f * expf(-(product * product)));
+  const float d_after_clamp = product_2 * 0.707106769f + d_out * (1.0f + erff(product)) * 0.5f;
+  // backward, down to add_channel(bias)
+  const float d_after_add_channel = both_hold ? d_after_clamp : 0.0f;
+  d_x = is_above ? d_after_add_channel : d_after_add_channel * 0.2f;
+  total_term = d_after_add_channel;
+}
+
+// Reads x, d_out, bias by (inner); leaves partials of total; writes d_x.
+__global__ void __launch_bounds__(256)
+backward_outer(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict__ bias,
+    const __nv_bfloat16* __restrict__ d_out, __nv_bfloat16* __restrict__ d_x,
+    Sum<float>* __restrict__ total_partials, BackwardSizes sizes, Index slots) {
+  __shared__ alignas(16) unsigned char shared[256 * 4];
+  const Index rows = sizes.outer.value, columns = sizes.inner.value;
+  const Index strips = (columns + blockDim.x - 1) / blockDim.x;
+  const Index task = blockIdx.x / strips;  // (kept, slot)
+  const Index inner = blockIdx.x % strips * blockDim.x + threadIdx.x;
+  const Index slot = task;
+  Sum<float> total_sum;
+  if (inner < columns) {
+    const Index share = (rows + slots - 1) / slots;
+    const Index end = min(rows, (slot + 1) * share);
+#pragma unroll 4
+    for (Index row = slot * share + threadIdx.y; row < end; row += blockDim.y) {
+      const Index outer = row;
+      const float x_value = widen(x[(outer) * sizes.inner.value + inner]);
+      const float bias_value = widen(bias[inner]);
+      const float d_out_value = widen(d_out[(outer) * sizes.inner.value + inner]);
+      float d_x_value;
+      float total_term_value;
+      backward_outer_values(x_value, bias_value, d_out_value, d_x_value, total_term_value);
+      d_x[(outer) * sizes.inner.value + inner] = narrow<__nv_bfloat16>(d_x_value);
+      total_sum.add(total_term_value);
+    }
+  }
+  total_sum = combine(total_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x, blockDim.x,
+      shared);
+  if (threadIdx.y == 0 && inner < columns) {
+    total_partials[task * columns + inner] = total_sum;
+  }
+}
+
+__device__ __forceinline__ void backward_finalise_values(const float total, float& d_bias) {
+  d_bias = total;
+}
+
+// Merges partials into total; writes d_bias.
+__global__ void __launch_bounds__(256)
+backward_finalise(__nv_bfloat16* __restrict__ d_bias, const Sum<float>* __restrict__ total_partials,
+    BackwardSizes sizes, Index slots) {
+  __shared__ alignas(16) unsigned char shared[256 * 4];
+  const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
+  const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
+  Sum<float> total_sum;
+  if (column < columns) {
+    for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
+      total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
+    }
+  }
+  total_sum = combine(total_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x, blockDim.x,
+      shared);
+  if (threadIdx.y != 0 || column >= columns) return;
+  const float total_value = total_sum.sum();
+  const Index result = above * columns + column;
+  const Index inner = result;
+  float d_bias_value;
+  backward_finalise_values(total_value, d_bias_value);
+  d_bias[inner] = narrow<__nv_bfloat16>(d_bias_value);
+}
+
+}  // namespace
+
+// Scratch memory, handed out piece by piece; with no base it only counts.
+struct Scratch {
+  char* base;
+  int64_t used = 0;
+  template <typename T>
+  T* take(int64_t count) {
+    T* const piece = reinterpret_cast<T*>(base + used);
+    used += (count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
+    return piece;
+  }
+};
+
+// The caller's device stays current.
+struct DeviceGuard {
+  int previous = 0;
+  explicit DeviceGuard(int device) {
+    cudaGetDevice(&previous);
+    if (previous != device) cudaSetDevice(device);
+    else previous = -1;
+  }
+  ~DeviceGuard() {
+    if (previous >= 0) cudaSetDevice(previous);
+  }
+};
+
+static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The smallest power of two that is at least n, between two others.
+static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
+  int64_t power = least;
+  while (power < n && power < most) power *= 2;
+  return power;
+}
+
+// a: x, bias, out, scratch (-1: return the bytes it needs), outer, inner, device, stream.
+// Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
+extern "C" int64_t run_forward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const __nv_bfloat16*>(a[0]);
+  auto* const bias = reinterpret_cast<const __nv_bfloat16*>(a[1]);
+  auto* const out = reinterpret_cast<__nv_bfloat16*>(a[2]);
+  const bool is_measuring = a[3] == -1;
+  if (!is_measuring && ((a[0] | a[2]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[3])};
+  const ForwardSizes sizes{ size_of(a[4]), size_of(a[5]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[7]);
+  if (is_measuring) return scratch.used;
+  const DeviceGuard guard(static_cast<int>(a[6]));
+  {
+    const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value);
+    const auto blocks = static_cast<unsigned>(ceil_divide(count, 8192));
+    forward_pointwise<<<blocks, 512, 0, stream>>>(x, bias, out, sizes, static_cast<Index>(count));
+  }
+  return -static_cast<int64_t>(cudaGetLastError());
+}
+
+// a: x, bias, d_out, d_x, d_bias, scratch (-1: return the bytes it needs), outer, inner, device, stream.
+// Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
+extern "C" int64_t run_backward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const __nv_bfloat16*>(a[0]);
+  auto* const bias = reinterpret_cast<const __nv_bfloat16*>(a[1]);
+  auto* const d_out = reinterpret_cast<const __nv_bfloat16*>(a[2]);
+  auto* const d_x = reinterpret_cast<__nv_bfloat16*>(a[3]);
+  auto* const d_bias = reinterpret_cast<__nv_bfloat16*>(a[4]);
+  const bool is_measuring = a[5] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[5])};
+  const BackwardSizes sizes{ size_of(a[6]), size_of(a[7]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[9]);
+  const int64_t backward_outer_strips = ceil_divide(static_cast<int64_t>(sizes.inner.value), 32),
+      backward_outer_kept = 1;
+  const int64_t backward_outer_most = ceil_divide(static_cast<int64_t>(sizes.outer.value), 64);
+  const int64_t backward_outer_wanted = ceil_divide(4096, backward_outer_strips * backward_outer_kept);
+  const int64_t backward_outer_slots = backward_outer_wanted < backward_outer_most ? backward_outer_wanted : backward_outer_most;
+  const int64_t total_partials_slots = backward_outer_slots;
+  auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.inner.value) * total_partials_slots);
+  if (is_measuring) return scratch.used;
+  const DeviceGuard guard(static_cast<int>(a[8]));
+  {
+    const dim3 block(32, 8);
+    const auto blocks = static_cast<unsigned>(backward_outer_kept * backward_outer_slots * backward_outer_strips);
+    backward_outer<<<blocks, block, 0, stream>>>(x, bias, d_out, d_x, total_partials, sizes,
+        static_cast<Index>(backward_outer_slots));
+  }
+  {
+    const int64_t columns = static_cast<int64_t>(sizes.inner.value),
+        results = static_cast<int64_t>(sizes.inner.value);
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 32));
+    const dim3 block(width, 256 / width);
+    const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
+    backward_finalise<<<blocks, block, 0, stream>>>(d_bias, total_partials, sizes,
+        static_cast<Index>(total_partials_slots));
+  }
+  return -static_cast<int64_t>(cudaGetLastError());
+}
+
+extern "C" const char* error_text(int64_t code) { return cudaGetErrorString(static_cast<cudaError_t>(-code)); }
