@@ -33,6 +33,7 @@ def target_of(device: torch.device) -> str:
 
 
 def index_bits(bound: Bound, device: torch.device) -> int:
+    """How wide an offset has to be; on the CPU a wide one costs nothing."""
     return 64 if device.type == "cpu" or math.prod(bound.domain) >= 1 << 31 else 32
 
 

@@ -214,12 +214,12 @@ def test_a_cotangent_may_be_narrower_than_its_output(recipe: Recipe) -> None:
 # --- kinks and NaN ---
 
 
-def slopes(op: str, *others: float) -> tuple[list[float], list[float]]:
+def slopes(op: str, *others: float, swapped: bool = False) -> tuple[list[float], list[float]]:
     """(ours, torch's) gradients of op(x, *others) at kinks, zeros, NaN and infinities."""
     points = np.array([*HARD, 0.3, -0.7])
     domain = {-1: len(points)}
     x, g = tensor("x", {-1}, 1), tensor("g", {-1}, 1)
-    root = primitive(op, x, *others)
+    root = primitive(op, *others, x) if swapped else primitive(op, x, *others)
     values = {"x": torch.from_numpy(points).requires_grad_(), "g": torch.ones(len(points))}
     (theirs,) = torch.autograd.grad(in_torch([root], values, domain)[root].sum(), values["x"])
     ours = in_torch([vjp([root], [g], [x])[x]], values, domain)
@@ -245,6 +245,12 @@ def test_an_operation_with_a_number_has_torchs_gradient_everywhere(op: str, othe
 @pytest.mark.parametrize("exponent", [1.0, 2.0, 3.0, 0.5, -0.5, -1.0, 0.3])
 def test_a_power_has_torchs_gradient_everywhere(exponent: float) -> None:
     ours, theirs = slopes("pow", exponent)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-15)
+
+
+@pytest.mark.parametrize("base", [0.0, 1.0, 2.0, 0.5, -1.0, math.inf])
+def test_a_numbers_power_has_torchs_gradient_everywhere(base: float) -> None:
+    ours, theirs = slopes("pow", base, swapped=True)
     np.testing.assert_allclose(ours, theirs, rtol=1e-15)
 
 

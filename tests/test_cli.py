@@ -143,7 +143,7 @@ def test_the_text_is_the_one_that_a_call_builds(
         return Module()
 
     monkeypatch.setattr(toolchain, "load", load)
-    monkeypatch.setattr("fusegen.runtime._modules", {})
+    monkeypatch.setattr("fusegen.modules._modules", {})
     fused = Fused(fusegen.chain(chain))
     x = torch.randn(shape, dtype=dtype)
     if layout == "channels_last":
@@ -376,7 +376,7 @@ def test_the_cache_is_shown_and_emptied(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FUSEGEN_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr("fusegen.runtime._modules", {})
+    monkeypatch.setattr("fusegen.modules._modules", {})
 
     def said(*arguments: str) -> str:
         assert run("cache", *arguments) == OK
