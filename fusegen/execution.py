@@ -7,16 +7,16 @@ that it can be differentiated in its turn.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fusegen import ir
+from fusegen.describe import element_types, signature, with_derivative
 from fusegen.errors import ArgumentError
 from fusegen.lower import Bound, bind
-from fusegen.modules import allows_fused, index_bits, load, target_of
+from fusegen.modules import load, target_of
 from fusegen.ops import Chain
 from fusegen.plan import Meta, Plan, Target, check_tensor, dtype_name, make_plan, memory_order
 from fusegen.program import (
@@ -25,7 +25,6 @@ from fusegen.program import (
     Signature,
     derivative,
     forward,
-    index_dtype,
 )
 
 
@@ -46,7 +45,7 @@ class Part:
             needs = True in wanted
             key = (needs and wanted, *[(t.dtype, t.shape, t.stride(), t.device) for t in tensors])
         except (AttributeError, RuntimeError):
-            self._check_tensors(tensors)
+            check_tensors(self.chain, tensors)
             raise
         call = self.plans.get(key)
         if call is None:
@@ -59,28 +58,9 @@ class Part:
             return result
         return call.plan.run(tensors)[0]
 
-    def _check_tensors(self, tensors: Sequence[Any]) -> None:
-        for name, value in zip(("x", *self.chain.operands), tensors, strict=True):
-            check_tensor(name, value)
-
     def _first_call(self, tensors: Sequence[Tensor], wanted: tuple[bool, ...] | None) -> Call:
-        self._check_tensors(tensors)
         x = tensors[0]
-        target_of(x.device)
-        for name, t in zip(self.chain.operands, tensors[1:], strict=True):
-            if t.device != x.device:
-                raise ArgumentError(
-                    f"argument {name!r}: got a tensor on {t.device}, wanted one on {x.device}, "
-                    "where x is"
-                )
-        bound = bind(
-            self.chain,
-            (tuple(x.shape), dtype_name(x.dtype)),
-            {
-                name: (tuple(t.shape), dtype_name(t.dtype))
-                for name, t in zip(self.chain.operands, tensors[1:], strict=True)
-            },
-        )
+        bound = bound_of(self.chain, tensors)
         order, is_dense = memory_order(tuple(x.shape), x.stride())
         if not is_dense or len(bound.domain) != x.dim():
             order = tuple(range(-len(bound.domain), 0))
@@ -89,16 +69,13 @@ class Part:
             self.programs[key] = forward(bound, is_training=wanted is not None)
         program = self.programs[key]
         metas = [Meta.of(t) for t in tensors]
-        dtypes = dict(zip(program.input_names, (dtype_name(m.dtype) for m in metas), strict=True))
+        dtypes = element_types(program, bound, [dtype_name(m.dtype) for m in metas])
         targets = []
         for name, expr in program.graph.outputs:
             if name == "out":
-                dtypes[name] = bound.dtype
                 extent = frozenset(range(-len(bound.domain), 0))
                 targets.append(Target(extent, bound.result_shape, getattr(torch, bound.dtype)))
             else:
-                picked = name.removeprefix("picked_")
-                dtypes[name] = dtypes.get(picked) or index_dtype(bound.windows)
                 targets.append(Target(expr.extent, None, getattr(torch, dtypes[name])))
         return self.prepare(program, bound, order, metas, targets, dtypes, x.device, wanted)
 
@@ -126,20 +103,14 @@ class Part:
             if program.name == "forward":
                 first = self.derivative(program, wanted, (0,))
                 programs.append(first.program)
-                dtypes = _with_derivative(program, first, dtypes)
+                dtypes = with_derivative(program, first, dtypes)
         if built_with is not None and (id(program), built_with) in self.launches:
-            signature = built_with
+            build_with = built_with
         else:
-            signature = Signature(
-                target_of(device),
-                order,
-                tuple(sorted((n, d) for n, d in dtypes.items() if _mentions(programs, n))),
-                index_bits(bound, device),
-                allows_fused(program, bound),
-            )
-        launch = self.launcher(programs, signature, device)
+            build_with = signature(target_of(device), order, programs, dtypes, bound)
+        launch = self.launcher(programs, build_with, device)
         plan = make_plan(program, bound, order, metas, targets, device, launch)
-        return Call(self, program, plan, bound, order, tuple(metas), dtypes, foreseen, signature)
+        return Call(self, program, plan, bound, order, tuple(metas), dtypes, foreseen, build_with)
 
     def derivative(
         self, program: Program, wanted: Iterable[bool], present: Iterable[int]
@@ -163,28 +134,8 @@ class Part:
         return self.launches[key]
 
     def _into(self, out: Tensor, call: Call, tensors: Sequence[Tensor]) -> Tensor:
-        if call.foreseen is not None:
-            names = ("x", *self.chain.operands)
-            name = next(n for n, t in zip(names, tensors, strict=True) if t.requires_grad)
-            raise ArgumentError(
-                f"out= was given, but {name!r} needs a gradient, which a result written in place "
-                "cannot have; "
-                f"call without out=, or under torch.no_grad()"
-            )
-        check_tensor("out", out)
+        check_out(out, self.chain, call.bound, tensors)
         wanted = call.plan.outputs[0]
-        have = (tuple(out.shape), out.dtype, out.device)
-        if have != (wanted.final_shape, wanted.dtype, call.plan.device):
-            raise ArgumentError(
-                f"argument 'out': got shape {have[0]}, {have[1]} on {have[2]}; wanted shape "
-                f"{wanted.final_shape}, {wanted.dtype} on {call.plan.device}"
-            )
-        if out.requires_grad and torch.is_grad_enabled():
-            raise ArgumentError(
-                "argument 'out' needs a gradient, which a tensor that is written in place cannot "
-                "have; "
-                "pass out.detach(), or call under torch.no_grad()"
-            )
         if _is_in_place(out, wanted.strides) and not any(_overlap(out, t) for t in tensors):
             call.plan.run(tensors, out)
             # Written behind torch's back: its version check must know.
@@ -270,7 +221,7 @@ class Call:
                 Target(leaves[i].extent, self.metas[i].shape, self.metas[i].dtype)
                 for i in found.targets
             ]
-            dtypes = _with_derivative(self.program, found, self.dtypes)
+            dtypes = with_derivative(self.program, found, self.dtypes)
             call = self.part.prepare(
                 found.program,
                 self.bound,
@@ -348,23 +299,58 @@ def _differentiable(program: Program) -> tuple[int, ...]:
     return tuple(i for i, value in enumerate(program.values) if value is not None)
 
 
-def _with_derivative(
-    program: Program, found: Derivative, dtypes: Mapping[str, str]
-) -> dict[str, str]:
-    """Element types of a program's tensors and its derivative's: a cotangent's are those of what
-    it belongs to.
-    """
-    result = dict(dtypes)
-    for leaf, (pool, i) in zip(found.program.graph.inputs, found.sources, strict=True):
-        name = program.input_names[i] if pool == "input" else program.output_names[i]
-        result[ir.name_of(leaf)] = dtypes[name]
-    for name, i in zip(found.program.output_names, found.targets, strict=True):
-        result[name] = dtypes[program.input_names[i]]
-    return result
+def check_tensors(chain: Chain, tensors: Sequence[Any]) -> None:
+    """Raise ArgumentError where x or an operand is no tensor that fusegen takes."""
+    for name, value in zip(("x", *chain.operands), tensors, strict=True):
+        check_tensor(name, value)
 
 
-def _mentions(programs: Sequence[Program], name: str) -> bool:
-    return any(name in p.input_names or name in p.output_names for p in programs)
+def bound_of(chain: Chain, tensors: Sequence[Tensor]) -> Bound:
+    """The chain bound to these tensors, or the ArgumentError that tells which of them is wrong."""
+    check_tensors(chain, tensors)
+    x, *operands = tensors
+    target_of(x.device)
+    for name, t in zip(chain.operands, operands, strict=True):
+        if t.device != x.device:
+            raise ArgumentError(
+                f"argument {name!r}: got a tensor on {t.device}, wanted one on {x.device}, where x "
+                "is"
+            )
+    return bind(
+        chain,
+        (tuple(x.shape), dtype_name(x.dtype)),
+        {
+            name: (tuple(t.shape), dtype_name(t.dtype))
+            for name, t in zip(chain.operands, operands, strict=True)
+        },
+    )
+
+
+def check_out(out: Any, chain: Chain, bound: Bound, tensors: Sequence[Tensor]) -> None:
+    """Raise ArgumentError where a result cannot be written into `out`."""
+    for name, t in zip(("x", *chain.operands), tensors, strict=True):
+        if t.requires_grad and torch.is_grad_enabled():
+            raise ArgumentError(
+                f"out= was given, but {name!r} needs a gradient, which a result written in place "
+                "cannot have; call without out=, or under torch.no_grad()"
+            )
+    check_tensor("out", out)
+    have = (tuple(out.shape), dtype_name(out.dtype), out.device)
+    if have != (bound.result_shape, bound.dtype, tensors[0].device):
+        raise ArgumentError(
+            f"argument 'out': got shape {have[0]}, {have[1]} on {have[2]}; wanted shape "
+            f"{bound.result_shape}, {bound.dtype} on {tensors[0].device}"
+        )
+    if out.requires_grad and torch.is_grad_enabled():
+        raise ArgumentError(
+            "argument 'out' needs a gradient, which a tensor that is written in place cannot have; "
+            "pass out.detach(), or call under torch.no_grad()"
+        )
+    if any(size > 1 and stride == 0 for size, stride in zip(out.shape, out.stride(), strict=True)):
+        raise ArgumentError(
+            f"argument 'out': got an expanded tensor of shape {have[0]}, where one place in memory "
+            "stands for more than one element; pass one that torch.empty gives"
+        )
 
 
 def _is_in_place(out: Tensor, strides: Sequence[int]) -> bool:

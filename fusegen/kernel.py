@@ -26,8 +26,10 @@ class Buffer:
 
     @property
     def is_windowed(self) -> bool:
-        """Whether it is addressed through the split of a pooled axis."""
-        return any(g < 0 for g in self.extent)
+        """Whether it is addressed through the split of a pooled axis; scratch lies window by
+        window.
+        """
+        return self.role != "scratch" and any(g < 0 for g in self.extent)
 
 
 @dataclass(frozen=True)

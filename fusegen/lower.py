@@ -258,6 +258,10 @@ def _normalised_axes(step: Step, running: Shape) -> ir.Extent:
                 f"has {running[axis]}; they must be equal"
             )
         return frozenset({axis})
+    if not running:
+        raise ArgumentError(
+            f"{step.text}: got a value of shape (), wanted one with at least one axis to normalise"
+        )
     sizes = (wanted,) if isinstance(wanted, int) else tuple(wanted or running[-1:])  # type: ignore[arg-type]
     if len(running) < len(sizes) or running[len(running) - len(sizes) :] != sizes:
         raise ArgumentError(

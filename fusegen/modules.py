@@ -1,25 +1,19 @@
-"""Modules: which target and variant a device and shape want, and the module that holds it."""
+"""Modules: which target a device wants, and the built module of a source."""
 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from types import ModuleType
 
 import torch
 
-from fusegen import ir, toolchain
+from fusegen import toolchain
 from fusegen.errors import ArgumentError
-from fusegen.lower import Bound
 from fusegen.ops import Chain
 from fusegen.program import Program, Signature, source
 
 _TARGET_OF_DEVICE = {"cpu": "cpp", "cuda": "cuda"}
-# On the GPU, a row longer than this shared by too few blocks goes over many of them instead, in
-# passes.
-_LONG_ROW = 1 << 16
-_FEW_ROWS = 512
 
 
 def target_of(device: torch.device) -> str:
@@ -30,25 +24,6 @@ def target_of(device: torch.device) -> str:
             f"{' or '.join(_TARGET_OF_DEVICE)}"
         )
     return _TARGET_OF_DEVICE[device.type]
-
-
-def index_bits(bound: Bound, device: torch.device) -> int:
-    """How wide an offset has to be; on the CPU a wide one costs nothing."""
-    return 64 if device.type == "cpu" or math.prod(bound.domain) >= 1 << 31 else 32
-
-
-def allows_fused(program: Program, bound: Bound) -> bool:
-    """Whether each row fits one block: not so for few, very long rows, which many blocks must
-    share.
-    """
-    for node in ir.topological(program.graph.roots):
-        if node.op == "reduce":
-            _, axes = ir.reduction(node)
-            length = math.prod(bound.domain[a] for a in axes if a < 0)
-            rows = math.prod(bound.domain) // max(1, length)
-            if length > _LONG_ROW and rows < _FEW_ROWS:
-                return False
-    return True
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fusegen.describe import Situation, sources
 from fusegen.errors import ArgumentError
-from fusegen.execution import Part
+from fusegen.execution import Part, bound_of, check_out
 from fusegen.lower import stages
 from fusegen.ops import Chain
 from fusegen.plan import dtype_name
@@ -55,6 +55,10 @@ class Fused:
             operands = self._by_name(operands, named)
         if self._single is not None:
             return self._single(x, operands, out)
+        # Whatever a later stage or out= has to complain of is told before the first is launched.
+        bound = bound_of(self.chain, (x, *operands))
+        if out is not None:
+            check_out(out, self.chain, bound, (x, *operands))
         at = 0
         for part in self._parts:
             mine = operands[at : at + len(part.chain.operands)]

@@ -12,63 +12,13 @@ by level through scratch memory: correct for every graph, and never with atomics
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from fusegen import ir
 from fusegen.grouping import ordered
 from fusegen.ir import Expr, Extent, Graph
 from fusegen.kernel import Buffer, Family, Kernel, Reduction
 from fusegen.lower import Mark, remarked
-
-
-@dataclass
-class _Pass:
-    """The state of scheduling one graph."""
-
-    dtypes: Mapping[str, str]
-    sum_dtype: str
-    pending: dict[str, Expr]
-    buffers: dict[Expr, Buffer]
-    marks: tuple[Mark, ...]
-    kernels: list[Kernel] = field(default_factory=list)
-    taken: set[str] = field(default_factory=set)
-    prefix: str = ""
-
-    def fresh(self, stem: str) -> str:
-        """stem, or stem_2, stem_3 ...: a name not used before in this graph."""
-        name, n = stem, 1
-        while name in self.taken:
-            n += 1
-            name = f"{stem}_{n}"
-        self.taken.add(name)
-        return name
-
-    def resolve(self, known: Mapping[Expr, Expr]) -> None:
-        """Put leaves in the place of reductions that have been computed."""
-        names = list(self.pending)
-        exprs = ir.substitute([self.pending[n] for n in names], known)
-        self.pending = dict(zip(names, exprs, strict=True))
-        self.marks = self.marks_over(known)
-
-    def marks_over(self, known: Mapping[Expr, Expr]) -> tuple[Mark, ...]:
-        """The marks where reductions have become leaves."""
-        nodes = [m.node for m in self.marks]
-        return remarked(self.marks, dict(zip(nodes, ir.substitute(nodes, known), strict=True)))
-
-    def inputs_of(
-        self, exprs: Iterable[Expr], own: Iterable[Expr] = ()
-    ) -> tuple[tuple[Expr, Buffer], ...]:
-        """What a kernel reads from memory: not the results of its own reductions."""
-        read = [i for i in ir.inputs(exprs) if i not in set(own)]
-        return tuple((leaf, self.buffers[leaf]) for leaf in read)
-
-    def scratch(self, leaf: Expr) -> Buffer:
-        """Memory for a reduction's result between two kernels."""
-        name = f"{ir.name_of(leaf)}_scratch"
-        return Buffer(name, self.sum_dtype, ordered(leaf.extent), "scratch")
-
-    def output(self, name: str, expr: Expr) -> Buffer:
-        return Buffer(name, self.dtypes[name], ordered(expr.extent), "output")
+from fusegen.staging import Pass, gather, means_as_sums, reduces_below, staged
 
 
 def schedule(
@@ -94,12 +44,13 @@ def schedule(
     outputs = dict(graph.outputs)
     marks = tuple(marks)
     nodes = [*outputs.values(), *(m.node for m in marks)]
-    new = dict(zip(nodes, _means_as_sums(nodes), strict=True))
+    new = dict(zip(nodes, means_as_sums(nodes), strict=True))
     outputs = {name: new[expr] for name, expr in outputs.items()}
-    state = _Pass(dtypes, sum_dtype, outputs, leaves, remarked(marks, new), prefix=prefix)
+    state = Pass(dtypes, sum_dtype, outputs, leaves, remarked(marks, new), prefix=prefix)
     state.taken |= set(dtypes)
-    if any(g < 0 for node in ir.topological(outputs.values()) for g in node.extent):
-        _window_kernel(state)
+    window = frozenset(g for node in ir.topological(outputs.values()) for g in node.extent if g < 0)
+    if window:
+        _window_kernel(state, window)
     elif allow_fused:
         _axis_kernel(state)
     while state.pending:
@@ -107,87 +58,14 @@ def schedule(
     return tuple(state.kernels)
 
 
-def _means_as_sums(roots: list[Expr]) -> list[Expr]:
-    """A mean whose variance nobody asks for is a sum divided by its count."""
-    nodes = ir.topological(roots)
-    with_variance = {
-        (n.args, n.attrs[1]) for n in nodes if n.op == "reduce" and n.attrs[0] == "variance"
-    }
-
-    def rule(node: Expr) -> Expr:
-        is_mean = node.op == "reduce" and node.attrs[0] == "mean"
-        if is_mean and (node.args, node.attrs[1]) not in with_variance:
-            _, axes = ir.reduction(node)
-            return ir.reduce_sum(node.args[0], axes) / ir.count(axes)
-        return node
-
-    return ir.rewrite(roots, rule)
-
-
-def _reduces(exprs: Iterable[Expr]) -> list[Expr]:
-    return [n for n in ir.topological(exprs) if n.op == "reduce"]
-
-
-def _gather(state: _Pass, nodes: Sequence[Expr]) -> tuple[tuple[Reduction, ...], dict[Expr, Expr]]:
-    """Reductions for ready reduce nodes, those over one value joined, and the leaf for each
-    node.
-    """
-    reductions: list[Reduction] = []
-    known: dict[Expr, Expr] = {}
-    moments: dict[tuple[Expr, Extent], list[tuple[str, Expr]]] = {}
-    maxima: dict[Expr, list[tuple[str, Expr]]] = {}
-    for node in nodes:
-        kind, axes = ir.reduction(node)
-        leaf = ir.tensor(state.fresh(_result_stem(kind, node)), node.extent, 0, node.kind)
-        known[node] = leaf
-        if kind in ("mean", "variance"):
-            moments.setdefault((node.args[0], axes), []).append((kind, leaf))
-        elif kind in ("max", "argmax"):
-            maxima.setdefault(node.args[0], []).append((kind, leaf))
-        elif kind == "pick":
-            reductions.append(Reduction("pick", node.args[0], (("pick", leaf),), node.args[1]))
-        else:
-            reductions.append(Reduction("sum", node.args[0], (("sum", leaf),)))
-    reductions += [Reduction("moments", value, tuple(r)) for (value, _), r in moments.items()]
-    reductions += [Reduction("max", value, tuple(r)) for value, r in maxima.items()]
-    return tuple(reductions), known
-
-
-def _result_stem(kind: str, node: Expr) -> str:
-    value = node.args[0]
-    stems = {"sum": "total", "pick": "winner", "argmax": "winner_index", "max": "maximum"}
-    return (
-        f"picked_{ir.name_of(value)}"
-        if kind == "pick" and value.op == "input"
-        else stems.get(kind, kind)
-    )
-
-
-def _staged(
-    state: _Pass, roots: Sequence[Expr]
-) -> tuple[list[tuple[Reduction, ...]], dict[Expr, Expr], list[Expr]]:
-    """Every reduction below the roots, level by level; the leaf for each; and the roots over
-    those leaves.
-    """
-    stages: list[tuple[Reduction, ...]] = []
-    leaf_of: dict[Expr, Expr] = {}
-    while missing := [r for r in _reduces(roots) if r not in leaf_of]:
-        ready = [r for r in missing if all(below in leaf_of for below in _reduces(r.args))]
-        images = [ir.rebuild(r, tuple(ir.substitute(r.args, leaf_of))) for r in ready]
-        stage, known = _gather(state, images)
-        stages.append(stage)
-        leaf_of |= {r: known[image] for r, image in zip(ready, images, strict=True)}
-    return stages, leaf_of, ir.substitute(roots, leaf_of)
-
-
-def _axis_kernel(state: _Pass) -> None:
+def _axis_kernel(state: Pass) -> None:
     """One kernel for every full-size output whose reductions share their axes: a row, or a
     column of strided rows.
     """
     domain = frozenset[int]().union(*(e.extent for e in ir.topological(state.pending.values())))
-    full = [n for n, e in state.pending.items() if e.extent == domain and _reduces([e])]
+    full = [n for n, e in state.pending.items() if e.extent == domain and reduces_below([e])]
     full = [n for n, e in state.pending.items() if e.extent == domain] if full else []
-    axes_used = {ir.reduction(r)[1] for r in _reduces([state.pending[n] for n in full])}
+    axes_used = {ir.reduction(r)[1] for r in reduces_below([state.pending[n] for n in full])}
     if len(axes_used) != 1:
         return
     (axes,) = axes_used
@@ -197,17 +75,17 @@ def _axis_kernel(state: _Pass) -> None:
     rest = domain - axes
 
     def belongs(expr: Expr) -> bool:
-        inside = _reduces([expr])
+        inside = reduces_below([expr])
         return expr.extent == rest and all(
             ir.reduction(r)[1] == axes and r.extent == rest for r in inside
         )
 
     chosen = [n for n in state.pending if n in full or belongs(state.pending[n])]
-    if any(r.extent != rest for r in _reduces([state.pending[n] for n in chosen])):
+    if any(r.extent != rest for r in reduces_below([state.pending[n] for n in chosen])):
         return
-    stages, leaf_of, finals = _staged(state, [state.pending[n] for n in chosen])
+    stages, leaf_of, finals = staged(state, [state.pending[n] for n in chosen])
     others = {n: e for n, e in state.pending.items() if n not in chosen}
-    needed = [r for r in leaf_of if r in set(_reduces(others.values()))]
+    needed = [r for r in leaf_of if r in set(reduces_below(others.values()))]
     stores = [(state.output(n, e), e) for n, e in zip(chosen, finals, strict=True)]
     for node in needed:
         leaf = leaf_of[node]
@@ -231,58 +109,91 @@ def _axis_kernel(state: _Pass) -> None:
     state.resolve({node: leaf_of[node] for node in needed})
 
 
-def _window_kernel(state: _Pass) -> None:
-    """One kernel, a thread a window, for everything that varies within windows or is reduced
-    over them.
+def _window_kernel(state: Pass, window: Extent) -> None:
+    """One kernel, a thread a window, for all that varies within windows or is reduced over them.
+
+    What goes on from there in another way, such as a sum over one of a window's axes, is written
+    out window by window for the kernels after.
     """
-    window = frozenset(
-        g for node in ir.topological(state.pending.values()) for g in node.extent if g < 0
-    )
+    state.resolve(_windows_first(state.pending.values(), window))
 
-    def uses_window(expr: Expr) -> bool:
-        return any(g in node.extent for node in ir.topological([expr]) for g in window)
+    def axes_of(node: Expr) -> Extent:
+        return ir.reduction(node)[1]
 
-    inner = [r for r in _reduces(state.pending.values()) if ir.reduction(r)[1] == window]
-    chosen = [
-        n
-        for n, e in state.pending.items()
-        if uses_window(e) and all(ir.reduction(r)[1] == window for r in _reduces([e]))
-    ]
+    def is_local(expr: Expr) -> bool:
+        nodes = ir.topological([expr])
+        reduces = [n for n in nodes if n.op == "reduce"]
+        return any(n.extent & window for n in nodes) and all(axes_of(r) == window for r in reduces)
+
+    chosen = [n for n, e in state.pending.items() if is_local(e)]
     others = {n: e for n, e in state.pending.items() if n not in chosen}
-    needed = [r for r in inner if r in set(_reduces(others.values())) and not _reduces(r.args)]
-    roots = [state.pending[n] for n in chosen] + needed
+    below = reduces_below(others.values())
+    needed = [r for r in below if axes_of(r) == window and is_local(r)]
+    terms = dict.fromkeys(
+        arg
+        for node in ir.topological(others.values())
+        for arg in node.args
+        if is_local(arg) and arg.extent & window and not is_local(node)
+    )
+    roots = [state.pending[n] for n in chosen] + needed + [*terms]
     domain = frozenset[int]().union(*(e.extent for e in ir.topological(roots))) - window
-    stages, leaf_of, finals = _staged(state, roots)
+    stages, leaf_of, finals = staged(state, roots)
+    known = {node: leaf_of[node] for node in needed}
+    known |= {t: ir.tensor(state.fresh("terms"), t.extent, 0) for t in terms}
     stores = [(state.output(n, e), e) for n, e in zip(chosen, finals, strict=False)]
-    for node in needed:
-        leaf = leaf_of[node]
-        state.buffers[leaf] = state.scratch(leaf)
-        stores.append((state.buffers[leaf], leaf))
+    finished = [leaf_of[node] for node in needed] + finals[len(chosen) + len(needed) :]
     exprs = [
         e for stage in stages for r in stage for e in (r.value, r.index) if e is not None
     ] + finals
+    read = state.inputs_of(exprs, leaf_of.values())
+    for leaf, expr in zip(known.values(), finished, strict=True):
+        state.buffers[leaf] = state.scratch(leaf)
+        stores.append((state.buffers[leaf], expr))
     state.kernels.append(
         Kernel(
             "window",
             state.fresh(f"{state.prefix}_window"),
             ordered(domain),
             ordered(window),
-            state.inputs_of(exprs, leaf_of.values()),
+            read,
             tuple(stores),
             tuple(stages),
             marks=state.marks_over(leaf_of),
         )
     )
     state.pending = others
-    state.resolve({node: leaf_of[node] for node in needed})
+    state.resolve(known)
 
 
-def _level(state: _Pass) -> None:
+def _windows_first(exprs: Iterable[Expr], window: Extent) -> dict[Expr, Expr]:
+    """What a window's kernel can do of a reduction, moved inside it.
+
+    A sum over more than whole windows has the window's own as its inner one. A pick acts index by
+    index, so it reaches through what has to wait for other reductions.
+    """
+
+    def reach(value: Expr, index: Expr) -> Expr:
+        waits = any(ir.reduction(r)[1] != window for r in reduces_below([value]))
+        if not value.extent & window or not waits or value.op not in ir.ARITY:
+            return ir.reduce("pick", window, value, index)
+        return ir.rebuild(value, tuple(reach(a, index) for a in value.args))
+
+    def rule(node: Expr) -> Expr:
+        kind, axes = ir.reduction(node) if node.op == "reduce" else ("", frozenset())
+        if kind == "sum" and axes > window:
+            return ir.reduce_sum(ir.reduce_sum(node.args[0], window), axes - window)
+        return reach(*node.args) if kind == "pick" else node
+
+    reduces = reduces_below(exprs)
+    return dict(zip(reduces, ir.rewrite(reduces, rule), strict=True))
+
+
+def _level(state: Pass) -> None:
     """One level of the general way: every reduction that is ready, with the elementwise outputs
     riding along.
     """
-    ready = [n for n in _reduces(state.pending.values()) if not _reduces(n.args)]
-    elementwise = {n: e for n, e in state.pending.items() if not _reduces([e])}
+    ready = [n for n in reduces_below(state.pending.values()) if not reduces_below(n.args)]
+    elementwise = {n: e for n, e in state.pending.items() if not reduces_below([e])}
     batches: dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[Expr]] = {}
     for node in ready:
         _, axes = ir.reduction(node)
@@ -291,7 +202,8 @@ def _level(state: _Pass) -> None:
         kept = () if is_inner else tuple(g for g in domain[:-1] if g not in axes)
         batches.setdefault(("inner" if is_inner else "outer", domain, kept), []).append(node)
     for (family, domain, kept), nodes in batches.items():
-        riders = {n: e for n, e in elementwise.items() if ordered(e.extent) == domain}
+        is_dense = all(g >= 0 for g in domain)
+        riders = {n: e for n, e in elementwise.items() if is_dense and ordered(e.extent) == domain}
         for name in riders:
             del elementwise[name], state.pending[name]
         _reducing_kernel(state, family, domain, kept, nodes, riders)
@@ -301,13 +213,16 @@ def _level(state: _Pass) -> None:
         by_domain.setdefault(ordered(expr.extent), {})[name] = expr
     for domain, exprs in by_domain.items():
         stores = tuple((state.output(n, e), e) for n, e in exprs.items())
-        name = state.fresh(f"{state.prefix}_pointwise")
+        within = tuple(g for g in domain if g < 0)
+        outside = tuple(g for g in domain if g >= 0)
+        kind: Family = "window" if within else "pointwise"
+        name = state.fresh(f"{state.prefix}_{kind}")
         read = state.inputs_of(exprs.values())
-        state.kernels.append(Kernel("pointwise", name, domain, (), read, stores, marks=state.marks))
+        state.kernels.append(Kernel(kind, name, outside, within, read, stores, marks=state.marks))
 
 
 def _reducing_kernel(
-    state: _Pass,
+    state: Pass,
     family: str,
     domain: tuple[int, ...],
     kept: tuple[int, ...],
@@ -322,7 +237,7 @@ def _reducing_kernel(
     finals: list[tuple[tuple[int, ...], tuple[tuple[Reduction, Buffer], ...]]] = []
     all_known: dict[Expr, Expr] = {}
     for extent, members in by_extent.items():
-        reductions, known = _gather(state, members)
+        reductions, known = gather(state, members)
         all_known |= known
         mine = tuple(
             (
@@ -356,7 +271,7 @@ def _reducing_kernel(
 
 
 def _finalise(
-    state: _Pass,
+    state: Pass,
     extent: tuple[int, ...],
     sums: tuple[tuple[Reduction, Buffer], ...],
     *,
@@ -368,7 +283,7 @@ def _finalise(
     leaves = {leaf for r, _ in sums for _, leaf in r.results}
 
     def is_finished(expr: Expr) -> bool:
-        own = ordered(expr.extent) == extent and not _reduces([expr])
+        own = ordered(expr.extent) == extent and not reduces_below([expr])
         return own and all(i in leaves or i in state.buffers for i in ir.inputs([expr]))
 
     done = {

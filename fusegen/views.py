@@ -255,7 +255,7 @@ class KernelView:
         """A tensor's element offset from the group indices, which are locals by then."""
         text = ""
         for group in read.buffer.extent:
-            if group < 0:
+            if group < 0 and read.buffer.is_windowed:
                 continue
             coordinate, size = self.word(group), self.size_of(group)
             if read.buffer.is_windowed and group in self.grouping.pooled:
@@ -308,7 +308,7 @@ class KernelView:
     def accumulator_bytes(self) -> int:
         """The size of the largest accumulator."""
         numbers = {"sum": 1, "moments": 3, "max": 2, "pick": 1}
-        width = 8 if self.compute == "double" else 4
+        width = 8 if self.compute == "double" or self.family == "finalise" else 4
         return width * max((numbers[r.kind] for r in self.reductions), default=0)
 
     @property
@@ -351,6 +351,8 @@ class ReductionView:
         self.reduction = reduction
         self.kind = reduction.kind
         self.type = kernel.target.accumulators[reduction.kind].format(compute=kernel.compute)
+        # Many partials of float lose digits when they are added up as floats.
+        self.wide_type = kernel.target.accumulators[reduction.kind].format(compute="double")
         self.name = ir.name_of(reduction.results[0][1])
         self.results = [(result, ir.name_of(leaf)) for result, leaf in reduction.results]
         self.term = f"{self.name}_term"

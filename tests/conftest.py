@@ -29,7 +29,7 @@ def build_cache(request, tmp_path_factory):
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request):
-    """Where a numeric test runs: on the CPU; under `-m gpu` on the GPU, whose absence is a failure."""
+    """Where a numeric test runs: the CPU; under `-m gpu` the GPU, whose absence is a failure."""
     if request.param == "cuda":
         require_gpu()
     return request.param
@@ -55,14 +55,14 @@ def seed():
 
 @pytest.fixture(scope="session", autouse=True)
 def threads():
-    """One thread for each process of pytest-xdist: OpenMP's threads wait actively, and would starve each other."""
+    """One thread for each process of pytest-xdist: OpenMP's threads wait actively."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)
 
 
 @pytest.fixture
 def golden(request):
-    """A function that compares a text with the file of a name in tests/golden, or under --update-golden writes it."""
+    """A function that compares a text with a golden file, or with --update-golden writes it."""
 
     def compare(name, text):
         path = Path(__file__).parent / "golden" / name

@@ -11,8 +11,32 @@ from fusegen.lower import bind
 # Smooth almost everywhere and finite for any finite input, so that fp64 and eager agree closely. The table's other
 # operations (log of a negative number, 1 / x near zero) are tested one by one, on every special value.
 TAME = [
-    *("leaky_relu", "relu", "gelu", "silu", "sigmoid", "tanh", "clamp", "abs", "erf", "sin", "cos", "neg"),
-    *("add", "sub", "mul", "rsub", "minimum", "maximum", "add_channel", "sub_channel", "mul_channel", "layernorm"),
+    *(
+        "leaky_relu",
+        "relu",
+        "gelu",
+        "silu",
+        "sigmoid",
+        "tanh",
+        "clamp",
+        "abs",
+        "erf",
+        "sin",
+        "cos",
+        "neg",
+    ),
+    *(
+        "add",
+        "sub",
+        "mul",
+        "rsub",
+        "minimum",
+        "maximum",
+        "add_channel",
+        "sub_channel",
+        "mul_channel",
+        "layernorm",
+    ),
 ]
 
 

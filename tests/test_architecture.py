@@ -31,6 +31,7 @@ ORDER = (
     "simplify",
     "grouping",
     "kernel",
+    "staging",
     "schedule",
     "statements",
     "views",

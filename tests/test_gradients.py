@@ -5,6 +5,7 @@ import torch
 from numeric import outcome
 
 import fusegen
+from fusegen import execution
 
 # One chain for each way a derivative is scheduled: (chain, shape of x, shapes of the operands).
 FAMILIES = {
@@ -82,8 +83,15 @@ def test_second_derivatives_equal_eagers(family, device):
         torch.testing.assert_close(ours, eager, rtol=1e-9, atol=1e-9)
 
 
-def test_third_derivatives_equal_eagers(device):
-    fused = fusegen.compile("mul(a) | tanh | layernorm")
+def test_third_derivatives_equal_those_of_the_formula(device):
+    # torch 2.13's own layer_norm has a wrong third derivative, so the formula is spelled out.
+    fused = fusegen.compile("mul(a) | tanh | layernorm(eps=0.1)")
+
+    def formula(x, a):
+        value = torch.tanh(x * a)
+        centred = value - value.mean(-1, keepdim=True)
+        return centred * torch.rsqrt(value.var(-1, correction=0, keepdim=True) + 0.1)
+
     tensors = [
         torch.randn(s, dtype=torch.float64, device=device).requires_grad_() for s in ((3, 5), (5,))
     ]
@@ -95,7 +103,7 @@ def test_third_derivatives_equal_eagers(device):
             found = torch.autograd.grad(total, tensors, create_graph=True)
         return found
 
-    for ours, eager in zip(third(fused), third(fused.reference), strict=True):
+    for ours, eager in zip(third(fused), third(formula), strict=True):
         torch.testing.assert_close(ours, eager, rtol=1e-8, atol=1e-8)
 
 
@@ -113,26 +121,21 @@ def test_each_input_alone_may_need_a_gradient(family, device):
         torch.testing.assert_close(ours.gradients[i], eager.gradients[i], rtol=1e-9, atol=1e-9)
 
 
-def programs_of(fused):
-    return [
-        p for part in fused._parts for call in part.plans.values() for p in derivatives_of(call)
-    ]
+def test_a_gradient_that_nobody_needs_is_not_computed(device, monkeypatch):
+    made = []
+    real = execution.derivative
 
+    def noted(program, needs, present):
+        made.append(real(program, needs, present))
+        return made[-1]
 
-def derivatives_of(call):
-    return [found.program for found, _ in call.next_calls.values()]
-
-
-def test_a_gradient_that_nobody_needs_is_not_computed(device):
+    monkeypatch.setattr(execution, "derivative", noted)
     fused = fusegen.compile("add_channel | mul(other) | tanh")
     x = torch.randn(2, 3, 4, device=device, requires_grad=True)
     bias, other = torch.randn(3, device=device), torch.randn(4, device=device, requires_grad=True)
     fused(x, bias, other).sum().backward()
-    (program,) = programs_of(fused)
-    assert program.output_names == ("d_x_value", "d_other") or set(program.output_names) == {
-        "d_x",
-        "d_other",
-    }
+    assert {found.targets for found in made} == {(0, 2)}
+    assert all(len(found.program.output_names) == 2 for found in made)
     assert bias.grad is None
 
 

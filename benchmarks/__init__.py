@@ -1,0 +1,1 @@
+"""Measurements of fusegen beside eager torch and torch.compile."""

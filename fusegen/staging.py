@@ -1,0 +1,140 @@
+"""Staging: which reductions are ready, and the leaves that stand for them once they are computed.
+
+The state of scheduling one graph is here too: what is still to be computed, and where what has been
+computed lies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fusegen import ir
+from fusegen.grouping import ordered
+from fusegen.ir import Expr, Extent
+from fusegen.kernel import Buffer, Kernel, Reduction
+from fusegen.lower import Mark, remarked
+
+
+@dataclass
+class Pass:
+    """The state of scheduling one graph."""
+
+    dtypes: Mapping[str, str]
+    sum_dtype: str
+    pending: dict[str, Expr]
+    buffers: dict[Expr, Buffer]
+    marks: tuple[Mark, ...]
+    kernels: list[Kernel] = field(default_factory=list)
+    taken: set[str] = field(default_factory=set)
+    prefix: str = ""
+
+    def fresh(self, stem: str) -> str:
+        """stem, or stem_2, stem_3 ...: a name not used before in this graph."""
+        name, n = stem, 1
+        while name in self.taken:
+            n += 1
+            name = f"{stem}_{n}"
+        self.taken.add(name)
+        return name
+
+    def resolve(self, known: Mapping[Expr, Expr]) -> None:
+        """Put leaves in the place of reductions that have been computed."""
+        names = list(self.pending)
+        exprs = ir.substitute([self.pending[n] for n in names], known)
+        self.pending = dict(zip(names, exprs, strict=True))
+        self.marks = self.marks_over(known)
+
+    def marks_over(self, known: Mapping[Expr, Expr]) -> tuple[Mark, ...]:
+        """The marks where reductions have become leaves."""
+        nodes = [m.node for m in self.marks]
+        return remarked(self.marks, dict(zip(nodes, ir.substitute(nodes, known), strict=True)))
+
+    def inputs_of(
+        self, exprs: Iterable[Expr], own: Iterable[Expr] = ()
+    ) -> tuple[tuple[Expr, Buffer], ...]:
+        """What a kernel reads from memory: not the results of its own reductions."""
+        read = [i for i in ir.inputs(exprs) if i not in set(own)]
+        return tuple((leaf, self.buffers[leaf]) for leaf in read)
+
+    def scratch(self, leaf: Expr) -> Buffer:
+        """Memory for a reduction's result between two kernels."""
+        name = f"{ir.name_of(leaf)}_scratch"
+        return Buffer(name, self.sum_dtype, ordered(leaf.extent), "scratch")
+
+    def output(self, name: str, expr: Expr) -> Buffer:
+        return Buffer(name, self.dtypes[name], ordered(expr.extent), "output")
+
+
+def means_as_sums(roots: list[Expr]) -> list[Expr]:
+    """A mean whose variance nobody asks for is a sum divided by its count."""
+    nodes = ir.topological(roots)
+    with_variance = {
+        (n.args, n.attrs[1]) for n in nodes if n.op == "reduce" and n.attrs[0] == "variance"
+    }
+
+    def rule(node: Expr) -> Expr:
+        is_mean = node.op == "reduce" and node.attrs[0] == "mean"
+        if is_mean and (node.args, node.attrs[1]) not in with_variance:
+            _, axes = ir.reduction(node)
+            return ir.reduce_sum(node.args[0], axes) / ir.count(axes)
+        return node
+
+    return ir.rewrite(roots, rule)
+
+
+def reduces_below(exprs: Iterable[Expr]) -> list[Expr]:
+    """The reduce nodes of some expressions, inner ones first."""
+    return [n for n in ir.topological(exprs) if n.op == "reduce"]
+
+
+def gather(state: Pass, nodes: Sequence[Expr]) -> tuple[tuple[Reduction, ...], dict[Expr, Expr]]:
+    """Reductions for ready reduce nodes, those over one value joined, and the leaf for each
+    node.
+    """
+    reductions: list[Reduction] = []
+    known: dict[Expr, Expr] = {}
+    moments: dict[tuple[Expr, Extent], list[tuple[str, Expr]]] = {}
+    maxima: dict[Expr, list[tuple[str, Expr]]] = {}
+    for node in nodes:
+        kind, axes = ir.reduction(node)
+        leaf = ir.tensor(state.fresh(_result_stem(kind, node)), node.extent, 0, node.kind)
+        known[node] = leaf
+        if kind in ("mean", "variance"):
+            moments.setdefault((node.args[0], axes), []).append((kind, leaf))
+        elif kind in ("max", "argmax"):
+            maxima.setdefault(node.args[0], []).append((kind, leaf))
+        elif kind == "pick":
+            reductions.append(Reduction("pick", node.args[0], (("pick", leaf),), node.args[1]))
+        else:
+            reductions.append(Reduction("sum", node.args[0], (("sum", leaf),)))
+    reductions += [Reduction("moments", value, tuple(r)) for (value, _), r in moments.items()]
+    reductions += [Reduction("max", value, tuple(r)) for value, r in maxima.items()]
+    return tuple(reductions), known
+
+
+def _result_stem(kind: str, node: Expr) -> str:
+    value = node.args[0]
+    stems = {"sum": "total", "pick": "winner", "argmax": "winner_index", "max": "maximum"}
+    return (
+        f"picked_{ir.name_of(value)}"
+        if kind == "pick" and value.op == "input"
+        else stems.get(kind, kind)
+    )
+
+
+def staged(
+    state: Pass, roots: Sequence[Expr]
+) -> tuple[list[tuple[Reduction, ...]], dict[Expr, Expr], list[Expr]]:
+    """Every reduction below the roots, level by level; the leaf for each; and the roots over
+    those leaves.
+    """
+    stages: list[tuple[Reduction, ...]] = []
+    leaf_of: dict[Expr, Expr] = {}
+    while missing := [r for r in reduces_below(roots) if r not in leaf_of]:
+        ready = [r for r in missing if all(below in leaf_of for below in reduces_below(r.args))]
+        images = [ir.rebuild(r, tuple(ir.substitute(r.args, leaf_of))) for r in ready]
+        stage, known = gather(state, images)
+        stages.append(stage)
+        leaf_of |= {r: known[image] for r, image in zip(ready, images, strict=True)}
+    return stages, leaf_of, ir.substitute(roots, leaf_of)

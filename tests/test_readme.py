@@ -1,0 +1,184 @@
+"""README.md and CONTRIBUTING.md are true: code runs, commands answer, lists are complete."""
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from test_architecture import ORDER
+
+from fusegen.cli import main
+from fusegen.ops import ALIASES, OPS, Op
+
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
+BLOCK = re.compile(
+    r"(?:<!-- test: (?P<note>[^>]*) -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+OPERATIONS = re.compile(r"(<!-- operations -->\n).*?(<!-- /operations -->)", re.DOTALL)
+
+
+def blocks(path: Path, language: str) -> list[re.Match[str]]:
+    return [b for b in BLOCK.finditer(path.read_text("utf-8")) if b["language"] == language]
+
+
+@pytest.fixture(autouse=True)
+def restore_registry() -> Iterator[None]:
+    before = dict(OPS), dict(ALIASES)
+    yield
+    for table, contents in zip((OPS, ALIASES), before, strict=True):
+        table.clear()
+        table.update(contents)  # type: ignore[arg-type]
+
+
+def test_the_code_of_the_readme_runs_from_top_to_bottom() -> None:
+    names: dict[str, object] = {"__name__": "readme"}
+    text = README.read_text("utf-8")
+    found = blocks(README, "python")
+    assert found
+    for block in found:
+        # In its own place, so that a failure is shown with its line in the document.
+        above = "\n" * text.count("\n", 0, block.start("text"))
+        exec(compile(above + block["text"], str(README), "exec"), names)
+
+
+@pytest.fixture(scope="module")
+def copy_with_elu(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of package and tests to which CONTRIBUTING.md's operation was added as it says."""
+    copy = tmp_path_factory.mktemp("with_elu")
+    for folder in ("fusegen", "templates", "tests"):
+        litter = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / folder, copy / folder, symlinks=True, ignore=litter)
+    shutil.copy(ROOT / "pyproject.toml", copy)
+    (block,) = blocks(CONTRIBUTING, "python")
+    with (copy / "fusegen/ops/activation.py").open("a", encoding="utf-8") as file:
+        file.write("\n\n" + block["text"])
+    return copy
+
+
+def run_in(copy: Path, *arguments: str) -> str:
+    result = subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=copy,
+        env={**os.environ, "PYTHONPATH": str(copy)},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def test_an_operation_added_by_the_letter_of_contributing_is_listed(copy_with_elu: Path) -> None:
+    assert run_in(copy_with_elu, "fusegen", "ops", "elu").startswith("elu(alpha: float = 1)\n")
+
+
+@pytest.mark.parametrize("target", ["cuda", "cpp"])
+def test_it_is_in_both_targets_forward_and_backward(copy_with_elu: Path, target: str) -> None:
+    text = run_in(copy_with_elu, "fusegen", "dump", "elu(0.5) | gelu", "--grad", "--target", target)
+    forward, _, backward = text.partition("struct BackwardSizes")
+    assert "// elu(0.5)" in forward
+    assert "// elu(0.5)" in backward
+
+
+def test_it_computes_what_torch_does(copy_with_elu: Path) -> None:
+    assert "all within what is allowed" in run_in(copy_with_elu, "fusegen", "check", "elu")
+
+
+def test_the_tests_of_every_operation_cover_it(copy_with_elu: Path) -> None:
+    files = ("tests/test_ops.py", "tests/test_numbers.py")
+    options = ("-q", "-p", "no:cacheprovider", "-m", "not gpu", "-k", "[elu or -elu")  # not relu
+    report = run_in(copy_with_elu, "pytest", *files, *options)
+    passed = re.search(r"(\d+) passed", report)
+    assert passed
+    assert int(passed[1]) >= 4 + 5 + 5, report  # the op, its accuracy, its special values
+
+
+def commands(path: Path) -> list[tuple[str, str, str]]:
+    """(command line, the output that is shown, the note above the block) for each."""
+    found = []
+    for block in blocks(path, "console"):
+        for part in re.split(r"^\$ ", block["text"], flags=re.MULTILINE)[1:]:
+            line, _, shown = part.partition("\n")
+            found.append((line, shown, block["note"] or ""))
+    return found
+
+
+@pytest.mark.parametrize(("line", "shown", "note"), commands(README))
+def test_a_command_answers_as_shown(line: str, shown: str, note: str) -> None:
+    name, *arguments = shlex.split(line)
+    assert name == "fusegen"
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        code = main(arguments)
+    output = printed.getvalue()
+    assert code == (int(note.removeprefix("exit ")) if note.startswith("exit ") else 0), output
+    if note == "output varies":
+        return
+    # A line of three dots stands for any number of lines.
+    whole = "\n" + output
+    for part in ("\n" + shown).split("\n...\n"):
+        before, found, whole = whole.partition(part if part.startswith("\n") else "\n" + part)
+        assert found, f"{part}\nis not in\n{output}"
+    assert "..." in shown.splitlines() or not before + whole.strip()
+
+
+def test_there_are_commands_and_an_excerpt_to_compare() -> None:
+    assert {line.split()[1] for line, _, _ in commands(README)} == {
+        "dump", "check", "cache", "doctor",
+    }  # fmt: skip
+    assert any("..." in shown.splitlines() for _, shown, _ in commands(README))
+
+
+def exactness(op: Op) -> str:
+    return "yes" if op.ulp == 0 else ""
+
+
+def operations() -> str:
+    """The table of README.md, from the table of operations."""
+    rows = [("operation", "what it gives", "same bits"), ("---",) * 3]
+    for op in sorted(OPS.values(), key=lambda op: op.name):
+        signature = op.signature.replace("|", r"\|").removesuffix("()")
+        rows.append((f"`{signature}`", op.summary.replace("|", r"\|"), exactness(op)))
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows).replace("|  |", "| |")
+
+
+def test_the_table_of_operations_is_complete(request: pytest.FixtureRequest) -> None:
+    text = README.read_text("utf-8")
+    wanted = OPERATIONS.sub(lambda found: found[1] + operations() + found[2], text)
+    if request.config.getoption("--update-golden"):
+        README.write_text(wanted, encoding="utf-8")
+        text = wanted
+    assert OPERATIONS.search(text)
+    assert text == wanted, "pytest --update-golden tests/test_readme.py writes it anew"
+
+
+def test_contributing_lists_every_module_in_the_order_of_imports() -> None:
+    house = next(b["text"] for b in blocks(CONTRIBUTING, "text"))
+    listed = re.findall(r"^    (\w+)(?:\.py|/) ", house, re.MULTILINE)
+    assert tuple(listed) == ORDER
+
+
+@pytest.mark.parametrize("path", [README, CONTRIBUTING], ids=lambda path: path.name)
+def test_every_path_that_is_named_exists(path: Path) -> None:
+    text = path.read_text("utf-8")
+    links = re.findall(r"\]\((?!http)([^)#]+)\)", text)
+    named = re.findall(r"`((?:fusegen|tests|templates|examples|benchmarks)/[\w./]*)`", text)
+    for name in [*links, *named]:
+        assert (ROOT / name).exists(), name
+
+
+def test_every_target_of_make_that_is_named_exists() -> None:
+    made = set(re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    for path in (README, CONTRIBUTING):
+        named = re.findall(r"(?:^|`)make ([a-z-]+)", path.read_text("utf-8"), re.MULTILINE)
+        assert named
+        assert set(named) <= made

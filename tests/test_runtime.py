@@ -1,0 +1,349 @@
+"""The callable as a citizen of PyTorch: what it can be part of, and what never changes a result."""
+
+import copy
+import pickle
+import threading
+
+import pytest
+import torch
+from numeric import outcome
+
+import fusegen
+from fusegen import modules, toolchain
+
+CHAIN = "leaky_relu(0.2) | add_channel(bias) | clamp(-1, 1) | gelu"
+
+
+@pytest.fixture
+def builds(monkeypatch):
+    """The modules that are asked for from here on, built or from the cache."""
+    asked = []
+    real = toolchain.load
+
+    def load(source, *arguments):
+        asked.append(source.module_name)
+        return real(source, *arguments)
+
+    monkeypatch.setattr(toolchain, "load", load)
+    monkeypatch.setattr(modules, "_modules", {})  # what earlier tests have loaded
+    return asked
+
+
+def inputs(device, *, dtype=torch.float32, needs=False):
+    x = torch.randn(2, 3, 4, 5, device=device, dtype=dtype)
+    bias = torch.randn(3, device=device, dtype=dtype)
+    return [x.requires_grad_(needs), bias.requires_grad_(needs)]
+
+
+# Arguments.
+
+
+def test_operands_go_by_position_or_by_name(device):
+    fused = fusegen.compile("add_channel(bias) | mul(scale)")
+    x, bias = inputs(device)
+    scale = torch.randn(5, device=device)
+    expected = (x + bias.view(3, 1, 1)) * scale
+    for found in (
+        fused(x, bias, scale),
+        fused(x, bias, scale=scale),
+        fused(x, scale=scale, bias=bias),
+        fused.reference(x, scale=scale, bias=bias),
+    ):
+        assert torch.equal(found, expected)
+
+
+# out=
+
+
+def test_out_receives_the_result_and_is_returned(device):
+    fused = fusegen.compile(CHAIN)
+    x, bias = inputs(device)
+    out = torch.full_like(x, 7)
+    assert fused(x, bias, out=out) is out
+    assert torch.equal(out, fused(x, bias))
+
+
+def test_out_may_lie_anyhow(device):
+    fused = fusegen.compile(CHAIN)
+    x, bias = inputs(device)
+    for out in (
+        torch.zeros(2, 3, 4, 10, device=device)[..., ::2],
+        torch.zeros(2, 3, 5, 4, device=device).transpose(2, 3),
+        torch.zeros(x.numel() + 1, device=device)[1:].view_as(x),
+    ):
+        fused(x, bias, out=out)
+        assert torch.equal(out, fused(x, bias))
+
+
+def test_out_may_be_x_or_overlap_it(device):
+    fused = fusegen.compile("mul(2) | layernorm(axis=1)")
+    memory = torch.randn(3, 4, 5, device=device)
+    expected = fused(memory[:2])
+    assert torch.equal(fused(memory[:2], out=memory[1:]), expected)
+    x = torch.randn(2, 4, 5, device=device)
+    expected = fused(x)
+    assert torch.equal(fused(x, out=x), expected)
+
+
+def test_out_of_a_chain_in_two_stages(device):
+    fused = fusegen.compile("layernorm | max_pool2d(2)")
+    x = torch.randn(2, 3, 4, 6, device=device)
+    out = torch.empty(2, 3, 2, 3, device=device)
+    assert fused(x, out=out) is out
+    assert torch.equal(out, fused(x))
+
+
+def test_out_is_allowed_without_gradients(device):
+    fused = fusegen.compile(CHAIN)
+    x, bias = inputs(device, needs=True)
+    out = torch.empty_like(x)
+    with torch.no_grad():
+        fused(x, bias, out=out)
+    assert not out.requires_grad
+    assert torch.equal(out, fused(x, bias))
+
+
+# What it can be part of.
+
+
+def test_a_pickled_copy_gives_the_same(device):
+    fused = fusegen.compile(CHAIN)
+    x, bias = inputs(device)
+    before = fused(x, bias)
+    again = pickle.loads(pickle.dumps(fused))
+    assert again.chain == fused.chain
+    assert torch.equal(again(x, bias), before)
+
+
+def test_a_copy_of_a_model_shares_nothing_that_matters(device):
+    fused = copy.deepcopy(fusegen.compile(CHAIN))
+    x, bias = inputs(device)
+    assert torch.equal(fused(x, bias), fused.reference(x, bias)) or device == "cpu"
+    assert fused.chain.text == fusegen.compile(CHAIN).chain.text
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(2, 3, 3)
+        self.bias = torch.nn.Parameter(torch.randn(3))
+        self.fused = fusegen.compile(CHAIN)
+
+    def forward(self, x):
+        return self.fused(self.conv(x), self.bias)
+
+
+def test_a_model_with_a_fused_chain_is_an_ordinary_model(device):
+    model = Model().to(device)
+    assert set(model.state_dict()) == {"conv.weight", "conv.bias", "bias"}
+    x = torch.randn(2, 2, 6, 6, device=device)
+    other = copy.deepcopy(model)
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(model(x), other(x))
+    assert torch.equal(model(x), pickle.loads(pickle.dumps(model))(x))
+    model.double()
+    assert model(x.double()).dtype == torch.float64
+    model(x.double()).sum().backward()
+    assert model.bias.grad.shape == (3,)
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_gradients_can_be_switched_off(context, device):
+    fused = fusegen.compile(CHAIN)
+    tensors = inputs(device, needs=True)
+    with context():
+        result = fused(*tensors)
+        assert not result.requires_grad
+        assert torch.equal(fused(result, tensors[1]), fused(result, tensors[1]))
+    assert torch.equal(result, fused(*tensors))
+
+
+def test_an_inference_tensor_is_an_operand_like_any_other(device):
+    fused = fusegen.compile("mul(scale)")
+    with torch.inference_mode():
+        scale = torch.randn(5, device=device)
+    x = torch.randn(2, 5, device=device)
+    assert torch.equal(fused(x, scale), x * scale)
+
+
+def test_a_call_inside_backward_is_a_call(device):
+    # A hook that runs a fused chain while autograd is in another one.
+    fused = fusegen.compile(CHAIN)
+    x, bias = inputs(device, needs=True)
+    value = x * 1
+    value.register_hook(lambda g: fused(g, bias.detach()))
+    fused(value, bias).sum().backward()
+    plain = outcome(fused, [x, bias], torch.ones_like(x)).gradients[0]
+    assert torch.equal(x.grad, fused(plain, bias.detach()))
+
+
+# Builds.
+
+
+def test_a_new_shape_builds_nothing(builds, device):
+    fused = fusegen.compile(CHAIN)
+
+    def run(*shape):
+        x = torch.randn(shape, device=device, requires_grad=True)
+        bias = torch.randn(shape[1], device=device, requires_grad=True)
+        fused(x, bias).sum().backward()
+
+    run(2, 3, 4, 5)
+    first = len(builds)
+    assert first == 1
+    for shape in ((4, 3, 4, 5), (2, 7, 4, 5), (2, 3, 9, 33), (128, 64, 2, 2)):
+        run(*shape)
+    assert len(builds) == first
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 4, 5), (2, 1, 4, 5), (2, 3, 1, 1), (1, 1, 1, 1), (0, 3, 4, 5)])
+@pytest.mark.parametrize("text", [CHAIN, "mul(other) | gelu", "layernorm(w, axis=1)", "mul_channel | max_pool2d(1)"])
+def test_a_size_of_one_or_none_builds_nothing(text, shape, builds, device):
+    fused = fusegen.compile(text)
+
+    def run(*shape):
+        x = torch.randn(shape, device=device, requires_grad=True)
+        operands = [
+            torch.randn(shape if name == "other" else shape[1], device=device, requires_grad=True)
+            for name in fused.chain.operands
+        ]
+        fused(x, *operands).sum().backward()
+
+    run(2, 3, 4, 5)
+    first = len(builds)
+    run(*shape)
+    assert len(builds) == first > 0
+
+
+def test_forward_and_backward_are_one_build(builds, device):
+    tensors = inputs(device, needs=True)
+    fusegen.compile(CHAIN)(*tensors).sum().backward()
+    assert len(builds) == 1
+
+
+def test_nothing_is_built_before_the_first_call(builds):
+    fused = fusegen.compile(CHAIN)
+    repr(fused), pickle.dumps(fused), copy.deepcopy(fused)
+    assert builds == []
+
+
+def test_two_threads_may_make_the_first_call(device):
+    fused = fusegen.compile("keep(y) | sigmoid | mul(y) | add_channel(bias)")
+    tensors = inputs(device, needs=True)
+    expected = outcome(fused.reference, tensors)
+    found, failures = [], []
+    gate = threading.Barrier(4)
+
+    def work():
+        try:
+            gate.wait()
+            for _ in range(20):
+                found.append(outcome(fused, tensors))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not failures
+    assert len(found) == 80
+    for result in found:
+        for a, b, c in zip(result.tensors, found[0].tensors, expected.tensors, strict=True):
+            assert torch.equal(a, b)
+            torch.testing.assert_close(a, c)
+
+
+# The same bits.
+
+BITWISE = {
+    CHAIN: (4, 3, 60, 70),
+    "layernorm(weight, bias, axis=1) | gelu": (4, 3, 60, 70),
+    "mul_channel(bias, axis=-1) | tanh": (4, 60, 70, 3),
+    "add_channel(bias) | tanh | max_pool2d(2)": (4, 3, 60, 70),
+}
+
+
+@pytest.mark.parametrize("text", BITWISE)
+def test_the_same_input_gives_the_same_bits(text, device):
+    fused = fusegen.compile(text)
+    tensors = [torch.randn(BITWISE[text], device=device).requires_grad_()]
+    tensors += [torch.randn(3, device=device).requires_grad_() for _ in fused.chain.operands]
+    first = outcome(fused, tensors)
+    for _ in range(5):
+        again = outcome(fused, tensors)
+        assert all(torch.equal(a, b) for a, b in zip(first.tensors, again.tensors, strict=True))
+
+
+@pytest.mark.parametrize("text", BITWISE)
+def test_the_number_of_threads_changes_no_bit(text):
+    before = torch.get_num_threads()
+    tensors = [torch.randn(BITWISE[text]).requires_grad_()]
+    tensors += [torch.randn(3).requires_grad_() for _ in fusegen.chain(text).operands]
+    results = []
+    try:
+        for count in (1, 2, 3, 5):
+            torch.set_num_threads(count)
+            results.append(outcome(fusegen.compile(text), tensors))
+    finally:
+        torch.set_num_threads(before)
+    for again in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0].tensors, again.tensors, strict=True))
+
+
+# Streams, devices, graphs.
+
+
+@pytest.mark.gpu
+def test_the_current_stream_is_used(gpu):
+    fused = fusegen.compile(CHAIN)
+    x, bias = torch.randn(64, 3, 256, 256, device=gpu), torch.randn(3, device=gpu)
+    expected = fused(x, bias)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        # On any other stream the chain would overtake this, and read zeros.
+        late = torch.zeros_like(x)
+        torch.cuda._sleep(50_000_000)
+        late.copy_(x)
+        found = fused(late, bias)
+    stream.synchronize()
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.gpu
+def test_any_device_index_works(gpu):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("this machine has one GPU")
+    fused = fusegen.compile(CHAIN)
+    first = [t.requires_grad_() for t in inputs("cuda:0")]
+    second = [t.detach().to("cuda:1").requires_grad_() for t in first]
+    assert torch.cuda.current_device() == 0
+    for a, b in zip(outcome(fused, first).tensors, outcome(fused, second).tensors, strict=True):
+        assert b.device.index == 1
+        assert torch.equal(a.cpu(), b.cpu())
+    assert torch.cuda.current_device() == 0
+
+
+@pytest.mark.gpu
+def test_a_cuda_graph_captures_forward_and_backward(gpu):
+    fused = fusegen.compile(CHAIN)
+    tensors = [t.requires_grad_() for t in inputs(gpu)]
+
+    def step():
+        return torch.autograd.grad(fused(*tensors).sum(), tensors)
+
+    warm = torch.cuda.Stream()
+    warm.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(warm):
+        step()
+    torch.cuda.current_stream().wait_stream(warm)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    with torch.no_grad():
+        tensors[0].normal_()
+    graph.replay()
+    for found, expected in zip(captured, step(), strict=True):
+        assert torch.equal(found, expected)
