@@ -28,6 +28,7 @@ class Operand:
     name: str
     extent: ir.Extent
     shape: Shape  # over the domain's axes, 1 where it does not vary
+    rank: int  # of the values it first meets: axes counted from the front are counted among these
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,7 @@ class Bound:
         """All that lower() depends on: equal patterns give equal graphs."""
         return (
             len(self.domain),
-            self.x.extent,
-            tuple(o.extent for o in self.operands),
+            tuple((o.extent, o.rank) for o in (self.x, *self.operands)),
             self.windows,
         )
 
@@ -150,13 +150,15 @@ def bind(chain: Chain, x: tuple[Shape, str], operands: Mapping[str, tuple[Shape,
                 continue
             shape, operand_dtype = operands[name]
             extent = _extent(step, definition.parameter(parameter), name, running, shape)
-            if found.setdefault(name, (extent, len(running)))[0] != extent:
+            is_broadcast = definition.parameter(parameter).placement == "broadcast"
+            rank = len(shape) if is_broadcast else len(running)
+            if found.setdefault(name, (extent, rank))[0] != extent:
                 raise ArgumentError(
                     f"{step.text}: operand {name!r} of shape {shape} is used along other axes by "
                     "an "
                     f"earlier step; give the two steps operands of different names"
                 )
-            if definition.parameter(parameter).placement == "broadcast":
+            if is_broadcast:
                 running = _broadcast(step, name, running, shape)
             dtype = _promote(step, definition, name, dtype, running, operand_dtype, shape)
         if "normalized_shape" in dict(step.attributes):
@@ -172,16 +174,16 @@ def bind(chain: Chain, x: tuple[Shape, str], operands: Mapping[str, tuple[Shape,
     return Bound(
         chain,
         domain,
-        _place("x", x_extent, domain),
-        tuple(_place(name, found[name][0], domain) for name in chain.operands),
+        _place("x", x_extent, len(x[0]), domain),
+        tuple(_place(name, *found[name], domain) for name in chain.operands),
         dtype,
         windows,
     )
 
 
-def _place(name: str, extent: ir.Extent, domain: Shape) -> Operand:
+def _place(name: str, extent: ir.Extent, rank: int, domain: Shape) -> Operand:
     shape = tuple(size if i - len(domain) in extent else 1 for i, size in enumerate(domain))
-    return Operand(name, extent, shape)
+    return Operand(name, extent, shape, rank)
 
 
 def _pad(shape: Shape, rank: int) -> Shape:
@@ -346,7 +348,7 @@ def lower(bound: Bound) -> Lowered:
 
     def leaf(name: str, operand: Operand) -> Expr:
         twins = {-axis for axis in pooled if axis in operand.extent}
-        return ir.tensor(name, operand.extent | twins, len(bound.domain))
+        return ir.tensor(name, operand.extent | twins, operand.rank)
 
     x = leaf("x", bound.x)
     tensors = {operand.name: leaf(code_name(operand.name), operand) for operand in bound.operands}

@@ -48,7 +48,9 @@ def schedule(
     outputs = {name: new[expr] for name, expr in outputs.items()}
     state = Pass(dtypes, sum_dtype, outputs, leaves, remarked(marks, new), prefix=prefix)
     state.taken |= set(dtypes)
-    window = frozenset(g for node in ir.topological(outputs.values()) for g in node.extent if g < 0)
+    touched = [n.extent for n in ir.topological(outputs.values())]
+    touched += [ir.reduction(r)[1] for r in reduces_below(outputs.values())]
+    window = frozenset(g for extent in touched for g in extent if g < 0)
     if window:
         _window_kernel(state, window)
     elif allow_fused:

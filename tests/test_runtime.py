@@ -196,8 +196,12 @@ def test_a_new_shape_builds_nothing(builds, device):
     assert len(builds) == first
 
 
-@pytest.mark.parametrize("shape", [(1, 3, 4, 5), (2, 1, 4, 5), (2, 3, 1, 1), (1, 1, 1, 1), (0, 3, 4, 5)])
-@pytest.mark.parametrize("text", [CHAIN, "mul(other) | gelu", "layernorm(w, axis=1)", "mul_channel | max_pool2d(1)"])
+@pytest.mark.parametrize(
+    "shape", [(1, 3, 4, 5), (2, 1, 4, 5), (2, 3, 1, 1), (1, 1, 1, 1), (0, 3, 4, 5)]
+)
+@pytest.mark.parametrize(
+    "text", [CHAIN, "mul(other) | gelu", "layernorm(w, axis=1)", "mul_channel | max_pool2d(1)"]
+)
 def test_a_size_of_one_or_none_builds_nothing(text, shape, builds, device):
     fused = fusegen.compile(text)
 
@@ -289,7 +293,9 @@ def test_the_number_of_threads_changes_no_bit(text):
     finally:
         torch.set_num_threads(before)
     for again in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0].tensors, again.tensors, strict=True))
+        assert all(
+            torch.equal(a, b) for a, b in zip(results[0].tensors, again.tensors, strict=True)
+        )
 
 
 # Streams, devices, graphs.

@@ -1,0 +1,157 @@
+"""Which kernels a chain becomes, forward and backward: how many passes there are over memory."""
+
+import math
+
+import pytest
+
+from fusegen import chain, ir
+from fusegen.describe import Situation, assumed_shapes, element_types, signature, with_derivative
+from fusegen.grouping import collapse
+from fusegen.lower import bind
+from fusegen.ops import OPS
+from fusegen.program import derivative, forward, make_entry
+
+X = (8, 6, 10, 12)
+
+
+def entries(text, x=X, dtype="float32", order=None, **operands):
+    """The forward and backward entries of a chain, every input needing a gradient."""
+    parsed = chain(text)
+    shape, others = assumed_shapes(parsed, Situation(x, operands, dtype, "contiguous"))
+    bound = bind(parsed, (shape, dtype), {name: (s, dtype) for name, s in others.items()})
+    program = forward(bound, is_training=True)
+    back = derivative(program, range(len(program.graph.inputs)), [0])
+    types = element_types(program, bound, [dtype] * (1 + len(others)))
+    types = with_derivative(program, back, types)
+    layout = order or tuple(range(-len(bound.domain), 0))
+    programs = [program, back.program]
+    signed = signature("cpp", layout, programs, types, bound)
+    return [make_entry(p, signed) for p in programs]
+
+
+def families(text, **arguments):
+    return [[k.family for k in entry.kernels] for entry in entries(text, **arguments)]
+
+
+@pytest.mark.parametrize(
+    ("text", "ahead", "back"),
+    [
+        ("leaky_relu(0.2) | clamp(-1, 1) | gelu", ["pointwise"], ["pointwise"]),
+        # A parameter's gradient rides along with dx: one pass, and a small second stage.
+        ("leaky_relu(0.2) | add_channel | gelu", ["pointwise"], ["inner", "finalise"]),
+        ("add_channel(axis=-1) | gelu", ["pointwise"], ["outer", "finalise"]),
+        ("mul(scale) | add(bias) | gelu", ["pointwise"], ["pointwise"]),
+        ("layernorm | gelu", ["row"], ["row"]),
+        ("layernorm(axis=1) | gelu", ["column"], ["column"]),
+        ("mul_channel | leaky_relu(0.2) | max_pool2d(2)", ["window"], None),
+    ],
+)
+def test_a_chain_is_one_kernel_and_its_gradient_one_pass(text, ahead, back):
+    forwards, backwards = families(text)
+    assert forwards == ahead
+    assert back is None or backwards == back
+
+
+def test_layernorms_gradient_is_computed_in_one_pass_and_its_parameters_in_another():
+    forwards, backwards = families("layernorm(weight, bias) | gelu", weight=(12,), bias=(12,))
+    assert forwards == ["row"]
+    assert backwards[0] == "row"
+    assert sorted(backwards[1:]) == ["finalise", "outer"]
+
+
+def test_a_backward_reads_x_and_the_cotangent_once():
+    _, backward = entries("leaky_relu(0.2) | add_channel | clamp(-1, 1) | gelu")
+    whole = [k for k in backward.kernels if k.family != "finalise"]
+    assert len(whole) == 1
+    assert sorted(b.name for _, b in whole[0].inputs) == ["bias", "d_out", "x"]
+
+
+def test_neighbouring_axes_form_one_group():
+    forward_entry, _ = entries("leaky_relu(0.2) | add_channel | gelu")
+    assert forward_entry.grouping.axes == ((-4,), (-3,), (-2, -1))
+    forward_entry, _ = entries("gelu")
+    assert forward_entry.grouping.axes == ((-4, -3, -2, -1),)
+
+
+def test_channels_last_makes_the_channel_the_innermost_group():
+    forward_entry, backward = entries("add_channel | gelu", order=(-4, -2, -1, -3))
+    assert forward_entry.grouping.axes == ((-4, -2, -1), (-3,))
+    assert [k.family for k in backward.kernels] == ["outer", "finalise"]
+
+
+def test_where_nothing_varies_there_is_still_one_group():
+    forward_entry, _ = entries("gelu", x=())
+    assert forward_entry.grouping.axes == ((),)
+
+
+def test_few_very_long_rows_are_shared_by_many_blocks():
+    assert families("layernorm", x=(4096, 64))[0] == ["row"]
+    assert "row" not in families("layernorm", x=(2, 1 << 20))[0]
+
+
+EVERY_EXAMPLE = [
+    e
+    for op in OPS.values()
+    for e in op.examples
+    if op.window_axes in (0, 2) and not op.name.startswith("logical_") and op.name != "where"
+]
+
+
+@pytest.mark.parametrize("example", EVERY_EXAMPLE, ids=lambda e: e.text)
+def test_what_kernels_write_is_what_was_asked_for(example):
+    text = example.text
+    if example.steps[0].op in ir.COMPARISONS:
+        text = f"{text} | where(yes, no)"
+    for entry in entries(text):
+        written = [b.name for k in entry.kernels for b, _ in k.stores if b.role == "output"]
+        asked = [a.name for a in entry.arguments if a.role == "output"]
+        assert sorted(written) == sorted(asked)
+
+
+def test_kernels_read_only_what_is_there_by_then():
+    for text in (
+        "layernorm(weight, bias) | add_channel | gelu",
+        "layernorm(axis=1) | layernorm | mul(other)",
+        "add(other) | max_pool2d(2)",
+        "mul(a) | tanh | layernorm(b, axis=1) | layernorm(c, axis=2)",
+    ):
+        for entry in entries(text):
+            ready = {a.name for a in entry.arguments if a.role == "input"}
+            partials = set()
+            for kernel in entry.kernels:
+                for _, buffer in kernel.inputs:
+                    assert buffer.name in ready, f"{text}: {kernel.name} reads {buffer.name}"
+                mine = {buffer.name for _, buffer in kernel.sums}
+                if kernel.family == "finalise":
+                    assert mine <= partials
+                else:
+                    assert not mine & partials
+                    partials |= mine
+                stored = {buffer.name for buffer, _ in kernel.stores}
+                assert not stored & ready
+                ready |= stored
+
+
+def test_sums_pass_through_memory_in_fp32_at_least():
+    for dtype, wanted in (("float16", "float32"), ("bfloat16", "float32"), ("float64", "float64")):
+        for entry in entries("add_channel | layernorm(weight)", dtype=dtype):
+            for kernel in entry.kernels:
+                scratch = [b for b, _ in kernel.stores if b.role == "scratch"]
+                for buffer in [*scratch, *(b for _, b in kernel.sums)]:
+                    assert buffer.dtype == wanted
+
+
+def test_names_are_the_same_in_every_run():
+    one, other = (entries("layernorm(weight) | add_channel | gelu") for _ in range(2))
+    assert one == other
+
+
+def test_collapsing_keeps_the_number_of_elements():
+    parsed = chain("mul(a) | add(b) | layernorm")
+    bound = bind(parsed, (X, "float32"), {"a": ((6, 1, 1), "float32"), "b": ((10, 12), "float32")})
+    program = forward(bound, is_training=False)
+    for order in ((-4, -3, -2, -1), (-4, -2, -1, -3), (-1, -2, -3, -4)):
+        _, _, grouping = collapse(program.graph, order, {})
+        axes = [a for group in grouping.axes for a in group]
+        assert sorted(axes) == [-4, -3, -2, -1]
+        assert math.prod(X[a] for a in axes) == math.prod(X)
