@@ -6,33 +6,21 @@ tensors; so the text is the one that a call on such tensors builds.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fusegen import ir
 from fusegen.codegen import Source
+from fusegen.emission import source
 from fusegen.errors import ArgumentError
-from fusegen.lower import FLOATING, Bound, Shape, bind, stages
+from fusegen.lower import FLOATING, Shape, bind, stages
 from fusegen.ops import Chain, lookup, nearest
-from fusegen.program import (
-    Derivative,
-    Program,
-    Signature,
-    derivative,
-    forward,
-    index_dtype,
-    source,
-)
+from fusegen.program import derivative, forward
+from fusegen.signature import element_types, signature, with_derivative
 from fusegen.target import TARGETS
 
 LAYOUTS = ("contiguous", "channels_last")
 _FEWEST_AXES, _MOST_AXES = 4, 8
 _ASSUMED_SIZES = (2, 3, 8, 10, 12, 12, 12, 12)
-# Where offsets have 32 bits, a row longer than this that shares the machine with too few others
-# goes over many blocks, in passes.
-_LONG_ROW = 1 << 16
-_FEW_ROWS = 512
 
 
 @dataclass(frozen=True)
@@ -92,57 +80,6 @@ def memory_order(shape: Shape, domain: Shape, layout: str) -> tuple[int, ...]:
         return logical
     moved = [axis for axis in channels_last if shape[axis] != 1]
     return logical if moved == sorted(moved) else channels_last
-
-
-def element_types(program: Program, bound: Bound, input_types: Sequence[str]) -> dict[str, str]:
-    """The element type of each tensor of a forward program, by name."""
-    types = dict(zip(program.input_names, input_types, strict=True))
-    for name in program.output_names:
-        picked = types.get(name.removeprefix("picked_"))
-        types[name] = bound.dtype if name == "out" else picked or index_dtype(bound.windows)
-    return types
-
-
-def with_derivative(
-    program: Program, found: Derivative, dtypes: Mapping[str, str]
-) -> dict[str, str]:
-    """With the derivative's tensors: a cotangent has the type of what it belongs to."""
-    result = dict(dtypes)
-    for leaf, (pool, i) in zip(found.program.graph.inputs, found.sources, strict=True):
-        name = program.input_names[i] if pool == "input" else program.output_names[i]
-        result[ir.name_of(leaf)] = dtypes[name]
-    for name, i in zip(found.program.output_names, found.targets, strict=True):
-        result[name] = dtypes[program.input_names[i]]
-    return result
-
-
-def signature(
-    target: str,
-    order: tuple[int, ...],
-    programs: Sequence[Program],
-    dtypes: Mapping[str, str],
-    bound: Bound,
-) -> Signature:
-    """What the module of these programs depends on."""
-    mentioned = {name for p in programs for name in (*p.input_names, *p.output_names)}
-    return Signature(
-        target,
-        order,
-        tuple(sorted((name, dtype) for name, dtype in dtypes.items() if name in mentioned)),
-        64 if target == "cpp" or math.prod(bound.domain) >= 1 << 31 else 32,
-        _allows_fused(programs[0], bound),
-    )
-
-
-def _allows_fused(program: Program, bound: Bound) -> bool:
-    for node in ir.topological(program.graph.roots):
-        if node.op == "reduce":
-            _, axes = ir.reduction(node)
-            length = math.prod(bound.domain[a] for a in axes if a < 0)
-            rows = math.prod(bound.domain) // max(1, length)
-            if length > _LONG_ROW and rows < _FEW_ROWS:
-                return False
-    return True
 
 
 # The shapes of a chain of which only the text is known.

@@ -13,19 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusegen.describe import element_types, signature, with_derivative
 from fusegen.errors import ArgumentError
 from fusegen.lower import Bound, bind
 from fusegen.modules import load, target_of
 from fusegen.ops import Chain
 from fusegen.plan import Meta, Plan, Target, check_tensor, dtype_name, make_plan, memory_order
-from fusegen.program import (
-    Derivative,
-    Program,
-    Signature,
-    derivative,
-    forward,
-)
+from fusegen.program import Derivative, Program, derivative, forward
+from fusegen.signature import Signature, element_types, signature, with_derivative
 
 
 class Part:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import ModuleType
 
 import torch
 
-from fusegen import toolchain
+from fusegen import cache, toolchain
 from fusegen.errors import ArgumentError
 from fusegen.ops import Chain
-from fusegen.program import Program, Signature, source
+from fusegen.program import Program
+from fusegen.signature import Signature
 
 _TARGET_OF_DEVICE = {"cpu": "cpp", "cuda": "cuda"}
 
@@ -32,6 +36,43 @@ def _arch(index: int) -> str:
     return f"sm_{major}{minor}"
 
 
+@dataclass(frozen=True)
+class _Text:
+    """A Source, read back."""
+
+    target: str
+    module_name: str
+    text: str
+    binding: str
+    chain_text: str
+    chain_hash: str
+
+
+@functools.cache
+def _generator() -> str:
+    """What stands for the generator itself: every file of the package, by size and time."""
+    root = Path(__file__).parent
+    files = sorted([*root.rglob("*.py"), *root.glob("templates/**/*.jinja")])
+    return "\n".join(f"{f} {(s := f.stat()).st_size} {s.st_mtime_ns}" for f in files)
+
+
+def _emitted(chain: Chain, programs: Sequence[Program], signature: Signature) -> _Text:
+    """The programs' source, which the cache remembers: to print it takes 100 ms the first time."""
+
+    def emit() -> str:
+        # Here, because a warm start needs neither the scheduler nor jinja2.
+        from fusegen.emission import source
+
+        return json.dumps(asdict(source(chain, programs, signature)))
+
+    outlines = [p.outline for p in programs]
+    question = "\n\n".join([_generator(), chain.hash, chain.text, repr(signature), *outlines])
+    try:
+        return _Text(**json.loads(cache.remember(question, emit)))
+    except (ValueError, TypeError):  # damaged on disk; what is printed anew is right
+        return _Text(**json.loads(emit()))
+
+
 _modules: dict[tuple[str, str | None], ModuleType] = {}
 
 
@@ -39,7 +80,7 @@ def load(
     chain: Chain, programs: Sequence[Program], signature: Signature, device: torch.device
 ) -> ModuleType:
     """The module of these programs: from this process, from the cache, or built."""
-    text = source(chain, programs, signature)
+    text = _emitted(chain, programs, signature)
     arch = _arch(device.index) if device.type == "cuda" else None
     key = (text.module_name, arch)
     if key not in _modules:

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from fusegen import ir
 from fusegen.errors import ArgumentError
+from fusegen.grouping import collapse
 from fusegen.lower import Bound
-from fusegen.program import Program, grouping_of
+from fusegen.program import Program
 
 Shape = tuple[int, ...]
 _ALIGNMENT = 16  # bytes; the widest access of a kernel
@@ -238,7 +239,7 @@ def make_plan(
         whole = _shape(target.extent, domain, pooled)
         final = whole if target.shape is None else target.shape
         outputs.append(Output(shape, strides, target.dtype, whole, final, is_empty or has_edge))
-    grouping = grouping_of(program, order)
+    grouping = collapse(program.graph, order, windows)[2]
     sizes = [math.prod(pooled.get(a, domain[a]) for a in axes) for axes in grouping.axes]
     sizes += [domain[grouping.axes[g][0]] for g in grouping.pooled]
     return Plan(launch, inputs, outputs, sizes, device, is_empty=is_empty)

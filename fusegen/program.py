@@ -1,5 +1,4 @@
-"""Programs: what one launch computes, its derivative as another program, and the entry point that
-codegen prints.
+"""Programs: what one launch computes, and its derivative as another program.
 
 A forward program that is to be differentiated may give more than its result: the values its
 derivative wants in place of an input (a pooling window's winner for the whole window). Those are
@@ -8,21 +7,14 @@ outputs like any other, so that second derivatives find their way back through t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fusegen import ir
 from fusegen.autodiff import vjp, winners
-from fusegen.codegen import Source, emit
-from fusegen.grouping import Grouping, collapse, ordered
 from fusegen.ir import Expr, Graph
-from fusegen.kernel import Buffer, Entry
 from fusegen.lower import Bound, Mark, lower, remarked
-from fusegen.ops import Chain
-from fusegen.schedule import schedule
 from fusegen.simplify import simplification
-from fusegen.target import COMPUTE, TARGETS
 
 WINNER = "winner_index"
 
@@ -51,6 +43,21 @@ class Program:
     def output_names(self) -> tuple[str, ...]:
         """The tensors it gives, in order."""
         return tuple(name for name, _ in self.graph.outputs)
+
+    @property
+    def outline(self) -> str:
+        """All that its generated text depends on, as text that is the same in every process."""
+        roots = (*self.graph.inputs, *self.graph.roots, *(m.node for m in self.marks))
+        order = ir.topological(roots)
+        number = {node: i for i, node in enumerate(order)}
+        lines = [
+            f"{n.op} {n.attrs!r} {sorted(n.extent)} {n.kind} {[number[a] for a in n.args]}"
+            for n in order
+        ]
+        lines.append(repr([number[i] for i in self.graph.inputs]))
+        lines += [f"{name} = {number[expr]}" for name, expr in self.graph.outputs]
+        lines += [f"{m.name} = {number[m.node]}: {m.comment}" for m in self.marks]
+        return "\n".join([self.name, repr(self.windows), *lines])
 
 
 @dataclass(frozen=True)
@@ -170,70 +177,3 @@ def _simplified(graph: Graph, marks: Sequence[Mark]) -> tuple[Graph, tuple[Mark,
     new = simplification((*graph.roots, *(m.node for m in marks)))
     outputs = tuple((name, new[expr]) for name, expr in graph.outputs)
     return Graph(graph.inputs, outputs), remarked(marks, new)
-
-
-@dataclass(frozen=True)
-class Signature:
-    """What a module depends on beyond its programs."""
-
-    target: str
-    order: tuple[int, ...]  # axes, outermost in memory first
-    dtypes: tuple[tuple[str, str], ...]  # of every input and output by name
-    index_bits: int
-    allow_fused: bool
-
-    def text(self, programs: Sequence[Program]) -> str:
-        """A line for the banner."""
-        kinds = ", ".join(f"{name} {dtype}" for name, dtype in self.dtypes)
-        return f"{'+'.join(p.name for p in programs)}: {kinds}; {self.index_bits}-bit offsets"
-
-
-def index_dtype(windows: Sequence[tuple[int, int]]) -> str:
-    """The smallest element type that holds a position in the window."""
-    return "uint8" if math.prod(size for _, size in windows) <= 256 else "int32"
-
-
-def make_entry(program: Program, signature: Signature) -> Entry:
-    """The program scheduled for one layout and one set of element types."""
-    dtypes = dict(signature.dtypes)
-    compute = "double" if "float64" in dtypes.values() else "float"
-    windows = dict(program.windows)
-    graph, new, grouping = collapse(program.graph, signature.order, windows)
-    kernels = schedule(
-        graph,
-        dtypes,
-        "float64" if compute == "double" else "float32",
-        remarked(program.marks, new),
-        prefix=program.name,
-        allow_fused=signature.allow_fused,
-    )
-    arguments = [
-        Buffer(ir.name_of(leaf), dtypes[ir.name_of(leaf)], ordered(leaf.extent), "input")
-        for leaf in graph.inputs
-    ]
-    arguments += [
-        Buffer(name, dtypes[name], ordered(expr.extent), "output") for name, expr in graph.outputs
-    ]
-    return Entry(program.name, kernels, tuple(arguments), grouping, compute)
-
-
-def grouping_of(program: Program, order: Sequence[int]) -> Grouping:
-    """The groups that a program's sizes are told by."""
-    return collapse(program.graph, order, dict(program.windows))[2]
-
-
-def source(chain: Chain, programs: Sequence[Program], signature: Signature) -> Source:
-    """The text of one module."""
-    entries = [make_entry(p, signature) for p in programs]
-    return emit(
-        chain,
-        entries,
-        TARGETS[signature.target],
-        index_bits=signature.index_bits,
-        signature=signature.text(programs),
-    )
-
-
-def compute_type(dtypes: Iterable[str]) -> str:
-    """The C type of the arithmetic among these element types."""
-    return "double" if any(COMPUTE.get(d) == "double" for d in dtypes) else "float"

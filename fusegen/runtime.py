@@ -14,19 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusegen.describe import Situation, sources
 from fusegen.errors import ArgumentError
 from fusegen.execution import Part, bound_of, check_out
 from fusegen.lower import stages
 from fusegen.ops import Chain
 from fusegen.plan import dtype_name
 from fusegen.reference import run_eagerly
-
-_TARGET_OF_DEVICE = {"cpu": "cpp", "cuda": "cuda"}
-# On the GPU, a row longer than this shared by too few blocks goes over many of them instead, in
-# passes.
-_LONG_ROW = 1 << 16
-_FEW_ROWS = 512
 
 
 class Fused:
@@ -108,6 +101,9 @@ class Fused:
         they decide little more than what broadcasts. Where pooling follows a reduction, there are
         two modules, one after the other.
         """
+        # Here, because a call needs neither: both print text.
+        from fusegen.describe import Situation, sources
+
         situation = Situation(
             None if shape is None else tuple(shape),
             {name: tuple(sizes) for name, sizes in (operands or {}).items()},

@@ -57,17 +57,20 @@ def cotangent_for(result):
 
 
 def assert_as_accurate(ours, eager, exact, slack=8.0):
-    """Neither the largest absolute error nor the typical relative one exceeds twice eager's plus some roundings.
+    """Neither the largest absolute error nor the typical relative one exceeds twice eager's plus
+    some roundings.
 
-    exact is eager in fp64 on the same inputs. Both measures are needed: an absolute bound says nothing of small values
-    (expm1 near 0), and where terms cancel (gelu far to the left) no element has relative accuracy, eager's neither; so
-    of the relative errors the upper quartile is compared. slack counts roundings of the result's type: libmvec's
-    functions are within 4 ulp, and eager's own error may happen to be zero.
+    exact is eager in fp64 on the same inputs. Both measures are needed: an absolute bound says
+    nothing of small values (expm1 near 0), and where terms cancel (gelu far to the left) no element
+    has relative accuracy, eager's neither; so of the relative errors the upper quartile is
+    compared. slack counts roundings of the result's type: libmvec's functions are within 4 ulp, and
+    eager's own error may happen to be zero.
     """
     for name, a, b, c in zip(ours.names, ours.tensors, eager.tensors, exact.tensors, strict=True):
         assert a.shape == b.shape, f"{name}: shape {tuple(a.shape)}, eager's {tuple(b.shape)}"
         assert a.dtype == b.dtype, f"{name}: {a.dtype}, eager's {b.dtype}"
-        # Where a narrow type overflows on the way in eager, we who compute in fp32 may still be right.
+        # Where a narrow type overflows on the way in eager, we who compute in fp32 may still be
+        # right.
         like_exact = c.to(a.dtype)
         for kind, test in (("NaN", torch.isnan), ("infinite", torch.isinf)):
             is_odd = (test(a) != test(b)) & (test(a) != test(like_exact))

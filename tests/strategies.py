@@ -8,8 +8,9 @@ from fusegen import OPS, Op, chain
 from fusegen.errors import FusegenError
 from fusegen.lower import bind
 
-# Smooth almost everywhere and finite for any finite input, so that fp64 and eager agree closely. The table's other
-# operations (log of a negative number, 1 / x near zero) are tested one by one, on every special value.
+# Smooth almost everywhere and finite for any finite input, so that fp64 and eager agree closely.
+# The table's other operations (log of a negative number, 1 / x near zero) are tested one by one, on
+# every special value.
 TAME = [
     *(
         "leaky_relu",
@@ -68,7 +69,9 @@ def broadcast_to(draw, shape):
 def chains(draw, longest=6):
     """A Case: several steps, operands that are shared or kept values, a pooling step at times."""
     rank = draw(st.integers(1, 5))
-    shape = tuple(draw(st.tuples(*[sizes] * rank)))
+    wide = tuple(draw(st.tuples(*[sizes] * rank)))
+    # At times x is smaller than the result: the first operand that is not widens it.
+    x = shape = draw(st.just(wide) | broadcast_to(wide).filter(len))
     operands: dict[str, tuple[int, ...]] = {}
     kept: list[str] = []
     steps: list[str] = []
@@ -77,10 +80,14 @@ def chains(draw, longest=6):
             kept.append(f"kept_{len(kept)}")
             steps.append(f"keep({kept[-1]})")
         steps.append(draw(step(draw(st.sampled_from(TAME)), shape, operands, kept)))
-    if rank >= 3 and draw(st.integers(0, 2)) == 0:
+        if shape != wide and draw(st.booleans()):
+            shape = wide
+            operands[f"t{len(operands)}"] = wide
+            steps.append(f"{draw(st.sampled_from(['add', 'mul']))}(t{len(operands) - 1})")
+    if len(shape) >= 3 and draw(st.integers(0, 2)) == 0:
         steps += draw(pooling(shape))
     text = " | ".join(steps)
-    return Case(text, shape, tuple((name, operands[name]) for name in chain(text).operands))
+    return Case(text, x, tuple((name, operands[name]) for name in chain(text).operands))
 
 
 @st.composite
@@ -126,7 +133,9 @@ def step(draw, name, shape, operands, kept):
 
 @st.composite
 def operand(draw, shape, operands, exact):
-    """The name of a tensor for a place of this shape: a new one, or at times one that is there already."""
+    """The name of a tensor for a place of this shape: a new one, or at times one that is there
+    already.
+    """
     fitting = [name for name, s in operands.items() if s == shape]
     if fitting and draw(st.integers(0, 2)) == 0:
         return draw(st.sampled_from(fitting))
@@ -146,7 +155,9 @@ def pooling(draw, shape):
 
 
 def is_accepted(case):
-    """Whether a chain's shapes pass fusegen's own checks; a shared operand may be laid along other axes."""
+    """Whether a chain's shapes pass fusegen's own checks; a shared operand may be laid along other
+    axes.
+    """
     try:
         parsed = chain(case.text)
         given = {name: (shape, "float64") for name, shape in case.operands}

@@ -1,6 +1,7 @@
 """Random chains through real builds: result and every gradient against eager, in fp64.
 
-Derandomised: the same chains in every run, a share for each of a few tests so that processes divide the work.
+Derandomised: the same chains in every run, a share for each of a few tests so that processes divide
+the work.
 """
 
 import pytest
@@ -39,7 +40,9 @@ def test_random_chains_equal_eager(share, device):
         deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),
-        phases=[Phase.generate],  # a failing chain is reported as it is: each try at a shorter one is a build
+        phases=[
+            Phase.generate
+        ],  # a failing chain is reported as it is: each try at a shorter one is a build
     )(seed(share)(given(case=chains())(lambda case: check(case, device))))()
     # The first chains that hypothesis tries are its simplest, so shares have those in common.
     assert len(_seen) > PER_SHARE[device] // 2

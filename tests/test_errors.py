@@ -1,4 +1,6 @@
-"""What bad input gets: an error that says where, what it got and what was wanted, before anything is launched."""
+"""What bad input gets: an error that says where, what it got and what was wanted, before anything
+is launched.
+"""
 
 import pytest
 import torch

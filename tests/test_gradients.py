@@ -305,7 +305,8 @@ def test_gradients_accumulate_into_parameters(device):
 
 
 def test_scaled_training_in_half_precision(device):
-    # What a GradScaler does: a large factor on the loss, gradients divided by it, a step skipped on overflow.
+    # What a GradScaler does: a large factor on the loss, gradients divided by it, a step skipped on
+    # overflow.
     layer = torch.nn.Linear(8, 8, device=device)
     bias = torch.nn.Parameter(torch.zeros(8, device=device))
     fused = fusegen.compile("add(bias) | gelu")

@@ -1,4 +1,6 @@
-"""However x, an operand or the incoming gradient lies in memory, and whatever its size: the same numbers as eager."""
+"""However x, an operand or the incoming gradient lies in memory, and whatever its size: the same
+numbers as eager.
+"""
 
 import math
 
@@ -62,9 +64,7 @@ LAYOUTS = {
 
 def assert_equal(ours, eager):
     for name, a, b in zip(ours.names, ours.tensors, eager.tensors, strict=True):
-        torch.testing.assert_close(
-            a, b, rtol=1e-11, atol=1e-11, msg=lambda m, n=name: f"{name}: {m}"
-        )
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def tensors_for(name, layout, device):
@@ -283,6 +283,14 @@ def test_one_element_and_no_axes_at_all(text, shape, device):
 )
 def test_x_and_an_operand_broadcast_either_way(x, other, device):
     fused, tensors = case("mul(other) | gelu | add(other)", [x, other], torch.float64, device)
+    assert_equal(outcome(fused, tensors), outcome(fused.reference, tensors))
+
+
+def test_a_value_may_get_more_axes_after_a_row(device):
+    # Axis 1 is x's last here, although the result has three.
+    fused, tensors = case(
+        "layernorm(axis=1, eps=0.1) | add(other)", [(3, 4), (2, 3, 4)], torch.float64, device
+    )
     assert_equal(outcome(fused, tensors), outcome(fused.reference, tensors))
 
 

@@ -44,7 +44,7 @@ def whole(example: Chain) -> Chain:
     text = example.text
     if wants_truth and gives_truth and step.operands:
         # Operands are numbers, so the second condition is made from x as well.
-        text = f"keep(start) | lt(0.3) | keep(condition) | recall(start) | gt(-0.4) | {step.op}(condition)"
+        text = f"keep(y) | lt(0.3) | keep(is_low) | recall(y) | gt(-0.4) | {step.op}(is_low)"
     elif wants_truth:
         text = f"gt(0) | {text}"
     return chain(f"{text} | where(yes, no)" if gives_truth else text)
@@ -53,7 +53,8 @@ def whole(example: Chain) -> Chain:
 EXAMPLES = [(name, i, whole(e)) for name, op in OPS.items() for i, e in enumerate(op.examples)]
 
 
-# Attributes do not change how a type is read, computed in and written: one sample of each op shows that.
+# Attributes do not change how a type is read, computed in and written: one sample of each op shows
+# that.
 CASES = [
     pytest.param(name, example, DTYPES[dtype], id=f"{example.text}-{dtype}")
     for name, i, example in EXAMPLES
@@ -88,9 +89,9 @@ def is_pointwise(name: str) -> bool:
 def steps_apart(dtype: torch.dtype, name: str, device: str) -> float:
     """How far a result may be from eager's, in units of its type's epsilon.
 
-    On the GPU both use CUDA's own functions, and what the table calls exact is equal to the last bit. On the CPU torch
-    has vector functions of its own, even a square root that is not correctly rounded, and we have libmvec's, each
-    within 4 ulp.
+    On the GPU both use CUDA's own functions, and what the table calls exact is equal to the last
+    bit. On the CPU torch has vector functions of its own, even a square root that is not correctly
+    rounded, and we have libmvec's, each within 4 ulp.
     """
     is_exact = OPS[name].ulp == 0 and dtype in (torch.float32, torch.float64)
     return 0.0 if is_exact and (device == "cuda" or name != "sqrt") else 8.0
@@ -118,10 +119,12 @@ def test_an_op_is_as_accurate_as_eager(name, example, dtype, device):
 
 
 def special_values(example: Chain, dtype: torch.dtype) -> torch.Tensor:
-    """Zeros of both signs, NaN, infinities, the largest and the smallest, and every kink of the attributes."""
+    """Zeros of both signs, NaN, infinities, the largest and the smallest, and every kink of the
+    attributes.
+    """
     limits = torch.finfo(dtype)
-    # A quarter of the range is left for factors: x times the incoming gradient must not overflow, since where
-    # that happens depends on the order of multiplications.
+    # A quarter of the range is left for factors: x times the incoming gradient must not overflow,
+    # since where that happens depends on the order of multiplications.
     values = [0.0, math.nan, math.inf, limits.max / 16, limits.tiny, limits.eps, 3.0, 100.0, 1e-3]
     values += [1 - limits.eps, 1.0, 1 + limits.eps]
     for step in example.steps:
@@ -156,7 +159,8 @@ def test_special_values_come_out_as_in_eager(name, example, dtype, device):
             continue  # a sum over all of them is NaN
         slack = close if what == "result" else 8 * torch.finfo(dtype).eps
         is_like = torch.isclose(a, b, rtol=slack, atol=slack, equal_nan=True)
-        # A narrow type overflows in eager on the way, and torch's CPU erf gives NaN at infinity: fp64 knows better.
+        # A narrow type overflows in eager on the way, and torch's CPU erf gives NaN at infinity:
+        # fp64 knows better.
         excused = (
             ~torch.isfinite(b)
             if dtype in (torch.float32, torch.float64)
@@ -218,7 +222,8 @@ def test_the_two_gelus_are_told_apart(device):
 
 @pytest.mark.gpu
 def test_chain_a_is_bitwise_equal_to_eager_on_the_gpu(gpu):
-    # MEASURED.md: torch's own kernels of these steps are reproducible, so rounding step by step gives its bits.
+    # MEASURED.md: torch's own kernels of these steps are reproducible, so rounding step by step
+    # gives its bits.
     x = torch.randn(4, 16, 6, 30, 31, device=gpu)
     bias = torch.randn(16, device=gpu)
     fused = fusegen.compile("leaky_relu(0.2) | add_channel | clamp(-1, 1) | gelu")

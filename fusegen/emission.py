@@ -1,0 +1,52 @@
+"""Emission: programs and a signature in, the text of a module out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fusegen import ir
+from fusegen.codegen import Source, emit
+from fusegen.grouping import collapse, ordered
+from fusegen.kernel import Buffer, Entry
+from fusegen.lower import remarked
+from fusegen.ops import Chain
+from fusegen.program import Program
+from fusegen.schedule import schedule
+from fusegen.signature import Signature
+from fusegen.target import TARGETS
+
+
+def make_entry(program: Program, signature: Signature) -> Entry:
+    """The program scheduled for one layout and one set of element types."""
+    dtypes = dict(signature.dtypes)
+    compute = "double" if "float64" in dtypes.values() else "float"
+    windows = dict(program.windows)
+    graph, new, grouping = collapse(program.graph, signature.order, windows)
+    kernels = schedule(
+        graph,
+        dtypes,
+        "float64" if compute == "double" else "float32",
+        remarked(program.marks, new),
+        prefix=program.name,
+        allow_fused=signature.allow_fused,
+    )
+    arguments = [
+        Buffer(ir.name_of(leaf), dtypes[ir.name_of(leaf)], ordered(leaf.extent), "input")
+        for leaf in graph.inputs
+    ]
+    arguments += [
+        Buffer(name, dtypes[name], ordered(expr.extent), "output") for name, expr in graph.outputs
+    ]
+    return Entry(program.name, kernels, tuple(arguments), grouping, compute)
+
+
+def source(chain: Chain, programs: Sequence[Program], signature: Signature) -> Source:
+    """The text of one module."""
+    entries = [make_entry(p, signature) for p in programs]
+    return emit(
+        chain,
+        entries,
+        TARGETS[signature.target],
+        index_bits=signature.index_bits,
+        signature=signature.text(programs),
+    )
