@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from fusegen.errors import ArgumentError
+from fusegen.errors import ArgumentError, UnsupportedError
 from fusegen.lower import Bound, bind
 from fusegen.modules import load, target_of
 from fusegen.ops import Chain
@@ -41,6 +42,8 @@ class Part:
         except (AttributeError, RuntimeError):
             check_tensors(self.chain, tensors)
             raise
+        if forward_ad._current_level >= 0 or _tracing_state() is not None:
+            _refuse_what_looks_inside(tensors)
         call = self.plans.get(key)
         if call is None:
             call = self._first_call(tensors, wanted if needs else None)
@@ -287,6 +290,23 @@ def remember(plans: dict[Any, Any], key: Any, value: Any) -> None:
         for old in list(plans)[: _MOST_PLANS // 2]:
             del plans[old]
     plans[key] = value
+
+
+_tracing_state = torch._C._get_tracing_state
+
+
+def _refuse_what_looks_inside(tensors: Sequence[Tensor]) -> None:
+    """Raise where torch would watch single operations and see none, and go on without a word."""
+    if _tracing_state() is not None:
+        raise UnsupportedError(
+            "torch.jit.trace cannot record a fused chain; trace fused.reference instead"
+        )
+    duals = [forward_ad.unpack_dual(t) for t in tensors]  # type: ignore[no-untyped-call]
+    if any(dual.tangent is not None for dual in duals):
+        raise UnsupportedError(
+            "a fused chain has no forward-mode derivative yet; use fused.reference under "
+            "forward_ad, or reverse mode"
+        )
 
 
 def _differentiable(program: Program) -> tuple[int, ...]:

@@ -70,8 +70,7 @@ def _bounds_problem(min: float | None, max: float | None) -> str | None:
     check=_bounds_problem,
 )
 def clamp(x: Expr, min: float | None = None, max: float | None = None) -> Expr:
-    """x, at least min and at most max; both bounds let the gradient through, NaN stays but does "
-    "not."""
+    """x, at least min and at most max; both bounds let the gradient through, a NaN does not."""
     # What lies neither within nor outside is NaN.
     within: Expr | None = None
     result: Expr | float = math.nan
