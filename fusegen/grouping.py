@@ -55,7 +55,8 @@ def collapse(
             touched.add(node.extent)
         elif node.op == "count":
             touched.add(frozenset(ir.axes_of(node)))
-    present = [a for a in order if any(a in e for e in touched)]
+    # A pooled axis has a group of its own even where nothing varies along it: windows count it.
+    present = [a for a in order if a in windows or any(a in e for e in touched)]
     groups: list[list[int]] = []
     for axis in present:
         joins = groups and not (axis in windows or groups[-1][-1] in windows)
@@ -70,7 +71,7 @@ def collapse(
         # Where nothing varies at all, one group of no axes: its size is 1, as an empty product is.
         tuple(map(tuple, groups)) or ((),),
         tuple(windows[a] for a in pooled_axes),
-        tuple(place[a] for a in pooled_axes if a in place),
+        tuple(place[a] for a in pooled_axes),
     )
     new: dict[Expr, Expr] = {}
     for node in nodes:

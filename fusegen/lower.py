@@ -131,7 +131,8 @@ def bind(chain: Chain, x: tuple[Shape, str], operands: Mapping[str, tuple[Shape,
     for name, (_, dtype) in operands.items():
         _check_floating(name, dtype)
     running, dtype = x
-    found: dict[str, tuple[ir.Extent, int]] = {}
+    found: dict[str, dict[int, int]] = {}  # the size along each axis that an operand varies along
+    ranks: dict[str, int] = {}
     kept: dict[str, Shape] = {}
     windows: tuple[tuple[int, int], ...] = ()
     for step in chain.steps:
@@ -151,13 +152,11 @@ def bind(chain: Chain, x: tuple[Shape, str], operands: Mapping[str, tuple[Shape,
             shape, operand_dtype = operands[name]
             extent = _extent(step, definition.parameter(parameter), name, running, shape)
             is_broadcast = definition.parameter(parameter).placement == "broadcast"
-            rank = len(shape) if is_broadcast else len(running)
-            if found.setdefault(name, (extent, rank))[0] != extent:
-                raise ArgumentError(
-                    f"{step.text}: operand {name!r} of shape {shape} is used along other axes by "
-                    "an "
-                    f"earlier step; give the two steps operands of different names"
-                )
+            sizes = {a: shape[a] if is_broadcast else running[a] for a in extent}
+            if name in found:
+                sizes = _common(step, name, shape, found[name], sizes)
+            found[name] = sizes
+            ranks.setdefault(name, len(shape) if is_broadcast else len(running))
             if is_broadcast:
                 running = _broadcast(step, name, running, shape)
             dtype = _promote(step, definition, name, dtype, running, operand_dtype, shape)
@@ -166,22 +165,31 @@ def bind(chain: Chain, x: tuple[Shape, str], operands: Mapping[str, tuple[Shape,
         if definition.window_axes:
             windows = _windows(step, definition, running)
     domain = running
-    for shape in (x[0], *kept.values()):
-        domain = tuple(map(max, _pad(domain, len(domain)), _pad(shape, len(domain))))
-    x_extent = frozenset(
-        axis for axis in range(-len(x[0]), 0) if x[0][axis] != 1 or domain[axis] == 1
-    )
     return Bound(
         chain,
         domain,
-        _place("x", x_extent, len(x[0]), domain),
-        tuple(_place(name, *found[name], domain) for name in chain.operands),
+        _place("x", {axis: x[0][axis] for axis in range(-len(x[0]), 0)}, len(x[0]), domain),
+        tuple(_place(name, found[name], ranks[name], domain) for name in chain.operands),
         dtype,
         windows,
     )
 
 
-def _place(name: str, extent: ir.Extent, rank: int, domain: Shape) -> Operand:
+def _common(
+    step: Step, name: str, shape: Shape, earlier: Mapping[int, int], sizes: Mapping[int, int]
+) -> dict[int, int]:
+    """The axes of both uses of an operand; an axis of one value alone may be in either."""
+    if {a: n for a, n in earlier.items() if n != 1} != {a: n for a, n in sizes.items() if n != 1}:
+        raise ArgumentError(
+            f"{step.text}: operand {name!r} of shape {shape} is used along other axes by an "
+            "earlier step; give the two steps operands of different names"
+        )
+    return {a: n for a, n in earlier.items() if a in sizes}
+
+
+def _place(name: str, sizes: Mapping[int, int], rank: int, domain: Shape) -> Operand:
+    # Where a later step widens an axis of size one, its only value is the same all along it.
+    extent = frozenset(a for a, n in sizes.items() if n != 1 or domain[a] == 1)
     shape = tuple(size if i - len(domain) in extent else 1 for i, size in enumerate(domain))
     return Operand(name, extent, shape, rank)
 

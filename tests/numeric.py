@@ -91,7 +91,9 @@ def _errors(found, exact):
     """The largest absolute error and the upper quartile of the relative ones."""
     error = (found - exact).abs()
     relative = (error / exact.abs().clamp(min=1e-300)).nan_to_num(0.0)
-    return error.max().item(), relative.quantile(0.75).item()
+    # quantile takes at most 2^24 values.
+    sample = relative.flatten()[:: max(1, relative.numel() >> 20)]
+    return error.max().item(), sample.quantile(0.75).item()
 
 
 def assert_same_bits(ours, eager):

@@ -278,6 +278,7 @@ def test_one_element_and_no_axes_at_all(text, shape, device):
         ((4, 1), (1, 5)),
         ((1,), (2, 3)),
         ((2, 3), (4, 1, 1)),
+        ((1, 3), (0, 3)),
         ((5, 1, 2), (3, 1)),
     ],
 )

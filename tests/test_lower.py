@@ -55,6 +55,22 @@ def test_an_operand_may_widen_x():
     assert found.x.extent == {-2}
 
 
+def test_an_axis_of_one_value_may_be_widened_later():
+    found = bound("layernorm(weight) | add(other)", (1,), (1,), (7, 3))
+    assert (found.x.extent, found.operands[0].extent) == (set(), set())
+    assert bound("add(other)", (1, 3), (0, 3)).result_shape == (0, 3)
+
+
+def test_an_operand_may_meet_values_that_differ_only_in_axes_of_one_value():
+    found = bound("add(t) | mul(other) | add(t)", (1, 5), (1, 5), (3, 1))
+    assert found.operands[0].extent == {-1}
+
+
+def test_an_operand_has_the_same_axes_everywhere():
+    with pytest.raises(ArgumentError, match=r"layernorm\(t\): operand 't' of shape \(6,\) is used"):
+        bound("add_channel(t) | layernorm(t)", (2, 6, 4, 6), (6,))
+
+
 def test_an_axis_is_counted_among_those_that_its_step_meets():
     # Axis 1 is the last of x, which only later gets a third axis in front.
     lowered = lower(bound("layernorm(axis=1) | add(other)", (3, 4), (2, 3, 4)))
