@@ -135,14 +135,13 @@ class Output:
     final_shape: Shape
     is_zeroed: bool  # the kernel leaves a dropped edge, or has nothing to do
 
-    def allocator(self, device: torch.device) -> Callable[[], Tensor]:
-        """What gives memory for it: bound to its arguments once, since half a call's time goes
-        into such things.
-        """
-        make = partial(
-            torch.empty_strided, self.shape, self.strides, dtype=self.dtype, device=device
-        )
-        return (lambda: make().zero_()) if self.is_zeroed else make
+    def allocate(self, tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+        """Memory for it: from an input, where there is one, which takes half as long."""
+        if tensors:
+            out = tensors[0].new_empty_strided(self.shape, self.strides, dtype=self.dtype)
+        else:
+            out = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)
+        return out.zero_() if self.is_zeroed else out
 
     def hand_over(self, result: Tensor) -> Tensor:
         """The result in its final shape."""
@@ -173,7 +172,6 @@ class Plan:
         self.is_empty = is_empty
         self.is_ready = all(i.is_ready for i in inputs)
         self.changes_shape = any(o.shape != o.final_shape for o in outputs)
-        self.allocators = tuple(o.allocator(device) for o in outputs)
         # The last argument says where to run: the device's current stream, or how many threads.
         self.where: Callable[[], int] = torch.get_num_threads
         if device.type == "cuda":
@@ -184,22 +182,28 @@ class Plan:
             blank = (0,) * (len(inputs) + len(outputs))
             self.scratch_bytes = launch(*blank, -1, *self.sizes, self.where())
         # Most calls: nothing to arrange, one output, no scratch. Half their time would be Python's.
-        self.make = self.allocators[0]
         self.is_simple = self.is_ready and len(outputs) == 1 and not self.scratch_bytes
-        self.is_simple = self.is_simple and not (is_empty or self.changes_shape)
+        self.is_simple &= bool(inputs) and not (
+            is_empty or self.changes_shape or outputs[0].is_zeroed
+        )
+        self.layout = (outputs[0].shape, outputs[0].strides)
+        self.dtype = outputs[0].dtype
 
     def run(self, tensors: Sequence[Tensor], out: Tensor | None = None) -> tuple[Tensor, ...]:
         """Launch on tensors of the planned combination; out, where given, is ready to be
         written.
         """
         if self.is_simple and out is None:
-            result = self.make()
+            result = tensors[0].new_empty_strided(*self.layout, dtype=self.dtype)
             pointers = map(_pointer, tensors)
             if not self.launch(*pointers, result.data_ptr(), 0, *self.sizes, self.where()):
                 return (result,)
         if not self.is_ready:
             tensors = [i.arrange(t) for i, t in zip(self.inputs, tensors, strict=True)]
-        results = tuple([make() for make in self.allocators]) if out is None else (out,)
+        if out is None:
+            results = tuple([o.allocate(tensors, self.device) for o in self.outputs])
+        else:
+            results = (out,)
         if not self.is_empty:
             self._launch(tensors, results)
         if self.changes_shape and out is None:

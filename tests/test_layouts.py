@@ -9,6 +9,7 @@ import torch
 from numeric import assert_as_accurate, outcome
 
 import fusegen
+from fusegen.plan import memory_order
 
 SHAPE = (2, 6, 8, 10)
 
@@ -120,6 +121,13 @@ def test_a_dense_layout_is_kept_as_eager_keeps_it(name, layout, device):
     ours, eager = outcome(fused, tensors), outcome(fused.reference, tensors)
     assert ours.result.stride() == eager.result.stride()
     assert ours.gradients[0].stride() == eager.gradients[0].stride()
+
+
+@pytest.mark.parametrize("stride", [480, 1, 0, 7])
+def test_the_stride_of_an_axis_of_one_does_not_change_the_order(stride):
+    # It says nothing, but would move the axis, and so ask for another build at batch size one.
+    found = memory_order((1, 6, 8, 10), (stride, 1, 60, 6))
+    assert found == ((-4, -2, -1, -3), True)
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last_3d])
