@@ -35,25 +35,28 @@ class Part:
 
     def __call__(self, x: Tensor, operands: Sequence[Tensor], out: Tensor | None) -> Tensor:
         tensors = (x, *operands)
+        wanted = None
         try:
-            wanted = tuple([t.requires_grad for t in tensors]) if torch.is_grad_enabled() else ()
-            needs = True in wanted
-            key = (needs and wanted, *[(t.dtype, t.shape, t.stride(), t.device) for t in tensors])
+            parts: list[Any] = [(t.dtype, t.shape, t.stride(), t.device) for t in tensors]
+            if _is_grad_enabled():
+                needs = tuple([t.requires_grad for t in tensors])
+                if True in needs:
+                    wanted = needs
+                    parts.append(needs)
         except (AttributeError, RuntimeError):
             check_tensors(self.chain, tensors)
             raise
         if forward_ad._current_level >= 0 or _tracing_state() is not None:
             _refuse_what_looks_inside(tensors)
+        key = tuple(parts)
         call = self.plans.get(key)
         if call is None:
-            call = self._first_call(tensors, wanted if needs else None)
+            call = self._first_call(tensors, wanted)
             remember(self.plans, key, call)
         if out is not None:
             return self._into(out, call, tensors)
-        if needs:
-            result: Tensor = apply(call, *tensors)[0]
-            return result
-        return call.plan.run(tensors)[0]
+        results = call.run(tensors) if wanted is None else apply(call, *tensors)
+        return results[0]
 
     def _first_call(self, tensors: Sequence[Tensor], wanted: tuple[bool, ...] | None) -> Call:
         x = tensors[0]
@@ -159,6 +162,7 @@ class Call:
         "part",
         "plan",
         "program",
+        "run",
         "signature",
     )
 
@@ -177,6 +181,7 @@ class Call:
         self.part = part
         self.program = program
         self.plan = plan
+        self.run = plan.run
         self.bound = bound
         self.order = order
         self.metas = metas
@@ -240,7 +245,7 @@ class _Launch(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:
-        results = call.plan.run(tensors)
+        results = call.run(tensors)
         ctx.call = call
         both = tensors + results
         ctx.save_for_backward(*[both[i] for i in call.kept])
@@ -260,7 +265,7 @@ class _Launch(torch.autograd.Function):
         if following.foreseen is not None:
             gradients = apply(following, *inputs)
         else:
-            gradients = following.plan.run(inputs)
+            gradients = following.run(inputs)
         shares: list[Tensor | None] = [None] * (1 + len(needs))
         for i, gradient in zip(found.targets, gradients, strict=True):
             shares[1 + i] = gradient
@@ -293,6 +298,7 @@ def remember(plans: dict[Any, Any], key: Any, value: Any) -> None:
 
 
 _tracing_state = torch._C._get_tracing_state
+_is_grad_enabled = torch.is_grad_enabled
 
 
 def _refuse_what_looks_inside(tensors: Sequence[Tensor]) -> None:

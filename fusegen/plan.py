@@ -163,6 +163,7 @@ class Plan:
         device: torch.device,
         *,
         is_empty: bool,
+        is_like_first: bool,
     ) -> None:
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
@@ -188,13 +189,18 @@ class Plan:
         )
         self.layout = (outputs[0].shape, outputs[0].strides)
         self.dtype = outputs[0].dtype
+        # The cheapest allocation there is, where the result lies in memory as the first input does.
+        self.is_like_first = is_like_first
 
     def run(self, tensors: Sequence[Tensor], out: Tensor | None = None) -> tuple[Tensor, ...]:
         """Launch on tensors of the planned combination; out, where given, is ready to be
         written.
         """
         if self.is_simple and out is None:
-            result = tensors[0].new_empty_strided(*self.layout, dtype=self.dtype)
+            if self.is_like_first:
+                result = torch.empty_like(tensors[0])
+            else:
+                result = tensors[0].new_empty_strided(*self.layout, dtype=self.dtype)
             pointers = map(_pointer, tensors)
             if not self.launch(*pointers, result.data_ptr(), 0, *self.sizes, self.where()):
                 return (result,)
@@ -256,7 +262,11 @@ def make_plan(
     grouping = collapse(program.graph, order, windows)[2]
     sizes = [math.prod(pooled.get(a, domain[a]) for a in axes) for axes in grouping.axes]
     sizes += [domain[grouping.axes[g][0]] for g in grouping.pooled]
-    return Plan(launch, inputs, outputs, sizes, device, is_empty=is_empty)
+    first = metas[0] if metas else None
+    is_like_first = first == Meta(outputs[0].shape, outputs[0].strides, outputs[0].dtype)
+    return Plan(
+        launch, inputs, outputs, sizes, device, is_empty=is_empty, is_like_first=is_like_first
+    )
 
 
 def _shape(extent: ir.Extent, domain: Shape, pooled: Mapping[int, int]) -> Shape:
