@@ -134,9 +134,7 @@ def late_import_complaints(stage: str, text: str) -> list[str]:
         if stage not in MAY_IMPORT_LATE:
             complaints[node.lineno] = f"line {node.lineno}: an import inside a function"
         elif not is_dear:
-            complaints[node.lineno] = (
-                f"line {node.lineno}: a late import of what is not dear"
-            )
+            complaints[node.lineno] = f"line {node.lineno}: a late import of what is not dear"
         elif not explained:
             complaints[node.lineno] = f"line {node.lineno}: a late import without its reason"
     return list(complaints.values())

@@ -143,15 +143,15 @@ def test_layernorm_reduces_the_axes_it_is_given() -> None:
 
 def test_a_bare_decorator_makes_an_op_that_text_knows() -> None:
     @op
-    def elu(x: Expr, alpha: float = 1.0) -> Expr:
+    def own_elu(x: Expr, alpha: float = 1.0) -> Expr:
         """x where x > 0, else alpha * (exp(x) - 1)."""
         return ir.primitive("where", x > 0, x, alpha * ir.primitive("expm1", x))
 
-    assert OPS["elu"] is elu
-    assert isinstance(elu, Op)
-    assert elu.summary == "x where x > 0, else alpha * (exp(x) - 1)."
-    assert chain("elu(0.5) | relu") == elu(0.5) | OPS["relu"]()
-    assert not elu.is_builtin
+    assert OPS["own_elu"] is own_elu
+    assert isinstance(own_elu, Op)
+    assert own_elu.summary == "x where x > 0, else alpha * (exp(x) - 1)."
+    assert chain("own_elu(0.5) | relu") == own_elu(0.5) | OPS["relu"]()
+    assert not own_elu.is_builtin
 
 
 def test_parameters_follow_the_annotations() -> None:

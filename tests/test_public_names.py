@@ -77,48 +77,52 @@ def test_compile_takes_whatever_describes_a_chain() -> None:
 
 
 @pytest.fixture
-def elu() -> Iterator[Op]:
+def own_elu() -> Iterator[Op]:
     ops, aliases = dict(OPS), dict(ALIASES)
 
     @fusegen.op(reference="torch.nn.functional.elu", samples=[(), (0.5,)])
-    def elu(x: Expr, alpha: float = 1.0) -> Expr:
+    def own_elu(x: Expr, alpha: float = 1.0) -> Expr:
         """x where x > 0, else alpha * (exp(x) - 1)."""
         return fusegen.where(x > 0, x, alpha * fusegen.expm1(x))
 
-    yield elu
+    yield own_elu
     OPS.clear()
     OPS.update(ops)
     ALIASES.clear()
     ALIASES.update(aliases)
 
 
-def test_a_users_operation_is_listed(elu: Op, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_users_operation_is_listed(own_elu: Op, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ops"]) == 0
-    assert "elu(alpha: float = 1) " in capsys.readouterr().out
-    assert main(["ops", "elu"]) == 0
-    assert elu.summary in capsys.readouterr().out
+    assert "own_elu(alpha: float = 1) " in capsys.readouterr().out
+    assert main(["ops", "own_elu"]) == 0
+    assert own_elu.summary in capsys.readouterr().out
 
 
-def test_a_users_operation_is_a_name_of_fusegen_and_a_word_of_the_text(elu: Op) -> None:
-    assert fusegen.elu is elu
-    chain = fusegen.chain("elu(0.5) | add_channel | elu")
-    assert chain == fusegen.elu(0.5) | fusegen.add_channel() | fusegen.elu
-    assert chain.text == "elu(0.5) | add_channel(bias) | elu"
+def test_a_users_operation_is_a_name_of_fusegen_and_a_word_of_the_text(own_elu: Op) -> None:
+    assert fusegen.own_elu is own_elu
+    chain = fusegen.chain("own_elu(0.5) | add_channel | own_elu")
+    assert chain == fusegen.own_elu(0.5) | fusegen.add_channel() | fusegen.own_elu
+    assert chain.text == "own_elu(0.5) | add_channel(bias) | own_elu"
 
 
 @pytest.mark.parametrize("target", ["cuda", "cpp"])
-def test_a_users_operation_is_in_the_source_forward_and_backward(elu: Op, target: str) -> None:
-    text = fusegen.compile("elu(0.5) | gelu").source(target, grad=True)
+def test_a_users_operation_is_in_the_source_forward_and_backward(own_elu: Op, target: str) -> None:
+    text = fusegen.compile("own_elu(0.5) | gelu").source(target, grad=True)
     forward, _, backward = text.partition("struct BackwardSizes")
-    assert "elu(0.5)" in forward
+    assert "own_elu(0.5)" in forward
     assert "expm1f(" in forward
-    assert "// elu(0.5)" in backward
-    assert "exp" in backward.partition("// elu(0.5)")[2]
+    assert "// own_elu(0.5)" in backward
+    assert "exp" in backward.partition("// own_elu(0.5)")[2]
 
 
-@pytest.mark.parametrize("text", ["elu", "elu(0.5)", "elu | mul_channel(s) | elu(0.25)"])
+@pytest.mark.parametrize(
+    "text", ["own_elu", "own_elu(0.5)", "own_elu | mul_channel(s) | own_elu(0.25)"]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_users_operation_computes_what_torch_does(elu: Op, text: str, dtype: torch.dtype) -> None:
+def test_a_users_operation_computes_what_torch_does(
+    own_elu: Op, text: str, dtype: torch.dtype
+) -> None:
     fused = fusegen.compile(text)
     x = torch.cat([torch.randn(4, 3, 5) * 4, torch.zeros(1, 3, 5), torch.full((1, 3, 5), 200.0)])
     tensors = [x.to(dtype), *(torch.randn(3, dtype=dtype) for _ in fused.chain.operands)]
@@ -130,8 +134,8 @@ def test_a_users_operation_computes_what_torch_does(elu: Op, text: str, dtype: t
     torch.testing.assert_close(*gradients)
 
 
-def test_a_users_operation_is_differentiable_twice(elu: Op) -> None:
-    fused = fusegen.compile("elu(0.5) | mul_channel(s)")
+def test_a_users_operation_is_differentiable_twice(own_elu: Op) -> None:
+    fused = fusegen.compile("own_elu(0.5) | mul_channel(s)")
     x = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
     s = torch.randn(3, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(fused, (x, s))
@@ -139,10 +143,10 @@ def test_a_users_operation_is_differentiable_twice(elu: Op) -> None:
 
 
 def test_the_reference_of_a_users_operation_is_the_one_it_names(
-    elu: Op, monkeypatch: pytest.MonkeyPatch
+    own_elu: Op, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = torch.randn(7)
-    fused = fusegen.compile("elu(0.5)")
+    fused = fusegen.compile("own_elu(0.5)")
     assert torch.equal(fused.reference(x), torch.nn.functional.elu(x, 0.5))
     monkeypatch.setattr(torch.nn.functional, "elu", lambda x, alpha: x)
     assert fused.reference(x) is x
