@@ -19,7 +19,7 @@ static Size size_of(int64_t value) {
 
 namespace {
 
-__device__ __forceinline__ Index divide(Index n, Size d) { return (__umulhi(n,
+[[maybe_unused]] __device__ __forceinline__ Index divide(Index n, Size d) { return (__umulhi(n,
     d.multiplier) + n) >> d.shift; }
 
 template <typename Stored>
@@ -75,7 +75,10 @@ template <typename T>
 struct Sum {
   T total = 0;
   __device__ void add(T term) { total += term; }
-  __device__ void merge(const Sum& other) { total += other.total; }
+  template <typename U>
+  __device__ void merge(const Sum<U>& other) {
+    total += other.total;
+  }
   __device__ T sum() const { return total; }
 };
 
@@ -89,7 +92,8 @@ struct Moments {
     centre += gap / count;
     distances += gap * (term - centre);
   }
-  __device__ void merge(const Moments& other) {
+  template <typename U>
+  __device__ void merge(const Moments<U>& other) {
     if (other.count == 0) return;
     const T all = count + other.count, gap = other.centre - centre, share = other.count / all;
     centre += gap * share;
@@ -356,11 +360,11 @@ __global__ void __launch_bounds__(256)
 backward_finalise(float* __restrict__ d_weight, float* __restrict__ d_bias,
     const Sum<float>* __restrict__ total_3_partials, const Sum<float>* __restrict__ total_4_partials,
     BackwardSizes sizes, Index slots) {
-  __shared__ alignas(16) unsigned char shared[256 * 4];
+  __shared__ alignas(16) unsigned char shared[256 * 8];
   const Index columns = 1, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
-  Sum<float> total_3_sum;
-  Sum<float> total_4_sum;
+  Sum<double> total_3_sum;
+  Sum<double> total_4_sum;
   if (column < columns) {
     for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
       total_3_sum.merge(total_3_partials[(above * slots + slot) * columns + column]);
@@ -372,8 +376,8 @@ backward_finalise(float* __restrict__ d_weight, float* __restrict__ d_bias,
   total_4_sum = combine(total_4_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
       blockDim.x, shared);
   if (threadIdx.y != 0 || column >= columns) return;
-  const float total_3_value = total_3_sum.sum();
-  const float total_4_value = total_4_sum.sum();
+  const float total_3_value = static_cast<float>(total_3_sum.sum());
+  const float total_4_value = static_cast<float>(total_4_sum.sum());
   const Index result = above * columns + column;
   const Index middle = result;
   float d_weight_value;

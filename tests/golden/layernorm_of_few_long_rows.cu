@@ -19,7 +19,7 @@ static Size size_of(int64_t value) {
 
 namespace {
 
-__device__ __forceinline__ Index divide(Index n, Size d) { return (__umulhi(n,
+[[maybe_unused]] __device__ __forceinline__ Index divide(Index n, Size d) { return (__umulhi(n,
     d.multiplier) + n) >> d.shift; }
 
 template <typename Stored>
@@ -81,7 +81,8 @@ struct Moments {
     centre += gap / count;
     distances += gap * (term - centre);
   }
-  __device__ void merge(const Moments& other) {
+  template <typename U>
+  __device__ void merge(const Moments<U>& other) {
     if (other.count == 0) return;
     const T all = count + other.count, gap = other.centre - centre, share = other.count / all;
     centre += gap * share;
@@ -177,10 +178,10 @@ __device__ __forceinline__ void forward_finalise_values(const float mean, const 
 __global__ void __launch_bounds__(256)
 forward_finalise(float* __restrict__ mean_scratch, float* __restrict__ variance_scratch,
     const Moments<float>* __restrict__ mean_partials, ForwardSizes sizes, Index slots) {
-  __shared__ alignas(16) unsigned char shared[256 * 12];
+  __shared__ alignas(16) unsigned char shared[256 * 24];
   const Index columns = 1, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
-  Moments<float> mean_sum;
+  Moments<double> mean_sum;
   if (column < columns) {
     for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
       mean_sum.merge(mean_partials[(above * slots + slot) * columns + column]);
@@ -189,8 +190,8 @@ forward_finalise(float* __restrict__ mean_scratch, float* __restrict__ variance_
   mean_sum = combine(mean_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x, blockDim.x,
       shared);
   if (threadIdx.y != 0 || column >= columns) return;
-  const float mean_value = mean_sum.mean();
-  const float variance_value = mean_sum.variance();
+  const float mean_value = static_cast<float>(mean_sum.mean());
+  const float variance_value = static_cast<float>(mean_sum.variance());
   const Index result = above * columns + column;
   const Index outer = result;
   float mean_scratch_value;

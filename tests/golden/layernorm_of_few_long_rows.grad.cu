@@ -19,7 +19,7 @@ static Size size_of(int64_t value) {
 
 namespace {
 
-__device__ __forceinline__ Index divide(Index n, Size d) { return (__umulhi(n,
+[[maybe_unused]] __device__ __forceinline__ Index divide(Index n, Size d) { return (__umulhi(n,
     d.multiplier) + n) >> d.shift; }
 
 template <typename Stored>
@@ -75,7 +75,10 @@ template <typename T>
 struct Sum {
   T total = 0;
   __device__ void add(T term) { total += term; }
-  __device__ void merge(const Sum& other) { total += other.total; }
+  template <typename U>
+  __device__ void merge(const Sum<U>& other) {
+    total += other.total;
+  }
   __device__ T sum() const { return total; }
 };
 
@@ -89,7 +92,8 @@ struct Moments {
     centre += gap / count;
     distances += gap * (term - centre);
   }
-  __device__ void merge(const Moments& other) {
+  template <typename U>
+  __device__ void merge(const Moments<U>& other) {
     if (other.count == 0) return;
     const T all = count + other.count, gap = other.centre - centre, share = other.count / all;
     centre += gap * share;
@@ -185,10 +189,10 @@ __device__ __forceinline__ void forward_finalise_values(const float mean, const 
 __global__ void __launch_bounds__(256)
 forward_finalise(float* __restrict__ mean_scratch, float* __restrict__ variance_scratch,
     const Moments<float>* __restrict__ mean_partials, ForwardSizes sizes, Index slots) {
-  __shared__ alignas(16) unsigned char shared[256 * 12];
+  __shared__ alignas(16) unsigned char shared[256 * 24];
   const Index columns = 1, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
-  Moments<float> mean_sum;
+  Moments<double> mean_sum;
   if (column < columns) {
     for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
       mean_sum.merge(mean_partials[(above * slots + slot) * columns + column]);
@@ -197,8 +201,8 @@ forward_finalise(float* __restrict__ mean_scratch, float* __restrict__ variance_
   mean_sum = combine(mean_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x, blockDim.x,
       shared);
   if (threadIdx.y != 0 || column >= columns) return;
-  const float mean_value = mean_sum.mean();
-  const float variance_value = mean_sum.variance();
+  const float mean_value = static_cast<float>(mean_sum.mean());
+  const float variance_value = static_cast<float>(mean_sum.variance());
   const Index result = above * columns + column;
   const Index outer = result;
   float mean_scratch_value;
@@ -343,11 +347,11 @@ __global__ void __launch_bounds__(256)
 backward_finalise(float* __restrict__ mean_scratch, float* __restrict__ total_scratch,
     float* __restrict__ variance_scratch, const Sum<float>* __restrict__ total_partials,
     const Moments<float>* __restrict__ mean_partials, BackwardSizes sizes, Index slots) {
-  __shared__ alignas(16) unsigned char shared[256 * 12];
+  __shared__ alignas(16) unsigned char shared[256 * 24];
   const Index columns = 1, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
-  Sum<float> total_sum;
-  Moments<float> mean_sum;
+  Sum<double> total_sum;
+  Moments<double> mean_sum;
   if (column < columns) {
     for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
       total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
@@ -359,9 +363,9 @@ backward_finalise(float* __restrict__ mean_scratch, float* __restrict__ total_sc
   mean_sum = combine(mean_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x, blockDim.x,
       shared);
   if (threadIdx.y != 0 || column >= columns) return;
-  const float total_value = total_sum.sum();
-  const float mean_value = mean_sum.mean();
-  const float variance_value = mean_sum.variance();
+  const float total_value = static_cast<float>(total_sum.sum());
+  const float mean_value = static_cast<float>(mean_sum.mean());
+  const float variance_value = static_cast<float>(mean_sum.variance());
   const Index result = above * columns + column;
   const Index outer = result;
   float mean_scratch_value;
@@ -443,10 +447,10 @@ __device__ __forceinline__ void backward_finalise_2_values(const float total_2, 
 __global__ void __launch_bounds__(256)
 backward_finalise_2(float* __restrict__ total_2_scratch, const Sum<float>* __restrict__ total_2_partials,
     BackwardSizes sizes, Index slots) {
-  __shared__ alignas(16) unsigned char shared[256 * 4];
+  __shared__ alignas(16) unsigned char shared[256 * 8];
   const Index columns = 1, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
-  Sum<float> total_2_sum;
+  Sum<double> total_2_sum;
   if (column < columns) {
     for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
       total_2_sum.merge(total_2_partials[(above * slots + slot) * columns + column]);
@@ -455,7 +459,7 @@ backward_finalise_2(float* __restrict__ total_2_scratch, const Sum<float>* __res
   total_2_sum = combine(total_2_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
       blockDim.x, shared);
   if (threadIdx.y != 0 || column >= columns) return;
-  const float total_2_value = total_2_sum.sum();
+  const float total_2_value = static_cast<float>(total_2_sum.sum());
   const Index result = above * columns + column;
   const Index outer = result;
   float total_2_scratch_value;

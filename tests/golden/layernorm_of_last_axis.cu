@@ -19,7 +19,7 @@ static Size size_of(int64_t value) {
 
 namespace {
 
-__device__ __forceinline__ Index divide(Index n, Size d) { return (__umulhi(n,
+[[maybe_unused]] __device__ __forceinline__ Index divide(Index n, Size d) { return (__umulhi(n,
     d.multiplier) + n) >> d.shift; }
 
 template <typename Stored>
@@ -42,7 +42,8 @@ struct Moments {
     centre += gap / count;
     distances += gap * (term - centre);
   }
-  __device__ void merge(const Moments& other) {
+  template <typename U>
+  __device__ void merge(const Moments<U>& other) {
     if (other.count == 0) return;
     const T all = count + other.count, gap = other.centre - centre, share = other.count / all;
     centre += gap * share;

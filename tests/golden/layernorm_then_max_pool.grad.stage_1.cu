@@ -19,7 +19,7 @@ static Size size_of(int64_t value) {
 
 namespace {
 
-__device__ __forceinline__ Index divide(Index n, Size d) { return (__umulhi(n,
+[[maybe_unused]] __device__ __forceinline__ Index divide(Index n, Size d) { return (__umulhi(n,
     d.multiplier) + n) >> d.shift; }
 
 template <typename Stored>
@@ -36,7 +36,10 @@ template <typename T>
 struct Sum {
   T total = 0;
   __device__ void add(T term) { total += term; }
-  __device__ void merge(const Sum& other) { total += other.total; }
+  template <typename U>
+  __device__ void merge(const Sum<U>& other) {
+    total += other.total;
+  }
   __device__ T sum() const { return total; }
 };
 
@@ -50,7 +53,8 @@ struct Moments {
     centre += gap / count;
     distances += gap * (term - centre);
   }
-  __device__ void merge(const Moments& other) {
+  template <typename U>
+  __device__ void merge(const Moments<U>& other) {
     if (other.count == 0) return;
     const T all = count + other.count, gap = other.centre - centre, share = other.count / all;
     centre += gap * share;

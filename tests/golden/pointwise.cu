@@ -19,7 +19,7 @@ static Size size_of(int64_t value) {
 
 namespace {
 
-__device__ __forceinline__ Index divide(Index n, Size d) { return (__umulhi(n,
+[[maybe_unused]] __device__ __forceinline__ Index divide(Index n, Size d) { return (__umulhi(n,
     d.multiplier) + n) >> d.shift; }
 
 template <typename Stored>
@@ -163,13 +163,6 @@ struct DeviceGuard {
 };
 
 static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-// The smallest power of two that is at least n, between two others.
-static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
-  int64_t power = least;
-  while (power < n && power < most) power *= 2;
-  return power;
-}
 
 // a: x, bias, out, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.

@@ -20,7 +20,7 @@ static Size size_of(int64_t value) {
 
 namespace {
 
-__device__ __forceinline__ Index divide(Index n, Size d) { return (__umulhi(n,
+[[maybe_unused]] __device__ __forceinline__ Index divide(Index n, Size d) { return (__umulhi(n,
     d.multiplier) + n) >> d.shift; }
 
 template <typename Stored>
@@ -81,7 +81,10 @@ template <typename T>
 struct Sum {
   T total = 0;
   __device__ void add(T term) { total += term; }
-  __device__ void merge(const Sum& other) { total += other.total; }
+  template <typename U>
+  __device__ void merge(const Sum<U>& other) {
+    total += other.total;
+  }
   __device__ T sum() const { return total; }
 };
 
@@ -230,10 +233,10 @@ __device__ __forceinline__ void backward_finalise_values(const float total, floa
 __global__ void __launch_bounds__(256)
 backward_finalise(__nv_bfloat16* __restrict__ d_bias, const Sum<float>* __restrict__ total_partials,
     BackwardSizes sizes, Index slots) {
-  __shared__ alignas(16) unsigned char shared[256 * 4];
+  __shared__ alignas(16) unsigned char shared[256 * 8];
   const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
-  Sum<float> total_sum;
+  Sum<double> total_sum;
   if (column < columns) {
     for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
       total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
@@ -242,7 +245,7 @@ backward_finalise(__nv_bfloat16* __restrict__ d_bias, const Sum<float>* __restri
   total_sum = combine(total_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x, blockDim.x,
       shared);
   if (threadIdx.y != 0 || column >= columns) return;
-  const float total_value = total_sum.sum();
+  const float total_value = static_cast<float>(total_sum.sum());
   const Index result = above * columns + column;
   const Index inner = result;
   float d_bias_value;
