@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{build['warm'] * 1e3:.0f} ms, {build['warm_import'] * 1e3:.0f} ms of it import fusegen"
     )
     if options.json:
-        report = _facts(device) | {
+        report = _facts(device, options.commit) | {
             "copy_gbps": max(copies, default=0.0),
             "rows": rows,
             "host_us": host,
@@ -102,6 +102,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--work", help="names, comma-separated: " + ", ".join(w.name for w in WORKS)
     )
     parser.add_argument("--json", type=Path, help="where to write the results")
+    parser.add_argument("--commit", help="what is measured, where there is no git to ask")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     return parser.parse_args(arguments)
 
@@ -253,7 +254,7 @@ def _build(device: str) -> dict[str, float]:
     return {"cold": cold, "warm": warm_import + warm_run, "warm_import": warm_import}
 
 
-def _facts(device: str) -> dict[str, Any]:
+def _facts(device: str, commit: str | None) -> dict[str, Any]:
     is_cuda = device == "cuda"
     driver = _answer("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     return {
@@ -261,7 +262,7 @@ def _facts(device: str) -> dict[str, Any]:
         "torch": str(torch.__version__),
         "driver": driver.splitlines()[0] if is_cuda and driver else None,
         "threads": torch.get_num_threads(),
-        "commit": _answer("git", "-C", str(ROOT), "rev-parse", "HEAD") or None,
+        "commit": commit or _answer("git", "-C", str(ROOT), "rev-parse", "HEAD") or None,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
     }
