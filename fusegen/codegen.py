@@ -84,7 +84,7 @@ def tidy(text: str) -> str:
 
 def _folded(line: str) -> list[str]:
     """A line cut after commas where it is too long; comments and preprocessor lines stay whole."""
-    if len(line) <= _WIDTH or line.lstrip().startswith(("//", "#")) or '"' in line:
+    if len(line) <= _WIDTH or line.startswith("#") or "//" in line or '"' in line:
         return [line]
     indent = " " * (len(line) - len(line.lstrip()) + 4)
     lines = []

@@ -7,7 +7,9 @@ that it can be differentiated in its turn.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+import gc
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -51,7 +53,8 @@ class Part:
         key = tuple(parts)
         call = self.plans.get(key)
         if call is None:
-            call = self._first_call(tensors, wanted)
+            with _no_collection():
+                call = self._first_call(tensors, wanted)
             remember(self.plans, key, call)
         if out is not None:
             return self._into(out, call, tensors)
@@ -224,17 +227,18 @@ class Call:
                 for i in found.targets
             ]
             dtypes = with_derivative(self.program, found, self.dtypes)
-            call = self.part.prepare(
-                found.program,
-                self.bound,
-                self.order,
-                [Meta.of(t) for t in ready],
-                targets,
-                dtypes,
-                self.plan.device,
-                wanted,
-                self.signature,
-            )
+            with _no_collection():
+                call = self.part.prepare(
+                    found.program,
+                    self.bound,
+                    self.order,
+                    [Meta.of(t) for t in ready],
+                    targets,
+                    dtypes,
+                    self.plan.device,
+                    wanted,
+                    self.signature,
+                )
             remember(self.next_calls, key, (found, call))
         found, call = self.next_calls[key]
         return found, call, ready
@@ -284,6 +288,18 @@ def apply(call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:
         result: tuple[Tensor, ...] = _Launch.apply(call, *tensors)  # type: ignore[no-untyped-call]
         return result
     return _apply(call, *tensors)
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """No garbage collection while a graph is made: a full one walks all of torch, for 100 ms."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 _MOST_PLANS = 4096

@@ -95,7 +95,7 @@ _LIBRARY["sigmoid"] = "exp"
 CPP = Target(
     name="cpp",
     storage={
-        "float16": "_Float16",
+        "float16": "float16",
         "bfloat16": "bfloat16",
         "float32": "float",
         "float64": "double",
@@ -140,16 +140,17 @@ TARGETS: Mapping[str, Target] = {target.name: target for target in (CPP, CUDA)}
 # Names that generated code uses itself, and the words and functions of its languages. An operand
 # that has one of them, or looks like a derived name, is called <name>_operand there.
 _SPOKEN_FOR = """
-    a about above add aligned all argmax args at b base before begin behind beside best bfloat16
-    bits block blocks candidate ceil_divide cell cells centre code column columns combine count
-    cudaGetErrorString d definition device distance distances divide drift edges element
-    elements end error_text excess families first from gap given guard half head home i index
-    inner is_it j kept lane lanes least length lengths load lower lowest merge methods mine
-    moments moments_about most n narrow needed other out outer p pack packs part pick piece
-    piece_length pieces pieces_of position power power_of_two previous q r result results
-    rounded row rows run scratch share shared shift size size_of sizes slot slots slots_of store
-    stream stride strips sum tail take task tasks term threads to total type used value values
-    wanted widen width window x y z
+    a about above add aligned all argmax args at b base beats before begin behind beside best
+    bfloat16 bits bits_of block blocks candidate ceil_divide cell cells centre code column columns
+    combine count cudaGetErrorString d definition device distance distances divide drift edges
+    element elements end error_text excess expect families finite first float16 from gap given guard
+    half head home i index inner is_it j kept lane lanes last least length lengths line lines load
+    lower lowest magnitude merge methods mine moments moments_about most n narrow needed normal
+    other out outer output p pack packs pad padded part pick picked piece piece_length pieces
+    pieces_of position position_of_best power power_of_two previous q r result results room rounded
+    row rows run scratch share shared shift sign size size_of sizes slot slots slots_of special
+    squares store stream stride strips subnormal sum sum_of tail take target task tasks term threads
+    to total type used value values wanted widen width window x y z
 
     alignas alignof and asm auto bool break case catch char class compl const constexpr continue
     decltype default delete do double dynamic_cast else enum explicit export extern false float for
@@ -163,7 +164,8 @@ _SPOKEN_FOR = """
 _TAKEN = frozenset(_SPOKEN_FOR.split())
 _DERIVED = re.compile(
     r"d_|after_|count_of_|picked_|winner|mean|variance|total|maximum|window|axis_|above_|beside_|"
-    r"kept_|is_|forward|backward|run_|k[A-Z]|_|[A-Z]|Py|.*_(value|sum|part|out|in|stored|scratch|t)$"
+    r"kept_|is_|forward|backward|run_|k[A-Z]|_|[A-Z]|Py|.*"
+    r"_(value|line|room|lanes|sum|part|out|in|stored|scratch|t)$"
 )
 
 

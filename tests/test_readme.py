@@ -151,7 +151,9 @@ def operations() -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in rows).replace("|  |", "| |")
 
 
-def test_the_table_of_operations_says_what_the_operations_do(request: pytest.FixtureRequest) -> None:
+def test_the_table_of_operations_says_what_the_operations_do(
+    request: pytest.FixtureRequest,
+) -> None:
     text = README.read_text("utf-8")
     wanted = OPERATIONS.sub(lambda found: found[1] + operations() + found[2], text)
     if request.config.getoption("--update-golden"):
@@ -163,7 +165,9 @@ def test_the_table_of_operations_says_what_the_operations_do(request: pytest.Fix
     listed = table[0].splitlines()[1:-1]
     known = OPERATIONS.search(wanted)
     assert known
-    assert set(listed) <= set(known[0].splitlines()), "run pytest --update-golden tests/test_readme.py"
+    assert set(listed) <= set(known[0].splitlines()), (
+        "run pytest --update-golden tests/test_readme.py"
+    )
     assert len(listed) > 20
 
 

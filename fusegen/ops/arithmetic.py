@@ -71,16 +71,11 @@ def _bounds_problem(min: float | None, max: float | None) -> str | None:
 )
 def clamp(x: Expr, min: float | None = None, max: float | None = None) -> Expr:
     """x, at least min and at most max; both bounds let the gradient through, a NaN does not."""
-    # What lies neither within nor outside is NaN.
-    within: Expr | None = None
-    result: Expr | float = math.nan
+    # NaN is written as a constant: it passes, as in torch, and has no gradient, as in torch.
+    result = primitive("where", primitive("eq", x, x), x, math.nan)
+    if max is not None:
+        result = primitive("where", x > max, max, result)
     if min is not None:
         # Where the bounds are crossed the upper one wins, as in torch.
-        lowest = min if max is None or min <= max else max
-        within = x >= min
-        result = primitive("where", x < min, lowest, result)
-    if max is not None:
-        within = x <= max if within is None else within & (x <= max)
-        result = primitive("where", x > max, max, result)
-    assert within is not None
-    return primitive("where", within, x, result)
+        result = primitive("where", x < min, min if max is None or min <= max else max, result)
+    return result

@@ -5,6 +5,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
 
 using Index = int64_t;
 
@@ -15,6 +21,14 @@ struct Size {
 };
 
 inline Index divide(Index n, Size d) { return n / d.value; }
+
+template <typename To, typename From>
+inline To bits_of(From x) {
+  static_assert(sizeof(To) == sizeof(From));
+  To bits;
+  __builtin_memcpy(&bits, &x, sizeof(To));
+  return bits;
+}
 
 template <typename Stored>
 inline Stored widen(Stored x) {
@@ -46,38 +60,145 @@ inline Index pieces_of(Index length) { return std::max<Index>(1, (length + kPiec
 // Below this many elements one thread does it all: waking another costs more.
 constexpr Index kSerial = 16384;
 
-// How many blocks of rows leave partials of their own, where columns are added up.
-inline Index slots_of(Index rows, Index columns) {
-  return std::max<Index>(1, std::min<Index>(std::min<Index>(rows, 64), rows * columns / kPiece));
+// Elements are worked on by lines: up to so many neighbours, widened into arrays, so that conversions,
+// arithmetic and sums are a plain loop each. Arithmetic goes on to a whole vector, over copies of the last
+// element, so that no short row ends in scalar calls.
+constexpr Index kLine = 512;
+constexpr Index kColumns = 64;
+
+inline Index padded(Index width) { return (width + 15) / 16 * 16; }
+
+// The end of a line is filled up with copies of its last element.
+template <typename Value>
+inline void pad(Value* line, Index width) {
+  const Value last = line[width - 1];
+  for (Index i = width; i < padded(width); ++i) line[i] = last;
+}
+
+// Elements of the arithmetic's own type that fill whole vectors are worked on where they lie.
+template <Index stride, typename Stored, typename Value>
+inline bool is_line(Index width) {
+  return std::is_same<Stored, Value>::value && stride == 1 && width == padded(width);
+}
+
+// A line to read; room is where it is put if it cannot stay.
+template <Index stride, typename Stored, typename Value>
+inline const Value* load(const Stored* from, Index width, Value* room) {
+  if (is_line<stride, Stored, Value>(width)) return reinterpret_cast<const Value*>(from);
+#pragma omp simd
+  for (Index i = 0; i < width; ++i) room[i] = static_cast<Value>(widen(from[i * stride]));
+  pad(room, width);
+  return room;
+}
+
+// A line to be written before store.
+template <Index stride, typename Stored, typename Value>
+inline Value* target(Stored* to, Index width, Value* room) {
+  return is_line<stride, Stored, Value>(width) ? reinterpret_cast<Value*>(to) : room;
+}
+
+template <Index stride, typename Stored, typename Value>
+inline void store(const Value* line, Index width, Stored* to) {
+  if (is_line<stride, Stored, Value>(width)) return;
+#pragma omp simd
+  for (Index i = 0; i < width; ++i) to[i * stride] = narrow<Stored>(line[i]);
+}
+
+// Fresh memory comes in pages of 4 KiB, whose faults cost more than most chains (writing 55 MB: 15 ms, and 4
+// in large pages). So large outputs ask for those, as torch's allocator does under THP_MEM_ALLOC_ENABLE.
+template <typename Stored>
+inline void expect(Stored* output, Index count) {
+#ifdef __linux__
+  constexpr uintptr_t kPage = 65536;
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(output) + kPage - 1) / kPage * kPage;
+  const uintptr_t end = reinterpret_cast<uintptr_t>(output + count) / kPage * kPage;
+  if (begin + (4u << 20) <= end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+}
+
+template <typename Value>
+inline double sum_of(const Value* line, Index width) {
+  Value total = 0;
+#pragma omp simd reduction(+ : total)
+  for (Index i = 0; i < width; ++i) total += line[i];
+  return total;
 }
 
 struct Sum {
   double total = 0;
-  void add(double term) { total += term; }
   void merge(const Sum& other) { total += other.total; }
+  template <typename Value>
+  void add(const Value* line, Index width) {
+    total += sum_of(line, width);
+  }
   double sum() const { return total; }
+};
+
+// A sum for each place of a line.
+struct SumLanes {
+  double total[kLine];
+  explicit SumLanes(Index width) { std::fill(total, total + padded(width), 0.0); }
+  template <typename Value>
+  void add(const Value* line, Index width) {
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) total[i] += line[i];
+  }
+  double sum(Index i) const { return total[i]; }
+  Sum at(Index i) const { return {total[i]}; }
 };
 
 // Count, mean and the sum of squared distances from it; merged by Chan's formula.
 struct Moments {
   double count = 0, centre = 0, distances = 0;
   void merge(const Moments& other) {
-    if (other.count == 0) return;
-    const double all = count + other.count, gap = other.centre - centre;
-    centre += gap * (other.count / all);
-    distances += other.distances + gap * gap * (count * other.count / all);
-    count = all;
+    if (count == 0) *this = other;
+    else if (other.count != 0) {
+      const double all = count + other.count, gap = other.centre - centre, share = other.count / all;
+      centre += gap * share;
+      distances += other.distances + gap * gap * count * share;
+      count = all;
+    }
   }
-  void add(double term) { merge({1, term, 0}); }
+  // Distances about a first guess of the mean, mended by their own mean.
+  template <typename Value>
+  void add(const Value* line, Index width) {
+    const double n = static_cast<double>(width);
+    const Value about = static_cast<Value>(sum_of(line, width) / n);
+    Value squares = 0, drift = 0;
+#pragma omp simd reduction(+ : squares, drift)
+    for (Index i = 0; i < width; ++i) {
+      const Value distance = line[i] - about;
+      squares += distance * distance;
+      drift += distance;
+    }
+    const double mean_drift = drift / n;
+    merge({n, about + mean_drift, squares - drift * mean_drift});
+  }
   double mean() const { return centre; }
   double variance() const { return distances / count; }
 };
 
-// From sums about a first guess of the mean: drift is the sum of distances, which would be 0 had the guess been exact.
-inline Moments moments_about(double about, Index count, double distances, double drift) {
-  const double n = static_cast<double>(count);
-  return {n, about + drift / n, distances - drift * (drift / n)};
-}
+// Moments for each place of a line, by Welford's recurrence.
+struct MomentsLanes {
+  double count = 0, centre[kLine], distances[kLine];
+  explicit MomentsLanes(Index width) {
+    std::fill(centre, centre + padded(width), 0.0);
+    std::fill(distances, distances + padded(width), 0.0);
+  }
+  template <typename Value>
+  void add(const Value* line, Index width) {
+    const double share = 1 / ++count;
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) {
+      const double gap = line[i] - centre[i];
+      centre[i] += gap * share;
+      distances[i] += gap * (line[i] - centre[i]);
+    }
+  }
+  double mean(Index i) const { return centre[i]; }
+  double variance(Index i) const { return distances[i] / count; }
+  Moments at(Index i) const { return {count, centre[i], distances[i]}; }
+};
 
 struct ForwardSizes {
   Size outer, middle, inner;
@@ -94,70 +215,54 @@ static inline __attribute__((always_inline)) void forward_column_values(const fl
 }
 
 static void forward_column(const float* __restrict__ x, const float* __restrict__ weight,
-    const float* __restrict__ bias, float* __restrict__ out, const ForwardSizes& sizes, int threads) {
-  constexpr Index kBlock = 64;
+    const float* __restrict__ bias, float* __restrict__ out, const ForwardSizes sizes, int threads) {
+  expect(out, sizes.outer.value * sizes.middle.value * sizes.inner.value);
   const Index above = sizes.outer.value, length = sizes.middle.value, beside = sizes.inner.value;
-  const Index blocks = (beside + kBlock - 1) / kBlock;
-#pragma omp parallel for num_threads(threads) schedule(static) if (above * length * beside > kSerial)
+  const Index blocks = (beside + kColumns - 1) / kColumns;
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (above * length * beside > kSerial)
   for (Index task = 0; task < above * blocks; ++task) {
-    const Index above_index = task / blocks, first = task % blocks * kBlock;
-    const Index width = std::min(kBlock, beside - first);
+    const Index above_index = task / blocks, first = task % blocks * kColumns;
+    const Index width = std::min(kColumns, beside - first);
     const Index outer = above_index;
-    double mean_part[kBlock] = {};
+    MomentsLanes mean_lanes(width);
     for (Index r = 0; r < length; ++r) {
       const Index middle = r;
+      const Index inner = first;
+      float x_room[kLine];
+      const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
+      float mean_term_line[kLine];
 #pragma omp simd
-      for (Index b = 0; b < width; ++b) {
-        const Index beside_index = first + b;
-        const Index inner = beside_index;
-        const float x_value = widen(x[((outer) * sizes.middle.value + middle) * sizes.inner.value + inner]);
+      for (Index i = 0; i < padded(width); ++i) {
+        const float x_value = x_line[i];
         float mean_term_value;
         forward_column_stage_1(x_value, mean_term_value);
-        mean_part[b] += mean_term_value;
+        mean_term_line[i] = mean_term_value;
       }
+      mean_lanes.add(mean_term_line, width);
     }
-    float mean_about[kBlock];
-    double mean_distances[kBlock] = {}, mean_drift[kBlock] = {};
-    for (Index b = 0; b < width; ++b) mean_about[b] = static_cast<float>(mean_part[b] / static_cast<double>(length));
+    float mean_line[kLine];
+    for (Index i = 0; i < padded(width); ++i) mean_line[i] = static_cast<float>(mean_lanes.mean(i));
+    float variance_line[kLine];
+    for (Index i = 0; i < padded(width); ++i) variance_line[i] = static_cast<float>(mean_lanes.variance(i));
     for (Index r = 0; r < length; ++r) {
       const Index middle = r;
+      const Index inner = first;
+      float x_room[kLine];
+      const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
+      const float weight_value = widen(weight[middle]);
+      const float bias_value = widen(bias[middle]);
+      float out_room[kLine];
+      float* const out_line = target<1>(out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, out_room);
 #pragma omp simd
-      for (Index b = 0; b < width; ++b) {
-        const Index beside_index = first + b;
-        const Index inner = beside_index;
-        const float x_value = widen(x[((outer) * sizes.middle.value + middle) * sizes.inner.value + inner]);
-        float mean_term_value;
-        forward_column_stage_1(x_value, mean_term_value);
-        const double distance = mean_term_value - mean_about[b];
-        mean_distances[b] += distance * distance;
-        mean_drift[b] += distance;
-      }
-    }
-    float mean_at[kBlock];
-    for (Index b = 0; b < width; ++b) {
-      const Moments mean_sum = moments_about(mean_about[b], length, mean_distances[b], mean_drift[b]);
-      mean_at[b] = static_cast<float>(mean_sum.mean());
-    }
-    float variance_at[kBlock];
-    for (Index b = 0; b < width; ++b) {
-      const Moments mean_sum = moments_about(mean_about[b], length, mean_distances[b], mean_drift[b]);
-      variance_at[b] = static_cast<float>(mean_sum.variance());
-    }
-    for (Index r = 0; r < length; ++r) {
-      const Index middle = r;
-#pragma omp simd
-      for (Index b = 0; b < width; ++b) {
-        const Index beside_index = first + b;
-        const Index inner = beside_index;
-        const float mean_value = mean_at[b];
-        const float variance_value = variance_at[b];
-        const float x_value = widen(x[((outer) * sizes.middle.value + middle) * sizes.inner.value + inner]);
-        const float weight_value = widen(weight[middle]);
-        const float bias_value = widen(bias[middle]);
+      for (Index i = 0; i < padded(width); ++i) {
+        const float x_value = x_line[i];
+        const float mean_value = mean_line[i];
+        const float variance_value = variance_line[i];
         float out_value;
         forward_column_values(x_value, mean_value, variance_value, weight_value, bias_value, out_value);
-        out[((outer) * sizes.middle.value + middle) * sizes.inner.value + inner] = narrow<float>(out_value);
+        out_line[i] = out_value;
       }
+      store<1>(out_line, width, out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner);
     }
   }
 }
@@ -194,119 +299,117 @@ static inline __attribute__((always_inline)) void backward_column_row_values(con
 
 static void backward_column(const float* __restrict__ d_out, const float* __restrict__ weight,
     const float* __restrict__ x, float* __restrict__ d_x, float* __restrict__ mean_scratch,
-    float* __restrict__ variance_scratch, const BackwardSizes& sizes, int threads) {
+    float* __restrict__ variance_scratch, const BackwardSizes sizes, int threads) {
   const float count_of_middle_value = static_cast<float>(sizes.middle.value);
-  constexpr Index kBlock = 64;
+  expect(d_x, sizes.outer.value * sizes.middle.value * sizes.inner.value);
+  expect(mean_scratch, sizes.outer.value * sizes.inner.value);
+  expect(variance_scratch, sizes.outer.value * sizes.inner.value);
   const Index above = sizes.outer.value, length = sizes.middle.value, beside = sizes.inner.value;
-  const Index blocks = (beside + kBlock - 1) / kBlock;
-#pragma omp parallel for num_threads(threads) schedule(static) if (above * length * beside > kSerial)
+  const Index blocks = (beside + kColumns - 1) / kColumns;
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (above * length * beside > kSerial)
   for (Index task = 0; task < above * blocks; ++task) {
-    const Index above_index = task / blocks, first = task % blocks * kBlock;
-    const Index width = std::min(kBlock, beside - first);
+    const Index above_index = task / blocks, first = task % blocks * kColumns;
+    const Index width = std::min(kColumns, beside - first);
     const Index outer = above_index;
-    double total_part[kBlock] = {};
-    double mean_part[kBlock] = {};
+    SumLanes total_lanes(width);
+    MomentsLanes mean_lanes(width);
     for (Index r = 0; r < length; ++r) {
       const Index middle = r;
+      const Index inner = first;
+      float d_out_room[kLine];
+      const float* const d_out_line = load<1>(d_out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_out_room);
+      const float weight_value = widen(weight[middle]);
+      float x_room[kLine];
+      const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
+      float total_term_line[kLine];
+      float mean_term_line[kLine];
 #pragma omp simd
-      for (Index b = 0; b < width; ++b) {
-        const Index beside_index = first + b;
-        const Index inner = beside_index;
-        const float d_out_value = widen(d_out[((outer) * sizes.middle.value + middle) * sizes.inner.value + inner]);
-        const float weight_value = widen(weight[middle]);
-        const float x_value = widen(x[((outer) * sizes.middle.value + middle) * sizes.inner.value + inner]);
+      for (Index i = 0; i < padded(width); ++i) {
+        const float d_out_value = d_out_line[i];
+        const float x_value = x_line[i];
         float total_term_value;
         float mean_term_value;
         backward_column_stage_1(d_out_value, weight_value, x_value, total_term_value, mean_term_value);
-        total_part[b] += total_term_value;
-        mean_part[b] += mean_term_value;
+        total_term_line[i] = total_term_value;
+        mean_term_line[i] = mean_term_value;
       }
+      total_lanes.add(total_term_line, width);
+      mean_lanes.add(mean_term_line, width);
     }
-    float mean_about[kBlock];
-    double mean_distances[kBlock] = {}, mean_drift[kBlock] = {};
-    for (Index b = 0; b < width; ++b) mean_about[b] = static_cast<float>(mean_part[b] / static_cast<double>(length));
+    float total_line[kLine];
+    for (Index i = 0; i < padded(width); ++i) total_line[i] = static_cast<float>(total_lanes.sum(i));
+    float mean_line[kLine];
+    for (Index i = 0; i < padded(width); ++i) mean_line[i] = static_cast<float>(mean_lanes.mean(i));
+    float variance_line[kLine];
+    for (Index i = 0; i < padded(width); ++i) variance_line[i] = static_cast<float>(mean_lanes.variance(i));
+    SumLanes total_2_lanes(width);
     for (Index r = 0; r < length; ++r) {
       const Index middle = r;
+      const Index inner = first;
+      float d_out_room[kLine];
+      const float* const d_out_line = load<1>(d_out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_out_room);
+      const float weight_value = widen(weight[middle]);
+      float x_room[kLine];
+      const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
+      float total_2_term_line[kLine];
 #pragma omp simd
-      for (Index b = 0; b < width; ++b) {
-        const Index beside_index = first + b;
-        const Index inner = beside_index;
-        const float d_out_value = widen(d_out[((outer) * sizes.middle.value + middle) * sizes.inner.value + inner]);
-        const float weight_value = widen(weight[middle]);
-        const float x_value = widen(x[((outer) * sizes.middle.value + middle) * sizes.inner.value + inner]);
-        float total_term_value;
-        float mean_term_value;
-        backward_column_stage_1(d_out_value, weight_value, x_value, total_term_value, mean_term_value);
-        const double distance = mean_term_value - mean_about[b];
-        mean_distances[b] += distance * distance;
-        mean_drift[b] += distance;
-      }
-    }
-    float total_at[kBlock];
-    for (Index b = 0; b < width; ++b) {
-      const Sum total_sum{ total_part[b]};
-      total_at[b] = static_cast<float>(total_sum.sum());
-    }
-    float mean_at[kBlock];
-    for (Index b = 0; b < width; ++b) {
-      const Moments mean_sum = moments_about(mean_about[b], length, mean_distances[b], mean_drift[b]);
-      mean_at[b] = static_cast<float>(mean_sum.mean());
-    }
-    float variance_at[kBlock];
-    for (Index b = 0; b < width; ++b) {
-      const Moments mean_sum = moments_about(mean_about[b], length, mean_distances[b], mean_drift[b]);
-      variance_at[b] = static_cast<float>(mean_sum.variance());
-    }
-    double total_2_part[kBlock] = {};
-    for (Index r = 0; r < length; ++r) {
-      const Index middle = r;
-#pragma omp simd
-      for (Index b = 0; b < width; ++b) {
-        const Index beside_index = first + b;
-        const Index inner = beside_index;
-        const float mean_value = mean_at[b];
-        const float d_out_value = widen(d_out[((outer) * sizes.middle.value + middle) * sizes.inner.value + inner]);
-        const float weight_value = widen(weight[middle]);
-        const float x_value = widen(x[((outer) * sizes.middle.value + middle) * sizes.inner.value + inner]);
+      for (Index i = 0; i < padded(width); ++i) {
+        const float d_out_value = d_out_line[i];
+        const float x_value = x_line[i];
+        const float mean_value = mean_line[i];
         float total_2_term_value;
         backward_column_stage_2(d_out_value, weight_value, x_value, mean_value, total_2_term_value);
-        total_2_part[b] += total_2_term_value;
+        total_2_term_line[i] = total_2_term_value;
       }
+      total_2_lanes.add(total_2_term_line, width);
     }
-    float total_2_at[kBlock];
-    for (Index b = 0; b < width; ++b) {
-      const Sum total_2_sum{ total_2_part[b]};
-      total_2_at[b] = static_cast<float>(total_2_sum.sum());
-    }
+    float total_2_line[kLine];
+    for (Index i = 0; i < padded(width); ++i) total_2_line[i] = static_cast<float>(total_2_lanes.sum(i));
     for (Index r = 0; r < length; ++r) {
       const Index middle = r;
+      const Index inner = first;
+      float d_out_room[kLine];
+      const float* const d_out_line = load<1>(d_out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_out_room);
+      const float weight_value = widen(weight[middle]);
+      float x_room[kLine];
+      const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
+      float d_x_room[kLine];
+      float* const d_x_line = target<1>(d_x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_x_room);
 #pragma omp simd
-      for (Index b = 0; b < width; ++b) {
-        const Index beside_index = first + b;
-        const Index inner = beside_index;
-        const float total_value = total_at[b];
-        const float mean_value = mean_at[b];
-        const float variance_value = variance_at[b];
-        const float total_2_value = total_2_at[b];
-        const float d_out_value = widen(d_out[((outer) * sizes.middle.value + middle) * sizes.inner.value + inner]);
-        const float weight_value = widen(weight[middle]);
-        const float x_value = widen(x[((outer) * sizes.middle.value + middle) * sizes.inner.value + inner]);
+      for (Index i = 0; i < padded(width); ++i) {
+        const float x_value = x_line[i];
+        const float mean_value = mean_line[i];
+        const float total_2_value = total_2_line[i];
+        const float variance_value = variance_line[i];
+        const float d_out_value = d_out_line[i];
+        const float total_value = total_line[i];
         float d_x_value;
         backward_column_values(x_value, mean_value, total_2_value, variance_value, count_of_middle_value,
             d_out_value, weight_value, total_value, d_x_value);
-        d_x[((outer) * sizes.middle.value + middle) * sizes.inner.value + inner] = narrow<float>(d_x_value);
+        d_x_line[i] = d_x_value;
       }
+      store<1>(d_x_line, width, d_x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner);
     }
-    for (Index b = 0; b < width; ++b) {
-      const Index beside_index = first + b;
-      const Index inner = beside_index;
-      const float mean_value = mean_at[b];
-      const float variance_value = variance_at[b];
-      float mean_scratch_value;
-      float variance_scratch_value;
-      backward_column_row_values(mean_value, variance_value, mean_scratch_value, variance_scratch_value);
-      mean_scratch[(outer) * sizes.inner.value + inner] = narrow<float>(mean_scratch_value);
-      variance_scratch[(outer) * sizes.inner.value + inner] = narrow<float>(variance_scratch_value);
+    {
+      const Index inner = first;
+      float mean_scratch_room[kLine];
+      float* const mean_scratch_line = target<1>(mean_scratch + (outer) * sizes.inner.value + inner, width,
+          mean_scratch_room);
+      float variance_scratch_room[kLine];
+      float* const variance_scratch_line = target<1>(variance_scratch + (outer) * sizes.inner.value + inner,
+          width, variance_scratch_room);
+#pragma omp simd
+      for (Index i = 0; i < padded(width); ++i) {
+        const float mean_value = mean_line[i];
+        const float variance_value = variance_line[i];
+        float mean_scratch_value;
+        float variance_scratch_value;
+        backward_column_row_values(mean_value, variance_value, mean_scratch_value, variance_scratch_value);
+        mean_scratch_line[i] = mean_scratch_value;
+        variance_scratch_line[i] = variance_scratch_value;
+      }
+      store<1>(mean_scratch_line, width, mean_scratch + (outer) * sizes.inner.value + inner);
+      store<1>(variance_scratch_line, width, variance_scratch + (outer) * sizes.inner.value + inner);
     }
   }
 }
@@ -319,34 +422,48 @@ static inline __attribute__((always_inline)) void backward_inner_values(const fl
 
 static void backward_inner(const float* __restrict__ d_out, const float* __restrict__ x,
     const float* __restrict__ mean, const float* __restrict__ variance, Sum* __restrict__ total_3_partials,
-    Sum* __restrict__ total_4_partials, const BackwardSizes& sizes, int threads) {
+    Sum* __restrict__ total_4_partials, const BackwardSizes sizes, int threads) {
   const Index rows = sizes.outer.value * sizes.middle.value, length = sizes.inner.value;
   const Index pieces = pieces_of(length);
-#pragma omp parallel for num_threads(threads) schedule(static) if (rows * length > kSerial)
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
   for (Index task = 0; task < rows * pieces; ++task) {
     const Index row = task / pieces, piece = task % pieces;
-    const Index begin = piece * kPiece, end = std::min(length, begin + kPiece);
+    const Index end = std::min(length, (piece + 1) * kPiece);
     const Index above_middle = divide(row, sizes.middle);
     const Index middle = row - above_middle * sizes.middle.value;
     const Index outer = above_middle;
-    float total_3_part = 0;
-    float total_4_part = 0;
-#pragma omp simd reduction(+ : total_3_part, total_4_part)
-    for (Index r = begin; r < end; ++r) {
-      const Index inner = r;
-      const float d_out_value = widen(d_out[((outer) * sizes.middle.value + middle) * sizes.inner.value + inner]);
-      const float x_value = widen(x[((outer) * sizes.middle.value + middle) * sizes.inner.value + inner]);
-      const float mean_value = widen(mean[(outer) * sizes.inner.value + inner]);
-      const float variance_value = widen(variance[(outer) * sizes.inner.value + inner]);
-      float total_3_term_value;
-      float total_4_term_value;
-      backward_inner_values(d_out_value, x_value, mean_value, variance_value, total_3_term_value,
-          total_4_term_value);
-      total_3_part += total_3_term_value;
-      total_4_part += total_4_term_value;
+    Sum total_3_sum;
+    Sum total_4_sum;
+    for (Index first = piece * kPiece; first < end; first += kLine) {
+      const Index width = std::min(kLine, end - first);
+      const Index inner = first;
+      float d_out_room[kLine];
+      const float* const d_out_line = load<1>(d_out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_out_room);
+      float x_room[kLine];
+      const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
+      float mean_room[kLine];
+      const float* const mean_line = load<1>(mean + (outer) * sizes.inner.value + inner, width, mean_room);
+      float variance_room[kLine];
+      const float* const variance_line = load<1>(variance + (outer) * sizes.inner.value + inner, width,
+          variance_room);
+      float total_3_term_line[kLine];
+      float total_4_term_line[kLine];
+#pragma omp simd
+      for (Index i = 0; i < padded(width); ++i) {
+        const float d_out_value = d_out_line[i];
+        const float x_value = x_line[i];
+        const float mean_value = mean_line[i];
+        const float variance_value = variance_line[i];
+        float total_3_term_value;
+        float total_4_term_value;
+        backward_inner_values(d_out_value, x_value, mean_value, variance_value, total_3_term_value,
+            total_4_term_value);
+        total_3_term_line[i] = total_3_term_value;
+        total_4_term_line[i] = total_4_term_value;
+      }
+      total_3_sum.add(total_3_term_line, width);
+      total_4_sum.add(total_4_term_line, width);
     }
-    const Sum total_3_sum{static_cast<double>(total_3_part)};
-    const Sum total_4_sum{static_cast<double>(total_4_part)};
     total_3_partials[(middle) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_3_sum;
     total_4_partials[(middle) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_4_sum;
   }
@@ -360,9 +477,11 @@ static inline __attribute__((always_inline)) void backward_finalise_values(const
 
 static void backward_finalise(float* __restrict__ d_weight, float* __restrict__ d_bias,
     const Sum* __restrict__ total_3_partials, const Sum* __restrict__ total_4_partials,
-    const BackwardSizes& sizes, Index slots, int threads) {
+    const BackwardSizes sizes, Index slots, int threads) {
+  expect(d_weight, sizes.middle.value);
+  expect(d_bias, sizes.middle.value);
   const Index columns = 1, results = sizes.middle.value;
-#pragma omp parallel for num_threads(threads) schedule(static) if (results * slots > kSerial)
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
   for (Index result = 0; result < results; ++result) {
     const Index above = result / columns, column = result % columns;
     Sum total_3_sum;
@@ -461,6 +580,6 @@ static PyMethodDef methods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
-static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "fusegen_c63776830eac", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "fusegen_553e1fdfd706", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
 
-PyMODINIT_FUNC PyInit_fusegen_c63776830eac() { return PyModule_Create(&definition); }
+PyMODINIT_FUNC PyInit_fusegen_553e1fdfd706() { return PyModule_Create(&definition); }

@@ -5,6 +5,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
 
 using Index = int64_t;
 
@@ -24,6 +30,14 @@ struct Size {
 };
 
 inline Index divide(Index n, Size d) { return n / d.value; }
+
+template <typename To, typename From>
+inline To bits_of(From x) {
+  static_assert(sizeof(To) == sizeof(From));
+  To bits;
+  __builtin_memcpy(&bits, &x, sizeof(To));
+  return bits;
+}
 
 template <typename Stored>
 inline Stored widen(Stored x) {
@@ -55,31 +69,99 @@ inline Index pieces_of(Index length) { return std::max<Index>(1, (length + kPiec
 // Below this many elements one thread does it all: waking another costs more.
 constexpr Index kSerial = 16384;
 
-// How many blocks of rows leave partials of their own, where columns are added up.
-inline Index slots_of(Index rows, Index columns) {
-  return std::max<Index>(1, std::min<Index>(std::min<Index>(rows, 64), rows * columns / kPiece));
+// Elements are worked on by lines: up to so many neighbours, widened into arrays, so that conversions,
+// arithmetic and sums are a plain loop each. Arithmetic goes on to a whole vector, over copies of the last
+// element, so that no short row ends in scalar calls.
+constexpr Index kLine = 512;
+
+inline Index padded(Index width) { return (width + 15) / 16 * 16; }
+
+// The end of a line is filled up with copies of its last element.
+template <typename Value>
+inline void pad(Value* line, Index width) {
+  const Value last = line[width - 1];
+  for (Index i = width; i < padded(width); ++i) line[i] = last;
+}
+
+// Elements of the arithmetic's own type that fill whole vectors are worked on where they lie.
+template <Index stride, typename Stored, typename Value>
+inline bool is_line(Index width) {
+  return std::is_same<Stored, Value>::value && stride == 1 && width == padded(width);
+}
+
+// A line to read; room is where it is put if it cannot stay.
+template <Index stride, typename Stored, typename Value>
+inline const Value* load(const Stored* from, Index width, Value* room) {
+  if (is_line<stride, Stored, Value>(width)) return reinterpret_cast<const Value*>(from);
+#pragma omp simd
+  for (Index i = 0; i < width; ++i) room[i] = static_cast<Value>(widen(from[i * stride]));
+  pad(room, width);
+  return room;
+}
+
+// A line to be written before store.
+template <Index stride, typename Stored, typename Value>
+inline Value* target(Stored* to, Index width, Value* room) {
+  return is_line<stride, Stored, Value>(width) ? reinterpret_cast<Value*>(to) : room;
+}
+
+template <Index stride, typename Stored, typename Value>
+inline void store(const Value* line, Index width, Stored* to) {
+  if (is_line<stride, Stored, Value>(width)) return;
+#pragma omp simd
+  for (Index i = 0; i < width; ++i) to[i * stride] = narrow<Stored>(line[i]);
+}
+
+// Fresh memory comes in pages of 4 KiB, whose faults cost more than most chains (writing 55 MB: 15 ms, and 4
+// in large pages). So large outputs ask for those, as torch's allocator does under THP_MEM_ALLOC_ENABLE.
+template <typename Stored>
+inline void expect(Stored* output, Index count) {
+#ifdef __linux__
+  constexpr uintptr_t kPage = 65536;
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(output) + kPage - 1) / kPage * kPage;
+  const uintptr_t end = reinterpret_cast<uintptr_t>(output + count) / kPage * kPage;
+  if (begin + (4u << 20) <= end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+}
+
+template <typename Value>
+inline double sum_of(const Value* line, Index width) {
+  Value total = 0;
+#pragma omp simd reduction(+ : total)
+  for (Index i = 0; i < width; ++i) total += line[i];
+  return total;
 }
 
 // Count, mean and the sum of squared distances from it; merged by Chan's formula.
 struct Moments {
   double count = 0, centre = 0, distances = 0;
   void merge(const Moments& other) {
-    if (other.count == 0) return;
-    const double all = count + other.count, gap = other.centre - centre;
-    centre += gap * (other.count / all);
-    distances += other.distances + gap * gap * (count * other.count / all);
-    count = all;
+    if (count == 0) *this = other;
+    else if (other.count != 0) {
+      const double all = count + other.count, gap = other.centre - centre, share = other.count / all;
+      centre += gap * share;
+      distances += other.distances + gap * gap * count * share;
+      count = all;
+    }
   }
-  void add(double term) { merge({1, term, 0}); }
+  // Distances about a first guess of the mean, mended by their own mean.
+  template <typename Value>
+  void add(const Value* line, Index width) {
+    const double n = static_cast<double>(width);
+    const Value about = static_cast<Value>(sum_of(line, width) / n);
+    Value squares = 0, drift = 0;
+#pragma omp simd reduction(+ : squares, drift)
+    for (Index i = 0; i < width; ++i) {
+      const Value distance = line[i] - about;
+      squares += distance * distance;
+      drift += distance;
+    }
+    const double mean_drift = drift / n;
+    merge({n, about + mean_drift, squares - drift * mean_drift});
+  }
   double mean() const { return centre; }
   double variance() const { return distances / count; }
 };
-
-// From sums about a first guess of the mean: drift is the sum of distances, which would be 0 had the guess been exact.
-inline Moments moments_about(double about, Index count, double distances, double drift) {
-  const double n = static_cast<double>(count);
-  return {n, about + drift / n, distances - drift * (drift / n)};
-}
 
 struct ForwardSizes {
   Size outer, inner;
@@ -100,50 +182,51 @@ static inline __attribute__((always_inline)) void forward_row_values(const float
 }
 
 static void forward_row(const float* __restrict__ x, const float* __restrict__ weight,
-    const float* __restrict__ bias, float* __restrict__ out, const ForwardSizes& sizes, int threads) {
+    const float* __restrict__ bias, float* __restrict__ out, const ForwardSizes sizes, int threads) {
+  expect(out, sizes.outer.value * sizes.inner.value);
   const Index rows = sizes.outer.value, length = sizes.inner.value;
-#pragma omp parallel for num_threads(threads) schedule(static) if (rows * length > kSerial)
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
   for (Index row = 0; row < rows; ++row) {
     const Index outer = row;
-    Moments mean_all;
-    for (Index begin = 0; begin < length; begin += kPiece) {
-      const Index end = std::min(length, begin + kPiece);
-      float mean_part = 0;
-#pragma omp simd reduction(+ : mean_part)
-      for (Index r = begin; r < end; ++r) {
-        const Index inner = r;
-        const float x_value = widen(x[(outer) * sizes.inner.value + inner]);
+    Moments mean_sum;
+    for (Index first = 0; first < length; first += kLine) {
+      const Index width = std::min(kLine, length - first);
+      const Index inner = first;
+      float x_room[kLine];
+      const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
+      float mean_term_line[kLine];
+#pragma omp simd
+      for (Index i = 0; i < padded(width); ++i) {
+        const float x_value = x_line[i];
         float mean_term_value;
         forward_row_stage_1(x_value, mean_term_value);
-        mean_part += mean_term_value;
+        mean_term_line[i] = mean_term_value;
       }
-      const float mean_about = mean_part / static_cast<float>(end - begin);
-      float mean_distances = 0, mean_drift = 0;
-#pragma omp simd reduction(+ : mean_distances, mean_drift)
-      for (Index r = begin; r < end; ++r) {
-        const Index inner = r;
-        const float x_value = widen(x[(outer) * sizes.inner.value + inner]);
-        float mean_term_value;
-        forward_row_stage_1(x_value, mean_term_value);
-        const float distance = mean_term_value - mean_about;
-        mean_distances += distance * distance;
-        mean_drift += distance;
-      }
-      const Moments mean_sum = moments_about(mean_about, end - begin, mean_distances, mean_drift);
-      mean_all.merge(mean_sum);
+      mean_sum.add(mean_term_line, width);
     }
-    const Moments& mean_sum = mean_all;
     const float mean_value = static_cast<float>(mean_sum.mean());
     const float variance_value = static_cast<float>(mean_sum.variance());
+    for (Index first = 0; first < length; first += kLine) {
+      const Index width = std::min(kLine, length - first);
+      const Index inner = first;
+      float x_room[kLine];
+      const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
+      float weight_room[kLine];
+      const float* const weight_line = load<1>(weight + inner, width, weight_room);
+      float bias_room[kLine];
+      const float* const bias_line = load<1>(bias + inner, width, bias_room);
+      float out_room[kLine];
+      float* const out_line = target<1>(out + (outer) * sizes.inner.value + inner, width, out_room);
 #pragma omp simd
-    for (Index r = 0; r < length; ++r) {
-      const Index inner = r;
-      const float x_value = widen(x[(outer) * sizes.inner.value + inner]);
-      const float weight_value = widen(weight[inner]);
-      const float bias_value = widen(bias[inner]);
-      float out_value;
-      forward_row_values(x_value, mean_value, variance_value, weight_value, bias_value, out_value);
-      out[(outer) * sizes.inner.value + inner] = narrow<float>(out_value);
+      for (Index i = 0; i < padded(width); ++i) {
+        const float x_value = x_line[i];
+        const float weight_value = weight_line[i];
+        const float bias_value = bias_line[i];
+        float out_value;
+        forward_row_values(x_value, mean_value, variance_value, weight_value, bias_value, out_value);
+        out_line[i] = out_value;
+      }
+      store<1>(out_line, width, out + (outer) * sizes.inner.value + inner);
     }
   }
 }
@@ -184,6 +267,6 @@ static PyMethodDef methods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
-static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "fusegen_72917bcb5acb", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "fusegen_727f5077f6a6", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
 
-PyMODINIT_FUNC PyInit_fusegen_72917bcb5acb() { return PyModule_Create(&definition); }
+PyMODINIT_FUNC PyInit_fusegen_727f5077f6a6() { return PyModule_Create(&definition); }

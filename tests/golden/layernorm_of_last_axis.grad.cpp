@@ -5,6 +5,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
 
 using Index = int64_t;
 
@@ -25,6 +31,14 @@ struct Size {
 };
 
 inline Index divide(Index n, Size d) { return n / d.value; }
+
+template <typename To, typename From>
+inline To bits_of(From x) {
+  static_assert(sizeof(To) == sizeof(From));
+  To bits;
+  __builtin_memcpy(&bits, &x, sizeof(To));
+  return bits;
+}
 
 template <typename Stored>
 inline Stored widen(Stored x) {
@@ -61,33 +75,144 @@ inline Index slots_of(Index rows, Index columns) {
   return std::max<Index>(1, std::min<Index>(std::min<Index>(rows, 64), rows * columns / kPiece));
 }
 
+// Elements are worked on by lines: up to so many neighbours, widened into arrays, so that conversions,
+// arithmetic and sums are a plain loop each. Arithmetic goes on to a whole vector, over copies of the last
+// element, so that no short row ends in scalar calls.
+constexpr Index kLine = 512;
+
+inline Index padded(Index width) { return (width + 15) / 16 * 16; }
+
+// The end of a line is filled up with copies of its last element.
+template <typename Value>
+inline void pad(Value* line, Index width) {
+  const Value last = line[width - 1];
+  for (Index i = width; i < padded(width); ++i) line[i] = last;
+}
+
+// Elements of the arithmetic's own type that fill whole vectors are worked on where they lie.
+template <Index stride, typename Stored, typename Value>
+inline bool is_line(Index width) {
+  return std::is_same<Stored, Value>::value && stride == 1 && width == padded(width);
+}
+
+// A line to read; room is where it is put if it cannot stay.
+template <Index stride, typename Stored, typename Value>
+inline const Value* load(const Stored* from, Index width, Value* room) {
+  if (is_line<stride, Stored, Value>(width)) return reinterpret_cast<const Value*>(from);
+#pragma omp simd
+  for (Index i = 0; i < width; ++i) room[i] = static_cast<Value>(widen(from[i * stride]));
+  pad(room, width);
+  return room;
+}
+
+// A line to be written before store.
+template <Index stride, typename Stored, typename Value>
+inline Value* target(Stored* to, Index width, Value* room) {
+  return is_line<stride, Stored, Value>(width) ? reinterpret_cast<Value*>(to) : room;
+}
+
+template <Index stride, typename Stored, typename Value>
+inline void store(const Value* line, Index width, Stored* to) {
+  if (is_line<stride, Stored, Value>(width)) return;
+#pragma omp simd
+  for (Index i = 0; i < width; ++i) to[i * stride] = narrow<Stored>(line[i]);
+}
+
+// Fresh memory comes in pages of 4 KiB, whose faults cost more than most chains (writing 55 MB: 15 ms, and 4
+// in large pages). So large outputs ask for those, as torch's allocator does under THP_MEM_ALLOC_ENABLE.
+template <typename Stored>
+inline void expect(Stored* output, Index count) {
+#ifdef __linux__
+  constexpr uintptr_t kPage = 65536;
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(output) + kPage - 1) / kPage * kPage;
+  const uintptr_t end = reinterpret_cast<uintptr_t>(output + count) / kPage * kPage;
+  if (begin + (4u << 20) <= end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+}
+
+template <typename Value>
+inline double sum_of(const Value* line, Index width) {
+  Value total = 0;
+#pragma omp simd reduction(+ : total)
+  for (Index i = 0; i < width; ++i) total += line[i];
+  return total;
+}
+
 struct Sum {
   double total = 0;
-  void add(double term) { total += term; }
   void merge(const Sum& other) { total += other.total; }
+  template <typename Value>
+  void add(const Value* line, Index width) {
+    total += sum_of(line, width);
+  }
   double sum() const { return total; }
+};
+
+// A sum for each place of a line.
+struct SumLanes {
+  double total[kLine];
+  explicit SumLanes(Index width) { std::fill(total, total + padded(width), 0.0); }
+  template <typename Value>
+  void add(const Value* line, Index width) {
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) total[i] += line[i];
+  }
+  double sum(Index i) const { return total[i]; }
+  Sum at(Index i) const { return {total[i]}; }
 };
 
 // Count, mean and the sum of squared distances from it; merged by Chan's formula.
 struct Moments {
   double count = 0, centre = 0, distances = 0;
   void merge(const Moments& other) {
-    if (other.count == 0) return;
-    const double all = count + other.count, gap = other.centre - centre;
-    centre += gap * (other.count / all);
-    distances += other.distances + gap * gap * (count * other.count / all);
-    count = all;
+    if (count == 0) *this = other;
+    else if (other.count != 0) {
+      const double all = count + other.count, gap = other.centre - centre, share = other.count / all;
+      centre += gap * share;
+      distances += other.distances + gap * gap * count * share;
+      count = all;
+    }
   }
-  void add(double term) { merge({1, term, 0}); }
+  // Distances about a first guess of the mean, mended by their own mean.
+  template <typename Value>
+  void add(const Value* line, Index width) {
+    const double n = static_cast<double>(width);
+    const Value about = static_cast<Value>(sum_of(line, width) / n);
+    Value squares = 0, drift = 0;
+#pragma omp simd reduction(+ : squares, drift)
+    for (Index i = 0; i < width; ++i) {
+      const Value distance = line[i] - about;
+      squares += distance * distance;
+      drift += distance;
+    }
+    const double mean_drift = drift / n;
+    merge({n, about + mean_drift, squares - drift * mean_drift});
+  }
   double mean() const { return centre; }
   double variance() const { return distances / count; }
 };
 
-// From sums about a first guess of the mean: drift is the sum of distances, which would be 0 had the guess been exact.
-inline Moments moments_about(double about, Index count, double distances, double drift) {
-  const double n = static_cast<double>(count);
-  return {n, about + drift / n, distances - drift * (drift / n)};
-}
+// Moments for each place of a line, by Welford's recurrence.
+struct MomentsLanes {
+  double count = 0, centre[kLine], distances[kLine];
+  explicit MomentsLanes(Index width) {
+    std::fill(centre, centre + padded(width), 0.0);
+    std::fill(distances, distances + padded(width), 0.0);
+  }
+  template <typename Value>
+  void add(const Value* line, Index width) {
+    const double share = 1 / ++count;
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) {
+      const double gap = line[i] - centre[i];
+      centre[i] += gap * share;
+      distances[i] += gap * (line[i] - centre[i]);
+    }
+  }
+  double mean(Index i) const { return centre[i]; }
+  double variance(Index i) const { return distances[i] / count; }
+  Moments at(Index i) const { return {count, centre[i], distances[i]}; }
+};
 
 struct ForwardSizes {
   Size outer, inner;
@@ -108,50 +233,51 @@ static inline __attribute__((always_inline)) void forward_row_values(const float
 }
 
 static void forward_row(const float* __restrict__ x, const float* __restrict__ weight,
-    const float* __restrict__ bias, float* __restrict__ out, const ForwardSizes& sizes, int threads) {
+    const float* __restrict__ bias, float* __restrict__ out, const ForwardSizes sizes, int threads) {
+  expect(out, sizes.outer.value * sizes.inner.value);
   const Index rows = sizes.outer.value, length = sizes.inner.value;
-#pragma omp parallel for num_threads(threads) schedule(static) if (rows * length > kSerial)
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
   for (Index row = 0; row < rows; ++row) {
     const Index outer = row;
-    Moments mean_all;
-    for (Index begin = 0; begin < length; begin += kPiece) {
-      const Index end = std::min(length, begin + kPiece);
-      float mean_part = 0;
-#pragma omp simd reduction(+ : mean_part)
-      for (Index r = begin; r < end; ++r) {
-        const Index inner = r;
-        const float x_value = widen(x[(outer) * sizes.inner.value + inner]);
+    Moments mean_sum;
+    for (Index first = 0; first < length; first += kLine) {
+      const Index width = std::min(kLine, length - first);
+      const Index inner = first;
+      float x_room[kLine];
+      const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
+      float mean_term_line[kLine];
+#pragma omp simd
+      for (Index i = 0; i < padded(width); ++i) {
+        const float x_value = x_line[i];
         float mean_term_value;
         forward_row_stage_1(x_value, mean_term_value);
-        mean_part += mean_term_value;
+        mean_term_line[i] = mean_term_value;
       }
-      const float mean_about = mean_part / static_cast<float>(end - begin);
-      float mean_distances = 0, mean_drift = 0;
-#pragma omp simd reduction(+ : mean_distances, mean_drift)
-      for (Index r = begin; r < end; ++r) {
-        const Index inner = r;
-        const float x_value = widen(x[(outer) * sizes.inner.value + inner]);
-        float mean_term_value;
-        forward_row_stage_1(x_value, mean_term_value);
-        const float distance = mean_term_value - mean_about;
-        mean_distances += distance * distance;
-        mean_drift += distance;
-      }
-      const Moments mean_sum = moments_about(mean_about, end - begin, mean_distances, mean_drift);
-      mean_all.merge(mean_sum);
+      mean_sum.add(mean_term_line, width);
     }
-    const Moments& mean_sum = mean_all;
     const float mean_value = static_cast<float>(mean_sum.mean());
     const float variance_value = static_cast<float>(mean_sum.variance());
+    for (Index first = 0; first < length; first += kLine) {
+      const Index width = std::min(kLine, length - first);
+      const Index inner = first;
+      float x_room[kLine];
+      const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
+      float weight_room[kLine];
+      const float* const weight_line = load<1>(weight + inner, width, weight_room);
+      float bias_room[kLine];
+      const float* const bias_line = load<1>(bias + inner, width, bias_room);
+      float out_room[kLine];
+      float* const out_line = target<1>(out + (outer) * sizes.inner.value + inner, width, out_room);
 #pragma omp simd
-    for (Index r = 0; r < length; ++r) {
-      const Index inner = r;
-      const float x_value = widen(x[(outer) * sizes.inner.value + inner]);
-      const float weight_value = widen(weight[inner]);
-      const float bias_value = widen(bias[inner]);
-      float out_value;
-      forward_row_values(x_value, mean_value, variance_value, weight_value, bias_value, out_value);
-      out[(outer) * sizes.inner.value + inner] = narrow<float>(out_value);
+      for (Index i = 0; i < padded(width); ++i) {
+        const float x_value = x_line[i];
+        const float weight_value = weight_line[i];
+        const float bias_value = bias_line[i];
+        float out_value;
+        forward_row_values(x_value, mean_value, variance_value, weight_value, bias_value, out_value);
+        out_line[i] = out_value;
+      }
+      store<1>(out_line, width, out + (outer) * sizes.inner.value + inner);
     }
   }
 }
@@ -206,83 +332,92 @@ static inline __attribute__((always_inline)) void backward_row_row_values(const 
 
 static void backward_row(const float* __restrict__ x, const float* __restrict__ d_out,
     const float* __restrict__ weight, const float* __restrict__ bias, float* __restrict__ d_x,
-    float* __restrict__ mean_scratch, float* __restrict__ variance_scratch, const BackwardSizes& sizes,
+    float* __restrict__ mean_scratch, float* __restrict__ variance_scratch, const BackwardSizes sizes,
     int threads) {
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
+  expect(d_x, sizes.outer.value * sizes.inner.value);
+  expect(mean_scratch, sizes.outer.value);
+  expect(variance_scratch, sizes.outer.value);
   const Index rows = sizes.outer.value, length = sizes.inner.value;
-#pragma omp parallel for num_threads(threads) schedule(static) if (rows * length > kSerial)
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
   for (Index row = 0; row < rows; ++row) {
     const Index outer = row;
-    Moments mean_all;
-    for (Index begin = 0; begin < length; begin += kPiece) {
-      const Index end = std::min(length, begin + kPiece);
-      float mean_part = 0;
-#pragma omp simd reduction(+ : mean_part)
-      for (Index r = begin; r < end; ++r) {
-        const Index inner = r;
-        const float x_value = widen(x[(outer) * sizes.inner.value + inner]);
+    Moments mean_sum;
+    for (Index first = 0; first < length; first += kLine) {
+      const Index width = std::min(kLine, length - first);
+      const Index inner = first;
+      float x_room[kLine];
+      const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
+      float mean_term_line[kLine];
+#pragma omp simd
+      for (Index i = 0; i < padded(width); ++i) {
+        const float x_value = x_line[i];
         float mean_term_value;
         backward_row_stage_1(x_value, mean_term_value);
-        mean_part += mean_term_value;
+        mean_term_line[i] = mean_term_value;
       }
-      const float mean_about = mean_part / static_cast<float>(end - begin);
-      float mean_distances = 0, mean_drift = 0;
-#pragma omp simd reduction(+ : mean_distances, mean_drift)
-      for (Index r = begin; r < end; ++r) {
-        const Index inner = r;
-        const float x_value = widen(x[(outer) * sizes.inner.value + inner]);
-        float mean_term_value;
-        backward_row_stage_1(x_value, mean_term_value);
-        const float distance = mean_term_value - mean_about;
-        mean_distances += distance * distance;
-        mean_drift += distance;
-      }
-      const Moments mean_sum = moments_about(mean_about, end - begin, mean_distances, mean_drift);
-      mean_all.merge(mean_sum);
+      mean_sum.add(mean_term_line, width);
     }
-    const Moments& mean_sum = mean_all;
     const float mean_value = static_cast<float>(mean_sum.mean());
     const float variance_value = static_cast<float>(mean_sum.variance());
-    Sum total_all;
-    Sum total_2_all;
-    for (Index begin = 0; begin < length; begin += kPiece) {
-      const Index end = std::min(length, begin + kPiece);
-      float total_part = 0;
-      float total_2_part = 0;
-#pragma omp simd reduction(+ : total_part, total_2_part)
-      for (Index r = begin; r < end; ++r) {
-        const Index inner = r;
-        const float x_value = widen(x[(outer) * sizes.inner.value + inner]);
-        const float d_out_value = widen(d_out[(outer) * sizes.inner.value + inner]);
-        const float weight_value = widen(weight[inner]);
-        const float bias_value = widen(bias[inner]);
+    Sum total_sum;
+    Sum total_2_sum;
+    for (Index first = 0; first < length; first += kLine) {
+      const Index width = std::min(kLine, length - first);
+      const Index inner = first;
+      float x_room[kLine];
+      const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
+      float d_out_room[kLine];
+      const float* const d_out_line = load<1>(d_out + (outer) * sizes.inner.value + inner, width, d_out_room);
+      float weight_room[kLine];
+      const float* const weight_line = load<1>(weight + inner, width, weight_room);
+      float bias_room[kLine];
+      const float* const bias_line = load<1>(bias + inner, width, bias_room);
+      float total_term_line[kLine];
+      float total_2_term_line[kLine];
+#pragma omp simd
+      for (Index i = 0; i < padded(width); ++i) {
+        const float d_out_value = d_out_line[i];
+        const float x_value = x_line[i];
+        const float weight_value = weight_line[i];
+        const float bias_value = bias_line[i];
         float total_term_value;
         float total_2_term_value;
         backward_row_stage_2(d_out_value, x_value, mean_value, variance_value, weight_value, bias_value,
             total_term_value, total_2_term_value);
-        total_part += total_term_value;
-        total_2_part += total_2_term_value;
+        total_term_line[i] = total_term_value;
+        total_2_term_line[i] = total_2_term_value;
       }
-      const Sum total_sum{static_cast<double>(total_part)};
-      const Sum total_2_sum{static_cast<double>(total_2_part)};
-      total_all.merge(total_sum);
-      total_2_all.merge(total_2_sum);
+      total_sum.add(total_term_line, width);
+      total_2_sum.add(total_2_term_line, width);
     }
-    const Sum& total_sum = total_all;
-    const Sum& total_2_sum = total_2_all;
     const float total_value = static_cast<float>(total_sum.sum());
     const float total_2_value = static_cast<float>(total_2_sum.sum());
+    for (Index first = 0; first < length; first += kLine) {
+      const Index width = std::min(kLine, length - first);
+      const Index inner = first;
+      float x_room[kLine];
+      const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
+      float d_out_room[kLine];
+      const float* const d_out_line = load<1>(d_out + (outer) * sizes.inner.value + inner, width, d_out_room);
+      float weight_room[kLine];
+      const float* const weight_line = load<1>(weight + inner, width, weight_room);
+      float bias_room[kLine];
+      const float* const bias_line = load<1>(bias + inner, width, bias_room);
+      float d_x_room[kLine];
+      float* const d_x_line = target<1>(d_x + (outer) * sizes.inner.value + inner, width, d_x_room);
 #pragma omp simd
-    for (Index r = 0; r < length; ++r) {
-      const Index inner = r;
-      const float x_value = widen(x[(outer) * sizes.inner.value + inner]);
-      const float d_out_value = widen(d_out[(outer) * sizes.inner.value + inner]);
-      const float weight_value = widen(weight[inner]);
-      const float bias_value = widen(bias[inner]);
-      float d_x_value;
-      backward_row_values(x_value, mean_value, total_value, variance_value, count_of_inner_value,
-          d_out_value, weight_value, bias_value, total_2_value, d_x_value);
-      d_x[(outer) * sizes.inner.value + inner] = narrow<float>(d_x_value);
+      for (Index i = 0; i < padded(width); ++i) {
+        const float x_value = x_line[i];
+        const float d_out_value = d_out_line[i];
+        const float weight_value = weight_line[i];
+        const float bias_value = bias_line[i];
+        float d_x_value;
+        backward_row_values(x_value, mean_value, total_value, variance_value, count_of_inner_value,
+            d_out_value, weight_value, bias_value, total_2_value, d_x_value);
+        d_x_line[i] = d_x_value;
+      }
+      store<1>(d_x_line, width, d_x + (outer) * sizes.inner.value + inner);
     }
     {
       float mean_scratch_value;
@@ -313,34 +448,50 @@ static inline __attribute__((always_inline)) void backward_outer_values(const fl
 static void backward_outer(const float* __restrict__ d_out, const float* __restrict__ x,
     const float* __restrict__ mean, const float* __restrict__ variance, const float* __restrict__ weight,
     const float* __restrict__ bias, Sum* __restrict__ total_3_partials, Sum* __restrict__ total_4_partials,
-    const BackwardSizes& sizes, int threads) {
+    const BackwardSizes sizes, int threads) {
   const Index kept = 1, rows = sizes.outer.value, columns = sizes.inner.value;
   const Index slots = slots_of(rows, columns);
-#pragma omp parallel for num_threads(threads) schedule(static) if (kept * rows * columns > kSerial)
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (kept * rows * columns > kSerial)
   for (Index task = 0; task < kept * slots; ++task) {
     const Index kept_index = task / slots, slot = task % slots;
-    Sum* const total_3_sums = total_3_partials + task * columns;
-    std::fill(total_3_sums, total_3_sums + columns, Sum());
-    Sum* const total_4_sums = total_4_partials + task * columns;
-    std::fill(total_4_sums, total_4_sums + columns, Sum());
-    for (Index row = rows * slot / slots; row < rows * (slot + 1) / slots; ++row) {
-      const Index outer = row;
-#pragma omp simd
-      for (Index r = 0; r < columns; ++r) {
-        const Index inner = r;
-        const float d_out_value = widen(d_out[(outer) * sizes.inner.value + inner]);
-        const float x_value = widen(x[(outer) * sizes.inner.value + inner]);
+    for (Index first = 0; first < columns; first += kLine) {
+      const Index width = std::min(kLine, columns - first);
+      SumLanes total_3_lanes(width);
+      SumLanes total_4_lanes(width);
+      for (Index row = rows * slot / slots; row < rows * (slot + 1) / slots; ++row) {
+        const Index outer = row;
+        const Index inner = first;
+        float d_out_room[kLine];
+        const float* const d_out_line = load<1>(d_out + (outer) * sizes.inner.value + inner, width,
+            d_out_room);
+        float x_room[kLine];
+        const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
         const float mean_value = widen(mean[outer]);
         const float variance_value = widen(variance[outer]);
-        const float weight_value = widen(weight[inner]);
-        const float bias_value = widen(bias[inner]);
-        float total_3_term_value;
-        float total_4_term_value;
-        backward_outer_values(d_out_value, x_value, mean_value, variance_value, weight_value, bias_value,
-            total_3_term_value, total_4_term_value);
-        total_3_sums[r].add(total_3_term_value);
-        total_4_sums[r].add(total_4_term_value);
+        float weight_room[kLine];
+        const float* const weight_line = load<1>(weight + inner, width, weight_room);
+        float bias_room[kLine];
+        const float* const bias_line = load<1>(bias + inner, width, bias_room);
+        float total_3_term_line[kLine];
+        float total_4_term_line[kLine];
+#pragma omp simd
+        for (Index i = 0; i < padded(width); ++i) {
+          const float d_out_value = d_out_line[i];
+          const float x_value = x_line[i];
+          const float weight_value = weight_line[i];
+          const float bias_value = bias_line[i];
+          float total_3_term_value;
+          float total_4_term_value;
+          backward_outer_values(d_out_value, x_value, mean_value, variance_value, weight_value, bias_value,
+              total_3_term_value, total_4_term_value);
+          total_3_term_line[i] = total_3_term_value;
+          total_4_term_line[i] = total_4_term_value;
+        }
+        total_3_lanes.add(total_3_term_line, width);
+        total_4_lanes.add(total_4_term_line, width);
       }
+      for (Index i = 0; i < width; ++i) total_3_partials[task * columns + first + i] = total_3_lanes.at(i);
+      for (Index i = 0; i < width; ++i) total_4_partials[task * columns + first + i] = total_4_lanes.at(i);
     }
   }
 }
@@ -353,9 +504,11 @@ static inline __attribute__((always_inline)) void backward_finalise_values(const
 
 static void backward_finalise(float* __restrict__ d_weight, float* __restrict__ d_bias,
     const Sum* __restrict__ total_3_partials, const Sum* __restrict__ total_4_partials,
-    const BackwardSizes& sizes, Index slots, int threads) {
+    const BackwardSizes sizes, Index slots, int threads) {
+  expect(d_weight, sizes.inner.value);
+  expect(d_bias, sizes.inner.value);
   const Index columns = sizes.inner.value, results = sizes.inner.value;
-#pragma omp parallel for num_threads(threads) schedule(static) if (results * slots > kSerial)
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
   for (Index result = 0; result < results; ++result) {
     const Index above = result / columns, column = result % columns;
     Sum total_3_sum;
@@ -455,6 +608,6 @@ static PyMethodDef methods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
-static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "fusegen_5b2fcf2b76b3", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "fusegen_90407d52b5b0", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
 
-PyMODINIT_FUNC PyInit_fusegen_5b2fcf2b76b3() { return PyModule_Create(&definition); }
+PyMODINIT_FUNC PyInit_fusegen_90407d52b5b0() { return PyModule_Create(&definition); }

@@ -5,6 +5,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
 
 using Index = int64_t;
 
@@ -15,6 +21,14 @@ struct Size {
 };
 
 inline Index divide(Index n, Size d) { return n / d.value; }
+
+template <typename To, typename From>
+inline To bits_of(From x) {
+  static_assert(sizeof(To) == sizeof(From));
+  To bits;
+  __builtin_memcpy(&bits, &x, sizeof(To));
+  return bits;
+}
 
 template <typename Stored>
 inline Stored widen(Stored x) {
@@ -46,20 +60,80 @@ inline Index pieces_of(Index length) { return std::max<Index>(1, (length + kPiec
 // Below this many elements one thread does it all: waking another costs more.
 constexpr Index kSerial = 16384;
 
-// How many blocks of rows leave partials of their own, where columns are added up.
-inline Index slots_of(Index rows, Index columns) {
-  return std::max<Index>(1, std::min<Index>(std::min<Index>(rows, 64), rows * columns / kPiece));
+// Elements are worked on by lines: up to so many neighbours, widened into arrays, so that conversions,
+// arithmetic and sums are a plain loop each. Arithmetic goes on to a whole vector, over copies of the last
+// element, so that no short row ends in scalar calls.
+constexpr Index kLine = 512;
+
+inline Index padded(Index width) { return (width + 15) / 16 * 16; }
+
+// The end of a line is filled up with copies of its last element.
+template <typename Value>
+inline void pad(Value* line, Index width) {
+  const Value last = line[width - 1];
+  for (Index i = width; i < padded(width); ++i) line[i] = last;
 }
 
-// The first maximum and where it stands; a NaN beats every number, as in torch.
-struct Maximum {
-  double best = 0;
-  int at = -1;
-  void add(double value, int position) {
-    if (at < 0 || value > best || value != value) best = value, at = position;
+// Elements of the arithmetic's own type that fill whole vectors are worked on where they lie.
+template <Index stride, typename Stored, typename Value>
+inline bool is_line(Index width) {
+  return std::is_same<Stored, Value>::value && stride == 1 && width == padded(width);
+}
+
+// A line to read; room is where it is put if it cannot stay.
+template <Index stride, typename Stored, typename Value>
+inline const Value* load(const Stored* from, Index width, Value* room) {
+  if (is_line<stride, Stored, Value>(width)) return reinterpret_cast<const Value*>(from);
+#pragma omp simd
+  for (Index i = 0; i < width; ++i) room[i] = static_cast<Value>(widen(from[i * stride]));
+  pad(room, width);
+  return room;
+}
+
+// A line to be written before store.
+template <Index stride, typename Stored, typename Value>
+inline Value* target(Stored* to, Index width, Value* room) {
+  return is_line<stride, Stored, Value>(width) ? reinterpret_cast<Value*>(to) : room;
+}
+
+template <Index stride, typename Stored, typename Value>
+inline void store(const Value* line, Index width, Stored* to) {
+  if (is_line<stride, Stored, Value>(width)) return;
+#pragma omp simd
+  for (Index i = 0; i < width; ++i) to[i * stride] = narrow<Stored>(line[i]);
+}
+
+// Fresh memory comes in pages of 4 KiB, whose faults cost more than most chains (writing 55 MB: 15 ms, and 4
+// in large pages). So large outputs ask for those, as torch's allocator does under THP_MEM_ALLOC_ENABLE.
+template <typename Stored>
+inline void expect(Stored* output, Index count) {
+#ifdef __linux__
+  constexpr uintptr_t kPage = 65536;
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(output) + kPage - 1) / kPage * kPage;
+  const uintptr_t end = reinterpret_cast<uintptr_t>(output + count) / kPage * kPage;
+  if (begin + (4u << 20) <= end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+}
+
+// The first maximum at each place of a line and where it stood; a NaN beats every number, as in torch.
+template <typename Value>
+struct MaximumLanes {
+  Value best[kLine];
+  int position_of_best[kLine];
+  explicit MaximumLanes(Index width) {
+    std::fill(best, best + padded(width), -std::numeric_limits<Value>::infinity());
+    std::fill(position_of_best, position_of_best + padded(width), 0);
   }
-  double max() const { return best; }
-  int argmax() const { return at; }
+  void add(const Value* line, int position, Index width) {
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) {
+      const bool beats = line[i] > best[i] || line[i] != line[i];
+      best[i] = beats ? line[i] : best[i];
+      position_of_best[i] = beats ? position : position_of_best[i];
+    }
+  }
+  Value max(Index i) const { return best[i]; }
+  int argmax(Index i) const { return position_of_best[i]; }
 };
 
 struct ForwardSizes {
@@ -74,31 +148,50 @@ static inline __attribute__((always_inline)) void forward_window_row_values(cons
   out = maximum;
 }
 
-static void forward_window(const float* __restrict__ x, float* __restrict__ out, const ForwardSizes& sizes,
+static void forward_window(const float* __restrict__ x, float* __restrict__ out, const ForwardSizes sizes,
     int threads) {
-  const Index results = sizes.outer.value * sizes.middle.value * sizes.inner.value;
-#pragma omp parallel for num_threads(threads) schedule(static) if (results > kSerial / 4)
-  for (Index result = 0; result < results; ++result) {
-    const Index above_inner = divide(result, sizes.inner);
-    const Index inner = result - above_inner * sizes.inner.value;
-    const Index above_middle = divide(above_inner, sizes.middle);
-    const Index middle = above_inner - above_middle * sizes.middle.value;
+  expect(out, sizes.outer.value * sizes.middle.value * sizes.inner.value);
+  const Index rows = sizes.outer.value * sizes.middle.value, length = sizes.inner.value;
+  const Index lines = (length + kLine - 1) / kLine;
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length * 4 > kSerial)
+  for (Index task = 0; task < rows * lines; ++task) {
+    const Index row = task / lines, first = task % lines * kLine;
+    const Index width = std::min(kLine, length - first);
+    const Index above_middle = divide(row, sizes.middle);
+    const Index middle = row - above_middle * sizes.middle.value;
     const Index outer = above_middle;
-    Maximum maximum_sum;
+    MaximumLanes<float> maximum_lanes(width);
     for (int position_value = 0; position_value < 4; ++position_value) {
       const Index above_window_2 = position_value / 2;
       const Index window_2 = position_value - above_window_2 * 2;
       const Index window_1 = above_window_2;
-      const float x_value = widen(x[((outer) * sizes.middle_unpooled.value + (middle * 2 + window_1)) * sizes.inner_unpooled.value + (inner * 2 + window_2)]);
-      float maximum_term_value;
-      forward_window_stage_1(x_value, maximum_term_value);
-      maximum_sum.add(maximum_term_value, position_value);
+      const Index inner = first;
+      float x_room[kLine];
+      const float* const x_line = load<2>(x + ((outer) * sizes.middle_unpooled.value + (middle * 2 + window_1)) * sizes.inner_unpooled.value + (inner * 2 + window_2), width, x_room);
+      float maximum_term_line[kLine];
+#pragma omp simd
+      for (Index i = 0; i < padded(width); ++i) {
+        const float x_value = x_line[i];
+        float maximum_term_value;
+        forward_window_stage_1(x_value, maximum_term_value);
+        maximum_term_line[i] = maximum_term_value;
+      }
+      maximum_lanes.add(maximum_term_line, position_value, width);
     }
-    const float maximum_value = static_cast<float>(maximum_sum.max());
+    float maximum_line[kLine];
+    for (Index i = 0; i < padded(width); ++i) maximum_line[i] = static_cast<float>(maximum_lanes.max(i));
     {
-      float out_value;
-      forward_window_row_values(maximum_value, out_value);
-      out[((outer) * sizes.middle.value + middle) * sizes.inner.value + inner] = narrow<float>(out_value);
+      const Index inner = first;
+      float out_room[kLine];
+      float* const out_line = target<1>(out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, out_room);
+#pragma omp simd
+      for (Index i = 0; i < padded(width); ++i) {
+        const float maximum_value = maximum_line[i];
+        float out_value;
+        forward_window_row_values(maximum_value, out_value);
+        out_line[i] = out_value;
+      }
+      store<1>(out_line, width, out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner);
     }
   }
 }
@@ -137,6 +230,6 @@ static PyMethodDef methods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
-static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "fusegen_03d618a18bca", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "fusegen_fd0eec96f9da", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
 
-PyMODINIT_FUNC PyInit_fusegen_03d618a18bca() { return PyModule_Create(&definition); }
+PyMODINIT_FUNC PyInit_fusegen_fd0eec96f9da() { return PyModule_Create(&definition); }

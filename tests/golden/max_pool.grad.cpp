@@ -5,6 +5,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
 
 using Index = int64_t;
 
@@ -15,6 +21,14 @@ struct Size {
 };
 
 inline Index divide(Index n, Size d) { return n / d.value; }
+
+template <typename To, typename From>
+inline To bits_of(From x) {
+  static_assert(sizeof(To) == sizeof(From));
+  To bits;
+  __builtin_memcpy(&bits, &x, sizeof(To));
+  return bits;
+}
 
 template <typename Stored>
 inline Stored widen(Stored x) {
@@ -46,33 +60,123 @@ inline Index pieces_of(Index length) { return std::max<Index>(1, (length + kPiec
 // Below this many elements one thread does it all: waking another costs more.
 constexpr Index kSerial = 16384;
 
-// How many blocks of rows leave partials of their own, where columns are added up.
-inline Index slots_of(Index rows, Index columns) {
-  return std::max<Index>(1, std::min<Index>(std::min<Index>(rows, 64), rows * columns / kPiece));
+// Elements are worked on by lines: up to so many neighbours, widened into arrays, so that conversions,
+// arithmetic and sums are a plain loop each. Arithmetic goes on to a whole vector, over copies of the last
+// element, so that no short row ends in scalar calls.
+constexpr Index kLine = 512;
+
+inline Index padded(Index width) { return (width + 15) / 16 * 16; }
+
+// The end of a line is filled up with copies of its last element.
+template <typename Value>
+inline void pad(Value* line, Index width) {
+  const Value last = line[width - 1];
+  for (Index i = width; i < padded(width); ++i) line[i] = last;
+}
+
+// Elements of the arithmetic's own type that fill whole vectors are worked on where they lie.
+template <Index stride, typename Stored, typename Value>
+inline bool is_line(Index width) {
+  return std::is_same<Stored, Value>::value && stride == 1 && width == padded(width);
+}
+
+// A line to read; room is where it is put if it cannot stay.
+template <Index stride, typename Stored, typename Value>
+inline const Value* load(const Stored* from, Index width, Value* room) {
+  if (is_line<stride, Stored, Value>(width)) return reinterpret_cast<const Value*>(from);
+#pragma omp simd
+  for (Index i = 0; i < width; ++i) room[i] = static_cast<Value>(widen(from[i * stride]));
+  pad(room, width);
+  return room;
+}
+
+// A line to be written before store.
+template <Index stride, typename Stored, typename Value>
+inline Value* target(Stored* to, Index width, Value* room) {
+  return is_line<stride, Stored, Value>(width) ? reinterpret_cast<Value*>(to) : room;
+}
+
+template <Index stride, typename Stored, typename Value>
+inline void store(const Value* line, Index width, Stored* to) {
+  if (is_line<stride, Stored, Value>(width)) return;
+#pragma omp simd
+  for (Index i = 0; i < width; ++i) to[i * stride] = narrow<Stored>(line[i]);
+}
+
+// Fresh memory comes in pages of 4 KiB, whose faults cost more than most chains (writing 55 MB: 15 ms, and 4
+// in large pages). So large outputs ask for those, as torch's allocator does under THP_MEM_ALLOC_ENABLE.
+template <typename Stored>
+inline void expect(Stored* output, Index count) {
+#ifdef __linux__
+  constexpr uintptr_t kPage = 65536;
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(output) + kPage - 1) / kPage * kPage;
+  const uintptr_t end = reinterpret_cast<uintptr_t>(output + count) / kPage * kPage;
+  if (begin + (4u << 20) <= end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+}
+
+template <typename Value>
+inline double sum_of(const Value* line, Index width) {
+  Value total = 0;
+#pragma omp simd reduction(+ : total)
+  for (Index i = 0; i < width; ++i) total += line[i];
+  return total;
 }
 
 struct Sum {
   double total = 0;
-  void add(double term) { total += term; }
   void merge(const Sum& other) { total += other.total; }
+  template <typename Value>
+  void add(const Value* line, Index width) {
+    total += sum_of(line, width);
+  }
   double sum() const { return total; }
 };
 
-// The first maximum and where it stands; a NaN beats every number, as in torch.
-struct Maximum {
-  double best = 0;
-  int at = -1;
-  void add(double value, int position) {
-    if (at < 0 || value > best || value != value) best = value, at = position;
+// A sum for each place of a line.
+struct SumLanes {
+  double total[kLine];
+  explicit SumLanes(Index width) { std::fill(total, total + padded(width), 0.0); }
+  template <typename Value>
+  void add(const Value* line, Index width) {
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) total[i] += line[i];
   }
-  double max() const { return best; }
-  int argmax() const { return at; }
+  double sum(Index i) const { return total[i]; }
+  Sum at(Index i) const { return {total[i]}; }
 };
 
-struct Picked {
-  double value = 0;
-  void add(double candidate, bool is_it) { value = is_it ? candidate : value; }
-  double pick() const { return value; }
+// The first maximum at each place of a line and where it stood; a NaN beats every number, as in torch.
+template <typename Value>
+struct MaximumLanes {
+  Value best[kLine];
+  int position_of_best[kLine];
+  explicit MaximumLanes(Index width) {
+    std::fill(best, best + padded(width), -std::numeric_limits<Value>::infinity());
+    std::fill(position_of_best, position_of_best + padded(width), 0);
+  }
+  void add(const Value* line, int position, Index width) {
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) {
+      const bool beats = line[i] > best[i] || line[i] != line[i];
+      best[i] = beats ? line[i] : best[i];
+      position_of_best[i] = beats ? position : position_of_best[i];
+    }
+  }
+  Value max(Index i) const { return best[i]; }
+  int argmax(Index i) const { return position_of_best[i]; }
+};
+
+// The value at one position, which each place of a line names.
+template <typename Value>
+struct PickedLanes {
+  Value picked[kLine];
+  explicit PickedLanes(Index width) { std::fill(picked, picked + padded(width), Value()); }
+  void add(const Value* line, const int* wanted, int position, Index width) {
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) picked[i] = wanted[i] == position ? line[i] : picked[i];
+  }
+  Value pick(Index i) const { return picked[i]; }
 };
 
 struct ForwardSizes {
@@ -104,57 +208,107 @@ static inline __attribute__((always_inline)) void forward_window_row_values(cons
 
 static void forward_window(const float* __restrict__ x, const float* __restrict__ scale,
     float* __restrict__ out, float* __restrict__ picked_x, uint8_t* __restrict__ winner_index,
-    const ForwardSizes& sizes, int threads) {
-  const Index results = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.axis_3.value * sizes.inner.value;
-#pragma omp parallel for num_threads(threads) schedule(static) if (results > kSerial / 8)
-  for (Index result = 0; result < results; ++result) {
-    const Index above_inner = divide(result, sizes.inner);
-    const Index inner = result - above_inner * sizes.inner.value;
-    const Index above_axis_3 = divide(above_inner, sizes.axis_3);
-    const Index axis_3 = above_inner - above_axis_3 * sizes.axis_3.value;
+    const ForwardSizes sizes, int threads) {
+  expect(out,
+      sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.axis_3.value * sizes.inner.value);
+  expect(picked_x,
+      sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.axis_3.value * sizes.inner.value);
+  expect(winner_index,
+      sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.axis_3.value * sizes.inner.value);
+  const Index rows = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.axis_3.value,
+      length = sizes.inner.value;
+  const Index lines = (length + kLine - 1) / kLine;
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length * 8 > kSerial)
+  for (Index task = 0; task < rows * lines; ++task) {
+    const Index row = task / lines, first = task % lines * kLine;
+    const Index width = std::min(kLine, length - first);
+    const Index above_axis_3 = divide(row, sizes.axis_3);
+    const Index axis_3 = row - above_axis_3 * sizes.axis_3.value;
     const Index above_axis_2 = divide(above_axis_3, sizes.axis_2);
     const Index axis_2 = above_axis_3 - above_axis_2 * sizes.axis_2.value;
     const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
     const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
     const Index outer = above_axis_1;
-    Maximum maximum_sum;
+    MaximumLanes<float> maximum_lanes(width);
     for (int position_value = 0; position_value < 8; ++position_value) {
       const Index above_window_3 = position_value / 2;
       const Index window_3 = position_value - above_window_3 * 2;
       const Index above_window_2 = above_window_3 / 2;
       const Index window_2 = above_window_3 - above_window_2 * 2;
       const Index window_1 = above_window_2;
-      const float x_value = widen(x[((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + (axis_2 * 2 + window_1)) * sizes.axis_3_unpooled.value + (axis_3 * 2 + window_2)) * sizes.inner_unpooled.value + (inner * 2 + window_3)]);
+      const Index inner = first;
+      float x_room[kLine];
+      const float* const x_line = load<2>(x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + (axis_2 * 2 + window_1)) * sizes.axis_3_unpooled.value + (axis_3 * 2 + window_2)) * sizes.inner_unpooled.value + (inner * 2 + window_3), width, x_room);
       const float scale_value = widen(scale[axis_1]);
-      float maximum_term_value;
-      forward_window_stage_1(x_value, scale_value, maximum_term_value);
-      maximum_sum.add(maximum_term_value, position_value);
+      float maximum_term_line[kLine];
+#pragma omp simd
+      for (Index i = 0; i < padded(width); ++i) {
+        const float x_value = x_line[i];
+        float maximum_term_value;
+        forward_window_stage_1(x_value, scale_value, maximum_term_value);
+        maximum_term_line[i] = maximum_term_value;
+      }
+      maximum_lanes.add(maximum_term_line, position_value, width);
     }
-    const float maximum_value = static_cast<float>(maximum_sum.max());
-    const int winner_index_2_value = static_cast<int>(maximum_sum.argmax());
-    Picked picked_x_2_sum;
+    float maximum_line[kLine];
+    for (Index i = 0; i < padded(width); ++i) maximum_line[i] = static_cast<float>(maximum_lanes.max(i));
+    int winner_index_2_line[kLine];
+    for (Index i = 0; i < padded(width); ++i) winner_index_2_line[i] = static_cast<int>(maximum_lanes.argmax(i));
+    PickedLanes<float> picked_x_2_lanes(width);
     for (int position_value = 0; position_value < 8; ++position_value) {
       const Index above_window_3 = position_value / 2;
       const Index window_3 = position_value - above_window_3 * 2;
       const Index above_window_2 = above_window_3 / 2;
       const Index window_2 = above_window_3 - above_window_2 * 2;
       const Index window_1 = above_window_2;
-      const float x_value = widen(x[((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + (axis_2 * 2 + window_1)) * sizes.axis_3_unpooled.value + (axis_3 * 2 + window_2)) * sizes.inner_unpooled.value + (inner * 2 + window_3)]);
-      float picked_x_2_term_value;
-      int picked_x_2_term_at_value;
-      forward_window_stage_2(x_value, winner_index_2_value, picked_x_2_term_value, picked_x_2_term_at_value);
-      picked_x_2_sum.add(picked_x_2_term_value, picked_x_2_term_at_value == position_value);
+      const Index inner = first;
+      float x_room[kLine];
+      const float* const x_line = load<2>(x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + (axis_2 * 2 + window_1)) * sizes.axis_3_unpooled.value + (axis_3 * 2 + window_2)) * sizes.inner_unpooled.value + (inner * 2 + window_3), width, x_room);
+      float picked_x_2_term_line[kLine];
+      int picked_x_2_term_at_line[kLine];
+#pragma omp simd
+      for (Index i = 0; i < padded(width); ++i) {
+        const float x_value = x_line[i];
+        const int winner_index_2_value = winner_index_2_line[i];
+        float picked_x_2_term_value;
+        int picked_x_2_term_at_value;
+        forward_window_stage_2(x_value, winner_index_2_value, picked_x_2_term_value,
+            picked_x_2_term_at_value);
+        picked_x_2_term_line[i] = picked_x_2_term_value;
+        picked_x_2_term_at_line[i] = picked_x_2_term_at_value;
+      }
+      picked_x_2_lanes.add(picked_x_2_term_line, picked_x_2_term_at_line, position_value, width);
     }
-    const float picked_x_2_value = static_cast<float>(picked_x_2_sum.pick());
+    float picked_x_2_line[kLine];
+    for (Index i = 0; i < padded(width); ++i) picked_x_2_line[i] = static_cast<float>(picked_x_2_lanes.pick(i));
     {
-      float out_value;
-      float picked_x_value;
-      int winner_index_value;
-      forward_window_row_values(maximum_value, picked_x_2_value, winner_index_2_value, out_value,
-          picked_x_value, winner_index_value);
-      out[((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner] = narrow<float>(out_value);
-      picked_x[((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner] = narrow<float>(picked_x_value);
-      winner_index[((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner] = narrow<uint8_t>(winner_index_value);
+      const Index inner = first;
+      float out_room[kLine];
+      float* const out_line = target<1>(out + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner, width, out_room);
+      float picked_x_room[kLine];
+      float* const picked_x_line = target<1>(picked_x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner, width, picked_x_room);
+      int winner_index_room[kLine];
+      int* const winner_index_line = target<1>(winner_index + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner, width, winner_index_room);
+#pragma omp simd
+      for (Index i = 0; i < padded(width); ++i) {
+        const float maximum_value = maximum_line[i];
+        const float picked_x_2_value = picked_x_2_line[i];
+        const int winner_index_2_value = winner_index_2_line[i];
+        float out_value;
+        float picked_x_value;
+        int winner_index_value;
+        forward_window_row_values(maximum_value, picked_x_2_value, winner_index_2_value, out_value,
+            picked_x_value, winner_index_value);
+        out_line[i] = out_value;
+        picked_x_line[i] = picked_x_value;
+        winner_index_line[i] = winner_index_value;
+      }
+      store<1>(out_line, width,
+          out + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner);
+      store<1>(picked_x_line, width,
+          picked_x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner);
+      store<1>(winner_index_line, width,
+          winner_index + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner);
     }
   }
 }
@@ -173,14 +327,18 @@ static inline __attribute__((always_inline)) void backward_window_values(const i
 
 static void backward_window(const uint8_t* __restrict__ winner_index, const float* __restrict__ picked_x,
     const float* __restrict__ scale, const float* __restrict__ d_out, float* __restrict__ d_x,
-    const BackwardSizes& sizes, int threads) {
-  const Index results = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.axis_3.value * sizes.inner.value;
-#pragma omp parallel for num_threads(threads) schedule(static) if (results > kSerial / 8)
-  for (Index result = 0; result < results; ++result) {
-    const Index above_inner = divide(result, sizes.inner);
-    const Index inner = result - above_inner * sizes.inner.value;
-    const Index above_axis_3 = divide(above_inner, sizes.axis_3);
-    const Index axis_3 = above_inner - above_axis_3 * sizes.axis_3.value;
+    const BackwardSizes sizes, int threads) {
+  expect(d_x,
+      sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.axis_3.value * sizes.inner.value * 2 * 2 * 2);
+  const Index rows = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.axis_3.value,
+      length = sizes.inner.value;
+  const Index lines = (length + kLine - 1) / kLine;
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length * 8 > kSerial)
+  for (Index task = 0; task < rows * lines; ++task) {
+    const Index row = task / lines, first = task % lines * kLine;
+    const Index width = std::min(kLine, length - first);
+    const Index above_axis_3 = divide(row, sizes.axis_3);
+    const Index axis_3 = row - above_axis_3 * sizes.axis_3.value;
     const Index above_axis_2 = divide(above_axis_3, sizes.axis_2);
     const Index axis_2 = above_axis_3 - above_axis_2 * sizes.axis_2.value;
     const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
@@ -192,14 +350,28 @@ static void backward_window(const uint8_t* __restrict__ winner_index, const floa
       const Index above_window_2 = above_window_3 / 2;
       const Index window_2 = above_window_3 - above_window_2 * 2;
       const Index window_1 = above_window_2;
-      const int winner_index_value = widen(winner_index[((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner]);
-      const float picked_x_value = widen(picked_x[((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner]);
+      const Index inner = first;
+      int winner_index_room[kLine];
+      const int* const winner_index_line = load<1>(winner_index + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner, width, winner_index_room);
+      float picked_x_room[kLine];
+      const float* const picked_x_line = load<1>(picked_x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner, width, picked_x_room);
       const float scale_value = widen(scale[axis_1]);
-      const float d_out_value = widen(d_out[((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner]);
-      float d_x_value;
-      backward_window_values(position_value, winner_index_value, picked_x_value, scale_value, d_out_value,
-          d_x_value);
-      d_x[((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + (axis_2 * 2 + window_1)) * sizes.axis_3_unpooled.value + (axis_3 * 2 + window_2)) * sizes.inner_unpooled.value + (inner * 2 + window_3)] = narrow<float>(d_x_value);
+      float d_out_room[kLine];
+      const float* const d_out_line = load<1>(d_out + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner, width, d_out_room);
+      float d_x_room[kLine];
+      float* const d_x_line = target<2>(d_x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + (axis_2 * 2 + window_1)) * sizes.axis_3_unpooled.value + (axis_3 * 2 + window_2)) * sizes.inner_unpooled.value + (inner * 2 + window_3), width, d_x_room);
+#pragma omp simd
+      for (Index i = 0; i < padded(width); ++i) {
+        const int winner_index_value = winner_index_line[i];
+        const float picked_x_value = picked_x_line[i];
+        const float d_out_value = d_out_line[i];
+        float d_x_value;
+        backward_window_values(position_value, winner_index_value, picked_x_value, scale_value, d_out_value,
+            d_x_value);
+        d_x_line[i] = d_x_value;
+      }
+      store<2>(d_x_line, width,
+          d_x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + (axis_2 * 2 + window_1)) * sizes.axis_3_unpooled.value + (axis_3 * 2 + window_2)) * sizes.inner_unpooled.value + (inner * 2 + window_3));
     }
   }
 }
@@ -211,15 +383,15 @@ static inline __attribute__((always_inline)) void backward_inner_values(const fl
 }
 
 static void backward_inner(const float* __restrict__ picked_x, const float* __restrict__ scale,
-    const float* __restrict__ d_out, Sum* __restrict__ total_partials, const BackwardSizes& sizes,
+    const float* __restrict__ d_out, Sum* __restrict__ total_partials, const BackwardSizes sizes,
     int threads) {
   const Index rows = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.axis_3.value,
       length = sizes.inner.value;
   const Index pieces = pieces_of(length);
-#pragma omp parallel for num_threads(threads) schedule(static) if (rows * length > kSerial)
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
   for (Index task = 0; task < rows * pieces; ++task) {
     const Index row = task / pieces, piece = task % pieces;
-    const Index begin = piece * kPiece, end = std::min(length, begin + kPiece);
+    const Index end = std::min(length, (piece + 1) * kPiece);
     const Index above_axis_3 = divide(row, sizes.axis_3);
     const Index axis_3 = row - above_axis_3 * sizes.axis_3.value;
     const Index above_axis_2 = divide(above_axis_3, sizes.axis_2);
@@ -227,18 +399,26 @@ static void backward_inner(const float* __restrict__ picked_x, const float* __re
     const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
     const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
     const Index outer = above_axis_1;
-    float total_part = 0;
-#pragma omp simd reduction(+ : total_part)
-    for (Index r = begin; r < end; ++r) {
-      const Index inner = r;
-      const float picked_x_value = widen(picked_x[((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner]);
+    Sum total_sum;
+    for (Index first = piece * kPiece; first < end; first += kLine) {
+      const Index width = std::min(kLine, end - first);
+      const Index inner = first;
+      float picked_x_room[kLine];
+      const float* const picked_x_line = load<1>(picked_x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner, width, picked_x_room);
       const float scale_value = widen(scale[axis_1]);
-      const float d_out_value = widen(d_out[((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner]);
-      float total_term_value;
-      backward_inner_values(picked_x_value, scale_value, d_out_value, total_term_value);
-      total_part += total_term_value;
+      float d_out_room[kLine];
+      const float* const d_out_line = load<1>(d_out + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner, width, d_out_room);
+      float total_term_line[kLine];
+#pragma omp simd
+      for (Index i = 0; i < padded(width); ++i) {
+        const float picked_x_value = picked_x_line[i];
+        const float d_out_value = d_out_line[i];
+        float total_term_value;
+        backward_inner_values(picked_x_value, scale_value, d_out_value, total_term_value);
+        total_term_line[i] = total_term_value;
+      }
+      total_sum.add(total_term_line, width);
     }
-    const Sum total_sum{static_cast<double>(total_part)};
     total_partials[(axis_1) * (sizes.outer.value * sizes.axis_2.value * sizes.axis_3.value * pieces) + (((outer) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * pieces + piece] = total_sum;
   }
 }
@@ -249,9 +429,10 @@ static inline __attribute__((always_inline)) void backward_finalise_values(const
 }
 
 static void backward_finalise(float* __restrict__ d_scale, const Sum* __restrict__ total_partials,
-    const BackwardSizes& sizes, Index slots, int threads) {
+    const BackwardSizes sizes, Index slots, int threads) {
+  expect(d_scale, sizes.axis_1.value);
   const Index columns = 1, results = sizes.axis_1.value;
-#pragma omp parallel for num_threads(threads) schedule(static) if (results * slots > kSerial)
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
   for (Index result = 0; result < results; ++result) {
     const Index above = result / columns, column = result % columns;
     Sum total_sum;
@@ -339,6 +520,6 @@ static PyMethodDef methods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
-static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "fusegen_35b125f7ef1a", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "fusegen_2aa0f31b45e4", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
 
-PyMODINIT_FUNC PyInit_fusegen_35b125f7ef1a() { return PyModule_Create(&definition); }
+PyMODINIT_FUNC PyInit_fusegen_2aa0f31b45e4() { return PyModule_Create(&definition); }

@@ -87,8 +87,8 @@ __device__ __forceinline__ void forward_pointwise_values(const float x, const fl
   // add_channel(bias)
   const float after_add_channel = after_leaky_relu + bias;
   // clamp(-1, 1)
-  const float chosen = after_add_channel > 1.0f ? 1.0f : (after_add_channel < -1.0f ? -1.0f : NAN);
-  const float after_clamp = after_add_channel >= -1.0f && after_add_channel <= 1.0f ? after_add_channel : chosen;
+  const float chosen = after_add_channel > 1.0f ? 1.0f : (after_add_channel == after_add_channel ? after_add_channel : NAN);
+  const float after_clamp = after_add_channel < -1.0f ? -1.0f : chosen;
   // gelu
   out = after_clamp * 0.5f * (1.0f + erff(after_clamp * 0.707106769f));
 }

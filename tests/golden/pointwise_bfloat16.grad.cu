@@ -114,8 +114,8 @@ __device__ __forceinline__ void forward_pointwise_values(const float x, const fl
   // add_channel(bias)
   const float after_add_channel = after_leaky_relu + bias;
   // clamp(-1, 1)
-  const float chosen = after_add_channel > 1.0f ? 1.0f : (after_add_channel < -1.0f ? -1.0f : NAN);
-  const float after_clamp = after_add_channel >= -1.0f && after_add_channel <= 1.0f ? after_add_channel : chosen;
+  const float chosen = after_add_channel > 1.0f ? 1.0f : (after_add_channel == after_add_channel ? after_add_channel : NAN);
+  const float after_clamp = after_add_channel < -1.0f ? -1.0f : chosen;
   // gelu
   out = after_clamp * 0.5f * (1.0f + erff(after_clamp * 0.707106769f));
 }
@@ -177,15 +177,16 @@ __device__ __forceinline__ void backward_outer_values(const float x, const float
   // add_channel(bias)
   const float after_add_channel = after_leaky_relu + bias;
   // clamp(-1, 1)
-  const bool both_hold = after_add_channel >= -1.0f && after_add_channel <= 1.0f;
-  const float chosen = after_add_channel > 1.0f ? 1.0f : (after_add_channel < -1.0f ? -1.0f : NAN);
-  const float after_clamp = both_hold ? after_add_channel : chosen;
+  const bool is_below = after_add_channel < -1.0f;
+  const bool is_above_2 = after_add_channel > 1.0f;
+  const bool is_equal = after_add_channel == after_add_channel;
+  const float after_clamp = is_below ? -1.0f : (is_above_2 ? 1.0f : (is_equal ? after_add_channel : NAN));
   // backward, down to clamp(-1, 1)
   const float product = after_clamp * 0.707106769f;
   const float product_2 = d_out * (after_clamp * 0.5f) * (1.12837923f * expf(-(product * product)));
   const float d_after_clamp = product_2 * 0.707106769f + d_out * (1.0f + erff(product)) * 0.5f;
   // backward, down to add_channel(bias)
-  const float d_after_add_channel = both_hold ? d_after_clamp : 0.0f;
+  const float d_after_add_channel = is_equal ? (is_above_2 ? 0.0f : (is_below ? 0.0f : d_after_clamp)) : 0.0f;
   d_x = is_above ? d_after_add_channel : d_after_add_channel * 0.2f;
   total_term = d_after_add_channel;
 }

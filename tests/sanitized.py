@@ -1,0 +1,48 @@
+"""One small run of every kernel family, forward and backward, to be watched by compute-sanitizer.
+
+compute-sanitizer --tool memcheck|racecheck|initcheck python tests/sanitized.py
+"""
+
+import sys
+
+import torch
+
+import fusegen
+import fusegen.signature
+
+# chain, the shape of x, the operands' shapes
+FAMILIES = [
+    ("leaky_relu(0.2) | add_channel | clamp(-1, 1) | gelu", (3, 5, 7, 9), [(5,)]),
+    ("add_channel | gelu", (67, 33), [(33,)]),
+    ("leaky_relu(0.2) | mul_channel | max_pool2d(2)", (2, 3, 5, 7), [(3,)]),
+    ("mul(gate) | max_pool2d(2)", (2, 3, 5, 7), [(7,)]),
+    ("layernorm(weight, bias) | gelu", (37, 129), [(129,), (129,)]),
+    ("layernorm(weight, bias, axis=1)", (2, 19, 5, 7), [(19,), (19,)]),
+    ("add(residual) | mul(gate)", (5, 6, 7), [(5, 6, 7), (6, 1)]),
+]
+LONG_ROW = ("layernorm(weight, bias) | gelu", (7, 1000), [(1000,), (1000,)])
+
+
+def run(text, shape, operand_shapes, dtype, device):
+    fused = fusegen.compile(text)
+    shapes = [shape, *operand_shapes]
+    tensors = [torch.randn(s, device=device, dtype=dtype).requires_grad_() for s in shapes]
+    result = fused(*tensors)
+    gradients = torch.autograd.grad(result, tensors, torch.randn_like(result))
+    with torch.no_grad():
+        fused(*tensors)
+    assert all(torch.isfinite(g).all() for g in gradients)
+
+
+def main(device="cuda"):
+    for dtype in (torch.float32, torch.bfloat16):
+        for family in FAMILIES:
+            run(*family, dtype, device)
+    # As if this row were too long for one block.
+    fusegen.signature._LONG_ROW, fusegen.signature._FEW_ROWS = 64, 10**6
+    run(*LONG_ROW, torch.float32, device)
+    print("ran every family")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
