@@ -2,7 +2,7 @@
 # PYTHON chooses the interpreter .venv is made from; PYTEST_FLAGS is passed on (`make test PYTEST_FLAGS="-n 2"`).
 
 PYTHON ?= python3
-PYTEST_FLAGS ?=
+PYTEST_FLAGS ?= -n 2
 
 VENV := .venv
 RUN := $(VENV)/bin/python

@@ -84,7 +84,8 @@ def assert_as_accurate(ours, eager, exact, slack=8.0):
         assert mine <= bound, f"{name}: largest error {mine:.3g}, eager's {its:.3g}"
         bound = 2 * its_relative + slack * epsilon
         text = f"{name}: typical relative error {mine_relative:.3g}, eager's {its_relative:.3g}"
-        assert mine_relative <= bound, text
+        # Of a few elements one that cancels is a quarter: nothing is typical of them.
+        assert mine_relative <= bound or a.numel() < 32, text
 
 
 def _errors(found, exact):
