@@ -25,6 +25,11 @@ _TIMES_EAGER = {torch.float32: 2, torch.float64: 8}
 _ULP = 8
 
 
+# Further than rounding takes a float32 result, as a part of the largest; and how few may be there.
+_BEYOND_ROUNDING = 1e-3
+_FEW = 1e-3
+
+
 @dataclass(frozen=True)
 class Comparison:
     """One result in one type: the largest error of fusegen and of eager, and what is allowed."""
@@ -68,8 +73,9 @@ def compare(chain: Chain, situation: Situation, device: str, seed: int) -> list[
     ratio = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
     rows = []
     for name, reference in exact.items():
-        eager_error = _distance(eager32[name], reference)
-        rows.append(_comparison(torch.float32, name, ours32, reference, eager_error))
+        eager = eager32[name]
+        eager_error = _distance(eager, reference, eager)
+        rows.append(_comparison(torch.float32, name, ours32, reference, eager_error, eager))
     ours64 = results(fused, torch.float64)
     for row in rows[: len(exact)]:
         name, eager_error = row.result, row.eager_error * ratio
@@ -110,16 +116,21 @@ def _comparison(
     ours: Mapping[str, Tensor],
     reference: Tensor,
     eager_error: float,
+    eager: Tensor | None = None,
 ) -> Comparison:
-    fused_error = _distance(ours[name], reference) if name in ours else math.inf
+    fused_error = _distance(ours[name], reference, eager) if name in ours else math.inf
     finite = reference[torch.isfinite(reference)].double().abs()
     largest = finite.max().item() if finite.numel() else 0.0
     allowed = _TIMES_EAGER[dtype] * eager_error + _ULP * torch.finfo(dtype).eps * largest
     return Comparison(str(dtype).removeprefix("torch."), name, fused_error, eager_error, allowed)
 
 
-def _distance(result: Tensor, reference: Tensor) -> float:
-    """The largest difference; infinite where only one is NaN or infinite, or of another kind."""
+def _distance(result: Tensor, reference: Tensor, eager: Tensor | None = None) -> float:
+    """The largest difference; infinite where only one is NaN or infinite, or of another kind.
+
+    A few elements may stand so near a kink that float32 falls on its other side, where the gradient
+    is another: there eager's own answer is as right as the reference's.
+    """
     kinds = (result.shape, result.is_floating_point())
     if kinds != (reference.shape, reference.is_floating_point()):
         return math.inf
@@ -128,4 +139,9 @@ def _distance(result: Tensor, reference: Tensor) -> float:
     found, exact = result.double(), reference.double()
     same = (found == exact) | (found.isnan() & exact.isnan())
     difference = torch.where(same, 0.0, (found - exact).abs())
+    if eager is not None and eager.shape == reference.shape:
+        other = eager.double()
+        beyond = (other - exact).abs() > _BEYOND_ROUNDING * exact.abs().nan_to_num(posinf=0.0).max()
+        if beyond.double().mean() < _FEW:
+            difference = torch.where(beyond, difference.minimum((found - other).abs()), difference)
     return torch.nan_to_num(difference, nan=math.inf, posinf=math.inf).max().item()

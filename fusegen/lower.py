@@ -188,6 +188,11 @@ def _common(
 
 
 def _place(name: str, sizes: Mapping[int, int], rank: int, domain: Shape) -> Operand:
+    if any(-a > len(domain) or n not in (1, domain[a]) for a, n in sizes.items()):
+        raise ArgumentError(
+            f"operand {name!r} is wider than the result, whose shape before pooling is {domain}: a "
+            "recall drops the steps that use it; leave them out"
+        )
     # Where a later step widens an axis of size one, its only value is the same all along it.
     extent = frozenset(a for a, n in sizes.items() if n != 1 or domain[a] == 1)
     shape = tuple(size if i - len(domain) in extent else 1 for i, size in enumerate(domain))

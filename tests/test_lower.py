@@ -66,6 +66,11 @@ def test_an_operand_may_meet_values_that_differ_only_in_axes_of_one_value():
     assert found.operands[0].extent == {-1}
 
 
+def test_an_operand_of_dropped_steps_alone_is_told():
+    with pytest.raises(ArgumentError, match=r"'other' is wider than the result.* a recall drops"):
+        bound("keep(y) | add(other) | recall(y) | neg", (3, 4), (2, 3, 4))
+
+
 def test_an_operand_has_the_same_axes_everywhere():
     with pytest.raises(ArgumentError, match=r"layernorm\(t\): operand 't' of shape \(6,\) is used"):
         bound("add_channel(t) | layernorm(t)", (2, 6, 4, 6), (6,))
