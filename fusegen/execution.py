@@ -263,24 +263,17 @@ class _Launch(torch.autograd.Function):
         call: Call = ctx.call
         present = tuple([i for i, g in enumerate(cotangents) if g is not None])
         needs = tuple(ctx.needs_input_grad[1:])
+        if not call.part.derivative(call.program, needs, present).targets:
+            return (None,) * (1 + len(needs))
+        found, following, inputs = call.backward_call(ctx.saved_tensors, present, needs, cotangents)
+        if following.foreseen is not None:
+            gradients = apply(following, *inputs)
+        else:
+            gradients = following.run(inputs)
         shares: list[Tensor | None] = [None] * (1 + len(needs))
-        if call.part.derivative(call.program, needs, present).targets:
-            found, following, inputs = call.backward_call(
-                ctx.saved_tensors, present, needs, cotangents
-            )
-            launch = apply if following.foreseen is not None else _run
-            for i, gradient in zip(found.targets, launch(following, *inputs), strict=True):
-                shares[1 + i] = gradient
-        for i, meta in enumerate(call.metas):
-            if needs[i] and shares[1 + i] is None:
-                # The input is used, its derivative is zero: torch says so too.
-                zero = torch.zeros((), dtype=meta.dtype, device=call.plan.device)
-                shares[1 + i] = zero.expand(meta.shape)
+        for i, gradient in zip(found.targets, gradients, strict=True):
+            shares[1 + i] = gradient
         return tuple(shares)
-
-
-def _run(call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:
-    return call.run(tensors)
 
 
 # torch's own Function.apply is Python around this, and takes longer than it.
