@@ -63,14 +63,14 @@ RULES: Mapping[str, Rule] = {
 }
 
 
-def _to_base(g: Expr, base: Expr, exponent: Expr) -> Expr | None:
+def _to_base(g: Expr, base: Expr, exponent: Expr) -> Expr:
     """An exponent of 0 has no gradient, also at a base of 0, where the formula gives 0 * inf."""
     number = ir.constant(exponent)
     if number is None:
         slope = exponent * primitive("pow", base, exponent - 1.0)
         return _select(primitive("eq", exponent, 0.0), NO_SHARE, g * slope)
     if number == 0.0:
-        return None
+        return NO_SHARE
     slope = base if number == 2.0 else primitive("pow", base, number - 1.0)
     return g * (number * slope)
 
