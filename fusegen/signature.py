@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fusegen import ir
 from fusegen.lower import Bound
 from fusegen.program import Derivative, Program
+from fusegen.target import TARGETS
 
 # Where offsets have 32 bits, a row longer than this that shares the machine with too few others
 # goes over many blocks, in passes.
@@ -75,7 +76,7 @@ def signature(
         target,
         order,
         tuple(sorted((name, dtype) for name, dtype in dtypes.items() if name in mentioned)),
-        64 if target == "cpp" or math.prod(bound.domain) >= 1 << 31 else 32,
+        64 if TARGETS[target].is_wide or math.prod(bound.domain) >= 1 << 31 else 32,
         _allows_fused(programs[0], bound),
     )
 

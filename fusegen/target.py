@@ -27,6 +27,7 @@ class Target:
     library: Mapping[str, str]  # primitives that call the mathematical library, and what they call
     accumulators: Mapping[str, str]  # the type that each kind of reduction accumulates in
     source_suffix: str
+    is_wide: bool  # offsets have 64 bits always, for they cost nothing; else where the size demands
     is_flat: bool  # elementwise tensors are reached by one flat index
     is_one_file: bool  # the binding to Python stands in the same file as the kernels
     trailing_arguments: (
@@ -106,6 +107,7 @@ CPP = Target(
     library=_LIBRARY,
     accumulators={"sum": "Sum", "moments": "Moments", "max": "Maximum", "pick": "Picked"},
     source_suffix="cpp",
+    is_wide=True,
     is_flat=False,
     is_one_file=True,
     trailing_arguments=1,
@@ -130,6 +132,7 @@ CUDA = Target(
         "pick": "Picked<{compute}>",
     },
     source_suffix="cu",
+    is_wide=False,
     is_flat=True,
     is_one_file=False,
     trailing_arguments=2,

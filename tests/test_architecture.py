@@ -59,7 +59,7 @@ NEED_TORCH = ("toolchain", "modules", "plan", "reference", "execution", "runtime
 MAY_IMPORT_LATE = (*NEED_TORCH, "cli", "__init__")
 
 # The CLI is let in because `--target cuda` is what its user types.
-MAY_SAY_CUDA = ("target", "toolchain", "modules", "plan", "execution", "runtime", "cli")
+MAY_SAY_CUDA = ("target", "toolchain", "modules", "plan", "runtime", "cli")
 CUDA_WORD = re.compile(
     r"cuda|__global__|__device__|__shared__|\bthreadIdx\b|\bblockIdx\b", re.IGNORECASE
 )
