@@ -18,8 +18,9 @@ import jinja2
 
 from fusegen import __version__, ir
 from fusegen.grouping import Grouping
-from fusegen.kernel import Buffer, Entry
+from fusegen.kernel import Buffer, Entry, Kernel
 from fusegen.ops import Chain
+from fusegen.rowviews import RowView
 from fusegen.target import Target
 from fusegen.views import KernelView, sizes_type
 
@@ -52,7 +53,9 @@ def emit(
         "index_bits": index_bits,
         "storage": sorted({k.type(b) for e in views for k in e.kernels for b in k.buffers}),
         "families": sorted({k.family for e in views for k in e.kernels}),
-        "accumulators": sorted({r.kind for e in views for k in e.kernels for r in k.reductions}),
+        "sums_by_row": any(k.sums for e in views for k in e.kernels if k.family in _BY_ROW),
+        "has_clusters": any(k.is_clustered for e in views for k in e.kernels),
+        "accumulators": sorted({r.kind for e in views for k in e.kernels for r in k.accumulated}),
         "uses_libm": sorted(_functions_called(views, target)),
     }
     module = f"{target.name}/module.{target.source_suffix}.jinja"
@@ -129,7 +132,10 @@ class EntryView:
         self.argument_names = [b.name for b in entry.arguments]
         self.size_names = size_names(entry.grouping)
         self.sizes_type = sizes_type(entry.name)
-        self.kernels = [KernelView(kernel, entry, target) for kernel in entry.kernels]
+        self.kernels = [
+            (RowView if _goes_by_rows(kernel, target) else KernelView)(kernel, entry, target)
+            for kernel in entry.kernels
+        ]
 
     @property
     def argument_count(self) -> int:
@@ -141,7 +147,7 @@ class EntryView:
         """(name, element type, number of elements) of every scratch array, in order."""
         found: list[tuple[str, str, str]] = []
         for k in self.kernels:
-            if k.family in ("inner", "outer"):
+            if k.family != "finalise":
                 found += [(s.partials, s.type, k.partials_size(s)) for s in k.sums]
             for s in k.stores:
                 if s.buffer.role == "scratch":
@@ -151,13 +157,19 @@ class EntryView:
     @property
     def packed_arguments(self) -> list[int]:
         """The positions of the tensors that are moved in packs, which need their alignment."""
-        flat = [k for k in self.kernels if k.family in ("pointwise", "inner")]
-        names = {r.buffer.name for k in flat for r in k.full_reads + k.stores}
+        names = {r.buffer.name for k in self.kernels for r in k.packed}
         return [i for i, b in enumerate(self.arguments) if b.name in names]
 
     def type(self, buffer: Buffer) -> str:
         """A buffer's element type in memory."""
         return self.target.storage[buffer.dtype]
+
+
+_BY_ROW = ("row", "column")
+
+
+def _goes_by_rows(kernel: Kernel, target: Target) -> bool:
+    return target.is_flat and (kernel.tier is not None or kernel.family == "outer")
 
 
 def size_names(grouping: Grouping) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ def make_entry(program: Program, signature: Signature) -> Entry:
         remarked(program.marks, new),
         prefix=program.name,
         allow_fused=signature.allow_fused,
+        tier=signature.tier,
     )
     arguments = [
         Buffer(ir.name_of(leaf), dtypes[ir.name_of(leaf)], ordered(leaf.extent), "input")

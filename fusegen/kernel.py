@@ -8,6 +8,7 @@ from typing import Literal
 from fusegen.grouping import Grouping
 from fusegen.ir import Expr
 from fusegen.lower import Mark
+from fusegen.tiers import Tier
 
 Family = Literal["pointwise", "row", "column", "window", "inner", "outer", "finalise"]
 Role = Literal["input", "output", "scratch"]
@@ -49,7 +50,9 @@ class Kernel:
     """One kernel: its loop over `domain`, what it reads, accumulates and writes.
 
     stages are the reductions of one level each, over `reduced`; sums are the reductions that go to
-    partials, one array of (kept, slot, column) each; stores are the finished values by buffer.
+    partials, one array of (kept, slot, column) each; stores are the finished values by buffer. A
+    kernel with a tier holds its rows on the chip: held are the values that each stage computes and
+    later ones use, and placed says at which stage the term of each of its sums is known.
     """
 
     family: Family
@@ -61,8 +64,11 @@ class Kernel:
     stages: tuple[tuple[Reduction, ...], ...] = ()
     sums: tuple[tuple[Reduction, Buffer], ...] = ()
     kept: tuple[int, ...] = ()
-    by_column: bool = False  # partials have a column for each index of the last group
+    columns: tuple[int, ...] = ()  # the groups whose partials lie side by side in each slot
     marks: tuple[Mark, ...] = ()
+    tier: Tier | None = None
+    held: tuple[tuple[tuple[Expr, Expr], ...], ...] = ()  # (leaf, value) by stage
+    placed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,9 @@ from fusegen.grouping import ordered
 from fusegen.ir import Expr, Extent, Graph
 from fusegen.kernel import Buffer, Family, Kernel, Reduction
 from fusegen.lower import Mark, remarked
-from fusegen.staging import Pass, gather, means_as_sums, reduces_below, staged
+from fusegen.rowwise import rowwise_kernel
+from fusegen.staging import Pass, finalise, means_as_sums, partials, reduces_below, staged
+from fusegen.tiers import Tier
 
 
 def schedule(
@@ -29,12 +31,14 @@ def schedule(
     *,
     prefix: str,
     allow_fused: bool = True,
+    tier: Tier | None = None,
 ) -> tuple[Kernel, ...]:
     """The kernels that compute a collapsed graph's outputs, in launch order.
 
     dtypes names each input's and output's element type; sums and statistics pass through memory as
     sum_dtype. With allow_fused False, reductions that elements use again take a pass each, over
-    many blocks: for few, very long rows.
+    many blocks: for rows that are too long to be worked on as a whole. With a tier, rows are held
+    on the chip.
     """
     ir.verify(graph)
     leaves = {
@@ -54,61 +58,10 @@ def schedule(
     if window:
         _window_kernel(state, window)
     elif allow_fused:
-        _axis_kernel(state)
+        rowwise_kernel(state, tier)
     while state.pending:
         _level(state)
     return tuple(state.kernels)
-
-
-def _axis_kernel(state: Pass) -> None:
-    """One kernel for every full-size output whose reductions share their axes: a row, or a
-    column of strided rows.
-    """
-    domain = frozenset[int]().union(*(e.extent for e in ir.topological(state.pending.values())))
-    full = [n for n, e in state.pending.items() if e.extent == domain and reduces_below([e])]
-    full = [n for n, e in state.pending.items() if e.extent == domain] if full else []
-    axes_used = {ir.reduction(r)[1] for r in reduces_below([state.pending[n] for n in full])}
-    if len(axes_used) != 1:
-        return
-    (axes,) = axes_used
-    groups = sorted(axes)
-    if groups != list(range(groups[0], groups[-1] + 1)):
-        return
-    rest = domain - axes
-
-    def belongs(expr: Expr) -> bool:
-        inside = reduces_below([expr])
-        return expr.extent == rest and all(
-            ir.reduction(r)[1] == axes and r.extent == rest for r in inside
-        )
-
-    chosen = [n for n in state.pending if n in full or belongs(state.pending[n])]
-    if any(r.extent != rest for r in reduces_below([state.pending[n] for n in chosen])):
-        return
-    stages, leaf_of, finals = staged(state, [state.pending[n] for n in chosen])
-    others = {n: e for n, e in state.pending.items() if n not in chosen}
-    needed = [r for r in leaf_of if r in set(reduces_below(others.values()))]
-    stores = [(state.output(n, e), e) for n, e in zip(chosen, finals, strict=True)]
-    for node in needed:
-        leaf = leaf_of[node]
-        state.buffers[leaf] = state.scratch(leaf)
-        stores.append((state.buffers[leaf], leaf))
-    exprs = [r.value for stage in stages for r in stage] + finals
-    family: Family = "row" if groups[-1] == max(domain) else "column"
-    state.kernels.append(
-        Kernel(
-            family,
-            state.fresh(f"{state.prefix}_{family}"),
-            ordered(rest),
-            ordered(axes),
-            state.inputs_of(exprs, leaf_of.values()),
-            tuple(stores),
-            tuple(stages),
-            marks=state.marks_over(leaf_of),
-        )
-    )
-    state.pending = others
-    state.resolve({node: leaf_of[node] for node in needed})
 
 
 def _window_kernel(state: Pass, window: Extent) -> None:
@@ -239,20 +192,12 @@ def _reducing_kernel(
     finals: list[tuple[tuple[int, ...], tuple[tuple[Reduction, Buffer], ...]]] = []
     all_known: dict[Expr, Expr] = {}
     for extent, members in by_extent.items():
-        reductions, known = gather(state, members)
+        mine, known = partials(state, members, extent)
         all_known |= known
-        mine = tuple(
-            (
-                r,
-                Buffer(
-                    f"{ir.name_of(r.results[0][1])}_partials", state.sum_dtype, extent, "scratch"
-                ),
-            )
-            for r in reductions
-        )
         sums += mine
         finals.append((extent, mine))
     exprs = [r.value for r, _ in sums] + list(riders.values())
+    columns = domain[-1:] if family == "outer" else ()
     state.kernels.append(
         Kernel(
             "inner" if family == "inner" else "outer",
@@ -263,51 +208,10 @@ def _reducing_kernel(
             tuple((state.output(n, e), e) for n, e in riders.items()),
             sums=tuple(sums),
             kept=kept,
-            by_column=family == "outer",
+            columns=columns,
             marks=state.marks,
         )
     )
     state.resolve(all_known)
     for extent, mine in finals:
-        _finalise(state, extent, mine, by_column=family == "outer")
-
-
-def _finalise(
-    state: Pass,
-    extent: tuple[int, ...],
-    sums: tuple[tuple[Reduction, Buffer], ...],
-    *,
-    by_column: bool,
-) -> None:
-    """Add partials up in a fixed order, and finish the outputs that need nothing else; other
-    results go to scratch.
-    """
-    leaves = {leaf for r, _ in sums for _, leaf in r.results}
-
-    def is_finished(expr: Expr) -> bool:
-        own = ordered(expr.extent) == extent and not reduces_below([expr])
-        return own and all(i in leaves or i in state.buffers for i in ir.inputs([expr]))
-
-    done = {
-        n: e for n, e in state.pending.items() if is_finished(e) and leaves & set(ir.inputs([e]))
-    }
-    for name in done:
-        del state.pending[name]
-    stores = [(state.output(n, e), e) for n, e in done.items()]
-    still_needed = set(ir.inputs(state.pending.values()))
-    for leaf in sorted(leaves & still_needed, key=ir.name_of):
-        state.buffers[leaf] = state.scratch(leaf)
-        stores.append((state.buffers[leaf], leaf))
-    state.kernels.append(
-        Kernel(
-            "finalise",
-            state.fresh(f"{state.prefix}_finalise"),
-            extent,
-            (),
-            state.inputs_of((expr for _, expr in stores), leaves),
-            tuple(stores),
-            sums=sums,
-            by_column=by_column,
-            marks=state.marks,
-        )
-    )
+        finalise(state, extent, mine, columns)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from fusegen import ir
 from fusegen.lower import Bound
 from fusegen.program import Derivative, Program
-from fusegen.target import TARGETS
+from fusegen.target import ITEM_BYTES, TARGETS
+from fusegen.tiers import Tier, column_tier, row_tier
 
 # Where offsets have 32 bits, a row longer than this that shares the machine with too few others
 # goes over many blocks, in passes.
@@ -29,6 +30,7 @@ class Signature:
     dtypes: tuple[tuple[str, str], ...]  # of every input and output by name
     index_bits: int
     allow_fused: bool
+    tier: Tier | None
 
     def text(self, programs: Sequence[Program]) -> str:
         """A line for the banner."""
@@ -69,24 +71,70 @@ def signature(
     programs: Sequence[Program],
     dtypes: Mapping[str, str],
     bound: Bound,
+    *,
+    has_clusters: bool = True,
 ) -> Signature:
-    """What the module of these programs depends on."""
+    """What the module of these programs depends on.
+
+    has_clusters says whether the device has thread block clusters, in which the longest rows fit.
+    """
     mentioned = {name for p in programs for name in (*p.input_names, *p.output_names)}
+    dtypes = {name: dtype for name, dtype in dtypes.items() if name in mentioned}
+    tier = None
+    allow_fused = not _has_few_long_rows(programs[0], bound)
+    if TARGETS[target].holds_rows and not bound.windows:
+        tier = _tier(programs, dtypes, bound, order, has_clusters=has_clusters)
+        allow_fused = tier is not None
     return Signature(
         target,
         order,
-        tuple(sorted((name, dtype) for name, dtype in dtypes.items() if name in mentioned)),
+        tuple(sorted(dtypes.items())),
         64 if TARGETS[target].is_wide or math.prod(bound.domain) >= 1 << 31 else 32,
-        _allows_fused(programs[0], bound),
+        allow_fused,
+        tier,
     )
 
 
-def _allows_fused(program: Program, bound: Bound) -> bool:
-    for node in ir.topological(program.graph.roots):
-        if node.op == "reduce":
-            _, axes = ir.reduction(node)
-            length = math.prod(bound.domain[a] for a in axes if a < 0)
-            rows = math.prod(bound.domain) // max(1, length)
-            if length > _LONG_ROW and rows < _FEW_ROWS:
-                return False
-    return True
+def _tier(
+    programs: Sequence[Program],
+    dtypes: Mapping[str, str],
+    bound: Bound,
+    order: Sequence[int],
+    *,
+    has_clusters: bool,
+) -> Tier | None:
+    """How the first program's rows, and the others' after it, are held on the chip."""
+    reduced = _reduced(programs[0])
+    if len(reduced) != 1:
+        return None
+    (axes,) = reduced
+    widest = max(ITEM_BYTES[dtype] for dtype in dtypes.values())
+    words = max(_words(p, dtypes) for p in programs)
+    length = math.prod(bound.domain[a] for a in axes)
+    if set(order[-len(axes) :]) == axes:
+        return row_tier(length, widest, words, has_clusters=has_clusters)
+    inner = max(order.index(a) for a in axes)
+    behind = math.prod(bound.domain[a] for a in order[inner + 1 :])
+    return column_tier(length, behind, widest, words)
+
+
+def _reduced(program: Program) -> set[ir.Extent]:
+    nodes = ir.topological(program.graph.roots)
+    return {ir.reduction(n)[1] for n in nodes if n.op == "reduce"}
+
+
+def _words(program: Program, dtypes: Mapping[str, str]) -> int:
+    """The registers that one element takes in all tensors of full size."""
+    full = max((leaf.extent for leaf in program.graph.inputs), key=len)
+    found = [dtypes[ir.name_of(leaf)] for leaf in program.graph.inputs if leaf.extent == full]
+    # Doubles take two, and so does what is computed from them.
+    return sum(3 if dtype == "float64" else 1 for dtype in found)
+
+
+def _has_few_long_rows(program: Program, bound: Bound) -> bool:
+    for axes in _reduced(program):
+        length = math.prod(bound.domain[a] for a in axes if a < 0)
+        rows = math.prod(bound.domain) // max(1, length)
+        if length > _LONG_ROW and rows < _FEW_ROWS:
+            return True
+    return False

@@ -138,3 +138,59 @@ def staged(
         stages.append(stage)
         leaf_of |= {r: known[image] for r, image in zip(ready, images, strict=True)}
     return stages, leaf_of, ir.substitute(roots, leaf_of)
+
+
+def partials(
+    state: Pass, members: Sequence[Expr], extent: tuple[int, ...]
+) -> tuple[tuple[tuple[Reduction, Buffer], ...], dict[Expr, Expr]]:
+    """The accumulations of some reduce nodes of one extent, with memory for their partials, and
+    the leaf for each node.
+    """
+    reductions, known = gather(state, members)
+    return tuple(
+        (
+            r,
+            Buffer(f"{ir.name_of(r.results[0][1])}_partials", state.sum_dtype, extent, "scratch"),
+        )
+        for r in reductions
+    ), known
+
+
+def finalise(
+    state: Pass,
+    extent: tuple[int, ...],
+    sums: tuple[tuple[Reduction, Buffer], ...],
+    columns: tuple[int, ...],
+) -> None:
+    """Add partials up in a fixed order, and finish the outputs that need nothing else; other
+    results go to scratch.
+    """
+    leaves = {leaf for r, _ in sums for _, leaf in r.results}
+
+    def is_finished(expr: Expr) -> bool:
+        own = ordered(expr.extent) == extent and not reduces_below([expr])
+        return own and all(i in leaves or i in state.buffers for i in ir.inputs([expr]))
+
+    done = {
+        n: e for n, e in state.pending.items() if is_finished(e) and leaves & set(ir.inputs([e]))
+    }
+    for name in done:
+        del state.pending[name]
+    stores = [(state.output(n, e), e) for n, e in done.items()]
+    still_needed = set(ir.inputs(state.pending.values()))
+    for leaf in sorted(leaves & still_needed, key=ir.name_of):
+        state.buffers[leaf] = state.scratch(leaf)
+        stores.append((state.buffers[leaf], leaf))
+    state.kernels.append(
+        Kernel(
+            "finalise",
+            state.fresh(f"{state.prefix}_finalise"),
+            extent,
+            (),
+            state.inputs_of((expr for _, expr in stores), leaves),
+            tuple(stores),
+            sums=sums,
+            columns=columns,
+            marks=state.marks,
+        )
+    )

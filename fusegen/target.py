@@ -29,6 +29,7 @@ class Target:
     source_suffix: str
     is_wide: bool  # offsets have 64 bits always, for they cost nothing; else where the size demands
     is_flat: bool  # elementwise tensors are reached by one flat index
+    holds_rows: bool  # rows that are worked on as a whole stay on the chip
     is_one_file: bool  # the binding to Python stands in the same file as the kernels
     trailing_arguments: (
         int  # what a call takes after tensors, scratch and sizes: threads; or device and stream
@@ -109,6 +110,7 @@ CPP = Target(
     source_suffix="cpp",
     is_wide=True,
     is_flat=False,
+    holds_rows=False,
     is_one_file=True,
     trailing_arguments=1,
 )
@@ -134,6 +136,7 @@ CUDA = Target(
     source_suffix="cu",
     is_wide=False,
     is_flat=True,
+    holds_rows=True,
     is_one_file=False,
     trailing_arguments=2,
 )
@@ -166,7 +169,7 @@ _SPOKEN_FOR = """
 """
 _TAKEN = frozenset(_SPOKEN_FOR.split())
 _DERIVED = re.compile(
-    r"d_|after_|count_of_|picked_|winner|mean|variance|total|maximum|window|axis_|above_|beside_|"
+    r"d_|after_|carried|count_of_|picked_|winner|mean|variance|total|maximum|window|axis_|above_|beside_|"
     r"kept_|is_|forward|backward|run_|k[A-Z]|_|[A-Z]|Py|.*"
     r"_(value|line|room|lanes|sum|part|out|in|stored|scratch|t)$"
 )

@@ -53,15 +53,17 @@ class KernelView:
         self.kept = kernel.kept
         self.marks = kernel.marks
         self.sizes_type = sizes_type(entry.name)
-        self.stages = [self._stage(i, stage) for i, stage in enumerate(kernel.stages)]
         self.sums = [ReductionView(r, b, self) for r, b in kernel.sums]
+        self.stages = [self._stage(i, stage) for i, stage in enumerate(kernel.stages)]
         self.reductions = [r for s in self.stages for r in s.reductions] + self.sums
         results = [(b.name, expr) for b, expr in kernel.stores]
-        if kernel.family in ("inner", "outer"):
-            results += [(s.term, s.reduction.value) for s in self.sums]
+        self.last_sums = self._sums_at(len(kernel.stages))
+        results += [(s.term, s.reduction.value) for s in self.last_sums]
         self.expressions = [e for _, e in results] + [
             e for s in kernel.stages for r in s for e in (r.value, r.index) if e is not None
         ]
+        self.expressions += [value for pairs in kernel.held for _, value in pairs]
+        self.expressions += [s.reduction.value for s in self.sums]
         is_split = kernel.family in ("row", "column", "window")
         along = set(kernel.reduced) if is_split else set(kernel.domain)
         row_names = {s.name for s in self.stores if is_split and not s.extent & along}
@@ -84,7 +86,22 @@ class KernelView:
             for v, r in zip(views, stage, strict=True)
             if r.index is not None
         ]
-        return StageView(self._function(f"stage_{i + 1}", results), views)
+        held = self.kernel.held[i] if self.kernel.held else ()
+        results += [(ir.name_of(leaf), value) for leaf, value in held]
+        results += [(s.term, s.reduction.value) for s in self._sums_at(i)]
+        function = self._function(f"stage_{i + 1}", results)
+        operands = {value: ir.name_of(leaf) for leaf, value in held}
+        for view in views:
+            view.operand = operands.get(view.reduction.value, "")
+        names = [ir.name_of(leaf) for leaf, _ in held]
+        return StageView(function, views, names, self._sums_at(i))
+
+    def _sums_at(self, level: int) -> list[ReductionView]:
+        """The sums whose terms are known at a level: behind so many stages."""
+        if self.family == "finalise":
+            return []
+        placed = self.kernel.placed or (len(self.kernel.stages),) * len(self.sums)
+        return [s for s, at in zip(self.sums, placed, strict=True) if at == level]
 
     # What stands in the parameter list.
 
@@ -96,9 +113,11 @@ class KernelView:
             for leaf, b in self.kernel.inputs
         ]
 
-    def reads_of(self, function: ElementFunction) -> list[Read]:
+    def reads_of(
+        self, function: ElementFunction, among: Sequence[Read] | None = None
+    ) -> list[Read]:
         """The tensors that one element function reads."""
-        return [r for r in self.reads if function.reads(r.name)]
+        return [r for r in (self.reads if among is None else among) if function.reads(r.name)]
 
     @property
     def stores(self) -> list[Read]:
@@ -174,7 +193,7 @@ class KernelView:
     @property
     def host_columns(self) -> str:
         """columns, where the launch is set up."""
-        return self.host_size(self.sums[0].extent[-1:]) if self.kernel.by_column else "1"
+        return self.host_size(self.kernel.columns)
 
     @property
     def slots(self) -> str:
@@ -290,6 +309,11 @@ class KernelView:
         return [r for r in self.partial_reads if self.last in r.extent]
 
     @property
+    def packed(self) -> list[Read]:
+        """What is moved in packs, and so must be aligned."""
+        return self.full_reads + self.stores if self.family in ("pointwise", "inner") else []
+
+    @property
     def last(self) -> int:
         """The innermost group."""
         return self.domain[-1] if self.domain else 0
@@ -298,6 +322,16 @@ class KernelView:
     def threads(self) -> int:
         """Threads in a block."""
         return 512 if self.family == "pointwise" else 256
+
+    @property
+    def accumulated(self) -> list[ReductionView]:
+        """The reductions that have an accumulator of their kind."""
+        return self.reductions
+
+    @property
+    def is_clustered(self) -> bool:
+        """Whether a row takes several blocks."""
+        return False
 
     @property
     def packs(self) -> int:
@@ -332,16 +366,20 @@ class KernelView:
     @property
     def lanes(self) -> int:
         """How many elements one 16-byte access of the widest tensor holds."""
-        widest = max((ITEM_BYTES[r.buffer.dtype] for r in self.full_reads + self.stores), default=4)
+        widest = max((ITEM_BYTES[r.buffer.dtype] for r in self.packed), default=4)
         return _VECTOR_BYTES // widest
 
 
 @dataclass(frozen=True)
 class StageView:
-    """One level of reductions and the function that gives their terms."""
+    """One level of reductions, the function that gives their terms, and what else it gives: values
+    to hold and terms of sums.
+    """
 
     function: ElementFunction
     reductions: list[ReductionView]
+    held: list[str]
+    sums: list[ReductionView]
 
 
 class ReductionView:
@@ -356,11 +394,11 @@ class ReductionView:
         self.name = ir.name_of(reduction.results[0][1])
         self.results = [(result, ir.name_of(leaf)) for result, leaf in reduction.results]
         self.term = f"{self.name}_term"
+        self.operand = ""  # the held value that is accumulated; or else what was read
         self.has_index = reduction.index is not None
         self.partials = buffer.name if buffer else ""
         self.extent = buffer.extent if buffer else ()
         rows = kernel.domain[:-1]
         self.kept = tuple(g for g in rows if g in self.extent)
         self.summed = tuple(g for g in rows if g not in self.extent)
-        self.is_by_column = kernel.kernel.by_column
-        self.columns = kernel.size(self.extent[-1:]) if self.is_by_column else "1"
+        self.columns = kernel.size(kernel.kernel.columns)

@@ -1,0 +1,182 @@
+"""Views of the kernels that take packs of neighbours row by row: with a tier, and column sums.
+
+How a tensor is reached follows from its extent: by the flat index, by the index along the row, or
+by the row; whatever is none of these goes element by element.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from fusegen import ir
+from fusegen.statements import ElementFunction
+from fusegen.tiers import LARGEST_CLUSTER
+from fusegen.views import KernelView, Read, ReductionView
+
+_WORDS_IN_REGISTERS = 64  # of 128 in a thread, for what it holds and adds up
+
+
+class RowView(KernelView):
+    """A kernel whose blocks go from row to row, or down columns."""
+
+    @property
+    def full_reads(self) -> list[Read]:
+        """What varies along every group: reached by the flat index."""
+        return [r for r in self.reads if r.extent == self._all]
+
+    @property
+    def full_stores(self) -> list[Read]:
+        """What is written by the flat index."""
+        return self.stores if self.family == "outer" else self.element_stores
+
+    @cached_property
+    def _all(self) -> frozenset[int]:
+        return frozenset(self.domain) | frozenset(self.reduced)
+
+    @property
+    def _along(self) -> frozenset[int]:
+        return frozenset({self.last} if self.family == "outer" else self.reduced)
+
+    @property
+    def along_reads(self) -> list[Read]:
+        """What varies along the row only: the same for every row."""
+        if self.family == "column":
+            return []
+        return [r for r in self.partial_reads if r.extent == self._along]
+
+    @property
+    def row_reads(self) -> list[Read]:
+        """What does not vary along the row."""
+        if self.family == "column":
+            return []
+        return [r for r in self.partial_reads if not r.extent & self._along]
+
+    @property
+    def single_reads(self) -> list[Read]:
+        """What is reached by its own offset at every element."""
+        known = {r.name for r in self.full_reads + self.along_reads + self.row_reads}
+        return [r for r in self.reads if r.name not in known]
+
+    @property
+    def partial_reads(self) -> list[Read]:
+        """What is broadcast along some group."""
+        return [r for r in self.reads if r.extent != self._all]
+
+    @property
+    def needed(self) -> set[int]:
+        """The groups whose indices something asks for."""
+        groups = {g for r in (*self.row_reads, *self.single_reads) for g in r.extent}
+        groups |= {g for s in self.row_stores for g in s.extent}
+        return groups | (set(self.domain[:-1]) if self.kept else set())
+
+    @property
+    def flat_row(self) -> str:
+        """In column sums: the index of a row among all."""
+        return self.compact(self.domain[:-1]) if self.kept else "row"
+
+    @property
+    def packed(self) -> list[Read]:
+        """What is moved in packs, and so must be aligned."""
+        return self.full_reads + self.along_reads + self.full_stores
+
+    def held(self, function: ElementFunction) -> list[str]:
+        """What a function reads of the values that earlier stages left."""
+        return [name for s in self.stages for name in s.held if function.reads(name)]
+
+    # How rows lie in a block.
+
+    @property
+    def threads(self) -> int:
+        """Threads in a block, at most."""
+        return self.kernel.tier.threads if self.kernel.tier else 256
+
+    @property
+    def elements(self) -> int:
+        """How many elements of a row a thread holds."""
+        assert self.kernel.tier is not None
+        return self.kernel.tier.elements
+
+    @property
+    def is_clustered(self) -> bool:
+        """Whether a row takes several blocks."""
+        return self.kernel.tier is not None and self.kernel.tier.is_clustered
+
+    @property
+    def largest_cluster(self) -> int:
+        """The most blocks that a row takes."""
+        return LARGEST_CLUSTER
+
+    @property
+    def lanes(self) -> int:
+        """How many elements one access takes."""
+        lanes = super().lanes
+        return min(lanes, self.kernel.tier.lanes) if self.kernel.tier else lanes
+
+    @property
+    def packs(self) -> int:
+        """How many packs of each tensor a thread holds."""
+        assert self.kernel.tier is not None
+        return self.elements // self.kernel.tier.lanes
+
+    @property
+    def _words(self) -> int:
+        return 2 if self.compute == "double" else 1
+
+    @property
+    def sums_a_thread(self) -> int:
+        """How many columns a thread adds up for each of the sums."""
+        return self.packs if self.family == "column" else self.elements
+
+    @property
+    def has_shared_sums(self) -> bool:
+        """Whether the sums by column would crowd the registers."""
+        if not self.kernel.tier or not self.sums:
+            return False
+        held = self.elements * len(self.full_reads) + self.sums_a_thread * len(self.sums)
+        return held * self._words >= _WORDS_IN_REGISTERS
+
+    @property
+    def shared_sums_bytes(self) -> int:
+        """What they take of shared memory."""
+        each = self.sums_a_thread * self.threads * 4 * self._words
+        return each * len(self.sums) if self.has_shared_sums else 0
+
+    @property
+    def most_reductions(self) -> int:
+        """The most reductions in one stage."""
+        return max((len(s.reductions) for s in self.stages), default=0)
+
+    def result(self, stage: int, reduction: ReductionView, result: str) -> str:
+        """A reduction's result from its sums."""
+        views = self.stages[stage].reductions
+        place = [r.name for r in views].index(reduction.name)
+        lane = "[lane]" if self.family == "column" else ""
+        moments = [r.name for r in views if r.kind == "moments"]
+        if result == "variance":
+            place = moments.index(reduction.name)
+            return f"distances_{stage + 1}[{place}]{lane}.total / length_value"
+        total = f"sums_{stage + 1}[{place}]{lane}.total"
+        return f"{total} / length_value" if result == "mean" else total
+
+    @property
+    def accumulated(self) -> list[ReductionView]:
+        """The reductions that have an accumulator of their kind: on the chip, everything is sums."""
+        return self.sums
+
+    def operand(self, reduction: ReductionView) -> str:
+        """What a reduction accumulates, once more: held, or as it was read."""
+        if reduction.operand:
+            return f"{reduction.operand}[p][lane]"
+        return f"widen({ir.name_of(reduction.reduction.value)}_in[p].at[lane])"
+
+    def sum_at(self, reduction: ReductionView) -> str:
+        """A thread's sum of one column."""
+        if self.has_shared_sums:
+            place = "p" if self.family == "column" else "(p * kLanes + lane)"
+            return f"{reduction.name}_sum[{place} * {self.threads}]"
+        return f"{reduction.name}_sum[p]" + ("" if self.family == "column" else "[lane]")
+
+    @property
+    def rows_in_flight(self) -> int:
+        """In column sums: how many rows a thread loads before it uses the first."""
+        return 4 if len(self.full_reads) < 3 else 2

@@ -1,0 +1,225 @@
+"""Row kernels: reductions over a row whose results its elements use again, all in one kernel.
+
+Where rows fit on the chip, such a kernel reads memory once. The sums over all rows that a gradient
+of a parameter is made of are taken on the way, by columns, and end as partials; a sum over rows and
+columns is a sum over each row first. Between two reductions a thread carries a minimum cut of the
+graph in registers, so that nothing dear is computed twice and no more is kept than must be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fusegen import ir
+from fusegen.cut import minimum_cut
+from fusegen.grouping import ordered
+from fusegen.ir import Expr, Extent
+from fusegen.kernel import Family, Kernel, Reduction
+from fusegen.lower import Mark, remarked
+from fusegen.staging import Pass, finalise, partials, reduces_below, staged
+from fusegen.tiers import Tier
+
+# What takes many instructions: computed once, and then carried.
+_DEAR = frozenset("div exp expm1 log log1p sqrt rsqrt erf tanh sigmoid sin cos pow".split())
+
+
+def rowwise_kernel(state: Pass, tier: Tier | None) -> None:
+    """One kernel for every full-size output whose reductions share their axes: a row, or a column
+    of strided rows. With a tier, the sums over rows are part of it.
+    """
+    domain = frozenset[int]().union(*(e.extent for e in ir.topological(state.pending.values())))
+    axes = _axes_of_rows(state, domain)
+    if axes is None:
+        return
+    rest = domain - axes
+
+    def is_local(expr: Expr) -> bool:
+        """Whether the kernel can compute it: every reduction below is one of its own."""
+        inside = reduces_below([expr])
+        return all(ir.reduction(r)[1] == axes and r.extent == rest for r in inside)
+
+    if tier is not None:
+        reduces = reduces_below(state.pending.values())
+        state.resolve(_rows_first([r for r in reduces if is_local(r.args[0])], domain, axes))
+    chosen = {
+        n: e
+        for n, e in state.pending.items()
+        if is_local(e) and (e.extent == domain or (e.extent == rest and reduces_below([e])))
+    }
+    state.pending = {n: e for n, e in state.pending.items() if n not in chosen}
+    columns = [
+        r
+        for r in reduces_below(state.pending.values())
+        if tier is not None and _is_column_sum(r, domain, rest) and is_local(r.args[0])
+    ]
+    mine, known = partials(state, columns, ordered(axes))
+    state.resolve(known)
+    below = reduces_below(state.pending.values())
+    results = [r for r in below if is_local(r) and (tier is not None or _is_below(r, chosen))]
+    roots = [*(r.args[0] for r in columns), *chosen.values(), *results]
+    stages, leaf_of, values = staged(state, roots)
+    values = values[: len(columns) + len(chosen)]
+    levels = [_level_of(v, stages) for v in values[: len(columns)]] + [len(stages)] * len(chosen)
+    marks, held = state.marks_over(leaf_of), ()
+    if tier is not None:
+        stages, values, held, marks = carry(state, domain, stages, values, levels, marks)
+    sums = [
+        (Reduction("sum", value, r.results), b)
+        for (r, b), value in zip(mine, values, strict=False)
+    ]
+    outputs = values[len(columns) :]
+    stores = [(state.output(n, e), e) for n, e in zip(chosen, outputs, strict=True)]
+    for node in results:
+        leaf = leaf_of[node]
+        state.buffers[leaf] = state.scratch(leaf)
+        stores.append((state.buffers[leaf], leaf))
+    exprs = [r.value for stage in stages for r in stage] + values
+    exprs += [value for pairs in held for _, value in pairs]
+    own = [*leaf_of.values(), *(leaf for pairs in held for leaf, _ in pairs)]
+    family: Family = "row" if max(axes) == max(domain) else "column"
+    state.kernels.append(
+        Kernel(
+            family,
+            state.fresh(f"{state.prefix}_{family}"),
+            ordered(rest),
+            ordered(axes),
+            state.inputs_of(exprs, own),
+            tuple(stores),
+            tuple(stages),
+            sums=tuple(sums),
+            columns=ordered(axes) if sums else (),
+            marks=marks,
+            tier=tier,
+            held=held,
+            placed=tuple(levels[: len(sums)]),
+        )
+    )
+    state.resolve({node: leaf_of[node] for node in results})
+    if sums:
+        finalise(state, ordered(axes), tuple(sums), ordered(axes))
+
+
+def _axes_of_rows(state: Pass, domain: Extent) -> Extent | None:
+    """The axes of the reductions from which something of full size is computed, if they are the
+    same and lie together.
+    """
+    used: set[Expr] = set()
+    for node in ir.topological(state.pending.values()):
+        if node.extent == domain:
+            small = [a for a in node.args if a.extent != domain]
+            used |= {n for n in ir.topological(small) if n.op == "reduce"}
+    found = {ir.reduction(r)[1] for r in used}
+    if len(found) != 1:
+        return None
+    (axes,) = found
+    groups = sorted(axes)
+    return axes if groups == list(range(groups[0], groups[-1] + 1)) else None
+
+
+def _rows_first(reduces: Sequence[Expr], domain: Extent, axes: Extent) -> dict[Expr, Expr]:
+    """Sums over more than a row, or over more than all rows, taken in two steps."""
+    new = {}
+    for node in reduces:
+        kind, along = ir.reduction(node)
+        if kind == "sum" and node.args[0].extent == domain:
+            for first in (axes, domain - axes):
+                if along > first and node not in new:
+                    inner = ir.reduce_sum(node.args[0], first)
+                    new[node] = ir.reduce_sum(inner, along - first)
+    return new
+
+
+def _is_column_sum(node: Expr, domain: Extent, rest: Extent) -> bool:
+    return ir.reduction(node) == ("sum", rest) and node.args[0].extent == domain
+
+
+def _is_below(node: Expr, chosen: Mapping[str, Expr]) -> bool:
+    return node in set(reduces_below(chosen.values()))
+
+
+def _level_of(expr: Expr, stages: Sequence[Sequence[Reduction]]) -> int:
+    """The first stage before whose reductions everything in expr is known."""
+    leaves = set(ir.inputs([expr]))
+    used = [
+        i for i, s in enumerate(stages) for r in s for _, leaf in r.results if leaf in leaves
+    ]
+    return max(used, default=-1) + 1
+
+
+def carry(
+    state: Pass,
+    domain: Extent,
+    stages: Sequence[tuple[Reduction, ...]],
+    values: Sequence[Expr],
+    levels: Sequence[int],
+    marks: tuple[Mark, ...],
+) -> tuple[
+    list[tuple[Reduction, ...]],
+    list[Expr],
+    tuple[tuple[tuple[Expr, Expr], ...], ...],
+    tuple[Mark, ...],
+]:
+    """The stages and the values (each computed at its level), over what earlier stages leave in
+    registers; what that is, by stage; and the marks with it.
+    """
+    # Every expression with its level: a stage's terms at its own.
+    exprs = [(r.value, i) for i, stage in enumerate(stages) for r in stage]
+    exprs += zip(values, levels, strict=True)
+    names = {m.node: m.name for m in marks}
+    held: list[tuple[tuple[Expr, Expr], ...]] = []
+    new_marks = marks
+    for i, stage in enumerate(stages):
+        unknown = {leaf for s in stages[i:] for r in s for _, leaf in r.results}
+        cut = _values_to_carry([e for e, level in exprs if level > i], domain, unknown)
+        # A variance goes over its values a second time.
+        twice = [r.kind == "moments" for r in stage]
+        mine = [e for e, level in exprs[: sum(map(len, stages))] if level == i]
+        cut += [e for e, again in zip(mine, twice, strict=True) if again and e.op != "input"]
+        leaf_of = {
+            node: ir.tensor(
+                state.fresh("carried" + (f"_{names[node]}" if node in names else "")),
+                node.extent,
+                0,
+            )
+            for node in dict.fromkeys(cut)
+        }
+        held.append(tuple((leaf, node) for node, leaf in leaf_of.items()))
+        later = iter(ir.substitute([e for e, level in exprs if level > i], leaf_of))
+        exprs = [(next(later) if level > i else e, level) for e, level in exprs]
+        nodes = [m.node for m in new_marks]
+        known = dict(zip(nodes, ir.substitute(nodes, leaf_of), strict=True))
+        new_marks = remarked(new_marks, known)
+    results = iter(e for e, _ in exprs)
+    new_stages = [
+        tuple(Reduction(r.kind, next(results), r.results) for r in stage) for stage in stages
+    ]
+    return new_stages, [*results], tuple(held), tuple(dict.fromkeys((*marks, *new_marks)))
+
+
+def _values_to_carry(later: Sequence[Expr], domain: Extent, unknown: set[Expr]) -> list[Expr]:
+    """What has to be kept of the elements until the unknown is known, apart from what was read."""
+    order = ir.topological(later)
+    waits: set[Expr] = set()
+    for node in order:
+        if node in unknown or any(a in waits for a in node.args):
+            waits.add(node)
+    users = [(a, n) for n in order for a in n.args]
+    ready = {a for a, n in users if n in waits} | set(later)
+    sinks = [n for n in order if n in ready and n not in waits and n.extent == domain]
+
+    def is_source(node: Expr) -> bool:
+        return node.op == "input" and node.extent == domain
+
+    def can_cut(node: Expr) -> bool:
+        return node.kind == "number" and node.extent == domain
+
+    cut = minimum_cut(sinks, is_source, can_cut)
+    kept: list[Expr] = []
+    for node in cut:
+        below = ir.topological([node])
+        elements = [n for n in below if n.extent == domain]
+        sources = [n for n in elements if is_source(n)]
+        is_dear = any(n.op in _DEAR for n in elements)
+        # What follows from one tensor in a few instructions is had again from that.
+        kept += [node] if is_dear or len(sources) > 1 else sources
+    return [n for n in dict.fromkeys(kept) if n.op != "input"]
