@@ -54,7 +54,7 @@ def emit(
         "storage": sorted({k.type(b) for e in views for k in e.kernels for b in k.buffers}),
         "families": sorted({k.family for e in views for k in e.kernels}),
         "sums_by_row": any(k.sums for e in views for k in e.kernels if k.family in _BY_ROW),
-        "has_clusters": any(k.is_clustered for e in views for k in e.kernels),
+        "ahead": any(k.is_sent_ahead for e in views for k in e.kernels),
         "accumulators": sorted({r.kind for e in views for k in e.kernels for r in k.accumulated}),
         "uses_libm": sorted(_functions_called(views, target)),
     }

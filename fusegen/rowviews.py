@@ -10,10 +10,13 @@ from functools import cached_property
 
 from fusegen import ir
 from fusegen.statements import ElementFunction
-from fusegen.tiers import LARGEST_CLUSTER
+from fusegen.target import ITEM_BYTES
 from fusegen.views import KernelView, Read, ReductionView
 
-_WORDS_IN_REGISTERS = 64  # of 128 in a thread, for what it holds and adds up
+# What a block may hold and add up in registers, of 65,536 that a multiprocessor has.
+_REGISTERS = 32768
+_MOST_SHARED_BYTES = 160 << 10  # sm_80 has 163 KiB for a block
+_MOST_AT_ONCE = 16  # elements
 
 
 class RowView(KernelView):
@@ -94,17 +97,8 @@ class RowView(KernelView):
     def elements(self) -> int:
         """How many elements of a row a thread holds."""
         assert self.kernel.tier is not None
-        return self.kernel.tier.elements
-
-    @property
-    def is_clustered(self) -> bool:
-        """Whether a row takes several blocks."""
-        return self.kernel.tier is not None and self.kernel.tier.is_clustered
-
-    @property
-    def largest_cluster(self) -> int:
-        """The most blocks that a row takes."""
-        return LARGEST_CLUSTER
+        tier = self.kernel.tier
+        return tier.summing_elements if self.sums else tier.elements
 
     @property
     def lanes(self) -> int:
@@ -115,8 +109,7 @@ class RowView(KernelView):
     @property
     def packs(self) -> int:
         """How many packs of each tensor a thread holds."""
-        assert self.kernel.tier is not None
-        return self.elements // self.kernel.tier.lanes
+        return self.elements // self.lanes
 
     @property
     def _words(self) -> int:
@@ -128,18 +121,62 @@ class RowView(KernelView):
         return self.packs if self.family == "column" else self.elements
 
     @property
+    def is_guarded(self) -> bool:
+        """Whether packs are worked on one by one: so many at once would not fit in registers."""
+        return self.family == "row" and self.elements > _MOST_AT_ONCE
+
+    @property
+    def least_blocks(self) -> int:
+        """How many blocks of its threads a multiprocessor must have room for, which says how many
+        registers a thread may have.
+        """
+        words = self.elements * len(self.full_reads) * self._words
+        if self.sums:
+            return 3 * 256 // self.threads if words <= 16 else 512 // self.threads
+        return 1024 // self.threads if words <= _MOST_AT_ONCE or self.is_guarded else 512 // self.threads
+
+    @property
     def has_shared_sums(self) -> bool:
         """Whether the sums by column would crowd the registers."""
         if not self.kernel.tier or not self.sums:
             return False
         held = self.elements * len(self.full_reads) + self.sums_a_thread * len(self.sums)
-        return held * self._words >= _WORDS_IN_REGISTERS
+        return held * self._words * self.threads >= _REGISTERS
 
     @property
-    def shared_sums_bytes(self) -> int:
-        """What they take of shared memory."""
+    def is_sent_ahead(self) -> bool:
+        """Whether a block that goes from row to row has the next one's packs on their way.
+
+        It pays where a multiprocessor has room for few blocks; else they hide each other's waits.
+        """
+        if not self.kernel.tier:
+            return False
+        is_alone = self.least_blocks * self.threads < 1024
+        widths = [ITEM_BYTES[r.buffer.dtype] * self.lanes for r in self.full_reads]
+        fits = self._all_bytes <= _MOST_SHARED_BYTES and all(w >= 4 for w in widths)
+        return fits and (self.family == "column" or is_alone)
+
+    @property
+    def _sums_bytes(self) -> int:
         each = self.sums_a_thread * self.threads * 4 * self._words
         return each * len(self.sums) if self.has_shared_sums else 0
+
+    @property
+    def _all_bytes(self) -> int:
+        return self._sums_bytes + sum(self._bytes_ahead(r) for r in self.full_reads)
+
+    def _bytes_ahead(self, read: Read) -> int:
+        return self.elements * self.threads * ITEM_BYTES[read.buffer.dtype]
+
+    @property
+    def room_bytes(self) -> int:
+        """Dynamic shared memory: what threads have of their own there."""
+        return self._all_bytes if self.is_sent_ahead else self._sums_bytes
+
+    def place_ahead(self, read: Read) -> int:
+        """Where a tensor's packs are sent, in 16 bytes from the start."""
+        before = self.full_reads[: [r.name for r in self.full_reads].index(read.name)]
+        return (self._sums_bytes + sum(self._bytes_ahead(r) for r in before)) // 16
 
     @property
     def most_reductions(self) -> int:
@@ -154,9 +191,9 @@ class RowView(KernelView):
         moments = [r.name for r in views if r.kind == "moments"]
         if result == "variance":
             place = moments.index(reduction.name)
-            return f"distances_{stage + 1}[{place}]{lane}.total / length_value"
+            return f"distances_{stage + 1}[{place}]{lane}.total * inverse_length"
         total = f"sums_{stage + 1}[{place}]{lane}.total"
-        return f"{total} / length_value" if result == "mean" else total
+        return f"{total} * inverse_length" if result == "mean" else total
 
     @property
     def accumulated(self) -> list[ReductionView]:

@@ -62,6 +62,7 @@ def rowwise_kernel(state: Pass, tier: Tier | None) -> None:
     levels = [_level_of(v, stages) for v in values[: len(columns)]] + [len(stages)] * len(chosen)
     marks, held = state.marks_over(leaf_of), ()
     if tier is not None:
+        values = ir.rewrite(values, _by_inverse_count)
         stages, values, held, marks = carry(state, domain, stages, values, levels, marks)
     sums = [
         (Reduction("sum", value, r.results), b)
@@ -97,6 +98,13 @@ def rowwise_kernel(state: Pass, tier: Tier | None) -> None:
     state.resolve({node: leaf_of[node] for node in results})
     if sums:
         finalise(state, ordered(axes), tuple(sums), ordered(axes))
+
+
+def _by_inverse_count(node: Expr) -> Expr:
+    """A division by a count as a multiplication: the inverse is found once for all rows."""
+    if node.op == "div" and node.args[1].op == "count":
+        return node.args[0] * (1.0 / node.args[1])
+    return node
 
 
 def _axes_of_rows(state: Pass, domain: Extent) -> Extent | None:

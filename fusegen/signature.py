@@ -71,19 +71,14 @@ def signature(
     programs: Sequence[Program],
     dtypes: Mapping[str, str],
     bound: Bound,
-    *,
-    has_clusters: bool = True,
 ) -> Signature:
-    """What the module of these programs depends on.
-
-    has_clusters says whether the device has thread block clusters, in which the longest rows fit.
-    """
+    """What the module of these programs depends on."""
     mentioned = {name for p in programs for name in (*p.input_names, *p.output_names)}
     dtypes = {name: dtype for name, dtype in dtypes.items() if name in mentioned}
     tier = None
     allow_fused = not _has_few_long_rows(programs[0], bound)
     if TARGETS[target].holds_rows and not bound.windows:
-        tier = _tier(programs, dtypes, bound, order, has_clusters=has_clusters)
+        tier = _tier(programs, dtypes, bound, order)
         allow_fused = tier is not None
     return Signature(
         target,
@@ -100,8 +95,6 @@ def _tier(
     dtypes: Mapping[str, str],
     bound: Bound,
     order: Sequence[int],
-    *,
-    has_clusters: bool,
 ) -> Tier | None:
     """How the first program's rows, and the others' after it, are held on the chip."""
     reduced = _reduced(programs[0])
@@ -112,7 +105,7 @@ def _tier(
     words = max(_words(p, dtypes) for p in programs)
     length = math.prod(bound.domain[a] for a in axes)
     if set(order[-len(axes) :]) == axes:
-        return row_tier(length, widest, words, has_clusters=has_clusters)
+        return row_tier(length, widest, words)
     inner = max(order.index(a) for a in axes)
     behind = math.prod(bound.domain[a] for a in order[inner + 1 :])
     return column_tier(length, behind, widest, words)

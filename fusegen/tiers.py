@@ -9,26 +9,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# (elements a thread, threads a block), for rows that lie together
-_ROWS = ((8, 256), (16, 512), (32, 512))
+# (longest row, elements a thread, the same where it adds up columns too, threads a block), measured
+# on an H200: sums of short rows gain from more threads, all else from fewer and longer shares.
+_ROWS = (
+    (512, 16, 8, 256),
+    (4096, 16, 16, 256),
+    (8192, 16, 16, 512),
+    (16384, 32, 32, 512),
+)
 # (packs a thread, threads along the row), for strided rows; more along leave fewer side by side
 _COLUMNS = ((4, 32), (8, 128))
-_THREADS = 512
+_COLUMN_THREADS = 512
 _WORDS = 64  # registers of a thread for what it holds, half of what 512 threads may have
 _PACK_WORDS = 4
-LARGEST_CLUSTER = 16  # blocks; more than 8 must be asked for
 
 
 @dataclass(frozen=True)
 class Tier:
-    """How rows are held on the chip: elements a thread, in packs of so many neighbours; threads a
-    block at most; and whether a row takes several blocks.
+    """How rows are held on the chip: elements a thread, fewer where it adds up columns too, in
+    packs of so many neighbours; and threads a block at most.
     """
 
     elements: int
+    summing_elements: int
     lanes: int
     threads: int
-    is_clustered: bool = False
 
 
 def lanes_of(length: int, widest: int) -> int:
@@ -39,22 +44,22 @@ def lanes_of(length: int, widest: int) -> int:
     return lanes
 
 
-def row_tier(length: int, widest: int, words: int, *, has_clusters: bool) -> Tier | None:
+def row_tier(length: int, widest: int, words: int) -> Tier | None:
     """The tier of rows that lie together; None where they do not fit on the chip.
 
     widest is the size of the widest element in bytes, words the registers that one element takes
     in all the tensors of which a row is held.
     """
     lanes = lanes_of(length, widest)
-    # Single elements need an address each.
-    most = max(_WORDS // (2 if lanes == 1 else 1) // words, _ROWS[0][0])
-    fitting = [row for row in _ROWS if row[0] <= most]
-    for elements, threads in fitting:
-        if length <= elements * threads:
-            return Tier(elements, lanes, threads)
-    elements, _ = fitting[-1]
-    if has_clusters and length <= elements * _THREADS * LARGEST_CLUSTER:
-        return Tier(elements, lanes, _THREADS, is_clustered=True)
+    for longest, elements, summing, threads in _ROWS:
+        # Single elements need an address each.
+        most = _WORDS // 2 if lanes == 1 else _WORDS
+        if length <= longest and elements * words <= most:
+            return Tier(elements, summing, lanes, threads)
+    # Many tensors, or wide elements: shorter shares for more threads.
+    elements = 8
+    if length <= elements * _COLUMN_THREADS:
+        return Tier(elements, elements, lanes, _COLUMN_THREADS)
     return None
 
 
@@ -65,5 +70,5 @@ def column_tier(length: int, behind: int, widest: int, words: int) -> Tier | Non
         while lanes > 1 and packs * lanes * words > _WORDS:
             lanes //= 2
         if length <= packs * along:
-            return Tier(packs * lanes, lanes, _THREADS)
+            return Tier(packs * lanes, packs * lanes, lanes, _COLUMN_THREADS)
     return None

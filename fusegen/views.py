@@ -321,17 +321,14 @@ class KernelView:
     @property
     def threads(self) -> int:
         """Threads in a block."""
-        return 512 if self.family == "pointwise" else 256
+        return 512 if self.family in ("pointwise", "finalise") else 256
 
     @property
     def accumulated(self) -> list[ReductionView]:
         """The reductions that have an accumulator of their kind."""
         return self.reductions
 
-    @property
-    def is_clustered(self) -> bool:
-        """Whether a row takes several blocks."""
-        return False
+    is_sent_ahead = False
 
     @property
     def packs(self) -> int:
