@@ -23,6 +23,7 @@ from fusegen.ops import Chain
 from fusegen.rowviews import RowView
 from fusegen.target import Target
 from fusegen.views import KernelView, sizes_type
+from fusegen.windowviews import WindowView
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -132,10 +133,7 @@ class EntryView:
         self.argument_names = [b.name for b in entry.arguments]
         self.size_names = size_names(entry.grouping)
         self.sizes_type = sizes_type(entry.name)
-        self.kernels = [
-            (RowView if _goes_by_rows(kernel, target) else KernelView)(kernel, entry, target)
-            for kernel in entry.kernels
-        ]
+        self.kernels = [_view_of(kernel, target)(kernel, entry, target) for kernel in entry.kernels]
 
     @property
     def argument_count(self) -> int:
@@ -168,8 +166,11 @@ class EntryView:
 _BY_ROW = ("row", "column")
 
 
-def _goes_by_rows(kernel: Kernel, target: Target) -> bool:
-    return target.is_flat and (kernel.tier is not None or kernel.family == "outer")
+def _view_of(kernel: Kernel, target: Target) -> type[KernelView]:
+    if kernel.family == "window":
+        return WindowView
+    goes_by_rows = target.is_flat and (kernel.tier is not None or kernel.family == "outer")
+    return RowView if goes_by_rows else KernelView
 
 
 def size_names(grouping: Grouping) -> tuple[str, ...]:

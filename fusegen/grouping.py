@@ -55,6 +55,8 @@ def collapse(
             touched.add(node.extent)
         elif node.op == "count":
             touched.add(frozenset(ir.axes_of(node)))
+    if not any(axis > 0 for extent in touched for axis in extent):
+        windows = {}  # all is of the pooled size
     # A pooled axis has a group of its own even where nothing varies along it: windows count it.
     present = [a for a in order if a in windows or any(a in e for e in touched)]
     groups: list[list[int]] = []

@@ -21,7 +21,9 @@ from fusegen import ir
 from fusegen.errors import ArgumentError
 from fusegen.grouping import collapse
 from fusegen.lower import Bound
+from fusegen.modules import target_of
 from fusegen.program import Program
+from fusegen.target import TARGETS
 
 Shape = tuple[int, ...]
 _pointer = Tensor.data_ptr
@@ -133,7 +135,7 @@ class Output:
         Shape  # over the domain's axes, with those along which the value happens not to vary
     )
     final_shape: Shape
-    is_zeroed: bool  # the kernel leaves a dropped edge, or has nothing to do
+    is_zeroed: bool  # a kernel leaves a dropped edge, or there is nothing to do
 
     def allocate(self, tensors: Sequence[Tensor], device: torch.device) -> Tensor:
         """Memory for it: from an input, where there is one, which takes half as long."""
@@ -252,9 +254,12 @@ def make_plan(
         if math.prod(meta.shape) != math.prod(shape):
             raise ArgumentError(f"{leaf}: got shape {meta.shape}, wanted {shape}")
     is_empty = math.prod(domain) == 0
+    fills_edges = TARGETS[target_of(device)].fills_edges
     for (_, expr), target in zip(program.graph.outputs, targets, strict=True):
         shape = _shape(expr.extent, domain, pooled)
         has_edge = any(-a in expr.extent and domain[a] % windows[a] for a in windows)
+        if fills_edges and frozenset(range(-len(domain), 0)) <= expr.extent:
+            has_edge = False
         strides = dense_strides(shape, order)
         whole = _shape(target.extent, domain, pooled)
         final = whole if target.shape is None else target.shape

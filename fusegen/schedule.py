@@ -15,12 +15,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from fusegen import ir
 from fusegen.grouping import ordered
-from fusegen.ir import Expr, Extent, Graph
+from fusegen.ir import Expr, Graph
 from fusegen.kernel import Buffer, Family, Kernel, Reduction
 from fusegen.lower import Mark, remarked
 from fusegen.rowwise import rowwise_kernel
-from fusegen.staging import Pass, finalise, means_as_sums, partials, reduces_below, staged
+from fusegen.staging import Pass, finalise, means_as_sums, partials, reduces_below
 from fusegen.tiers import Tier
+from fusegen.windowwise import windowwise_kernel
 
 
 def schedule(
@@ -56,91 +57,12 @@ def schedule(
     touched += [ir.reduction(r)[1] for r in reduces_below(outputs.values())]
     window = frozenset(g for extent in touched for g in extent if g < 0)
     if window:
-        _window_kernel(state, window)
+        windowwise_kernel(state, window)
     elif allow_fused:
         rowwise_kernel(state, tier)
     while state.pending:
         _level(state)
     return tuple(state.kernels)
-
-
-def _window_kernel(state: Pass, window: Extent) -> None:
-    """One kernel, a thread a window, for all that varies within windows or is reduced over them.
-
-    What goes on from there in another way, such as a sum over one of a window's axes, is written
-    out window by window for the kernels after.
-    """
-    state.resolve(_windows_first(state.pending.values(), window))
-
-    def axes_of(node: Expr) -> Extent:
-        return ir.reduction(node)[1]
-
-    def is_local(expr: Expr) -> bool:
-        nodes = ir.topological([expr])
-        reduces = [n for n in nodes if n.op == "reduce"]
-        return any(n.extent & window for n in nodes) and all(axes_of(r) == window for r in reduces)
-
-    chosen = [n for n, e in state.pending.items() if is_local(e)]
-    others = {n: e for n, e in state.pending.items() if n not in chosen}
-    below = reduces_below(others.values())
-    needed = [r for r in below if axes_of(r) == window and is_local(r)]
-    terms = dict.fromkeys(
-        arg
-        for node in ir.topological(others.values())
-        for arg in node.args
-        if is_local(arg) and arg.extent & window and not is_local(node)
-    )
-    roots = [state.pending[n] for n in chosen] + needed + [*terms]
-    domain = frozenset[int]().union(*(e.extent for e in ir.topological(roots))) - window
-    stages, leaf_of, finals = staged(state, roots)
-    known = {node: leaf_of[node] for node in needed}
-    known |= {t: ir.tensor(state.fresh("terms"), t.extent, 0) for t in terms}
-    stores = [(state.output(n, e), e) for n, e in zip(chosen, finals, strict=False)]
-    finished = [leaf_of[node] for node in needed] + finals[len(chosen) + len(needed) :]
-    exprs = [
-        e for stage in stages for r in stage for e in (r.value, r.index) if e is not None
-    ] + finals
-    read = state.inputs_of(exprs, leaf_of.values())
-    for leaf, expr in zip(known.values(), finished, strict=True):
-        state.buffers[leaf] = state.scratch(leaf)
-        stores.append((state.buffers[leaf], expr))
-    state.kernels.append(
-        Kernel(
-            "window",
-            state.fresh(f"{state.prefix}_window"),
-            ordered(domain),
-            ordered(window),
-            read,
-            tuple(stores),
-            tuple(stages),
-            marks=state.marks_over(leaf_of),
-        )
-    )
-    state.pending = others
-    state.resolve(known)
-
-
-def _windows_first(exprs: Iterable[Expr], window: Extent) -> dict[Expr, Expr]:
-    """What a window's kernel can do of a reduction, moved inside it.
-
-    A sum over more than whole windows has the window's own as its inner one. A pick acts index by
-    index, so it reaches through what has to wait for other reductions.
-    """
-
-    def reach(value: Expr, index: Expr) -> Expr:
-        waits = any(ir.reduction(r)[1] != window for r in reduces_below([value]))
-        if not value.extent & window or not waits or value.op not in ir.ARITY:
-            return ir.reduce("pick", window, value, index)
-        return ir.rebuild(value, tuple(reach(a, index) for a in value.args))
-
-    def rule(node: Expr) -> Expr:
-        kind, axes = ir.reduction(node) if node.op == "reduce" else ("", frozenset())
-        if kind == "sum" and axes > window:
-            return ir.reduce_sum(ir.reduce_sum(node.args[0], window), axes - window)
-        return reach(*node.args) if kind == "pick" else node
-
-    reduces = reduces_below(exprs)
-    return dict(zip(reduces, ir.rewrite(reduces, rule), strict=True))
 
 
 def _level(state: Pass) -> None:

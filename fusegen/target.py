@@ -30,6 +30,7 @@ class Target:
     is_wide: bool  # offsets have 64 bits always, for they cost nothing; else where the size demands
     is_flat: bool  # elementwise tensors are reached by one flat index
     holds_rows: bool  # rows that are worked on as a whole stay on the chip
+    fills_edges: bool  # a kernel that writes a whole tensor by windows writes the edge they leave
     is_one_file: bool  # the binding to Python stands in the same file as the kernels
     trailing_arguments: (
         int  # what a call takes after tensors, scratch and sizes: threads; or device and stream
@@ -111,6 +112,7 @@ CPP = Target(
     is_wide=True,
     is_flat=False,
     holds_rows=False,
+    fills_edges=False,
     is_one_file=True,
     trailing_arguments=1,
 )
@@ -137,6 +139,7 @@ CUDA = Target(
     is_wide=False,
     is_flat=True,
     holds_rows=True,
+    fills_edges=True,
     is_one_file=False,
     trailing_arguments=2,
 )

@@ -67,6 +67,8 @@ class KernelView:
         is_split = kernel.family in ("row", "column", "window")
         along = set(kernel.reduced) if is_split else set(kernel.domain)
         row_names = {s.name for s in self.stores if is_split and not s.extent & along}
+        if kernel.family == "window":
+            row_names |= {s.term for s in self.sums}
         self.row_stores = [s for s in self.stores if s.name in row_names]
         self.element_stores = [s for s in self.stores if s.name not in row_names]
         self.values = self._function("values", [r for r in results if r[0] not in row_names])
@@ -181,6 +183,11 @@ class KernelView:
         return tuple(g for g in self.domain if g > max(self.reduced))
 
     @property
+    def row_groups(self) -> tuple[int, ...]:
+        """The groups that tell the rows which leave partials."""
+        return self.domain[:-1]
+
+    @property
     def window_size(self) -> int:
         """The number of elements in a pooling window."""
         return math.prod(self.grouping.windows[-1 - g] for g in self.reduced)
@@ -240,7 +247,7 @@ class KernelView:
         is_flat = self.family in ("pointwise", "inner") and self.target.is_flat
         tensors = self.partial_reads if is_flat else self.reads + self.stores
         groups = {g for r in tensors for g in r.extent}
-        if self.family in ("inner", "outer"):
+        if self.family in ("inner", "outer", "window"):
             groups |= {g for s in self.sums for g in (*s.kept, *s.summed)}
         return groups | ({self.last} if self.family == "pointwise" else set())
 
@@ -395,7 +402,7 @@ class ReductionView:
         self.has_index = reduction.index is not None
         self.partials = buffer.name if buffer else ""
         self.extent = buffer.extent if buffer else ()
-        rows = kernel.domain[:-1]
+        rows = kernel.row_groups
         self.kept = tuple(g for g in rows if g in self.extent)
         self.summed = tuple(g for g in rows if g not in self.extent)
         self.columns = kernel.size(kernel.kernel.columns)

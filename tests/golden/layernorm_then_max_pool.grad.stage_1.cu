@@ -32,6 +32,58 @@ __device__ __forceinline__ Stored narrow(Value x) {
   return static_cast<Stored>(x);
 }
 
+// N neighbours, moved by one access that leaves no trace in the caches: every element is used once.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T at[N];
+};
+
+template <int Bytes>
+struct Bits;
+template <>
+struct Bits<16> {
+  using type = uint4;
+};
+template <>
+struct Bits<8> {
+  using type = uint2;
+};
+template <>
+struct Bits<4> {
+  using type = unsigned int;
+};
+template <>
+struct Bits<2> {
+  using type = unsigned short;
+};
+template <>
+struct Bits<1> {
+  using type = unsigned char;
+};
+
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load(const T* from) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  Pack<T, N> pack;
+  *reinterpret_cast<Whole*>(&pack) = __ldcs(reinterpret_cast<const Whole*>(from));
+  return pack;
+}
+
+// The same for what others read too.
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load_again(const T* from) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  Pack<T, N> pack;
+  *reinterpret_cast<Whole*>(&pack) = __ldg(reinterpret_cast<const Whole*>(from));
+  return pack;
+}
+
+template <int N, typename T>
+__device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  __stcs(reinterpret_cast<Whole*>(to), *reinterpret_cast<const Whole*>(&pack));
+}
+
 template <typename T>
 struct Sum {
   T total = 0;
@@ -43,42 +95,34 @@ struct Sum {
   __device__ T sum() const { return total; }
 };
 
-// Count, mean and the sum of squared distances from it: Welford's way, merged by Chan's formula.
+// The accumulator of the thread whose number in the warp differs in one bit.
 template <typename T>
-struct Moments {
-  T count = 0, centre = 0, distances = 0;
-  __device__ void add(T term) {
-    count += 1;
-    const T gap = term - centre;
-    centre += gap / count;
-    distances += gap * (term - centre);
-  }
-  template <typename U>
-  __device__ void merge(const Moments<U>& other) {
-    if (other.count == 0) return;
-    const T all = count + other.count, gap = other.centre - centre, share = other.count / all;
-    centre += gap * share;
-    distances += other.distances + gap * gap * (count * share);
-    count = all;
-  }
-  __device__ T mean() const { return centre; }
-  __device__ T variance() const { return distances / count; }
-};
+__device__ __forceinline__ Sum<T> exchange(Sum<T> mine, int bit) {
+  return {__shfl_xor_sync(0xffffffffu, mine.total, bit)};
+}
 
-// Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
-template <typename Accumulator>
-__device__ Accumulator combine(const Accumulator& mine, int lane, int lanes, int cell, int stride,
-    void* memory) {
-  Accumulator* const cells = static_cast<Accumulator*>(memory);
-  cells[cell] = mine;
-  __syncthreads();
-  for (int half = lanes / 2; half > 0; half /= 2) {
-    if (lane < half) cells[cell].merge(cells[cell + half * stride]);
-    __syncthreads();
+// Merges a row's accumulators over its threads, in a fixed tree: within each warp, then over the warps, then over
+// the blocks of a cluster. A row has a power of two of threads, or whole warps. Cells are free two calls later.
+template <int N, typename T>
+__device__ __forceinline__ void combine(Sum<T> (&mine)[N], Sum<T>* cells) {
+  for (int bit = min(blockDim.x, 32) / 2; bit > 0; bit /= 2) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
   }
-  const Accumulator all = cells[cell - lane * stride];
+  if (blockDim.x <= 32) return;
+  const int warps = blockDim.x / 32, warp = threadIdx.x / 32, place = threadIdx.x % 32;
+  Sum<T>* const row_cells = cells + threadIdx.y * warps * N;
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    if (place == 0) row_cells[warp * N + n] = mine[n];
+  }
   __syncthreads();
-  return all;
+#pragma unroll
+  for (int n = 0; n < N; ++n) mine[n] = place < warps ? row_cells[place * N + n] : Sum<T>();
+  for (int bit = 16; bit > 0; bit /= 2) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
+  }
 }
 
 struct ForwardSizes {
@@ -98,33 +142,64 @@ __device__ __forceinline__ void forward_row_values(const float x, const float me
 // Reads x; writes out.
 __global__ void __launch_bounds__(256)
 forward_row(const float* __restrict__ x, float* __restrict__ out, ForwardSizes sizes) {
-  __shared__ alignas(16) unsigned char shared[256 * 12];
+  constexpr int kLanes = 2, kPacks = 4;
+  __shared__ Sum<float> cells[2][9];
+  int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
-  const Index row = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
-  const bool is_live = row < rows;
-  const Index outer = row;
-  Moments<float> mean_sum;
-  if (is_live) {
-#pragma unroll 4
-    for (Index r = threadIdx.x; r < length; r += blockDim.x) {
-      const Index inner = r;
-      const float x_value = widen(x[(outer) * sizes.inner.value + inner]);
-      float mean_term_value;
-      forward_row_stage_1(x_value, mean_term_value);
-      mean_sum.add(mean_term_value);
+  const Index blocks = gridDim.x, block = blockIdx.x, behind = length;
+  const float length_value = static_cast<float>(length);
+  for (Index first = block * blockDim.y; first < rows; first += blocks * blockDim.y) {
+    const bool is_live = first + threadIdx.y < rows;
+    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? behind : 0;
+    Pack<float, kLanes> x_in[kPacks];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      if (i >= end) break;
+      x_in[p] = load<kLanes>(x + base + i);
     }
-  }
-  mean_sum = combine(mean_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1, shared);
-  const float mean_value = mean_sum.mean();
-  const float variance_value = mean_sum.variance();
-  if (!is_live) return;
-#pragma unroll 4
-  for (Index r = threadIdx.x; r < length; r += blockDim.x) {
-    const Index inner = r;
-    const float x_value = widen(x[(outer) * sizes.inner.value + inner]);
-    float out_value;
-    forward_row_values(x_value, mean_value, variance_value, out_value);
-    out[(outer) * sizes.inner.value + inner] = narrow<float>(out_value);
+    Sum<float> sums_1[1];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      if (i >= end) break;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p].at[lane]);
+        float mean_term_value;
+        forward_row_stage_1(x_value, mean_term_value);
+        sums_1[0].add(mean_term_value);
+      }
+    }
+    combine(sums_1, cells[turn++ & 1]);
+    const float centre_1_1 = sums_1[0].total / length_value;
+    Sum<float> distances_1[1];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      if ((p * blockDim.x + threadIdx.x) * kLanes >= end) break;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float distance_1 = widen(x_in[p].at[lane]) - centre_1_1;
+        distances_1[0].add(distance_1 * distance_1);
+      }
+    }
+    combine(distances_1, cells[turn++ & 1]);
+    const float mean_value = sums_1[0].total / length_value;
+    const float variance_value = distances_1[0].total / length_value;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      if (i >= end) break;
+      Pack<float, kLanes> out_out;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p].at[lane]);
+        float out_value;
+        forward_row_values(x_value, mean_value, variance_value, out_value);
+        out_out.at[lane] = narrow<float>(out_value);
+      }
+      store(out + base + i, out_out);
+    }
   }
 }
 
@@ -155,56 +230,88 @@ __global__ void __launch_bounds__(256)
 backward_row(const float* __restrict__ d_out, const float* __restrict__ x, float* __restrict__ d_x,
     BackwardSizes sizes) {
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
-  __shared__ alignas(16) unsigned char shared[256 * 12];
+  constexpr int kLanes = 2, kPacks = 4;
+  __shared__ Sum<float> cells[2][18];
+  int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
-  const Index row = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
-  const bool is_live = row < rows;
-  const Index outer = row;
-  Sum<float> total_sum;
-  Moments<float> mean_sum;
-  if (is_live) {
-#pragma unroll 4
-    for (Index r = threadIdx.x; r < length; r += blockDim.x) {
-      const Index inner = r;
-      const float d_out_value = widen(d_out[(outer) * sizes.inner.value + inner]);
-      const float x_value = widen(x[(outer) * sizes.inner.value + inner]);
-      float total_term_value;
-      float mean_term_value;
-      backward_row_stage_1(d_out_value, x_value, total_term_value, mean_term_value);
-      total_sum.add(total_term_value);
-      mean_sum.add(mean_term_value);
+  const Index blocks = gridDim.x, block = blockIdx.x, behind = length;
+  const float length_value = static_cast<float>(length);
+  for (Index first = block * blockDim.y; first < rows; first += blocks * blockDim.y) {
+    const bool is_live = first + threadIdx.y < rows;
+    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? behind : 0;
+    Pack<float, kLanes> d_out_in[kPacks];
+    Pack<float, kLanes> x_in[kPacks];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      if (i >= end) break;
+      d_out_in[p] = load<kLanes>(d_out + base + i);
+      x_in[p] = load<kLanes>(x + base + i);
     }
-  }
-  total_sum = combine(total_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1, shared);
-  mean_sum = combine(mean_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1, shared);
-  const float total_value = total_sum.sum();
-  const float mean_value = mean_sum.mean();
-  const float variance_value = mean_sum.variance();
-  Sum<float> total_2_sum;
-  if (is_live) {
-#pragma unroll 4
-    for (Index r = threadIdx.x; r < length; r += blockDim.x) {
-      const Index inner = r;
-      const float d_out_value = widen(d_out[(outer) * sizes.inner.value + inner]);
-      const float x_value = widen(x[(outer) * sizes.inner.value + inner]);
-      float total_2_term_value;
-      backward_row_stage_2(d_out_value, x_value, mean_value, total_2_term_value);
-      total_2_sum.add(total_2_term_value);
+    Sum<float> sums_1[2];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      if (i >= end) break;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float d_out_value = widen(d_out_in[p].at[lane]);
+        const float x_value = widen(x_in[p].at[lane]);
+        float total_term_value;
+        float mean_term_value;
+        backward_row_stage_1(d_out_value, x_value, total_term_value, mean_term_value);
+        sums_1[0].add(total_term_value);
+        sums_1[1].add(mean_term_value);
+      }
     }
-  }
-  total_2_sum = combine(total_2_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,
-      shared);
-  const float total_2_value = total_2_sum.sum();
-  if (!is_live) return;
-#pragma unroll 4
-  for (Index r = threadIdx.x; r < length; r += blockDim.x) {
-    const Index inner = r;
-    const float d_out_value = widen(d_out[(outer) * sizes.inner.value + inner]);
-    const float x_value = widen(x[(outer) * sizes.inner.value + inner]);
-    float d_x_value;
-    backward_row_values(x_value, mean_value, total_2_value, variance_value, count_of_inner_value,
-        d_out_value, total_value, d_x_value);
-    d_x[(outer) * sizes.inner.value + inner] = narrow<float>(d_x_value);
+    combine(sums_1, cells[turn++ & 1]);
+    const float centre_1_1 = sums_1[1].total / length_value;
+    Sum<float> distances_1[1];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      if ((p * blockDim.x + threadIdx.x) * kLanes >= end) break;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float distance_1 = widen(x_in[p].at[lane]) - centre_1_1;
+        distances_1[0].add(distance_1 * distance_1);
+      }
+    }
+    combine(distances_1, cells[turn++ & 1]);
+    const float total_value = sums_1[0].total;
+    const float mean_value = sums_1[1].total / length_value;
+    const float variance_value = distances_1[0].total / length_value;
+    Sum<float> sums_2[1];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      if (i >= end) break;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float d_out_value = widen(d_out_in[p].at[lane]);
+        const float x_value = widen(x_in[p].at[lane]);
+        float total_2_term_value;
+        backward_row_stage_2(d_out_value, x_value, mean_value, total_2_term_value);
+        sums_2[0].add(total_2_term_value);
+      }
+    }
+    combine(sums_2, cells[turn++ & 1]);
+    const float total_2_value = sums_2[0].total;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      if (i >= end) break;
+      Pack<float, kLanes> d_x_out;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float d_out_value = widen(d_out_in[p].at[lane]);
+        const float x_value = widen(x_in[p].at[lane]);
+        float d_x_value;
+        backward_row_values(x_value, mean_value, total_2_value, variance_value, count_of_inner_value,
+            d_out_value, total_value, d_x_value);
+        d_x_out.at[lane] = narrow<float>(d_x_value);
+      }
+      store(d_x + base + i, d_x_out);
+    }
   }
 }
 
@@ -244,24 +351,31 @@ static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
   return power;
 }
 
+// A row's threads along x: a power of two within a warp, or whole warps; rows beside each other along y.
+[[maybe_unused]] static dim3 row_block(int64_t wanted) {
+  const int64_t along = wanted <= 32 ? power_of_two(wanted, 1, 32) : ceil_divide(wanted, 32) * 32;
+  return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < 256 ? 256 / along : 1));
+}
+
 // a: x, out, scratch (-1: return the bytes it needs), outer, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const out = reinterpret_cast<float*>(a[1]);
   const bool is_measuring = a[2] == -1;
+  if (!is_measuring && ((a[0] | a[1]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[2])};
   const ForwardSizes sizes{ size_of(a[3]), size_of(a[4]) };
   const auto stream = reinterpret_cast<cudaStream_t>(a[6]);
+  const int device = static_cast<int>(a[5]);
+  const DeviceGuard guard(device);
+  const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value),
+      forward_row_length = static_cast<int64_t>(sizes.inner.value);
+  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 8));
+  const int64_t forward_row_slots = ceil_divide(forward_row_rows, forward_row_block.y);
   if (is_measuring) return scratch.used;
-  const DeviceGuard guard(static_cast<int>(a[5]));
   {
-    const int64_t rows = static_cast<int64_t>(sizes.outer.value),
-        length = static_cast<int64_t>(sizes.inner.value);
-    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(length, 4), 1, 256));
-    const dim3 block(lanes, 256 / lanes);
-    const auto blocks = static_cast<unsigned>(ceil_divide(rows, block.y));
-    forward_row<<<blocks, block, 0, stream>>>(x, out, sizes);
+    forward_row<<<static_cast<unsigned>(forward_row_slots), forward_row_block, 0, stream>>>(x, out, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
@@ -273,18 +387,20 @@ extern "C" int64_t run_backward(const int64_t* a) {
   auto* const d_out = reinterpret_cast<const float*>(a[1]);
   auto* const d_x = reinterpret_cast<float*>(a[2]);
   const bool is_measuring = a[3] == -1;
+  if (!is_measuring && ((a[0] | a[1] | a[2]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[3])};
   const BackwardSizes sizes{ size_of(a[4]), size_of(a[5]) };
   const auto stream = reinterpret_cast<cudaStream_t>(a[7]);
+  const int device = static_cast<int>(a[6]);
+  const DeviceGuard guard(device);
+  const int64_t backward_row_rows = static_cast<int64_t>(sizes.outer.value),
+      backward_row_length = static_cast<int64_t>(sizes.inner.value);
+  const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, 8));
+  const int64_t backward_row_slots = ceil_divide(backward_row_rows, backward_row_block.y);
   if (is_measuring) return scratch.used;
-  const DeviceGuard guard(static_cast<int>(a[6]));
   {
-    const int64_t rows = static_cast<int64_t>(sizes.outer.value),
-        length = static_cast<int64_t>(sizes.inner.value);
-    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(length, 4), 1, 256));
-    const dim3 block(lanes, 256 / lanes);
-    const auto blocks = static_cast<unsigned>(ceil_divide(rows, block.y));
-    backward_row<<<blocks, block, 0, stream>>>(d_out, x, d_x, sizes);
+    backward_row<<<static_cast<unsigned>(backward_row_slots), backward_row_block, 0, stream>>>(d_out, x, d_x,
+        sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

@@ -60,6 +60,11 @@ inline Index pieces_of(Index length) { return std::max<Index>(1, (length + kPiec
 // Below this many elements one thread does it all: waking another costs more.
 constexpr Index kSerial = 16384;
 
+// How many blocks of rows leave partials of their own, where columns are added up.
+inline Index slots_of(Index rows, Index columns) {
+  return std::max<Index>(1, std::min<Index>(std::min<Index>(rows, 64), rows * columns / kPiece));
+}
+
 // Elements are worked on by lines: up to so many neighbours, widened into arrays, so that conversions,
 // arithmetic and sums are a plain loop each. Arithmetic goes on to a whole vector, over copies of the last
 // element, so that no short row ends in scalar calls.
@@ -154,8 +159,8 @@ static void forward_window(const float* __restrict__ x, float* __restrict__ out,
     uint8_t* __restrict__ winner_index, const ForwardSizes sizes, int threads) {
   expect(out, sizes.outer.value * sizes.middle.value * sizes.inner.value);
   expect(winner_index, sizes.outer.value * sizes.middle.value * sizes.inner.value);
-  const Index rows = sizes.outer.value * sizes.middle.value, length = sizes.inner.value;
-  const Index lines = (length + kLine - 1) / kLine;
+  const Index length = sizes.inner.value, lines = (length + kLine - 1) / kLine;
+  const Index rows = sizes.outer.value * sizes.middle.value;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length * 4 > kSerial)
   for (Index task = 0; task < rows * lines; ++task) {
     const Index row = task / lines, first = task % lines * kLine;
@@ -220,8 +225,8 @@ static inline __attribute__((always_inline)) void backward_window_values(const i
 static void backward_window(const uint8_t* __restrict__ winner_index, const float* __restrict__ d_out,
     float* __restrict__ d_x, const BackwardSizes sizes, int threads) {
   expect(d_x, sizes.outer.value * sizes.middle.value * sizes.inner.value * 2 * 2);
-  const Index rows = sizes.outer.value * sizes.middle.value, length = sizes.inner.value;
-  const Index lines = (length + kLine - 1) / kLine;
+  const Index length = sizes.inner.value, lines = (length + kLine - 1) / kLine;
+  const Index rows = sizes.outer.value * sizes.middle.value;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length * 4 > kSerial)
   for (Index task = 0; task < rows * lines; ++task) {
     const Index row = task / lines, first = task % lines * kLine;
@@ -319,6 +324,6 @@ static PyMethodDef methods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
-static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "fusegen_465e56491ee2", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "fusegen_117e950daf95", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
 
-PyMODINIT_FUNC PyInit_fusegen_465e56491ee2() { return PyModule_Create(&definition); }
+PyMODINIT_FUNC PyInit_fusegen_117e950daf95() { return PyModule_Create(&definition); }

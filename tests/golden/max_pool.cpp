@@ -60,6 +60,11 @@ inline Index pieces_of(Index length) { return std::max<Index>(1, (length + kPiec
 // Below this many elements one thread does it all: waking another costs more.
 constexpr Index kSerial = 16384;
 
+// How many blocks of rows leave partials of their own, where columns are added up.
+inline Index slots_of(Index rows, Index columns) {
+  return std::max<Index>(1, std::min<Index>(std::min<Index>(rows, 64), rows * columns / kPiece));
+}
+
 // Elements are worked on by lines: up to so many neighbours, widened into arrays, so that conversions,
 // arithmetic and sums are a plain loop each. Arithmetic goes on to a whole vector, over copies of the last
 // element, so that no short row ends in scalar calls.
@@ -158,9 +163,8 @@ static void forward_window(const float* __restrict__ x, const float* __restrict_
     float* __restrict__ out, const ForwardSizes sizes, int threads) {
   expect(out,
       sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.axis_3.value * sizes.inner.value);
-  const Index rows = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.axis_3.value,
-      length = sizes.inner.value;
-  const Index lines = (length + kLine - 1) / kLine;
+  const Index length = sizes.inner.value, lines = (length + kLine - 1) / kLine;
+  const Index rows = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.axis_3.value;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length * 8 > kSerial)
   for (Index task = 0; task < rows * lines; ++task) {
     const Index row = task / lines, first = task % lines * kLine;
@@ -247,6 +251,6 @@ static PyMethodDef methods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
-static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "fusegen_c454e5877da9", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "fusegen_83c11bdf617a", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
 
-PyMODINIT_FUNC PyInit_fusegen_c454e5877da9() { return PyModule_Create(&definition); }
+PyMODINIT_FUNC PyInit_fusegen_83c11bdf617a() { return PyModule_Create(&definition); }

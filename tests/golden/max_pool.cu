@@ -32,6 +32,78 @@ __device__ __forceinline__ Stored narrow(Value x) {
   return static_cast<Stored>(x);
 }
 
+// N neighbours, moved by one access that leaves no trace in the caches: every element is used once.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T at[N];
+};
+
+template <int Bytes>
+struct Bits;
+template <>
+struct Bits<16> {
+  using type = uint4;
+};
+template <>
+struct Bits<8> {
+  using type = uint2;
+};
+template <>
+struct Bits<4> {
+  using type = unsigned int;
+};
+template <>
+struct Bits<2> {
+  using type = unsigned short;
+};
+template <>
+struct Bits<1> {
+  using type = unsigned char;
+};
+
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load(const T* from) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  Pack<T, N> pack;
+  *reinterpret_cast<Whole*>(&pack) = __ldcs(reinterpret_cast<const Whole*>(from));
+  return pack;
+}
+
+template <int N, typename T>
+__device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  __stcs(reinterpret_cast<Whole*>(to), *reinterpret_cast<const Whole*>(&pack));
+}
+
+// Neighbours in as few accesses as their size allows, where they begin at a multiple of it; else one by one. They go
+// through the caches: marked as used once, a forward pass of pooling took 6 % longer on an H200.
+template <bool kIsWide, int N, typename T>
+__device__ __forceinline__ void load_line(const T* from, T (&to)[N]) {
+  constexpr int kBytes = N * sizeof(T),
+      kLanes = kIsWide ? (kBytes % 16 == 0 ? 16 : kBytes & -kBytes) / sizeof(T) : 1;
+  using Whole = typename Bits<sizeof(T) * kLanes>::type;
+#pragma unroll
+  for (int i = 0; i < N; i += kLanes) {
+    Pack<T, kLanes> pack;
+    *reinterpret_cast<Whole*>(&pack) = *reinterpret_cast<const Whole*>(from + i);
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) to[i + lane] = pack.at[lane];
+  }
+}
+
+template <bool kIsWide, int N, typename T>
+__device__ __forceinline__ void store_line(const T (&from)[N], T* to) {
+  constexpr int kBytes = N * sizeof(T),
+      kLanes = kIsWide ? (kBytes % 16 == 0 ? 16 : kBytes & -kBytes) / sizeof(T) : 1;
+#pragma unroll
+  for (int i = 0; i < N; i += kLanes) {
+    Pack<T, kLanes> pack;
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) pack.at[lane] = from[i + lane];
+    store(to + i, pack);
+  }
+}
+
 // The first maximum and where it stands; a NaN beats every number, as in torch.
 template <typename T>
 struct Maximum {
@@ -63,11 +135,13 @@ __device__ __forceinline__ void forward_window_row_values(const float maximum, f
 }
 
 // Reads x, scale by (axis_1); writes out.
+template <bool kIsWide>
 __global__ void __launch_bounds__(256)
 forward_window(const float* __restrict__ x, const float* __restrict__ scale, float* __restrict__ out,
     ForwardSizes sizes) {
+  constexpr int kWindows = kIsWide ? 2 : 1;  // side by side
   const Index results = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.axis_3.value * sizes.inner.value;
-  const Index result = static_cast<Index>(blockIdx.x) * 256 + threadIdx.x;
+  const Index result = (static_cast<Index>(blockIdx.x) * 256 + threadIdx.x) * kWindows;
   if (result >= results) return;
   const Index above_inner = divide(result, sizes.inner);
   const Index inner = result - above_inner * sizes.inner.value;
@@ -78,24 +152,34 @@ forward_window(const float* __restrict__ x, const float* __restrict__ scale, flo
   const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
   const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
   const Index outer = above_axis_1;
-  Maximum<float> maximum_sum;
+  float x_in[4][kWindows * 2];
 #pragma unroll
-  for (int position_value = 0; position_value < 8; ++position_value) {
-    const Index above_window_3 = position_value / 2;
-    const Index window_3 = position_value - above_window_3 * 2;
-    const Index above_window_2 = above_window_3 / 2;
-    const Index window_2 = above_window_3 - above_window_2 * 2;
+  for (int line = 0; line < 4; ++line) {
+    const Index above_window_2 = line / 2;
+    const Index window_2 = line - above_window_2 * 2;
     const Index window_1 = above_window_2;
-    const float x_value = widen(x[((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + (axis_2 * 2 + window_1)) * sizes.axis_3_unpooled.value + (axis_3 * 2 + window_2)) * sizes.inner_unpooled.value + (inner * 2 + window_3)]);
-    const float scale_value = widen(scale[axis_1]);
-    float maximum_term_value;
-    forward_window_stage_1(x_value, scale_value, maximum_term_value);
-    maximum_sum.add(maximum_term_value, position_value);
+    constexpr Index window_3 = 0;
+    load_line<kIsWide>(x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + (axis_2 * 2 + window_1)) * sizes.axis_3_unpooled.value + (axis_3 * 2 + window_2)) * sizes.inner_unpooled.value + (inner * 2 + window_3), x_in[line]);
   }
-  const float maximum_value = maximum_sum.max();
-  float out_value;
-  forward_window_row_values(maximum_value, out_value);
-  out[((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner] = narrow<float>(out_value);
+  const float scale_value = widen(scale[axis_1]);
+  float out_out[kWindows];
+#pragma unroll
+  for (int beside = 0; beside < kWindows; ++beside) {
+    Maximum<float> maximum_sum;
+#pragma unroll
+    for (int position_value = 0; position_value < 8; ++position_value) {
+      const float x_value = widen(x_in[position_value / 2][beside * 2 + position_value % 2]);
+      float maximum_term_value;
+      forward_window_stage_1(x_value, scale_value, maximum_term_value);
+      maximum_sum.add(maximum_term_value, position_value);
+    }
+    const float maximum_value = maximum_sum.max();
+    float out_value;
+    forward_window_row_values(maximum_value, out_value);
+    out_out[beside] = narrow<float>(out_value);
+  }
+  store_line<kIsWide>(out_out,
+      out + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner);
 }
 
 }  // namespace
@@ -138,11 +222,16 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const ForwardSizes sizes{ size_of(a[4]), size_of(a[5]), size_of(a[6]), size_of(a[7]), size_of(a[8]),
       size_of(a[9]), size_of(a[10]), size_of(a[11]) };
   const auto stream = reinterpret_cast<cudaStream_t>(a[13]);
+  const int device = static_cast<int>(a[12]);
+  const DeviceGuard guard(device);
   if (is_measuring) return scratch.used;
-  const DeviceGuard guard(static_cast<int>(a[12]));
   {
-    const auto blocks = static_cast<unsigned>(ceil_divide(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.axis_3.value) * static_cast<int64_t>(sizes.inner.value), 256));
-    forward_window<<<blocks, 256, 0, stream>>>(x, scale, out, sizes);
+    // Where each line begins at a multiple of their size, 2 windows go in wide accesses.
+    const bool is_wide = sizes.inner_unpooled.value % 4 == 0 && (reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(out)) % 16 == 0;
+    const auto run = is_wide ? forward_window<true> : forward_window<false>;
+    const int64_t windows = is_wide ? 2 : 1;
+    const auto blocks = static_cast<unsigned>(ceil_divide(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.axis_3.value) * static_cast<int64_t>(sizes.inner.value), 256 * windows));
+    run<<<blocks, 256, 0, stream>>>(x, scale, out, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

@@ -60,6 +60,11 @@ inline Index pieces_of(Index length) { return std::max<Index>(1, (length + kPiec
 // Below this many elements one thread does it all: waking another costs more.
 constexpr Index kSerial = 16384;
 
+// How many blocks of rows leave partials of their own, where columns are added up.
+inline Index slots_of(Index rows, Index columns) {
+  return std::max<Index>(1, std::min<Index>(std::min<Index>(rows, 64), rows * columns / kPiece));
+}
+
 // Elements are worked on by lines: up to so many neighbours, widened into arrays, so that conversions,
 // arithmetic and sums are a plain loop each. Arithmetic goes on to a whole vector, over copies of the last
 // element, so that no short row ends in scalar calls.
@@ -215,9 +220,8 @@ static void forward_window(const float* __restrict__ x, const float* __restrict_
       sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.axis_3.value * sizes.inner.value);
   expect(winner_index,
       sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.axis_3.value * sizes.inner.value);
-  const Index rows = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.axis_3.value,
-      length = sizes.inner.value;
-  const Index lines = (length + kLine - 1) / kLine;
+  const Index length = sizes.inner.value, lines = (length + kLine - 1) / kLine;
+  const Index rows = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.axis_3.value;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length * 8 > kSerial)
   for (Index task = 0; task < rows * lines; ++task) {
     const Index row = task / lines, first = task % lines * kLine;
@@ -325,101 +329,83 @@ static inline __attribute__((always_inline)) void backward_window_values(const i
   d_x = position == winner_index ? (is_above ? product : product * 0.2f) : 0.0f;
 }
 
-static void backward_window(const uint8_t* __restrict__ winner_index, const float* __restrict__ picked_x,
-    const float* __restrict__ scale, const float* __restrict__ d_out, float* __restrict__ d_x,
-    const BackwardSizes sizes, int threads) {
-  expect(d_x,
-      sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.axis_3.value * sizes.inner.value * 2 * 2 * 2);
-  const Index rows = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.axis_3.value,
-      length = sizes.inner.value;
-  const Index lines = (length + kLine - 1) / kLine;
-#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length * 8 > kSerial)
-  for (Index task = 0; task < rows * lines; ++task) {
-    const Index row = task / lines, first = task % lines * kLine;
-    const Index width = std::min(kLine, length - first);
-    const Index above_axis_3 = divide(row, sizes.axis_3);
-    const Index axis_3 = row - above_axis_3 * sizes.axis_3.value;
-    const Index above_axis_2 = divide(above_axis_3, sizes.axis_2);
-    const Index axis_2 = above_axis_3 - above_axis_2 * sizes.axis_2.value;
-    const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
-    const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
-    const Index outer = above_axis_1;
-    for (int position_value = 0; position_value < 8; ++position_value) {
-      const Index above_window_3 = position_value / 2;
-      const Index window_3 = position_value - above_window_3 * 2;
-      const Index above_window_2 = above_window_3 / 2;
-      const Index window_2 = above_window_3 - above_window_2 * 2;
-      const Index window_1 = above_window_2;
-      const Index inner = first;
-      int winner_index_room[kLine];
-      const int* const winner_index_line = load<1>(winner_index + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner, width, winner_index_room);
-      float picked_x_room[kLine];
-      const float* const picked_x_line = load<1>(picked_x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner, width, picked_x_room);
-      const float scale_value = widen(scale[axis_1]);
-      float d_out_room[kLine];
-      const float* const d_out_line = load<1>(d_out + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner, width, d_out_room);
-      float d_x_room[kLine];
-      float* const d_x_line = target<2>(d_x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + (axis_2 * 2 + window_1)) * sizes.axis_3_unpooled.value + (axis_3 * 2 + window_2)) * sizes.inner_unpooled.value + (inner * 2 + window_3), width, d_x_room);
-#pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const int winner_index_value = winner_index_line[i];
-        const float picked_x_value = picked_x_line[i];
-        const float d_out_value = d_out_line[i];
-        float d_x_value;
-        backward_window_values(position_value, winner_index_value, picked_x_value, scale_value, d_out_value,
-            d_x_value);
-        d_x_line[i] = d_x_value;
-      }
-      store<2>(d_x_line, width,
-          d_x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + (axis_2 * 2 + window_1)) * sizes.axis_3_unpooled.value + (axis_3 * 2 + window_2)) * sizes.inner_unpooled.value + (inner * 2 + window_3));
-    }
-  }
-}
-
-static inline __attribute__((always_inline)) void backward_inner_values(const float picked_x,
+static inline __attribute__((always_inline)) void backward_window_row_values(const float picked_x,
     const float scale, const float d_out, float& total_term) {
   const float chosen = picked_x > 0.0f ? picked_x : picked_x * 0.2f;
   total_term = (chosen * scale > 0.0f ? d_out : d_out * 0.2f) * chosen;
 }
 
-static void backward_inner(const float* __restrict__ picked_x, const float* __restrict__ scale,
-    const float* __restrict__ d_out, Sum* __restrict__ total_partials, const BackwardSizes sizes,
-    int threads) {
-  const Index rows = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.axis_3.value,
-      length = sizes.inner.value;
-  const Index pieces = pieces_of(length);
-#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
+static void backward_window(const uint8_t* __restrict__ winner_index, const float* __restrict__ picked_x,
+    const float* __restrict__ scale, const float* __restrict__ d_out, float* __restrict__ d_x,
+    Sum* __restrict__ total_partials, const BackwardSizes sizes, int threads) {
+  expect(d_x,
+      sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.axis_3.value * sizes.inner.value * 2 * 2 * 2);
+  const Index length = sizes.inner.value, lines = (length + kLine - 1) / kLine;
+  const Index rows = sizes.outer.value * sizes.axis_1.value,
+      share = sizes.axis_2.value * sizes.axis_3.value * lines;
+  const Index pieces = pieces_of(sizes.axis_2.value * sizes.axis_3.value * sizes.inner.value);
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * share * kLine * 8 > kSerial)
   for (Index task = 0; task < rows * pieces; ++task) {
     const Index row = task / pieces, piece = task % pieces;
-    const Index end = std::min(length, (piece + 1) * kPiece);
-    const Index above_axis_3 = divide(row, sizes.axis_3);
-    const Index axis_3 = row - above_axis_3 * sizes.axis_3.value;
-    const Index above_axis_2 = divide(above_axis_3, sizes.axis_2);
-    const Index axis_2 = above_axis_3 - above_axis_2 * sizes.axis_2.value;
-    const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
-    const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
+    const Index above_axis_1 = divide(row, sizes.axis_1);
+    const Index axis_1 = row - above_axis_1 * sizes.axis_1.value;
     const Index outer = above_axis_1;
     Sum total_sum;
-    for (Index first = piece * kPiece; first < end; first += kLine) {
-      const Index width = std::min(kLine, end - first);
-      const Index inner = first;
-      float picked_x_room[kLine];
-      const float* const picked_x_line = load<1>(picked_x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner, width, picked_x_room);
-      const float scale_value = widen(scale[axis_1]);
-      float d_out_room[kLine];
-      const float* const d_out_line = load<1>(d_out + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner, width, d_out_room);
-      float total_term_line[kLine];
+    for (Index part = share * piece / pieces; part < share * (piece + 1) / pieces; ++part) {
+      const Index above = part / lines, first = part % lines * kLine;
+      const Index width = std::min(kLine, length - first);
+      const Index above_axis_3 = divide(above, sizes.axis_3);
+      const Index axis_3 = above - above_axis_3 * sizes.axis_3.value;
+      const Index axis_2 = above_axis_3;
+      for (int position_value = 0; position_value < 8; ++position_value) {
+        const Index above_window_3 = position_value / 2;
+        const Index window_3 = position_value - above_window_3 * 2;
+        const Index above_window_2 = above_window_3 / 2;
+        const Index window_2 = above_window_3 - above_window_2 * 2;
+        const Index window_1 = above_window_2;
+        const Index inner = first;
+        int winner_index_room[kLine];
+        const int* const winner_index_line = load<1>(winner_index + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner, width, winner_index_room);
+        float picked_x_room[kLine];
+        const float* const picked_x_line = load<1>(picked_x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner, width, picked_x_room);
+        const float scale_value = widen(scale[axis_1]);
+        float d_out_room[kLine];
+        const float* const d_out_line = load<1>(d_out + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner, width, d_out_room);
+        float d_x_room[kLine];
+        float* const d_x_line = target<2>(d_x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + (axis_2 * 2 + window_1)) * sizes.axis_3_unpooled.value + (axis_3 * 2 + window_2)) * sizes.inner_unpooled.value + (inner * 2 + window_3), width, d_x_room);
 #pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float picked_x_value = picked_x_line[i];
-        const float d_out_value = d_out_line[i];
-        float total_term_value;
-        backward_inner_values(picked_x_value, scale_value, d_out_value, total_term_value);
-        total_term_line[i] = total_term_value;
+        for (Index i = 0; i < padded(width); ++i) {
+          const int winner_index_value = winner_index_line[i];
+          const float picked_x_value = picked_x_line[i];
+          const float d_out_value = d_out_line[i];
+          float d_x_value;
+          backward_window_values(position_value, winner_index_value, picked_x_value, scale_value,
+              d_out_value, d_x_value);
+          d_x_line[i] = d_x_value;
+        }
+        store<2>(d_x_line, width,
+            d_x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + (axis_2 * 2 + window_1)) * sizes.axis_3_unpooled.value + (axis_3 * 2 + window_2)) * sizes.inner_unpooled.value + (inner * 2 + window_3));
       }
-      total_sum.add(total_term_line, width);
+      {
+        const Index inner = first;
+        float picked_x_room[kLine];
+        const float* const picked_x_line = load<1>(picked_x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner, width, picked_x_room);
+        const float scale_value = widen(scale[axis_1]);
+        float d_out_room[kLine];
+        const float* const d_out_line = load<1>(d_out + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner, width, d_out_room);
+        float total_term_line[kLine];
+#pragma omp simd
+        for (Index i = 0; i < padded(width); ++i) {
+          const float picked_x_value = picked_x_line[i];
+          const float d_out_value = d_out_line[i];
+          float total_term_value;
+          backward_window_row_values(picked_x_value, scale_value, d_out_value, total_term_value);
+          total_term_line[i] = total_term_value;
+        }
+        total_sum.add(total_term_line, width);
+      }
     }
-    total_partials[(axis_1) * (sizes.outer.value * sizes.axis_2.value * sizes.axis_3.value * pieces) + (((outer) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * pieces + piece] = total_sum;
+    total_partials[(axis_1) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_sum;
   }
 }
 
@@ -475,12 +461,11 @@ static int64_t run_backward(const int64_t* a) {
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[6])};
   const BackwardSizes sizes{ {a[7]}, {a[8]}, {a[9]}, {a[10]}, {a[11]}, {a[12]}, {a[13]}, {a[14]} };
   const int threads = static_cast<int>(a[15]);
-  const Index total_partials_slots = sizes.outer.value * sizes.axis_2.value * sizes.axis_3.value * pieces_of(sizes.inner.value)
+  const Index total_partials_slots = sizes.outer.value * pieces_of(sizes.axis_2.value * sizes.axis_3.value * sizes.inner.value)
 ;
   auto* const total_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.axis_1.value) * total_partials_slots);
   if (is_measuring) return scratch.used;
-  backward_window(winner_index, picked_x, scale, d_out, d_x, sizes, threads);
-  backward_inner(picked_x, scale, d_out, total_partials, sizes, threads);
+  backward_window(winner_index, picked_x, scale, d_out, d_x, total_partials, sizes, threads);
   backward_finalise(d_scale, total_partials, sizes, total_partials_slots, threads);
   return 0;
 }
@@ -520,6 +505,6 @@ static PyMethodDef methods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
-static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "fusegen_2aa0f31b45e4", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "fusegen_fd1c58333e4a", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
 
-PyMODINIT_FUNC PyInit_fusegen_2aa0f31b45e4() { return PyModule_Create(&definition); }
+PyMODINIT_FUNC PyInit_fusegen_fd1c58333e4a() { return PyModule_Create(&definition); }

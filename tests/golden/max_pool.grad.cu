@@ -56,6 +56,10 @@ template <>
 struct Bits<2> {
   using type = unsigned short;
 };
+template <>
+struct Bits<1> {
+  using type = unsigned char;
+};
 
 template <int N, typename T>
 __device__ __forceinline__ Pack<T, N> load(const T* from) {
@@ -69,6 +73,35 @@ template <int N, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   using Whole = typename Bits<sizeof(T) * N>::type;
   __stcs(reinterpret_cast<Whole*>(to), *reinterpret_cast<const Whole*>(&pack));
+}
+
+// Neighbours in as few accesses as their size allows, where they begin at a multiple of it; else one by one. They go
+// through the caches: marked as used once, a forward pass of pooling took 6 % longer on an H200.
+template <bool kIsWide, int N, typename T>
+__device__ __forceinline__ void load_line(const T* from, T (&to)[N]) {
+  constexpr int kBytes = N * sizeof(T),
+      kLanes = kIsWide ? (kBytes % 16 == 0 ? 16 : kBytes & -kBytes) / sizeof(T) : 1;
+  using Whole = typename Bits<sizeof(T) * kLanes>::type;
+#pragma unroll
+  for (int i = 0; i < N; i += kLanes) {
+    Pack<T, kLanes> pack;
+    *reinterpret_cast<Whole*>(&pack) = *reinterpret_cast<const Whole*>(from + i);
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) to[i + lane] = pack.at[lane];
+  }
+}
+
+template <bool kIsWide, int N, typename T>
+__device__ __forceinline__ void store_line(const T (&from)[N], T* to) {
+  constexpr int kBytes = N * sizeof(T),
+      kLanes = kIsWide ? (kBytes % 16 == 0 ? 16 : kBytes & -kBytes) / sizeof(T) : 1;
+#pragma unroll
+  for (int i = 0; i < N; i += kLanes) {
+    Pack<T, kLanes> pack;
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) pack.at[lane] = from[i + lane];
+    store(to + i, pack);
+  }
 }
 
 template <typename T>
@@ -103,7 +136,7 @@ struct Picked {
 
 // Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
 template <typename Accumulator>
-__device__ Accumulator combine(const Accumulator& mine, int lane, int lanes, int cell, int stride,
+__device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, int cell, int stride,
     void* memory) {
   Accumulator* const cells = static_cast<Accumulator*>(memory);
   cells[cell] = mine;
@@ -145,11 +178,13 @@ __device__ __forceinline__ void forward_window_row_values(const float maximum, c
 }
 
 // Reads x, scale by (axis_1); writes out, picked_x, winner_index.
+template <bool kIsWide>
 __global__ void __launch_bounds__(256)
 forward_window(const float* __restrict__ x, const float* __restrict__ scale, float* __restrict__ out,
     float* __restrict__ picked_x, uint8_t* __restrict__ winner_index, ForwardSizes sizes) {
+  constexpr int kWindows = kIsWide ? 2 : 1;  // side by side
   const Index results = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.axis_3.value * sizes.inner.value;
-  const Index result = static_cast<Index>(blockIdx.x) * 256 + threadIdx.x;
+  const Index result = (static_cast<Index>(blockIdx.x) * 256 + threadIdx.x) * kWindows;
   if (result >= results) return;
   const Index above_inner = divide(result, sizes.inner);
   const Index inner = result - above_inner * sizes.inner.value;
@@ -160,45 +195,56 @@ forward_window(const float* __restrict__ x, const float* __restrict__ scale, flo
   const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
   const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
   const Index outer = above_axis_1;
-  Maximum<float> maximum_sum;
+  float x_in[4][kWindows * 2];
 #pragma unroll
-  for (int position_value = 0; position_value < 8; ++position_value) {
-    const Index above_window_3 = position_value / 2;
-    const Index window_3 = position_value - above_window_3 * 2;
-    const Index above_window_2 = above_window_3 / 2;
-    const Index window_2 = above_window_3 - above_window_2 * 2;
+  for (int line = 0; line < 4; ++line) {
+    const Index above_window_2 = line / 2;
+    const Index window_2 = line - above_window_2 * 2;
     const Index window_1 = above_window_2;
-    const float x_value = widen(x[((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + (axis_2 * 2 + window_1)) * sizes.axis_3_unpooled.value + (axis_3 * 2 + window_2)) * sizes.inner_unpooled.value + (inner * 2 + window_3)]);
-    const float scale_value = widen(scale[axis_1]);
-    float maximum_term_value;
-    forward_window_stage_1(x_value, scale_value, maximum_term_value);
-    maximum_sum.add(maximum_term_value, position_value);
+    constexpr Index window_3 = 0;
+    load_line<kIsWide>(x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + (axis_2 * 2 + window_1)) * sizes.axis_3_unpooled.value + (axis_3 * 2 + window_2)) * sizes.inner_unpooled.value + (inner * 2 + window_3), x_in[line]);
   }
-  const float maximum_value = maximum_sum.max();
-  const int winner_index_2_value = maximum_sum.argmax();
-  Picked<float> picked_x_2_sum;
+  const float scale_value = widen(scale[axis_1]);
+  float out_out[kWindows];
+  float picked_x_out[kWindows];
+  uint8_t winner_index_out[kWindows];
 #pragma unroll
-  for (int position_value = 0; position_value < 8; ++position_value) {
-    const Index above_window_3 = position_value / 2;
-    const Index window_3 = position_value - above_window_3 * 2;
-    const Index above_window_2 = above_window_3 / 2;
-    const Index window_2 = above_window_3 - above_window_2 * 2;
-    const Index window_1 = above_window_2;
-    const float x_value = widen(x[((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + (axis_2 * 2 + window_1)) * sizes.axis_3_unpooled.value + (axis_3 * 2 + window_2)) * sizes.inner_unpooled.value + (inner * 2 + window_3)]);
-    float picked_x_2_term_value;
-    int picked_x_2_term_at_value;
-    forward_window_stage_2(x_value, winner_index_2_value, picked_x_2_term_value, picked_x_2_term_at_value);
-    picked_x_2_sum.add(picked_x_2_term_value, picked_x_2_term_at_value == position_value);
+  for (int beside = 0; beside < kWindows; ++beside) {
+    Maximum<float> maximum_sum;
+#pragma unroll
+    for (int position_value = 0; position_value < 8; ++position_value) {
+      const float x_value = widen(x_in[position_value / 2][beside * 2 + position_value % 2]);
+      float maximum_term_value;
+      forward_window_stage_1(x_value, scale_value, maximum_term_value);
+      maximum_sum.add(maximum_term_value, position_value);
+    }
+    const float maximum_value = maximum_sum.max();
+    const int winner_index_2_value = maximum_sum.argmax();
+    Picked<float> picked_x_2_sum;
+#pragma unroll
+    for (int position_value = 0; position_value < 8; ++position_value) {
+      const float x_value = widen(x_in[position_value / 2][beside * 2 + position_value % 2]);
+      float picked_x_2_term_value;
+      int picked_x_2_term_at_value;
+      forward_window_stage_2(x_value, winner_index_2_value, picked_x_2_term_value, picked_x_2_term_at_value);
+      picked_x_2_sum.add(picked_x_2_term_value, picked_x_2_term_at_value == position_value);
+    }
+    const float picked_x_2_value = picked_x_2_sum.pick();
+    float out_value;
+    float picked_x_value;
+    int winner_index_value;
+    forward_window_row_values(maximum_value, picked_x_2_value, winner_index_2_value, out_value,
+        picked_x_value, winner_index_value);
+    out_out[beside] = narrow<float>(out_value);
+    picked_x_out[beside] = narrow<float>(picked_x_value);
+    winner_index_out[beside] = narrow<uint8_t>(winner_index_value);
   }
-  const float picked_x_2_value = picked_x_2_sum.pick();
-  float out_value;
-  float picked_x_value;
-  int winner_index_value;
-  forward_window_row_values(maximum_value, picked_x_2_value, winner_index_2_value, out_value, picked_x_value,
-      winner_index_value);
-  out[((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner] = narrow<float>(out_value);
-  picked_x[((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner] = narrow<float>(picked_x_value);
-  winner_index[((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner] = narrow<uint8_t>(winner_index_value);
+  store_line<kIsWide>(out_out,
+      out + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner);
+  store_line<kIsWide>(picked_x_out,
+      picked_x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner);
+  store_line<kIsWide>(winner_index_out,
+      winner_index + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner);
 }
 
 struct BackwardSizes {
@@ -213,105 +259,87 @@ __device__ __forceinline__ void backward_window_values(const int position, const
   d_x = position == winner_index ? (is_above ? product : product * 0.2f) : 0.0f;
 }
 
-// Reads winner_index by (outer, axis_1, axis_2, axis_3, inner), picked_x by (outer, axis_1, axis_2, axis_3, inner), scale by (axis_1), d_out by (outer, axis_1, axis_2, axis_3, inner); writes d_x.
-__global__ void __launch_bounds__(256)
-backward_window(const uint8_t* __restrict__ winner_index, const float* __restrict__ picked_x,
-    const float* __restrict__ scale, const float* __restrict__ d_out, float* __restrict__ d_x,
-    BackwardSizes sizes) {
-  const Index results = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.axis_3.value * sizes.inner.value;
-  const Index result = static_cast<Index>(blockIdx.x) * 256 + threadIdx.x;
-  if (result >= results) return;
-  const Index above_inner = divide(result, sizes.inner);
-  const Index inner = result - above_inner * sizes.inner.value;
-  const Index above_axis_3 = divide(above_inner, sizes.axis_3);
-  const Index axis_3 = above_inner - above_axis_3 * sizes.axis_3.value;
-  const Index above_axis_2 = divide(above_axis_3, sizes.axis_2);
-  const Index axis_2 = above_axis_3 - above_axis_2 * sizes.axis_2.value;
-  const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
-  const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
-  const Index outer = above_axis_1;
-#pragma unroll
-  for (int position_value = 0; position_value < 8; ++position_value) {
-    const Index above_window_3 = position_value / 2;
-    const Index window_3 = position_value - above_window_3 * 2;
-    const Index above_window_2 = above_window_3 / 2;
-    const Index window_2 = above_window_3 - above_window_2 * 2;
-    const Index window_1 = above_window_2;
-    const int winner_index_value = widen(winner_index[((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner]);
-    const float picked_x_value = widen(picked_x[((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner]);
-    const float scale_value = widen(scale[axis_1]);
-    const float d_out_value = widen(d_out[((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner]);
-    float d_x_value;
-    backward_window_values(position_value, winner_index_value, picked_x_value, scale_value, d_out_value,
-        d_x_value);
-    d_x[((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + (axis_2 * 2 + window_1)) * sizes.axis_3_unpooled.value + (axis_3 * 2 + window_2)) * sizes.inner_unpooled.value + (inner * 2 + window_3)] = narrow<float>(d_x_value);
-  }
-}
-
-__device__ __forceinline__ void backward_inner_values(const float picked_x, const float scale,
+__device__ __forceinline__ void backward_window_row_values(const float picked_x, const float scale,
     const float d_out, float& total_term) {
   const float chosen = picked_x > 0.0f ? picked_x : picked_x * 0.2f;
   total_term = (chosen * scale > 0.0f ? d_out : d_out * 0.2f) * chosen;
 }
 
-// Reads picked_x, d_out, scale by (axis_1); leaves partials of total.
+// Reads winner_index by (outer, axis_1, axis_2, axis_3, inner), picked_x by (outer, axis_1, axis_2, axis_3, inner), scale by (axis_1), d_out by (outer, axis_1, axis_2, axis_3, inner); leaves partials of total; writes d_x.
+template <bool kIsWide>
 __global__ void __launch_bounds__(256)
-backward_inner(const float* __restrict__ picked_x, const float* __restrict__ scale,
-    const float* __restrict__ d_out, Sum<float>* __restrict__ total_partials, BackwardSizes sizes,
-    Index rows, Index pieces, Index piece_length) {
-  constexpr int kLanes = 4, kPacks = 2;
+backward_window(const uint8_t* __restrict__ winner_index, const float* __restrict__ picked_x,
+    const float* __restrict__ scale, const float* __restrict__ d_out, float* __restrict__ d_x,
+    Sum<float>* __restrict__ total_partials, BackwardSizes sizes, Index rows, Index pieces,
+    Index piece_length) {
+  constexpr int kWindows = kIsWide ? 2 : 1;  // side by side
   __shared__ alignas(16) unsigned char shared[256 * 4];
   const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
   const bool is_live = task < rows * pieces;
   const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
-  const Index above_axis_3 = divide(row, sizes.axis_3);
-  const Index axis_3 = row - above_axis_3 * sizes.axis_3.value;
-  const Index above_axis_2 = divide(above_axis_3, sizes.axis_2);
-  const Index axis_2 = above_axis_3 - above_axis_2 * sizes.axis_2.value;
-  const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
-  const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
+  const Index above_axis_1 = divide(row, sizes.axis_1);
+  const Index axis_1 = row - above_axis_1 * sizes.axis_1.value;
   const Index outer = above_axis_1;
-  const float scale_value = widen(scale[axis_1]);
   Sum<float> total_sum;
-  const auto element = [&](Index inner, float picked_x_value, float d_out_value) {
-    float total_term_value;
-    backward_inner_values(picked_x_value, scale_value, d_out_value, total_term_value);
-    total_sum.add(total_term_value);
-  };
   if (is_live) {
-    const Index length = sizes.inner.value, base = row * length;
-    const Index begin = base + piece * piece_length, end = min(begin + piece_length, base + length);
-    // Packs start at multiples of their size; what stands before and behind them goes one by one.
-    const Index head = min(end, (begin + kLanes - 1) / kLanes * kLanes);
-    const Index packs = (end - head) / kLanes, tail = head + packs * kLanes;
-    if (threadIdx.x < (head - begin) + (end - tail)) {
-      const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
-      element(i - base, widen(picked_x[i]), widen(d_out[i]));
-    }
-    for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
-      Pack<float, kLanes> picked_x_in[kPacks];
-      Pack<float, kLanes> d_out_in[kPacks];
+    const Index end = min((piece + 1) * piece_length,
+        sizes.axis_2.value * sizes.axis_3.value * sizes.inner.value);
+    for (Index result = piece * piece_length + threadIdx.x * kWindows; result < end; result += blockDim.x * kWindows) {
+      const Index above_inner = divide(result, sizes.inner);
+      const Index inner = result - above_inner * sizes.inner.value;
+      const Index above_axis_3 = divide(above_inner, sizes.axis_3);
+      const Index axis_3 = above_inner - above_axis_3 * sizes.axis_3.value;
+      const Index axis_2 = above_axis_3;
+      uint8_t winner_index_in[kWindows];
+      load_line<kIsWide>(winner_index + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner, winner_index_in);
+      float picked_x_in[kWindows];
+      load_line<kIsWide>(picked_x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner, picked_x_in);
+      float d_out_in[kWindows];
+      load_line<kIsWide>(d_out + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner, d_out_in);
+      const float scale_value = widen(scale[axis_1]);
+      float d_x_out[4][kWindows * 2];
 #pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        const Index i = head + (from + p * blockDim.x) * kLanes;
-        if (i >= tail) break;
-        picked_x_in[p] = load<kLanes>(picked_x + i);
-        d_out_in[p] = load<kLanes>(d_out + i);
+      for (int beside = 0; beside < kWindows; ++beside) {
+        const int winner_index_value = widen(winner_index_in[beside]);
+        const float picked_x_value = widen(picked_x_in[beside]);
+        const float d_out_value = widen(d_out_in[beside]);
+#pragma unroll
+        for (int position_value = 0; position_value < 8; ++position_value) {
+          float d_x_value;
+          backward_window_values(position_value, winner_index_value, picked_x_value, scale_value,
+              d_out_value, d_x_value);
+          d_x_out[position_value / 2][beside * 2 + position_value % 2] = narrow<float>(d_x_value);
+        }
+        float total_term_value;
+        backward_window_row_values(picked_x_value, scale_value, d_out_value, total_term_value);
+        total_sum.add(total_term_value);
       }
 #pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        const Index i = head + (from + p * blockDim.x) * kLanes;
-        if (i >= tail) break;
-#pragma unroll
-        for (int lane = 0; lane < kLanes; ++lane) {
-          element(i + lane - base, widen(picked_x_in[p].at[lane]), widen(d_out_in[p].at[lane]));
+      for (int line = 0; line < 4; ++line) {
+        const Index above_window_2 = line / 2;
+        const Index window_2 = line - above_window_2 * 2;
+        const Index window_1 = above_window_2;
+        constexpr Index window_3 = 0;
+        store_line<kIsWide>(d_x_out[line],
+            d_x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + (axis_2 * 2 + window_1)) * sizes.axis_3_unpooled.value + (axis_3 * 2 + window_2)) * sizes.inner_unpooled.value + (inner * 2 + window_3));
+      }
+      const Index window_1_room = axis_2 + 1 == sizes.axis_2.value ? sizes.axis_2_unpooled.value - axis_2 * 2 : 2;
+      const Index window_2_room = axis_3 + 1 == sizes.axis_3.value ? sizes.axis_3_unpooled.value - axis_3 * 2 : 2;
+      const Index window_3_room = inner + kWindows == sizes.inner.value ? sizes.inner_unpooled.value - inner * 2 : kWindows * 2;
+      if (window_1_room > 2 || window_2_room > 2 || window_3_room > kWindows * 2) {
+        for (Index window_1 = 0; window_1 < window_1_room; ++window_1) {
+          for (Index window_2 = 0; window_2 < window_2_room; ++window_2) {
+            const bool is_outside = window_1 >= 2 || window_2 >= 2;
+            for (Index window_3 = is_outside ? 0 : kWindows * 2; window_3 < window_3_room; ++window_3) d_x[((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + (axis_2 * 2 + window_1)) * sizes.axis_3_unpooled.value + (axis_3 * 2 + window_2)) * sizes.inner_unpooled.value + (inner * 2 + window_3)] = narrow<float>(0.0f);
+          }
         }
       }
     }
   }
-  total_sum = combine(total_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1, shared);
+  total_sum = merge_tree(total_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,
+      shared);
   if (is_live && threadIdx.x == 0) {
-    total_partials[(axis_1) * (sizes.outer.value * sizes.axis_2.value * sizes.axis_3.value * pieces) + (((outer) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * pieces + piece] = total_sum;
+    total_partials[(axis_1) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_sum;
   }
 }
 
@@ -328,12 +356,13 @@ backward_finalise(float* __restrict__ d_scale, const Sum<float>* __restrict__ to
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
   Sum<double> total_sum;
   if (column < columns) {
+#pragma unroll 8
     for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
       total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
     }
   }
-  total_sum = combine(total_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x, blockDim.x,
-      shared);
+  total_sum = merge_tree(total_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+      blockDim.x, shared);
   if (threadIdx.y != 0 || column >= columns) return;
   const float total_value = static_cast<float>(total_sum.sum());
   const Index result = above * columns + column;
@@ -392,11 +421,16 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const ForwardSizes sizes{ size_of(a[6]), size_of(a[7]), size_of(a[8]), size_of(a[9]), size_of(a[10]),
       size_of(a[11]), size_of(a[12]), size_of(a[13]) };
   const auto stream = reinterpret_cast<cudaStream_t>(a[15]);
+  const int device = static_cast<int>(a[14]);
+  const DeviceGuard guard(device);
   if (is_measuring) return scratch.used;
-  const DeviceGuard guard(static_cast<int>(a[14]));
   {
-    const auto blocks = static_cast<unsigned>(ceil_divide(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.axis_3.value) * static_cast<int64_t>(sizes.inner.value), 256));
-    forward_window<<<blocks, 256, 0, stream>>>(x, scale, out, picked_x, winner_index, sizes);
+    // Where each line begins at a multiple of their size, 2 windows go in wide accesses.
+    const bool is_wide = sizes.inner_unpooled.value % 4 == 0 && (reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(out) | reinterpret_cast<uintptr_t>(picked_x) | reinterpret_cast<uintptr_t>(winner_index)) % 16 == 0;
+    const auto run = is_wide ? forward_window<true> : forward_window<false>;
+    const int64_t windows = is_wide ? 2 : 1;
+    const auto blocks = static_cast<unsigned>(ceil_divide(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.axis_3.value) * static_cast<int64_t>(sizes.inner.value), 256 * windows));
+    run<<<blocks, 256, 0, stream>>>(x, scale, out, picked_x, winner_index, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
@@ -411,29 +445,29 @@ extern "C" int64_t run_backward(const int64_t* a) {
   auto* const d_x = reinterpret_cast<float*>(a[4]);
   auto* const d_scale = reinterpret_cast<float*>(a[5]);
   const bool is_measuring = a[6] == -1;
-  if (!is_measuring && ((a[1] | a[3]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[6])};
   const BackwardSizes sizes{ size_of(a[7]), size_of(a[8]), size_of(a[9]), size_of(a[10]), size_of(a[11]),
       size_of(a[12]), size_of(a[13]), size_of(a[14]) };
   const auto stream = reinterpret_cast<cudaStream_t>(a[16]);
-  const int64_t backward_inner_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.axis_3.value), backward_inner_length = static_cast<int64_t>(sizes.inner.value);
-  const int64_t backward_inner_pieces = ceil_divide(backward_inner_length, 8192);
-  const int64_t total_partials_slots = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.axis_3.value) * backward_inner_pieces;
+  const int device = static_cast<int>(a[15]);
+  const DeviceGuard guard(device);
+  const int64_t backward_window_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value), backward_window_length = static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.axis_3.value) * static_cast<int64_t>(sizes.inner.value);
+  const int64_t backward_window_pieces = ceil_divide(backward_window_length, 512);
+  const int64_t total_partials_slots = static_cast<int64_t>(sizes.outer.value) * backward_window_pieces;
   auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.axis_1.value) * total_partials_slots);
   if (is_measuring) return scratch.used;
-  const DeviceGuard guard(static_cast<int>(a[15]));
   {
-    const auto blocks = static_cast<unsigned>(ceil_divide(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.axis_3.value) * static_cast<int64_t>(sizes.inner.value), 256));
-    backward_window<<<blocks, 256, 0, stream>>>(winner_index, picked_x, scale, d_out, d_x, sizes);
-  }
-  {
-    const int64_t piece_length = ceil_divide(backward_inner_length, backward_inner_pieces);
-    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 32, 256));
+    // Where each line begins at a multiple of their size, 2 windows go in wide accesses.
+    const bool is_wide = sizes.inner_unpooled.value % 4 == 0 && (reinterpret_cast<uintptr_t>(d_x) | reinterpret_cast<uintptr_t>(winner_index) | reinterpret_cast<uintptr_t>(picked_x) | reinterpret_cast<uintptr_t>(d_out)) % 16 == 0;
+    const auto run = is_wide ? backward_window<true> : backward_window<false>;
+    const int64_t windows = is_wide ? 2 : 1;
+    const int64_t piece_length = ceil_divide(backward_window_length, backward_window_pieces * 2) * 2;
+    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, windows), 1, 256));
     const dim3 block(lanes, 256 / lanes);
-    const auto blocks = static_cast<unsigned>(ceil_divide(backward_inner_rows * backward_inner_pieces,
+    const auto blocks = static_cast<unsigned>(ceil_divide(backward_window_rows * backward_window_pieces,
         block.y));
-    backward_inner<<<blocks, block, 0, stream>>>(picked_x, scale, d_out, total_partials, sizes,
-        static_cast<Index>(backward_inner_rows), static_cast<Index>(backward_inner_pieces),
+    run<<<blocks, block, 0, stream>>>(winner_index, picked_x, scale, d_out, d_x, total_partials, sizes,
+        static_cast<Index>(backward_window_rows), static_cast<Index>(backward_window_pieces),
         static_cast<Index>(piece_length));
   }
   {

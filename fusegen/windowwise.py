@@ -1,0 +1,138 @@
+"""Window kernels: what varies within pooling windows, what is reduced over them, and the sums over
+all of them, in one kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from fusegen import ir
+from fusegen.grouping import ordered
+from fusegen.ir import Expr, Extent
+from fusegen.kernel import Buffer, Kernel, Reduction
+from fusegen.staging import Pass, finalise, partials, reduces_below, staged
+
+_Sums = tuple[tuple[Reduction, Buffer], ...]
+
+
+def windowwise_kernel(state: Pass, window: Extent) -> None:
+    """One kernel for all that varies within windows or is reduced over them, and for the sums over
+    all windows, which leave partials while their terms are at hand.
+
+    What goes on from there in another way, such as a sum over one of a window's axes, is written
+    out window by window for the kernels after.
+    """
+    state.resolve(_windows_first(state.pending.values(), window))
+    chosen = [n for n, e in state.pending.items() if _is_local(e, window)]
+    own = [state.pending.pop(n) for n in chosen]
+    nodes = ir.topological([*own, *_passed_on(state, window)])
+    domain = frozenset[int]().union(*(n.extent for n in nodes)) - window
+    sums, totals = _sums_of_windows(state, domain, window)
+    columns = ordered(domain)[-1:] if any(max(domain) in extent for extent in totals) else ()
+    passed = _passed_on(state, window)
+    roots = [*own, *(reduction.value for reduction, _ in sums), *passed]
+    stages, leaf_of, finals = staged(state, roots)
+    stores = [(state.output(n, e), e) for n, e in zip(chosen, finals, strict=False)]
+    terms = finals[len(own) : len(own) + len(sums)]
+    sums = [(replace(r, value=term), b) for (r, b), term in zip(sums, terms, strict=True)]
+    known = {}
+    for node, final in zip(passed, finals[len(own) + len(sums) :], strict=True):
+        is_reduced = node.op == "reduce"
+        leaf = final if is_reduced else ir.tensor(state.fresh("terms"), node.extent, 0)
+        known[node] = leaf
+        state.buffers[leaf] = state.scratch(leaf)
+        stores.append((state.buffers[leaf], final))
+    exprs = [
+        e for stage in stages for r in stage for e in (r.value, r.index) if e is not None
+    ] + finals
+    state.kernels.append(
+        Kernel(
+            "window",
+            state.fresh(f"{state.prefix}_window"),
+            ordered(domain),
+            ordered(window),
+            state.inputs_of(exprs, leaf_of.values()),
+            tuple(stores),
+            tuple(stages),
+            sums=tuple(sums),
+            columns=columns,
+            marks=state.marks_over(leaf_of),
+        )
+    )
+    state.resolve(known)
+    for extent, members in totals.items():
+        finalise(state, extent, members, columns)
+
+
+def _is_local(expr: Expr, window: Extent) -> bool:
+    """Whether something below varies within windows, and nothing is reduced but over them."""
+    nodes = ir.topological([expr])
+    reduces = [n for n in nodes if n.op == "reduce"]
+    is_windowed = any(n.extent & window for n in nodes)
+    return is_windowed and all(ir.reduction(r)[1] == window for r in reduces)
+
+
+def _passed_on(state: Pass, window: Extent) -> list[Expr]:
+    """What the kernels after want of this one: what is reduced over windows, and terms within."""
+    nodes = ir.topological(state.pending.values())
+    local = {n for n in nodes if _is_local(n, window)}
+    reduced = [n for n in nodes if n in local and n.op == "reduce" and not n.extent & window]
+    terms = dict.fromkeys(
+        arg
+        for node in nodes
+        for arg in node.args
+        if arg in local and arg.extent & window and node not in local
+    )
+    return [*reduced, *terms]
+
+
+def _sums_of_windows(
+    state: Pass, domain: Extent, window: Extent
+) -> tuple[list[tuple[Reduction, Buffer]], dict[tuple[int, ...], _Sums]]:
+    """The sums over all windows, with memory for their partials; and the same by the extent of
+    their results. Leaves stand for them from here on.
+
+    That is the sums with a column for each index of the innermost group; or else, those along it.
+    """
+
+    def is_one(node: Expr) -> bool:
+        kind, _ = ir.reduction(node)
+        inside = reduces_below(node.args)
+        is_whole = node.args[0].extent == domain
+        return kind == "sum" and is_whole and all(ir.reduction(r)[1] == window for r in inside)
+
+    found = [r for r in reduces_below(state.pending.values()) if is_one(r)]
+    by_column = [r for r in found if r.extent == {max(domain)}]
+    along = [r for r in found if max(domain) not in r.extent]
+    by_extent: dict[tuple[int, ...], list[Expr]] = {}
+    for node in by_column or along:
+        by_extent.setdefault(ordered(node.extent), []).append(node)
+    totals = {}
+    for extent, members in by_extent.items():
+        totals[extent], known = partials(state, members, extent)
+        state.resolve(known)
+    return [pair for members in totals.values() for pair in members], totals
+
+
+def _windows_first(exprs: Iterable[Expr], window: Extent) -> dict[Expr, Expr]:
+    """What a window's kernel can do of a reduction, moved inside it.
+
+    A sum over more than whole windows has the window's own as its inner one. A pick acts index by
+    index, so it reaches through what has to wait for other reductions.
+    """
+
+    def reach(value: Expr, index: Expr) -> Expr:
+        waits = any(ir.reduction(r)[1] != window for r in reduces_below([value]))
+        if not value.extent & window or not waits or value.op not in ir.ARITY:
+            return ir.reduce("pick", window, value, index)
+        return ir.rebuild(value, tuple(reach(a, index) for a in value.args))
+
+    def rule(node: Expr) -> Expr:
+        kind, axes = ir.reduction(node) if node.op == "reduce" else ("", frozenset())
+        if kind == "sum" and axes > window:
+            return ir.reduce_sum(ir.reduce_sum(node.args[0], window), axes - window)
+        return reach(*node.args) if kind == "pick" else node
+
+    reduces = reduces_below(exprs)
+    return dict(zip(reduces, ir.rewrite(reduces, rule), strict=True))
