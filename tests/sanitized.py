@@ -15,6 +15,7 @@ FAMILIES = [
     ("leaky_relu(0.2) | add_channel | clamp(-1, 1) | gelu", (3, 5, 7, 9), [(5,)]),
     ("add_channel | gelu", (67, 33), [(33,)]),
     ("leaky_relu(0.2) | mul_channel | max_pool2d(2)", (2, 3, 5, 7), [(3,)]),
+    ("leaky_relu(0.2) | mul_channel | max_pool2d(2)", (2, 8, 6, 16), [(8,)]),
     ("mul(gate) | max_pool2d(2)", (2, 3, 5, 7), [(7,)]),
     ("layernorm(weight, bias) | gelu", (37, 129), [(129,), (129,)]),
     ("layernorm(weight, bias, axis=1)", (2, 19, 5, 7), [(19,), (19,)]),

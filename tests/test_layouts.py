@@ -232,6 +232,21 @@ def test_windows_of_any_image(size, device):
         assert_accurate(fused, tensors)
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("size", [(8, 8), (7, 8), (8, 9), (5, 7)])
+def test_the_edge_that_windows_leave_has_a_gradient_of_zero(size, layout, device):
+    x = torch.randn(2, 4, *size, device=device).contiguous(memory_format=layout).requires_grad_()
+    scale = torch.randn(4, device=device)
+    result = fusegen.compile("mul_channel | max_pool2d(2)")(x, scale)
+    torch.full_like(x, torch.nan)  # whoever is given this memory next finds it so
+    (gradient,) = torch.autograd.grad(result.sum(), x)
+    height, width = (n // 2 * 2 for n in size)
+    assert torch.isfinite(gradient).all()
+    assert not gradient[:, :, height:].any()
+    assert not gradient[:, :, :, width:].any()
+    assert gradient.count_nonzero() == result.numel()
+
+
 @pytest.mark.parametrize("rows", [1, 2, 1000, 70001])
 def test_many_short_rows(rows, device):
     shapes = [(rows, 3), (3,), (3,)]
