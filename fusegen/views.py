@@ -338,6 +338,11 @@ class KernelView:
     is_sent_ahead = False
 
     @property
+    def least_blocks(self) -> int:
+        """How many blocks a multiprocessor must have room for."""
+        return 2 if len(self.full_reads) < 3 else 1
+
+    @property
     def packs(self) -> int:
         """How many 16-byte accesses of each tensor a thread has in flight."""
         return 2
