@@ -52,10 +52,10 @@ format: env  ## let ruff fix what it can
 	$(RUN) -m ruff format .
 
 bench: $(VENV)/.installed-bench  ## run the benchmarks
-	$(RUN) -m benchmarks.run
+	$(RUN) -m fusegen bench
 
 bench-cpu: env  ## print the quick CPU ratios
-	$(RUN) -m benchmarks.run --quick --device cpu
+	$(RUN) -m fusegen bench --quick --device cpu
 
 clean:  ## remove the environment and everything built
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

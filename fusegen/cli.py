@@ -1,4 +1,4 @@
-"""The command `fusegen`: dump, ops, check, cache and doctor."""
+"""The command `fusegen`: dump, ops, check, bench, cache and doctor."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fusegen import __version__, cache
+from fusegen.bench import command as bench_command
 from fusegen.describe import LAYOUTS, Situation, sources
 from fusegen.dsl import parse
 from fusegen.errors import BuildError, CacheError, FusegenError
@@ -26,7 +27,7 @@ INTERRUPTED, PIPE_CLOSED = 128 + 2, 128 + 13  # as a shell reports SIGINT and SI
 _EPILOG = """\
 exit codes:
   0  all went well
-  1  `check` found an error that is larger than it allows
+  1  `check` or `bench` found an error that is larger than allowed
   2  a mistake in the command line, the chain, a shape or a module that --import names
   3  a compiler is missing or failed, or the cache cannot be used
 """
@@ -123,12 +124,11 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         help="import a module that registers operations of your own; may be repeated",
     )
-    situation = argparse.ArgumentParser(add_help=False, parents=[own])
-    situation.add_argument("chain", metavar="CHAIN", help="such as 'add_channel | gelu'")
-    situation.add_argument(
+    shapes = argparse.ArgumentParser(add_help=False, parents=[own])
+    shapes.add_argument(
         "--shape", type=_shape, metavar="N,N,...", help="x's shape, such as 8,64,14,62,62"
     )
-    situation.add_argument(
+    shapes.add_argument(
         "--operand",
         type=_named_shape,
         metavar="NAME=N,N,...",
@@ -136,7 +136,9 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         help="an operand's shape, where it is not the plain one; may be repeated",
     )
-    situation.add_argument("--layout", choices=LAYOUTS, default=LAYOUTS[0], help="of x in memory")
+    shapes.add_argument("--layout", choices=LAYOUTS, default=LAYOUTS[0], help="of x in memory")
+    situation = argparse.ArgumentParser(add_help=False, parents=[shapes])
+    situation.add_argument("chain", metavar="CHAIN", help="such as 'add_channel | gelu'")
 
     dump = commands.add_parser(
         "dump",
@@ -167,6 +169,17 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--device", default="cpu", help="cpu (the default), cuda or cuda:1")
     check.add_argument("--seed", type=int, default=0, help="of the random values (default: 0)")
     check.set_defaults(run=_check)
+
+    bench = commands.add_parser(
+        "bench",
+        parents=[shapes],
+        help="measure chains beside eager torch and torch.compile",
+        description=bench_command.__doc__,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    bench_command.add_arguments(bench)
+    bench.set_defaults(run=bench_command.run)
 
     stored = commands.add_parser(
         "cache",

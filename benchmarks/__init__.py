@@ -1,1 +1,0 @@
-"""Measurements of fusegen beside eager torch and torch.compile."""

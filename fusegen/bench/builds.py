@@ -1,0 +1,200 @@
+"""First calls in a new process, cold and from the cache, and what the built kernels take.
+
+A run has a cache of its own, empty at first: one process makes every first call in it, which
+builds; a second makes them again, which loads; then the run itself uses what is there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fusegen import cache, toolchain
+from fusegen.bench.rivals import fused_of, inputs
+from fusegen.bench.works import MODES, Work
+from fusegen.errors import BuildError, FusegenError
+
+PACKAGE = Path(__file__).parents[1]
+
+# torch first, so that what fusegen itself costs to import can be told.
+_PROCESS = """
+import sys, time
+import torch
+torch.zeros(1, device=sys.argv[1]).exp()
+started = time.perf_counter()
+import fusegen.runtime
+import_s = time.perf_counter() - started
+from fusegen.bench.builds import answer
+answer(import_s)
+"""
+_FUNCTION = re.compile(
+    r"Function (?P<name>\S+?):\s+REG:(?P<registers>\d+)\s+STACK:(?P<stack>\d+)\s+"
+    r"SHARED:(?P<shared>\d+)\s+LOCAL:(?P<local>\d+)"
+)
+
+
+def build_times(
+    works: Sequence[Work], device: str, modules: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Seconds of first calls by work and mode, cold and warm, and which work built each module.
+
+    Cold is None where an earlier work had built the same module. `modules` are those of the user,
+    which register operations. The seconds of the first work stand at the top, `import fusegen`
+    (but not torch) counted in.
+    """
+    cold, warm = (_first_calls(works, device, modules) for _ in range(2))
+    by_work: dict[str, Any] = {}
+    for work in works:
+        by_work[work.name] = {
+            mode: {
+                "cold": cold["seconds"][work.name][mode]
+                if (work.name, mode) in set(cold["built"].values())
+                else None,
+                "warm": warm["seconds"][work.name][mode],
+            }
+            for mode in MODES
+        }
+    first, training = works[0].name, MODES[1]
+    times = {
+        "work": first,
+        "cold": cold["import_s"] + cold["seconds"][first][training],
+        "warm": warm["import_s"] + warm["seconds"][first][training],
+        "warm_import": warm["import_s"],
+        "works": by_work,
+    }
+    return times, {key: name for key, (name, _) in cold["built"].items()}
+
+
+def _first_calls(works: Sequence[Work], device: str, modules: Sequence[str]) -> dict[str, Any]:
+    """What `answer` finds in a new process."""
+    path = [str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")]
+    done = subprocess.run(
+        [sys.executable, "-c", _PROCESS, device],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path))},
+        input=pickle.dumps((list(works), device, list(modules))),
+        stdout=subprocess.PIPE,
+    )
+    if done.returncode:
+        raise BuildError(f"the process that times first calls ended with {done.returncode}")
+    found: dict[str, Any] = pickle.loads(done.stdout)
+    if isinstance(found.get("error"), FusegenError):
+        raise found["error"]
+    return found
+
+
+def answer(import_s: float) -> None:
+    """The new process: its orders come by stdin, its findings go to stdout."""
+    works, device, modules = pickle.load(sys.stdin.buffer)
+    out, sys.stdout = sys.stdout, sys.stderr  # whatever else is printed must not get between
+    sys.path.insert(0, os.getcwd())
+    for name in modules:
+        importlib.import_module(name)
+    try:
+        found = _timed_calls(works, device) | {"import_s": import_s}
+    except FusegenError as error:
+        found = {"error": error}
+    out.buffer.write(pickle.dumps(found))
+    out.flush()
+
+
+def _timed_calls(works: Sequence[Work], device: str) -> dict[str, Any]:
+    seconds: dict[str, dict[str, float]] = {}
+    built: dict[str, tuple[str, str]] = {}
+    for work in works:
+        tensors = inputs(work, device, 0)
+        leaves = [t.detach().requires_grad_() for t in tensors]
+        seconds[work.name] = {}
+        for mode in reversed(MODES):  # the whole first, as a training script would
+            fused = fused_of(work)
+            before = keys()
+            _wait(device)
+            started = time.perf_counter()
+            if mode == MODES[0]:
+                with torch.no_grad():
+                    fused(*tensors)
+            else:
+                result = fused(*leaves)
+                torch.autograd.grad(result, leaves, torch.ones_like(result))
+            _wait(device)
+            seconds[work.name][mode] = time.perf_counter() - started
+            built |= dict.fromkeys(keys() - before, (work.name, mode))
+    return {"seconds": seconds, "built": built}
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def keys() -> set[str]:
+    """The build keys that are in the cache."""
+    return {entry.manifest.key for entry in cache.list_entries()}
+
+
+# What the kernels take.
+
+
+def kernels(built_by: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Registers and bytes of each CUDA kernel in the cache, as cuobjdump tells them.
+
+    Shared bytes are those that a kernel declares; a launch may ask for more. `built_by` says which
+    work built a module. Empty where there is no module of CUDA, or no cuobjdump.
+    """
+    tool = _cuobjdump()
+    found = []
+    for entry in cache.list_entries():
+        if tool is None or entry.manifest.target != "cuda":
+            continue
+        command = [tool, "--dump-resource-usage", str(entry.directory / cache.MODULE_NAME)]
+        told = subprocess.run(command, capture_output=True, text=True)
+        if told.returncode:
+            raise BuildError(f"{' '.join(command)}: {told.stderr.strip()}")
+        head = {"work": built_by.get(entry.manifest.key), "chain": entry.manifest.chain_text}
+        found += [head | usage for usage in usages(told.stdout)]
+    return found
+
+
+def usages(told: str) -> list[dict[str, Any]]:
+    """Each kernel of cuobjdump's answer, with registers a thread and bytes."""
+    return [
+        {
+            "kernel": _plain_name(match["name"]),
+            "registers": int(match["registers"]),
+            "shared_bytes": int(match["shared"]),
+            "stack_bytes": int(match["stack"]),
+            "local_bytes": int(match["local"]),
+        }
+        for match in _FUNCTION.finditer(told)
+    ]
+
+
+def _plain_name(mangled: str) -> str:
+    """The last part of a mangled name, which is the kernel's: `_ZN3fooL7forwardEi` -> `forward`."""
+    name, rest = mangled, mangled.removeprefix("_ZN").removeprefix("_Z")
+    while length := re.match(r"L?(\d+)", rest):
+        end = length.end() + int(length[1])
+        name, rest = rest[length.end() : end], rest[end:]
+    return name
+
+
+def _cuobjdump() -> str | None:
+    """The toolkit's cuobjdump, the one on PATH, or the one that Triton brings."""
+    home = toolchain.find_cuda_home()
+    places = [] if home is None else [str(home / "bin")]
+    places.append(os.environ.get("PATH", ""))
+    triton = find_spec("triton")
+    if triton is not None and triton.origin is not None:
+        places.append(str(Path(triton.origin).parent / "backends" / "nvidia" / "bin"))
+    return shutil.which("cuobjdump", path=os.pathsep.join(places))

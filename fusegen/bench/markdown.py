@@ -1,0 +1,109 @@
+"""A report as README's block: what was run, its plots, a table with every row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fusegen.bench.sweeps import CLIFF
+from fusegen.bench.table import host_verdict, misses, target
+from fusegen.bench.works import MODES
+
+
+def block(report: Mapping[str, Any], path: str, plots: Sequence[str] = ()) -> str:
+    """The text between README's markers. `path` and `plots` are as README links to them.
+
+    Rows of one work stand in one line, forward / forward and backward; a figure that misses what is
+    aimed at is followed by a star, and the reasons stand below.
+    """
+    lines = [
+        f"On one {report['device']} (torch {report['torch']}, {report['date'][:10]}), in multiples "
+        "of a copy of x in the same",
+        "run, forward / forward and backward with every gradient. The limit is what the bytes "
+        "alone would take, the",
+        "target what is aimed at; a star is a target missed, or torch.compile not beaten as far as "
+        "it should be. The run is",
+        f"[{path}]({path}).",
+        "",
+        *(f"![{_caption(plot)}]({plot})" for plot in plots),
+        *([""] if plots else []),
+        "| work | limit | target | fusegen | torch.compile | eager |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    by_work: dict[str, list[Mapping[str, Any]]] = {}
+    for row in report["rows"]:
+        by_work.setdefault(row["work"], []).append(row)
+    for work, rows in by_work.items():
+        rows = sorted(rows, key=lambda row: MODES.index(row["mode"]))
+        ours = [f"{row['fusegen']:.2f}{'*' if misses(row) else ''}" for row in rows]
+        cells = [
+            f"{_cell(work)}",
+            _figures([row["limit"] for row in rows]),
+            _figures([target(row) for row in rows]),
+            " / ".join(ours),
+            _figures([row.get("compile") for row in rows]),
+            _figures([row["eager"] for row in rows], 1),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += _missed(report["rows"])
+    notes = [*_host(report["host_us"]), *_build(report["build_s"]), *_sweeps(report)]
+    if notes:
+        lines += ["", *(f"- {note}" for note in notes)]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", r"\|")
+
+
+def _figures(values: Sequence[float | None], digits: int = 2) -> str:
+    return " / ".join("-" if value is None else f"{value:.{digits}f}" for value in values)
+
+
+def _caption(plot: str) -> str:
+    if "sweep" in plot:
+        return "Bandwidth over the size of x and over the length of a row"
+    mode = "forward and backward" if "backward" in plot else "forward"
+    return f"Every work, {mode}, in multiples of a copy of x"
+
+
+def _missed(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    found = [(row, misses(row)) for row in rows]
+    told = [f"- {r['work']}, {r['mode']}: {'; '.join(why)}." for r, why in found if why]
+    if not told:
+        return []
+    summary = f"<summary>{len(told)} of {len(rows)} figures miss</summary>"
+    return ["", "<details>", summary, "", *told, "", "</details>"]
+
+
+def _host(entries: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [
+        f"{entry['work']}, {entry['mode']}: {entry['fusegen']:.1f} us of host time a call"
+        f"{' (a miss)' if host_verdict(entry).startswith('MISS') else ''}, where one eager "
+        f"operation takes {entry['one eager operation']:.1f}."
+        for entry in entries
+    ]
+
+
+def _build(build: Mapping[str, Any]) -> list[str]:
+    if "cold" not in build:
+        return []
+    return [
+        f"A first call builds forward and backward of {build.get('work', 'A')} in "
+        f"{build['cold']:.1f} s; from the cache it takes {build['warm'] * 1e3:.0f} ms in a new "
+        "process, beyond `import torch`."
+    ]
+
+
+def _sweeps(report: Mapping[str, Any]) -> list[str]:
+    notes = []
+    for entry in report.get("sweep", []):
+        if not entry["worst"]:
+            continue
+        least = min(entry["worst"], key=lambda worst: worst["of_neighbours"])
+        kind = "no cliff" if least["of_neighbours"] >= CLIFF else "a cliff"
+        notes.append(
+            f"Over {entry['varied']}, {kind}: the worst point, {least['at']} ({least['dtype']}, "
+            f"{least['mode']}), has {least['of_neighbours']:.0%} of its neighbours' bandwidth."
+        )
+    return notes

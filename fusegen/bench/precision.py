@@ -1,0 +1,118 @@
+"""Correctness of a work against float64, at the very shape that is timed.
+
+The float64 reference runs on slices of the batch, so that a tensor of gigabytes has room; gradients
+of parameters are added up over the slices. An error is the largest difference in units of the
+largest value of its tensor.
+
+A few elements stand so near a kink that rounding puts them on its other side, where the gradient is
+another: there eager's own answer is as right as the reference's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fusegen import dsl
+from fusegen.bench.rivals import Function, dtype_of, inputs, is_batched
+from fusegen.bench.works import Work
+
+_SLICE_ELEMENTS = 1 << 25
+_TIMES_EAGER, _ULP = 2, 8  # as `fusegen check` allows
+# In ulp of the largest value: further than rounding takes a result; and how few may be there.
+_BEYOND_ROUNDING = {torch.float32: 8192, torch.bfloat16: 8, torch.float16: 8, torch.float64: 1e12}
+_FEW = {torch.float32: 1e-3, torch.bfloat16: 1e-2, torch.float16: 1e-2, torch.float64: 0.0}
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The errors of each result, ours and eager's, as fractions of its largest value."""
+
+    ours: dict[str, float]
+    eager: dict[str, float]
+    is_right: bool  # whether ours are no larger than what is allowed
+
+
+def precision(work: Work, ours: Function, eager: Function, device: str) -> Precision:
+    """Result and every gradient of both, compared with eager in float64."""
+    tensors = inputs(work, device, 0)
+    x = tensors[0]
+    with torch.no_grad():
+        cotangent = torch.randn_like(ours(*tensors))
+    names = ["out", "d_x", *(f"d_{name}" for name in dsl.chain(work.chain).operands)]
+    found = {"ours": _outcome(ours, tensors, cotangent)}
+    found["eager"] = _outcome(eager, tensors, cotangent)
+
+    count = x.shape[0] if x.dim() and is_batched(work, device) else 1
+    step = max(1, count * _SLICE_ELEMENTS // max(x.numel(), 1)) if count > 1 else 1
+    is_sliced = [True, *(t.dim() == x.dim() and t.shape[0] == x.shape[0] for t in tensors)]
+    largest = [0.0] * len(names)
+    differences = {who: [0.0] * len(names) for who in found}
+    sums: list[Tensor | None] = [None] * len(names)
+    for start in range(0, count, step):
+        part = slice(start, start + step) if count > 1 else slice(None)
+        exact = _outcome(
+            eager,
+            [
+                t[part].double() if s else t.double()
+                for t, s in zip(tensors, is_sliced[1:], strict=True)
+            ],
+            cotangent[part].double(),
+        )
+        for i, value in enumerate(exact):
+            if is_sliced[i]:
+                largest[i] = max(largest[i], _largest(value))
+                both = found["ours"][i][part], found["eager"][i][part]
+                for who, error in zip(differences, _distances(*both, value), strict=True):
+                    differences[who][i] = max(differences[who][i], error)
+            else:
+                total = sums[i]
+                sums[i] = value if total is None else total + value
+    for i, total in enumerate(sums):
+        if total is not None:
+            largest[i] = _largest(total)
+            for who, values in found.items():
+                differences[who][i] = _largest(values[i].double() - total)
+    errors = {
+        who: {
+            name: difference / scale if scale else difference
+            for name, difference, scale in zip(names, by_result, largest, strict=True)
+        }
+        for who, by_result in differences.items()
+    }
+    slack = _ULP * torch.finfo(dtype_of(work)).eps
+    is_right = all(
+        error <= _TIMES_EAGER * errors["eager"][name] + slack
+        for name, error in errors["ours"].items()
+    )
+    return Precision(errors["ours"], errors["eager"], is_right)
+
+
+def _outcome(function: Function, tensors: Sequence[Tensor], cotangent: Tensor) -> list[Tensor]:
+    leaves = [t.detach().requires_grad_() for t in tensors]
+    result = function(*leaves)
+    gradients = torch.autograd.grad(result, leaves, cotangent)
+    return [result.detach(), *gradients]
+
+
+def _largest(values: Tensor) -> float:
+    """The largest magnitude; infinite where something is NaN, 0 where there is nothing."""
+    if not values.numel():
+        return 0.0
+    return torch.nan_to_num(values.abs(), nan=torch.inf, posinf=torch.inf).max().item()
+
+
+def _distances(ours: Tensor, eager: Tensor, exact: Tensor) -> tuple[float, float]:
+    """The largest difference from the exact values, ours and eager's, but for kinks."""
+    dtype = ours.dtype
+    ours, eager = ours.double(), eager.double()
+    mine, other = (ours - exact).abs(), (eager - exact).abs()
+    rounding = _BEYOND_ROUNDING[dtype] * torch.finfo(dtype).eps * _largest(exact)
+    at_kink = other > rounding
+    if at_kink.double().mean().item() <= _FEW[dtype]:
+        mine = torch.where(at_kink, mine.minimum((ours - eager).abs()), mine)
+        other = torch.where(at_kink, 0.0, other)
+    return _largest(mine), _largest(other)

@@ -1,0 +1,146 @@
+"""What is compared: data for a work, what a user would write in torch for it, and its compilation.
+
+A chain of the user's own has no such function; there the chain's reference is the eager rival.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.functional import gelu, layer_norm, leaky_relu, max_pool3d
+
+from fusegen import dsl, ir
+from fusegen.bench.works import Work
+from fusegen.lower import Bound, bind, lower
+from fusegen.runtime import Fused
+
+Function = Callable[..., Tensor]
+
+_MODES_OF_COMPILE = {"compile": "default", "max_autotune": "max-autotune-no-cudagraphs"}
+_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def _chain_a(x: Tensor, bias: Tensor) -> Tensor:
+    return gelu(torch.clamp(leaky_relu(x, 0.2) + bias.view(-1, 1, 1, 1), -1, 1))
+
+
+def _chain_b(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return gelu(layer_norm(x, x.shape[-1:], weight, bias)) * 0.5
+
+
+def _chain_b_whole(x: Tensor) -> Tensor:
+    return gelu(layer_norm(x, x.shape[1:])) * 0.5
+
+
+def _chain_c(x: Tensor, scale: Tensor) -> Tensor:
+    return max_pool3d(leaky_relu(leaky_relu(x, 0.2) * scale.view(-1, 1, 1, 1), 0.2), 2)
+
+
+def _layernorm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return layer_norm(x, x.shape[-1:], weight, bias)
+
+
+def _add_layernorm_gelu(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return gelu(layer_norm(x + residual, x.shape[-1:], weight, bias))
+
+
+def _channel_layernorm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """As ConvNeXt's authors write it."""
+    mean = x.mean(1, keepdim=True)
+    variance = (x - mean).pow(2).mean(1, keepdim=True)
+    normal = (x - mean) / torch.sqrt(variance + 1e-5)
+    return normal * weight.view(-1, 1, 1) + bias.view(-1, 1, 1)
+
+
+def _bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
+    return gelu(x + bias)
+
+
+EAGER: Mapping[str, Function] = {
+    "chain_a": _chain_a,
+    "chain_b": _chain_b,
+    "chain_b_whole": _chain_b_whole,
+    "chain_c": _chain_c,
+    "layernorm": _layernorm,
+    "add_layernorm_gelu": _add_layernorm_gelu,
+    "channel_layernorm": _channel_layernorm,
+    "bias_gelu": _bias_gelu,
+}
+
+
+def fused_of(work: Work) -> Fused:
+    """A new compilation of the work's chain."""
+    return Fused(dsl.chain(work.chain))
+
+
+def eager_of(work: Work) -> Function:
+    """The work with torch's own operations."""
+    return EAGER[work.eager] if work.eager is not None else fused_of(work).reference
+
+
+def compiled(work: Work, device: str, names: tuple[str, ...]) -> dict[str, Function]:
+    """torch.compile of the eager work, by the names of its modes here; compiled at their first
+    call, for these shapes.
+    """
+    if not names:
+        return {}
+    function: Any = eager_of(work)
+    if work.eager is None:
+        # Dynamo does not see through the reference, which walks the chain; so it is recorded.
+        function = make_fx(function, tracing_mode="fake")(*inputs(work, device, 0))
+    torch.compiler.reset()
+    return {
+        name: torch.compile(function, mode=_MODES_OF_COMPILE[name], dynamic=False) for name in names
+    }
+
+
+def dtype_of(work: Work) -> torch.dtype:
+    """The work's dtype as torch has it."""
+    found: torch.dtype = getattr(torch, work.dtype)
+    return found
+
+
+def inputs(work: Work, device: str, seed: int) -> tuple[Tensor, ...]:
+    """x and the operands, random, different for each seed."""
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def random(shape: tuple[int, ...]) -> Tensor:
+        found = torch.randn(shape, generator=generator, device=device, dtype=dtype_of(work))
+        if work.layout == "channels_last" and len(shape) in _FORMATS:
+            found = found.contiguous(memory_format=_FORMATS[len(shape)])
+        return found
+
+    return tuple(random(shape) for shape in (work.shape(device), *work.operand_shapes(device)))
+
+
+def _bound(work: Work, device: str) -> Bound:
+    chain = dsl.chain(work.chain)
+    shapes = zip(chain.operands, work.operand_shapes(device), strict=True)
+    operands = {name: (shape, work.dtype) for name, shape in shapes}
+    return bind(chain, (work.shape(device), work.dtype), operands)
+
+
+def is_batched(work: Work, device: str) -> bool:
+    """Whether each index of the first axis stands for itself: no step reduces over that axis."""
+    bound = _bound(work, device)
+    first = -len(bound.domain)
+    return bound.domain == work.shape(device) and not any(
+        first in ir.reduction(node)[1]
+        for node in ir.topological(lower(bound).graph.roots)
+        if node.op == "reduce"
+    )
+
+
+def limits_of(work: Work, device: str) -> tuple[float, float]:
+    """The work's limits; for a chain of the user's own, each tensor read or written once."""
+    if work.limits is not None:
+        return work.limits
+    read = [math.prod(s) for s in (work.shape(device), *work.operand_shapes(device))]
+    result = math.prod(_bound(work, device).result_shape)
+    forward = (sum(read) + result) / (2 * read[0])
+    return forward, forward + (2 * sum(read) + result) / (2 * read[0])

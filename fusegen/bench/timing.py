@@ -1,0 +1,131 @@
+"""Timing: rivals interleaved in one process, on data in rotation, out of a cold cache.
+
+On the GPU the times are the device's, between events, and the host's work is hidden: a pause goes
+ahead of each measurement, long enough for the host to queue all of it. On the CPU a time includes
+the release of the result, as it does in use.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_FLUSH_BYTES = 256 << 20  # five times the H200's L2
+_PAUSE_CYCLES = 1_500_000  # 0.8 ms at 1.9 GHz
+_MOST_ROUNDS = 100
+_WARM_UP_ROUNDS = 2
+
+Run = Callable[[int], object]  # of one call, told which of the data in rotation to use
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One call: seconds on the device, and of the host until it had queued all of it."""
+
+    device_s: float
+    host_s: float
+
+
+Timer = Callable[[Run, int], Sample]
+
+
+def cpu_timer(run: Run, turn: int) -> Sample:
+    """Wall-clock time of one call, which is device and host at once."""
+    start = time.perf_counter()
+    run(turn)
+    seconds = time.perf_counter() - start
+    return Sample(seconds, seconds)
+
+
+class CudaTimer:
+    """The device's time of one call, with no line of the tensors left in L2.
+
+    The flush reads: what it wrote would lie dirty in L2, and be written back at the cost of the
+    call that is timed.
+    """
+
+    def __init__(self) -> None:
+        self.flush = torch.zeros(_FLUSH_BYTES // 4, dtype=torch.float32, device="cuda")
+        cuda: Any = torch.cuda  # torch gives no types for what follows
+        self.start, self.end = (cuda.Event(enable_timing=True) for _ in range(2))
+        self.pause = cuda._sleep
+
+    def __call__(self, run: Run, turn: int) -> Sample:
+        self.flush.sum()
+        self.pause(_PAUSE_CYCLES)
+        self.start.record()
+        started = time.perf_counter()
+        result = run(turn)
+        host_s = time.perf_counter() - started
+        self.end.record()
+        self.end.synchronize()
+        del result
+        return Sample(float(self.start.elapsed_time(self.end)) / 1e3, host_s)
+
+
+def timer_of(device: str) -> Timer:
+    """The timer of a device."""
+    return CudaTimer() if device == "cuda" else cpu_timer
+
+
+def measure(
+    timer: Timer, rivals: Mapping[str, Run], budget_s: float, least: int
+) -> dict[str, list[Sample]]:
+    """Each rival's samples, one a round; a round's number picks the data and who begins.
+
+    It ends after `budget_s` seconds, but not before `least` rounds.
+    """
+    samples: dict[str, list[Sample]] = {name: [] for name in rivals}
+    names = list(rivals)
+    for warm_up in range(_WARM_UP_ROUNDS):
+        for run in rivals.values():
+            timer(run, warm_up)
+    started, rounds = time.perf_counter(), 0
+    while rounds < least or (time.perf_counter() - started < budget_s and rounds < _MOST_ROUNDS):
+        first = rounds % len(names)
+        for name in names[first:] + names[:first]:
+            samples[name].append(timer(rivals[name], rounds))
+        rounds += 1
+    return samples
+
+
+def median_s(samples: Sequence[Sample]) -> float:
+    """The median of the device's seconds."""
+    return statistics.median(s.device_s for s in samples)
+
+
+def median_host_s(samples: Sequence[Sample]) -> float:
+    """The median of the host's seconds."""
+    return statistics.median(s.host_s for s in samples)
+
+
+def multiple(samples: Mapping[str, Sequence[Sample]], name: str, unit: str = "copy") -> float:
+    """How many times the unit a rival takes: the median over rounds, so that drift cancels."""
+    pairs = zip(samples[name], samples[unit], strict=True)
+    return statistics.median(a.device_s / b.device_s for a, b in pairs)
+
+
+def spread(samples: Sequence[Sample]) -> float:
+    """The interquartile range as a fraction of the median."""
+    low, middle, high = statistics.quantiles([s.device_s for s in samples], n=4)
+    return (high - low) / middle
+
+
+def host_microseconds(rivals: Mapping[str, Callable[[], object]], calls: int) -> dict[str, float]:
+    """Host time of one call of each rival, in a tight loop, none waiting for the device."""
+    found: dict[str, list[float]] = {name: [] for name in rivals}
+    for batch in range(9):
+        for name, run in rivals.items():
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(calls):
+                run()
+            if batch >= 2:
+                found[name].append((time.perf_counter() - start) / calls * 1e6)
+    return {name: statistics.median(times) for name, times in found.items()}
