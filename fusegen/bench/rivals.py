@@ -26,7 +26,8 @@ _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def _chain_a(x: Tensor, bias: Tensor) -> Tensor:
-    return gelu(torch.clamp(leaky_relu(x, 0.2) + bias.view(-1, 1, 1, 1), -1, 1))
+    by_channel = bias.view(-1, *(1,) * (x.dim() - 2))
+    return gelu(torch.clamp(leaky_relu(x, 0.2) + by_channel, -1, 1))
 
 
 def _chain_b(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
