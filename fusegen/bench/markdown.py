@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fusegen.bench.sweeps import CLIFF
 from fusegen.bench.table import host_verdict, misses, target
 from fusegen.bench.works import MODES
+
+_WIDTH = 105  # README's own
 
 
 def block(report: Mapping[str, Any], path: str, plots: Sequence[str] = ()) -> str:
@@ -16,14 +19,15 @@ def block(report: Mapping[str, Any], path: str, plots: Sequence[str] = ()) -> st
     Rows of one work stand in one line, forward / forward and backward; a figure that misses what is
     aimed at is followed by a star, and the reasons stand below.
     """
-    lines = [
+    head = (
         f"On one {report['device']} (torch {report['torch']}, {report['date'][:10]}), in multiples "
-        "of a copy of x in the same",
-        "run, forward / forward and backward with every gradient. The limit is what the bytes "
-        "alone would take, the",
-        "target what is aimed at; a star is a target missed, or torch.compile not beaten as far as "
-        "it should be. The run is",
-        f"[{path}]({path}).",
+        "of a copy of x in the same run, forward / forward and backward with every gradient. The "
+        "limit is what the bytes alone would take, the target what is aimed at; a star is a target "
+        "missed, or torch.compile not beaten as far as it should be."
+    )
+    lines = [
+        *textwrap.wrap(head, _WIDTH),
+        f"The run is [{path}]({path}).",
         "",
         *(f"![{_caption(plot)}]({plot})" for plot in plots),
         *([""] if plots else []),

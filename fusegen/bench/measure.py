@@ -184,10 +184,9 @@ def host(work: HostWork, device: str, effort: Effort) -> list[Row]:
     try:
         for mode, target in zip(HOST_MODES, work.targets, strict=True):
             leaves = [t.detach().requires_grad_(mode != HOST_MODES[0]) for t in tensors]
-            calls: dict[str, Callable[[], object]] = {
-                "one eager operation": _call(torch.relu, leaves[:1])
-            }
-            calls |= {name: _call(function, leaves) for name, function in functions.items()}
+            call = _call_with_backward if mode == HOST_MODES[2] else _call
+            calls = {"one eager operation": call(torch.relu, leaves[:1])}
+            calls |= {name: call(function, leaves) for name, function in functions.items()}
             entry: Row = {"work": work.name, "mode": mode}
             entry["target"] = target if device == "cuda" else None
             found.append(entry | timing.host_microseconds(calls, _HOST_CALLS))
@@ -205,6 +204,11 @@ def _host_us(samples: dict[str, list[Sample]], device: str) -> dict[str, float]:
 
 def _call(function: Function, tensors: list[Tensor]) -> Callable[[], object]:
     return lambda: function(*tensors)
+
+
+def _call_with_backward(function: Function, leaves: list[Tensor]) -> Callable[[], object]:
+    cotangent = torch.ones_like(function(*leaves))
+    return lambda: torch.autograd.grad(function(*leaves), leaves, cotangent)
 
 
 def _peaks(runs: dict[str, Run], held_bytes: int, device: str) -> dict[str, float]:

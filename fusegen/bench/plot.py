@@ -67,10 +67,14 @@ def _bars(report: Mapping[str, Any], mode: str) -> Figure | None:
         for place, value in zip(places, values, strict=True):
             if value:
                 text = f"{value:.2f}" if value < 10 else f"{value:.1f}"
-                at, side = (value, "left") if value < 0.93 * end else (0.99 * end, "right")
+                if value > end:
+                    text += " \N{RIGHTWARDS ARROW}"
+                is_inside = value > 0.93 * end
                 axes.annotate(
-                    text, (at, place), (3 if side == "left" else -3, 0),
-                    textcoords="offset points", va="center", ha=side, fontsize=6.5,
+                    text, (min(value, end), place), (-3 if is_inside else 3, 0),
+                    textcoords="offset points", va="center", ha="right" if is_inside else "left",
+                    fontsize=6.5, zorder=4,
+                    bbox=None if is_inside else {"facecolor": "white", "linewidth": 0, "pad": 0.6},
                 )  # fmt: skip
     for y, row in enumerate(rows):
         is_first = y == 0

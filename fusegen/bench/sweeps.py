@@ -21,12 +21,25 @@ def worst_points(points: Sequence[dict[str, Any]], varied: str) -> list[dict[str
     """In each series, the point with the least part of its two neighbours' mean bandwidth."""
     found = []
     for (mode, dtype), line in series(points).items():
-        ratios = [
-            (2 * here["gbps"] / (left["gbps"] + right["gbps"]), here["at"])
-            for left, here, right in zip(line, line[1:], line[2:], strict=False)
-            if varied != "elements" or here["at"] >= FEWEST_ELEMENTS
+        triples = [
+            triple
+            for triple in zip(line, line[1:], line[2:], strict=False)
+            if varied != "elements" or triple[1]["at"] >= FEWEST_ELEMENTS
         ]
-        if ratios:
-            ratio, at = min(ratios)
-            found.append({"mode": mode, "dtype": dtype, "at": at, "of_neighbours": ratio})
+        if triples:
+            worst = min(triples, key=_of_neighbours)
+            found.append(
+                {
+                    "mode": mode,
+                    "dtype": dtype,
+                    "at": worst[1]["at"],
+                    "of_neighbours": _of_neighbours(worst),
+                    "copy_of_neighbours": _of_neighbours(worst, "copy_gbps"),
+                }
+            )
     return found
+
+
+def _of_neighbours(triple: Sequence[dict[str, Any]], what: str = "gbps") -> float:
+    left, here, right = (float(point[what]) for point in triple)
+    return 2 * here / (left + right)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fusegen.bench.sweeps import CLIFF
-from fusegen.bench.works import BY_NAME, HOST_MODES, MODES, HostWork, Work
+from fusegen.bench.works import BY_NAME, MODES, Work
 
 _LEVEL = 1.02  # as fast as: within what a repetition may differ by
 _AHEAD = 1.3  # how far training is to be ahead of torch.compile, where the limit leaves the room
@@ -19,11 +19,9 @@ def target(row: Mapping[str, Any]) -> float | None:
         found: float | None = row["target"]
         return found
     item = BY_NAME.get(row["work"])
-    if isinstance(item, Work) and item.targets is not None and row["mode"] in MODES:
-        return item.targets[MODES.index(row["mode"])]
-    if isinstance(item, HostWork) and row["mode"] in HOST_MODES:
-        return item.targets[HOST_MODES.index(row["mode"])]
-    return None
+    if not isinstance(item, Work) or item.targets is None:
+        return None
+    return item.targets[MODES.index(row["mode"])]
 
 
 def misses(row: Mapping[str, Any]) -> list[str]:
@@ -90,14 +88,14 @@ def host_line(entry: Mapping[str, Any]) -> str:
     """Host microseconds of one call on a small tensor."""
     rivals = {k: v for k, v in entry.items() if k not in ("work", "mode", "target")}
     told = ", ".join(f"{name} {value:.1f}" for name, value in rivals.items())
-    aim = target(entry)
+    aim = entry.get("target")
     said = "" if aim is None else f"; target {aim:g}: {host_verdict(entry)}"
     return f"{_short(entry['work'])} {entry['mode']}: host us {told}{said}"
 
 
 def host_verdict(entry: Mapping[str, Any]) -> str:
     """Whether a call's host time is below its target."""
-    aim = target(entry)
+    aim = entry.get("target")
     if aim is None:
         return ""
     over = entry["fusegen"] - aim
@@ -114,7 +112,8 @@ def sweep_lines(entry: Mapping[str, Any]) -> list[str]:
         said = "OK" if worst["of_neighbours"] >= CLIFF else "MISS: a cliff"
         lines.append(
             f"  {worst['mode']:16} {worst['dtype']:8} least at {worst['at']}: "
-            f"{worst['of_neighbours']:.0%} of its neighbours' bandwidth  {said}"
+            f"{worst['of_neighbours']:.0%} of its neighbours' bandwidth, a copy "
+            f"{worst['copy_of_neighbours']:.0%}  {said}"
         )
     return lines
 
