@@ -288,7 +288,8 @@ def select(patterns: Sequence[str], *, quick: bool) -> list[Item]:
                 raise ArgumentError(
                     f"no work is called {pattern!r}; a chain needs its --shape as well"
                 )
-            guess = nearest(pattern, list(BY_NAME))
+            by_lower_case = {name.lower(): name for name in BY_NAME}
+            guess = by_lower_case.get(nearest(pattern, by_lower_case) or "")
             hint = f"did you mean {guess!r}?" if guess else "`fusegen bench --list` names them"
             raise ArgumentError(f"no work is called {pattern!r}; {hint}")
     return [
