@@ -3,6 +3,7 @@
 
 PYTHON ?= python3
 PYTEST_FLAGS ?= -n 2
+BENCH_FLAGS ?= --json benchmarks/results/$(shell date +%F).json --plot benchmarks/results
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -51,8 +52,8 @@ format: env  ## let ruff fix what it can
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
 
-bench: $(VENV)/.installed-bench  ## run the benchmarks
-	$(RUN) -m fusegen bench
+bench: $(VENV)/.installed-bench  ## measure everything; BENCH_FLAGS chooses
+	$(RUN) -m fusegen bench $(BENCH_FLAGS)
 
 bench-cpu: env  ## print the quick CPU ratios
 	$(RUN) -m fusegen bench --quick --device cpu

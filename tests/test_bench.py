@@ -559,7 +559,11 @@ def test_the_block_of_the_readme_has_a_line_for_each_work_and_stars_for_misses()
         ],
     }  # fmt: skip
     text = markdown.block(report, "results/run.json", ["results/run-forward.svg"])
-    assert "| A | 1.00 / 2.50 | 1.05 / 2.65 | 1.04 / 2.70* | 1.06 / 3.60 | 4.6 / 4.6 |" in text
+    chain = r"`leaky_relu(0.2) \| add_channel \| clamp(-1, 1) \| gelu`"
+    assert (
+        f"| A: {chain} | 1.00 / 2.50 | 1.05 / 2.65 | 1.04 / 2.70* | 1.06 / 3.60 | 4.6 / 4.6 |"
+        in text
+    )
     assert "[results/run.json](results/run.json)" in text
     assert "![Every work, forward, in multiples of a copy of x](results/run-forward.svg)" in text
     assert "1 of 2 figures miss" in text

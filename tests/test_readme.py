@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from test_architecture import ORDER
 
+from fusegen.bench.markdown import readme_block
 from fusegen.cli import main
 from fusegen.ops import ALIASES, OPS, Op
 
@@ -24,6 +25,7 @@ BLOCK = re.compile(
     r"(?:<!-- test: (?P<note>[^>]*) -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
+BENCHMARK = re.compile(r"(<!-- benchmark -->\n).*?(<!-- /benchmark -->)", re.DOTALL)
 OPERATIONS = re.compile(r"(<!-- operations -->\n).*?(<!-- /operations -->)", re.DOTALL)
 
 
@@ -134,7 +136,7 @@ def test_a_command_answers_as_shown(line: str, shown: str, note: str) -> None:
 
 def test_there_are_commands_and_an_excerpt_to_compare() -> None:
     assert {line.split()[1] for line, _, _ in commands(README)} == {
-        "dump", "check", "cache", "doctor",
+        "dump", "check", "bench", "cache", "doctor",
     }  # fmt: skip
     assert any("..." in shown.splitlines() for _, shown, _ in commands(README))
 
@@ -170,6 +172,23 @@ def test_the_table_of_operations_says_what_the_operations_do(
         "run pytest --update-golden tests/test_readme.py"
     )
     assert len(listed) > 20
+
+
+def test_the_block_of_figures_is_made_from_the_report_that_it_links_to(
+    request: pytest.FixtureRequest,
+) -> None:
+    text = README.read_text("utf-8")
+    shown = BENCHMARK.search(text)
+    assert shown
+    link = re.search(r"\]\((benchmarks/results/.*?\.json)\)", shown[0])
+    assert link
+    report = ROOT / link[1]
+    wanted = shown[1] + readme_block(report, link[1]) + shown[2]
+    if request.config.getoption("--update-golden"):
+        README.write_text(text.replace(shown[0], wanted), encoding="utf-8")
+        shown = BENCHMARK.search(README.read_text("utf-8"))
+        assert shown
+    assert shown[0] == wanted, "run pytest --update-golden tests/test_readme.py"
 
 
 def test_contributing_lists_every_module_in_the_order_of_imports() -> None:

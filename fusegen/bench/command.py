@@ -135,15 +135,10 @@ def _show(options: argparse.Namespace) -> int:
     if options.plot is not None:
         _plot(report, options.plot, _stem(report, path))
     if options.table:
-        plots = sorted(path.parent.glob(f"{path.stem}-*.svg"), key=_order)
-        print(markdown.block(report, path.as_posix(), [p.as_posix() for p in plots]), end="")
+        print(markdown.readme_block(path, path.as_posix()), end="")
     elif options.plot is None:
         print(table.whole(report))
     return OK
-
-
-def _order(plot: Path) -> tuple[bool, int]:
-    return "sweep" in plot.name, len(plot.name)
 
 
 def _stem(report: dict[str, Any], path: Path | None) -> str:

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fusegen.bench.sweeps import CLIFF
 from fusegen.bench.table import host_verdict, misses, target
-from fusegen.bench.works import MODES
+from fusegen.bench.works import BY_NAME, MODES, Work
 
 _WIDTH = 105  # README's own
+
+
+def readme_block(path: Path, link: str) -> str:
+    """The block of the report in a file that README links to as `link`; plots lie beside it."""
+    plots = sorted(path.parent.glob(f"{path.stem}-*.svg"), key=_order)
+    folder = PurePosixPath(link).parent
+    links = [(folder / plot.name).as_posix() for plot in plots]
+    return block(json.loads(path.read_text("utf-8")), link, links)
+
+
+def _order(plot: Path) -> tuple[bool, int]:
+    return "sweep" in plot.name, len(plot.name)
 
 
 def block(report: Mapping[str, Any], path: str, plots: Sequence[str] = ()) -> str:
@@ -37,17 +51,20 @@ def block(report: Mapping[str, Any], path: str, plots: Sequence[str] = ()) -> st
     by_work: dict[str, list[Mapping[str, Any]]] = {}
     for row in report["rows"]:
         by_work.setdefault(row["work"], []).append(row)
+    chain_above = ""
     for work, rows in by_work.items():
         rows = sorted(rows, key=lambda row: MODES.index(row["mode"]))
+        chain = _chain(rows[0])
         ours = [f"{row['fusegen']:.2f}{'*' if misses(row) else ''}" for row in rows]
         cells = [
-            f"{_cell(work)}",
+            _cell(work, chain if chain != chain_above else ""),
             _figures([row["limit"] for row in rows]),
             _figures([target(row) for row in rows]),
             " / ".join(ours),
             _figures([row.get("compile") for row in rows]),
             _figures([row["eager"] for row in rows], 1),
         ]
+        chain_above = chain
         lines.append(f"| {' | '.join(cells)} |")
     lines += _missed(report["rows"])
     notes = [*_host(report["host_us"]), *_build(report["build_s"]), *_sweeps(report)]
@@ -56,8 +73,17 @@ def block(report: Mapping[str, Any], path: str, plots: Sequence[str] = ()) -> st
     return "\n".join(lines) + "\n"
 
 
-def _cell(text: str) -> str:
+def _cell(work: str, chain: str) -> str:
+    """A work with its chain, where that is not the one above's, nor the very name."""
+    text = f"{work}: `{chain}`" if chain not in ("", work) else work
     return text.replace("|", r"\|")
+
+
+def _chain(row: Mapping[str, Any]) -> str:
+    """The row's chain; of an older report, which does not hold it, the table's."""
+    item = BY_NAME.get(row["work"])
+    known = item.chain if isinstance(item, Work) else ""
+    return str(row.get("chain", known))
 
 
 def _figures(values: Sequence[float | None], digits: int = 2) -> str:
