@@ -12,7 +12,17 @@ import pytest
 import torch
 
 import fusegen
-from fusegen.bench import builds, command, markdown, precision, rivals, session, table, timing
+from fusegen.bench import (
+    builds,
+    command,
+    markdown,
+    measure,
+    precision,
+    rivals,
+    session,
+    table,
+    timing,
+)
 from fusegen.bench.sweeps import series, worst_points
 from fusegen.bench.works import (
     BY_NAME,
@@ -333,6 +343,20 @@ def test_a_reference_is_recorded_so_that_torch_can_compile_it() -> None:
         torch.autograd.grad(f(*tensors), tensors, torch.ones(3, 4, 5)) for f in (compiled, eager)
     ]
     torch.testing.assert_close(*gradients)
+
+
+def test_a_refusal_of_torch_compile_costs_only_its_own_column(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*tensors: torch.Tensor) -> torch.Tensor:
+        raise ValueError("too much shared memory\nand a long explanation")
+
+    monkeypatch.setattr(measure, "compiled", lambda *_: {"compile": refuse})
+    effort = measure.Effort(0.0, 4, ("compile",))
+    for found in measure.rows(tiny(), "cpu", timing.cpu_timer, effort):
+        assert found["compile"] is None
+        assert found["refused"] == {"compile": "ValueError: too much shared memory"}
+        assert found["fusegen"] > 0
 
 
 # --- timing ---
