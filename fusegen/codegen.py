@@ -57,6 +57,9 @@ def emit(
         "sums_by_row": any(k.sums for e in views for k in e.kernels if k.family in _BY_ROW),
         "ahead": any(k.is_sent_ahead for e in views for k in e.kernels),
         "accumulators": sorted({r.kind for e in views for k in e.kernels for r in k.accumulated}),
+        "operations": sorted(
+            {n.op for e in views for k in e.kernels for n in ir.topological(k.expressions)}
+        ),
         "uses_libm": sorted(_functions_called(views, target)),
     }
     module = f"{target.name}/module.{target.source_suffix}.jinja"

@@ -26,6 +26,13 @@ _NOUNS = {
     "sqrt": "root",
     "rsqrt": "inverse_root",
     "pow": "power",
+    "exp2": "power",
+    "exp2_flushed": "power",
+    "polynomial": "series",
+    "fma": "sum",
+    "narrow_div": "quotient",
+    "narrow_sqrt": "root",
+    "narrow_sigmoid": "sigmoid_value",
     "lt": "is_below",
     "le": "is_at_most",
     "gt": "is_above",
@@ -39,8 +46,6 @@ _NOUNS = {
 # How tightly C binds each; what is not here is a call or a name.
 _BINDING = {
     "where": 1,
-    "minimum": 1,
-    "maximum": 1,
     "logical_or": 2,
     "logical_and": 3,
     "eq": 4,
@@ -143,8 +148,6 @@ def _needed(op: str, place: int) -> int:
     """How tightly an argument must bind to stand without parentheses; order of rounding
     included.
     """
-    if op in ("minimum", "maximum"):
-        return 6
     if op == "where":
         return 3 if place == 0 else 6
     if op in ("sigmoid", "neg"):

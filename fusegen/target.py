@@ -17,7 +17,7 @@ ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "uint8": 
 
 @dataclass(frozen=True)
 class Target:
-    """A language to emit: spellings by primitive, with {0}, {1} for arguments and {f} for
+    """A language to emit: spellings by primitive, with {0}, {1} or {all} for arguments and {f} for
     float's function suffix.
     """
 
@@ -55,7 +55,7 @@ class Target:
         """A primitive applied to finished arguments."""
         suffix = "f" if compute == "float" else ""
         one = self.literal(1.0, compute)
-        return self.spellings[op].format(*args, f=suffix, one=one)
+        return self.spellings[op].format(*args, f=suffix, one=one, all=", ".join(args))
 
 
 # Comparisons, arithmetic and functions that C and its descendants spell alike.
@@ -78,9 +78,9 @@ _COMMON = {
     "sin": "sin{f}({0})",
     "cos": "cos{f}({0})",
     "pow": "pow{f}({0}, {1})",
-    # NaN in either argument is the result, as torch has it and fminf has not.
-    "minimum": "{0} != {0} || {0} < {1} ? {0} : {1}",
-    "maximum": "{0} != {0} || {0} > {1} ? {0} : {1}",
+    # Not fminf and fmaxf: NaN in either argument is the result, as torch has it.
+    "minimum": "minimum({0}, {1})",
+    "maximum": "maximum({0}, {1})",
     "where": "{0} ? {1} : {2}",
     "lt": "{0} < {1}",
     "le": "{0} <= {1}",
@@ -91,9 +91,13 @@ _COMMON = {
     "logical_and": "{0} && {1}",
     "logical_or": "{0} || {1}",
     "logical_not": "!{0}",
+    # What `narrow` makes; "fma" and "narrow_<primitive>" only where a target has them.
+    "polynomial": "polynomial({all})",
+    "exp2": "exp2{f}({0})",
+    "exp2_flushed": "exp2{f}({0})",
 }
 _LIBRARY = {op: op for op in ("exp", "expm1", "log", "log1p", "erf", "tanh", "sin", "cos", "pow")}
-_LIBRARY["sigmoid"] = "exp"
+_LIBRARY |= {"sigmoid": "exp", "exp2": "exp2", "exp2_flushed": "exp2"}
 
 CPP = Target(
     name="cpp",
@@ -127,7 +131,15 @@ CUDA = Target(
         "uint8": "uint8_t",
         "int32": "int32_t",
     },
-    spellings={**_COMMON, "rsqrt": "rsqrt{f}({0})"},
+    spellings={
+        **_COMMON,
+        "rsqrt": "rsqrt{f}({0})",
+        "fma": "fma{f}({0}, {1}, {2})",
+        "exp2_flushed": "exp2_flushed({0})",
+        "narrow_div": "narrow_div({0}, {1})",
+        "narrow_sqrt": "narrow_sqrt({0})",
+        "narrow_sigmoid": "narrow_sigmoid({0})",
+    },
     library={},
     accumulators={
         "sum": "Sum<{compute}>",
@@ -150,13 +162,14 @@ TARGETS: Mapping[str, Target] = {target.name: target for target in (CPP, CUDA)}
 # that has one of them, or looks like a derived name, is called <name>_operand there.
 _SPOKEN_FOR = """
     a about above add aligned all argmax args at b base beats before begin behind beside best
-    bfloat16 bits bits_of block blocks candidate ceil_divide cell cells centre code column columns
-    combine count cudaGetErrorString d definition device distance distances divide drift edges
-    element elements end error_text excess expect families finite first float16 from gap given guard
-    half head home i index inner is_it j kept lane lanes last least length lengths line lines load
-    lower lowest magnitude merge methods mine moments moments_about most n narrow needed normal
-    other out outer output p pack packs pad padded part pick picked piece piece_length pieces
-    pieces_of position position_of_best power power_of_two previous q r result results room rounded
+    bfloat16 bits bits_of block blocks candidate ceil_divide cell cells centre code coefficient
+    column columns combine count cudaGetErrorString d definition device distance distances divide
+    drift edges element elements end error_text excess exp2_flushed expect families finite first
+    float16 from gap given guard half head home i index inner inverse is_it j kept lane lanes last
+    least length lengths line lines load lower lowest magnitude merge methods mine minimum moments
+    moments_about more most n narrow narrow_div narrow_sigmoid narrow_sqrt needed normal order other
+    out outer output p pack packs pad padded part pick picked piece piece_length pieces pieces_of
+    polynomial position position_of_best power power_of_two previous q r result results room rounded
     row rows run scratch share shared shift sign size size_of sizes slot slots slots_of special
     squares store stream stride strips subnormal sum sum_of tail take target task tasks term threads
     to total type used value values wanted widen width window x y z
@@ -166,9 +179,9 @@ _SPOKEN_FOR = """
     friend goto if inline int long mutable namespace new noexcept not nullptr operator or private
     protected public register return short signed sizeof static struct switch template this throw
     true try typedef typename union unsigned using virtual void volatile while xor
-    abs atan blockDim blockIdx clock cos dim3 erf exp expm1 fabs far fma gamma gridDim half int4
-    j0 j1 jn linux log log1p main max memory min near pow rsqrt signal sin sqrt std stderr stdin
-    stdout tanh threadIdx time uint2 uint4 unix y0 y1 yn
+    abs atan blockDim blockIdx clock cos dim3 erf exp exp2 expm1 fabs far fma fmaf gamma gridDim
+    half int4 j0 j1 jn linux log log1p main max memory min near pow rsqrt signal sin sqrt std stderr
+    stdin stdout tanh threadIdx time uint2 uint4 unix y0 y1 yn
 """
 _TAKEN = frozenset(_SPOKEN_FOR.split())
 _DERIVED = re.compile(

@@ -36,6 +36,8 @@ ORDER = (
     "staging",
     "windowwise",
     "schedule",
+    "choices",
+    "narrow",
     "statements",
     "views",
     "windowviews",

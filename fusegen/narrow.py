@@ -1,0 +1,338 @@
+"""Arithmetic for results of 16 bits: kernels rewritten to what such results can tell apart.
+
+Everything here is computed in single precision still, and rounded once, at the end. What is left
+out is precision beyond that rounding: an error that stays under a sixteenth of half an ulp of the
+stored type is spent on fewer instructions (at the memory's pace an H200 has 28 for an element of 16
+bits, where erff alone takes 24). Products gather their constants, sums their common factors, and
+the constants go into the coefficients of polynomials and exponents, where they cost nothing.
+
+Tails keep their relative precision: 1 + erf(a) becomes erfc, which for a < 0 is one power of two
+and no difference of two ones. Exponentials of erf and of its derivative that are below 2^-126 are
+zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from fusegen import ir
+from fusegen.choices import bounded, joined
+from fusegen.ir import Expr, Graph, const, constant, primitive
+from fusegen.kernel import Kernel, Reduction
+from fusegen.lower import FLOATING, remarked
+from fusegen.target import COMPUTE, Target
+
+# log2(erfc(z)) for z >= 0, lowest power first, the leading coefficient negative, so that it falls
+# for ever. Minimax for the error of erfc relative to max(erfc, 1e-4), or 1e-6 for float16: below,
+# the absolute error is at most 6e-9, where eager's 1 + erff(a) is off by 3e-8.
+# bfloat16: relative error 2^-14.0, half an ulp being 2^-9; float16: 2^-17.7 of 2^-12.
+LOG2_ERFC: Mapping[str, tuple[float, ...]] = {
+    "bfloat16": (
+        *(-8.72267761e-05, -1.62584444, -0.926178942),
+        *(-0.13863339, 0.0242496317, -0.00195212552),
+    ),
+    "float16": (
+        *(4.06858937e-06, -1.62809224, -0.917053586, -0.152373159),
+        *(0.033801887, -0.00515758805, 0.000468866939, -1.86755866e-05),
+    ),
+}
+# Up to here erf is its series to the third power, off by 1.1e-5 of itself; from here on the
+# difference of 1 and erfc is off by 2^-22.5 / 0.11.
+_ERF_SERIES_END = 0.1
+_ERF_SERIES = (2.0 / math.sqrt(math.pi), -2.0 / (3.0 * math.sqrt(math.pi)))
+_LOG2_E = 1.0 / math.log(2.0)
+# Constants beyond these stay where they are written: moved, they could overflow what they did not.
+_GATHERED = 2.0**20
+
+
+def narrow_type(graph: Graph, dtypes: Mapping[str, str]) -> str | None:
+    """The 16-bit type that every floating tensor of a graph has, or None.
+
+    Tensors without axes have no say among others that have some, as in torch's promotion; but none
+    may be of double precision.
+    """
+    tensors = [(ir.name_of(leaf), leaf) for leaf in graph.inputs] + [*graph.outputs]
+    tensors = [(n, t) for n, t in tensors if dtypes[n] in FLOATING]
+    spread = [(n, t) for n, t in tensors if t.extent] or tensors
+    found = {dtypes[name] for name, _ in spread}
+    is_single = all(COMPUTE[dtypes[name]] == "float" for name, _ in tensors)
+    return found.pop() if is_single and len(found) == 1 and found <= set(LOG2_ERFC) else None
+
+
+def narrowed(kernels: Iterable[Kernel], dtype: str, target: Target) -> tuple[Kernel, ...]:
+    """The kernels with their arithmetic rewritten for results of a 16-bit type."""
+    return tuple(_kernel(kernel, dtype, target) for kernel in kernels)
+
+
+def _kernel(kernel: Kernel, dtype: str, target: Target) -> Kernel:
+    reductions = [r for stage in kernel.stages for r in stage] + [r for r, _ in kernel.sums]
+    roots = [expr for _, expr in kernel.stores]
+    roots += [e for r in reductions for e in (r.value, r.index) if e is not None]
+    new = respelled(roots, [m.node for m in kernel.marks], dtype, target)
+
+    def again(r: Reduction) -> Reduction:
+        return replace(r, value=new[r.value], index=None if r.index is None else new[r.index])
+
+    return replace(
+        kernel,
+        stores=tuple((buffer, new[expr]) for buffer, expr in kernel.stores),
+        stages=tuple(tuple(map(again, stage)) for stage in kernel.stages),
+        sums=tuple((again(r), buffer) for r, buffer in kernel.sums),
+        marks=remarked(kernel.marks, new),
+    )
+
+
+def respelled(
+    roots: Sequence[Expr], named: Collection[Expr], dtype: str, target: Target
+) -> dict[Expr, Expr]:
+    """What every node below the roots becomes; nodes in `named` stay nodes of their own."""
+    algebra = _Algebra(roots, named, dtype, target)
+    new = algebra.images
+    if "fma" not in target.spellings:
+        return new
+    images = [new[root] for root in roots]
+    fused = _fused(images, {new[node] for node in named if node in new})
+    return {node: fused[image] for node, image in new.items() if image in fused}
+
+
+def _users(roots: Sequence[Expr]) -> Counter[Expr]:
+    order = ir.topological(roots)
+    return Counter((*dict.fromkeys(roots), *(a for node in order for a in node.args)))
+
+
+def _operation(op: str, *args: Expr) -> Expr:
+    """An operation that stands only behind the scheduler, on numbers."""
+    extent = frozenset[int]().union(*(a.extent for a in args))
+    return ir.make(op, args, extent=extent, rank=args[0].rank)
+
+
+def _plain(node: Expr) -> float | None:
+    """The value of a constant that may be moved."""
+    number = constant(node)
+    is_plain = number is not None and 1.0 / _GATHERED <= abs(number) <= _GATHERED
+    return number if is_plain else None
+
+
+def _polynomial(x: Expr, coefficients: Iterable[float]) -> Expr:
+    return _operation("polynomial", x, *map(const, coefficients))
+
+
+class _Algebra:
+    """One walk over a kernel's expressions, arguments first; `images` has what each becomes."""
+
+    def __init__(
+        self, roots: Sequence[Expr], named: Collection[Expr], dtype: str, target: Target
+    ) -> None:
+        self.images: dict[Expr, Expr] = {}
+        self.scaled: dict[Expr, Callable[[float], Expr]] = {}  # the image, times a number
+        self.users = _users(roots)
+        self.named = frozenset(named)
+        self.log2_erfc = LOG2_ERFC[dtype]
+        self.target = target
+        for node in ir.topological(roots):
+            self.images[node] = self.image(node)
+
+    def is_inner(self, node: Expr) -> bool:
+        """Whether it is a part of one other expression and nothing else."""
+        return self.users[node] == 1 and node not in self.named
+
+    def image(self, node: Expr) -> Expr:
+        """What a node becomes, whose arguments have images."""
+        rule = _RULES.get(node.op)
+        found = rule(self, node) if rule else None
+        return self.rebuilt(node) if found is None else found
+
+    def rebuilt(self, node: Expr) -> Expr:
+        """The node on the images of its arguments, in the target's cheap spelling if it has one."""
+        args = tuple(self.images[a] for a in node.args)
+        cheap = f"narrow_{node.op}"
+        if cheap in self.target.spellings:
+            return _operation(cheap, *args)
+        return ir.rebuild(node, args)
+
+    # Products.
+
+    def factors(self, node: Expr, *, is_top: bool = True) -> tuple[float, list[Expr], int]:
+        """The node as a number times others, and how many numbers that took."""
+        number = _plain(node)
+        if number is not None:
+            return number, [], 1
+        if is_top or self.is_inner(node):
+            if node.op == "neg":
+                number, others, count = self.factors(node.args[0], is_top=False)
+                return -number, others, count
+            if node.op == "mul":
+                return self.joined(node, *node.args)
+            if node.op == "div" and (divisor := _plain(node.args[1])) is not None:
+                number, others, count = self.joined(node, node.args[0])
+                return number / divisor, others, count + 1
+        return 1.0, [node], 0
+
+    def joined(self, node: Expr, *parts: Expr) -> tuple[float, list[Expr], int]:
+        total, count = 1.0, 0
+        others: list[Expr] = []
+        for part in parts:
+            # What varies along fewer axes is computed once for many elements: it stays whole.
+            is_alike = part.op == "const" or part.extent == node.extent
+            found = self.factors(part, is_top=False) if is_alike else (1.0, [part], 0)
+            total, others, count = total * found[0], others + found[1], count + found[2]
+        return total, others, count
+
+    def product(self, number: float, parts: Sequence[Expr]) -> Expr:
+        """The number times the images of the parts; one of them may take the number in."""
+        images = [self.images[part] for part in parts]
+        sign, size = math.copysign(1.0, number), abs(number)
+        for i, part in enumerate(parts):
+            if size != 1.0 and images[i] in self.scaled and self.is_inner(part):
+                images[i], size = self.scaled[images[i]](size), 1.0
+        if not images:
+            return const(number)
+        if size != 1.0:
+            images[0], sign = primitive("mul", images[0], const(size * sign)), 1.0
+        result = images[0]
+        for image in images[1:]:
+            result = primitive("mul", result, image)
+        return primitive("neg", result) if sign < 0 else result
+
+    def of_product(self, node: Expr) -> Expr | None:
+        """A product whose numbers become one, or go into a factor."""
+        number, parts, count = self.factors(node)
+        if parts == [node]:
+            return None
+        takes = any(self.images[p] in self.scaled and self.is_inner(p) for p in parts)
+        is_shorter = count > 1 or (count == 1 and (takes or node.op == "div"))
+        return self.product(number, parts) if is_shorter else None
+
+    # Sums.
+
+    def of_sum(self, node: Expr) -> Expr | None:
+        """1 + erf(a), or a sum of products with a common factor."""
+        sign = -1.0 if node.op == "sub" else 1.0
+        for one, other in (node.args, node.args[::-1]):
+            if constant(one) == 1.0 and other.op == "erf" and self.is_inner(other):
+                return None if one is not node.args[0] and sign < 0 else self.erfc(other, -sign)
+        if any(a.extent != node.extent or not self.is_inner(a) for a in node.args):
+            return None
+        (a, left, _), (b, right, _) = (self.factors(arg, is_top=False) for arg in node.args)
+        common = list((Counter(left) & Counter(right)).elements())
+        if not common:
+            return None
+        for factor in common:
+            left.remove(factor)
+            right.remove(factor)
+        total = primitive("add", self.product(a, left), self.product(sign * b, right))
+        return primitive("mul", self.product(1.0, common), total)
+
+    # Exponentials.
+
+    def multiple(self, node: Expr) -> tuple[float, Expr]:
+        """The node as a number times the image of another."""
+        number, parts, _ = self.factors(node)
+        if len(parts) == 1 and parts[0] is not node:
+            inner, base = self.multiple(parts[0])
+            return number * inner, base
+        if len(parts) == 2:
+            (a, left), (b, right) = map(self.multiple, parts)
+            return number * a * b, primitive("mul", left, right)
+        return 1.0, self.images[node]
+
+    def erfc(self, erf: Expr, sign: float) -> Expr:
+        """erfc(sign * a), for erf(a)."""
+        factor, base = self.multiple(erf.args[0])
+        size = abs(factor)
+
+        def scaled(scale: float) -> Expr:
+            low = self.tail(base, size, scale)
+            high = primitive("sub", const(2.0 * scale), low)
+            sides = (high, low) if sign * factor > 0 else (low, high)
+            return primitive("where", base < 0, *sides)
+
+        result = scaled(1.0)
+        self.scaled[result] = scaled
+        return result
+
+    def tail(self, base: Expr, size: float, scale: float) -> Expr:
+        """scale * erfc(size * |base|)."""
+        first, *others = (c * size**power for power, c in enumerate(self.log2_erfc))
+        exponent = _polynomial(primitive("abs", base), (first + math.log2(scale), *others))
+        return _operation("exp2_flushed", exponent)
+
+    def of_erf(self, node: Expr) -> Expr:
+        """erf alone: its series near 0, where 1 - erfc would lose all digits."""
+        factor, base = self.multiple(node.args[0])
+        high = primitive("sub", const(1.0), self.tail(base, abs(factor), 1.0))
+        far = primitive("where", base < 0, primitive("neg", high), high)
+        if factor < 0:
+            far = primitive("neg", far)
+        series = [c * factor ** (2 * i + 1) for i, c in enumerate(_ERF_SERIES)]
+        near = primitive("mul", base, _polynomial(primitive("mul", base, base), series))
+        is_near = primitive("abs", base) < _ERF_SERIES_END / abs(factor)
+        return primitive("where", is_near, near, far)
+
+    def of_exp(self, node: Expr) -> Expr:
+        """A power of two; where the exponent is minus a square, as erf's derivative has it, one
+        that takes factors in.
+        """
+        factor, base = self.multiple(node.args[0])
+        is_square = base.op == "mul" and base.args[0] is base.args[1]
+        if factor >= 0 or not is_square:
+            return _operation("exp2", primitive("mul", base, const(factor * _LOG2_E)))
+
+        def scaled(scale: float) -> Expr:
+            exponent = primitive("mul", base, const(factor * _LOG2_E))
+            if scale != 1.0:
+                exponent = primitive("add", exponent, const(math.log2(scale)))
+            return _operation("exp2_flushed", exponent)
+
+        result = scaled(1.0)
+        self.scaled[result] = scaled
+        return result
+
+    # Choices.
+
+    def of_where(self, node: Expr) -> Expr | None:
+        """A bound as a minimum or maximum; a choice within a choice as one."""
+        condition, *branches = (self.images[a] for a in node.args)
+        inner = [self.is_inner(a) for a in node.args[1:]]
+        bound = bounded(condition, *branches)
+        return joined(condition, branches, inner) if bound is None else bound
+
+
+_RULES: Mapping[str, Callable[[_Algebra, Expr], Expr | None]] = {
+    "mul": _Algebra.of_product,
+    "div": _Algebra.of_product,
+    "add": _Algebra.of_sum,
+    "sub": _Algebra.of_sum,
+    "erf": _Algebra.of_erf,
+    "exp": _Algebra.of_exp,
+    "where": _Algebra.of_where,
+}
+
+
+def _fused(roots: Sequence[Expr], named: Collection[Expr]) -> dict[Expr, Expr]:
+    """Every node below the roots, a product that only a sum uses joined with it into one fma."""
+    users = _users(roots)
+    new: dict[Expr, Expr] = {}
+    for node in ir.topological(roots):
+        args = tuple(new[a] for a in node.args)
+        new[node] = ir.rebuild(node, args)
+        if node.op not in ("add", "sub"):
+            continue
+        for i, product in enumerate(node.args):
+            if product.op != "mul" or users[product] > 1 or product in named:
+                continue
+            a, b = (new[factor] for factor in product.args)
+            other = args[1 - i]
+            if node.op == "sub":
+                a, other = (a, _minus(other)) if i == 0 else (_minus(a), other)
+            new[node] = _operation("fma", a, b, other)
+            break
+    return new
+
+
+def _minus(node: Expr) -> Expr:
+    number = constant(node)
+    return primitive("neg", node) if number is None else const(-number)
