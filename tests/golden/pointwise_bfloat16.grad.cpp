@@ -18,8 +18,7 @@ using Index = int64_t;
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
 #if __GLIBC_PREREQ(2, 35)
 extern "C" {
-__attribute__((simd("notinbranch"))) float erff(float) noexcept;
-__attribute__((simd("notinbranch"))) float expf(float) noexcept;
+__attribute__((simd("notinbranch"))) float exp2f(float) noexcept;
 }
 #endif
 #endif
@@ -61,6 +60,25 @@ inline bfloat16 narrow<bfloat16, float>(float x) {
   const uint32_t bits = bits_of<uint32_t>(x);
   const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to nearest, ties to even
   return {static_cast<uint16_t>(x != x ? 0x7fc0 : rounded)};
+}
+
+// NaN in either argument is the result, as in torch.
+template <typename Value>
+inline Value minimum(Value a, Value b) {
+  return a != a || a < b ? a : b;
+}
+
+// NaN in either argument is the result, as in torch.
+template <typename Value>
+inline Value maximum(Value a, Value b) {
+  return a != a || a > b ? a : b;
+}
+
+// Coefficients from the lowest power on.
+inline float polynomial(float, float coefficient) { return coefficient; }
+template <typename... More>
+inline float polynomial(float x, float coefficient, More... more) {
+  return x * polynomial(x, more...) + coefficient;
 }
 
 // Scratch memory, handed out piece by piece; with no base it only counts.
@@ -185,10 +203,12 @@ static inline __attribute__((always_inline)) void forward_pointwise_values(const
   // add_channel(bias)
   const float after_add_channel = after_leaky_relu + bias;
   // clamp(-1, 1)
-  const float chosen = after_add_channel > 1.0f ? 1.0f : (after_add_channel == after_add_channel ? after_add_channel : NAN);
-  const float after_clamp = after_add_channel < -1.0f ? -1.0f : chosen;
+  const float after_clamp = maximum(minimum(after_add_channel, 1.0f), -1.0f);
   // gelu
-  out = after_clamp * 0.5f * (1.0f + erff(after_clamp * 0.707106769f));
+  const float series = polynomial(fabsf(after_clamp), -1.00008726f, -1.14964569f, -0.463089466f,
+      -0.0490143038f, 0.00606240798f, -0.000345090288f);
+  const float power = exp2f(series);
+  out = after_clamp * (after_clamp < 0.0f ? power : 1.0f - power);
 }
 
 static void forward_pointwise(const bfloat16* __restrict__ x, const bfloat16* __restrict__ bias,
@@ -235,16 +255,15 @@ static inline __attribute__((always_inline)) void backward_outer_values(const fl
   // add_channel(bias)
   const float after_add_channel = after_leaky_relu + bias;
   // clamp(-1, 1)
-  const bool is_below = after_add_channel < -1.0f;
-  const bool is_above_2 = after_add_channel > 1.0f;
-  const bool is_equal = after_add_channel == after_add_channel;
-  const float after_clamp = is_below ? -1.0f : (is_above_2 ? 1.0f : (is_equal ? after_add_channel : NAN));
+  const float after_clamp = maximum(minimum(after_add_channel, 1.0f), -1.0f);
   // backward, down to clamp(-1, 1)
-  const float product = after_clamp * 0.707106769f;
-  const float product_2 = d_out * (after_clamp * 0.5f) * (1.12837923f * expf(-(product * product)));
-  const float d_after_clamp = product_2 * 0.707106769f + d_out * (1.0f + erff(product)) * 0.5f;
+  const float product = after_clamp * exp2f(after_clamp * after_clamp * -0.721347511f + -1.32574809f);
+  const float series = polynomial(fabsf(after_clamp), -1.00008726f, -1.14964569f, -0.463089466f,
+      -0.0490143038f, 0.00606240798f, -0.000345090288f);
+  const float power = exp2f(series);
+  const float d_after_clamp = d_out * (product + (after_clamp < 0.0f ? power : 1.0f - power));
   // backward, down to add_channel(bias)
-  const float d_after_add_channel = is_equal ? (is_above_2 ? 0.0f : (is_below ? 0.0f : d_after_clamp)) : 0.0f;
+  const float d_after_add_channel = after_add_channel <= 1.0f && after_add_channel >= -1.0f ? d_after_clamp : 0.0f;
   d_x = is_above ? d_after_add_channel : d_after_add_channel * 0.2f;
   total_term = d_after_add_channel;
 }
@@ -385,6 +404,6 @@ static PyMethodDef methods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
-static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "fusegen_9724a4ada6ab", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "fusegen_bb85a427d0ee", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
 
-PyMODINIT_FUNC PyInit_fusegen_9724a4ada6ab() { return PyModule_Create(&definition); }
+PyMODINIT_FUNC PyInit_fusegen_bb85a427d0ee() { return PyModule_Create(&definition); }
