@@ -168,11 +168,11 @@ _SPOKEN_FOR = """
     float16 from gap given guard half head home i index inner inverse is_it j kept lane lanes last
     least length lengths line lines load lower lowest magnitude merge methods mine minimum moments
     moments_about more most n narrow narrow_div narrow_sigmoid narrow_sqrt needed normal order other
-    out outer output p pack packs pad padded part pick picked piece piece_length pieces pieces_of
-    polynomial position position_of_best power power_of_two previous q r result results room rounded
-    row rows run scratch share shared shift sign size size_of sizes slot slots slots_of special
-    squares store stream stride strips subnormal sum sum_of tail take target task tasks term threads
-    to total type used value values wanted widen width window x y z
+    out outer output p pack packs pad padded pair part pick picked piece piece_length pieces
+    pieces_of polynomial position position_of_best power power_of_two previous q r result results
+    room rounded row rows run scratch share shared shift sign size size_of sizes slot slots slots_of
+    special squares store stream stride strips subnormal sum sum_of tail take target task tasks term
+    threads to total type used value values wanted widen width window x y z
 
     alignas alignof and asm auto bool break case catch char class compl const constexpr continue
     decltype default delete do double dynamic_cast else enum explicit export extern false float for

@@ -38,6 +38,11 @@ struct alignas(sizeof(T) * N) Pack {
   T at[N];
 };
 
+template <typename T, int N>
+__device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
+  return widen(pack.at[lane]);
+}
+
 template <int Bytes>
 struct Bits;
 template <>
@@ -108,8 +113,8 @@ forward_pointwise(const float* __restrict__ x, const float* __restrict__ gate, f
       Pack<float, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const float x_value = widen(x_in[p].at[lane]);
-        const float gate_value = widen(gate_in[p].at[lane]);
+        const float x_value = widen(x_in[p], lane);
+        const float gate_value = widen(gate_in[p], lane);
         float out_value;
         forward_pointwise_values(x_value, gate_value, out_value);
         out_out.at[lane] = narrow<float>(out_value);
@@ -173,9 +178,9 @@ backward_pointwise(const float* __restrict__ d_out, const float* __restrict__ ga
       Pack<float, kLanes> d_gate_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const float d_out_value = widen(d_out_in[p].at[lane]);
-        const float gate_value = widen(gate_in[p].at[lane]);
-        const float x_value = widen(x_in[p].at[lane]);
+        const float d_out_value = widen(d_out_in[p], lane);
+        const float gate_value = widen(gate_in[p], lane);
+        const float x_value = widen(x_in[p], lane);
         float d_x_value;
         float d_gate_value;
         backward_pointwise_values(d_out_value, gate_value, x_value, d_x_value, d_gate_value);

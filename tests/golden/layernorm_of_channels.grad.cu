@@ -38,6 +38,11 @@ struct alignas(sizeof(T) * N) Pack {
   T at[N];
 };
 
+template <typename T, int N>
+__device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
+  return widen(pack.at[lane]);
+}
+
 template <int Bytes>
 struct Bits;
 template <>
@@ -334,7 +339,7 @@ backward_inner(const float* __restrict__ d_out, const float* __restrict__ x, con
         if (i >= tail) break;
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
-          element(i + lane - base, widen(d_out_in[p].at[lane]), widen(x_in[p].at[lane]));
+          element(i + lane - base, widen(d_out_in[p], lane), widen(x_in[p], lane));
         }
       }
     }

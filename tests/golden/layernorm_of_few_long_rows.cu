@@ -38,6 +38,11 @@ struct alignas(sizeof(T) * N) Pack {
   T at[N];
 };
 
+template <typename T, int N>
+__device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
+  return widen(pack.at[lane]);
+}
+
 template <int Bytes>
 struct Bits;
 template <>
@@ -157,7 +162,7 @@ forward_inner(const float* __restrict__ x, Moments<float>* __restrict__ mean_par
         if (i >= tail) break;
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
-          element(i + lane - base, widen(x_in[p].at[lane]));
+          element(i + lane - base, widen(x_in[p], lane));
         }
       }
     }
@@ -234,7 +239,7 @@ forward_pointwise(const float* __restrict__ x, const float* __restrict__ mean,
       Pack<float, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const float x_value = widen(x_in[p].at[lane]);
+        const float x_value = widen(x_in[p], lane);
         float out_value;
         forward_pointwise_values(x_value, mean_value, variance_value, out_value);
         out_out.at[lane] = narrow<float>(out_value);

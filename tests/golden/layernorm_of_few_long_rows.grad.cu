@@ -38,6 +38,11 @@ struct alignas(sizeof(T) * N) Pack {
   T at[N];
 };
 
+template <typename T, int N>
+__device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
+  return widen(pack.at[lane]);
+}
+
 template <int Bytes>
 struct Bits;
 template <>
@@ -168,7 +173,7 @@ forward_inner(const float* __restrict__ x, Moments<float>* __restrict__ mean_par
         if (i >= tail) break;
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
-          element(i + lane - base, widen(x_in[p].at[lane]));
+          element(i + lane - base, widen(x_in[p], lane));
         }
       }
     }
@@ -245,7 +250,7 @@ forward_pointwise(const float* __restrict__ x, const float* __restrict__ mean,
       Pack<float, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const float x_value = widen(x_in[p].at[lane]);
+        const float x_value = widen(x_in[p], lane);
         float out_value;
         forward_pointwise_values(x_value, mean_value, variance_value, out_value);
         out_out.at[lane] = narrow<float>(out_value);
@@ -322,7 +327,7 @@ backward_inner(const float* __restrict__ d_out, const float* __restrict__ x,
         if (i >= tail) break;
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
-          element(i + lane - base, widen(d_out_in[p].at[lane]), widen(x_in[p].at[lane]));
+          element(i + lane - base, widen(d_out_in[p], lane), widen(x_in[p], lane));
         }
       }
     }
@@ -427,7 +432,7 @@ backward_inner_2(const float* __restrict__ d_out, const float* __restrict__ x,
         if (i >= tail) break;
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
-          element(i + lane - base, widen(d_out_in[p].at[lane]), widen(x_in[p].at[lane]));
+          element(i + lane - base, widen(d_out_in[p], lane), widen(x_in[p], lane));
         }
       }
     }
@@ -508,8 +513,8 @@ backward_pointwise(const float* __restrict__ x, const float* __restrict__ mean,
       Pack<float, kLanes> d_x_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const float x_value = widen(x_in[p].at[lane]);
-        const float d_out_value = widen(d_out_in[p].at[lane]);
+        const float x_value = widen(x_in[p], lane);
+        const float d_out_value = widen(d_out_in[p], lane);
         float d_x_value;
         backward_pointwise_values(x_value, mean_value, total_2_value, variance_value, count_of_inner_value,
             d_out_value, total_value, d_x_value);

@@ -38,6 +38,11 @@ struct alignas(sizeof(T) * N) Pack {
   T at[N];
 };
 
+template <typename T, int N>
+__device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
+  return widen(pack.at[lane]);
+}
+
 template <int Bytes>
 struct Bits;
 template <>
@@ -141,7 +146,7 @@ forward_pointwise(const float* __restrict__ x, const float* __restrict__ bias, f
       Pack<float, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const float x_value = widen(x_in[p].at[lane]);
+        const float x_value = widen(x_in[p], lane);
         float out_value;
         forward_pointwise_values(x_value, bias_value, out_value);
         out_out.at[lane] = narrow<float>(out_value);
@@ -237,7 +242,7 @@ backward_inner(const float* __restrict__ x, const float* __restrict__ bias, cons
         Pack<float, kLanes> d_x_out;
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
-          element(i + lane - base, widen(x_in[p].at[lane]), widen(d_out_in[p].at[lane]), d_x_out.at[lane]);
+          element(i + lane - base, widen(x_in[p], lane), widen(d_out_in[p], lane), d_x_out.at[lane]);
         }
         store(d_x + i, d_x_out);
       }

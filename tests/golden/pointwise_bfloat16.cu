@@ -86,6 +86,17 @@ struct alignas(sizeof(T) * N) Pack {
   T at[N];
 };
 
+template <typename T, int N>
+__device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
+  return widen(pack.at[lane]);
+}
+// Out of pairs, by one instruction each; to take the upper half alone first would be another.
+template <int N>
+__device__ __forceinline__ float widen(const Pack<__nv_bfloat16, N>& pack, int lane) {
+  const unsigned int pair = reinterpret_cast<const unsigned int*>(pack.at)[lane / 2];
+  return __uint_as_float(lane % 2 ? pair & 0xffff0000u : pair << 16);
+}
+
 template <int Bytes>
 struct Bits;
 template <>
@@ -161,7 +172,7 @@ forward_pointwise(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __re
       Pack<__nv_bfloat16, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const float x_value = widen(x_in[p].at[lane]);
+        const float x_value = widen(x_in[p], lane);
         const float bias_value = widen(bias[inner + lane]);
         float out_value;
         forward_pointwise_values(x_value, bias_value, out_value);
