@@ -36,9 +36,9 @@ def bounded(condition: Expr, yes: Expr, no: Expr) -> Expr | None:
     """Choices that are a minimum or a maximum with a number, NaN handed on."""
     if condition.op == "eq" and condition.args == (yes, yes):
         number = constant(no)
-        return yes if number is not None and math.isnan(number) else None
+        return yes if number is not None and not _is_number(no) else None
     limit = constant(yes)
-    if limit is None or math.isnan(limit) or condition.op not in (*_LOWER, *_UPPER):
+    if limit is None or not _is_number(yes) or condition.op not in (*_LOWER, *_UPPER):
         return None
     x, against = condition.args
     if against is not yes:
@@ -50,6 +50,11 @@ def bounded(condition: Expr, yes: Expr, no: Expr) -> Expr | None:
         is_ordered = limit <= other if op == "maximum" else other <= limit
         return primitive(op, no, yes) if is_ordered else None
     return None
+
+
+def _is_number(node: Expr) -> bool:
+    number = constant(node)
+    return number is not None and not math.isnan(number)
 
 
 def _literals(condition: Expr, *, holds: bool) -> list[_Literal]:
@@ -70,8 +75,8 @@ def _conjunction(literals: Iterable[_Literal]) -> Expr:
     numbers = {c.args[0] for c, holds in found if holds and c.op == "eq" and c.args[0] is c.args[1]}
     turned: dict[_Literal, None] = {}
     for condition, holds in found:
-        is_turned = not holds and condition.op in _NEGATED
-        if is_turned and condition.args[0] in numbers and constant(condition.args[1]) is not None:
+        is_turned = not holds and condition.op in _NEGATED and condition.args[0] in numbers
+        if is_turned and _is_number(condition.args[1]):
             turned[primitive(_NEGATED[condition.op], *condition.args), True] = None
         else:
             turned[condition, holds] = None

@@ -76,6 +76,7 @@ def _kernel(kernel: Kernel, dtype: str, target: Target) -> Kernel:
     reductions = [r for stage in kernel.stages for r in stage] + [r for r, _ in kernel.sums]
     roots = [expr for _, expr in kernel.stores]
     roots += [e for r in reductions for e in (r.value, r.index) if e is not None]
+    roots += [value for pairs in kernel.held for _, value in pairs]
     new = respelled(roots, [m.node for m in kernel.marks], dtype, target)
 
     def again(r: Reduction) -> Reduction:
@@ -87,6 +88,7 @@ def _kernel(kernel: Kernel, dtype: str, target: Target) -> Kernel:
         stages=tuple(tuple(map(again, stage)) for stage in kernel.stages),
         sums=tuple((again(r), buffer) for r, buffer in kernel.sums),
         marks=remarked(kernel.marks, new),
+        held=tuple(tuple((leaf, new[v]) for leaf, v in pairs) for pairs in kernel.held),
     )
 
 

@@ -322,6 +322,8 @@ def test_the_gradient_of_clamp_is_one_choice() -> None:
 def test_without_a_test_for_nan_not_above_stays_as_it_is() -> None:
     found = new_of(where(X > 1, NO_SHARE, where(X < -1, NO_SHARE, D)))
     assert found.args[0].args[0].op == "logical_not"
+    never = where(IS_NUMBER, where(primitive("gt", X, math.nan), NO_SHARE, D), NO_SHARE)
+    assert new_of(never).args[0].args[1].op == "logical_not"
 
 
 def test_a_choice_that_is_used_elsewhere_is_not_joined() -> None:
