@@ -204,7 +204,7 @@ class RowView(KernelView):
         """What a reduction accumulates, once more: held, or as it was read."""
         if reduction.operand:
             return f"{reduction.operand}[p][lane]"
-        return f"widen({ir.name_of(reduction.reduction.value)}_in[p].at[lane])"
+        return f"widen({ir.name_of(reduction.reduction.value)}_in[p], lane)"
 
     def sum_at(self, reduction: ReductionView) -> str:
         """A thread's sum of one column."""
