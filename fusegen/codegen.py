@@ -67,8 +67,6 @@ def emit(
     name = f"fusegen_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     context["module_name"] = name
     binding = tidy(_environment().get_template("binding.cpp.jinja").render(context))
-    if target.is_one_file:
-        text, binding = text + binding, ""
     return Source(target.name, name, text, binding, chain.text, chain.hash)
 
 
@@ -137,6 +135,11 @@ class EntryView:
         self.size_names = size_names(entry.grouping)
         self.sizes_type = sizes_type(entry.name)
         self.kernels = [_view_of(kernel, target)(kernel, entry, target) for kernel in entry.kernels]
+
+    @property
+    def input_count(self) -> int:
+        """How many of the tensors are read."""
+        return sum(b.role == "input" for b in self.arguments)
 
     @property
     def argument_count(self) -> int:

@@ -12,10 +12,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._dynamo import guards
 
 from fusegen import ir
 from fusegen.errors import ArgumentError
@@ -28,6 +30,7 @@ from fusegen.target import TARGETS
 Shape = tuple[int, ...]
 _pointer = Tensor.data_ptr
 _ALIGNMENT = 16  # bytes; the widest access of a kernel
+_PLAIN = (Tensor, torch.nn.Parameter)  # a subclass may mean more by an allocation than memory
 
 
 @dataclass(frozen=True)
@@ -145,6 +148,23 @@ class Output:
             out = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)
         return out.zero_() if self.is_zeroed else out
 
+    @property
+    def is_view(self) -> bool:
+        """Whether its final shape differs in axes of size one at most."""
+        own, final = ([size for size in s if size != 1] for s in (self.shape, self.final_shape))
+        return self.shape == self.whole_shape and own == final
+
+    @property
+    def layout(self) -> tuple[Shape, Shape, torch.dtype]:
+        """What to allocate so that the result has its final shape at once."""
+        steps = [t for s, t in zip(self.shape, self.strides, strict=True) if s != 1]
+        strides: list[int] = []
+        following = 1
+        for size in reversed(self.final_shape):
+            strides.insert(0, steps.pop() if size != 1 else following)
+            following = max(1, size) * strides[0]
+        return self.final_shape, tuple(strides), self.dtype
+
     def hand_over(self, result: Tensor) -> Tensor:
         """The result in its final shape."""
         if self.shape != self.whole_shape:
@@ -153,59 +173,78 @@ class Output:
         return result.view(self.final_shape)
 
 
+Attempt = Callable[[Tensor, Sequence[Tensor]], Any]
+
+
 class Plan:
-    """One program on one combination of shapes, strides and types, on one device."""
+    """One program on one combination of shapes, strides and types, on one device.
+
+    attempt takes the first tensor and a tuple of the others. It gives None where they are not what
+    the plan is for, True where they are, but the call is not for C alone, and else the outputs.
+    """
 
     def __init__(
         self,
-        launch: Callable[..., int],
+        module: ModuleType,
+        name: str,
+        tensors: Sequence[Tensor],
         inputs: Sequence[Input],
         outputs: Sequence[Output],
         sizes: Sequence[int],
         device: torch.device,
         *,
         is_empty: bool,
-        is_like_first: bool,
+        needs: tuple[bool, ...] | None,
     ) -> None:
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
-        self.launch = launch
+        self.launch = partial(module.launch, name)
         self.sizes = tuple(sizes)
         self.device = device
         self.is_empty = is_empty
         self.is_ready = all(i.is_ready for i in inputs)
         self.changes_shape = any(o.shape != o.final_shape for o in outputs)
         # The last argument says where to run: the device's current stream, or how many threads.
-        self.where: Callable[[], int] = torch.get_num_threads
+        where: tuple[Callable[..., int], tuple[int, ...]] = (torch.get_num_threads, ())
+        allocate = guards._empty_strided_cpu  # type: ignore[attr-defined]
         if device.type == "cuda":
             self.sizes = (*self.sizes, device.index)
-            self.where = partial(torch._C._cuda_getCurrentRawStream, device.index)
+            where = (torch._C._cuda_getCurrentRawStream, (device.index,))
+            allocate = guards._empty_strided_cuda  # type: ignore[attr-defined]
+        self.where = partial(where[0], *where[1])
         self.scratch_bytes = 0
         if not is_empty:
             blank = (0,) * (len(inputs) + len(outputs))
-            self.scratch_bytes = launch(*blank, -1, *self.sizes, self.where())
-        # Most calls: nothing to arrange, one output, no scratch. Half their time would be Python's.
-        self.is_simple = self.is_ready and len(outputs) == 1 and not self.scratch_bytes
-        self.is_simple &= bool(inputs) and not (
-            is_empty or self.changes_shape or outputs[0].is_zeroed
+            self.scratch_bytes = self.launch(*blank, -1, *self.sizes, self.where())
+        self.attempt: Attempt = _not_planned
+        self.run_planned: Callable[[Sequence[Tensor]], Any] = _not_planned
+        if not tensors:
+            return
+        layouts = None
+        if self.is_ready and not is_empty and all(o.is_view and not o.is_zeroed for o in outputs):
+            layouts = tuple(o.layout for o in outputs)
+        scratch = ((self.scratch_bytes,), (1,), torch.uint8) if self.scratch_bytes else None
+        facts = (
+            Tensor.__dlpack_c_exchange_api__,
+            _PLAIN,
+            needs,
+            allocate,
+            layouts,
+            scratch,
+            self.sizes,
+            torch.is_grad_enabled,
+            *where,
         )
-        self.layout = (outputs[0].shape, outputs[0].strides)
-        self.dtype = outputs[0].dtype
-        # The cheapest allocation there is, where the result lies in memory as the first input does.
-        self.is_like_first = is_like_first
+        self.attempt, self.run_planned = module.plan(name, tuple(tensors), facts)
 
     def run(self, tensors: Sequence[Tensor], out: Tensor | None = None) -> tuple[Tensor, ...]:
         """Launch on tensors of the planned combination; out, where given, is ready to be
         written.
         """
-        if self.is_simple and out is None:
-            if self.is_like_first:
-                result = torch.empty_like(tensors[0])
-            else:
-                result = tensors[0].new_empty_strided(*self.layout, dtype=self.dtype)
-            pointers = map(_pointer, tensors)
-            if not self.launch(*pointers, result.data_ptr(), 0, *self.sizes, self.where()):
-                return (result,)
+        if out is None:
+            planned: tuple[Tensor, ...] | None = self.run_planned(tuple(tensors))
+            if planned is not None:
+                return planned
         if not self.is_ready:
             tensors = [i.arrange(t) for i, t in zip(self.inputs, tensors, strict=True)]
         if out is None:
@@ -234,20 +273,28 @@ class Plan:
                     result.copy_(home)
 
 
+def _not_planned(*_: object) -> None:
+    """What stands for the functions of C where there is no input to know a plan by."""
+
+
 def make_plan(
     program: Program,
     bound: Bound,
     order: Sequence[int],
-    metas: Sequence[Meta],
+    tensors: Sequence[Tensor],
     targets: Sequence[Target],
     device: torch.device,
-    launch: Callable[..., int],
+    module: ModuleType,
+    needs: tuple[bool, ...] | None,
 ) -> Plan:
-    """The plan of a program. metas are its inputs'; targets say what each output must be."""
+    """The plan of a program that the module holds. tensors are such as it will run on; needs tells
+    which of them get a gradient, None that none does; targets say what each output must be.
+    """
     domain, windows = bound.domain, dict(bound.windows)
     pooled = {a: domain[a] // w if domain[a] >= w else 0 for a, w in windows.items()}
     inputs, outputs = [], []
-    for leaf, meta in zip(program.graph.inputs, metas, strict=True):
+    for leaf, tensor in zip(program.graph.inputs, tensors, strict=True):
+        meta = Meta.of(tensor)
         shape = _shape(leaf.extent, domain, pooled)
         strides = dense_strides(shape, order)
         inputs.append(Input(shape, strides, _lies_alike(meta.shape, meta.stride, shape, strides)))
@@ -267,10 +314,16 @@ def make_plan(
     grouping = collapse(program.graph, order, windows)[2]
     sizes = [math.prod(pooled.get(a, domain[a]) for a in axes) for axes in grouping.axes]
     sizes += [domain[grouping.axes[g][0]] for g in grouping.pooled]
-    first = metas[0] if metas else None
-    is_like_first = first == Meta(outputs[0].shape, outputs[0].strides, outputs[0].dtype)
     return Plan(
-        launch, inputs, outputs, sizes, device, is_empty=is_empty, is_like_first=is_like_first
+        module,
+        program.name,
+        tensors,
+        inputs,
+        outputs,
+        sizes,
+        device,
+        is_empty=is_empty,
+        needs=needs,
     )
 
 

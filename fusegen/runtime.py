@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fusegen.errors import ArgumentError
-from fusegen.execution import Part, bound_of, check_out
+from fusegen.execution import Part, apply_matched, bound_of, check_out, is_watched
 from fusegen.lower import stages
 from fusegen.ops import Chain
 from fusegen.plan import dtype_name
@@ -44,10 +44,16 @@ class Fused:
         dtype and device, must not overlap x, and nothing that needs a gradient may go in. Raises
         ArgumentError for a mistake in the arguments.
         """
+        single = self._single
+        if single is not None and out is None and not named and not is_watched():
+            for call in single.recent:
+                results = call.attempt(x, operands)
+                if results is not None:
+                    return apply_matched(call, x, operands) if results is True else results[0]
         if named or len(operands) != len(self.chain.operands):
             operands = self._by_name(operands, named)
-        if self._single is not None:
-            return self._single(x, operands, out)
+        if single is not None:
+            return single(x, operands, out)
         # Whatever a later stage or out= has to complain of is told before the first is launched.
         bound = bound_of(self.chain, (x, *operands))
         if out is not None:

@@ -31,7 +31,7 @@ class Target:
     is_flat: bool  # elementwise tensors are reached by one flat index
     holds_rows: bool  # rows that are worked on as a whole stay on the chip
     fills_edges: bool  # a kernel that writes a whole tensor by windows writes the edge they leave
-    is_one_file: bool  # the binding to Python stands in the same file as the kernels
+    reports_errors: bool  # a launch may fail; where none can, other threads run Python meanwhile
     trailing_arguments: (
         int  # what a call takes after tensors, scratch and sizes: threads; or device and stream
     )
@@ -117,7 +117,7 @@ CPP = Target(
     is_flat=False,
     holds_rows=False,
     fills_edges=False,
-    is_one_file=True,
+    reports_errors=False,
     trailing_arguments=1,
 )
 
@@ -152,7 +152,7 @@ CUDA = Target(
     is_flat=True,
     holds_rows=True,
     fills_edges=True,
-    is_one_file=False,
+    reports_errors=True,
     trailing_arguments=2,
 )
 

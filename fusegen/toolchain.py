@@ -46,11 +46,11 @@ class Source(Protocol):
 
     @property
     def text(self) -> str:
-        """The kernels; for cpp the binding as well."""
+        """The kernels."""
 
     @property
     def binding(self) -> str:
-        """The C++ file with the CPython binding of a cuda module; else empty."""
+        """The C++ text of the CPython binding; with cpp, what follows the kernels in their file."""
 
     @property
     def chain_text(self) -> str:
@@ -176,7 +176,7 @@ def build(source: Source, arch: str | None, directory: Path) -> Path:
         with _load_inline_lock, _load_inline_with(cuda_home) as load_inline:
             load_inline(
                 name,
-                cpp_sources=source.binding if is_cuda else source.text,
+                cpp_sources=source.binding if is_cuda else source.text + source.binding,
                 cuda_sources=source.text if is_cuda else None,
                 extra_cflags=list(flags.cxx),
                 extra_cuda_cflags=[*flags.nvcc, gencode_flag(arch)] if is_cuda else None,

@@ -19,7 +19,8 @@ def _declared_in(template: Path) -> set[str]:
     return set(_DECLARED.findall(text))
 
 
-@pytest.mark.parametrize("template", sorted(TEMPLATES.rglob("*.jinja")), ids=lambda p: p.name)
+# The binding, above the folders of the targets, speaks of no operand.
+@pytest.mark.parametrize("template", sorted(TEMPLATES.glob("*/*.jinja")), ids=lambda p: p.name)
 def test_an_operand_never_shares_a_name_with_a_local_of_a_skeleton(template: Path) -> None:
     declared = _declared_in(template)
     assert declared, "the expression found no declaration"

@@ -231,7 +231,7 @@ static void backward_pointwise(const float* __restrict__ d_out, const float* __r
 }  // namespace
 
 // a: x, gate, out, scratch (-1: return the bytes it needs), element, threads.
-static int64_t run_forward(const int64_t* a) {
+extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const gate = reinterpret_cast<const float*>(a[1]);
   auto* const out = reinterpret_cast<float*>(a[2]);
@@ -245,7 +245,7 @@ static int64_t run_forward(const int64_t* a) {
 }
 
 // a: x, gate, d_out, d_x, d_gate, scratch (-1: return the bytes it needs), element, threads.
-static int64_t run_backward(const int64_t* a) {
+extern "C" int64_t run_backward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const gate = reinterpret_cast<const float*>(a[1]);
   auto* const d_out = reinterpret_cast<const float*>(a[2]);
@@ -259,42 +259,3 @@ static int64_t run_backward(const int64_t* a) {
   backward_pointwise(d_out, gate, x, d_x, d_gate, sizes, threads);
   return 0;
 }
-static PyObject* forward(PyObject*, PyObject* const* args, Py_ssize_t given) {
-  int64_t a[6];
-  if (given != 6) {
-    PyErr_Format(PyExc_TypeError, "forward takes 6 integers, got %zd", given);
-    return nullptr;
-  }
-  for (Py_ssize_t i = 0; i < given; ++i) a[i] = PyLong_AsLongLong(args[i]);
-  if (PyErr_Occurred()) return nullptr;
-  int64_t result;
-  Py_BEGIN_ALLOW_THREADS;
-  result = run_forward(a);
-  Py_END_ALLOW_THREADS;
-  return PyLong_FromLongLong(result);
-}
-
-static PyObject* backward(PyObject*, PyObject* const* args, Py_ssize_t given) {
-  int64_t a[8];
-  if (given != 8) {
-    PyErr_Format(PyExc_TypeError, "backward takes 8 integers, got %zd", given);
-    return nullptr;
-  }
-  for (Py_ssize_t i = 0; i < given; ++i) a[i] = PyLong_AsLongLong(args[i]);
-  if (PyErr_Occurred()) return nullptr;
-  int64_t result;
-  Py_BEGIN_ALLOW_THREADS;
-  result = run_backward(a);
-  Py_END_ALLOW_THREADS;
-  return PyLong_FromLongLong(result);
-}
-
-static PyMethodDef methods[] = {
-    {"forward", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(forward)), METH_FASTCALL, nullptr},
-    {"backward", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(backward)), METH_FASTCALL, nullptr},
-    {nullptr, nullptr, 0, nullptr},
-};
-
-static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "fusegen_991538311c69", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
-
-PyMODINIT_FUNC PyInit_fusegen_991538311c69() { return PyModule_Create(&definition); }

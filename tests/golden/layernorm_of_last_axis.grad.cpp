@@ -529,7 +529,7 @@ static void backward_finalise(float* __restrict__ d_weight, float* __restrict__ 
 }  // namespace
 
 // a: x, weight, bias, out, scratch (-1: return the bytes it needs), outer, inner, threads.
-static int64_t run_forward(const int64_t* a) {
+extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const weight = reinterpret_cast<const float*>(a[1]);
   auto* const bias = reinterpret_cast<const float*>(a[2]);
@@ -544,7 +544,7 @@ static int64_t run_forward(const int64_t* a) {
 }
 
 // a: x, weight, bias, d_out, d_x, d_weight, d_bias, scratch (-1: return the bytes it needs), outer, inner, threads.
-static int64_t run_backward(const int64_t* a) {
+extern "C" int64_t run_backward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const weight = reinterpret_cast<const float*>(a[1]);
   auto* const bias = reinterpret_cast<const float*>(a[2]);
@@ -572,42 +572,3 @@ static int64_t run_backward(const int64_t* a) {
       threads);
   return 0;
 }
-static PyObject* forward(PyObject*, PyObject* const* args, Py_ssize_t given) {
-  int64_t a[8];
-  if (given != 8) {
-    PyErr_Format(PyExc_TypeError, "forward takes 8 integers, got %zd", given);
-    return nullptr;
-  }
-  for (Py_ssize_t i = 0; i < given; ++i) a[i] = PyLong_AsLongLong(args[i]);
-  if (PyErr_Occurred()) return nullptr;
-  int64_t result;
-  Py_BEGIN_ALLOW_THREADS;
-  result = run_forward(a);
-  Py_END_ALLOW_THREADS;
-  return PyLong_FromLongLong(result);
-}
-
-static PyObject* backward(PyObject*, PyObject* const* args, Py_ssize_t given) {
-  int64_t a[11];
-  if (given != 11) {
-    PyErr_Format(PyExc_TypeError, "backward takes 11 integers, got %zd", given);
-    return nullptr;
-  }
-  for (Py_ssize_t i = 0; i < given; ++i) a[i] = PyLong_AsLongLong(args[i]);
-  if (PyErr_Occurred()) return nullptr;
-  int64_t result;
-  Py_BEGIN_ALLOW_THREADS;
-  result = run_backward(a);
-  Py_END_ALLOW_THREADS;
-  return PyLong_FromLongLong(result);
-}
-
-static PyMethodDef methods[] = {
-    {"forward", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(forward)), METH_FASTCALL, nullptr},
-    {"backward", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(backward)), METH_FASTCALL, nullptr},
-    {nullptr, nullptr, 0, nullptr},
-};
-
-static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "fusegen_90407d52b5b0", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
-
-PyMODINIT_FUNC PyInit_fusegen_90407d52b5b0() { return PyModule_Create(&definition); }

@@ -1,47 +1,266 @@
 // fusegen 0.1.0   chain f8c0d91a637e: the binding to Python
 #include <Python.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <cstring>
+#include <vector>
 
 extern "C" int64_t run_forward(const int64_t* a);
 extern "C" int64_t run_backward(const int64_t* a);
 extern "C" const char* error_text(int64_t code);
 
-static PyObject* forward(PyObject*, PyObject* const* args, Py_ssize_t given) {
-  int64_t a[9];
-  if (given != 9) {
-    PyErr_Format(PyExc_TypeError, "forward takes 9 integers, got %zd", given);
-    return nullptr;
+// A program takes pointers to inputs, outputs and scratch memory, sizes, and where to run.
+struct Program {
+  const char* name;
+  int64_t (*run)(const int64_t*);
+  Py_ssize_t inputs, outputs, arguments;
+};
+
+static const Program programs[] = {
+    {"forward", run_forward, 2, 1, 9},
+    {"backward", run_backward, 3, 2, 11},
+};
+constexpr Py_ssize_t kMostArguments = 11;
+
+static const Program* program_named(const char* name) {
+  for (const Program& program : programs) {
+    if (std::strcmp(program.name, name) == 0) return &program;
   }
-  for (Py_ssize_t i = 0; i < given; ++i) a[i] = PyLong_AsLongLong(args[i]);
-  if (PyErr_Occurred()) return nullptr;
-  const int64_t result = run_forward(a);
-  if (result < 0) {
-    PyErr_SetString(PyExc_RuntimeError, error_text(result));
-    return nullptr;
-  }
-  return PyLong_FromLongLong(result);
+  return static_cast<const Program*>(static_cast<void*>(PyErr_Format(PyExc_LookupError, "the module has no program %s", name)));
 }
 
-static PyObject* backward(PyObject*, PyObject* const* args, Py_ssize_t given) {
-  int64_t a[11];
-  if (given != 11) {
-    PyErr_Format(PyExc_TypeError, "backward takes 11 integers, got %zd", given);
-    return nullptr;
-  }
-  for (Py_ssize_t i = 0; i < given; ++i) a[i] = PyLong_AsLongLong(args[i]);
+// What the program returns: 0, or 1 where a tensor is not aligned. -1 for a Python error.
+static int64_t run(const Program& program, const int64_t* a) {
+  const int64_t result = program.run(a);
+  if (result >= 0) return result;
+  PyErr_SetString(PyExc_RuntimeError, error_text(result));
+  return -1;
+}
+
+// launch(program, its arguments...): what it returns.
+static PyObject* launch(PyObject*, PyObject* const* args, Py_ssize_t given) {
+  const char* const name = given > 0 ? PyUnicode_AsUTF8(args[0]) : "";
+  const Program* const program = name == nullptr ? nullptr : program_named(name);
+  if (program == nullptr) return nullptr;
+  if (given != program->arguments + 1) return PyErr_Format(PyExc_TypeError, "%s takes %zd integers, got %zd", name, program->arguments, given - 1);
+  int64_t a[kMostArguments];
+  for (Py_ssize_t i = 0; i < program->arguments; ++i) a[i] = PyLong_AsLongLong(args[i + 1]);
   if (PyErr_Occurred()) return nullptr;
-  const int64_t result = run_backward(a);
-  if (result < 0) {
-    PyErr_SetString(PyExc_RuntimeError, error_text(result));
+  const int64_t result = run(*program, a);
+  return result < 0 ? nullptr : PyLong_FromLongLong(result);
+}
+
+// A tensor as DLPack's C exchange API shows it: no Python object is made for a size or a stride.
+struct Tensor {
+  char* data;
+  int32_t device_kind, device_index, rank, dtype;
+  const int64_t *sizes, *strides;
+  uint64_t byte_offset;
+  int64_t pointer() const { return reinterpret_cast<int64_t>(data + byte_offset); }
+};
+
+struct Exchange {
+  uint32_t major_version, minor_version;
+  const Exchange* older;
+  void* owning[3];
+  int (*read)(PyObject*, Tensor*);
+};
+
+// One program on tensors of one combination of layouts and types.
+struct Plan {
+  const Program& program;
+  const Exchange* exchange = nullptr;
+  std::vector<int64_t> seen;   // what `describe` says of each input, one after the other
+  std::vector<int64_t> sizes;  // what the program takes between its pointers and its last argument
+  // Borrowed from the tuple `owned`. needs, layouts and scratch may be None.
+  PyObject *owned = nullptr, *types, *needs, *allocate, *layouts, *scratch, *is_grad_enabled, *where,
+      *where_arguments;
+  ~Plan() { Py_XDECREF(owned); }
+};
+
+static PyObject* const requires_grad = PyUnicode_InternFromString("requires_grad");
+
+// False for a subclass of torch's tensors, to which an allocation may mean more than memory, and for a tensor without
+// memory, of which Python will complain in better words.
+static bool read(const Plan& plan, PyObject* object, Tensor* tensor) {
+  bool is_known = false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(plan.types); ++i) {
+    is_known |= reinterpret_cast<PyObject*>(Py_TYPE(object)) == PyTuple_GET_ITEM(plan.types, i);
+  }
+  if (!is_known) return false;
+  if (plan.exchange->read(object, tensor) == 0) return true;
+  PyErr_Clear();
+  return false;
+}
+
+static void describe(const Tensor& tensor, std::vector<int64_t>* seen) {
+  seen->insert(seen->end(), {tensor.device_kind, tensor.device_index, tensor.rank, tensor.dtype});
+  seen->insert(seen->end(), tensor.sizes, tensor.sizes + tensor.rank);
+  seen->insert(seen->end(), tensor.strides, tensor.strides + tensor.rank);
+}
+
+// Whether a tensor is what `describe` said at `seen`, which moves on.
+static bool is_as_described(const Tensor& tensor, const int64_t** seen) {
+  const int64_t* const s = *seen;
+  if (s[0] != tensor.device_kind || s[1] != tensor.device_index || s[2] != tensor.rank || s[3] != tensor.dtype) return false;
+  const size_t bytes = static_cast<size_t>(tensor.rank) * sizeof(int64_t);
+  *seen += 4 + 2 * tensor.rank;
+  return std::memcmp(s + 4, tensor.sizes, bytes) == 0 && std::memcmp(s + 4 + tensor.rank, tensor.strides,
+      bytes) == 0;
+}
+
+// Whether autograd wants of the inputs what the plan gives; -1 for a Python error.
+static int has_planned_needs(const Plan& plan, PyObject* const* inputs) {
+  const bool is_planned = plan.needs != Py_None;
+  bool is_equal = true, is_any = false;
+  for (Py_ssize_t i = 0; i < plan.program.inputs; ++i) {
+    PyObject* const needs = PyObject_GetAttr(inputs[i], requires_grad);
+    if (needs == nullptr) return -1;
+    Py_DECREF(needs);
+    is_any |= needs == Py_True;
+    is_equal &= !is_planned || needs == PyTuple_GET_ITEM(plan.needs, i);
+  }
+  if (!is_any) return !is_planned;
+  PyObject* const is_enabled = PyObject_CallNoArgs(plan.is_grad_enabled);
+  if (is_enabled == nullptr) return -1;
+  Py_DECREF(is_enabled);
+  return is_planned ? is_equal && is_enabled == Py_True : is_enabled == Py_False;
+}
+
+// New memory, and its pointer; it is_home where it lies on the device of the inputs.
+static PyObject* allocate(const Plan& plan, PyObject* layout, int64_t* pointer, bool* is_home) {
+  PyObject* const memory = PyObject_Call(plan.allocate, layout, nullptr);
+  Tensor tensor;
+  if (memory == nullptr || plan.exchange->read(memory, &tensor) != 0) {
+    Py_XDECREF(memory);
     return nullptr;
   }
-  return PyLong_FromLongLong(result);
+  *pointer = tensor.pointer();
+  *is_home &= tensor.device_index == plan.seen[1];
+  return memory;
+}
+
+// Runs on new outputs, given in a tuple; a holds the pointers of the inputs. None where Python has to see to it:
+// another device is current, or some view is not aligned.
+static PyObject* run_on_new(const Plan& plan, int64_t* a) {
+  bool is_home = true;
+  int64_t* next = a + plan.program.inputs;
+  PyObject* const outputs = PyTuple_New(plan.program.outputs);
+  if (outputs == nullptr) return nullptr;
+  for (Py_ssize_t i = 0; i < plan.program.outputs; ++i) {
+    PyObject* const memory = allocate(plan, PyTuple_GET_ITEM(plan.layouts, i), next++, &is_home);
+    PyTuple_SET_ITEM(outputs, i, memory);
+    if (memory == nullptr) break;
+  }
+  PyObject* scratch = nullptr;
+  *next = 0;
+  if (plan.scratch != Py_None && !PyErr_Occurred()) scratch = allocate(plan, plan.scratch, next, &is_home);
+  PyObject* const where = PyErr_Occurred() ? nullptr : PyObject_Call(plan.where, plan.where_arguments,
+      nullptr);
+  int64_t state = 1;
+  if (where != nullptr) {
+    next = std::copy(plan.sizes.begin(), plan.sizes.end(), next + 1);
+    *next = PyLong_AsLongLong(where);
+    Py_DECREF(where);
+    if (is_home) state = run(plan.program, a);
+  }
+  Py_XDECREF(scratch);
+  if (state == 0) return outputs;
+  Py_DECREF(outputs);
+  return PyErr_Occurred() ? nullptr : Py_NewRef(Py_None);
+}
+
+constexpr const char* kCapsule = "fusegen.Plan";
+
+static const Plan& plan_of(PyObject* capsule) { return *static_cast<Plan*>(PyCapsule_GetPointer(capsule,
+    kCapsule)); }
+
+// attempt(first input, tuple of the others): None where they are not as planned; True where they are, but Python has to
+// go on; else the outputs.
+static PyObject* attempt(PyObject* self, PyObject* const* args, Py_ssize_t given) {
+  const Plan& plan = plan_of(self);
+  const Py_ssize_t count = plan.program.inputs;
+  if (given != 2 || !PyTuple_Check(args[1]) || PyTuple_GET_SIZE(args[1]) != count - 1) Py_RETURN_NONE;
+  PyObject* inputs[kMostArguments] = {args[0]};
+  int64_t a[kMostArguments];
+  const int64_t* seen = plan.seen.data();
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    if (i > 0) inputs[i] = PyTuple_GET_ITEM(args[1], i - 1);
+    Tensor tensor;
+    if (!read(plan, inputs[i], &tensor) || !is_as_described(tensor, &seen)) Py_RETURN_NONE;
+    a[i] = tensor.pointer();
+  }
+  const int is_planned = has_planned_needs(plan, inputs);
+  if (is_planned < 0) return nullptr;
+  if (is_planned == 0) Py_RETURN_NONE;
+  if (plan.needs != Py_None || plan.layouts == Py_None) Py_RETURN_TRUE;
+  PyObject* const outputs = run_on_new(plan, a);
+  if (outputs != Py_None) return outputs;
+  Py_DECREF(outputs);
+  Py_RETURN_TRUE;
+}
+
+// run(inputs): the outputs, for a tuple of inputs that are as planned; None where Python has to see to it.
+static PyObject* run_planned(PyObject* self, PyObject* inputs) {
+  const Plan& plan = plan_of(self);
+  if (plan.layouts == Py_None || PyTuple_GET_SIZE(inputs) != plan.program.inputs) Py_RETURN_NONE;
+  int64_t a[kMostArguments];
+  for (Py_ssize_t i = 0; i < plan.program.inputs; ++i) {
+    Tensor tensor;
+    if (!read(plan, PyTuple_GET_ITEM(inputs, i), &tensor)) Py_RETURN_NONE;
+    a[i] = tensor.pointer();
+  }
+  return run_on_new(plan, a);
+}
+
+static void forget(PyObject* capsule) { delete static_cast<Plan*>(PyCapsule_GetPointer(capsule, kCapsule)); }
+
+static PyMethodDef attempt_method = {"attempt", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(attempt)), METH_FASTCALL, nullptr};
+static PyMethodDef run_method = {"run", run_planned, METH_O, nullptr};
+
+// Fills a plan from plan's arguments; false with a Python error set.
+static bool fill(Plan* plan, PyObject* inputs, PyObject* facts) {
+  PyObject *exchange, *sizes;
+  if (!PyArg_ParseTuple(facts, "OOOOOOOOOO", &exchange, &plan->types, &plan->needs, &plan->allocate, &plan->layouts, &plan->scratch, &sizes,
+                        &plan->is_grad_enabled, &plan->where, &plan->where_arguments)) return false;
+  plan->owned = Py_NewRef(facts);
+  plan->exchange = static_cast<const Exchange*>(PyCapsule_GetPointer(exchange, "dlpack_exchange_api"));
+  while (plan->exchange != nullptr && plan->exchange->major_version != 1) plan->exchange = plan->exchange->older;
+  if (plan->exchange == nullptr) {
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_ImportError, "torch's tensors do not offer version 1 of DLPack's C exchange API");
+    return false;
+  }
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(sizes); ++i) plan->sizes.push_back(PyLong_AsLongLong(PyTuple_GET_ITEM(sizes, i)));
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(inputs); ++i) {
+    Tensor tensor;
+    if (plan->exchange->read(PyTuple_GET_ITEM(inputs, i), &tensor) != 0) return false;
+    describe(tensor, &plan->seen);
+  }
+  return !PyErr_Occurred();
+}
+
+// plan(program, inputs, facts): the functions attempt and run. facts are DLPack's exchange API, the types a tensor may
+// have, which inputs need gradients or None, how to allocate, with what for each output (None: Python does it) and for
+// scratch memory (None: there is none), the sizes, whether gradients are wanted at all, and where to run.
+static PyObject* plan(PyObject*, PyObject* args) {
+  const char* name;
+  PyObject *inputs, *facts;
+  if (!PyArg_ParseTuple(args, "sO!O!", &name, &PyTuple_Type, &inputs, &PyTuple_Type, &facts)) return nullptr;
+  const Program* const program = program_named(name);
+  if (program == nullptr) return nullptr;
+  auto* const made = new Plan{*program};
+  PyObject* const capsule = PyCapsule_New(made, kCapsule, forget);
+  PyObject* result = nullptr;
+  if (capsule == nullptr) delete made;
+  else if (fill(made, inputs, facts)) result = Py_BuildValue("NN", PyCFunction_New(&attempt_method, capsule), PyCFunction_New(&run_method, capsule));
+  Py_XDECREF(capsule);
+  return result;
 }
 
 static PyMethodDef methods[] = {
-    {"forward", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(forward)), METH_FASTCALL, nullptr},
-    {"backward", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(backward)), METH_FASTCALL, nullptr},
+    {"launch", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(launch)), METH_FASTCALL, nullptr},
+    {"plan", plan, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 
