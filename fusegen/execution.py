@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from fusegen.errors import ArgumentError, UnsupportedError
-from fusegen.lower import Bound, bind
+from fusegen.arguments import bound_of, check_out, check_tensors
+from fusegen.errors import UnsupportedError
+from fusegen.lower import Bound
 from fusegen.modules import load, target_of
 from fusegen.ops import Chain
-from fusegen.plan import Meta, Plan, Target, check_tensor, dtype_name, make_plan, memory_order
+from fusegen.plan import Meta, Plan, Target, dtype_name, make_plan, memory_order
 from fusegen.program import Derivative, Program, derivative, forward
 from fusegen.signature import Signature, element_types, signature, with_derivative
 
@@ -163,9 +164,9 @@ class Call:
         "dtypes",
         "fixed",
         "foreseen",
+        "keeps_inputs",
         "kept",
         "metas",
-        "next_calls",
         "order",
         "part",
         "plan",
@@ -173,6 +174,7 @@ class Call:
         "run",
         "run_planned",
         "signature",
+        "steps",
     )
 
     def __init__(
@@ -205,31 +207,32 @@ class Call:
         # What the derivative reads, as positions among inputs and outputs together; and the outputs
         # that have none.
         self.kept = tuple(shift[pool] + i for pool, i in sources if pool in shift)
+        self.keeps_inputs = self.kept == tuple(range(count))
         self.fixed = tuple(i for i, value in enumerate(program.values) if value is None)
-        self.next_calls: dict[Any, tuple[Derivative, Call]] = {}
+        self.steps: dict[tuple[tuple[int, ...], tuple[bool, ...]], Step] = {}
 
-    def backward_call(
-        self,
-        tensors: Sequence[Tensor | None],
-        present: tuple[int, ...],
-        needs: tuple[bool, ...],
-        cotangents: Sequence[Tensor | None],
-    ) -> tuple[Derivative, Call, list[Tensor]]:
-        """The derivative, planned for these cotangents, and its inputs in order."""
-        found = self.part.derivative(self.program, needs, present)
-        count = len(self.program.graph.inputs)
-        saved = dict(zip(self.kept, tensors, strict=True))
-        inputs = [
-            cotangents[i] if pool == "cotangent" else saved[i if pool == "input" else count + i]
-            for pool, i in found.sources
-        ]
-        ready = [t for t in inputs if t is not None]
-        assert len(ready) == len(inputs)
-        again = torch.is_grad_enabled() and any(t.requires_grad for t in ready)
-        wanted = tuple([t.requires_grad for t in ready]) if again else None
-        key = (present, needs, wanted, *[(t.shape, t.stride()) for t in ready])
-        if key not in self.next_calls:
-            leaves = self.program.graph.inputs
+    def backward_step(self, present: tuple[int, ...], needs: tuple[bool, ...]) -> Step:
+        """The derivative for these cotangents and these inputs."""
+        step = self.steps.get((present, needs))
+        if step is None:
+            found = self.part.derivative(self.program, needs, present)
+            count = len(self.program.graph.inputs)
+            sources = []
+            for pool, i in found.sources:
+                if pool == "cotangent":
+                    sources.append(len(self.kept) + i)
+                else:
+                    sources.append(self.kept.index(i if pool == "input" else count + i))
+            step = self.steps.setdefault((present, needs), Step(found, tuple(sources)))
+        return step
+
+    def next_call(self, step: Step, tensors: tuple[Tensor, ...]) -> Call:
+        """The derivative, planned for its inputs."""
+        again = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+        wanted = tuple([t.requires_grad for t in tensors]) if again else None
+        key = (wanted, *[(t.shape, t.stride()) for t in tensors])
+        if key not in step.calls:
+            found, leaves = step.found, self.program.graph.inputs
             targets = [
                 Target(leaves[i].extent, self.metas[i].shape, self.metas[i].dtype)
                 for i in found.targets
@@ -240,16 +243,29 @@ class Call:
                     found.program,
                     self.bound,
                     self.order,
-                    ready,
+                    tensors,
                     targets,
                     dtypes,
                     self.plan.device,
                     wanted,
                     self.signature,
                 )
-            remember(self.next_calls, key, (found, call))
-        found, call = self.next_calls[key]
-        return found, call, ready
+            remember(step.calls, key, call)
+        return step.calls[key]
+
+
+class Step:
+    """One derivative of a call: where its inputs stand among what the call kept and the cotangents,
+    and its plans.
+    """
+
+    __slots__ = ("calls", "found", "last", "sources")
+
+    def __init__(self, found: Derivative, sources: tuple[int, ...]) -> None:
+        self.found = found
+        self.sources = sources
+        self.calls: dict[Any, Call] = {}
+        self.last: Call | None = None  # asked first, for it recognises its tensors in C
 
 
 class _Launch(torch.autograd.Function):
@@ -259,8 +275,11 @@ class _Launch(torch.autograd.Function):
     def forward(ctx: Any, call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:
         results = call.run_planned(tensors) or call.run(tensors)
         ctx.call = call
-        both = tensors + results
-        ctx.save_for_backward(*[both[i] for i in call.kept])
+        if call.keeps_inputs:
+            ctx.save_for_backward(*tensors)
+        else:
+            both = tensors + results
+            ctx.save_for_backward(*[both[i] for i in call.kept])
         ctx.set_materialize_grads(False)
         if call.fixed:
             ctx.mark_non_differentiable(*[results[i] for i in call.fixed])
@@ -270,16 +289,24 @@ class _Launch(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
         call: Call = ctx.call
         present = tuple([i for i, g in enumerate(cotangents) if g is not None])
-        needs = tuple(ctx.needs_input_grad[1:])
-        if not call.part.derivative(call.program, needs, present).targets:
+        needs = ctx.needs_input_grad[1:]
+        step = call.backward_step(present, needs)
+        if not step.found.targets:
             return (None,) * (1 + len(needs))
-        found, following, inputs = call.backward_call(ctx.saved_tensors, present, needs, cotangents)
-        if following.foreseen is not None:
-            gradients = apply(following, *inputs)
-        else:
-            gradients = following.run(inputs)
+        pool = (*ctx.saved_tensors, *cotangents)
+        inputs = tuple([pool[i] for i in step.sources])
+        gradients: Any = None
+        following = step.last
+        if following is not None and inputs:
+            gradients = following.attempt(inputs[0], inputs[1:])
+        if following is None or gradients is None:
+            following, gradients = call.next_call(step, inputs), True
+            step.last = following
+        if gradients is True:
+            is_leaf = following.foreseen is None
+            gradients = following.run(inputs) if is_leaf else apply(following, *inputs)
         shares: list[Tensor | None] = [None] * (1 + len(needs))
-        for i, gradient in zip(found.targets, gradients, strict=True):
+        for i, gradient in zip(step.found.targets, gradients, strict=True):
             shares[1 + i] = gradient
         return tuple(shares)
 
@@ -357,60 +384,6 @@ def _refuse_what_looks_inside(tensors: Sequence[Tensor]) -> None:
 
 def _differentiable(program: Program) -> tuple[int, ...]:
     return tuple(i for i, value in enumerate(program.values) if value is not None)
-
-
-def check_tensors(chain: Chain, tensors: Sequence[Any]) -> None:
-    """Raise ArgumentError where x or an operand is no tensor that fusegen takes."""
-    for name, value in zip(("x", *chain.operands), tensors, strict=True):
-        check_tensor(name, value)
-
-
-def bound_of(chain: Chain, tensors: Sequence[Tensor]) -> Bound:
-    """The chain bound to these tensors, or the ArgumentError that tells which of them is wrong."""
-    check_tensors(chain, tensors)
-    x, *operands = tensors
-    target_of(x.device)
-    for name, t in zip(chain.operands, operands, strict=True):
-        if t.device != x.device:
-            raise ArgumentError(
-                f"argument {name!r}: got a tensor on {t.device}, wanted one on {x.device}, where x "
-                "is"
-            )
-    return bind(
-        chain,
-        (tuple(x.shape), dtype_name(x.dtype)),
-        {
-            name: (tuple(t.shape), dtype_name(t.dtype))
-            for name, t in zip(chain.operands, operands, strict=True)
-        },
-    )
-
-
-def check_out(out: Any, chain: Chain, bound: Bound, tensors: Sequence[Tensor]) -> None:
-    """Raise ArgumentError where a result cannot be written into `out`."""
-    for name, t in zip(("x", *chain.operands), tensors, strict=True):
-        if t.requires_grad and torch.is_grad_enabled():
-            raise ArgumentError(
-                f"out= was given, but {name!r} needs a gradient, which a result written in place "
-                "cannot have; call without out=, or under torch.no_grad()"
-            )
-    check_tensor("out", out)
-    have = (tuple(out.shape), dtype_name(out.dtype), out.device)
-    if have != (bound.result_shape, bound.dtype, tensors[0].device):
-        raise ArgumentError(
-            f"argument 'out': got shape {have[0]}, {have[1]} on {have[2]}; wanted shape "
-            f"{bound.result_shape}, {bound.dtype} on {tensors[0].device}"
-        )
-    if out.requires_grad and torch.is_grad_enabled():
-        raise ArgumentError(
-            "argument 'out' needs a gradient, which a tensor that is written in place cannot have; "
-            "pass out.detach(), or call under torch.no_grad()"
-        )
-    if any(size > 1 and stride == 0 for size, stride in zip(out.shape, out.stride(), strict=True)):
-        raise ArgumentError(
-            f"argument 'out': got an expanded tensor of shape {have[0]}, where one place in memory "
-            "stands for more than one element; pass one that torch.empty gives"
-        )
 
 
 def _is_in_place(out: Tensor, strides: Sequence[int]) -> bool:

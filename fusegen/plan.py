@@ -20,7 +20,7 @@ from torch import Tensor
 from torch._C._dynamo import guards
 
 from fusegen import ir
-from fusegen.errors import ArgumentError
+from fusegen.errors import ArgumentError, UnsupportedError
 from fusegen.grouping import collapse
 from fusegen.lower import Bound
 from fusegen.modules import target_of
@@ -245,6 +245,13 @@ class Plan:
             planned: tuple[Tensor, ...] | None = self.run_planned(tuple(tensors))
             if planned is not None:
                 return planned
+        for t in tensors:
+            # It stands for something else, such as a shape alone, and may have no memory.
+            if type(t).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
+                raise UnsupportedError(
+                    f"got a {type(t).__name__}, which says itself what operations do to it; a "
+                    "fused chain is none that it knows of, fused.reference is made of such"
+                )
         if not self.is_ready:
             tensors = [i.arrange(t) for i, t in zip(self.inputs, tensors, strict=True)]
         if out is None:
@@ -343,14 +350,3 @@ def _lies_alike(shape: Shape, stride: Shape, other: Shape, strides: Shape) -> bo
     have = [pair for pair in zip(shape, stride, strict=True) if pair[0] != 1]
     want = [pair for pair in zip(other, strides, strict=True) if pair[0] != 1]
     return have == want or math.prod(other) == 0
-
-
-def check_tensor(name: str, value: Any) -> None:
-    """Raise ArgumentError for anything but a strided tensor."""
-    if not isinstance(value, Tensor):
-        raise ArgumentError(f"argument {name!r}: got {type(value).__name__}, wanted a torch.Tensor")
-    if value.layout != torch.strided:
-        raise ArgumentError(
-            f"argument {name!r}: got a tensor of layout {value.layout}, wanted a strided one; use "
-            f"{name}.to_dense()"
-        )

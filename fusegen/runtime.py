@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fusegen.arguments import bound_of, check_out
 from fusegen.errors import ArgumentError
-from fusegen.execution import Part, apply_matched, bound_of, check_out, is_watched
+from fusegen.execution import Part, apply_matched, is_watched
 from fusegen.lower import stages
 from fusegen.ops import Chain
 from fusegen.plan import dtype_name

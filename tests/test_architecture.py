@@ -48,6 +48,7 @@ ORDER = (
     "toolchain",
     "modules",
     "plan",
+    "arguments",
     "reference",
     "execution",
     "runtime",

@@ -2,14 +2,19 @@
 
 import copy
 import pickle
+import resource
+import sys
 import threading
+import weakref
+from pathlib import Path
 
 import pytest
 import torch
 from numeric import outcome
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fusegen
-from fusegen import modules, toolchain
+from fusegen import UnsupportedError, modules, toolchain
 
 CHAIN = "leaky_relu(0.2) | add_channel(bias) | clamp(-1, 1) | gelu"
 
@@ -175,6 +180,116 @@ def test_a_call_inside_backward_is_a_call(device):
     fused(value, bias).sum().backward()
     plain = outcome(fused, [x, bias], torch.ones_like(x)).gradients[0]
     assert torch.equal(x.grad, fused(plain, bias.detach()))
+
+
+# A call is recognised by what its tensors are.
+
+PLAIN = "mul(2) | add_channel(bias) | tanh"
+
+
+def test_whatever_differs_from_the_last_call_is_noticed(device):
+    fused = fusegen.compile(PLAIN)
+    memory = torch.randn(2, 4, 4, 4, device=device)
+    bias = torch.randn(4, device=device)
+    calls = [
+        (memory, bias),
+        (memory.transpose(2, 3), bias),
+        (memory.permute(0, 3, 1, 2), bias),
+        (memory[:, :, :2], bias),
+        (memory[:1], bias),
+        (memory.flatten(2), bias),
+        (memory.double(), bias.double()),
+        (memory.half(), bias.half()),
+        (memory.bfloat16(), bias.bfloat16()),
+        (memory, bias.view(1, 4, 1, 1)),
+        (memory, torch.randn(8, device=device)[::2]),
+        (torch.randn(2 * 64 + 1, device=device)[1:].view(2, 4, 4, 4), bias),
+        (memory.requires_grad_(False), bias.detach().requires_grad_()),
+        (memory.detach().requires_grad_(), bias),
+    ]
+    for _ in range(3):
+        for x, b in [call for call in calls for _ in range(2)]:
+            found, wanted = fused(x, b), fused.reference(x, b)
+            torch.testing.assert_close(found, wanted)
+            assert found.stride() == wanted.stride()
+            assert found.requires_grad == wanted.requires_grad
+            with torch.no_grad():
+                assert not fused(x, b).requires_grad
+
+
+@pytest.mark.parametrize("needs", [(True, True), (True, False), (False, True)])
+def test_a_backward_is_recognised_by_its_cotangent(needs, device):
+    fused = fusegen.compile(PLAIN)
+    x, bias = inputs(device)
+    leaves = [t.requires_grad_(n) for t, n in zip((x, bias), needs, strict=True)]
+    dense = torch.randn(2, 3, 4, 5, device=device)
+    for cotangent in (
+        dense,
+        dense,
+        dense.transpose(2, 3).contiguous().transpose(2, 3),
+        dense[:1].expand(2, 3, 4, 5),
+        torch.randn(121, device=device)[1:].view(2, 3, 4, 5),
+        dense,
+    ):
+        for a, b in zip(
+            outcome(fused, leaves, cotangent).gradients,
+            outcome(fused.reference, leaves, cotangent).gradients,
+            strict=True,
+        ):
+            torch.testing.assert_close(a, b)
+
+
+def test_a_subclass_of_a_tensor_stays_one(device):
+    class Tagged(torch.Tensor):
+        pass
+
+    fused = fusegen.compile(PLAIN)
+    x, bias = inputs(device)
+    for _ in range(2):
+        assert type(fused(x, bias)) is torch.Tensor
+        assert type(fused(x.as_subclass(Tagged), bias)) is Tagged
+        assert type(fused(torch.nn.Parameter(x), bias)) is torch.Tensor
+
+
+def test_a_tensor_that_stands_for_another_is_refused(device):
+    fused = fusegen.compile(PLAIN)
+    x, bias = inputs(device)
+    mode = FakeTensorMode()
+    for _ in range(2):
+        fused(x, bias)
+        with pytest.raises(UnsupportedError, match="got a FakeTensor, which"):
+            fused(mode.from_tensor(x), mode.from_tensor(bias))
+
+
+def test_a_plan_keeps_no_tensor_alive(device):
+    fused = fusegen.compile(PLAIN)
+    x, bias = inputs(device, needs=True)
+    for _ in range(2):
+        fused(x, bias).sum().backward()
+    watched = [weakref.ref(t) for t in (x, bias)]
+    del x, bias
+    assert [w() for w in watched] == [None, None]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc")
+def test_calls_leave_no_memory_behind(device):
+    fused = fusegen.compile(PLAIN)
+    leaves = inputs(device, needs=True)
+    x, bias = (t.detach() for t in leaves)
+
+    def work():
+        for _ in range(2000):
+            fused(x, bias)
+            torch.autograd.grad(fused(*leaves), leaves, x)
+
+    def resident_bytes():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    work()
+    before = resident_bytes()
+    for _ in range(3):
+        work()
+    assert resident_bytes() - before < 1 << 20  # one reference lost in a call would be 300 KB
 
 
 # Builds.

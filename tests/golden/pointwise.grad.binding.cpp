@@ -1,10 +1,8 @@
 // fusegen 0.1.0   chain f8c0d91a637e: the binding to Python
 #include <Python.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <vector>
 
 extern "C" int64_t run_forward(const int64_t* a);
 extern "C" int64_t run_backward(const int64_t* a);
@@ -71,12 +69,16 @@ struct Exchange {
 struct Plan {
   const Program& program;
   const Exchange* exchange = nullptr;
-  std::vector<int64_t> seen;   // what `describe` says of each input, one after the other
-  std::vector<int64_t> sizes;  // what the program takes between its pointers and its last argument
+  int64_t* seen = nullptr;         // what `describe` says of each input, one after the other
+  int64_t sizes[kMostArguments];   // what the program takes between its pointers and its last argument
+  Py_ssize_t size_count = 0;
   // Borrowed from the tuple `owned`. needs, layouts and scratch may be None.
   PyObject *owned = nullptr, *types, *needs, *allocate, *layouts, *scratch, *is_grad_enabled, *where,
       *where_arguments;
-  ~Plan() { Py_XDECREF(owned); }
+  ~Plan() {
+    delete[] seen;
+    Py_XDECREF(owned);
+  }
 };
 
 static PyObject* const requires_grad = PyUnicode_InternFromString("requires_grad");
@@ -89,15 +91,19 @@ static bool read(const Plan& plan, PyObject* object, Tensor* tensor) {
     is_known |= reinterpret_cast<PyObject*>(Py_TYPE(object)) == PyTuple_GET_ITEM(plan.types, i);
   }
   if (!is_known) return false;
-  if (plan.exchange->read(object, tensor) == 0) return true;
+  if (plan.exchange->read(object, tensor) == 0) return tensor->data != nullptr;
   PyErr_Clear();
   return false;
 }
 
-static void describe(const Tensor& tensor, std::vector<int64_t>* seen) {
-  seen->insert(seen->end(), {tensor.device_kind, tensor.device_index, tensor.rank, tensor.dtype});
-  seen->insert(seen->end(), tensor.sizes, tensor.sizes + tensor.rank);
-  seen->insert(seen->end(), tensor.strides, tensor.strides + tensor.rank);
+// Writes what a tensor is, and gives the end of what it wrote.
+static int64_t* describe(const Tensor& tensor, int64_t* seen) {
+  const int64_t kinds[] = {tensor.device_kind, tensor.device_index, tensor.rank, tensor.dtype};
+  const size_t bytes = static_cast<size_t>(tensor.rank) * sizeof(int64_t);
+  std::memcpy(seen, kinds, sizeof kinds);
+  std::memcpy(seen + 4, tensor.sizes, bytes);
+  std::memcpy(seen + 4 + tensor.rank, tensor.strides, bytes);
+  return seen + 4 + 2 * tensor.rank;
 }
 
 // Whether a tensor is what `describe` said at `seen`, which moves on.
@@ -160,8 +166,8 @@ static PyObject* run_on_new(const Plan& plan, int64_t* a) {
       nullptr);
   int64_t state = 1;
   if (where != nullptr) {
-    next = std::copy(plan.sizes.begin(), plan.sizes.end(), next + 1);
-    *next = PyLong_AsLongLong(where);
+    std::memcpy(next + 1, plan.sizes, static_cast<size_t>(plan.size_count) * sizeof(int64_t));
+    next[1 + plan.size_count] = PyLong_AsLongLong(where);
     Py_DECREF(where);
     if (is_home) state = run(plan.program, a);
   }
@@ -184,7 +190,7 @@ static PyObject* attempt(PyObject* self, PyObject* const* args, Py_ssize_t given
   if (given != 2 || !PyTuple_Check(args[1]) || PyTuple_GET_SIZE(args[1]) != count - 1) Py_RETURN_NONE;
   PyObject* inputs[kMostArguments] = {args[0]};
   int64_t a[kMostArguments];
-  const int64_t* seen = plan.seen.data();
+  const int64_t* seen = plan.seen;
   for (Py_ssize_t i = 0; i < count; ++i) {
     if (i > 0) inputs[i] = PyTuple_GET_ITEM(args[1], i - 1);
     Tensor tensor;
@@ -231,12 +237,16 @@ static bool fill(Plan* plan, PyObject* inputs, PyObject* facts) {
     if (!PyErr_Occurred()) PyErr_SetString(PyExc_ImportError, "torch's tensors do not offer version 1 of DLPack's C exchange API");
     return false;
   }
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(sizes); ++i) plan->sizes.push_back(PyLong_AsLongLong(PyTuple_GET_ITEM(sizes, i)));
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(inputs); ++i) {
-    Tensor tensor;
-    if (plan->exchange->read(PyTuple_GET_ITEM(inputs, i), &tensor) != 0) return false;
-    describe(tensor, &plan->seen);
+  plan->size_count = PyTuple_GET_SIZE(sizes);
+  for (Py_ssize_t i = 0; i < plan->size_count; ++i) plan->sizes[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(sizes, i));
+  Tensor tensors[kMostArguments];
+  size_t length = 0;
+  for (Py_ssize_t i = 0; i < plan->program.inputs; ++i) {
+    if (plan->exchange->read(PyTuple_GET_ITEM(inputs, i), &tensors[i]) != 0) return false;
+    length += 4 + 2 * static_cast<size_t>(tensors[i].rank);
   }
+  int64_t* next = plan->seen = new int64_t[length];
+  for (Py_ssize_t i = 0; i < plan->program.inputs; ++i) next = describe(tensors[i], next);
   return !PyErr_Occurred();
 }
 

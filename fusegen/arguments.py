@@ -1,0 +1,80 @@
+"""Arguments: what a call may be given, and the error that tells what else it got."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusegen.errors import ArgumentError
+from fusegen.lower import Bound, bind
+from fusegen.modules import target_of
+from fusegen.ops import Chain
+from fusegen.plan import dtype_name
+
+
+def check_tensor(name: str, value: Any) -> None:
+    """Raise ArgumentError for anything but a strided tensor."""
+    if not isinstance(value, Tensor):
+        raise ArgumentError(f"argument {name!r}: got {type(value).__name__}, wanted a torch.Tensor")
+    if value.layout != torch.strided:
+        raise ArgumentError(
+            f"argument {name!r}: got a tensor of layout {value.layout}, wanted a strided one; use "
+            f"{name}.to_dense()"
+        )
+
+
+def check_tensors(chain: Chain, tensors: Sequence[Any]) -> None:
+    """Raise ArgumentError where x or an operand is no tensor that fusegen takes."""
+    for name, value in zip(("x", *chain.operands), tensors, strict=True):
+        check_tensor(name, value)
+
+
+def bound_of(chain: Chain, tensors: Sequence[Tensor]) -> Bound:
+    """The chain bound to these tensors, or the ArgumentError that tells which of them is wrong."""
+    check_tensors(chain, tensors)
+    x, *operands = tensors
+    target_of(x.device)
+    for name, t in zip(chain.operands, operands, strict=True):
+        if t.device != x.device:
+            raise ArgumentError(
+                f"argument {name!r}: got a tensor on {t.device}, wanted one on {x.device}, where x "
+                "is"
+            )
+    return bind(
+        chain,
+        (tuple(x.shape), dtype_name(x.dtype)),
+        {
+            name: (tuple(t.shape), dtype_name(t.dtype))
+            for name, t in zip(chain.operands, operands, strict=True)
+        },
+    )
+
+
+def check_out(out: Any, chain: Chain, bound: Bound, tensors: Sequence[Tensor]) -> None:
+    """Raise ArgumentError where a result cannot be written into `out`."""
+    for name, t in zip(("x", *chain.operands), tensors, strict=True):
+        if t.requires_grad and torch.is_grad_enabled():
+            raise ArgumentError(
+                f"out= was given, but {name!r} needs a gradient, which a result written in place "
+                "cannot have; call without out=, or under torch.no_grad()"
+            )
+    check_tensor("out", out)
+    have = (tuple(out.shape), dtype_name(out.dtype), out.device)
+    if have != (bound.result_shape, bound.dtype, tensors[0].device):
+        raise ArgumentError(
+            f"argument 'out': got shape {have[0]}, {have[1]} on {have[2]}; wanted shape "
+            f"{bound.result_shape}, {bound.dtype} on {tensors[0].device}"
+        )
+    if out.requires_grad and torch.is_grad_enabled():
+        raise ArgumentError(
+            "argument 'out' needs a gradient, which a tensor that is written in place cannot have; "
+            "pass out.detach(), or call under torch.no_grad()"
+        )
+    if any(size > 1 and stride == 0 for size, stride in zip(out.shape, out.stride(), strict=True)):
+        raise ArgumentError(
+            f"argument 'out': got an expanded tensor of shape {have[0]}, where one place in memory "
+            "stands for more than one element; pass one that torch.empty gives"
+        )
