@@ -276,10 +276,12 @@ def test_calls_leave_no_memory_behind(device):
     fused = fusegen.compile(PLAIN)
     leaves = inputs(device, needs=True)
     x, bias = (t.detach() for t in leaves)
+    unaligned = torch.randn(x.numel() + 1, device=device)[1:].view_as(x)
 
     def work():
         for _ in range(2000):
             fused(x, bias)
+            fused(unaligned, bias)
             torch.autograd.grad(fused(*leaves), leaves, x)
 
     def resident_bytes():
