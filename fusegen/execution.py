@@ -51,7 +51,7 @@ class Part:
         except (AttributeError, RuntimeError):
             check_tensors(self.chain, tensors)
             raise
-        if forward_ad._current_level >= 0 or _tracing_state() is not None:
+        if forward_ad._current_level >= 0 or tracing_state() is not None:
             _refuse_what_looks_inside(tensors)
         key = tuple(parts)
         call = self.plans.get(key)
@@ -319,21 +319,14 @@ def apply_matched(call: Call, x: Tensor, operands: Sequence[Tensor]) -> Tensor:
     """The result of a call whose attempt said that it is the right one, but not for C alone."""
     if call.foreseen is None:
         return call.run((x, *operands))[0]
-    return _apply(call, x, *operands)[0]
-
-
-def is_watched() -> bool:
-    """Whether something in torch looks on that a planned call would not tell of its work."""
-    return (
-        forward_ad._current_level >= 0 or _tracing_state() is not None or _are_transforms_active()
-    )
+    return apply(call, x, *operands)[0]
 
 
 def apply(call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:
     """Launch as a node of autograd's graph. Under a transform of torch.func, torch says what it
     thinks of that.
     """
-    if _are_transforms_active():
+    if torch._C._are_functorch_transforms_active():
         result: tuple[Tensor, ...] = _Launch.apply(call, *tensors)  # type: ignore[no-untyped-call]
         return result
     return _apply(call, *tensors)
@@ -363,14 +356,13 @@ def remember(plans: dict[Any, Any], key: Any, value: Any) -> None:
     plans[key] = value
 
 
-_tracing_state = torch._C._get_tracing_state
+tracing_state = torch._C._get_tracing_state
 _is_grad_enabled = torch.is_grad_enabled
-_are_transforms_active = torch._C._are_functorch_transforms_active
 
 
 def _refuse_what_looks_inside(tensors: Sequence[Tensor]) -> None:
     """Raise where torch would watch single operations and see none, and go on without a word."""
-    if _tracing_state() is not None:
+    if tracing_state() is not None:
         raise UnsupportedError(
             "torch.jit.trace cannot record a fused chain; trace fused.reference instead"
         )

@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from fusegen.arguments import bound_of, check_out
 from fusegen.errors import ArgumentError
-from fusegen.execution import Part, apply_matched, is_watched
+from fusegen.execution import Part, apply_matched, tracing_state
 from fusegen.lower import stages
 from fusegen.ops import Chain
 from fusegen.plan import dtype_name
@@ -46,7 +47,9 @@ class Fused:
         ArgumentError for a mistake in the arguments.
         """
         single = self._single
-        if single is not None and out is None and not named and not is_watched():
+        is_plain = out is None and not named and tracing_state() is None
+        # What looks inside, and would not see a planned call, is refused further down.
+        if single is not None and is_plain and forward_ad._current_level < 0:
             for call in single.recent:
                 results = call.attempt(x, operands)
                 if results is not None:

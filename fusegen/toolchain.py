@@ -23,7 +23,6 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -137,14 +136,9 @@ def fingerprint(target: str, arch: str | None = None) -> dict[str, str]:
     import torch
 
     flags = FLAGS[target]
-    compilers = {"cxx": cxx_path()}
-    if target == "cuda":
-        compilers |= {"nvcc": nvcc_path(), "nvcc_host": shutil.which(os.environ.get("CC", "g++"))}
-    with ThreadPoolExecutor() as pool:  # to ask a wrapper takes 2 to 5 ms
-        versions = dict(zip(compilers, pool.map(compiler_version, compilers.values()), strict=True))
     facts = {
         "target": target,
-        **versions,
+        "cxx": compiler_version(cxx_path()),
         "cxx_flags": " ".join(flags.cxx),
         "link_flags": " ".join(flags.link),
         "python": importlib.machinery.EXTENSION_SUFFIXES[0],
@@ -152,6 +146,8 @@ def fingerprint(target: str, arch: str | None = None) -> dict[str, str]:
     }
     if target == "cuda":
         facts |= {
+            "nvcc": compiler_version(nvcc_path()),
+            "nvcc_host": compiler_version(shutil.which(os.environ.get("CC", "g++"))),
             "nvcc_flags": " ".join((*flags.nvcc, gencode_flag(arch))),
             "nvcc_environment": " | ".join(
                 os.environ.get(name, "") for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
