@@ -9,7 +9,7 @@ from fusegen.codegen import Source, emit
 from fusegen.grouping import collapse, ordered
 from fusegen.kernel import Buffer, Entry
 from fusegen.lower import remarked
-from fusegen.narrow import narrow_type, narrowed
+from fusegen.narrow import contracted, narrow_type, narrowed
 from fusegen.ops import Chain
 from fusegen.program import Program
 from fusegen.schedule import schedule
@@ -33,8 +33,8 @@ def make_entry(program: Program, signature: Signature) -> Entry:
         tier=signature.tier,
     )
     narrow = narrow_type(graph, dtypes)
-    if narrow is not None:
-        kernels = narrowed(kernels, narrow, TARGETS[signature.target])
+    target = TARGETS[signature.target]
+    kernels = narrowed(kernels, narrow, target) if narrow else contracted(kernels, target)
     arguments = [
         Buffer(ir.name_of(leaf), dtypes[ir.name_of(leaf)], ordered(leaf.extent), "input")
         for leaf in graph.inputs

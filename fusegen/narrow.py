@@ -69,15 +69,35 @@ def narrow_type(graph: Graph, dtypes: Mapping[str, str]) -> str | None:
 
 def narrowed(kernels: Iterable[Kernel], dtype: str, target: Target) -> tuple[Kernel, ...]:
     """The kernels with their arithmetic rewritten for results of a 16-bit type."""
-    return tuple(_kernel(kernel, dtype, target) for kernel in kernels)
+
+    def new(roots: Sequence[Expr], named: Sequence[Expr]) -> dict[Expr, Expr]:
+        return respelled(roots, named, dtype, target)
+
+    return tuple(_rewritten(kernel, new) for kernel in kernels)
 
 
-def _kernel(kernel: Kernel, dtype: str, target: Target) -> Kernel:
+def contracted(kernels: Iterable[Kernel], target: Target) -> tuple[Kernel, ...]:
+    """The kernels, products joined with the sums they go into where rows are held on the chip.
+
+    Those are not the same to the last bit as eager's in any case, which adds in another order; and
+    they wait for arithmetic, unlike kernels without reductions.
+    """
+
+    def new(roots: Sequence[Expr], named: Sequence[Expr]) -> dict[Expr, Expr]:
+        return _fused(roots, set(named))
+
+    joins = "fma" in target.spellings
+    return tuple(_rewritten(k, new) if k.tier and joins else k for k in kernels)
+
+
+def _rewritten(
+    kernel: Kernel, rewrite: Callable[[Sequence[Expr], Sequence[Expr]], dict[Expr, Expr]]
+) -> Kernel:
     reductions = [r for stage in kernel.stages for r in stage] + [r for r, _ in kernel.sums]
     roots = [expr for _, expr in kernel.stores]
     roots += [e for r in reductions for e in (r.value, r.index) if e is not None]
     roots += [value for pairs in kernel.held for _, value in pairs]
-    new = respelled(roots, [m.node for m in kernel.marks], dtype, target)
+    new = rewrite(roots, [m.node for m in kernel.marks])
 
     def again(r: Reduction) -> Reduction:
         return replace(r, value=new[r.value], index=None if r.index is None else new[r.index])

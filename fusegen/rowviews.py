@@ -130,6 +130,8 @@ class RowView(KernelView):
         """How many blocks of its threads a multiprocessor must have room for, which says how many
         registers a thread may have.
         """
+        if not self.kernel.tier:
+            return 4 if len(self.full_reads) * self._words < 3 else 2
         words = self.elements * len(self.full_reads) * self._words
         if self.sums:
             return 3 * 256 // self.threads if words <= 16 else 512 // self.threads
@@ -216,4 +218,4 @@ class RowView(KernelView):
     @property
     def rows_in_flight(self) -> int:
         """In column sums: how many rows a thread loads before it uses the first."""
-        return 4 if len(self.full_reads) < 3 else 2
+        return 2
