@@ -53,7 +53,8 @@ def sources(chain: Chain, target: str, situation: Situation, *, grad: bool) -> t
         types = element_types(program, bound, [dtype] * input_count)
         programs = [program]
         if grad:
-            backward = derivative(program, range(input_count), (0,))
+            kinds = [shape, *(operands[name] for name in stage.operands)]
+            backward = derivative(program, range(input_count), (0,), kinds)
             programs.append(backward.program)
             types = with_derivative(program, backward, types)
         found.append(source(stage, programs, signature(target, order, programs, types, bound)))

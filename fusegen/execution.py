@@ -104,11 +104,12 @@ class Part:
         built_with is the signature of a module that may hold the program already.
         """
         programs = [program]
+        metas = tuple([Meta.of(t) for t in tensors])
         foreseen = None
         if wanted is not None:
-            foreseen = self.derivative(program, wanted, _differentiable(program))
+            foreseen = self.derivative(program, wanted, _differentiable(program), metas)
             if program.name == "forward":
-                first = self.derivative(program, wanted, (0,))
+                first = self.derivative(program, wanted, (0,), metas)
                 programs.append(first.program)
                 dtypes = with_derivative(program, first, dtypes)
         if built_with is not None and (id(program), built_with) in self.modules:
@@ -117,17 +118,22 @@ class Part:
             build_with = signature(target_of(device), order, programs, dtypes, bound)
         module = self.module(programs, build_with, device)
         plan = make_plan(program, bound, order, tensors, targets, device, module, wanted)
-        metas = tuple([Meta.of(t) for t in tensors])
         return Call(self, program, plan, bound, order, metas, dtypes, foreseen, build_with)
 
     def derivative(
-        self, program: Program, wanted: Iterable[bool], present: Iterable[int]
+        self,
+        program: Program,
+        wanted: Iterable[bool],
+        present: Iterable[int],
+        metas: Sequence[Meta],
     ) -> Derivative:
-        """The derivative of a program, made once."""
+        """The derivative of a program on inputs of these kinds, made once."""
         needs = tuple(i for i, w in enumerate(wanted) if w)
-        key = (id(program), needs, tuple(present))
+        kinds = [(m.shape, m.dtype) for m in metas]
+        alike = tuple([kinds.index(kind) for kind in kinds])
+        key = (id(program), needs, tuple(present), alike)
         if key not in self.derivatives:
-            self.derivatives[key] = derivative(program, needs, key[2])
+            self.derivatives[key] = derivative(program, needs, key[2], alike)
         return self.derivatives[key]
 
     def module(
@@ -215,7 +221,7 @@ class Call:
         """The derivative for these cotangents and these inputs."""
         step = self.steps.get((present, needs))
         if step is None:
-            found = self.part.derivative(self.program, needs, present)
+            found = self.part.derivative(self.program, needs, present, self.metas)
             count = len(self.program.graph.inputs)
             sources = []
             for pool, i in found.sources:
@@ -308,6 +314,8 @@ class _Launch(torch.autograd.Function):
         shares: list[Tensor | None] = [None] * (1 + len(needs))
         for i, gradient in zip(step.found.targets, gradients, strict=True):
             shares[1 + i] = gradient
+        for i, output in step.found.shared:
+            shares[1 + i] = gradients[output]
         return tuple(shares)
 
 

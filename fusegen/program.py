@@ -65,12 +65,14 @@ class Derivative:
     """The program of a vector-Jacobian product, and where its tensors come from.
 
     sources gives ("input" | "output" | "cotangent", position in the differentiated program) for
-    each input; targets the position of the input whose cotangent each output is.
+    each input; targets the position of the input whose cotangent each output is; shared gives
+    (input, output) where an input has the cotangent of another one, such as both terms of a sum.
     """
 
     program: Program
     sources: tuple[tuple[str, int], ...]
     targets: tuple[int, ...]
+    shared: tuple[tuple[int, int], ...] = ()
 
 
 def forward(bound: Bound, *, is_training: bool) -> Program:
@@ -113,8 +115,13 @@ def forward(bound: Bound, *, is_training: bool) -> Program:
     )
 
 
-def derivative(program: Program, needs: Iterable[int], present: Iterable[int]) -> Derivative:
-    """The cotangents of the inputs at `needs`, given those of the outputs at `present`."""
+def derivative(
+    program: Program, needs: Iterable[int], present: Iterable[int], alike: Sequence[object] = ()
+) -> Derivative:
+    """The cotangents of the inputs at `needs`, given those of the outputs at `present`.
+
+    alike has, for each input, what is equal for tensors of one shape and type: those may share.
+    """
     taken = {*program.input_names, *program.output_names}
     cotangents: dict[int, Expr] = {}
     for i in present:
@@ -128,9 +135,18 @@ def derivative(program: Program, needs: Iterable[int], present: Iterable[int]) -
     values = [v for v in program.values if v is not None]
     seeds = [cotangents.get(i) for i, v in enumerate(program.values) if v is not None]
     total = vjp(values, seeds, wrt)
-    outputs, targets = [], []
+    outputs: list[tuple[str, Expr]] = []
+    targets: list[int] = []
+    shared: list[tuple[int, int]] = []
+    first: dict[object, int] = {}
     for i, leaf in zip(wanted, wrt, strict=True):
-        if leaf in total:
+        if leaf not in total:
+            continue
+        kind = (total[leaf], leaf.extent, alike[i] if alike else i)
+        if kind in first:
+            shared.append((i, first[kind]))
+        else:
+            first[kind] = len(outputs)
             outputs.append((_fresh(f"d_{ir.name_of(leaf)}", taken), total[leaf]))
             targets.append(i)
     marks = [*program.marks, *_backward_marks(program, total)]
@@ -152,7 +168,8 @@ def derivative(program: Program, needs: Iterable[int], present: Iterable[int]) -
     result = Program(
         name, Graph(inputs, graph.outputs), marks_here, graph.roots, (), program.windows
     )
-    return Derivative(result, tuple(candidates[leaf] for leaf in inputs), tuple(targets))
+    sources = tuple(candidates[leaf] for leaf in inputs)
+    return Derivative(result, sources, tuple(targets), tuple(shared))
 
 
 def _fresh(name: str, taken: set[str]) -> str:
