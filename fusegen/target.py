@@ -161,18 +161,21 @@ TARGETS: Mapping[str, Target] = {target.name: target for target in (CPP, CUDA)}
 # Names that generated code uses itself, and the words and functions of its languages. An operand
 # that has one of them, or looks like a derived name, is called <name>_operand there.
 _SPOKEN_FOR = """
-    a about above add aligned all argmax args at b base beats before begin behind beside best
-    bfloat16 bits bits_of block blocks candidate ceil_divide cell cells centre code coefficient
-    column columns combine count cudaGetErrorString d definition device distance distances divide
-    drift edges element elements end error_text excess exp2_flushed expect families finite first
-    float16 from gap given guard half head home i index inner inverse is_it j kept lane lanes last
-    least length lengths line lines load lower lowest magnitude merge methods mine minimum moments
-    moments_about more most n narrow narrow_div narrow_sigmoid narrow_sqrt needed normal order other
-    out outer output p pack packs pad padded pair part pick picked piece piece_length pieces
-    pieces_of polynomial position position_of_best power power_of_two previous q r result results
-    room rounded row rows run scratch share shared shift sign size size_of sizes slot slots slots_of
-    special squares store stream stride strips subnormal sum sum_of tail take target task tasks term
-    threads to total type used value values wanted widen width window x y z
+    a about above add add_square aligned all along argmax args at b base beats before begin behind
+    beside best bfloat16 bit bits bits_of block blocks candidate ceil_divide cell cells centre code
+    coefficient column column_block columns combine combine_across count cudaGetErrorString d
+    definition device distance distances divide drift edges element elements end error_text excess
+    exchange exp2_flushed expect families finite first float16 from gap given guard half head home i
+    index inner inverse inverse_length is_beside is_here is_it is_live j kept kernel lane lanes last
+    least length lengths line lines load load_again lower lowest magnitude merge merge_beside
+    merge_tree methods mine minimum moments moments_about more most n narrow narrow_div
+    narrow_sigmoid narrow_sqrt needed normal offset on_each order other out outer output p pack
+    packs pad padded pair part pick picked piece piece_length pieces pieces_of polynomial position
+    position_of_best power power_of_two previous q r resident_blocks result results room root
+    rounded row row_block row_cells rows run scratch send send_off send_row send_tile share shared
+    shared_bytes shift sign size size_of sizes slot slots slots_of special squares store stream
+    stride strips subnormal sum sum_of tail take target task tasks term thread threads tile to total
+    turn type used value values wait_for_sent wanted warps widen width window x y z
 
     alignas alignof and asm auto bool break case catch char class compl const constexpr continue
     decltype default delete do double dynamic_cast else enum explicit export extern false float for
@@ -185,9 +188,9 @@ _SPOKEN_FOR = """
 """
 _TAKEN = frozenset(_SPOKEN_FOR.split())
 _DERIVED = re.compile(
-    r"d_|after_|carried|count_of_|picked_|winner|mean|variance|total|maximum|window|axis_|above_|beside_|"
+    r"d_|after_|carried|sums_|distances?_|centre_|count_of_|picked_|winner|mean|variance|total|maximum|window|axis_|above_|beside_|"
     r"kept_|is_|forward|backward|run_|k[A-Z]|_|[A-Z]|Py|.*"
-    r"_(value|line|room|lanes|sum|part|out|in|stored|scratch|t)$"
+    r"_(value|line|room|lanes|sum|part|out|in|next|stored|scratch|partials|slots|t)$"
 )
 
 

@@ -23,7 +23,7 @@ def _declared_in(template: Path) -> set[str]:
 @pytest.mark.parametrize("template", sorted(TEMPLATES.glob("*/*.jinja")), ids=lambda p: p.name)
 def test_an_operand_never_shares_a_name_with_a_local_of_a_skeleton(template: Path) -> None:
     declared = _declared_in(template)
-    assert declared, "the expression found no declaration"
+    assert declared or template.name == "common.cu.jinja", "the expression found no declaration"
     clashes = sorted(name for name in declared if code_name(name) == name)
     assert clashes == []
 

@@ -61,12 +61,25 @@ template <>
 struct Bits<2> {
   using type = unsigned short;
 };
+template <>
+struct Bits<1> {
+  using type = unsigned char;
+};
 
 template <int N, typename T>
 __device__ __forceinline__ Pack<T, N> load(const T* from) {
   using Whole = typename Bits<sizeof(T) * N>::type;
   Pack<T, N> pack;
   *reinterpret_cast<Whole*>(&pack) = __ldcs(reinterpret_cast<const Whole*>(from));
+  return pack;
+}
+
+// The same for what others read too.
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load_again(const T* from) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  Pack<T, N> pack;
+  *reinterpret_cast<Whole*>(&pack) = __ldg(reinterpret_cast<const Whole*>(from));
   return pack;
 }
 
@@ -89,7 +102,7 @@ struct Sum {
 
 // Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
 template <typename Accumulator>
-__device__ Accumulator combine(const Accumulator& mine, int lane, int lanes, int cell, int stride,
+__device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, int cell, int stride,
     void* memory) {
   Accumulator* const cells = static_cast<Accumulator*>(memory);
   cells[cell] = mine;
@@ -173,36 +186,56 @@ __device__ __forceinline__ void backward_outer_values(const float x, const float
 }
 
 // Reads x, d_out, bias by (inner); leaves partials of total; writes d_x.
-__global__ void __launch_bounds__(256)
+template <int kLanes>
+__global__ void __launch_bounds__(256, 4)
 backward_outer(const float* __restrict__ x, const float* __restrict__ bias, const float* __restrict__ d_out,
     float* __restrict__ d_x, Sum<float>* __restrict__ total_partials, BackwardSizes sizes, Index slots) {
+  constexpr int kRows = 2;
   __shared__ alignas(16) unsigned char shared[256 * 4];
   const Index rows = sizes.outer.value, columns = sizes.inner.value;
-  const Index strips = (columns + blockDim.x - 1) / blockDim.x;
+  const Index strips = (columns + blockDim.x * kLanes - 1) / (blockDim.x * kLanes);
   const Index task = blockIdx.x / strips;  // (kept, slot)
-  const Index inner = blockIdx.x % strips * blockDim.x + threadIdx.x;
+  const Index column = (blockIdx.x % strips * blockDim.x + threadIdx.x) * kLanes;
   const Index slot = task;
-  Sum<float> total_sum;
-  if (inner < columns) {
-    const Index share = (rows + slots - 1) / slots;
-    const Index end = min(rows, (slot + 1) * share);
-#pragma unroll 4
-    for (Index row = slot * share + threadIdx.y; row < end; row += blockDim.y) {
-      const Index outer = row;
-      const float x_value = widen(x[(outer) * sizes.inner.value + inner]);
-      const float bias_value = widen(bias[inner]);
-      const float d_out_value = widen(d_out[(outer) * sizes.inner.value + inner]);
-      float d_x_value;
-      float total_term_value;
-      backward_outer_values(x_value, bias_value, d_out_value, d_x_value, total_term_value);
-      d_x[(outer) * sizes.inner.value + inner] = narrow<float>(d_x_value);
-      total_sum.add(total_term_value);
+  Sum<float> total_sum[kLanes];
+  if (column < columns) {
+    const Pack<float, kLanes> bias_in = load_again<kLanes>(bias + column);
+    const Index share = (rows + slots - 1) / slots, end = min(rows, (slot + 1) * share);
+    for (Index from = slot * share + threadIdx.y; from < end; from += blockDim.y * kRows) {
+      Pack<float, kLanes> x_in[kRows];
+      Pack<float, kLanes> d_out_in[kRows];
+#pragma unroll
+      for (int p = 0; p < kRows; ++p) {
+        const bool is_here = from + p * blockDim.y < end;
+        const Index row = is_here ? from + p * blockDim.y : from;
+        if (is_here) x_in[p] = load<kLanes>(x + (row * columns + column));
+        if (is_here) d_out_in[p] = load<kLanes>(d_out + (row * columns + column));
+      }
+#pragma unroll
+      for (int p = 0; p < kRows; ++p) {
+        const bool is_here = from + p * blockDim.y < end;
+        const Index row = is_here ? from + p * blockDim.y : from;
+        Pack<float, kLanes> d_x_out;
+#pragma unroll
+        for (int lane = 0; lane < kLanes; ++lane) {
+          const float x_value = widen(x_in[p], lane);
+          const float d_out_value = widen(d_out_in[p], lane);
+          const float bias_value = widen(bias_in, lane);
+          float d_x_value;
+          float total_term_value;
+          backward_outer_values(x_value, bias_value, d_out_value, d_x_value, total_term_value);
+          d_x_out.at[lane] = narrow<float>(d_x_value);
+          if (is_here) total_sum[lane].add(total_term_value);
+        }
+        if (is_here) store(d_x + ((row) * columns + column), d_x_out);
+      }
     }
   }
-  total_sum = combine(total_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x, blockDim.x,
-      shared);
-  if (threadIdx.y == 0 && inner < columns) {
-    total_partials[task * columns + inner] = total_sum;
+#pragma unroll
+  for (int lane = 0; lane < kLanes; ++lane) {
+    total_sum[lane] = merge_tree(total_sum[lane], threadIdx.y, blockDim.y,
+        threadIdx.y * blockDim.x + threadIdx.x, blockDim.x, shared);
+    if (threadIdx.y == 0 && column + lane < columns) total_partials[task * columns + column + lane] = total_sum[lane];
   }
 }
 
@@ -211,20 +244,21 @@ __device__ __forceinline__ void backward_finalise_values(const float total, floa
 }
 
 // Merges partials into total; writes d_bias.
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(512)
 backward_finalise(float* __restrict__ d_bias, const Sum<float>* __restrict__ total_partials,
     BackwardSizes sizes, Index slots) {
-  __shared__ alignas(16) unsigned char shared[256 * 8];
+  __shared__ alignas(16) unsigned char shared[512 * 8];
   const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
   Sum<double> total_sum;
   if (column < columns) {
+#pragma unroll 8
     for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
       total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
     }
   }
-  total_sum = combine(total_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x, blockDim.x,
-      shared);
+  total_sum = merge_tree(total_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+      blockDim.x, shared);
   if (threadIdx.y != 0 || column >= columns) return;
   const float total_value = static_cast<float>(total_sum.sum());
   const Index result = above * columns + column;
@@ -270,6 +304,16 @@ static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
   return power;
 }
 
+// How many blocks of a kernel the device works on at once.
+template <typename Kernel>
+static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes, int device) {
+  int on_each = 0, processors = 0;
+  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&on_each, kernel, static_cast<int>(block.x * block.y),
+      shared_bytes);
+  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  return on_each > 0 ? static_cast<int64_t>(on_each) * processors : 1;
+}
+
 // a: x, bias, out, scratch (-1: return the bytes it needs), outer, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
@@ -281,8 +325,9 @@ extern "C" int64_t run_forward(const int64_t* a) {
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[3])};
   const ForwardSizes sizes{ size_of(a[4]), size_of(a[5]) };
   const auto stream = reinterpret_cast<cudaStream_t>(a[7]);
+  const int device = static_cast<int>(a[6]);
+  const DeviceGuard guard(device);
   if (is_measuring) return scratch.used;
-  const DeviceGuard guard(static_cast<int>(a[6]));
   {
     const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value);
     const auto blocks = static_cast<unsigned>(ceil_divide(count, 4096));
@@ -300,29 +345,38 @@ extern "C" int64_t run_backward(const int64_t* a) {
   auto* const d_x = reinterpret_cast<float*>(a[3]);
   auto* const d_bias = reinterpret_cast<float*>(a[4]);
   const bool is_measuring = a[5] == -1;
+  if (!is_measuring && ((a[0] | a[1] | a[2] | a[3]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[5])};
   const BackwardSizes sizes{ size_of(a[6]), size_of(a[7]) };
   const auto stream = reinterpret_cast<cudaStream_t>(a[9]);
-  const int64_t backward_outer_strips = ceil_divide(static_cast<int64_t>(sizes.inner.value), 32),
-      backward_outer_kept = 1;
-  const int64_t backward_outer_most = ceil_divide(static_cast<int64_t>(sizes.outer.value), 64);
-  const int64_t backward_outer_wanted = ceil_divide(4096, backward_outer_strips * backward_outer_kept);
+  const int device = static_cast<int>(a[8]);
+  const DeviceGuard guard(device);
+  const int64_t backward_outer_rows = static_cast<int64_t>(sizes.outer.value),
+      backward_outer_columns = static_cast<int64_t>(sizes.inner.value), backward_outer_kept = 1;
+  const bool backward_outer_is_packed = backward_outer_columns % 4 == 0;
+  const auto backward_outer_kernel = backward_outer_is_packed ? &backward_outer<4> : &backward_outer<1>;
+  const auto backward_outer_width = static_cast<unsigned>(power_of_two(ceil_divide(backward_outer_columns,
+      backward_outer_is_packed ? 4 : 1), 1, 32));
+  const dim3 backward_outer_block(backward_outer_width, 256 / backward_outer_width);
+  const int64_t backward_outer_strips = ceil_divide(backward_outer_columns,
+      backward_outer_width * (backward_outer_is_packed ? 4 : 1));
+  const int64_t backward_outer_most = ceil_divide(backward_outer_rows, backward_outer_block.y * 2);
+  const int64_t backward_outer_wanted = ceil_divide(resident_blocks(backward_outer_kernel,
+      backward_outer_block, 0, device), backward_outer_strips * backward_outer_kept);
   const int64_t backward_outer_slots = backward_outer_wanted < backward_outer_most ? backward_outer_wanted : backward_outer_most;
   const int64_t total_partials_slots = backward_outer_slots;
   auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.inner.value) * total_partials_slots);
   if (is_measuring) return scratch.used;
-  const DeviceGuard guard(static_cast<int>(a[8]));
   {
-    const dim3 block(32, 8);
     const auto blocks = static_cast<unsigned>(backward_outer_kept * backward_outer_slots * backward_outer_strips);
-    backward_outer<<<blocks, block, 0, stream>>>(x, bias, d_out, d_x, total_partials, sizes,
-        static_cast<Index>(backward_outer_slots));
+    backward_outer_kernel<<<blocks, backward_outer_block, 0, stream>>>(x, bias, d_out, d_x, total_partials,
+        sizes, static_cast<Index>(backward_outer_slots));
   }
   {
     const int64_t columns = static_cast<int64_t>(sizes.inner.value),
         results = static_cast<int64_t>(sizes.inner.value);
-    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 32));
-    const dim3 block(width, 256 / width);
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
+    const dim3 block(width, 512 / width);
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
     backward_finalise<<<blocks, block, 0, stream>>>(d_bias, total_partials, sizes,
         static_cast<Index>(total_partials_slots));

@@ -61,6 +61,10 @@ template <>
 struct Bits<2> {
   using type = unsigned short;
 };
+template <>
+struct Bits<1> {
+  using type = unsigned char;
+};
 
 template <int N, typename T>
 __device__ __forceinline__ Pack<T, N> load(const T* from) {
@@ -172,8 +176,9 @@ extern "C" int64_t run_forward(const int64_t* a) {
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[3])};
   const ForwardSizes sizes{ size_of(a[4]) };
   const auto stream = reinterpret_cast<cudaStream_t>(a[6]);
+  const int device = static_cast<int>(a[5]);
+  const DeviceGuard guard(device);
   if (is_measuring) return scratch.used;
-  const DeviceGuard guard(static_cast<int>(a[5]));
   {
     const int64_t count = static_cast<int64_t>(sizes.element.value);
     const auto blocks = static_cast<unsigned>(ceil_divide(count, 4096));

@@ -61,6 +61,10 @@ template <>
 struct Bits<2> {
   using type = unsigned short;
 };
+template <>
+struct Bits<1> {
+  using type = unsigned char;
+};
 
 template <int N, typename T>
 __device__ __forceinline__ Pack<T, N> load(const T* from) {
@@ -151,7 +155,7 @@ __device__ __forceinline__ void backward_pointwise_values(const float d_out, con
 }
 
 // Reads d_out, gate, x; writes d_x, d_gate.
-__global__ void __launch_bounds__(512)
+__global__ void __launch_bounds__(512, 1)
 backward_pointwise(const float* __restrict__ d_out, const float* __restrict__ gate,
     const float* __restrict__ x, float* __restrict__ d_x, float* __restrict__ d_gate, BackwardSizes sizes,
     Index count) {
@@ -244,8 +248,9 @@ extern "C" int64_t run_forward(const int64_t* a) {
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[3])};
   const ForwardSizes sizes{ size_of(a[4]) };
   const auto stream = reinterpret_cast<cudaStream_t>(a[6]);
+  const int device = static_cast<int>(a[5]);
+  const DeviceGuard guard(device);
   if (is_measuring) return scratch.used;
-  const DeviceGuard guard(static_cast<int>(a[5]));
   {
     const int64_t count = static_cast<int64_t>(sizes.element.value);
     const auto blocks = static_cast<unsigned>(ceil_divide(count, 4096));
@@ -267,8 +272,9 @@ extern "C" int64_t run_backward(const int64_t* a) {
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[5])};
   const BackwardSizes sizes{ size_of(a[6]) };
   const auto stream = reinterpret_cast<cudaStream_t>(a[8]);
+  const int device = static_cast<int>(a[7]);
+  const DeviceGuard guard(device);
   if (is_measuring) return scratch.used;
-  const DeviceGuard guard(static_cast<int>(a[7]));
   {
     const int64_t count = static_cast<int64_t>(sizes.element.value);
     const auto blocks = static_cast<unsigned>(ceil_divide(count, 4096));

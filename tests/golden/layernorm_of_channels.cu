@@ -32,42 +32,113 @@ __device__ __forceinline__ Stored narrow(Value x) {
   return static_cast<Stored>(x);
 }
 
-// Count, mean and the sum of squared distances from it: Welford's way, merged by Chan's formula.
-template <typename T>
-struct Moments {
-  T count = 0, centre = 0, distances = 0;
-  __device__ void add(T term) {
-    count += 1;
-    const T gap = term - centre;
-    centre += gap / count;
-    distances += gap * (term - centre);
-  }
-  template <typename U>
-  __device__ void merge(const Moments<U>& other) {
-    if (other.count == 0) return;
-    const T all = count + other.count, gap = other.centre - centre, share = other.count / all;
-    centre += gap * share;
-    distances += other.distances + gap * gap * (count * share);
-    count = all;
-  }
-  __device__ T mean() const { return centre; }
-  __device__ T variance() const { return distances / count; }
+// N neighbours, moved by one access that leaves no trace in the caches: every element is used once.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T at[N];
 };
 
-// Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
-template <typename Accumulator>
-__device__ Accumulator combine(const Accumulator& mine, int lane, int lanes, int cell, int stride,
-    void* memory) {
-  Accumulator* const cells = static_cast<Accumulator*>(memory);
-  cells[cell] = mine;
-  __syncthreads();
-  for (int half = lanes / 2; half > 0; half /= 2) {
-    if (lane < half) cells[cell].merge(cells[cell + half * stride]);
-    __syncthreads();
+template <typename T, int N>
+__device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
+  return widen(pack.at[lane]);
+}
+
+template <int Bytes>
+struct Bits;
+template <>
+struct Bits<16> {
+  using type = uint4;
+};
+template <>
+struct Bits<8> {
+  using type = uint2;
+};
+template <>
+struct Bits<4> {
+  using type = unsigned int;
+};
+template <>
+struct Bits<2> {
+  using type = unsigned short;
+};
+template <>
+struct Bits<1> {
+  using type = unsigned char;
+};
+
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load(const T* from) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  Pack<T, N> pack;
+  *reinterpret_cast<Whole*>(&pack) = __ldcs(reinterpret_cast<const Whole*>(from));
+  return pack;
+}
+
+// A pack on its way into shared memory, where the thread that sent it will read it.
+template <int N, typename T>
+__device__ __forceinline__ void send(Pack<T, N>* to, const T* from) {
+  const auto target = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  if constexpr (sizeof(T) * N == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(target), "l"(from), "n"(sizeof(T) * N) : "memory");
   }
-  const Accumulator all = cells[cell - lane * stride];
+}
+
+__device__ __forceinline__ void send_off() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+__device__ __forceinline__ void wait_for_sent() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
+
+template <int N, typename T>
+__device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  __stcs(reinterpret_cast<Whole*>(to), *reinterpret_cast<const Whole*>(&pack));
+}
+
+template <typename T>
+struct Sum {
+  T total = 0;
+  __device__ void add(T term) { total += term; }
+  __device__ void add_square(T root) { total = fma(root, root, total); }
+  template <typename U>
+  __device__ void merge(const Sum<U>& other) {
+    total += other.total;
+  }
+  __device__ T sum() const { return total; }
+};
+
+// The accumulator of the thread whose number in the warp differs in one bit.
+template <typename T>
+__device__ __forceinline__ Sum<T> exchange(Sum<T> mine, int bit) {
+  return {__shfl_xor_sync(0xffffffffu, mine.total, bit)};
+}
+
+// Merges the accumulators of the threads with the same x, in a fixed order: within warps, then over them.
+template <int N, int L, typename T>
+__device__ __forceinline__ void combine_across(Sum<T> (&mine)[N][L], T* cells, T* totals) {
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x, warp = thread / 32,
+      warps = blockDim.x * blockDim.y / 32;
+  const int width = blockDim.x * N * L;
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+#pragma unroll
+    for (int lane = 0; lane < L; ++lane) {
+      for (int bit = blockDim.x; bit < 32; bit *= 2) mine[n][lane].merge(exchange(mine[n][lane], bit));
+      if (thread % 32 < blockDim.x) cells[warp * width + threadIdx.x * N * L + n * L + lane] = mine[n][lane].total;
+    }
+  }
   __syncthreads();
-  return all;
+  for (int i = thread; i < width; i += blockDim.x * blockDim.y) {
+    T total = 0;
+    for (int other = 0; other < warps; ++other) total += cells[other * width + i];
+    totals[i] = total;
+  }
+  __syncthreads();
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+#pragma unroll
+    for (int lane = 0; lane < L; ++lane) mine[n][lane].total = totals[threadIdx.x * N * L + n * L + lane];
+  }
 }
 
 struct ForwardSizes {
@@ -81,45 +152,91 @@ __device__ __forceinline__ void forward_column_stage_1(const float x, float& mea
 __device__ __forceinline__ void forward_column_values(const float x, const float mean, const float variance,
     const float weight, const float bias, float& out) {
   // layernorm(weight, bias, axis=1)
-  out = (x - mean) * (rsqrtf(variance + 1e-05f)) * weight + bias;
+  out = fmaf((x - mean) * (rsqrtf(variance + 1e-05f)), weight, bias);
 }
 
 // Reads x, weight by (middle), bias by (middle); writes out.
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(512, 2)
 forward_column(const float* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
     float* __restrict__ out, ForwardSizes sizes) {
-  __shared__ alignas(16) unsigned char shared[256 * 12];
-  const Index rows = sizes.outer.value * sizes.inner.value, length = sizes.middle.value;
-  const Index row = static_cast<Index>(blockIdx.x) * blockDim.x + threadIdx.x;
-  const bool is_live = row < rows;
-  const Index above_inner = divide(row, sizes.inner);
-  const Index inner = row - above_inner * sizes.inner.value;
-  const Index outer = above_inner;
-  Moments<float> mean_sum;
-  if (is_live) {
-#pragma unroll 4
-    for (Index r = threadIdx.y; r < length; r += blockDim.y) {
-      const Index middle = r;
-      const float x_value = widen(x[((outer) * sizes.middle.value + middle) * sizes.inner.value + inner]);
-      float mean_term_value;
-      forward_column_stage_1(x_value, mean_term_value);
-      mean_sum.add(mean_term_value);
+  constexpr int kLanes = 4, kPacks = 4;
+  __shared__ float cells[1024], totals[64];
+  const Index length = sizes.middle.value, behind = sizes.inner.value;
+  const Index strips = (behind + blockDim.x * kLanes - 1) / (blockDim.x * kLanes),
+      tiles = sizes.outer.value * strips;
+  const float inverse_length = 1 / static_cast<float>(length);
+  extern __shared__ uint4 room[];
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
+  const auto send_tile = [&](Index tile) {
+    if (tile >= tiles) return;
+    const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
+    const bool is_beside = beside < behind;
+    const Index base = above * length * behind + beside, end = is_beside ? length : 0;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = p * blockDim.y + threadIdx.y;
+      const bool is_here = i < end;
+      if (is_here) send(&x_next[p * 512], x + (base + i * behind));
     }
-  }
-  mean_sum = combine(mean_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x, blockDim.x,
-      shared);
-  const float mean_value = mean_sum.mean();
-  const float variance_value = mean_sum.variance();
-  if (!is_live) return;
-#pragma unroll 4
-  for (Index r = threadIdx.y; r < length; r += blockDim.y) {
-    const Index middle = r;
-    const float x_value = widen(x[((outer) * sizes.middle.value + middle) * sizes.inner.value + inner]);
-    const float weight_value = widen(weight[middle]);
-    const float bias_value = widen(bias[middle]);
-    float out_value;
-    forward_column_values(x_value, mean_value, variance_value, weight_value, bias_value, out_value);
-    out[((outer) * sizes.middle.value + middle) * sizes.inner.value + inner] = narrow<float>(out_value);
+    send_off();
+  };
+  send_tile(blockIdx.x);
+  for (Index tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
+    const bool is_beside = beside < behind;
+    const Index base = above * length * behind + beside, end = is_beside ? length : 0;
+    Pack<float, kLanes> x_in[kPacks];
+    wait_for_sent();
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      x_in[p] = x_next[p * 512];
+    }
+    send_tile(tile + gridDim.x);
+    Sum<float> sums_1[1][kLanes];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = p * blockDim.y + threadIdx.y;
+      const bool is_here = i < end;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        float mean_term_value;
+        forward_column_stage_1(x_value, mean_term_value);
+        if (is_here) sums_1[0][lane].add(mean_term_value);
+      }
+    }
+    combine_across(sums_1, cells, totals);
+    Sum<float> distances_1[1][kLanes];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const bool is_here = p * blockDim.y + threadIdx.y < end;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float distance_1 = widen(x_in[p], lane) - sums_1[0][lane].total * inverse_length;
+        if (is_here) distances_1[0][lane].add_square(distance_1);
+      }
+    }
+    combine_across(distances_1, cells, totals);
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = p * blockDim.y + threadIdx.y;
+      const bool is_here = i < end;
+      Pack<float, kLanes> out_out;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const Index middle = is_here ? i : 0;
+        const float mean_value = sums_1[0][lane].total * inverse_length;
+        const float variance_value = distances_1[0][lane].total * inverse_length;
+        const float x_value = widen(x_in[p], lane);
+        const float weight_value = widen(weight[middle]);
+        const float bias_value = widen(bias[middle]);
+        float out_value;
+        forward_column_values(x_value, mean_value, variance_value, weight_value, bias_value, out_value);
+        out_out.at[lane] = narrow<float>(out_value);
+      }
+      if (is_here) store(out + (base + i * behind), out_out);
+    }
   }
 }
 
@@ -159,6 +276,23 @@ static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
   return power;
 }
 
+// How many blocks of a kernel the device works on at once.
+template <typename Kernel>
+static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes, int device) {
+  int on_each = 0, processors = 0;
+  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&on_each, kernel, static_cast<int>(block.x * block.y),
+      shared_bytes);
+  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  return on_each > 0 ? static_cast<int64_t>(on_each) * processors : 1;
+}
+
+// Threads beside each other along x, in whole warps with those along a strided row.
+static dim3 column_block(int64_t beside, int64_t along, int64_t most) {
+  int64_t x = power_of_two(beside, 1, 16);
+  while (x > 1 && x * ceil_divide(along, 32 / x) * (32 / x) > most) x /= 2;
+  return dim3(static_cast<unsigned>(x), static_cast<unsigned>(ceil_divide(along, 32 / x) * (32 / x)));
+}
+
 // a: x, weight, bias, out, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
@@ -167,18 +301,25 @@ extern "C" int64_t run_forward(const int64_t* a) {
   auto* const bias = reinterpret_cast<const float*>(a[2]);
   auto* const out = reinterpret_cast<float*>(a[3]);
   const bool is_measuring = a[4] == -1;
+  if (!is_measuring && ((a[0] | a[3]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
   const ForwardSizes sizes{ size_of(a[5]), size_of(a[6]), size_of(a[7]) };
   const auto stream = reinterpret_cast<cudaStream_t>(a[9]);
+  const int device = static_cast<int>(a[8]);
+  const DeviceGuard guard(device);
+  const int64_t forward_column_length = static_cast<int64_t>(sizes.middle.value),
+      forward_column_behind = static_cast<int64_t>(sizes.inner.value);
+  const dim3 forward_column_block = column_block(ceil_divide(forward_column_behind, 4),
+      ceil_divide(forward_column_length, 4), 512);
+  const int64_t forward_column_tasks = static_cast<int64_t>(sizes.outer.value) * ceil_divide(forward_column_behind, forward_column_block.x * 4);
+  cudaFuncSetAttribute(forward_column, cudaFuncAttributeMaxDynamicSharedMemorySize, 32768);
+  const int64_t forward_column_resident = resident_blocks(forward_column, forward_column_block, 32768,
+      device);
+  const int64_t forward_column_slots = forward_column_tasks < forward_column_resident ? forward_column_tasks : forward_column_resident;
   if (is_measuring) return scratch.used;
-  const DeviceGuard guard(static_cast<int>(a[8]));
   {
-    const int64_t rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value),
-        length = static_cast<int64_t>(sizes.middle.value);
-    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(length, 4), 1, 8));
-    const dim3 block(32, lanes);
-    const auto blocks = static_cast<unsigned>(ceil_divide(rows, 32));
-    forward_column<<<blocks, block, 0, stream>>>(x, weight, bias, out, sizes);
+    forward_column<<<static_cast<unsigned>(forward_column_slots), forward_column_block, 32768, stream>>>(x,
+        weight, bias, out, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

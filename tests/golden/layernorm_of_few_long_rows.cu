@@ -61,6 +61,10 @@ template <>
 struct Bits<2> {
   using type = unsigned short;
 };
+template <>
+struct Bits<1> {
+  using type = unsigned char;
+};
 
 template <int N, typename T>
 __device__ __forceinline__ Pack<T, N> load(const T* from) {
@@ -100,7 +104,7 @@ struct Moments {
 
 // Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
 template <typename Accumulator>
-__device__ Accumulator combine(const Accumulator& mine, int lane, int lanes, int cell, int stride,
+__device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, int cell, int stride,
     void* memory) {
   Accumulator* const cells = static_cast<Accumulator*>(memory);
   cells[cell] = mine;
@@ -167,7 +171,7 @@ forward_inner(const float* __restrict__ x, Moments<float>* __restrict__ mean_par
       }
     }
   }
-  mean_sum = combine(mean_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1, shared);
+  mean_sum = merge_tree(mean_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1, shared);
   if (is_live && threadIdx.x == 0) {
     mean_partials[(outer) * (1 * pieces) + (0) * pieces + piece] = mean_sum;
   }
@@ -180,20 +184,21 @@ __device__ __forceinline__ void forward_finalise_values(const float mean, const 
 }
 
 // Merges partials into mean; writes mean_scratch, variance_scratch.
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(512)
 forward_finalise(float* __restrict__ mean_scratch, float* __restrict__ variance_scratch,
     const Moments<float>* __restrict__ mean_partials, ForwardSizes sizes, Index slots) {
-  __shared__ alignas(16) unsigned char shared[256 * 24];
+  __shared__ alignas(16) unsigned char shared[512 * 24];
   const Index columns = 1, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
   Moments<double> mean_sum;
   if (column < columns) {
+#pragma unroll 8
     for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
       mean_sum.merge(mean_partials[(above * slots + slot) * columns + column]);
     }
   }
-  mean_sum = combine(mean_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x, blockDim.x,
-      shared);
+  mean_sum = merge_tree(mean_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+      blockDim.x, shared);
   if (threadIdx.y != 0 || column >= columns) return;
   const float mean_value = static_cast<float>(mean_sum.mean());
   const float variance_value = static_cast<float>(mean_sum.variance());
@@ -213,7 +218,7 @@ __device__ __forceinline__ void forward_pointwise_values(const float x, const fl
 }
 
 // Reads x, mean by (outer), variance by (outer); writes out.
-__global__ void __launch_bounds__(512)
+__global__ void __launch_bounds__(512, 2)
 forward_pointwise(const float* __restrict__ x, const float* __restrict__ mean,
     const float* __restrict__ variance, float* __restrict__ out, ForwardSizes sizes, Index count) {
   constexpr int kLanes = 4, kPacks = 2;
@@ -306,6 +311,8 @@ extern "C" int64_t run_forward(const int64_t* a) {
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[2])};
   const ForwardSizes sizes{ size_of(a[3]), size_of(a[4]) };
   const auto stream = reinterpret_cast<cudaStream_t>(a[6]);
+  const int device = static_cast<int>(a[5]);
+  const DeviceGuard guard(device);
   const int64_t forward_inner_rows = static_cast<int64_t>(sizes.outer.value),
       forward_inner_length = static_cast<int64_t>(sizes.inner.value);
   const int64_t forward_inner_pieces = ceil_divide(forward_inner_length, 8192);
@@ -314,7 +321,6 @@ extern "C" int64_t run_forward(const int64_t* a) {
   auto* const mean_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value));
   auto* const variance_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value));
   if (is_measuring) return scratch.used;
-  const DeviceGuard guard(static_cast<int>(a[5]));
   {
     const int64_t piece_length = ceil_divide(forward_inner_length, forward_inner_pieces);
     const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 32, 256));
@@ -327,8 +333,8 @@ extern "C" int64_t run_forward(const int64_t* a) {
   }
   {
     const int64_t columns = 1, results = static_cast<int64_t>(sizes.outer.value);
-    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 32));
-    const dim3 block(width, 256 / width);
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
+    const dim3 block(width, 512 / width);
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
     forward_finalise<<<blocks, block, 0, stream>>>(mean_scratch, variance_scratch, mean_partials, sizes,
         static_cast<Index>(mean_partials_slots));

@@ -32,42 +32,106 @@ __device__ __forceinline__ Stored narrow(Value x) {
   return static_cast<Stored>(x);
 }
 
-// Count, mean and the sum of squared distances from it: Welford's way, merged by Chan's formula.
-template <typename T>
-struct Moments {
-  T count = 0, centre = 0, distances = 0;
-  __device__ void add(T term) {
-    count += 1;
-    const T gap = term - centre;
-    centre += gap / count;
-    distances += gap * (term - centre);
-  }
-  template <typename U>
-  __device__ void merge(const Moments<U>& other) {
-    if (other.count == 0) return;
-    const T all = count + other.count, gap = other.centre - centre, share = other.count / all;
-    centre += gap * share;
-    distances += other.distances + gap * gap * (count * share);
-    count = all;
-  }
-  __device__ T mean() const { return centre; }
-  __device__ T variance() const { return distances / count; }
+// N neighbours, moved by one access that leaves no trace in the caches: every element is used once.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T at[N];
 };
 
-// Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
-template <typename Accumulator>
-__device__ Accumulator combine(const Accumulator& mine, int lane, int lanes, int cell, int stride,
-    void* memory) {
-  Accumulator* const cells = static_cast<Accumulator*>(memory);
-  cells[cell] = mine;
-  __syncthreads();
-  for (int half = lanes / 2; half > 0; half /= 2) {
-    if (lane < half) cells[cell].merge(cells[cell + half * stride]);
-    __syncthreads();
+template <typename T, int N>
+__device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
+  return widen(pack.at[lane]);
+}
+
+template <int Bytes>
+struct Bits;
+template <>
+struct Bits<16> {
+  using type = uint4;
+};
+template <>
+struct Bits<8> {
+  using type = uint2;
+};
+template <>
+struct Bits<4> {
+  using type = unsigned int;
+};
+template <>
+struct Bits<2> {
+  using type = unsigned short;
+};
+template <>
+struct Bits<1> {
+  using type = unsigned char;
+};
+
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load(const T* from) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  Pack<T, N> pack;
+  *reinterpret_cast<Whole*>(&pack) = __ldcs(reinterpret_cast<const Whole*>(from));
+  return pack;
+}
+
+// The same for what others read too.
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load_again(const T* from) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  Pack<T, N> pack;
+  *reinterpret_cast<Whole*>(&pack) = __ldg(reinterpret_cast<const Whole*>(from));
+  return pack;
+}
+
+template <int N, typename T>
+__device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  __stcs(reinterpret_cast<Whole*>(to), *reinterpret_cast<const Whole*>(&pack));
+}
+
+template <typename T>
+struct Sum {
+  T total = 0;
+  __device__ void add(T term) { total += term; }
+  __device__ void add_square(T root) { total = fma(root, root, total); }
+  template <typename U>
+  __device__ void merge(const Sum<U>& other) {
+    total += other.total;
   }
-  const Accumulator all = cells[cell - lane * stride];
+  __device__ T sum() const { return total; }
+};
+
+// The accumulator of the thread whose number in the warp differs in one bit.
+template <typename T>
+__device__ __forceinline__ Sum<T> exchange(Sum<T> mine, int bit) {
+  return {__shfl_xor_sync(0xffffffffu, mine.total, bit)};
+}
+
+// Merges a row's accumulators over its threads, in a fixed tree: within each warp, then over the warps. A row has a
+// power of two of threads, or whole warps. The cells are free again two calls later.
+template <int N, typename T>
+__device__ __forceinline__ void combine(Sum<T> (&mine)[N], Sum<T>* cells) {
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (bit >= blockDim.x) continue;
+#pragma unroll
+    for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
+  }
+  if (blockDim.x <= 32) return;
+  const int warps = blockDim.x / 32, warp = threadIdx.x / 32, place = threadIdx.x % 32;
+  Sum<T>* const row_cells = cells + threadIdx.y * warps * N;
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    if (place == 0) row_cells[warp * N + n] = mine[n];
+  }
   __syncthreads();
-  return all;
+#pragma unroll
+  for (int n = 0; n < N; ++n) mine[n] = place < warps ? row_cells[place * N + n] : Sum<T>();
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
+  }
 }
 
 struct ForwardSizes {
@@ -81,7 +145,7 @@ __device__ __forceinline__ void forward_row_stage_1(const float x, float& mean_t
 __device__ __forceinline__ void forward_row_values(const float x, const float mean, const float variance,
     const float weight, const float bias, float& out) {
   // layernorm(64, weight, bias)
-  const float after_layernorm = (x - mean) * (rsqrtf(variance + 1e-05f)) * weight + bias;
+  const float after_layernorm = fmaf((x - mean) * (rsqrtf(variance + 1e-05f)), weight, bias);
   // gelu
   const float after_gelu = after_layernorm * 0.5f * (1.0f + erff(after_layernorm * 0.707106769f));
   // mul(0.5)
@@ -89,38 +153,75 @@ __device__ __forceinline__ void forward_row_values(const float x, const float me
 }
 
 // Reads x, weight by (inner), bias by (inner); writes out.
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(256, 4)
 forward_row(const float* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
     float* __restrict__ out, ForwardSizes sizes) {
-  __shared__ alignas(16) unsigned char shared[256 * 12];
+  constexpr int kLanes = 4, kPacks = 4;
+  __shared__ Sum<float> cells[2][8];
+  int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
-  const Index row = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
-  const bool is_live = row < rows;
-  const Index outer = row;
-  Moments<float> mean_sum;
-  if (is_live) {
-#pragma unroll 4
-    for (Index r = threadIdx.x; r < length; r += blockDim.x) {
-      const Index inner = r;
-      const float x_value = widen(x[(outer) * sizes.inner.value + inner]);
-      float mean_term_value;
-      forward_row_stage_1(x_value, mean_term_value);
-      mean_sum.add(mean_term_value);
+  const float inverse_length = 1 / static_cast<float>(length);
+  const Index stride = gridDim.x * blockDim.y;
+  Index first = blockIdx.x * blockDim.y;
+  for (; first < rows; first += stride) {
+    const bool is_live = first + threadIdx.y < rows;
+    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+    Pack<float, kLanes> x_in[kPacks];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      if (is_here) x_in[p] = load<kLanes>(x + (base + i));
     }
-  }
-  mean_sum = combine(mean_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1, shared);
-  const float mean_value = mean_sum.mean();
-  const float variance_value = mean_sum.variance();
-  if (!is_live) return;
-#pragma unroll 4
-  for (Index r = threadIdx.x; r < length; r += blockDim.x) {
-    const Index inner = r;
-    const float x_value = widen(x[(outer) * sizes.inner.value + inner]);
-    const float weight_value = widen(weight[inner]);
-    const float bias_value = widen(bias[inner]);
-    float out_value;
-    forward_row_values(x_value, mean_value, variance_value, weight_value, bias_value, out_value);
-    out[(outer) * sizes.inner.value + inner] = narrow<float>(out_value);
+    Sum<float> sums_1[1];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        float mean_term_value;
+        forward_row_stage_1(x_value, mean_term_value);
+        if (is_here) sums_1[0].add(mean_term_value);
+      }
+    }
+    combine(sums_1, cells[turn++ & 1]);
+    const float centre_1_1 = sums_1[0].total * inverse_length;
+    Sum<float> distances_1[1];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float distance_1 = widen(x_in[p], lane) - centre_1_1;
+        if (is_here) distances_1[0].add_square(distance_1);
+      }
+    }
+    combine(distances_1, cells[turn++ & 1]);
+    const float mean_value = sums_1[0].total * inverse_length;
+    const float variance_value = distances_1[0].total * inverse_length;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      Pack<float, kLanes> weight_in;
+      if (is_here) weight_in = load_again<kLanes>(weight + i);
+      Pack<float, kLanes> bias_in;
+      if (is_here) bias_in = load_again<kLanes>(bias + i);
+      Pack<float, kLanes> out_out;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        const float weight_value = widen(weight_in, lane);
+        const float bias_value = widen(bias_in, lane);
+        float out_value;
+        forward_row_values(x_value, mean_value, variance_value, weight_value, bias_value, out_value);
+        out_out.at[lane] = narrow<float>(out_value);
+      }
+      if (is_here) store(out + (base + i), out_out);
+    }
   }
 }
 
@@ -160,6 +261,12 @@ static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
   return power;
 }
 
+// A row's threads along x: a power of two within a warp, or whole warps; rows beside each other along y.
+static dim3 row_block(int64_t wanted) {
+  const int64_t along = wanted <= 32 ? power_of_two(wanted, 1, 32) : ceil_divide(wanted, 32) * 32;
+  return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < 256 ? 256 / along : 1));
+}
+
 // a: x, weight, bias, out, scratch (-1: return the bytes it needs), outer, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
@@ -168,18 +275,21 @@ extern "C" int64_t run_forward(const int64_t* a) {
   auto* const bias = reinterpret_cast<const float*>(a[2]);
   auto* const out = reinterpret_cast<float*>(a[3]);
   const bool is_measuring = a[4] == -1;
+  if (!is_measuring && ((a[0] | a[1] | a[2] | a[3]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
   const ForwardSizes sizes{ size_of(a[5]), size_of(a[6]) };
   const auto stream = reinterpret_cast<cudaStream_t>(a[8]);
+  const int device = static_cast<int>(a[7]);
+  const DeviceGuard guard(device);
+  const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value),
+      forward_row_length = static_cast<int64_t>(sizes.inner.value);
+  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 16));
+  const int64_t forward_row_tasks = ceil_divide(forward_row_rows, forward_row_block.y);
+  const int64_t forward_row_slots = forward_row_tasks;
   if (is_measuring) return scratch.used;
-  const DeviceGuard guard(static_cast<int>(a[7]));
   {
-    const int64_t rows = static_cast<int64_t>(sizes.outer.value),
-        length = static_cast<int64_t>(sizes.inner.value);
-    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(length, 4), 1, 256));
-    const dim3 block(lanes, 256 / lanes);
-    const auto blocks = static_cast<unsigned>(ceil_divide(rows, block.y));
-    forward_row<<<blocks, block, 0, stream>>>(x, weight, bias, out, sizes);
+    forward_row<<<static_cast<unsigned>(forward_row_slots), forward_row_block, 0, stream>>>(x, weight, bias,
+        out, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

@@ -32,10 +32,83 @@ __device__ __forceinline__ Stored narrow(Value x) {
   return static_cast<Stored>(x);
 }
 
+// N neighbours, moved by one access that leaves no trace in the caches: every element is used once.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T at[N];
+};
+
+template <typename T, int N>
+__device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
+  return widen(pack.at[lane]);
+}
+
+template <int Bytes>
+struct Bits;
+template <>
+struct Bits<16> {
+  using type = uint4;
+};
+template <>
+struct Bits<8> {
+  using type = uint2;
+};
+template <>
+struct Bits<4> {
+  using type = unsigned int;
+};
+template <>
+struct Bits<2> {
+  using type = unsigned short;
+};
+template <>
+struct Bits<1> {
+  using type = unsigned char;
+};
+
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load(const T* from) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  Pack<T, N> pack;
+  *reinterpret_cast<Whole*>(&pack) = __ldcs(reinterpret_cast<const Whole*>(from));
+  return pack;
+}
+
+// A pack on its way into shared memory, where the thread that sent it will read it.
+template <int N, typename T>
+__device__ __forceinline__ void send(Pack<T, N>* to, const T* from) {
+  const auto target = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  if constexpr (sizeof(T) * N == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(target), "l"(from), "n"(sizeof(T) * N) : "memory");
+  }
+}
+
+__device__ __forceinline__ void send_off() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+__device__ __forceinline__ void wait_for_sent() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
+
+// The same for what others read too.
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load_again(const T* from) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  Pack<T, N> pack;
+  *reinterpret_cast<Whole*>(&pack) = __ldg(reinterpret_cast<const Whole*>(from));
+  return pack;
+}
+
+template <int N, typename T>
+__device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  __stcs(reinterpret_cast<Whole*>(to), *reinterpret_cast<const Whole*>(&pack));
+}
+
 template <typename T>
 struct Sum {
   T total = 0;
   __device__ void add(T term) { total += term; }
+  __device__ void add_square(T root) { total = fma(root, root, total); }
   template <typename U>
   __device__ void merge(const Sum<U>& other) {
     total += other.total;
@@ -43,31 +116,9 @@ struct Sum {
   __device__ T sum() const { return total; }
 };
 
-// Count, mean and the sum of squared distances from it: Welford's way, merged by Chan's formula.
-template <typename T>
-struct Moments {
-  T count = 0, centre = 0, distances = 0;
-  __device__ void add(T term) {
-    count += 1;
-    const T gap = term - centre;
-    centre += gap / count;
-    distances += gap * (term - centre);
-  }
-  template <typename U>
-  __device__ void merge(const Moments<U>& other) {
-    if (other.count == 0) return;
-    const T all = count + other.count, gap = other.centre - centre, share = other.count / all;
-    centre += gap * share;
-    distances += other.distances + gap * gap * (count * share);
-    count = all;
-  }
-  __device__ T mean() const { return centre; }
-  __device__ T variance() const { return distances / count; }
-};
-
 // Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
 template <typename Accumulator>
-__device__ Accumulator combine(const Accumulator& mine, int lane, int lanes, int cell, int stride,
+__device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, int cell, int stride,
     void* memory) {
   Accumulator* const cells = static_cast<Accumulator*>(memory);
   cells[cell] = mine;
@@ -81,6 +132,51 @@ __device__ Accumulator combine(const Accumulator& mine, int lane, int lanes, int
   return all;
 }
 
+// The accumulator of the thread whose number in the warp differs in one bit.
+template <typename T>
+__device__ __forceinline__ Sum<T> exchange(Sum<T> mine, int bit) {
+  return {__shfl_xor_sync(0xffffffffu, mine.total, bit)};
+}
+
+// Merges a row's accumulators over its threads, in a fixed tree: within each warp, then over the warps. A row has a
+// power of two of threads, or whole warps. The cells are free again two calls later.
+template <int N, typename T>
+__device__ __forceinline__ void combine(Sum<T> (&mine)[N], Sum<T>* cells) {
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (bit >= blockDim.x) continue;
+#pragma unroll
+    for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
+  }
+  if (blockDim.x <= 32) return;
+  const int warps = blockDim.x / 32, warp = threadIdx.x / 32, place = threadIdx.x % 32;
+  Sum<T>* const row_cells = cells + threadIdx.y * warps * N;
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    if (place == 0) row_cells[warp * N + n] = mine[n];
+  }
+  __syncthreads();
+#pragma unroll
+  for (int n = 0; n < N; ++n) mine[n] = place < warps ? row_cells[place * N + n] : Sum<T>();
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
+  }
+}
+
+// Merges the accumulators of a block's rows, in order, into the first row's.
+template <typename T>
+__device__ void merge_beside(Sum<T>& mine, Sum<T>* cells) {
+  if (blockDim.y == 1) return;
+  cells[threadIdx.y * blockDim.x + threadIdx.x] = mine;
+  __syncthreads();
+  if (threadIdx.y == 0) {
+    for (int other = 1; other < blockDim.y; ++other) mine.merge(cells[other * blockDim.x + threadIdx.x]);
+  }
+  __syncthreads();
+}
+
 struct ForwardSizes {
   Size outer, inner;
 };
@@ -92,7 +188,7 @@ __device__ __forceinline__ void forward_row_stage_1(const float x, float& mean_t
 __device__ __forceinline__ void forward_row_values(const float x, const float mean, const float variance,
     const float weight, const float bias, float& out) {
   // layernorm(64, weight, bias)
-  const float after_layernorm = (x - mean) * (rsqrtf(variance + 1e-05f)) * weight + bias;
+  const float after_layernorm = fmaf((x - mean) * (rsqrtf(variance + 1e-05f)), weight, bias);
   // gelu
   const float after_gelu = after_layernorm * 0.5f * (1.0f + erff(after_layernorm * 0.707106769f));
   // mul(0.5)
@@ -100,38 +196,75 @@ __device__ __forceinline__ void forward_row_values(const float x, const float me
 }
 
 // Reads x, weight by (inner), bias by (inner); writes out.
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(256, 4)
 forward_row(const float* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
     float* __restrict__ out, ForwardSizes sizes) {
-  __shared__ alignas(16) unsigned char shared[256 * 12];
+  constexpr int kLanes = 4, kPacks = 4;
+  __shared__ Sum<float> cells[2][8];
+  int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
-  const Index row = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
-  const bool is_live = row < rows;
-  const Index outer = row;
-  Moments<float> mean_sum;
-  if (is_live) {
-#pragma unroll 4
-    for (Index r = threadIdx.x; r < length; r += blockDim.x) {
-      const Index inner = r;
-      const float x_value = widen(x[(outer) * sizes.inner.value + inner]);
-      float mean_term_value;
-      forward_row_stage_1(x_value, mean_term_value);
-      mean_sum.add(mean_term_value);
+  const float inverse_length = 1 / static_cast<float>(length);
+  const Index stride = gridDim.x * blockDim.y;
+  Index first = blockIdx.x * blockDim.y;
+  for (; first < rows; first += stride) {
+    const bool is_live = first + threadIdx.y < rows;
+    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+    Pack<float, kLanes> x_in[kPacks];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      if (is_here) x_in[p] = load<kLanes>(x + (base + i));
     }
-  }
-  mean_sum = combine(mean_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1, shared);
-  const float mean_value = mean_sum.mean();
-  const float variance_value = mean_sum.variance();
-  if (!is_live) return;
-#pragma unroll 4
-  for (Index r = threadIdx.x; r < length; r += blockDim.x) {
-    const Index inner = r;
-    const float x_value = widen(x[(outer) * sizes.inner.value + inner]);
-    const float weight_value = widen(weight[inner]);
-    const float bias_value = widen(bias[inner]);
-    float out_value;
-    forward_row_values(x_value, mean_value, variance_value, weight_value, bias_value, out_value);
-    out[(outer) * sizes.inner.value + inner] = narrow<float>(out_value);
+    Sum<float> sums_1[1];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        float mean_term_value;
+        forward_row_stage_1(x_value, mean_term_value);
+        if (is_here) sums_1[0].add(mean_term_value);
+      }
+    }
+    combine(sums_1, cells[turn++ & 1]);
+    const float centre_1_1 = sums_1[0].total * inverse_length;
+    Sum<float> distances_1[1];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float distance_1 = widen(x_in[p], lane) - centre_1_1;
+        if (is_here) distances_1[0].add_square(distance_1);
+      }
+    }
+    combine(distances_1, cells[turn++ & 1]);
+    const float mean_value = sums_1[0].total * inverse_length;
+    const float variance_value = distances_1[0].total * inverse_length;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      Pack<float, kLanes> weight_in;
+      if (is_here) weight_in = load_again<kLanes>(weight + i);
+      Pack<float, kLanes> bias_in;
+      if (is_here) bias_in = load_again<kLanes>(bias + i);
+      Pack<float, kLanes> out_out;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        const float weight_value = widen(weight_in, lane);
+        const float bias_value = widen(bias_in, lane);
+        float out_value;
+        forward_row_values(x_value, mean_value, variance_value, weight_value, bias_value, out_value);
+        out_out.at[lane] = narrow<float>(out_value);
+      }
+      if (is_here) store(out + (base + i), out_out);
+    }
   }
 }
 
@@ -144,207 +277,211 @@ __device__ __forceinline__ void backward_row_stage_1(const float x, float& mean_
 }
 
 __device__ __forceinline__ void backward_row_stage_2(const float d_out, const float x, const float mean,
-    const float variance, const float weight, const float bias, float& total_term, float& total_2_term) {
-  // layernorm(64, weight, bias)
-  const float difference = x - mean;
-  const float after_layernorm = difference * (rsqrtf(variance + 1e-05f)) * weight + bias;
-  // backward, down to gelu
-  const float d_after_gelu = d_out * 0.5f;
-  // backward, down to layernorm(64, weight, bias)
-  const float product = after_layernorm * 0.707106769f;
-  const float product_2 = d_after_gelu * (after_layernorm * 0.5f) * (1.12837923f * expf(-(product * product)));
-  const float d_after_layernorm = product_2 * 0.707106769f + d_after_gelu * (1.0f + erff(product)) * 0.5f;
-  total_term = d_after_layernorm * weight * difference;
-  total_2_term = d_after_layernorm * weight;
-}
-
-__device__ __forceinline__ void backward_row_values(const float x, const float mean, const float total,
-    const float variance, const float count_of_inner, const float d_out, const float weight,
-    const float bias, const float total_2, float& d_x) {
+    const float variance, const float weight, const float bias, float& total_3_term, float& total_4_term,
+    float& carried, float& total_term, float& total_2_term) {
   // layernorm(64, weight, bias)
   const float difference = x - mean;
   const float inverse_root = rsqrtf(variance + 1e-05f);
-  const float after_layernorm = difference * inverse_root * weight + bias;
-  // backward, down to gelu
-  const float d_after_gelu = d_out * 0.5f;
-  // backward, down to layernorm(64, weight, bias)
-  const float product = after_layernorm * 0.707106769f;
-  const float product_2 = d_after_gelu * (after_layernorm * 0.5f) * (1.12837923f * expf(-(product * product)));
-  const float d_after_layernorm = product_2 * 0.707106769f + d_after_gelu * (1.0f + erff(product)) * 0.5f;
-  const float product_3 = 2.0f * (-0.5f * total * (inverse_root * inverse_root * inverse_root));
-  const float sum = difference * (product_3 / count_of_inner) + d_after_layernorm * weight * inverse_root;
-  d_x = sum - total_2 * inverse_root / count_of_inner;
-}
-
-__device__ __forceinline__ void backward_row_row_values(const float mean, const float variance,
-    float& mean_scratch, float& variance_scratch) {
-  mean_scratch = mean;
-  variance_scratch = variance;
-}
-
-// Reads x, d_out, weight by (inner), bias by (inner); writes d_x, mean_scratch, variance_scratch.
-__global__ void __launch_bounds__(256)
-backward_row(const float* __restrict__ x, const float* __restrict__ d_out, const float* __restrict__ weight,
-    const float* __restrict__ bias, float* __restrict__ d_x, float* __restrict__ mean_scratch,
-    float* __restrict__ variance_scratch, BackwardSizes sizes) {
-  const float count_of_inner_value = static_cast<float>(sizes.inner.value);
-  __shared__ alignas(16) unsigned char shared[256 * 12];
-  const Index rows = sizes.outer.value, length = sizes.inner.value;
-  const Index row = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
-  const bool is_live = row < rows;
-  const Index outer = row;
-  Moments<float> mean_sum;
-  if (is_live) {
-#pragma unroll 4
-    for (Index r = threadIdx.x; r < length; r += blockDim.x) {
-      const Index inner = r;
-      const float x_value = widen(x[(outer) * sizes.inner.value + inner]);
-      float mean_term_value;
-      backward_row_stage_1(x_value, mean_term_value);
-      mean_sum.add(mean_term_value);
-    }
-  }
-  mean_sum = combine(mean_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1, shared);
-  const float mean_value = mean_sum.mean();
-  const float variance_value = mean_sum.variance();
-  Sum<float> total_sum;
-  Sum<float> total_2_sum;
-  if (is_live) {
-#pragma unroll 4
-    for (Index r = threadIdx.x; r < length; r += blockDim.x) {
-      const Index inner = r;
-      const float x_value = widen(x[(outer) * sizes.inner.value + inner]);
-      const float d_out_value = widen(d_out[(outer) * sizes.inner.value + inner]);
-      const float weight_value = widen(weight[inner]);
-      const float bias_value = widen(bias[inner]);
-      float total_term_value;
-      float total_2_term_value;
-      backward_row_stage_2(d_out_value, x_value, mean_value, variance_value, weight_value, bias_value,
-          total_term_value, total_2_term_value);
-      total_sum.add(total_term_value);
-      total_2_sum.add(total_2_term_value);
-    }
-  }
-  total_sum = combine(total_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1, shared);
-  total_2_sum = combine(total_2_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,
-      shared);
-  const float total_value = total_sum.sum();
-  const float total_2_value = total_2_sum.sum();
-  if (!is_live) return;
-#pragma unroll 4
-  for (Index r = threadIdx.x; r < length; r += blockDim.x) {
-    const Index inner = r;
-    const float x_value = widen(x[(outer) * sizes.inner.value + inner]);
-    const float d_out_value = widen(d_out[(outer) * sizes.inner.value + inner]);
-    const float weight_value = widen(weight[inner]);
-    const float bias_value = widen(bias[inner]);
-    float d_x_value;
-    backward_row_values(x_value, mean_value, total_value, variance_value, count_of_inner_value, d_out_value,
-        weight_value, bias_value, total_2_value, d_x_value);
-    d_x[(outer) * sizes.inner.value + inner] = narrow<float>(d_x_value);
-  }
-  if (threadIdx.x == 0) {
-    float mean_scratch_value;
-    float variance_scratch_value;
-    backward_row_row_values(mean_value, variance_value, mean_scratch_value, variance_scratch_value);
-    mean_scratch[outer] = narrow<float>(mean_scratch_value);
-    variance_scratch[outer] = narrow<float>(variance_scratch_value);
-  }
-}
-
-__device__ __forceinline__ void backward_outer_values(const float d_out, const float x, const float mean,
-    const float variance, const float weight, const float bias, float& total_3_term, float& total_4_term) {
-  // layernorm(64, weight, bias)
-  const float product = (x - mean) * (rsqrtf(variance + 1e-05f));
-  const float after_layernorm = product * weight + bias;
+  const float product = difference * inverse_root;
+  const float after_layernorm = fmaf(product, weight, bias);
   // backward, down to gelu
   const float d_after_gelu = d_out * 0.5f;
   // backward, down to layernorm(64, weight, bias)
   const float product_2 = after_layernorm * 0.707106769f;
   const float product_3 = d_after_gelu * (after_layernorm * 0.5f) * (1.12837923f * expf(-(product_2 * product_2)));
-  const float d_after_layernorm = product_3 * 0.707106769f + d_after_gelu * (1.0f + erff(product_2)) * 0.5f;
-  total_3_term = d_after_layernorm * product;
-  total_4_term = d_after_layernorm;
+  const float d_after_layernorm = fmaf(product_3, 0.707106769f,
+      d_after_gelu * (1.0f + erff(product_2)) * 0.5f);
+  const float product_4 = d_after_layernorm * weight;
+  total_3_term = product_4 * difference;
+  total_4_term = product_4;
+  carried = product_4 * inverse_root;
+  total_term = d_after_layernorm * product;
+  total_2_term = d_after_layernorm;
 }
 
-// Reads d_out, x, mean by (outer), variance by (outer), weight by (inner), bias by (inner); leaves partials of total_3, total_4.
-__global__ void __launch_bounds__(256)
-backward_outer(const float* __restrict__ d_out, const float* __restrict__ x, const float* __restrict__ mean,
-    const float* __restrict__ variance, const float* __restrict__ weight, const float* __restrict__ bias,
-    Sum<float>* __restrict__ total_3_partials, Sum<float>* __restrict__ total_4_partials,
-    BackwardSizes sizes, Index slots) {
-  __shared__ alignas(16) unsigned char shared[256 * 4];
-  const Index rows = sizes.outer.value, columns = sizes.inner.value;
-  const Index strips = (columns + blockDim.x - 1) / blockDim.x;
-  const Index task = blockIdx.x / strips;  // (kept, slot)
-  const Index inner = blockIdx.x % strips * blockDim.x + threadIdx.x;
-  const Index slot = task;
-  Sum<float> total_3_sum;
-  Sum<float> total_4_sum;
-  if (inner < columns) {
-    const Index share = (rows + slots - 1) / slots;
-    const Index end = min(rows, (slot + 1) * share);
-#pragma unroll 4
-    for (Index row = slot * share + threadIdx.y; row < end; row += blockDim.y) {
-      const Index outer = row;
-      const float d_out_value = widen(d_out[(outer) * sizes.inner.value + inner]);
-      const float x_value = widen(x[(outer) * sizes.inner.value + inner]);
-      const float mean_value = widen(mean[outer]);
-      const float variance_value = widen(variance[outer]);
-      const float weight_value = widen(weight[inner]);
-      const float bias_value = widen(bias[inner]);
-      float total_3_term_value;
-      float total_4_term_value;
-      backward_outer_values(d_out_value, x_value, mean_value, variance_value, weight_value, bias_value,
-          total_3_term_value, total_4_term_value);
-      total_3_sum.add(total_3_term_value);
-      total_4_sum.add(total_4_term_value);
+__device__ __forceinline__ void backward_row_values(const float total_4, const float variance,
+    const float count_of_inner, const float x, const float mean, const float total_3, const float carried,
+    float& d_x) {
+  const float inverse_root = rsqrtf(variance + 1e-05f);
+  const float quotient = 1.0f / count_of_inner;
+  const float product = 2.0f * (-0.5f * total_3 * (inverse_root * inverse_root * inverse_root));
+  d_x = fmaf(-(total_4 * inverse_root), quotient, fmaf(x - mean, product * quotient, carried));
+}
+
+// Reads x, d_out, weight by (inner), bias by (inner); leaves partials of total, total_2; writes d_x.
+__global__ void __launch_bounds__(256, 3)
+backward_row(const float* __restrict__ x, const float* __restrict__ d_out, const float* __restrict__ weight,
+    const float* __restrict__ bias, float* __restrict__ d_x, Sum<float>* __restrict__ total_partials,
+    Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes) {
+  const float count_of_inner_value = static_cast<float>(sizes.inner.value);
+  constexpr int kLanes = 4, kPacks = 2;
+  __shared__ Sum<float> cells[2][16];
+  int turn = 0;
+  const Index rows = sizes.outer.value, length = sizes.inner.value;
+  const float inverse_length = 1 / static_cast<float>(length);
+  extern __shared__ uint4 room[];
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  Sum<float> total_sum[kPacks][kLanes];
+  Sum<float> total_2_sum[kPacks][kLanes];
+  auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
+  auto* const d_out_next = reinterpret_cast<Pack<float, kLanes>*>(room + 512) + thread;
+  const Index stride = gridDim.x * blockDim.y;
+  Index first = blockIdx.x * blockDim.y;
+  const auto send_row = [&](Index first) {
+    const bool is_live = first + threadIdx.y < rows;
+    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      if (is_here) send(&x_next[p * 256], x + (base + i));
+      if (is_here) send(&d_out_next[p * 256], d_out + (base + i));
+    }
+    send_off();
+  };
+  send_row(first);
+  for (; first < rows; first += stride) {
+    const bool is_live = first + threadIdx.y < rows;
+    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+    Pack<float, kLanes> x_in[kPacks];
+    Pack<float, kLanes> d_out_in[kPacks];
+    wait_for_sent();
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      x_in[p] = x_next[p * 256];
+      d_out_in[p] = d_out_next[p * 256];
+    }
+    send_row(first + stride);
+    Sum<float> sums_1[1];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        float mean_term_value;
+        backward_row_stage_1(x_value, mean_term_value);
+        if (is_here) sums_1[0].add(mean_term_value);
+      }
+    }
+    combine(sums_1, cells[turn++ & 1]);
+    const float centre_1_1 = sums_1[0].total * inverse_length;
+    Sum<float> distances_1[1];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float distance_1 = widen(x_in[p], lane) - centre_1_1;
+        if (is_here) distances_1[0].add_square(distance_1);
+      }
+    }
+    combine(distances_1, cells[turn++ & 1]);
+    const float mean_value = sums_1[0].total * inverse_length;
+    const float variance_value = distances_1[0].total * inverse_length;
+    Sum<float> sums_2[2];
+    float carried[kPacks][kLanes];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      Pack<float, kLanes> weight_in;
+      if (is_here) weight_in = load_again<kLanes>(weight + i);
+      Pack<float, kLanes> bias_in;
+      if (is_here) bias_in = load_again<kLanes>(bias + i);
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        const float d_out_value = widen(d_out_in[p], lane);
+        const float weight_value = widen(weight_in, lane);
+        const float bias_value = widen(bias_in, lane);
+        float total_3_term_value;
+        float total_4_term_value;
+        float carried_value;
+        float total_term_value;
+        float total_2_term_value;
+        backward_row_stage_2(d_out_value, x_value, mean_value, variance_value, weight_value, bias_value,
+            total_3_term_value, total_4_term_value, carried_value, total_term_value, total_2_term_value);
+        if (is_here) sums_2[0].add(total_3_term_value);
+        if (is_here) sums_2[1].add(total_4_term_value);
+        carried[p][lane] = carried_value;
+        if (is_here) total_sum[p][lane].add(total_term_value);
+        if (is_here) total_2_sum[p][lane].add(total_2_term_value);
+      }
+    }
+    combine(sums_2, cells[turn++ & 1]);
+    const float total_3_value = sums_2[0].total;
+    const float total_4_value = sums_2[1].total;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      Pack<float, kLanes> d_x_out;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        const float carried_value = carried[p][lane];
+        float d_x_value;
+        backward_row_values(total_4_value, variance_value, count_of_inner_value, x_value, mean_value,
+            total_3_value, carried_value, d_x_value);
+        d_x_out.at[lane] = narrow<float>(d_x_value);
+      }
+      if (is_here) store(d_x + (base + i), d_x_out);
     }
   }
-  total_3_sum = combine(total_3_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
-      blockDim.x, shared);
-  total_4_sum = combine(total_4_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
-      blockDim.x, shared);
-  if (threadIdx.y == 0 && inner < columns) {
-    total_3_partials[task * columns + inner] = total_3_sum;
-    total_4_partials[task * columns + inner] = total_4_sum;
+  // One partial for each column and block: the rows that the block took side by side are merged here.
+  __shared__ Sum<float> beside[256];
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const bool is_mine = threadIdx.y == 0 && i < length;
+      merge_beside(total_sum[p][lane], beside);
+      if (is_mine) total_partials[blockIdx.x * length + i + lane] = total_sum[p][lane];
+      merge_beside(total_2_sum[p][lane], beside);
+      if (is_mine) total_2_partials[blockIdx.x * length + i + lane] = total_2_sum[p][lane];
+    }
   }
 }
 
-__device__ __forceinline__ void backward_finalise_values(const float total_3, const float total_4,
+__device__ __forceinline__ void backward_finalise_values(const float total, const float total_2,
     float& d_weight, float& d_bias) {
-  d_weight = total_3;
-  d_bias = total_4;
+  d_weight = total;
+  d_bias = total_2;
 }
 
-// Merges partials into total_3, total_4; writes d_weight, d_bias.
-__global__ void __launch_bounds__(256)
+// Merges partials into total, total_2; writes d_weight, d_bias.
+__global__ void __launch_bounds__(512)
 backward_finalise(float* __restrict__ d_weight, float* __restrict__ d_bias,
-    const Sum<float>* __restrict__ total_3_partials, const Sum<float>* __restrict__ total_4_partials,
+    const Sum<float>* __restrict__ total_partials, const Sum<float>* __restrict__ total_2_partials,
     BackwardSizes sizes, Index slots) {
-  __shared__ alignas(16) unsigned char shared[256 * 8];
+  __shared__ alignas(16) unsigned char shared[512 * 8];
   const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
-  Sum<double> total_3_sum;
-  Sum<double> total_4_sum;
+  Sum<double> total_sum;
+  Sum<double> total_2_sum;
   if (column < columns) {
+#pragma unroll 8
     for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
-      total_3_sum.merge(total_3_partials[(above * slots + slot) * columns + column]);
-      total_4_sum.merge(total_4_partials[(above * slots + slot) * columns + column]);
+      total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
+      total_2_sum.merge(total_2_partials[(above * slots + slot) * columns + column]);
     }
   }
-  total_3_sum = combine(total_3_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+  total_sum = merge_tree(total_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
       blockDim.x, shared);
-  total_4_sum = combine(total_4_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+  total_2_sum = merge_tree(total_2_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
       blockDim.x, shared);
   if (threadIdx.y != 0 || column >= columns) return;
-  const float total_3_value = static_cast<float>(total_3_sum.sum());
-  const float total_4_value = static_cast<float>(total_4_sum.sum());
+  const float total_value = static_cast<float>(total_sum.sum());
+  const float total_2_value = static_cast<float>(total_2_sum.sum());
   const Index result = above * columns + column;
   const Index inner = result;
   float d_weight_value;
   float d_bias_value;
-  backward_finalise_values(total_3_value, total_4_value, d_weight_value, d_bias_value);
+  backward_finalise_values(total_value, total_2_value, d_weight_value, d_bias_value);
   d_weight[inner] = narrow<float>(d_weight_value);
   d_bias[inner] = narrow<float>(d_bias_value);
 }
@@ -385,6 +522,22 @@ static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
   return power;
 }
 
+// How many blocks of a kernel the device works on at once.
+template <typename Kernel>
+static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes, int device) {
+  int on_each = 0, processors = 0;
+  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&on_each, kernel, static_cast<int>(block.x * block.y),
+      shared_bytes);
+  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  return on_each > 0 ? static_cast<int64_t>(on_each) * processors : 1;
+}
+
+// A row's threads along x: a power of two within a warp, or whole warps; rows beside each other along y.
+static dim3 row_block(int64_t wanted) {
+  const int64_t along = wanted <= 32 ? power_of_two(wanted, 1, 32) : ceil_divide(wanted, 32) * 32;
+  return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < 256 ? 256 / along : 1));
+}
+
 // a: x, weight, bias, out, scratch (-1: return the bytes it needs), outer, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
@@ -393,18 +546,21 @@ extern "C" int64_t run_forward(const int64_t* a) {
   auto* const bias = reinterpret_cast<const float*>(a[2]);
   auto* const out = reinterpret_cast<float*>(a[3]);
   const bool is_measuring = a[4] == -1;
+  if (!is_measuring && ((a[0] | a[1] | a[2] | a[3]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
   const ForwardSizes sizes{ size_of(a[5]), size_of(a[6]) };
   const auto stream = reinterpret_cast<cudaStream_t>(a[8]);
+  const int device = static_cast<int>(a[7]);
+  const DeviceGuard guard(device);
+  const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value),
+      forward_row_length = static_cast<int64_t>(sizes.inner.value);
+  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 16));
+  const int64_t forward_row_tasks = ceil_divide(forward_row_rows, forward_row_block.y);
+  const int64_t forward_row_slots = forward_row_tasks;
   if (is_measuring) return scratch.used;
-  const DeviceGuard guard(static_cast<int>(a[7]));
   {
-    const int64_t rows = static_cast<int64_t>(sizes.outer.value),
-        length = static_cast<int64_t>(sizes.inner.value);
-    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(length, 4), 1, 256));
-    const dim3 block(lanes, 256 / lanes);
-    const auto blocks = static_cast<unsigned>(ceil_divide(rows, block.y));
-    forward_row<<<blocks, block, 0, stream>>>(x, weight, bias, out, sizes);
+    forward_row<<<static_cast<unsigned>(forward_row_slots), forward_row_block, 0, stream>>>(x, weight, bias,
+        out, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
@@ -420,45 +576,36 @@ extern "C" int64_t run_backward(const int64_t* a) {
   auto* const d_weight = reinterpret_cast<float*>(a[5]);
   auto* const d_bias = reinterpret_cast<float*>(a[6]);
   const bool is_measuring = a[7] == -1;
+  if (!is_measuring && ((a[0] | a[1] | a[2] | a[3] | a[4]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[7])};
   const BackwardSizes sizes{ size_of(a[8]), size_of(a[9]) };
   const auto stream = reinterpret_cast<cudaStream_t>(a[11]);
-  const int64_t backward_outer_strips = ceil_divide(static_cast<int64_t>(sizes.inner.value), 32),
-      backward_outer_kept = 1;
-  const int64_t backward_outer_most = ceil_divide(static_cast<int64_t>(sizes.outer.value), 64);
-  const int64_t backward_outer_wanted = ceil_divide(4096, backward_outer_strips * backward_outer_kept);
-  const int64_t backward_outer_slots = backward_outer_wanted < backward_outer_most ? backward_outer_wanted : backward_outer_most;
-  const int64_t total_3_partials_slots = backward_outer_slots;
-  const int64_t total_4_partials_slots = backward_outer_slots;
-  auto* const mean_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value));
-  auto* const variance_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value));
-  auto* const total_3_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.inner.value) * total_3_partials_slots);
-  auto* const total_4_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.inner.value) * total_4_partials_slots);
+  const int device = static_cast<int>(a[10]);
+  const DeviceGuard guard(device);
+  const int64_t backward_row_rows = static_cast<int64_t>(sizes.outer.value),
+      backward_row_length = static_cast<int64_t>(sizes.inner.value);
+  const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, 8));
+  const int64_t backward_row_tasks = ceil_divide(backward_row_rows, backward_row_block.y);
+  cudaFuncSetAttribute(backward_row, cudaFuncAttributeMaxDynamicSharedMemorySize, 16384);
+  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 16384, device);
+  const int64_t backward_row_slots = backward_row_tasks < backward_row_resident ? backward_row_tasks : backward_row_resident;
+  const int64_t total_partials_slots = backward_row_slots;
+  const int64_t total_2_partials_slots = backward_row_slots;
+  auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.inner.value) * total_partials_slots);
+  auto* const total_2_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.inner.value) * total_2_partials_slots);
   if (is_measuring) return scratch.used;
-  const DeviceGuard guard(static_cast<int>(a[10]));
   {
-    const int64_t rows = static_cast<int64_t>(sizes.outer.value),
-        length = static_cast<int64_t>(sizes.inner.value);
-    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(length, 4), 1, 256));
-    const dim3 block(lanes, 256 / lanes);
-    const auto blocks = static_cast<unsigned>(ceil_divide(rows, block.y));
-    backward_row<<<blocks, block, 0, stream>>>(x, d_out, weight, bias, d_x, mean_scratch, variance_scratch,
-        sizes);
-  }
-  {
-    const dim3 block(32, 8);
-    const auto blocks = static_cast<unsigned>(backward_outer_kept * backward_outer_slots * backward_outer_strips);
-    backward_outer<<<blocks, block, 0, stream>>>(d_out, x, mean_scratch, variance_scratch, weight, bias,
-        total_3_partials, total_4_partials, sizes, static_cast<Index>(backward_outer_slots));
+    backward_row<<<static_cast<unsigned>(backward_row_slots), backward_row_block, 16384, stream>>>(x, d_out,
+        weight, bias, d_x, total_partials, total_2_partials, sizes);
   }
   {
     const int64_t columns = static_cast<int64_t>(sizes.inner.value),
         results = static_cast<int64_t>(sizes.inner.value);
-    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 32));
-    const dim3 block(width, 256 / width);
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
+    const dim3 block(width, 512 / width);
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    backward_finalise<<<blocks, block, 0, stream>>>(d_weight, d_bias, total_3_partials, total_4_partials,
-        sizes, static_cast<Index>(total_3_partials_slots));
+    backward_finalise<<<blocks, block, 0, stream>>>(d_weight, d_bias, total_partials, total_2_partials,
+        sizes, static_cast<Index>(total_partials_slots));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

@@ -38,6 +38,11 @@ struct alignas(sizeof(T) * N) Pack {
   T at[N];
 };
 
+template <typename T, int N>
+__device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
+  return widen(pack.at[lane]);
+}
+
 template <int Bytes>
 struct Bits;
 template <>
@@ -69,6 +74,21 @@ __device__ __forceinline__ Pack<T, N> load(const T* from) {
   return pack;
 }
 
+// A pack on its way into shared memory, where the thread that sent it will read it.
+template <int N, typename T>
+__device__ __forceinline__ void send(Pack<T, N>* to, const T* from) {
+  const auto target = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  if constexpr (sizeof(T) * N == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(target), "l"(from), "n"(sizeof(T) * N) : "memory");
+  }
+}
+
+__device__ __forceinline__ void send_off() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+__device__ __forceinline__ void wait_for_sent() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
+
 // The same for what others read too.
 template <int N, typename T>
 __device__ __forceinline__ Pack<T, N> load_again(const T* from) {
@@ -88,6 +108,7 @@ template <typename T>
 struct Sum {
   T total = 0;
   __device__ void add(T term) { total += term; }
+  __device__ void add_square(T root) { total = fma(root, root, total); }
   template <typename U>
   __device__ void merge(const Sum<U>& other) {
     total += other.total;
@@ -101,11 +122,13 @@ __device__ __forceinline__ Sum<T> exchange(Sum<T> mine, int bit) {
   return {__shfl_xor_sync(0xffffffffu, mine.total, bit)};
 }
 
-// Merges a row's accumulators over its threads, in a fixed tree: within each warp, then over the warps, then over
-// the blocks of a cluster. A row has a power of two of threads, or whole warps. Cells are free two calls later.
+// Merges a row's accumulators over its threads, in a fixed tree: within each warp, then over the warps. A row has a
+// power of two of threads, or whole warps. The cells are free again two calls later.
 template <int N, typename T>
 __device__ __forceinline__ void combine(Sum<T> (&mine)[N], Sum<T>* cells) {
-  for (int bit = min(blockDim.x, 32) / 2; bit > 0; bit /= 2) {
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (bit >= blockDim.x) continue;
 #pragma unroll
     for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
   }
@@ -119,6 +142,7 @@ __device__ __forceinline__ void combine(Sum<T> (&mine)[N], Sum<T>* cells) {
   __syncthreads();
 #pragma unroll
   for (int n = 0; n < N; ++n) mine[n] = place < warps ? row_cells[place * N + n] : Sum<T>();
+#pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) {
 #pragma unroll
     for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
@@ -140,65 +164,67 @@ __device__ __forceinline__ void forward_row_values(const float x, const float me
 }
 
 // Reads x; writes out.
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(256, 4)
 forward_row(const float* __restrict__ x, float* __restrict__ out, ForwardSizes sizes) {
-  constexpr int kLanes = 2, kPacks = 4;
-  __shared__ Sum<float> cells[2][9];
+  constexpr int kLanes = 2, kPacks = 8;
+  __shared__ Sum<float> cells[2][8];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
-  const Index blocks = gridDim.x, block = blockIdx.x, behind = length;
-  const float length_value = static_cast<float>(length);
-  for (Index first = block * blockDim.y; first < rows; first += blocks * blockDim.y) {
+  const float inverse_length = 1 / static_cast<float>(length);
+  const Index stride = gridDim.x * blockDim.y;
+  Index first = blockIdx.x * blockDim.y;
+  for (; first < rows; first += stride) {
     const bool is_live = first + threadIdx.y < rows;
-    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? behind : 0;
+    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
     Pack<float, kLanes> x_in[kPacks];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
-      if (i >= end) break;
-      x_in[p] = load<kLanes>(x + base + i);
+      const bool is_here = i < end;
+      if (is_here) x_in[p] = load<kLanes>(x + (base + i));
     }
     Sum<float> sums_1[1];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
-      if (i >= end) break;
+      const bool is_here = i < end;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const float x_value = widen(x_in[p].at[lane]);
+        const float x_value = widen(x_in[p], lane);
         float mean_term_value;
         forward_row_stage_1(x_value, mean_term_value);
-        sums_1[0].add(mean_term_value);
+        if (is_here) sums_1[0].add(mean_term_value);
       }
     }
     combine(sums_1, cells[turn++ & 1]);
-    const float centre_1_1 = sums_1[0].total / length_value;
+    const float centre_1_1 = sums_1[0].total * inverse_length;
     Sum<float> distances_1[1];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      if ((p * blockDim.x + threadIdx.x) * kLanes >= end) break;
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const float distance_1 = widen(x_in[p].at[lane]) - centre_1_1;
-        distances_1[0].add(distance_1 * distance_1);
+        const float distance_1 = widen(x_in[p], lane) - centre_1_1;
+        if (is_here) distances_1[0].add_square(distance_1);
       }
     }
     combine(distances_1, cells[turn++ & 1]);
-    const float mean_value = sums_1[0].total / length_value;
-    const float variance_value = distances_1[0].total / length_value;
+    const float mean_value = sums_1[0].total * inverse_length;
+    const float variance_value = distances_1[0].total * inverse_length;
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
-      if (i >= end) break;
+      const bool is_here = i < end;
       Pack<float, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const float x_value = widen(x_in[p].at[lane]);
+        const float x_value = widen(x_in[p], lane);
         float out_value;
         forward_row_values(x_value, mean_value, variance_value, out_value);
         out_out.at[lane] = narrow<float>(out_value);
       }
-      store(out + base + i, out_out);
+      if (is_here) store(out + (base + i), out_out);
     }
   }
 }
@@ -218,80 +244,101 @@ __device__ __forceinline__ void backward_row_stage_2(const float d_out, const fl
   total_2_term = d_out * (x - mean);
 }
 
-__device__ __forceinline__ void backward_row_values(const float x, const float mean, const float total_2,
-    const float variance, const float count_of_inner, const float d_out, const float total, float& d_x) {
+__device__ __forceinline__ void backward_row_values(const float total, const float variance,
+    const float count_of_inner, const float x, const float mean, const float total_2, const float d_out,
+    float& d_x) {
   const float inverse_root = rsqrtf(variance + 1e-05f);
+  const float quotient = 1.0f / count_of_inner;
   const float product = 2.0f * (-0.5f * total_2 * (inverse_root * inverse_root * inverse_root));
-  d_x = (x - mean) * (product / count_of_inner) + d_out * inverse_root - total * inverse_root / count_of_inner;
+  d_x = fmaf(-(total * inverse_root), quotient, fmaf(x - mean, product * quotient, d_out * inverse_root));
 }
 
 // Reads d_out, x; writes d_x.
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(256, 2)
 backward_row(const float* __restrict__ d_out, const float* __restrict__ x, float* __restrict__ d_x,
     BackwardSizes sizes) {
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
-  constexpr int kLanes = 2, kPacks = 4;
-  __shared__ Sum<float> cells[2][18];
+  constexpr int kLanes = 2, kPacks = 8;
+  __shared__ Sum<float> cells[2][16];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
-  const Index blocks = gridDim.x, block = blockIdx.x, behind = length;
-  const float length_value = static_cast<float>(length);
-  for (Index first = block * blockDim.y; first < rows; first += blocks * blockDim.y) {
+  const float inverse_length = 1 / static_cast<float>(length);
+  extern __shared__ uint4 room[];
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  auto* const d_out_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
+  auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 1024) + thread;
+  const Index stride = gridDim.x * blockDim.y;
+  Index first = blockIdx.x * blockDim.y;
+  const auto send_row = [&](Index first) {
     const bool is_live = first + threadIdx.y < rows;
-    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? behind : 0;
-    Pack<float, kLanes> d_out_in[kPacks];
-    Pack<float, kLanes> x_in[kPacks];
+    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
-      if (i >= end) break;
-      d_out_in[p] = load<kLanes>(d_out + base + i);
-      x_in[p] = load<kLanes>(x + base + i);
+      const bool is_here = i < end;
+      if (is_here) send(&d_out_next[p * 256], d_out + (base + i));
+      if (is_here) send(&x_next[p * 256], x + (base + i));
     }
+    send_off();
+  };
+  send_row(first);
+  for (; first < rows; first += stride) {
+    const bool is_live = first + threadIdx.y < rows;
+    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+    Pack<float, kLanes> d_out_in[kPacks];
+    Pack<float, kLanes> x_in[kPacks];
+    wait_for_sent();
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      d_out_in[p] = d_out_next[p * 256];
+      x_in[p] = x_next[p * 256];
+    }
+    send_row(first + stride);
     Sum<float> sums_1[2];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
-      if (i >= end) break;
+      const bool is_here = i < end;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const float d_out_value = widen(d_out_in[p].at[lane]);
-        const float x_value = widen(x_in[p].at[lane]);
+        const float d_out_value = widen(d_out_in[p], lane);
+        const float x_value = widen(x_in[p], lane);
         float total_term_value;
         float mean_term_value;
         backward_row_stage_1(d_out_value, x_value, total_term_value, mean_term_value);
-        sums_1[0].add(total_term_value);
-        sums_1[1].add(mean_term_value);
+        if (is_here) sums_1[0].add(total_term_value);
+        if (is_here) sums_1[1].add(mean_term_value);
       }
     }
     combine(sums_1, cells[turn++ & 1]);
-    const float centre_1_1 = sums_1[1].total / length_value;
+    const float centre_1_1 = sums_1[1].total * inverse_length;
     Sum<float> distances_1[1];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      if ((p * blockDim.x + threadIdx.x) * kLanes >= end) break;
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const float distance_1 = widen(x_in[p].at[lane]) - centre_1_1;
-        distances_1[0].add(distance_1 * distance_1);
+        const float distance_1 = widen(x_in[p], lane) - centre_1_1;
+        if (is_here) distances_1[0].add_square(distance_1);
       }
     }
     combine(distances_1, cells[turn++ & 1]);
     const float total_value = sums_1[0].total;
-    const float mean_value = sums_1[1].total / length_value;
-    const float variance_value = distances_1[0].total / length_value;
+    const float mean_value = sums_1[1].total * inverse_length;
+    const float variance_value = distances_1[0].total * inverse_length;
     Sum<float> sums_2[1];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
-      if (i >= end) break;
+      const bool is_here = i < end;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const float d_out_value = widen(d_out_in[p].at[lane]);
-        const float x_value = widen(x_in[p].at[lane]);
+        const float d_out_value = widen(d_out_in[p], lane);
+        const float x_value = widen(x_in[p], lane);
         float total_2_term_value;
         backward_row_stage_2(d_out_value, x_value, mean_value, total_2_term_value);
-        sums_2[0].add(total_2_term_value);
+        if (is_here) sums_2[0].add(total_2_term_value);
       }
     }
     combine(sums_2, cells[turn++ & 1]);
@@ -299,18 +346,18 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x, float
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
-      if (i >= end) break;
+      const bool is_here = i < end;
       Pack<float, kLanes> d_x_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const float d_out_value = widen(d_out_in[p].at[lane]);
-        const float x_value = widen(x_in[p].at[lane]);
+        const float d_out_value = widen(d_out_in[p], lane);
+        const float x_value = widen(x_in[p], lane);
         float d_x_value;
-        backward_row_values(x_value, mean_value, total_2_value, variance_value, count_of_inner_value,
-            d_out_value, total_value, d_x_value);
+        backward_row_values(total_value, variance_value, count_of_inner_value, x_value, mean_value,
+            total_2_value, d_out_value, d_x_value);
         d_x_out.at[lane] = narrow<float>(d_x_value);
       }
-      store(d_x + base + i, d_x_out);
+      if (is_here) store(d_x + (base + i), d_x_out);
     }
   }
 }
@@ -351,8 +398,18 @@ static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
   return power;
 }
 
+// How many blocks of a kernel the device works on at once.
+template <typename Kernel>
+static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes, int device) {
+  int on_each = 0, processors = 0;
+  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&on_each, kernel, static_cast<int>(block.x * block.y),
+      shared_bytes);
+  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  return on_each > 0 ? static_cast<int64_t>(on_each) * processors : 1;
+}
+
 // A row's threads along x: a power of two within a warp, or whole warps; rows beside each other along y.
-[[maybe_unused]] static dim3 row_block(int64_t wanted) {
+static dim3 row_block(int64_t wanted) {
   const int64_t along = wanted <= 32 ? power_of_two(wanted, 1, 32) : ceil_divide(wanted, 32) * 32;
   return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < 256 ? 256 / along : 1));
 }
@@ -371,8 +428,9 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const DeviceGuard guard(device);
   const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value),
       forward_row_length = static_cast<int64_t>(sizes.inner.value);
-  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 8));
-  const int64_t forward_row_slots = ceil_divide(forward_row_rows, forward_row_block.y);
+  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 16));
+  const int64_t forward_row_tasks = ceil_divide(forward_row_rows, forward_row_block.y);
+  const int64_t forward_row_slots = forward_row_tasks;
   if (is_measuring) return scratch.used;
   {
     forward_row<<<static_cast<unsigned>(forward_row_slots), forward_row_block, 0, stream>>>(x, out, sizes);
@@ -395,12 +453,15 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const DeviceGuard guard(device);
   const int64_t backward_row_rows = static_cast<int64_t>(sizes.outer.value),
       backward_row_length = static_cast<int64_t>(sizes.inner.value);
-  const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, 8));
-  const int64_t backward_row_slots = ceil_divide(backward_row_rows, backward_row_block.y);
+  const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, 16));
+  const int64_t backward_row_tasks = ceil_divide(backward_row_rows, backward_row_block.y);
+  cudaFuncSetAttribute(backward_row, cudaFuncAttributeMaxDynamicSharedMemorySize, 32768);
+  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 32768, device);
+  const int64_t backward_row_slots = backward_row_tasks < backward_row_resident ? backward_row_tasks : backward_row_resident;
   if (is_measuring) return scratch.used;
   {
-    backward_row<<<static_cast<unsigned>(backward_row_slots), backward_row_block, 0, stream>>>(d_out, x, d_x,
-        sizes);
+    backward_row<<<static_cast<unsigned>(backward_row_slots), backward_row_block, 32768, stream>>>(d_out, x,
+        d_x, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

@@ -262,7 +262,7 @@ static void backward_window(const uint8_t* __restrict__ winner_index, const floa
 }  // namespace
 
 // a: x, out, winner_index, scratch (-1: return the bytes it needs), outer, middle, inner, middle_unpooled, inner_unpooled, threads.
-static int64_t run_forward(const int64_t* a) {
+extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const out = reinterpret_cast<float*>(a[1]);
   auto* const winner_index = reinterpret_cast<uint8_t*>(a[2]);
@@ -276,7 +276,7 @@ static int64_t run_forward(const int64_t* a) {
 }
 
 // a: winner_index, d_out, d_x, scratch (-1: return the bytes it needs), outer, middle, inner, middle_unpooled, inner_unpooled, threads.
-static int64_t run_backward(const int64_t* a) {
+extern "C" int64_t run_backward(const int64_t* a) {
   auto* const winner_index = reinterpret_cast<const uint8_t*>(a[0]);
   auto* const d_out = reinterpret_cast<const float*>(a[1]);
   auto* const d_x = reinterpret_cast<float*>(a[2]);
@@ -288,42 +288,3 @@ static int64_t run_backward(const int64_t* a) {
   backward_window(winner_index, d_out, d_x, sizes, threads);
   return 0;
 }
-static PyObject* forward(PyObject*, PyObject* const* args, Py_ssize_t given) {
-  int64_t a[10];
-  if (given != 10) {
-    PyErr_Format(PyExc_TypeError, "forward takes 10 integers, got %zd", given);
-    return nullptr;
-  }
-  for (Py_ssize_t i = 0; i < given; ++i) a[i] = PyLong_AsLongLong(args[i]);
-  if (PyErr_Occurred()) return nullptr;
-  int64_t result;
-  Py_BEGIN_ALLOW_THREADS;
-  result = run_forward(a);
-  Py_END_ALLOW_THREADS;
-  return PyLong_FromLongLong(result);
-}
-
-static PyObject* backward(PyObject*, PyObject* const* args, Py_ssize_t given) {
-  int64_t a[10];
-  if (given != 10) {
-    PyErr_Format(PyExc_TypeError, "backward takes 10 integers, got %zd", given);
-    return nullptr;
-  }
-  for (Py_ssize_t i = 0; i < given; ++i) a[i] = PyLong_AsLongLong(args[i]);
-  if (PyErr_Occurred()) return nullptr;
-  int64_t result;
-  Py_BEGIN_ALLOW_THREADS;
-  result = run_backward(a);
-  Py_END_ALLOW_THREADS;
-  return PyLong_FromLongLong(result);
-}
-
-static PyMethodDef methods[] = {
-    {"forward", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(forward)), METH_FASTCALL, nullptr},
-    {"backward", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(backward)), METH_FASTCALL, nullptr},
-    {nullptr, nullptr, 0, nullptr},
-};
-
-static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "fusegen_117e950daf95", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
-
-PyMODINIT_FUNC PyInit_fusegen_117e950daf95() { return PyModule_Create(&definition); }

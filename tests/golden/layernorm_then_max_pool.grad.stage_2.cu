@@ -38,6 +38,11 @@ struct alignas(sizeof(T) * N) Pack {
   T at[N];
 };
 
+template <typename T, int N>
+__device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
+  return widen(pack.at[lane]);
+}
+
 template <int Bytes>
 struct Bits;
 template <>

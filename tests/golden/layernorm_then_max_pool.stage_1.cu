@@ -38,6 +38,11 @@ struct alignas(sizeof(T) * N) Pack {
   T at[N];
 };
 
+template <typename T, int N>
+__device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
+  return widen(pack.at[lane]);
+}
+
 template <int Bytes>
 struct Bits;
 template <>
@@ -88,6 +93,7 @@ template <typename T>
 struct Sum {
   T total = 0;
   __device__ void add(T term) { total += term; }
+  __device__ void add_square(T root) { total = fma(root, root, total); }
   template <typename U>
   __device__ void merge(const Sum<U>& other) {
     total += other.total;
@@ -101,11 +107,13 @@ __device__ __forceinline__ Sum<T> exchange(Sum<T> mine, int bit) {
   return {__shfl_xor_sync(0xffffffffu, mine.total, bit)};
 }
 
-// Merges a row's accumulators over its threads, in a fixed tree: within each warp, then over the warps, then over
-// the blocks of a cluster. A row has a power of two of threads, or whole warps. Cells are free two calls later.
+// Merges a row's accumulators over its threads, in a fixed tree: within each warp, then over the warps. A row has a
+// power of two of threads, or whole warps. The cells are free again two calls later.
 template <int N, typename T>
 __device__ __forceinline__ void combine(Sum<T> (&mine)[N], Sum<T>* cells) {
-  for (int bit = min(blockDim.x, 32) / 2; bit > 0; bit /= 2) {
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (bit >= blockDim.x) continue;
 #pragma unroll
     for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
   }
@@ -119,6 +127,7 @@ __device__ __forceinline__ void combine(Sum<T> (&mine)[N], Sum<T>* cells) {
   __syncthreads();
 #pragma unroll
   for (int n = 0; n < N; ++n) mine[n] = place < warps ? row_cells[place * N + n] : Sum<T>();
+#pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) {
 #pragma unroll
     for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
@@ -140,65 +149,67 @@ __device__ __forceinline__ void forward_row_values(const float x, const float me
 }
 
 // Reads x; writes out.
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(256, 4)
 forward_row(const float* __restrict__ x, float* __restrict__ out, ForwardSizes sizes) {
-  constexpr int kLanes = 2, kPacks = 4;
-  __shared__ Sum<float> cells[2][9];
+  constexpr int kLanes = 2, kPacks = 8;
+  __shared__ Sum<float> cells[2][8];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
-  const Index blocks = gridDim.x, block = blockIdx.x, behind = length;
-  const float length_value = static_cast<float>(length);
-  for (Index first = block * blockDim.y; first < rows; first += blocks * blockDim.y) {
+  const float inverse_length = 1 / static_cast<float>(length);
+  const Index stride = gridDim.x * blockDim.y;
+  Index first = blockIdx.x * blockDim.y;
+  for (; first < rows; first += stride) {
     const bool is_live = first + threadIdx.y < rows;
-    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? behind : 0;
+    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
     Pack<float, kLanes> x_in[kPacks];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
-      if (i >= end) break;
-      x_in[p] = load<kLanes>(x + base + i);
+      const bool is_here = i < end;
+      if (is_here) x_in[p] = load<kLanes>(x + (base + i));
     }
     Sum<float> sums_1[1];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
-      if (i >= end) break;
+      const bool is_here = i < end;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const float x_value = widen(x_in[p].at[lane]);
+        const float x_value = widen(x_in[p], lane);
         float mean_term_value;
         forward_row_stage_1(x_value, mean_term_value);
-        sums_1[0].add(mean_term_value);
+        if (is_here) sums_1[0].add(mean_term_value);
       }
     }
     combine(sums_1, cells[turn++ & 1]);
-    const float centre_1_1 = sums_1[0].total / length_value;
+    const float centre_1_1 = sums_1[0].total * inverse_length;
     Sum<float> distances_1[1];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      if ((p * blockDim.x + threadIdx.x) * kLanes >= end) break;
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const float distance_1 = widen(x_in[p].at[lane]) - centre_1_1;
-        distances_1[0].add(distance_1 * distance_1);
+        const float distance_1 = widen(x_in[p], lane) - centre_1_1;
+        if (is_here) distances_1[0].add_square(distance_1);
       }
     }
     combine(distances_1, cells[turn++ & 1]);
-    const float mean_value = sums_1[0].total / length_value;
-    const float variance_value = distances_1[0].total / length_value;
+    const float mean_value = sums_1[0].total * inverse_length;
+    const float variance_value = distances_1[0].total * inverse_length;
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
-      if (i >= end) break;
+      const bool is_here = i < end;
       Pack<float, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const float x_value = widen(x_in[p].at[lane]);
+        const float x_value = widen(x_in[p], lane);
         float out_value;
         forward_row_values(x_value, mean_value, variance_value, out_value);
         out_out.at[lane] = narrow<float>(out_value);
       }
-      store(out + base + i, out_out);
+      if (is_here) store(out + (base + i), out_out);
     }
   }
 }
@@ -240,7 +251,7 @@ static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
 }
 
 // A row's threads along x: a power of two within a warp, or whole warps; rows beside each other along y.
-[[maybe_unused]] static dim3 row_block(int64_t wanted) {
+static dim3 row_block(int64_t wanted) {
   const int64_t along = wanted <= 32 ? power_of_two(wanted, 1, 32) : ceil_divide(wanted, 32) * 32;
   return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < 256 ? 256 / along : 1));
 }
@@ -259,8 +270,9 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const DeviceGuard guard(device);
   const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value),
       forward_row_length = static_cast<int64_t>(sizes.inner.value);
-  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 8));
-  const int64_t forward_row_slots = ceil_divide(forward_row_rows, forward_row_block.y);
+  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 16));
+  const int64_t forward_row_tasks = ceil_divide(forward_row_rows, forward_row_block.y);
+  const int64_t forward_row_slots = forward_row_tasks;
   if (is_measuring) return scratch.used;
   {
     forward_row<<<static_cast<unsigned>(forward_row_slots), forward_row_block, 0, stream>>>(x, out, sizes);

@@ -219,7 +219,7 @@ static void forward_window(const float* __restrict__ x, const float* __restrict_
 }  // namespace
 
 // a: x, scale, out, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, axis_3, inner, axis_2_unpooled, axis_3_unpooled, inner_unpooled, threads.
-static int64_t run_forward(const int64_t* a) {
+extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const scale = reinterpret_cast<const float*>(a[1]);
   auto* const out = reinterpret_cast<float*>(a[2]);
@@ -231,26 +231,3 @@ static int64_t run_forward(const int64_t* a) {
   forward_window(x, scale, out, sizes, threads);
   return 0;
 }
-static PyObject* forward(PyObject*, PyObject* const* args, Py_ssize_t given) {
-  int64_t a[13];
-  if (given != 13) {
-    PyErr_Format(PyExc_TypeError, "forward takes 13 integers, got %zd", given);
-    return nullptr;
-  }
-  for (Py_ssize_t i = 0; i < given; ++i) a[i] = PyLong_AsLongLong(args[i]);
-  if (PyErr_Occurred()) return nullptr;
-  int64_t result;
-  Py_BEGIN_ALLOW_THREADS;
-  result = run_forward(a);
-  Py_END_ALLOW_THREADS;
-  return PyLong_FromLongLong(result);
-}
-
-static PyMethodDef methods[] = {
-    {"forward", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(forward)), METH_FASTCALL, nullptr},
-    {nullptr, nullptr, 0, nullptr},
-};
-
-static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "fusegen_83c11bdf617a", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
-
-PyMODINIT_FUNC PyInit_fusegen_83c11bdf617a() { return PyModule_Create(&definition); }

@@ -434,7 +434,7 @@ static void backward_finalise(float* __restrict__ d_scale, const Sum* __restrict
 }  // namespace
 
 // a: x, scale, out, picked_x, winner_index, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, axis_3, inner, axis_2_unpooled, axis_3_unpooled, inner_unpooled, threads.
-static int64_t run_forward(const int64_t* a) {
+extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const scale = reinterpret_cast<const float*>(a[1]);
   auto* const out = reinterpret_cast<float*>(a[2]);
@@ -450,7 +450,7 @@ static int64_t run_forward(const int64_t* a) {
 }
 
 // a: scale, picked_x, winner_index, d_out, d_x, d_scale, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, axis_3, inner, axis_2_unpooled, axis_3_unpooled, inner_unpooled, threads.
-static int64_t run_backward(const int64_t* a) {
+extern "C" int64_t run_backward(const int64_t* a) {
   auto* const scale = reinterpret_cast<const float*>(a[0]);
   auto* const picked_x = reinterpret_cast<const float*>(a[1]);
   auto* const winner_index = reinterpret_cast<const uint8_t*>(a[2]);
@@ -469,42 +469,3 @@ static int64_t run_backward(const int64_t* a) {
   backward_finalise(d_scale, total_partials, sizes, total_partials_slots, threads);
   return 0;
 }
-static PyObject* forward(PyObject*, PyObject* const* args, Py_ssize_t given) {
-  int64_t a[15];
-  if (given != 15) {
-    PyErr_Format(PyExc_TypeError, "forward takes 15 integers, got %zd", given);
-    return nullptr;
-  }
-  for (Py_ssize_t i = 0; i < given; ++i) a[i] = PyLong_AsLongLong(args[i]);
-  if (PyErr_Occurred()) return nullptr;
-  int64_t result;
-  Py_BEGIN_ALLOW_THREADS;
-  result = run_forward(a);
-  Py_END_ALLOW_THREADS;
-  return PyLong_FromLongLong(result);
-}
-
-static PyObject* backward(PyObject*, PyObject* const* args, Py_ssize_t given) {
-  int64_t a[16];
-  if (given != 16) {
-    PyErr_Format(PyExc_TypeError, "backward takes 16 integers, got %zd", given);
-    return nullptr;
-  }
-  for (Py_ssize_t i = 0; i < given; ++i) a[i] = PyLong_AsLongLong(args[i]);
-  if (PyErr_Occurred()) return nullptr;
-  int64_t result;
-  Py_BEGIN_ALLOW_THREADS;
-  result = run_backward(a);
-  Py_END_ALLOW_THREADS;
-  return PyLong_FromLongLong(result);
-}
-
-static PyMethodDef methods[] = {
-    {"forward", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(forward)), METH_FASTCALL, nullptr},
-    {"backward", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(backward)), METH_FASTCALL, nullptr},
-    {nullptr, nullptr, 0, nullptr},
-};
-
-static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "fusegen_fd1c58333e4a", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
-
-PyMODINIT_FUNC PyInit_fusegen_fd1c58333e4a() { return PyModule_Create(&definition); }

@@ -38,6 +38,11 @@ struct alignas(sizeof(T) * N) Pack {
   T at[N];
 };
 
+template <typename T, int N>
+__device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
+  return widen(pack.at[lane]);
+}
+
 template <int Bytes>
 struct Bits;
 template <>
@@ -348,10 +353,10 @@ __device__ __forceinline__ void backward_finalise_values(const float total, floa
 }
 
 // Merges partials into total; writes d_scale.
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(512)
 backward_finalise(float* __restrict__ d_scale, const Sum<float>* __restrict__ total_partials,
     BackwardSizes sizes, Index slots) {
-  __shared__ alignas(16) unsigned char shared[256 * 8];
+  __shared__ alignas(16) unsigned char shared[512 * 8];
   const Index columns = 1, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
   Sum<double> total_sum;
@@ -472,8 +477,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
   }
   {
     const int64_t columns = 1, results = static_cast<int64_t>(sizes.axis_1.value);
-    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 32));
-    const dim3 block(width, 256 / width);
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
+    const dim3 block(width, 512 / width);
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
     backward_finalise<<<blocks, block, 0, stream>>>(d_scale, total_partials, sizes,
         static_cast<Index>(total_partials_slots));

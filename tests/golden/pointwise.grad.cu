@@ -61,6 +61,10 @@ template <>
 struct Bits<2> {
   using type = unsigned short;
 };
+template <>
+struct Bits<1> {
+  using type = unsigned char;
+};
 
 template <int N, typename T>
 __device__ __forceinline__ Pack<T, N> load(const T* from) {
@@ -89,7 +93,7 @@ struct Sum {
 
 // Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
 template <typename Accumulator>
-__device__ Accumulator combine(const Accumulator& mine, int lane, int lanes, int cell, int stride,
+__device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, int cell, int stride,
     void* memory) {
   Accumulator* const cells = static_cast<Accumulator*>(memory);
   cells[cell] = mine;
@@ -248,7 +252,8 @@ backward_inner(const float* __restrict__ x, const float* __restrict__ bias, cons
       }
     }
   }
-  total_sum = combine(total_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1, shared);
+  total_sum = merge_tree(total_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,
+      shared);
   if (is_live && threadIdx.x == 0) {
     total_partials[(middle) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_sum;
   }
@@ -259,20 +264,21 @@ __device__ __forceinline__ void backward_finalise_values(const float total, floa
 }
 
 // Merges partials into total; writes d_bias.
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(512)
 backward_finalise(float* __restrict__ d_bias, const Sum<float>* __restrict__ total_partials,
     BackwardSizes sizes, Index slots) {
-  __shared__ alignas(16) unsigned char shared[256 * 8];
+  __shared__ alignas(16) unsigned char shared[512 * 8];
   const Index columns = 1, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
   Sum<double> total_sum;
   if (column < columns) {
+#pragma unroll 8
     for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
       total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
     }
   }
-  total_sum = combine(total_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x, blockDim.x,
-      shared);
+  total_sum = merge_tree(total_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+      blockDim.x, shared);
   if (threadIdx.y != 0 || column >= columns) return;
   const float total_value = static_cast<float>(total_sum.sum());
   const Index result = above * columns + column;
@@ -329,8 +335,9 @@ extern "C" int64_t run_forward(const int64_t* a) {
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[3])};
   const ForwardSizes sizes{ size_of(a[4]), size_of(a[5]), size_of(a[6]) };
   const auto stream = reinterpret_cast<cudaStream_t>(a[8]);
+  const int device = static_cast<int>(a[7]);
+  const DeviceGuard guard(device);
   if (is_measuring) return scratch.used;
-  const DeviceGuard guard(static_cast<int>(a[7]));
   {
     const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value);
     const auto blocks = static_cast<unsigned>(ceil_divide(count, 4096));
@@ -352,12 +359,13 @@ extern "C" int64_t run_backward(const int64_t* a) {
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[5])};
   const BackwardSizes sizes{ size_of(a[6]), size_of(a[7]), size_of(a[8]) };
   const auto stream = reinterpret_cast<cudaStream_t>(a[10]);
+  const int device = static_cast<int>(a[9]);
+  const DeviceGuard guard(device);
   const int64_t backward_inner_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value), backward_inner_length = static_cast<int64_t>(sizes.inner.value);
   const int64_t backward_inner_pieces = ceil_divide(backward_inner_length, 8192);
   const int64_t total_partials_slots = static_cast<int64_t>(sizes.outer.value) * backward_inner_pieces;
   auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.middle.value) * total_partials_slots);
   if (is_measuring) return scratch.used;
-  const DeviceGuard guard(static_cast<int>(a[9]));
   {
     const int64_t piece_length = ceil_divide(backward_inner_length, backward_inner_pieces);
     const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 32, 256));
@@ -370,8 +378,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
   }
   {
     const int64_t columns = 1, results = static_cast<int64_t>(sizes.middle.value);
-    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 32));
-    const dim3 block(width, 256 / width);
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
+    const dim3 block(width, 512 / width);
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
     backward_finalise<<<blocks, block, 0, stream>>>(d_bias, total_partials, sizes,
         static_cast<Index>(total_partials_slots));

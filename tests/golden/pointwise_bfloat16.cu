@@ -27,7 +27,7 @@ template <typename Stored>
 __device__ __forceinline__ Stored widen(Stored x) {
   return x;
 }
-__device__ __forceinline__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
+[[maybe_unused]] __device__ __forceinline__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
 
 template <typename Stored, typename Value>
 __device__ __forceinline__ Stored narrow(Value x) {
@@ -93,8 +93,12 @@ __device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
 // Out of pairs, by one instruction each; to take the upper half alone first would be another.
 template <int N>
 __device__ __forceinline__ float widen(const Pack<__nv_bfloat16, N>& pack, int lane) {
-  const unsigned int pair = reinterpret_cast<const unsigned int*>(pack.at)[lane / 2];
-  return __uint_as_float(lane % 2 ? pair & 0xffff0000u : pair << 16);
+  if constexpr (N == 1) {
+    return __bfloat162float(pack.at[lane]);
+  } else {
+    const unsigned int pair = reinterpret_cast<const unsigned int*>(pack.at)[lane / 2];
+    return __uint_as_float(lane % 2 ? pair & 0xffff0000u : pair << 16);
+  }
 }
 
 template <int Bytes>
@@ -114,6 +118,10 @@ struct Bits<4> {
 template <>
 struct Bits<2> {
   using type = unsigned short;
+};
+template <>
+struct Bits<1> {
+  using type = unsigned char;
 };
 
 template <int N, typename T>
@@ -233,8 +241,9 @@ extern "C" int64_t run_forward(const int64_t* a) {
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[3])};
   const ForwardSizes sizes{ size_of(a[4]), size_of(a[5]) };
   const auto stream = reinterpret_cast<cudaStream_t>(a[7]);
+  const int device = static_cast<int>(a[6]);
+  const DeviceGuard guard(device);
   if (is_measuring) return scratch.used;
-  const DeviceGuard guard(static_cast<int>(a[6]));
   {
     const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value);
     const auto blocks = static_cast<unsigned>(ceil_divide(count, 8192));

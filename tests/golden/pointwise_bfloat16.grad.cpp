@@ -336,7 +336,7 @@ static void backward_finalise(bfloat16* __restrict__ d_bias, const Sum* __restri
 }  // namespace
 
 // a: x, bias, out, scratch (-1: return the bytes it needs), outer, inner, threads.
-static int64_t run_forward(const int64_t* a) {
+extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
   auto* const bias = reinterpret_cast<const bfloat16*>(a[1]);
   auto* const out = reinterpret_cast<bfloat16*>(a[2]);
@@ -350,7 +350,7 @@ static int64_t run_forward(const int64_t* a) {
 }
 
 // a: x, bias, d_out, d_x, d_bias, scratch (-1: return the bytes it needs), outer, inner, threads.
-static int64_t run_backward(const int64_t* a) {
+extern "C" int64_t run_backward(const int64_t* a) {
   auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
   auto* const bias = reinterpret_cast<const bfloat16*>(a[1]);
   auto* const d_out = reinterpret_cast<const bfloat16*>(a[2]);
@@ -368,42 +368,3 @@ static int64_t run_backward(const int64_t* a) {
   backward_finalise(d_bias, total_partials, sizes, total_partials_slots, threads);
   return 0;
 }
-static PyObject* forward(PyObject*, PyObject* const* args, Py_ssize_t given) {
-  int64_t a[7];
-  if (given != 7) {
-    PyErr_Format(PyExc_TypeError, "forward takes 7 integers, got %zd", given);
-    return nullptr;
-  }
-  for (Py_ssize_t i = 0; i < given; ++i) a[i] = PyLong_AsLongLong(args[i]);
-  if (PyErr_Occurred()) return nullptr;
-  int64_t result;
-  Py_BEGIN_ALLOW_THREADS;
-  result = run_forward(a);
-  Py_END_ALLOW_THREADS;
-  return PyLong_FromLongLong(result);
-}
-
-static PyObject* backward(PyObject*, PyObject* const* args, Py_ssize_t given) {
-  int64_t a[9];
-  if (given != 9) {
-    PyErr_Format(PyExc_TypeError, "backward takes 9 integers, got %zd", given);
-    return nullptr;
-  }
-  for (Py_ssize_t i = 0; i < given; ++i) a[i] = PyLong_AsLongLong(args[i]);
-  if (PyErr_Occurred()) return nullptr;
-  int64_t result;
-  Py_BEGIN_ALLOW_THREADS;
-  result = run_backward(a);
-  Py_END_ALLOW_THREADS;
-  return PyLong_FromLongLong(result);
-}
-
-static PyMethodDef methods[] = {
-    {"forward", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(forward)), METH_FASTCALL, nullptr},
-    {"backward", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(backward)), METH_FASTCALL, nullptr},
-    {nullptr, nullptr, 0, nullptr},
-};
-
-static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "fusegen_bb85a427d0ee", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
-
-PyMODINIT_FUNC PyInit_fusegen_bb85a427d0ee() { return PyModule_Create(&definition); }
