@@ -1,0 +1,189 @@
+// CUDA's words for a C++ compiler: a kernel's blocks one after another, a block's threads as fibers that take turns.
+//
+// It finds wrong indices, missing or divergent barriers, reads of what was never written (memory starts as NaN) and
+// shuffles of threads that left. It does not find races within a barrier's interval, nor anything of time.
+#pragma once
+#include <ucontext.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __shared__ static
+
+struct alignas(8) uint2 {
+  unsigned x, y;
+};
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
+struct dim3 {
+  unsigned x, y, z;
+  dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+inline dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+namespace emulation {
+
+constexpr size_t kMostShared = 227 << 10, kStack = 64 << 10;
+inline uint4* const room = static_cast<uint4*>(aligned_alloc(256, 256 << 10));
+
+struct Fiber {
+  ucontext_t context;
+  bool is_done;
+  dim3 index;
+  char* stack;
+};
+struct Warp {
+  uint64_t slots[2][32];
+  int arrived;
+  long phase;
+};
+inline std::vector<Fiber> fibers(1024);
+inline Warp warps[32];
+inline ucontext_t scheduler;
+inline int current, alive, arrived, threads;
+inline long phase, progress;
+inline const std::function<void()>* kernel;
+
+[[noreturn]] inline void fail(const char* what, int number) {
+  std::fprintf(stderr, "emulation: %s (%d)\n", what, number);
+  std::exit(3);
+}
+
+inline void yield() { swapcontext(&fibers[current].context, &scheduler); }
+
+inline void run_thread() {
+  (*kernel)();
+  fibers[current].is_done = true;
+  ++progress;
+  if (--alive > 0 && arrived == alive) arrived = 0, ++phase;
+  yield();
+}
+
+inline void start(Fiber& fiber) {
+  fiber.is_done = false;
+  if (fiber.stack == nullptr) fiber.stack = static_cast<char*>(std::malloc(kStack));
+  getcontext(&fiber.context);
+  fiber.context.uc_stack.ss_sp = fiber.stack;
+  fiber.context.uc_stack.ss_size = kStack;
+  fiber.context.uc_link = &scheduler;
+  makecontext(&fiber.context, run_thread, 0);
+}
+
+inline void launch(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body) {
+  kernel = &body;
+  gridDim = grid;
+  blockDim = block;
+  threads = static_cast<int>(block.x * block.y);
+  if (threads < 1 || threads > 1024) fail("threads in a block", threads);
+  if (shared_bytes > kMostShared) fail("bytes of shared memory", static_cast<int>(shared_bytes));
+  for (unsigned b = 0; b < grid.x; ++b) {
+    blockIdx = dim3(b, 0, 0);
+    std::memset(room, 0xff, 256 << 10);
+    alive = threads;
+    arrived = 0;
+    for (Warp& warp : warps) warp.arrived = 0;
+    for (int t = 0; t < threads; ++t) {
+      fibers[t].index = dim3(t % block.x, t / block.x, 0);
+      start(fibers[t]);
+    }
+    while (alive > 0) {
+      const long before = progress;
+      for (int t = 0; t < threads; ++t) {
+        if (fibers[t].is_done) continue;
+        current = t;
+        threadIdx = fibers[t].index;
+        swapcontext(&scheduler, &fibers[t].context);
+      }
+      if (progress == before) fail("threads wait for others that will not come", alive);
+    }
+  }
+}
+
+}  // namespace emulation
+
+inline void __syncthreads() {
+  using namespace emulation;
+  const long mine = phase;
+  ++progress;
+  if (++arrived == alive) {
+    arrived = 0;
+    ++phase;
+    return;
+  }
+  while (phase == mine) yield();
+  ++progress;
+}
+
+template <typename T>
+T __shfl_xor_sync(unsigned, T value, int bit) {
+  using namespace emulation;
+  Warp& warp = warps[current / 32];
+  const long mine = warp.phase;
+  const int left = threads - current / 32 * 32, lanes = left < 32 ? left : 32;
+  if ((current % 32 ^ bit) >= lanes) fail("a shuffle with a thread that there is not", current);
+  std::memcpy(&warp.slots[mine & 1][current % 32], &value, sizeof(T));
+  ++progress;
+  if (++warp.arrived == lanes) {
+    warp.arrived = 0;
+    ++warp.phase;
+  }
+  while (warp.phase == mine) yield();
+  ++progress;
+  T result;
+  std::memcpy(&result, &warp.slots[mine & 1][current % 32 ^ bit], sizeof(T));
+  return result;
+}
+
+template <typename A, typename B>
+auto min(A a, B b) {
+  return a < b ? a : b;
+}
+inline uint32_t __umulhi(uint32_t a, uint32_t b) { return static_cast<uint32_t>((uint64_t{a} * b) >> 32); }
+template <typename T>
+T __ldcs(const T* from) {
+  return *from;
+}
+template <typename T>
+T __ldg(const T* from) {
+  return *from;
+}
+template <typename T>
+void __stcs(T* to, T value) {
+  *to = value;
+}
+inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
+inline unsigned __cvta_generic_to_shared(const void*) { return 0; }
+
+// The host's side: a device of three multiprocessors with room for one block each.
+using cudaStream_t = void*;
+using cudaError_t = int;
+enum { cudaDevAttrMultiProcessorCount, cudaFuncAttributeMaxDynamicSharedMemorySize };
+inline const char* cudaGetErrorString(int) { return "an error"; }
+inline int cudaGetLastError() { return 0; }
+inline int cudaGetDevice(int* device) { return *device = 0; }
+inline int cudaSetDevice(int) { return 0; }
+template <typename Kernel>
+int cudaFuncSetAttribute(Kernel*, int, int64_t bytes) {
+  if (bytes > static_cast<int64_t>(emulation::kMostShared)) emulation::fail("bytes of shared memory", bytes);
+  return 0;
+}
+template <typename Kernel>
+int cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel*, int, size_t) {
+  *blocks = 1;
+  return 0;
+}
+inline int cudaDeviceGetAttribute(int* value, int, int) {
+  *value = 3;
+  return 0;
+}

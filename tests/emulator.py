@@ -1,0 +1,130 @@
+"""CUDA sources run on the CPU: translated for g++, with a stand-in for CUDA's own header.
+
+So that CI, which has no GPU, executes every skeleton and not only compiles it.
+"""
+
+import ctypes
+import math
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fusegen import dsl
+from fusegen.describe import memory_order
+from fusegen.emission import source
+from fusegen.grouping import collapse
+from fusegen.lower import bind, stages
+from fusegen.plan import dense_strides
+from fusegen.program import derivative, forward
+from fusegen.reference import run_eagerly
+from fusegen.signature import element_types, signature, with_derivative
+
+HEADER = Path(__file__).parent / "emulation"
+_LAUNCH = re.compile(r"(\w+)<<<(.*?),\s*stream>>>\((.*?)\);", re.DOTALL)
+_ASYNC_COPY = re.compile(r'asm volatile\("cp\.async\.c[ag].*?\);', re.DOTALL)
+_ASYNC_ORDER = re.compile(r'asm volatile\("cp\.async\.(commit|wait).*?\);', re.DOTALL)
+
+
+def translated(text: str) -> str:
+    """A .cu file as C++: launches, dynamic shared memory and asynchronous copies put otherwise."""
+    text = _LAUNCH.sub(r"emulation::launch(\2, [=] { \1(\3); });", text)
+    text = _ASYNC_COPY.sub("std::memcpy(to, from, sizeof(*to)); static_cast<void>(target);", text)
+    text = _ASYNC_ORDER.sub("", text)
+    text = text.replace("extern __shared__ uint4 room[];", "uint4* const room = emulation::room;")
+    return text.replace("__shared__ alignas(16)", "alignas(16) __shared__")
+
+
+def build(text: str, folder: Path) -> ctypes.CDLL:
+    """The translated source as a library with its run_<program> functions."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file, library = folder / "emulated.cpp", folder / "emulated.so"
+    file.write_text(translated(text))
+    command = ["g++", "-O1", "-std=c++20", "-fPIC", "-shared", "-ffp-contract=off", "-w"]
+    command += [f"-I{HEADER}", "-o", str(library), str(file)]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    return ctypes.CDLL(str(library))
+
+
+@dataclass
+class Emulated:
+    """A chain's forward and backward on the emulator, and the same in float64 by torch."""
+
+    results: list[torch.Tensor]
+    expected: list[torch.Tensor]
+    text: str
+
+
+def run(
+    chain_text: str,
+    shape: tuple[int, ...],
+    operand_shapes: list[tuple[int, ...]],
+    folder: Path,
+    *,
+    dtype: str = "float32",
+    layout: str = "contiguous",
+) -> Emulated:
+    """The result, then the gradients of x and every operand."""
+    (chain,) = stages(dsl.parse(chain_text))
+    kind = getattr(torch, dtype)
+    shapes = [shape, *operand_shapes]
+    tensors = [torch.randn(s, dtype=kind) for s in shapes]
+    operands = dict(zip(chain.operands, operand_shapes, strict=True))
+    bound = bind(chain, (shape, dtype), {n: (s, dtype) for n, s in operands.items()})
+    order = memory_order(shape, bound.domain, layout)
+    program = forward(bound, is_training=True)
+    types = element_types(program, bound, [dtype] * len(shapes))
+    found = derivative(program, range(len(shapes)), (0,), shapes)
+    types = with_derivative(program, found, types)
+    programs = [program, found.program]
+    text = source(chain, programs, signature("cuda", order, programs, types, bound)).text
+    library = build(text, folder)
+    windows = dict(bound.windows)
+    pooled = {a: bound.domain[a] // w for a, w in windows.items()}
+
+    def place(extent: frozenset[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        sizes = []
+        for axis in range(-len(bound.domain), 0):
+            is_pooled = axis in pooled and -axis not in extent
+            size = pooled[axis] if is_pooled else bound.domain[axis]
+            sizes.append(size if axis in extent else 1)
+        return tuple(sizes), dense_strides(sizes, order)
+
+    def launch(which, inputs):
+        arguments = []
+        for leaf, tensor in zip(which.graph.inputs, inputs, strict=True):
+            sizes, strides = place(leaf.extent)
+            home = torch.empty_strided(sizes, strides, dtype=tensor.dtype)
+            arguments.append(home.copy_(tensor.reshape(sizes)))
+        outputs = []
+        for name, expr in which.graph.outputs:
+            home = torch.empty_strided(*place(expr.extent), dtype=getattr(torch, types[name]))
+            outputs.append(home.fill_(math.nan) if home.is_floating_point() else home.zero_())
+        groups = collapse(which.graph, order, windows)[2]
+        numbers = [math.prod(pooled.get(a, bound.domain[a]) for a in g) for g in groups.axes]
+        numbers += [bound.domain[groups.axes[g][0]] for g in groups.pooled]
+        call = getattr(library, f"run_{which.name}")
+        call.restype = ctypes.c_int64
+
+        def with_scratch(scratch: int) -> int:
+            values = [t.data_ptr() for t in arguments + outputs] + [scratch, *numbers, 0, 0]
+            return call((ctypes.c_int64 * len(values))(*values))
+
+        scratch = torch.full((with_scratch(-1) // 4 + 64,), math.nan)
+        assert with_scratch(scratch.data_ptr()) == 0
+        return outputs
+
+    outputs = launch(program, tensors)
+    exact = [t.double().requires_grad_() for t in tensors]
+    expected = run_eagerly(chain, exact[0], dict(zip(chain.operands, exact[1:], strict=True)))
+    cotangent = torch.randn(expected.shape, dtype=kind)
+    pools = {"input": tensors, "output": outputs, "cotangent": [cotangent]}
+    results = launch(found.program, [pools[pool][i] for pool, i in found.sources])
+    by_input = dict(zip(found.targets, results, strict=True))
+    by_input |= {i: results[output] for i, output in found.shared}
+    wanted = [expected, *torch.autograd.grad(expected, exact, cotangent.double())]
+    have = [outputs[0], *(by_input[i] for i in range(len(shapes)))]
+    have = [h.reshape(w.shape) for h, w in zip(have, wanted, strict=True)]
+    return Emulated(have, [w.detach() for w in wanted], text)

@@ -1,0 +1,95 @@
+"""The CUDA skeletons, executed on the CPU: right values and gradients, and every family among them."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from emulator import HEADER, run, translated
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ to translate for")
+
+_NORM = "layernorm(weight, bias) | gelu"
+_CHANNEL = "layernorm(weight, bias, axis=1)"
+_CHAIN_A = "leaky_relu(0.2) | add_channel | clamp(-1, 1) | gelu"
+_POOL = "leaky_relu(0.2) | mul_channel | max_pool2d(2)"
+# chain, x's shape, the operands' shapes, what else; the families that must be in the source
+CASES = [
+    # Rows: within a warp, in packs and one by one; over warps; of both sizes of block; too long.
+    (_NORM, (300, 64), [(64,)] * 2, {}, "row"),
+    (_NORM, (37, 63), [(63,)] * 2, {}, "row"),
+    (_NORM, (70, 3), [(3,)] * 2, {}, "row"),
+    (_NORM, (9, 1000), [(1000,)] * 2, {}, "row"),
+    (_NORM, (9, 1023), [(1023,)] * 2, {}, "row"),
+    (_NORM, (4, 8190), [(8190,)] * 2, {}, "row"),
+    ("layernorm(weight, bias)", (4, 16384), [(16384,)] * 2, {}, "row"),
+    (_NORM, (3, 9001), [(9001,)] * 2, {}, "inner outer"),
+    ("add(r) | layernorm(weight, bias) | gelu", (5, 8192), [(5, 8192), *[(8192,)] * 2], {}, "row"),
+    (
+        "gelu | layernorm(weight, bias) | mul_channel",
+        (3, 5, 7, 24),
+        [*[(24,)] * 2, (5,)],
+        {},
+        "row",
+    ),
+    ("layernorm(weight, bias) | mul(y)", (4, 10, 32), [*[(32,)] * 2, (10, 32)], {}, "row"),
+    ("layernorm | mul(w)", (40, 64), [(40, 1)], {}, "row"),
+    (_NORM, (9, 1000), [(1000,)] * 2, {"dtype": "float64"}, "row"),
+    # Strided rows.
+    (_CHANNEL, (2, 96, 5, 8), [(96,)] * 2, {}, "column"),
+    (f"{_CHANNEL} | gelu", (2, 19, 5, 7), [(19,)] * 2, {}, "column"),
+    (_CHANNEL, (2, 200, 6, 6), [(200,)] * 2, {}, "column"),
+    (f"{_CHANNEL} | add(r)", (1, 700, 3, 4), [*[(700,)] * 2, (1, 700, 3, 4)], {}, "column"),
+    (_CHANNEL, (1, 1500, 3, 4), [(1500,)] * 2, {}, "outer"),
+    (_CHANNEL, (2, 96, 5, 8), [(96,)] * 2, {"layout": "channels_last"}, "row"),
+    # Sums along rows and down columns.
+    (_CHAIN_A, (3, 5, 7, 9), [(5,)], {}, "pointwise inner"),
+    (_CHAIN_A, (3, 8, 7, 9), [(8,)], {"layout": "channels_last"}, "pointwise outer"),
+    ("add(b) | gelu", (333, 33), [(33,)], {}, "outer"),
+    ("add(b) | gelu", (6, 50, 96), [(50, 96)], {}, "outer"),
+    # Windows.
+    (_POOL, (2, 8, 6, 16), [(8,)], {}, "window"),
+    (_POOL, (2, 3, 5, 7), [(3,)], {}, "window"),
+    (_POOL, (2, 8, 6, 16), [(8,)], {"layout": "channels_last"}, "window"),
+]
+
+
+@pytest.mark.parametrize(
+    ("chain", "shape", "operands", "more", "families"),
+    CASES,
+    ids=[f"{'-'.join(map(str, c[1]))} {c[0]} {' '.join(c[3].values())}" for c in CASES],
+)
+def test_a_cuda_source_computes_what_torch_does(
+    chain: str, shape: tuple[int, ...], operands: list, more: dict, families: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    done = run(chain, shape, operands, tmp_path, **more)
+    for family in families.split():
+        assert re.search(rf"^(\w+_)?{family}\b|^(forward|backward)_{family}", done.text, re.M)
+    # Rounding of each of a few operations, relative to the largest value.
+    tolerance = 2e-6 if more.get("dtype") != "float64" else 1e-14
+    for have, want in zip(done.results, done.expected, strict=True):
+        error = (have.double() - want).abs().max() / (want.abs().max() + 0.1)
+        assert error < tolerance
+
+
+def test_a_barrier_that_some_threads_miss_is_noticed(tmp_path: Path) -> None:
+    text = """
+#include <cuda_runtime.h>
+__global__ void waits() {
+  if (threadIdx.x < 7) __syncthreads();
+  while (threadIdx.x == 7) emulation::yield();
+}
+int main() {
+  void* stream = nullptr;
+  waits<<<1, 32, 0, stream>>>();
+}
+"""
+    (tmp_path / "waits.cpp").write_text(translated(text))
+    command = ["g++", "-std=c++20", "-w", f"-I{HEADER}", "-o", "waits", "waits.cpp"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    said = subprocess.run([tmp_path / "waits"], capture_output=True, text=True)
+    assert said.returncode == 3
+    assert "wait for others" in said.stderr
