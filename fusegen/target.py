@@ -173,7 +173,7 @@ _SPOKEN_FOR = """
     packs pad padded pair part pick picked piece piece_length pieces pieces_of polynomial position
     position_of_best power power_of_two previous q r resident_blocks result results room root
     rounded row row_block row_cells rows run scratch send send_off send_row send_tile share shared
-    shared_bytes shift sign size size_of sizes slot slots slots_of special squares store stream
+    shared_bytes shift sign size size_of sizes slot slots slots_of special squares step store stream
     stride strips subnormal sum sum_of tail take target task tasks term thread threads tile to total
     turn type used value values wait_for_sent wanted warps widen width window x y z
 

@@ -161,6 +161,7 @@ template <typename T>
 void __stcs(T* to, T value) {
   *to = value;
 }
+inline float __fdividef(float a, float b) { return a * (1.0f / b); }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
 inline unsigned __cvta_generic_to_shared(const void*) { return 0; }

@@ -91,6 +91,11 @@ struct Sum {
   __device__ T sum() const { return total; }
 };
 
+// A step towards a mean: what it is off by is mended by the steps after it.
+[[maybe_unused]] __device__ __forceinline__ float step(float gap, float count) { return __fdividef(gap,
+    count); }
+[[maybe_unused]] __device__ __forceinline__ double step(double gap, double count) { return gap / count; }
+
 // Count, mean and the sum of squared distances from it: Welford's way, merged by Chan's formula.
 template <typename T>
 struct Moments {
@@ -98,7 +103,7 @@ struct Moments {
   __device__ void add(T term) {
     count += 1;
     const T gap = term - centre;
-    centre += gap / count;
+    centre += step(gap, count);
     distances += gap * (term - centre);
   }
   template <typename U>
