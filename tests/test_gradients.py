@@ -125,8 +125,8 @@ def test_a_gradient_that_nobody_needs_is_not_computed(device, monkeypatch):
     made = []
     real = execution.derivative
 
-    def noted(program, needs, present):
-        made.append(real(program, needs, present))
+    def noted(*arguments):
+        made.append(real(*arguments))
         return made[-1]
 
     monkeypatch.setattr(execution, "derivative", noted)
@@ -137,6 +137,30 @@ def test_a_gradient_that_nobody_needs_is_not_computed(device, monkeypatch):
     assert {found.targets for found in made} == {(0, 2)}
     assert all(len(found.program.output_names) == 2 for found in made)
     assert bias.grad is None
+
+
+def test_both_terms_of_a_sum_get_one_gradient(device):
+    fused = fusegen.compile("add(residual) | mul(gate) | tanh")
+    shapes = ((5, 7), (5, 7), (5, 1))
+    tensors = [torch.randn(s, device=device, dtype=torch.float64).requires_grad_() for s in shapes]
+    assert torch.autograd.gradcheck(fused, tensors)
+    assert torch.autograd.gradgradcheck(fused, tensors)
+    result = fused(*tensors)
+    first, second, _ = torch.autograd.grad(result.sum(), tensors)
+    assert first.data_ptr() == second.data_ptr()
+    fused(*tensors).sum().backward()
+    x, residual, _ = tensors
+    x.grad.zero_()  # what a parameter keeps is its own
+    assert residual.grad.abs().sum() > 0
+
+
+def test_terms_of_different_types_get_gradients_of_their_own(device):
+    fused = fusegen.compile("add(residual) | tanh")
+    x = torch.randn(5, 7, device=device).requires_grad_()
+    residual = torch.randn(5, 7, device=device, dtype=torch.float16).requires_grad_()
+    first, second = torch.autograd.grad(fused(x, residual).sum(), [x, residual])
+    assert (first.dtype, second.dtype) == (torch.float32, torch.float16)
+    torch.testing.assert_close(first, second.float(), rtol=1e-3, atol=1e-3)
 
 
 def test_without_a_need_there_is_no_graph(device):
