@@ -61,6 +61,7 @@ def emit(
             {n.op for e in views for k in e.kernels for n in ir.topological(k.expressions)}
         ),
         "uses_libm": sorted(_functions_called(views, target)),
+        "definitions": _definitions(views, target),
     }
     module = f"{target.name}/module.{target.source_suffix}.jinja"
     text = tidy(_environment().get_template(module).render(context))
@@ -118,9 +119,17 @@ def _functions_called(views: Iterable[EntryView], target: Target) -> set[str]:
     for view in views:
         for kernel in view.kernels:
             for node in ir.topological(kernel.expressions):
-                if node.op in target.library:
-                    found.add(target.library[node.op] + ("f" if view.compute == "float" else ""))
+                function = target.library_call(node.op, view.compute)
+                found |= {function} if function else set()
     return found
+
+
+def _definitions(views: Iterable[EntryView], target: Target) -> list[str]:
+    """The source of the functions that the element functions call and no library has."""
+    lines = [n for v in views for k in v.kernels for f in k.functions for n in f.lines]
+    return [
+        text for name, text in target.definitions.items() if any(f"{name}(" in n for n in lines)
+    ]
 
 
 class EntryView:

@@ -71,6 +71,8 @@ class Flags:
 
 
 # -Bsymbolic: two modules may export launchers of one name, and neither may call the other's.
+# No jump threading and no elimination across branches: gcc would follow a constant of one `where`
+# through the others and leave a maze of masks where vector code needs three selections.
 # No contraction to FMA, and with cuda the default, correctly rounded division: eager's bits.
 FLAGS = {
     "cpp": Flags(
@@ -81,6 +83,7 @@ FLAGS = {
             "-fno-math-errno",
             "-fno-trapping-math",
             "-ffp-contract=off",
+            "-fno-thread-jumps",
             "-std=c++17",
         ),
         nvcc=(),
