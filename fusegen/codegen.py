@@ -19,6 +19,7 @@ import jinja2
 from fusegen import __version__, ir
 from fusegen.grouping import Grouping
 from fusegen.kernel import Buffer, Entry, Kernel
+from fusegen.lineviews import LineView
 from fusegen.ops import Chain
 from fusegen.rowviews import RowView
 from fusegen.target import Target
@@ -55,6 +56,7 @@ def emit(
         "storage": sorted({k.type(b) for e in views for k in e.kernels for b in k.buffers}),
         "families": sorted({k.family for e in views for k in e.kernels}),
         "sums_by_row": any(k.sums for e in views for k in e.kernels if k.family in _BY_ROW),
+        "carries": any(k.carried for e in views for k in e.kernels),
         "ahead": any(k.is_sent_ahead for e in views for k in e.kernels),
         "accumulators": sorted({r.kind for e in views for k in e.kernels for r in k.accumulated}),
         "operations": sorted(
@@ -184,7 +186,9 @@ _BY_ROW = ("row", "column")
 def _view_of(kernel: Kernel, target: Target) -> type[KernelView]:
     if kernel.family == "window":
         return WindowView
-    goes_by_rows = target.is_flat and (kernel.tier is not None or kernel.family == "outer")
+    if not target.is_flat:
+        return LineView
+    goes_by_rows = kernel.tier is not None or kernel.family == "outer"
     return RowView if goes_by_rows else KernelView
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import pairwise
 
 from fusegen import ir
 from fusegen.ir import Expr
@@ -41,7 +42,7 @@ def minimum_cut(
     for node in sinks:
         connect((node, "exit"), _SINK, _UNLIMITED)
     while path := _path(room):
-        for a, b in zip(path, path[1:], strict=False):
+        for a, b in pairwise(path):
             room[a][b] -= 1
             room[b][a] += 1
     beyond = _reaching_sink(room)

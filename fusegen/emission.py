@@ -31,6 +31,7 @@ def make_entry(program: Program, signature: Signature) -> Entry:
         prefix=program.name,
         allow_fused=signature.allow_fused,
         tier=signature.tier,
+        holds_dear=TARGETS[signature.target].holds_dear,
     )
     narrow = narrow_type(graph, dtypes)
     target = TARGETS[signature.target]

@@ -9,9 +9,10 @@ from __future__ import annotations
 from functools import cached_property
 
 from fusegen import ir
+from fusegen.indexing import Read
 from fusegen.statements import ElementFunction
 from fusegen.target import ITEM_BYTES
-from fusegen.views import KernelView, Read, ReductionView
+from fusegen.views import KernelView, ReductionView
 
 # What a block may hold and add up in registers, of 65,536 that a multiprocessor has.
 _REGISTERS = 32768
@@ -135,7 +136,11 @@ class RowView(KernelView):
         words = self.elements * len(self.full_reads) * self._words
         if self.sums:
             return 3 * 256 // self.threads if words <= 16 else 512 // self.threads
-        return 1024 // self.threads if words <= _MOST_AT_ONCE or self.is_guarded else 512 // self.threads
+        return (
+            1024 // self.threads
+            if words <= _MOST_AT_ONCE or self.is_guarded
+            else 512 // self.threads
+        )
 
     @property
     def has_shared_sums(self) -> bool:
@@ -199,7 +204,7 @@ class RowView(KernelView):
 
     @property
     def accumulated(self) -> list[ReductionView]:
-        """The reductions that have an accumulator of their kind: on the chip, everything is sums."""
+        """The reductions that have an accumulator of their kind: on the chip, all are sums."""
         return self.sums
 
     def operand(self, reduction: ReductionView) -> str:

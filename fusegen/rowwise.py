@@ -1,14 +1,16 @@
 """Row kernels: reductions over a row whose results its elements use again, all in one kernel.
 
-Where rows fit on the chip, such a kernel reads memory once. The sums over all rows that a gradient
-of a parameter is made of are taken on the way, by columns, and end as partials; a sum over rows and
-columns is a sum over each row first. Between two reductions a thread carries a minimum cut of the
-graph in registers, so that nothing dear is computed twice and no more is kept than must be.
+The sums over all rows that a gradient of a parameter is made of are taken on the way, by columns,
+and end as partials; a sum over rows and columns is a sum over each row first. Between two
+reductions a kernel carries a minimum cut of the graph, so that nothing dear is computed twice and
+no more is kept than must be. Where rows fit on the chip it cuts what was read, and memory is read
+once. Where they are in cache it cuts what is dear: to keep what was merely read would cost time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from fusegen import ir
 from fusegen.cut import minimum_cut
@@ -19,26 +21,35 @@ from fusegen.lower import Mark, remarked
 from fusegen.staging import Pass, finalise, partials, reduces_below, staged
 from fusegen.tiers import Tier
 
-# What takes many instructions: computed once, and then carried.
-_DEAR = frozenset("div exp expm1 log log1p sqrt rsqrt erf tanh sigmoid sin cos pow".split())
+# What is worth more than to be read back from cache, and what more than a register.
+_FUNCTIONS = frozenset(
+    ["exp", "expm1", "log", "log1p", "erf", "tanh", "sigmoid", "sin", "cos", "pow"]
+)
+_DEAR = _FUNCTIONS | {"div", "sqrt", "rsqrt"}
+
+Stage = tuple[Reduction, ...]
+Held = tuple[tuple[tuple[Expr, Expr], ...], ...]
 
 
-def rowwise_kernel(state: Pass, tier: Tier | None) -> None:
+def rowwise_kernel(state: Pass, tier: Tier | None, holds_dear: Sequence[str] = ()) -> None:
     """One kernel for every full-size output whose reductions share their axes: a row, or a column
-    of strided rows. With a tier, the sums over rows are part of it.
+    of strided rows. With a tier, or in a family that holds what is dear, the sums over rows are
+    part of it.
     """
     domain = frozenset[int]().union(*(e.extent for e in ir.topological(state.pending.values())))
     axes = _axes_of_rows(state, domain)
     if axes is None:
         return
     rest = domain - axes
+    family: Family = "row" if max(axes) == max(domain) else "column"
+    is_holding = tier is not None or family in holds_dear
 
     def is_local(expr: Expr) -> bool:
         """Whether the kernel can compute it: every reduction below is one of its own."""
         inside = reduces_below([expr])
         return all(ir.reduction(r)[1] == axes and r.extent == rest for r in inside)
 
-    if tier is not None:
+    if is_holding:
         reduces = reduces_below(state.pending.values())
         state.resolve(_rows_first([r for r in reduces if is_local(r.args[0])], domain, axes))
     chosen = {
@@ -50,23 +61,25 @@ def rowwise_kernel(state: Pass, tier: Tier | None) -> None:
     columns = [
         r
         for r in reduces_below(state.pending.values())
-        if tier is not None and _is_column_sum(r, domain, rest) and is_local(r.args[0])
+        if is_holding and _is_column_sum(r, domain, rest) and is_local(r.args[0])
     ]
     mine, known = partials(state, columns, ordered(axes))
     state.resolve(known)
     below = reduces_below(state.pending.values())
-    results = [r for r in below if is_local(r) and (tier is not None or _is_below(r, chosen))]
+    results = [r for r in below if is_local(r) and (is_holding or _is_below(r, chosen))]
     roots = [*(r.args[0] for r in columns), *chosen.values(), *results]
     stages, leaf_of, values = staged(state, roots)
     values = values[: len(columns) + len(chosen)]
     levels = [_level_of(v, stages) for v in values[: len(columns)]] + [len(stages)] * len(chosen)
-    marks, held = state.marks_over(leaf_of), ()
-    if tier is not None:
+    marks = state.marks_over(leaf_of)
+    held: Held = ()
+    if is_holding:
         values = ir.rewrite(values, _by_inverse_count)
-        stages, values, held, marks = carry(state, domain, stages, values, levels, marks)
+        work = Staged(tuple(stages), tuple(values), marks=marks)
+        work = carry(work, levels, domain, state.fresh, is_on_chip=tier is not None)
+        stages, values, held, marks = [*work.stages], [*work.values], work.held, work.marks
     sums = [
-        (Reduction("sum", value, r.results), b)
-        for (r, b), value in zip(mine, values, strict=False)
+        (Reduction("sum", value, r.results), b) for (r, b), value in zip(mine, values, strict=False)
     ]
     outputs = values[len(columns) :]
     stores = [(state.output(n, e), e) for n, e in zip(chosen, outputs, strict=True)]
@@ -77,7 +90,6 @@ def rowwise_kernel(state: Pass, tier: Tier | None) -> None:
     exprs = [r.value for stage in stages for r in stage] + values
     exprs += [value for pairs in held for _, value in pairs]
     own = [*leaf_of.values(), *(leaf for pairs in held for leaf, _ in pairs)]
-    family: Family = "row" if max(axes) == max(domain) else "column"
     state.kernels.append(
         Kernel(
             family,
@@ -148,86 +160,102 @@ def _is_below(node: Expr, chosen: Mapping[str, Expr]) -> bool:
 def _level_of(expr: Expr, stages: Sequence[Sequence[Reduction]]) -> int:
     """The first stage before whose reductions everything in expr is known."""
     leaves = set(ir.inputs([expr]))
-    used = [
-        i for i, s in enumerate(stages) for r in s for _, leaf in r.results if leaf in leaves
-    ]
+    used = [i for i, s in enumerate(stages) for r in s for _, leaf in r.results if leaf in leaves]
     return max(used, default=-1) + 1
 
 
+@dataclass(frozen=True)
+class Staged:
+    """Stages and values over what earlier stages leave; what that is, by stage; and the marks."""
+
+    stages: tuple[Stage, ...]
+    values: tuple[Expr, ...]
+    held: Held = ()
+    marks: tuple[Mark, ...] = ()
+
+
 def carry(
-    state: Pass,
-    domain: Extent,
-    stages: Sequence[tuple[Reduction, ...]],
-    values: Sequence[Expr],
+    work: Staged,
     levels: Sequence[int],
-    marks: tuple[Mark, ...],
-) -> tuple[
-    list[tuple[Reduction, ...]],
-    list[Expr],
-    tuple[tuple[tuple[Expr, Expr], ...], ...],
-    tuple[Mark, ...],
-]:
-    """The stages and the values (each computed at its level), over what earlier stages leave in
-    registers; what that is, by stage; and the marks with it.
+    domain: Extent,
+    fresh: Callable[[str], str],
+    *,
+    is_on_chip: bool,
+) -> Staged:
+    """The same work, where each stage leaves for later ones what they need of it: on the chip, all
+    but what was read; else what is dear. Each value is computed at its level.
     """
     # Every expression with its level: a stage's terms at its own.
-    exprs = [(r.value, i) for i, stage in enumerate(stages) for r in stage]
-    exprs += zip(values, levels, strict=True)
-    names = {m.node: m.name for m in marks}
+    exprs = [(r.value, i) for i, stage in enumerate(work.stages) for r in stage]
+    term_count = len(exprs)
+    exprs += zip(work.values, levels, strict=True)
+    names = {m.node: m.name for m in work.marks}
     held: list[tuple[tuple[Expr, Expr], ...]] = []
-    new_marks = marks
-    for i, stage in enumerate(stages):
-        unknown = {leaf for s in stages[i:] for r in s for _, leaf in r.results}
-        cut = _values_to_carry([e for e, level in exprs if level > i], domain, unknown)
-        # A variance goes over its values a second time.
-        twice = [r.kind == "moments" for r in stage]
-        mine = [e for e, level in exprs[: sum(map(len, stages))] if level == i]
-        cut += [e for e, again in zip(mine, twice, strict=True) if again and e.op != "input"]
+    new_marks = work.marks
+    for i, stage in enumerate(work.stages):
+        unknown = {leaf for s in work.stages[i:] for r in s for _, leaf in r.results}
+        later = [e for e, level in exprs if level > i]
+        if is_on_chip:
+            cut = _values_to_carry(later, domain, unknown)
+            # A variance goes over its values a second time.
+            mine = [e for e, level in exprs[:term_count] if level == i]
+            twice = [e for r, e in zip(stage, mine, strict=True) if r.kind == "moments"]
+            cut += [e for e in twice if e.op != "input"]
+        else:
+            now = set(ir.topological([e for e, level in exprs if level == i]))
+            dear = {n for n in now if n.op in _FUNCTIONS}
+            cut = _cut_before(later, domain, unknown, dear.__contains__)
         leaf_of = {
             node: ir.tensor(
-                state.fresh("carried" + (f"_{names[node]}" if node in names else "")),
+                fresh("carried" + (f"_{names[node]}" if node in names else "")),
                 node.extent,
                 0,
             )
             for node in dict.fromkeys(cut)
         }
         held.append(tuple((leaf, node) for node, leaf in leaf_of.items()))
-        later = iter(ir.substitute([e for e, level in exprs if level > i], leaf_of))
-        exprs = [(next(later) if level > i else e, level) for e, level in exprs]
+        images = iter(ir.substitute(later, leaf_of))
+        exprs = [(next(images) if level > i else e, level) for e, level in exprs]
         nodes = [m.node for m in new_marks]
         known = dict(zip(nodes, ir.substitute(nodes, leaf_of), strict=True))
         new_marks = remarked(new_marks, known)
-    results = iter(e for e, _ in exprs)
-    new_stages = [
-        tuple(Reduction(r.kind, next(results), r.results) for r in stage) for stage in stages
-    ]
-    return new_stages, [*results], tuple(held), tuple(dict.fromkeys((*marks, *new_marks)))
+    results = iter([e for e, _ in exprs])
+    stages = tuple(tuple(replace(r, value=next(results)) for r in s) for s in work.stages)
+    marks = tuple(dict.fromkeys((*work.marks, *new_marks)))
+    return Staged(stages, tuple(results), tuple(held), marks)
 
 
 def _values_to_carry(later: Sequence[Expr], domain: Extent, unknown: set[Expr]) -> list[Expr]:
     """What has to be kept of the elements until the unknown is known, apart from what was read."""
+
+    def is_read(node: Expr) -> bool:
+        return node.op == "input" and node.extent == domain
+
+    kept: list[Expr] = []
+    for node in _cut_before(later, domain, unknown, is_read):
+        below = ir.topological([node])
+        sources = [n for n in below if is_read(n)]
+        is_dear = any(n.op in _DEAR for n in below if n.extent == domain)
+        # What follows from one tensor in a few instructions is had again from that.
+        kept += [node] if is_dear or len(sources) > 1 else sources
+    return [n for n in dict.fromkeys(kept) if n.op != "input"]
+
+
+def _cut_before(
+    later: Sequence[Expr], domain: Extent, unknown: set[Expr], is_source: Callable[[Expr], bool]
+) -> list[Expr]:
+    """The fewest elements that spare the later expressions their sources, of those that need not
+    wait for the unknown.
+    """
     order = ir.topological(later)
     waits: set[Expr] = set()
     for node in order:
         if node in unknown or any(a in waits for a in node.args):
             waits.add(node)
-    users = [(a, n) for n in order for a in n.args]
-    ready = {a for a, n in users if n in waits} | set(later)
+    ready = {a for n in order if n in waits for a in n.args} | set(later)
     sinks = [n for n in order if n in ready and n not in waits and n.extent == domain]
-
-    def is_source(node: Expr) -> bool:
-        return node.op == "input" and node.extent == domain
-
-    def can_cut(node: Expr) -> bool:
-        return node.kind == "number" and node.extent == domain
-
-    cut = minimum_cut(sinks, is_source, can_cut)
-    kept: list[Expr] = []
-    for node in cut:
-        below = ir.topological([node])
-        elements = [n for n in below if n.extent == domain]
-        sources = [n for n in elements if is_source(n)]
-        is_dear = any(n.op in _DEAR for n in elements)
-        # What follows from one tensor in a few instructions is had again from that.
-        kept += [node] if is_dear or len(sources) > 1 else sources
-    return [n for n in dict.fromkeys(kept) if n.op != "input"]
+    return minimum_cut(
+        sinks,
+        lambda node: node.extent == domain and is_source(node),
+        lambda node: node.extent == domain and node.kind == "number",
+    )

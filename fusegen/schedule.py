@@ -33,13 +33,14 @@ def schedule(
     prefix: str,
     allow_fused: bool = True,
     tier: Tier | None = None,
+    holds_dear: Sequence[str] = (),
 ) -> tuple[Kernel, ...]:
     """The kernels that compute a collapsed graph's outputs, in launch order.
 
     dtypes names each input's and output's element type; sums and statistics pass through memory as
     sum_dtype. With allow_fused False, reductions that elements use again take a pass each, over
     many blocks: for rows that are too long to be worked on as a whole. With a tier, rows are held
-    on the chip.
+    on the chip; where their family is among holds_dear, what is dear of them is held in cache.
     """
     ir.verify(graph)
     leaves = {
@@ -59,7 +60,7 @@ def schedule(
     if window:
         windowwise_kernel(state, window)
     elif allow_fused:
-        rowwise_kernel(state, tier)
+        rowwise_kernel(state, tier, holds_dear)
     while state.pending:
         _level(state)
     return tuple(state.kernels)

@@ -32,6 +32,7 @@ class Target:
     is_wide: bool  # offsets have 64 bits always, for they cost nothing; else where the size demands
     is_flat: bool  # elementwise tensors are reached by one flat index
     holds_rows: bool  # rows that are worked on as a whole stay on the chip
+    holds_dear: tuple[str, ...]  # families that keep what is dear, and add up columns, as they go
     fills_edges: bool  # a kernel that writes a whole tensor by windows writes the edge they leave
     reports_errors: bool  # a launch may fail; where none can, other threads run Python meanwhile
     trailing_arguments: (
@@ -119,16 +120,15 @@ inline float exp_of(float x) {
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
   x = x < -104.0f ? -104.0f : x;
   x = x > 89.0f ? 89.0f : x;
-  const float shifted = fmaf(x, 1.442695f, 0x1.8p23f);  // its last bits are n
-  const float n = shifted - 0x1.8p23f;
+  const float shifted = fmaf(x, 1.442695f, 0x1.8p23f + 254);  // its last bits are n + 254
+  const float n = shifted - (0x1.8p23f + 254);
   const float r = fmaf(n, 1.9046542e-9f, fmaf(n, -0.6931472f, x)), rr = r * r;
   float e = fmaf(0.0013814596f, rr, fmaf(0.0083687175f, r, 0.04166839f));
   e = fmaf(e, rr, fmaf(0.16666521f, r, 0.49999994f));
   e = 1.0f + fmaf(e, rr, r);
   // In two factors, for 2^n may lie beyond what a float holds where the result does not.
-  const int32_t whole = static_cast<int32_t>(bits_of<uint32_t>(shifted) - bits_of<uint32_t>(0x1.8p23f));
-  const uint32_t half = static_cast<uint32_t>(whole >> 1), rest = static_cast<uint32_t>(whole) - half;
-  return e * bits_of<float>((half + 127) << 23) * bits_of<float>((rest + 127) << 23);
+  const uint32_t both = bits_of<uint32_t>(shifted), half = both >> 1;
+  return e * bits_of<float>(half << 23) * bits_of<float>((both - half) << 23);
 #else
   return expf(x);
 #endif
@@ -183,6 +183,7 @@ CPP = Target(
     is_wide=True,
     is_flat=False,
     holds_rows=False,
+    holds_dear=("row",),
     fills_edges=False,
     reports_errors=False,
     trailing_arguments=1,
@@ -220,6 +221,7 @@ CUDA = Target(
     is_wide=False,
     is_flat=True,
     holds_rows=True,
+    holds_dear=(),
     fills_edges=True,
     reports_errors=True,
     trailing_arguments=2,
@@ -230,21 +232,23 @@ TARGETS: Mapping[str, Target] = {target.name: target for target in (CPP, CUDA)}
 # Names that generated code uses itself, and the words and functions of its languages. An operand
 # that has one of them, or looks like a derived name, is called <name>_operand there.
 _SPOKEN_FOR = """
-    a about above add add_square aligned all along argmax args at b base beats before begin behind
-    beside best bfloat16 bit bits bits_of block blocks candidate ceil_divide cell cells centre code
-    coefficient column column_block columns combine combine_across count cudaGetErrorString d
-    definition device distance distances divide drift edges element elements end erf_of error_text
-    excess exchange exp2_flushed exp_of expect families finite first float16 from gap given guard
-    half head home i index inner inverse inverse_length is_beside is_here is_it is_live j kept
-    kernel lane lanes last least length lengths line lines load load_again lower lowest magnitude
-    merge merge_beside merge_tree methods mine minimum moments moments_about more most n narrow
-    narrow_div narrow_sigmoid narrow_sqrt needed normal offset on_each order other out outer output
-    p pack packs pad padded pair part pick picked piece piece_length pieces pieces_of polynomial
-    position position_of_best power power_of_two previous q r resident_blocks result results room
-    root rounded row row_block row_cells rows run scratch send send_off send_row send_tile share
-    shared shared_bytes shift sign size size_of sizes slot slots slots_of special squares step store
-    stream stride strips subnormal sum sum_of tail take target task tasks term thread threads tile
-    to total turn type used value values wait_for_sent wanted warps widen width window x y z
+    a about above add add_square add_to_columns aligned all all_drift all_squares along argmax args
+    at b base beats before begin behind beside best bfloat16 bit bits bits_of block blocks both
+    bottom candidate ceil_divide cell cells centre code coefficient column column_block columns
+    combine combine_across count cudaGetErrorString d definition device distance distances divide
+    drift e edges element elements end erf_of error_text excess exchange exp2_flushed exp_of expect
+    families finite first float16 fold from gap given guard half head home i index inner inverse
+    inverse_length is_beside is_here is_it is_live j join kept kernel lane lanes last least left
+    length lengths line lines load load_again lower lowest magnitude merge merge_beside merge_tree
+    methods mine minimum moments moments_about more most n narrow narrow_div narrow_sigmoid
+    narrow_sqrt needed next normal offset on_each order other out outer output p pack packs pad
+    padded pair part pick picked piece piece_length pieces pieces_of place polynomial position
+    position_of_best power power_of_two previous q r resident_blocks rest result results room root
+    rounded row row_block row_cells rows rows_together rr run scratch send send_off send_row
+    send_tile share shared shared_bytes shift side sign size size_of sizes slot slots slots_of
+    special split squares step store stream stride strips subnormal sum sum_of sums t tail take
+    target task tasks term thread threads tile to together top total tt turn type used value values
+    wait_for_sent wanted warps whole widen width window x y z
 
     alignas alignof and asm auto bool break case catch char class compl const constexpr continue
     decltype default delete do double dynamic_cast else enum explicit export extern false float for
@@ -260,6 +264,9 @@ _DERIVED = re.compile(
     r"d_|after_|carried|sums_|distances?_|centre_|count_of_|picked_|winner|mean|variance|total|maximum|window|axis_|above_|beside_|"
     r"kept_|is_|forward|backward|run_|k[A-Z]|_|[A-Z]|Py|.*"
     r"_(value|line|room|lanes|sum|part|out|in|next|stored|scratch|partials|slots|t)$"
+    r"d_|after_|carried|count_of_|picked_|winner|mean|variance|total|maximum|window|axis_|above_|"
+    r"beside_|kept_|is_|forward|backward|run_|k[A-Z]|_|[A-Z]|Py|.*"
+    r"_(value|line|room|rooms|rows|columns|lanes|sum|part|out|in|stored|scratch|t)$"
 )
 
 

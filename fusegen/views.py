@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fusegen import ir
+from fusegen.indexing import Indexing, Read
 from fusegen.kernel import Buffer, Entry, Kernel, Reduction
 from fusegen.statements import ElementFunction, element_function, leaf_name
 from fusegen.target import ITEM_BYTES, Target
@@ -24,28 +25,16 @@ def sizes_type(entry_name: str) -> str:
     return f"{entry_name.title().replace('_', '')}Sizes"
 
 
-@dataclass(frozen=True)
-class Read:
-    """A tensor that an element function reads: its leaf's name, and how its offset follows from
-    the group indices.
-    """
-
-    name: str
-    buffer: Buffer
-    type: str
-    extent: frozenset[int]
-
-
-class KernelView:
+class KernelView(Indexing):
     """A Kernel as its template sees it: names, types, index arithmetic and calls, all finished
     text.
     """
 
     def __init__(self, kernel: Kernel, entry: Entry, target: Target) -> None:
+        super().__init__(entry.grouping)
         self.kernel = kernel
         self.target = target
         self.compute = entry.compute
-        self.grouping = entry.grouping
         self.name = kernel.name
         self.family = kernel.family
         self.domain = kernel.domain
@@ -58,7 +47,7 @@ class KernelView:
         self.reductions = [r for s in self.stages for r in s.reductions] + self.sums
         results = [(b.name, expr) for b, expr in kernel.stores]
         self.last_sums = self._sums_at(len(kernel.stages))
-        results += [(s.term, s.reduction.value) for s in self.last_sums]
+        results += [(s.term, s.reduction.value) for s in self.last_sums if not s.is_plain]
         self.expressions = [e for _, e in results] + [
             e for s in kernel.stages for r in s for e in (r.value, r.index) if e is not None
         ]
@@ -82,7 +71,7 @@ class KernelView:
 
     def _stage(self, i: int, stage: tuple[Reduction, ...]) -> StageView:
         views = [ReductionView(r, None, self) for r in stage]
-        results = [(v.term, r.value) for v, r in zip(views, stage, strict=True)]
+        results = [(v.term, v.reduction.value) for v in views if not v.is_plain]
         results += [
             (f"{v.term}_at", r.index)
             for v, r in zip(views, stage, strict=True)
@@ -90,13 +79,23 @@ class KernelView:
         ]
         held = self.kernel.held[i] if self.kernel.held else ()
         results += [(ir.name_of(leaf), value) for leaf, value in held]
-        results += [(s.term, s.reduction.value) for s in self._sums_at(i)]
+        sums = self._sums_at(i)
+        results += [(s.term, s.reduction.value) for s in sums if not s.is_plain]
         function = self._function(f"stage_{i + 1}", results)
         operands = {value: ir.name_of(leaf) for leaf, value in held}
         for view in views:
             view.operand = operands.get(view.reduction.value, "")
         names = [ir.name_of(leaf) for leaf, _ in held]
-        return StageView(function, views, names, self._sums_at(i))
+        return StageView(function, views, names, sums)
+
+    def takes_plain(self, reduction: Reduction) -> bool:
+        """Whether something is reduced as it is read, without a term."""
+        return False
+
+    @property
+    def carried(self) -> list[str]:
+        """What stages leave for later ones."""
+        return [name for s in self.stages for name in s.held]
 
     def _sums_at(self, level: int) -> list[ReductionView]:
         """The sums whose terms are known at a level: behind so many stages."""
@@ -211,33 +210,7 @@ class KernelView:
         """The number of partials that one reduction leaves."""
         return f"{self.host_size(reduction.extent)} * {reduction.partials}_slots"
 
-    def compact(self, groups: Sequence[int]) -> str:
-        """The compact index over some groups, from their locals."""
-        text = ""
-        for group in groups:
-            word = self.word(group)
-            text = word if not text else f"({text}) * {self.size_of(group)} + {word}"
-        return text or "0"
-
     # Index arithmetic.
-
-    def word(self, group: int) -> str:
-        """A group's index as a local."""
-        return self.grouping.names[group] if group >= 0 else f"window_{-group}"
-
-    def size_of(self, group: int) -> str:
-        """The number of index values of one group."""
-        if group < 0:
-            return str(self.grouping.windows[-1 - group])
-        return f"sizes.{self.grouping.names[group]}.value"
-
-    def size(self, groups: Iterable[int]) -> str:
-        """The number of index values of several groups together."""
-        return " * ".join(self.size_of(g) for g in groups) or "1"
-
-    def host_size(self, groups: Iterable[int]) -> str:
-        """The same, where the product may be too large for an Index."""
-        return " * ".join(f"static_cast<int64_t>({self.size_of(g)})" for g in groups) or "1"
 
     @property
     def needed(self) -> set[int]:
@@ -252,46 +225,10 @@ class KernelView:
         return groups | ({self.last} if self.family == "pointwise" else set())
 
     def locate(self, index: str, groups: Sequence[int], reads: Iterable[Read] = ()) -> list[str]:
-        """Lines that take a compact index over `groups` apart into locals, innermost first.
-
-        Only what is needed gets a local: by anything in the kernel, or just by `reads`.
+        """Lines that take a compact index over `groups` apart into locals, as far as anything in
+        the kernel asks for them, or just `reads`.
         """
-        needed = {g for r in reads for g in r.extent} or self.needed
-        lines: list[str] = []
-        rest = index
-        for depth in range(len(groups) - 1, -1, -1):
-            group, outer = groups[depth], groups[:depth]
-            word = self.word(group)
-            if not needed & {group, *outer}:
-                break
-            if not outer:
-                lines.append(f"const Index {word} = {rest};")
-                break
-            above = f"above_{word}"
-            quotient = (
-                f"divide({rest}, sizes.{word})" if group >= 0 else f"{rest} / {self.size_of(group)}"
-            )
-            lines.append(f"const Index {above} = {quotient};")
-            if group in needed:
-                lines.append(f"const Index {word} = {rest} - {above} * {self.size_of(group)};")
-            rest = above
-        return lines
-
-    def offset(self, read: Read) -> str:
-        """A tensor's element offset from the group indices, which are locals by then."""
-        text = ""
-        for group in read.buffer.extent:
-            if group < 0 and read.buffer.is_windowed:
-                continue
-            coordinate, size = self.word(group), self.size_of(group)
-            if read.buffer.is_windowed and group in self.grouping.pooled:
-                window = self.grouping.pooled.index(group)
-                coordinate = (
-                    f"({coordinate} * {self.grouping.windows[window]} + window_{window + 1})"
-                )
-                size = f"sizes.{self.grouping.names[group]}_unpooled.value"
-            text = coordinate if not text else f"({text}) * {size} + {coordinate}"
-        return text or "0"
+        return self.taken_apart(index, groups, {g for r in reads for g in r.extent} or self.needed)
 
     # The classes of tensors, by how a skeleton reaches them.
 
@@ -335,7 +272,10 @@ class KernelView:
         """The reductions that have an accumulator of their kind."""
         return self.reductions
 
-    is_sent_ahead = False
+    @property
+    def is_sent_ahead(self) -> bool:
+        """Whether a block sends for its next elements before it works on these."""
+        return False
 
     @property
     def least_blocks(self) -> int:
@@ -403,6 +343,8 @@ class ReductionView:
         self.name = ir.name_of(reduction.results[0][1])
         self.results = [(result, ir.name_of(leaf)) for result, leaf in reduction.results]
         self.term = f"{self.name}_term"
+        self.is_plain = kernel.takes_plain(reduction)
+        self.line = f"{ir.name_of(reduction.value) if self.is_plain else self.term}_line"
         self.operand = ""  # the held value that is accumulated; or else what was read
         self.has_index = reduction.index is not None
         self.partials = buffer.name if buffer else ""

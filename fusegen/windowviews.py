@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from fusegen.indexing import Read
 from fusegen.statements import ElementFunction
 from fusegen.target import ITEM_BYTES
-from fusegen.views import KernelView, Read
+from fusegen.views import KernelView
 
 _WIDEST_BYTES = 16
 # What a thread may hold of its windows in registers, a quarter of the most it can have: beyond, it
@@ -88,6 +89,15 @@ class WindowView(KernelView):
     def _is_lined(self, tensor: Read) -> bool:
         is_along = self.last in tensor.extent and tensor.buffer.is_windowed
         return is_along and (self.last not in self.grouping.pooled or self.inner_window is not None)
+
+    def is_split(self, tensor: Read) -> bool:
+        """Whether neighbours in memory are neighbours in a window, one position after the other."""
+        is_last = self.inner_window is not None and self.inner_window == self.reduced[-1]
+        return (
+            is_last
+            and tensor.buffer.is_windowed
+            and {self.last, self.inner_window} <= tensor.extent
+        )
 
     @property
     def _held_bytes(self) -> int:

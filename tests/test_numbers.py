@@ -221,6 +221,23 @@ def test_the_two_gelus_are_told_apart(device):
     assert 4e-4 < (exact - by_tanh).abs().max() < 5e-4
 
 
+@pytest.mark.parametrize(("name", "ulp"), [("erf", 2.0), ("exp", 1.1)])
+def test_a_function_of_our_own_is_right_over_all_floats(name, ulp):
+    # Every 4,099th bit pattern: both signs, all exponents, subnormal numbers and results.
+    bits = torch.arange(-(1 << 31), 1 << 31, 4099).to(torch.int32)
+    x = bits.view(torch.float32)
+    x = torch.cat((x[torch.isfinite(x)], torch.tensor([0.0, -0.0, math.inf, -math.inf])))
+    found, exact = fusegen.compile(name)(x), getattr(torch, name)(x.double())
+    nearest = exact.float()
+    assert torch.equal(torch.isinf(found), torch.isinf(nearest))
+    magnitude = nearest.abs().clamp(max=torch.finfo(torch.float32).max / 2)
+    spacing = torch.nextafter(magnitude, torch.tensor(math.inf)).double() - magnitude.double()
+    error = (found.double() - exact).abs() / spacing
+    assert error[torch.isfinite(nearest)].max() <= ulp
+    assert torch.equal(torch.signbit(found), torch.signbit(nearest))
+    assert torch.isnan(fusegen.compile(name)(torch.tensor([math.nan]))).all()
+
+
 @pytest.mark.gpu
 def test_chain_a_is_bitwise_equal_to_eager_on_the_gpu(gpu):
     # MEASURED.md: torch's own kernels of these steps are reproducible, so rounding step by step

@@ -1,0 +1,100 @@
+"""Index arithmetic as text: from a compact index to the indices of groups, and to offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from fusegen.grouping import Grouping
+from fusegen.kernel import Buffer
+
+
+@dataclass(frozen=True)
+class Read:
+    """A tensor that an element function reads: its leaf's name, and how its offset follows from
+    the group indices.
+    """
+
+    name: str
+    buffer: Buffer
+    type: str
+    extent: frozenset[int]
+
+    @property
+    def is_within(self) -> bool:
+        """Whether it varies within windows."""
+        return min(self.extent, default=0) < 0
+
+
+class Indexing:
+    """Index arithmetic over the groups of one grouping."""
+
+    def __init__(self, grouping: Grouping) -> None:
+        self.grouping = grouping
+
+    def word(self, group: int) -> str:
+        """A group's index as a local."""
+        return self.grouping.names[group] if group >= 0 else f"window_{-group}"
+
+    def size_of(self, group: int) -> str:
+        """The number of index values of one group."""
+        if group < 0:
+            return str(self.grouping.windows[-1 - group])
+        return f"sizes.{self.grouping.names[group]}.value"
+
+    def size(self, groups: Iterable[int]) -> str:
+        """The number of index values of several groups together."""
+        return " * ".join(self.size_of(g) for g in groups) or "1"
+
+    def host_size(self, groups: Iterable[int]) -> str:
+        """The same, where the product may be too large for an Index."""
+        return " * ".join(f"static_cast<int64_t>({self.size_of(g)})" for g in groups) or "1"
+
+    def compact(self, groups: Sequence[int]) -> str:
+        """The compact index over some groups, from their locals."""
+        text = ""
+        for group in groups:
+            word = self.word(group)
+            text = word if not text else f"({text}) * {self.size_of(group)} + {word}"
+        return text or "0"
+
+    def taken_apart(self, index: str, groups: Sequence[int], needed: set[int]) -> list[str]:
+        """Lines that take a compact index over `groups` apart into locals, innermost first.
+
+        Only what is needed gets a local.
+        """
+        lines: list[str] = []
+        rest = index
+        for depth in range(len(groups) - 1, -1, -1):
+            group, outer = groups[depth], groups[:depth]
+            word = self.word(group)
+            if not needed & {group, *outer}:
+                break
+            if not outer:
+                lines.append(f"const Index {word} = {rest};")
+                break
+            above = f"above_{word}"
+            quotient = (
+                f"divide({rest}, sizes.{word})" if group >= 0 else f"{rest} / {self.size_of(group)}"
+            )
+            lines.append(f"const Index {above} = {quotient};")
+            if group in needed:
+                lines.append(f"const Index {word} = {rest} - {above} * {self.size_of(group)};")
+            rest = above
+        return lines
+
+    def offset(self, read: Read) -> str:
+        """A tensor's element offset from the group indices, which are locals by then."""
+        text = ""
+        for group in read.buffer.extent:
+            if group < 0 and read.buffer.is_windowed:
+                continue
+            coordinate, size = self.word(group), self.size_of(group)
+            if read.buffer.is_windowed and group in self.grouping.pooled:
+                window = self.grouping.pooled.index(group)
+                coordinate = (
+                    f"({coordinate} * {self.grouping.windows[window]} + window_{window + 1})"
+                )
+                size = f"sizes.{self.grouping.names[group]}_unpooled.value"
+            text = coordinate if not text else f"({text}) * {size} + {coordinate}"
+        return text or "0"

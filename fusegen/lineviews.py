@@ -1,0 +1,30 @@
+"""Views of the kernels that go through their elements by lines, each a plain loop over an array."""
+
+from __future__ import annotations
+
+from fusegen import ir
+from fusegen.indexing import Read
+from fusegen.kernel import Reduction
+from fusegen.statements import ElementFunction
+from fusegen.views import KernelView, StageView
+
+
+class LineView(KernelView):
+    """A kernel that works on lines of neighbours."""
+
+    def takes_plain(self, reduction: Reduction) -> bool:
+        """Whether the lines that are read are added up as they are."""
+        is_read = reduction.value in {leaf for leaf, _ in self.kernel.inputs}
+        is_full = reduction.value.extent == {*self.domain, *self.reduced}
+        return is_read and is_full and self.family in ("row", "column")
+
+    @property
+    def row_groups(self) -> tuple[int, ...]:
+        """The groups that tell the rows which leave partials."""
+        return self.domain if self.family == "row" else super().row_groups
+
+    def lines_of(self, function: ElementFunction, stage: StageView | None = None) -> list[Read]:
+        """The tensors that a function reads, and those that its stage reduces as they are."""
+        reductions = [*stage.reductions, *stage.sums] if stage else []
+        plain = {ir.name_of(r.reduction.value) for r in reductions if r.is_plain}
+        return [r for r in self.reads if function.reads(r.name) or r.name in plain]
