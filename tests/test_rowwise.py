@@ -1,0 +1,67 @@
+"""What a stage of a kernel over rows keeps for later ones."""
+
+import pytest
+
+from fusegen import ir
+from fusegen.ir import primitive
+from fusegen.kernel import Reduction
+from fusegen.rowwise import Staged, carry
+
+ELEMENTS = frozenset((0, 1))
+x = ir.tensor("x", ELEMENTS, 0)
+y = ir.tensor("y", ELEMENTS, 0)
+total = ir.tensor("total", frozenset((0,)), 0)
+
+
+def names():
+    taken = []
+
+    def fresh(stem):
+        taken.append(stem)
+        return f"{stem}_{len(taken)}"
+
+    return fresh
+
+
+def carried(term, *values, is_on_chip=False, kind="sum"):
+    work = Staged(((Reduction(kind, term, ((kind, total),)),),), values)
+    return carry(work, [1] * len(values), ELEMENTS, names(), is_on_chip=is_on_chip)
+
+
+@pytest.mark.parametrize("is_on_chip", [False, True])
+def test_what_is_dear_is_computed_once(is_on_chip):
+    power = primitive("exp", x)
+    found = carried(power, power / total, is_on_chip=is_on_chip)
+    (((leaf, value),),) = found.held
+    assert value is power
+    assert found.values == (leaf / total,)
+
+
+@pytest.mark.parametrize("is_on_chip", [False, True])
+def test_what_is_cheap_is_computed_again(is_on_chip):
+    found = carried(x * x, x * x / total, is_on_chip=is_on_chip)
+    assert found.held == ((),)
+    assert found.values == (x * x / total,)
+
+
+def test_two_tensors_are_carried_as_one_value_on_the_chip_and_read_again_elsewhere():
+    both = x + y
+    assert [value for _, value in carried(both, both * total, is_on_chip=True).held[0]] == [both]
+    assert carried(both, both * total).held == ((),)
+
+
+def test_what_a_variance_goes_over_twice_is_carried_on_the_chip():
+    found = carried(x * x, x * total, is_on_chip=True, kind="moments")
+    assert [value for _, value in found.held[0]] == [x * x]
+    assert carried(x * x, x * total, kind="moments").held == ((),)
+
+
+def test_one_value_is_carried_where_two_dear_ones_meet():
+    both = primitive("exp", x) + primitive("erf", x)
+    found = carried(both, both * total, both - total)
+    assert [value for _, value in found.held[0]] == [both]
+
+
+def test_what_no_stage_computes_is_not_carried():
+    later = primitive("exp", x) * total
+    assert carried(x, later).values == (later,)
