@@ -14,15 +14,6 @@
 
 using Index = int64_t;
 
-// Vector variants of these stand in glibc's libmvec; the attribute lets loops use them.
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
-#if __GLIBC_PREREQ(2, 35)
-extern "C" {
-__attribute__((simd("notinbranch"))) float expf(float) noexcept;
-}
-#endif
-#endif
-
 namespace {
 
 struct Size {
@@ -37,6 +28,25 @@ inline To bits_of(From x) {
   To bits;
   __builtin_memcpy(&bits, &x, sizeof(To));
   return bits;
+}
+
+// exp within 1.1 ulp: 2^n * exp(r), n the nearest integer to x / log(2).
+inline float exp_of(float x) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+  x = x < -104.0f ? -104.0f : x;
+  x = x > 89.0f ? 89.0f : x;
+  const float shifted = fmaf(x, 1.442695f, 0x1.8p23f + 254);  // its last bits are n + 254
+  const float n = shifted - (0x1.8p23f + 254);
+  const float r = fmaf(n, 1.9046542e-9f, fmaf(n, -0.6931472f, x)), rr = r * r;
+  float e = fmaf(0.0013814596f, rr, fmaf(0.0083687175f, r, 0.04166839f));
+  e = fmaf(e, rr, fmaf(0.16666521f, r, 0.49999994f));
+  e = 1.0f + fmaf(e, rr, r);
+  // In two factors, for 2^n may lie beyond what a float holds where the result does not.
+  const uint32_t both = bits_of<uint32_t>(shifted), half = both >> 1;
+  return e * bits_of<float>(half << 23) * bits_of<float>((both - half) << 23);
+#else
+  return expf(x);
+#endif
 }
 
 template <typename Stored>
@@ -131,7 +141,7 @@ struct ForwardSizes {
 static inline __attribute__((always_inline)) void forward_pointwise_values(const float x, const float gate,
     float& out) {
   // sigmoid
-  const float after_sigmoid = 1.0f / (1.0f + expf(-x));
+  const float after_sigmoid = 1.0f / (1.0f + exp_of(-x));
   // mul(y)
   const float after_mul = after_sigmoid * x;
   // mul(gate)

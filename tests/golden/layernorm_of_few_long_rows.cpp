@@ -115,11 +115,37 @@ inline void expect(Stored* output, Index count) {
 #endif
 }
 
+// Sixteen numbers side by side. gcc would add the ends of a reduction up one by one, through memory.
+template <typename Value>
+struct Lanes {
+  typedef Value Pack __attribute__((vector_size(16 * sizeof(Value))));
+  Pack at = {};
+  void load(const Value* from) { __builtin_memcpy(&at, from, sizeof(at)); }
+  Value sum() const {
+    Value left[16];
+    __builtin_memcpy(left, &at, sizeof(at));
+    fold<8>(left);
+    fold<4>(left);
+    fold<2>(left);
+    return left[0] + left[1];
+  }
+  template <int half>
+  static void fold(Value* left) {
+    for (int i = 0; i < half; ++i) left[i] += left[i + half];
+  }
+};
+
+inline Index whole(Index width) { return width / 16 * 16; }
+
 template <typename Value>
 inline double sum_of(const Value* line, Index width) {
-  Value total = 0;
-#pragma omp simd reduction(+ : total)
-  for (Index i = 0; i < width; ++i) total += line[i];
+  Lanes<Value> lanes, next;
+  for (Index i = 0; i < whole(width); i += 16) {
+    next.load(line + i);
+    lanes.at += next.at;
+  }
+  Value total = lanes.sum();
+  for (Index i = whole(width); i < width; ++i) total += line[i];
   return total;
 }
 
@@ -140,9 +166,15 @@ struct Moments {
   void add(const Value* line, Index width) {
     const double n = static_cast<double>(width);
     const Value about = static_cast<Value>(sum_of(line, width) / n);
-    Value squares = 0, drift = 0;
-#pragma omp simd reduction(+ : squares, drift)
-    for (Index i = 0; i < width; ++i) {
+    Lanes<Value> lanes, all_squares, all_drift;
+    for (Index i = 0; i < whole(width); i += 16) {
+      lanes.load(line + i);
+      lanes.at -= about;
+      all_squares.at += lanes.at * lanes.at;
+      all_drift.at += lanes.at;
+    }
+    Value squares = all_squares.sum(), drift = all_drift.sum();
+    for (Index i = whole(width); i < width; ++i) {
       const Value distance = line[i] - about;
       squares += distance * distance;
       drift += distance;

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <type_traits>
 
 #ifdef __linux__
@@ -13,16 +14,6 @@
 #endif
 
 using Index = int64_t;
-
-// Vector variants of these stand in glibc's libmvec; the attribute lets loops use them.
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
-#if __GLIBC_PREREQ(2, 35)
-extern "C" {
-__attribute__((simd("notinbranch"))) float erff(float) noexcept;
-__attribute__((simd("notinbranch"))) float expf(float) noexcept;
-}
-#endif
-#endif
 
 namespace {
 
@@ -38,6 +29,49 @@ inline To bits_of(From x) {
   To bits;
   __builtin_memcpy(&bits, &x, sizeof(To));
   return bits;
+}
+
+// erf within 1.9 ulp: 1 - exp(-y) on the right of 0, where y is |x| times a polynomial of it.
+inline float erf_of(float x) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+  float t = fabsf(x);
+  t = t > 4.0f ? 4.0f : t;
+  const float tt = t * t;
+  float y = fmaf(-9.256217e-6f, tt, fmaf(1.1764081e-4f, t, -6.328351e-4f));
+  y = fmaf(y, tt, fmaf(0.001667024f, t, -1.6039226e-4f));
+  y = fmaf(y, tt, fmaf(-0.019153066f, t, 0.10277783f));
+  y = fmaf(y, tt, fmaf(0.6366194f, t, 0.12837917f));
+  y = fmaf(y, t, t);
+  const float shifted = fmaf(y, -1.442695f, 0x1.8p23f);  // its last bits are n, as in exp
+  const float n = shifted - 0x1.8p23f;
+  const float r = fmaf(n, 1.9046542e-9f, fmaf(n, -0.6931472f, -y)), rr = r * r;
+  float e = fmaf(0.0013814596f, rr, fmaf(0.0083687175f, r, 0.04166839f));
+  e = fmaf(e, rr, fmaf(0.16666521f, r, 0.49999994f));
+  e = fmaf(e, rr, r);  // exp(r) - 1, so that small results keep their digits
+  const float power = bits_of<float>((bits_of<uint32_t>(shifted) << 23) + 0x3f800000);
+  return copysignf(fmaf(-power, e, 1.0f - power), x);
+#else
+  return erff(x);
+#endif
+}
+
+// exp within 1.1 ulp: 2^n * exp(r), n the nearest integer to x / log(2).
+inline float exp_of(float x) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+  x = x < -104.0f ? -104.0f : x;
+  x = x > 89.0f ? 89.0f : x;
+  const float shifted = fmaf(x, 1.442695f, 0x1.8p23f + 254);  // its last bits are n + 254
+  const float n = shifted - (0x1.8p23f + 254);
+  const float r = fmaf(n, 1.9046542e-9f, fmaf(n, -0.6931472f, x)), rr = r * r;
+  float e = fmaf(0.0013814596f, rr, fmaf(0.0083687175f, r, 0.04166839f));
+  e = fmaf(e, rr, fmaf(0.16666521f, r, 0.49999994f));
+  e = 1.0f + fmaf(e, rr, r);
+  // In two factors, for 2^n may lie beyond what a float holds where the result does not.
+  const uint32_t both = bits_of<uint32_t>(shifted), half = both >> 1;
+  return e * bits_of<float>(half << 23) * bits_of<float>((both - half) << 23);
+#else
+  return expf(x);
+#endif
 }
 
 template <typename Stored>
@@ -79,6 +113,14 @@ inline Index slots_of(Index rows, Index columns) {
 // arithmetic and sums are a plain loop each. Arithmetic goes on to a whole vector, over copies of the last
 // element, so that no short row ends in scalar calls.
 constexpr Index kLine = 512;
+
+// Short rows go through each stage together: what one row waits for is hidden behind the others. So many
+// elements still lie in the fastest cache when the next stage comes.
+constexpr Index kTogether = 64;
+
+inline Index rows_together(Index length) {
+  return std::min<Index>(kTogether, std::max<Index>(1, 4096 / std::max<Index>(1, length)));
+}
 
 inline Index padded(Index width) { return (width + 15) / 16 * 16; }
 
@@ -130,11 +172,37 @@ inline void expect(Stored* output, Index count) {
 #endif
 }
 
+// Sixteen numbers side by side. gcc would add the ends of a reduction up one by one, through memory.
+template <typename Value>
+struct Lanes {
+  typedef Value Pack __attribute__((vector_size(16 * sizeof(Value))));
+  Pack at = {};
+  void load(const Value* from) { __builtin_memcpy(&at, from, sizeof(at)); }
+  Value sum() const {
+    Value left[16];
+    __builtin_memcpy(left, &at, sizeof(at));
+    fold<8>(left);
+    fold<4>(left);
+    fold<2>(left);
+    return left[0] + left[1];
+  }
+  template <int half>
+  static void fold(Value* left) {
+    for (int i = 0; i < half; ++i) left[i] += left[i + half];
+  }
+};
+
+inline Index whole(Index width) { return width / 16 * 16; }
+
 template <typename Value>
 inline double sum_of(const Value* line, Index width) {
-  Value total = 0;
-#pragma omp simd reduction(+ : total)
-  for (Index i = 0; i < width; ++i) total += line[i];
+  Lanes<Value> lanes, next;
+  for (Index i = 0; i < whole(width); i += 16) {
+    next.load(line + i);
+    lanes.at += next.at;
+  }
+  Value total = lanes.sum();
+  for (Index i = whole(width); i < width; ++i) total += line[i];
   return total;
 }
 
@@ -148,18 +216,12 @@ struct Sum {
   double sum() const { return total; }
 };
 
-// A sum for each place of a line.
-struct SumLanes {
-  double total[kLine];
-  explicit SumLanes(Index width) { std::fill(total, total + padded(width), 0.0); }
-  template <typename Value>
-  void add(const Value* line, Index width) {
+template <typename Value>
+inline void add_to_columns(Sum* sums, const Value* line, Index width) {
 #pragma omp simd
-    for (Index i = 0; i < padded(width); ++i) total[i] += line[i];
-  }
-  double sum(Index i) const { return total[i]; }
-  Sum at(Index i) const { return {total[i]}; }
-};
+  for (Index i = 0; i < whole(width); ++i) sums[i].total += line[i];
+  for (Index i = whole(width); i < width; ++i) sums[i].total += line[i];
+}
 
 // Count, mean and the sum of squared distances from it; merged by Chan's formula.
 struct Moments {
@@ -178,9 +240,15 @@ struct Moments {
   void add(const Value* line, Index width) {
     const double n = static_cast<double>(width);
     const Value about = static_cast<Value>(sum_of(line, width) / n);
-    Value squares = 0, drift = 0;
-#pragma omp simd reduction(+ : squares, drift)
-    for (Index i = 0; i < width; ++i) {
+    Lanes<Value> lanes, all_squares, all_drift;
+    for (Index i = 0; i < whole(width); i += 16) {
+      lanes.load(line + i);
+      lanes.at -= about;
+      all_squares.at += lanes.at * lanes.at;
+      all_drift.at += lanes.at;
+    }
+    Value squares = all_squares.sum(), drift = all_drift.sum();
+    for (Index i = whole(width); i < width; ++i) {
       const Value distance = line[i] - about;
       squares += distance * distance;
       drift += distance;
@@ -192,42 +260,16 @@ struct Moments {
   double variance() const { return distances / count; }
 };
 
-// Moments for each place of a line, by Welford's recurrence.
-struct MomentsLanes {
-  double count = 0, centre[kLine], distances[kLine];
-  explicit MomentsLanes(Index width) {
-    std::fill(centre, centre + padded(width), 0.0);
-    std::fill(distances, distances + padded(width), 0.0);
-  }
-  template <typename Value>
-  void add(const Value* line, Index width) {
-    const double share = 1 / ++count;
-#pragma omp simd
-    for (Index i = 0; i < padded(width); ++i) {
-      const double gap = line[i] - centre[i];
-      centre[i] += gap * share;
-      distances[i] += gap * (line[i] - centre[i]);
-    }
-  }
-  double mean(Index i) const { return centre[i]; }
-  double variance(Index i) const { return distances[i] / count; }
-  Moments at(Index i) const { return {count, centre[i], distances[i]}; }
-};
-
 struct ForwardSizes {
   Size outer, inner;
 };
-
-static inline __attribute__((always_inline)) void forward_row_stage_1(const float x, float& mean_term) {
-  mean_term = x;
-}
 
 static inline __attribute__((always_inline)) void forward_row_values(const float x, const float mean,
     const float variance, const float weight, const float bias, float& out) {
   // layernorm(64, weight, bias)
   const float after_layernorm = (x - mean) * (1.0f / sqrtf(variance + 1e-05f)) * weight + bias;
   // gelu
-  const float after_gelu = after_layernorm * 0.5f * (1.0f + erff(after_layernorm * 0.707106769f));
+  const float after_gelu = after_layernorm * 0.5f * (1.0f + erf_of(after_layernorm * 0.707106769f));
   // mul(0.5)
   out = after_gelu * 0.5f;
 }
@@ -236,48 +278,55 @@ static void forward_row(const float* __restrict__ x, const float* __restrict__ w
     const float* __restrict__ bias, float* __restrict__ out, const ForwardSizes sizes, int threads) {
   expect(out, sizes.outer.value * sizes.inner.value);
   const Index rows = sizes.outer.value, length = sizes.inner.value;
-#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
-  for (Index row = 0; row < rows; ++row) {
-    const Index outer = row;
-    Moments mean_sum;
-    for (Index first = 0; first < length; first += kLine) {
-      const Index width = std::min(kLine, length - first);
-      const Index inner = first;
-      float x_room[kLine];
-      const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
-      float mean_term_line[kLine];
-#pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float x_value = x_line[i];
-        float mean_term_value;
-        forward_row_stage_1(x_value, mean_term_value);
-        mean_term_line[i] = mean_term_value;
+  const Index together = rows_together(length);
+  const Index tasks = (rows + together - 1) / together;
+#pragma omp parallel num_threads(threads) firstprivate(sizes) if (rows * length > kSerial)
+  {
+#pragma omp for schedule(static)
+    for (Index task = 0; task < tasks; ++task) {
+      const Index top = task * together, bottom = std::min(rows, top + together);
+      float mean_of_rows[kTogether];
+      float variance_of_rows[kTogether];
+      for (Index row = top; row < bottom; ++row) {
+        const Index outer = row;
+        Moments mean_sum;
+        for (Index first = 0; first < length; first += kLine) {
+          const Index width = std::min(kLine, length - first);
+          const Index inner = first;
+          float x_room[kLine];
+          const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
+          mean_sum.add(x_line, width);
+        }
+        mean_of_rows[row - top] = static_cast<float>(mean_sum.mean());
+        variance_of_rows[row - top] = static_cast<float>(mean_sum.variance());
       }
-      mean_sum.add(mean_term_line, width);
-    }
-    const float mean_value = static_cast<float>(mean_sum.mean());
-    const float variance_value = static_cast<float>(mean_sum.variance());
-    for (Index first = 0; first < length; first += kLine) {
-      const Index width = std::min(kLine, length - first);
-      const Index inner = first;
-      float x_room[kLine];
-      const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
-      float weight_room[kLine];
-      const float* const weight_line = load<1>(weight + inner, width, weight_room);
-      float bias_room[kLine];
-      const float* const bias_line = load<1>(bias + inner, width, bias_room);
-      float out_room[kLine];
-      float* const out_line = target<1>(out + (outer) * sizes.inner.value + inner, width, out_room);
+      for (Index row = top; row < bottom; ++row) {
+        const Index outer = row;
+        const float mean_value = mean_of_rows[row - top];
+        const float variance_value = variance_of_rows[row - top];
+        for (Index first = 0; first < length; first += kLine) {
+          const Index width = std::min(kLine, length - first);
+          const Index inner = first;
+          float x_room[kLine];
+          const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
+          float weight_room[kLine];
+          const float* const weight_line = load<1>(weight + inner, width, weight_room);
+          float bias_room[kLine];
+          const float* const bias_line = load<1>(bias + inner, width, bias_room);
+          float out_room[kLine];
+          float* const out_line = target<1>(out + (outer) * sizes.inner.value + inner, width, out_room);
 #pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float x_value = x_line[i];
-        const float weight_value = weight_line[i];
-        const float bias_value = bias_line[i];
-        float out_value;
-        forward_row_values(x_value, mean_value, variance_value, weight_value, bias_value, out_value);
-        out_line[i] = out_value;
+          for (Index i = 0; i < padded(width); ++i) {
+            const float x_value = x_line[i];
+            const float weight_value = weight_line[i];
+            const float bias_value = bias_line[i];
+            float out_value;
+            forward_row_values(x_value, mean_value, variance_value, weight_value, bias_value, out_value);
+            out_line[i] = out_value;
+          }
+          store<1>(out_line, width, out + (outer) * sizes.inner.value + inner);
+        }
       }
-      store<1>(out_line, width, out + (outer) * sizes.inner.value + inner);
     }
   }
 }
@@ -286,224 +335,167 @@ struct BackwardSizes {
   Size outer, inner;
 };
 
-static inline __attribute__((always_inline)) void backward_row_stage_1(const float x, float& mean_term) {
-  mean_term = x;
-}
-
 static inline __attribute__((always_inline)) void backward_row_stage_2(const float d_out, const float x,
-    const float mean, const float variance, const float weight, const float bias, float& total_term,
-    float& total_2_term) {
-  // layernorm(64, weight, bias)
-  const float difference = x - mean;
-  const float after_layernorm = difference * (1.0f / sqrtf(variance + 1e-05f)) * weight + bias;
-  // backward, down to gelu
-  const float d_after_gelu = d_out * 0.5f;
-  // backward, down to layernorm(64, weight, bias)
-  const float product = after_layernorm * 0.707106769f;
-  const float product_2 = d_after_gelu * (after_layernorm * 0.5f) * (1.12837923f * expf(-(product * product)));
-  const float d_after_layernorm = product_2 * 0.707106769f + d_after_gelu * (1.0f + erff(product)) * 0.5f;
-  total_term = d_after_layernorm * weight * difference;
-  total_2_term = d_after_layernorm * weight;
-}
-
-static inline __attribute__((always_inline)) void backward_row_values(const float x, const float mean,
-    const float total, const float variance, const float count_of_inner, const float d_out,
-    const float weight, const float bias, const float total_2, float& d_x) {
+    const float mean, const float variance, const float weight, const float bias, float& total_3_term,
+    float& total_4_term, float& carried, float& total_term, float& total_2_term) {
   // layernorm(64, weight, bias)
   const float difference = x - mean;
   const float inverse_root = 1.0f / sqrtf(variance + 1e-05f);
-  const float after_layernorm = difference * inverse_root * weight + bias;
-  // backward, down to gelu
-  const float d_after_gelu = d_out * 0.5f;
-  // backward, down to layernorm(64, weight, bias)
-  const float product = after_layernorm * 0.707106769f;
-  const float product_2 = d_after_gelu * (after_layernorm * 0.5f) * (1.12837923f * expf(-(product * product)));
-  const float d_after_layernorm = product_2 * 0.707106769f + d_after_gelu * (1.0f + erff(product)) * 0.5f;
-  const float product_3 = 2.0f * (-0.5f * total * (inverse_root * inverse_root * inverse_root));
-  const float sum = difference * (product_3 / count_of_inner) + d_after_layernorm * weight * inverse_root;
-  d_x = sum - total_2 * inverse_root / count_of_inner;
-}
-
-static inline __attribute__((always_inline)) void backward_row_row_values(const float mean,
-    const float variance, float& mean_scratch, float& variance_scratch) {
-  mean_scratch = mean;
-  variance_scratch = variance;
-}
-
-static void backward_row(const float* __restrict__ x, const float* __restrict__ d_out,
-    const float* __restrict__ weight, const float* __restrict__ bias, float* __restrict__ d_x,
-    float* __restrict__ mean_scratch, float* __restrict__ variance_scratch, const BackwardSizes sizes,
-    int threads) {
-  const float count_of_inner_value = static_cast<float>(sizes.inner.value);
-  expect(d_x, sizes.outer.value * sizes.inner.value);
-  expect(mean_scratch, sizes.outer.value);
-  expect(variance_scratch, sizes.outer.value);
-  const Index rows = sizes.outer.value, length = sizes.inner.value;
-#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
-  for (Index row = 0; row < rows; ++row) {
-    const Index outer = row;
-    Moments mean_sum;
-    for (Index first = 0; first < length; first += kLine) {
-      const Index width = std::min(kLine, length - first);
-      const Index inner = first;
-      float x_room[kLine];
-      const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
-      float mean_term_line[kLine];
-#pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float x_value = x_line[i];
-        float mean_term_value;
-        backward_row_stage_1(x_value, mean_term_value);
-        mean_term_line[i] = mean_term_value;
-      }
-      mean_sum.add(mean_term_line, width);
-    }
-    const float mean_value = static_cast<float>(mean_sum.mean());
-    const float variance_value = static_cast<float>(mean_sum.variance());
-    Sum total_sum;
-    Sum total_2_sum;
-    for (Index first = 0; first < length; first += kLine) {
-      const Index width = std::min(kLine, length - first);
-      const Index inner = first;
-      float x_room[kLine];
-      const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
-      float d_out_room[kLine];
-      const float* const d_out_line = load<1>(d_out + (outer) * sizes.inner.value + inner, width, d_out_room);
-      float weight_room[kLine];
-      const float* const weight_line = load<1>(weight + inner, width, weight_room);
-      float bias_room[kLine];
-      const float* const bias_line = load<1>(bias + inner, width, bias_room);
-      float total_term_line[kLine];
-      float total_2_term_line[kLine];
-#pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float d_out_value = d_out_line[i];
-        const float x_value = x_line[i];
-        const float weight_value = weight_line[i];
-        const float bias_value = bias_line[i];
-        float total_term_value;
-        float total_2_term_value;
-        backward_row_stage_2(d_out_value, x_value, mean_value, variance_value, weight_value, bias_value,
-            total_term_value, total_2_term_value);
-        total_term_line[i] = total_term_value;
-        total_2_term_line[i] = total_2_term_value;
-      }
-      total_sum.add(total_term_line, width);
-      total_2_sum.add(total_2_term_line, width);
-    }
-    const float total_value = static_cast<float>(total_sum.sum());
-    const float total_2_value = static_cast<float>(total_2_sum.sum());
-    for (Index first = 0; first < length; first += kLine) {
-      const Index width = std::min(kLine, length - first);
-      const Index inner = first;
-      float x_room[kLine];
-      const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
-      float d_out_room[kLine];
-      const float* const d_out_line = load<1>(d_out + (outer) * sizes.inner.value + inner, width, d_out_room);
-      float weight_room[kLine];
-      const float* const weight_line = load<1>(weight + inner, width, weight_room);
-      float bias_room[kLine];
-      const float* const bias_line = load<1>(bias + inner, width, bias_room);
-      float d_x_room[kLine];
-      float* const d_x_line = target<1>(d_x + (outer) * sizes.inner.value + inner, width, d_x_room);
-#pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float x_value = x_line[i];
-        const float d_out_value = d_out_line[i];
-        const float weight_value = weight_line[i];
-        const float bias_value = bias_line[i];
-        float d_x_value;
-        backward_row_values(x_value, mean_value, total_value, variance_value, count_of_inner_value,
-            d_out_value, weight_value, bias_value, total_2_value, d_x_value);
-        d_x_line[i] = d_x_value;
-      }
-      store<1>(d_x_line, width, d_x + (outer) * sizes.inner.value + inner);
-    }
-    {
-      float mean_scratch_value;
-      float variance_scratch_value;
-      backward_row_row_values(mean_value, variance_value, mean_scratch_value, variance_scratch_value);
-      mean_scratch[outer] = narrow<float>(mean_scratch_value);
-      variance_scratch[outer] = narrow<float>(variance_scratch_value);
-    }
-  }
-}
-
-static inline __attribute__((always_inline)) void backward_outer_values(const float d_out, const float x,
-    const float mean, const float variance, const float weight, const float bias, float& total_3_term,
-    float& total_4_term) {
-  // layernorm(64, weight, bias)
-  const float product = (x - mean) * (1.0f / sqrtf(variance + 1e-05f));
+  const float product = difference * inverse_root;
   const float after_layernorm = product * weight + bias;
   // backward, down to gelu
   const float d_after_gelu = d_out * 0.5f;
   // backward, down to layernorm(64, weight, bias)
   const float product_2 = after_layernorm * 0.707106769f;
-  const float product_3 = d_after_gelu * (after_layernorm * 0.5f) * (1.12837923f * expf(-(product_2 * product_2)));
-  const float d_after_layernorm = product_3 * 0.707106769f + d_after_gelu * (1.0f + erff(product_2)) * 0.5f;
-  total_3_term = d_after_layernorm * product;
-  total_4_term = d_after_layernorm;
+  const float product_3 = d_after_gelu * (after_layernorm * 0.5f) * (1.12837923f * exp_of(-(product_2 * product_2)));
+  const float d_after_layernorm = product_3 * 0.707106769f + d_after_gelu * (1.0f + erf_of(product_2)) * 0.5f;
+  const float product_4 = d_after_layernorm * weight;
+  total_3_term = product_4 * difference;
+  total_4_term = product_4;
+  carried = product_4 * inverse_root;
+  total_term = d_after_layernorm * product;
+  total_2_term = d_after_layernorm;
 }
 
-static void backward_outer(const float* __restrict__ d_out, const float* __restrict__ x,
-    const float* __restrict__ mean, const float* __restrict__ variance, const float* __restrict__ weight,
-    const float* __restrict__ bias, Sum* __restrict__ total_3_partials, Sum* __restrict__ total_4_partials,
-    const BackwardSizes sizes, int threads) {
-  const Index kept = 1, rows = sizes.outer.value, columns = sizes.inner.value;
-  const Index slots = slots_of(rows, columns);
-#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (kept * rows * columns > kSerial)
-  for (Index task = 0; task < kept * slots; ++task) {
-    const Index kept_index = task / slots, slot = task % slots;
-    for (Index first = 0; first < columns; first += kLine) {
-      const Index width = std::min(kLine, columns - first);
-      SumLanes total_3_lanes(width);
-      SumLanes total_4_lanes(width);
-      for (Index row = rows * slot / slots; row < rows * (slot + 1) / slots; ++row) {
-        const Index outer = row;
-        const Index inner = first;
-        float d_out_room[kLine];
-        const float* const d_out_line = load<1>(d_out + (outer) * sizes.inner.value + inner, width,
-            d_out_room);
-        float x_room[kLine];
-        const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
-        const float mean_value = widen(mean[outer]);
-        const float variance_value = widen(variance[outer]);
-        float weight_room[kLine];
-        const float* const weight_line = load<1>(weight + inner, width, weight_room);
-        float bias_room[kLine];
-        const float* const bias_line = load<1>(bias + inner, width, bias_room);
-        float total_3_term_line[kLine];
-        float total_4_term_line[kLine];
-#pragma omp simd
-        for (Index i = 0; i < padded(width); ++i) {
-          const float d_out_value = d_out_line[i];
-          const float x_value = x_line[i];
-          const float weight_value = weight_line[i];
-          const float bias_value = bias_line[i];
-          float total_3_term_value;
-          float total_4_term_value;
-          backward_outer_values(d_out_value, x_value, mean_value, variance_value, weight_value, bias_value,
-              total_3_term_value, total_4_term_value);
-          total_3_term_line[i] = total_3_term_value;
-          total_4_term_line[i] = total_4_term_value;
+static inline __attribute__((always_inline)) void backward_row_values(const float x, const float mean,
+    const float total_3, const float variance, const float count_of_inner, const float carried,
+    const float total_4, float& d_x) {
+  const float inverse_root = 1.0f / sqrtf(variance + 1e-05f);
+  const float product = 2.0f * (-0.5f * total_3 * (inverse_root * inverse_root * inverse_root));
+  const float quotient = 1.0f / count_of_inner;
+  d_x = (x - mean) * (product * quotient) + carried - total_4 * inverse_root * quotient;
+}
+
+static void backward_row(const float* __restrict__ x, const float* __restrict__ d_out,
+    const float* __restrict__ weight, const float* __restrict__ bias, float* __restrict__ d_x,
+    Sum* __restrict__ total_partials, Sum* __restrict__ total_2_partials, const BackwardSizes sizes,
+    int threads) {
+  const float count_of_inner_value = static_cast<float>(sizes.inner.value);
+  expect(d_x, sizes.outer.value * sizes.inner.value);
+  const Index rows = sizes.outer.value, length = sizes.inner.value;
+  const Index together = rows_together(length);
+  const Index tasks = slots_of(rows, length);
+#pragma omp parallel num_threads(threads) firstprivate(sizes) if (rows * length > kSerial)
+  {
+    const std::unique_ptr<float[]> carried_rows(new float[together * padded(length)]);
+#pragma omp for schedule(static)
+    for (Index task = 0; task < tasks; ++task) {
+      Sum* const total_columns = total_partials + task * length;
+      std::fill(total_columns, total_columns + length, Sum());
+      Sum* const total_2_columns = total_2_partials + task * length;
+      std::fill(total_2_columns, total_2_columns + length, Sum());
+      const Index last = rows * (task + 1) / tasks;
+      for (Index top = rows * task / tasks; top < last; top += together) {
+        const Index bottom = std::min(last, top + together);
+        float mean_of_rows[kTogether];
+        float variance_of_rows[kTogether];
+        for (Index row = top; row < bottom; ++row) {
+          const Index outer = row;
+          Moments mean_sum;
+          for (Index first = 0; first < length; first += kLine) {
+            const Index width = std::min(kLine, length - first);
+            const Index inner = first;
+            float x_room[kLine];
+            const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
+            mean_sum.add(x_line, width);
+          }
+          mean_of_rows[row - top] = static_cast<float>(mean_sum.mean());
+          variance_of_rows[row - top] = static_cast<float>(mean_sum.variance());
         }
-        total_3_lanes.add(total_3_term_line, width);
-        total_4_lanes.add(total_4_term_line, width);
+        float total_3_of_rows[kTogether];
+        float total_4_of_rows[kTogether];
+        for (Index row = top; row < bottom; ++row) {
+          const Index outer = row;
+          const Index place = (row - top) * padded(length);
+          const float mean_value = mean_of_rows[row - top];
+          const float variance_value = variance_of_rows[row - top];
+          Sum total_3_sum;
+          Sum total_4_sum;
+          for (Index first = 0; first < length; first += kLine) {
+            const Index width = std::min(kLine, length - first);
+            const Index inner = first;
+            float* const carried_line = carried_rows.get() + place + first;
+            float x_room[kLine];
+            const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
+            float d_out_room[kLine];
+            const float* const d_out_line = load<1>(d_out + (outer) * sizes.inner.value + inner, width,
+                d_out_room);
+            float weight_room[kLine];
+            const float* const weight_line = load<1>(weight + inner, width, weight_room);
+            float bias_room[kLine];
+            const float* const bias_line = load<1>(bias + inner, width, bias_room);
+            float total_3_term_line[kLine];
+            float total_4_term_line[kLine];
+            float total_term_line[kLine];
+            float total_2_term_line[kLine];
+#pragma omp simd
+            for (Index i = 0; i < padded(width); ++i) {
+              const float d_out_value = d_out_line[i];
+              const float x_value = x_line[i];
+              const float weight_value = weight_line[i];
+              const float bias_value = bias_line[i];
+              float total_3_term_value;
+              float total_4_term_value;
+              float carried_value;
+              float total_term_value;
+              float total_2_term_value;
+              backward_row_stage_2(d_out_value, x_value, mean_value, variance_value, weight_value,
+                  bias_value, total_3_term_value, total_4_term_value, carried_value, total_term_value,
+                  total_2_term_value);
+              total_3_term_line[i] = total_3_term_value;
+              total_4_term_line[i] = total_4_term_value;
+              carried_line[i] = carried_value;
+              total_term_line[i] = total_term_value;
+              total_2_term_line[i] = total_2_term_value;
+            }
+            total_3_sum.add(total_3_term_line, width);
+            total_4_sum.add(total_4_term_line, width);
+            add_to_columns(total_columns + first, total_term_line, width);
+            add_to_columns(total_2_columns + first, total_2_term_line, width);
+          }
+          total_3_of_rows[row - top] = static_cast<float>(total_3_sum.sum());
+          total_4_of_rows[row - top] = static_cast<float>(total_4_sum.sum());
+        }
+        for (Index row = top; row < bottom; ++row) {
+          const Index outer = row;
+          const Index place = (row - top) * padded(length);
+          const float mean_value = mean_of_rows[row - top];
+          const float variance_value = variance_of_rows[row - top];
+          const float total_3_value = total_3_of_rows[row - top];
+          const float total_4_value = total_4_of_rows[row - top];
+          for (Index first = 0; first < length; first += kLine) {
+            const Index width = std::min(kLine, length - first);
+            const Index inner = first;
+            float* const carried_line = carried_rows.get() + place + first;
+            float x_room[kLine];
+            const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
+            float d_x_room[kLine];
+            float* const d_x_line = target<1>(d_x + (outer) * sizes.inner.value + inner, width, d_x_room);
+#pragma omp simd
+            for (Index i = 0; i < padded(width); ++i) {
+              const float x_value = x_line[i];
+              const float carried_value = carried_line[i];
+              float d_x_value;
+              backward_row_values(x_value, mean_value, total_3_value, variance_value, count_of_inner_value,
+                  carried_value, total_4_value, d_x_value);
+              d_x_line[i] = d_x_value;
+            }
+            store<1>(d_x_line, width, d_x + (outer) * sizes.inner.value + inner);
+          }
+        }
       }
-      for (Index i = 0; i < width; ++i) total_3_partials[task * columns + first + i] = total_3_lanes.at(i);
-      for (Index i = 0; i < width; ++i) total_4_partials[task * columns + first + i] = total_4_lanes.at(i);
     }
   }
 }
 
-static inline __attribute__((always_inline)) void backward_finalise_values(const float total_3,
-    const float total_4, float& d_weight, float& d_bias) {
-  d_weight = total_3;
-  d_bias = total_4;
+static inline __attribute__((always_inline)) void backward_finalise_values(const float total,
+    const float total_2, float& d_weight, float& d_bias) {
+  d_weight = total;
+  d_bias = total_2;
 }
 
 static void backward_finalise(float* __restrict__ d_weight, float* __restrict__ d_bias,
-    const Sum* __restrict__ total_3_partials, const Sum* __restrict__ total_4_partials,
+    const Sum* __restrict__ total_partials, const Sum* __restrict__ total_2_partials,
     const BackwardSizes sizes, Index slots, int threads) {
   expect(d_weight, sizes.inner.value);
   expect(d_bias, sizes.inner.value);
@@ -511,16 +503,16 @@ static void backward_finalise(float* __restrict__ d_weight, float* __restrict__ 
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
   for (Index result = 0; result < results; ++result) {
     const Index above = result / columns, column = result % columns;
-    Sum total_3_sum;
-    for (Index slot = 0; slot < slots; ++slot) total_3_sum.merge(total_3_partials[(above * slots + slot) * columns + column]);
-    Sum total_4_sum;
-    for (Index slot = 0; slot < slots; ++slot) total_4_sum.merge(total_4_partials[(above * slots + slot) * columns + column]);
-    const float total_3_value = static_cast<float>(total_3_sum.sum());
-    const float total_4_value = static_cast<float>(total_4_sum.sum());
+    Sum total_sum;
+    for (Index slot = 0; slot < slots; ++slot) total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
+    Sum total_2_sum;
+    for (Index slot = 0; slot < slots; ++slot) total_2_sum.merge(total_2_partials[(above * slots + slot) * columns + column]);
+    const float total_value = static_cast<float>(total_sum.sum());
+    const float total_2_value = static_cast<float>(total_2_sum.sum());
     const Index inner = result;
     float d_weight_value;
     float d_bias_value;
-    backward_finalise_values(total_3_value, total_4_value, d_weight_value, d_bias_value);
+    backward_finalise_values(total_value, total_2_value, d_weight_value, d_bias_value);
     d_weight[inner] = narrow<float>(d_weight_value);
     d_bias[inner] = narrow<float>(d_bias_value);
   }
@@ -556,19 +548,14 @@ extern "C" int64_t run_backward(const int64_t* a) {
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[7])};
   const BackwardSizes sizes{ {a[8]}, {a[9]} };
   const int threads = static_cast<int>(a[10]);
-  const Index total_3_partials_slots = slots_of(sizes.outer.value, sizes.inner.value)
+  const Index total_partials_slots = slots_of(sizes.outer.value, sizes.inner.value)
 ;
-  const Index total_4_partials_slots = slots_of(sizes.outer.value, sizes.inner.value)
+  const Index total_2_partials_slots = slots_of(sizes.outer.value, sizes.inner.value)
 ;
-  auto* const mean_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value));
-  auto* const variance_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value));
-  auto* const total_3_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.inner.value) * total_3_partials_slots);
-  auto* const total_4_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.inner.value) * total_4_partials_slots);
+  auto* const total_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.inner.value) * total_partials_slots);
+  auto* const total_2_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.inner.value) * total_2_partials_slots);
   if (is_measuring) return scratch.used;
-  backward_row(x, d_out, weight, bias, d_x, mean_scratch, variance_scratch, sizes, threads);
-  backward_outer(d_out, x, mean_scratch, variance_scratch, weight, bias, total_3_partials, total_4_partials,
-      sizes, threads);
-  backward_finalise(d_weight, d_bias, total_3_partials, total_4_partials, sizes, total_3_partials_slots,
-      threads);
+  backward_row(x, d_out, weight, bias, d_x, total_partials, total_2_partials, sizes, threads);
+  backward_finalise(d_weight, d_bias, total_partials, total_2_partials, sizes, total_partials_slots, threads);
   return 0;
 }

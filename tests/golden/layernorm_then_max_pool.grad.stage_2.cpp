@@ -108,6 +108,24 @@ inline void store(const Value* line, Index width, Stored* to) {
   for (Index i = 0; i < width; ++i) to[i * stride] = narrow<Stored>(line[i]);
 }
 
+// Windows that lie side by side, taken apart: a line for each position in them.
+template <Index size, typename Stored, typename Value, Index side>
+inline void split(const Stored* from, Index count, Value (*rooms)[side], Index place) {
+#pragma omp simd
+  for (Index i = 0; i < count; ++i) {
+    for (Index j = 0; j < size; ++j) rooms[j][place + i] = static_cast<Value>(widen(from[i * size + j]));
+  }
+}
+
+// And put together again.
+template <Index size, typename Stored, typename Value, Index side>
+inline void join(const Value (*rooms)[side], Index place, Index count, Stored* to) {
+#pragma omp simd
+  for (Index i = 0; i < count; ++i) {
+    for (Index j = 0; j < size; ++j) to[i * size + j] = narrow<Stored>(rooms[j][place + i]);
+  }
+}
+
 // Fresh memory comes in pages of 4 KiB, whose faults cost more than most chains (writing 55 MB: 15 ms, and 4
 // in large pages). So large outputs ask for those, as torch's allocator does under THP_MEM_ALLOC_ENABLE.
 template <typename Stored>
@@ -129,13 +147,10 @@ struct MaximumLanes {
     std::fill(best, best + padded(width), -std::numeric_limits<Value>::infinity());
     std::fill(position_of_best, position_of_best + padded(width), 0);
   }
-  void add(const Value* line, int position, Index width) {
-#pragma omp simd
-    for (Index i = 0; i < padded(width); ++i) {
-      const bool beats = line[i] > best[i] || line[i] != line[i];
-      best[i] = beats ? line[i] : best[i];
-      position_of_best[i] = beats ? position : position_of_best[i];
-    }
+  void add(Index i, Value value, int position) {
+    const bool beats = value > best[i] || value != value;
+    best[i] = beats ? value : best[i];
+    position_of_best[i] = beats ? position : position_of_best[i];
   }
   Value max(Index i) const { return best[i]; }
   int argmax(Index i) const { return position_of_best[i]; }
@@ -159,56 +174,73 @@ static void forward_window(const float* __restrict__ x, float* __restrict__ out,
     uint8_t* __restrict__ winner_index, const ForwardSizes sizes, int threads) {
   expect(out, sizes.outer.value * sizes.middle.value * sizes.inner.value);
   expect(winner_index, sizes.outer.value * sizes.middle.value * sizes.inner.value);
-  const Index length = sizes.inner.value, lines = (length + kLine - 1) / kLine;
+  constexpr Index kSide = 512;  // lines that fit the fastest cache
+  const Index length = sizes.inner.value, lines = (length + kSide - 1) / kSide;
+  const Index together = std::max<Index>(1, kSide / std::max<Index>(1, length));
   const Index rows = sizes.outer.value * sizes.middle.value;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length * 4 > kSerial)
-  for (Index task = 0; task < rows * lines; ++task) {
-    const Index row = task / lines, first = task % lines * kLine;
-    const Index width = std::min(kLine, length - first);
-    const Index above_middle = divide(row, sizes.middle);
-    const Index middle = row - above_middle * sizes.middle.value;
-    const Index outer = above_middle;
+  for (Index task = 0; task < (rows + together - 1) / together * lines; ++task) {
+    const Index top = task / lines * together, bottom = std::min(rows, top + together);
+    const Index first = task % lines * kSide, piece = std::min(kSide, length - first);
+    const Index width = (bottom - top) * piece;
+    float x_rooms[4][kSide];
+    for (Index row = top; row < bottom; ++row) {
+      const Index place = (row - top) * piece;
+      const Index above_middle = divide(row, sizes.middle);
+      const Index middle = row - above_middle * sizes.middle.value;
+      const Index outer = above_middle;
+      for (int position_value = 0; position_value < 4; position_value += 2) {
+        const Index above_window_2 = position_value / 2;
+        const Index window_2 = position_value - above_window_2 * 2;
+        const Index window_1 = above_window_2;
+        const Index inner = first;
+        split<2>(x + ((outer) * sizes.middle_unpooled.value + (middle * 2 + window_1)) * sizes.inner_unpooled.value + (inner * 2 + window_2), piece, x_rooms + position_value, place);
+      }
+    }
+    for (auto& line : x_rooms) pad(line, width);
     MaximumLanes<float> maximum_lanes(width);
     for (int position_value = 0; position_value < 4; ++position_value) {
-      const Index above_window_2 = position_value / 2;
-      const Index window_2 = position_value - above_window_2 * 2;
-      const Index window_1 = above_window_2;
-      const Index inner = first;
-      float x_room[kLine];
-      const float* const x_line = load<2>(x + ((outer) * sizes.middle_unpooled.value + (middle * 2 + window_1)) * sizes.inner_unpooled.value + (inner * 2 + window_2), width, x_room);
-      float maximum_term_line[kLine];
 #pragma omp simd
       for (Index i = 0; i < padded(width); ++i) {
-        const float x_value = x_line[i];
+        const float x_value = x_rooms[position_value][i];
         float maximum_term_value;
         forward_window_stage_1(x_value, maximum_term_value);
-        maximum_term_line[i] = maximum_term_value;
+        maximum_lanes.add(i, maximum_term_value, position_value);
       }
-      maximum_lanes.add(maximum_term_line, position_value, width);
     }
     float maximum_line[kLine];
     for (Index i = 0; i < padded(width); ++i) maximum_line[i] = static_cast<float>(maximum_lanes.max(i));
     int winner_index_2_line[kLine];
     for (Index i = 0; i < padded(width); ++i) winner_index_2_line[i] = static_cast<int>(maximum_lanes.argmax(i));
-    {
-      const Index inner = first;
-      float out_room[kLine];
-      float* const out_line = target<1>(out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, out_room);
-      int winner_index_room[kLine];
-      int* const winner_index_line = target<1>(winner_index + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, winner_index_room);
+    float out_line[kSide];
+    int winner_index_line[kSide];
 #pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float maximum_value = maximum_line[i];
-        const int winner_index_2_value = winner_index_2_line[i];
-        float out_value;
-        int winner_index_value;
-        forward_window_row_values(maximum_value, winner_index_2_value, out_value, winner_index_value);
-        out_line[i] = out_value;
-        winner_index_line[i] = winner_index_value;
+    for (Index i = 0; i < padded(width); ++i) {
+      const float maximum_value = maximum_line[i];
+      const int winner_index_2_value = winner_index_2_line[i];
+      float out_value;
+      int winner_index_value;
+      forward_window_row_values(maximum_value, winner_index_2_value, out_value, winner_index_value);
+      out_line[i] = out_value;
+      winner_index_line[i] = winner_index_value;
+    }
+    for (Index row = top; row < bottom; ++row) {
+      const Index place = (row - top) * piece;
+      const Index above_middle = divide(row, sizes.middle);
+      const Index middle = row - above_middle * sizes.middle.value;
+      const Index outer = above_middle;
+      {
+        for (Index i = 0; i < piece; ++i) {
+          const Index inner = (first + i);
+          out[((outer) * sizes.middle.value + middle) * sizes.inner.value + inner] = narrow<float>(out_line[place + i]);
+        }
       }
-      store<1>(out_line, width, out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner);
-      store<1>(winner_index_line, width,
-          winner_index + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner);
+      {
+        for (Index i = 0; i < piece; ++i) {
+          const Index inner = (first + i);
+          winner_index[((outer) * sizes.middle.value + middle) * sizes.inner.value + inner] = narrow<uint8_t>(winner_index_line[place + i]);
+        }
+      }
     }
   }
 }
@@ -225,36 +257,61 @@ static inline __attribute__((always_inline)) void backward_window_values(const i
 static void backward_window(const uint8_t* __restrict__ winner_index, const float* __restrict__ d_out,
     float* __restrict__ d_x, const BackwardSizes sizes, int threads) {
   expect(d_x, sizes.outer.value * sizes.middle.value * sizes.inner.value * 2 * 2);
-  const Index length = sizes.inner.value, lines = (length + kLine - 1) / kLine;
+  constexpr Index kSide = 512;  // lines that fit the fastest cache
+  const Index length = sizes.inner.value, lines = (length + kSide - 1) / kSide;
+  const Index together = std::max<Index>(1, kSide / std::max<Index>(1, length));
   const Index rows = sizes.outer.value * sizes.middle.value;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length * 4 > kSerial)
-  for (Index task = 0; task < rows * lines; ++task) {
-    const Index row = task / lines, first = task % lines * kLine;
-    const Index width = std::min(kLine, length - first);
-    const Index above_middle = divide(row, sizes.middle);
-    const Index middle = row - above_middle * sizes.middle.value;
-    const Index outer = above_middle;
+  for (Index task = 0; task < (rows + together - 1) / together * lines; ++task) {
+    const Index top = task / lines * together, bottom = std::min(rows, top + together);
+    const Index first = task % lines * kSide, piece = std::min(kSide, length - first);
+    const Index width = (bottom - top) * piece;
+    int winner_index_line[kSide];
+    float d_out_line[kSide];
+    for (Index row = top; row < bottom; ++row) {
+      const Index place = (row - top) * piece;
+      const Index above_middle = divide(row, sizes.middle);
+      const Index middle = row - above_middle * sizes.middle.value;
+      const Index outer = above_middle;
+      {
+        for (Index i = 0; i < piece; ++i) {
+          const Index inner = (first + i);
+          winner_index_line[place + i] = widen(winner_index[((outer) * sizes.middle.value + middle) * sizes.inner.value + inner]);
+        }
+      }
+      {
+        for (Index i = 0; i < piece; ++i) {
+          const Index inner = (first + i);
+          d_out_line[place + i] = widen(d_out[((outer) * sizes.middle.value + middle) * sizes.inner.value + inner]);
+        }
+      }
+    }
+    pad(winner_index_line, width);
+    pad(d_out_line, width);
+    float d_x_rooms[4][kSide];
     for (int position_value = 0; position_value < 4; ++position_value) {
-      const Index above_window_2 = position_value / 2;
-      const Index window_2 = position_value - above_window_2 * 2;
-      const Index window_1 = above_window_2;
-      const Index inner = first;
-      int winner_index_room[kLine];
-      const int* const winner_index_line = load<1>(winner_index + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, winner_index_room);
-      float d_out_room[kLine];
-      const float* const d_out_line = load<1>(d_out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_out_room);
-      float d_x_room[kLine];
-      float* const d_x_line = target<2>(d_x + ((outer) * sizes.middle_unpooled.value + (middle * 2 + window_1)) * sizes.inner_unpooled.value + (inner * 2 + window_2), width, d_x_room);
 #pragma omp simd
       for (Index i = 0; i < padded(width); ++i) {
         const int winner_index_value = winner_index_line[i];
         const float d_out_value = d_out_line[i];
         float d_x_value;
         backward_window_values(position_value, winner_index_value, d_out_value, d_x_value);
-        d_x_line[i] = d_x_value;
+        d_x_rooms[position_value][i] = d_x_value;
       }
-      store<2>(d_x_line, width,
-          d_x + ((outer) * sizes.middle_unpooled.value + (middle * 2 + window_1)) * sizes.inner_unpooled.value + (inner * 2 + window_2));
+    }
+    for (Index row = top; row < bottom; ++row) {
+      const Index place = (row - top) * piece;
+      const Index above_middle = divide(row, sizes.middle);
+      const Index middle = row - above_middle * sizes.middle.value;
+      const Index outer = above_middle;
+      for (int position_value = 0; position_value < 4; position_value += 2) {
+        const Index above_window_2 = position_value / 2;
+        const Index window_2 = position_value - above_window_2 * 2;
+        const Index window_1 = above_window_2;
+        const Index inner = first;
+        join<2>(d_x_rooms + position_value, place, piece,
+            d_x + ((outer) * sizes.middle_unpooled.value + (middle * 2 + window_1)) * sizes.inner_unpooled.value + (inner * 2 + window_2));
+      }
     }
   }
 }

@@ -65,6 +65,14 @@ constexpr Index kSerial = 16384;
 // element, so that no short row ends in scalar calls.
 constexpr Index kLine = 512;
 
+// Short rows go through each stage together: what one row waits for is hidden behind the others. So many
+// elements still lie in the fastest cache when the next stage comes.
+constexpr Index kTogether = 64;
+
+inline Index rows_together(Index length) {
+  return std::min<Index>(kTogether, std::max<Index>(1, 4096 / std::max<Index>(1, length)));
+}
+
 inline Index padded(Index width) { return (width + 15) / 16 * 16; }
 
 // The end of a line is filled up with copies of its last element.
@@ -115,11 +123,37 @@ inline void expect(Stored* output, Index count) {
 #endif
 }
 
+// Sixteen numbers side by side. gcc would add the ends of a reduction up one by one, through memory.
+template <typename Value>
+struct Lanes {
+  typedef Value Pack __attribute__((vector_size(16 * sizeof(Value))));
+  Pack at = {};
+  void load(const Value* from) { __builtin_memcpy(&at, from, sizeof(at)); }
+  Value sum() const {
+    Value left[16];
+    __builtin_memcpy(left, &at, sizeof(at));
+    fold<8>(left);
+    fold<4>(left);
+    fold<2>(left);
+    return left[0] + left[1];
+  }
+  template <int half>
+  static void fold(Value* left) {
+    for (int i = 0; i < half; ++i) left[i] += left[i + half];
+  }
+};
+
+inline Index whole(Index width) { return width / 16 * 16; }
+
 template <typename Value>
 inline double sum_of(const Value* line, Index width) {
-  Value total = 0;
-#pragma omp simd reduction(+ : total)
-  for (Index i = 0; i < width; ++i) total += line[i];
+  Lanes<Value> lanes, next;
+  for (Index i = 0; i < whole(width); i += 16) {
+    next.load(line + i);
+    lanes.at += next.at;
+  }
+  Value total = lanes.sum();
+  for (Index i = whole(width); i < width; ++i) total += line[i];
   return total;
 }
 
@@ -140,9 +174,15 @@ struct Moments {
   void add(const Value* line, Index width) {
     const double n = static_cast<double>(width);
     const Value about = static_cast<Value>(sum_of(line, width) / n);
-    Value squares = 0, drift = 0;
-#pragma omp simd reduction(+ : squares, drift)
-    for (Index i = 0; i < width; ++i) {
+    Lanes<Value> lanes, all_squares, all_drift;
+    for (Index i = 0; i < whole(width); i += 16) {
+      lanes.load(line + i);
+      lanes.at -= about;
+      all_squares.at += lanes.at * lanes.at;
+      all_drift.at += lanes.at;
+    }
+    Value squares = all_squares.sum(), drift = all_drift.sum();
+    for (Index i = whole(width); i < width; ++i) {
       const Value distance = line[i] - about;
       squares += distance * distance;
       drift += distance;
@@ -158,10 +198,6 @@ struct ForwardSizes {
   Size outer, inner;
 };
 
-static inline __attribute__((always_inline)) void forward_row_stage_1(const float x, float& mean_term) {
-  mean_term = x;
-}
-
 static inline __attribute__((always_inline)) void forward_row_values(const float x, const float mean,
     const float variance, float& out) {
   // layernorm
@@ -172,42 +208,49 @@ static void forward_row(const float* __restrict__ x, float* __restrict__ out, co
     int threads) {
   expect(out, sizes.outer.value * sizes.inner.value);
   const Index rows = sizes.outer.value, length = sizes.inner.value;
-#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
-  for (Index row = 0; row < rows; ++row) {
-    const Index outer = row;
-    Moments mean_sum;
-    for (Index first = 0; first < length; first += kLine) {
-      const Index width = std::min(kLine, length - first);
-      const Index inner = first;
-      float x_room[kLine];
-      const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
-      float mean_term_line[kLine];
-#pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float x_value = x_line[i];
-        float mean_term_value;
-        forward_row_stage_1(x_value, mean_term_value);
-        mean_term_line[i] = mean_term_value;
+  const Index together = rows_together(length);
+  const Index tasks = (rows + together - 1) / together;
+#pragma omp parallel num_threads(threads) firstprivate(sizes) if (rows * length > kSerial)
+  {
+#pragma omp for schedule(static)
+    for (Index task = 0; task < tasks; ++task) {
+      const Index top = task * together, bottom = std::min(rows, top + together);
+      float mean_of_rows[kTogether];
+      float variance_of_rows[kTogether];
+      for (Index row = top; row < bottom; ++row) {
+        const Index outer = row;
+        Moments mean_sum;
+        for (Index first = 0; first < length; first += kLine) {
+          const Index width = std::min(kLine, length - first);
+          const Index inner = first;
+          float x_room[kLine];
+          const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
+          mean_sum.add(x_line, width);
+        }
+        mean_of_rows[row - top] = static_cast<float>(mean_sum.mean());
+        variance_of_rows[row - top] = static_cast<float>(mean_sum.variance());
       }
-      mean_sum.add(mean_term_line, width);
-    }
-    const float mean_value = static_cast<float>(mean_sum.mean());
-    const float variance_value = static_cast<float>(mean_sum.variance());
-    for (Index first = 0; first < length; first += kLine) {
-      const Index width = std::min(kLine, length - first);
-      const Index inner = first;
-      float x_room[kLine];
-      const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
-      float out_room[kLine];
-      float* const out_line = target<1>(out + (outer) * sizes.inner.value + inner, width, out_room);
+      for (Index row = top; row < bottom; ++row) {
+        const Index outer = row;
+        const float mean_value = mean_of_rows[row - top];
+        const float variance_value = variance_of_rows[row - top];
+        for (Index first = 0; first < length; first += kLine) {
+          const Index width = std::min(kLine, length - first);
+          const Index inner = first;
+          float x_room[kLine];
+          const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
+          float out_room[kLine];
+          float* const out_line = target<1>(out + (outer) * sizes.inner.value + inner, width, out_room);
 #pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float x_value = x_line[i];
-        float out_value;
-        forward_row_values(x_value, mean_value, variance_value, out_value);
-        out_line[i] = out_value;
+          for (Index i = 0; i < padded(width); ++i) {
+            const float x_value = x_line[i];
+            float out_value;
+            forward_row_values(x_value, mean_value, variance_value, out_value);
+            out_line[i] = out_value;
+          }
+          store<1>(out_line, width, out + (outer) * sizes.inner.value + inner);
+        }
       }
-      store<1>(out_line, width, out + (outer) * sizes.inner.value + inner);
     }
   }
 }

@@ -108,6 +108,24 @@ inline void store(const Value* line, Index width, Stored* to) {
   for (Index i = 0; i < width; ++i) to[i * stride] = narrow<Stored>(line[i]);
 }
 
+// Windows that lie side by side, taken apart: a line for each position in them.
+template <Index size, typename Stored, typename Value, Index side>
+inline void split(const Stored* from, Index count, Value (*rooms)[side], Index place) {
+#pragma omp simd
+  for (Index i = 0; i < count; ++i) {
+    for (Index j = 0; j < size; ++j) rooms[j][place + i] = static_cast<Value>(widen(from[i * size + j]));
+  }
+}
+
+// And put together again.
+template <Index size, typename Stored, typename Value, Index side>
+inline void join(const Value (*rooms)[side], Index place, Index count, Stored* to) {
+#pragma omp simd
+  for (Index i = 0; i < count; ++i) {
+    for (Index j = 0; j < size; ++j) to[i * size + j] = narrow<Stored>(rooms[j][place + i]);
+  }
+}
+
 // Fresh memory comes in pages of 4 KiB, whose faults cost more than most chains (writing 55 MB: 15 ms, and 4
 // in large pages). So large outputs ask for those, as torch's allocator does under THP_MEM_ALLOC_ENABLE.
 template <typename Stored>
@@ -120,11 +138,37 @@ inline void expect(Stored* output, Index count) {
 #endif
 }
 
+// Sixteen numbers side by side. gcc would add the ends of a reduction up one by one, through memory.
+template <typename Value>
+struct Lanes {
+  typedef Value Pack __attribute__((vector_size(16 * sizeof(Value))));
+  Pack at = {};
+  void load(const Value* from) { __builtin_memcpy(&at, from, sizeof(at)); }
+  Value sum() const {
+    Value left[16];
+    __builtin_memcpy(left, &at, sizeof(at));
+    fold<8>(left);
+    fold<4>(left);
+    fold<2>(left);
+    return left[0] + left[1];
+  }
+  template <int half>
+  static void fold(Value* left) {
+    for (int i = 0; i < half; ++i) left[i] += left[i + half];
+  }
+};
+
+inline Index whole(Index width) { return width / 16 * 16; }
+
 template <typename Value>
 inline double sum_of(const Value* line, Index width) {
-  Value total = 0;
-#pragma omp simd reduction(+ : total)
-  for (Index i = 0; i < width; ++i) total += line[i];
+  Lanes<Value> lanes, next;
+  for (Index i = 0; i < whole(width); i += 16) {
+    next.load(line + i);
+    lanes.at += next.at;
+  }
+  Value total = lanes.sum();
+  for (Index i = whole(width); i < width; ++i) total += line[i];
   return total;
 }
 
@@ -147,6 +191,10 @@ struct SumLanes {
 #pragma omp simd
     for (Index i = 0; i < padded(width); ++i) total[i] += line[i];
   }
+  template <typename Value>
+  void add(Index i, Value value) {
+    total[i] += value;
+  }
   double sum(Index i) const { return total[i]; }
   Sum at(Index i) const { return {total[i]}; }
 };
@@ -160,13 +208,10 @@ struct MaximumLanes {
     std::fill(best, best + padded(width), -std::numeric_limits<Value>::infinity());
     std::fill(position_of_best, position_of_best + padded(width), 0);
   }
-  void add(const Value* line, int position, Index width) {
-#pragma omp simd
-    for (Index i = 0; i < padded(width); ++i) {
-      const bool beats = line[i] > best[i] || line[i] != line[i];
-      best[i] = beats ? line[i] : best[i];
-      position_of_best[i] = beats ? position : position_of_best[i];
-    }
+  void add(Index i, Value value, int position) {
+    const bool beats = value > best[i] || value != value;
+    best[i] = beats ? value : best[i];
+    position_of_best[i] = beats ? position : position_of_best[i];
   }
   Value max(Index i) const { return best[i]; }
   int argmax(Index i) const { return position_of_best[i]; }
@@ -177,10 +222,8 @@ template <typename Value>
 struct PickedLanes {
   Value picked[kLine];
   explicit PickedLanes(Index width) { std::fill(picked, picked + padded(width), Value()); }
-  void add(const Value* line, const int* wanted, int position, Index width) {
-#pragma omp simd
-    for (Index i = 0; i < padded(width); ++i) picked[i] = wanted[i] == position ? line[i] : picked[i];
-  }
+  void add(Index i, Value value, int wanted,
+      int position) { picked[i] = wanted == position ? value : picked[i]; }
   Value pick(Index i) const { return picked[i]; }
 };
 
@@ -220,39 +263,51 @@ static void forward_window(const float* __restrict__ x, const float* __restrict_
       sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.axis_3.value * sizes.inner.value);
   expect(winner_index,
       sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.axis_3.value * sizes.inner.value);
-  const Index length = sizes.inner.value, lines = (length + kLine - 1) / kLine;
+  constexpr Index kSide = 512;  // lines that fit the fastest cache
+  const Index length = sizes.inner.value, lines = (length + kSide - 1) / kSide;
+  const Index together = std::max<Index>(1, kSide / std::max<Index>(1, length));
   const Index rows = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.axis_3.value;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length * 8 > kSerial)
-  for (Index task = 0; task < rows * lines; ++task) {
-    const Index row = task / lines, first = task % lines * kLine;
-    const Index width = std::min(kLine, length - first);
-    const Index above_axis_3 = divide(row, sizes.axis_3);
-    const Index axis_3 = row - above_axis_3 * sizes.axis_3.value;
-    const Index above_axis_2 = divide(above_axis_3, sizes.axis_2);
-    const Index axis_2 = above_axis_3 - above_axis_2 * sizes.axis_2.value;
-    const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
-    const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
-    const Index outer = above_axis_1;
+  for (Index task = 0; task < (rows + together - 1) / together * lines; ++task) {
+    const Index top = task / lines * together, bottom = std::min(rows, top + together);
+    const Index first = task % lines * kSide, piece = std::min(kSide, length - first);
+    const Index width = (bottom - top) * piece;
+    float x_rooms[8][kSide];
+    float scale_line[kSide];
+    for (Index row = top; row < bottom; ++row) {
+      const Index place = (row - top) * piece;
+      const Index above_axis_3 = divide(row, sizes.axis_3);
+      const Index axis_3 = row - above_axis_3 * sizes.axis_3.value;
+      const Index above_axis_2 = divide(above_axis_3, sizes.axis_2);
+      const Index axis_2 = above_axis_3 - above_axis_2 * sizes.axis_2.value;
+      const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
+      const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
+      const Index outer = above_axis_1;
+      for (int position_value = 0; position_value < 8; position_value += 2) {
+        const Index above_window_3 = position_value / 2;
+        const Index window_3 = position_value - above_window_3 * 2;
+        const Index above_window_2 = above_window_3 / 2;
+        const Index window_2 = above_window_3 - above_window_2 * 2;
+        const Index window_1 = above_window_2;
+        const Index inner = first;
+        split<2>(x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + (axis_2 * 2 + window_1)) * sizes.axis_3_unpooled.value + (axis_3 * 2 + window_2)) * sizes.inner_unpooled.value + (inner * 2 + window_3), piece, x_rooms + position_value, place);
+      }
+      {
+        std::fill(scale_line + place, scale_line + place + piece, widen(scale[axis_1]));
+      }
+    }
+    for (auto& line : x_rooms) pad(line, width);
+    pad(scale_line, width);
     MaximumLanes<float> maximum_lanes(width);
     for (int position_value = 0; position_value < 8; ++position_value) {
-      const Index above_window_3 = position_value / 2;
-      const Index window_3 = position_value - above_window_3 * 2;
-      const Index above_window_2 = above_window_3 / 2;
-      const Index window_2 = above_window_3 - above_window_2 * 2;
-      const Index window_1 = above_window_2;
-      const Index inner = first;
-      float x_room[kLine];
-      const float* const x_line = load<2>(x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + (axis_2 * 2 + window_1)) * sizes.axis_3_unpooled.value + (axis_3 * 2 + window_2)) * sizes.inner_unpooled.value + (inner * 2 + window_3), width, x_room);
-      const float scale_value = widen(scale[axis_1]);
-      float maximum_term_line[kLine];
 #pragma omp simd
       for (Index i = 0; i < padded(width); ++i) {
-        const float x_value = x_line[i];
+        const float x_value = x_rooms[position_value][i];
+        const float scale_value = scale_line[i];
         float maximum_term_value;
         forward_window_stage_1(x_value, scale_value, maximum_term_value);
-        maximum_term_line[i] = maximum_term_value;
+        maximum_lanes.add(i, maximum_term_value, position_value);
       }
-      maximum_lanes.add(maximum_term_line, position_value, width);
     }
     float maximum_line[kLine];
     for (Index i = 0; i < padded(width); ++i) maximum_line[i] = static_cast<float>(maximum_lanes.max(i));
@@ -260,59 +315,63 @@ static void forward_window(const float* __restrict__ x, const float* __restrict_
     for (Index i = 0; i < padded(width); ++i) winner_index_2_line[i] = static_cast<int>(maximum_lanes.argmax(i));
     PickedLanes<float> picked_x_2_lanes(width);
     for (int position_value = 0; position_value < 8; ++position_value) {
-      const Index above_window_3 = position_value / 2;
-      const Index window_3 = position_value - above_window_3 * 2;
-      const Index above_window_2 = above_window_3 / 2;
-      const Index window_2 = above_window_3 - above_window_2 * 2;
-      const Index window_1 = above_window_2;
-      const Index inner = first;
-      float x_room[kLine];
-      const float* const x_line = load<2>(x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + (axis_2 * 2 + window_1)) * sizes.axis_3_unpooled.value + (axis_3 * 2 + window_2)) * sizes.inner_unpooled.value + (inner * 2 + window_3), width, x_room);
-      float picked_x_2_term_line[kLine];
-      int picked_x_2_term_at_line[kLine];
 #pragma omp simd
       for (Index i = 0; i < padded(width); ++i) {
-        const float x_value = x_line[i];
+        const float x_value = x_rooms[position_value][i];
         const int winner_index_2_value = winner_index_2_line[i];
         float picked_x_2_term_value;
         int picked_x_2_term_at_value;
         forward_window_stage_2(x_value, winner_index_2_value, picked_x_2_term_value,
             picked_x_2_term_at_value);
-        picked_x_2_term_line[i] = picked_x_2_term_value;
-        picked_x_2_term_at_line[i] = picked_x_2_term_at_value;
+        picked_x_2_lanes.add(i, picked_x_2_term_value, picked_x_2_term_at_value, position_value);
       }
-      picked_x_2_lanes.add(picked_x_2_term_line, picked_x_2_term_at_line, position_value, width);
     }
     float picked_x_2_line[kLine];
     for (Index i = 0; i < padded(width); ++i) picked_x_2_line[i] = static_cast<float>(picked_x_2_lanes.pick(i));
-    {
-      const Index inner = first;
-      float out_room[kLine];
-      float* const out_line = target<1>(out + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner, width, out_room);
-      float picked_x_room[kLine];
-      float* const picked_x_line = target<1>(picked_x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner, width, picked_x_room);
-      int winner_index_room[kLine];
-      int* const winner_index_line = target<1>(winner_index + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner, width, winner_index_room);
+    float out_line[kSide];
+    float picked_x_line[kSide];
+    int winner_index_line[kSide];
 #pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float maximum_value = maximum_line[i];
-        const float picked_x_2_value = picked_x_2_line[i];
-        const int winner_index_2_value = winner_index_2_line[i];
-        float out_value;
-        float picked_x_value;
-        int winner_index_value;
-        forward_window_row_values(maximum_value, picked_x_2_value, winner_index_2_value, out_value,
-            picked_x_value, winner_index_value);
-        out_line[i] = out_value;
-        picked_x_line[i] = picked_x_value;
-        winner_index_line[i] = winner_index_value;
+    for (Index i = 0; i < padded(width); ++i) {
+      const float maximum_value = maximum_line[i];
+      const float picked_x_2_value = picked_x_2_line[i];
+      const int winner_index_2_value = winner_index_2_line[i];
+      float out_value;
+      float picked_x_value;
+      int winner_index_value;
+      forward_window_row_values(maximum_value, picked_x_2_value, winner_index_2_value, out_value,
+          picked_x_value, winner_index_value);
+      out_line[i] = out_value;
+      picked_x_line[i] = picked_x_value;
+      winner_index_line[i] = winner_index_value;
+    }
+    for (Index row = top; row < bottom; ++row) {
+      const Index place = (row - top) * piece;
+      const Index above_axis_3 = divide(row, sizes.axis_3);
+      const Index axis_3 = row - above_axis_3 * sizes.axis_3.value;
+      const Index above_axis_2 = divide(above_axis_3, sizes.axis_2);
+      const Index axis_2 = above_axis_3 - above_axis_2 * sizes.axis_2.value;
+      const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
+      const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
+      const Index outer = above_axis_1;
+      {
+        for (Index i = 0; i < piece; ++i) {
+          const Index inner = (first + i);
+          out[((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner] = narrow<float>(out_line[place + i]);
+        }
       }
-      store<1>(out_line, width,
-          out + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner);
-      store<1>(picked_x_line, width,
-          picked_x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner);
-      store<1>(winner_index_line, width,
-          winner_index + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner);
+      {
+        for (Index i = 0; i < piece; ++i) {
+          const Index inner = (first + i);
+          picked_x[((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner] = narrow<float>(picked_x_line[place + i]);
+        }
+      }
+      {
+        for (Index i = 0; i < piece; ++i) {
+          const Index inner = (first + i);
+          winner_index[((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner] = narrow<uint8_t>(winner_index_line[place + i]);
+        }
+      }
     }
   }
 }
@@ -340,72 +399,108 @@ static void backward_window(const uint8_t* __restrict__ winner_index, const floa
     Sum* __restrict__ total_partials, const BackwardSizes sizes, int threads) {
   expect(d_x,
       sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.axis_3.value * sizes.inner.value * 2 * 2 * 2);
-  const Index length = sizes.inner.value, lines = (length + kLine - 1) / kLine;
-  const Index rows = sizes.outer.value * sizes.axis_1.value,
-      share = sizes.axis_2.value * sizes.axis_3.value * lines;
-  const Index pieces = pieces_of(sizes.axis_2.value * sizes.axis_3.value * sizes.inner.value);
-#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * share * kLine * 8 > kSerial)
+  constexpr Index kSide = 512;  // lines that fit the fastest cache
+  const Index length = sizes.inner.value, lines = (length + kSide - 1) / kSide;
+  const Index together = std::max<Index>(1, kSide / std::max<Index>(1, length));
+  const Index rows = sizes.outer.value * sizes.axis_1.value, share = sizes.axis_2.value * sizes.axis_3.value;
+  const Index blocks = (share + together - 1) / together * lines, pieces = pieces_of(share * length);
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * share * length * 8 > kSerial)
   for (Index task = 0; task < rows * pieces; ++task) {
-    const Index row = task / pieces, piece = task % pieces;
-    const Index above_axis_1 = divide(row, sizes.axis_1);
-    const Index axis_1 = row - above_axis_1 * sizes.axis_1.value;
-    const Index outer = above_axis_1;
+    const Index above = task / pieces, slot = task % pieces, last = (above + 1) * share;
     Sum total_sum;
-    for (Index part = share * piece / pieces; part < share * (piece + 1) / pieces; ++part) {
-      const Index above = part / lines, first = part % lines * kLine;
-      const Index width = std::min(kLine, length - first);
-      const Index above_axis_3 = divide(above, sizes.axis_3);
-      const Index axis_3 = above - above_axis_3 * sizes.axis_3.value;
-      const Index axis_2 = above_axis_3;
+    for (Index block = blocks * slot / pieces; block < blocks * (slot + 1) / pieces; ++block) {
+      const Index top = above * share + block / lines * together, bottom = std::min(last, top + together);
+      const Index first = block % lines * kSide, piece = std::min(kSide, length - first);
+      const Index width = (bottom - top) * piece;
+      int winner_index_line[kSide];
+      float picked_x_line[kSide];
+      float scale_line[kSide];
+      float d_out_line[kSide];
+      for (Index row = top; row < bottom; ++row) {
+        const Index place = (row - top) * piece;
+        const Index above_axis_3 = divide(row, sizes.axis_3);
+        const Index axis_3 = row - above_axis_3 * sizes.axis_3.value;
+        const Index above_axis_2 = divide(above_axis_3, sizes.axis_2);
+        const Index axis_2 = above_axis_3 - above_axis_2 * sizes.axis_2.value;
+        const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
+        const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
+        const Index outer = above_axis_1;
+        {
+          for (Index i = 0; i < piece; ++i) {
+            const Index inner = (first + i);
+            winner_index_line[place + i] = widen(winner_index[((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner]);
+          }
+        }
+        {
+          for (Index i = 0; i < piece; ++i) {
+            const Index inner = (first + i);
+            picked_x_line[place + i] = widen(picked_x[((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner]);
+          }
+        }
+        {
+          std::fill(scale_line + place, scale_line + place + piece, widen(scale[axis_1]));
+        }
+        {
+          for (Index i = 0; i < piece; ++i) {
+            const Index inner = (first + i);
+            d_out_line[place + i] = widen(d_out[((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner]);
+          }
+        }
+      }
+      pad(winner_index_line, width);
+      pad(picked_x_line, width);
+      pad(scale_line, width);
+      pad(d_out_line, width);
+      float d_x_rooms[8][kSide];
       for (int position_value = 0; position_value < 8; ++position_value) {
-        const Index above_window_3 = position_value / 2;
-        const Index window_3 = position_value - above_window_3 * 2;
-        const Index above_window_2 = above_window_3 / 2;
-        const Index window_2 = above_window_3 - above_window_2 * 2;
-        const Index window_1 = above_window_2;
-        const Index inner = first;
-        int winner_index_room[kLine];
-        const int* const winner_index_line = load<1>(winner_index + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner, width, winner_index_room);
-        float picked_x_room[kLine];
-        const float* const picked_x_line = load<1>(picked_x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner, width, picked_x_room);
-        const float scale_value = widen(scale[axis_1]);
-        float d_out_room[kLine];
-        const float* const d_out_line = load<1>(d_out + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner, width, d_out_room);
-        float d_x_room[kLine];
-        float* const d_x_line = target<2>(d_x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + (axis_2 * 2 + window_1)) * sizes.axis_3_unpooled.value + (axis_3 * 2 + window_2)) * sizes.inner_unpooled.value + (inner * 2 + window_3), width, d_x_room);
 #pragma omp simd
         for (Index i = 0; i < padded(width); ++i) {
           const int winner_index_value = winner_index_line[i];
           const float picked_x_value = picked_x_line[i];
+          const float scale_value = scale_line[i];
           const float d_out_value = d_out_line[i];
           float d_x_value;
           backward_window_values(position_value, winner_index_value, picked_x_value, scale_value,
               d_out_value, d_x_value);
-          d_x_line[i] = d_x_value;
+          d_x_rooms[position_value][i] = d_x_value;
         }
-        store<2>(d_x_line, width,
-            d_x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + (axis_2 * 2 + window_1)) * sizes.axis_3_unpooled.value + (axis_3 * 2 + window_2)) * sizes.inner_unpooled.value + (inner * 2 + window_3));
       }
-      {
-        const Index inner = first;
-        float picked_x_room[kLine];
-        const float* const picked_x_line = load<1>(picked_x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner, width, picked_x_room);
-        const float scale_value = widen(scale[axis_1]);
-        float d_out_room[kLine];
-        const float* const d_out_line = load<1>(d_out + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner, width, d_out_room);
-        float total_term_line[kLine];
+      float total_term_line[kSide];
 #pragma omp simd
-        for (Index i = 0; i < padded(width); ++i) {
-          const float picked_x_value = picked_x_line[i];
-          const float d_out_value = d_out_line[i];
-          float total_term_value;
-          backward_window_row_values(picked_x_value, scale_value, d_out_value, total_term_value);
-          total_term_line[i] = total_term_value;
+      for (Index i = 0; i < padded(width); ++i) {
+        const float picked_x_value = picked_x_line[i];
+        const float scale_value = scale_line[i];
+        const float d_out_value = d_out_line[i];
+        float total_term_value;
+        backward_window_row_values(picked_x_value, scale_value, d_out_value, total_term_value);
+        total_term_line[i] = total_term_value;
+      }
+      total_sum.add(total_term_line, width);
+      for (Index row = top; row < bottom; ++row) {
+        const Index place = (row - top) * piece;
+        const Index above_axis_3 = divide(row, sizes.axis_3);
+        const Index axis_3 = row - above_axis_3 * sizes.axis_3.value;
+        const Index above_axis_2 = divide(above_axis_3, sizes.axis_2);
+        const Index axis_2 = above_axis_3 - above_axis_2 * sizes.axis_2.value;
+        const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
+        const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
+        const Index outer = above_axis_1;
+        for (int position_value = 0; position_value < 8; position_value += 2) {
+          const Index above_window_3 = position_value / 2;
+          const Index window_3 = position_value - above_window_3 * 2;
+          const Index above_window_2 = above_window_3 / 2;
+          const Index window_2 = above_window_3 - above_window_2 * 2;
+          const Index window_1 = above_window_2;
+          const Index inner = first;
+          join<2>(d_x_rooms + position_value, place, piece,
+              d_x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + (axis_2 * 2 + window_1)) * sizes.axis_3_unpooled.value + (axis_3 * 2 + window_2)) * sizes.inner_unpooled.value + (inner * 2 + window_3));
         }
-        total_sum.add(total_term_line, width);
       }
     }
-    total_partials[(axis_1) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_sum;
+    const Index above_axis_1 = divide(above, sizes.axis_1);
+    const Index axis_1 = above - above_axis_1 * sizes.axis_1.value;
+    const Index outer = above_axis_1;
+    total_partials[(axis_1) * (sizes.outer.value * pieces) + (outer) * pieces + slot] = total_sum;
   }
 }
 

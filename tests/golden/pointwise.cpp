@@ -14,15 +14,6 @@
 
 using Index = int64_t;
 
-// Vector variants of these stand in glibc's libmvec; the attribute lets loops use them.
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
-#if __GLIBC_PREREQ(2, 35)
-extern "C" {
-__attribute__((simd("notinbranch"))) float erff(float) noexcept;
-}
-#endif
-#endif
-
 namespace {
 
 struct Size {
@@ -37,6 +28,30 @@ inline To bits_of(From x) {
   To bits;
   __builtin_memcpy(&bits, &x, sizeof(To));
   return bits;
+}
+
+// erf within 1.9 ulp: 1 - exp(-y) on the right of 0, where y is |x| times a polynomial of it.
+inline float erf_of(float x) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+  float t = fabsf(x);
+  t = t > 4.0f ? 4.0f : t;
+  const float tt = t * t;
+  float y = fmaf(-9.256217e-6f, tt, fmaf(1.1764081e-4f, t, -6.328351e-4f));
+  y = fmaf(y, tt, fmaf(0.001667024f, t, -1.6039226e-4f));
+  y = fmaf(y, tt, fmaf(-0.019153066f, t, 0.10277783f));
+  y = fmaf(y, tt, fmaf(0.6366194f, t, 0.12837917f));
+  y = fmaf(y, t, t);
+  const float shifted = fmaf(y, -1.442695f, 0x1.8p23f);  // its last bits are n, as in exp
+  const float n = shifted - 0x1.8p23f;
+  const float r = fmaf(n, 1.9046542e-9f, fmaf(n, -0.6931472f, -y)), rr = r * r;
+  float e = fmaf(0.0013814596f, rr, fmaf(0.0083687175f, r, 0.04166839f));
+  e = fmaf(e, rr, fmaf(0.16666521f, r, 0.49999994f));
+  e = fmaf(e, rr, r);  // exp(r) - 1, so that small results keep their digits
+  const float power = bits_of<float>((bits_of<uint32_t>(shifted) << 23) + 0x3f800000);
+  return copysignf(fmaf(-power, e, 1.0f - power), x);
+#else
+  return erff(x);
+#endif
 }
 
 template <typename Stored>
@@ -138,7 +153,7 @@ static inline __attribute__((always_inline)) void forward_pointwise_values(const
   const float chosen = after_add_channel > 1.0f ? 1.0f : (after_add_channel == after_add_channel ? after_add_channel : NAN);
   const float after_clamp = after_add_channel < -1.0f ? -1.0f : chosen;
   // gelu
-  out = after_clamp * 0.5f * (1.0f + erff(after_clamp * 0.707106769f));
+  out = after_clamp * 0.5f * (1.0f + erf_of(after_clamp * 0.707106769f));
 }
 
 static void forward_pointwise(const float* __restrict__ x, const float* __restrict__ bias,

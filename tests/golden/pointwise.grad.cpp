@@ -14,16 +14,6 @@
 
 using Index = int64_t;
 
-// Vector variants of these stand in glibc's libmvec; the attribute lets loops use them.
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
-#if __GLIBC_PREREQ(2, 35)
-extern "C" {
-__attribute__((simd("notinbranch"))) float erff(float) noexcept;
-__attribute__((simd("notinbranch"))) float expf(float) noexcept;
-}
-#endif
-#endif
-
 namespace {
 
 struct Size {
@@ -38,6 +28,49 @@ inline To bits_of(From x) {
   To bits;
   __builtin_memcpy(&bits, &x, sizeof(To));
   return bits;
+}
+
+// erf within 1.9 ulp: 1 - exp(-y) on the right of 0, where y is |x| times a polynomial of it.
+inline float erf_of(float x) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+  float t = fabsf(x);
+  t = t > 4.0f ? 4.0f : t;
+  const float tt = t * t;
+  float y = fmaf(-9.256217e-6f, tt, fmaf(1.1764081e-4f, t, -6.328351e-4f));
+  y = fmaf(y, tt, fmaf(0.001667024f, t, -1.6039226e-4f));
+  y = fmaf(y, tt, fmaf(-0.019153066f, t, 0.10277783f));
+  y = fmaf(y, tt, fmaf(0.6366194f, t, 0.12837917f));
+  y = fmaf(y, t, t);
+  const float shifted = fmaf(y, -1.442695f, 0x1.8p23f);  // its last bits are n, as in exp
+  const float n = shifted - 0x1.8p23f;
+  const float r = fmaf(n, 1.9046542e-9f, fmaf(n, -0.6931472f, -y)), rr = r * r;
+  float e = fmaf(0.0013814596f, rr, fmaf(0.0083687175f, r, 0.04166839f));
+  e = fmaf(e, rr, fmaf(0.16666521f, r, 0.49999994f));
+  e = fmaf(e, rr, r);  // exp(r) - 1, so that small results keep their digits
+  const float power = bits_of<float>((bits_of<uint32_t>(shifted) << 23) + 0x3f800000);
+  return copysignf(fmaf(-power, e, 1.0f - power), x);
+#else
+  return erff(x);
+#endif
+}
+
+// exp within 1.1 ulp: 2^n * exp(r), n the nearest integer to x / log(2).
+inline float exp_of(float x) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+  x = x < -104.0f ? -104.0f : x;
+  x = x > 89.0f ? 89.0f : x;
+  const float shifted = fmaf(x, 1.442695f, 0x1.8p23f + 254);  // its last bits are n + 254
+  const float n = shifted - (0x1.8p23f + 254);
+  const float r = fmaf(n, 1.9046542e-9f, fmaf(n, -0.6931472f, x)), rr = r * r;
+  float e = fmaf(0.0013814596f, rr, fmaf(0.0083687175f, r, 0.04166839f));
+  e = fmaf(e, rr, fmaf(0.16666521f, r, 0.49999994f));
+  e = 1.0f + fmaf(e, rr, r);
+  // In two factors, for 2^n may lie beyond what a float holds where the result does not.
+  const uint32_t both = bits_of<uint32_t>(shifted), half = both >> 1;
+  return e * bits_of<float>(half << 23) * bits_of<float>((both - half) << 23);
+#else
+  return expf(x);
+#endif
 }
 
 template <typename Stored>
@@ -125,11 +158,37 @@ inline void expect(Stored* output, Index count) {
 #endif
 }
 
+// Sixteen numbers side by side. gcc would add the ends of a reduction up one by one, through memory.
+template <typename Value>
+struct Lanes {
+  typedef Value Pack __attribute__((vector_size(16 * sizeof(Value))));
+  Pack at = {};
+  void load(const Value* from) { __builtin_memcpy(&at, from, sizeof(at)); }
+  Value sum() const {
+    Value left[16];
+    __builtin_memcpy(left, &at, sizeof(at));
+    fold<8>(left);
+    fold<4>(left);
+    fold<2>(left);
+    return left[0] + left[1];
+  }
+  template <int half>
+  static void fold(Value* left) {
+    for (int i = 0; i < half; ++i) left[i] += left[i + half];
+  }
+};
+
+inline Index whole(Index width) { return width / 16 * 16; }
+
 template <typename Value>
 inline double sum_of(const Value* line, Index width) {
-  Value total = 0;
-#pragma omp simd reduction(+ : total)
-  for (Index i = 0; i < width; ++i) total += line[i];
+  Lanes<Value> lanes, next;
+  for (Index i = 0; i < whole(width); i += 16) {
+    next.load(line + i);
+    lanes.at += next.at;
+  }
+  Value total = lanes.sum();
+  for (Index i = whole(width); i < width; ++i) total += line[i];
   return total;
 }
 
@@ -157,7 +216,7 @@ static inline __attribute__((always_inline)) void forward_pointwise_values(const
   const float chosen = after_add_channel > 1.0f ? 1.0f : (after_add_channel == after_add_channel ? after_add_channel : NAN);
   const float after_clamp = after_add_channel < -1.0f ? -1.0f : chosen;
   // gelu
-  out = after_clamp * 0.5f * (1.0f + erff(after_clamp * 0.707106769f));
+  out = after_clamp * 0.5f * (1.0f + erf_of(after_clamp * 0.707106769f));
 }
 
 static void forward_pointwise(const float* __restrict__ x, const float* __restrict__ bias,
@@ -210,8 +269,8 @@ static inline __attribute__((always_inline)) void backward_inner_values(const fl
   const float after_clamp = is_below ? -1.0f : (is_above_2 ? 1.0f : (is_equal ? after_add_channel : NAN));
   // backward, down to clamp(-1, 1)
   const float product = after_clamp * 0.707106769f;
-  const float product_2 = d_out * (after_clamp * 0.5f) * (1.12837923f * expf(-(product * product)));
-  const float d_after_clamp = product_2 * 0.707106769f + d_out * (1.0f + erff(product)) * 0.5f;
+  const float product_2 = d_out * (after_clamp * 0.5f) * (1.12837923f * exp_of(-(product * product)));
+  const float d_after_clamp = product_2 * 0.707106769f + d_out * (1.0f + erf_of(product)) * 0.5f;
   // backward, down to add_channel(bias)
   const float d_after_add_channel = is_equal ? (is_above_2 ? 0.0f : (is_below ? 0.0f : d_after_clamp)) : 0.0f;
   d_x = is_above ? d_after_add_channel : d_after_add_channel * 0.2f;
