@@ -132,15 +132,13 @@ class RowView(KernelView):
         registers a thread may have.
         """
         if not self.kernel.tier:
-            return 4 if len(self.full_reads) * self._words < 3 else 2
+            wide = self.rows_in_flight * self.lanes * len(self.full_reads) * self._words
+            return 4 if wide <= 16 else 2
         words = self.elements * len(self.full_reads) * self._words
         if self.sums:
-            return 3 * 256 // self.threads if words <= 16 else 512 // self.threads
-        return (
-            1024 // self.threads
-            if words <= _MOST_AT_ONCE or self.is_guarded
-            else 512 // self.threads
-        )
+            return 768 // self.threads if words <= 16 else 512 // self.threads
+        fits = (words <= _MOST_AT_ONCE and self.lanes > 1) or self.is_guarded
+        return (1024 if fits else 512) // self.threads
 
     @property
     def has_shared_sums(self) -> bool:
@@ -187,20 +185,34 @@ class RowView(KernelView):
 
     @property
     def most_reductions(self) -> int:
-        """The most reductions in one stage."""
-        return max((len(s.reductions) for s in self.stages), default=0)
+        """The most sums that are merged at once."""
+        counts = [len(s.reductions) for s in self.stages]
+        counts += [2 * sum(r.kind == "moments" for r in s.reductions) for s in self.stages]
+        return max(counts, default=0)
 
     def result(self, stage: int, reduction: ReductionView, result: str) -> str:
-        """A reduction's result from its sums."""
-        views = self.stages[stage].reductions
-        place = [r.name for r in views].index(reduction.name)
+        """A reduction's result from its sums; a mean is mended by what its distances add up to."""
+        if reduction.kind != "moments":
+            return self._total("sums", stage, reduction)
+        moments = [r for r in self.stages[stage].reductions if r.kind == "moments"]
+        place = [r.name for r in moments].index(reduction.name)
+        drift = self._cell("distances", stage, len(moments) + place)
+        if result == "mean":
+            return f"{self.centre(stage, reduction)} + {drift} * inverse_length"
+        squares = self._cell("distances", stage, place)
+        return f"({squares} - {drift} * {drift} * inverse_length) * inverse_length"
+
+    def centre(self, stage: int, reduction: ReductionView) -> str:
+        """A mean as the sum has it, about as exact as its rounding."""
+        return f"{self._total('sums', stage, reduction)} * inverse_length"
+
+    def _total(self, cells: str, stage: int, reduction: ReductionView) -> str:
+        names = [r.name for r in self.stages[stage].reductions]
+        return self._cell(cells, stage, names.index(reduction.name))
+
+    def _cell(self, cells: str, stage: int, place: int) -> str:
         lane = "[lane]" if self.family == "column" else ""
-        moments = [r.name for r in views if r.kind == "moments"]
-        if result == "variance":
-            place = moments.index(reduction.name)
-            return f"distances_{stage + 1}[{place}]{lane}.total * inverse_length"
-        total = f"sums_{stage + 1}[{place}]{lane}.total"
-        return f"{total} * inverse_length" if result == "mean" else total
+        return f"{cells}_{stage + 1}[{place}]{lane}.total"
 
     @property
     def accumulated(self) -> list[ReductionView]:

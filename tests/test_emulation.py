@@ -37,6 +37,20 @@ CASES = [
     ("layernorm(weight, bias) | mul(y)", (4, 10, 32), [*[(32,)] * 2, (10, 32)], {}, "row"),
     ("layernorm | mul(w)", (40, 64), [(40, 1)], {}, "row"),
     (_NORM, (9, 1000), [(1000,)] * 2, {"dtype": "float64"}, "row"),
+    (
+        "sub(t) | layernorm(normalized_shape=(2, 4), bias=b) | tanh",
+        (6, 7, 2, 4),
+        [(4,), (2, 4)],
+        {},
+        "row",
+    ),
+    (
+        "mul(t) | layernorm(normalized_shape=(2, 4), bias=b)",
+        (6, 7, 2, 4),
+        [(4,), (2, 4)],
+        {"dtype": "float64"},
+        "row",
+    ),
     # Strided rows.
     (_CHANNEL, (2, 96, 5, 8), [(96,)] * 2, {}, "column"),
     (f"{_CHANNEL} | gelu", (2, 19, 5, 7), [(19,)] * 2, {}, "column"),
@@ -73,6 +87,17 @@ def test_a_cuda_source_computes_what_torch_does(
     for have, want in zip(done.results, done.expected, strict=True):
         error = (have.double() - want).abs().max() / (want.abs().max() + 0.1)
         assert error < tolerance
+
+
+@pytest.mark.parametrize(
+    ("chain", "shape"), [("layernorm", (30, 9)), ("layernorm(axis=1)", (2, 9, 5))]
+)
+def test_a_constant_row_is_normalised_to_zero(
+    chain: str, shape: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "randn", lambda *size, dtype: torch.full(*size, 7.1, dtype=dtype))
+    done = run(chain, shape, [], tmp_path)
+    assert torch.equal(done.results[0], torch.zeros(shape))
 
 
 def test_a_barrier_that_some_threads_miss_is_noticed(tmp_path: Path) -> None:

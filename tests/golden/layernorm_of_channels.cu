@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(512, 2)
 forward_column(const float* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
     float* __restrict__ out, ForwardSizes sizes) {
   constexpr int kLanes = 4, kPacks = 4;
-  __shared__ float cells[1024], totals[64];
+  __shared__ float cells[2048], totals[128];
   const Index length = sizes.middle.value, behind = sizes.inner.value;
   const Index strips = (behind + blockDim.x * kLanes - 1) / (blockDim.x * kLanes),
       tiles = sizes.outer.value * strips;
@@ -207,7 +207,8 @@ forward_column(const float* __restrict__ x, const float* __restrict__ weight, co
       }
     }
     combine_across(sums_1, cells, totals);
-    Sum<float> distances_1[1][kLanes];
+    // Squares of the distances from the mean, and what it was off by.
+    Sum<float> distances_1[2][kLanes];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const bool is_here = p * blockDim.y + threadIdx.y < end;
@@ -215,6 +216,7 @@ forward_column(const float* __restrict__ x, const float* __restrict__ weight, co
       for (int lane = 0; lane < kLanes; ++lane) {
         const float distance_1 = widen(x_in[p], lane) - sums_1[0][lane].total * inverse_length;
         if (is_here) distances_1[0][lane].add_square(distance_1);
+        if (is_here) distances_1[1][lane].add(distance_1);
       }
     }
     combine_across(distances_1, cells, totals);
@@ -225,9 +227,9 @@ forward_column(const float* __restrict__ x, const float* __restrict__ weight, co
       Pack<float, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const Index middle = is_here ? i : 0;
-        const float mean_value = sums_1[0][lane].total * inverse_length;
-        const float variance_value = distances_1[0][lane].total * inverse_length;
+        const Index middle = (is_here ? i : 0);
+        const float mean_value = sums_1[0][lane].total * inverse_length + distances_1[1][lane].total * inverse_length;
+        const float variance_value = (distances_1[0][lane].total - distances_1[1][lane].total * distances_1[1][lane].total * inverse_length) * inverse_length;
         const float x_value = widen(x_in[p], lane);
         const float weight_value = widen(weight[middle]);
         const float bias_value = widen(bias[middle]);

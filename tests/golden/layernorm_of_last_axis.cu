@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(256, 4)
 forward_row(const float* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
     float* __restrict__ out, ForwardSizes sizes) {
   constexpr int kLanes = 4, kPacks = 4;
-  __shared__ Sum<float> cells[2][8];
+  __shared__ Sum<float> cells[2][16];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   const float inverse_length = 1 / static_cast<float>(length);
@@ -188,7 +188,8 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, const
     }
     combine(sums_1, cells[turn++ & 1]);
     const float centre_1_1 = sums_1[0].total * inverse_length;
-    Sum<float> distances_1[1];
+    // Squares of the distances from it, and what it was off by.
+    Sum<float> distances_1[2];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -197,11 +198,12 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, const
       for (int lane = 0; lane < kLanes; ++lane) {
         const float distance_1 = widen(x_in[p], lane) - centre_1_1;
         if (is_here) distances_1[0].add_square(distance_1);
+        if (is_here) distances_1[1].add(distance_1);
       }
     }
     combine(distances_1, cells[turn++ & 1]);
-    const float mean_value = sums_1[0].total * inverse_length;
-    const float variance_value = distances_1[0].total * inverse_length;
+    const float mean_value = sums_1[0].total * inverse_length + distances_1[1].total * inverse_length;
+    const float variance_value = (distances_1[0].total - distances_1[1].total * distances_1[1].total * inverse_length) * inverse_length;
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;

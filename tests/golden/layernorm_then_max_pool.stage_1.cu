@@ -152,7 +152,7 @@ __device__ __forceinline__ void forward_row_values(const float x, const float me
 __global__ void __launch_bounds__(256, 4)
 forward_row(const float* __restrict__ x, float* __restrict__ out, ForwardSizes sizes) {
   constexpr int kLanes = 2, kPacks = 8;
-  __shared__ Sum<float> cells[2][8];
+  __shared__ Sum<float> cells[2][16];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   const float inverse_length = 1 / static_cast<float>(length);
@@ -183,7 +183,8 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, ForwardSizes s
     }
     combine(sums_1, cells[turn++ & 1]);
     const float centre_1_1 = sums_1[0].total * inverse_length;
-    Sum<float> distances_1[1];
+    // Squares of the distances from it, and what it was off by.
+    Sum<float> distances_1[2];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -192,11 +193,12 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, ForwardSizes s
       for (int lane = 0; lane < kLanes; ++lane) {
         const float distance_1 = widen(x_in[p], lane) - centre_1_1;
         if (is_here) distances_1[0].add_square(distance_1);
+        if (is_here) distances_1[1].add(distance_1);
       }
     }
     combine(distances_1, cells[turn++ & 1]);
-    const float mean_value = sums_1[0].total * inverse_length;
-    const float variance_value = distances_1[0].total * inverse_length;
+    const float mean_value = sums_1[0].total * inverse_length + distances_1[1].total * inverse_length;
+    const float variance_value = (distances_1[0].total - distances_1[1].total * distances_1[1].total * inverse_length) * inverse_length;
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;

@@ -265,7 +265,7 @@ __device__ __forceinline__ void backward_outer_values(const float x, const float
 
 // Reads x, d_out, bias by (inner); leaves partials of total; writes d_x.
 template <int kLanes>
-__global__ void __launch_bounds__(256, 4)
+__global__ void __launch_bounds__(256, 2)
 backward_outer(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict__ bias,
     const __nv_bfloat16* __restrict__ d_out, __nv_bfloat16* __restrict__ d_x,
     Sum<float>* __restrict__ total_partials, BackwardSizes sizes, Index slots) {
