@@ -62,16 +62,18 @@ inline bfloat16 narrow<bfloat16, float>(float x) {
   return {static_cast<uint16_t>(x != x ? 0x7fc0 : rounded)};
 }
 
-// NaN in either argument is the result, as in torch.
+// NaN in either argument is the result, as in torch. In two selections, for gcc makes branches of `or`.
 template <typename Value>
 inline Value minimum(Value a, Value b) {
-  return a != a || a < b ? a : b;
+  const Value first = a < b ? a : b;
+  return a != a ? a : first;
 }
 
-// NaN in either argument is the result, as in torch.
+// NaN in either argument is the result, as in torch. In two selections, for gcc makes branches of `or`.
 template <typename Value>
 inline Value maximum(Value a, Value b) {
-  return a != a || a > b ? a : b;
+  const Value first = a > b ? a : b;
+  return a != a ? a : first;
 }
 
 // Coefficients from the lowest power on.
