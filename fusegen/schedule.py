@@ -71,7 +71,7 @@ def _level(state: Pass) -> None:
     riding along.
     """
     ready = [n for n in reduces_below(state.pending.values()) if not reduces_below(n.args)]
-    # What only small outputs wait for goes with the last pass over the elements, not one of its own.
+    # What only small outputs wait for goes with the last pass over the elements.
     largest = max((len(e.extent) for e in state.pending.values()), default=0)
     elements = [e for e in state.pending.values() if len(e.extent) == largest]
     first = set(reduces_below(elements))

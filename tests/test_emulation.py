@@ -1,4 +1,4 @@
-"""The CUDA skeletons, executed on the CPU: right values and gradients, and every family among them."""
+"""The CUDA skeletons, executed on the CPU: every family, its values and gradients."""
 
 import re
 import shutil

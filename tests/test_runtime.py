@@ -333,7 +333,7 @@ def test_a_size_of_one_or_none_builds_nothing(text, shape, builds, device):
     run(2, 3, 4, 5)
     first = len(builds)
     run(*shape)
-    # Rows that are held on the chip are moved in packs of a width that divides them, known when built.
+    # Rows held on the chip are moved in packs whose width divides them and is known when built.
     others = device == "cuda" and text.startswith("layernorm")
     assert first <= len(builds) <= first + others
 
