@@ -12,11 +12,11 @@ from fusegen import ir
 from fusegen.indexing import Read
 from fusegen.statements import ElementFunction
 from fusegen.target import ITEM_BYTES
+from fusegen.tiers import MOST_SHARED_BYTES
 from fusegen.views import KernelView, ReductionView
 
 # What a block may hold and add up in registers, of 65,536 that a multiprocessor has.
 _REGISTERS = 32768
-_MOST_SHARED_BYTES = 160 << 10  # sm_80 has 163 KiB for a block
 _MOST_AT_ONCE = 16  # elements
 
 
@@ -158,7 +158,7 @@ class RowView(KernelView):
             return False
         is_alone = self.least_blocks * self.threads < 1024
         widths = [ITEM_BYTES[r.buffer.dtype] * self.lanes for r in self.full_reads]
-        fits = self._all_bytes <= _MOST_SHARED_BYTES and all(w >= 4 for w in widths)
+        fits = self._all_bytes <= MOST_SHARED_BYTES and all(w >= 4 for w in widths)
         return fits and (self.family == "column" or is_alone)
 
     @property

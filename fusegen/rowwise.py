@@ -19,6 +19,7 @@ from fusegen.ir import Expr, Extent
 from fusegen.kernel import Family, Kernel, Reduction
 from fusegen.lower import Mark, remarked
 from fusegen.staging import Pass, finalise, partials, reduces_below, staged
+from fusegen.target import ITEM_BYTES
 from fusegen.tiers import Tier
 
 # What is worth more than to be read back from cache, and what more than a register.
@@ -63,6 +64,8 @@ def rowwise_kernel(state: Pass, tier: Tier | None, holds_dear: Sequence[str] = (
         for r in reduces_below(state.pending.values())
         if is_holding and _is_column_sum(r, domain, rest) and is_local(r.args[0])
     ]
+    if tier is not None:  # the others take a pass of their own
+        columns = columns[: tier.most_sums(ITEM_BYTES[state.sum_dtype])]
     mine, known = partials(state, columns, ordered(axes))
     state.resolve(known)
     below = reduces_below(state.pending.values())

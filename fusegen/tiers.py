@@ -22,6 +22,7 @@ _COLUMNS = ((4, 32), (8, 128))
 _COLUMN_THREADS = 512
 _WORDS = 64  # registers of a thread for what it holds, half of what 512 threads may have
 _PACK_WORDS = 4
+MOST_SHARED_BYTES = 156 << 10  # of a block, beside its fixed share; sm_80 has 163 KiB in all
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,10 @@ class Tier:
     summing_elements: int
     lanes: int
     threads: int
+
+    def most_sums(self, width: int) -> int:
+        """How many sums by column, of `width` bytes each, a block has room for."""
+        return MOST_SHARED_BYTES // (self.summing_elements * self.threads * width)
 
 
 def lanes_of(length: int, widest: int) -> int:

@@ -26,6 +26,8 @@ CASES = [
     (_NORM, (4, 8190), [(8190,)] * 2, {}, "row"),
     ("layernorm(weight, bias)", (4, 16384), [(16384,)] * 2, {}, "row"),
     (_NORM, (3, 9001), [(9001,)] * 2, {}, "inner outer"),
+    # More sums by column than a block has room for.
+    ("layernorm(weight, bias) | mul(scale)", (2, 16384), [(16384,)] * 3, {}, "row outer"),
     ("add(r) | layernorm(weight, bias) | gelu", (5, 8192), [(5, 8192), *[(8192,)] * 2], {}, "row"),
     (
         "gelu | layernorm(weight, bias) | mul_channel",
