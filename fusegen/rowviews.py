@@ -124,7 +124,12 @@ class RowView(KernelView):
     @property
     def is_guarded(self) -> bool:
         """Whether packs are worked on one by one: so many at once would not fit in registers."""
-        return self.family == "row" and self.elements > _MOST_AT_ONCE
+        return self.family == "row" and self.is_crowded
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether a thread holds more than the compiler should have in its hands at once."""
+        return self.elements > _MOST_AT_ONCE
 
     @property
     def least_blocks(self) -> int:
@@ -133,7 +138,7 @@ class RowView(KernelView):
         """
         if not self.kernel.tier:
             wide = self.rows_in_flight * self.lanes * len(self.full_reads) * self._words
-            return 4 if wide <= 16 else 2
+            return 4 if wide <= 16 and self._words == 1 else 2
         words = self.elements * len(self.full_reads) * self._words
         if self.sums:
             return 768 // self.threads if words <= 16 else 512 // self.threads

@@ -25,6 +25,19 @@ CASES = {
     "bias_over_last_axis": ("add_channel(axis=-1) | relu", Situation()),
     "layernorm_of_last_axis": ("layernorm(64, weight, bias) | gelu | mul(0.5)", Situation()),
     "layernorm_of_channels": ("layernorm(weight, bias, axis=1)", Situation()),
+    "layernorm_of_16384": ("layernorm(16384, weight, bias)", Situation(shape=(8, 16384))),
+    "layernorm_of_odd_rows_bfloat16": (
+        "add(residual) | layernorm(1023, weight, bias) | gelu",
+        Situation(shape=(8, 1023), dtype="bfloat16", operands={"residual": (8, 1023)}),
+    ),
+    "layernorm_of_512_channels": (
+        "layernorm(weight, bias, axis=1)",
+        Situation(shape=(2, 512, 8, 8)),
+    ),
+    "bias_over_last_axis_bfloat16": (
+        "add_channel(axis=-1) | gelu",
+        Situation(shape=(64, 256), dtype="bfloat16"),
+    ),
     "layernorm_of_few_long_rows": ("layernorm", Situation(shape=(2, 1 << 20))),
     "max_pool": ("leaky_relu(0.2) | mul_channel | leaky_relu(0.2) | max_pool3d(2)", Situation()),
     "layernorm_then_max_pool": ("layernorm | max_pool2d(2)", Situation()),

@@ -1,0 +1,427 @@
+// fusegen 0.1.0   chain d26a99bf70f0   signature forward+backward: bias bfloat16, d_bias bfloat16, d_out bfloat16, d_x bfloat16, out bfloat16, x bfloat16; 32-bit offsets
+//   add_channel(bias, axis=-1) | gelu
+#include <cstdint>
+#include <cuda_runtime.h>
+#include <cuda_bf16.h>
+
+using Index = uint32_t;
+
+// A size with what it takes to divide by it: two instructions instead of twenty, for dividends below 2^31.
+struct Size {
+  uint32_t value, multiplier, shift;
+};
+
+static Size size_of(int64_t value) {
+  uint32_t shift = 0;
+  while ((uint64_t{1} << shift) < static_cast<uint64_t>(value)) ++shift;
+  const uint64_t excess = (uint64_t{1} << 32) * ((uint64_t{1} << shift) - value);
+  return {static_cast<uint32_t>(value), static_cast<uint32_t>(excess / value + 1), shift};
+}
+
+namespace {
+
+[[maybe_unused]] __device__ __forceinline__ Index divide(Index n, Size d) { return (__umulhi(n,
+    d.multiplier) + n) >> d.shift; }
+
+template <typename Stored>
+__device__ __forceinline__ Stored widen(Stored x) {
+  return x;
+}
+[[maybe_unused]] __device__ __forceinline__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+template <typename Stored, typename Value>
+__device__ __forceinline__ Stored narrow(Value x) {
+  return static_cast<Stored>(x);
+}
+template <>
+__device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16, float>(float x) {
+  return __float2bfloat16_rn(x);
+}
+
+// Coefficients from the lowest power on.
+__device__ __forceinline__ float polynomial(float, float coefficient) { return coefficient; }
+template <typename... More>
+__device__ __forceinline__ float polynomial(float x, float coefficient, More... more) {
+  return fmaf(x, polynomial(x, more...), coefficient);
+}
+
+// One instruction where exp2f takes four: what is below 2^-126 becomes zero. Relative error below 2^-22.
+__device__ __forceinline__ float exp2_flushed(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+// N neighbours, moved by one access that leaves no trace in the caches: every element is used once.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T at[N];
+};
+
+template <typename T, int N>
+__device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
+  return widen(pack.at[lane]);
+}
+// Out of pairs, by one instruction each; to take the upper half alone first would be another.
+template <int N>
+__device__ __forceinline__ float widen(const Pack<__nv_bfloat16, N>& pack, int lane) {
+  if constexpr (N == 1) {
+    return __bfloat162float(pack.at[lane]);
+  } else {
+    const unsigned int pair = reinterpret_cast<const unsigned int*>(pack.at)[lane / 2];
+    return __uint_as_float(lane % 2 ? pair & 0xffff0000u : pair << 16);
+  }
+}
+
+template <int Bytes>
+struct Bits;
+template <>
+struct Bits<16> {
+  using type = uint4;
+};
+template <>
+struct Bits<8> {
+  using type = uint2;
+};
+template <>
+struct Bits<4> {
+  using type = unsigned int;
+};
+template <>
+struct Bits<2> {
+  using type = unsigned short;
+};
+template <>
+struct Bits<1> {
+  using type = unsigned char;
+};
+
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load(const T* from) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  Pack<T, N> pack;
+  *reinterpret_cast<Whole*>(&pack) = __ldcs(reinterpret_cast<const Whole*>(from));
+  return pack;
+}
+
+// The same for what others read too.
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load_again(const T* from) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  Pack<T, N> pack;
+  *reinterpret_cast<Whole*>(&pack) = __ldg(reinterpret_cast<const Whole*>(from));
+  return pack;
+}
+
+template <int N, typename T>
+__device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  __stcs(reinterpret_cast<Whole*>(to), *reinterpret_cast<const Whole*>(&pack));
+}
+
+template <typename T>
+struct Sum {
+  T total = 0;
+  __device__ void add(T term) { total += term; }
+  template <typename U>
+  __device__ void merge(const Sum<U>& other) {
+    total += other.total;
+  }
+  __device__ T sum() const { return total; }
+};
+
+// Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
+template <typename Accumulator>
+__device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, int cell, int stride,
+    void* memory) {
+  Accumulator* const cells = static_cast<Accumulator*>(memory);
+  cells[cell] = mine;
+  __syncthreads();
+  for (int half = lanes / 2; half > 0; half /= 2) {
+    if (lane < half) cells[cell].merge(cells[cell + half * stride]);
+    __syncthreads();
+  }
+  const Accumulator all = cells[cell - lane * stride];
+  __syncthreads();
+  return all;
+}
+
+struct ForwardSizes {
+  Size outer, inner;
+};
+
+__device__ __forceinline__ void forward_pointwise_values(const float x, const float bias, float& out) {
+  // add_channel(bias, axis=-1)
+  const float after_add_channel = x + bias;
+  // gelu
+  const float series = polynomial(fabsf(after_add_channel), -1.00008726f, -1.14964569f, -0.463089466f,
+      -0.0490143038f, 0.00606240798f, -0.000345090288f);
+  const float power = exp2_flushed(series);
+  out = after_add_channel * (after_add_channel < 0.0f ? power : 1.0f - power);
+}
+
+// Reads x, bias by (inner); writes out.
+__global__ void __launch_bounds__(512)
+forward_pointwise(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict__ bias,
+    __nv_bfloat16* __restrict__ out, ForwardSizes sizes, Index count) {
+  constexpr int kLanes = 8, kPacks = 2;
+  const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 512 + threadIdx.x) * kLanes;
+  Pack<__nv_bfloat16, kLanes> x_in[kPacks];
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = first + static_cast<Index>(p) * 512 * kLanes;
+    if (i + kLanes > count) break;
+    x_in[p] = load<kLanes>(x + i);
+  }
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = first + static_cast<Index>(p) * 512 * kLanes;
+    if (i >= count) return;
+    const Index above_inner = divide(i, sizes.inner);
+    const Index inner = i - above_inner * sizes.inner.value;
+    const bool is_whole = i + kLanes <= count && sizes.inner.value - inner >= kLanes;
+    if (is_whole) {
+      Pack<__nv_bfloat16, kLanes> out_out;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        const float bias_value = widen(bias[inner + lane]);
+        float out_value;
+        forward_pointwise_values(x_value, bias_value, out_value);
+        out_out.at[lane] = narrow<__nv_bfloat16>(out_value);
+      }
+      store(out + i, out_out);
+    } else {
+      for (Index j = i; j < count && j < i + kLanes; ++j) {
+        const Index above_inner = divide(j, sizes.inner);
+        const Index inner = j - above_inner * sizes.inner.value;
+        const float bias_value = widen(bias[inner]);
+        const float x_value = widen(x[j]);
+        float out_value;
+        forward_pointwise_values(x_value, bias_value, out_value);
+        out[j] = narrow<__nv_bfloat16>(out_value);
+      }
+    }
+  }
+}
+
+struct BackwardSizes {
+  Size outer, inner;
+};
+
+__device__ __forceinline__ void backward_outer_values(const float d_out, const float x, const float bias,
+    float& d_x, float& total_term) {
+  // add_channel(bias, axis=-1)
+  const float after_add_channel = x + bias;
+  // backward, down to add_channel(bias, axis=-1)
+  const float sum = fmaf(after_add_channel * after_add_channel, -0.721347511f, -1.32574809f);
+  const float series = polynomial(fabsf(after_add_channel), -1.00008726f, -1.14964569f, -0.463089466f,
+      -0.0490143038f, 0.00606240798f, -0.000345090288f);
+  const float power = exp2_flushed(series);
+  const float sum_2 = fmaf(after_add_channel, exp2_flushed(sum),
+      after_add_channel < 0.0f ? power : 1.0f - power);
+  d_x = d_out * sum_2;
+  total_term = d_out * sum_2;
+}
+
+// Reads d_out, x, bias by (inner); leaves partials of total; writes d_x.
+template <int kLanes>
+__global__ void __launch_bounds__(256, 2)
+backward_outer(const __nv_bfloat16* __restrict__ d_out, const __nv_bfloat16* __restrict__ x,
+    const __nv_bfloat16* __restrict__ bias, __nv_bfloat16* __restrict__ d_x,
+    Sum<float>* __restrict__ total_partials, BackwardSizes sizes, Index slots) {
+  constexpr int kRows = 2;
+  __shared__ alignas(16) unsigned char shared[256 * 4];
+  const Index rows = sizes.outer.value, columns = sizes.inner.value;
+  const Index strips = (columns + blockDim.x * kLanes - 1) / (blockDim.x * kLanes);
+  const Index task = blockIdx.x / strips;  // (kept, slot)
+  const Index column = (blockIdx.x % strips * blockDim.x + threadIdx.x) * kLanes;
+  const Index slot = task;
+  Sum<float> total_sum[kLanes];
+  if (column < columns) {
+    const Pack<__nv_bfloat16, kLanes> bias_in = load_again<kLanes>(bias + column);
+    const Index share = (rows + slots - 1) / slots, end = min(rows, (slot + 1) * share);
+    for (Index from = slot * share + threadIdx.y; from < end; from += blockDim.y * kRows) {
+      Pack<__nv_bfloat16, kLanes> d_out_in[kRows];
+      Pack<__nv_bfloat16, kLanes> x_in[kRows];
+#pragma unroll
+      for (int p = 0; p < kRows; ++p) {
+        const bool is_here = from + p * blockDim.y < end;
+        const Index row = is_here ? from + p * blockDim.y : from;
+        if (is_here) d_out_in[p] = load<kLanes>(d_out + (row * columns + column));
+        if (is_here) x_in[p] = load<kLanes>(x + (row * columns + column));
+      }
+#pragma unroll
+      for (int p = 0; p < kRows; ++p) {
+        const bool is_here = from + p * blockDim.y < end;
+        const Index row = is_here ? from + p * blockDim.y : from;
+        Pack<__nv_bfloat16, kLanes> d_x_out;
+#pragma unroll
+        for (int lane = 0; lane < kLanes; ++lane) {
+          const float d_out_value = widen(d_out_in[p], lane);
+          const float x_value = widen(x_in[p], lane);
+          const float bias_value = widen(bias_in, lane);
+          float d_x_value;
+          float total_term_value;
+          backward_outer_values(d_out_value, x_value, bias_value, d_x_value, total_term_value);
+          d_x_out.at[lane] = narrow<__nv_bfloat16>(d_x_value);
+          if (is_here) total_sum[lane].add(total_term_value);
+        }
+        if (is_here) store(d_x + ((row) * columns + column), d_x_out);
+      }
+    }
+  }
+#pragma unroll
+  for (int lane = 0; lane < kLanes; ++lane) {
+    total_sum[lane] = merge_tree(total_sum[lane], threadIdx.y, blockDim.y,
+        threadIdx.y * blockDim.x + threadIdx.x, blockDim.x, shared);
+    if (threadIdx.y == 0 && column + lane < columns) total_partials[task * columns + column + lane] = total_sum[lane];
+  }
+}
+
+__device__ __forceinline__ void backward_finalise_values(const float total, float& d_bias) {
+  d_bias = total;
+}
+
+// Merges partials into total; writes d_bias.
+__global__ void __launch_bounds__(512)
+backward_finalise(__nv_bfloat16* __restrict__ d_bias, const Sum<float>* __restrict__ total_partials,
+    BackwardSizes sizes, Index slots) {
+  __shared__ alignas(16) unsigned char shared[512 * 8];
+  const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
+  const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
+  Sum<double> total_sum;
+  if (column < columns) {
+#pragma unroll 8
+    for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
+      total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
+    }
+  }
+  total_sum = merge_tree(total_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+      blockDim.x, shared);
+  if (threadIdx.y != 0 || column >= columns) return;
+  const float total_value = static_cast<float>(total_sum.sum());
+  const Index result = above * columns + column;
+  const Index inner = result;
+  float d_bias_value;
+  backward_finalise_values(total_value, d_bias_value);
+  d_bias[inner] = narrow<__nv_bfloat16>(d_bias_value);
+}
+
+}  // namespace
+
+// Scratch memory, handed out piece by piece; with no base it only counts.
+struct Scratch {
+  char* base;
+  int64_t used = 0;
+  template <typename T>
+  T* take(int64_t count) {
+    T* const piece = reinterpret_cast<T*>(base + used);
+    used += (count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
+    return piece;
+  }
+};
+
+// The caller's device stays current.
+struct DeviceGuard {
+  int previous = 0;
+  explicit DeviceGuard(int device) {
+    cudaGetDevice(&previous);
+    if (previous != device) cudaSetDevice(device);
+    else previous = -1;
+  }
+  ~DeviceGuard() {
+    if (previous >= 0) cudaSetDevice(previous);
+  }
+};
+
+static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The smallest power of two that is at least n, between two others.
+static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
+  int64_t power = least;
+  while (power < n && power < most) power *= 2;
+  return power;
+}
+
+// How many blocks of a kernel the device works on at once.
+template <typename Kernel>
+static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes, int device) {
+  int on_each = 0, processors = 0;
+  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&on_each, kernel, static_cast<int>(block.x * block.y),
+      shared_bytes);
+  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  return on_each > 0 ? static_cast<int64_t>(on_each) * processors : 1;
+}
+
+// a: x, bias, out, scratch (-1: return the bytes it needs), outer, inner, device, stream.
+// Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
+extern "C" int64_t run_forward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const __nv_bfloat16*>(a[0]);
+  auto* const bias = reinterpret_cast<const __nv_bfloat16*>(a[1]);
+  auto* const out = reinterpret_cast<__nv_bfloat16*>(a[2]);
+  const bool is_measuring = a[3] == -1;
+  if (!is_measuring && ((a[0] | a[2]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[3])};
+  const ForwardSizes sizes{ size_of(a[4]), size_of(a[5]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[7]);
+  const int device = static_cast<int>(a[6]);
+  const DeviceGuard guard(device);
+  if (is_measuring) return scratch.used;
+  {
+    const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value);
+    const auto blocks = static_cast<unsigned>(ceil_divide(count, 8192));
+    forward_pointwise<<<blocks, 512, 0, stream>>>(x, bias, out, sizes, static_cast<Index>(count));
+  }
+  return -static_cast<int64_t>(cudaGetLastError());
+}
+
+// a: x, bias, d_out, d_x, d_bias, scratch (-1: return the bytes it needs), outer, inner, device, stream.
+// Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
+extern "C" int64_t run_backward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const __nv_bfloat16*>(a[0]);
+  auto* const bias = reinterpret_cast<const __nv_bfloat16*>(a[1]);
+  auto* const d_out = reinterpret_cast<const __nv_bfloat16*>(a[2]);
+  auto* const d_x = reinterpret_cast<__nv_bfloat16*>(a[3]);
+  auto* const d_bias = reinterpret_cast<__nv_bfloat16*>(a[4]);
+  const bool is_measuring = a[5] == -1;
+  if (!is_measuring && ((a[0] | a[1] | a[2] | a[3]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[5])};
+  const BackwardSizes sizes{ size_of(a[6]), size_of(a[7]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[9]);
+  const int device = static_cast<int>(a[8]);
+  const DeviceGuard guard(device);
+  const int64_t backward_outer_rows = static_cast<int64_t>(sizes.outer.value),
+      backward_outer_columns = static_cast<int64_t>(sizes.inner.value), backward_outer_kept = 1;
+  const bool backward_outer_is_packed = backward_outer_columns % 8 == 0;
+  const auto backward_outer_kernel = backward_outer_is_packed ? &backward_outer<8> : &backward_outer<1>;
+  const auto backward_outer_width = static_cast<unsigned>(power_of_two(ceil_divide(backward_outer_columns,
+      backward_outer_is_packed ? 8 : 1), 1, 32));
+  const dim3 backward_outer_block(backward_outer_width, 256 / backward_outer_width);
+  const int64_t backward_outer_strips = ceil_divide(backward_outer_columns,
+      backward_outer_width * (backward_outer_is_packed ? 8 : 1));
+  const int64_t backward_outer_most = ceil_divide(backward_outer_rows, backward_outer_block.y * 2);
+  const int64_t backward_outer_wanted = ceil_divide(resident_blocks(backward_outer_kernel,
+      backward_outer_block, 0, device), backward_outer_strips * backward_outer_kept);
+  const int64_t backward_outer_slots = backward_outer_wanted < backward_outer_most ? backward_outer_wanted : backward_outer_most;
+  const int64_t total_partials_slots = backward_outer_slots;
+  auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.inner.value) * total_partials_slots);
+  if (is_measuring) return scratch.used;
+  {
+    const auto blocks = static_cast<unsigned>(backward_outer_kept * backward_outer_slots * backward_outer_strips);
+    backward_outer_kernel<<<blocks, backward_outer_block, 0, stream>>>(d_out, x, bias, d_x, total_partials,
+        sizes, static_cast<Index>(backward_outer_slots));
+  }
+  {
+    const int64_t columns = static_cast<int64_t>(sizes.inner.value),
+        results = static_cast<int64_t>(sizes.inner.value);
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
+    const dim3 block(width, 512 / width);
+    const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
+    backward_finalise<<<blocks, block, 0, stream>>>(d_bias, total_partials, sizes,
+        static_cast<Index>(total_partials_slots));
+  }
+  return -static_cast<int64_t>(cudaGetLastError());
+}
+
+extern "C" const char* error_text(int64_t code) { return cudaGetErrorString(static_cast<cudaError_t>(-code)); }

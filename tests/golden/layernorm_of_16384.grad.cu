@@ -1,0 +1,586 @@
+// fusegen 0.1.0   chain 0c48df6ca1ed   signature forward+backward: bias float32, d_bias float32, d_out float32, d_weight float32, d_x float32, out float32, weight float32, x float32; 32-bit offsets
+//   layernorm(16384, weight, bias)
+#include <cstdint>
+#include <cuda_runtime.h>
+
+using Index = uint32_t;
+
+// A size with what it takes to divide by it: two instructions instead of twenty, for dividends below 2^31.
+struct Size {
+  uint32_t value, multiplier, shift;
+};
+
+static Size size_of(int64_t value) {
+  uint32_t shift = 0;
+  while ((uint64_t{1} << shift) < static_cast<uint64_t>(value)) ++shift;
+  const uint64_t excess = (uint64_t{1} << 32) * ((uint64_t{1} << shift) - value);
+  return {static_cast<uint32_t>(value), static_cast<uint32_t>(excess / value + 1), shift};
+}
+
+namespace {
+
+[[maybe_unused]] __device__ __forceinline__ Index divide(Index n, Size d) { return (__umulhi(n,
+    d.multiplier) + n) >> d.shift; }
+
+template <typename Stored>
+__device__ __forceinline__ Stored widen(Stored x) {
+  return x;
+}
+
+template <typename Stored, typename Value>
+__device__ __forceinline__ Stored narrow(Value x) {
+  return static_cast<Stored>(x);
+}
+
+// N neighbours, moved by one access that leaves no trace in the caches: every element is used once.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T at[N];
+};
+
+template <typename T, int N>
+__device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
+  return widen(pack.at[lane]);
+}
+
+template <int Bytes>
+struct Bits;
+template <>
+struct Bits<16> {
+  using type = uint4;
+};
+template <>
+struct Bits<8> {
+  using type = uint2;
+};
+template <>
+struct Bits<4> {
+  using type = unsigned int;
+};
+template <>
+struct Bits<2> {
+  using type = unsigned short;
+};
+template <>
+struct Bits<1> {
+  using type = unsigned char;
+};
+
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load(const T* from) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  Pack<T, N> pack;
+  *reinterpret_cast<Whole*>(&pack) = __ldcs(reinterpret_cast<const Whole*>(from));
+  return pack;
+}
+
+// The same for what others read too.
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load_again(const T* from) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  Pack<T, N> pack;
+  *reinterpret_cast<Whole*>(&pack) = __ldg(reinterpret_cast<const Whole*>(from));
+  return pack;
+}
+
+template <int N, typename T>
+__device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  __stcs(reinterpret_cast<Whole*>(to), *reinterpret_cast<const Whole*>(&pack));
+}
+
+template <typename T>
+struct Sum {
+  T total = 0;
+  __device__ void add(T term) { total += term; }
+  __device__ void add_square(T root) { total = fma(root, root, total); }
+  template <typename U>
+  __device__ void merge(const Sum<U>& other) {
+    total += other.total;
+  }
+  __device__ T sum() const { return total; }
+};
+
+// Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
+template <typename Accumulator>
+__device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, int cell, int stride,
+    void* memory) {
+  Accumulator* const cells = static_cast<Accumulator*>(memory);
+  cells[cell] = mine;
+  __syncthreads();
+  for (int half = lanes / 2; half > 0; half /= 2) {
+    if (lane < half) cells[cell].merge(cells[cell + half * stride]);
+    __syncthreads();
+  }
+  const Accumulator all = cells[cell - lane * stride];
+  __syncthreads();
+  return all;
+}
+
+// The accumulator of the thread whose number in the warp differs in one bit.
+template <typename T>
+__device__ __forceinline__ Sum<T> exchange(Sum<T> mine, int bit) {
+  return {__shfl_xor_sync(0xffffffffu, mine.total, bit)};
+}
+
+// Merges a row's accumulators over its threads, in a fixed tree: within each warp, then over the warps. A row has a
+// power of two of threads, or whole warps. The cells are free again two calls later.
+template <int N, typename T>
+__device__ __forceinline__ void combine(Sum<T> (&mine)[N], Sum<T>* cells) {
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (bit >= blockDim.x) continue;
+#pragma unroll
+    for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
+  }
+  if (blockDim.x <= 32) return;
+  const int warps = blockDim.x / 32, warp = threadIdx.x / 32, place = threadIdx.x % 32;
+  Sum<T>* const row_cells = cells + threadIdx.y * warps * N;
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    if (place == 0) row_cells[warp * N + n] = mine[n];
+  }
+  __syncthreads();
+#pragma unroll
+  for (int n = 0; n < N; ++n) mine[n] = place < warps ? row_cells[place * N + n] : Sum<T>();
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
+  }
+}
+
+// Merges the accumulators of a block's rows, in order, into the first row's.
+template <typename T>
+__device__ void merge_beside(Sum<T>& mine, Sum<T>* cells) {
+  if (blockDim.y == 1) return;
+  cells[threadIdx.y * blockDim.x + threadIdx.x] = mine;
+  __syncthreads();
+  if (threadIdx.y == 0) {
+    for (int other = 1; other < blockDim.y; ++other) mine.merge(cells[other * blockDim.x + threadIdx.x]);
+  }
+  __syncthreads();
+}
+
+struct ForwardSizes {
+  Size outer, inner;
+};
+
+__device__ __forceinline__ void forward_row_stage_1(const float x, float& mean_term) {
+  mean_term = x;
+}
+
+__device__ __forceinline__ void forward_row_values(const float x, const float mean, const float variance,
+    const float weight, const float bias, float& out) {
+  // layernorm(16384, weight, bias)
+  out = fmaf((x - mean) * (rsqrtf(variance + 1e-05f)), weight, bias);
+}
+
+// Reads x, weight by (inner), bias by (inner); writes out.
+__global__ void __launch_bounds__(512, 2)
+forward_row(const float* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
+    float* __restrict__ out, ForwardSizes sizes) {
+  constexpr int kLanes = 4, kPacks = 8;
+  __shared__ Sum<float> cells[2][32];
+  int turn = 0;
+  const Index rows = sizes.outer.value, length = sizes.inner.value;
+  const float inverse_length = 1 / static_cast<float>(length);
+  const Index stride = gridDim.x * blockDim.y;
+  Index first = blockIdx.x * blockDim.y;
+  for (; first < rows; first += stride) {
+    const bool is_live = first + threadIdx.y < rows;
+    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+    Pack<float, kLanes> x_in[kPacks];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      if (!is_here) continue;
+      if (is_here) x_in[p] = load<kLanes>(x + (base + i));
+    }
+    Sum<float> sums_1[1];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      if (!is_here) continue;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        float mean_term_value;
+        forward_row_stage_1(x_value, mean_term_value);
+        if (is_here) sums_1[0].add(mean_term_value);
+      }
+    }
+    combine(sums_1, cells[turn++ & 1]);
+    const float centre_1_1 = sums_1[0].total * inverse_length;
+    // Squares of the distances from it, and what it was off by.
+    Sum<float> distances_1[2];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      if (!is_here) continue;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float distance_1 = widen(x_in[p], lane) - centre_1_1;
+        if (is_here) distances_1[0].add_square(distance_1);
+        if (is_here) distances_1[1].add(distance_1);
+      }
+    }
+    combine(distances_1, cells[turn++ & 1]);
+    const float mean_value = sums_1[0].total * inverse_length + distances_1[1].total * inverse_length;
+    const float variance_value = (distances_1[0].total - distances_1[1].total * distances_1[1].total * inverse_length) * inverse_length;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      if (!is_here) continue;
+      Pack<float, kLanes> weight_in;
+      if (is_here) weight_in = load_again<kLanes>(weight + i);
+      Pack<float, kLanes> bias_in;
+      if (is_here) bias_in = load_again<kLanes>(bias + i);
+      Pack<float, kLanes> out_out;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        const float weight_value = widen(weight_in, lane);
+        const float bias_value = widen(bias_in, lane);
+        float out_value;
+        forward_row_values(x_value, mean_value, variance_value, weight_value, bias_value, out_value);
+        out_out.at[lane] = narrow<float>(out_value);
+      }
+      if (is_here) store(out + (base + i), out_out);
+    }
+  }
+}
+
+struct BackwardSizes {
+  Size outer, inner;
+};
+
+__device__ __forceinline__ void backward_row_stage_1(const float d_out, const float weight, const float x,
+    float& total_3_term, float& mean_term, float& total_2_term) {
+  total_3_term = d_out * weight;
+  mean_term = x;
+  total_2_term = d_out;
+}
+
+__device__ __forceinline__ void backward_row_stage_2(const float d_out, const float weight, const float x,
+    const float mean, const float variance, float& total_4_term, float& total_term) {
+  const float difference = x - mean;
+  total_4_term = d_out * weight * difference;
+  total_term = d_out * (difference * (rsqrtf(variance + 1e-05f)));
+}
+
+__device__ __forceinline__ void backward_row_values(const float total_3, const float variance,
+    const float count_of_inner, const float x, const float mean, const float total_4, const float d_out,
+    const float weight, float& d_x) {
+  const float inverse_root = rsqrtf(variance + 1e-05f);
+  const float quotient = 1.0f / count_of_inner;
+  const float product = 2.0f * (-0.5f * total_4 * (inverse_root * inverse_root * inverse_root));
+  const float sum = fmaf(x - mean, product * quotient, d_out * weight * inverse_root);
+  d_x = fmaf(-(total_3 * inverse_root), quotient, sum);
+}
+
+// Reads d_out, x, weight by (inner); leaves partials of total, total_2; writes d_x.
+__global__ void __launch_bounds__(512, 1)
+backward_row(const float* __restrict__ d_out, const float* __restrict__ weight, const float* __restrict__ x,
+    float* __restrict__ d_x, Sum<float>* __restrict__ total_partials,
+    Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes) {
+  const float count_of_inner_value = static_cast<float>(sizes.inner.value);
+  constexpr int kLanes = 4, kPacks = 8;
+  __shared__ Sum<float> cells[2][32];
+  int turn = 0;
+  const Index rows = sizes.outer.value, length = sizes.inner.value;
+  const float inverse_length = 1 / static_cast<float>(length);
+  extern __shared__ uint4 room[];
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  auto* const total_sum = reinterpret_cast<Sum<float>*>(room) + 0 + thread;
+  auto* const total_2_sum = reinterpret_cast<Sum<float>*>(room) + 16384 + thread;
+#pragma unroll
+  for (int n = 0; n < 32; ++n) {
+    total_sum[n * 512] = Sum<float>();
+    total_2_sum[n * 512] = Sum<float>();
+  }
+  const Index stride = gridDim.x * blockDim.y;
+  Index first = blockIdx.x * blockDim.y;
+  for (; first < rows; first += stride) {
+    const bool is_live = first + threadIdx.y < rows;
+    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+    Pack<float, kLanes> d_out_in[kPacks];
+    Pack<float, kLanes> x_in[kPacks];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      if (!is_here) continue;
+      if (is_here) d_out_in[p] = load<kLanes>(d_out + (base + i));
+      if (is_here) x_in[p] = load<kLanes>(x + (base + i));
+    }
+    Sum<float> sums_1[2];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      if (!is_here) continue;
+      Pack<float, kLanes> weight_in;
+      if (is_here) weight_in = load_again<kLanes>(weight + i);
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float d_out_value = widen(d_out_in[p], lane);
+        const float x_value = widen(x_in[p], lane);
+        const float weight_value = widen(weight_in, lane);
+        float total_3_term_value;
+        float mean_term_value;
+        float total_2_term_value;
+        backward_row_stage_1(d_out_value, weight_value, x_value, total_3_term_value, mean_term_value,
+            total_2_term_value);
+        if (is_here) sums_1[0].add(total_3_term_value);
+        if (is_here) sums_1[1].add(mean_term_value);
+        if (is_here) total_2_sum[(p * kLanes + lane) * 512].add(total_2_term_value);
+      }
+    }
+    combine(sums_1, cells[turn++ & 1]);
+    const float centre_1_1 = sums_1[1].total * inverse_length;
+    // Squares of the distances from it, and what it was off by.
+    Sum<float> distances_1[2];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      if (!is_here) continue;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float distance_1 = widen(x_in[p], lane) - centre_1_1;
+        if (is_here) distances_1[0].add_square(distance_1);
+        if (is_here) distances_1[1].add(distance_1);
+      }
+    }
+    combine(distances_1, cells[turn++ & 1]);
+    const float total_3_value = sums_1[0].total;
+    const float mean_value = sums_1[1].total * inverse_length + distances_1[1].total * inverse_length;
+    const float variance_value = (distances_1[0].total - distances_1[1].total * distances_1[1].total * inverse_length) * inverse_length;
+    Sum<float> sums_2[1];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      if (!is_here) continue;
+      Pack<float, kLanes> weight_in;
+      if (is_here) weight_in = load_again<kLanes>(weight + i);
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float d_out_value = widen(d_out_in[p], lane);
+        const float x_value = widen(x_in[p], lane);
+        const float weight_value = widen(weight_in, lane);
+        float total_4_term_value;
+        float total_term_value;
+        backward_row_stage_2(d_out_value, weight_value, x_value, mean_value, variance_value,
+            total_4_term_value, total_term_value);
+        if (is_here) sums_2[0].add(total_4_term_value);
+        if (is_here) total_sum[(p * kLanes + lane) * 512].add(total_term_value);
+      }
+    }
+    combine(sums_2, cells[turn++ & 1]);
+    const float total_4_value = sums_2[0].total;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      if (!is_here) continue;
+      Pack<float, kLanes> weight_in;
+      if (is_here) weight_in = load_again<kLanes>(weight + i);
+      Pack<float, kLanes> d_x_out;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float d_out_value = widen(d_out_in[p], lane);
+        const float x_value = widen(x_in[p], lane);
+        const float weight_value = widen(weight_in, lane);
+        float d_x_value;
+        backward_row_values(total_3_value, variance_value, count_of_inner_value, x_value, mean_value,
+            total_4_value, d_out_value, weight_value, d_x_value);
+        d_x_out.at[lane] = narrow<float>(d_x_value);
+      }
+      if (is_here) store(d_x + (base + i), d_x_out);
+    }
+  }
+  // One partial for each column and block: the rows that the block took side by side are merged here.
+  __shared__ Sum<float> beside[512];
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const bool is_mine = threadIdx.y == 0 && i < length;
+      merge_beside(total_sum[(p * kLanes + lane) * 512], beside);
+      if (is_mine) total_partials[blockIdx.x * length + i + lane] = total_sum[(p * kLanes + lane) * 512];
+      merge_beside(total_2_sum[(p * kLanes + lane) * 512], beside);
+      if (is_mine) total_2_partials[blockIdx.x * length + i + lane] = total_2_sum[(p * kLanes + lane) * 512];
+    }
+  }
+}
+
+__device__ __forceinline__ void backward_finalise_values(const float total, const float total_2,
+    float& d_weight, float& d_bias) {
+  d_weight = total;
+  d_bias = total_2;
+}
+
+// Merges partials into total, total_2; writes d_weight, d_bias.
+__global__ void __launch_bounds__(512)
+backward_finalise(float* __restrict__ d_weight, float* __restrict__ d_bias,
+    const Sum<float>* __restrict__ total_partials, const Sum<float>* __restrict__ total_2_partials,
+    BackwardSizes sizes, Index slots) {
+  __shared__ alignas(16) unsigned char shared[512 * 8];
+  const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
+  const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
+  Sum<double> total_sum;
+  Sum<double> total_2_sum;
+  if (column < columns) {
+#pragma unroll 8
+    for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
+      total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
+      total_2_sum.merge(total_2_partials[(above * slots + slot) * columns + column]);
+    }
+  }
+  total_sum = merge_tree(total_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+      blockDim.x, shared);
+  total_2_sum = merge_tree(total_2_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+      blockDim.x, shared);
+  if (threadIdx.y != 0 || column >= columns) return;
+  const float total_value = static_cast<float>(total_sum.sum());
+  const float total_2_value = static_cast<float>(total_2_sum.sum());
+  const Index result = above * columns + column;
+  const Index inner = result;
+  float d_weight_value;
+  float d_bias_value;
+  backward_finalise_values(total_value, total_2_value, d_weight_value, d_bias_value);
+  d_weight[inner] = narrow<float>(d_weight_value);
+  d_bias[inner] = narrow<float>(d_bias_value);
+}
+
+}  // namespace
+
+// Scratch memory, handed out piece by piece; with no base it only counts.
+struct Scratch {
+  char* base;
+  int64_t used = 0;
+  template <typename T>
+  T* take(int64_t count) {
+    T* const piece = reinterpret_cast<T*>(base + used);
+    used += (count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
+    return piece;
+  }
+};
+
+// The caller's device stays current.
+struct DeviceGuard {
+  int previous = 0;
+  explicit DeviceGuard(int device) {
+    cudaGetDevice(&previous);
+    if (previous != device) cudaSetDevice(device);
+    else previous = -1;
+  }
+  ~DeviceGuard() {
+    if (previous >= 0) cudaSetDevice(previous);
+  }
+};
+
+static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The smallest power of two that is at least n, between two others.
+static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
+  int64_t power = least;
+  while (power < n && power < most) power *= 2;
+  return power;
+}
+
+// How many blocks of a kernel the device works on at once.
+template <typename Kernel>
+static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes, int device) {
+  int on_each = 0, processors = 0;
+  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&on_each, kernel, static_cast<int>(block.x * block.y),
+      shared_bytes);
+  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  return on_each > 0 ? static_cast<int64_t>(on_each) * processors : 1;
+}
+
+// A row's threads along x: a power of two within a warp, or whole warps; rows beside each other along y.
+static dim3 row_block(int64_t wanted) {
+  const int64_t along = wanted <= 32 ? power_of_two(wanted, 1, 32) : ceil_divide(wanted, 32) * 32;
+  return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < 256 ? 256 / along : 1));
+}
+
+// a: x, weight, bias, out, scratch (-1: return the bytes it needs), outer, inner, device, stream.
+// Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
+extern "C" int64_t run_forward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const float*>(a[0]);
+  auto* const weight = reinterpret_cast<const float*>(a[1]);
+  auto* const bias = reinterpret_cast<const float*>(a[2]);
+  auto* const out = reinterpret_cast<float*>(a[3]);
+  const bool is_measuring = a[4] == -1;
+  if (!is_measuring && ((a[0] | a[1] | a[2] | a[3]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
+  const ForwardSizes sizes{ size_of(a[5]), size_of(a[6]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[8]);
+  const int device = static_cast<int>(a[7]);
+  const DeviceGuard guard(device);
+  const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value),
+      forward_row_length = static_cast<int64_t>(sizes.inner.value);
+  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 32));
+  const int64_t forward_row_tasks = ceil_divide(forward_row_rows, forward_row_block.y);
+  const int64_t forward_row_slots = forward_row_tasks;
+  if (is_measuring) return scratch.used;
+  {
+    forward_row<<<static_cast<unsigned>(forward_row_slots), forward_row_block, 0, stream>>>(x, weight, bias,
+        out, sizes);
+  }
+  return -static_cast<int64_t>(cudaGetLastError());
+}
+
+// a: x, weight, d_out, d_x, d_weight, d_bias, scratch (-1: return the bytes it needs), outer, inner, device, stream.
+// Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
+extern "C" int64_t run_backward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const float*>(a[0]);
+  auto* const weight = reinterpret_cast<const float*>(a[1]);
+  auto* const d_out = reinterpret_cast<const float*>(a[2]);
+  auto* const d_x = reinterpret_cast<float*>(a[3]);
+  auto* const d_weight = reinterpret_cast<float*>(a[4]);
+  auto* const d_bias = reinterpret_cast<float*>(a[5]);
+  const bool is_measuring = a[6] == -1;
+  if (!is_measuring && ((a[0] | a[1] | a[2] | a[3]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[6])};
+  const BackwardSizes sizes{ size_of(a[7]), size_of(a[8]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[10]);
+  const int device = static_cast<int>(a[9]);
+  const DeviceGuard guard(device);
+  const int64_t backward_row_rows = static_cast<int64_t>(sizes.outer.value),
+      backward_row_length = static_cast<int64_t>(sizes.inner.value);
+  const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, 32));
+  const int64_t backward_row_tasks = ceil_divide(backward_row_rows, backward_row_block.y);
+  cudaFuncSetAttribute(backward_row, cudaFuncAttributeMaxDynamicSharedMemorySize, 131072);
+  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 131072, device);
+  const int64_t backward_row_slots = backward_row_tasks < backward_row_resident ? backward_row_tasks : backward_row_resident;
+  const int64_t total_partials_slots = backward_row_slots;
+  const int64_t total_2_partials_slots = backward_row_slots;
+  auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.inner.value) * total_partials_slots);
+  auto* const total_2_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.inner.value) * total_2_partials_slots);
+  if (is_measuring) return scratch.used;
+  {
+    backward_row<<<static_cast<unsigned>(backward_row_slots), backward_row_block, 131072, stream>>>(d_out,
+        weight, x, d_x, total_partials, total_2_partials, sizes);
+  }
+  {
+    const int64_t columns = static_cast<int64_t>(sizes.inner.value),
+        results = static_cast<int64_t>(sizes.inner.value);
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
+    const dim3 block(width, 512 / width);
+    const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
+    backward_finalise<<<blocks, block, 0, stream>>>(d_weight, d_bias, total_partials, total_2_partials,
+        sizes, static_cast<Index>(total_partials_slots));
+  }
+  return -static_cast<int64_t>(cudaGetLastError());
+}
+
+extern "C" const char* error_text(int64_t code) { return cudaGetErrorString(static_cast<cudaError_t>(-code)); }

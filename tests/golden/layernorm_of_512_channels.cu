@@ -1,0 +1,330 @@
+// fusegen 0.1.0   chain 4b84aacee5b2   signature forward: bias float32, out float32, weight float32, x float32; 32-bit offsets
+//   layernorm(weight, bias, axis=1)
+#include <cstdint>
+#include <cuda_runtime.h>
+
+using Index = uint32_t;
+
+// A size with what it takes to divide by it: two instructions instead of twenty, for dividends below 2^31.
+struct Size {
+  uint32_t value, multiplier, shift;
+};
+
+static Size size_of(int64_t value) {
+  uint32_t shift = 0;
+  while ((uint64_t{1} << shift) < static_cast<uint64_t>(value)) ++shift;
+  const uint64_t excess = (uint64_t{1} << 32) * ((uint64_t{1} << shift) - value);
+  return {static_cast<uint32_t>(value), static_cast<uint32_t>(excess / value + 1), shift};
+}
+
+namespace {
+
+[[maybe_unused]] __device__ __forceinline__ Index divide(Index n, Size d) { return (__umulhi(n,
+    d.multiplier) + n) >> d.shift; }
+
+template <typename Stored>
+__device__ __forceinline__ Stored widen(Stored x) {
+  return x;
+}
+
+template <typename Stored, typename Value>
+__device__ __forceinline__ Stored narrow(Value x) {
+  return static_cast<Stored>(x);
+}
+
+// N neighbours, moved by one access that leaves no trace in the caches: every element is used once.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T at[N];
+};
+
+template <typename T, int N>
+__device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
+  return widen(pack.at[lane]);
+}
+
+template <int Bytes>
+struct Bits;
+template <>
+struct Bits<16> {
+  using type = uint4;
+};
+template <>
+struct Bits<8> {
+  using type = uint2;
+};
+template <>
+struct Bits<4> {
+  using type = unsigned int;
+};
+template <>
+struct Bits<2> {
+  using type = unsigned short;
+};
+template <>
+struct Bits<1> {
+  using type = unsigned char;
+};
+
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load(const T* from) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  Pack<T, N> pack;
+  *reinterpret_cast<Whole*>(&pack) = __ldcs(reinterpret_cast<const Whole*>(from));
+  return pack;
+}
+
+// A pack on its way into shared memory, where the thread that sent it will read it.
+template <int N, typename T>
+__device__ __forceinline__ void send(Pack<T, N>* to, const T* from) {
+  const auto target = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  if constexpr (sizeof(T) * N == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(target), "l"(from), "n"(sizeof(T) * N) : "memory");
+  }
+}
+
+__device__ __forceinline__ void send_off() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+__device__ __forceinline__ void wait_for_sent() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
+
+template <int N, typename T>
+__device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  __stcs(reinterpret_cast<Whole*>(to), *reinterpret_cast<const Whole*>(&pack));
+}
+
+template <typename T>
+struct Sum {
+  T total = 0;
+  __device__ void add(T term) { total += term; }
+  __device__ void add_square(T root) { total = fma(root, root, total); }
+  template <typename U>
+  __device__ void merge(const Sum<U>& other) {
+    total += other.total;
+  }
+  __device__ T sum() const { return total; }
+};
+
+// The accumulator of the thread whose number in the warp differs in one bit.
+template <typename T>
+__device__ __forceinline__ Sum<T> exchange(Sum<T> mine, int bit) {
+  return {__shfl_xor_sync(0xffffffffu, mine.total, bit)};
+}
+
+// Merges the accumulators of the threads with the same x, in a fixed order: within warps, then over them.
+template <int N, int L, typename T>
+__device__ __forceinline__ void combine_across(Sum<T> (&mine)[N][L], T* cells, T* totals) {
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x, warp = thread / 32,
+      warps = blockDim.x * blockDim.y / 32;
+  const int width = blockDim.x * N * L;
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+#pragma unroll
+    for (int lane = 0; lane < L; ++lane) {
+      for (int bit = blockDim.x; bit < 32; bit *= 2) mine[n][lane].merge(exchange(mine[n][lane], bit));
+      if (thread % 32 < blockDim.x) cells[warp * width + threadIdx.x * N * L + n * L + lane] = mine[n][lane].total;
+    }
+  }
+  __syncthreads();
+  for (int i = thread; i < width; i += blockDim.x * blockDim.y) {
+    T total = 0;
+    for (int other = 0; other < warps; ++other) total += cells[other * width + i];
+    totals[i] = total;
+  }
+  __syncthreads();
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+#pragma unroll
+    for (int lane = 0; lane < L; ++lane) mine[n][lane].total = totals[threadIdx.x * N * L + n * L + lane];
+  }
+}
+
+struct ForwardSizes {
+  Size outer, middle, inner;
+};
+
+__device__ __forceinline__ void forward_column_stage_1(const float x, float& mean_term) {
+  mean_term = x;
+}
+
+__device__ __forceinline__ void forward_column_values(const float x, const float mean, const float variance,
+    const float weight, const float bias, float& out) {
+  // layernorm(weight, bias, axis=1)
+  out = fmaf((x - mean) * (rsqrtf(variance + 1e-05f)), weight, bias);
+}
+
+// Reads x, weight by (middle), bias by (middle); writes out.
+__global__ void __launch_bounds__(512, 1)
+forward_column(const float* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
+    float* __restrict__ out, ForwardSizes sizes) {
+  constexpr int kLanes = 4, kPacks = 8;
+  __shared__ float cells[2048], totals[128];
+  const Index length = sizes.middle.value, behind = sizes.inner.value;
+  const Index strips = (behind + blockDim.x * kLanes - 1) / (blockDim.x * kLanes),
+      tiles = sizes.outer.value * strips;
+  const float inverse_length = 1 / static_cast<float>(length);
+  extern __shared__ uint4 room[];
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
+  const auto send_tile = [&](Index tile) {
+    if (tile >= tiles) return;
+    const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
+    const bool is_beside = beside < behind;
+    const Index base = above * length * behind + beside, end = is_beside ? length : 0;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = p * blockDim.y + threadIdx.y;
+      const bool is_here = i < end;
+      if (is_here) send(&x_next[p * 512], x + (base + i * behind));
+    }
+    send_off();
+  };
+  send_tile(blockIdx.x);
+  for (Index tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
+    const bool is_beside = beside < behind;
+    const Index base = above * length * behind + beside, end = is_beside ? length : 0;
+    Pack<float, kLanes> x_in[kPacks];
+    wait_for_sent();
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      x_in[p] = x_next[p * 512];
+    }
+    send_tile(tile + gridDim.x);
+    Sum<float> sums_1[1][kLanes];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = p * blockDim.y + threadIdx.y;
+      const bool is_here = i < end;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        float mean_term_value;
+        forward_column_stage_1(x_value, mean_term_value);
+        if (is_here) sums_1[0][lane].add(mean_term_value);
+      }
+    }
+    combine_across(sums_1, cells, totals);
+    // Squares of the distances from the mean, and what it was off by.
+    Sum<float> distances_1[2][kLanes];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const bool is_here = p * blockDim.y + threadIdx.y < end;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float distance_1 = widen(x_in[p], lane) - sums_1[0][lane].total * inverse_length;
+        if (is_here) distances_1[0][lane].add_square(distance_1);
+        if (is_here) distances_1[1][lane].add(distance_1);
+      }
+    }
+    combine_across(distances_1, cells, totals);
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = p * blockDim.y + threadIdx.y;
+      const bool is_here = i < end;
+      if (!is_here) continue;
+      Pack<float, kLanes> out_out;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const Index middle = (is_here ? i : 0);
+        const float mean_value = sums_1[0][lane].total * inverse_length + distances_1[1][lane].total * inverse_length;
+        const float variance_value = (distances_1[0][lane].total - distances_1[1][lane].total * distances_1[1][lane].total * inverse_length) * inverse_length;
+        const float x_value = widen(x_in[p], lane);
+        const float weight_value = widen(weight[middle]);
+        const float bias_value = widen(bias[middle]);
+        float out_value;
+        forward_column_values(x_value, mean_value, variance_value, weight_value, bias_value, out_value);
+        out_out.at[lane] = narrow<float>(out_value);
+      }
+      if (is_here) store(out + (base + i * behind), out_out);
+    }
+  }
+}
+
+}  // namespace
+
+// Scratch memory, handed out piece by piece; with no base it only counts.
+struct Scratch {
+  char* base;
+  int64_t used = 0;
+  template <typename T>
+  T* take(int64_t count) {
+    T* const piece = reinterpret_cast<T*>(base + used);
+    used += (count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
+    return piece;
+  }
+};
+
+// The caller's device stays current.
+struct DeviceGuard {
+  int previous = 0;
+  explicit DeviceGuard(int device) {
+    cudaGetDevice(&previous);
+    if (previous != device) cudaSetDevice(device);
+    else previous = -1;
+  }
+  ~DeviceGuard() {
+    if (previous >= 0) cudaSetDevice(previous);
+  }
+};
+
+static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The smallest power of two that is at least n, between two others.
+static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
+  int64_t power = least;
+  while (power < n && power < most) power *= 2;
+  return power;
+}
+
+// How many blocks of a kernel the device works on at once.
+template <typename Kernel>
+static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes, int device) {
+  int on_each = 0, processors = 0;
+  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&on_each, kernel, static_cast<int>(block.x * block.y),
+      shared_bytes);
+  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  return on_each > 0 ? static_cast<int64_t>(on_each) * processors : 1;
+}
+
+// Threads beside each other along x, in whole warps with those along a strided row.
+static dim3 column_block(int64_t beside, int64_t along, int64_t most) {
+  int64_t x = power_of_two(beside, 1, 16);
+  while (x > 1 && x * ceil_divide(along, 32 / x) * (32 / x) > most) x /= 2;
+  return dim3(static_cast<unsigned>(x), static_cast<unsigned>(ceil_divide(along, 32 / x) * (32 / x)));
+}
+
+// a: x, weight, bias, out, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
+// Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
+extern "C" int64_t run_forward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const float*>(a[0]);
+  auto* const weight = reinterpret_cast<const float*>(a[1]);
+  auto* const bias = reinterpret_cast<const float*>(a[2]);
+  auto* const out = reinterpret_cast<float*>(a[3]);
+  const bool is_measuring = a[4] == -1;
+  if (!is_measuring && ((a[0] | a[3]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
+  const ForwardSizes sizes{ size_of(a[5]), size_of(a[6]), size_of(a[7]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[9]);
+  const int device = static_cast<int>(a[8]);
+  const DeviceGuard guard(device);
+  const int64_t forward_column_length = static_cast<int64_t>(sizes.middle.value),
+      forward_column_behind = static_cast<int64_t>(sizes.inner.value);
+  const dim3 forward_column_block = column_block(ceil_divide(forward_column_behind, 4),
+      ceil_divide(forward_column_length, 8), 512);
+  const int64_t forward_column_tasks = static_cast<int64_t>(sizes.outer.value) * ceil_divide(forward_column_behind, forward_column_block.x * 4);
+  cudaFuncSetAttribute(forward_column, cudaFuncAttributeMaxDynamicSharedMemorySize, 65536);
+  const int64_t forward_column_resident = resident_blocks(forward_column, forward_column_block, 65536,
+      device);
+  const int64_t forward_column_slots = forward_column_tasks < forward_column_resident ? forward_column_tasks : forward_column_resident;
+  if (is_measuring) return scratch.used;
+  {
+    forward_column<<<static_cast<unsigned>(forward_column_slots), forward_column_block, 65536, stream>>>(x,
+        weight, bias, out, sizes);
+  }
+  return -static_cast<int64_t>(cudaGetLastError());
+}
+
+extern "C" const char* error_text(int64_t code) { return cudaGetErrorString(static_cast<cudaError_t>(-code)); }

@@ -1,0 +1,646 @@
+// fusegen 0.1.0   chain 6eb85e1b5ace   signature forward+backward: bias bfloat16, d_bias bfloat16, d_out bfloat16, d_weight bfloat16, d_x bfloat16, out bfloat16, residual bfloat16, weight bfloat16, x bfloat16; 32-bit offsets
+//   add(residual) | layernorm(1023, weight, bias) | gelu
+#include <cstdint>
+#include <cuda_runtime.h>
+#include <cuda_bf16.h>
+
+using Index = uint32_t;
+
+// A size with what it takes to divide by it: two instructions instead of twenty, for dividends below 2^31.
+struct Size {
+  uint32_t value, multiplier, shift;
+};
+
+static Size size_of(int64_t value) {
+  uint32_t shift = 0;
+  while ((uint64_t{1} << shift) < static_cast<uint64_t>(value)) ++shift;
+  const uint64_t excess = (uint64_t{1} << 32) * ((uint64_t{1} << shift) - value);
+  return {static_cast<uint32_t>(value), static_cast<uint32_t>(excess / value + 1), shift};
+}
+
+namespace {
+
+[[maybe_unused]] __device__ __forceinline__ Index divide(Index n, Size d) { return (__umulhi(n,
+    d.multiplier) + n) >> d.shift; }
+
+template <typename Stored>
+__device__ __forceinline__ Stored widen(Stored x) {
+  return x;
+}
+[[maybe_unused]] __device__ __forceinline__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+template <typename Stored, typename Value>
+__device__ __forceinline__ Stored narrow(Value x) {
+  return static_cast<Stored>(x);
+}
+template <>
+__device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16, float>(float x) {
+  return __float2bfloat16_rn(x);
+}
+
+// Coefficients from the lowest power on.
+__device__ __forceinline__ float polynomial(float, float coefficient) { return coefficient; }
+template <typename... More>
+__device__ __forceinline__ float polynomial(float x, float coefficient, More... more) {
+  return fmaf(x, polynomial(x, more...), coefficient);
+}
+
+// One instruction where exp2f takes four: what is below 2^-126 becomes zero. Relative error below 2^-22.
+__device__ __forceinline__ float exp2_flushed(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+// Within 2 ulp, for all operands.
+__device__ __forceinline__ float narrow_div(float a, float b) {
+  float result;
+  asm("div.full.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+
+// N neighbours, moved by one access that leaves no trace in the caches: every element is used once.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T at[N];
+};
+
+template <typename T, int N>
+__device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
+  return widen(pack.at[lane]);
+}
+// Out of pairs, by one instruction each; to take the upper half alone first would be another.
+template <int N>
+__device__ __forceinline__ float widen(const Pack<__nv_bfloat16, N>& pack, int lane) {
+  if constexpr (N == 1) {
+    return __bfloat162float(pack.at[lane]);
+  } else {
+    const unsigned int pair = reinterpret_cast<const unsigned int*>(pack.at)[lane / 2];
+    return __uint_as_float(lane % 2 ? pair & 0xffff0000u : pair << 16);
+  }
+}
+
+template <int Bytes>
+struct Bits;
+template <>
+struct Bits<16> {
+  using type = uint4;
+};
+template <>
+struct Bits<8> {
+  using type = uint2;
+};
+template <>
+struct Bits<4> {
+  using type = unsigned int;
+};
+template <>
+struct Bits<2> {
+  using type = unsigned short;
+};
+template <>
+struct Bits<1> {
+  using type = unsigned char;
+};
+
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load(const T* from) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  Pack<T, N> pack;
+  *reinterpret_cast<Whole*>(&pack) = __ldcs(reinterpret_cast<const Whole*>(from));
+  return pack;
+}
+
+// The same for what others read too.
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load_again(const T* from) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  Pack<T, N> pack;
+  *reinterpret_cast<Whole*>(&pack) = __ldg(reinterpret_cast<const Whole*>(from));
+  return pack;
+}
+
+template <int N, typename T>
+__device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  __stcs(reinterpret_cast<Whole*>(to), *reinterpret_cast<const Whole*>(&pack));
+}
+
+template <typename T>
+struct Sum {
+  T total = 0;
+  __device__ void add(T term) { total += term; }
+  __device__ void add_square(T root) { total = fma(root, root, total); }
+  template <typename U>
+  __device__ void merge(const Sum<U>& other) {
+    total += other.total;
+  }
+  __device__ T sum() const { return total; }
+};
+
+// Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
+template <typename Accumulator>
+__device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, int cell, int stride,
+    void* memory) {
+  Accumulator* const cells = static_cast<Accumulator*>(memory);
+  cells[cell] = mine;
+  __syncthreads();
+  for (int half = lanes / 2; half > 0; half /= 2) {
+    if (lane < half) cells[cell].merge(cells[cell + half * stride]);
+    __syncthreads();
+  }
+  const Accumulator all = cells[cell - lane * stride];
+  __syncthreads();
+  return all;
+}
+
+// The accumulator of the thread whose number in the warp differs in one bit.
+template <typename T>
+__device__ __forceinline__ Sum<T> exchange(Sum<T> mine, int bit) {
+  return {__shfl_xor_sync(0xffffffffu, mine.total, bit)};
+}
+
+// Merges a row's accumulators over its threads, in a fixed tree: within each warp, then over the warps. A row has a
+// power of two of threads, or whole warps. The cells are free again two calls later.
+template <int N, typename T>
+__device__ __forceinline__ void combine(Sum<T> (&mine)[N], Sum<T>* cells) {
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (bit >= blockDim.x) continue;
+#pragma unroll
+    for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
+  }
+  if (blockDim.x <= 32) return;
+  const int warps = blockDim.x / 32, warp = threadIdx.x / 32, place = threadIdx.x % 32;
+  Sum<T>* const row_cells = cells + threadIdx.y * warps * N;
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    if (place == 0) row_cells[warp * N + n] = mine[n];
+  }
+  __syncthreads();
+#pragma unroll
+  for (int n = 0; n < N; ++n) mine[n] = place < warps ? row_cells[place * N + n] : Sum<T>();
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
+  }
+}
+
+// Merges the accumulators of a block's rows, in order, into the first row's.
+template <typename T>
+__device__ void merge_beside(Sum<T>& mine, Sum<T>* cells) {
+  if (blockDim.y == 1) return;
+  cells[threadIdx.y * blockDim.x + threadIdx.x] = mine;
+  __syncthreads();
+  if (threadIdx.y == 0) {
+    for (int other = 1; other < blockDim.y; ++other) mine.merge(cells[other * blockDim.x + threadIdx.x]);
+  }
+  __syncthreads();
+}
+
+struct ForwardSizes {
+  Size outer, inner;
+};
+
+__device__ __forceinline__ void forward_row_stage_1(const float x, const float residual, float& mean_term,
+    float& carried_after_add) {
+  // add(residual)
+  mean_term = x + residual;
+  carried_after_add = x + residual;
+}
+
+__device__ __forceinline__ void forward_row_values(const float carried_after_add, const float mean,
+    const float variance, const float weight, const float bias, float& out) {
+  // layernorm(1023, weight, bias)
+  const float after_layernorm = fmaf((carried_after_add - mean) * (rsqrtf(variance + 1e-05f)), weight, bias);
+  // gelu
+  const float series = polynomial(fabsf(after_layernorm), -1.00008726f, -1.14964569f, -0.463089466f,
+      -0.0490143038f, 0.00606240798f, -0.000345090288f);
+  const float power = exp2_flushed(series);
+  out = after_layernorm * (after_layernorm < 0.0f ? power : 1.0f - power);
+}
+
+// Reads x, residual, weight by (inner), bias by (inner); writes out.
+__global__ void __launch_bounds__(512, 1)
+forward_row(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict__ residual,
+    const __nv_bfloat16* __restrict__ weight, const __nv_bfloat16* __restrict__ bias,
+    __nv_bfloat16* __restrict__ out, ForwardSizes sizes) {
+  constexpr int kLanes = 1, kPacks = 8;
+  __shared__ Sum<float> cells[2][32];
+  int turn = 0;
+  const Index rows = sizes.outer.value, length = sizes.inner.value;
+  const float inverse_length = 1 / static_cast<float>(length);
+  const Index stride = gridDim.x * blockDim.y;
+  Index first = blockIdx.x * blockDim.y;
+  for (; first < rows; first += stride) {
+    const bool is_live = first + threadIdx.y < rows;
+    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+    Pack<__nv_bfloat16, kLanes> x_in[kPacks];
+    Pack<__nv_bfloat16, kLanes> residual_in[kPacks];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      if (is_here) x_in[p] = load<kLanes>(x + (base + i));
+      if (is_here) residual_in[p] = load<kLanes>(residual + (base + i));
+    }
+    Sum<float> sums_1[1];
+    float carried_after_add[kPacks][kLanes];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        const float residual_value = widen(residual_in[p], lane);
+        float mean_term_value;
+        float carried_after_add_value;
+        forward_row_stage_1(x_value, residual_value, mean_term_value, carried_after_add_value);
+        if (is_here) sums_1[0].add(mean_term_value);
+        carried_after_add[p][lane] = carried_after_add_value;
+      }
+    }
+    combine(sums_1, cells[turn++ & 1]);
+    const float centre_1_1 = sums_1[0].total * inverse_length;
+    // Squares of the distances from it, and what it was off by.
+    Sum<float> distances_1[2];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float distance_1 = carried_after_add[p][lane] - centre_1_1;
+        if (is_here) distances_1[0].add_square(distance_1);
+        if (is_here) distances_1[1].add(distance_1);
+      }
+    }
+    combine(distances_1, cells[turn++ & 1]);
+    const float mean_value = sums_1[0].total * inverse_length + distances_1[1].total * inverse_length;
+    const float variance_value = (distances_1[0].total - distances_1[1].total * distances_1[1].total * inverse_length) * inverse_length;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      Pack<__nv_bfloat16, kLanes> weight_in;
+      if (is_here) weight_in = load_again<kLanes>(weight + i);
+      Pack<__nv_bfloat16, kLanes> bias_in;
+      if (is_here) bias_in = load_again<kLanes>(bias + i);
+      Pack<__nv_bfloat16, kLanes> out_out;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float weight_value = widen(weight_in, lane);
+        const float bias_value = widen(bias_in, lane);
+        const float carried_after_add_value = carried_after_add[p][lane];
+        float out_value;
+        forward_row_values(carried_after_add_value, mean_value, variance_value, weight_value, bias_value,
+            out_value);
+        out_out.at[lane] = narrow<__nv_bfloat16>(out_value);
+      }
+      if (is_here) store(out + (base + i), out_out);
+    }
+  }
+}
+
+struct BackwardSizes {
+  Size outer, inner;
+};
+
+__device__ __forceinline__ void backward_row_stage_1(const float x, const float residual, float& mean_term,
+    float& carried_after_add) {
+  // add(residual)
+  mean_term = x + residual;
+  carried_after_add = x + residual;
+}
+
+__device__ __forceinline__ void backward_row_stage_2(const float d_out, const float carried_after_add,
+    const float mean, const float variance, const float weight, const float bias, float& total_3_term,
+    float& total_4_term, float& carried, float& total_term, float& total_2_term) {
+  // layernorm(1023, weight, bias)
+  const float difference = carried_after_add - mean;
+  const float inverse_root = rsqrtf(variance + 1e-05f);
+  const float product = difference * inverse_root;
+  const float after_layernorm = fmaf(product, weight, bias);
+  // backward, down to layernorm(1023, weight, bias)
+  const float sum = fmaf(after_layernorm * after_layernorm, -0.721347511f, -1.32574809f);
+  const float series = polynomial(fabsf(after_layernorm), -1.00008726f, -1.14964569f, -0.463089466f,
+      -0.0490143038f, 0.00606240798f, -0.000345090288f);
+  const float power = exp2_flushed(series);
+  const float sum_2 = fmaf(after_layernorm, exp2_flushed(sum), after_layernorm < 0.0f ? power : 1.0f - power);
+  const float d_after_layernorm = d_out * sum_2;
+  const float product_2 = d_after_layernorm * weight;
+  total_3_term = product_2 * difference;
+  total_4_term = product_2;
+  carried = product_2 * inverse_root;
+  total_term = d_after_layernorm * product;
+  total_2_term = d_after_layernorm;
+}
+
+__device__ __forceinline__ void backward_row_values(const float total_4, const float variance,
+    const float count_of_inner, const float carried_after_add, const float mean, const float total_3,
+    const float carried, float& d_x) {
+  const float inverse_root = rsqrtf(variance + 1e-05f);
+  const float quotient = narrow_div(1.0f, count_of_inner);
+  const float negated = -(total_3 * inverse_root * inverse_root * inverse_root * quotient);
+  d_x = fmaf(-(total_4 * inverse_root), quotient, fmaf(carried_after_add - mean, negated, carried));
+}
+
+// Reads x, residual, d_out, weight by (inner), bias by (inner); leaves partials of total, total_2; writes d_x.
+__global__ void __launch_bounds__(512, 1)
+backward_row(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict__ residual,
+    const __nv_bfloat16* __restrict__ d_out, const __nv_bfloat16* __restrict__ weight,
+    const __nv_bfloat16* __restrict__ bias, __nv_bfloat16* __restrict__ d_x,
+    Sum<float>* __restrict__ total_partials, Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes) {
+  const float count_of_inner_value = static_cast<float>(sizes.inner.value);
+  constexpr int kLanes = 1, kPacks = 8;
+  __shared__ Sum<float> cells[2][32];
+  int turn = 0;
+  const Index rows = sizes.outer.value, length = sizes.inner.value;
+  const float inverse_length = 1 / static_cast<float>(length);
+  Sum<float> total_sum[kPacks][kLanes];
+  Sum<float> total_2_sum[kPacks][kLanes];
+  const Index stride = gridDim.x * blockDim.y;
+  Index first = blockIdx.x * blockDim.y;
+  for (; first < rows; first += stride) {
+    const bool is_live = first + threadIdx.y < rows;
+    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+    Pack<__nv_bfloat16, kLanes> x_in[kPacks];
+    Pack<__nv_bfloat16, kLanes> residual_in[kPacks];
+    Pack<__nv_bfloat16, kLanes> d_out_in[kPacks];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      if (is_here) x_in[p] = load<kLanes>(x + (base + i));
+      if (is_here) residual_in[p] = load<kLanes>(residual + (base + i));
+      if (is_here) d_out_in[p] = load<kLanes>(d_out + (base + i));
+    }
+    Sum<float> sums_1[1];
+    float carried_after_add[kPacks][kLanes];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        const float residual_value = widen(residual_in[p], lane);
+        float mean_term_value;
+        float carried_after_add_value;
+        backward_row_stage_1(x_value, residual_value, mean_term_value, carried_after_add_value);
+        if (is_here) sums_1[0].add(mean_term_value);
+        carried_after_add[p][lane] = carried_after_add_value;
+      }
+    }
+    combine(sums_1, cells[turn++ & 1]);
+    const float centre_1_1 = sums_1[0].total * inverse_length;
+    // Squares of the distances from it, and what it was off by.
+    Sum<float> distances_1[2];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float distance_1 = carried_after_add[p][lane] - centre_1_1;
+        if (is_here) distances_1[0].add_square(distance_1);
+        if (is_here) distances_1[1].add(distance_1);
+      }
+    }
+    combine(distances_1, cells[turn++ & 1]);
+    const float mean_value = sums_1[0].total * inverse_length + distances_1[1].total * inverse_length;
+    const float variance_value = (distances_1[0].total - distances_1[1].total * distances_1[1].total * inverse_length) * inverse_length;
+    Sum<float> sums_2[2];
+    float carried[kPacks][kLanes];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      Pack<__nv_bfloat16, kLanes> weight_in;
+      if (is_here) weight_in = load_again<kLanes>(weight + i);
+      Pack<__nv_bfloat16, kLanes> bias_in;
+      if (is_here) bias_in = load_again<kLanes>(bias + i);
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float d_out_value = widen(d_out_in[p], lane);
+        const float weight_value = widen(weight_in, lane);
+        const float bias_value = widen(bias_in, lane);
+        const float carried_after_add_value = carried_after_add[p][lane];
+        float total_3_term_value;
+        float total_4_term_value;
+        float carried_value;
+        float total_term_value;
+        float total_2_term_value;
+        backward_row_stage_2(d_out_value, carried_after_add_value, mean_value, variance_value, weight_value,
+            bias_value, total_3_term_value, total_4_term_value, carried_value, total_term_value,
+            total_2_term_value);
+        if (is_here) sums_2[0].add(total_3_term_value);
+        if (is_here) sums_2[1].add(total_4_term_value);
+        carried[p][lane] = carried_value;
+        if (is_here) total_sum[p][lane].add(total_term_value);
+        if (is_here) total_2_sum[p][lane].add(total_2_term_value);
+      }
+    }
+    combine(sums_2, cells[turn++ & 1]);
+    const float total_3_value = sums_2[0].total;
+    const float total_4_value = sums_2[1].total;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      Pack<__nv_bfloat16, kLanes> d_x_out;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float carried_after_add_value = carried_after_add[p][lane];
+        const float carried_value = carried[p][lane];
+        float d_x_value;
+        backward_row_values(total_4_value, variance_value, count_of_inner_value, carried_after_add_value,
+            mean_value, total_3_value, carried_value, d_x_value);
+        d_x_out.at[lane] = narrow<__nv_bfloat16>(d_x_value);
+      }
+      if (is_here) store(d_x + (base + i), d_x_out);
+    }
+  }
+  // One partial for each column and block: the rows that the block took side by side are merged here.
+  __shared__ Sum<float> beside[512];
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const bool is_mine = threadIdx.y == 0 && i < length;
+      merge_beside(total_sum[p][lane], beside);
+      if (is_mine) total_partials[blockIdx.x * length + i + lane] = total_sum[p][lane];
+      merge_beside(total_2_sum[p][lane], beside);
+      if (is_mine) total_2_partials[blockIdx.x * length + i + lane] = total_2_sum[p][lane];
+    }
+  }
+}
+
+__device__ __forceinline__ void backward_finalise_values(const float total, const float total_2,
+    float& d_weight, float& d_bias) {
+  d_weight = total;
+  d_bias = total_2;
+}
+
+// Merges partials into total, total_2; writes d_weight, d_bias.
+__global__ void __launch_bounds__(512)
+backward_finalise(__nv_bfloat16* __restrict__ d_weight, __nv_bfloat16* __restrict__ d_bias,
+    const Sum<float>* __restrict__ total_partials, const Sum<float>* __restrict__ total_2_partials,
+    BackwardSizes sizes, Index slots) {
+  __shared__ alignas(16) unsigned char shared[512 * 8];
+  const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
+  const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
+  Sum<double> total_sum;
+  Sum<double> total_2_sum;
+  if (column < columns) {
+#pragma unroll 8
+    for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
+      total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
+      total_2_sum.merge(total_2_partials[(above * slots + slot) * columns + column]);
+    }
+  }
+  total_sum = merge_tree(total_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+      blockDim.x, shared);
+  total_2_sum = merge_tree(total_2_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+      blockDim.x, shared);
+  if (threadIdx.y != 0 || column >= columns) return;
+  const float total_value = static_cast<float>(total_sum.sum());
+  const float total_2_value = static_cast<float>(total_2_sum.sum());
+  const Index result = above * columns + column;
+  const Index inner = result;
+  float d_weight_value;
+  float d_bias_value;
+  backward_finalise_values(total_value, total_2_value, d_weight_value, d_bias_value);
+  d_weight[inner] = narrow<__nv_bfloat16>(d_weight_value);
+  d_bias[inner] = narrow<__nv_bfloat16>(d_bias_value);
+}
+
+}  // namespace
+
+// Scratch memory, handed out piece by piece; with no base it only counts.
+struct Scratch {
+  char* base;
+  int64_t used = 0;
+  template <typename T>
+  T* take(int64_t count) {
+    T* const piece = reinterpret_cast<T*>(base + used);
+    used += (count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
+    return piece;
+  }
+};
+
+// The caller's device stays current.
+struct DeviceGuard {
+  int previous = 0;
+  explicit DeviceGuard(int device) {
+    cudaGetDevice(&previous);
+    if (previous != device) cudaSetDevice(device);
+    else previous = -1;
+  }
+  ~DeviceGuard() {
+    if (previous >= 0) cudaSetDevice(previous);
+  }
+};
+
+static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The smallest power of two that is at least n, between two others.
+static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
+  int64_t power = least;
+  while (power < n && power < most) power *= 2;
+  return power;
+}
+
+// How many blocks of a kernel the device works on at once.
+template <typename Kernel>
+static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes, int device) {
+  int on_each = 0, processors = 0;
+  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&on_each, kernel, static_cast<int>(block.x * block.y),
+      shared_bytes);
+  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  return on_each > 0 ? static_cast<int64_t>(on_each) * processors : 1;
+}
+
+// A row's threads along x: a power of two within a warp, or whole warps; rows beside each other along y.
+static dim3 row_block(int64_t wanted) {
+  const int64_t along = wanted <= 32 ? power_of_two(wanted, 1, 32) : ceil_divide(wanted, 32) * 32;
+  return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < 256 ? 256 / along : 1));
+}
+
+// a: x, residual, weight, bias, out, scratch (-1: return the bytes it needs), outer, inner, device, stream.
+// Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
+extern "C" int64_t run_forward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const __nv_bfloat16*>(a[0]);
+  auto* const residual = reinterpret_cast<const __nv_bfloat16*>(a[1]);
+  auto* const weight = reinterpret_cast<const __nv_bfloat16*>(a[2]);
+  auto* const bias = reinterpret_cast<const __nv_bfloat16*>(a[3]);
+  auto* const out = reinterpret_cast<__nv_bfloat16*>(a[4]);
+  const bool is_measuring = a[5] == -1;
+  if (!is_measuring && ((a[0] | a[1] | a[2] | a[3] | a[4]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[5])};
+  const ForwardSizes sizes{ size_of(a[6]), size_of(a[7]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[9]);
+  const int device = static_cast<int>(a[8]);
+  const DeviceGuard guard(device);
+  const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value),
+      forward_row_length = static_cast<int64_t>(sizes.inner.value);
+  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 8));
+  const int64_t forward_row_tasks = ceil_divide(forward_row_rows, forward_row_block.y);
+  const int64_t forward_row_slots = forward_row_tasks;
+  if (is_measuring) return scratch.used;
+  {
+    forward_row<<<static_cast<unsigned>(forward_row_slots), forward_row_block, 0, stream>>>(x, residual,
+        weight, bias, out, sizes);
+  }
+  return -static_cast<int64_t>(cudaGetLastError());
+}
+
+// a: x, residual, weight, bias, d_out, d_x, d_weight, d_bias, scratch (-1: return the bytes it needs), outer, inner, device, stream.
+// Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
+extern "C" int64_t run_backward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const __nv_bfloat16*>(a[0]);
+  auto* const residual = reinterpret_cast<const __nv_bfloat16*>(a[1]);
+  auto* const weight = reinterpret_cast<const __nv_bfloat16*>(a[2]);
+  auto* const bias = reinterpret_cast<const __nv_bfloat16*>(a[3]);
+  auto* const d_out = reinterpret_cast<const __nv_bfloat16*>(a[4]);
+  auto* const d_x = reinterpret_cast<__nv_bfloat16*>(a[5]);
+  auto* const d_weight = reinterpret_cast<__nv_bfloat16*>(a[6]);
+  auto* const d_bias = reinterpret_cast<__nv_bfloat16*>(a[7]);
+  const bool is_measuring = a[8] == -1;
+  if (!is_measuring && ((a[0] | a[1] | a[2] | a[3] | a[4] | a[5]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[8])};
+  const BackwardSizes sizes{ size_of(a[9]), size_of(a[10]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[12]);
+  const int device = static_cast<int>(a[11]);
+  const DeviceGuard guard(device);
+  const int64_t backward_row_rows = static_cast<int64_t>(sizes.outer.value),
+      backward_row_length = static_cast<int64_t>(sizes.inner.value);
+  const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, 8));
+  const int64_t backward_row_tasks = ceil_divide(backward_row_rows, backward_row_block.y);
+  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 0, device);
+  const int64_t backward_row_slots = backward_row_tasks < backward_row_resident ? backward_row_tasks : backward_row_resident;
+  const int64_t total_partials_slots = backward_row_slots;
+  const int64_t total_2_partials_slots = backward_row_slots;
+  auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.inner.value) * total_partials_slots);
+  auto* const total_2_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.inner.value) * total_2_partials_slots);
+  if (is_measuring) return scratch.used;
+  {
+    backward_row<<<static_cast<unsigned>(backward_row_slots), backward_row_block, 0, stream>>>(x, residual,
+        d_out, weight, bias, d_x, total_partials, total_2_partials, sizes);
+  }
+  {
+    const int64_t columns = static_cast<int64_t>(sizes.inner.value),
+        results = static_cast<int64_t>(sizes.inner.value);
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
+    const dim3 block(width, 512 / width);
+    const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
+    backward_finalise<<<blocks, block, 0, stream>>>(d_weight, d_bias, total_partials, total_2_partials,
+        sizes, static_cast<Index>(total_partials_slots));
+  }
+  return -static_cast<int64_t>(cudaGetLastError());
+}
+
+extern "C" const char* error_text(int64_t code) { return cudaGetErrorString(static_cast<cudaError_t>(-code)); }
