@@ -417,6 +417,38 @@ def test_the_number_of_threads_changes_no_bit(text):
         )
 
 
+_FAMILIES = [
+    (CHAIN, (8, 3, 33, 65), [(3,)]),
+    ("layernorm(weight, bias) | gelu", (300, 96), [(96,)] * 2),
+    ("layernorm(weight, bias)", (40, 5000), [(5000,)] * 2),
+    ("layernorm(weight, bias)", (3, 20001), [(20001,)] * 2),
+    ("layernorm(weight, bias, axis=1)", (4, 70, 9, 12), [(70,)] * 2),
+    ("add(bias) | gelu", (999, 64), [(64,)]),
+    ("leaky_relu(0.2) | mul_channel | max_pool2d(2)", (4, 6, 18, 16), [(6,)]),
+]
+
+
+@pytest.mark.parametrize(("text", "shape", "operands"), _FAMILIES, ids=[f[0] for f in _FAMILIES])
+def test_the_same_inputs_give_the_same_bits_a_hundred_times(text, shape, operands, device):
+    fused = fusegen.compile(text)
+    tensors = [torch.randn(s, device=device).requires_grad_() for s in (shape, *operands)]
+    cotangent = torch.randn_like(fused(*tensors))
+    is_cuda = device.startswith("cuda")
+    streams = [torch.cuda.Stream() for _ in range(3)] if is_cuda else [None]
+
+    def once():
+        result = fused(*tensors)
+        return result.detach(), *torch.autograd.grad(result, tensors, cotangent)
+
+    expected = once()
+    for turn in range(100):
+        with torch.cuda.stream(streams[turn % len(streams)]):
+            if is_cuda:
+                torch.cuda.synchronize()
+            found = once()
+            assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
 # Streams, devices, graphs.
 
 
