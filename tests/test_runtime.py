@@ -484,9 +484,10 @@ def test_any_device_index_works(gpu):
 
 
 @pytest.mark.gpu
-def test_a_cuda_graph_captures_forward_and_backward(gpu):
-    fused = fusegen.compile(CHAIN)
-    tensors = [t.requires_grad_() for t in inputs(gpu)]
+@pytest.mark.parametrize(("text", "shape", "operands"), _FAMILIES, ids=[f[0] for f in _FAMILIES])
+def test_a_cuda_graph_captures_forward_and_backward(text, shape, operands, gpu):
+    fused = fusegen.compile(text)
+    tensors = [torch.randn(s, device=gpu).requires_grad_() for s in (shape, *operands)]
 
     def step():
         return torch.autograd.grad(fused(*tensors).sum(), tensors)
