@@ -26,13 +26,30 @@ HEADER = Path(__file__).parent / "emulation"
 _LAUNCH = re.compile(r"(\w+)<<<(.*?),\s*stream>>>\((.*?)\);", re.DOTALL)
 _ASYNC_COPY = re.compile(r'asm volatile\("cp\.async\.c[ag].*?\);', re.DOTALL)
 _ASYNC_ORDER = re.compile(r'asm volatile\("cp\.async\.(commit|wait).*?\);', re.DOTALL)
+_INSTRUCTION = re.compile(
+    r'asm\("(?P<name>[\w.]+) %0, %1(?:, %2)?;" : "=f"\((?P<result>\w+)\) : '
+    r'"f"\((?P<a>\w+)\)(?:, "f"\((?P<b>\w+)\))?\);'
+)
+_IN_C = {
+    "ex2.approx.ftz.f32": "exp2f({a})",
+    "rcp.approx.ftz.f32": "1.0f / {a}",
+    "div.full.f32": "{a} / {b}",
+    "sqrt.approx.f32": "sqrtf({a})",
+    "min.NaN.f32": "{a} != {a} || {a} < {b} ? {a} : {b}",
+    "max.NaN.f32": "{a} != {a} || {a} > {b} ? {a} : {b}",
+}
+
+
+def _as_c(instruction: re.Match[str]) -> str:
+    spelled = _IN_C[instruction["name"]].format(**instruction.groupdict())
+    return f"{instruction['result']} = {spelled};"
 
 
 def translated(text: str) -> str:
     """A .cu file as C++: launches, dynamic shared memory and asynchronous copies put otherwise."""
     text = _LAUNCH.sub(r"emulation::launch(\2, [=] { \1(\3); });", text)
     text = _ASYNC_COPY.sub("std::memcpy(to, from, sizeof(*to)); static_cast<void>(target);", text)
-    text = _ASYNC_ORDER.sub("", text)
+    text = _INSTRUCTION.sub(_as_c, _ASYNC_ORDER.sub("", text))
     text = text.replace("extern __shared__ uint4 room[];", "uint4* const room = emulation::room;")
     return text.replace("__shared__ alignas(16)", "alignas(16) __shared__")
 

@@ -69,6 +69,14 @@ CASES = [
     (_POOL, (2, 8, 6, 16), [(8,)], {}, "window"),
     (_POOL, (2, 3, 5, 7), [(3,)], {}, "window"),
     (_POOL, (2, 8, 6, 16), [(8,)], {"layout": "channels_last"}, "window"),
+    # Packs of eight, and of one.
+    (_NORM, (70, 96), [(96,)] * 2, {"dtype": "bfloat16"}, "row"),
+    (_NORM, (9, 1023), [(1023,)] * 2, {"dtype": "bfloat16"}, "row"),
+    (_NORM, (5, 12288), [(12288,)] * 2, {"dtype": "bfloat16"}, "row"),
+    (_CHANNEL, (2, 300, 6, 6), [(300,)] * 2, {"dtype": "bfloat16"}, "column"),
+    (_CHAIN_A, (3, 5, 7, 9), [(5,)], {"dtype": "bfloat16"}, "pointwise inner"),
+    ("add(b) | gelu", (333, 64), [(64,)], {"dtype": "bfloat16"}, "outer"),
+    (_POOL, (2, 8, 6, 32), [(8,)], {"dtype": "bfloat16"}, "window"),
 ]
 
 
@@ -85,7 +93,7 @@ def test_a_cuda_source_computes_what_torch_does(
     for family in families.split():
         assert re.search(rf"^(\w+_)?{family}\b|^(forward|backward)_{family}", done.text, re.M)
     # Rounding of each of a few operations, relative to the largest value.
-    tolerance = 2e-6 if more.get("dtype") != "float64" else 1e-14
+    tolerance = {"float64": 1e-14, "bfloat16": 2.0**-8}.get(more.get("dtype"), 2e-6)
     for have, want in zip(done.results, done.expected, strict=True):
         error = (have.double() - want).abs().max() / (want.abs().max() + 0.1)
         assert error < tolerance
