@@ -8,6 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from emulator import HEADER, run, translated
+from hypothesis import HealthCheck, Phase, assume, given, seed, settings
+from strategies import chains, is_accepted
+
+from fusegen import dsl
+from fusegen.lower import stages
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ to translate for")
 
@@ -108,6 +113,29 @@ def test_a_constant_row_is_normalised_to_zero(
     monkeypatch.setattr(torch, "randn", lambda *size, dtype: torch.full(*size, 7.1, dtype=dtype))
     done = run(chain, shape, [], tmp_path)
     assert torch.equal(done.results[0], torch.zeros(shape))
+
+
+@pytest.mark.parametrize("share", range(4))
+def test_random_chains_compute_what_torch_does(share: int, tmp_path: Path) -> None:
+    done = []
+
+    def check(case) -> None:
+        assume(is_accepted(case) and 0 not in case.x and len(stages(dsl.parse(case.text))) == 1)
+        torch.manual_seed(3)
+        shapes = [shape for _, shape in case.operands]
+        found = run(case.text, case.x, shapes, tmp_path / str(len(done)), dtype="float64")
+        for have, want in zip(found.results, found.expected, strict=True):
+            torch.testing.assert_close(have, want, rtol=1e-9, atol=1e-9)
+        done.append(case.text)
+
+    settings(
+        max_examples=8,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate],
+    )(seed(share)(given(case=chains())(check)))()
+    assert len(done) >= 4
 
 
 def test_a_barrier_that_some_threads_miss_is_noticed(tmp_path: Path) -> None:
