@@ -19,14 +19,11 @@ from fusegen.ir import Expr, Extent
 from fusegen.kernel import Family, Kernel, Reduction
 from fusegen.lower import Mark, remarked
 from fusegen.staging import Pass, finalise, partials, reduces_below, staged
-from fusegen.target import ITEM_BYTES
+from fusegen.target import FUNCTIONS, ITEM_BYTES
 from fusegen.tiers import Tier
 
-# What is worth more than to be read back from cache, and what more than a register.
-_FUNCTIONS = frozenset(
-    ["exp", "expm1", "log", "log1p", "erf", "tanh", "sigmoid", "sin", "cos", "pow"]
-)
-_DEAR = _FUNCTIONS | {"div", "sqrt", "rsqrt"}
+# A function is worth more than to be read back from cache; these are worth more than a register.
+_DEAR = FUNCTIONS | {"div", "sqrt", "rsqrt"}
 
 Stage = tuple[Reduction, ...]
 Held = tuple[tuple[tuple[Expr, Expr], ...], ...]
@@ -206,7 +203,7 @@ def carry(
             cut += [e for e in twice if e.op != "input"]
         else:
             now = set(ir.topological([e for e, level in exprs if level == i]))
-            dear = {n for n in now if n.op in _FUNCTIONS}
+            dear = {n for n in now if n.op in FUNCTIONS}
             cut = _cut_before(later, domain, unknown, dear.__contains__)
         leaf_of = {
             node: ir.tensor(

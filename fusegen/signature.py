@@ -15,8 +15,8 @@ from fusegen.program import Derivative, Program
 from fusegen.target import ITEM_BYTES, TARGETS
 from fusegen.tiers import Tier, column_tier, row_tier
 
-# Where offsets have 32 bits, a row longer than this that shares the machine with too few others
-# goes over many blocks, in passes.
+# Where rows are not held on the chip, one longer than this that shares the machine with too few
+# others is divided among all threads, in passes.
 _LONG_ROW = 1 << 16
 _FEW_ROWS = 512
 
@@ -118,7 +118,7 @@ def _reduced(program: Program) -> set[ir.Extent]:
 
 def _words(program: Program, dtypes: Mapping[str, str]) -> int:
     """The registers that one element takes in all tensors of full size."""
-    full = max((leaf.extent for leaf in program.graph.inputs), key=len)
+    full = max((leaf.extent for leaf in program.graph.inputs), key=len, default=frozenset())
     found = [dtypes[ir.name_of(leaf)] for leaf in program.graph.inputs if leaf.extent == full]
     # Doubles take two, and so does what is computed from them.
     return sum(3 if dtype == "float64" else 1 for dtype in found)

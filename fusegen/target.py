@@ -110,6 +110,8 @@ _COMMON = {
 }
 _LIBRARY = {op: op for op in ("exp", "expm1", "log", "log1p", "erf", "tanh", "sin", "cos", "pow")}
 _LIBRARY |= {"sigmoid": "exp", "exp2": "exp2", "exp2_flushed": "exp2"}
+# Primitives that take a function where others take an instruction.
+FUNCTIONS = frozenset(_LIBRARY)
 
 # A call of libmvec costs half as much again, and nothing overlaps with it. y and e below are
 # fitted to the relative error of the result; both functions were compared with double precision
