@@ -20,7 +20,7 @@ from torch.autograd import forward_ad
 from fusegen.arguments import bound_of, check_out, check_tensors
 from fusegen.errors import UnsupportedError
 from fusegen.lower import Bound
-from fusegen.modules import load, target_of
+from fusegen.modules import load, processors, target_of
 from fusegen.ops import Chain
 from fusegen.plan import Meta, Plan, Target, dtype_name, make_plan, memory_order
 from fusegen.program import Derivative, Program, derivative, forward
@@ -115,7 +115,9 @@ class Part:
         if built_with is not None and (id(program), built_with) in self.modules:
             build_with = built_with
         else:
-            build_with = signature(target_of(device), order, programs, dtypes, bound)
+            build_with = signature(
+                target_of(device), order, programs, dtypes, bound, processors(device)
+            )
         module = self.module(programs, build_with, device)
         plan = make_plan(program, bound, order, tensors, targets, device, module, wanted)
         return Call(self, program, plan, bound, order, metas, dtypes, foreseen, build_with)

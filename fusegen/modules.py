@@ -36,6 +36,14 @@ def _arch(index: int) -> str:
     return f"sm_{major}{minor}"
 
 
+@functools.cache
+def processors(device: torch.device) -> int:
+    """How many multiprocessors a device has."""
+    if device.type != "cuda":
+        return 1
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
 @dataclass(frozen=True)
 class _Text:
     """A Source, read back."""

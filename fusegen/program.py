@@ -1,14 +1,15 @@
 """Programs: what one launch computes, and its derivative as another program.
 
 A forward program that is to be differentiated may give more than its result: the values its
-derivative wants in place of an input (a pooling window's winner for the whole window). Those are
-outputs like any other, so that second derivatives find their way back through them.
+derivative wants in place of an input (a pooling window's winner for the whole window) or would have
+to find again (a row's statistics). Those are outputs like any other, so that second derivatives
+find their way back through them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusegen import ir
 from fusegen.autodiff import vjp, winners
@@ -17,6 +18,7 @@ from fusegen.lower import Bound, Mark, lower, remarked
 from fusegen.simplify import simplification
 
 WINNER = "winner_index"
+STATISTIC = "saved_"  # how the names of saved statistics begin
 
 
 @dataclass(frozen=True)
@@ -76,17 +78,25 @@ class Derivative:
 
 
 def forward(bound: Bound, *, is_training: bool) -> Program:
-    """The chain itself; when training, also what its derivative wants instead of whole windows."""
+    """The chain itself; when training, also what its derivative wants of it."""
     lowered = lower(bound)
     graph, marks = _simplified(lowered.graph, lowered.marks)
     (out,) = graph.roots
     plain = Program("forward", graph, marks, (out,), (), bound.windows)
-    through, index, picks = winners(out)
-    if index is None or not is_training:
+    if not is_training:
         return plain
+    return _with_winners(plain) or _with_statistics(plain) or plain
+
+
+def _with_winners(plain: Program) -> Program | None:
+    """The program that also gives what a pooled value is made of, if it pools."""
+    (out,) = plain.graph.roots
+    through, index, picks = winners(out)
+    if index is None:
+        return None
     rank = out.rank
     index_leaf = ir.tensor(WINNER, index.extent, rank, "index")
-    values, outputs, saved = [through], [("out", out)], []
+    values, outputs, saved = [through], [], []
     for pick in picks:
         name = f"picked_{ir.name_of(pick.args[0])}"
         saved.append((pick, ir.tensor(name, pick.extent, rank)))
@@ -95,24 +105,37 @@ def forward(bound: Bound, *, is_training: bool) -> Program:
     over_leaf = ir.substitute(values, {index: index_leaf})
     saved = [(over_leaf[1 + i], leaf) for i, (_, leaf) in enumerate(saved)]
     outputs.append((WINNER, index))
-    full = Program(
-        "forward",
-        Graph(graph.inputs, tuple(outputs)),
-        marks,
-        (*over_leaf, None),
-        ((index_leaf, index_leaf), *saved),
-        bound.windows,
-    )
-    used = set(derivative(full, range(len(graph.inputs)), [0]).program.input_names)
+    return _saving(plain, outputs, (*over_leaf, None), ((index_leaf, index_leaf), *saved))
+
+
+def _with_statistics(plain: Program) -> Program | None:
+    """The program that also gives the results of its reductions, if it has any."""
+    (out,) = plain.graph.roots
+    taken = {*plain.input_names, "out"}
+    outputs, saved = [], []
+    for node in ir.topological([out]):
+        if node.op == "reduce" and node.kind == "number" and node != out:
+            name = _fresh(f"{STATISTIC}{node.attrs[0]}", taken)
+            outputs.append((name, node))
+            saved.append((node, ir.tensor(name, node.extent, node.rank)))
+    if not outputs:
+        return None
+    return _saving(plain, outputs, (out, *(node for node, _ in saved)), tuple(saved))
+
+
+def _saving(
+    plain: Program,
+    more: Sequence[tuple[str, Expr]],
+    values: tuple[Expr | None, ...],
+    saved: tuple[tuple[Expr, Expr], ...],
+) -> Program:
+    """The program with more outputs, as far as its derivative uses them."""
+    outputs = (*plain.graph.outputs, *more)
+    full = replace(plain, graph=Graph(plain.graph.inputs, outputs), values=values, saved=saved)
+    used = set(derivative(full, range(len(plain.graph.inputs)), [0]).program.input_names)
     keep = [i for i, (name, _) in enumerate(outputs) if i == 0 or name in used]
-    return Program(
-        "forward",
-        Graph(graph.inputs, tuple(outputs[i] for i in keep)),
-        marks,
-        tuple(full.values[i] for i in keep),
-        full.saved,
-        bound.windows,
-    )
+    graph = Graph(plain.graph.inputs, tuple(outputs[i] for i in keep))
+    return replace(full, graph=graph, values=tuple(values[i] for i in keep))
 
 
 def derivative(

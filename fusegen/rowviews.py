@@ -6,6 +6,7 @@ by the row; whatever is none of these goes element by element.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 
 from fusegen import ir
@@ -18,6 +19,7 @@ from fusegen.views import KernelView, ReductionView
 # What a block may hold and add up in registers, of 65,536 that a multiprocessor has.
 _REGISTERS = 32768
 _MOST_AT_ONCE = 16  # elements
+_MOST_KEPT = 40960  # registers, where what every row reads is kept too
 
 
 class RowView(KernelView):
@@ -51,8 +53,6 @@ class RowView(KernelView):
     @property
     def row_reads(self) -> list[Read]:
         """What does not vary along the row."""
-        if self.family == "column":
-            return []
         return [r for r in self.partial_reads if not r.extent & self._along]
 
     @property
@@ -74,6 +74,20 @@ class RowView(KernelView):
         return groups | (set(self.domain[:-1]) if self.kept else set())
 
     @property
+    def reads_here(self) -> list[Read]:
+        """What asks for a row's indices in the turn of the row, rather than ahead of it."""
+        return self.single_reads + self.row_stores + ([] if self.is_sent_ahead else self.row_reads)
+
+    def locate_all(self, index: str, groups: Sequence[int], tensors: Sequence[Read]) -> list[str]:
+        """Lines that take an index apart as far as some tensors ask for it."""
+        return self.taken_apart(index, groups, {g for r in tensors for g in r.extent})
+
+    @property
+    def has_moments(self) -> bool:
+        """Whether a mean and a variance are among the reductions."""
+        return any(r.kind == "moments" for s in self.stages for r in s.reductions)
+
+    @property
     def flat_row(self) -> str:
         """In column sums: the index of a row among all."""
         return self.compact(self.domain[:-1]) if self.kept else "row"
@@ -82,6 +96,15 @@ class RowView(KernelView):
     def packed(self) -> list[Read]:
         """What is moved in packs, and so must be aligned."""
         return self.full_reads + self.along_reads + self.full_stores
+
+    @property
+    def keeps_along(self) -> bool:
+        """Whether a block that goes from row to row keeps what every row reads in registers."""
+        if self.family != "row" or not self.sums or self.has_shared_sums:
+            return False
+        kept = sum(ITEM_BYTES[r.buffer.dtype] for r in self.full_reads + self.along_reads) / 4
+        held = self.elements * (kept + len(self.sums) * self._words)
+        return held * self.threads * self.least_blocks <= _MOST_KEPT
 
     def held(self, function: ElementFunction) -> list[str]:
         """What a function reads of the values that earlier stages left."""
@@ -106,6 +129,29 @@ class RowView(KernelView):
         """How many elements one access takes."""
         lanes = super().lanes
         return min(lanes, self.kernel.tier.lanes) if self.kernel.tier else lanes
+
+    @property
+    def is_team(self) -> bool:
+        """Whether a row may be longer than a block can hold, so that several blocks share it."""
+        tier = self.kernel.tier
+        if tier is None or self.family != "row":
+            return False
+        return self.elements * tier.threads < tier.longest
+
+    @property
+    def column(self) -> str:
+        """The index along the row of the first element of a thread's pack."""
+        return "begin + i" if self.is_team else "i"
+
+    @property
+    def reach(self) -> str:
+        """How many elements of a row a block has."""
+        return "reach" if self.is_team else "length"
+
+    @property
+    def cells_a_block(self) -> int:
+        """How many 64-bit words a block of a team leaves for the others at each merge."""
+        return self.most_reductions * self._words
 
     @property
     def packs(self) -> int:
@@ -139,11 +185,11 @@ class RowView(KernelView):
         if not self.kernel.tier:
             wide = self.rows_in_flight * self.lanes * len(self.full_reads) * self._words
             return 4 if wide <= 16 and self._words == 1 else 2
-        words = self.elements * len(self.full_reads) * self._words
         if self.sums:
-            return 768 // self.threads if words <= 16 else 512 // self.threads
+            return max(1, 512 // self.threads)
+        words = self.elements * len(self.full_reads) * self._words
         fits = (words <= _MOST_AT_ONCE and self.lanes > 1) or self.is_guarded
-        return (1024 if fits else 512) // self.threads
+        return max(1, (1024 if fits else 512) // self.threads)
 
     @property
     def has_shared_sums(self) -> bool:
@@ -151,7 +197,7 @@ class RowView(KernelView):
         if not self.kernel.tier or not self.sums:
             return False
         held = self.elements * len(self.full_reads) + self.sums_a_thread * len(self.sums)
-        return held * self._words * self.threads >= _REGISTERS
+        return held * self._words * self.threads > _REGISTERS
 
     @property
     def is_sent_ahead(self) -> bool:
@@ -161,9 +207,9 @@ class RowView(KernelView):
         """
         if not self.kernel.tier:
             return False
-        is_alone = self.least_blocks * self.threads < 1024
+        is_alone = self.least_blocks * self.threads < 1024 or bool(self.sums) or self.is_team
         widths = [ITEM_BYTES[r.buffer.dtype] * self.lanes for r in self.full_reads]
-        fits = self._all_bytes <= MOST_SHARED_BYTES and all(w >= 4 for w in widths)
+        fits = self._sums_bytes + self._bytes_a_turn <= MOST_SHARED_BYTES and min(widths, default=4) >= 4
         return fits and (self.family == "column" or is_alone)
 
     @property
@@ -172,16 +218,29 @@ class RowView(KernelView):
         return each * len(self.sums) if self.has_shared_sums else 0
 
     @property
-    def _all_bytes(self) -> int:
-        return self._sums_bytes + sum(self._bytes_ahead(r) for r in self.full_reads)
+    def _bytes_a_turn(self) -> int:
+        return sum(self._bytes_ahead(r) for r in self.full_reads)
 
     def _bytes_ahead(self, read: Read) -> int:
         return self.elements * self.threads * ITEM_BYTES[read.buffer.dtype]
 
     @property
+    def turns_ahead(self) -> int:
+        """How many turns of the loop ahead packs are sent for: two where there is room."""
+        room = MOST_SHARED_BYTES // self.least_blocks - self._sums_bytes
+        return 2 if 2 * self._bytes_a_turn <= room else 1
+
+    @property
     def room_bytes(self) -> int:
         """Dynamic shared memory: what threads have of their own there."""
-        return self._all_bytes if self.is_sent_ahead else self._sums_bytes
+        ahead = self.turns_ahead * self._bytes_a_turn if self.is_sent_ahead else 0
+        return self._sums_bytes + ahead
+
+    def ahead(self, read: Read) -> str:
+        """Where the pack that a tensor has at p was sent, counted in packs."""
+        turn = self._bytes_a_turn // (ITEM_BYTES[read.buffer.dtype] * self.lanes)
+        at = f"p * {self.threads}"
+        return f"slot * {turn} + {at}" if self.turns_ahead > 1 else at
 
     def place_ahead(self, read: Read) -> int:
         """Where a tensor's packs are sent, in 16 bytes from the start."""

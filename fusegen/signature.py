@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from fusegen import ir
 from fusegen.lower import Bound
-from fusegen.program import Derivative, Program
+from fusegen.program import STATISTIC, Derivative, Program
 from fusegen.target import ITEM_BYTES, TARGETS
 from fusegen.tiers import Tier, column_tier, row_tier
 
@@ -19,6 +19,7 @@ from fusegen.tiers import Tier, column_tier, row_tier
 # others is divided among all threads, in passes.
 _LONG_ROW = 1 << 16
 _FEW_ROWS = 512
+_PROCESSORS = 132  # of a device that is not here: an H200
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,15 @@ def index_dtype(windows: Sequence[tuple[int, int]]) -> str:
 def element_types(program: Program, bound: Bound, input_types: Sequence[str]) -> dict[str, str]:
     """The element type of each tensor of a forward program, by name."""
     types = dict(zip(program.input_names, input_types, strict=True))
+    statistic = "float64" if "float64" in types.values() else "float32"
     for name in program.output_names:
-        picked = types.get(name.removeprefix("picked_"))
-        types[name] = bound.dtype if name == "out" else picked or index_dtype(bound.windows)
+        if name == "out":
+            types[name] = bound.dtype
+        elif name.startswith(STATISTIC):
+            types[name] = statistic
+        else:
+            picked = types.get(name.removeprefix("picked_"))
+            types[name] = picked or index_dtype(bound.windows)
     return types
 
 
@@ -71,14 +78,15 @@ def signature(
     programs: Sequence[Program],
     dtypes: Mapping[str, str],
     bound: Bound,
+    processors: int = _PROCESSORS,
 ) -> Signature:
-    """What the module of these programs depends on."""
+    """What the module of these programs depends on, for a device of so many multiprocessors."""
     mentioned = {name for p in programs for name in (*p.input_names, *p.output_names)}
     dtypes = {name: dtype for name, dtype in dtypes.items() if name in mentioned}
     tier = None
     allow_fused = not _has_few_long_rows(programs[0], bound)
     if TARGETS[target].holds_rows and not bound.windows:
-        tier = _tier(programs, dtypes, bound, order)
+        tier = _tier(programs, dtypes, bound, order, processors)
         allow_fused = tier is not None
     return Signature(
         target,
@@ -95,17 +103,18 @@ def _tier(
     dtypes: Mapping[str, str],
     bound: Bound,
     order: Sequence[int],
+    processors: int,
 ) -> Tier | None:
     """How the first program's rows, and the others' after it, are held on the chip."""
     reduced = _reduced(programs[0])
     if len(reduced) != 1:
         return None
     (axes,) = reduced
-    widest = max(ITEM_BYTES[dtype] for dtype in dtypes.values())
+    widest = max(_widest(p, axes, dtypes) for p in programs)
     words = max(_words(p, dtypes) for p in programs)
     length = math.prod(bound.domain[a] for a in axes)
     if set(order[-len(axes) :]) == axes:
-        return row_tier(length, widest, words)
+        return row_tier(length, widest, words, processors)
     inner = max(order.index(a) for a in axes)
     behind = math.prod(bound.domain[a] for a in order[inner + 1 :])
     return column_tier(length, behind, widest, words)
@@ -114,6 +123,13 @@ def _tier(
 def _reduced(program: Program) -> set[ir.Extent]:
     nodes = ir.topological(program.graph.roots)
     return {ir.reduction(n)[1] for n in nodes if n.op == "reduce"}
+
+
+def _widest(program: Program, axes: ir.Extent, dtypes: Mapping[str, str]) -> int:
+    """The size in bytes of the widest element of a tensor that varies along the rows."""
+    tensors = [(ir.name_of(leaf), leaf.extent) for leaf in program.graph.inputs]
+    tensors += [(name, expr.extent) for name, expr in program.graph.outputs]
+    return max(ITEM_BYTES[dtypes[name]] for name, extent in tensors if extent & axes)
 
 
 def _words(program: Program, dtypes: Mapping[str, str]) -> int:

@@ -241,7 +241,7 @@ _SPOKEN_FOR = """
     divide drift e edges element elements end erf_of error_text excess exchange exp2_flushed exp_of
     expect families finite first float16 fold from gap given guard half head home i index inner
     inverse inverse_length is_beside is_here is_it is_live j join kept kernel lane lanes last least
-    left length lengths line lines load load_again lower lowest magnitude merge merge_beside
+    left length lengths line lines load lower lowest magnitude merge merge_beside
     merge_tree methods mine minimum moments moments_about more most n narrow narrow_div
     narrow_sigmoid narrow_sqrt needed next normal offset oldest on_each order other out outer output
     p pack packs pad padded pair part pick picked piece piece_length pieces pieces_of place

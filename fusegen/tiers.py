@@ -10,13 +10,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # (longest row, elements a thread, the same where it adds up columns too, threads a block), measured
-# on an H200: sums of short rows gain from more threads, all else from fewer and longer shares.
+# on an H200: forward kernels gain from fewer and longer shares, sums by column from more threads.
 _ROWS = (
     (512, 16, 8, 256),
-    (4096, 16, 16, 256),
-    (8192, 16, 16, 512),
-    (16384, 32, 32, 512),
+    (4096, 16, 8, 512),
+    (8192, 16, 8, 1024),
+    (16384, 32, 16, 512),
 )
+_NARROW_ROWS = (  # elements of two bytes
+    (512, 16, 8, 256),
+    (4096, 32, 16, 256),
+    (16384, 32, 16, 512),
+)
+_TEAM_ELEMENTS, _TEAM_THREADS = 16, 512  # of a block that has a part of a row
+_ANY_LENGTH = 1 << 30
 # (packs a thread, threads along the row), for strided rows; more along leave fewer side by side
 _COLUMNS = ((4, 32), (8, 128))
 _COLUMN_THREADS = 512
@@ -28,13 +35,15 @@ MOST_SHARED_BYTES = 156 << 10  # of a block, beside its fixed share; sm_80 has 1
 @dataclass(frozen=True)
 class Tier:
     """How rows are held on the chip: elements a thread, fewer where it adds up columns too, in
-    packs of so many neighbours; and threads a block at most.
+    packs of so many neighbours; threads a block at most; and the longest row, for which a team of
+    blocks may be needed.
     """
 
     elements: int
     summing_elements: int
     lanes: int
     threads: int
+    longest: int
 
     def most_sums(self, width: int) -> int:
         """How many sums by column, of `width` bytes each, a block has room for."""
@@ -49,23 +58,28 @@ def lanes_of(length: int, widest: int) -> int:
     return lanes
 
 
-def row_tier(length: int, widest: int, words: int) -> Tier | None:
+def row_tier(length: int, widest: int, words: int, processors: int) -> Tier | None:
     """The tier of rows that lie together; None where they do not fit on the chip.
 
     widest is the size of the widest element in bytes, words the registers that one element takes
-    in all the tensors of which a row is held.
+    in all the tensors of which a row is held, processors how many a device has.
     """
     lanes = lanes_of(length, widest)
-    for longest, elements, summing, threads in _ROWS:
-        # Single elements need an address each.
-        most = _WORDS // 2 if lanes == 1 else _WORDS
+    # Single elements need an address each.
+    most = _WORDS // 2 if lanes == 1 else _WORDS
+    for longest, elements, summing, threads in _NARROW_ROWS if widest <= 2 else _ROWS:
         if length <= longest and elements * words <= most:
-            return Tier(elements, summing, lanes, threads)
-    # Many tensors, or wide elements: shorter shares for more threads.
-    elements = 8
-    if length <= elements * _COLUMN_THREADS:
-        return Tier(elements, elements, lanes, _COLUMN_THREADS)
-    return None
+            return Tier(elements, summing, lanes, threads, longest)
+    # Many tensors, wide elements or long rows: shares for a team of blocks.
+    elements = _TEAM_ELEMENTS
+    while elements * words > most and elements > 4:
+        elements //= 2
+    blocks = -(-length // (elements * _TEAM_THREADS))
+    # Teams of more than half of the processors would leave many without work.
+    if elements * words > most or blocks > max(1, processors // 2):
+        return None
+    longest = elements * _TEAM_THREADS if blocks <= 1 else _ANY_LENGTH
+    return Tier(elements, elements, lanes, _TEAM_THREADS, longest)
 
 
 def column_tier(length: int, behind: int, widest: int, words: int) -> Tier | None:
@@ -75,5 +89,5 @@ def column_tier(length: int, behind: int, widest: int, words: int) -> Tier | Non
         while lanes > 1 and packs * lanes * words > _WORDS:
             lanes //= 2
         if length <= packs * along:
-            return Tier(packs * lanes, packs * lanes, lanes, _COLUMN_THREADS)
+            return Tier(packs * lanes, packs * lanes, lanes, _COLUMN_THREADS, packs * along)
     return None

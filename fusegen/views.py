@@ -265,7 +265,7 @@ class KernelView(Indexing):
     @property
     def threads(self) -> int:
         """Threads in a block."""
-        return 512 if self.family in ("pointwise", "finalise") else 256
+        return {"pointwise": 128, "finalise": 512}.get(self.family, 256)
 
     @property
     def accumulated(self) -> list[ReductionView]:
@@ -278,6 +278,11 @@ class KernelView(Indexing):
         return False
 
     @property
+    def is_team(self) -> bool:
+        """Whether several blocks may share a row."""
+        return False
+
+    @property
     def least_blocks(self) -> int:
         """How many blocks a multiprocessor must have room for."""
         return 2 if len(self.full_reads) < 3 else 1
@@ -285,7 +290,7 @@ class KernelView(Indexing):
     @property
     def packs(self) -> int:
         """How many 16-byte accesses of each tensor a thread has in flight."""
-        return 2
+        return max(2, 8 // max(1, len(self.full_reads))) if self.family == "pointwise" else 2
 
     @property
     def accumulator_bytes(self) -> int:

@@ -24,6 +24,7 @@ from fusegen.signature import element_types, signature, with_derivative
 
 HEADER = Path(__file__).parent / "emulation"
 _LAUNCH = re.compile(r"(\w+)<<<(.*?),\s*stream>>>\((.*?)\);", re.DOTALL)
+_TOGETHER = re.compile(r"cudaLaunchKernelEx\(&launch,\s*(\w+),\s*(.*?)\);", re.DOTALL)
 _ASYNC_COPY = re.compile(r'asm volatile\("cp\.async\.c[ag].*?\);', re.DOTALL)
 _ASYNC_ORDER = re.compile(r'asm volatile\("cp\.async\.(commit|wait).*?\);', re.DOTALL)
 _INSTRUCTION = re.compile(
@@ -48,6 +49,9 @@ def _as_c(instruction: re.Match[str]) -> str:
 def translated(text: str) -> str:
     """A .cu file as C++: launches, dynamic shared memory and asynchronous copies put otherwise."""
     text = _LAUNCH.sub(r"emulation::launch(\2, [=] { \1(\3); });", text)
+    if _TOGETHER.search(text):
+        text = f"#define RESIDENT_TOGETHER\n{text}"
+    text = _TOGETHER.sub(r"emulation::launch_together(launch, [=] { \1(\2); });", text)
     text = _ASYNC_COPY.sub("std::memcpy(to, from, sizeof(*to)); static_cast<void>(target);", text)
     text = _INSTRUCTION.sub(_as_c, _ASYNC_ORDER.sub("", text))
     text = text.replace("extern __shared__ uint4 room[];", "uint4* const room = emulation::room;")
@@ -96,7 +100,7 @@ def run(
     found = derivative(program, range(len(shapes)), (0,), shapes)
     types = with_derivative(program, found, types)
     programs = [program, found.program]
-    text = source(chain, programs, signature("cuda", order, programs, types, bound)).text
+    text = source(chain, programs, signature("cuda", order, programs, types, bound, 6)).text
     library = build(text, folder)
     windows = dict(bound.windows)
     pooled = {a: bound.domain[a] // w for a, w in windows.items()}

@@ -1,23 +1,31 @@
 // CUDA's words for a C++ compiler: a kernel's blocks one after another, a block's threads as fibers that take turns.
+// Blocks that must be resident together each have a thread of the machine.
 //
 // It finds wrong indices, missing or divergent barriers, reads of what was never written (memory starts as NaN) and
 // shuffles of threads that left. It does not find races within a barrier's interval, nor anything of time.
 #pragma once
 #include <ucontext.h>
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <thread>
 #include <vector>
 
 #define __global__
 #define __device__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
-#define __shared__ static
+#ifdef RESIDENT_TOGETHER
+#define OF_ITS_BLOCK thread_local
+#else
+#define OF_ITS_BLOCK  // thread_local costs too much where one block runs at a time
+#endif
+#define __shared__ static OF_ITS_BLOCK
 
 struct alignas(8) uint2 {
   unsigned x, y;
@@ -29,12 +37,12 @@ struct dim3 {
   unsigned x, y, z;
   dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
-inline dim3 threadIdx, blockIdx, blockDim, gridDim;
+inline OF_ITS_BLOCK dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace emulation {
 
 constexpr size_t kMostShared = 227 << 10, kStack = 64 << 10;
-inline uint4* const room = static_cast<uint4*>(aligned_alloc(256, 256 << 10));
+inline OF_ITS_BLOCK uint4* const room = static_cast<uint4*>(aligned_alloc(256, 256 << 10));
 
 struct Fiber {
   ucontext_t context;
@@ -47,12 +55,12 @@ struct Warp {
   int arrived;
   long phase;
 };
-inline std::vector<Fiber> fibers(1024);
-inline Warp warps[32];
-inline ucontext_t scheduler;
-inline int current, alive, arrived, threads;
-inline long phase, progress;
-inline const std::function<void()>* kernel;
+inline OF_ITS_BLOCK std::vector<Fiber> fibers(1024);
+inline OF_ITS_BLOCK Warp warps[32];
+inline OF_ITS_BLOCK ucontext_t scheduler;
+inline OF_ITS_BLOCK int current, alive, arrived, threads;
+inline OF_ITS_BLOCK long phase, progress;
+inline OF_ITS_BLOCK const std::function<void()>* kernel;
 
 [[noreturn]] inline void fail(const char* what, int number) {
   std::fprintf(stderr, "emulation: %s (%d)\n", what, number);
@@ -79,34 +87,41 @@ inline void start(Fiber& fiber) {
   makecontext(&fiber.context, run_thread, 0);
 }
 
-inline void launch(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body) {
+inline void run_block(unsigned b, dim3 grid, dim3 block, const std::function<void()>& body) {
   kernel = &body;
   gridDim = grid;
   blockDim = block;
+  blockIdx = dim3(b, 0, 0);
   threads = static_cast<int>(block.x * block.y);
+  std::memset(room, 0xff, 256 << 10);
+  alive = threads;
+  arrived = 0;
+  for (Warp& warp : warps) warp.arrived = 0;
+  for (int t = 0; t < threads; ++t) {
+    fibers[t].index = dim3(t % block.x, t / block.x, 0);
+    start(fibers[t]);
+  }
+  while (alive > 0) {
+    const long before = progress;
+    for (int t = 0; t < threads; ++t) {
+      if (fibers[t].is_done) continue;
+      current = t;
+      threadIdx = fibers[t].index;
+      swapcontext(&scheduler, &fibers[t].context);
+    }
+    if (progress == before) fail("threads wait for others that will not come", alive);
+  }
+}
+
+inline void check(dim3 block, size_t shared_bytes) {
+  const int threads = static_cast<int>(block.x * block.y);
   if (threads < 1 || threads > 1024) fail("threads in a block", threads);
   if (shared_bytes > kMostShared) fail("bytes of shared memory", static_cast<int>(shared_bytes));
-  for (unsigned b = 0; b < grid.x; ++b) {
-    blockIdx = dim3(b, 0, 0);
-    std::memset(room, 0xff, 256 << 10);
-    alive = threads;
-    arrived = 0;
-    for (Warp& warp : warps) warp.arrived = 0;
-    for (int t = 0; t < threads; ++t) {
-      fibers[t].index = dim3(t % block.x, t / block.x, 0);
-      start(fibers[t]);
-    }
-    while (alive > 0) {
-      const long before = progress;
-      for (int t = 0; t < threads; ++t) {
-        if (fibers[t].is_done) continue;
-        current = t;
-        threadIdx = fibers[t].index;
-        swapcontext(&scheduler, &fibers[t].context);
-      }
-      if (progress == before) fail("threads wait for others that will not come", alive);
-    }
-  }
+}
+
+inline void launch(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body) {
+  check(block, shared_bytes);
+  for (unsigned b = 0; b < grid.x; ++b) run_block(b, grid, block, body);
 }
 
 }  // namespace emulation
@@ -149,25 +164,55 @@ auto min(A a, B b) {
   return a < b ? a : b;
 }
 inline uint32_t __umulhi(uint32_t a, uint32_t b) { return static_cast<uint32_t>((uint64_t{a} * b) >> 32); }
-template <typename T>
-T __ldcs(const T* from) {
-  return *from;
-}
-template <typename T>
-T __ldg(const T* from) {
-  return *from;
-}
-template <typename T>
-void __stcs(T* to, T value) {
-  *to = value;
-}
+inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
+inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
+inline int64_t __double_as_longlong(double x) { return std::bit_cast<int64_t>(x); }
+inline double __longlong_as_double(int64_t x) { return std::bit_cast<double>(x); }
 inline float __fdividef(float a, float b) { return a * (1.0f / b); }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
 inline unsigned __cvta_generic_to_shared(const void*) { return 0; }
 
+inline void __nanosleep(unsigned) {
+  ++emulation::progress;
+  std::this_thread::yield();
+  emulation::yield();
+}
+
 // The host's side: a device of three multiprocessors with room for one block each.
 using cudaStream_t = void*;
+struct cudaLaunchAttribute {
+  int id;
+  struct {
+    int cooperative;
+  } val;
+};
+struct cudaLaunchConfig_t {
+  dim3 gridDim, blockDim;
+  size_t dynamicSmemBytes;
+  cudaStream_t stream;
+  cudaLaunchAttribute* attrs;
+  unsigned numAttrs;
+};
+enum { cudaLaunchAttributeCooperative, cudaErrorCooperativeLaunchTooLarge = 720 };
+inline int cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t) {
+  std::memset(to, value, bytes);
+  return 0;
+}
+namespace emulation {
+inline void launch_together(const cudaLaunchConfig_t& how, const std::function<void()>& body) {
+  check(how.blockDim, how.dynamicSmemBytes);
+  if (how.gridDim.x > 3) fail("blocks that cannot be resident together", static_cast<int>(how.gridDim.x));
+  std::vector<std::thread> blocks;
+  for (unsigned b = 0; b < how.gridDim.x; ++b) {
+    blocks.emplace_back([&how, &body, b] {
+      run_block(b, how.gridDim, how.blockDim, body);
+      for (Fiber& fiber : fibers) std::free(fiber.stack);
+    });
+  }
+  for (std::thread& block : blocks) block.join();
+}
+}  // namespace emulation
 using cudaError_t = int;
 enum { cudaDevAttrMultiProcessorCount, cudaFuncAttributeMaxDynamicSharedMemorySize };
 inline const char* cudaGetErrorString(int) { return "an error"; }
