@@ -115,7 +115,10 @@ class RowView(KernelView):
     @property
     def threads(self) -> int:
         """Threads in a block, at most."""
-        return self.kernel.tier.threads if self.kernel.tier else 256
+        tier = self.kernel.tier
+        if tier is None or self.family != "row":
+            return tier.threads if tier else 256
+        return min(tier.threads, max(256, -(-tier.longest // self.elements)))
 
     @property
     def elements(self) -> int:
@@ -139,6 +142,42 @@ class RowView(KernelView):
         return self.elements * tier.threads < tier.longest
 
     @property
+    def is_skewed(self) -> bool:
+        """Whether a block finishes a row a turn after it added it up: where the next stage is the
+        last, and all that it reads is still in shared memory.
+        """
+        fits = 3 * self._bytes_a_turn <= MOST_SHARED_BYTES and self.is_sent_ahead
+        return self.is_team and fits and len(self.stages) == 1 and not self.carried
+
+    @property
+    def words_a_number(self) -> int:
+        """64-bit words that carry a number to the other blocks of a team."""
+        return self._words
+
+    def team_number(self, reduction: ReductionView) -> int:
+        """Where a reduction's first result stands among those of its stage."""
+        (stage,) = self.stages
+        names = [r.name for r in stage.reductions]
+        return sum(_numbers(r) for r in stage.reductions[: names.index(reduction.name)])
+
+    def team_place(self, reduction: ReductionView) -> int:
+        """The same, in words."""
+        return self.team_number(reduction) * self._words
+
+    @property
+    def team_numbers(self) -> int:
+        """How many numbers a block of a team gives for a row."""
+        return sum(_numbers(r) for s in self.stages for r in s.reductions)
+
+    def share_squares(self, reduction: ReductionView) -> str:
+        """The squared distances of a block's share from its own mean."""
+        moments = [r for r in self.stages[0].reductions if r.kind == "moments"]
+        place = [r.name for r in moments].index(reduction.name)
+        squares = self._cell("distances", 0, place)
+        drift = self._cell("distances", 0, len(moments) + place)
+        return f"{squares} - {drift} * {drift} * inverse_length"
+
+    @property
     def column(self) -> str:
         """The index along the row of the first element of a thread's pack."""
         return "begin + i" if self.is_team else "i"
@@ -151,7 +190,13 @@ class RowView(KernelView):
     @property
     def cells_a_block(self) -> int:
         """How many 64-bit words a block of a team leaves for the others at each merge."""
-        return self.most_reductions * self._words
+        numbers = self.team_numbers if self.is_skewed else self.most_reductions
+        return numbers * self._words
+
+    @property
+    def meetings(self) -> int:
+        """How many merges a team has cells for."""
+        return 4 if self.is_skewed else 2
 
     @property
     def packs(self) -> int:
@@ -185,6 +230,9 @@ class RowView(KernelView):
         if not self.kernel.tier:
             wide = self.rows_in_flight * self.lanes * len(self.full_reads) * self._words
             return 4 if wide <= 16 and self._words == 1 else 2
+        if self.is_team:
+            words = self.elements * (len(self.full_reads) + len(self.sums)) * self._words
+            return 2 if words <= 2 * _MOST_AT_ONCE and self.lanes > 1 and not self.carried else 1
         if self.sums:
             return max(1, 512 // self.threads)
         words = self.elements * len(self.full_reads) * self._words
@@ -227,6 +275,8 @@ class RowView(KernelView):
     @property
     def turns_ahead(self) -> int:
         """How many turns of the loop ahead packs are sent for: two where there is room."""
+        if self.is_team and self.stages and self.is_skewed:
+            return 3
         room = MOST_SHARED_BYTES // self.least_blocks - self._sums_bytes
         return 2 if 2 * self._bytes_a_turn <= room else 1
 
@@ -300,3 +350,7 @@ class RowView(KernelView):
     def rows_in_flight(self) -> int:
         """In column sums: how many rows a thread loads before it uses the first."""
         return 2
+
+
+def _numbers(reduction: ReductionView) -> int:
+    return 2 if reduction.kind == "moments" else 1

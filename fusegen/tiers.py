@@ -15,20 +15,22 @@ _ROWS = (
     (512, 16, 8, 256),
     (4096, 16, 8, 512),
     (8192, 16, 8, 1024),
-    (16384, 32, 16, 512),
+    (16384, 32, 8, 512),
 )
 _NARROW_ROWS = (  # elements of two bytes
     (512, 16, 8, 256),
     (4096, 32, 16, 256),
-    (16384, 32, 16, 512),
+    (8192, 32, 16, 512),
+    (16384, 32, 8, 512),
 )
-_TEAM_ELEMENTS, _TEAM_THREADS = 16, 512  # of a block that has a part of a row
+_TEAM_ELEMENTS, _TEAM_THREADS = 16, 512  # of a block that has a share of a row
 _ANY_LENGTH = 1 << 30
 # (packs a thread, threads along the row), for strided rows; more along leave fewer side by side
 _COLUMNS = ((4, 32), (8, 128))
 _COLUMN_THREADS = 512
 _WORDS = 64  # registers of a thread for what it holds, half of what 512 threads may have
 _PACK_WORDS = 4
+_MOST_HELD = 16384  # registers of a block, beside as many sums
 MOST_SHARED_BYTES = 156 << 10  # of a block, beside its fixed share; sm_80 has 163 KiB in all
 
 
@@ -68,18 +70,20 @@ def row_tier(length: int, widest: int, words: int, processors: int) -> Tier | No
     # Single elements need an address each.
     most = _WORDS // 2 if lanes == 1 else _WORDS
     for longest, elements, summing, threads in _NARROW_ROWS if widest <= 2 else _ROWS:
-        if length <= longest and elements * words <= most:
+        fits = elements * words <= most and summing * words * threads <= _MOST_HELD
+        if length <= longest and fits:
             return Tier(elements, summing, lanes, threads, longest)
     # Many tensors, wide elements or long rows: shares for a team of blocks.
     elements = _TEAM_ELEMENTS
     while elements * words > most and elements > 4:
         elements //= 2
-    blocks = -(-length // (elements * _TEAM_THREADS))
-    # Teams of more than half of the processors would leave many without work.
-    if elements * words > most or blocks > max(1, processors // 2):
+    summing = max(elements // 2, lanes)
+    blocks = -(-length // (summing * _TEAM_THREADS))
+    # Longer ones would have most processors in one team, and the rest without work.
+    if elements * words > most or blocks > processors:
         return None
-    longest = elements * _TEAM_THREADS if blocks <= 1 else _ANY_LENGTH
-    return Tier(elements, elements, lanes, _TEAM_THREADS, longest)
+    longest = summing * _TEAM_THREADS if blocks <= 1 else _ANY_LENGTH
+    return Tier(elements, summing, lanes, _TEAM_THREADS, longest)
 
 
 def column_tier(length: int, behind: int, widest: int, words: int) -> Tier | None:

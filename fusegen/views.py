@@ -283,6 +283,11 @@ class KernelView(Indexing):
         return False
 
     @property
+    def is_skewed(self) -> bool:
+        """Whether a block finishes a row a turn after it added it up."""
+        return False
+
+    @property
     def least_blocks(self) -> int:
         """How many blocks a multiprocessor must have room for."""
         return 2 if len(self.full_reads) < 3 else 1

@@ -33,13 +33,13 @@ CASES = [
     # Shared by a team of blocks, in packs and one by one, with and without blocks to spare.
     (_NORM, (3, 20000), [(20000,)] * 2, {}, "row"),
     (_NORM, (5, 9001), [(9001,)] * 2, {}, "row"),
-    (_NORM, (4, 10002), [(10002,)] * 2, {"dtype": "float64"}, "row"),
+    (_NORM, (4, 8002), [(8002,)] * 2, {"dtype": "float64"}, "row"),
     ("add(r) | layernorm | mul(y)", (3, 20000), [(20000,), (3, 1)], {}, "row"),
     (_NORM, (3, 20008), [(20008,)] * 2, {"dtype": "bfloat16"}, "row"),
     # Longer than a team may be.
-    (_NORM, (3, 30001), [(30001,)] * 2, {}, "inner outer"),
+    (_NORM, (3, 25001), [(25001,)] * 2, {}, "inner outer"),
     # More sums by column than a block has room for.
-    (f"{_NORM} | mul(s) | add(t) | mul(u)", (2, 16384), [(16384,)] * 5, {}, "row outer"),
+    (f"{_NORM} | mul(s) | add(t) | mul(u)", (2, 8192), [(8192,)] * 5, {}, "row outer"),
     ("add(r) | layernorm(weight, bias) | gelu", (5, 8192), [(5, 8192), *[(8192,)] * 2], {}, "row"),
     (
         "gelu | layernorm(weight, bias) | mul_channel",

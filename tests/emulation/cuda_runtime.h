@@ -163,6 +163,10 @@ template <typename A, typename B>
 auto min(A a, B b) {
   return a < b ? a : b;
 }
+template <typename A, typename B>
+auto max(A a, B b) {
+  return a > b ? a : b;
+}
 inline uint32_t __umulhi(uint32_t a, uint32_t b) { return static_cast<uint32_t>((uint64_t{a} * b) >> 32); }
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
 inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
@@ -179,8 +183,9 @@ inline void __nanosleep(unsigned) {
   emulation::yield();
 }
 
-// The host's side: a device of three multiprocessors with room for one block each.
+// The host's side: a device of six multiprocessors with room for one block each.
 using cudaStream_t = void*;
+constexpr unsigned kProcessors = 6;
 struct cudaLaunchAttribute {
   int id;
   struct {
@@ -202,7 +207,7 @@ inline int cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t) {
 namespace emulation {
 inline void launch_together(const cudaLaunchConfig_t& how, const std::function<void()>& body) {
   check(how.blockDim, how.dynamicSmemBytes);
-  if (how.gridDim.x > 3) fail("blocks that cannot be resident together", static_cast<int>(how.gridDim.x));
+  if (how.gridDim.x > kProcessors) fail("blocks that cannot be resident together", static_cast<int>(how.gridDim.x));
   std::vector<std::thread> blocks;
   for (unsigned b = 0; b < how.gridDim.x; ++b) {
     blocks.emplace_back([&how, &body, b] {
@@ -230,6 +235,6 @@ int cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel*, int, siz
   return 0;
 }
 inline int cudaDeviceGetAttribute(int* value, int, int) {
-  *value = 3;
+  *value = kProcessors;
   return 0;
 }
