@@ -13,7 +13,7 @@ from fusegen import ir
 from fusegen.indexing import Read
 from fusegen.statements import ElementFunction
 from fusegen.target import ITEM_BYTES
-from fusegen.tiers import MOST_SHARED_BYTES
+from fusegen.tiers import MOST_BLOCKS, MOST_SHARED_BYTES
 from fusegen.views import KernelView, ReductionView
 
 # What a block may hold and add up in registers, of 65,536 that a multiprocessor has.
@@ -98,6 +98,11 @@ class RowView(KernelView):
         return self.full_reads + self.along_reads + self.full_stores
 
     @property
+    def adds_products(self) -> bool:
+        """Whether a sum takes the factors of a product, and joins them with its addition."""
+        return self.kernel.tier is not None
+
+    @property
     def keeps_along(self) -> bool:
         """Whether a block that goes from row to row keeps what every row reads in registers."""
         if self.family != "row" or not self.sums or self.has_shared_sums:
@@ -147,7 +152,10 @@ class RowView(KernelView):
         last, and all that it reads is still in shared memory.
         """
         fits = 3 * self._bytes_a_turn <= MOST_SHARED_BYTES and self.is_sent_ahead
-        return self.is_team and fits and len(self.stages) == 1 and not self.carried
+        is_held = any(f.reads(n) for f in (self.values, self.row_values) for n in self.carried)
+        return self.is_team and fits and len(self.stages) == 1 and not is_held
+
+    most_blocks = MOST_BLOCKS  # of a team
 
     @property
     def words_a_number(self) -> int:
@@ -232,11 +240,14 @@ class RowView(KernelView):
             return 4 if wide <= 16 and self._words == 1 else 2
         if self.is_team:
             words = self.elements * (len(self.full_reads) + len(self.sums)) * self._words
-            return 2 if words <= 2 * _MOST_AT_ONCE and self.lanes > 1 and not self.carried else 1
+            fits = words <= 2 * _MOST_AT_ONCE and self.lanes > 1 and not self.carried
+            return 2 if fits and self._words == 1 else 1
         if self.sums:
             return max(1, 512 // self.threads)
         words = self.elements * len(self.full_reads) * self._words
-        fits = (words <= _MOST_AT_ONCE and self.lanes > 1) or self.is_guarded
+        fits = (words <= _MOST_AT_ONCE and self.lanes > 1) or (
+            self.is_guarded and words <= 2 * _MOST_AT_ONCE
+        )
         return max(1, (1024 if fits else 512) // self.threads)
 
     @property
@@ -275,8 +286,10 @@ class RowView(KernelView):
     @property
     def turns_ahead(self) -> int:
         """How many turns of the loop ahead packs are sent for: two where there is room."""
-        if self.is_team and self.stages and self.is_skewed:
+        if self.is_skewed:
             return 3
+        if self.family == "column":
+            return 1
         room = MOST_SHARED_BYTES // self.least_blocks - self._sums_bytes
         return 2 if 2 * self._bytes_a_turn <= room else 1
 

@@ -76,7 +76,10 @@ def rowwise_kernel(state: Pass, tier: Tier | None, holds_dear: Sequence[str] = (
     if is_holding:
         values = ir.rewrite(values, _by_inverse_count)
         work = Staged(tuple(stages), tuple(values), marks=marks)
-        work = carry(work, levels, domain, state.fresh, is_on_chip=tier is not None)
+        if tier is not None and tier.is_shared and len(stages) == 1:
+            work = replace(work, held=(_twice_read(stages[0], state.fresh),))
+        else:
+            work = carry(work, levels, domain, state.fresh, is_on_chip=tier is not None)
         stages, values, held, marks = [*work.stages], [*work.values], work.held, work.marks
     sums = [
         (Reduction("sum", value, r.results), b) for (r, b), value in zip(mine, values, strict=False)
@@ -223,6 +226,14 @@ def carry(
     stages = tuple(tuple(replace(r, value=next(results)) for r in s) for s in work.stages)
     marks = tuple(dict.fromkeys((*work.marks, *new_marks)))
     return Staged(stages, tuple(results), tuple(held), marks)
+
+
+def _twice_read(stage: Stage, fresh: Callable[[str], str]) -> tuple[tuple[Expr, Expr], ...]:
+    """What a stage holds for itself alone, for what was read is at hand for the next: the values
+    that a variance goes over a second time.
+    """
+    twice = dict.fromkeys(r.value for r in stage if r.kind == "moments" and r.value.op != "input")
+    return tuple((ir.tensor(fresh("carried"), node.extent, 0), node) for node in twice)
 
 
 def _values_to_carry(later: Sequence[Expr], domain: Extent, unknown: set[Expr]) -> list[Expr]:

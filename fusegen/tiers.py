@@ -21,10 +21,12 @@ _NARROW_ROWS = (  # elements of two bytes
     (512, 16, 8, 256),
     (4096, 32, 16, 256),
     (8192, 32, 16, 512),
-    (16384, 32, 8, 512),
+    (16384, 32, 16, 512),
 )
 _TEAM_ELEMENTS, _TEAM_THREADS = 16, 512  # of a block that has a share of a row
+_NARROW_TEAM_ELEMENTS = 32
 _ANY_LENGTH = 1 << 30
+MOST_BLOCKS = 160  # of a team
 # (packs a thread, threads along the row), for strided rows; more along leave fewer side by side
 _COLUMNS = ((4, 32), (8, 128))
 _COLUMN_THREADS = 512
@@ -46,6 +48,11 @@ class Tier:
     lanes: int
     threads: int
     longest: int
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several blocks share a row in every kernel."""
+        return self.longest == _ANY_LENGTH
 
     def most_sums(self, width: int) -> int:
         """How many sums by column, of `width` bytes each, a block has room for."""
@@ -74,13 +81,14 @@ def row_tier(length: int, widest: int, words: int, processors: int) -> Tier | No
         if length <= longest and fits:
             return Tier(elements, summing, lanes, threads, longest)
     # Many tensors, wide elements or long rows: shares for a team of blocks.
-    elements = _TEAM_ELEMENTS
-    while elements * words > most and elements > 4:
+    whole = _NARROW_TEAM_ELEMENTS if widest <= 2 else _TEAM_ELEMENTS
+    elements = whole
+    while elements * words > 2 * whole and elements > lanes:
         elements //= 2
-    summing = max(elements // 2, lanes)
+    summing = max(min(elements, whole // 2), lanes)
     blocks = -(-length // (summing * _TEAM_THREADS))
     # Longer ones would have most processors in one team, and the rest without work.
-    if elements * words > most or blocks > processors:
+    if elements * words > most or blocks > min(processors, MOST_BLOCKS):
         return None
     longest = summing * _TEAM_THREADS if blocks <= 1 else _ANY_LENGTH
     return Tier(elements, summing, lanes, _TEAM_THREADS, longest)

@@ -47,7 +47,7 @@ class KernelView(Indexing):
         self.reductions = [r for s in self.stages for r in s.reductions] + self.sums
         results = [(b.name, expr) for b, expr in kernel.stores]
         self.last_sums = self._sums_at(len(kernel.stages))
-        results += [(s.term, s.reduction.value) for s in self.last_sums if not s.is_plain]
+        results += [t for s in self.last_sums if not s.is_plain for t in s.terms]
         self.expressions = [e for _, e in results] + [
             e for s in kernel.stages for r in s for e in (r.value, r.index) if e is not None
         ]
@@ -71,7 +71,7 @@ class KernelView(Indexing):
 
     def _stage(self, i: int, stage: tuple[Reduction, ...]) -> StageView:
         views = [ReductionView(r, None, self) for r in stage]
-        results = [(v.term, v.reduction.value) for v in views if not v.is_plain]
+        results = [t for v in views if not v.is_plain for t in v.terms]
         results += [
             (f"{v.term}_at", r.index)
             for v, r in zip(views, stage, strict=True)
@@ -80,7 +80,7 @@ class KernelView(Indexing):
         held = self.kernel.held[i] if self.kernel.held else ()
         results += [(ir.name_of(leaf), value) for leaf, value in held]
         sums = self._sums_at(i)
-        results += [(s.term, s.reduction.value) for s in sums if not s.is_plain]
+        results += [t for s in sums if not s.is_plain for t in s.terms]
         function = self._function(f"stage_{i + 1}", results)
         operands = {value: ir.name_of(leaf) for leaf, value in held}
         for view in views:
@@ -90,6 +90,11 @@ class KernelView(Indexing):
 
     def takes_plain(self, reduction: Reduction) -> bool:
         """Whether something is reduced as it is read, without a term."""
+        return False
+
+    @property
+    def adds_products(self) -> bool:
+        """Whether a sum takes the factors of a product, and joins them with its addition."""
         return False
 
     @property
@@ -354,6 +359,12 @@ class ReductionView:
         self.results = [(result, ir.name_of(leaf)) for result, leaf in reduction.results]
         self.term = f"{self.name}_term"
         self.is_plain = kernel.takes_plain(reduction)
+        value = reduction.value
+        is_product = reduction.kind == "sum" and value.op == "mul" and kernel.adds_products
+        # What the accumulator is given, as (name, value); of a product both factors, to be joined.
+        factors = zip((self.term, f"{self.term}_by"), value.args, strict=False)
+        self.terms = [*factors] if is_product else [(self.term, value)]
+        self.addends = ", ".join(f"{name}_value" for name, _ in self.terms)
         self.line = f"{ir.name_of(reduction.value) if self.is_plain else self.term}_line"
         self.operand = ""  # the held value that is accumulated; or else what was read
         self.has_index = reduction.index is not None
