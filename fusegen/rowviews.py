@@ -223,7 +223,8 @@ class RowView(KernelView):
     @property
     def is_guarded(self) -> bool:
         """Whether packs are worked on one by one: so many at once would not fit in registers."""
-        return self.family == "row" and self.is_crowded
+        is_dear = self.is_team and self._words > 1
+        return self.family == "row" and (self.is_crowded or is_dear)
 
     @property
     def is_crowded(self) -> bool:
@@ -268,8 +269,11 @@ class RowView(KernelView):
             return False
         is_alone = self.least_blocks * self.threads < 1024 or bool(self.sums) or self.is_team
         widths = [ITEM_BYTES[r.buffer.dtype] * self.lanes for r in self.full_reads]
-        fits = self._sums_bytes + self._bytes_a_turn <= MOST_SHARED_BYTES and min(widths, default=4) >= 4
-        return fits and (self.family == "column" or is_alone)
+        fits = (
+            self._sums_bytes + self._bytes_a_turn <= MOST_SHARED_BYTES
+            and min(widths, default=4) >= 4
+        )
+        return fits and (self.is_crowded if self.family == "column" else is_alone)
 
     @property
     def _sums_bytes(self) -> int:

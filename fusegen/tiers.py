@@ -15,6 +15,7 @@ _ROWS = (
     (512, 16, 8, 256),
     (4096, 16, 8, 512),
     (8192, 16, 8, 1024),
+    (8192, 16, 16, 512),
     (16384, 32, 8, 512),
 )
 _NARROW_ROWS = (  # elements of two bytes
@@ -32,7 +33,7 @@ _COLUMNS = ((4, 32), (8, 128))
 _COLUMN_THREADS = 512
 _WORDS = 64  # registers of a thread for what it holds, half of what 512 threads may have
 _PACK_WORDS = 4
-_MOST_HELD = 16384  # registers of a block, beside as many sums
+_FEW_WORDS = 16  # of a thread that has 1,023 beside it, and as many sums to keep
 MOST_SHARED_BYTES = 156 << 10  # of a block, beside its fixed share; sm_80 has 163 KiB in all
 
 
@@ -77,13 +78,13 @@ def row_tier(length: int, widest: int, words: int, processors: int) -> Tier | No
     # Single elements need an address each.
     most = _WORDS // 2 if lanes == 1 else _WORDS
     for longest, elements, summing, threads in _NARROW_ROWS if widest <= 2 else _ROWS:
-        fits = elements * words <= most and summing * words * threads <= _MOST_HELD
+        fits = elements * words <= most and (threads <= 512 or summing * words <= _FEW_WORDS)
         if length <= longest and fits:
             return Tier(elements, summing, lanes, threads, longest)
     # Many tensors, wide elements or long rows: shares for a team of blocks.
-    whole = _NARROW_TEAM_ELEMENTS if widest <= 2 else _TEAM_ELEMENTS
+    whole = _NARROW_TEAM_ELEMENTS if widest <= 2 and lanes > 1 else _TEAM_ELEMENTS
     elements = whole
-    while elements * words > 2 * whole and elements > lanes:
+    while elements * words > min(2 * whole, most) and elements > lanes:
         elements //= 2
     summing = max(min(elements, whole // 2), lanes)
     blocks = -(-length // (summing * _TEAM_THREADS))
