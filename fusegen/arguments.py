@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fusegen.bind import Bound, bind
 from fusegen.errors import ArgumentError
-from fusegen.lower import Bound, bind
 from fusegen.modules import target_of
 from fusegen.ops import Chain
 from fusegen.plan import dtype_name

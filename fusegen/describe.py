@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from fusegen.bind import FLOATING, Shape, bind
 from fusegen.codegen import Source
 from fusegen.emission import source
 from fusegen.errors import ArgumentError
-from fusegen.lower import FLOATING, Shape, bind, stages
+from fusegen.lower import stages
 from fusegen.ops import Chain, lookup, nearest
 from fusegen.program import derivative, forward
 from fusegen.signature import element_types, signature, with_derivative

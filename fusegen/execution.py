@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from fusegen.arguments import bound_of, check_out, check_tensors
+from fusegen.bind import Bound
 from fusegen.errors import UnsupportedError
-from fusegen.lower import Bound
 from fusegen.modules import load, target_of
 from fusegen.ops import Chain
 from fusegen.plan import Meta, Plan, Target, dtype_name, make_plan, memory_order

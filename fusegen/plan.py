@@ -20,9 +20,9 @@ from torch import Tensor
 from torch._C._dynamo import guards
 
 from fusegen import ir
+from fusegen.bind import Bound
 from fusegen.errors import ArgumentError, UnsupportedError
 from fusegen.grouping import collapse
-from fusegen.lower import Bound
 from fusegen.modules import target_of
 from fusegen.program import Program
 from fusegen.target import TARGETS

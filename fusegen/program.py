@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from fusegen import ir
 from fusegen.autodiff import vjp, winners
+from fusegen.bind import Bound
 from fusegen.ir import Expr, Graph
-from fusegen.lower import Bound, Mark, lower, remarked
+from fusegen.lower import Mark, lower, remarked
 from fusegen.simplify import simplification
 
 WINNER = "winner_index"

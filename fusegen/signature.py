@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fusegen import ir
-from fusegen.lower import Bound
+from fusegen.bind import Bound
 from fusegen.program import Derivative, Program
 from fusegen.target import ITEM_BYTES, TARGETS
 from fusegen.tiers import Tier, column_tier, row_tier

@@ -13,10 +13,11 @@ from pathlib import Path
 import torch
 
 from fusegen import dsl
+from fusegen.bind import bind
 from fusegen.describe import memory_order
 from fusegen.emission import source
 from fusegen.grouping import collapse
-from fusegen.lower import bind, stages
+from fusegen.lower import stages
 from fusegen.plan import dense_strides
 from fusegen.program import derivative, forward
 from fusegen.reference import run_eagerly

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from fusegen import OPS, Op, chain
+from fusegen.bind import bind
 from fusegen.errors import FusegenError
-from fusegen.lower import bind
 
 # Smooth almost everywhere and finite for any finite input, so that fp64 and eager agree closely.
 # The table's other operations (log of a negative number, 1 / x near zero) are tested one by one, on

@@ -27,6 +27,7 @@ ORDER = (
     "dsl",
     "target",
     "tiers",
+    "bind",
     "lower",
     "autodiff",
     "simplify",
