@@ -10,22 +10,54 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fusegen import ir
-from fusegen.errors import ArgumentError
-from fusegen.ops import Chain, Definition, Parameter, Step
+from fusegen.axes import Atlas, Axes, CrossedAxesError, Shape, Value, flat
+from fusegen.errors import ArgumentError, UnsupportedError
+from fusegen.fitting import (
+    broadcast,
+    check_floating,
+    placed_along,
+    promoted,
+    rearranged,
+    require_axis,
+    values_per_statistic,
+    windows_of,
+)
+from fusegen.ops import COUNTER, Chain, Definition, Step
 
-Shape = tuple[int, ...]
-
-FLOATING = ("float16", "bfloat16", "float32", "float64")
+Kinds = Mapping[str, tuple[Shape, str]]
 
 
 @dataclass(frozen=True)
 class Operand:
-    """How one operand lies on the chain's axes."""
+    """How one operand lies on the graph's axes."""
 
     name: str
     extent: ir.Extent
-    shape: Shape  # over the domain's axes, 1 where it does not vary
-    rank: int  # of the values it first meets: axes counted from the front are counted among these
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a step's values lie: for each axis that its body sees, the graph's axes.
+
+    axes are those of the value that the step works on, after its operands have widened it; x and
+    operands (by parameter) are lined up with them from the end.
+    """
+
+    axes: Axes
+    x: Axes
+    operands: tuple[tuple[str, Axes], ...]
+
+
+@dataclass(frozen=True)
+class Update:
+    """A step that updates running statistics: the names of its tensors, by parameter, and the
+    share of the new in them; None where that is one part in num_batches_tracked.
+    """
+
+    step: int
+    tensors: tuple[tuple[str, str], ...]
+    dtypes: tuple[tuple[str, str], ...]
+    momentum: float | None
 
 
 @dataclass(frozen=True)
@@ -35,259 +67,249 @@ class Bound:
     """
 
     chain: Chain
-    domain: Shape  # the shape that every value broadcasts to, before pooling
+    domain: Shape  # the size of each of the graph's axes, before pooling
     x: Operand
-    operands: tuple[Operand, ...]
+    operands: tuple[Operand, ...]  # those that are read, in the chain's order
     dtype: str  # of the result, as eager promotes
     windows: tuple[tuple[int, int], ...]  # (axis, window size), of a pooling last step
-
-    @property
-    def result_shape(self) -> Shape:
-        """The shape of the chain's result."""
-        sizes = list(self.domain)
-        for axis, window in self.windows:
-            sizes[axis] //= window
-        return tuple(sizes)
+    places: tuple[Place | None, ...]  # by step; None for those that only name a value
+    slots: Axes  # the graph's axes in the place of each of x's
+    result: Axes
+    result_shape: Shape
+    updates: tuple[Update, ...] = ()
 
     @property
     def pattern(self) -> tuple[object, ...]:
         """All that lower() depends on: equal patterns give equal graphs."""
-        return (
-            len(self.domain),
-            tuple((o.extent, o.rank) for o in (self.x, *self.operands)),
-            self.windows,
-        )
+        extents = tuple(o.extent for o in (self.x, *self.operands))
+        return len(self.domain), extents, self.windows, self.places, self.result
+
+    def memory_order(self, order_of_x: Sequence[int] | None) -> tuple[int, ...]:
+        """The graph's axes, outermost in memory first, from x's; as they are counted where x, or
+        what is known of its order, does not say.
+        """
+        logical = tuple(range(-len(self.domain), 0))
+        order = tuple(a for axis in order_of_x or () for a in self.slots[axis])
+        return order if sorted(order) == list(logical) else logical
 
 
-def bind(chain: Chain, x: tuple[Shape, str], operands: Mapping[str, tuple[Shape, str]]) -> Bound:
+def bind(chain: Chain, x: tuple[Shape, str], operands: Kinds) -> Bound:
     """Check shapes and element types of a call step by step, as eager would meet them.
 
     x and operands are (shape, dtype name). Raises ArgumentError with the argument, what it got and
     what was wanted.
     """
-    _check_floating("x", x[1])
+    check_floating("x", x[1])
     for name, (_, dtype) in operands.items():
-        _check_floating(name, dtype)
-    running, dtype = x
-    found: dict[str, dict[int, int]] = {}  # the size along each axis that an operand varies along
-    ranks: dict[str, int] = {}
-    kept: dict[str, Shape] = {}
-    windows: tuple[tuple[int, int], ...] = ()
-    for step in chain.steps:
+        if not any(parameter.name == COUNTER for _, parameter in chain.uses(name)):
+            check_floating(name, dtype)
+    return _Binding(chain, x, operands).bound()
+
+
+class _Binding:
+    """A chain, as far as it is bound."""
+
+    def __init__(self, chain: Chain, x: tuple[Shape, str], operands: Kinds) -> None:
+        self.chain = chain
+        self.atlas = Atlas(x[0])
+        self.running, self.dtype = self.atlas.x, x[1]
+        self.given = operands
+        self.kept: dict[str, Value] = {}
+        self.found: dict[str, Axes] = {}
+        self.places: list[Place | None] = []
+        self.windows: tuple[tuple[int, int], ...] = ()
+        self.updates: list[Update] = []
+
+    def bound(self) -> Bound:
+        for step in self.chain.steps:
+            self.places.append(None if self._names_only(step) else self._step(step))
+        atlas, result = self.atlas, self.running
+        pooled = dict(self.windows)
+        shape: list[int] = list(result.shape)
+        for axis, window in self.windows:
+            shape[axis] //= window
+        windows = {
+            a: window for axis, window in pooled.items() for a in self._numbers(result.along(axis))
+        }
+        read = [name for name in self.chain.operands if name in self.found]
+        domain = tuple(atlas.sizes[i] for i in atlas.order)
+        if 0 in domain and 0 not in shape:
+            raise ArgumentError(
+                f"{self.chain.text}: reduces an axis without elements of a value of shape "
+                f"{self.atlas.x.shape}; leave such tensors out"
+            )
+        return Bound(
+            self.chain,
+            domain,
+            Operand("x", frozenset(self._numbers(flat(atlas.x.axes)))),
+            tuple(Operand(n, frozenset(self._numbers(flat(self.found[n])))) for n in read),
+            self.dtype,
+            tuple(sorted(windows.items())),
+            tuple(None if place is None else self._settled(place) for place in self.places),
+            atlas.memory_order(),
+            self._all_numbers(result.axes),
+            tuple(shape),
+            tuple(self.updates),
+        )
+
+    def _numbers(self, axes: tuple[int, ...]) -> tuple[int, ...]:
+        return self.atlas.numbers(axes)
+
+    def _all_numbers(self, axes: Axes) -> Axes:
+        return tuple(map(self._numbers, axes))
+
+    def _settled(self, place: Place) -> Place:
+        operands = tuple((name, self._all_numbers(axes)) for name, axes in place.operands)
+        return Place(self._all_numbers(place.axes), self._all_numbers(place.x), operands)
+
+    def _names_only(self, step: Step) -> bool:
+        """Whether a step only names a value or takes up a named one, which is then done."""
         if step.op == "keep":
-            kept[step.names[0]] = running
-            continue
-        if step.op == "recall":
-            running = kept[step.names[0]]
-            continue
+            self.kept[step.names[0]] = self.running
+        elif step.op == "recall":
+            self.running = self.kept[step.names[0]]
+        return step.is_structural
+
+    def _step(self, step: Step) -> Place:
         definition = step.definition
         assert definition is not None
-        _check_axis(step, running)
+        attributes = dict(step.attributes)
+        require_axis(step, self.running.shape)
+        before = self.running
+        aligned: list[tuple[str, Axes]] = []
+        updated: list[tuple[str, str]] = []
         for parameter, name in step.operands:
-            if name in kept:
-                running = _broadcast(step, name, running, kept[name])
-                continue
-            shape, operand_dtype = operands[name]
-            extent = _extent(step, definition.parameter(parameter), name, running, shape)
-            is_broadcast = definition.parameter(parameter).placement == "broadcast"
-            sizes = {a: shape[a] if is_broadcast else running[a] for a in extent}
-            if name in found:
-                sizes = _common(step, name, shape, found[name], sizes)
-            found[name] = sizes
-            ranks.setdefault(name, len(shape) if is_broadcast else len(running))
-            if is_broadcast:
-                running = _broadcast(step, name, running, shape)
-            dtype = _promote(step, definition, name, dtype, running, operand_dtype, shape)
-        if "normalized_shape" in dict(step.attributes):
-            _normalised_axes(step, running)
+            if definition.is_updated(parameter, attributes):
+                updated.append((parameter, name))
+            else:
+                aligned.append((parameter, self._operand(step, definition, parameter, name)))
+        if "normalized_shape" in attributes:
+            placed_along(step, "trailing", "", self.running.shape, None)
+        if definition.statistics is not None:
+            self._update(step, definition, updated)
+        axes, x = self.running.axes, before.axes
+        if definition.groups:
+            axes, x, aligned = self._grouped(step, definition, aligned)
         if definition.window_axes:
-            windows = _windows(step, definition, running)
-    domain = running
-    return Bound(
-        chain,
-        domain,
-        _place("x", {axis: x[0][axis] for axis in range(-len(x[0]), 0)}, len(x[0]), domain),
-        tuple(_place(name, found[name], ranks[name], domain) for name in chain.operands),
-        dtype,
-        windows,
-    )
+            self.windows = windows_of(step, definition, self.running.shape)
+        self.running = rearranged(step, definition, self.running)
+        return Place(axes, x, tuple(aligned))
 
+    def _operand(self, step: Step, definition: Definition, parameter: str, name: str) -> Axes:
+        """The axes of one operand, lined up with those of the running value."""
+        if name in self.kept:
+            value = self.kept[name]
+            broadcast(step, name, self.running.shape, value.shape)
+            return self._meet(step, name, value.shape, value.axes)
+        shape, dtype = self.given[name]
+        placement = definition.parameter(parameter).placement
+        if placement == "broadcast":
+            broadcast(step, name, self.running.shape, shape)
+            axes = self.found[name] = self._meet(step, name, shape, self.found.get(name))
+        else:
+            axes = self._placed(step, placement, name, shape)
+        running = self.running.shape
+        self.dtype = promoted(step, definition, name, self.dtype, running, dtype, shape)
+        return axes
 
-def _common(
-    step: Step, name: str, shape: Shape, earlier: Mapping[int, int], sizes: Mapping[int, int]
-) -> dict[int, int]:
-    """The axes of both uses of an operand; an axis of one value alone may be in either."""
-    if {a: n for a, n in earlier.items() if n != 1} != {a: n for a, n in sizes.items() if n != 1}:
-        raise ArgumentError(
+    def _meet(self, step: Step, name: str, shape: Shape, known: Axes | None) -> Axes:
+        try:
+            self.running, axes = self.atlas.meet(self.running, shape, known)
+        except CrossedAxesError:
+            raise self._crossed(step, name, shape) from None
+        return axes
+
+    def _crossed(self, step: Step, name: str, shape: Shape) -> ArgumentError:
+        if name in self.kept:
+            return ArgumentError(
+                f"{step.text}: the kept value {name!r} of shape {shape} would meet a value of "
+                f"shape {self.running.shape} along other axes than it was kept with; where a step "
+                "between them reduces, give it keepdim=True"
+            )
+        return ArgumentError(
             f"{step.text}: operand {name!r} of shape {shape} is used along other axes by an "
             "earlier step; give the two steps operands of different names"
         )
-    return {a: n for a, n in earlier.items() if a in sizes}
 
-
-def _place(name: str, sizes: Mapping[int, int], rank: int, domain: Shape) -> Operand:
-    if any(-a > len(domain) or n not in (1, domain[a]) for a, n in sizes.items()):
-        raise ArgumentError(
-            f"operand {name!r} is wider than the result, whose shape before pooling is {domain}: a "
-            "recall drops the steps that use it; leave them out"
+    def _placed(self, step: Step, placement: str, name: str, shape: Shape) -> Axes:
+        """The axes of a per-channel or trailing operand."""
+        running = self.running
+        axes = placed_along(step, placement, name, running.shape, shape)
+        aligned = tuple(
+            running.along(a) if a in axes else () for a in range(-len(running.shape), 0)
         )
-    # Where a later step widens an axis of size one, its only value is the same all along it.
-    extent = frozenset(a for a, n in sizes.items() if n != 1 or domain[a] == 1)
-    shape = tuple(size if i - len(domain) in extent else 1 for i, size in enumerate(domain))
-    return Operand(name, extent, shape, rank)
+        wanted = self.atlas.resolve(flat(aligned))
+        if name in self.found:
+            have = self.atlas.resolve(flat(self.found[name]))
+            wide = [[a for a in ids if self.atlas.sizes[a] != 1] for ids in (have, wanted)]
+            if wide[0] != wide[1]:
+                raise self._crossed(step, name, shape)
+            return aligned if have == wanted else tuple(self._common(a, have) for a in aligned)
+        is_bare = len(shape) == len(axes)  # without ones for the axes around them
+        bare = tuple(running.along(a) for a in sorted(axes))
+        self.found[name] = bare if is_bare else aligned[len(aligned) - len(shape) :]
+        return aligned
 
+    def _common(self, axes: tuple[int, ...], have: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(a for a in self.atlas.resolve(axes) if a in have)
 
-def _pad(shape: Shape, rank: int) -> Shape:
-    return (1,) * (rank - len(shape)) + shape
-
-
-def _check_floating(name: str, dtype: str) -> None:
-    if dtype not in FLOATING:
-        raise ArgumentError(
-            f"argument {name!r}: got a tensor of {dtype}, wanted one of {', '.join(FLOATING)}; "
-            f"convert it first, for example {name}.float()"
-        )
-
-
-def _check_axis(step: Step, running: Shape) -> None:
-    axis = dict(step.attributes).get("axis")
-    if isinstance(axis, int) and not -len(running) <= axis < len(running):
-        raise ArgumentError(
-            f"{step.text}: axis {axis} is out of range for a tensor of shape {running} "
-            f"({len(running)} axes)"
-        )
-
-
-def _broadcast(step: Step, name: str, running: Shape, shape: Shape) -> Shape:
-    rank = max(len(running), len(shape))
-    sizes = []
-    for a, b in zip(_pad(running, rank), _pad(shape, rank), strict=True):
-        if a != b and 1 not in (a, b):
+    def _grouped(
+        self, step: Step, definition: Definition, operands: list[tuple[str, Axes]]
+    ) -> tuple[Axes, Axes, list[tuple[str, Axes]]]:
+        """The axes as a body sees them to which axis 1 is two: groups, and what is within one."""
+        shape = self.running.shape
+        groups = dict(step.attributes)[definition.groups]
+        assert isinstance(groups, int)
+        if len(shape) < 2 or shape[1] % groups:
             raise ArgumentError(
-                f"{step.text}: operand {name!r} got shape {shape}, which does not broadcast with "
-                "the value's "
-                f"{running}; sizes must match from the last axis on, or be 1"
+                f"{step.text}: got a value of shape {shape}, wanted one whose axis 1 is divisible "
+                f"by {groups}, the number of groups"
             )
-        sizes.append(b if a == 1 else a)
-    return tuple(sizes)
+        try:
+            parts = self.atlas.split(self.running.axes[1], groups) if shape[1] else ((), ())
+        except CrossedAxesError:
+            raise UnsupportedError(
+                f"{step.text}: {groups} groups of {shape[1]} channels cross those of an earlier "
+                "step; compile what follows as a chain of its own"
+            ) from None
 
+        def apart(axes: Axes) -> Axes:
+            two = parts if axes[1] else ((), ())
+            return (*axes[:1], *two, *axes[2:])
 
-def _extent(step: Step, parameter: Parameter, name: str, running: Shape, shape: Shape) -> ir.Extent:
-    if parameter.placement == "channel":
-        return _channel_extent(step, name, running, shape)
-    if parameter.placement == "trailing":
-        return _trailing_extent(step, name, running, shape)
-    if shape == running:
-        return frozenset(range(-len(shape), 0))
-    return frozenset(axis for axis in range(-len(shape), 0) if shape[axis] != 1)
+        axes = apart(self.running.axes)
+        return axes, axes, [(name, apart(along)) for name, along in operands]
 
-
-def _channel_extent(step: Step, name: str, running: Shape, shape: Shape) -> ir.Extent:
-    axis = dict(step.attributes).get("axis")
-    assert isinstance(axis, int)
-    axis = axis if axis < 0 else axis - len(running)
-    channels = running[axis]
-    wanted = (1,) * (len(running) + axis) + (channels,) + (1,) * (-1 - axis)
-    if shape != (channels,) and _pad(shape, len(running)) != wanted:
-        raise ArgumentError(
-            f"{step.text}: operand {name!r} got shape {shape}, wanted ({channels},) or {wanted}: "
-            "one value for "
-            f"each of the {channels} channels (axis {axis + len(running)}) of a value of shape "
-            f"{running}"
-        )
-    return frozenset({axis})
-
-
-def _normalised_axes(step: Step, running: Shape) -> ir.Extent:
-    """The axes that a normalising step reduces, checked against the value's shape."""
-    attributes = dict(step.attributes)
-    axis, wanted = attributes.get("axis"), attributes.get("normalized_shape")
-    if isinstance(axis, int):
-        axis = axis if axis < 0 else axis - len(running)
-        if wanted not in (None, running[axis], (running[axis],)):
+    def _update(self, step: Step, definition: Definition, updated: list[tuple[str, str]]) -> None:
+        """Note the running statistics that a step updates, their shapes checked."""
+        attributes = dict(step.attributes)
+        names = dict(updated)
+        shape = self.running.shape
+        for parameter, name in updated:
+            given, dtype = self.given[name]
+            if parameter == COUNTER:
+                if given != () or dtype != "int64":
+                    raise ArgumentError(
+                        f"{step.text}: operand {name!r} got shape {given} of {dtype}, wanted one "
+                        "integer: a tensor of shape () of int64"
+                    )
+            else:
+                placed_along(step, "channel", name, shape, given)
+        if not attributes.get(definition.training):
+            return
+        if values_per_statistic(definition, shape) == 1:
             raise ArgumentError(
-                f"{step.text}: normalized_shape is {wanted}, but axis {axis} of a value of shape "
-                f"{running} "
-                f"has {running[axis]}; they must be equal"
+                f"{step.text}: got a value of shape {shape}, wanted more than one value for each "
+                "statistic"
             )
-        return frozenset({axis})
-    if not running:
-        raise ArgumentError(
-            f"{step.text}: got a value of shape (), wanted one with at least one axis to normalise"
-        )
-    sizes = (wanted,) if isinstance(wanted, int) else tuple(wanted or running[-1:])  # type: ignore[arg-type]
-    if len(running) < len(sizes) or running[len(running) - len(sizes) :] != sizes:
-        raise ArgumentError(
-            f"{step.text}: normalized_shape is {sizes}, but the value's shape is {running}, whose "
-            "last "
-            f"{len(sizes)} axes are {running[-len(sizes) :]}; they must be equal"
-        )
-    return frozenset(range(-len(sizes), 0))
-
-
-def _trailing_extent(step: Step, name: str, running: Shape, shape: Shape) -> ir.Extent:
-    axes = _normalised_axes(step, running)
-    ordered = sorted(axes)
-    wanted = tuple(running[a] for a in ordered)
-    spread = wanted + (1,) * (-1 - ordered[-1])
-    if shape != wanted and _pad(shape, len(running)) != _pad(spread, len(running)):
-        raise ArgumentError(
-            f"{step.text}: operand {name!r} got shape {shape}, wanted {wanted}, the sizes of the "
-            "axes that are "
-            f"normalised in a value of shape {running}"
-        )
-    return axes
-
-
-_WIDTH = {"float16": 1, "bfloat16": 1, "float32": 2, "float64": 3}
-
-
-def promote(a: str, b: str) -> str:
-    """The element type that torch promotes two floating types to."""
-    if a == b:
-        return a
-    if _WIDTH[a] == _WIDTH[b]:
-        return "float32"
-    return max(a, b, key=_WIDTH.__getitem__)
-
-
-def _promote(
-    step: Step,
-    definition: Definition,
-    name: str,
-    dtype: str,
-    running: Shape,
-    other: str,
-    shape: Shape,
-) -> str:
-    if definition.same_dtype and other != dtype:
-        raise ArgumentError(
-            f"{step.text}: operand {name!r} is {other} but the value it meets is {dtype}, a mix "
-            "that torch "
-            f"refuses here; convert one of them, for example {name}.to(torch.{dtype})"
-        )
-    if not shape and running:
-        return dtype  # a tensor without axes does not widen one that has some
-    if shape and not running:
-        return other
-    return promote(dtype, other)
-
-
-def _windows(step: Step, definition: Definition, running: Shape) -> tuple[tuple[int, int], ...]:
-    number = definition.window_axes
-    if len(running) not in (number + 1, number + 2):
-        raise ArgumentError(
-            f"{step.text}: got a value of shape {running}, wanted {number + 1} or {number + 2} "
-            "axes, "
-            f"the last {number} of which are pooled"
-        )
-    size = dict(step.attributes)["kernel_size"]
-    sizes: Sequence[int] = (size,) * number if isinstance(size, int) else size  # type: ignore[assignment]
-    for axis, window in zip(range(-number, 0), sizes, strict=True):
-        if running[axis] < window:
+        momentum = attributes.get("momentum")
+        if not any(p != COUNTER for p in names):
+            return
+        if momentum is None and COUNTER not in names:
             raise ArgumentError(
-                f"{step.text}: a window of {tuple(sizes)} does not fit in a value of shape "
-                f"{running}; "
-                f"the result would be empty"
+                f"{step.text}: momentum is None, so the average is over all batches; give their "
+                f"number too, {COUNTER}={COUNTER}"
             )
-    return tuple(zip(range(-number, 0), sizes, strict=True))
+        dtypes = tuple((p, self.given[n][1]) for p, n in updated)
+        factor = float(momentum) if isinstance(momentum, float | int) else None
+        self.updates.append(Update(len(self.places), tuple(updated), dtypes, factor))

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from fusegen import __version__, cache
 from fusegen.bench import command as bench_command
-from fusegen.bind import FLOATING
 from fusegen.describe import LAYOUTS, Situation, sources
 from fusegen.dsl import parse
 from fusegen.errors import BuildError, CacheError, FusegenError
+from fusegen.fitting import FLOATING
 from fusegen.ops import OPS, lookup
 from fusegen.target import TARGETS
 

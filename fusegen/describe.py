@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fusegen.bind import FLOATING, Shape, bind
+from fusegen.axes import Shape
+from fusegen.bind import bind
 from fusegen.codegen import Source
 from fusegen.emission import source
 from fusegen.errors import ArgumentError
+from fusegen.fitting import FLOATING
 from fusegen.lower import stages
 from fusegen.ops import Chain, lookup, nearest
 from fusegen.program import derivative, forward
@@ -48,7 +50,7 @@ def sources(chain: Chain, target: str, situation: Situation, *, grad: bool) -> t
     found = []
     for stage in stages(chain):
         bound = bind(stage, (shape, dtype), {n: (operands[n], dtype) for n in stage.operands})
-        order = memory_order(shape, bound.domain, layout)
+        order = bound.memory_order(axes_in_memory(shape, layout))
         program = forward(bound, is_training=grad)
         input_count = len(program.graph.inputs)
         types = element_types(program, bound, [dtype] * input_count)
@@ -73,12 +75,12 @@ def _require(what: str, value: str, allowed: Iterable[str]) -> None:
 # The rules of a signature, for tensors and for plain data alike.
 
 
-def memory_order(shape: Shape, domain: Shape, layout: str) -> tuple[int, ...]:
+def axes_in_memory(shape: Shape, layout: str) -> tuple[int, ...]:
     """The axes, outermost first, of a dense x in a layout; axes of size one move nothing."""
-    rank = len(domain)
+    rank = len(shape)
     logical = tuple(range(-rank, 0))
     channels_last = (-rank, *range(-rank + 2, 0), -rank + 1)
-    if layout == "contiguous" or len(shape) != rank or rank < 3:
+    if layout == "contiguous" or rank < 3:
         return logical
     moved = [axis for axis in channels_last if shape[axis] != 1]
     return logical if moved == sorted(moved) else channels_last

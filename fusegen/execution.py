@@ -70,8 +70,7 @@ class Part:
         x = tensors[0]
         bound = bound_of(self.chain, tensors)
         order, is_dense = memory_order(tuple(x.shape), x.stride())
-        if not is_dense or len(bound.domain) != x.dim():
-            order = tuple(range(-len(bound.domain), 0))
+        order = bound.memory_order(order if is_dense else None)
         key = (bound.pattern, wanted is not None)
         if key not in self.programs:
             self.programs[key] = forward(bound, is_training=wanted is not None)
@@ -80,7 +79,7 @@ class Part:
         targets = []
         for name, expr in program.graph.outputs:
             if name == "out":
-                extent = frozenset(range(-len(bound.domain), 0))
+                extent = frozenset(a for axes in bound.result for a in axes)
                 targets.append(Target(extent, bound.result_shape, getattr(torch, bound.dtype)))
             else:
                 targets.append(Target(expr.extent, None, getattr(torch, dtypes[name])))

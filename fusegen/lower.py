@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fusegen import ir
-from fusegen.bind import Bound, Operand
+from fusegen.axes import Axes
+from fusegen.bind import Bound, Operand, Place
 from fusegen.errors import ArgumentError, UnsupportedError
 from fusegen.ir import Expr, Graph
 from fusegen.ops import Chain, Step
@@ -75,37 +76,105 @@ def _is_reducing(step: Step) -> bool:
 def lower(bound: Bound) -> Lowered:
     """Run the op bodies: the graph from x and the operands to y."""
     pooled = [axis for axis, _ in bound.windows]
+    rank = len(bound.domain)
 
     def leaf(name: str, operand: Operand) -> Expr:
         twins = {-axis for axis in pooled if axis in operand.extent}
-        return ir.tensor(name, operand.extent | twins, operand.rank)
+        return ir.tensor(name, operand.extent | twins, rank)
 
     x = leaf("x", bound.x)
     tensors = {operand.name: leaf(code_name(operand.name), operand) for operand in bound.operands}
     running, kept = x, {}
     marks: list[Mark] = []
-    for step in bound.chain.steps:
+    statistics: dict[int, tuple[Expr, Expr]] = {}
+    updating = {update.step for update in bound.updates}
+    for i, (step, place) in enumerate(zip(bound.chain.steps, bound.places, strict=True)):
         if step.op == "keep":
             kept[step.names[0]] = running
             continue
         if step.op == "recall":
             running = kept[step.names[0]]
             continue
-        named = {p: kept.get(name, tensors.get(name)) for p, name in step.operands}
-        running = _run_body(step, running, named)
+        assert place is not None
+        assert step.definition is not None
+        names = dict(step.operands)
+        named = {p: kept.get(names[p], tensors.get(names[p])) for p, _ in place.operands}
+        body = _Body(step, place, running, named)
+        if i in updating:
+            assert step.definition.statistics is not None
+            mean, variance = body.placed(step.definition.statistics(body.x))
+            statistics[i] = mean, variance
+        running = body.result()
         marks.append(Mark(running, f"after_{step.op}", step.text))
     if running.kind != "number":
         raise UnsupportedError(
             f"{bound.chain.text}: the chain ends in a condition, wanted numbers; end it with "
             "where(a, b), for example"
         )
-    inputs = (x, *tensors.values())
-    return Lowered(Graph(inputs, (("out", running),)), tuple(marks))
+    outputs = [("out", running)]
+    for number, update in enumerate(bound.updates, start=1):
+        for name, value in zip(("mean", "variance"), statistics[update.step], strict=True):
+            outputs.append((f"batch_{name}_{number}", value))
+    return Lowered(Graph((x, *tensors.values()), tuple(outputs)), tuple(marks))
 
 
-def _run_body(step: Step, running: Expr, operands: Mapping[str, Expr | None]) -> Expr:
-    assert step.definition is not None
-    try:
-        return step.definition.function(running, **operands, **dict(step.attributes))
-    except TypeError as error:
-        raise ArgumentError(f"{step.text}: its body does not work here: {error}") from error
+class _Body:
+    """A step's body: run on stand-ins for its values, which count axes as the step does, then
+    laid along the axes of the graph.
+    """
+
+    def __init__(
+        self, step: Step, place: Place, running: Expr, operands: Mapping[str, Expr | None]
+    ) -> None:
+        self.step = step
+        self.axes = place.axes
+        self.real: dict[Expr, Expr] = {}
+        self.x = self._stand_in("x", running, place.x)
+        self.operands = {
+            name: self._stand_in(f"operand {name}", real, axes)
+            for (name, axes), real in zip(place.operands, operands.values(), strict=True)
+            if real is not None
+        }
+
+    def _stand_in(self, name: str, real: Expr, axes: Axes) -> Expr:
+        extent = set()
+        for axis in range(-len(axes), 0):
+            if real.extent.intersection(axes[axis]):
+                extent.add(axis)
+            if real.extent.intersection(-a for a in axes[axis]):
+                extent.add(-axis)
+        found = ir.tensor(name, extent, len(axes), real.kind)
+        self.real[found] = real
+        return found
+
+    def result(self) -> Expr:
+        """What the step gives, over the graph's axes."""
+        definition = self.step.definition
+        assert definition is not None
+        attributes = dict(self.step.attributes)
+        try:
+            found = definition.function(self.x, **self.operands, **attributes)
+        except TypeError as error:
+            message = f"{self.step.text}: its body does not work here: {error}"
+            raise ArgumentError(message) from error
+        return self.placed((found,))[0]
+
+    def placed(self, roots: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        """Expressions over the stand-ins, as expressions over the values themselves."""
+        new = dict(self.real)
+        for node in ir.topological(roots, stop=new):
+            new[node] = self._rebuilt(node, tuple(new[a] for a in node.args))
+        return tuple(new[root] for root in roots)
+
+    def _rebuilt(self, node: Expr, args: tuple[Expr, ...]) -> Expr:
+        if node.op == "reduce":
+            kind, axes = ir.reduction(node)
+            return ir.reduce(kind, self._places(axes), *args)
+        if node.op == "count":
+            places = self._places(ir.axes_of(node))
+            return ir.count(places) if places else ir.const(1.0)
+        return ir.rebuild(node, args)
+
+    def _places(self, axes: Iterable[int]) -> set[int]:
+        inside = {-p for a in axes if a > 0 for p in self.axes[-a]}
+        return inside | {p for a in axes if a < 0 for p in self.axes[a]}

@@ -19,8 +19,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from fusegen import ir
-from fusegen.bind import FLOATING
 from fusegen.choices import bounded, joined
+from fusegen.fitting import FLOATING
 from fusegen.ir import Expr, Graph, const, constant, primitive
 from fusegen.kernel import Kernel, Reduction
 from fusegen.lower import remarked

@@ -14,7 +14,7 @@ import torch
 
 from fusegen import dsl
 from fusegen.bind import bind
-from fusegen.describe import memory_order
+from fusegen.describe import axes_in_memory
 from fusegen.emission import source
 from fusegen.grouping import collapse
 from fusegen.lower import stages
@@ -91,7 +91,7 @@ def run(
     tensors = [torch.randn(s, dtype=kind) for s in shapes]
     operands = dict(zip(chain.operands, operand_shapes, strict=True))
     bound = bind(chain, (shape, dtype), {n: (s, dtype) for n, s in operands.items()})
-    order = memory_order(shape, bound.domain, layout)
+    order = bound.memory_order(axes_in_memory(shape, layout))
     program = forward(bound, is_training=True)
     types = element_types(program, bound, [dtype] * len(shapes))
     found = derivative(program, range(len(shapes)), (0,), shapes)

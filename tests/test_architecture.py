@@ -27,6 +27,8 @@ ORDER = (
     "dsl",
     "target",
     "tiers",
+    "axes",
+    "fitting",
     "bind",
     "lower",
     "autodiff",

@@ -20,10 +20,10 @@ from typing import Any
 
 from fusegen.bench import markdown, table
 from fusegen.bench.works import Item, Work, listing, select
-from fusegen.bind import FLOATING
 from fusegen.describe import LAYOUTS, Situation, assumed_shapes
 from fusegen.dsl import parse
 from fusegen.errors import ArgumentError
+from fusegen.fitting import FLOATING
 
 OK, WRONG_RESULT = 0, 1
 

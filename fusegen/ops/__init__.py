@@ -14,12 +14,14 @@ from fusegen.ops.schema import (
     Trailing,
     nearest,
 )
-from fusegen.ops.step import STRUCTURAL, Definition, Step
+from fusegen.ops.step import COUNTER, RUNNING, STRUCTURAL, Definition, Step
 
 __all__ = [
     "ALIASES",
+    "COUNTER",
     "OPS",
     "RESERVED",
+    "RUNNING",
     "STRUCTURAL",
     "Attribute",
     "BadArgument",

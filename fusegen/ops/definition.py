@@ -169,12 +169,24 @@ class Op(Definition):
                 (self, slots, attributes, exact),
                 rank=None,
             )
+        self._require_axes_alike(dict(attributes))
         result: object = self.function(x, **dict(operands), **dict(attributes))
         if not isinstance(result, Expr):
             raise ChainError(
                 f"{self.name}: its body must return an expression, got {show_value(result)}"
             )
         return result
+
+    def _require_axes_alike(self, attributes: Mapping[str, Attribute]) -> None:
+        """Raise where the op, in another one's body, would change what the axes of a value are."""
+        if self.shaping == "reduce" and not attributes.get("keepdim"):
+            raise ChainError(
+                f"{self.name}: in an operation's body axes cannot be dropped; give keepdim=True"
+            )
+        if self.groups or self.training or self.shaping in ("squeeze", "unsqueeze"):
+            raise ChainError(
+                f"{self.name}: works as a step of a chain only, not in an operation's body"
+            )
 
     def __repr__(self) -> str:
         return f"<fusegen op {self.signature}>"
