@@ -57,6 +57,7 @@ def emit(
         "families": sorted({k.family for e in views for k in e.kernels}),
         "sums_by_row": any(k.sums for e in views for k in e.kernels if k.family in _BY_ROW),
         "carries": any(k.carried for e in views for k in e.kernels),
+        "has_positions": any(k.positions for e in views for k in e.kernels),
         "ahead": any(k.is_sent_ahead for e in views for k in e.kernels),
         "accumulators": sorted({r.kind for e in views for k in e.kernels for r in k.accumulated}),
         "operations": sorted(

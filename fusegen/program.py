@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fusegen import ir
 from fusegen.autodiff import vjp, winners
 from fusegen.bind import Bound
-from fusegen.ir import Expr, Graph
+from fusegen.ir import Expr, Extent, Graph
 from fusegen.lower import Mark, lower, remarked
 from fusegen.simplify import simplification
 
@@ -34,6 +34,8 @@ class Program:
     values: tuple[Expr | None, ...]
     saved: tuple[tuple[Expr, Expr], ...] = ()
     windows: tuple[tuple[int, int], ...] = ()
+    # The axes of each output as a tensor, where it may be the same all along some; () for its own.
+    spans: tuple[Extent, ...] = ()
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -130,7 +132,8 @@ def derivative(
         if value is not None:
             name = _fresh(f"d_{program.output_names[i]}", taken)
             out = program.graph.roots[i]
-            cotangents[i] = ir.tensor(name, out.extent, out.rank)
+            extent = program.spans[i] if program.spans else out.extent
+            cotangents[i] = ir.tensor(name, extent, out.rank)
     wanted = [i for i in needs if program.graph.inputs[i].kind == "number"]
     wrt = [program.graph.inputs[i] for i in wanted]
     values = [v for v in program.values if v is not None]
@@ -167,7 +170,12 @@ def derivative(
     assert len(inputs) == len(used), "a derivative reads only inputs, saved outputs and cotangents"
     name = "backward" if program.name == "forward" else f"{program.name}_of_backward"
     result = Program(
-        name, Graph(inputs, graph.outputs), marks_here, graph.roots, (), program.windows
+        name,
+        Graph(inputs, graph.outputs),
+        marks_here,
+        graph.roots,
+        windows=program.windows,
+        spans=tuple(program.graph.inputs[i].extent for i in targets),
     )
     sources = tuple(candidates[leaf] for leaf in inputs)
     return Derivative(result, sources, tuple(targets), tuple(shared))

@@ -180,7 +180,13 @@ CPP = Target(
         "sigmoid": "{one} / ({one} + exp_of(-{0}))",
     },
     definitions={"erf_of": _ERF_OF, "exp_of": _EXP_OF},
-    accumulators={"sum": "Sum", "moments": "Moments", "max": "Maximum", "pick": "Picked"},
+    accumulators={
+        "sum": "Sum",
+        "moments": "Moments",
+        "max": "Maximum",
+        "peak": "Peak",
+        "pick": "Picked",
+    },
     source_suffix="cpp",
     is_wide=True,
     is_flat=False,
@@ -217,6 +223,7 @@ CUDA = Target(
         "sum": "Sum<{compute}>",
         "moments": "Moments<{compute}>",
         "max": "Maximum<{compute}>",
+        "peak": "Peak<{compute}>",
         "pick": "Picked<{compute}>",
     },
     source_suffix="cu",
@@ -240,8 +247,9 @@ _SPOKEN_FOR = """
     columns combine combine_across count cudaGetErrorString d definition device distance distances
     divide drift e edges element elements end erf_of error_text excess exchange exp2_flushed exp_of
     expect families finite first float16 fold from gap given guard half head home i index inner
-    inverse inverse_length is_beside is_here is_it is_live j join kept kernel lane lanes last least
-    left length lengths line lines load load_again lower lowest magnitude merge merge_beside
+    inverse inverse_length is_beside is_here is_it is_live j join kept kernel lane lanes larger
+    largest last least left length lengths line lines load load_again lower lowest magnitude merge
+    merge_beside
     merge_tree methods mine minimum moments moments_about more most n narrow narrow_div
     narrow_sigmoid narrow_sqrt needed next normal offset oldest on_each order other out outer output
     p pack packs pad padded pair part pick picked piece piece_length pieces pieces_of place
@@ -263,10 +271,10 @@ _SPOKEN_FOR = """
 """
 _TAKEN = frozenset(_SPOKEN_FOR.split())
 _DERIVED = re.compile(
-    r"d_|after_|carried|sums_|distances?_|centre_|count_of_|picked_|winner|mean|variance|total|maximum|window|axis_|above_|beside_|"
+    r"d_|after_|carried|sums_|distances?_|centre_|count_of_|picked_|winner|mean|variance|total|maximum|position_|window|axis_|above_|beside_|"
     r"kept_|is_|forward|backward|run_|k[A-Z]|_|[A-Z]|Py|.*"
     r"_(value|line|room|lanes|sum|part|out|in|next|stored|scratch|partials|slots|t)$"
-    r"d_|after_|carried|count_of_|picked_|winner|mean|variance|total|maximum|window|axis_|above_|"
+    r"d_|after_|carried|count_of_|picked_|winner|mean|variance|total|maximum|position_|window|axis_|above_|"
     r"beside_|kept_|is_|forward|backward|run_|k[A-Z]|_|[A-Z]|Py|.*"
     r"_(value|line|room|rooms|rows|columns|lanes|sum|part|out|in|stored|scratch|t)$"
 )

@@ -1,6 +1,6 @@
 """The operations: each is one function of expressions, registered under its name."""
 
-from fusegen.ops import activation, arithmetic, normalisation, pooling, primitives
+from fusegen.ops import activation, arithmetic, normalisation, pooling, primitives, reduction
 from fusegen.ops.chain import RESERVED, Chain, keep, recall
 from fusegen.ops.definition import ALIASES, OPS, Op, lookup
 from fusegen.ops.registry import op
@@ -44,4 +44,5 @@ __all__ = [
     "pooling",
     "primitives",
     "recall",
+    "reduction",
 ]
