@@ -22,7 +22,7 @@ from fusegen.fitting import (
     values_per_statistic,
     windows_of,
 )
-from fusegen.ops import COUNTER, Chain, Definition, Step
+from fusegen.ops import COUNTER, RUNNING, Chain, Definition, Step
 
 Kinds = Mapping[str, tuple[Shape, str]]
 
@@ -46,6 +46,7 @@ class Place:
     axes: Axes
     x: Axes
     operands: tuple[tuple[str, Axes], ...]
+    dtype: str  # of the value before the step, where the step asks for it; else nothing
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,6 @@ class Update:
 
     step: int
     tensors: tuple[tuple[str, str], ...]
-    dtypes: tuple[tuple[str, str], ...]
     momentum: float | None
 
 
@@ -160,7 +160,8 @@ class _Binding:
 
     def _settled(self, place: Place) -> Place:
         operands = tuple((name, self._all_numbers(axes)) for name, axes in place.operands)
-        return Place(self._all_numbers(place.axes), self._all_numbers(place.x), operands)
+        axes, x = self._all_numbers(place.axes), self._all_numbers(place.x)
+        return Place(axes, x, operands, place.dtype)
 
     def _names_only(self, step: Step) -> bool:
         """Whether a step only names a value or takes up a named one, which is then done."""
@@ -175,7 +176,7 @@ class _Binding:
         assert definition is not None
         attributes = dict(step.attributes)
         require_axis(step, self.running.shape)
-        before = self.running
+        before, dtype = self.running, self.dtype
         aligned: list[tuple[str, Axes]] = []
         updated: list[tuple[str, str]] = []
         for parameter, name in step.operands:
@@ -193,7 +194,7 @@ class _Binding:
         if definition.window_axes:
             self.windows = windows_of(step, definition, self.running.shape)
         self.running = rearranged(step, definition, self.running)
-        return Place(axes, x, tuple(aligned))
+        return Place(axes, x, tuple(aligned), dtype if attributes.get("eps", 0.0) is None else "")
 
     def _operand(self, step: Step, definition: Definition, parameter: str, name: str) -> Axes:
         """The axes of one operand, lined up with those of the running value."""
@@ -285,6 +286,19 @@ class _Binding:
         attributes = dict(step.attributes)
         names = dict(updated)
         shape = self.running.shape
+        given_statistics = [p for p in RUNNING if p in dict(step.operands)]
+        is_training = bool(attributes[definition.training])
+        if len(given_statistics) == 1 or (not is_training and not given_statistics):
+            why = "" if is_training else f", since {definition.training} is False"
+            raise ArgumentError(
+                f"{step.text}: got {' and '.join(given_statistics) or 'no running statistics'}, "
+                f"wanted {' and '.join(RUNNING)}{why}"
+            )
+        if len(shape) < 2:
+            raise ArgumentError(
+                f"{step.text}: got a value of shape {shape}, wanted at least two axes: samples and "
+                "channels"
+            )
         for parameter, name in updated:
             given, dtype = self.given[name]
             if parameter == COUNTER:
@@ -295,7 +309,7 @@ class _Binding:
                     )
             else:
                 placed_along(step, "channel", name, shape, given)
-        if not attributes.get(definition.training):
+        if not is_training:
             return
         if values_per_statistic(definition, shape) == 1:
             raise ArgumentError(
@@ -303,13 +317,12 @@ class _Binding:
                 "statistic"
             )
         momentum = attributes.get("momentum")
-        if not any(p != COUNTER for p in names):
+        if not given_statistics:
             return
         if momentum is None and COUNTER not in names:
             raise ArgumentError(
                 f"{step.text}: momentum is None, so the average is over all batches; give their "
                 f"number too, {COUNTER}={COUNTER}"
             )
-        dtypes = tuple((p, self.given[n][1]) for p, n in updated)
         factor = float(momentum) if isinstance(momentum, float | int) else None
-        self.updates.append(Update(len(self.places), tuple(updated), dtypes, factor))
+        self.updates.append(Update(len(self.places), tuple(updated), factor))

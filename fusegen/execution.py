@@ -17,13 +17,19 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from fusegen.arguments import bound_of, check_out, check_tensors
+from fusegen.arguments import (
+    bound_of,
+    check_out,
+    check_tensors,
+    refuse_what_looks_inside,
+    tracing_state,
+)
 from fusegen.bind import Bound
-from fusegen.errors import UnsupportedError
 from fusegen.modules import load, target_of
 from fusegen.ops import Chain
 from fusegen.plan import Meta, Plan, Target, dtype_name, make_plan, memory_order
 from fusegen.program import Derivative, Program, derivative, forward
+from fusegen.running import update
 from fusegen.signature import Signature, element_types, signature, with_derivative
 
 
@@ -36,39 +42,57 @@ class Part:
         self.programs: dict[Any, Program] = {}
         self.derivatives: dict[Any, Derivative] = {}
         self.modules: dict[Any, ModuleType] = {}
+        # The operands that the programs read: all but those that are updated.
+        self.read = [i for i, name in enumerate(chain.operands) if chain.reads(name)]
+        self.reads_all = len(self.read) == len(chain.operands)
         self.recent: tuple[Call, ...] = ()  # asked first, for they recognise their tensors in C
 
     def __call__(self, x: Tensor, operands: Sequence[Tensor], out: Tensor | None) -> Tensor:
-        tensors = (x, *operands)
+        tensors = given = (x, *operands)
         wanted = None
         try:
             parts: list[Any] = [(t.dtype, t.shape, t.stride(), t.device) for t in tensors]
+            if not self.reads_all:
+                tensors = (x, *[operands[i] for i in self.read])
             if _is_grad_enabled():
                 needs = tuple([t.requires_grad for t in tensors])
                 if True in needs:
                     wanted = needs
                     parts.append(needs)
         except (AttributeError, RuntimeError):
-            check_tensors(self.chain, tensors)
+            check_tensors(self.chain, given)
             raise
         if forward_ad._current_level >= 0 or tracing_state() is not None:
-            _refuse_what_looks_inside(tensors)
+            refuse_what_looks_inside(tensors)
         key = tuple(parts)
         call = self.plans.get(key)
         if call is None:
             with _no_collection():
-                call = self._first_call(tensors, wanted)
+                call = self._first_call(given, tensors, wanted)
             remember(self.plans, key, call)
         if out is not None:
-            return self._into(out, call, tensors)
+            return self._into(out, call, given, tensors)
+        if not self.reads_all:
+            results = call.run(tensors) if wanted is None else apply(call, *tensors)
+            self._update(call, results, operands)
+            return results[0]
         # Two threads may both be here; what one of them puts first is lost, and found again.
         self.recent = (call, *[c for c in self.recent if c is not call][: _MOST_RECENT - 1])
         results = call.run(tensors) if wanted is None else apply(call, *tensors)
         return results[0]
 
-    def _first_call(self, tensors: Sequence[Tensor], wanted: tuple[bool, ...] | None) -> Call:
+    def _update(self, call: Call, results: Sequence[Tensor], operands: Sequence[Tensor]) -> None:
+        named = dict(zip(self.chain.operands, operands, strict=True))
+        update(call.bound.updates, results[1 : 1 + 2 * len(call.bound.updates)], named)
+
+    def _first_call(
+        self,
+        given: Sequence[Tensor],
+        tensors: Sequence[Tensor],
+        wanted: tuple[bool, ...] | None,
+    ) -> Call:
         x = tensors[0]
-        bound = bound_of(self.chain, tensors)
+        bound = bound_of(self.chain, given)
         order, is_dense = memory_order(tuple(x.shape), x.stride())
         order = bound.memory_order(order if is_dense else None)
         key = (bound.pattern, wanted is not None)
@@ -146,10 +170,15 @@ class Part:
                 self.modules.setdefault((id(p), signature), module)
         return self.modules[key]
 
-    def _into(self, out: Tensor, call: Call, tensors: Sequence[Tensor]) -> Tensor:
-        check_out(out, self.chain, call.bound, tensors)
-        wanted = call.plan.outputs[0]
-        if _is_in_place(out, wanted.strides) and not any(_overlap(out, t) for t in tensors):
+    def _into(
+        self, out: Tensor, call: Call, given: Sequence[Tensor], tensors: Sequence[Tensor]
+    ) -> Tensor:
+        check_out(out, self.chain, call.bound, given)
+        if call.bound.updates:
+            results = call.plan.run(tensors)
+            out.copy_(results[0])
+            self._update(call, results, given[1:])
+        elif call.plan.outputs[0].can_fill(out, tensors):
             call.plan.run(tensors, out)
             # Written behind torch's back: its version check must know.
             torch.autograd.graph.increment_version(out)
@@ -363,33 +392,8 @@ def remember(plans: dict[Any, Any], key: Any, value: Any) -> None:
     plans[key] = value
 
 
-tracing_state = torch._C._get_tracing_state
 _is_grad_enabled = torch.is_grad_enabled
-
-
-def _refuse_what_looks_inside(tensors: Sequence[Tensor]) -> None:
-    """Raise where torch would watch single operations and see none, and go on without a word."""
-    if tracing_state() is not None:
-        raise UnsupportedError(
-            "torch.jit.trace cannot record a fused chain; trace fused.reference instead"
-        )
-    duals = [forward_ad.unpack_dual(t) for t in tensors]  # type: ignore[no-untyped-call]
-    if any(dual.tangent is not None for dual in duals):
-        raise UnsupportedError(
-            "a fused chain has no forward-mode derivative yet; use fused.reference under "
-            "forward_ad, or reverse mode"
-        )
 
 
 def _differentiable(program: Program) -> tuple[int, ...]:
     return tuple(i for i, value in enumerate(program.values) if value is not None)
-
-
-def _is_in_place(out: Tensor, strides: Sequence[int]) -> bool:
-    """Whether the kernels can write straight into out."""
-    pairs = zip(out.shape, out.stride(), strides, strict=True)
-    return all(size == 1 or have == want for size, have, want in pairs)
-
-
-def _overlap(a: Tensor, b: Tensor) -> bool:
-    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()

@@ -11,7 +11,7 @@ from fusegen.bind import Bound, Operand, Place
 from fusegen.errors import ArgumentError, UnsupportedError
 from fusegen.ir import Expr, Graph
 from fusegen.ops import Chain, Step
-from fusegen.target import code_name
+from fusegen.target import EPSILON, code_name
 
 
 @dataclass(frozen=True)
@@ -128,6 +128,7 @@ class _Body:
     ) -> None:
         self.step = step
         self.axes = place.axes
+        self.dtype = place.dtype
         self.real: dict[Expr, Expr] = {}
         self.x = self._stand_in("x", running, place.x)
         self.operands = {
@@ -152,6 +153,8 @@ class _Body:
         definition = self.step.definition
         assert definition is not None
         attributes = dict(self.step.attributes)
+        if self.dtype:
+            attributes["eps"] = EPSILON[self.dtype]
         try:
             found = definition.function(self.x, **self.operands, **attributes)
         except TypeError as error:

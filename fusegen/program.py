@@ -82,20 +82,22 @@ def forward(bound: Bound, *, is_training: bool) -> Program:
     """The chain itself; when training, also what its derivative wants instead of whole windows."""
     lowered = lower(bound)
     graph, marks = _simplified(lowered.graph, lowered.marks)
-    (out,) = graph.roots
-    plain = Program("forward", graph, marks, (out,), (), bound.windows)
+    out, *statistics = graph.roots
+    spans = (frozenset(a for axes in bound.result for a in axes), *(s.extent for s in statistics))
+    values: tuple[Expr | None, ...] = (out, *(None for _ in statistics))
+    plain = Program("forward", graph, marks, values, (), bound.windows, spans)
     through, index, picks = winners(out)
     if index is None or not is_training:
         return plain
     rank = out.rank
     index_leaf = ir.tensor(WINNER, index.extent, rank, "index")
-    values, outputs, saved = [through], [("out", out)], []
+    derived, outputs, saved = [through], [("out", out)], []
     for pick in picks:
         name = f"picked_{ir.name_of(pick.args[0])}"
         saved.append((pick, ir.tensor(name, pick.extent, rank)))
         outputs.append((name, pick))
-        values.append(pick)
-    over_leaf = ir.substitute(values, {index: index_leaf})
+        derived.append(pick)
+    over_leaf = ir.substitute(derived, {index: index_leaf})
     saved = [(over_leaf[1 + i], leaf) for i, (_, leaf) in enumerate(saved)]
     outputs.append((WINNER, index))
     full = Program(

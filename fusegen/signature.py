@@ -49,6 +49,9 @@ def element_types(program: Program, bound: Bound, input_types: Sequence[str]) ->
     for name in program.output_names:
         picked = types.get(name.removeprefix("picked_"))
         types[name] = bound.dtype if name == "out" else picked or index_dtype(bound.windows)
+    if bound.updates:
+        wide = "float64" if "float64" in types.values() else "float32"
+        types |= dict.fromkeys((n for n in program.output_names if n.startswith("batch_")), wide)
     return types
 
 

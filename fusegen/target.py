@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 # fp16 and bf16 are computed in fp32; only fp64 needs fp64.
 COMPUTE = {"float16": "float", "bfloat16": "float", "float32": "float", "float64": "double"}
+# The distance from 1 to the next number, in the type in which each is computed.
+EPSILON = {"float16": 2.0**-23, "bfloat16": 2.0**-23, "float32": 2.0**-23, "float64": 2.0**-52}
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "uint8": 1, "int32": 4}
 
 
@@ -249,8 +251,7 @@ _SPOKEN_FOR = """
     expect families finite first float16 fold from gap given guard half head home i index inner
     inverse inverse_length is_beside is_here is_it is_live j join kept kernel lane lanes larger
     largest last least left length lengths line lines load load_again lower lowest magnitude merge
-    merge_beside
-    merge_tree methods mine minimum moments moments_about more most n narrow narrow_div
+    merge_beside merge_tree methods mine minimum moments moments_about more most n narrow narrow_div
     narrow_sigmoid narrow_sqrt needed next normal offset oldest on_each order other out outer output
     p pack packs pad padded pair part pick picked piece piece_length pieces pieces_of place
     polynomial position position_of_best power power_of_two previous q r resident_blocks rest result
@@ -271,10 +272,10 @@ _SPOKEN_FOR = """
 """
 _TAKEN = frozenset(_SPOKEN_FOR.split())
 _DERIVED = re.compile(
-    r"d_|after_|carried|sums_|distances?_|centre_|count_of_|picked_|winner|mean|variance|total|maximum|position_|window|axis_|above_|beside_|"
+    r"d_|after_|carried|sums_|distances?_|centre_|count_of_|picked_|winner|mean|variance|total|maximum|position_|batch_|window|axis_|above_|beside_|"
     r"kept_|is_|forward|backward|run_|k[A-Z]|_|[A-Z]|Py|.*"
     r"_(value|line|room|lanes|sum|part|out|in|next|stored|scratch|partials|slots|t)$"
-    r"d_|after_|carried|count_of_|picked_|winner|mean|variance|total|maximum|position_|window|axis_|above_|"
+    r"d_|after_|carried|count_of_|picked_|winner|mean|variance|total|maximum|position_|batch_|window|axis_|above_|"
     r"beside_|kept_|is_|forward|backward|run_|k[A-Z]|_|[A-Z]|Py|.*"
     r"_(value|line|room|rooms|rows|columns|lanes|sum|part|out|in|stored|scratch|t)$"
 )
