@@ -145,8 +145,11 @@ def run(
     cotangent = torch.randn(expected.shape, dtype=kind)
     pools = {"input": tensors, "output": outputs, "cotangent": [cotangent]}
     results = launch(found.program, [pools[pool][i] for pool, i in found.sources])
-    by_input = dict(zip(found.targets, results, strict=True))
-    by_input |= {i: results[output] for i, output in found.shared}
+    by_input = {}
+    for i, result in zip(found.targets, results, strict=True):
+        # A gradient may be the same all along some of its input's axes.
+        by_input[i] = result.expand(place(program.graph.inputs[i].extent)[0])
+    by_input |= {i: by_input[found.targets[output]] for i, output in found.shared}
     wanted = [expected, *torch.autograd.grad(expected, exact, cotangent.double())]
     have = [outputs[0], *(by_input[i] for i in range(len(shapes)))]
     have = [h.reshape(w.shape) for h, w in zip(have, wanted, strict=True)]

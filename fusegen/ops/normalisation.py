@@ -118,7 +118,8 @@ def rms_norm(
 ) -> Expr:
     """x / sqrt(mean of squares + eps), times weight.
 
-    Over the axes that layernorm would take. eps is the epsilon of the type that x is computed in where it is left out.
+    Over the axes that layernorm would take. eps, where it is left out, is the epsilon of the type
+    that x is computed in.
     """
     axes = _trailing_axes(x, normalized_shape, axis)
     eps = _SINGLE_EPSILON if eps is None else eps
