@@ -488,16 +488,20 @@ static void backward_inner_2(const float* __restrict__ d_out, const float* __res
   }
 }
 
-static inline __attribute__((always_inline)) void backward_finalise_2_values(const float total_2,
-    const float total, float& d_bias, float& total_scratch, float& total_2_scratch) {
+static inline __attribute__((always_inline)) void backward_finalise_2_values(const float total,
+    const float variance, const float total_2, float& d_weight, float& d_bias, float& total_scratch,
+    float& total_2_scratch) {
+  d_weight = total * (1.0f / sqrtf(variance + 1e-05f));
   d_bias = total_2;
   total_scratch = total;
   total_2_scratch = total_2;
 }
 
-static void backward_finalise_2(float* __restrict__ d_bias, float* __restrict__ total_scratch,
-    float* __restrict__ total_2_scratch, const Sum* __restrict__ total_partials,
-    const Sum* __restrict__ total_2_partials, const BackwardSizes sizes, Index slots, int threads) {
+static void backward_finalise_2(const float* __restrict__ variance, float* __restrict__ d_weight,
+    float* __restrict__ d_bias, float* __restrict__ total_scratch, float* __restrict__ total_2_scratch,
+    const Sum* __restrict__ total_partials, const Sum* __restrict__ total_2_partials,
+    const BackwardSizes sizes, Index slots, int threads) {
+  expect(d_weight, sizes.middle.value);
   expect(d_bias, sizes.middle.value);
   expect(total_scratch, sizes.middle.value);
   expect(total_2_scratch, sizes.middle.value);
@@ -512,20 +516,23 @@ static void backward_finalise_2(float* __restrict__ d_bias, float* __restrict__ 
     const float total_value = static_cast<float>(total_sum.sum());
     const float total_2_value = static_cast<float>(total_2_sum.sum());
     const Index middle = result;
+    const float variance_value = widen(variance[middle]);
+    float d_weight_value;
     float d_bias_value;
     float total_scratch_value;
     float total_2_scratch_value;
-    backward_finalise_2_values(total_2_value, total_value, d_bias_value, total_scratch_value,
-        total_2_scratch_value);
+    backward_finalise_2_values(total_value, variance_value, total_2_value, d_weight_value, d_bias_value,
+        total_scratch_value, total_2_scratch_value);
+    d_weight[middle] = narrow<float>(d_weight_value);
     d_bias[middle] = narrow<float>(d_bias_value);
     total_scratch[middle] = narrow<float>(total_scratch_value);
     total_2_scratch[middle] = narrow<float>(total_2_scratch_value);
   }
 }
 
-static inline __attribute__((always_inline)) void backward_inner_3_values(const float x, const float mean,
+static inline __attribute__((always_inline)) void backward_pointwise_values(const float x, const float mean,
     const float total, const float weight, const float variance, const float count_of_outer_inner,
-    const float d_out, const float bias, const float total_2, float& d_x, float& total_3_term) {
+    const float d_out, const float bias, const float total_2, float& d_x) {
   // batch_norm(running_mean, running_var, weight, bias, training=True)
   const float difference = x - mean;
   const float inverse_root = 1.0f / sqrtf(variance + 1e-05f);
@@ -537,13 +544,12 @@ static inline __attribute__((always_inline)) void backward_inner_3_values(const 
   const float product_3 = -0.5f * (total * weight) * (inverse_root * inverse_root * inverse_root);
   const float sum = difference * (2.0f * product_3 / count_of_outer_inner) + d_after_batch_norm * weight * inverse_root;
   d_x = sum - total_2 * weight * inverse_root / count_of_outer_inner;
-  total_3_term = difference * d_after_batch_norm;
 }
 
-static void backward_inner_3(const float* __restrict__ x, const float* __restrict__ mean,
-    const float* __restrict__ d_out, const float* __restrict__ variance, const float* __restrict__ weight,
-    const float* __restrict__ bias, const float* __restrict__ total, const float* __restrict__ total_2,
-    float* __restrict__ d_x, Sum* __restrict__ total_3_partials, const BackwardSizes sizes, int threads) {
+static void backward_pointwise(const float* __restrict__ x, const float* __restrict__ mean,
+    const float* __restrict__ total, const float* __restrict__ weight, const float* __restrict__ variance,
+    const float* __restrict__ d_out, const float* __restrict__ bias, const float* __restrict__ total_2,
+    float* __restrict__ d_x, const BackwardSizes sizes, int threads) {
   const float count_of_outer_inner_value = static_cast<float>(sizes.outer.value * sizes.inner.value);
   expect(d_x, sizes.outer.value * sizes.middle.value * sizes.inner.value);
   const Index rows = sizes.outer.value * sizes.middle.value, length = sizes.inner.value;
@@ -555,62 +561,32 @@ static void backward_inner_3(const float* __restrict__ x, const float* __restric
     const Index above_middle = divide(row, sizes.middle);
     const Index middle = row - above_middle * sizes.middle.value;
     const Index outer = above_middle;
-    Sum total_3_sum;
     for (Index first = piece * kPiece; first < end; first += kLine) {
       const Index width = std::min(kLine, end - first);
       const Index inner = first;
       float x_room[kLine];
       const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
       const float mean_value = widen(mean[middle]);
+      const float total_value = widen(total[middle]);
+      const float weight_value = widen(weight[middle]);
+      const float variance_value = widen(variance[middle]);
       float d_out_room[kLine];
       const float* const d_out_line = load<1>(d_out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_out_room);
-      const float variance_value = widen(variance[middle]);
-      const float weight_value = widen(weight[middle]);
       const float bias_value = widen(bias[middle]);
-      const float total_value = widen(total[middle]);
       const float total_2_value = widen(total_2[middle]);
       float d_x_room[kLine];
       float* const d_x_line = target<1>(d_x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_x_room);
-      float total_3_term_line[kLine];
 #pragma omp simd
       for (Index i = 0; i < padded(width); ++i) {
         const float x_value = x_line[i];
         const float d_out_value = d_out_line[i];
         float d_x_value;
-        float total_3_term_value;
-        backward_inner_3_values(x_value, mean_value, total_value, weight_value, variance_value,
-            count_of_outer_inner_value, d_out_value, bias_value, total_2_value, d_x_value,
-            total_3_term_value);
+        backward_pointwise_values(x_value, mean_value, total_value, weight_value, variance_value,
+            count_of_outer_inner_value, d_out_value, bias_value, total_2_value, d_x_value);
         d_x_line[i] = d_x_value;
-        total_3_term_line[i] = total_3_term_value;
       }
       store<1>(d_x_line, width, d_x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner);
-      total_3_sum.add(total_3_term_line, width);
     }
-    total_3_partials[(middle) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_3_sum;
-  }
-}
-
-static inline __attribute__((always_inline)) void backward_finalise_3_values(const float total_3,
-    const float variance, float& d_weight) {
-  d_weight = total_3 * (1.0f / sqrtf(variance + 1e-05f));
-}
-
-static void backward_finalise_3(const float* __restrict__ variance, float* __restrict__ d_weight,
-    const Sum* __restrict__ total_3_partials, const BackwardSizes sizes, Index slots, int threads) {
-  expect(d_weight, sizes.middle.value);
-  const Index columns = 1, results = sizes.middle.value;
-#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
-  for (Index result = 0; result < results; ++result) {
-    const Index above = result / columns, column = result % columns;
-    Sum total_3_sum;
-    for (Index slot = 0; slot < slots; ++slot) total_3_sum.merge(total_3_partials[(above * slots + slot) * columns + column]);
-    const float total_3_value = static_cast<float>(total_3_sum.sum());
-    const Index middle = result;
-    const float variance_value = widen(variance[middle]);
-    float d_weight_value;
-    backward_finalise_3_values(total_3_value, variance_value, d_weight_value);
-    d_weight[middle] = narrow<float>(d_weight_value);
   }
 }
 
@@ -660,8 +636,6 @@ extern "C" int64_t run_backward(const int64_t* a) {
 ;
   const Index total_2_partials_slots = sizes.outer.value * pieces_of(sizes.inner.value)
 ;
-  const Index total_3_partials_slots = sizes.outer.value * pieces_of(sizes.inner.value)
-;
   auto* const mean_partials = scratch.take<Moments>(static_cast<int64_t>(sizes.middle.value) * mean_partials_slots);
   auto* const mean_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value));
   auto* const variance_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value));
@@ -669,16 +643,14 @@ extern "C" int64_t run_backward(const int64_t* a) {
   auto* const total_2_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.middle.value) * total_2_partials_slots);
   auto* const total_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value));
   auto* const total_2_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value));
-  auto* const total_3_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.middle.value) * total_3_partials_slots);
   if (is_measuring) return scratch.used;
   backward_inner(x, mean_partials, sizes, threads);
   backward_finalise(mean_scratch, variance_scratch, mean_partials, sizes, mean_partials_slots, threads);
   backward_inner_2(d_out, x, mean_scratch, variance_scratch, weight, bias, total_partials, total_2_partials,
       sizes, threads);
-  backward_finalise_2(d_bias, total_scratch, total_2_scratch, total_partials, total_2_partials, sizes,
-      total_partials_slots, threads);
-  backward_inner_3(x, mean_scratch, d_out, variance_scratch, weight, bias, total_scratch, total_2_scratch,
-      d_x, total_3_partials, sizes, threads);
-  backward_finalise_3(variance_scratch, d_weight, total_3_partials, sizes, total_3_partials_slots, threads);
+  backward_finalise_2(variance_scratch, d_weight, d_bias, total_scratch, total_2_scratch, total_partials,
+      total_2_partials, sizes, total_partials_slots, threads);
+  backward_pointwise(x, mean_scratch, total_scratch, weight, variance_scratch, d_out, bias, total_2_scratch,
+      d_x, sizes, threads);
   return 0;
 }

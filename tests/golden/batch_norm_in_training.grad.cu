@@ -480,18 +480,20 @@ backward_inner_2(const float* __restrict__ d_out, const float* __restrict__ x,
   }
 }
 
-__device__ __forceinline__ void backward_finalise_2_values(const float total_2, const float total,
-    float& d_bias, float& total_scratch, float& total_2_scratch) {
+__device__ __forceinline__ void backward_finalise_2_values(const float total, const float variance,
+    const float total_2, float& d_weight, float& d_bias, float& total_scratch, float& total_2_scratch) {
+  d_weight = total * (rsqrtf(variance + 1e-05f));
   d_bias = total_2;
   total_scratch = total;
   total_2_scratch = total_2;
 }
 
-// Merges partials into total, total_2; writes d_bias, total_scratch, total_2_scratch.
+// Reads variance; merges partials into total, total_2; writes d_weight, d_bias, total_scratch, total_2_scratch.
 __global__ void __launch_bounds__(512)
-backward_finalise_2(float* __restrict__ d_bias, float* __restrict__ total_scratch,
-    float* __restrict__ total_2_scratch, const Sum<float>* __restrict__ total_partials,
-    const Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes, Index slots) {
+backward_finalise_2(const float* __restrict__ variance, float* __restrict__ d_weight,
+    float* __restrict__ d_bias, float* __restrict__ total_scratch, float* __restrict__ total_2_scratch,
+    const Sum<float>* __restrict__ total_partials, const Sum<float>* __restrict__ total_2_partials,
+    BackwardSizes sizes, Index slots) {
   __shared__ alignas(16) unsigned char shared[512 * 8];
   const Index columns = 1, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
@@ -513,19 +515,22 @@ backward_finalise_2(float* __restrict__ d_bias, float* __restrict__ total_scratc
   const float total_2_value = static_cast<float>(total_2_sum.sum());
   const Index result = above * columns + column;
   const Index middle = result;
+  const float variance_value = widen(variance[middle]);
+  float d_weight_value;
   float d_bias_value;
   float total_scratch_value;
   float total_2_scratch_value;
-  backward_finalise_2_values(total_2_value, total_value, d_bias_value, total_scratch_value,
-      total_2_scratch_value);
+  backward_finalise_2_values(total_value, variance_value, total_2_value, d_weight_value, d_bias_value,
+      total_scratch_value, total_2_scratch_value);
+  d_weight[middle] = narrow<float>(d_weight_value);
   d_bias[middle] = narrow<float>(d_bias_value);
   total_scratch[middle] = narrow<float>(total_scratch_value);
   total_2_scratch[middle] = narrow<float>(total_2_scratch_value);
 }
 
-__device__ __forceinline__ void backward_inner_3_values(const float x, const float mean, const float total,
+__device__ __forceinline__ void backward_pointwise_values(const float x, const float mean, const float total,
     const float weight, const float variance, const float count_of_outer_inner, const float d_out,
-    const float bias, const float total_2, float& d_x, float& total_3_term) {
+    const float bias, const float total_2, float& d_x) {
   // batch_norm(running_mean, running_var, weight, bias, training=True)
   const float difference = x - mean;
   const float inverse_root = rsqrtf(variance + 1e-05f);
@@ -537,109 +542,73 @@ __device__ __forceinline__ void backward_inner_3_values(const float x, const flo
   const float product_3 = -0.5f * (total * weight) * (inverse_root * inverse_root * inverse_root);
   const float sum = difference * (2.0f * product_3 / count_of_outer_inner) + d_after_batch_norm * weight * inverse_root;
   d_x = sum - total_2 * weight * inverse_root / count_of_outer_inner;
-  total_3_term = difference * d_after_batch_norm;
 }
 
-// Reads x, d_out, mean by (middle), variance by (middle), weight by (middle), bias by (middle), total by (middle), total_2 by (middle); leaves partials of total_3; writes d_x.
-__global__ void __launch_bounds__(256)
-backward_inner_3(const float* __restrict__ x, const float* __restrict__ mean,
-    const float* __restrict__ d_out, const float* __restrict__ variance, const float* __restrict__ weight,
-    const float* __restrict__ bias, const float* __restrict__ total, const float* __restrict__ total_2,
-    float* __restrict__ d_x, Sum<float>* __restrict__ total_3_partials, BackwardSizes sizes, Index rows,
-    Index pieces, Index piece_length) {
+// Reads x, d_out, mean by (middle), total by (middle), weight by (middle), variance by (middle), bias by (middle), total_2 by (middle); writes d_x.
+__global__ void __launch_bounds__(512, 2)
+backward_pointwise(const float* __restrict__ x, const float* __restrict__ mean,
+    const float* __restrict__ total, const float* __restrict__ weight, const float* __restrict__ variance,
+    const float* __restrict__ d_out, const float* __restrict__ bias, const float* __restrict__ total_2,
+    float* __restrict__ d_x, BackwardSizes sizes, Index count) {
   const float count_of_outer_inner_value = static_cast<float>(sizes.outer.value * sizes.inner.value);
   constexpr int kLanes = 4, kPacks = 2;
-  __shared__ alignas(16) unsigned char shared[256 * 4];
-  const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
-  const bool is_live = task < rows * pieces;
-  const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
-  const Index above_middle = divide(row, sizes.middle);
-  const Index middle = row - above_middle * sizes.middle.value;
-  const Index outer = above_middle;
-  const float mean_value = widen(mean[middle]);
-  const float variance_value = widen(variance[middle]);
-  const float weight_value = widen(weight[middle]);
-  const float bias_value = widen(bias[middle]);
-  const float total_value = widen(total[middle]);
-  const float total_2_value = widen(total_2[middle]);
-  Sum<float> total_3_sum;
-  const auto element = [&](Index inner, float x_value, float d_out_value, float& d_x_stored) {
-    float d_x_value;
-    float total_3_term_value;
-    backward_inner_3_values(x_value, mean_value, total_value, weight_value, variance_value,
-        count_of_outer_inner_value, d_out_value, bias_value, total_2_value, d_x_value, total_3_term_value);
-    d_x_stored = narrow<float>(d_x_value);
-    total_3_sum.add(total_3_term_value);
-  };
-  if (is_live) {
-    const Index length = sizes.inner.value, base = row * length;
-    const Index begin = base + piece * piece_length, end = min(begin + piece_length, base + length);
-    // Packs start at multiples of their size; what stands before and behind them goes one by one.
-    const Index head = min(end, (begin + kLanes - 1) / kLanes * kLanes);
-    const Index packs = (end - head) / kLanes, tail = head + packs * kLanes;
-    if (threadIdx.x < (head - begin) + (end - tail)) {
-      const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
-      element(i - base, widen(x[i]), widen(d_out[i]), d_x[i]);
-    }
-    for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
-      Pack<float, kLanes> x_in[kPacks];
-      Pack<float, kLanes> d_out_in[kPacks];
+  const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 512 + threadIdx.x) * kLanes;
+  Pack<float, kLanes> x_in[kPacks];
+  Pack<float, kLanes> d_out_in[kPacks];
 #pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        const Index i = head + (from + p * blockDim.x) * kLanes;
-        if (i >= tail) break;
-        x_in[p] = load<kLanes>(x + i);
-        d_out_in[p] = load<kLanes>(d_out + i);
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = first + static_cast<Index>(p) * 512 * kLanes;
+    if (i + kLanes > count) break;
+    x_in[p] = load<kLanes>(x + i);
+    d_out_in[p] = load<kLanes>(d_out + i);
+  }
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = first + static_cast<Index>(p) * 512 * kLanes;
+    if (i >= count) return;
+    const Index above_inner = divide(i, sizes.inner);
+    const Index inner = i - above_inner * sizes.inner.value;
+    const Index above_middle = divide(above_inner, sizes.middle);
+    const Index middle = above_inner - above_middle * sizes.middle.value;
+    const bool is_whole = i + kLanes <= count && sizes.inner.value - inner >= kLanes;
+    if (is_whole) {
+      const float mean_value = widen(mean[middle]);
+      const float total_value = widen(total[middle]);
+      const float weight_value = widen(weight[middle]);
+      const float variance_value = widen(variance[middle]);
+      const float bias_value = widen(bias[middle]);
+      const float total_2_value = widen(total_2[middle]);
+      Pack<float, kLanes> d_x_out;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        const float d_out_value = widen(d_out_in[p], lane);
+        float d_x_value;
+        backward_pointwise_values(x_value, mean_value, total_value, weight_value, variance_value,
+            count_of_outer_inner_value, d_out_value, bias_value, total_2_value, d_x_value);
+        d_x_out.at[lane] = narrow<float>(d_x_value);
       }
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        const Index i = head + (from + p * blockDim.x) * kLanes;
-        if (i >= tail) break;
-        Pack<float, kLanes> d_x_out;
-#pragma unroll
-        for (int lane = 0; lane < kLanes; ++lane) {
-          element(i + lane - base, widen(x_in[p], lane), widen(d_out_in[p], lane), d_x_out.at[lane]);
-        }
-        store(d_x + i, d_x_out);
+      store(d_x + i, d_x_out);
+    } else {
+      for (Index j = i; j < count && j < i + kLanes; ++j) {
+        const Index above_inner = divide(j, sizes.inner);
+        const Index above_middle = divide(above_inner, sizes.middle);
+        const Index middle = above_inner - above_middle * sizes.middle.value;
+        const float mean_value = widen(mean[middle]);
+        const float total_value = widen(total[middle]);
+        const float weight_value = widen(weight[middle]);
+        const float variance_value = widen(variance[middle]);
+        const float bias_value = widen(bias[middle]);
+        const float total_2_value = widen(total_2[middle]);
+        const float x_value = widen(x[j]);
+        const float d_out_value = widen(d_out[j]);
+        float d_x_value;
+        backward_pointwise_values(x_value, mean_value, total_value, weight_value, variance_value,
+            count_of_outer_inner_value, d_out_value, bias_value, total_2_value, d_x_value);
+        d_x[j] = narrow<float>(d_x_value);
       }
     }
   }
-  total_3_sum = merge_tree(total_3_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,
-      shared);
-  if (is_live && threadIdx.x == 0) {
-    total_3_partials[(middle) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_3_sum;
-  }
-}
-
-__device__ __forceinline__ void backward_finalise_3_values(const float total_3, const float variance,
-    float& d_weight) {
-  d_weight = total_3 * (rsqrtf(variance + 1e-05f));
-}
-
-// Reads variance; merges partials into total_3; writes d_weight.
-__global__ void __launch_bounds__(512)
-backward_finalise_3(const float* __restrict__ variance, float* __restrict__ d_weight,
-    const Sum<float>* __restrict__ total_3_partials, BackwardSizes sizes, Index slots) {
-  __shared__ alignas(16) unsigned char shared[512 * 8];
-  const Index columns = 1, strips = (columns + blockDim.x - 1) / blockDim.x;
-  const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
-  Sum<double> total_3_sum;
-  if (column < columns) {
-#pragma unroll 8
-    for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
-      total_3_sum.merge(total_3_partials[(above * slots + slot) * columns + column]);
-    }
-  }
-  total_3_sum = merge_tree(total_3_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
-      blockDim.x, shared);
-  if (threadIdx.y != 0 || column >= columns) return;
-  const float total_3_value = static_cast<float>(total_3_sum.sum());
-  const Index result = above * columns + column;
-  const Index middle = result;
-  const float variance_value = widen(variance[middle]);
-  float d_weight_value;
-  backward_finalise_3_values(total_3_value, variance_value, d_weight_value);
-  d_weight[middle] = narrow<float>(d_weight_value);
 }
 
 }  // namespace
@@ -752,9 +721,6 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const int64_t backward_inner_2_pieces = ceil_divide(backward_inner_2_length, 8192);
   const int64_t total_partials_slots = static_cast<int64_t>(sizes.outer.value) * backward_inner_2_pieces;
   const int64_t total_2_partials_slots = static_cast<int64_t>(sizes.outer.value) * backward_inner_2_pieces;
-  const int64_t backward_inner_3_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value), backward_inner_3_length = static_cast<int64_t>(sizes.inner.value);
-  const int64_t backward_inner_3_pieces = ceil_divide(backward_inner_3_length, 8192);
-  const int64_t total_3_partials_slots = static_cast<int64_t>(sizes.outer.value) * backward_inner_3_pieces;
   auto* const mean_partials = scratch.take<Moments<float>>(static_cast<int64_t>(sizes.middle.value) * mean_partials_slots);
   auto* const mean_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value));
   auto* const variance_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value));
@@ -762,7 +728,6 @@ extern "C" int64_t run_backward(const int64_t* a) {
   auto* const total_2_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.middle.value) * total_2_partials_slots);
   auto* const total_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value));
   auto* const total_2_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value));
-  auto* const total_3_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.middle.value) * total_3_partials_slots);
   if (is_measuring) return scratch.used;
   {
     const int64_t piece_length = ceil_divide(backward_inner_length, backward_inner_pieces);
@@ -797,27 +762,14 @@ extern "C" int64_t run_backward(const int64_t* a) {
     const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
     const dim3 block(width, 512 / width);
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    backward_finalise_2<<<blocks, block, 0, stream>>>(d_bias, total_scratch, total_2_scratch, total_partials,
-        total_2_partials, sizes, static_cast<Index>(total_partials_slots));
+    backward_finalise_2<<<blocks, block, 0, stream>>>(variance_scratch, d_weight, d_bias, total_scratch,
+        total_2_scratch, total_partials, total_2_partials, sizes, static_cast<Index>(total_partials_slots));
   }
   {
-    const int64_t piece_length = ceil_divide(backward_inner_3_length, backward_inner_3_pieces);
-    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 32, 256));
-    const dim3 block(lanes, 256 / lanes);
-    const auto blocks = static_cast<unsigned>(ceil_divide(backward_inner_3_rows * backward_inner_3_pieces,
-        block.y));
-    backward_inner_3<<<blocks, block, 0, stream>>>(x, mean_scratch, d_out, variance_scratch, weight, bias,
-        total_scratch, total_2_scratch, d_x, total_3_partials, sizes,
-        static_cast<Index>(backward_inner_3_rows), static_cast<Index>(backward_inner_3_pieces),
-        static_cast<Index>(piece_length));
-  }
-  {
-    const int64_t columns = 1, results = static_cast<int64_t>(sizes.middle.value);
-    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
-    const dim3 block(width, 512 / width);
-    const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    backward_finalise_3<<<blocks, block, 0, stream>>>(variance_scratch, d_weight, total_3_partials, sizes,
-        static_cast<Index>(total_3_partials_slots));
+    const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value);
+    const auto blocks = static_cast<unsigned>(ceil_divide(count, 4096));
+    backward_pointwise<<<blocks, 512, 0, stream>>>(x, mean_scratch, total_scratch, weight, variance_scratch,
+        d_out, bias, total_2_scratch, d_x, sizes, static_cast<Index>(count));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

@@ -249,8 +249,6 @@ forward_outer_2(const float* __restrict__ x, const float* __restrict__ maximum,
 #pragma unroll
       for (int p = 0; p < kRows; ++p) {
         const bool is_here = from + p * blockDim.y < end;
-        const Index row = is_here ? from + p * blockDim.y : from;
-        const Index middle = row;
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
           const Index inner = column + lane;
