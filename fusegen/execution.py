@@ -8,8 +8,9 @@ that it can be differentiated in its turn.
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -27,7 +28,7 @@ from fusegen.arguments import (
 from fusegen.bind import Bound
 from fusegen.modules import load, target_of
 from fusegen.ops import Chain
-from fusegen.plan import Meta, Plan, Target, dtype_name, make_plan, memory_order
+from fusegen.plan import Meta, Plan, Target, dtype_name, make_plan, memory_order, remember
 from fusegen.program import Derivative, Program, derivative, forward
 from fusegen.running import update
 from fusegen.signature import Signature, element_types, signature, with_derivative
@@ -70,20 +71,15 @@ class Part:
             with _no_collection():
                 call = self._first_call(given, tensors, wanted)
             remember(self.plans, key, call)
+        if call.bound.updates:
+            call = call.updating(dict(zip(self.chain.operands, operands, strict=True)))
         if out is not None:
             return self._into(out, call, given, tensors)
-        if not self.reads_all:
-            results = call.run(tensors) if wanted is None else apply(call, *tensors)
-            self._update(call, results, operands)
-            return results[0]
         # Two threads may both be here; what one of them puts first is lost, and found again.
-        self.recent = (call, *[c for c in self.recent if c is not call][: _MOST_RECENT - 1])
+        if self.reads_all and not call.bound.updates:
+            self.recent = (call, *[c for c in self.recent if c is not call][: _MOST_RECENT - 1])
         results = call.run(tensors) if wanted is None else apply(call, *tensors)
         return results[0]
-
-    def _update(self, call: Call, results: Sequence[Tensor], operands: Sequence[Tensor]) -> None:
-        named = dict(zip(self.chain.operands, operands, strict=True))
-        update(call.bound.updates, results[1 : 1 + 2 * len(call.bound.updates)], named)
 
     def _first_call(
         self,
@@ -175,9 +171,7 @@ class Part:
     ) -> Tensor:
         check_out(out, self.chain, call.bound, given)
         if call.bound.updates:
-            results = call.plan.run(tensors)
-            out.copy_(results[0])
-            self._update(call, results, given[1:])
+            out.copy_(call.run(tensors)[0])
         elif call.plan.outputs[0].can_fill(out, tensors):
             call.plan.run(tensors, out)
             # Written behind torch's back: its version check must know.
@@ -226,7 +220,7 @@ class Call:
         self.part = part
         self.program = program
         self.plan = plan
-        self.run = plan.run
+        self.run: Callable[..., tuple[Tensor, ...]] = plan.run
         self.run_planned = plan.run_planned
         self.attempt = plan.attempt
         self.bound = bound
@@ -244,6 +238,20 @@ class Call:
         self.keeps_inputs = self.kept == tuple(range(count))
         self.fixed = tuple(i for i, value in enumerate(program.values) if value is None)
         self.steps: dict[tuple[tuple[int, ...], tuple[bool, ...]], Step] = {}
+
+    def updating(self, named: Mapping[str, Tensor]) -> Call:
+        """The same call, which goes on to update running statistics among the operands: before
+        anything is kept for a derivative, where a checkpoint would stop.
+        """
+
+        def run(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+            results: tuple[Tensor, ...] = self.run(tensors)
+            update(self.bound.updates, results[1 : 1 + 2 * len(self.bound.updates)], named)
+            return results
+
+        twin = copy.copy(self)
+        twin.run = twin.run_planned = run
+        return twin
 
     def backward_step(self, present: tuple[int, ...], needs: tuple[bool, ...]) -> Step:
         """The derivative for these cotangents and these inputs."""
@@ -380,18 +388,7 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-_MOST_PLANS = 4096
 _MOST_RECENT = 4  # to be asked in vain takes 0.1 us
-
-
-def remember(plans: dict[Any, Any], key: Any, value: Any) -> None:
-    """Keep a plan; with every shape seen only once, the oldest go."""
-    if len(plans) >= _MOST_PLANS:
-        for old in list(plans)[: _MOST_PLANS // 2]:
-            del plans[old]
-    plans[key] = value
-
-
 _is_grad_enabled = torch.is_grad_enabled
 
 

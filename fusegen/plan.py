@@ -29,6 +29,7 @@ from fusegen.target import TARGETS
 
 Shape = tuple[int, ...]
 _pointer = Tensor.data_ptr
+_MOST_PLANS = 4096
 _ALIGNMENT = 16  # bytes; the widest access of a kernel
 _PLAIN = (Tensor, torch.nn.Parameter)  # a subclass may mean more by an allocation than memory
 
@@ -379,3 +380,11 @@ def _joined(shape: Shape, stride: Shape) -> list[tuple[int, int]]:
         elif size != 1:
             found.append((size, step))
     return found
+
+
+def remember(plans: dict[Any, Any], key: Any, value: Any) -> None:
+    """Keep a plan; with every shape seen only once, the oldest go."""
+    if len(plans) >= _MOST_PLANS:
+        for old in list(plans)[: _MOST_PLANS // 2]:
+            del plans[old]
+    plans[key] = value
