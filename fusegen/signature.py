@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from fusegen import ir
 from fusegen.bind import Bound
+from fusegen.errors import UnsupportedError
 from fusegen.program import Derivative, Program
 from fusegen.target import ITEM_BYTES, TARGETS
 from fusegen.tiers import Tier, column_tier, row_tier
@@ -19,6 +20,7 @@ from fusegen.tiers import Tier, column_tier, row_tier
 # others is divided among all threads, in passes.
 _LONG_ROW = 1 << 16
 _FEW_ROWS = 512
+_MOST_POSITIONS = 1 << 24  # a float holds every integer up to here
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ def signature(
     """What the module of these programs depends on."""
     mentioned = {name for p in programs for name in (*p.input_names, *p.output_names)}
     dtypes = {name: dtype for name, dtype in dtypes.items() if name in mentioned}
+    _require_exact_positions(programs, dtypes, bound)
     tier = None
     allow_fused = not _has_few_long_rows(programs[0], bound)
     if TARGETS[target].holds_rows and not bound.windows:
@@ -91,6 +94,24 @@ def signature(
         allow_fused,
         tier,
     )
+
+
+def _require_exact_positions(
+    programs: Sequence[Program], dtypes: Mapping[str, str], bound: Bound
+) -> None:
+    """Raise where the first of the largest stands further along than a float can count."""
+    if "float64" in dtypes.values():
+        return
+    for program in programs:
+        for node in ir.topological(program.graph.roots):
+            axes = ir.reduction(node)[1] if node.op == "reduce" else frozenset()
+            length = math.prod(bound.domain[a] for a in axes if a < 0)
+            if axes and node.attrs[0] == "argmax" and max(axes) < 0 and length > _MOST_POSITIONS:
+                raise UnsupportedError(
+                    f"{bound.chain.text}: the gradient of a maximum goes to the first of equal "
+                    f"values, found among {_MOST_POSITIONS} at most, got {length}; use amax or "
+                    "amin, whose gradient is shared, or float64"
+                )
 
 
 def _tier(

@@ -155,7 +155,8 @@ def gather(state: Pass, nodes: Sequence[Expr]) -> tuple[tuple[Reduction, ...], d
 def _result_stem(kind: str, node: Expr) -> str:
     value = node.args[0]
     stems = {"sum": "total", "pick": "winner", "argmax": "winner_index"}
-    stems |= dict.fromkeys(ir.MAXIMA, "maximum")
+    # Not maximum, which is a function where the chain takes that of two.
+    stems |= dict.fromkeys(ir.MAXIMA, "maximum" if min(ir.reduction(node)[1]) < 0 else "peak")
     return (
         f"picked_{ir.name_of(value)}"
         if kind == "pick" and value.op == "input"

@@ -245,8 +245,8 @@ TARGETS: Mapping[str, Target] = {target.name: target for target in (CPP, CUDA)}
 _SPOKEN_FOR = """
     a about above add add_square add_to_columns aligned all all_drift all_squares along answers
     argmax args at b base beats before begin behind beside best bfloat16 bit bits bits_of block
-    blocks both bottom candidate ceil_divide cell cells centre code coefficient column column_block
-    columns combine combine_across count cudaGetErrorString d definition device distance distances
+    blocks both bottom by candidate ceil_divide cell cells centre code coefficient column
+    column_block columns combine combine_across count cudaGetErrorString d definition device distance distances
     divide drift e edges element elements end erf_of error_text excess exchange exp2_flushed exp_of
     expect families finite first float16 fold from gap given guard half head home i index inner
     inverse inverse_length is_beside is_here is_it is_live j join kept kernel lane lanes larger
@@ -272,10 +272,10 @@ _SPOKEN_FOR = """
 """
 _TAKEN = frozenset(_SPOKEN_FOR.split())
 _DERIVED = re.compile(
-    r"d_|after_|carried|sums_|distances?_|centre_|count_of_|picked_|winner|mean|variance|total|maximum|position_|batch_|window|axis_|above_|beside_|"
+    r"d_|after_|carried|sums_|distances?_|centre_|count_of_|picked_|winner|mean|variance|total|maximum|peak|position_|batch_|window|axis_|above_|beside_|"
     r"kept_|is_|forward|backward|run_|k[A-Z]|_|[A-Z]|Py|.*"
     r"_(value|line|room|lanes|sum|part|out|in|next|stored|scratch|partials|slots|t)$"
-    r"d_|after_|carried|count_of_|picked_|winner|mean|variance|total|maximum|position_|batch_|window|axis_|above_|"
+    r"d_|after_|carried|count_of_|picked_|winner|mean|variance|total|maximum|peak|position_|batch_|window|axis_|above_|"
     r"beside_|kept_|is_|forward|backward|run_|k[A-Z]|_|[A-Z]|Py|.*"
     r"_(value|line|room|rooms|rows|columns|lanes|sum|part|out|in|stored|scratch|t)$"
 )

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from numeric import assert_as_accurate, outcome
 
 import fusegen
-from fusegen import ArgumentError, ChainError
+from fusegen import ArgumentError, ChainError, UnsupportedError
+from fusegen.describe import Situation, sources
 
 SHAPE = (3, 4, 2, 5)
 # chain, shapes of the operands
@@ -208,6 +209,14 @@ def test_random_reductions_are_eagers(case):
 def test_a_mistake_is_told(text, shape, operands, message):
     with pytest.raises(ArgumentError, match=message):
         fusegen.compile(text)(torch.ones(shape), *[torch.ones(s) for s in operands])
+
+
+def test_a_maximum_of_too_many_values_has_no_gradient_to_the_first():
+    situation = Situation(shape=((1 << 24) + 1,))
+    assert sources(fusegen.chain("max(0)"), "cpp", situation, grad=False)
+    with pytest.raises(UnsupportedError, match="found among 16777216 at most, got 16777217"):
+        sources(fusegen.chain("max(0)"), "cpp", situation, grad=True)
+    assert sources(fusegen.chain("amax(0)"), "cpp", situation, grad=True)
 
 
 def test_a_body_of_ones_own_must_keep_its_axes():

@@ -246,15 +246,15 @@ struct ForwardSizes {
   Size outer, inner;
 };
 
-static inline __attribute__((always_inline)) void forward_row_stage_2(const float x, const float maximum,
+static inline __attribute__((always_inline)) void forward_row_stage_2(const float x, const float peak,
     float& total_term) {
-  total_term = exp_of(x - (fabsf(maximum) == INFINITY ? 0.0f : maximum));
+  total_term = exp_of(x - (fabsf(peak) == INFINITY ? 0.0f : peak));
 }
 
-static inline __attribute__((always_inline)) void forward_row_row_values(const float total,
-    const float maximum, float& out) {
+static inline __attribute__((always_inline)) void forward_row_row_values(const float total, const float peak,
+    float& out) {
   // logsumexp(1)
-  const float after_logsumexp = logf(total) + (fabsf(maximum) == INFINITY ? 0.0f : maximum);
+  const float after_logsumexp = logf(total) + (fabsf(peak) == INFINITY ? 0.0f : peak);
   // gelu
   out = after_logsumexp * 0.5f * (1.0f + erf_of(after_logsumexp * 0.707106769f));
 }
@@ -270,23 +270,23 @@ static void forward_row(const float* __restrict__ x, float* __restrict__ out, co
 #pragma omp for schedule(static)
     for (Index task = 0; task < tasks; ++task) {
       const Index top = task * together, bottom = std::min(rows, top + together);
-      float maximum_of_rows[kTogether];
+      float peak_of_rows[kTogether];
       for (Index row = top; row < bottom; ++row) {
         const Index outer = row;
-        Peak maximum_sum;
+        Peak peak_sum;
         for (Index first = 0; first < length; first += kLine) {
           const Index width = std::min(kLine, length - first);
           const Index inner = first;
           float x_room[kLine];
           const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
-          maximum_sum.add(x_line, width);
+          peak_sum.add(x_line, width);
         }
-        maximum_of_rows[row - top] = static_cast<float>(maximum_sum.max());
+        peak_of_rows[row - top] = static_cast<float>(peak_sum.max());
       }
       float total_of_rows[kTogether];
       for (Index row = top; row < bottom; ++row) {
         const Index outer = row;
-        const float maximum_value = maximum_of_rows[row - top];
+        const float peak_value = peak_of_rows[row - top];
         Sum total_sum;
         for (Index first = 0; first < length; first += kLine) {
           const Index width = std::min(kLine, length - first);
@@ -298,7 +298,7 @@ static void forward_row(const float* __restrict__ x, float* __restrict__ out, co
           for (Index i = 0; i < padded(width); ++i) {
             const float x_value = x_line[i];
             float total_term_value;
-            forward_row_stage_2(x_value, maximum_value, total_term_value);
+            forward_row_stage_2(x_value, peak_value, total_term_value);
             total_term_line[i] = total_term_value;
           }
           total_sum.add(total_term_line, width);
@@ -308,10 +308,10 @@ static void forward_row(const float* __restrict__ x, float* __restrict__ out, co
       for (Index row = top; row < bottom; ++row) {
         {
           const Index outer = row;
-          const float maximum_value = maximum_of_rows[row - top];
+          const float peak_value = peak_of_rows[row - top];
           const float total_value = total_of_rows[row - top];
           float out_value;
-          forward_row_row_values(total_value, maximum_value, out_value);
+          forward_row_row_values(total_value, peak_value, out_value);
           out[outer] = narrow<float>(out_value);
         }
       }

@@ -123,13 +123,13 @@ struct ForwardSizes {
   Size outer, inner;
 };
 
-__device__ __forceinline__ void forward_inner_values(const float x, float& maximum_term) {
-  maximum_term = x;
+__device__ __forceinline__ void forward_inner_values(const float x, float& peak_term) {
+  peak_term = x;
 }
 
-// Reads x; leaves partials of maximum.
+// Reads x; leaves partials of peak.
 __global__ void __launch_bounds__(256)
-forward_inner(const float* __restrict__ x, Peak<float>* __restrict__ maximum_partials, ForwardSizes sizes,
+forward_inner(const float* __restrict__ x, Peak<float>* __restrict__ peak_partials, ForwardSizes sizes,
     Index rows, Index pieces, Index piece_length) {
   constexpr int kLanes = 4, kPacks = 2;
   __shared__ alignas(16) unsigned char shared[256 * 4];
@@ -137,11 +137,11 @@ forward_inner(const float* __restrict__ x, Peak<float>* __restrict__ maximum_par
   const bool is_live = task < rows * pieces;
   const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
   const Index outer = row;
-  Peak<float> maximum_sum;
+  Peak<float> peak_sum;
   const auto element = [&](Index inner, float x_value) {
-    float maximum_term_value;
-    forward_inner_values(x_value, maximum_term_value);
-    maximum_sum.add(maximum_term_value);
+    float peak_term_value;
+    forward_inner_values(x_value, peak_term_value);
+    peak_sum.add(peak_term_value);
   };
   if (is_live) {
     const Index length = sizes.inner.value, base = row * length;
@@ -172,50 +172,48 @@ forward_inner(const float* __restrict__ x, Peak<float>* __restrict__ maximum_par
       }
     }
   }
-  maximum_sum = merge_tree(maximum_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,
-      shared);
+  peak_sum = merge_tree(peak_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1, shared);
   if (is_live && threadIdx.x == 0) {
-    maximum_partials[(outer) * (1 * pieces) + (0) * pieces + piece] = maximum_sum;
+    peak_partials[(outer) * (1 * pieces) + (0) * pieces + piece] = peak_sum;
   }
 }
 
-__device__ __forceinline__ void forward_finalise_values(const float maximum, float& maximum_scratch) {
-  maximum_scratch = maximum;
+__device__ __forceinline__ void forward_finalise_values(const float peak, float& peak_scratch) {
+  peak_scratch = peak;
 }
 
-// Merges partials into maximum; writes maximum_scratch.
+// Merges partials into peak; writes peak_scratch.
 __global__ void __launch_bounds__(512)
-forward_finalise(float* __restrict__ maximum_scratch, const Peak<float>* __restrict__ maximum_partials,
+forward_finalise(float* __restrict__ peak_scratch, const Peak<float>* __restrict__ peak_partials,
     ForwardSizes sizes, Index slots) {
   __shared__ alignas(16) unsigned char shared[512 * 8];
   const Index columns = 1, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
-  Peak<double> maximum_sum;
+  Peak<double> peak_sum;
   if (column < columns) {
 #pragma unroll 8
     for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
-      maximum_sum.merge(maximum_partials[(above * slots + slot) * columns + column]);
+      peak_sum.merge(peak_partials[(above * slots + slot) * columns + column]);
     }
   }
-  maximum_sum = merge_tree(maximum_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+  peak_sum = merge_tree(peak_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
       blockDim.x, shared);
   if (threadIdx.y != 0 || column >= columns) return;
-  const float maximum_value = static_cast<float>(maximum_sum.max());
+  const float peak_value = static_cast<float>(peak_sum.max());
   const Index result = above * columns + column;
   const Index outer = result;
-  float maximum_scratch_value;
-  forward_finalise_values(maximum_value, maximum_scratch_value);
-  maximum_scratch[outer] = narrow<float>(maximum_scratch_value);
+  float peak_scratch_value;
+  forward_finalise_values(peak_value, peak_scratch_value);
+  peak_scratch[outer] = narrow<float>(peak_scratch_value);
 }
 
-__device__ __forceinline__ void forward_inner_2_values(const float x, const float maximum,
-    float& total_term) {
-  total_term = expf(x - (fabsf(maximum) == INFINITY ? 0.0f : maximum));
+__device__ __forceinline__ void forward_inner_2_values(const float x, const float peak, float& total_term) {
+  total_term = expf(x - (fabsf(peak) == INFINITY ? 0.0f : peak));
 }
 
-// Reads x, maximum by (outer); leaves partials of total.
+// Reads x, peak by (outer); leaves partials of total.
 __global__ void __launch_bounds__(256)
-forward_inner_2(const float* __restrict__ x, const float* __restrict__ maximum,
+forward_inner_2(const float* __restrict__ x, const float* __restrict__ peak,
     Sum<float>* __restrict__ total_partials, ForwardSizes sizes, Index rows, Index pieces,
     Index piece_length) {
   constexpr int kLanes = 4, kPacks = 2;
@@ -224,11 +222,11 @@ forward_inner_2(const float* __restrict__ x, const float* __restrict__ maximum,
   const bool is_live = task < rows * pieces;
   const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
   const Index outer = row;
-  const float maximum_value = widen(maximum[outer]);
+  const float peak_value = widen(peak[outer]);
   Sum<float> total_sum;
   const auto element = [&](Index inner, float x_value) {
     float total_term_value;
-    forward_inner_2_values(x_value, maximum_value, total_term_value);
+    forward_inner_2_values(x_value, peak_value, total_term_value);
     total_sum.add(total_term_value);
   };
   if (is_live) {
@@ -267,17 +265,16 @@ forward_inner_2(const float* __restrict__ x, const float* __restrict__ maximum,
   }
 }
 
-__device__ __forceinline__ void forward_finalise_2_values(const float total, const float maximum,
-    float& out) {
+__device__ __forceinline__ void forward_finalise_2_values(const float total, const float peak, float& out) {
   // logsumexp(1)
-  const float after_logsumexp = logf(total) + (fabsf(maximum) == INFINITY ? 0.0f : maximum);
+  const float after_logsumexp = logf(total) + (fabsf(peak) == INFINITY ? 0.0f : peak);
   // gelu
   out = after_logsumexp * 0.5f * (1.0f + erff(after_logsumexp * 0.707106769f));
 }
 
-// Reads maximum; merges partials into total; writes out.
+// Reads peak; merges partials into total; writes out.
 __global__ void __launch_bounds__(512)
-forward_finalise_2(const float* __restrict__ maximum, float* __restrict__ out,
+forward_finalise_2(const float* __restrict__ peak, float* __restrict__ out,
     const Sum<float>* __restrict__ total_partials, ForwardSizes sizes, Index slots) {
   __shared__ alignas(16) unsigned char shared[512 * 8];
   const Index columns = 1, strips = (columns + blockDim.x - 1) / blockDim.x;
@@ -295,9 +292,9 @@ forward_finalise_2(const float* __restrict__ maximum, float* __restrict__ out,
   const float total_value = static_cast<float>(total_sum.sum());
   const Index result = above * columns + column;
   const Index outer = result;
-  const float maximum_value = widen(maximum[outer]);
+  const float peak_value = widen(peak[outer]);
   float out_value;
-  forward_finalise_2_values(total_value, maximum_value, out_value);
+  forward_finalise_2_values(total_value, peak_value, out_value);
   out[outer] = narrow<float>(out_value);
 }
 
@@ -305,13 +302,13 @@ struct BackwardSizes {
   Size outer, inner;
 };
 
-__device__ __forceinline__ void backward_inner_values(const float x, float& maximum_term) {
-  maximum_term = x;
+__device__ __forceinline__ void backward_inner_values(const float x, float& peak_term) {
+  peak_term = x;
 }
 
-// Reads x; leaves partials of maximum.
+// Reads x; leaves partials of peak.
 __global__ void __launch_bounds__(256)
-backward_inner(const float* __restrict__ x, Peak<float>* __restrict__ maximum_partials, BackwardSizes sizes,
+backward_inner(const float* __restrict__ x, Peak<float>* __restrict__ peak_partials, BackwardSizes sizes,
     Index rows, Index pieces, Index piece_length) {
   constexpr int kLanes = 4, kPacks = 2;
   __shared__ alignas(16) unsigned char shared[256 * 4];
@@ -319,11 +316,11 @@ backward_inner(const float* __restrict__ x, Peak<float>* __restrict__ maximum_pa
   const bool is_live = task < rows * pieces;
   const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
   const Index outer = row;
-  Peak<float> maximum_sum;
+  Peak<float> peak_sum;
   const auto element = [&](Index inner, float x_value) {
-    float maximum_term_value;
-    backward_inner_values(x_value, maximum_term_value);
-    maximum_sum.add(maximum_term_value);
+    float peak_term_value;
+    backward_inner_values(x_value, peak_term_value);
+    peak_sum.add(peak_term_value);
   };
   if (is_live) {
     const Index length = sizes.inner.value, base = row * length;
@@ -354,50 +351,48 @@ backward_inner(const float* __restrict__ x, Peak<float>* __restrict__ maximum_pa
       }
     }
   }
-  maximum_sum = merge_tree(maximum_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,
-      shared);
+  peak_sum = merge_tree(peak_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1, shared);
   if (is_live && threadIdx.x == 0) {
-    maximum_partials[(outer) * (1 * pieces) + (0) * pieces + piece] = maximum_sum;
+    peak_partials[(outer) * (1 * pieces) + (0) * pieces + piece] = peak_sum;
   }
 }
 
-__device__ __forceinline__ void backward_finalise_values(const float maximum, float& maximum_scratch) {
-  maximum_scratch = maximum;
+__device__ __forceinline__ void backward_finalise_values(const float peak, float& peak_scratch) {
+  peak_scratch = peak;
 }
 
-// Merges partials into maximum; writes maximum_scratch.
+// Merges partials into peak; writes peak_scratch.
 __global__ void __launch_bounds__(512)
-backward_finalise(float* __restrict__ maximum_scratch, const Peak<float>* __restrict__ maximum_partials,
+backward_finalise(float* __restrict__ peak_scratch, const Peak<float>* __restrict__ peak_partials,
     BackwardSizes sizes, Index slots) {
   __shared__ alignas(16) unsigned char shared[512 * 8];
   const Index columns = 1, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
-  Peak<double> maximum_sum;
+  Peak<double> peak_sum;
   if (column < columns) {
 #pragma unroll 8
     for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
-      maximum_sum.merge(maximum_partials[(above * slots + slot) * columns + column]);
+      peak_sum.merge(peak_partials[(above * slots + slot) * columns + column]);
     }
   }
-  maximum_sum = merge_tree(maximum_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+  peak_sum = merge_tree(peak_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
       blockDim.x, shared);
   if (threadIdx.y != 0 || column >= columns) return;
-  const float maximum_value = static_cast<float>(maximum_sum.max());
+  const float peak_value = static_cast<float>(peak_sum.max());
   const Index result = above * columns + column;
   const Index outer = result;
-  float maximum_scratch_value;
-  backward_finalise_values(maximum_value, maximum_scratch_value);
-  maximum_scratch[outer] = narrow<float>(maximum_scratch_value);
+  float peak_scratch_value;
+  backward_finalise_values(peak_value, peak_scratch_value);
+  peak_scratch[outer] = narrow<float>(peak_scratch_value);
 }
 
-__device__ __forceinline__ void backward_inner_2_values(const float x, const float maximum,
-    float& total_term) {
-  total_term = expf(x - (fabsf(maximum) == INFINITY ? 0.0f : maximum));
+__device__ __forceinline__ void backward_inner_2_values(const float x, const float peak, float& total_term) {
+  total_term = expf(x - (fabsf(peak) == INFINITY ? 0.0f : peak));
 }
 
-// Reads x, maximum by (outer); leaves partials of total.
+// Reads x, peak by (outer); leaves partials of total.
 __global__ void __launch_bounds__(256)
-backward_inner_2(const float* __restrict__ x, const float* __restrict__ maximum,
+backward_inner_2(const float* __restrict__ x, const float* __restrict__ peak,
     Sum<float>* __restrict__ total_partials, BackwardSizes sizes, Index rows, Index pieces,
     Index piece_length) {
   constexpr int kLanes = 4, kPacks = 2;
@@ -406,11 +401,11 @@ backward_inner_2(const float* __restrict__ x, const float* __restrict__ maximum,
   const bool is_live = task < rows * pieces;
   const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
   const Index outer = row;
-  const float maximum_value = widen(maximum[outer]);
+  const float peak_value = widen(peak[outer]);
   Sum<float> total_sum;
   const auto element = [&](Index inner, float x_value) {
     float total_term_value;
-    backward_inner_2_values(x_value, maximum_value, total_term_value);
+    backward_inner_2_values(x_value, peak_value, total_term_value);
     total_sum.add(total_term_value);
   };
   if (is_live) {
@@ -479,9 +474,9 @@ backward_finalise_2(float* __restrict__ total_scratch, const Sum<float>* __restr
 }
 
 __device__ __forceinline__ void backward_pointwise_values(const float d_out, const float total,
-    const float maximum, const float x, float& d_x) {
+    const float peak, const float x, float& d_x) {
   // logsumexp(1)
-  const float chosen = fabsf(maximum) == INFINITY ? 0.0f : maximum;
+  const float chosen = fabsf(peak) == INFINITY ? 0.0f : peak;
   const float after_logsumexp = logf(total) + chosen;
   // backward, down to logsumexp(1)
   const float product = after_logsumexp * 0.707106769f;
@@ -490,10 +485,10 @@ __device__ __forceinline__ void backward_pointwise_values(const float d_out, con
   d_x = d_after_logsumexp / total * expf(x - chosen);
 }
 
-// Reads x, d_out by (outer), total by (outer), maximum by (outer); writes d_x.
+// Reads x, d_out by (outer), total by (outer), peak by (outer); writes d_x.
 __global__ void __launch_bounds__(512, 2)
 backward_pointwise(const float* __restrict__ d_out, const float* __restrict__ total,
-    const float* __restrict__ maximum, const float* __restrict__ x, float* __restrict__ d_x,
+    const float* __restrict__ peak, const float* __restrict__ x, float* __restrict__ d_x,
     BackwardSizes sizes, Index count) {
   constexpr int kLanes = 4, kPacks = 2;
   const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 512 + threadIdx.x) * kLanes;
@@ -515,13 +510,13 @@ backward_pointwise(const float* __restrict__ d_out, const float* __restrict__ to
     if (is_whole) {
       const float d_out_value = widen(d_out[outer]);
       const float total_value = widen(total[outer]);
-      const float maximum_value = widen(maximum[outer]);
+      const float peak_value = widen(peak[outer]);
       Pack<float, kLanes> d_x_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
         float d_x_value;
-        backward_pointwise_values(d_out_value, total_value, maximum_value, x_value, d_x_value);
+        backward_pointwise_values(d_out_value, total_value, peak_value, x_value, d_x_value);
         d_x_out.at[lane] = narrow<float>(d_x_value);
       }
       store(d_x + i, d_x_out);
@@ -531,10 +526,10 @@ backward_pointwise(const float* __restrict__ d_out, const float* __restrict__ to
         const Index outer = above_inner;
         const float d_out_value = widen(d_out[outer]);
         const float total_value = widen(total[outer]);
-        const float maximum_value = widen(maximum[outer]);
+        const float peak_value = widen(peak[outer]);
         const float x_value = widen(x[j]);
         float d_x_value;
-        backward_pointwise_values(d_out_value, total_value, maximum_value, x_value, d_x_value);
+        backward_pointwise_values(d_out_value, total_value, peak_value, x_value, d_x_value);
         d_x[j] = narrow<float>(d_x_value);
       }
     }
@@ -592,13 +587,13 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const int64_t forward_inner_rows = static_cast<int64_t>(sizes.outer.value),
       forward_inner_length = static_cast<int64_t>(sizes.inner.value);
   const int64_t forward_inner_pieces = ceil_divide(forward_inner_length, 8192);
-  const int64_t maximum_partials_slots = 1 * forward_inner_pieces;
+  const int64_t peak_partials_slots = 1 * forward_inner_pieces;
   const int64_t forward_inner_2_rows = static_cast<int64_t>(sizes.outer.value),
       forward_inner_2_length = static_cast<int64_t>(sizes.inner.value);
   const int64_t forward_inner_2_pieces = ceil_divide(forward_inner_2_length, 8192);
   const int64_t total_partials_slots = 1 * forward_inner_2_pieces;
-  auto* const maximum_partials = scratch.take<Peak<float>>(static_cast<int64_t>(sizes.outer.value) * maximum_partials_slots);
-  auto* const maximum_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value));
+  auto* const peak_partials = scratch.take<Peak<float>>(static_cast<int64_t>(sizes.outer.value) * peak_partials_slots);
+  auto* const peak_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value));
   auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.outer.value) * total_partials_slots);
   if (is_measuring) return scratch.used;
   {
@@ -607,7 +602,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
     const dim3 block(lanes, 256 / lanes);
     const auto blocks = static_cast<unsigned>(ceil_divide(forward_inner_rows * forward_inner_pieces,
         block.y));
-    forward_inner<<<blocks, block, 0, stream>>>(x, maximum_partials, sizes,
+    forward_inner<<<blocks, block, 0, stream>>>(x, peak_partials, sizes,
         static_cast<Index>(forward_inner_rows), static_cast<Index>(forward_inner_pieces),
         static_cast<Index>(piece_length));
   }
@@ -616,8 +611,8 @@ extern "C" int64_t run_forward(const int64_t* a) {
     const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
     const dim3 block(width, 512 / width);
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    forward_finalise<<<blocks, block, 0, stream>>>(maximum_scratch, maximum_partials, sizes,
-        static_cast<Index>(maximum_partials_slots));
+    forward_finalise<<<blocks, block, 0, stream>>>(peak_scratch, peak_partials, sizes,
+        static_cast<Index>(peak_partials_slots));
   }
   {
     const int64_t piece_length = ceil_divide(forward_inner_2_length, forward_inner_2_pieces);
@@ -625,7 +620,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
     const dim3 block(lanes, 256 / lanes);
     const auto blocks = static_cast<unsigned>(ceil_divide(forward_inner_2_rows * forward_inner_2_pieces,
         block.y));
-    forward_inner_2<<<blocks, block, 0, stream>>>(x, maximum_scratch, total_partials, sizes,
+    forward_inner_2<<<blocks, block, 0, stream>>>(x, peak_scratch, total_partials, sizes,
         static_cast<Index>(forward_inner_2_rows), static_cast<Index>(forward_inner_2_pieces),
         static_cast<Index>(piece_length));
   }
@@ -634,7 +629,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
     const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
     const dim3 block(width, 512 / width);
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    forward_finalise_2<<<blocks, block, 0, stream>>>(maximum_scratch, out, total_partials, sizes,
+    forward_finalise_2<<<blocks, block, 0, stream>>>(peak_scratch, out, total_partials, sizes,
         static_cast<Index>(total_partials_slots));
   }
   return -static_cast<int64_t>(cudaGetLastError());
@@ -656,13 +651,13 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const int64_t backward_inner_rows = static_cast<int64_t>(sizes.outer.value),
       backward_inner_length = static_cast<int64_t>(sizes.inner.value);
   const int64_t backward_inner_pieces = ceil_divide(backward_inner_length, 8192);
-  const int64_t maximum_partials_slots = 1 * backward_inner_pieces;
+  const int64_t peak_partials_slots = 1 * backward_inner_pieces;
   const int64_t backward_inner_2_rows = static_cast<int64_t>(sizes.outer.value),
       backward_inner_2_length = static_cast<int64_t>(sizes.inner.value);
   const int64_t backward_inner_2_pieces = ceil_divide(backward_inner_2_length, 8192);
   const int64_t total_partials_slots = 1 * backward_inner_2_pieces;
-  auto* const maximum_partials = scratch.take<Peak<float>>(static_cast<int64_t>(sizes.outer.value) * maximum_partials_slots);
-  auto* const maximum_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value));
+  auto* const peak_partials = scratch.take<Peak<float>>(static_cast<int64_t>(sizes.outer.value) * peak_partials_slots);
+  auto* const peak_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value));
   auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.outer.value) * total_partials_slots);
   auto* const total_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value));
   if (is_measuring) return scratch.used;
@@ -672,7 +667,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
     const dim3 block(lanes, 256 / lanes);
     const auto blocks = static_cast<unsigned>(ceil_divide(backward_inner_rows * backward_inner_pieces,
         block.y));
-    backward_inner<<<blocks, block, 0, stream>>>(x, maximum_partials, sizes,
+    backward_inner<<<blocks, block, 0, stream>>>(x, peak_partials, sizes,
         static_cast<Index>(backward_inner_rows), static_cast<Index>(backward_inner_pieces),
         static_cast<Index>(piece_length));
   }
@@ -681,8 +676,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
     const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
     const dim3 block(width, 512 / width);
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    backward_finalise<<<blocks, block, 0, stream>>>(maximum_scratch, maximum_partials, sizes,
-        static_cast<Index>(maximum_partials_slots));
+    backward_finalise<<<blocks, block, 0, stream>>>(peak_scratch, peak_partials, sizes,
+        static_cast<Index>(peak_partials_slots));
   }
   {
     const int64_t piece_length = ceil_divide(backward_inner_2_length, backward_inner_2_pieces);
@@ -690,7 +685,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
     const dim3 block(lanes, 256 / lanes);
     const auto blocks = static_cast<unsigned>(ceil_divide(backward_inner_2_rows * backward_inner_2_pieces,
         block.y));
-    backward_inner_2<<<blocks, block, 0, stream>>>(x, maximum_scratch, total_partials, sizes,
+    backward_inner_2<<<blocks, block, 0, stream>>>(x, peak_scratch, total_partials, sizes,
         static_cast<Index>(backward_inner_2_rows), static_cast<Index>(backward_inner_2_pieces),
         static_cast<Index>(piece_length));
   }
@@ -705,7 +700,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
   {
     const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value);
     const auto blocks = static_cast<unsigned>(ceil_divide(count, 4096));
-    backward_pointwise<<<blocks, 512, 0, stream>>>(d_out, total_scratch, maximum_scratch, x, d_x, sizes,
+    backward_pointwise<<<blocks, 512, 0, stream>>>(d_out, total_scratch, peak_scratch, x, d_x, sizes,
         static_cast<Index>(count));
   }
   return -static_cast<int64_t>(cudaGetLastError());

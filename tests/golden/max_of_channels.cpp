@@ -170,11 +170,11 @@ struct ForwardSizes {
   Size outer, middle, inner;
 };
 
-static inline __attribute__((always_inline)) void forward_outer_values(const float x, float& maximum_term) {
-  maximum_term = x;
+static inline __attribute__((always_inline)) void forward_outer_values(const float x, float& peak_term) {
+  peak_term = x;
 }
 
-static void forward_outer(const float* __restrict__ x, Peak* __restrict__ maximum_partials,
+static void forward_outer(const float* __restrict__ x, Peak* __restrict__ peak_partials,
     const ForwardSizes sizes, int threads) {
   const Index kept = sizes.outer.value, rows = sizes.middle.value, columns = sizes.inner.value;
   const Index slots = slots_of(rows, columns);
@@ -184,47 +184,47 @@ static void forward_outer(const float* __restrict__ x, Peak* __restrict__ maximu
     const Index outer = kept_index;
     for (Index first = 0; first < columns; first += kLine) {
       const Index width = std::min(kLine, columns - first);
-      PeakLanes maximum_lanes(width);
+      PeakLanes peak_lanes(width);
       for (Index row = rows * slot / slots; row < rows * (slot + 1) / slots; ++row) {
         const Index middle = row;
         const Index inner = first;
         float x_room[kLine];
         const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-        float maximum_term_line[kLine];
+        float peak_term_line[kLine];
 #pragma omp simd
         for (Index i = 0; i < padded(width); ++i) {
           const float x_value = x_line[i];
-          float maximum_term_value;
-          forward_outer_values(x_value, maximum_term_value);
-          maximum_term_line[i] = maximum_term_value;
+          float peak_term_value;
+          forward_outer_values(x_value, peak_term_value);
+          peak_term_line[i] = peak_term_value;
         }
-        maximum_lanes.add(maximum_term_line, width);
+        peak_lanes.add(peak_term_line, width);
       }
-      for (Index i = 0; i < width; ++i) maximum_partials[task * columns + first + i] = maximum_lanes.at(i);
+      for (Index i = 0; i < width; ++i) peak_partials[task * columns + first + i] = peak_lanes.at(i);
     }
   }
 }
 
-static inline __attribute__((always_inline)) void forward_finalise_values(const float maximum, float& out) {
+static inline __attribute__((always_inline)) void forward_finalise_values(const float peak, float& out) {
   // tanh
-  out = tanhf(maximum);
+  out = tanhf(peak);
 }
 
-static void forward_finalise(float* __restrict__ out, const Peak* __restrict__ maximum_partials,
+static void forward_finalise(float* __restrict__ out, const Peak* __restrict__ peak_partials,
     const ForwardSizes sizes, Index slots, int threads) {
   expect(out, sizes.outer.value * sizes.inner.value);
   const Index columns = sizes.inner.value, results = sizes.outer.value * sizes.inner.value;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
   for (Index result = 0; result < results; ++result) {
     const Index above = result / columns, column = result % columns;
-    Peak maximum_sum;
-    for (Index slot = 0; slot < slots; ++slot) maximum_sum.merge(maximum_partials[(above * slots + slot) * columns + column]);
-    const float maximum_value = static_cast<float>(maximum_sum.max());
+    Peak peak_sum;
+    for (Index slot = 0; slot < slots; ++slot) peak_sum.merge(peak_partials[(above * slots + slot) * columns + column]);
+    const float peak_value = static_cast<float>(peak_sum.max());
     const Index above_inner = divide(result, sizes.inner);
     const Index inner = result - above_inner * sizes.inner.value;
     const Index outer = above_inner;
     float out_value;
-    forward_finalise_values(maximum_value, out_value);
+    forward_finalise_values(peak_value, out_value);
     out[(outer) * sizes.inner.value + inner] = narrow<float>(out_value);
   }
 }
@@ -239,11 +239,11 @@ extern "C" int64_t run_forward(const int64_t* a) {
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[2])};
   const ForwardSizes sizes{ {a[3]}, {a[4]}, {a[5]} };
   const int threads = static_cast<int>(a[6]);
-  const Index maximum_partials_slots = slots_of(sizes.middle.value, sizes.inner.value)
+  const Index peak_partials_slots = slots_of(sizes.middle.value, sizes.inner.value)
 ;
-  auto* const maximum_partials = scratch.take<Peak>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * maximum_partials_slots);
+  auto* const peak_partials = scratch.take<Peak>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * peak_partials_slots);
   if (is_measuring) return scratch.used;
-  forward_outer(x, maximum_partials, sizes, threads);
-  forward_finalise(out, maximum_partials, sizes, maximum_partials_slots, threads);
+  forward_outer(x, peak_partials, sizes, threads);
+  forward_finalise(out, peak_partials, sizes, peak_partials_slots, threads);
   return 0;
 }

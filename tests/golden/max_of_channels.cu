@@ -121,14 +121,14 @@ struct ForwardSizes {
   Size outer, middle, inner;
 };
 
-__device__ __forceinline__ void forward_outer_values(const float x, float& maximum_term) {
-  maximum_term = x;
+__device__ __forceinline__ void forward_outer_values(const float x, float& peak_term) {
+  peak_term = x;
 }
 
-// Reads x; leaves partials of maximum.
+// Reads x; leaves partials of peak.
 template <int kLanes>
 __global__ void __launch_bounds__(256, 4)
-forward_outer(const float* __restrict__ x, Peak<float>* __restrict__ maximum_partials, ForwardSizes sizes,
+forward_outer(const float* __restrict__ x, Peak<float>* __restrict__ peak_partials, ForwardSizes sizes,
     Index slots) {
   constexpr int kRows = 2;
   __shared__ alignas(16) unsigned char shared[256 * 4];
@@ -138,7 +138,7 @@ forward_outer(const float* __restrict__ x, Peak<float>* __restrict__ maximum_par
   const Index column = (blockIdx.x % strips * blockDim.x + threadIdx.x) * kLanes;
   const Index kept_index = task / slots, slot = task % slots;
   const Index outer = kept_index;
-  Peak<float> maximum_sum[kLanes];
+  Peak<float> peak_sum[kLanes];
   if (column < columns) {
     const Index share = (rows + slots - 1) / slots, end = min(rows, (slot + 1) * share);
     for (Index from = slot * share + threadIdx.y; from < end; from += blockDim.y * kRows) {
@@ -156,50 +156,50 @@ forward_outer(const float* __restrict__ x, Peak<float>* __restrict__ maximum_par
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
           const float x_value = widen(x_in[p], lane);
-          float maximum_term_value;
-          forward_outer_values(x_value, maximum_term_value);
-          if (is_here) maximum_sum[lane].add(maximum_term_value);
+          float peak_term_value;
+          forward_outer_values(x_value, peak_term_value);
+          if (is_here) peak_sum[lane].add(peak_term_value);
         }
       }
     }
   }
 #pragma unroll
   for (int lane = 0; lane < kLanes; ++lane) {
-    maximum_sum[lane] = merge_tree(maximum_sum[lane], threadIdx.y, blockDim.y,
+    peak_sum[lane] = merge_tree(peak_sum[lane], threadIdx.y, blockDim.y,
         threadIdx.y * blockDim.x + threadIdx.x, blockDim.x, shared);
-    if (threadIdx.y == 0 && column + lane < columns) maximum_partials[task * columns + column + lane] = maximum_sum[lane];
+    if (threadIdx.y == 0 && column + lane < columns) peak_partials[task * columns + column + lane] = peak_sum[lane];
   }
 }
 
-__device__ __forceinline__ void forward_finalise_values(const float maximum, float& out) {
+__device__ __forceinline__ void forward_finalise_values(const float peak, float& out) {
   // tanh
-  out = tanhf(maximum);
+  out = tanhf(peak);
 }
 
-// Merges partials into maximum; writes out.
+// Merges partials into peak; writes out.
 __global__ void __launch_bounds__(512)
-forward_finalise(float* __restrict__ out, const Peak<float>* __restrict__ maximum_partials,
-    ForwardSizes sizes, Index slots) {
+forward_finalise(float* __restrict__ out, const Peak<float>* __restrict__ peak_partials, ForwardSizes sizes,
+    Index slots) {
   __shared__ alignas(16) unsigned char shared[512 * 8];
   const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
-  Peak<double> maximum_sum;
+  Peak<double> peak_sum;
   if (column < columns) {
 #pragma unroll 8
     for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
-      maximum_sum.merge(maximum_partials[(above * slots + slot) * columns + column]);
+      peak_sum.merge(peak_partials[(above * slots + slot) * columns + column]);
     }
   }
-  maximum_sum = merge_tree(maximum_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+  peak_sum = merge_tree(peak_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
       blockDim.x, shared);
   if (threadIdx.y != 0 || column >= columns) return;
-  const float maximum_value = static_cast<float>(maximum_sum.max());
+  const float peak_value = static_cast<float>(peak_sum.max());
   const Index result = above * columns + column;
   const Index above_inner = divide(result, sizes.inner);
   const Index inner = result - above_inner * sizes.inner.value;
   const Index outer = above_inner;
   float out_value;
-  forward_finalise_values(maximum_value, out_value);
+  forward_finalise_values(peak_value, out_value);
   out[(outer) * sizes.inner.value + inner] = narrow<float>(out_value);
 }
 
@@ -291,12 +291,12 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const int64_t forward_outer_wanted = ceil_divide(resident_blocks(forward_outer_kernel, forward_outer_block,
       0, device), forward_outer_strips * forward_outer_kept);
   const int64_t forward_outer_slots = forward_outer_wanted < forward_outer_most ? forward_outer_wanted : forward_outer_most;
-  const int64_t maximum_partials_slots = forward_outer_slots;
-  auto* const maximum_partials = scratch.take<Peak<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * maximum_partials_slots);
+  const int64_t peak_partials_slots = forward_outer_slots;
+  auto* const peak_partials = scratch.take<Peak<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * peak_partials_slots);
   if (is_measuring) return scratch.used;
   {
     const auto blocks = static_cast<unsigned>(forward_outer_kept * forward_outer_slots * forward_outer_strips);
-    forward_outer_kernel<<<blocks, forward_outer_block, 0, stream>>>(x, maximum_partials, sizes,
+    forward_outer_kernel<<<blocks, forward_outer_block, 0, stream>>>(x, peak_partials, sizes,
         static_cast<Index>(forward_outer_slots));
   }
   {
@@ -305,8 +305,8 @@ extern "C" int64_t run_forward(const int64_t* a) {
     const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
     const dim3 block(width, 512 / width);
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    forward_finalise<<<blocks, block, 0, stream>>>(out, maximum_partials, sizes,
-        static_cast<Index>(maximum_partials_slots));
+    forward_finalise<<<blocks, block, 0, stream>>>(out, peak_partials, sizes,
+        static_cast<Index>(peak_partials_slots));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

@@ -186,11 +186,11 @@ struct ForwardSizes {
   Size outer, middle, inner;
 };
 
-static inline __attribute__((always_inline)) void forward_outer_values(const float x, float& maximum_term) {
-  maximum_term = x;
+static inline __attribute__((always_inline)) void forward_outer_values(const float x, float& peak_term) {
+  peak_term = x;
 }
 
-static void forward_outer(const float* __restrict__ x, Peak* __restrict__ maximum_partials,
+static void forward_outer(const float* __restrict__ x, Peak* __restrict__ peak_partials,
     const ForwardSizes sizes, int threads) {
   const Index kept = sizes.outer.value, rows = sizes.middle.value, columns = sizes.inner.value;
   const Index slots = slots_of(rows, columns);
@@ -200,47 +200,47 @@ static void forward_outer(const float* __restrict__ x, Peak* __restrict__ maximu
     const Index outer = kept_index;
     for (Index first = 0; first < columns; first += kLine) {
       const Index width = std::min(kLine, columns - first);
-      PeakLanes maximum_lanes(width);
+      PeakLanes peak_lanes(width);
       for (Index row = rows * slot / slots; row < rows * (slot + 1) / slots; ++row) {
         const Index middle = row;
         const Index inner = first;
         float x_room[kLine];
         const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-        float maximum_term_line[kLine];
+        float peak_term_line[kLine];
 #pragma omp simd
         for (Index i = 0; i < padded(width); ++i) {
           const float x_value = x_line[i];
-          float maximum_term_value;
-          forward_outer_values(x_value, maximum_term_value);
-          maximum_term_line[i] = maximum_term_value;
+          float peak_term_value;
+          forward_outer_values(x_value, peak_term_value);
+          peak_term_line[i] = peak_term_value;
         }
-        maximum_lanes.add(maximum_term_line, width);
+        peak_lanes.add(peak_term_line, width);
       }
-      for (Index i = 0; i < width; ++i) maximum_partials[task * columns + first + i] = maximum_lanes.at(i);
+      for (Index i = 0; i < width; ++i) peak_partials[task * columns + first + i] = peak_lanes.at(i);
     }
   }
 }
 
-static inline __attribute__((always_inline)) void forward_finalise_values(const float maximum, float& out) {
+static inline __attribute__((always_inline)) void forward_finalise_values(const float peak, float& out) {
   // tanh
-  out = tanhf(maximum);
+  out = tanhf(peak);
 }
 
-static void forward_finalise(float* __restrict__ out, const Peak* __restrict__ maximum_partials,
+static void forward_finalise(float* __restrict__ out, const Peak* __restrict__ peak_partials,
     const ForwardSizes sizes, Index slots, int threads) {
   expect(out, sizes.outer.value * sizes.inner.value);
   const Index columns = sizes.inner.value, results = sizes.outer.value * sizes.inner.value;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
   for (Index result = 0; result < results; ++result) {
     const Index above = result / columns, column = result % columns;
-    Peak maximum_sum;
-    for (Index slot = 0; slot < slots; ++slot) maximum_sum.merge(maximum_partials[(above * slots + slot) * columns + column]);
-    const float maximum_value = static_cast<float>(maximum_sum.max());
+    Peak peak_sum;
+    for (Index slot = 0; slot < slots; ++slot) peak_sum.merge(peak_partials[(above * slots + slot) * columns + column]);
+    const float peak_value = static_cast<float>(peak_sum.max());
     const Index above_inner = divide(result, sizes.inner);
     const Index inner = result - above_inner * sizes.inner.value;
     const Index outer = above_inner;
     float out_value;
-    forward_finalise_values(maximum_value, out_value);
+    forward_finalise_values(peak_value, out_value);
     out[(outer) * sizes.inner.value + inner] = narrow<float>(out_value);
   }
 }
@@ -249,18 +249,18 @@ struct BackwardSizes {
   Size outer, middle, inner;
 };
 
-static inline __attribute__((always_inline)) void backward_column_stage_2(const float x, const float maximum,
-    const float position_along, float& maximum_3_term) {
-  maximum_3_term = (x >= maximum || x != x) ? -position_along : -INFINITY;
+static inline __attribute__((always_inline)) void backward_column_stage_2(const float x, const float peak,
+    const float position_along, float& peak_3_term) {
+  peak_3_term = (x >= peak || x != x) ? -position_along : -INFINITY;
 }
 
 static inline __attribute__((always_inline)) void backward_column_values(const float position_along,
-    const float maximum_3, const float d_out, const float maximum_2, float& d_x) {
+    const float peak_3, const float d_out, const float peak_2, float& d_x) {
   // tanh
-  const float after_tanh = tanhf(maximum_2);
+  const float after_tanh = tanhf(peak_2);
   // backward, down to max(1)
   const float d_after_max = d_out * (1.0f - after_tanh * after_tanh);
-  d_x = position_along == -maximum_3 ? d_after_max : 0.0f;
+  d_x = position_along == -peak_3 ? d_after_max : 0.0f;
 }
 
 static void backward_column(const float* __restrict__ x, const float* __restrict__ d_out,
@@ -274,38 +274,38 @@ static void backward_column(const float* __restrict__ x, const float* __restrict
     const Index above_index = task / blocks, first = task % blocks * kColumns;
     const Index width = std::min(kColumns, beside - first);
     const Index outer = above_index;
-    PeakLanes maximum_lanes(width);
+    PeakLanes peak_lanes(width);
     for (Index r = 0; r < length; ++r) {
       const Index middle = r;
       const Index inner = first;
       float x_room[kLine];
       const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-      maximum_lanes.add(x_line, width);
+      peak_lanes.add(x_line, width);
     }
-    float maximum_line[kLine];
-    for (Index i = 0; i < padded(width); ++i) maximum_line[i] = static_cast<float>(maximum_lanes.max(i));
-    float maximum_2_line[kLine];
-    for (Index i = 0; i < padded(width); ++i) maximum_2_line[i] = static_cast<float>(maximum_lanes.max(i));
-    PeakLanes maximum_3_lanes(width);
+    float peak_line[kLine];
+    for (Index i = 0; i < padded(width); ++i) peak_line[i] = static_cast<float>(peak_lanes.max(i));
+    float peak_2_line[kLine];
+    for (Index i = 0; i < padded(width); ++i) peak_2_line[i] = static_cast<float>(peak_lanes.max(i));
+    PeakLanes peak_3_lanes(width);
     for (Index r = 0; r < length; ++r) {
       const Index middle = r;
       const Index inner = first;
       float x_room[kLine];
       const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
       const float position_along_value = widen(position_along[middle]);
-      float maximum_3_term_line[kLine];
+      float peak_3_term_line[kLine];
 #pragma omp simd
       for (Index i = 0; i < padded(width); ++i) {
         const float x_value = x_line[i];
-        const float maximum_value = maximum_line[i];
-        float maximum_3_term_value;
-        backward_column_stage_2(x_value, maximum_value, position_along_value, maximum_3_term_value);
-        maximum_3_term_line[i] = maximum_3_term_value;
+        const float peak_value = peak_line[i];
+        float peak_3_term_value;
+        backward_column_stage_2(x_value, peak_value, position_along_value, peak_3_term_value);
+        peak_3_term_line[i] = peak_3_term_value;
       }
-      maximum_3_lanes.add(maximum_3_term_line, width);
+      peak_3_lanes.add(peak_3_term_line, width);
     }
-    float maximum_3_line[kLine];
-    for (Index i = 0; i < padded(width); ++i) maximum_3_line[i] = static_cast<float>(maximum_3_lanes.max(i));
+    float peak_3_line[kLine];
+    for (Index i = 0; i < padded(width); ++i) peak_3_line[i] = static_cast<float>(peak_3_lanes.max(i));
     for (Index r = 0; r < length; ++r) {
       const Index middle = r;
       const Index inner = first;
@@ -316,12 +316,11 @@ static void backward_column(const float* __restrict__ x, const float* __restrict
       float* const d_x_line = target<1>(d_x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_x_room);
 #pragma omp simd
       for (Index i = 0; i < padded(width); ++i) {
-        const float maximum_3_value = maximum_3_line[i];
+        const float peak_3_value = peak_3_line[i];
         const float d_out_value = d_out_line[i];
-        const float maximum_2_value = maximum_2_line[i];
+        const float peak_2_value = peak_2_line[i];
         float d_x_value;
-        backward_column_values(position_along_value, maximum_3_value, d_out_value, maximum_2_value,
-            d_x_value);
+        backward_column_values(position_along_value, peak_3_value, d_out_value, peak_2_value, d_x_value);
         d_x_line[i] = d_x_value;
       }
       store<1>(d_x_line, width, d_x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner);
@@ -339,12 +338,12 @@ extern "C" int64_t run_forward(const int64_t* a) {
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[2])};
   const ForwardSizes sizes{ {a[3]}, {a[4]}, {a[5]} };
   const int threads = static_cast<int>(a[6]);
-  const Index maximum_partials_slots = slots_of(sizes.middle.value, sizes.inner.value)
+  const Index peak_partials_slots = slots_of(sizes.middle.value, sizes.inner.value)
 ;
-  auto* const maximum_partials = scratch.take<Peak>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * maximum_partials_slots);
+  auto* const peak_partials = scratch.take<Peak>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * peak_partials_slots);
   if (is_measuring) return scratch.used;
-  forward_outer(x, maximum_partials, sizes, threads);
-  forward_finalise(out, maximum_partials, sizes, maximum_partials_slots, threads);
+  forward_outer(x, peak_partials, sizes, threads);
+  forward_finalise(out, peak_partials, sizes, peak_partials_slots, threads);
   return 0;
 }
 

@@ -127,14 +127,14 @@ struct ForwardSizes {
   Size outer, middle, inner;
 };
 
-__device__ __forceinline__ void forward_outer_values(const float x, float& maximum_term) {
-  maximum_term = x;
+__device__ __forceinline__ void forward_outer_values(const float x, float& peak_term) {
+  peak_term = x;
 }
 
-// Reads x; leaves partials of maximum.
+// Reads x; leaves partials of peak.
 template <int kLanes>
 __global__ void __launch_bounds__(256, 4)
-forward_outer(const float* __restrict__ x, Peak<float>* __restrict__ maximum_partials, ForwardSizes sizes,
+forward_outer(const float* __restrict__ x, Peak<float>* __restrict__ peak_partials, ForwardSizes sizes,
     Index slots) {
   constexpr int kRows = 2;
   __shared__ alignas(16) unsigned char shared[256 * 4];
@@ -144,7 +144,7 @@ forward_outer(const float* __restrict__ x, Peak<float>* __restrict__ maximum_par
   const Index column = (blockIdx.x % strips * blockDim.x + threadIdx.x) * kLanes;
   const Index kept_index = task / slots, slot = task % slots;
   const Index outer = kept_index;
-  Peak<float> maximum_sum[kLanes];
+  Peak<float> peak_sum[kLanes];
   if (column < columns) {
     const Index share = (rows + slots - 1) / slots, end = min(rows, (slot + 1) * share);
     for (Index from = slot * share + threadIdx.y; from < end; from += blockDim.y * kRows) {
@@ -162,50 +162,50 @@ forward_outer(const float* __restrict__ x, Peak<float>* __restrict__ maximum_par
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
           const float x_value = widen(x_in[p], lane);
-          float maximum_term_value;
-          forward_outer_values(x_value, maximum_term_value);
-          if (is_here) maximum_sum[lane].add(maximum_term_value);
+          float peak_term_value;
+          forward_outer_values(x_value, peak_term_value);
+          if (is_here) peak_sum[lane].add(peak_term_value);
         }
       }
     }
   }
 #pragma unroll
   for (int lane = 0; lane < kLanes; ++lane) {
-    maximum_sum[lane] = merge_tree(maximum_sum[lane], threadIdx.y, blockDim.y,
+    peak_sum[lane] = merge_tree(peak_sum[lane], threadIdx.y, blockDim.y,
         threadIdx.y * blockDim.x + threadIdx.x, blockDim.x, shared);
-    if (threadIdx.y == 0 && column + lane < columns) maximum_partials[task * columns + column + lane] = maximum_sum[lane];
+    if (threadIdx.y == 0 && column + lane < columns) peak_partials[task * columns + column + lane] = peak_sum[lane];
   }
 }
 
-__device__ __forceinline__ void forward_finalise_values(const float maximum, float& out) {
+__device__ __forceinline__ void forward_finalise_values(const float peak, float& out) {
   // tanh
-  out = tanhf(maximum);
+  out = tanhf(peak);
 }
 
-// Merges partials into maximum; writes out.
+// Merges partials into peak; writes out.
 __global__ void __launch_bounds__(512)
-forward_finalise(float* __restrict__ out, const Peak<float>* __restrict__ maximum_partials,
-    ForwardSizes sizes, Index slots) {
+forward_finalise(float* __restrict__ out, const Peak<float>* __restrict__ peak_partials, ForwardSizes sizes,
+    Index slots) {
   __shared__ alignas(16) unsigned char shared[512 * 8];
   const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
-  Peak<double> maximum_sum;
+  Peak<double> peak_sum;
   if (column < columns) {
 #pragma unroll 8
     for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
-      maximum_sum.merge(maximum_partials[(above * slots + slot) * columns + column]);
+      peak_sum.merge(peak_partials[(above * slots + slot) * columns + column]);
     }
   }
-  maximum_sum = merge_tree(maximum_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+  peak_sum = merge_tree(peak_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
       blockDim.x, shared);
   if (threadIdx.y != 0 || column >= columns) return;
-  const float maximum_value = static_cast<float>(maximum_sum.max());
+  const float peak_value = static_cast<float>(peak_sum.max());
   const Index result = above * columns + column;
   const Index above_inner = divide(result, sizes.inner);
   const Index inner = result - above_inner * sizes.inner.value;
   const Index outer = above_inner;
   float out_value;
-  forward_finalise_values(maximum_value, out_value);
+  forward_finalise_values(peak_value, out_value);
   out[(outer) * sizes.inner.value + inner] = narrow<float>(out_value);
 }
 
@@ -213,14 +213,14 @@ struct BackwardSizes {
   Size outer, middle, inner;
 };
 
-__device__ __forceinline__ void backward_outer_values(const float x, float& maximum_term) {
-  maximum_term = x;
+__device__ __forceinline__ void backward_outer_values(const float x, float& peak_term) {
+  peak_term = x;
 }
 
-// Reads x; leaves partials of maximum.
+// Reads x; leaves partials of peak.
 template <int kLanes>
 __global__ void __launch_bounds__(256, 4)
-backward_outer(const float* __restrict__ x, Peak<float>* __restrict__ maximum_partials, BackwardSizes sizes,
+backward_outer(const float* __restrict__ x, Peak<float>* __restrict__ peak_partials, BackwardSizes sizes,
     Index slots) {
   constexpr int kRows = 2;
   __shared__ alignas(16) unsigned char shared[256 * 4];
@@ -230,7 +230,7 @@ backward_outer(const float* __restrict__ x, Peak<float>* __restrict__ maximum_pa
   const Index column = (blockIdx.x % strips * blockDim.x + threadIdx.x) * kLanes;
   const Index kept_index = task / slots, slot = task % slots;
   const Index outer = kept_index;
-  Peak<float> maximum_sum[kLanes];
+  Peak<float> peak_sum[kLanes];
   if (column < columns) {
     const Index share = (rows + slots - 1) / slots, end = min(rows, (slot + 1) * share);
     for (Index from = slot * share + threadIdx.y; from < end; from += blockDim.y * kRows) {
@@ -248,67 +248,67 @@ backward_outer(const float* __restrict__ x, Peak<float>* __restrict__ maximum_pa
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
           const float x_value = widen(x_in[p], lane);
-          float maximum_term_value;
-          backward_outer_values(x_value, maximum_term_value);
-          if (is_here) maximum_sum[lane].add(maximum_term_value);
+          float peak_term_value;
+          backward_outer_values(x_value, peak_term_value);
+          if (is_here) peak_sum[lane].add(peak_term_value);
         }
       }
     }
   }
 #pragma unroll
   for (int lane = 0; lane < kLanes; ++lane) {
-    maximum_sum[lane] = merge_tree(maximum_sum[lane], threadIdx.y, blockDim.y,
+    peak_sum[lane] = merge_tree(peak_sum[lane], threadIdx.y, blockDim.y,
         threadIdx.y * blockDim.x + threadIdx.x, blockDim.x, shared);
-    if (threadIdx.y == 0 && column + lane < columns) maximum_partials[task * columns + column + lane] = maximum_sum[lane];
+    if (threadIdx.y == 0 && column + lane < columns) peak_partials[task * columns + column + lane] = peak_sum[lane];
   }
 }
 
-__device__ __forceinline__ void backward_finalise_values(const float maximum, const float maximum_2,
-    float& maximum_scratch, float& maximum_2_scratch) {
-  maximum_scratch = maximum;
-  maximum_2_scratch = maximum_2;
+__device__ __forceinline__ void backward_finalise_values(const float peak, const float peak_2,
+    float& peak_scratch, float& peak_2_scratch) {
+  peak_scratch = peak;
+  peak_2_scratch = peak_2;
 }
 
-// Merges partials into maximum; writes maximum_scratch, maximum_2_scratch.
+// Merges partials into peak; writes peak_scratch, peak_2_scratch.
 __global__ void __launch_bounds__(512)
-backward_finalise(float* __restrict__ maximum_scratch, float* __restrict__ maximum_2_scratch,
-    const Peak<float>* __restrict__ maximum_partials, BackwardSizes sizes, Index slots) {
+backward_finalise(float* __restrict__ peak_scratch, float* __restrict__ peak_2_scratch,
+    const Peak<float>* __restrict__ peak_partials, BackwardSizes sizes, Index slots) {
   __shared__ alignas(16) unsigned char shared[512 * 8];
   const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
-  Peak<double> maximum_sum;
+  Peak<double> peak_sum;
   if (column < columns) {
 #pragma unroll 8
     for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
-      maximum_sum.merge(maximum_partials[(above * slots + slot) * columns + column]);
+      peak_sum.merge(peak_partials[(above * slots + slot) * columns + column]);
     }
   }
-  maximum_sum = merge_tree(maximum_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+  peak_sum = merge_tree(peak_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
       blockDim.x, shared);
   if (threadIdx.y != 0 || column >= columns) return;
-  const float maximum_value = static_cast<float>(maximum_sum.max());
-  const float maximum_2_value = static_cast<float>(maximum_sum.max());
+  const float peak_value = static_cast<float>(peak_sum.max());
+  const float peak_2_value = static_cast<float>(peak_sum.max());
   const Index result = above * columns + column;
   const Index above_inner = divide(result, sizes.inner);
   const Index inner = result - above_inner * sizes.inner.value;
   const Index outer = above_inner;
-  float maximum_scratch_value;
-  float maximum_2_scratch_value;
-  backward_finalise_values(maximum_value, maximum_2_value, maximum_scratch_value, maximum_2_scratch_value);
-  maximum_scratch[(outer) * sizes.inner.value + inner] = narrow<float>(maximum_scratch_value);
-  maximum_2_scratch[(outer) * sizes.inner.value + inner] = narrow<float>(maximum_2_scratch_value);
+  float peak_scratch_value;
+  float peak_2_scratch_value;
+  backward_finalise_values(peak_value, peak_2_value, peak_scratch_value, peak_2_scratch_value);
+  peak_scratch[(outer) * sizes.inner.value + inner] = narrow<float>(peak_scratch_value);
+  peak_2_scratch[(outer) * sizes.inner.value + inner] = narrow<float>(peak_2_scratch_value);
 }
 
-__device__ __forceinline__ void backward_outer_2_values(const float x, const float maximum,
-    const float position_along, float& maximum_3_term) {
-  maximum_3_term = (x >= maximum || x != x) ? -position_along : -INFINITY;
+__device__ __forceinline__ void backward_outer_2_values(const float x, const float peak,
+    const float position_along, float& peak_3_term) {
+  peak_3_term = (x >= peak || x != x) ? -position_along : -INFINITY;
 }
 
-// Reads x, maximum by (outer, inner), position_along by (middle); leaves partials of maximum_3.
+// Reads x, peak by (outer, inner), position_along by (middle); leaves partials of peak_3.
 template <int kLanes>
 __global__ void __launch_bounds__(256, 4)
-backward_outer_2(const float* __restrict__ x, const float* __restrict__ maximum,
-    Peak<float>* __restrict__ maximum_3_partials, BackwardSizes sizes, Index slots) {
+backward_outer_2(const float* __restrict__ x, const float* __restrict__ peak,
+    Peak<float>* __restrict__ peak_3_partials, BackwardSizes sizes, Index slots) {
   const Positions<float> position_along{};
   constexpr int kRows = 2;
   __shared__ alignas(16) unsigned char shared[256 * 4];
@@ -318,7 +318,7 @@ backward_outer_2(const float* __restrict__ x, const float* __restrict__ maximum,
   const Index column = (blockIdx.x % strips * blockDim.x + threadIdx.x) * kLanes;
   const Index kept_index = task / slots, slot = task % slots;
   const Index outer = kept_index;
-  Peak<float> maximum_3_sum[kLanes];
+  Peak<float> peak_3_sum[kLanes];
   if (column < columns) {
     const Index share = (rows + slots - 1) / slots, end = min(rows, (slot + 1) * share);
     for (Index from = slot * share + threadIdx.y; from < end; from += blockDim.y * kRows) {
@@ -340,66 +340,66 @@ backward_outer_2(const float* __restrict__ x, const float* __restrict__ maximum,
         for (int lane = 0; lane < kLanes; ++lane) {
           const Index inner = column + lane;
           const float x_value = widen(x_in[p], lane);
-          const float maximum_value = widen(maximum[(outer) * sizes.inner.value + inner]);
-          float maximum_3_term_value;
-          backward_outer_2_values(x_value, maximum_value, position_along_value, maximum_3_term_value);
-          if (is_here) maximum_3_sum[lane].add(maximum_3_term_value);
+          const float peak_value = widen(peak[(outer) * sizes.inner.value + inner]);
+          float peak_3_term_value;
+          backward_outer_2_values(x_value, peak_value, position_along_value, peak_3_term_value);
+          if (is_here) peak_3_sum[lane].add(peak_3_term_value);
         }
       }
     }
   }
 #pragma unroll
   for (int lane = 0; lane < kLanes; ++lane) {
-    maximum_3_sum[lane] = merge_tree(maximum_3_sum[lane], threadIdx.y, blockDim.y,
+    peak_3_sum[lane] = merge_tree(peak_3_sum[lane], threadIdx.y, blockDim.y,
         threadIdx.y * blockDim.x + threadIdx.x, blockDim.x, shared);
-    if (threadIdx.y == 0 && column + lane < columns) maximum_3_partials[task * columns + column + lane] = maximum_3_sum[lane];
+    if (threadIdx.y == 0 && column + lane < columns) peak_3_partials[task * columns + column + lane] = peak_3_sum[lane];
   }
 }
 
-__device__ __forceinline__ void backward_finalise_2_values(const float maximum_3, float& maximum_3_scratch) {
-  maximum_3_scratch = maximum_3;
+__device__ __forceinline__ void backward_finalise_2_values(const float peak_3, float& peak_3_scratch) {
+  peak_3_scratch = peak_3;
 }
 
-// Merges partials into maximum_3; writes maximum_3_scratch.
+// Merges partials into peak_3; writes peak_3_scratch.
 __global__ void __launch_bounds__(512)
-backward_finalise_2(float* __restrict__ maximum_3_scratch,
-    const Peak<float>* __restrict__ maximum_3_partials, BackwardSizes sizes, Index slots) {
+backward_finalise_2(float* __restrict__ peak_3_scratch, const Peak<float>* __restrict__ peak_3_partials,
+    BackwardSizes sizes, Index slots) {
   __shared__ alignas(16) unsigned char shared[512 * 8];
   const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
-  Peak<double> maximum_3_sum;
+  Peak<double> peak_3_sum;
   if (column < columns) {
 #pragma unroll 8
     for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
-      maximum_3_sum.merge(maximum_3_partials[(above * slots + slot) * columns + column]);
+      peak_3_sum.merge(peak_3_partials[(above * slots + slot) * columns + column]);
     }
   }
-  maximum_3_sum = merge_tree(maximum_3_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+  peak_3_sum = merge_tree(peak_3_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
       blockDim.x, shared);
   if (threadIdx.y != 0 || column >= columns) return;
-  const float maximum_3_value = static_cast<float>(maximum_3_sum.max());
+  const float peak_3_value = static_cast<float>(peak_3_sum.max());
   const Index result = above * columns + column;
   const Index above_inner = divide(result, sizes.inner);
   const Index inner = result - above_inner * sizes.inner.value;
   const Index outer = above_inner;
-  float maximum_3_scratch_value;
-  backward_finalise_2_values(maximum_3_value, maximum_3_scratch_value);
-  maximum_3_scratch[(outer) * sizes.inner.value + inner] = narrow<float>(maximum_3_scratch_value);
+  float peak_3_scratch_value;
+  backward_finalise_2_values(peak_3_value, peak_3_scratch_value);
+  peak_3_scratch[(outer) * sizes.inner.value + inner] = narrow<float>(peak_3_scratch_value);
 }
 
-__device__ __forceinline__ void backward_pointwise_values(const float position_along, const float maximum_3,
-    const float d_out, const float maximum_2, float& d_x) {
+__device__ __forceinline__ void backward_pointwise_values(const float position_along, const float peak_3,
+    const float d_out, const float peak_2, float& d_x) {
   // tanh
-  const float after_tanh = tanhf(maximum_2);
+  const float after_tanh = tanhf(peak_2);
   // backward, down to max(1)
   const float d_after_max = d_out * (1.0f - after_tanh * after_tanh);
-  d_x = position_along == -maximum_3 ? d_after_max : 0.0f;
+  d_x = position_along == -peak_3 ? d_after_max : 0.0f;
 }
 
-// Reads position_along by (middle), maximum_3 by (outer, inner), d_out by (outer, inner), maximum_2 by (outer, inner); writes d_x.
+// Reads position_along by (middle), peak_3 by (outer, inner), d_out by (outer, inner), peak_2 by (outer, inner); writes d_x.
 __global__ void __launch_bounds__(512, 2)
-backward_pointwise(const float* __restrict__ maximum_3, const float* __restrict__ d_out,
-    const float* __restrict__ maximum_2, float* __restrict__ d_x, BackwardSizes sizes, Index count) {
+backward_pointwise(const float* __restrict__ peak_3, const float* __restrict__ d_out,
+    const float* __restrict__ peak_2, float* __restrict__ d_x, BackwardSizes sizes, Index count) {
   const Positions<float> position_along{};
   constexpr int kLanes = 4, kPacks = 2;
   const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 512 + threadIdx.x) * kLanes;
@@ -423,12 +423,11 @@ backward_pointwise(const float* __restrict__ maximum_3, const float* __restrict_
       Pack<float, kLanes> d_x_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const float maximum_3_value = widen(maximum_3[(outer) * sizes.inner.value + inner + lane]);
+        const float peak_3_value = widen(peak_3[(outer) * sizes.inner.value + inner + lane]);
         const float d_out_value = widen(d_out[(outer) * sizes.inner.value + inner + lane]);
-        const float maximum_2_value = widen(maximum_2[(outer) * sizes.inner.value + inner + lane]);
+        const float peak_2_value = widen(peak_2[(outer) * sizes.inner.value + inner + lane]);
         float d_x_value;
-        backward_pointwise_values(position_along_value, maximum_3_value, d_out_value, maximum_2_value,
-            d_x_value);
+        backward_pointwise_values(position_along_value, peak_3_value, d_out_value, peak_2_value, d_x_value);
         d_x_out.at[lane] = narrow<float>(d_x_value);
       }
       store(d_x + i, d_x_out);
@@ -440,12 +439,11 @@ backward_pointwise(const float* __restrict__ maximum_3, const float* __restrict_
         const Index middle = above_inner - above_middle * sizes.middle.value;
         const Index outer = above_middle;
         const float position_along_value = widen(position_along[middle]);
-        const float maximum_3_value = widen(maximum_3[(outer) * sizes.inner.value + inner]);
+        const float peak_3_value = widen(peak_3[(outer) * sizes.inner.value + inner]);
         const float d_out_value = widen(d_out[(outer) * sizes.inner.value + inner]);
-        const float maximum_2_value = widen(maximum_2[(outer) * sizes.inner.value + inner]);
+        const float peak_2_value = widen(peak_2[(outer) * sizes.inner.value + inner]);
         float d_x_value;
-        backward_pointwise_values(position_along_value, maximum_3_value, d_out_value, maximum_2_value,
-            d_x_value);
+        backward_pointwise_values(position_along_value, peak_3_value, d_out_value, peak_2_value, d_x_value);
         d_x[j] = narrow<float>(d_x_value);
       }
     }
@@ -540,12 +538,12 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const int64_t forward_outer_wanted = ceil_divide(resident_blocks(forward_outer_kernel, forward_outer_block,
       0, device), forward_outer_strips * forward_outer_kept);
   const int64_t forward_outer_slots = forward_outer_wanted < forward_outer_most ? forward_outer_wanted : forward_outer_most;
-  const int64_t maximum_partials_slots = forward_outer_slots;
-  auto* const maximum_partials = scratch.take<Peak<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * maximum_partials_slots);
+  const int64_t peak_partials_slots = forward_outer_slots;
+  auto* const peak_partials = scratch.take<Peak<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * peak_partials_slots);
   if (is_measuring) return scratch.used;
   {
     const auto blocks = static_cast<unsigned>(forward_outer_kept * forward_outer_slots * forward_outer_strips);
-    forward_outer_kernel<<<blocks, forward_outer_block, 0, stream>>>(x, maximum_partials, sizes,
+    forward_outer_kernel<<<blocks, forward_outer_block, 0, stream>>>(x, peak_partials, sizes,
         static_cast<Index>(forward_outer_slots));
   }
   {
@@ -554,8 +552,8 @@ extern "C" int64_t run_forward(const int64_t* a) {
     const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
     const dim3 block(width, 512 / width);
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    forward_finalise<<<blocks, block, 0, stream>>>(out, maximum_partials, sizes,
-        static_cast<Index>(maximum_partials_slots));
+    forward_finalise<<<blocks, block, 0, stream>>>(out, peak_partials, sizes,
+        static_cast<Index>(peak_partials_slots));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
@@ -587,7 +585,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const int64_t backward_outer_wanted = ceil_divide(resident_blocks(backward_outer_kernel,
       backward_outer_block, 0, device), backward_outer_strips * backward_outer_kept);
   const int64_t backward_outer_slots = backward_outer_wanted < backward_outer_most ? backward_outer_wanted : backward_outer_most;
-  const int64_t maximum_partials_slots = backward_outer_slots;
+  const int64_t peak_partials_slots = backward_outer_slots;
   const int64_t backward_outer_2_rows = static_cast<int64_t>(sizes.middle.value),
       backward_outer_2_columns = static_cast<int64_t>(sizes.inner.value),
       backward_outer_2_kept = static_cast<int64_t>(sizes.outer.value);
@@ -601,16 +599,16 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const int64_t backward_outer_2_wanted = ceil_divide(resident_blocks(backward_outer_2_kernel,
       backward_outer_2_block, 0, device), backward_outer_2_strips * backward_outer_2_kept);
   const int64_t backward_outer_2_slots = backward_outer_2_wanted < backward_outer_2_most ? backward_outer_2_wanted : backward_outer_2_most;
-  const int64_t maximum_3_partials_slots = backward_outer_2_slots;
-  auto* const maximum_partials = scratch.take<Peak<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * maximum_partials_slots);
-  auto* const maximum_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value));
-  auto* const maximum_2_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value));
-  auto* const maximum_3_partials = scratch.take<Peak<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * maximum_3_partials_slots);
-  auto* const maximum_3_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value));
+  const int64_t peak_3_partials_slots = backward_outer_2_slots;
+  auto* const peak_partials = scratch.take<Peak<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * peak_partials_slots);
+  auto* const peak_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value));
+  auto* const peak_2_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value));
+  auto* const peak_3_partials = scratch.take<Peak<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * peak_3_partials_slots);
+  auto* const peak_3_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value));
   if (is_measuring) return scratch.used;
   {
     const auto blocks = static_cast<unsigned>(backward_outer_kept * backward_outer_slots * backward_outer_strips);
-    backward_outer_kernel<<<blocks, backward_outer_block, 0, stream>>>(x, maximum_partials, sizes,
+    backward_outer_kernel<<<blocks, backward_outer_block, 0, stream>>>(x, peak_partials, sizes,
         static_cast<Index>(backward_outer_slots));
   }
   {
@@ -619,13 +617,13 @@ extern "C" int64_t run_backward(const int64_t* a) {
     const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
     const dim3 block(width, 512 / width);
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    backward_finalise<<<blocks, block, 0, stream>>>(maximum_scratch, maximum_2_scratch, maximum_partials,
-        sizes, static_cast<Index>(maximum_partials_slots));
+    backward_finalise<<<blocks, block, 0, stream>>>(peak_scratch, peak_2_scratch, peak_partials, sizes,
+        static_cast<Index>(peak_partials_slots));
   }
   {
     const auto blocks = static_cast<unsigned>(backward_outer_2_kept * backward_outer_2_slots * backward_outer_2_strips);
-    backward_outer_2_kernel<<<blocks, backward_outer_2_block, 0, stream>>>(x, maximum_scratch,
-        maximum_3_partials, sizes, static_cast<Index>(backward_outer_2_slots));
+    backward_outer_2_kernel<<<blocks, backward_outer_2_block, 0, stream>>>(x, peak_scratch, peak_3_partials,
+        sizes, static_cast<Index>(backward_outer_2_slots));
   }
   {
     const int64_t columns = static_cast<int64_t>(sizes.inner.value),
@@ -633,13 +631,13 @@ extern "C" int64_t run_backward(const int64_t* a) {
     const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
     const dim3 block(width, 512 / width);
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    backward_finalise_2<<<blocks, block, 0, stream>>>(maximum_3_scratch, maximum_3_partials, sizes,
-        static_cast<Index>(maximum_3_partials_slots));
+    backward_finalise_2<<<blocks, block, 0, stream>>>(peak_3_scratch, peak_3_partials, sizes,
+        static_cast<Index>(peak_3_partials_slots));
   }
   {
     const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value);
     const auto blocks = static_cast<unsigned>(ceil_divide(count, 4096));
-    backward_pointwise<<<blocks, 512, 0, stream>>>(maximum_3_scratch, d_out, maximum_2_scratch, d_x, sizes,
+    backward_pointwise<<<blocks, 512, 0, stream>>>(peak_3_scratch, d_out, peak_2_scratch, d_x, sizes,
         static_cast<Index>(count));
   }
   return -static_cast<int64_t>(cudaGetLastError());

@@ -257,24 +257,24 @@ struct ForwardSizes {
   Size outer, middle, inner;
 };
 
-static inline __attribute__((always_inline)) void forward_column_stage_1(const float x, float& maximum_term) {
+static inline __attribute__((always_inline)) void forward_column_stage_1(const float x, float& peak_term) {
   // gelu
-  maximum_term = x * 0.5f * (1.0f + erf_of(x * 0.707106769f));
+  peak_term = x * 0.5f * (1.0f + erf_of(x * 0.707106769f));
 }
 
-static inline __attribute__((always_inline)) void forward_column_stage_2(const float x, const float maximum,
+static inline __attribute__((always_inline)) void forward_column_stage_2(const float x, const float peak,
     float& total_term) {
   // gelu
   const float after_gelu = x * 0.5f * (1.0f + erf_of(x * 0.707106769f));
-  total_term = exp_of(after_gelu - maximum);
+  total_term = exp_of(after_gelu - peak);
 }
 
-static inline __attribute__((always_inline)) void forward_column_values(const float x, const float maximum,
+static inline __attribute__((always_inline)) void forward_column_values(const float x, const float peak,
     const float total, const float bias, float& out) {
   // gelu
   const float after_gelu = x * 0.5f * (1.0f + erf_of(x * 0.707106769f));
   // softmax(1)
-  const float after_softmax = exp_of(after_gelu - maximum) / total;
+  const float after_softmax = exp_of(after_gelu - peak) / total;
   // add_channel(bias)
   out = after_softmax + bias;
 }
@@ -289,24 +289,24 @@ static void forward_column(const float* __restrict__ x, const float* __restrict_
     const Index above_index = task / blocks, first = task % blocks * kColumns;
     const Index width = std::min(kColumns, beside - first);
     const Index outer = above_index;
-    PeakLanes maximum_lanes(width);
+    PeakLanes peak_lanes(width);
     for (Index r = 0; r < length; ++r) {
       const Index middle = r;
       const Index inner = first;
       float x_room[kLine];
       const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-      float maximum_term_line[kLine];
+      float peak_term_line[kLine];
 #pragma omp simd
       for (Index i = 0; i < padded(width); ++i) {
         const float x_value = x_line[i];
-        float maximum_term_value;
-        forward_column_stage_1(x_value, maximum_term_value);
-        maximum_term_line[i] = maximum_term_value;
+        float peak_term_value;
+        forward_column_stage_1(x_value, peak_term_value);
+        peak_term_line[i] = peak_term_value;
       }
-      maximum_lanes.add(maximum_term_line, width);
+      peak_lanes.add(peak_term_line, width);
     }
-    float maximum_line[kLine];
-    for (Index i = 0; i < padded(width); ++i) maximum_line[i] = static_cast<float>(maximum_lanes.max(i));
+    float peak_line[kLine];
+    for (Index i = 0; i < padded(width); ++i) peak_line[i] = static_cast<float>(peak_lanes.max(i));
     SumLanes total_lanes(width);
     for (Index r = 0; r < length; ++r) {
       const Index middle = r;
@@ -317,9 +317,9 @@ static void forward_column(const float* __restrict__ x, const float* __restrict_
 #pragma omp simd
       for (Index i = 0; i < padded(width); ++i) {
         const float x_value = x_line[i];
-        const float maximum_value = maximum_line[i];
+        const float peak_value = peak_line[i];
         float total_term_value;
-        forward_column_stage_2(x_value, maximum_value, total_term_value);
+        forward_column_stage_2(x_value, peak_value, total_term_value);
         total_term_line[i] = total_term_value;
       }
       total_lanes.add(total_term_line, width);
@@ -337,10 +337,10 @@ static void forward_column(const float* __restrict__ x, const float* __restrict_
 #pragma omp simd
       for (Index i = 0; i < padded(width); ++i) {
         const float x_value = x_line[i];
-        const float maximum_value = maximum_line[i];
+        const float peak_value = peak_line[i];
         const float total_value = total_line[i];
         float out_value;
-        forward_column_values(x_value, maximum_value, total_value, bias_value, out_value);
+        forward_column_values(x_value, peak_value, total_value, bias_value, out_value);
         out_line[i] = out_value;
       }
       store<1>(out_line, width, out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner);

@@ -132,15 +132,15 @@ struct ForwardSizes {
   Size outer, middle, inner;
 };
 
-__device__ __forceinline__ void forward_outer_values(const float x, float& maximum_term) {
+__device__ __forceinline__ void forward_outer_values(const float x, float& peak_term) {
   // gelu
-  maximum_term = x * 0.5f * (1.0f + erff(x * 0.707106769f));
+  peak_term = x * 0.5f * (1.0f + erff(x * 0.707106769f));
 }
 
-// Reads x; leaves partials of maximum.
+// Reads x; leaves partials of peak.
 template <int kLanes>
 __global__ void __launch_bounds__(256, 4)
-forward_outer(const float* __restrict__ x, Peak<float>* __restrict__ maximum_partials, ForwardSizes sizes,
+forward_outer(const float* __restrict__ x, Peak<float>* __restrict__ peak_partials, ForwardSizes sizes,
     Index slots) {
   constexpr int kRows = 2;
   __shared__ alignas(16) unsigned char shared[256 * 4];
@@ -150,7 +150,7 @@ forward_outer(const float* __restrict__ x, Peak<float>* __restrict__ maximum_par
   const Index column = (blockIdx.x % strips * blockDim.x + threadIdx.x) * kLanes;
   const Index kept_index = task / slots, slot = task % slots;
   const Index outer = kept_index;
-  Peak<float> maximum_sum[kLanes];
+  Peak<float> peak_sum[kLanes];
   if (column < columns) {
     const Index share = (rows + slots - 1) / slots, end = min(rows, (slot + 1) * share);
     for (Index from = slot * share + threadIdx.y; from < end; from += blockDim.y * kRows) {
@@ -168,63 +168,62 @@ forward_outer(const float* __restrict__ x, Peak<float>* __restrict__ maximum_par
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
           const float x_value = widen(x_in[p], lane);
-          float maximum_term_value;
-          forward_outer_values(x_value, maximum_term_value);
-          if (is_here) maximum_sum[lane].add(maximum_term_value);
+          float peak_term_value;
+          forward_outer_values(x_value, peak_term_value);
+          if (is_here) peak_sum[lane].add(peak_term_value);
         }
       }
     }
   }
 #pragma unroll
   for (int lane = 0; lane < kLanes; ++lane) {
-    maximum_sum[lane] = merge_tree(maximum_sum[lane], threadIdx.y, blockDim.y,
+    peak_sum[lane] = merge_tree(peak_sum[lane], threadIdx.y, blockDim.y,
         threadIdx.y * blockDim.x + threadIdx.x, blockDim.x, shared);
-    if (threadIdx.y == 0 && column + lane < columns) maximum_partials[task * columns + column + lane] = maximum_sum[lane];
+    if (threadIdx.y == 0 && column + lane < columns) peak_partials[task * columns + column + lane] = peak_sum[lane];
   }
 }
 
-__device__ __forceinline__ void forward_finalise_values(const float maximum, float& maximum_scratch) {
-  maximum_scratch = maximum;
+__device__ __forceinline__ void forward_finalise_values(const float peak, float& peak_scratch) {
+  peak_scratch = peak;
 }
 
-// Merges partials into maximum; writes maximum_scratch.
+// Merges partials into peak; writes peak_scratch.
 __global__ void __launch_bounds__(512)
-forward_finalise(float* __restrict__ maximum_scratch, const Peak<float>* __restrict__ maximum_partials,
+forward_finalise(float* __restrict__ peak_scratch, const Peak<float>* __restrict__ peak_partials,
     ForwardSizes sizes, Index slots) {
   __shared__ alignas(16) unsigned char shared[512 * 8];
   const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
-  Peak<double> maximum_sum;
+  Peak<double> peak_sum;
   if (column < columns) {
 #pragma unroll 8
     for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
-      maximum_sum.merge(maximum_partials[(above * slots + slot) * columns + column]);
+      peak_sum.merge(peak_partials[(above * slots + slot) * columns + column]);
     }
   }
-  maximum_sum = merge_tree(maximum_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+  peak_sum = merge_tree(peak_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
       blockDim.x, shared);
   if (threadIdx.y != 0 || column >= columns) return;
-  const float maximum_value = static_cast<float>(maximum_sum.max());
+  const float peak_value = static_cast<float>(peak_sum.max());
   const Index result = above * columns + column;
   const Index above_inner = divide(result, sizes.inner);
   const Index inner = result - above_inner * sizes.inner.value;
   const Index outer = above_inner;
-  float maximum_scratch_value;
-  forward_finalise_values(maximum_value, maximum_scratch_value);
-  maximum_scratch[(outer) * sizes.inner.value + inner] = narrow<float>(maximum_scratch_value);
+  float peak_scratch_value;
+  forward_finalise_values(peak_value, peak_scratch_value);
+  peak_scratch[(outer) * sizes.inner.value + inner] = narrow<float>(peak_scratch_value);
 }
 
-__device__ __forceinline__ void forward_outer_2_values(const float x, const float maximum,
-    float& total_term) {
+__device__ __forceinline__ void forward_outer_2_values(const float x, const float peak, float& total_term) {
   // gelu
   const float after_gelu = x * 0.5f * (1.0f + erff(x * 0.707106769f));
-  total_term = expf(after_gelu - maximum);
+  total_term = expf(after_gelu - peak);
 }
 
-// Reads x, maximum by (outer, inner); leaves partials of total.
+// Reads x, peak by (outer, inner); leaves partials of total.
 template <int kLanes>
 __global__ void __launch_bounds__(256, 4)
-forward_outer_2(const float* __restrict__ x, const float* __restrict__ maximum,
+forward_outer_2(const float* __restrict__ x, const float* __restrict__ peak,
     Sum<float>* __restrict__ total_partials, ForwardSizes sizes, Index slots) {
   constexpr int kRows = 2;
   __shared__ alignas(16) unsigned char shared[256 * 4];
@@ -253,9 +252,9 @@ forward_outer_2(const float* __restrict__ x, const float* __restrict__ maximum,
         for (int lane = 0; lane < kLanes; ++lane) {
           const Index inner = column + lane;
           const float x_value = widen(x_in[p], lane);
-          const float maximum_value = widen(maximum[(outer) * sizes.inner.value + inner]);
+          const float peak_value = widen(peak[(outer) * sizes.inner.value + inner]);
           float total_term_value;
-          forward_outer_2_values(x_value, maximum_value, total_term_value);
+          forward_outer_2_values(x_value, peak_value, total_term_value);
           if (is_here) total_sum[lane].add(total_term_value);
         }
       }
@@ -300,19 +299,19 @@ forward_finalise_2(float* __restrict__ total_scratch, const Sum<float>* __restri
   total_scratch[(outer) * sizes.inner.value + inner] = narrow<float>(total_scratch_value);
 }
 
-__device__ __forceinline__ void forward_pointwise_values(const float x, const float maximum,
-    const float total, const float bias, float& out) {
+__device__ __forceinline__ void forward_pointwise_values(const float x, const float peak, const float total,
+    const float bias, float& out) {
   // gelu
   const float after_gelu = x * 0.5f * (1.0f + erff(x * 0.707106769f));
   // softmax(1)
-  const float after_softmax = expf(after_gelu - maximum) / total;
+  const float after_softmax = expf(after_gelu - peak) / total;
   // add_channel(bias)
   out = after_softmax + bias;
 }
 
-// Reads x, maximum by (outer, inner), total by (outer, inner), bias by (middle); writes out.
+// Reads x, peak by (outer, inner), total by (outer, inner), bias by (middle); writes out.
 __global__ void __launch_bounds__(512, 2)
-forward_pointwise(const float* __restrict__ x, const float* __restrict__ maximum,
+forward_pointwise(const float* __restrict__ x, const float* __restrict__ peak,
     const float* __restrict__ total, const float* __restrict__ bias, float* __restrict__ out,
     ForwardSizes sizes, Index count) {
   constexpr int kLanes = 4, kPacks = 2;
@@ -340,10 +339,10 @@ forward_pointwise(const float* __restrict__ x, const float* __restrict__ maximum
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
-        const float maximum_value = widen(maximum[(outer) * sizes.inner.value + inner + lane]);
+        const float peak_value = widen(peak[(outer) * sizes.inner.value + inner + lane]);
         const float total_value = widen(total[(outer) * sizes.inner.value + inner + lane]);
         float out_value;
-        forward_pointwise_values(x_value, maximum_value, total_value, bias_value, out_value);
+        forward_pointwise_values(x_value, peak_value, total_value, bias_value, out_value);
         out_out.at[lane] = narrow<float>(out_value);
       }
       store(out + i, out_out);
@@ -354,12 +353,12 @@ forward_pointwise(const float* __restrict__ x, const float* __restrict__ maximum
         const Index above_middle = divide(above_inner, sizes.middle);
         const Index middle = above_inner - above_middle * sizes.middle.value;
         const Index outer = above_middle;
-        const float maximum_value = widen(maximum[(outer) * sizes.inner.value + inner]);
+        const float peak_value = widen(peak[(outer) * sizes.inner.value + inner]);
         const float total_value = widen(total[(outer) * sizes.inner.value + inner]);
         const float bias_value = widen(bias[middle]);
         const float x_value = widen(x[j]);
         float out_value;
-        forward_pointwise_values(x_value, maximum_value, total_value, bias_value, out_value);
+        forward_pointwise_values(x_value, peak_value, total_value, bias_value, out_value);
         out[j] = narrow<float>(out_value);
       }
     }
@@ -370,15 +369,15 @@ struct BackwardSizes {
   Size outer, middle, inner;
 };
 
-__device__ __forceinline__ void backward_outer_values(const float x, float& maximum_term) {
+__device__ __forceinline__ void backward_outer_values(const float x, float& peak_term) {
   // gelu
-  maximum_term = x * 0.5f * (1.0f + erff(x * 0.707106769f));
+  peak_term = x * 0.5f * (1.0f + erff(x * 0.707106769f));
 }
 
-// Reads x; leaves partials of maximum.
+// Reads x; leaves partials of peak.
 template <int kLanes>
 __global__ void __launch_bounds__(256, 4)
-backward_outer(const float* __restrict__ x, Peak<float>* __restrict__ maximum_partials, BackwardSizes sizes,
+backward_outer(const float* __restrict__ x, Peak<float>* __restrict__ peak_partials, BackwardSizes sizes,
     Index slots) {
   constexpr int kRows = 2;
   __shared__ alignas(16) unsigned char shared[256 * 4];
@@ -388,7 +387,7 @@ backward_outer(const float* __restrict__ x, Peak<float>* __restrict__ maximum_pa
   const Index column = (blockIdx.x % strips * blockDim.x + threadIdx.x) * kLanes;
   const Index kept_index = task / slots, slot = task % slots;
   const Index outer = kept_index;
-  Peak<float> maximum_sum[kLanes];
+  Peak<float> peak_sum[kLanes];
   if (column < columns) {
     const Index share = (rows + slots - 1) / slots, end = min(rows, (slot + 1) * share);
     for (Index from = slot * share + threadIdx.y; from < end; from += blockDim.y * kRows) {
@@ -406,64 +405,64 @@ backward_outer(const float* __restrict__ x, Peak<float>* __restrict__ maximum_pa
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
           const float x_value = widen(x_in[p], lane);
-          float maximum_term_value;
-          backward_outer_values(x_value, maximum_term_value);
-          if (is_here) maximum_sum[lane].add(maximum_term_value);
+          float peak_term_value;
+          backward_outer_values(x_value, peak_term_value);
+          if (is_here) peak_sum[lane].add(peak_term_value);
         }
       }
     }
   }
 #pragma unroll
   for (int lane = 0; lane < kLanes; ++lane) {
-    maximum_sum[lane] = merge_tree(maximum_sum[lane], threadIdx.y, blockDim.y,
+    peak_sum[lane] = merge_tree(peak_sum[lane], threadIdx.y, blockDim.y,
         threadIdx.y * blockDim.x + threadIdx.x, blockDim.x, shared);
-    if (threadIdx.y == 0 && column + lane < columns) maximum_partials[task * columns + column + lane] = maximum_sum[lane];
+    if (threadIdx.y == 0 && column + lane < columns) peak_partials[task * columns + column + lane] = peak_sum[lane];
   }
 }
 
-__device__ __forceinline__ void backward_finalise_values(const float maximum, float& maximum_scratch) {
-  maximum_scratch = maximum;
+__device__ __forceinline__ void backward_finalise_values(const float peak, float& peak_scratch) {
+  peak_scratch = peak;
 }
 
-// Merges partials into maximum; writes maximum_scratch.
+// Merges partials into peak; writes peak_scratch.
 __global__ void __launch_bounds__(512)
-backward_finalise(float* __restrict__ maximum_scratch, const Peak<float>* __restrict__ maximum_partials,
+backward_finalise(float* __restrict__ peak_scratch, const Peak<float>* __restrict__ peak_partials,
     BackwardSizes sizes, Index slots) {
   __shared__ alignas(16) unsigned char shared[512 * 8];
   const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
-  Peak<double> maximum_sum;
+  Peak<double> peak_sum;
   if (column < columns) {
 #pragma unroll 8
     for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
-      maximum_sum.merge(maximum_partials[(above * slots + slot) * columns + column]);
+      peak_sum.merge(peak_partials[(above * slots + slot) * columns + column]);
     }
   }
-  maximum_sum = merge_tree(maximum_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+  peak_sum = merge_tree(peak_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
       blockDim.x, shared);
   if (threadIdx.y != 0 || column >= columns) return;
-  const float maximum_value = static_cast<float>(maximum_sum.max());
+  const float peak_value = static_cast<float>(peak_sum.max());
   const Index result = above * columns + column;
   const Index above_inner = divide(result, sizes.inner);
   const Index inner = result - above_inner * sizes.inner.value;
   const Index outer = above_inner;
-  float maximum_scratch_value;
-  backward_finalise_values(maximum_value, maximum_scratch_value);
-  maximum_scratch[(outer) * sizes.inner.value + inner] = narrow<float>(maximum_scratch_value);
+  float peak_scratch_value;
+  backward_finalise_values(peak_value, peak_scratch_value);
+  peak_scratch[(outer) * sizes.inner.value + inner] = narrow<float>(peak_scratch_value);
 }
 
-__device__ __forceinline__ void backward_outer_2_values(const float x, const float maximum,
-    const float d_out, float& total_term, float& total_2_term) {
+__device__ __forceinline__ void backward_outer_2_values(const float x, const float peak, const float d_out,
+    float& total_term, float& total_2_term) {
   // gelu
   const float after_gelu = x * 0.5f * (1.0f + erff(x * 0.707106769f));
-  total_term = expf(after_gelu - maximum);
-  total_2_term = expf(after_gelu - maximum) * d_out;
+  total_term = expf(after_gelu - peak);
+  total_2_term = expf(after_gelu - peak) * d_out;
 }
 
-// Reads x, d_out, maximum by (outer, inner); leaves partials of total, total_2.
+// Reads x, d_out, peak by (outer, inner); leaves partials of total, total_2.
 template <int kLanes>
 __global__ void __launch_bounds__(256, 4)
-backward_outer_2(const float* __restrict__ x, const float* __restrict__ maximum,
+backward_outer_2(const float* __restrict__ x, const float* __restrict__ peak,
     const float* __restrict__ d_out, Sum<float>* __restrict__ total_partials,
     Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes, Index slots) {
   constexpr int kRows = 2;
@@ -497,10 +496,10 @@ backward_outer_2(const float* __restrict__ x, const float* __restrict__ maximum,
           const Index inner = column + lane;
           const float x_value = widen(x_in[p], lane);
           const float d_out_value = widen(d_out_in[p], lane);
-          const float maximum_value = widen(maximum[(outer) * sizes.inner.value + inner]);
+          const float peak_value = widen(peak[(outer) * sizes.inner.value + inner]);
           float total_term_value;
           float total_2_term_value;
-          backward_outer_2_values(x_value, maximum_value, d_out_value, total_term_value, total_2_term_value);
+          backward_outer_2_values(x_value, peak_value, d_out_value, total_term_value, total_2_term_value);
           if (is_here) total_sum[lane].add(total_term_value);
           if (is_here) total_2_sum[lane].add(total_2_term_value);
         }
@@ -560,23 +559,23 @@ backward_finalise_2(float* __restrict__ total_scratch, float* __restrict__ total
 }
 
 __device__ __forceinline__ void backward_inner_values(const float d_out, const float total,
-    const float total_2, const float x, const float maximum, float& d_x, float& total_3_term) {
+    const float total_2, const float x, const float peak, float& d_x, float& total_3_term) {
   // gelu
   const float product = x * 0.5f;
   const float product_2 = x * 0.707106769f;
   const float sum = 1.0f + erff(product_2);
   const float after_gelu = product * sum;
   // backward, down to gelu
-  const float d_after_gelu = (d_out / total - total_2 / total / total) * expf(after_gelu - maximum);
+  const float d_after_gelu = (d_out / total - total_2 / total / total) * expf(after_gelu - peak);
   const float product_3 = d_after_gelu * product * (1.12837923f * expf(-(product_2 * product_2)));
   d_x = product_3 * 0.707106769f + d_after_gelu * sum * 0.5f;
   total_3_term = d_out;
 }
 
-// Reads d_out, x, total by (outer, inner), total_2 by (outer, inner), maximum by (outer, inner); leaves partials of total_3; writes d_x.
+// Reads d_out, x, total by (outer, inner), total_2 by (outer, inner), peak by (outer, inner); leaves partials of total_3; writes d_x.
 __global__ void __launch_bounds__(256)
 backward_inner(const float* __restrict__ d_out, const float* __restrict__ total,
-    const float* __restrict__ total_2, const float* __restrict__ x, const float* __restrict__ maximum,
+    const float* __restrict__ total_2, const float* __restrict__ x, const float* __restrict__ peak,
     float* __restrict__ d_x, Sum<float>* __restrict__ total_3_partials, BackwardSizes sizes, Index rows,
     Index pieces, Index piece_length) {
   constexpr int kLanes = 4, kPacks = 2;
@@ -591,10 +590,10 @@ backward_inner(const float* __restrict__ d_out, const float* __restrict__ total,
   const auto element = [&](Index inner, float d_out_value, float x_value, float& d_x_stored) {
     const float total_value = widen(total[(outer) * sizes.inner.value + inner]);
     const float total_2_value = widen(total_2[(outer) * sizes.inner.value + inner]);
-    const float maximum_value = widen(maximum[(outer) * sizes.inner.value + inner]);
+    const float peak_value = widen(peak[(outer) * sizes.inner.value + inner]);
     float d_x_value;
     float total_3_term_value;
-    backward_inner_values(d_out_value, total_value, total_2_value, x_value, maximum_value, d_x_value,
+    backward_inner_values(d_out_value, total_value, total_2_value, x_value, peak_value, d_x_value,
         total_3_term_value);
     d_x_stored = narrow<float>(d_x_value);
     total_3_sum.add(total_3_term_value);
@@ -757,7 +756,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const int64_t forward_outer_wanted = ceil_divide(resident_blocks(forward_outer_kernel, forward_outer_block,
       0, device), forward_outer_strips * forward_outer_kept);
   const int64_t forward_outer_slots = forward_outer_wanted < forward_outer_most ? forward_outer_wanted : forward_outer_most;
-  const int64_t maximum_partials_slots = forward_outer_slots;
+  const int64_t peak_partials_slots = forward_outer_slots;
   const int64_t forward_outer_2_rows = static_cast<int64_t>(sizes.middle.value),
       forward_outer_2_columns = static_cast<int64_t>(sizes.inner.value),
       forward_outer_2_kept = static_cast<int64_t>(sizes.outer.value);
@@ -773,14 +772,14 @@ extern "C" int64_t run_forward(const int64_t* a) {
       forward_outer_2_block, 0, device), forward_outer_2_strips * forward_outer_2_kept);
   const int64_t forward_outer_2_slots = forward_outer_2_wanted < forward_outer_2_most ? forward_outer_2_wanted : forward_outer_2_most;
   const int64_t total_partials_slots = forward_outer_2_slots;
-  auto* const maximum_partials = scratch.take<Peak<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * maximum_partials_slots);
-  auto* const maximum_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value));
+  auto* const peak_partials = scratch.take<Peak<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * peak_partials_slots);
+  auto* const peak_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value));
   auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * total_partials_slots);
   auto* const total_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value));
   if (is_measuring) return scratch.used;
   {
     const auto blocks = static_cast<unsigned>(forward_outer_kept * forward_outer_slots * forward_outer_strips);
-    forward_outer_kernel<<<blocks, forward_outer_block, 0, stream>>>(x, maximum_partials, sizes,
+    forward_outer_kernel<<<blocks, forward_outer_block, 0, stream>>>(x, peak_partials, sizes,
         static_cast<Index>(forward_outer_slots));
   }
   {
@@ -789,12 +788,12 @@ extern "C" int64_t run_forward(const int64_t* a) {
     const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
     const dim3 block(width, 512 / width);
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    forward_finalise<<<blocks, block, 0, stream>>>(maximum_scratch, maximum_partials, sizes,
-        static_cast<Index>(maximum_partials_slots));
+    forward_finalise<<<blocks, block, 0, stream>>>(peak_scratch, peak_partials, sizes,
+        static_cast<Index>(peak_partials_slots));
   }
   {
     const auto blocks = static_cast<unsigned>(forward_outer_2_kept * forward_outer_2_slots * forward_outer_2_strips);
-    forward_outer_2_kernel<<<blocks, forward_outer_2_block, 0, stream>>>(x, maximum_scratch, total_partials,
+    forward_outer_2_kernel<<<blocks, forward_outer_2_block, 0, stream>>>(x, peak_scratch, total_partials,
         sizes, static_cast<Index>(forward_outer_2_slots));
   }
   {
@@ -809,7 +808,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   {
     const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value);
     const auto blocks = static_cast<unsigned>(ceil_divide(count, 4096));
-    forward_pointwise<<<blocks, 512, 0, stream>>>(x, maximum_scratch, total_scratch, bias, out, sizes,
+    forward_pointwise<<<blocks, 512, 0, stream>>>(x, peak_scratch, total_scratch, bias, out, sizes,
         static_cast<Index>(count));
   }
   return -static_cast<int64_t>(cudaGetLastError());
@@ -843,7 +842,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const int64_t backward_outer_wanted = ceil_divide(resident_blocks(backward_outer_kernel,
       backward_outer_block, 0, device), backward_outer_strips * backward_outer_kept);
   const int64_t backward_outer_slots = backward_outer_wanted < backward_outer_most ? backward_outer_wanted : backward_outer_most;
-  const int64_t maximum_partials_slots = backward_outer_slots;
+  const int64_t peak_partials_slots = backward_outer_slots;
   const int64_t backward_outer_2_rows = static_cast<int64_t>(sizes.middle.value),
       backward_outer_2_columns = static_cast<int64_t>(sizes.inner.value),
       backward_outer_2_kept = static_cast<int64_t>(sizes.outer.value);
@@ -862,8 +861,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const int64_t backward_inner_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value), backward_inner_length = static_cast<int64_t>(sizes.inner.value);
   const int64_t backward_inner_pieces = ceil_divide(backward_inner_length, 8192);
   const int64_t total_3_partials_slots = static_cast<int64_t>(sizes.outer.value) * backward_inner_pieces;
-  auto* const maximum_partials = scratch.take<Peak<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * maximum_partials_slots);
-  auto* const maximum_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value));
+  auto* const peak_partials = scratch.take<Peak<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * peak_partials_slots);
+  auto* const peak_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value));
   auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * total_partials_slots);
   auto* const total_2_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * total_2_partials_slots);
   auto* const total_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value));
@@ -872,7 +871,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
   if (is_measuring) return scratch.used;
   {
     const auto blocks = static_cast<unsigned>(backward_outer_kept * backward_outer_slots * backward_outer_strips);
-    backward_outer_kernel<<<blocks, backward_outer_block, 0, stream>>>(x, maximum_partials, sizes,
+    backward_outer_kernel<<<blocks, backward_outer_block, 0, stream>>>(x, peak_partials, sizes,
         static_cast<Index>(backward_outer_slots));
   }
   {
@@ -881,12 +880,12 @@ extern "C" int64_t run_backward(const int64_t* a) {
     const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
     const dim3 block(width, 512 / width);
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    backward_finalise<<<blocks, block, 0, stream>>>(maximum_scratch, maximum_partials, sizes,
-        static_cast<Index>(maximum_partials_slots));
+    backward_finalise<<<blocks, block, 0, stream>>>(peak_scratch, peak_partials, sizes,
+        static_cast<Index>(peak_partials_slots));
   }
   {
     const auto blocks = static_cast<unsigned>(backward_outer_2_kept * backward_outer_2_slots * backward_outer_2_strips);
-    backward_outer_2_kernel<<<blocks, backward_outer_2_block, 0, stream>>>(x, maximum_scratch, d_out,
+    backward_outer_2_kernel<<<blocks, backward_outer_2_block, 0, stream>>>(x, peak_scratch, d_out,
         total_partials, total_2_partials, sizes, static_cast<Index>(backward_outer_2_slots));
   }
   {
@@ -904,8 +903,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
     const dim3 block(lanes, 256 / lanes);
     const auto blocks = static_cast<unsigned>(ceil_divide(backward_inner_rows * backward_inner_pieces,
         block.y));
-    backward_inner<<<blocks, block, 0, stream>>>(d_out, total_scratch, total_2_scratch, x, maximum_scratch,
-        d_x, total_3_partials, sizes, static_cast<Index>(backward_inner_rows),
+    backward_inner<<<blocks, block, 0, stream>>>(d_out, total_scratch, total_2_scratch, x, peak_scratch, d_x,
+        total_3_partials, sizes, static_cast<Index>(backward_inner_rows),
         static_cast<Index>(backward_inner_pieces), static_cast<Index>(piece_length));
   }
   {
