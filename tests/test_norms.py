@@ -83,6 +83,17 @@ def test_parameters_of_float32_leave_the_type_of_the_value(text, dtype, device):
         torch.testing.assert_close(a.double(), b, rtol=2e-2, atol=1e-1)
 
 
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_groups_are_found_in_memory_without_a_copy(layout, device):
+    fused = fusegen.compile("group_norm(2, weight, bias) | gelu")
+    tensors = tensors_of([(6,), (6,)], device, layout)
+    result = fused(*tensors)
+    assert result.stride() == tensors[0].stride()
+    (call,) = fused._single.recent
+    assert call.plan.is_ready
+    assert call.attempt(tensors[0], tuple(tensors[1:])) is not None
+
+
 # Running statistics.
 
 
