@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from fusegen.errors import ArgumentError
-from fusegen.lower import Bound, bind
+from fusegen.bind import Bound, bind
+from fusegen.errors import ArgumentError, UnsupportedError
 from fusegen.modules import target_of
 from fusegen.ops import Chain
 from fusegen.plan import dtype_name
@@ -77,4 +78,21 @@ def check_out(out: Any, chain: Chain, bound: Bound, tensors: Sequence[Tensor]) -
         raise ArgumentError(
             f"argument 'out': got an expanded tensor of shape {have[0]}, where one place in memory "
             "stands for more than one element; pass one that torch.empty gives"
+        )
+
+
+tracing_state = torch._C._get_tracing_state
+
+
+def refuse_what_looks_inside(tensors: Sequence[Tensor]) -> None:
+    """Raise where torch would watch single operations and see none, and go on without a word."""
+    if tracing_state() is not None:
+        raise UnsupportedError(
+            "torch.jit.trace cannot record a fused chain; trace fused.reference instead"
+        )
+    duals = [forward_ad.unpack_dual(t) for t in tensors]  # type: ignore[no-untyped-call]
+    if any(dual.tangent is not None for dual in duals):
+        raise UnsupportedError(
+            "a fused chain has no forward-mode derivative yet; use fused.reference under "
+            "forward_ad, or reverse mode"
         )

@@ -96,6 +96,9 @@ def _reduction_shares(g: Expr, node: Expr) -> tuple[Expr | None, ...]:
         return (centred * (2.0 * g / ir.count(axes)),)
     if kind == "max":
         return (place(g, reduce("argmax", axes, value), axes),)
+    if kind == "amax":
+        is_largest = _select(primitive("eq", value, node), ir.const(1.0), ir.const(0.0))
+        return (is_largest * (g / reduce("sum", axes, is_largest)),)
     if kind == "pick":
         return place(g, node.args[1], axes), None
     return (None,)
@@ -156,7 +159,11 @@ def winners(value: Expr) -> tuple[Expr, Expr | None, tuple[Expr, ...]]:
     max(f(x)) is f(x at the first maximum), and f acts index by index, so the maximum needs no more
     of x than that: its gradient is f's there, and nothing of the unpooled tensor has to be kept.
     """
-    pooled = [n for n in ir.topological([value]) if n.op == "reduce" and n.attrs[0] == "max"]
+    pooled = [
+        n
+        for n in ir.topological([value])
+        if n.op == "reduce" and n.attrs[0] == "max" and max(ir.reduction(n)[1]) > 0
+    ]
     if not pooled:
         return value, None, ()
     assert len(pooled) == 1, "one pooling step a graph; the chain is split before"

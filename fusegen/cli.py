@@ -17,7 +17,7 @@ from fusegen.bench import command as bench_command
 from fusegen.describe import LAYOUTS, Situation, sources
 from fusegen.dsl import parse
 from fusegen.errors import BuildError, CacheError, FusegenError
-from fusegen.lower import FLOATING
+from fusegen.fitting import FLOATING
 from fusegen.ops import OPS, lookup
 from fusegen.target import TARGETS
 

@@ -6,14 +6,18 @@ tensors; so the text is the one that a call on such tensors builds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from fusegen.axes import Shape, Value
+from fusegen.bind import bind
 from fusegen.codegen import Source
 from fusegen.emission import source
 from fusegen.errors import ArgumentError
-from fusegen.lower import FLOATING, Shape, bind, stages
-from fusegen.ops import Chain, lookup, nearest
+from fusegen.fitting import FLOATING, rearranged
+from fusegen.lower import stages
+from fusegen.ops import COUNTER, Chain, lookup, nearest
 from fusegen.program import derivative, forward
 from fusegen.signature import element_types, signature, with_derivative
 from fusegen.target import TARGETS
@@ -46,14 +50,18 @@ def sources(chain: Chain, target: str, situation: Situation, *, grad: bool) -> t
     dtype, layout = situation.dtype, situation.layout
     found = []
     for stage in stages(chain):
-        bound = bind(stage, (shape, dtype), {n: (operands[n], dtype) for n in stage.operands})
-        order = memory_order(shape, bound.domain, layout)
+        bound = bind(
+            stage,
+            (shape, dtype),
+            {n: (operands[n], _type(stage, n, dtype)) for n in stage.operands},
+        )
+        order = bound.memory_order(axes_in_memory(shape, layout))
         program = forward(bound, is_training=grad)
         input_count = len(program.graph.inputs)
         types = element_types(program, bound, [dtype] * input_count)
         programs = [program]
         if grad:
-            kinds = [shape, *(operands[name] for name in stage.operands)]
+            kinds = [shape, *(operands[operand.name] for operand in bound.operands)]
             backward = derivative(program, range(input_count), (0,), kinds)
             programs.append(backward.program)
             types = with_derivative(program, backward, types)
@@ -64,6 +72,11 @@ def sources(chain: Chain, target: str, situation: Situation, *, grad: bool) -> t
     return tuple(found)
 
 
+def _type(chain: Chain, name: str, dtype: str) -> str:
+    is_counter = any(parameter.name == COUNTER for _, parameter in chain.uses(name))
+    return "int64" if is_counter else dtype
+
+
 def _require(what: str, value: str, allowed: Iterable[str]) -> None:
     if value not in allowed:
         raise ArgumentError(f"argument {what!r}: got {value!r}, wanted {' or '.join(allowed)}")
@@ -72,12 +85,12 @@ def _require(what: str, value: str, allowed: Iterable[str]) -> None:
 # The rules of a signature, for tensors and for plain data alike.
 
 
-def memory_order(shape: Shape, domain: Shape, layout: str) -> tuple[int, ...]:
+def axes_in_memory(shape: Shape, layout: str) -> tuple[int, ...]:
     """The axes, outermost first, of a dense x in a layout; axes of size one move nothing."""
-    rank = len(domain)
+    rank = len(shape)
     logical = tuple(range(-rank, 0))
     channels_last = (-rank, *range(-rank + 2, 0), -rank + 1)
-    if layout == "contiguous" or len(shape) != rank or rank < 3:
+    if layout == "contiguous" or rank < 3:
         return logical
     moved = [axis for axis in channels_last if shape[axis] != 1]
     return logical if moved == sorted(moved) else channels_last
@@ -100,14 +113,27 @@ def assumed_shapes(chain: Chain, situation: Situation) -> tuple[Shape, dict[str,
     shape = _assumed_shape(chain) if situation.shape is None else situation.shape
     found = dict(situation.operands)
     running = shape
+    kept: dict[str, Shape] = {}
     for step in chain.steps:
+        if step.is_structural:
+            if step.op == "keep":
+                kept[step.names[0]] = running
+            running = kept.get(step.names[0], running)
+            continue
+        definition = lookup(step.op)
         for parameter, name in step.operands:
             if name not in chain.operands:
-                continue  # a kept value
+                running = _broadcast(running, kept.get(name, running))
+                continue
+            if parameter == COUNTER:
+                found.setdefault(name, ())
             if name not in found:
                 found[name] = _assumed_operand(chain, name, running)
-            if lookup(step.op).parameter(parameter).placement == "broadcast":
+            if definition.parameter(parameter).placement == "broadcast":
                 running = _broadcast(running, found[name])
+        if definition.shaping != "same":
+            value = Value(running, ((),) * len(running), ((),) * len(running))
+            running = rearranged(step, definition, value).shape
     return shape, {name: found[name] for name in chain.operands}
 
 
@@ -123,21 +149,27 @@ def _broadcast(a: Shape, b: Shape) -> Shape:
 
 def _assumed_shape(chain: Chain) -> Shape:
     rank = _FEWEST_AXES
+    channels = _ASSUMED_SIZES[1]
     trailing: Shape = ()
     windows: Shape = ()
     for step in chain.steps:
         attributes = dict(step.attributes)
-        axis = attributes.get("axis")
-        if isinstance(axis, int):
-            rank = max(rank, axis + 1 if axis >= 0 else -axis)
+        named = (attributes.get("axis"), *_sizes(attributes.get("dim")))
+        for axis in named:
+            if isinstance(axis, int):
+                rank = max(rank, axis + 1 if axis >= 0 else -axis)
+        definition = None if step.is_structural else lookup(step.op)
+        if definition is not None and definition.groups:
+            channels = math.lcm(channels, 2 * _sizes(attributes[definition.groups])[0])
         trailing = max(trailing, _sizes(attributes.get("normalized_shape")), key=len)
-        pooled = 0 if step.is_structural else lookup(step.op).window_axes
+        pooled = 0 if definition is None else definition.window_axes
         if pooled:
             size = _sizes(attributes.get("kernel_size"))
             windows = size * pooled if len(size) == 1 else size
             rank = pooled + 2
     rank = min(max(rank, len(trailing)), _MOST_AXES)  # bind tells of an axis that is out of range
     sizes = list(_ASSUMED_SIZES[:rank])
+    sizes[1] = channels
     for i, window in enumerate(reversed(windows), start=1):
         sizes[-i] = max(sizes[-i], window + 1)
     return (*sizes[: rank - len(trailing)], *trailing)
@@ -155,7 +187,7 @@ def _assumed_operand(chain: Chain, name: str, running: Shape) -> Shape:
     if not placed:
         return running
     attributes = dict(placed[0].attributes)
-    axis = attributes.get("axis")
+    axis = attributes.get("axis", None if "normalized_shape" in attributes else 1)
     if not isinstance(axis, int):
         return _sizes(attributes.get("normalized_shape")) or running[-1:]
     if not -len(running) <= axis < len(running):

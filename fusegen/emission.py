@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from fusegen import ir
 from fusegen.codegen import Source, emit
 from fusegen.grouping import collapse, ordered
+from fusegen.ir import Graph
 from fusegen.kernel import Buffer, Entry
 from fusegen.lower import remarked
 from fusegen.narrow import contracted, narrow_type, narrowed
@@ -33,7 +34,7 @@ def make_entry(program: Program, signature: Signature) -> Entry:
         tier=signature.tier,
         holds_dear=TARGETS[signature.target].holds_dear,
     )
-    narrow = narrow_type(graph, dtypes)
+    narrow = None if _compares_with_maxima(graph) else narrow_type(graph, dtypes)
     target = TARGETS[signature.target]
     kernels = narrowed(kernels, narrow, target) if narrow else contracted(kernels, target)
     arguments = [
@@ -44,6 +45,14 @@ def make_entry(program: Program, signature: Signature) -> Entry:
         Buffer(name, dtypes[name], ordered(expr.extent), "output") for name, expr in graph.outputs
     ]
     return Entry(program.name, kernels, tuple(arguments), grouping, compute)
+
+
+def _compares_with_maxima(graph: Graph) -> bool:
+    """Whether elements are told apart by whether they equal a maximum: all must then be computed
+    alike wherever they are, which the arithmetic for 16 bits does not promise.
+    """
+    nodes = ir.topological(graph.roots)
+    return any(n.op == "reduce" and n.attrs[0] in ("argmax", "amax") for n in nodes)
 
 
 def source(chain: Chain, programs: Sequence[Program], signature: Signature) -> Source:

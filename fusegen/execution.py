@@ -8,8 +8,9 @@ that it can be differentiated in its turn.
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -17,13 +18,19 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from fusegen.arguments import bound_of, check_out, check_tensors
-from fusegen.errors import UnsupportedError
-from fusegen.lower import Bound
+from fusegen.arguments import (
+    bound_of,
+    check_out,
+    check_tensors,
+    refuse_what_looks_inside,
+    tracing_state,
+)
+from fusegen.bind import Bound
 from fusegen.modules import load, processors, target_of
 from fusegen.ops import Chain
-from fusegen.plan import Meta, Plan, Target, dtype_name, make_plan, memory_order
+from fusegen.plan import Meta, Plan, Target, dtype_name, make_plan, memory_order, remember
 from fusegen.program import Derivative, Program, derivative, forward
+from fusegen.running import update
 from fusegen.signature import Signature, element_types, signature, with_derivative
 
 
@@ -36,42 +43,54 @@ class Part:
         self.programs: dict[Any, Program] = {}
         self.derivatives: dict[Any, Derivative] = {}
         self.modules: dict[Any, ModuleType] = {}
+        # The operands that the programs read: all but those that are updated.
+        self.read = [i for i, name in enumerate(chain.operands) if chain.reads(name)]
+        self.reads_all = len(self.read) == len(chain.operands)
         self.recent: tuple[Call, ...] = ()  # asked first, for they recognise their tensors in C
 
     def __call__(self, x: Tensor, operands: Sequence[Tensor], out: Tensor | None) -> Tensor:
-        tensors = (x, *operands)
+        tensors = given = (x, *operands)
         wanted = None
         try:
             parts: list[Any] = [(t.dtype, t.shape, t.stride(), t.device) for t in tensors]
+            if not self.reads_all:
+                tensors = (x, *[operands[i] for i in self.read])
             if _is_grad_enabled():
                 needs = tuple([t.requires_grad for t in tensors])
                 if True in needs:
                     wanted = needs
                     parts.append(needs)
         except (AttributeError, RuntimeError):
-            check_tensors(self.chain, tensors)
+            check_tensors(self.chain, given)
             raise
         if forward_ad._current_level >= 0 or tracing_state() is not None:
-            _refuse_what_looks_inside(tensors)
+            refuse_what_looks_inside(tensors)
         key = tuple(parts)
         call = self.plans.get(key)
         if call is None:
             with _no_collection():
-                call = self._first_call(tensors, wanted)
+                call = self._first_call(given, tensors, wanted)
             remember(self.plans, key, call)
+        if call.bound.updates:
+            call = call.updating(dict(zip(self.chain.operands, operands, strict=True)))
         if out is not None:
-            return self._into(out, call, tensors)
+            return self._into(out, call, given, tensors)
         # Two threads may both be here; what one of them puts first is lost, and found again.
-        self.recent = (call, *[c for c in self.recent if c is not call][: _MOST_RECENT - 1])
+        if self.reads_all and not call.bound.updates:
+            self.recent = (call, *[c for c in self.recent if c is not call][: _MOST_RECENT - 1])
         results = call.run(tensors) if wanted is None else apply(call, *tensors)
         return results[0]
 
-    def _first_call(self, tensors: Sequence[Tensor], wanted: tuple[bool, ...] | None) -> Call:
+    def _first_call(
+        self,
+        given: Sequence[Tensor],
+        tensors: Sequence[Tensor],
+        wanted: tuple[bool, ...] | None,
+    ) -> Call:
         x = tensors[0]
-        bound = bound_of(self.chain, tensors)
+        bound = bound_of(self.chain, given)
         order, is_dense = memory_order(tuple(x.shape), x.stride())
-        if not is_dense or len(bound.domain) != x.dim():
-            order = tuple(range(-len(bound.domain), 0))
+        order = bound.memory_order(order if is_dense else None)
         key = (bound.pattern, wanted is not None)
         if key not in self.programs:
             self.programs[key] = forward(bound, is_training=wanted is not None)
@@ -80,7 +99,7 @@ class Part:
         targets = []
         for name, expr in program.graph.outputs:
             if name == "out":
-                extent = frozenset(range(-len(bound.domain), 0))
+                extent = frozenset(a for axes in bound.result for a in axes)
                 targets.append(Target(extent, bound.result_shape, getattr(torch, bound.dtype)))
             else:
                 targets.append(Target(expr.extent, None, getattr(torch, dtypes[name])))
@@ -149,10 +168,13 @@ class Part:
                 self.modules.setdefault((id(p), signature), module)
         return self.modules[key]
 
-    def _into(self, out: Tensor, call: Call, tensors: Sequence[Tensor]) -> Tensor:
-        check_out(out, self.chain, call.bound, tensors)
-        wanted = call.plan.outputs[0]
-        if _is_in_place(out, wanted.strides) and not any(_overlap(out, t) for t in tensors):
+    def _into(
+        self, out: Tensor, call: Call, given: Sequence[Tensor], tensors: Sequence[Tensor]
+    ) -> Tensor:
+        check_out(out, self.chain, call.bound, given)
+        if call.bound.updates:
+            out.copy_(call.run(tensors)[0])
+        elif call.plan.outputs[0].can_fill(out, tensors):
             call.plan.run(tensors, out)
             # Written behind torch's back: its version check must know.
             torch.autograd.graph.increment_version(out)
@@ -200,7 +222,7 @@ class Call:
         self.part = part
         self.program = program
         self.plan = plan
-        self.run = plan.run
+        self.run: Callable[..., tuple[Tensor, ...]] = plan.run
         self.run_planned = plan.run_planned
         self.attempt = plan.attempt
         self.bound = bound
@@ -218,6 +240,20 @@ class Call:
         self.keeps_inputs = self.kept == tuple(range(count))
         self.fixed = tuple(i for i, value in enumerate(program.values) if value is None)
         self.steps: dict[tuple[tuple[int, ...], tuple[bool, ...]], Step] = {}
+
+    def updating(self, named: Mapping[str, Tensor]) -> Call:
+        """The same call, which goes on to update running statistics among the operands: before
+        anything is kept for a derivative, where a checkpoint would stop.
+        """
+
+        def run(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+            results: tuple[Tensor, ...] = self.run(tensors)
+            update(self.bound.updates, results[1 : 1 + 2 * len(self.bound.updates)], named)
+            return results
+
+        twin = copy.copy(self)
+        twin.run = twin.run_planned = run
+        return twin
 
     def backward_step(self, present: tuple[int, ...], needs: tuple[bool, ...]) -> Step:
         """The derivative for these cotangents and these inputs."""
@@ -354,45 +390,9 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-_MOST_PLANS = 4096
 _MOST_RECENT = 4  # to be asked in vain takes 0.1 us
-
-
-def remember(plans: dict[Any, Any], key: Any, value: Any) -> None:
-    """Keep a plan; with every shape seen only once, the oldest go."""
-    if len(plans) >= _MOST_PLANS:
-        for old in list(plans)[: _MOST_PLANS // 2]:
-            del plans[old]
-    plans[key] = value
-
-
-tracing_state = torch._C._get_tracing_state
 _is_grad_enabled = torch.is_grad_enabled
-
-
-def _refuse_what_looks_inside(tensors: Sequence[Tensor]) -> None:
-    """Raise where torch would watch single operations and see none, and go on without a word."""
-    if tracing_state() is not None:
-        raise UnsupportedError(
-            "torch.jit.trace cannot record a fused chain; trace fused.reference instead"
-        )
-    duals = [forward_ad.unpack_dual(t) for t in tensors]  # type: ignore[no-untyped-call]
-    if any(dual.tangent is not None for dual in duals):
-        raise UnsupportedError(
-            "a fused chain has no forward-mode derivative yet; use fused.reference under "
-            "forward_ad, or reverse mode"
-        )
 
 
 def _differentiable(program: Program) -> tuple[int, ...]:
     return tuple(i for i, value in enumerate(program.values) if value is not None)
-
-
-def _is_in_place(out: Tensor, strides: Sequence[int]) -> bool:
-    """Whether the kernels can write straight into out."""
-    pairs = zip(out.shape, out.stride(), strides, strict=True)
-    return all(size == 1 or have == want for size, have, want in pairs)
-
-
-def _overlap(a: Tensor, b: Tensor) -> bool:
-    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()

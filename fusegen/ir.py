@@ -37,8 +37,10 @@ _BY_ARITY = {
 # Scalar primitives and how many arguments each takes. Everything a chain computes is made of these.
 ARITY: Mapping[str, int] = {op: n for n, ops in _BY_ARITY.items() for op in ops.split()}
 # What `reduce` can do along axes. argmax gives the position, in index order, of the first maximum
-# (a NaN counts as one).
-REDUCE_KINDS = ("sum", "mean", "variance", "max", "argmax", "pick")
+# (a NaN counts as one). max gives its gradient to that one, amax to all that are as large in equal
+# shares, and bound, of which the result must not depend, to none.
+MAXIMA = ("max", "amax", "bound")
+REDUCE_KINDS = ("sum", "mean", "variance", *MAXIMA, "argmax", "pick")
 
 
 def _unary(op: str) -> Callable[[Expr], Expr]:

@@ -11,7 +11,7 @@ from fusegen.lower import Mark
 from fusegen.tiers import Tier
 
 Family = Literal["pointwise", "row", "column", "window", "inner", "outer", "finalise"]
-Role = Literal["input", "output", "scratch"]
+Role = Literal["input", "output", "scratch", "position"]
 
 
 @dataclass(frozen=True)
@@ -26,18 +26,23 @@ class Buffer:
     role: Role
 
     @property
+    def is_computed(self) -> bool:
+        """Whether it lies nowhere: its values are positions along its groups."""
+        return self.role == "position"
+
+    @property
     def is_windowed(self) -> bool:
         """Whether it is addressed through the split of a pooled axis; scratch lies window by
         window.
         """
-        return self.role != "scratch" and any(g < 0 for g in self.extent)
+        return self.role in ("input", "output") and any(g < 0 for g in self.extent)
 
 
 @dataclass(frozen=True)
 class Reduction:
     """One accumulation: its kind, what is accumulated, and the leaf that stands for each result."""
 
-    kind: Literal["sum", "moments", "max", "pick"]
+    kind: Literal["sum", "moments", "max", "peak", "pick"]
     value: Expr
     results: tuple[
         tuple[str, Expr], ...

@@ -20,15 +20,16 @@ from torch import Tensor
 from torch._C._dynamo import guards
 
 from fusegen import ir
+from fusegen.bind import Bound
 from fusegen.errors import ArgumentError, UnsupportedError
 from fusegen.grouping import collapse
-from fusegen.lower import Bound
 from fusegen.modules import target_of
 from fusegen.program import Program
 from fusegen.target import TARGETS
 
 Shape = tuple[int, ...]
 _pointer = Tensor.data_ptr
+_MOST_PLANS = 4096
 _ALIGNMENT = 16  # bytes; the widest access of a kernel
 _PLAIN = (Tensor, torch.nn.Parameter)  # a subclass may mean more by an allocation than memory
 
@@ -149,21 +150,36 @@ class Output:
         return out.zero_() if self.is_zeroed else out
 
     @property
-    def is_view(self) -> bool:
-        """Whether its final shape differs in axes of size one at most."""
-        own, final = ([size for size in s if size != 1] for s in (self.shape, self.final_shape))
-        return self.shape == self.whole_shape and own == final
-
-    @property
-    def layout(self) -> tuple[Shape, Shape, torch.dtype]:
-        """What to allocate so that the result has its final shape at once."""
-        steps = [t for s, t in zip(self.shape, self.strides, strict=True) if s != 1]
-        strides: list[int] = []
+    def final_strides(self) -> Shape | None:
+        """The strides of the result in its final shape; None where that takes a copy."""
+        if self.shape != self.whole_shape:
+            return None
+        own = [pair for pair in zip(self.shape, self.strides, strict=True) if pair[0] != 1]
+        found: list[int] = []
         following = 1
         for size in reversed(self.final_shape):
-            strides.insert(0, steps.pop() if size != 1 else following)
-            following = max(1, size) * strides[0]
-        return self.final_shape, tuple(strides), self.dtype
+            if size != 1:
+                number, following = own.pop() if own else (1, 1)
+                found.insert(0, following)
+                # An axis that the kernels see as several.
+                while number < size and own and own[-1][1] == found[0] * number:
+                    number *= own.pop()[0]
+                if number != size:
+                    return None
+                following *= size
+            else:
+                found.insert(0, following)
+        return None if own else tuple(found)
+
+    def can_fill(self, out: Tensor, tensors: Sequence[Tensor]) -> bool:
+        """Whether the kernels can write straight into out while they read the tensors."""
+        strides = self.final_strides
+        if strides is None:
+            return False
+        pairs = zip(out.shape, out.stride(), strides, strict=True)
+        own = out.untyped_storage().data_ptr()
+        is_laid_out = all(size == 1 or have == want for size, have, want in pairs)
+        return is_laid_out and all(t.untyped_storage().data_ptr() != own for t in tensors)
 
     def hand_over(self, result: Tensor) -> Tensor:
         """The result in its final shape."""
@@ -221,8 +237,11 @@ class Plan:
         if not tensors:
             return
         layouts = None
-        if self.is_ready and not is_empty and all(o.is_view and not o.is_zeroed for o in outputs):
-            layouts = tuple(o.layout for o in outputs)
+        strides = [o.final_strides for o in outputs]
+        is_plain = None not in strides and not any(o.is_zeroed for o in outputs)
+        if self.is_ready and not is_empty and is_plain:
+            pairs = zip(outputs, strides, strict=True)
+            layouts = tuple((o.final_shape, s, o.dtype) for o, s in pairs)
         scratch = ((self.scratch_bytes,), (1,), torch.uint8) if self.scratch_bytes else None
         facts = (
             Tensor.__dlpack_c_exchange_api__,
@@ -346,7 +365,26 @@ def _shape(extent: ir.Extent, domain: Shape, pooled: Mapping[int, int]) -> Shape
 
 
 def _lies_alike(shape: Shape, stride: Shape, other: Shape, strides: Shape) -> bool:
-    """Whether two descriptions of a tensor, axes of size one aside, are of the same memory."""
-    have = [pair for pair in zip(shape, stride, strict=True) if pair[0] != 1]
-    want = [pair for pair in zip(other, strides, strict=True) if pair[0] != 1]
-    return have == want or math.prod(other) == 0
+    """Whether two descriptions of a tensor, whose axes may be joined or split, are of the same
+    memory.
+    """
+    return _joined(shape, stride) == _joined(other, strides) or math.prod(other) == 0
+
+
+def _joined(shape: Shape, stride: Shape) -> list[tuple[int, int]]:
+    """(size, stride) of each axis that is wider than one, neighbours that lie as one joined."""
+    found: list[tuple[int, int]] = []
+    for size, step in zip(shape, stride, strict=True):
+        if size != 1 and found and found[-1][1] == size * step:
+            found[-1] = (found[-1][0] * size, step)
+        elif size != 1:
+            found.append((size, step))
+    return found
+
+
+def remember(plans: dict[Any, Any], key: Any, value: Any) -> None:
+    """Keep a plan; with every shape seen only once, the oldest go."""
+    if len(plans) >= _MOST_PLANS:
+        for old in list(plans)[: _MOST_PLANS // 2]:
+            del plans[old]
+    plans[key] = value

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 
 from fusegen import ir
 from fusegen.autodiff import vjp, winners
-from fusegen.ir import Expr, Graph
-from fusegen.lower import Bound, Mark, lower, remarked
+from fusegen.bind import Bound
+from fusegen.ir import Expr, Extent, Graph
+from fusegen.lower import Mark, lower, remarked
 from fusegen.simplify import simplification
 
 WINNER = "winner_index"
@@ -35,6 +36,8 @@ class Program:
     values: tuple[Expr | None, ...]
     saved: tuple[tuple[Expr, Expr], ...] = ()
     windows: tuple[tuple[int, int], ...] = ()
+    # The axes of each output as a tensor, where it may be the same all along some; () for its own.
+    spans: tuple[Extent, ...] = ()
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -81,8 +84,10 @@ def forward(bound: Bound, *, is_training: bool) -> Program:
     """The chain itself; when training, also what its derivative wants of it."""
     lowered = lower(bound)
     graph, marks = _simplified(lowered.graph, lowered.marks)
-    (out,) = graph.roots
-    plain = Program("forward", graph, marks, (out,), (), bound.windows)
+    out, *statistics = graph.roots
+    spans = (frozenset(a for axes in bound.result for a in axes), *(s.extent for s in statistics))
+    values: tuple[Expr | None, ...] = (out, *(None for _ in statistics))
+    plain = Program("forward", graph, marks, values, (), bound.windows, spans)
     if not is_training:
         return plain
     return _with_winners(plain) or _with_statistics(plain) or plain
@@ -90,28 +95,29 @@ def forward(bound: Bound, *, is_training: bool) -> Program:
 
 def _with_winners(plain: Program) -> Program | None:
     """The program that also gives what a pooled value is made of, if it pools."""
-    (out,) = plain.graph.roots
+    out = plain.graph.roots[0]
     through, index, picks = winners(out)
     if index is None:
         return None
     rank = out.rank
     index_leaf = ir.tensor(WINNER, index.extent, rank, "index")
-    values, outputs, saved = [through], [], []
+    derived, outputs, saved = [through], [], []
     for pick in picks:
         name = f"picked_{ir.name_of(pick.args[0])}"
         saved.append((pick, ir.tensor(name, pick.extent, rank)))
         outputs.append((name, pick))
-        values.append(pick)
-    over_leaf = ir.substitute(values, {index: index_leaf})
+        derived.append(pick)
+    over_leaf = ir.substitute(derived, {index: index_leaf})
     saved = [(over_leaf[1 + i], leaf) for i, (_, leaf) in enumerate(saved)]
     outputs.append((WINNER, index))
-    return _saving(plain, outputs, (*over_leaf, None), ((index_leaf, index_leaf), *saved))
+    values = (over_leaf[0], *plain.values[1:], *over_leaf[1:], None)
+    return _saving(plain, outputs, values, ((index_leaf, index_leaf), *saved))
 
 
 def _with_statistics(plain: Program) -> Program | None:
     """The program that also gives the results of its reductions, if it has any."""
-    (out,) = plain.graph.roots
-    taken = {*plain.input_names, "out"}
+    out = plain.graph.roots[0]
+    taken = {*plain.input_names, *plain.output_names}
     outputs, saved = [], []
     for node in ir.topological([out]):
         if node.op == "reduce" and node.kind == "number" and node != out:
@@ -120,7 +126,7 @@ def _with_statistics(plain: Program) -> Program | None:
             saved.append((node, ir.tensor(name, node.extent, node.rank)))
     if not outputs:
         return None
-    return _saving(plain, outputs, (out, *(node for node, _ in saved)), tuple(saved))
+    return _saving(plain, outputs, (*plain.values, *(node for node, _ in saved)), tuple(saved))
 
 
 def _saving(
@@ -131,11 +137,18 @@ def _saving(
 ) -> Program:
     """The program with more outputs, as far as its derivative uses them."""
     outputs = (*plain.graph.outputs, *more)
-    full = replace(plain, graph=Graph(plain.graph.inputs, outputs), values=values, saved=saved)
+    spans = (*plain.spans, *(expr.extent for _, expr in more))
+    graph = Graph(plain.graph.inputs, outputs)
+    full = replace(plain, graph=graph, values=values, saved=saved, spans=spans)
     used = set(derivative(full, range(len(plain.graph.inputs)), [0]).program.input_names)
-    keep = [i for i, (name, _) in enumerate(outputs) if i == 0 or name in used]
-    graph = Graph(plain.graph.inputs, tuple(outputs[i] for i in keep))
-    return replace(full, graph=graph, values=tuple(values[i] for i in keep))
+    own = len(plain.graph.outputs)
+    keep = [i for i, (name, _) in enumerate(outputs) if i < own or name in used]
+    return replace(
+        full,
+        graph=Graph(plain.graph.inputs, tuple(outputs[i] for i in keep)),
+        values=tuple(values[i] for i in keep),
+        spans=tuple(spans[i] for i in keep),
+    )
 
 
 def derivative(
@@ -152,7 +165,8 @@ def derivative(
         if value is not None:
             name = _fresh(f"d_{program.output_names[i]}", taken)
             out = program.graph.roots[i]
-            cotangents[i] = ir.tensor(name, out.extent, out.rank)
+            extent = program.spans[i] if program.spans else out.extent
+            cotangents[i] = ir.tensor(name, extent, out.rank)
     wanted = [i for i in needs if program.graph.inputs[i].kind == "number"]
     wrt = [program.graph.inputs[i] for i in wanted]
     values = [v for v in program.values if v is not None]
@@ -189,7 +203,12 @@ def derivative(
     assert len(inputs) == len(used), "a derivative reads only inputs, saved outputs and cotangents"
     name = "backward" if program.name == "forward" else f"{program.name}_of_backward"
     result = Program(
-        name, Graph(inputs, graph.outputs), marks_here, graph.roots, (), program.windows
+        name,
+        Graph(inputs, graph.outputs),
+        marks_here,
+        graph.roots,
+        windows=program.windows,
+        spans=tuple(program.graph.inputs[i].extent for i in targets),
     )
     sources = tuple(candidates[leaf] for leaf in inputs)
     return Derivative(result, sources, tuple(targets), tuple(shared))

@@ -28,7 +28,7 @@ class RowView(KernelView):
     @property
     def full_reads(self) -> list[Read]:
         """What varies along every group: reached by the flat index."""
-        return [r for r in self.reads if r.extent == self._all]
+        return [r for r in self._loaded if r.extent == self._all]
 
     @property
     def full_stores(self) -> list[Read]:
@@ -48,7 +48,8 @@ class RowView(KernelView):
         """What varies along the row only: the same for every row."""
         if self.family == "column":
             return []
-        return [r for r in self.partial_reads if r.extent == self._along]
+        along = [r for r in self.partial_reads if r.extent == self._along]
+        return [r for r in along if not r.buffer.is_computed]
 
     @property
     def row_reads(self) -> list[Read]:
@@ -64,7 +65,7 @@ class RowView(KernelView):
     @property
     def partial_reads(self) -> list[Read]:
         """What is broadcast along some group."""
-        return [r for r in self.reads if r.extent != self._all]
+        return [r for r in self.reads if r.extent != self._all or r.buffer.is_computed]
 
     @property
     def needed(self) -> set[int]:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from fusegen.arguments import bound_of, check_out
+from fusegen.arguments import bound_of, check_out, tracing_state
 from fusegen.errors import ArgumentError
-from fusegen.execution import Part, apply_matched, tracing_state
+from fusegen.execution import Part, apply_matched
 from fusegen.lower import stages
 from fusegen.ops import Chain
 from fusegen.plan import dtype_name

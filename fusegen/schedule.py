@@ -19,7 +19,14 @@ from fusegen.ir import Expr, Graph
 from fusegen.kernel import Buffer, Family, Kernel, Reduction
 from fusegen.lower import Mark, remarked
 from fusegen.rowwise import rowwise_kernel
-from fusegen.staging import Pass, finalise, means_as_sums, partials, reduces_below
+from fusegen.staging import (
+    Pass,
+    finalise,
+    means_as_sums,
+    partials,
+    positions_as_numbers,
+    reduces_below,
+)
 from fusegen.tiers import Tier
 from fusegen.windowwise import windowwise_kernel
 
@@ -50,10 +57,12 @@ def schedule(
     outputs = dict(graph.outputs)
     marks = tuple(marks)
     nodes = [*outputs.values(), *(m.node for m in marks)]
-    new = dict(zip(nodes, means_as_sums(nodes), strict=True))
-    outputs = {name: new[expr] for name, expr in outputs.items()}
-    state = Pass(dtypes, sum_dtype, outputs, leaves, remarked(marks, new), prefix=prefix)
+    state = Pass(dtypes, sum_dtype, outputs, leaves, marks, prefix=prefix)
     state.taken |= set(dtypes)
+    images = positions_as_numbers(state, means_as_sums(nodes))
+    new = dict(zip(nodes, images, strict=True))
+    state.pending = outputs = {name: new[expr] for name, expr in outputs.items()}
+    state.marks = remarked(marks, new)
     touched = [n.extent for n in ir.topological(outputs.values())]
     touched += [ir.reduction(r)[1] for r in reduces_below(outputs.values())]
     window = frozenset(g for extent in touched for g in extent if g < 0)

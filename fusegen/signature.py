@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fusegen import ir
-from fusegen.lower import Bound
+from fusegen.bind import Bound
+from fusegen.errors import UnsupportedError
 from fusegen.program import STATISTIC, Derivative, Program
 from fusegen.target import ITEM_BYTES, TARGETS
 from fusegen.tiers import Tier, column_tier, row_tier
@@ -20,6 +21,7 @@ from fusegen.tiers import Tier, column_tier, row_tier
 _LONG_ROW = 1 << 16
 _FEW_ROWS = 512
 _PROCESSORS = 132  # of a device that is not here: an H200
+_MOST_POSITIONS = 1 << 24  # a float holds every integer up to here
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,10 @@ def element_types(program: Program, bound: Bound, input_types: Sequence[str]) ->
         else:
             picked = types.get(name.removeprefix("picked_"))
             types[name] = picked or index_dtype(bound.windows)
+    if bound.updates:
+        types |= dict.fromkeys(
+            (n for n in program.output_names if n.startswith("batch_")), statistic
+        )
     return types
 
 
@@ -83,6 +89,7 @@ def signature(
     """What the module of these programs depends on, for a device of so many multiprocessors."""
     mentioned = {name for p in programs for name in (*p.input_names, *p.output_names)}
     dtypes = {name: dtype for name, dtype in dtypes.items() if name in mentioned}
+    _require_exact_positions(programs, dtypes, bound)
     tier = None
     allow_fused = not _has_few_long_rows(programs[0], bound)
     if TARGETS[target].holds_rows and not bound.windows:
@@ -98,6 +105,24 @@ def signature(
     )
 
 
+def _require_exact_positions(
+    programs: Sequence[Program], dtypes: Mapping[str, str], bound: Bound
+) -> None:
+    """Raise where the first of the largest stands further along than a float can count."""
+    if "float64" in dtypes.values():
+        return
+    for program in programs:
+        for node in ir.topological(program.graph.roots):
+            axes = ir.reduction(node)[1] if node.op == "reduce" else frozenset()
+            length = math.prod(bound.domain[a] for a in axes if a < 0)
+            if axes and node.attrs[0] == "argmax" and max(axes) < 0 and length > _MOST_POSITIONS:
+                raise UnsupportedError(
+                    f"{bound.chain.text}: the gradient of a maximum goes to the first of equal "
+                    f"values, found among {_MOST_POSITIONS} at most, got {length}; use amax or "
+                    "amin, whose gradient is shared, or float64"
+                )
+
+
 def _tier(
     programs: Sequence[Program],
     dtypes: Mapping[str, str],
@@ -107,6 +132,8 @@ def _tier(
 ) -> Tier | None:
     """How the first program's rows, and the others' after it, are held on the chip."""
     reduced = _reduced(programs[0])
+    if any(_takes_maxima(p) for p in programs):  # those are not combined on the chip yet
+        return None
     if len(reduced) != 1:
         return None
     (axes,) = reduced
@@ -118,6 +145,12 @@ def _tier(
     inner = max(order.index(a) for a in axes)
     behind = math.prod(bound.domain[a] for a in order[inner + 1 :])
     return column_tier(length, behind, widest, words)
+
+
+def _takes_maxima(program: Program) -> bool:
+    nodes = ir.topological(program.graph.roots)
+    kinds = {ir.reduction(n)[0] for n in nodes if n.op == "reduce"}
+    return not kinds <= {"sum", "mean", "variance"}
 
 
 def _reduced(program: Program) -> set[ir.Extent]:

@@ -76,6 +76,11 @@ class _Pass:
         """A primitive on settled arguments, settled: no rule applies to it or below it."""
         return self.settle(primitive(op, *args))
 
+    def product(self, a: Expr, b: Expr) -> Expr:
+        """a * b, or b * a where that is there: the same to the last bit, and one sum less."""
+        swapped = primitive("mul", b, a)
+        return self.build("mul", b, a) if swapped in self.settled else self.build("mul", a, b)
+
     def reduce(self, kind: str, axes: Extent, *args: Expr) -> Expr:
         """A reduction of settled arguments, settled."""
         node = ir.reduce(kind, axes, *args)
@@ -295,7 +300,7 @@ def _sum(this: _Pass, value: Expr, axes: Extent) -> Expr | None:
                 for i, part in enumerate(inner.args[:1] if inner.op == "div" else inner.args):
                     outside = [a for j, a in enumerate(inner.args) if j != i]
                     if not any(a.extent & axes for a in outside):
-                        total = this.reduce("sum", axes, this.build("mul", part, other))
+                        total = this.reduce("sum", axes, this.product(part, other))
                         return this.build(inner.op, total, *outside)
     if (placed := _placed(value)) is not None:
         # Exactly one position of a window is the winner's, so its sum is the value there.

@@ -6,6 +6,7 @@ computed lies.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -83,6 +84,40 @@ def means_as_sums(roots: list[Expr]) -> list[Expr]:
     return ir.rewrite(roots, rule)
 
 
+def positions_as_numbers(state: Pass, roots: list[Expr]) -> list[Expr]:
+    """Positions along whole groups as numbers that lie nowhere, the first of the largest as the
+    least of their positions, and what stands at one as a sum.
+    """
+    places: dict[Extent, Expr] = {}
+
+    def place(axes: Extent) -> Expr:
+        if axes not in places:
+            places[axes] = ir.tensor(state.fresh("position_along"), axes, 0)
+            name = ir.name_of(places[axes])
+            buffer = Buffer(name, state.sum_dtype, ordered(axes), "position")
+            state.buffers[places[axes]] = buffer
+        return places[axes]
+
+    def rule(node: Expr) -> Expr:
+        if node.op == "position" and min(ir.axes_of(node)) >= 0:
+            return place(frozenset(ir.axes_of(node)))
+        if node.op != "reduce" or min(ir.reduction(node)[1]) < 0:
+            return node
+        kind, axes = ir.reduction(node)
+        value = node.args[0]
+        if kind == "argmax":
+            largest = ir.reduce("bound", axes, value)
+            is_largest = (value >= largest) | ir.primitive("ne", value, value)
+            candidates = ir.primitive("where", is_largest, -place(axes), -math.inf)
+            return -ir.reduce("bound", axes, candidates)
+        if kind == "pick":
+            is_there = ir.primitive("eq", place(axes), node.args[1])
+            return ir.reduce_sum(ir.primitive("where", is_there, value, 0.0), axes)
+        return node
+
+    return ir.rewrite(roots, rule)
+
+
 def reduces_below(exprs: Iterable[Expr]) -> list[Expr]:
     """The reduce nodes of some expressions, inner ones first."""
     return [n for n in ir.topological(exprs) if n.op == "reduce"]
@@ -95,27 +130,33 @@ def gather(state: Pass, nodes: Sequence[Expr]) -> tuple[tuple[Reduction, ...], d
     reductions: list[Reduction] = []
     known: dict[Expr, Expr] = {}
     moments: dict[tuple[Expr, Extent], list[tuple[str, Expr]]] = {}
-    maxima: dict[Expr, list[tuple[str, Expr]]] = {}
+    maxima: dict[tuple[Expr, Extent], list[tuple[str, Expr]]] = {}
     for node in nodes:
         kind, axes = ir.reduction(node)
         leaf = ir.tensor(state.fresh(_result_stem(kind, node)), node.extent, 0, node.kind)
         known[node] = leaf
         if kind in ("mean", "variance"):
             moments.setdefault((node.args[0], axes), []).append((kind, leaf))
-        elif kind in ("max", "argmax"):
-            maxima.setdefault(node.args[0], []).append((kind, leaf))
+        elif kind in (*ir.MAXIMA, "argmax"):
+            maxima.setdefault((node.args[0], axes), []).append(
+                ("max" if kind in ir.MAXIMA else kind, leaf)
+            )
         elif kind == "pick":
             reductions.append(Reduction("pick", node.args[0], (("pick", leaf),), node.args[1]))
         else:
             reductions.append(Reduction("sum", node.args[0], (("sum", leaf),)))
     reductions += [Reduction("moments", value, tuple(r)) for (value, _), r in moments.items()]
-    reductions += [Reduction("max", value, tuple(r)) for value, r in maxima.items()]
+    for (value, axes), results in maxima.items():
+        is_window = min(axes) < 0
+        reductions.append(Reduction("max" if is_window else "peak", value, tuple(results)))
     return tuple(reductions), known
 
 
 def _result_stem(kind: str, node: Expr) -> str:
     value = node.args[0]
-    stems = {"sum": "total", "pick": "winner", "argmax": "winner_index", "max": "maximum"}
+    stems = {"sum": "total", "pick": "winner", "argmax": "winner_index"}
+    # Not maximum, which is a function where the chain takes that of two.
+    stems |= dict.fromkeys(ir.MAXIMA, "maximum" if min(ir.reduction(node)[1]) < 0 else "peak")
     return (
         f"picked_{ir.name_of(value)}"
         if kind == "pick" and value.op == "input"

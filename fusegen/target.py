@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 # fp16 and bf16 are computed in fp32; only fp64 needs fp64.
 COMPUTE = {"float16": "float", "bfloat16": "float", "float32": "float", "float64": "double"}
+# The distance from 1 to the next number, in the type in which each is computed.
+EPSILON = {"float16": 2.0**-23, "bfloat16": 2.0**-23, "float32": 2.0**-23, "float64": 2.0**-52}
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "uint8": 1, "int32": 4}
 
 
@@ -180,7 +182,13 @@ CPP = Target(
         "sigmoid": "{one} / ({one} + exp_of(-{0}))",
     },
     definitions={"erf_of": _ERF_OF, "exp_of": _EXP_OF},
-    accumulators={"sum": "Sum", "moments": "Moments", "max": "Maximum", "pick": "Picked"},
+    accumulators={
+        "sum": "Sum",
+        "moments": "Moments",
+        "max": "Maximum",
+        "peak": "Peak",
+        "pick": "Picked",
+    },
     source_suffix="cpp",
     is_wide=True,
     is_flat=False,
@@ -217,6 +225,7 @@ CUDA = Target(
         "sum": "Sum<{compute}>",
         "moments": "Moments<{compute}>",
         "max": "Maximum<{compute}>",
+        "peak": "Peak<{compute}>",
         "pick": "Picked<{compute}>",
     },
     source_suffix="cu",
@@ -236,21 +245,22 @@ TARGETS: Mapping[str, Target] = {target.name: target for target in (CPP, CUDA)}
 _SPOKEN_FOR = """
     a about above add add_square add_to_columns aligned all all_drift all_squares along answers
     argmax args at b base beats before begin behind beside best bfloat16 bit bits bits_of block
-    blocks both bottom candidate ceil_divide cell cells centre code coefficient column column_block
-    columns combine combine_across count cudaGetErrorString d definition device distance distances
-    divide drift e edges element elements end erf_of error_text excess exchange exp2_flushed exp_of
-    expect families finite first float16 fold from gap given guard half head home i index inner
-    inverse inverse_length is_beside is_here is_it is_live j join kept kernel lane lanes last least
-    left length lengths line lines load lower lowest magnitude merge merge_beside
-    merge_tree methods mine minimum moments moments_about more most n narrow narrow_div
-    narrow_sigmoid narrow_sqrt needed next normal offset oldest on_each order other out outer output
-    p pack packs pad padded pair part pick picked piece piece_length pieces pieces_of place
-    polynomial position position_of_best power power_of_two previous q r resident_blocks rest result
-    results room root rounded row row_block row_cells rows rows_together rr run scratch send
-    send_off send_row send_tile share shared shared_bytes shift side sign size size_of sizes slot
-    slots slots_of special split squares step store stream stride strips subnormal sum sum_of sums t
-    tail take target task tasks term thread threads tile to together top total tt turn type used
-    value values wait_for_sent wanted warps whole widen width window x y z
+    blocks both bottom by candidate ceil_divide cell cells centre code coefficient column
+    column_block columns combine combine_across count cudaGetErrorString d definition device
+    distance distances divide drift e edges element elements end erf_of error_text excess exchange
+    exp2_flushed exp_of expect families finite first float16 fold from gap given guard half head
+    home i index inner inverse inverse_length is_beside is_here is_it is_live j join kept kernel
+    lane lanes larger largest last least left length lengths line lines load lower
+    lowest magnitude merge merge_beside merge_tree methods mine minimum moments moments_about more
+    most n narrow narrow_div narrow_sigmoid narrow_sqrt needed next normal offset oldest on_each
+    order other out outer output p pack packs pad padded pair part pick picked piece piece_length
+    pieces pieces_of place polynomial position position_of_best power power_of_two previous q r
+    resident_blocks rest result results room root rounded row row_block row_cells rows
+    rows_together rr run scratch send send_off send_row send_tile share shared shared_bytes shift
+    side sign size size_of sizes slot slots slots_of special split squares step store stream stride
+    strips subnormal sum sum_of sums t tail take target task tasks term thread threads tile to
+    together top total tt turn type used value values wait_for_sent wanted warps whole widen width
+    window x y z
 
     alignas alignof and asm auto bool break case catch char class compl const constexpr continue
     decltype default delete do double dynamic_cast else enum explicit export extern false float for
@@ -263,10 +273,10 @@ _SPOKEN_FOR = """
 """
 _TAKEN = frozenset(_SPOKEN_FOR.split())
 _DERIVED = re.compile(
-    r"d_|after_|carried|sums_|distances?_|centre_|count_of_|picked_|winner|mean|variance|total|maximum|window|axis_|above_|beside_|"
+    r"d_|after_|carried|sums_|distances?_|centre_|count_of_|picked_|winner|mean|variance|total|maximum|peak|position_|batch_|window|axis_|above_|beside_|"
     r"kept_|is_|forward|backward|run_|k[A-Z]|_|[A-Z]|Py|.*"
     r"_(value|line|room|lanes|sum|part|out|in|next|stored|scratch|partials|slots|t)$"
-    r"d_|after_|carried|count_of_|picked_|winner|mean|variance|total|maximum|window|axis_|above_|"
+    r"d_|after_|carried|count_of_|picked_|winner|mean|variance|total|maximum|peak|position_|batch_|window|axis_|above_|"
     r"beside_|kept_|is_|forward|backward|run_|k[A-Z]|_|[A-Z]|Py|.*"
     r"_(value|line|room|rooms|rows|columns|lanes|sum|part|out|in|stored|scratch|t)$"
 )

@@ -131,9 +131,19 @@ class KernelView(Indexing):
         return [Read(b.name, b, self.type(b), frozenset(b.extent)) for b, _ in self.kernel.stores]
 
     @property
+    def _loaded(self) -> list[Read]:
+        """What is read from memory."""
+        return [r for r in self.reads if not r.buffer.is_computed]
+
+    @property
+    def positions(self) -> list[Read]:
+        """What is read but lies nowhere: positions along groups."""
+        return [r for r in self.reads if r.buffer.is_computed]
+
+    @property
     def parameters(self) -> list[str]:
         """The pointers that the kernel takes, declared."""
-        taken = [f"const {r.type}* __restrict__ {r.name}" for r in self.reads]
+        taken = [f"const {r.type}* __restrict__ {r.name}" for r in self._loaded]
         taken += [f"{s.type}* __restrict__ {s.name}" for s in self.stores]
         constness = "const " if self.family == "finalise" else ""
         return taken + [f"{constness}{s.type}* __restrict__ {s.partials}" for s in self.sums]
@@ -141,7 +151,7 @@ class KernelView(Indexing):
     @property
     def argument_names(self) -> list[str]:
         """The pointers' names, in the parameters' order."""
-        return [r.buffer.name for r in self.reads + self.stores] + [s.partials for s in self.sums]
+        return [r.buffer.name for r in self._loaded + self.stores] + [s.partials for s in self.sums]
 
     @property
     def buffers(self) -> list[Buffer]:
@@ -240,12 +250,13 @@ class KernelView(Indexing):
     @property
     def full_reads(self) -> list[Read]:
         """What varies along every group of the domain: reached by the flat index."""
-        return [r for r in self.reads if r.extent == frozenset(self.kernel.domain)]
+        return [r for r in self._loaded if r.extent == frozenset(self.kernel.domain)]
 
     @property
     def partial_reads(self) -> list[Read]:
         """What is broadcast along some group."""
-        return [r for r in self.reads if r.extent != frozenset(self.kernel.domain)]
+        whole = frozenset(self.kernel.domain)
+        return [r for r in self.reads if r.extent != whole or r.buffer.is_computed]
 
     @property
     def uniform_reads(self) -> list[Read]:
@@ -305,7 +316,7 @@ class KernelView(Indexing):
     @property
     def accumulator_bytes(self) -> int:
         """The size of the largest accumulator."""
-        numbers = {"sum": 1, "moments": 3, "max": 2, "pick": 1}
+        numbers = {"sum": 1, "moments": 3, "max": 2, "peak": 1, "pick": 1}
         width = 8 if self.compute == "double" or self.family == "finalise" else 4
         return width * max((numbers[r.kind] for r in self.reductions), default=0)
 

@@ -13,10 +13,11 @@ from pathlib import Path
 import torch
 
 from fusegen import dsl
-from fusegen.describe import memory_order
+from fusegen.bind import bind
+from fusegen.describe import axes_in_memory
 from fusegen.emission import source
 from fusegen.grouping import collapse
-from fusegen.lower import bind, stages
+from fusegen.lower import stages
 from fusegen.plan import dense_strides
 from fusegen.program import derivative, forward
 from fusegen.reference import run_eagerly
@@ -95,7 +96,7 @@ def run(
     tensors = [torch.randn(s, dtype=kind) for s in shapes]
     operands = dict(zip(chain.operands, operand_shapes, strict=True))
     bound = bind(chain, (shape, dtype), {n: (s, dtype) for n, s in operands.items()})
-    order = memory_order(shape, bound.domain, layout)
+    order = bound.memory_order(axes_in_memory(shape, layout))
     program = forward(bound, is_training=True)
     types = element_types(program, bound, [dtype] * len(shapes))
     found = derivative(program, range(len(shapes)), (0,), shapes)
@@ -149,8 +150,11 @@ def run(
     cotangent = torch.randn(expected.shape, dtype=kind)
     pools = {"input": tensors, "output": outputs, "cotangent": [cotangent]}
     results = launch(found.program, [pools[pool][i] for pool, i in found.sources])
-    by_input = dict(zip(found.targets, results, strict=True))
-    by_input |= {i: results[output] for i, output in found.shared}
+    by_input = {}
+    for i, result in zip(found.targets, results, strict=True):
+        # A gradient may be the same all along some of its input's axes.
+        by_input[i] = result.expand(place(program.graph.inputs[i].extent)[0])
+    by_input |= {i: by_input[found.targets[output]] for i, output in found.shared}
     wanted = [expected, *torch.autograd.grad(expected, exact, cotangent.double())]
     have = [outputs[0], *(by_input[i] for i in range(len(shapes)))]
     have = [h.reshape(w.shape) for h, w in zip(have, wanted, strict=True)]

@@ -146,7 +146,7 @@ def _reduced(node: Expr, args: list[Array], domain: Domain) -> Array:
         return value.mean(dims, keepdims=True)
     if kind == "variance":
         return value.var(dims, keepdims=True)
-    if kind == "max":
+    if kind in ir.MAXIMA:
         return value.max(dims, keepdims=True)
     # The rest know positions: the axes go last, outermost first, and become one.
     positions = _positions(ir.axes_of(ir.position(axes, 0)), domain)

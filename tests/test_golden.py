@@ -39,6 +39,14 @@ CASES = {
         Situation(shape=(64, 256), dtype="bfloat16"),
     ),
     "layernorm_of_few_long_rows": ("layernorm", Situation(shape=(2, 1 << 20))),
+    "softmax_of_channels": ("gelu | softmax(1) | add_channel", Situation()),
+    "logsumexp_of_rows": ("logsumexp(1) | gelu", Situation(shape=(16, 512))),
+    "max_of_channels": ("max(1) | tanh", Situation()),
+    "group_norm": ("gelu | group_norm(4, weight, bias)", Situation()),
+    "batch_norm_in_training": (
+        "batch_norm(running_mean, running_var, weight, bias, training=True) | gelu",
+        Situation(),
+    ),
     "max_pool": ("leaky_relu(0.2) | mul_channel | leaky_relu(0.2) | max_pool3d(2)", Situation()),
     "layernorm_then_max_pool": ("layernorm | max_pool2d(2)", Situation()),
 }

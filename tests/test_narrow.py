@@ -16,10 +16,10 @@ from hypothesis import HealthCheck, assume, given, settings
 import fusegen
 from fusegen import ir
 from fusegen.autodiff import NO_SHARE
+from fusegen.bind import bind
 from fusegen.choices import joined
 from fusegen.describe import Situation, sources
 from fusegen.ir import Expr, primitive
-from fusegen.lower import bind
 from fusegen.narrow import LOG2_ERFC, LOG2_ERFC_IN_ERF, narrow_type, respelled
 from fusegen.program import derivative, forward
 from fusegen.target import CPP, CUDA, Target

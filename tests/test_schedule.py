@@ -5,10 +5,10 @@ import math
 import pytest
 
 from fusegen import chain, ir
+from fusegen.bind import bind
 from fusegen.describe import Situation, assumed_shapes
 from fusegen.emission import make_entry
 from fusegen.grouping import collapse
-from fusegen.lower import bind
 from fusegen.ops import OPS
 from fusegen.program import derivative, forward
 from fusegen.signature import element_types, signature, with_derivative

@@ -16,7 +16,8 @@ from torch.nn.functional import gelu, layer_norm, leaky_relu, max_pool3d
 
 from fusegen import dsl, ir
 from fusegen.bench.works import Work
-from fusegen.lower import Bound, bind, lower
+from fusegen.bind import Bound, bind
+from fusegen.lower import lower
 from fusegen.runtime import Fused
 
 Function = Callable[..., Tensor]

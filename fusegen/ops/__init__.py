@@ -1,6 +1,6 @@
 """The operations: each is one function of expressions, registered under its name."""
 
-from fusegen.ops import activation, arithmetic, normalisation, pooling, primitives
+from fusegen.ops import activation, arithmetic, normalisation, pooling, primitives, reduction
 from fusegen.ops.chain import RESERVED, Chain, keep, recall
 from fusegen.ops.definition import ALIASES, OPS, Op, lookup
 from fusegen.ops.registry import op
@@ -14,12 +14,14 @@ from fusegen.ops.schema import (
     Trailing,
     nearest,
 )
-from fusegen.ops.step import STRUCTURAL, Definition, Step
+from fusegen.ops.step import COUNTER, RUNNING, STRUCTURAL, Definition, Step
 
 __all__ = [
     "ALIASES",
+    "COUNTER",
     "OPS",
     "RESERVED",
+    "RUNNING",
     "STRUCTURAL",
     "Attribute",
     "BadArgument",
@@ -42,4 +44,5 @@ __all__ = [
     "pooling",
     "primitives",
     "recall",
+    "reduction",
 ]

@@ -57,6 +57,14 @@ class Chain:
             if name == operand and step.definition
         )
 
+    def reads(self, operand: str) -> bool:
+        """Whether some step reads an operand, rather than all update it in place."""
+        return not all(
+            step.definition.is_updated(parameter.name, dict(step.attributes))
+            for step, parameter in self.uses(operand)
+            if step.definition
+        )
+
     @cached_property
     def text(self) -> str:
         """The one text that all ways of writing this chain come to."""

@@ -77,13 +77,13 @@ class Op(Definition):
     def examples(self) -> tuple[Chain, ...]:
         """A one-step chain for each sample, without optional operands and with all of them."""
         constants = [p.name for p in self.parameters if p.takes_constant]
-        optional = {p.name: p.name for p in self.parameters if p.takes_tensor and not p.required}
-        given = [dict(zip(constants, sample, strict=False)) for sample in self.samples]
-        return tuple(
-            self(**values, **named)
-            for values in given
-            for named in ({}, optional)[: 1 + len(optional)]
-        )
+        tensors = [p.name for p in self.parameters if p.takes_tensor and not p.required]
+        found = []
+        for sample in self.samples:
+            values = dict(zip(constants, sample, strict=False))
+            optional = {name: name for name in tensors if not self.is_updated(name, values)}
+            found += [self(**values, **named) for named in ({}, optional)[: 1 + len(optional)]]
+        return tuple(found)
 
     def resolve_reference(self) -> Callable[..., Any] | None:
         """The reference as a callable on tensors; resolving a dotted name imports torch."""
@@ -169,12 +169,26 @@ class Op(Definition):
                 (self, slots, attributes, exact),
                 rank=None,
             )
+        self._require_axes_alike(dict(attributes))
         result: object = self.function(x, **dict(operands), **dict(attributes))
         if not isinstance(result, Expr):
             raise ChainError(
                 f"{self.name}: its body must return an expression, got {show_value(result)}"
             )
         return result
+
+    def _require_axes_alike(self, attributes: Mapping[str, Attribute]) -> None:
+        """Raise where the op, in another one's body, would change what the axes of a value are."""
+        if self.shaping == "reduce" and not attributes.get("keepdim"):
+            raise ChainError(
+                f"{self.name}: in an operation's body axes cannot be dropped; give keepdim=True"
+            )
+        if "eps" in attributes and attributes["eps"] is None:
+            raise ChainError(f"{self.name}: in an operation's body, give eps")
+        if self.groups or self.training or self.shaping in ("squeeze", "unsqueeze"):
+            raise ChainError(
+                f"{self.name}: works as a step of a chain only, not in an operation's body"
+            )
 
     def __repr__(self) -> str:
         return f"<fusegen op {self.signature}>"

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import pkgutil
 from typing import Any
 
-from fusegen.ir import Expr, primitive, reduce_mean, reduce_variance
+from fusegen.ir import Expr, count, primitive, reduce_mean, reduce_variance
+from fusegen.ops.reduction import norm_along
 from fusegen.ops.registry import op
-from fusegen.ops.schema import Trailing
+from fusegen.ops.schema import Channel, Trailing
+
+_SINGLE_EPSILON = 2.0**-23
 
 
 def _axes_problem(
-    normalized_shape: int | tuple[int, ...] | None, axis: int | None, eps: float
+    normalized_shape: int | tuple[int, ...] | None, axis: int | None, eps: float | None
 ) -> str | None:
     sizes = normalized_shape if isinstance(normalized_shape, tuple) else (normalized_shape or 1,)
     if axis is not None and len(sizes) > 1:
@@ -60,10 +64,200 @@ def layernorm(
     layer_norm; or over the one axis that `axis` gives, as torch counts axes. weight and bias lie
     along the axes that are normalised.
     """
+    axes = _trailing_axes(x, normalized_shape, axis)
+    return _scaled(_standardised(x, axes, eps), weight, bias)
+
+
+def _trailing_axes(
+    x: Expr, normalized_shape: int | tuple[int, ...] | None, axis: int | None
+) -> tuple[int, ...]:
     trailing = len(normalized_shape) if isinstance(normalized_shape, tuple) else 1
-    axes = x.axes[-trailing:] if axis is None else (x.axes[axis],)
+    return x.axes[-trailing:] if axis is None else (x.axes[axis],)
+
+
+def _standardised(x: Expr, axes: tuple[int, ...], eps: float) -> Expr:
     centred = x - reduce_mean(x, axes)
-    result = centred * primitive("rsqrt", reduce_variance(x, axes) + eps)
+    return centred * primitive("rsqrt", reduce_variance(x, axes) + eps)
+
+
+def _scaled(x: Expr, weight: Expr | None, bias: Expr | None) -> Expr:
     if weight is not None:
-        result = result * weight
-    return result if bias is None else result + bias
+        x = x * weight
+    return x if bias is None else x + bias
+
+
+def _rms_reference(
+    x: Any,
+    weight: Any = None,
+    normalized_shape: int | tuple[int, ...] | None = None,
+    axis: int | None = None,
+    eps: float | None = None,
+) -> Any:
+    rms_norm = pkgutil.resolve_name("torch.nn.functional.rms_norm")
+    if axis is None:
+        shape = normalized_shape or x.shape[-1]
+        return rms_norm(x, (shape,) if isinstance(shape, int) else shape, weight, eps)
+    last = x.movedim(axis, -1)
+    flat = None if weight is None else weight.reshape(-1)
+    return rms_norm(last, last.shape[-1:], flat, eps).movedim(-1, axis)
+
+
+@op(
+    reference=_rms_reference,
+    samples=[(), (None, 1), (None, -1, 1e-3)],
+    same_dtype=True,
+    check=_axes_problem,
+)
+def rms_norm(
+    x: Expr,
+    weight: Trailing | None = None,
+    normalized_shape: int | tuple[int, ...] | None = None,
+    *,
+    axis: int | None = None,
+    eps: float | None = None,
+) -> Expr:
+    """x / sqrt(mean of squares + eps), times weight.
+
+    Over the axes that layernorm would take. eps, where it is left out, is the epsilon of the type
+    that x is computed in.
+    """
+    axes = _trailing_axes(x, normalized_shape, axis)
+    eps = _SINGLE_EPSILON if eps is None else eps
+    return _scaled(x * primitive("rsqrt", reduce_mean(x * x, axes) + eps), weight, None)
+
+
+def _eps_problem(p: float, dim: int | tuple[int, ...], eps: float) -> str | None:
+    return None if eps >= 0 else f"eps wants a number of at least 0, got {eps}"
+
+
+@op(
+    reference="torch.nn.functional.normalize",
+    samples=[(), (1.0, -1), (math.inf, 1, 0.5), (2.0, (2, 3))],
+    check=_eps_problem,
+)
+def normalize(x: Expr, p: float = 2.0, dim: int | tuple[int, ...] = 1, eps: float = 1e-12) -> Expr:
+    """x over its p-norm along dim, which counts as eps where it is smaller."""
+    axes = tuple(x.axes[d] for d in ((dim,) if isinstance(dim, int) else dim))
+    size = norm_along(x, p, axes)
+    return x / primitive("where", size < eps, eps, size)
+
+
+def _groups_problem(num_groups: int, eps: float) -> str | None:
+    return None if num_groups >= 1 else f"num_groups wants at least 1, got {num_groups}"
+
+
+@op(
+    reference="torch.nn.functional.group_norm",
+    samples=[(3,), (1,)],
+    keeps_dtype=True,
+    groups="num_groups",
+    check=_groups_problem,
+)
+def group_norm(
+    x: Expr,
+    num_groups: int,
+    weight: Channel | None = None,
+    bias: Channel | None = None,
+    *,
+    eps: float = 1e-5,
+) -> Expr:
+    """Each sample's groups of channels with mean 0 and variance 1, times weight, plus bias.
+
+    Channels are axis 1, which the body sees as two: groups, and channels within one.
+    """
+    return _scaled(_standardised(x, x.axes[2:], eps), weight, bias)
+
+
+def _unbiased(x: Expr, axes: tuple[int, ...]) -> Expr:
+    number = count(axes)
+    return reduce_variance(x, axes) * (number / (number - 1.0))
+
+
+def _batch_statistics(x: Expr) -> tuple[Expr, Expr]:
+    axes = (x.axes[0], *x.axes[2:])
+    return reduce_mean(x, axes), _unbiased(x, axes)
+
+
+def _instance_statistics(x: Expr) -> tuple[Expr, Expr]:
+    inside, batch = x.axes[2:], x.axes[:1]
+    return reduce_mean(reduce_mean(x, inside), batch), reduce_mean(_unbiased(x, inside), batch)
+
+
+def _normalised(
+    x: Expr,
+    axes: tuple[int, ...],
+    running: tuple[Expr | None, Expr | None],
+    eps: float,
+) -> Expr:
+    mean, variance = running
+    if mean is None or variance is None:
+        return _standardised(x, axes, eps)
+    return (x - mean) * primitive("rsqrt", variance + eps)
+
+
+def _batch_reference(x: Any, num_batches_tracked: Any = None, **others: Any) -> Any:
+    batch_norm = pkgutil.resolve_name("torch.nn.functional.batch_norm")
+    if others.get("training") and num_batches_tracked is not None:
+        num_batches_tracked.add_(1)
+        if others["momentum"] is None:
+            others["momentum"] = 1.0 / float(num_batches_tracked)
+    others = {"running_mean": None, "running_var": None, **others}
+    return batch_norm(x, **{**others, "momentum": others["momentum"] or 0.0})
+
+
+@op(
+    reference=_batch_reference,
+    samples=[(True,)],
+    keeps_dtype=True,
+    training="training",
+    statistics=_batch_statistics,
+)
+def batch_norm(
+    x: Expr,
+    running_mean: Channel | None = None,
+    running_var: Channel | None = None,
+    weight: Channel | None = None,
+    bias: Channel | None = None,
+    training: bool = False,
+    momentum: float | None = 0.1,
+    eps: float = 1e-5,
+    *,
+    num_batches_tracked: Channel | None = None,
+) -> Expr:
+    """Each channel with mean 0 and variance 1 over the batch, times weight, plus bias.
+
+    In training by the batch's statistics, with which running_mean and running_var are updated in
+    place, as torch's batch_norm does; else by the running ones. momentum None is the average over
+    all batches, whose number num_batches_tracked counts: each call in training adds one.
+    """
+    running = (running_mean, running_var)
+    return _scaled(_normalised(x, (x.axes[0], *x.axes[2:]), running, eps), weight, bias)
+
+
+def _instance_reference(x: Any, **others: Any) -> Any:
+    return pkgutil.resolve_name("torch.nn.functional.instance_norm")(x, **others)
+
+
+@op(
+    reference=_instance_reference,
+    samples=[(True,)],
+    keeps_dtype=True,
+    training="use_input_stats",
+    statistics=_instance_statistics,
+)
+def instance_norm(
+    x: Expr,
+    running_mean: Channel | None = None,
+    running_var: Channel | None = None,
+    weight: Channel | None = None,
+    bias: Channel | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Expr:
+    """Each channel of each sample with mean 0 and variance 1, times weight, plus bias.
+
+    By the input's own statistics, with which running_mean and running_var are updated in place
+    where they are given; or by those, where use_input_stats is False.
+    """
+    return _scaled(_normalised(x, x.axes[2:], (running_mean, running_var), eps), weight, bias)

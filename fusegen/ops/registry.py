@@ -11,7 +11,7 @@ from fusegen.ir import Expr
 from fusegen.ops.chain import RESERVED
 from fusegen.ops.definition import ALIASES, OPS, Op
 from fusegen.ops.schema import Attribute, parameters_of
-from fusegen.ops.step import STRUCTURAL
+from fusegen.ops.step import STRUCTURAL, Shaping
 
 
 @overload
@@ -25,6 +25,11 @@ def op(
     aliases: Iterable[str] = (),
     window_axes: int = 0,
     same_dtype: bool = False,
+    keeps_dtype: bool = False,
+    shaping: Shaping = "same",
+    groups: str = "",
+    training: str = "",
+    statistics: Callable[[Expr], tuple[Expr, Expr]] | None = None,
     check: Callable[..., str | None] | None = None,
 ) -> Callable[[Callable[..., Expr]], Op]: ...
 def op(
@@ -36,6 +41,11 @@ def op(
     aliases: Iterable[str] = (),
     window_axes: int = 0,
     same_dtype: bool = False,
+    keeps_dtype: bool = False,
+    shaping: Shaping = "same",
+    groups: str = "",
+    training: str = "",
+    statistics: Callable[[Expr], tuple[Expr, Expr]] | None = None,
     check: Callable[..., str | None] | None = None,
 ) -> Op | Callable[[Callable[..., Expr]], Op]:
     """Register a function of expressions as an operation under its own name.
@@ -59,6 +69,11 @@ def op(
                 aliases=tuple(aliases),
                 window_axes=window_axes,
                 same_dtype=same_dtype,
+                keeps_dtype=keeps_dtype,
+                shaping=shaping,
+                groups=groups,
+                training=training,
+                statistics=statistics,
                 check=check,
             )
         )

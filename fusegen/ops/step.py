@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Literal
 
 from fusegen import ir
 from fusegen.ir import Expr
 from fusegen.ops.schema import Attribute, Parameter, spell
+
+Shaping = Literal["same", "reduce", "squeeze", "unsqueeze"]
+
+# The parameters that an operation with statistics of its own updates.
+RUNNING = ("running_mean", "running_var")
+COUNTER = "num_batches_tracked"
 
 STRUCTURAL = ("keep", "recall")
 UNNAMED = ""  # stands for the name of an operand that the chain will name
@@ -20,7 +27,12 @@ class Definition:
     """What a step needs to know of its operation: the mathematics and the parameters after x.
 
     window_axes is how many trailing axes the operation pools, with windows of its attribute
-    kernel_size.
+    kernel_size. shaping says what becomes of the axes: "reduce" leaves one wide or drops those of
+    its attribute dim, "squeeze" and "unsqueeze" drop and add axes of one value. groups names the
+    attribute that says into how many groups axis 1 is split: the body then sees two axes there.
+    keeps_dtype is for an operation whose result has x's type, whatever its parameters have.
+    statistics gives the mean and the variance that update running_mean and running_var while the
+    attribute that `training` names is true.
     """
 
     name: str
@@ -28,11 +40,21 @@ class Definition:
     parameters: tuple[Parameter, ...]
     window_axes: int = 0
     same_dtype: bool = False
+    keeps_dtype: bool = False
+    shaping: Shaping = "same"
+    groups: str = ""
+    training: str = ""
+    statistics: Callable[[Expr], tuple[Expr, Expr]] | None = None
 
     @property
     def is_builtin(self) -> bool:
         """Whether fusegen brings the operation, so that its name alone says what it computes."""
         return self.function.__module__.startswith("fusegen.")
+
+    def is_updated(self, parameter: str, attributes: Mapping[str, Attribute]) -> bool:
+        """Whether a step updates the tensor in place, rather than reads it."""
+        is_training = bool(self.training) and bool(attributes.get(self.training))
+        return parameter == COUNTER or (is_training and parameter in RUNNING)
 
     def parameter(self, name: str) -> Parameter:
         """The parameter of this name."""

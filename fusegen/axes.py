@@ -1,0 +1,192 @@
+"""Axes: which axes of a chain's graph each axis of each of its values is made of.
+
+A graph counts its axes from the end of the widest value. An axis of a value is one of them, as a
+rule; none, where it is one wide and stands for nothing, as after a reduction that keeps it; or
+several, where a step splits it. So a step that drops, adds or splits axes moves no data: only the
+names by which the values before and behind it know the same axes differ.
+
+Names are settled at the end, for a later step may widen or split an axis.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+Shape = tuple[int, ...]
+Axes = tuple[tuple[int, ...], ...]  # of each axis of a value: the graph's axes that it is made of
+
+
+class CrossedAxesError(Exception):
+    """Two axes that would have to be one, and are not."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor on its way through a chain.
+
+    former has, for each axis that a reduction left one wide, the axes it was made of before: what
+    is as wide as it was lies along those again.
+    """
+
+    shape: Shape
+    axes: Axes
+    former: Axes
+
+    def along(self, axis: int) -> tuple[int, ...]:
+        """The axes that one axis, counted from the end, is made of; none where there is no such."""
+        return self.axes[axis] if -axis <= len(self.axes) else ()
+
+    def size(self, axis: int) -> int:
+        """The size of one axis, counted from the end; 1 where there is no such."""
+        return self.shape[axis] if -axis <= len(self.shape) else 1
+
+    def rearranged(self, sources: Sequence[int | None], reduced: Iterable[int] = ()) -> Value:
+        """The value with other axes: each the axis it was, from the front, or None for a new one.
+
+        Axes of `reduced` that stay are one wide from here on.
+        """
+        gone = set(reduced)
+        shape, axes, former = [], [], []
+        for source in sources:
+            is_new = source is None
+            shape.append(1 if source is None or source in gone else self.shape[source])
+            axes.append(() if source is None or source in gone else self.axes[source])
+            before = () if source is None else self.former[source]
+            former.append(self.axes[source] if not is_new and source in gone else before)
+        return Value(tuple(shape), tuple(axes), tuple(former))
+
+
+class Atlas:
+    """All axes of a graph while a chain is bound: their order, and how wide they are."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.order = list(range(len(shape)))
+        self.sizes = dict(enumerate(shape))
+        self.parts: dict[int, tuple[int, ...]] = {}  # what an axis has become
+        # The axes in the place of each of x's, where x is one wide but the graph is not, too.
+        self.slots = [[i] for i in self.order]
+        self.x = Value(shape, tuple((i,) for i in self.order), ((),) * len(shape))
+
+    def resolve(self, axes: Iterable[int]) -> tuple[int, ...]:
+        """What some axes have become."""
+        found: list[int] = []
+        for axis in axes:
+            found += self.resolve(self.parts[axis]) if axis in self.parts else (axis,)
+        return tuple(found)
+
+    def numbers(self, axes: Iterable[int]) -> tuple[int, ...]:
+        """Some axes as the graph counts them, from the end; once all are known."""
+        place = {axis: i - len(self.order) for i, axis in enumerate(self.order)}
+        return tuple(place[axis] for axis in self.resolve(axes))
+
+    def width(self, axes: Iterable[int]) -> int:
+        """The size of some axes together."""
+        return math.prod(self.sizes[axis] for axis in self.resolve(axes))
+
+    def meet(self, value: Value, shape: Shape, known: Axes | None) -> tuple[Value, Axes]:
+        """The value broadcast with a tensor, and the axes of each of the tensor's.
+
+        known are those that the tensor has already, where it was met before. Raises
+        CrossedAxesError where it lies along other axes than the value.
+        """
+        rank = max(len(value.shape), len(shape))
+        tensor = Value(shape, known or ((),) * len(shape), ())
+        is_alike = shape == value.shape
+        behind = len(self.order)  # where a new axis goes: before its neighbour
+        result: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []
+        own: list[tuple[int, ...]] = []
+        for axis in range(-1, -rank - 1, -1):
+            size, other = value.size(axis), tensor.size(axis)
+            have, theirs = self.resolve(value.along(axis)), self.resolve(tensor.along(axis))
+            former = value.former[axis] if -axis <= len(value.former) else ()
+            if known is None:
+                theirs = self._fresh(size, other, have, former, behind, is_alike=is_alike)
+            if size == other != 1 and have != theirs:
+                raise CrossedAxesError
+            if size == other == 1 and have and theirs and have != theirs:
+                self._drop(theirs)
+            if size != other and (narrow := have if size == 1 else theirs):
+                self._drop(narrow)
+            together = theirs if size == 1 and (other != 1 or not have) else have
+            behind = self.order.index(together[0]) if together else behind
+            result.insert(0, (other if size == 1 else size, together, former))
+            own.insert(0, theirs)
+        joined = Value(*(tuple(part) for part in zip(*result, strict=True))) if result else value
+        self._require_order(joined)
+        return joined, tuple(own[rank - len(shape) :])
+
+    def _fresh(
+        self,
+        size: int,
+        other: int,
+        have: tuple[int, ...],
+        former: tuple[int, ...],
+        behind: int,
+        *,
+        is_alike: bool,
+    ) -> tuple[int, ...]:
+        """The axes of one axis of a tensor that is met for the first time."""
+        if other == 1 and size != 1:
+            return ()
+        if other == size:
+            return have if size != 1 or is_alike else ()
+        was = self.resolve(former)
+        if was and self.width(was) == other:
+            return was
+        if have:  # one wide so far
+            at = self.order.index(have[0])
+        else:
+            at = self.order.index(was[-1]) + 1 if was else behind
+        new = len(self.sizes)
+        self.sizes[new] = other
+        self.order.insert(at, new)
+        for slot in self.slots:
+            if have and have[0] in slot:
+                slot.append(new)
+        return (new,)
+
+    def _drop(self, axes: Iterable[int]) -> None:
+        """Axes of one value that a wider one takes the place of."""
+        for axis in axes:
+            self.parts[axis] = ()
+            self.order.remove(axis)
+
+    def _require_order(self, value: Value) -> None:
+        places = [self.order.index(a) for axes in value.axes for a in self.resolve(axes)]
+        if places != sorted(set(places)):
+            raise CrossedAxesError
+
+    def split(self, axes: Iterable[int], groups: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """An axis in so many groups of equal size: the axes that count groups, and those within.
+
+        Raises CrossedAxesError where it is split in another way already.
+        """
+        rest = list(self.resolve(axes))
+        outer: list[int] = []
+        while groups > 1:
+            axis = rest.pop(0)
+            size = self.sizes[axis]
+            if groups % size and size % groups:
+                raise CrossedAxesError
+            if groups % size:
+                first, second = len(self.sizes), len(self.sizes) + 1
+                self.sizes |= {first: groups, second: size // groups}
+                at = self.order.index(axis)
+                self.order[at : at + 1] = [first, second]
+                self.parts[axis] = (first, second)
+                rest.insert(0, second)
+                axis, size = first, groups
+            outer.append(axis)
+            groups //= size
+        return tuple(outer), tuple(rest)
+
+    def memory_order(self) -> tuple[tuple[int, ...], ...]:
+        """The graph's axes in the place of each axis of x."""
+        return tuple(self.numbers(slot) for slot in self.slots)
+
+
+def flat(axes: Axes) -> tuple[int, ...]:
+    """All axes of a value."""
+    return tuple(a for members in axes for a in members)

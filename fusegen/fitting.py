@@ -1,0 +1,236 @@
+"""Fitting: whether shapes and element types fit the step that they meet, or the error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from fusegen import ir
+from fusegen.axes import Shape, Value
+from fusegen.errors import ArgumentError
+from fusegen.ops import Definition, Step
+
+FLOATING = ("float16", "bfloat16", "float32", "float64")
+
+
+def check_floating(name: str, dtype: str) -> None:
+    """Raise ArgumentError for an element type that fusegen does not compute in."""
+    if dtype not in FLOATING:
+        raise ArgumentError(
+            f"argument {name!r}: got a tensor of {dtype}, wanted one of {', '.join(FLOATING)}; "
+            f"convert it first, for example {name}.float()"
+        )
+
+
+def require_axis(step: Step, running: Shape) -> None:
+    """Raise ArgumentError for an axis, or a dim of several, that a value of this shape lacks."""
+    axis = dict(step.attributes).get("axis")
+    if isinstance(axis, int) and not -len(running) <= axis < len(running):
+        raise ArgumentError(
+            f"{step.text}: axis {axis} is out of range for a tensor of shape {running} "
+            f"({len(running)} axes)"
+        )
+    if "dim" in dict(step.attributes):
+        dims_of(step, running)
+
+
+def dims_of(step: Step, running: Shape) -> tuple[int, ...]:
+    """The axes that the step's dim names, from the front; all where it is left out."""
+    dim = dict(step.attributes)["dim"]
+    rank = len(running)
+    if dim is None:
+        return tuple(range(rank))
+    assert isinstance(dim, int | tuple)
+    dims = (dim,) if isinstance(dim, int) else dim
+    is_new = step.definition is not None and step.definition.shaping == "unsqueeze"
+    room = rank + is_new
+    if not all(-room <= d < room for d in dims):
+        raise ArgumentError(
+            f"{step.text}: dim {dim} is out of range for a value of shape {running} ({rank} axes)"
+        )
+    found = tuple(d % room for d in dims)
+    if len(set(found)) < len(found):
+        raise ArgumentError(
+            f"{step.text}: dim {dim} names an axis of a value of shape {running} twice"
+        )
+    return found
+
+
+def rearranged(step: Step, definition: Definition, value: Value) -> Value:
+    """The value behind a step, with the axes that the step leaves it."""
+    if definition.shaping == "same":
+        return value
+    rank = len(value.shape)
+    dims = dims_of(step, value.shape)
+    sources: list[int | None] = list(range(rank))
+    if definition.shaping == "unsqueeze":
+        (dim,) = dims
+        sources.insert(dim, None)
+        return value.rearranged(sources)
+    if definition.shaping == "squeeze":
+        return value.rearranged([i for i in range(rank) if value.shape[i] != 1 or i not in dims])
+    is_kept = bool(dict(step.attributes).get("keepdim"))
+    return value.rearranged([i for i in range(rank) if is_kept or i not in dims], dims)
+
+
+def values_per_statistic(definition: Definition, shape: Shape) -> int:
+    """How many values each of an operation's running statistics is taken of."""
+    assert definition.statistics is not None
+    x = ir.tensor("x", range(-len(shape), 0), len(shape))
+    nodes = ir.topological(definition.statistics(x))
+    (axes,) = {ir.reduction(n)[1] for n in nodes if n.op == "reduce" and n.attrs[0] == "variance"}
+    return math.prod(shape[a] for a in axes)
+
+
+def _pad(shape: Shape, rank: int) -> Shape:
+    return (1,) * (rank - len(shape)) + shape
+
+
+def broadcast(step: Step, name: str, running: Shape, shape: Shape) -> None:
+    """Raise ArgumentError where an operand's shape does not broadcast with the value's."""
+    rank = max(len(running), len(shape))
+    for a, b in zip(_pad(running, rank), _pad(shape, rank), strict=True):
+        if a != b and 1 not in (a, b):
+            raise ArgumentError(
+                f"{step.text}: operand {name!r} got shape {shape}, which does not broadcast with "
+                "the value's "
+                f"{running}; sizes must match from the last axis on, or be 1"
+            )
+
+
+def placed_along(
+    step: Step, placement: str, name: str, running: Shape, shape: Shape | None
+) -> ir.Extent:
+    """The axes along which a per-channel or trailing operand lies; where shape is None, only those
+    that the step normalises.
+    """
+    if placement == "channel":
+        assert shape is not None
+        return _channel_extent(step, name, running, shape)
+    axes = _normalised_axes(step, running)
+    return axes if shape is None else _trailing_extent(step, name, running, shape)
+
+
+def _channel_extent(step: Step, name: str, running: Shape, shape: Shape) -> ir.Extent:
+    axis = dict(step.attributes).get("axis", 1)
+    assert isinstance(axis, int)
+    if not -len(running) <= axis < len(running):
+        raise ArgumentError(
+            f"{step.text}: got a value of shape {running}, wanted one with channels, as axis {axis}"
+        )
+    axis = axis if axis < 0 else axis - len(running)
+    channels = running[axis]
+    wanted = (1,) * (len(running) + axis) + (channels,) + (1,) * (-1 - axis)
+    if shape != (channels,) and _pad(shape, len(running)) != wanted:
+        raise ArgumentError(
+            f"{step.text}: operand {name!r} got shape {shape}, wanted ({channels},) or {wanted}: "
+            "one value for "
+            f"each of the {channels} channels (axis {axis + len(running)}) of a value of shape "
+            f"{running}"
+        )
+    return frozenset({axis})
+
+
+def _normalised_axes(step: Step, running: Shape) -> ir.Extent:
+    """The axes that a normalising step reduces, checked against the value's shape."""
+    attributes = dict(step.attributes)
+    axis, wanted = attributes.get("axis"), attributes.get("normalized_shape")
+    if isinstance(axis, int):
+        axis = axis if axis < 0 else axis - len(running)
+        if wanted not in (None, running[axis], (running[axis],)):
+            raise ArgumentError(
+                f"{step.text}: normalized_shape is {wanted}, but axis {axis} of a value of shape "
+                f"{running} "
+                f"has {running[axis]}; they must be equal"
+            )
+        return frozenset({axis})
+    if not running:
+        raise ArgumentError(
+            f"{step.text}: got a value of shape (), wanted one with at least one axis to normalise"
+        )
+    sizes = (wanted,) if isinstance(wanted, int) else tuple(wanted or running[-1:])  # type: ignore[arg-type]
+    if len(running) < len(sizes) or running[len(running) - len(sizes) :] != sizes:
+        raise ArgumentError(
+            f"{step.text}: normalized_shape is {sizes}, but the value's shape is {running}, whose "
+            "last "
+            f"{len(sizes)} axes are {running[-len(sizes) :]}; they must be equal"
+        )
+    return frozenset(range(-len(sizes), 0))
+
+
+def _trailing_extent(step: Step, name: str, running: Shape, shape: Shape) -> ir.Extent:
+    axes = _normalised_axes(step, running)
+    ordered = sorted(axes)
+    wanted = tuple(running[a] for a in ordered)
+    spread = wanted + (1,) * (-1 - ordered[-1])
+    if shape != wanted and _pad(shape, len(running)) != _pad(spread, len(running)):
+        raise ArgumentError(
+            f"{step.text}: operand {name!r} got shape {shape}, wanted {wanted}, the sizes of the "
+            "axes that are "
+            f"normalised in a value of shape {running}"
+        )
+    return axes
+
+
+_WIDTH = {"float16": 1, "bfloat16": 1, "float32": 2, "float64": 3}
+
+
+def promote(a: str, b: str) -> str:
+    """The element type that torch promotes two floating types to."""
+    if a == b:
+        return a
+    if _WIDTH[a] == _WIDTH[b]:
+        return "float32"
+    return max(a, b, key=_WIDTH.__getitem__)
+
+
+def promoted(
+    step: Step,
+    definition: Definition,
+    name: str,
+    dtype: str,
+    running: Shape,
+    other: str,
+    shape: Shape,
+) -> str:
+    """The value's element type behind an operand, as torch promotes it."""
+    if definition.same_dtype and other != dtype:
+        raise ArgumentError(
+            f"{step.text}: operand {name!r} is {other} but the value it meets is {dtype}, a mix "
+            "that torch "
+            f"refuses here; convert one of them, for example {name}.to(torch.{dtype})"
+        )
+    if definition.keeps_dtype:
+        if other not in (dtype, "float32" if _WIDTH[dtype] == 1 else dtype):
+            raise ArgumentError(
+                f"{step.text}: operand {name!r} is {other} but the value it meets is {dtype}, a "
+                f"mix that torch refuses here; convert one of them, for example "
+                f"{name}.to(torch.{dtype})"
+            )
+        return dtype
+    if not shape and running:
+        return dtype  # a tensor without axes does not widen one that has some
+    if shape and not running:
+        return other
+    return promote(dtype, other)
+
+
+def windows_of(step: Step, definition: Definition, running: Shape) -> tuple[tuple[int, int], ...]:
+    """The (axis, window size) pairs of a pooling step, checked against the value's shape."""
+    number = definition.window_axes
+    if len(running) not in (number + 1, number + 2):
+        raise ArgumentError(
+            f"{step.text}: got a value of shape {running}, wanted {number + 1} or {number + 2} "
+            "axes, "
+            f"the last {number} of which are pooled"
+        )
+    size = dict(step.attributes)["kernel_size"]
+    sizes: Sequence[int] = (size,) * number if isinstance(size, int) else size  # type: ignore[assignment]
+    for axis, window in zip(range(-number, 0), sizes, strict=True):
+        if running[axis] < window:
+            raise ArgumentError(
+                f"{step.text}: a window of {tuple(sizes)} does not fit in a value of shape "
+                f"{running}; "
+                f"the result would be empty"
+            )
+    return tuple(zip(range(-number, 0), sizes, strict=True))

@@ -1,0 +1,191 @@
+"""Reductions: values of a chain along some of its axes, which are dropped or stay one wide."""
+
+from __future__ import annotations
+
+import math
+import pkgutil
+from collections.abc import Callable
+from typing import Any
+
+from fusegen.ir import Expr, count, primitive, reduce, reduce_mean, reduce_sum, reduce_variance
+from fusegen.ops.registry import op
+
+Dim = int | tuple[int, ...] | None
+
+_DIMS: tuple[tuple[Any, ...], ...] = ((1,), ((2, 3), True), (None,), (-1, True))
+
+
+def axes_of(x: Expr, dim: Dim) -> tuple[int, ...]:
+    """The axes that torch's argument dim names: one, several, or all where it is None."""
+    if dim is None:
+        return x.axes
+    return tuple(x.axes[d] for d in ((dim,) if isinstance(dim, int) else dim))
+
+
+def _torch(name: str, *, all_of: bool = False) -> Callable[..., Any]:
+    """torch's function of this name; all_of says all axes where dim is None, which it refuses."""
+
+    def reference(x: Any, dim: Dim = None, keepdim: bool = False, **others: Any) -> Any:
+        dim = tuple(range(x.dim())) if dim is None and all_of else dim
+        return pkgutil.resolve_name(f"torch.{name}")(x, dim, keepdim=keepdim, **others)
+
+    return reference
+
+
+@op(reference=_torch("sum"), samples=_DIMS, shaping="reduce")
+def sum(x: Expr, dim: Dim = None, keepdim: bool = False) -> Expr:
+    """The sum along dim, all axes where it is left out."""
+    return reduce_sum(x, axes_of(x, dim))
+
+
+@op(reference=_torch("mean"), samples=_DIMS, shaping="reduce")
+def mean(x: Expr, dim: Dim = None, keepdim: bool = False) -> Expr:
+    """The mean along dim, all axes where it is left out."""
+    return reduce_mean(x, axes_of(x, dim))
+
+
+@op(reference=_torch("var"), samples=[*_DIMS, (1, False, 0.0)], shaping="reduce")
+def var(x: Expr, dim: Dim = None, keepdim: bool = False, *, correction: float = 1.0) -> Expr:
+    """The variance along dim: squared distances from the mean over the count less correction."""
+    return _variance(x, axes_of(x, dim), correction)
+
+
+def _variance(x: Expr, axes: tuple[int, ...], correction: float) -> Expr:
+    variance = reduce_variance(x, axes)
+    if not correction:
+        return variance
+    number = count(axes)
+    return variance * (number / primitive("maximum", number - correction, 0.0))
+
+
+@op(reference=_torch("std"), samples=[*_DIMS, (1, False, 0.0)], shaping="reduce")
+def std(x: Expr, dim: Dim = None, keepdim: bool = False, *, correction: float = 1.0) -> Expr:
+    """The square root of var; no gradient where it is 0."""
+    return _root(_variance(x, axes_of(x, dim), correction))
+
+
+def _root(total: Expr) -> Expr:
+    """The square root, without a gradient at 0, where the formula's is infinite."""
+    is_flat = primitive("eq", total, 0.0)
+    return primitive(
+        "where", is_flat, 0.0, primitive("sqrt", primitive("where", is_flat, 1.0, total))
+    )
+
+
+def _values(name: str) -> Callable[..., Any]:
+    def reference(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+        function = pkgutil.resolve_name(f"torch.{name}")
+        if dim is None:
+            found = function(x)
+            return found.reshape((1,) * x.dim()) if keepdim else found
+        return function(x, dim, keepdim).values
+
+    return reference
+
+
+@op(reference=_values("max"), samples=[(1,), (-1, True), ()], shaping="reduce")
+def max(x: Expr, dim: int | None = None, keepdim: bool = False) -> Expr:
+    """The largest value along dim; the first of equal ones gets the gradient, NaN wins.
+
+    The values of torch.max: of all, where dim is left out, with the gradient in equal shares.
+    """
+    return reduce("amax" if dim is None else "max", axes_of(x, dim), x)
+
+
+@op(reference=_values("min"), samples=[(1,), (-1, True), ()], shaping="reduce")
+def min(x: Expr, dim: int | None = None, keepdim: bool = False) -> Expr:
+    """The smallest value along dim; the first of equal ones gets the gradient, NaN wins.
+
+    The values of torch.min: of all, where dim is left out, with the gradient in equal shares.
+    """
+    return -reduce("amax" if dim is None else "max", axes_of(x, dim), -x)
+
+
+@op(reference=_torch("amax", all_of=True), samples=_DIMS, shaping="reduce")
+def amax(x: Expr, dim: Dim = None, keepdim: bool = False) -> Expr:
+    """The largest value along dim; equal ones share the gradient, NaN wins."""
+    return reduce("amax", axes_of(x, dim), x)
+
+
+@op(reference=_torch("amin", all_of=True), samples=_DIMS, shaping="reduce")
+def amin(x: Expr, dim: Dim = None, keepdim: bool = False) -> Expr:
+    """The smallest value along dim; equal ones share the gradient, NaN wins."""
+    return -reduce("amax", axes_of(x, dim), -x)
+
+
+def _vector_norm(x: Any, p: float, dim: Dim, keepdim: bool) -> Any:
+    return pkgutil.resolve_name("torch.linalg.vector_norm")(x, p, dim, keepdim)
+
+
+_ORDERS = ((2.0, 1), (1.0, (2, 3), True), (math.inf, -1), (-math.inf, 1), (3.0,), (0.0, 1))
+
+
+@op(reference=_vector_norm, samples=_ORDERS, aliases=["vector_norm"], shaping="reduce")
+def norm(x: Expr, p: float = 2.0, dim: Dim = None, keepdim: bool = False) -> Expr:
+    """The p-norm along dim, as torch.linalg.vector_norm; p may be any number, inf too."""
+    return norm_along(x, p, axes_of(x, dim))
+
+
+def norm_along(x: Expr, p: float, axes: tuple[int, ...]) -> Expr:
+    """The p-norm along axes, without a gradient where it is 0."""
+    size = primitive("abs", x)
+    if math.isinf(p):
+        return reduce("amax", axes, size) if p > 0 else -reduce("amax", axes, -size)
+    if p == 0:
+        return reduce_sum(primitive("where", primitive("eq", x, 0.0), 0.0, 1.0), axes)
+    if p == 1:
+        return reduce_sum(size, axes)
+    if p == 2:
+        return _root(reduce_sum(x * x, axes))
+    total = reduce_sum(primitive("pow", size, p), axes)
+    is_flat = primitive("eq", total, 0.0)
+    safe = primitive("where", is_flat, 1.0, total)
+    return primitive("where", is_flat, 0.0, primitive("pow", safe, 1.0 / p))
+
+
+@op(reference=_torch("logsumexp"), samples=[(1,), ((2, 3), True), (-1,)], shaping="reduce")
+def logsumexp(x: Expr, dim: int | tuple[int, ...], keepdim: bool = False) -> Expr:
+    """log(sum(exp(x))) along dim, where no exponential overflows."""
+    axes = axes_of(x, dim)
+    largest = reduce("bound", axes, x)
+    is_infinite = primitive("eq", primitive("abs", largest), math.inf)
+    shift = primitive("where", is_infinite, 0.0, largest)
+    return primitive("log", reduce_sum(primitive("exp", x - shift), axes)) + shift
+
+
+@op(reference="torch.softmax", samples=[(1,), (-1,), (2,)])
+def softmax(x: Expr, dim: int) -> Expr:
+    """exp(x) over its sum along dim."""
+    axes = axes_of(x, dim)
+    power = primitive("exp", x - reduce("bound", axes, x))
+    return power / reduce_sum(power, axes)
+
+
+@op(reference="torch.log_softmax", samples=[(1,), (-1,)])
+def log_softmax(x: Expr, dim: int) -> Expr:
+    """The logarithm of softmax."""
+    axes = axes_of(x, dim)
+    shifted = x - reduce("bound", axes, x)
+    return shifted - primitive("log", reduce_sum(primitive("exp", shifted), axes))
+
+
+@op(reference="torch.nn.functional.softmin", samples=[(1,)])
+def softmin(x: Expr, dim: int) -> Expr:
+    """softmax of -x."""
+    return softmax.function(-x, dim)
+
+
+def _squeezed(x: Any, dim: Dim) -> Any:
+    return x.squeeze() if dim is None else x.squeeze(dim)
+
+
+@op(reference=_squeezed, samples=[(), (1,), ((0, 1),)], ulp=0, shaping="squeeze")
+def squeeze(x: Expr, dim: Dim = None) -> Expr:
+    """x without those of its axes dim, or of all, that are one wide."""
+    return x
+
+
+@op(reference="torch.unsqueeze", samples=[(0,), (-1,)], ulp=0, shaping="unsqueeze")
+def unsqueeze(x: Expr, dim: int) -> Expr:
+    """x with one more axis, one wide, at dim."""
+    return x

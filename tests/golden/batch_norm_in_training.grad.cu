@@ -1,0 +1,777 @@
+// fusegen 0.1.0   chain 70984f86c2ad   signature forward+backward: batch_mean_1 float32, batch_variance_1 float32, bias float32, d_bias float32, d_out float32, d_weight float32, d_x float32, out float32, weight float32, x float32; 32-bit offsets
+//   batch_norm(running_mean, running_var, weight, bias, training=True) | gelu
+#include <cstdint>
+#include <cuda_runtime.h>
+
+using Index = uint32_t;
+
+// A size with what it takes to divide by it: two instructions instead of twenty, for dividends below 2^31.
+struct Size {
+  uint32_t value, multiplier, shift;
+};
+
+static Size size_of(int64_t value) {
+  uint32_t shift = 0;
+  while ((uint64_t{1} << shift) < static_cast<uint64_t>(value)) ++shift;
+  const uint64_t excess = (uint64_t{1} << 32) * ((uint64_t{1} << shift) - value);
+  return {static_cast<uint32_t>(value), static_cast<uint32_t>(excess / value + 1), shift};
+}
+
+namespace {
+
+[[maybe_unused]] __device__ __forceinline__ Index divide(Index n, Size d) { return (__umulhi(n,
+    d.multiplier) + n) >> d.shift; }
+
+template <typename Stored>
+__device__ __forceinline__ Stored widen(Stored x) {
+  return x;
+}
+
+template <typename Stored, typename Value>
+__device__ __forceinline__ Stored narrow(Value x) {
+  return static_cast<Stored>(x);
+}
+
+// N neighbours, moved by one access that leaves no trace in the caches: every element is used once.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T at[N];
+};
+
+template <typename T, int N>
+__device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
+  return widen(pack.at[lane]);
+}
+
+template <int Bytes>
+struct Bits;
+template <>
+struct Bits<16> {
+  using type = uint4;
+};
+template <>
+struct Bits<8> {
+  using type = uint2;
+};
+template <>
+struct Bits<4> {
+  using type = unsigned int;
+};
+template <>
+struct Bits<2> {
+  using type = unsigned short;
+};
+template <>
+struct Bits<1> {
+  using type = unsigned char;
+};
+
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load(const T* from) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  Pack<T, N> pack;
+  *reinterpret_cast<Whole*>(&pack) = __ldcs(reinterpret_cast<const Whole*>(from));
+  return pack;
+}
+
+template <int N, typename T>
+__device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  __stcs(reinterpret_cast<Whole*>(to), *reinterpret_cast<const Whole*>(&pack));
+}
+
+template <typename T>
+struct Sum {
+  T total = 0;
+  __device__ void add(T term) { total += term; }
+  template <typename U>
+  __device__ void merge(const Sum<U>& other) {
+    total += other.total;
+  }
+  __device__ T sum() const { return total; }
+};
+
+// A step towards a mean: what it is off by is mended by the steps after it.
+[[maybe_unused]] __device__ __forceinline__ float step(float gap, float count) { return __fdividef(gap,
+    count); }
+[[maybe_unused]] __device__ __forceinline__ double step(double gap, double count) { return gap / count; }
+
+// Count, mean and the sum of squared distances from it: Welford's way, merged by Chan's formula.
+template <typename T>
+struct Moments {
+  T count = 0, centre = 0, distances = 0;
+  __device__ void add(T term) {
+    count += 1;
+    const T gap = term - centre;
+    centre += step(gap, count);
+    distances += gap * (term - centre);
+  }
+  template <typename U>
+  __device__ void merge(const Moments<U>& other) {
+    if (other.count == 0) return;
+    const T all = count + other.count, gap = other.centre - centre, share = other.count / all;
+    centre += gap * share;
+    distances += other.distances + gap * gap * (count * share);
+    count = all;
+  }
+  __device__ T mean() const { return centre; }
+  __device__ T variance() const { return distances / count; }
+};
+
+// Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
+template <typename Accumulator>
+__device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, int cell, int stride,
+    void* memory) {
+  Accumulator* const cells = static_cast<Accumulator*>(memory);
+  cells[cell] = mine;
+  __syncthreads();
+  for (int half = lanes / 2; half > 0; half /= 2) {
+    if (lane < half) cells[cell].merge(cells[cell + half * stride]);
+    __syncthreads();
+  }
+  const Accumulator all = cells[cell - lane * stride];
+  __syncthreads();
+  return all;
+}
+
+struct ForwardSizes {
+  Size outer, middle, inner;
+};
+
+__device__ __forceinline__ void forward_inner_values(const float x, float& mean_term) {
+  mean_term = x;
+}
+
+// Reads x; leaves partials of mean.
+__global__ void __launch_bounds__(256)
+forward_inner(const float* __restrict__ x, Moments<float>* __restrict__ mean_partials, ForwardSizes sizes,
+    Index rows, Index pieces, Index piece_length) {
+  constexpr int kLanes = 4, kPacks = 2;
+  __shared__ alignas(16) unsigned char shared[256 * 12];
+  const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
+  const bool is_live = task < rows * pieces;
+  const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
+  const Index above_middle = divide(row, sizes.middle);
+  const Index middle = row - above_middle * sizes.middle.value;
+  const Index outer = above_middle;
+  Moments<float> mean_sum;
+  const auto element = [&](Index inner, float x_value) {
+    float mean_term_value;
+    forward_inner_values(x_value, mean_term_value);
+    mean_sum.add(mean_term_value);
+  };
+  if (is_live) {
+    const Index length = sizes.inner.value, base = row * length;
+    const Index begin = base + piece * piece_length, end = min(begin + piece_length, base + length);
+    // Packs start at multiples of their size; what stands before and behind them goes one by one.
+    const Index head = min(end, (begin + kLanes - 1) / kLanes * kLanes);
+    const Index packs = (end - head) / kLanes, tail = head + packs * kLanes;
+    if (threadIdx.x < (head - begin) + (end - tail)) {
+      const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
+      element(i - base, widen(x[i]));
+    }
+    for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
+      Pack<float, kLanes> x_in[kPacks];
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+        x_in[p] = load<kLanes>(x + i);
+      }
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+#pragma unroll
+        for (int lane = 0; lane < kLanes; ++lane) {
+          element(i + lane - base, widen(x_in[p], lane));
+        }
+      }
+    }
+  }
+  mean_sum = merge_tree(mean_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1, shared);
+  if (is_live && threadIdx.x == 0) {
+    mean_partials[(middle) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = mean_sum;
+  }
+}
+
+__device__ __forceinline__ void forward_finalise_values(const float mean, const float variance,
+    const float count_of_outer_inner, float& batch_mean_1, float& batch_variance_1, float& mean_scratch,
+    float& variance_scratch) {
+  batch_mean_1 = mean;
+  batch_variance_1 = variance * (count_of_outer_inner / (count_of_outer_inner - 1.0f));
+  mean_scratch = mean;
+  variance_scratch = variance;
+}
+
+// Merges partials into mean; writes batch_mean_1, batch_variance_1, mean_scratch, variance_scratch.
+__global__ void __launch_bounds__(512)
+forward_finalise(float* __restrict__ batch_mean_1, float* __restrict__ batch_variance_1,
+    float* __restrict__ mean_scratch, float* __restrict__ variance_scratch,
+    const Moments<float>* __restrict__ mean_partials, ForwardSizes sizes, Index slots) {
+  const float count_of_outer_inner_value = static_cast<float>(sizes.outer.value * sizes.inner.value);
+  __shared__ alignas(16) unsigned char shared[512 * 24];
+  const Index columns = 1, strips = (columns + blockDim.x - 1) / blockDim.x;
+  const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
+  Moments<double> mean_sum;
+  if (column < columns) {
+#pragma unroll 8
+    for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
+      mean_sum.merge(mean_partials[(above * slots + slot) * columns + column]);
+    }
+  }
+  mean_sum = merge_tree(mean_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+      blockDim.x, shared);
+  if (threadIdx.y != 0 || column >= columns) return;
+  const float mean_value = static_cast<float>(mean_sum.mean());
+  const float variance_value = static_cast<float>(mean_sum.variance());
+  const Index result = above * columns + column;
+  const Index middle = result;
+  float batch_mean_1_value;
+  float batch_variance_1_value;
+  float mean_scratch_value;
+  float variance_scratch_value;
+  forward_finalise_values(mean_value, variance_value, count_of_outer_inner_value, batch_mean_1_value,
+      batch_variance_1_value, mean_scratch_value, variance_scratch_value);
+  batch_mean_1[middle] = narrow<float>(batch_mean_1_value);
+  batch_variance_1[middle] = narrow<float>(batch_variance_1_value);
+  mean_scratch[middle] = narrow<float>(mean_scratch_value);
+  variance_scratch[middle] = narrow<float>(variance_scratch_value);
+}
+
+__device__ __forceinline__ void forward_pointwise_values(const float x, const float mean,
+    const float variance, const float weight, const float bias, float& out) {
+  // batch_norm(running_mean, running_var, weight, bias, training=True)
+  const float after_batch_norm = (x - mean) * (rsqrtf(variance + 1e-05f)) * weight + bias;
+  // gelu
+  out = after_batch_norm * 0.5f * (1.0f + erff(after_batch_norm * 0.707106769f));
+}
+
+// Reads x, mean by (middle), variance by (middle), weight by (middle), bias by (middle); writes out.
+__global__ void __launch_bounds__(512, 2)
+forward_pointwise(const float* __restrict__ x, const float* __restrict__ mean,
+    const float* __restrict__ variance, const float* __restrict__ weight, const float* __restrict__ bias,
+    float* __restrict__ out, ForwardSizes sizes, Index count) {
+  constexpr int kLanes = 4, kPacks = 2;
+  const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 512 + threadIdx.x) * kLanes;
+  Pack<float, kLanes> x_in[kPacks];
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = first + static_cast<Index>(p) * 512 * kLanes;
+    if (i + kLanes > count) break;
+    x_in[p] = load<kLanes>(x + i);
+  }
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = first + static_cast<Index>(p) * 512 * kLanes;
+    if (i >= count) return;
+    const Index above_inner = divide(i, sizes.inner);
+    const Index inner = i - above_inner * sizes.inner.value;
+    const Index above_middle = divide(above_inner, sizes.middle);
+    const Index middle = above_inner - above_middle * sizes.middle.value;
+    const bool is_whole = i + kLanes <= count && sizes.inner.value - inner >= kLanes;
+    if (is_whole) {
+      const float mean_value = widen(mean[middle]);
+      const float variance_value = widen(variance[middle]);
+      const float weight_value = widen(weight[middle]);
+      const float bias_value = widen(bias[middle]);
+      Pack<float, kLanes> out_out;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        float out_value;
+        forward_pointwise_values(x_value, mean_value, variance_value, weight_value, bias_value, out_value);
+        out_out.at[lane] = narrow<float>(out_value);
+      }
+      store(out + i, out_out);
+    } else {
+      for (Index j = i; j < count && j < i + kLanes; ++j) {
+        const Index above_inner = divide(j, sizes.inner);
+        const Index above_middle = divide(above_inner, sizes.middle);
+        const Index middle = above_inner - above_middle * sizes.middle.value;
+        const float mean_value = widen(mean[middle]);
+        const float variance_value = widen(variance[middle]);
+        const float weight_value = widen(weight[middle]);
+        const float bias_value = widen(bias[middle]);
+        const float x_value = widen(x[j]);
+        float out_value;
+        forward_pointwise_values(x_value, mean_value, variance_value, weight_value, bias_value, out_value);
+        out[j] = narrow<float>(out_value);
+      }
+    }
+  }
+}
+
+struct BackwardSizes {
+  Size outer, middle, inner;
+};
+
+__device__ __forceinline__ void backward_inner_values(const float x, float& mean_term) {
+  mean_term = x;
+}
+
+// Reads x; leaves partials of mean.
+__global__ void __launch_bounds__(256)
+backward_inner(const float* __restrict__ x, Moments<float>* __restrict__ mean_partials, BackwardSizes sizes,
+    Index rows, Index pieces, Index piece_length) {
+  constexpr int kLanes = 4, kPacks = 2;
+  __shared__ alignas(16) unsigned char shared[256 * 12];
+  const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
+  const bool is_live = task < rows * pieces;
+  const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
+  const Index above_middle = divide(row, sizes.middle);
+  const Index middle = row - above_middle * sizes.middle.value;
+  const Index outer = above_middle;
+  Moments<float> mean_sum;
+  const auto element = [&](Index inner, float x_value) {
+    float mean_term_value;
+    backward_inner_values(x_value, mean_term_value);
+    mean_sum.add(mean_term_value);
+  };
+  if (is_live) {
+    const Index length = sizes.inner.value, base = row * length;
+    const Index begin = base + piece * piece_length, end = min(begin + piece_length, base + length);
+    // Packs start at multiples of their size; what stands before and behind them goes one by one.
+    const Index head = min(end, (begin + kLanes - 1) / kLanes * kLanes);
+    const Index packs = (end - head) / kLanes, tail = head + packs * kLanes;
+    if (threadIdx.x < (head - begin) + (end - tail)) {
+      const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
+      element(i - base, widen(x[i]));
+    }
+    for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
+      Pack<float, kLanes> x_in[kPacks];
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+        x_in[p] = load<kLanes>(x + i);
+      }
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+#pragma unroll
+        for (int lane = 0; lane < kLanes; ++lane) {
+          element(i + lane - base, widen(x_in[p], lane));
+        }
+      }
+    }
+  }
+  mean_sum = merge_tree(mean_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1, shared);
+  if (is_live && threadIdx.x == 0) {
+    mean_partials[(middle) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = mean_sum;
+  }
+}
+
+__device__ __forceinline__ void backward_finalise_values(const float mean, const float variance,
+    float& mean_scratch, float& variance_scratch) {
+  mean_scratch = mean;
+  variance_scratch = variance;
+}
+
+// Merges partials into mean; writes mean_scratch, variance_scratch.
+__global__ void __launch_bounds__(512)
+backward_finalise(float* __restrict__ mean_scratch, float* __restrict__ variance_scratch,
+    const Moments<float>* __restrict__ mean_partials, BackwardSizes sizes, Index slots) {
+  __shared__ alignas(16) unsigned char shared[512 * 24];
+  const Index columns = 1, strips = (columns + blockDim.x - 1) / blockDim.x;
+  const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
+  Moments<double> mean_sum;
+  if (column < columns) {
+#pragma unroll 8
+    for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
+      mean_sum.merge(mean_partials[(above * slots + slot) * columns + column]);
+    }
+  }
+  mean_sum = merge_tree(mean_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+      blockDim.x, shared);
+  if (threadIdx.y != 0 || column >= columns) return;
+  const float mean_value = static_cast<float>(mean_sum.mean());
+  const float variance_value = static_cast<float>(mean_sum.variance());
+  const Index result = above * columns + column;
+  const Index middle = result;
+  float mean_scratch_value;
+  float variance_scratch_value;
+  backward_finalise_values(mean_value, variance_value, mean_scratch_value, variance_scratch_value);
+  mean_scratch[middle] = narrow<float>(mean_scratch_value);
+  variance_scratch[middle] = narrow<float>(variance_scratch_value);
+}
+
+__device__ __forceinline__ void backward_inner_2_values(const float d_out, const float x, const float mean,
+    const float variance, const float weight, const float bias, float& total_term, float& total_2_term) {
+  // batch_norm(running_mean, running_var, weight, bias, training=True)
+  const float difference = x - mean;
+  const float after_batch_norm = difference * (rsqrtf(variance + 1e-05f)) * weight + bias;
+  // backward, down to batch_norm(running_mean, running_var, weight, bias, training=True)
+  const float product = after_batch_norm * 0.707106769f;
+  const float product_2 = d_out * (after_batch_norm * 0.5f) * (1.12837923f * expf(-(product * product)));
+  const float d_after_batch_norm = product_2 * 0.707106769f + d_out * (1.0f + erff(product)) * 0.5f;
+  total_term = d_after_batch_norm * difference;
+  total_2_term = d_after_batch_norm;
+}
+
+// Reads d_out, x, mean by (middle), variance by (middle), weight by (middle), bias by (middle); leaves partials of total, total_2.
+__global__ void __launch_bounds__(256)
+backward_inner_2(const float* __restrict__ d_out, const float* __restrict__ x,
+    const float* __restrict__ mean, const float* __restrict__ variance, const float* __restrict__ weight,
+    const float* __restrict__ bias, Sum<float>* __restrict__ total_partials,
+    Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes, Index rows, Index pieces,
+    Index piece_length) {
+  constexpr int kLanes = 4, kPacks = 2;
+  __shared__ alignas(16) unsigned char shared[256 * 4];
+  const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
+  const bool is_live = task < rows * pieces;
+  const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
+  const Index above_middle = divide(row, sizes.middle);
+  const Index middle = row - above_middle * sizes.middle.value;
+  const Index outer = above_middle;
+  const float mean_value = widen(mean[middle]);
+  const float variance_value = widen(variance[middle]);
+  const float weight_value = widen(weight[middle]);
+  const float bias_value = widen(bias[middle]);
+  Sum<float> total_sum;
+  Sum<float> total_2_sum;
+  const auto element = [&](Index inner, float d_out_value, float x_value) {
+    float total_term_value;
+    float total_2_term_value;
+    backward_inner_2_values(d_out_value, x_value, mean_value, variance_value, weight_value, bias_value,
+        total_term_value, total_2_term_value);
+    total_sum.add(total_term_value);
+    total_2_sum.add(total_2_term_value);
+  };
+  if (is_live) {
+    const Index length = sizes.inner.value, base = row * length;
+    const Index begin = base + piece * piece_length, end = min(begin + piece_length, base + length);
+    // Packs start at multiples of their size; what stands before and behind them goes one by one.
+    const Index head = min(end, (begin + kLanes - 1) / kLanes * kLanes);
+    const Index packs = (end - head) / kLanes, tail = head + packs * kLanes;
+    if (threadIdx.x < (head - begin) + (end - tail)) {
+      const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
+      element(i - base, widen(d_out[i]), widen(x[i]));
+    }
+    for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
+      Pack<float, kLanes> d_out_in[kPacks];
+      Pack<float, kLanes> x_in[kPacks];
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+        d_out_in[p] = load<kLanes>(d_out + i);
+        x_in[p] = load<kLanes>(x + i);
+      }
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+#pragma unroll
+        for (int lane = 0; lane < kLanes; ++lane) {
+          element(i + lane - base, widen(d_out_in[p], lane), widen(x_in[p], lane));
+        }
+      }
+    }
+  }
+  total_sum = merge_tree(total_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,
+      shared);
+  total_2_sum = merge_tree(total_2_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,
+      shared);
+  if (is_live && threadIdx.x == 0) {
+    total_partials[(middle) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_sum;
+    total_2_partials[(middle) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_2_sum;
+  }
+}
+
+__device__ __forceinline__ void backward_finalise_2_values(const float total, const float variance,
+    const float total_2, float& d_weight, float& d_bias, float& total_scratch, float& total_2_scratch) {
+  d_weight = total * (rsqrtf(variance + 1e-05f));
+  d_bias = total_2;
+  total_scratch = total;
+  total_2_scratch = total_2;
+}
+
+// Reads variance; merges partials into total, total_2; writes d_weight, d_bias, total_scratch, total_2_scratch.
+__global__ void __launch_bounds__(512)
+backward_finalise_2(const float* __restrict__ variance, float* __restrict__ d_weight,
+    float* __restrict__ d_bias, float* __restrict__ total_scratch, float* __restrict__ total_2_scratch,
+    const Sum<float>* __restrict__ total_partials, const Sum<float>* __restrict__ total_2_partials,
+    BackwardSizes sizes, Index slots) {
+  __shared__ alignas(16) unsigned char shared[512 * 8];
+  const Index columns = 1, strips = (columns + blockDim.x - 1) / blockDim.x;
+  const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
+  Sum<double> total_sum;
+  Sum<double> total_2_sum;
+  if (column < columns) {
+#pragma unroll 8
+    for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
+      total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
+      total_2_sum.merge(total_2_partials[(above * slots + slot) * columns + column]);
+    }
+  }
+  total_sum = merge_tree(total_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+      blockDim.x, shared);
+  total_2_sum = merge_tree(total_2_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+      blockDim.x, shared);
+  if (threadIdx.y != 0 || column >= columns) return;
+  const float total_value = static_cast<float>(total_sum.sum());
+  const float total_2_value = static_cast<float>(total_2_sum.sum());
+  const Index result = above * columns + column;
+  const Index middle = result;
+  const float variance_value = widen(variance[middle]);
+  float d_weight_value;
+  float d_bias_value;
+  float total_scratch_value;
+  float total_2_scratch_value;
+  backward_finalise_2_values(total_value, variance_value, total_2_value, d_weight_value, d_bias_value,
+      total_scratch_value, total_2_scratch_value);
+  d_weight[middle] = narrow<float>(d_weight_value);
+  d_bias[middle] = narrow<float>(d_bias_value);
+  total_scratch[middle] = narrow<float>(total_scratch_value);
+  total_2_scratch[middle] = narrow<float>(total_2_scratch_value);
+}
+
+__device__ __forceinline__ void backward_pointwise_values(const float x, const float mean, const float total,
+    const float weight, const float variance, const float count_of_outer_inner, const float d_out,
+    const float bias, const float total_2, float& d_x) {
+  // batch_norm(running_mean, running_var, weight, bias, training=True)
+  const float difference = x - mean;
+  const float inverse_root = rsqrtf(variance + 1e-05f);
+  const float after_batch_norm = difference * inverse_root * weight + bias;
+  // backward, down to batch_norm(running_mean, running_var, weight, bias, training=True)
+  const float product = after_batch_norm * 0.707106769f;
+  const float product_2 = d_out * (after_batch_norm * 0.5f) * (1.12837923f * expf(-(product * product)));
+  const float d_after_batch_norm = product_2 * 0.707106769f + d_out * (1.0f + erff(product)) * 0.5f;
+  const float product_3 = -0.5f * (total * weight) * (inverse_root * inverse_root * inverse_root);
+  const float sum = difference * (2.0f * product_3 / count_of_outer_inner) + d_after_batch_norm * weight * inverse_root;
+  d_x = sum - total_2 * weight * inverse_root / count_of_outer_inner;
+}
+
+// Reads x, d_out, mean by (middle), total by (middle), weight by (middle), variance by (middle), bias by (middle), total_2 by (middle); writes d_x.
+__global__ void __launch_bounds__(512, 2)
+backward_pointwise(const float* __restrict__ x, const float* __restrict__ mean,
+    const float* __restrict__ total, const float* __restrict__ weight, const float* __restrict__ variance,
+    const float* __restrict__ d_out, const float* __restrict__ bias, const float* __restrict__ total_2,
+    float* __restrict__ d_x, BackwardSizes sizes, Index count) {
+  const float count_of_outer_inner_value = static_cast<float>(sizes.outer.value * sizes.inner.value);
+  constexpr int kLanes = 4, kPacks = 2;
+  const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 512 + threadIdx.x) * kLanes;
+  Pack<float, kLanes> x_in[kPacks];
+  Pack<float, kLanes> d_out_in[kPacks];
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = first + static_cast<Index>(p) * 512 * kLanes;
+    if (i + kLanes > count) break;
+    x_in[p] = load<kLanes>(x + i);
+    d_out_in[p] = load<kLanes>(d_out + i);
+  }
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = first + static_cast<Index>(p) * 512 * kLanes;
+    if (i >= count) return;
+    const Index above_inner = divide(i, sizes.inner);
+    const Index inner = i - above_inner * sizes.inner.value;
+    const Index above_middle = divide(above_inner, sizes.middle);
+    const Index middle = above_inner - above_middle * sizes.middle.value;
+    const bool is_whole = i + kLanes <= count && sizes.inner.value - inner >= kLanes;
+    if (is_whole) {
+      const float mean_value = widen(mean[middle]);
+      const float total_value = widen(total[middle]);
+      const float weight_value = widen(weight[middle]);
+      const float variance_value = widen(variance[middle]);
+      const float bias_value = widen(bias[middle]);
+      const float total_2_value = widen(total_2[middle]);
+      Pack<float, kLanes> d_x_out;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        const float d_out_value = widen(d_out_in[p], lane);
+        float d_x_value;
+        backward_pointwise_values(x_value, mean_value, total_value, weight_value, variance_value,
+            count_of_outer_inner_value, d_out_value, bias_value, total_2_value, d_x_value);
+        d_x_out.at[lane] = narrow<float>(d_x_value);
+      }
+      store(d_x + i, d_x_out);
+    } else {
+      for (Index j = i; j < count && j < i + kLanes; ++j) {
+        const Index above_inner = divide(j, sizes.inner);
+        const Index above_middle = divide(above_inner, sizes.middle);
+        const Index middle = above_inner - above_middle * sizes.middle.value;
+        const float mean_value = widen(mean[middle]);
+        const float total_value = widen(total[middle]);
+        const float weight_value = widen(weight[middle]);
+        const float variance_value = widen(variance[middle]);
+        const float bias_value = widen(bias[middle]);
+        const float total_2_value = widen(total_2[middle]);
+        const float x_value = widen(x[j]);
+        const float d_out_value = widen(d_out[j]);
+        float d_x_value;
+        backward_pointwise_values(x_value, mean_value, total_value, weight_value, variance_value,
+            count_of_outer_inner_value, d_out_value, bias_value, total_2_value, d_x_value);
+        d_x[j] = narrow<float>(d_x_value);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+// Scratch memory, handed out piece by piece; with no base it only counts.
+struct Scratch {
+  char* base;
+  int64_t used = 0;
+  template <typename T>
+  T* take(int64_t count) {
+    T* const piece = reinterpret_cast<T*>(base + used);
+    used += (count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
+    return piece;
+  }
+};
+
+// The caller's device stays current.
+struct DeviceGuard {
+  int previous = 0;
+  explicit DeviceGuard(int device) {
+    cudaGetDevice(&previous);
+    if (previous != device) cudaSetDevice(device);
+    else previous = -1;
+  }
+  ~DeviceGuard() {
+    if (previous >= 0) cudaSetDevice(previous);
+  }
+};
+
+static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The smallest power of two that is at least n, between two others.
+static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
+  int64_t power = least;
+  while (power < n && power < most) power *= 2;
+  return power;
+}
+
+// a: x, weight, bias, out, batch_mean_1, batch_variance_1, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
+// Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
+extern "C" int64_t run_forward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const float*>(a[0]);
+  auto* const weight = reinterpret_cast<const float*>(a[1]);
+  auto* const bias = reinterpret_cast<const float*>(a[2]);
+  auto* const out = reinterpret_cast<float*>(a[3]);
+  auto* const batch_mean_1 = reinterpret_cast<float*>(a[4]);
+  auto* const batch_variance_1 = reinterpret_cast<float*>(a[5]);
+  const bool is_measuring = a[6] == -1;
+  if (!is_measuring && ((a[0] | a[3]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[6])};
+  const ForwardSizes sizes{ size_of(a[7]), size_of(a[8]), size_of(a[9]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[11]);
+  const int device = static_cast<int>(a[10]);
+  const DeviceGuard guard(device);
+  const int64_t forward_inner_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value), forward_inner_length = static_cast<int64_t>(sizes.inner.value);
+  const int64_t forward_inner_pieces = ceil_divide(forward_inner_length, 8192);
+  const int64_t mean_partials_slots = static_cast<int64_t>(sizes.outer.value) * forward_inner_pieces;
+  auto* const mean_partials = scratch.take<Moments<float>>(static_cast<int64_t>(sizes.middle.value) * mean_partials_slots);
+  auto* const mean_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value));
+  auto* const variance_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value));
+  if (is_measuring) return scratch.used;
+  {
+    const int64_t piece_length = ceil_divide(forward_inner_length, forward_inner_pieces);
+    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 32, 256));
+    const dim3 block(lanes, 256 / lanes);
+    const auto blocks = static_cast<unsigned>(ceil_divide(forward_inner_rows * forward_inner_pieces,
+        block.y));
+    forward_inner<<<blocks, block, 0, stream>>>(x, mean_partials, sizes,
+        static_cast<Index>(forward_inner_rows), static_cast<Index>(forward_inner_pieces),
+        static_cast<Index>(piece_length));
+  }
+  {
+    const int64_t columns = 1, results = static_cast<int64_t>(sizes.middle.value);
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
+    const dim3 block(width, 512 / width);
+    const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
+    forward_finalise<<<blocks, block, 0, stream>>>(batch_mean_1, batch_variance_1, mean_scratch,
+        variance_scratch, mean_partials, sizes, static_cast<Index>(mean_partials_slots));
+  }
+  {
+    const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value);
+    const auto blocks = static_cast<unsigned>(ceil_divide(count, 4096));
+    forward_pointwise<<<blocks, 512, 0, stream>>>(x, mean_scratch, variance_scratch, weight, bias, out,
+        sizes, static_cast<Index>(count));
+  }
+  return -static_cast<int64_t>(cudaGetLastError());
+}
+
+// a: x, weight, bias, d_out, d_x, d_weight, d_bias, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
+// Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
+extern "C" int64_t run_backward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const float*>(a[0]);
+  auto* const weight = reinterpret_cast<const float*>(a[1]);
+  auto* const bias = reinterpret_cast<const float*>(a[2]);
+  auto* const d_out = reinterpret_cast<const float*>(a[3]);
+  auto* const d_x = reinterpret_cast<float*>(a[4]);
+  auto* const d_weight = reinterpret_cast<float*>(a[5]);
+  auto* const d_bias = reinterpret_cast<float*>(a[6]);
+  const bool is_measuring = a[7] == -1;
+  if (!is_measuring && ((a[0] | a[3] | a[4]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[7])};
+  const BackwardSizes sizes{ size_of(a[8]), size_of(a[9]), size_of(a[10]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[12]);
+  const int device = static_cast<int>(a[11]);
+  const DeviceGuard guard(device);
+  const int64_t backward_inner_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value), backward_inner_length = static_cast<int64_t>(sizes.inner.value);
+  const int64_t backward_inner_pieces = ceil_divide(backward_inner_length, 8192);
+  const int64_t mean_partials_slots = static_cast<int64_t>(sizes.outer.value) * backward_inner_pieces;
+  const int64_t backward_inner_2_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value), backward_inner_2_length = static_cast<int64_t>(sizes.inner.value);
+  const int64_t backward_inner_2_pieces = ceil_divide(backward_inner_2_length, 8192);
+  const int64_t total_partials_slots = static_cast<int64_t>(sizes.outer.value) * backward_inner_2_pieces;
+  const int64_t total_2_partials_slots = static_cast<int64_t>(sizes.outer.value) * backward_inner_2_pieces;
+  auto* const mean_partials = scratch.take<Moments<float>>(static_cast<int64_t>(sizes.middle.value) * mean_partials_slots);
+  auto* const mean_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value));
+  auto* const variance_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value));
+  auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.middle.value) * total_partials_slots);
+  auto* const total_2_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.middle.value) * total_2_partials_slots);
+  auto* const total_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value));
+  auto* const total_2_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value));
+  if (is_measuring) return scratch.used;
+  {
+    const int64_t piece_length = ceil_divide(backward_inner_length, backward_inner_pieces);
+    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 32, 256));
+    const dim3 block(lanes, 256 / lanes);
+    const auto blocks = static_cast<unsigned>(ceil_divide(backward_inner_rows * backward_inner_pieces,
+        block.y));
+    backward_inner<<<blocks, block, 0, stream>>>(x, mean_partials, sizes,
+        static_cast<Index>(backward_inner_rows), static_cast<Index>(backward_inner_pieces),
+        static_cast<Index>(piece_length));
+  }
+  {
+    const int64_t columns = 1, results = static_cast<int64_t>(sizes.middle.value);
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
+    const dim3 block(width, 512 / width);
+    const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
+    backward_finalise<<<blocks, block, 0, stream>>>(mean_scratch, variance_scratch, mean_partials, sizes,
+        static_cast<Index>(mean_partials_slots));
+  }
+  {
+    const int64_t piece_length = ceil_divide(backward_inner_2_length, backward_inner_2_pieces);
+    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 32, 256));
+    const dim3 block(lanes, 256 / lanes);
+    const auto blocks = static_cast<unsigned>(ceil_divide(backward_inner_2_rows * backward_inner_2_pieces,
+        block.y));
+    backward_inner_2<<<blocks, block, 0, stream>>>(d_out, x, mean_scratch, variance_scratch, weight, bias,
+        total_partials, total_2_partials, sizes, static_cast<Index>(backward_inner_2_rows),
+        static_cast<Index>(backward_inner_2_pieces), static_cast<Index>(piece_length));
+  }
+  {
+    const int64_t columns = 1, results = static_cast<int64_t>(sizes.middle.value);
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
+    const dim3 block(width, 512 / width);
+    const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
+    backward_finalise_2<<<blocks, block, 0, stream>>>(variance_scratch, d_weight, d_bias, total_scratch,
+        total_2_scratch, total_partials, total_2_partials, sizes, static_cast<Index>(total_partials_slots));
+  }
+  {
+    const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value);
+    const auto blocks = static_cast<unsigned>(ceil_divide(count, 4096));
+    backward_pointwise<<<blocks, 512, 0, stream>>>(x, mean_scratch, total_scratch, weight, variance_scratch,
+        d_out, bias, total_2_scratch, d_x, sizes, static_cast<Index>(count));
+  }
+  return -static_cast<int64_t>(cudaGetLastError());
+}
+
+extern "C" const char* error_text(int64_t code) { return cudaGetErrorString(static_cast<cudaError_t>(-code)); }

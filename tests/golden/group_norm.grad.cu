@@ -1,0 +1,706 @@
+// fusegen 0.1.0   chain 97467a09e48a   signature forward+backward: bias float32, d_bias float32, d_out float32, d_weight float32, d_x float32, out float32, weight float32, x float32; 32-bit offsets
+//   gelu | group_norm(4, weight, bias)
+#include <cstdint>
+#include <cuda_runtime.h>
+
+using Index = uint32_t;
+
+// A size with what it takes to divide by it: two instructions instead of twenty, for dividends below 2^31.
+struct Size {
+  uint32_t value, multiplier, shift;
+};
+
+static Size size_of(int64_t value) {
+  uint32_t shift = 0;
+  while ((uint64_t{1} << shift) < static_cast<uint64_t>(value)) ++shift;
+  const uint64_t excess = (uint64_t{1} << 32) * ((uint64_t{1} << shift) - value);
+  return {static_cast<uint32_t>(value), static_cast<uint32_t>(excess / value + 1), shift};
+}
+
+namespace {
+
+[[maybe_unused]] __device__ __forceinline__ Index divide(Index n, Size d) { return (__umulhi(n,
+    d.multiplier) + n) >> d.shift; }
+
+template <typename Stored>
+__device__ __forceinline__ Stored widen(Stored x) {
+  return x;
+}
+
+template <typename Stored, typename Value>
+__device__ __forceinline__ Stored narrow(Value x) {
+  return static_cast<Stored>(x);
+}
+
+// N neighbours, moved by one access that leaves no trace in the caches: every element is used once.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T at[N];
+};
+
+template <typename T, int N>
+__device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
+  return widen(pack.at[lane]);
+}
+
+template <int Bytes>
+struct Bits;
+template <>
+struct Bits<16> {
+  using type = uint4;
+};
+template <>
+struct Bits<8> {
+  using type = uint2;
+};
+template <>
+struct Bits<4> {
+  using type = unsigned int;
+};
+template <>
+struct Bits<2> {
+  using type = unsigned short;
+};
+template <>
+struct Bits<1> {
+  using type = unsigned char;
+};
+
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load(const T* from) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  Pack<T, N> pack;
+  *reinterpret_cast<Whole*>(&pack) = __ldcs(reinterpret_cast<const Whole*>(from));
+  return pack;
+}
+
+// A pack on its way into shared memory, where the thread that sent it will read it.
+template <int N, typename T>
+__device__ __forceinline__ void send(Pack<T, N>* to, const T* from) {
+  const auto target = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  if constexpr (sizeof(T) * N == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(target), "l"(from), "n"(sizeof(T) * N) : "memory");
+  }
+}
+
+__device__ __forceinline__ void send_off() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+__device__ __forceinline__ void wait_for_sent() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
+
+// The same for what others read too.
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load_again(const T* from) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  Pack<T, N> pack;
+  *reinterpret_cast<Whole*>(&pack) = __ldg(reinterpret_cast<const Whole*>(from));
+  return pack;
+}
+
+template <int N, typename T>
+__device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  __stcs(reinterpret_cast<Whole*>(to), *reinterpret_cast<const Whole*>(&pack));
+}
+
+template <typename T>
+struct Sum {
+  T total = 0;
+  __device__ void add(T term) { total += term; }
+  __device__ void add_square(T root) { total = fma(root, root, total); }
+  template <typename U>
+  __device__ void merge(const Sum<U>& other) {
+    total += other.total;
+  }
+  __device__ T sum() const { return total; }
+};
+
+// Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
+template <typename Accumulator>
+__device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, int cell, int stride,
+    void* memory) {
+  Accumulator* const cells = static_cast<Accumulator*>(memory);
+  cells[cell] = mine;
+  __syncthreads();
+  for (int half = lanes / 2; half > 0; half /= 2) {
+    if (lane < half) cells[cell].merge(cells[cell + half * stride]);
+    __syncthreads();
+  }
+  const Accumulator all = cells[cell - lane * stride];
+  __syncthreads();
+  return all;
+}
+
+// The accumulator of the thread whose number in the warp differs in one bit.
+template <typename T>
+__device__ __forceinline__ Sum<T> exchange(Sum<T> mine, int bit) {
+  return {__shfl_xor_sync(0xffffffffu, mine.total, bit)};
+}
+
+// Merges a row's accumulators over its threads, in a fixed tree: within each warp, then over the warps. A row has a
+// power of two of threads, or whole warps. The cells are free again two calls later.
+template <int N, typename T>
+__device__ __forceinline__ void combine(Sum<T> (&mine)[N], Sum<T>* cells) {
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (bit >= blockDim.x) continue;
+#pragma unroll
+    for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
+  }
+  if (blockDim.x <= 32) return;
+  const int warps = blockDim.x / 32, warp = threadIdx.x / 32, place = threadIdx.x % 32;
+  Sum<T>* const row_cells = cells + threadIdx.y * warps * N;
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    if (place == 0) row_cells[warp * N + n] = mine[n];
+  }
+  __syncthreads();
+#pragma unroll
+  for (int n = 0; n < N; ++n) mine[n] = place < warps ? row_cells[place * N + n] : Sum<T>();
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
+  }
+}
+
+struct ForwardSizes {
+  Size outer, axis_1, axis_2, inner;
+};
+
+__device__ __forceinline__ void forward_row_stage_1(const float x, float& mean_term,
+    float& carried_after_gelu) {
+  // gelu
+  mean_term = x * 0.5f * (1.0f + erff(x * 0.707106769f));
+  carried_after_gelu = x * 0.5f * (1.0f + erff(x * 0.707106769f));
+}
+
+__device__ __forceinline__ void forward_row_values(const float carried_after_gelu, const float mean,
+    const float variance, const float weight, const float bias, float& out) {
+  // group_norm(4, weight, bias)
+  out = fmaf((carried_after_gelu - mean) * (rsqrtf(variance + 1e-05f)), weight, bias);
+}
+
+// Reads x, weight by (axis_1, axis_2), bias by (axis_1, axis_2); writes out.
+__global__ void __launch_bounds__(256, 4)
+forward_row(const float* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
+    float* __restrict__ out, ForwardSizes sizes) {
+  constexpr int kLanes = 4, kPacks = 4;
+  __shared__ Sum<float> cells[2][16];
+  int turn = 0;
+  const Index rows = sizes.outer.value * sizes.axis_1.value, length = sizes.axis_2.value * sizes.inner.value;
+  const float inverse_length = 1 / static_cast<float>(length);
+  const Index stride = gridDim.x * blockDim.y;
+  Index first = blockIdx.x * blockDim.y;
+  for (; first < rows; first += stride) {
+    const bool is_live = first + threadIdx.y < rows;
+    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+    const Index above_axis_1 = divide(row, sizes.axis_1);
+    const Index axis_1 = row - above_axis_1 * sizes.axis_1.value;
+    Pack<float, kLanes> x_in[kPacks];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      if (is_here) x_in[p] = load<kLanes>(x + (base + i));
+    }
+    Sum<float> sums_1[1];
+    float carried_after_gelu[kPacks][kLanes];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        float mean_term_value;
+        float carried_after_gelu_value;
+        forward_row_stage_1(x_value, mean_term_value, carried_after_gelu_value);
+        if (is_here) sums_1[0].add(mean_term_value);
+        carried_after_gelu[p][lane] = carried_after_gelu_value;
+      }
+    }
+    combine(sums_1, cells[turn++ & 1]);
+    const float centre_1_1 = sums_1[0].total * inverse_length;
+    // Squares of the distances from it, and what it was off by.
+    Sum<float> distances_1[2];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float distance_1 = carried_after_gelu[p][lane] - centre_1_1;
+        if (is_here) distances_1[0].add_square(distance_1);
+        if (is_here) distances_1[1].add(distance_1);
+      }
+    }
+    combine(distances_1, cells[turn++ & 1]);
+    const float mean_value = sums_1[0].total * inverse_length + distances_1[1].total * inverse_length;
+    const float variance_value = (distances_1[0].total - distances_1[1].total * distances_1[1].total * inverse_length) * inverse_length;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      Pack<float, kLanes> out_out;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const Index above_inner = divide((is_here ? i + lane : 0), sizes.inner);
+        const Index axis_2 = above_inner;
+        const float carried_after_gelu_value = carried_after_gelu[p][lane];
+        const float weight_value = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
+        const float bias_value = widen(bias[(axis_1) * sizes.axis_2.value + axis_2]);
+        float out_value;
+        forward_row_values(carried_after_gelu_value, mean_value, variance_value, weight_value, bias_value,
+            out_value);
+        out_out.at[lane] = narrow<float>(out_value);
+      }
+      if (is_here) store(out + (base + i), out_out);
+    }
+  }
+}
+
+struct BackwardSizes {
+  Size outer, axis_1, axis_2, inner;
+};
+
+__device__ __forceinline__ void backward_row_stage_1(const float d_out, const float weight, const float x,
+    float& total_term, float& mean_term, float& carried_after_gelu) {
+  // gelu
+  total_term = d_out * weight;
+  mean_term = x * 0.5f * (1.0f + erff(x * 0.707106769f));
+  carried_after_gelu = x * 0.5f * (1.0f + erff(x * 0.707106769f));
+}
+
+__device__ __forceinline__ void backward_row_stage_2(const float d_out, const float weight,
+    const float carried_after_gelu, const float mean, float& total_2_term) {
+  total_2_term = d_out * weight * (carried_after_gelu - mean);
+}
+
+__device__ __forceinline__ void backward_row_values(const float total, const float variance,
+    const float count_of_axis_2_inner, const float carried_after_gelu, const float mean, const float total_2,
+    const float d_out, const float weight, const float x, float& d_x) {
+  const float inverse_root = rsqrtf(variance + 1e-05f);
+  const float quotient = 1.0f / count_of_axis_2_inner;
+  const float product = 2.0f * (-0.5f * total_2 * (inverse_root * inverse_root * inverse_root));
+  const float sum = fmaf(carried_after_gelu - mean, product * quotient, d_out * weight * inverse_root);
+  const float sum_2 = fmaf(-(total * inverse_root), quotient, sum);
+  const float product_2 = x * 0.707106769f;
+  const float product_3 = sum_2 * (x * 0.5f) * (1.12837923f * expf(-(product_2 * product_2)));
+  d_x = fmaf(product_3, 0.707106769f, sum_2 * (1.0f + erff(product_2)) * 0.5f);
+}
+
+__device__ __forceinline__ void backward_row_row_values(const float mean, const float variance,
+    float& mean_scratch, float& variance_scratch) {
+  mean_scratch = mean;
+  variance_scratch = variance;
+}
+
+// Reads d_out, x, weight by (axis_1, axis_2); writes d_x, mean_scratch, variance_scratch.
+__global__ void __launch_bounds__(256, 2)
+backward_row(const float* __restrict__ d_out, const float* __restrict__ weight, const float* __restrict__ x,
+    float* __restrict__ d_x, float* __restrict__ mean_scratch, float* __restrict__ variance_scratch,
+    BackwardSizes sizes) {
+  const float count_of_axis_2_inner_value = static_cast<float>(sizes.axis_2.value * sizes.inner.value);
+  constexpr int kLanes = 4, kPacks = 4;
+  __shared__ Sum<float> cells[2][16];
+  int turn = 0;
+  const Index rows = sizes.outer.value * sizes.axis_1.value, length = sizes.axis_2.value * sizes.inner.value;
+  const float inverse_length = 1 / static_cast<float>(length);
+  extern __shared__ uint4 room[];
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  auto* const d_out_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
+  auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 1024) + thread;
+  const Index stride = gridDim.x * blockDim.y;
+  Index first = blockIdx.x * blockDim.y;
+  const auto send_row = [&](Index first) {
+    const bool is_live = first + threadIdx.y < rows;
+    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      if (is_here) send(&d_out_next[p * 256], d_out + (base + i));
+      if (is_here) send(&x_next[p * 256], x + (base + i));
+    }
+    send_off();
+  };
+  send_row(first);
+  for (; first < rows; first += stride) {
+    const bool is_live = first + threadIdx.y < rows;
+    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+    const Index above_axis_1 = divide(row, sizes.axis_1);
+    const Index axis_1 = row - above_axis_1 * sizes.axis_1.value;
+    const Index outer = above_axis_1;
+    Pack<float, kLanes> d_out_in[kPacks];
+    Pack<float, kLanes> x_in[kPacks];
+    wait_for_sent();
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      d_out_in[p] = d_out_next[p * 256];
+      x_in[p] = x_next[p * 256];
+    }
+    send_row(first + stride);
+    Sum<float> sums_1[2];
+    float carried_after_gelu[kPacks][kLanes];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const Index above_inner = divide((is_here ? i + lane : 0), sizes.inner);
+        const Index axis_2 = above_inner;
+        const float d_out_value = widen(d_out_in[p], lane);
+        const float x_value = widen(x_in[p], lane);
+        const float weight_value = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
+        float total_term_value;
+        float mean_term_value;
+        float carried_after_gelu_value;
+        backward_row_stage_1(d_out_value, weight_value, x_value, total_term_value, mean_term_value,
+            carried_after_gelu_value);
+        if (is_here) sums_1[0].add(total_term_value);
+        if (is_here) sums_1[1].add(mean_term_value);
+        carried_after_gelu[p][lane] = carried_after_gelu_value;
+      }
+    }
+    combine(sums_1, cells[turn++ & 1]);
+    const float centre_1_1 = sums_1[1].total * inverse_length;
+    // Squares of the distances from it, and what it was off by.
+    Sum<float> distances_1[2];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float distance_1 = carried_after_gelu[p][lane] - centre_1_1;
+        if (is_here) distances_1[0].add_square(distance_1);
+        if (is_here) distances_1[1].add(distance_1);
+      }
+    }
+    combine(distances_1, cells[turn++ & 1]);
+    const float total_value = sums_1[0].total;
+    const float mean_value = sums_1[1].total * inverse_length + distances_1[1].total * inverse_length;
+    const float variance_value = (distances_1[0].total - distances_1[1].total * distances_1[1].total * inverse_length) * inverse_length;
+    Sum<float> sums_2[1];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const Index above_inner = divide((is_here ? i + lane : 0), sizes.inner);
+        const Index axis_2 = above_inner;
+        const float d_out_value = widen(d_out_in[p], lane);
+        const float carried_after_gelu_value = carried_after_gelu[p][lane];
+        const float weight_value = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
+        float total_2_term_value;
+        backward_row_stage_2(d_out_value, weight_value, carried_after_gelu_value, mean_value,
+            total_2_term_value);
+        if (is_here) sums_2[0].add(total_2_term_value);
+      }
+    }
+    combine(sums_2, cells[turn++ & 1]);
+    const float total_2_value = sums_2[0].total;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      Pack<float, kLanes> d_x_out;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const Index above_inner = divide((is_here ? i + lane : 0), sizes.inner);
+        const Index axis_2 = above_inner;
+        const float d_out_value = widen(d_out_in[p], lane);
+        const float x_value = widen(x_in[p], lane);
+        const float carried_after_gelu_value = carried_after_gelu[p][lane];
+        const float weight_value = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
+        float d_x_value;
+        backward_row_values(total_value, variance_value, count_of_axis_2_inner_value,
+            carried_after_gelu_value, mean_value, total_2_value, d_out_value, weight_value, x_value,
+            d_x_value);
+        d_x_out.at[lane] = narrow<float>(d_x_value);
+      }
+      if (is_here) store(d_x + (base + i), d_x_out);
+    }
+    if (is_live && threadIdx.x == 0) {
+      float mean_scratch_value;
+      float variance_scratch_value;
+      backward_row_row_values(mean_value, variance_value, mean_scratch_value, variance_scratch_value);
+      mean_scratch[(outer) * sizes.axis_1.value + axis_1] = narrow<float>(mean_scratch_value);
+      variance_scratch[(outer) * sizes.axis_1.value + axis_1] = narrow<float>(variance_scratch_value);
+    }
+  }
+}
+
+__device__ __forceinline__ void backward_inner_values(const float d_out, const float x, const float mean,
+    const float variance, float& total_3_term, float& total_4_term) {
+  // gelu
+  const float after_gelu = x * 0.5f * (1.0f + erff(x * 0.707106769f));
+  total_3_term = d_out * ((after_gelu - mean) * (rsqrtf(variance + 1e-05f)));
+  total_4_term = d_out;
+}
+
+// Reads d_out, x, mean by (outer, axis_1), variance by (outer, axis_1); leaves partials of total_3, total_4.
+__global__ void __launch_bounds__(256)
+backward_inner(const float* __restrict__ d_out, const float* __restrict__ x, const float* __restrict__ mean,
+    const float* __restrict__ variance, Sum<float>* __restrict__ total_3_partials,
+    Sum<float>* __restrict__ total_4_partials, BackwardSizes sizes, Index rows, Index pieces,
+    Index piece_length) {
+  constexpr int kLanes = 4, kPacks = 2;
+  __shared__ alignas(16) unsigned char shared[256 * 4];
+  const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
+  const bool is_live = task < rows * pieces;
+  const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
+  const Index above_axis_2 = divide(row, sizes.axis_2);
+  const Index axis_2 = row - above_axis_2 * sizes.axis_2.value;
+  const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
+  const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
+  const Index outer = above_axis_1;
+  const float mean_value = widen(mean[(outer) * sizes.axis_1.value + axis_1]);
+  const float variance_value = widen(variance[(outer) * sizes.axis_1.value + axis_1]);
+  Sum<float> total_3_sum;
+  Sum<float> total_4_sum;
+  const auto element = [&](Index inner, float d_out_value, float x_value) {
+    float total_3_term_value;
+    float total_4_term_value;
+    backward_inner_values(d_out_value, x_value, mean_value, variance_value, total_3_term_value,
+        total_4_term_value);
+    total_3_sum.add(total_3_term_value);
+    total_4_sum.add(total_4_term_value);
+  };
+  if (is_live) {
+    const Index length = sizes.inner.value, base = row * length;
+    const Index begin = base + piece * piece_length, end = min(begin + piece_length, base + length);
+    // Packs start at multiples of their size; what stands before and behind them goes one by one.
+    const Index head = min(end, (begin + kLanes - 1) / kLanes * kLanes);
+    const Index packs = (end - head) / kLanes, tail = head + packs * kLanes;
+    if (threadIdx.x < (head - begin) + (end - tail)) {
+      const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
+      element(i - base, widen(d_out[i]), widen(x[i]));
+    }
+    for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
+      Pack<float, kLanes> d_out_in[kPacks];
+      Pack<float, kLanes> x_in[kPacks];
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+        d_out_in[p] = load<kLanes>(d_out + i);
+        x_in[p] = load<kLanes>(x + i);
+      }
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+#pragma unroll
+        for (int lane = 0; lane < kLanes; ++lane) {
+          element(i + lane - base, widen(d_out_in[p], lane), widen(x_in[p], lane));
+        }
+      }
+    }
+  }
+  total_3_sum = merge_tree(total_3_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,
+      shared);
+  total_4_sum = merge_tree(total_4_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,
+      shared);
+  if (is_live && threadIdx.x == 0) {
+    total_3_partials[((axis_1) * sizes.axis_2.value + axis_2) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_3_sum;
+    total_4_partials[((axis_1) * sizes.axis_2.value + axis_2) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_4_sum;
+  }
+}
+
+__device__ __forceinline__ void backward_finalise_values(const float total_3, const float total_4,
+    float& d_weight, float& d_bias) {
+  d_weight = total_3;
+  d_bias = total_4;
+}
+
+// Merges partials into total_3, total_4; writes d_weight, d_bias.
+__global__ void __launch_bounds__(512)
+backward_finalise(float* __restrict__ d_weight, float* __restrict__ d_bias,
+    const Sum<float>* __restrict__ total_3_partials, const Sum<float>* __restrict__ total_4_partials,
+    BackwardSizes sizes, Index slots) {
+  __shared__ alignas(16) unsigned char shared[512 * 8];
+  const Index columns = 1, strips = (columns + blockDim.x - 1) / blockDim.x;
+  const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
+  Sum<double> total_3_sum;
+  Sum<double> total_4_sum;
+  if (column < columns) {
+#pragma unroll 8
+    for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
+      total_3_sum.merge(total_3_partials[(above * slots + slot) * columns + column]);
+      total_4_sum.merge(total_4_partials[(above * slots + slot) * columns + column]);
+    }
+  }
+  total_3_sum = merge_tree(total_3_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+      blockDim.x, shared);
+  total_4_sum = merge_tree(total_4_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+      blockDim.x, shared);
+  if (threadIdx.y != 0 || column >= columns) return;
+  const float total_3_value = static_cast<float>(total_3_sum.sum());
+  const float total_4_value = static_cast<float>(total_4_sum.sum());
+  const Index result = above * columns + column;
+  const Index above_axis_2 = divide(result, sizes.axis_2);
+  const Index axis_2 = result - above_axis_2 * sizes.axis_2.value;
+  const Index axis_1 = above_axis_2;
+  float d_weight_value;
+  float d_bias_value;
+  backward_finalise_values(total_3_value, total_4_value, d_weight_value, d_bias_value);
+  d_weight[(axis_1) * sizes.axis_2.value + axis_2] = narrow<float>(d_weight_value);
+  d_bias[(axis_1) * sizes.axis_2.value + axis_2] = narrow<float>(d_bias_value);
+}
+
+}  // namespace
+
+// Scratch memory, handed out piece by piece; with no base it only counts.
+struct Scratch {
+  char* base;
+  int64_t used = 0;
+  template <typename T>
+  T* take(int64_t count) {
+    T* const piece = reinterpret_cast<T*>(base + used);
+    used += (count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
+    return piece;
+  }
+};
+
+// The caller's device stays current.
+struct DeviceGuard {
+  int previous = 0;
+  explicit DeviceGuard(int device) {
+    cudaGetDevice(&previous);
+    if (previous != device) cudaSetDevice(device);
+    else previous = -1;
+  }
+  ~DeviceGuard() {
+    if (previous >= 0) cudaSetDevice(previous);
+  }
+};
+
+static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The smallest power of two that is at least n, between two others.
+static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
+  int64_t power = least;
+  while (power < n && power < most) power *= 2;
+  return power;
+}
+
+// How many blocks of a kernel the device works on at once, each with so much shared memory of its own. Asked once for
+// each kernel, device and size of block: the runtime takes microseconds to answer.
+template <typename Kernel>
+static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes, int device) {
+  struct Answer {
+    Kernel* kernel;
+    int threads, device;
+    int64_t blocks;
+  };
+  thread_local Answer answers[8] = {};
+  thread_local int next = 0;
+  const int threads = static_cast<int>(block.x * block.y);
+  for (const Answer& known : answers) {
+    if (known.kernel == kernel && known.threads == threads && known.device == device) return known.blocks;
+  }
+  int on_each = 0, processors = 0;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
+  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&on_each, kernel, threads, shared_bytes);
+  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  if (on_each == 0) return 1;  // the launch will say why
+  Answer& oldest = answers[next];
+  next = (next + 1) % 8;
+  oldest = {kernel, threads, device, static_cast<int64_t>(on_each) * processors};
+  return oldest.blocks;
+}
+
+// A row's threads along x: a power of two within a warp, or whole warps; rows beside each other along y.
+static dim3 row_block(int64_t wanted) {
+  const int64_t along = wanted <= 32 ? power_of_two(wanted, 1, 32) : ceil_divide(wanted, 32) * 32;
+  return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < 256 ? 256 / along : 1));
+}
+
+// a: x, weight, bias, out, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, inner, device, stream.
+// Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
+extern "C" int64_t run_forward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const float*>(a[0]);
+  auto* const weight = reinterpret_cast<const float*>(a[1]);
+  auto* const bias = reinterpret_cast<const float*>(a[2]);
+  auto* const out = reinterpret_cast<float*>(a[3]);
+  const bool is_measuring = a[4] == -1;
+  if (!is_measuring && ((a[0] | a[3]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
+  const ForwardSizes sizes{ size_of(a[5]), size_of(a[6]), size_of(a[7]), size_of(a[8]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[10]);
+  const int device = static_cast<int>(a[9]);
+  const DeviceGuard guard(device);
+  const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value), forward_row_length = static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value);
+  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 16));
+  const int64_t forward_row_tasks = ceil_divide(forward_row_rows, forward_row_block.y);
+  const int64_t forward_row_slots = forward_row_tasks;
+  if (is_measuring) return scratch.used;
+  {
+    forward_row<<<static_cast<unsigned>(forward_row_slots), forward_row_block, 0, stream>>>(x, weight, bias,
+        out, sizes);
+  }
+  return -static_cast<int64_t>(cudaGetLastError());
+}
+
+// a: x, weight, d_out, d_x, d_weight, d_bias, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, inner, device, stream.
+// Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
+extern "C" int64_t run_backward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const float*>(a[0]);
+  auto* const weight = reinterpret_cast<const float*>(a[1]);
+  auto* const d_out = reinterpret_cast<const float*>(a[2]);
+  auto* const d_x = reinterpret_cast<float*>(a[3]);
+  auto* const d_weight = reinterpret_cast<float*>(a[4]);
+  auto* const d_bias = reinterpret_cast<float*>(a[5]);
+  const bool is_measuring = a[6] == -1;
+  if (!is_measuring && ((a[0] | a[2] | a[3]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[6])};
+  const BackwardSizes sizes{ size_of(a[7]), size_of(a[8]), size_of(a[9]), size_of(a[10]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[12]);
+  const int device = static_cast<int>(a[11]);
+  const DeviceGuard guard(device);
+  const int64_t backward_row_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value), backward_row_length = static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value);
+  const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, 16));
+  const int64_t backward_row_tasks = ceil_divide(backward_row_rows, backward_row_block.y);
+  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 32768, device);
+  const int64_t backward_row_slots = backward_row_tasks < backward_row_resident ? backward_row_tasks : backward_row_resident;
+  const int64_t backward_inner_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value), backward_inner_length = static_cast<int64_t>(sizes.inner.value);
+  const int64_t backward_inner_pieces = ceil_divide(backward_inner_length, 8192);
+  const int64_t total_3_partials_slots = static_cast<int64_t>(sizes.outer.value) * backward_inner_pieces;
+  const int64_t total_4_partials_slots = static_cast<int64_t>(sizes.outer.value) * backward_inner_pieces;
+  auto* const mean_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value));
+  auto* const variance_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value));
+  auto* const total_3_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * total_3_partials_slots);
+  auto* const total_4_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * total_4_partials_slots);
+  if (is_measuring) return scratch.used;
+  {
+    backward_row<<<static_cast<unsigned>(backward_row_slots), backward_row_block, 32768, stream>>>(d_out,
+        weight, x, d_x, mean_scratch, variance_scratch, sizes);
+  }
+  {
+    const int64_t piece_length = ceil_divide(backward_inner_length, backward_inner_pieces);
+    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 32, 256));
+    const dim3 block(lanes, 256 / lanes);
+    const auto blocks = static_cast<unsigned>(ceil_divide(backward_inner_rows * backward_inner_pieces,
+        block.y));
+    backward_inner<<<blocks, block, 0, stream>>>(d_out, x, mean_scratch, variance_scratch, total_3_partials,
+        total_4_partials, sizes, static_cast<Index>(backward_inner_rows),
+        static_cast<Index>(backward_inner_pieces), static_cast<Index>(piece_length));
+  }
+  {
+    const int64_t columns = 1,
+        results = static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value);
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
+    const dim3 block(width, 512 / width);
+    const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
+    backward_finalise<<<blocks, block, 0, stream>>>(d_weight, d_bias, total_3_partials, total_4_partials,
+        sizes, static_cast<Index>(total_3_partials_slots));
+  }
+  return -static_cast<int64_t>(cudaGetLastError());
+}
+
+extern "C" const char* error_text(int64_t code) { return cudaGetErrorString(static_cast<cudaError_t>(-code)); }

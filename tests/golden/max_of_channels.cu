@@ -1,0 +1,314 @@
+// fusegen 0.1.0   chain 61cf382a6af0   signature forward: out float32, x float32; 32-bit offsets
+//   max(1) | tanh
+#include <cstdint>
+#include <cuda_runtime.h>
+
+using Index = uint32_t;
+
+// A size with what it takes to divide by it: two instructions instead of twenty, for dividends below 2^31.
+struct Size {
+  uint32_t value, multiplier, shift;
+};
+
+static Size size_of(int64_t value) {
+  uint32_t shift = 0;
+  while ((uint64_t{1} << shift) < static_cast<uint64_t>(value)) ++shift;
+  const uint64_t excess = (uint64_t{1} << 32) * ((uint64_t{1} << shift) - value);
+  return {static_cast<uint32_t>(value), static_cast<uint32_t>(excess / value + 1), shift};
+}
+
+namespace {
+
+[[maybe_unused]] __device__ __forceinline__ Index divide(Index n, Size d) { return (__umulhi(n,
+    d.multiplier) + n) >> d.shift; }
+
+template <typename Stored>
+__device__ __forceinline__ Stored widen(Stored x) {
+  return x;
+}
+
+template <typename Stored, typename Value>
+__device__ __forceinline__ Stored narrow(Value x) {
+  return static_cast<Stored>(x);
+}
+
+// The largest number; a NaN beats every number, as in torch.
+template <typename T>
+struct Peak {
+  T best = static_cast<T>(-INFINITY);
+  __device__ void add(T value) { best = value > best || value != value ? value : best; }
+  template <typename U>
+  __device__ void merge(const Peak<U>& other) {
+    add(other.best);
+  }
+  __device__ T max() const { return best; }
+};
+
+// N neighbours, moved by one access that leaves no trace in the caches: every element is used once.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T at[N];
+};
+
+template <typename T, int N>
+__device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
+  return widen(pack.at[lane]);
+}
+
+template <int Bytes>
+struct Bits;
+template <>
+struct Bits<16> {
+  using type = uint4;
+};
+template <>
+struct Bits<8> {
+  using type = uint2;
+};
+template <>
+struct Bits<4> {
+  using type = unsigned int;
+};
+template <>
+struct Bits<2> {
+  using type = unsigned short;
+};
+template <>
+struct Bits<1> {
+  using type = unsigned char;
+};
+
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load(const T* from) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  Pack<T, N> pack;
+  *reinterpret_cast<Whole*>(&pack) = __ldcs(reinterpret_cast<const Whole*>(from));
+  return pack;
+}
+
+// The same for what others read too.
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load_again(const T* from) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  Pack<T, N> pack;
+  *reinterpret_cast<Whole*>(&pack) = __ldg(reinterpret_cast<const Whole*>(from));
+  return pack;
+}
+
+template <int N, typename T>
+__device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  __stcs(reinterpret_cast<Whole*>(to), *reinterpret_cast<const Whole*>(&pack));
+}
+
+// Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
+template <typename Accumulator>
+__device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, int cell, int stride,
+    void* memory) {
+  Accumulator* const cells = static_cast<Accumulator*>(memory);
+  cells[cell] = mine;
+  __syncthreads();
+  for (int half = lanes / 2; half > 0; half /= 2) {
+    if (lane < half) cells[cell].merge(cells[cell + half * stride]);
+    __syncthreads();
+  }
+  const Accumulator all = cells[cell - lane * stride];
+  __syncthreads();
+  return all;
+}
+
+struct ForwardSizes {
+  Size outer, middle, inner;
+};
+
+__device__ __forceinline__ void forward_outer_values(const float x, float& peak_term) {
+  peak_term = x;
+}
+
+// Reads x; leaves partials of peak.
+template <int kLanes>
+__global__ void __launch_bounds__(256, 4)
+forward_outer(const float* __restrict__ x, Peak<float>* __restrict__ peak_partials, ForwardSizes sizes,
+    Index slots) {
+  constexpr int kRows = 2;
+  __shared__ alignas(16) unsigned char shared[256 * 4];
+  const Index rows = sizes.middle.value, columns = sizes.inner.value;
+  const Index strips = (columns + blockDim.x * kLanes - 1) / (blockDim.x * kLanes);
+  const Index task = blockIdx.x / strips;  // (kept, slot)
+  const Index column = (blockIdx.x % strips * blockDim.x + threadIdx.x) * kLanes;
+  const Index kept_index = task / slots, slot = task % slots;
+  const Index outer = kept_index;
+  Peak<float> peak_sum[kLanes];
+  if (column < columns) {
+    const Index share = (rows + slots - 1) / slots, end = min(rows, (slot + 1) * share);
+    for (Index from = slot * share + threadIdx.y; from < end; from += blockDim.y * kRows) {
+      Pack<float, kLanes> x_in[kRows];
+#pragma unroll
+      for (int p = 0; p < kRows; ++p) {
+        const bool is_here = from + p * blockDim.y < end;
+        const Index row = is_here ? from + p * blockDim.y : from;
+        const Index middle = row;
+        if (is_here) x_in[p] = load<kLanes>(x + (((outer) * sizes.middle.value + middle) * columns + column));
+      }
+#pragma unroll
+      for (int p = 0; p < kRows; ++p) {
+        const bool is_here = from + p * blockDim.y < end;
+#pragma unroll
+        for (int lane = 0; lane < kLanes; ++lane) {
+          const float x_value = widen(x_in[p], lane);
+          float peak_term_value;
+          forward_outer_values(x_value, peak_term_value);
+          if (is_here) peak_sum[lane].add(peak_term_value);
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (int lane = 0; lane < kLanes; ++lane) {
+    peak_sum[lane] = merge_tree(peak_sum[lane], threadIdx.y, blockDim.y,
+        threadIdx.y * blockDim.x + threadIdx.x, blockDim.x, shared);
+    if (threadIdx.y == 0 && column + lane < columns) peak_partials[task * columns + column + lane] = peak_sum[lane];
+  }
+}
+
+__device__ __forceinline__ void forward_finalise_values(const float peak, float& out) {
+  // tanh
+  out = tanhf(peak);
+}
+
+// Merges partials into peak; writes out.
+__global__ void __launch_bounds__(512)
+forward_finalise(float* __restrict__ out, const Peak<float>* __restrict__ peak_partials, ForwardSizes sizes,
+    Index slots) {
+  __shared__ alignas(16) unsigned char shared[512 * 8];
+  const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
+  const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
+  Peak<double> peak_sum;
+  if (column < columns) {
+#pragma unroll 8
+    for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
+      peak_sum.merge(peak_partials[(above * slots + slot) * columns + column]);
+    }
+  }
+  peak_sum = merge_tree(peak_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+      blockDim.x, shared);
+  if (threadIdx.y != 0 || column >= columns) return;
+  const float peak_value = static_cast<float>(peak_sum.max());
+  const Index result = above * columns + column;
+  const Index above_inner = divide(result, sizes.inner);
+  const Index inner = result - above_inner * sizes.inner.value;
+  const Index outer = above_inner;
+  float out_value;
+  forward_finalise_values(peak_value, out_value);
+  out[(outer) * sizes.inner.value + inner] = narrow<float>(out_value);
+}
+
+}  // namespace
+
+// Scratch memory, handed out piece by piece; with no base it only counts.
+struct Scratch {
+  char* base;
+  int64_t used = 0;
+  template <typename T>
+  T* take(int64_t count) {
+    T* const piece = reinterpret_cast<T*>(base + used);
+    used += (count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
+    return piece;
+  }
+};
+
+// The caller's device stays current.
+struct DeviceGuard {
+  int previous = 0;
+  explicit DeviceGuard(int device) {
+    cudaGetDevice(&previous);
+    if (previous != device) cudaSetDevice(device);
+    else previous = -1;
+  }
+  ~DeviceGuard() {
+    if (previous >= 0) cudaSetDevice(previous);
+  }
+};
+
+static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The smallest power of two that is at least n, between two others.
+static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
+  int64_t power = least;
+  while (power < n && power < most) power *= 2;
+  return power;
+}
+
+// How many blocks of a kernel the device works on at once, each with so much shared memory of its own. Asked once for
+// each kernel, device and size of block: the runtime takes microseconds to answer.
+template <typename Kernel>
+static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes, int device) {
+  struct Answer {
+    Kernel* kernel;
+    int threads, device;
+    int64_t blocks;
+  };
+  thread_local Answer answers[8] = {};
+  thread_local int next = 0;
+  const int threads = static_cast<int>(block.x * block.y);
+  for (const Answer& known : answers) {
+    if (known.kernel == kernel && known.threads == threads && known.device == device) return known.blocks;
+  }
+  int on_each = 0, processors = 0;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
+  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&on_each, kernel, threads, shared_bytes);
+  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  if (on_each == 0) return 1;  // the launch will say why
+  Answer& oldest = answers[next];
+  next = (next + 1) % 8;
+  oldest = {kernel, threads, device, static_cast<int64_t>(on_each) * processors};
+  return oldest.blocks;
+}
+
+// a: x, out, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
+// Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
+extern "C" int64_t run_forward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const float*>(a[0]);
+  auto* const out = reinterpret_cast<float*>(a[1]);
+  const bool is_measuring = a[2] == -1;
+  if (!is_measuring && ((a[0]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[2])};
+  const ForwardSizes sizes{ size_of(a[3]), size_of(a[4]), size_of(a[5]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[7]);
+  const int device = static_cast<int>(a[6]);
+  const DeviceGuard guard(device);
+  const int64_t forward_outer_rows = static_cast<int64_t>(sizes.middle.value),
+      forward_outer_columns = static_cast<int64_t>(sizes.inner.value),
+      forward_outer_kept = static_cast<int64_t>(sizes.outer.value);
+  const bool forward_outer_is_packed = forward_outer_columns % 4 == 0;
+  const auto forward_outer_kernel = forward_outer_is_packed ? &forward_outer<4> : &forward_outer<1>;
+  const auto forward_outer_width = static_cast<unsigned>(power_of_two(ceil_divide(forward_outer_columns,
+      forward_outer_is_packed ? 4 : 1), 1, 32));
+  const dim3 forward_outer_block(forward_outer_width, 256 / forward_outer_width);
+  const int64_t forward_outer_strips = ceil_divide(forward_outer_columns,
+      forward_outer_width * (forward_outer_is_packed ? 4 : 1));
+  const int64_t forward_outer_most = ceil_divide(forward_outer_rows, forward_outer_block.y * 2);
+  const int64_t forward_outer_wanted = ceil_divide(resident_blocks(forward_outer_kernel, forward_outer_block,
+      0, device), forward_outer_strips * forward_outer_kept);
+  const int64_t forward_outer_slots = forward_outer_wanted < forward_outer_most ? forward_outer_wanted : forward_outer_most;
+  const int64_t peak_partials_slots = forward_outer_slots;
+  auto* const peak_partials = scratch.take<Peak<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * peak_partials_slots);
+  if (is_measuring) return scratch.used;
+  {
+    const auto blocks = static_cast<unsigned>(forward_outer_kept * forward_outer_slots * forward_outer_strips);
+    forward_outer_kernel<<<blocks, forward_outer_block, 0, stream>>>(x, peak_partials, sizes,
+        static_cast<Index>(forward_outer_slots));
+  }
+  {
+    const int64_t columns = static_cast<int64_t>(sizes.inner.value),
+        results = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value);
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
+    const dim3 block(width, 512 / width);
+    const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
+    forward_finalise<<<blocks, block, 0, stream>>>(out, peak_partials, sizes,
+        static_cast<Index>(peak_partials_slots));
+  }
+  return -static_cast<int64_t>(cudaGetLastError());
+}
+
+extern "C" const char* error_text(int64_t code) { return cudaGetErrorString(static_cast<cudaError_t>(-code)); }

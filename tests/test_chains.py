@@ -1,0 +1,126 @@
+"""Chains that people really write, small: the result and every gradient against eager torch."""
+
+import pytest
+import torch
+from numeric import assert_as_accurate, outcome
+
+import fusegen
+
+_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+# chain, the shape of x, the shapes of the operands
+CHAINS = [
+    ("leaky_relu(0.2) | add(p) | clamp(-1, 1) | gelu", (4, 8, 3, 5, 6), [(8, 1, 1, 1)]),
+    ("layernorm(weight, bias) | gelu | mul(0.5)", (3, 6, 4, 5, 16), [(16,), (16,)]),
+    (
+        "leaky_relu(0.2) | mul(p) | leaky_relu(0.2) | max_pool3d(2)",
+        (3, 6, 4, 6, 5),
+        [(6, 1, 1, 1)],
+    ),
+    ("relu | add(p)", (4, 8, 7, 6), [(8, 1, 1)]),
+    ("add(p) | clamp(0, 1) | mul(2) | clamp(0, 1) | div(2)", (4, 8, 7, 6), [(8, 1, 1)]),
+    ("mish | mish", (4, 8, 7, 6), []),
+    ("relu | leaky_relu(0.01) | gelu | sigmoid | add(p)", (4, 8, 3, 5, 6), [(8, 1, 1, 1)]),
+    (
+        "add(p) | layernorm(weight, bias) | avg_pool3d(2) | gelu",
+        (2, 6, 4, 6, 8),
+        [(), (8,), (8,)],
+    ),
+    ("keep(y) | add(p) | add(y) | mul(y) | add(y)", (3, 6, 4, 5, 6), [(6, 1, 1, 1)]),
+    ("add(second) | keep(y) | hardswish | mul(y)", (3, 6, 4, 5, 6), [(3, 6, 4, 5, 6)]),
+    ("mul(p) | tanh | mul(q) | sigmoid", (4, 8, 3, 5, 6), [(8, 1, 1, 1)] * 2),
+    ("gelu | group_norm(4, weight, bias)", (4, 8, 7, 6), [(8,), (8,)]),
+    (
+        "add(p) | mul(q) | sigmoid | group_norm(4, weight, bias)",
+        (4, 8, 7, 6),
+        [(8, 1, 1), (8, 1, 1), (8,), (8,)],
+    ),
+    ("silu | group_norm(4, weight, bias) | hardswish", (3, 8, 3, 5, 6), [(8,), (8,)]),
+    (
+        "batch_norm(running_mean, running_var, weight, bias, training=True) | gelu | relu",
+        (33, 20),
+        [(20,)] * 4,
+    ),
+    (
+        "softplus | tanh | keep(y) | mul(y) "
+        "| batch_norm(running_mean, running_var, weight, bias, training=True)",
+        (4, 8, 7, 6),
+        [(8,)] * 4,
+    ),
+    (
+        "keep(y) | tanh | mul(y) "
+        "| batch_norm(running_mean, running_var, weight, bias, training=True)",
+        (4, 8, 7, 6),
+        [(8,)] * 4,
+    ),
+    ("instance_norm | div(2)", (4, 8, 7, 6), []),
+    ("softmax(1) | add(p) | mul(2) | sigmoid", (4, 8, 7, 6), [(8, 1, 1)]),
+    ("min(1, keepdim=True) | tanh | tanh", (4, 8, 7, 6), []),
+    ("gelu | mean((2, 3))", (4, 8, 7, 6), []),
+    ("gelu | mean((2, 3), keepdim=True)", (4, 8, 7, 6), []),
+    ("logsumexp(1, keepdim=True) | leaky_relu | leaky_relu | gelu | gelu", (9, 130), []),
+    (
+        "keep(y) | sub(p) | mean(1, keepdim=True) | logsumexp(1, keepdim=True) | gelu | add(y)",
+        (9, 130),
+        [(130,)],
+    ),
+    ("max_pool3d(2) | logsumexp(1, keepdim=True) | relu", (2, 5, 4, 6, 6), []),
+    (
+        "keep(y) | group_norm(4, weight, bias) | tanh | hardswish | add(y) | logsumexp(1)",
+        (4, 8, 7, 6),
+        [(8,), (8,)],
+    ),
+    (
+        "keep(y) | group_norm(4, weight, bias) | tanh | add(y) | logsumexp(1, keepdim=True)",
+        (4, 8, 7, 6),
+        [(8,), (8,)],
+    ),
+    ("softmax(-1)", (9, 130), []),
+    ("layernorm(weight, bias, axis=1)", (3, 8, 7, 6), [(8,), (8,)]),
+    ("add(residual) | layernorm(weight, bias)", (3, 5, 64), [(3, 5, 64), (64,), (64,)]),
+    ("rms_norm(weight) | silu | mul(second)", (3, 5, 64), [(64,), (3, 5, 64)]),
+    (
+        "batch_norm(running_mean, running_var, weight, bias) | add(residual) | relu",
+        (4, 8, 7, 6),
+        [(8,)] * 4 + [(4, 8, 7, 6)],
+    ),
+]
+KINDS = {
+    "fp64": (torch.float64, False),
+    "fp32": (torch.float32, False),
+    "fp32 channels_last": (torch.float32, True),
+    "bf16": (torch.bfloat16, False),
+}
+
+
+def fused_of(text):
+    """The chain compiled; skipped where it wants what this version lacks."""
+    try:
+        return fusegen.compile(text)
+    except fusegen.FusegenError as error:
+        if "no operation is called" not in str(error) and "must be the last step" not in str(error):
+            raise
+        pytest.skip(str(error).splitlines()[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("text", "shape", "operands"), CHAINS, ids=[c[0] for c in CHAINS])
+def test_a_chain_is_as_accurate_as_eager(text, shape, operands, kind, device):
+    fused = fused_of(text)
+    dtype, is_channels_last = KINDS[kind]
+    if is_channels_last and len(shape) not in _FORMATS:
+        pytest.skip("has no channels_last")
+    x = torch.randn(shape, dtype=torch.float64).to(device, dtype)
+    if is_channels_last:
+        x = x.contiguous(memory_format=_FORMATS[len(shape)])
+    tensors = [x.requires_grad_()]
+    for name, size in zip(fused.chain.operands, operands, strict=True):
+        values = torch.randn(size, dtype=torch.float64).to(device, dtype)
+        running = {"running_mean": torch.zeros_like, "running_var": torch.ones_like}
+        is_running = name in running
+        tensors.append(running[name](values) if is_running else values.requires_grad_())
+    ours, eager = outcome(fused, tensors), outcome(fused.reference, tensors)
+    exact = outcome(fused.reference, tensors, dtype=torch.float64)
+    assert ours.result.shape == eager.result.shape
+    assert ours.result.dtype == eager.result.dtype
+    assert_as_accurate(ours, eager, exact)

@@ -1,0 +1,305 @@
+"""Norms inside chains: groups, instances, batches with running statistics, norms of vectors."""
+
+import copy
+
+import pytest
+import torch
+from numeric import outcome
+from torch.nn import functional
+
+import fusegen
+from fusegen import ArgumentError, ChainError, UnsupportedError
+
+SHAPE = (4, 6, 3, 5)
+_BATCH = "batch_norm(running_mean, running_var, weight, bias"
+# chain, shapes of the operands
+NORMS = [
+    ("group_norm(3, weight, bias) | tanh", [(6,), (6,)]),
+    ("gelu | group_norm(2)", []),
+    ("group_norm(1, weight) | mul(w)", [(6,), (6, 1, 1)]),
+    ("group_norm(6, weight)", [(6,)]),
+    ("group_norm(2) | group_norm(6) | logsumexp(1)", []),
+    ("group_norm(3, weight) | add_channel | max(1)", [(6,), (6,)]),
+    ("instance_norm(weight=w, bias=b) | tanh", [(6,), (6,)]),
+    ("mul(s) | batch_norm(weight=w, bias=b, training=True) | gelu", [(5,), (6,), (6,)]),
+    ("batch_norm(training=True) | tanh | batch_norm(weight=w, training=True)", [(6,)]),
+    ("batch_norm(training=True) | layernorm(weight, bias) | group_norm(2)", [(5,), (5,)]),
+    ("rms_norm(weight) | silu | mul(second)", [(5,), SHAPE]),
+    ("rms_norm(weight, axis=1)", [(6,)]),
+    ("rms_norm(weight, (3, 5), eps=0.01)", [(3, 5)]),
+    ("normalize | mul(2)", []),
+    ("tanh | normalize(1, (2, 3))", []),
+    ("keep(y) | normalize(3, -1, eps=0.5) | add(y)", []),
+]
+each_norm = pytest.mark.parametrize(("text", "operands"), NORMS, ids=[c[0] for c in NORMS])
+LAYOUTS = {
+    "contiguous": lambda t: t.contiguous(),
+    "channels_last": lambda t: t.contiguous(memory_format=torch.channels_last),
+    "strided": lambda t: torch.cat((t, t), -1)[..., : t.shape[-1]],
+}
+
+
+def tensors_of(operands, device, layout="contiguous", shape=SHAPE):
+    x = LAYOUTS[layout](torch.randn(shape, dtype=torch.float64, device=device))
+    others = [torch.randn(s, dtype=torch.float64, device=device) for s in operands]
+    return [t.requires_grad_() for t in (x, *others)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@each_norm
+def test_a_chain_of_norms_is_eagers(text, operands, layout, device):
+    tensors = tensors_of(operands, device, layout)
+    fused = fusegen.compile(text)
+    ours, eager = outcome(fused, tensors), outcome(fused.reference, tensors)
+    for a, b in zip(ours.tensors, eager.tensors, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+@each_norm
+def test_second_derivatives_are_right(text, operands, device):
+    operands = [(2, *s[1:]) if s == SHAPE else s for s in operands]
+    tensors = tensors_of(operands, device, shape=(2, *SHAPE[1:]))
+    assert torch.autograd.gradgradcheck(fusegen.compile(text), tensors)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "group_norm(2, weight, bias)",
+        "instance_norm(weight=weight, bias=bias)",
+        "batch_norm(weight=weight, bias=bias, training=True)",
+    ],
+)
+def test_parameters_of_float32_leave_the_type_of_the_value(text, dtype, device):
+    x = torch.randn(SHAPE, device=device).to(dtype).requires_grad_()
+    weight, bias = (torch.randn(6, device=device).requires_grad_() for _ in range(2))
+    fused = fusegen.compile(text)
+    ours = outcome(fused, [x, weight, bias])
+    wide = outcome(fused.reference, [x, weight, bias], dtype=torch.float64)
+    assert [t.dtype for t in ours.tensors] == [dtype, dtype, torch.float32, torch.float32]
+    for a, b in zip(ours.tensors, wide.tensors, strict=True):
+        # The incoming gradient is rounded to the narrow type, of which d_bias is a sum of 60.
+        torch.testing.assert_close(a.double(), b, rtol=2e-2, atol=1e-1)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_groups_are_found_in_memory_without_a_copy(layout, device):
+    fused = fusegen.compile("group_norm(2, weight, bias) | gelu")
+    tensors = tensors_of([(6,), (6,)], device, layout)
+    result = fused(*tensors)
+    assert result.stride() == tensors[0].stride()
+    (call,) = fused._single.recent
+    assert call.plan.is_ready
+    assert call.attempt(tensors[0], tuple(tensors[1:])) is not None
+
+
+# Running statistics.
+
+
+def batch_norm(momentum, device, dtype=torch.float32):
+    """torch's layer with random parameters, and tensors that begin like its own."""
+    layer = torch.nn.BatchNorm2d(6, momentum=momentum, device=device, dtype=dtype)
+    torch.nn.init.normal_(layer.weight)
+    torch.nn.init.normal_(layer.bias)
+    return layer, copy.deepcopy(layer)
+
+
+def arguments(layer):
+    return layer.running_mean, layer.running_var, layer.weight, layer.bias
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("momentum", [0.1, 1.0, 0.0, None])
+def test_running_statistics_are_torchs_over_many_steps(momentum, dtype, device):
+    layer, own = batch_norm(momentum, device, torch.promote_types(dtype, torch.float32))
+    more = f"training=True, momentum={momentum}, num_batches_tracked=number"
+    fused = fusegen.compile(f"{_BATCH}, {more}) | gelu")
+    close = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {}
+    for step in range(6):
+        x = (3 * torch.randn(SHAPE, device=device) + step).to(dtype)
+        with torch.set_grad_enabled(step % 3 != 1):
+            expected = functional.gelu(layer(x.requires_grad_(step % 3 == 0)))
+            out = torch.empty_like(expected) if step % 3 == 1 else None
+            found = fused(x, *arguments(own), own.num_batches_tracked, out=out)
+        torch.testing.assert_close(found, expected, **close)
+        for name, buffer in own.named_buffers():
+            torch.testing.assert_close(buffer, layer.get_buffer(name), msg=name)
+    found.sum().backward()
+
+
+def test_evaluation_reads_the_running_statistics(device):
+    layer, own = batch_norm(0.1, device)
+    layer(torch.randn(SHAPE, device=device))
+    own.load_state_dict(layer.state_dict())
+    layer.eval()
+    x, residual = (torch.randn(SHAPE, device=device).requires_grad_() for _ in range(2))
+    fused = fusegen.compile(f"{_BATCH}) | add(residual) | relu")
+    expected = functional.relu(layer(x) + residual)
+    versions = [b._version for b in own.buffers()]
+    found = fused(x, *arguments(own), residual)
+    assert [b._version for b in own.buffers()] == versions
+    torch.testing.assert_close(found, expected)
+    wanted = [x, residual, *layer.parameters()]
+    gradients = torch.autograd.grad(expected.square().sum(), wanted)
+    wanted = [x, residual, *own.parameters()]
+    for a, b in zip(torch.autograd.grad(found.square().sum(), wanted), gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_a_checkpoint_updates_again_as_in_torch(device):
+    layer, own = batch_norm(0.1, device)
+    fused = fusegen.compile(f"{_BATCH}, training=True)")
+    x = torch.randn(SHAPE, device=device, requires_grad=True)
+    checkpoint = torch.utils.checkpoint.checkpoint
+    checkpoint(layer, x, use_reentrant=False).sum().backward()
+    checkpoint(lambda t: fused(t, *arguments(own)), x, use_reentrant=False).sum().backward()
+    torch.testing.assert_close(own.running_mean, layer.running_mean)
+    torch.testing.assert_close(own.running_var, layer.running_var)
+
+
+def test_an_update_is_a_change_that_torch_sees(device):
+    _, own = batch_norm(0.1, device)
+    kept = own.running_mean * torch.ones(6, device=device, requires_grad=True)
+    versions = [own.running_mean._version, own.running_var._version]
+    fusegen.compile(f"{_BATCH}, training=True)")(torch.randn(SHAPE, device=device), *arguments(own))
+    assert [own.running_mean._version, own.running_var._version] == [v + 1 for v in versions]
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        kept.sum().backward()
+
+
+def test_the_same_inputs_give_the_same_bits(device):
+    fused = fusegen.compile(f"{_BATCH}, training=True) | gelu")
+    x = torch.randn(33, 6, 40, 41, device=device)
+    results = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        _, own = batch_norm(0.1, device)
+        inputs = [x.clone().requires_grad_(), *arguments(own)]
+        result = fused(*inputs)
+        gradients = torch.autograd.grad(result.sum(), [inputs[0], *own.parameters()])
+        results.append([result, *gradients, *own.buffers()])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("uses_input", [True, False])
+def test_instances_have_running_statistics_too(uses_input, device):
+    layer = torch.nn.InstanceNorm2d(6, track_running_stats=True, affine=True, device=device)
+    layer.running_mean.normal_()
+    layer.train(uses_input)
+    own = copy.deepcopy(layer)
+    fused = fusegen.compile(
+        f"instance_norm(running_mean, running_var, weight, bias, use_input_stats={uses_input})"
+    )
+    for _ in range(3):
+        x = torch.randn(SHAPE, device=device)
+        torch.testing.assert_close(fused(x, *arguments(own)), layer(x))
+        torch.testing.assert_close(own.running_mean, layer.running_mean)
+        torch.testing.assert_close(own.running_var, layer.running_var)
+
+
+def test_two_batch_norms_update_their_own(device):
+    fused = fusegen.compile(
+        "batch_norm(m, v, training=True) | tanh | batch_norm(m2, v2, training=True, momentum=0.5)"
+    )
+    x = torch.randn(SHAPE, device=device)
+    ours = [torch.zeros(6, device=device), torch.ones(6, device=device)] * 1
+    ours += [t.clone() for t in ours]
+    eagers = [t.clone() for t in ours]
+    torch.testing.assert_close(fused(x, *ours), fused.reference(x, *eagers))
+    for a, b in zip(ours, eagers, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_module_trains_as_its_twin(device):
+    class Twin(torch.nn.Module):
+        def __init__(self, layer):
+            super().__init__()
+            self.layer = layer
+            self.fused = fusegen.compile(
+                f"{_BATCH}, training=True, momentum=None, num_batches_tracked=number) | relu"
+            )
+
+        def forward(self, x):
+            return self.fused(x, *arguments(self.layer), self.layer.num_batches_tracked)
+
+    layer, own = batch_norm(None, device)
+    models = torch.nn.Sequential(layer, torch.nn.ReLU()), Twin(own)
+    for _ in range(5):
+        x = torch.randn(SHAPE, device=device)
+        for model in models:
+            model.zero_grad()
+            (model(x) - 1).square().mean().backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= 0.1 * parameter.grad
+    for a, b in zip(layer.state_dict().values(), own.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+# Mistakes.
+
+
+@pytest.mark.parametrize(
+    ("text", "shape", "operands", "message"),
+    [
+        ("group_norm(4)", SHAPE, [], r"group_norm\(4\): got a value of shape \(4, 6, 3, 5\), want"),
+        ("group_norm(2)", (6,), [], r"group_norm\(2\): got a value of shape \(6,\)"),
+        ("group_norm(2, w)", SHAPE, [(5,)], r"operand 'w' got shape \(5,\), wanted \(6,\)"),
+        (
+            "batch_norm",
+            SHAPE,
+            [],
+            "got no running statistics, wanted running_mean and running_var, since training is Fa",
+        ),
+        ("batch_norm(m, training=True)", SHAPE, [(6,)], "got running_mean, wanted running_mean an"),
+        ("batch_norm(training=True)", (1, 6), [], "wanted more than one value for each statistic"),
+        ("batch_norm(training=True)", (6,), [], "wanted at least two axes: samples and channels"),
+        ("instance_norm", (4, 6, 1, 1), [], "wanted more than one value for each statistic"),
+        (
+            "batch_norm(m, v, training=True, momentum=None)",
+            SHAPE,
+            [(6,), (6,)],
+            "momentum is None.*num_batches_tracked=num_batches_tracked",
+        ),
+        ("batch_norm(m, v, training=True)", SHAPE, [(6,), (5,)], r"operand 'v' got shape \(5,\)"),
+        (
+            "batch_norm(m, v, training=True, num_batches_tracked=n)",
+            SHAPE,
+            [(6,), (6,), ()],
+            r"operand 'n' got shape \(\) of float32, wanted one integer",
+        ),
+        ("rms_norm((4, 5))", SHAPE, [], r"normalized_shape is \(4, 5\), but the value's shape is"),
+        ("normalize(dim=7)", SHAPE, [], "dim 7 is out of range"),
+    ],
+)
+def test_a_mistake_is_told(text, shape, operands, message):
+    with pytest.raises(ArgumentError, match=message):
+        fusegen.compile(text)(torch.ones(shape), *[torch.ones(s) for s in operands])
+
+
+def test_groups_that_cross_are_refused():
+    with pytest.raises(UnsupportedError, match=r"group_norm\(2\): 2 groups of 6 channels cross"):
+        fusegen.compile("group_norm(3) | group_norm(2)")(torch.randn(SHAPE))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("group_norm(0)", "num_groups wants at least 1, got 0"),
+        ("normalize(eps=-1)", "eps wants a number of at least 0, got -1"),
+    ],
+)
+def test_a_constant_out_of_range_is_refused(text, message):
+    with pytest.raises(ChainError, match=message):
+        fusegen.compile(text)
+
+
+def test_a_step_with_axes_of_its_own_is_refused_in_a_body():
+    @fusegen.op
+    def own_groups(x: fusegen.Expr) -> fusegen.Expr:
+        """Groups."""
+        return fusegen.group_norm(x, 2)
+
+    with pytest.raises(ChainError, match="group_norm: works as a step of a chain only"):
+        fusegen.compile("own_groups")(torch.randn(SHAPE))

@@ -1,0 +1,240 @@
+"""Reductions and softmax inside chains: shapes, ties, values that are no numbers, any layout."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numeric import assert_as_accurate, outcome
+
+import fusegen
+from fusegen import ArgumentError, ChainError, UnsupportedError
+from fusegen.describe import Situation, sources
+
+SHAPE = (3, 4, 2, 5)
+# chain, shapes of the operands
+DROPPED = [
+    ("sum", []),
+    ("mean(1)", []),
+    ("gelu | mean((2, 3)) | tanh", []),
+    ("mean((2, 3)) | mul(w) | add(b)", [(4,), (3, 4)]),
+    ("mul(w) | sum(1) | add(b)", [(4, 1, 5), (2, 1)]),
+    ("mean(-1, keepdim=True) | add(other)", [(3, 4, 2, 7)]),
+    ("mean(-1) | unsqueeze(1) | add(b)", [(3, 9, 4, 2)]),
+    ("unsqueeze(1) | sum(-1)", []),
+    ("mean(1, keepdim=True) | squeeze(1) | tanh", []),
+    ("keep(y) | mean(1, keepdim=True) | sub(y)", []),
+    ("keep(y) | amax((1, 3), keepdim=True) | rsub(y) | exp", []),
+    ("sum(1) | mul(p) | sum(1) | mul(q)", [(2, 5), (5,)]),
+    ("var((0, 2))", []),
+    ("std(-1, correction=0.5)", []),
+    ("max(2) | min(0)", []),
+    ("norm(3, (1, 2)) | log", []),
+    ("logsumexp((2, 3)) | gelu", []),
+    ("softmax(1) | mul_channel | log_softmax(-1) | max(1)", [(4,)]),
+    ("layernorm(w) | sum(1) | softmax(-1)", [(5,)]),
+    ("softmin(0) | sum((0, 2))", []),
+]
+
+
+@pytest.mark.parametrize(("text", "operands"), DROPPED, ids=[c[0] for c in DROPPED])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_a_chain_goes_on_with_the_axes_that_a_reduction_leaves(text, operands, layout, device):
+    x = torch.randn(SHAPE, dtype=torch.float64, device=device).contiguous(memory_format=layout)
+    others = [torch.randn(s, dtype=torch.float64, device=device) for s in operands]
+    tensors = [t.requires_grad_() for t in (x, *others)]
+    fused = fusegen.compile(text)
+    ours, eager = outcome(fused, tensors), outcome(fused.reference, tensors)
+    assert ours.result.shape == eager.result.shape
+    for a, b in zip(ours.tensors, eager.tensors, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    with torch.no_grad():
+        out = torch.empty_like(eager.result)
+        assert fused(*tensors, out=out) is out
+        torch.testing.assert_close(out, eager.result, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("text", "operands"), DROPPED, ids=[c[0] for c in DROPPED])
+def test_second_derivatives_are_right(text, operands, device):
+    tensors = [torch.randn(s, dtype=torch.float64, device=device) for s in (SHAPE, *operands)]
+    assert torch.autograd.gradgradcheck(
+        fusegen.compile(text), [t.requires_grad_() for t in tensors]
+    )
+
+
+def test_the_gradient_of_a_sum_is_expanded_as_eagers_is(device):
+    x = torch.randn(4, 5, device=device, requires_grad=True)
+    (gradient,) = torch.autograd.grad(fusegen.compile("sum(1)")(x).sum(), x)
+    assert torch.equal(gradient, torch.ones_like(x))
+
+
+# Ties and values that are no numbers.
+
+TIED = [
+    [0.0, 0.0, 0.0, 0.0],
+    [1.0, 2.0, 2.0, -1.0],
+    [-1.0, -1.0, 3.0, 3.0],
+    [-math.inf, -math.inf, -math.inf, -math.inf],
+    [math.inf, 1.0, math.inf, 0.0],
+    [-math.inf, 1.0, 2.0, 3.0],
+    [1.0, math.nan, 2.0, math.nan],
+    [math.nan, math.inf, 2.0, -math.inf],
+]
+
+
+@pytest.mark.parametrize("is_strided", [False, True], ids=["row", "column"])
+@pytest.mark.parametrize(
+    "name", ["max({})", "min({})", "amax({})", "amin({})", "relu | max({})", "neg | amin({})"]
+)
+def test_ties_and_odd_values_come_out_as_in_eager(name, is_strided, device):
+    x = torch.tensor(TIED, device=device)
+    x = (x.T.contiguous() if is_strided else x).requires_grad_()
+    fused = fusegen.compile(name.format(1 - is_strided))
+    ours, eager = outcome(fused, [x]), outcome(fused.reference, [x])
+    for a, b in zip(ours.tensors, eager.tensors, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("is_strided", [False, True], ids=["row", "column"])
+@pytest.mark.parametrize(
+    "name", ["softmax({})", "log_softmax({})", "logsumexp({})", "sum({})", "norm(2, {})"]
+)
+def test_rows_with_values_that_are_no_numbers_come_out_as_in_eager(name, is_strided, device):
+    x = torch.tensor(TIED, device=device)
+    x = x.T.contiguous() if is_strided else x
+    fused = fusegen.compile(name.format(1 - is_strided))
+    torch.testing.assert_close(fused(x), fused.reference(x), equal_nan=True)
+
+
+def test_a_maximum_of_all_is_shared_by_equal_ones(device):
+    x = torch.tensor([[1.0, 3.0], [3.0, 0.0]], device=device, requires_grad=True)
+    (gradient,) = torch.autograd.grad(fusegen.compile("max")(x), x)
+    assert gradient.tolist() == [[0.0, 0.5], [0.5, 0.0]]
+
+
+def test_a_softmax_of_large_numbers_does_not_overflow(device):
+    x = torch.tensor([[1e4, 1e4 - 1, -1e4]], device=device)
+    for text in ("softmax(1)", "log_softmax(1)", "logsumexp(1)"):
+        fused = fusegen.compile(text)
+        torch.testing.assert_close(fused(x), fused.reference(x))
+
+
+@pytest.mark.parametrize("text", ["norm(2, 1)", "std(1)", "norm(3, 1)", "norm(inf, 1)"])
+def test_a_norm_of_zeros_has_no_gradient_as_in_eager(text, device):
+    x = torch.zeros(3, 5, device=device)
+    x[1] = torch.randn(5)
+    x.requires_grad_()
+    fused = fusegen.compile(text)
+    for a, b in zip(
+        outcome(fused, [x]).tensors, outcome(fused.reference, [x]).tensors, strict=True
+    ):
+        torch.testing.assert_close(a, b, equal_nan=True)
+
+
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
+def test_a_variance_of_one_value_is_unknown_as_in_eager(device):
+    fused = fusegen.compile("var(1)")
+    x = torch.randn(4, 1, device=device)
+    torch.testing.assert_close(fused(x), fused.reference(x), equal_nan=True)
+
+
+@pytest.mark.parametrize("shape", [(3, 70001), (70001, 3), (2, 9001, 7), (1, 1), (1, 300, 1)])
+@pytest.mark.parametrize("text", ["softmax(1)", "max(1)", "logsumexp(0)", "mean(0)"])
+def test_long_and_short_rows_are_as_accurate_as_eager(text, shape, device):
+    x = torch.randn(shape, device=device).requires_grad_()
+    fused = fusegen.compile(text)
+    exact = outcome(fused.reference, [x], dtype=torch.float64)
+    assert_as_accurate(outcome(fused, [x]), outcome(fused.reference, [x]), exact)
+
+
+@st.composite
+def reductions(draw):
+    """A chain of reductions and pointwise steps, with a shape that it fits."""
+    shape = tuple(draw(st.lists(st.integers(1, 5), min_size=1, max_size=5)))
+    steps, rank = [], len(shape)
+    for _ in range(draw(st.integers(1, 3))):
+        if rank == 0:
+            break
+        name = draw(st.sampled_from(["sum", "mean", "amax", "logsumexp", "softmax", "max", "tanh"]))
+        dims = draw(
+            st.lists(st.integers(0, rank - 1), min_size=1, max_size=rank, unique=True).map(tuple)
+        )
+        if name in ("softmax", "max"):
+            dims = dims[:1]
+        keepdim = draw(st.booleans())
+        if name == "tanh":
+            steps.append("tanh")
+        elif name == "softmax":
+            steps.append(f"softmax({dims[0]})")
+        else:
+            dim = dims[0] if len(dims) == 1 else dims
+            steps.append(f"{name}({dim}, keepdim={keepdim})")
+            rank -= 0 if keepdim else len(dims)
+    return " | ".join(steps), shape
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(case=reductions())
+def test_random_reductions_are_eagers(case):
+    text, shape = case
+    x = torch.randn(shape, dtype=torch.float64).requires_grad_()
+    fused = fusegen.compile(text)
+    ours, eager = outcome(fused, [x]), outcome(fused.reference, [x])
+    for a, b in zip(ours.tensors, eager.tensors, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+# Mistakes.
+
+
+@pytest.mark.parametrize(
+    ("text", "shape", "operands", "message"),
+    [
+        ("sum(4)", SHAPE, [], r"sum\(4\): dim 4 is out of range for a value of shape \(3, 4, 2, 5"),
+        ("softmax(-5)", SHAPE, [], r"softmax\(-5\): dim -5 is out of range"),
+        ("mean((1, -3))", SHAPE, [], r"dim \(1, -3\) names an axis .* twice"),
+        ("sum(1) | max(3)", SHAPE, [], r"max\(3\): dim 3 is out of range for a value of shape \(3"),
+        ("unsqueeze(6)", SHAPE, [], r"unsqueeze\(6\): dim 6 is out of range"),
+        ("keep(y) | mean(-1) | add(y)", (4, 4), [], r"the kept value 'y' .* give it keepdim=True"),
+        (
+            "mean(-1) | add(b)",
+            (3, 4),
+            [(5,)],
+            r"add\(b\): operand 'b' got shape \(5,\), which does",
+        ),
+        ("max(1)", (3, 0), [], "reduces an axis without elements"),
+    ],
+)
+def test_a_mistake_is_told(text, shape, operands, message):
+    with pytest.raises(ArgumentError, match=message):
+        fusegen.compile(text)(torch.ones(shape), *[torch.ones(s) for s in operands])
+
+
+def test_a_maximum_of_too_many_values_has_no_gradient_to_the_first():
+    situation = Situation(shape=((1 << 24) + 1,))
+    assert sources(fusegen.chain("max(0)"), "cpp", situation, grad=False)
+    with pytest.raises(UnsupportedError, match="found among 16777216 at most, got 16777217"):
+        sources(fusegen.chain("max(0)"), "cpp", situation, grad=True)
+    assert sources(fusegen.chain("amax(0)"), "cpp", situation, grad=True)
+
+
+def test_a_body_of_ones_own_must_keep_its_axes():
+    @fusegen.op
+    def own_mean(x: fusegen.Expr) -> fusegen.Expr:
+        """The mean."""
+        return fusegen.mean(x, 1)
+
+    with pytest.raises(ChainError, match="mean: in an operation's body axes cannot be dropped"):
+        fusegen.compile("own_mean")(torch.ones(3, 4))
+
+
+def test_a_reduction_works_in_a_body_of_ones_own(device):
+    @fusegen.op
+    def own_centred(x: fusegen.Expr) -> fusegen.Expr:
+        """x less its mean along axis 1."""
+        return x - fusegen.mean(x, 1, keepdim=True)
+
+    x = torch.randn(3, 4, device=device)
+    expected = x - x.mean(1, keepdim=True)
+    torch.testing.assert_close(fusegen.compile("own_centred")(x), expected)
