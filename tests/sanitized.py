@@ -16,18 +16,26 @@ FAMILIES = [
     ("leaky_relu(0.2) | mul_channel | max_pool2d(2)", (2, 3, 5, 7), [(3,)]),
     ("leaky_relu(0.2) | mul_channel | max_pool2d(2)", (2, 8, 6, 16), [(8,)]),
     ("mul(gate) | max_pool2d(2)", (2, 3, 5, 7), [(7,)]),
-    # Rows by warps, by blocks of two sizes, one by one, and too long for the chip.
+    # Rows by warps, by blocks of several sizes, and one by one.
     ("layernorm(weight, bias) | gelu", (37, 128), [(128,), (128,)]),
     ("layernorm(weight, bias) | gelu", (37, 129), [(129,), (129,)]),
     ("add(residual) | layernorm(weight, bias) | gelu", (5, 3000), [(5, 3000), (3000,), (3000,)]),
     ("layernorm(weight, bias)", (150, 8192), [(8192,), (8192,)]),
     ("layernorm(weight, bias)", (3, 12288), [(12288,), (12288,)]),
+    # Shared by a team of blocks, and too long for one.
     ("layernorm(weight, bias) | gelu", (3, 20001), [(20001,), (20001,)]),
+    ("layernorm(weight, bias)", (40, 65536), [(65536,), (65536,)]),
+    ("layernorm | gelu | layernorm(weight)", (9, 20000), [(20000,)]),
+    ("layernorm(weight, bias) | gelu", (2, 600001), [(600001,), (600001,)]),
     ("layernorm(weight, bias, axis=1)", (2, 19, 5, 7), [(19,), (19,)]),
     ("layernorm(weight, bias, axis=1) | gelu", (2, 200, 4, 9), [(200,), (200,)]),
     ("layernorm(weight, bias) | mul_channel", (3, 5, 7, 24), [(24,), (24,), (5,)]),
     ("add(residual) | mul(gate)", (5, 6, 7), [(5, 6, 7), (6, 1)]),
     ("add(bias) | gelu", (600, 96), [(96,)]),
+    ("softmax(1) | mul(0.5)", (4, 37, 6, 5), []),
+    ("group_norm(4, weight, bias) | silu", (3, 16, 9, 7), [(16,), (16,)]),
+    ("batch_norm(weight=weight, bias=bias, training=True) | relu", (5, 6, 7, 8), [(6,), (6,)]),
+    ("gelu | amax((2, 3))", (3, 5, 9, 7), []),
 ]
 
 

@@ -26,6 +26,23 @@ CASES = {
     "layernorm_of_last_axis": ("layernorm(64, weight, bias) | gelu | mul(0.5)", Situation()),
     "layernorm_of_channels": ("layernorm(weight, bias, axis=1)", Situation()),
     "layernorm_of_16384": ("layernorm(16384, weight, bias)", Situation(shape=(8, 16384))),
+    "layernorm_of_65536": ("layernorm(weight, bias)", Situation(shape=(8, 65536))),
+    "layernorm_of_65536_bfloat16": (
+        "layernorm(weight, bias)",
+        Situation(shape=(8, 65536), dtype="bfloat16"),
+    ),
+    "layernorm_of_odd_long_rows_float64": (
+        "layernorm(weight, bias) | gelu",
+        Situation(shape=(8, 65537), dtype="float64"),
+    ),
+    "layernorm_of_long_rows_with_residual": (
+        "add(residual) | layernorm(8192, weight, bias) | gelu",
+        Situation(shape=(8, 8192), operands={"residual": (8, 8192)}),
+    ),
+    "layernorm_twice_of_long_rows": (
+        "layernorm | gelu | layernorm",
+        Situation(shape=(8, 65536)),
+    ),
     "layernorm_of_odd_rows_bfloat16": (
         "add(residual) | layernorm(1023, weight, bias) | gelu",
         Situation(shape=(8, 1023), dtype="bfloat16", operands={"residual": (8, 1023)}),

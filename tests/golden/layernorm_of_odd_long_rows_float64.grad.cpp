@@ -1,0 +1,646 @@
+// fusegen 0.1.0   chain 7856e0743087   signature forward+backward: bias float64, d_bias float64, d_out float64, d_weight float64, d_x float64, out float64, saved_mean float64, saved_variance float64, weight float64, x float64; 64-bit offsets
+//   layernorm(weight, bias) | gelu
+#include <Python.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+using Index = int64_t;
+
+// Vector variants of these stand in glibc's libmvec; the attribute lets loops use them.
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#if __GLIBC_PREREQ(2, 35)
+extern "C" {
+__attribute__((simd("notinbranch"))) double erf(double) noexcept;
+__attribute__((simd("notinbranch"))) double exp(double) noexcept;
+}
+#endif
+#endif
+
+namespace {
+
+struct Size {
+  Index value;
+};
+
+inline Index divide(Index n, Size d) { return n / d.value; }
+
+template <typename To, typename From>
+inline To bits_of(From x) {
+  static_assert(sizeof(To) == sizeof(From));
+  To bits;
+  __builtin_memcpy(&bits, &x, sizeof(To));
+  return bits;
+}
+
+template <typename Stored>
+inline Stored widen(Stored x) {
+  return x;
+}
+
+template <typename Stored, typename Value>
+inline Stored narrow(Value x) {
+  return static_cast<Stored>(x);
+}
+
+// Scratch memory, handed out piece by piece; with no base it only counts.
+struct Scratch {
+  char* base;
+  Index used = 0;
+  template <typename T>
+  T* take(Index count) {
+    T* const piece = reinterpret_cast<T*>(base + used);
+    used += (count * static_cast<Index>(sizeof(T)) + 63) / 64 * 64;
+    return piece;
+  }
+};
+
+// Work is cut into pieces that depend on the sizes alone, never on the number of threads: so are the results.
+constexpr Index kPiece = 16384;
+
+inline Index pieces_of(Index length) { return std::max<Index>(1, (length + kPiece - 1) / kPiece); }
+
+// Below this many elements one thread does it all: waking another costs more.
+constexpr Index kSerial = 16384;
+
+// How many blocks of rows leave partials of their own, where columns are added up.
+inline Index slots_of(Index rows, Index columns) {
+  return std::max<Index>(1, std::min<Index>(std::min<Index>(rows, 64), rows * columns / kPiece));
+}
+
+// Elements are worked on by lines: up to so many neighbours, widened into arrays, so that conversions,
+// arithmetic and sums are a plain loop each. Arithmetic goes on to a whole vector, over copies of the last
+// element, so that no short row ends in scalar calls.
+constexpr Index kLine = 512;
+
+inline Index padded(Index width) { return (width + 15) / 16 * 16; }
+
+// The end of a line is filled up with copies of its last element.
+template <typename Value>
+inline void pad(Value* line, Index width) {
+  const Value last = line[width - 1];
+  for (Index i = width; i < padded(width); ++i) line[i] = last;
+}
+
+// Elements of the arithmetic's own type that fill whole vectors are worked on where they lie.
+template <Index stride, typename Stored, typename Value>
+inline bool is_line(Index width) {
+  return std::is_same<Stored, Value>::value && stride == 1 && width == padded(width);
+}
+
+// A line to read; room is where it is put if it cannot stay.
+template <Index stride, typename Stored, typename Value>
+inline const Value* load(const Stored* from, Index width, Value* room) {
+  if (is_line<stride, Stored, Value>(width)) return reinterpret_cast<const Value*>(from);
+#pragma omp simd
+  for (Index i = 0; i < width; ++i) room[i] = static_cast<Value>(widen(from[i * stride]));
+  pad(room, width);
+  return room;
+}
+
+// A line to be written before store.
+template <Index stride, typename Stored, typename Value>
+inline Value* target(Stored* to, Index width, Value* room) {
+  return is_line<stride, Stored, Value>(width) ? reinterpret_cast<Value*>(to) : room;
+}
+
+template <Index stride, typename Stored, typename Value>
+inline void store(const Value* line, Index width, Stored* to) {
+  if (is_line<stride, Stored, Value>(width)) return;
+#pragma omp simd
+  for (Index i = 0; i < width; ++i) to[i * stride] = narrow<Stored>(line[i]);
+}
+
+// Fresh memory comes in pages of 4 KiB, whose faults cost more than most chains (writing 55 MB: 15 ms, and 4
+// in large pages). So large outputs ask for those, as torch's allocator does under THP_MEM_ALLOC_ENABLE.
+template <typename Stored>
+inline void expect(Stored* output, Index count) {
+#ifdef __linux__
+  constexpr uintptr_t kPage = 65536;
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(output) + kPage - 1) / kPage * kPage;
+  const uintptr_t end = reinterpret_cast<uintptr_t>(output + count) / kPage * kPage;
+  if (begin + (4u << 20) <= end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+}
+
+// Sixteen numbers side by side. gcc would add the ends of a reduction up one by one, through memory.
+template <typename Value>
+struct Lanes {
+  typedef Value Pack __attribute__((vector_size(16 * sizeof(Value))));
+  Pack at = {};
+  void load(const Value* from) { __builtin_memcpy(&at, from, sizeof(at)); }
+  Value sum() const {
+    Value left[16];
+    __builtin_memcpy(left, &at, sizeof(at));
+    fold<8>(left);
+    fold<4>(left);
+    fold<2>(left);
+    return left[0] + left[1];
+  }
+  template <int half>
+  static void fold(Value* left) {
+    for (int i = 0; i < half; ++i) left[i] += left[i + half];
+  }
+};
+
+inline Index whole(Index width) { return width / 16 * 16; }
+
+template <typename Value>
+inline double sum_of(const Value* line, Index width) {
+  Lanes<Value> lanes, next;
+  for (Index i = 0; i < whole(width); i += 16) {
+    next.load(line + i);
+    lanes.at += next.at;
+  }
+  Value total = lanes.sum();
+  for (Index i = whole(width); i < width; ++i) total += line[i];
+  return total;
+}
+
+struct Sum {
+  double total = 0;
+  void merge(const Sum& other) { total += other.total; }
+  template <typename Value>
+  void add(const Value* line, Index width) {
+    total += sum_of(line, width);
+  }
+  double sum() const { return total; }
+};
+
+// A sum for each place of a line.
+struct SumLanes {
+  double total[kLine];
+  explicit SumLanes(Index width) { std::fill(total, total + padded(width), 0.0); }
+  template <typename Value>
+  void add(const Value* line, Index width) {
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) total[i] += line[i];
+  }
+  double sum(Index i) const { return total[i]; }
+  Sum at(Index i) const { return {total[i]}; }
+};
+
+// Count, mean and the sum of squared distances from it; merged by Chan's formula.
+struct Moments {
+  double count = 0, centre = 0, distances = 0;
+  void merge(const Moments& other) {
+    if (count == 0) *this = other;
+    else if (other.count != 0) {
+      const double all = count + other.count, gap = other.centre - centre, share = other.count / all;
+      centre += gap * share;
+      distances += other.distances + gap * gap * count * share;
+      count = all;
+    }
+  }
+  // Distances about a first guess of the mean, mended by their own mean.
+  template <typename Value>
+  void add(const Value* line, Index width) {
+    const double n = static_cast<double>(width);
+    const Value about = static_cast<Value>(sum_of(line, width) / n);
+    Lanes<Value> lanes, all_squares, all_drift;
+    for (Index i = 0; i < whole(width); i += 16) {
+      lanes.load(line + i);
+      lanes.at -= about;
+      all_squares.at += lanes.at * lanes.at;
+      all_drift.at += lanes.at;
+    }
+    Value squares = all_squares.sum(), drift = all_drift.sum();
+    for (Index i = whole(width); i < width; ++i) {
+      const Value distance = line[i] - about;
+      squares += distance * distance;
+      drift += distance;
+    }
+    const double mean_drift = drift / n;
+    merge({n, about + mean_drift, squares - drift * mean_drift});
+  }
+  double mean() const { return centre; }
+  double variance() const { return distances / count; }
+};
+
+// Moments for each place of a line, by Welford's recurrence.
+struct MomentsLanes {
+  double count = 0, centre[kLine], distances[kLine];
+  explicit MomentsLanes(Index width) {
+    std::fill(centre, centre + padded(width), 0.0);
+    std::fill(distances, distances + padded(width), 0.0);
+  }
+  template <typename Value>
+  void add(const Value* line, Index width) {
+    const double share = 1 / ++count;
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) {
+      const double gap = line[i] - centre[i];
+      centre[i] += gap * share;
+      distances[i] += gap * (line[i] - centre[i]);
+    }
+  }
+  double mean(Index i) const { return centre[i]; }
+  double variance(Index i) const { return distances[i] / count; }
+  Moments at(Index i) const { return {count, centre[i], distances[i]}; }
+};
+
+struct ForwardSizes {
+  Size outer, inner;
+};
+
+static inline __attribute__((always_inline)) void forward_inner_values(const double x, double& mean_term) {
+  mean_term = x;
+}
+
+static void forward_inner(const double* __restrict__ x, Moments* __restrict__ mean_partials,
+    const ForwardSizes sizes, int threads) {
+  const Index rows = sizes.outer.value, length = sizes.inner.value;
+  const Index pieces = pieces_of(length);
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
+  for (Index task = 0; task < rows * pieces; ++task) {
+    const Index row = task / pieces, piece = task % pieces;
+    const Index end = std::min(length, (piece + 1) * kPiece);
+    const Index outer = row;
+    Moments mean_sum;
+    for (Index first = piece * kPiece; first < end; first += kLine) {
+      const Index width = std::min(kLine, end - first);
+      const Index inner = first;
+      double x_room[kLine];
+      const double* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
+      double mean_term_line[kLine];
+#pragma omp simd
+      for (Index i = 0; i < padded(width); ++i) {
+        const double x_value = x_line[i];
+        double mean_term_value;
+        forward_inner_values(x_value, mean_term_value);
+        mean_term_line[i] = mean_term_value;
+      }
+      mean_sum.add(mean_term_line, width);
+    }
+    mean_partials[(outer) * (1 * pieces) + (0) * pieces + piece] = mean_sum;
+  }
+}
+
+static inline __attribute__((always_inline)) void forward_finalise_values(const double mean,
+    const double variance, double& saved_mean, double& saved_variance, double& mean_scratch,
+    double& variance_scratch) {
+  saved_mean = mean;
+  saved_variance = variance;
+  mean_scratch = mean;
+  variance_scratch = variance;
+}
+
+static void forward_finalise(double* __restrict__ saved_mean, double* __restrict__ saved_variance,
+    double* __restrict__ mean_scratch, double* __restrict__ variance_scratch,
+    const Moments* __restrict__ mean_partials, const ForwardSizes sizes, Index slots, int threads) {
+  expect(saved_mean, sizes.outer.value);
+  expect(saved_variance, sizes.outer.value);
+  expect(mean_scratch, sizes.outer.value);
+  expect(variance_scratch, sizes.outer.value);
+  const Index columns = 1, results = sizes.outer.value;
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
+  for (Index result = 0; result < results; ++result) {
+    const Index above = result / columns, column = result % columns;
+    Moments mean_sum;
+    for (Index slot = 0; slot < slots; ++slot) mean_sum.merge(mean_partials[(above * slots + slot) * columns + column]);
+    const double mean_value = static_cast<double>(mean_sum.mean());
+    const double variance_value = static_cast<double>(mean_sum.variance());
+    const Index outer = result;
+    double saved_mean_value;
+    double saved_variance_value;
+    double mean_scratch_value;
+    double variance_scratch_value;
+    forward_finalise_values(mean_value, variance_value, saved_mean_value, saved_variance_value,
+        mean_scratch_value, variance_scratch_value);
+    saved_mean[outer] = narrow<double>(saved_mean_value);
+    saved_variance[outer] = narrow<double>(saved_variance_value);
+    mean_scratch[outer] = narrow<double>(mean_scratch_value);
+    variance_scratch[outer] = narrow<double>(variance_scratch_value);
+  }
+}
+
+static inline __attribute__((always_inline)) void forward_pointwise_values(const double x, const double mean,
+    const double variance, const double weight, const double bias, double& out) {
+  // layernorm(weight, bias)
+  const double after_layernorm = (x - mean) * (1.0 / sqrt(variance + 1e-05)) * weight + bias;
+  // gelu
+  out = after_layernorm * 0.5 * (1.0 + erf(after_layernorm * 0.7071067811865476));
+}
+
+static void forward_pointwise(const double* __restrict__ x, const double* __restrict__ mean,
+    const double* __restrict__ variance, const double* __restrict__ weight, const double* __restrict__ bias,
+    double* __restrict__ out, const ForwardSizes sizes, int threads) {
+  expect(out, sizes.outer.value * sizes.inner.value);
+  const Index rows = sizes.outer.value, length = sizes.inner.value;
+  const Index pieces = pieces_of(length);
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
+  for (Index task = 0; task < rows * pieces; ++task) {
+    const Index row = task / pieces, piece = task % pieces;
+    const Index end = std::min(length, (piece + 1) * kPiece);
+    const Index outer = row;
+    for (Index first = piece * kPiece; first < end; first += kLine) {
+      const Index width = std::min(kLine, end - first);
+      const Index inner = first;
+      double x_room[kLine];
+      const double* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
+      const double mean_value = widen(mean[outer]);
+      const double variance_value = widen(variance[outer]);
+      double weight_room[kLine];
+      const double* const weight_line = load<1>(weight + inner, width, weight_room);
+      double bias_room[kLine];
+      const double* const bias_line = load<1>(bias + inner, width, bias_room);
+      double out_room[kLine];
+      double* const out_line = target<1>(out + (outer) * sizes.inner.value + inner, width, out_room);
+#pragma omp simd
+      for (Index i = 0; i < padded(width); ++i) {
+        const double x_value = x_line[i];
+        const double weight_value = weight_line[i];
+        const double bias_value = bias_line[i];
+        double out_value;
+        forward_pointwise_values(x_value, mean_value, variance_value, weight_value, bias_value, out_value);
+        out_line[i] = out_value;
+      }
+      store<1>(out_line, width, out + (outer) * sizes.inner.value + inner);
+    }
+  }
+}
+
+struct BackwardSizes {
+  Size outer, inner;
+};
+
+static inline __attribute__((always_inline)) void backward_inner_values(const double d_out, const double x,
+    const double saved_mean, const double saved_variance, const double weight, const double bias,
+    double& total_term, double& total_2_term) {
+  // layernorm(weight, bias)
+  const double difference = x - saved_mean;
+  const double after_layernorm = difference * (1.0 / sqrt(saved_variance + 1e-05)) * weight + bias;
+  // backward, down to layernorm(weight, bias)
+  const double product = after_layernorm * 0.7071067811865476;
+  const double product_2 = d_out * (after_layernorm * 0.5) * (1.1283791670955126 * exp(-(product * product)));
+  const double d_after_layernorm = product_2 * 0.7071067811865476 + d_out * (1.0 + erf(product)) * 0.5;
+  total_term = d_after_layernorm * weight * difference;
+  total_2_term = d_after_layernorm * weight;
+}
+
+static void backward_inner(const double* __restrict__ d_out, const double* __restrict__ x,
+    const double* __restrict__ saved_mean, const double* __restrict__ saved_variance,
+    const double* __restrict__ weight, const double* __restrict__ bias, Sum* __restrict__ total_partials,
+    Sum* __restrict__ total_2_partials, const BackwardSizes sizes, int threads) {
+  const Index rows = sizes.outer.value, length = sizes.inner.value;
+  const Index pieces = pieces_of(length);
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
+  for (Index task = 0; task < rows * pieces; ++task) {
+    const Index row = task / pieces, piece = task % pieces;
+    const Index end = std::min(length, (piece + 1) * kPiece);
+    const Index outer = row;
+    Sum total_sum;
+    Sum total_2_sum;
+    for (Index first = piece * kPiece; first < end; first += kLine) {
+      const Index width = std::min(kLine, end - first);
+      const Index inner = first;
+      double d_out_room[kLine];
+      const double* const d_out_line = load<1>(d_out + (outer) * sizes.inner.value + inner, width,
+          d_out_room);
+      double x_room[kLine];
+      const double* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
+      const double saved_mean_value = widen(saved_mean[outer]);
+      const double saved_variance_value = widen(saved_variance[outer]);
+      double weight_room[kLine];
+      const double* const weight_line = load<1>(weight + inner, width, weight_room);
+      double bias_room[kLine];
+      const double* const bias_line = load<1>(bias + inner, width, bias_room);
+      double total_term_line[kLine];
+      double total_2_term_line[kLine];
+#pragma omp simd
+      for (Index i = 0; i < padded(width); ++i) {
+        const double d_out_value = d_out_line[i];
+        const double x_value = x_line[i];
+        const double weight_value = weight_line[i];
+        const double bias_value = bias_line[i];
+        double total_term_value;
+        double total_2_term_value;
+        backward_inner_values(d_out_value, x_value, saved_mean_value, saved_variance_value, weight_value,
+            bias_value, total_term_value, total_2_term_value);
+        total_term_line[i] = total_term_value;
+        total_2_term_line[i] = total_2_term_value;
+      }
+      total_sum.add(total_term_line, width);
+      total_2_sum.add(total_2_term_line, width);
+    }
+    total_partials[(outer) * (1 * pieces) + (0) * pieces + piece] = total_sum;
+    total_2_partials[(outer) * (1 * pieces) + (0) * pieces + piece] = total_2_sum;
+  }
+}
+
+static inline __attribute__((always_inline)) void backward_finalise_values(const double total,
+    const double total_2, double& total_scratch, double& total_2_scratch) {
+  total_scratch = total;
+  total_2_scratch = total_2;
+}
+
+static void backward_finalise(double* __restrict__ total_scratch, double* __restrict__ total_2_scratch,
+    const Sum* __restrict__ total_partials, const Sum* __restrict__ total_2_partials,
+    const BackwardSizes sizes, Index slots, int threads) {
+  expect(total_scratch, sizes.outer.value);
+  expect(total_2_scratch, sizes.outer.value);
+  const Index columns = 1, results = sizes.outer.value;
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
+  for (Index result = 0; result < results; ++result) {
+    const Index above = result / columns, column = result % columns;
+    Sum total_sum;
+    for (Index slot = 0; slot < slots; ++slot) total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
+    Sum total_2_sum;
+    for (Index slot = 0; slot < slots; ++slot) total_2_sum.merge(total_2_partials[(above * slots + slot) * columns + column]);
+    const double total_value = static_cast<double>(total_sum.sum());
+    const double total_2_value = static_cast<double>(total_2_sum.sum());
+    const Index outer = result;
+    double total_scratch_value;
+    double total_2_scratch_value;
+    backward_finalise_values(total_value, total_2_value, total_scratch_value, total_2_scratch_value);
+    total_scratch[outer] = narrow<double>(total_scratch_value);
+    total_2_scratch[outer] = narrow<double>(total_2_scratch_value);
+  }
+}
+
+static inline __attribute__((always_inline)) void backward_outer_values(const double x,
+    const double saved_mean, const double total, const double saved_variance, const double count_of_inner,
+    const double d_out, const double weight, const double bias, const double total_2, double& d_x,
+    double& total_3_term, double& total_4_term) {
+  // layernorm(weight, bias)
+  const double difference = x - saved_mean;
+  const double inverse_root = 1.0 / sqrt(saved_variance + 1e-05);
+  const double product = difference * inverse_root;
+  const double after_layernorm = product * weight + bias;
+  // backward, down to layernorm(weight, bias)
+  const double product_2 = after_layernorm * 0.7071067811865476;
+  const double product_3 = d_out * (after_layernorm * 0.5) * (1.1283791670955126 * exp(-(product_2 * product_2)));
+  const double d_after_layernorm = product_3 * 0.7071067811865476 + d_out * (1.0 + erf(product_2)) * 0.5;
+  const double product_4 = 2.0 * (-0.5 * total * (inverse_root * inverse_root * inverse_root));
+  const double sum = difference * (product_4 / count_of_inner) + d_after_layernorm * weight * inverse_root;
+  d_x = sum - total_2 * inverse_root / count_of_inner;
+  total_3_term = d_after_layernorm * product;
+  total_4_term = d_after_layernorm;
+}
+
+static void backward_outer(const double* __restrict__ d_out, const double* __restrict__ x,
+    const double* __restrict__ saved_mean, const double* __restrict__ saved_variance,
+    const double* __restrict__ weight, const double* __restrict__ bias, const double* __restrict__ total,
+    const double* __restrict__ total_2, double* __restrict__ d_x, Sum* __restrict__ total_3_partials,
+    Sum* __restrict__ total_4_partials, const BackwardSizes sizes, int threads) {
+  const double count_of_inner_value = static_cast<double>(sizes.inner.value);
+  expect(d_x, sizes.outer.value * sizes.inner.value);
+  const Index kept = 1, rows = sizes.outer.value, columns = sizes.inner.value;
+  const Index slots = slots_of(rows, columns);
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (kept * rows * columns > kSerial)
+  for (Index task = 0; task < kept * slots; ++task) {
+    const Index kept_index = task / slots, slot = task % slots;
+    for (Index first = 0; first < columns; first += kLine) {
+      const Index width = std::min(kLine, columns - first);
+      SumLanes total_3_lanes(width);
+      SumLanes total_4_lanes(width);
+      for (Index row = rows * slot / slots; row < rows * (slot + 1) / slots; ++row) {
+        const Index outer = row;
+        const Index inner = first;
+        double d_out_room[kLine];
+        const double* const d_out_line = load<1>(d_out + (outer) * sizes.inner.value + inner, width,
+            d_out_room);
+        double x_room[kLine];
+        const double* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
+        const double saved_mean_value = widen(saved_mean[outer]);
+        const double saved_variance_value = widen(saved_variance[outer]);
+        double weight_room[kLine];
+        const double* const weight_line = load<1>(weight + inner, width, weight_room);
+        double bias_room[kLine];
+        const double* const bias_line = load<1>(bias + inner, width, bias_room);
+        const double total_value = widen(total[outer]);
+        const double total_2_value = widen(total_2[outer]);
+        double d_x_room[kLine];
+        double* const d_x_line = target<1>(d_x + (outer) * sizes.inner.value + inner, width, d_x_room);
+        double total_3_term_line[kLine];
+        double total_4_term_line[kLine];
+#pragma omp simd
+        for (Index i = 0; i < padded(width); ++i) {
+          const double x_value = x_line[i];
+          const double d_out_value = d_out_line[i];
+          const double weight_value = weight_line[i];
+          const double bias_value = bias_line[i];
+          double d_x_value;
+          double total_3_term_value;
+          double total_4_term_value;
+          backward_outer_values(x_value, saved_mean_value, total_value, saved_variance_value,
+              count_of_inner_value, d_out_value, weight_value, bias_value, total_2_value, d_x_value,
+              total_3_term_value, total_4_term_value);
+          d_x_line[i] = d_x_value;
+          total_3_term_line[i] = total_3_term_value;
+          total_4_term_line[i] = total_4_term_value;
+        }
+        store<1>(d_x_line, width, d_x + (outer) * sizes.inner.value + inner);
+        total_3_lanes.add(total_3_term_line, width);
+        total_4_lanes.add(total_4_term_line, width);
+      }
+      for (Index i = 0; i < width; ++i) total_3_partials[task * columns + first + i] = total_3_lanes.at(i);
+      for (Index i = 0; i < width; ++i) total_4_partials[task * columns + first + i] = total_4_lanes.at(i);
+    }
+  }
+}
+
+static inline __attribute__((always_inline)) void backward_finalise_2_values(const double total_3,
+    const double total_4, double& d_weight, double& d_bias) {
+  d_weight = total_3;
+  d_bias = total_4;
+}
+
+static void backward_finalise_2(double* __restrict__ d_weight, double* __restrict__ d_bias,
+    const Sum* __restrict__ total_3_partials, const Sum* __restrict__ total_4_partials,
+    const BackwardSizes sizes, Index slots, int threads) {
+  expect(d_weight, sizes.inner.value);
+  expect(d_bias, sizes.inner.value);
+  const Index columns = sizes.inner.value, results = sizes.inner.value;
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
+  for (Index result = 0; result < results; ++result) {
+    const Index above = result / columns, column = result % columns;
+    Sum total_3_sum;
+    for (Index slot = 0; slot < slots; ++slot) total_3_sum.merge(total_3_partials[(above * slots + slot) * columns + column]);
+    Sum total_4_sum;
+    for (Index slot = 0; slot < slots; ++slot) total_4_sum.merge(total_4_partials[(above * slots + slot) * columns + column]);
+    const double total_3_value = static_cast<double>(total_3_sum.sum());
+    const double total_4_value = static_cast<double>(total_4_sum.sum());
+    const Index inner = result;
+    double d_weight_value;
+    double d_bias_value;
+    backward_finalise_2_values(total_3_value, total_4_value, d_weight_value, d_bias_value);
+    d_weight[inner] = narrow<double>(d_weight_value);
+    d_bias[inner] = narrow<double>(d_bias_value);
+  }
+}
+
+}  // namespace
+
+// a: x, weight, bias, out, saved_mean, saved_variance, scratch (-1: return the bytes it needs), outer, inner, threads.
+extern "C" int64_t run_forward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const double*>(a[0]);
+  auto* const weight = reinterpret_cast<const double*>(a[1]);
+  auto* const bias = reinterpret_cast<const double*>(a[2]);
+  auto* const out = reinterpret_cast<double*>(a[3]);
+  auto* const saved_mean = reinterpret_cast<double*>(a[4]);
+  auto* const saved_variance = reinterpret_cast<double*>(a[5]);
+  const bool is_measuring = a[6] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[6])};
+  const ForwardSizes sizes{ {a[7]}, {a[8]} };
+  const int threads = static_cast<int>(a[9]);
+  const Index mean_partials_slots = 1 * pieces_of(sizes.inner.value)
+;
+  auto* const mean_partials = scratch.take<Moments>(static_cast<int64_t>(sizes.outer.value) * mean_partials_slots);
+  auto* const mean_scratch = scratch.take<double>(static_cast<int64_t>(sizes.outer.value));
+  auto* const variance_scratch = scratch.take<double>(static_cast<int64_t>(sizes.outer.value));
+  if (is_measuring) return scratch.used;
+  forward_inner(x, mean_partials, sizes, threads);
+  forward_finalise(saved_mean, saved_variance, mean_scratch, variance_scratch, mean_partials, sizes,
+      mean_partials_slots, threads);
+  forward_pointwise(x, mean_scratch, variance_scratch, weight, bias, out, sizes, threads);
+  return 0;
+}
+
+// a: x, weight, bias, saved_mean, saved_variance, d_out, d_x, d_weight, d_bias, scratch (-1: return the bytes it needs), outer, inner, threads.
+extern "C" int64_t run_backward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const double*>(a[0]);
+  auto* const weight = reinterpret_cast<const double*>(a[1]);
+  auto* const bias = reinterpret_cast<const double*>(a[2]);
+  auto* const saved_mean = reinterpret_cast<const double*>(a[3]);
+  auto* const saved_variance = reinterpret_cast<const double*>(a[4]);
+  auto* const d_out = reinterpret_cast<const double*>(a[5]);
+  auto* const d_x = reinterpret_cast<double*>(a[6]);
+  auto* const d_weight = reinterpret_cast<double*>(a[7]);
+  auto* const d_bias = reinterpret_cast<double*>(a[8]);
+  const bool is_measuring = a[9] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[9])};
+  const BackwardSizes sizes{ {a[10]}, {a[11]} };
+  const int threads = static_cast<int>(a[12]);
+  const Index total_partials_slots = 1 * pieces_of(sizes.inner.value)
+;
+  const Index total_2_partials_slots = 1 * pieces_of(sizes.inner.value)
+;
+  const Index total_3_partials_slots = slots_of(sizes.outer.value, sizes.inner.value)
+;
+  const Index total_4_partials_slots = slots_of(sizes.outer.value, sizes.inner.value)
+;
+  auto* const total_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.outer.value) * total_partials_slots);
+  auto* const total_2_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.outer.value) * total_2_partials_slots);
+  auto* const total_scratch = scratch.take<double>(static_cast<int64_t>(sizes.outer.value));
+  auto* const total_2_scratch = scratch.take<double>(static_cast<int64_t>(sizes.outer.value));
+  auto* const total_3_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.inner.value) * total_3_partials_slots);
+  auto* const total_4_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.inner.value) * total_4_partials_slots);
+  if (is_measuring) return scratch.used;
+  backward_inner(d_out, x, saved_mean, saved_variance, weight, bias, total_partials, total_2_partials, sizes,
+      threads);
+  backward_finalise(total_scratch, total_2_scratch, total_partials, total_2_partials, sizes,
+      total_partials_slots, threads);
+  backward_outer(d_out, x, saved_mean, saved_variance, weight, bias, total_scratch, total_2_scratch, d_x,
+      total_3_partials, total_4_partials, sizes, threads);
+  backward_finalise_2(d_weight, d_bias, total_3_partials, total_4_partials, sizes, total_3_partials_slots,
+      threads);
+  return 0;
+}

@@ -1,0 +1,603 @@
+// fusegen 0.1.0   chain e920762074c6   signature forward+backward: d_out float32, d_x float32, out float32, saved_mean float32, saved_mean_ float32, saved_variance float32, saved_variance_ float32, x float32; 64-bit offsets
+//   layernorm | gelu | layernorm
+#include <Python.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <type_traits>
+
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+using Index = int64_t;
+
+namespace {
+
+struct Size {
+  Index value;
+};
+
+inline Index divide(Index n, Size d) { return n / d.value; }
+
+template <typename To, typename From>
+inline To bits_of(From x) {
+  static_assert(sizeof(To) == sizeof(From));
+  To bits;
+  __builtin_memcpy(&bits, &x, sizeof(To));
+  return bits;
+}
+
+// erf within 1.9 ulp: 1 - exp(-y) on the right of 0, where y is |x| times a polynomial of it.
+inline float erf_of(float x) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+  float t = fabsf(x);
+  t = t > 4.0f ? 4.0f : t;
+  const float tt = t * t;
+  float y = fmaf(-9.256217e-6f, tt, fmaf(1.1764081e-4f, t, -6.328351e-4f));
+  y = fmaf(y, tt, fmaf(0.001667024f, t, -1.6039226e-4f));
+  y = fmaf(y, tt, fmaf(-0.019153066f, t, 0.10277783f));
+  y = fmaf(y, tt, fmaf(0.6366194f, t, 0.12837917f));
+  y = fmaf(y, t, t);
+  const float shifted = fmaf(y, -1.442695f, 0x1.8p23f);  // its last bits are n, as in exp
+  const float n = shifted - 0x1.8p23f;
+  const float r = fmaf(n, 1.9046542e-9f, fmaf(n, -0.6931472f, -y)), rr = r * r;
+  float e = fmaf(0.0013814596f, rr, fmaf(0.0083687175f, r, 0.04166839f));
+  e = fmaf(e, rr, fmaf(0.16666521f, r, 0.49999994f));
+  e = fmaf(e, rr, r);  // exp(r) - 1, so that small results keep their digits
+  const float power = bits_of<float>((bits_of<uint32_t>(shifted) << 23) + 0x3f800000);
+  return copysignf(fmaf(-power, e, 1.0f - power), x);
+#else
+  return erff(x);
+#endif
+}
+
+// exp within 1.1 ulp: 2^n * exp(r), n the nearest integer to x / log(2).
+inline float exp_of(float x) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+  x = x < -104.0f ? -104.0f : x;
+  x = x > 89.0f ? 89.0f : x;
+  const float shifted = fmaf(x, 1.442695f, 0x1.8p23f + 254);  // its last bits are n + 254
+  const float n = shifted - (0x1.8p23f + 254);
+  const float r = fmaf(n, 1.9046542e-9f, fmaf(n, -0.6931472f, x)), rr = r * r;
+  float e = fmaf(0.0013814596f, rr, fmaf(0.0083687175f, r, 0.04166839f));
+  e = fmaf(e, rr, fmaf(0.16666521f, r, 0.49999994f));
+  e = 1.0f + fmaf(e, rr, r);
+  // In two factors, for 2^n may lie beyond what a float holds where the result does not.
+  const uint32_t both = bits_of<uint32_t>(shifted), half = both >> 1;
+  return e * bits_of<float>(half << 23) * bits_of<float>((both - half) << 23);
+#else
+  return expf(x);
+#endif
+}
+
+template <typename Stored>
+inline Stored widen(Stored x) {
+  return x;
+}
+
+template <typename Stored, typename Value>
+inline Stored narrow(Value x) {
+  return static_cast<Stored>(x);
+}
+
+// Scratch memory, handed out piece by piece; with no base it only counts.
+struct Scratch {
+  char* base;
+  Index used = 0;
+  template <typename T>
+  T* take(Index count) {
+    T* const piece = reinterpret_cast<T*>(base + used);
+    used += (count * static_cast<Index>(sizeof(T)) + 63) / 64 * 64;
+    return piece;
+  }
+};
+
+// Work is cut into pieces that depend on the sizes alone, never on the number of threads: so are the results.
+constexpr Index kPiece = 16384;
+
+inline Index pieces_of(Index length) { return std::max<Index>(1, (length + kPiece - 1) / kPiece); }
+
+// Below this many elements one thread does it all: waking another costs more.
+constexpr Index kSerial = 16384;
+
+// Elements are worked on by lines: up to so many neighbours, widened into arrays, so that conversions,
+// arithmetic and sums are a plain loop each. Arithmetic goes on to a whole vector, over copies of the last
+// element, so that no short row ends in scalar calls.
+constexpr Index kLine = 512;
+
+// Short rows go through each stage together: what one row waits for is hidden behind the others. So many
+// elements still lie in the fastest cache when the next stage comes.
+constexpr Index kTogether = 64;
+
+inline Index rows_together(Index length) {
+  return std::min<Index>(kTogether, std::max<Index>(1, 4096 / std::max<Index>(1, length)));
+}
+
+inline Index padded(Index width) { return (width + 15) / 16 * 16; }
+
+// The end of a line is filled up with copies of its last element.
+template <typename Value>
+inline void pad(Value* line, Index width) {
+  const Value last = line[width - 1];
+  for (Index i = width; i < padded(width); ++i) line[i] = last;
+}
+
+// Elements of the arithmetic's own type that fill whole vectors are worked on where they lie.
+template <Index stride, typename Stored, typename Value>
+inline bool is_line(Index width) {
+  return std::is_same<Stored, Value>::value && stride == 1 && width == padded(width);
+}
+
+// A line to read; room is where it is put if it cannot stay.
+template <Index stride, typename Stored, typename Value>
+inline const Value* load(const Stored* from, Index width, Value* room) {
+  if (is_line<stride, Stored, Value>(width)) return reinterpret_cast<const Value*>(from);
+#pragma omp simd
+  for (Index i = 0; i < width; ++i) room[i] = static_cast<Value>(widen(from[i * stride]));
+  pad(room, width);
+  return room;
+}
+
+// A line to be written before store.
+template <Index stride, typename Stored, typename Value>
+inline Value* target(Stored* to, Index width, Value* room) {
+  return is_line<stride, Stored, Value>(width) ? reinterpret_cast<Value*>(to) : room;
+}
+
+template <Index stride, typename Stored, typename Value>
+inline void store(const Value* line, Index width, Stored* to) {
+  if (is_line<stride, Stored, Value>(width)) return;
+#pragma omp simd
+  for (Index i = 0; i < width; ++i) to[i * stride] = narrow<Stored>(line[i]);
+}
+
+// Fresh memory comes in pages of 4 KiB, whose faults cost more than most chains (writing 55 MB: 15 ms, and 4
+// in large pages). So large outputs ask for those, as torch's allocator does under THP_MEM_ALLOC_ENABLE.
+template <typename Stored>
+inline void expect(Stored* output, Index count) {
+#ifdef __linux__
+  constexpr uintptr_t kPage = 65536;
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(output) + kPage - 1) / kPage * kPage;
+  const uintptr_t end = reinterpret_cast<uintptr_t>(output + count) / kPage * kPage;
+  if (begin + (4u << 20) <= end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+}
+
+// Sixteen numbers side by side. gcc would add the ends of a reduction up one by one, through memory.
+template <typename Value>
+struct Lanes {
+  typedef Value Pack __attribute__((vector_size(16 * sizeof(Value))));
+  Pack at = {};
+  void load(const Value* from) { __builtin_memcpy(&at, from, sizeof(at)); }
+  Value sum() const {
+    Value left[16];
+    __builtin_memcpy(left, &at, sizeof(at));
+    fold<8>(left);
+    fold<4>(left);
+    fold<2>(left);
+    return left[0] + left[1];
+  }
+  template <int half>
+  static void fold(Value* left) {
+    for (int i = 0; i < half; ++i) left[i] += left[i + half];
+  }
+};
+
+inline Index whole(Index width) { return width / 16 * 16; }
+
+template <typename Value>
+inline double sum_of(const Value* line, Index width) {
+  Lanes<Value> lanes, next;
+  for (Index i = 0; i < whole(width); i += 16) {
+    next.load(line + i);
+    lanes.at += next.at;
+  }
+  Value total = lanes.sum();
+  for (Index i = whole(width); i < width; ++i) total += line[i];
+  return total;
+}
+
+struct Sum {
+  double total = 0;
+  void merge(const Sum& other) { total += other.total; }
+  template <typename Value>
+  void add(const Value* line, Index width) {
+    total += sum_of(line, width);
+  }
+  double sum() const { return total; }
+};
+
+// Count, mean and the sum of squared distances from it; merged by Chan's formula.
+struct Moments {
+  double count = 0, centre = 0, distances = 0;
+  void merge(const Moments& other) {
+    if (count == 0) *this = other;
+    else if (other.count != 0) {
+      const double all = count + other.count, gap = other.centre - centre, share = other.count / all;
+      centre += gap * share;
+      distances += other.distances + gap * gap * count * share;
+      count = all;
+    }
+  }
+  // Distances about a first guess of the mean, mended by their own mean.
+  template <typename Value>
+  void add(const Value* line, Index width) {
+    const double n = static_cast<double>(width);
+    const Value about = static_cast<Value>(sum_of(line, width) / n);
+    Lanes<Value> lanes, all_squares, all_drift;
+    for (Index i = 0; i < whole(width); i += 16) {
+      lanes.load(line + i);
+      lanes.at -= about;
+      all_squares.at += lanes.at * lanes.at;
+      all_drift.at += lanes.at;
+    }
+    Value squares = all_squares.sum(), drift = all_drift.sum();
+    for (Index i = whole(width); i < width; ++i) {
+      const Value distance = line[i] - about;
+      squares += distance * distance;
+      drift += distance;
+    }
+    const double mean_drift = drift / n;
+    merge({n, about + mean_drift, squares - drift * mean_drift});
+  }
+  double mean() const { return centre; }
+  double variance() const { return distances / count; }
+};
+
+struct ForwardSizes {
+  Size outer, inner;
+};
+
+static inline __attribute__((always_inline)) void forward_row_stage_2(const float x, const float mean,
+    const float variance, float& mean_2_term, float& carried_after_gelu) {
+  // layernorm
+  const float after_layernorm = (x - mean) * (1.0f / sqrtf(variance + 1e-05f));
+  // gelu
+  mean_2_term = after_layernorm * 0.5f * (1.0f + erf_of(after_layernorm * 0.707106769f));
+  carried_after_gelu = after_layernorm * 0.5f * (1.0f + erf_of(after_layernorm * 0.707106769f));
+}
+
+static inline __attribute__((always_inline)) void forward_row_values(const float carried_after_gelu,
+    const float mean_2, const float variance_2, float& out) {
+  // layernorm
+  out = (carried_after_gelu - mean_2) * (1.0f / sqrtf(variance_2 + 1e-05f));
+}
+
+static inline __attribute__((always_inline)) void forward_row_row_values(const float mean,
+    const float variance, const float mean_2, const float variance_2, float& saved_mean,
+    float& saved_variance, float& saved_mean_, float& saved_variance_) {
+  saved_mean = mean;
+  saved_variance = variance;
+  saved_mean_ = mean_2;
+  saved_variance_ = variance_2;
+}
+
+static void forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restrict__ saved_mean,
+    float* __restrict__ saved_variance, float* __restrict__ saved_mean_, float* __restrict__ saved_variance_,
+    const ForwardSizes sizes, int threads) {
+  expect(out, sizes.outer.value * sizes.inner.value);
+  expect(saved_mean, sizes.outer.value);
+  expect(saved_variance, sizes.outer.value);
+  expect(saved_mean_, sizes.outer.value);
+  expect(saved_variance_, sizes.outer.value);
+  const Index rows = sizes.outer.value, length = sizes.inner.value;
+  const Index together = rows_together(length);
+  const Index tasks = (rows + together - 1) / together;
+#pragma omp parallel num_threads(threads) firstprivate(sizes) if (rows * length > kSerial)
+  {
+    const std::unique_ptr<float[]> carried_after_gelu_rows(new float[together * padded(length)]);
+#pragma omp for schedule(static)
+    for (Index task = 0; task < tasks; ++task) {
+      const Index top = task * together, bottom = std::min(rows, top + together);
+      float mean_of_rows[kTogether];
+      float variance_of_rows[kTogether];
+      for (Index row = top; row < bottom; ++row) {
+        const Index outer = row;
+        Moments mean_sum;
+        for (Index first = 0; first < length; first += kLine) {
+          const Index width = std::min(kLine, length - first);
+          const Index inner = first;
+          float x_room[kLine];
+          const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
+          mean_sum.add(x_line, width);
+        }
+        mean_of_rows[row - top] = static_cast<float>(mean_sum.mean());
+        variance_of_rows[row - top] = static_cast<float>(mean_sum.variance());
+      }
+      float mean_2_of_rows[kTogether];
+      float variance_2_of_rows[kTogether];
+      for (Index row = top; row < bottom; ++row) {
+        const Index outer = row;
+        const Index place = (row - top) * padded(length);
+        const float mean_value = mean_of_rows[row - top];
+        const float variance_value = variance_of_rows[row - top];
+        Moments mean_2_sum;
+        for (Index first = 0; first < length; first += kLine) {
+          const Index width = std::min(kLine, length - first);
+          const Index inner = first;
+          float* const carried_after_gelu_line = carried_after_gelu_rows.get() + place + first;
+          float x_room[kLine];
+          const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
+          float mean_2_term_line[kLine];
+#pragma omp simd
+          for (Index i = 0; i < padded(width); ++i) {
+            const float x_value = x_line[i];
+            float mean_2_term_value;
+            float carried_after_gelu_value;
+            forward_row_stage_2(x_value, mean_value, variance_value, mean_2_term_value,
+                carried_after_gelu_value);
+            mean_2_term_line[i] = mean_2_term_value;
+            carried_after_gelu_line[i] = carried_after_gelu_value;
+          }
+          mean_2_sum.add(mean_2_term_line, width);
+        }
+        mean_2_of_rows[row - top] = static_cast<float>(mean_2_sum.mean());
+        variance_2_of_rows[row - top] = static_cast<float>(mean_2_sum.variance());
+      }
+      for (Index row = top; row < bottom; ++row) {
+        const Index outer = row;
+        const Index place = (row - top) * padded(length);
+        const float mean_2_value = mean_2_of_rows[row - top];
+        const float variance_2_value = variance_2_of_rows[row - top];
+        for (Index first = 0; first < length; first += kLine) {
+          const Index width = std::min(kLine, length - first);
+          const Index inner = first;
+          float* const carried_after_gelu_line = carried_after_gelu_rows.get() + place + first;
+          float out_room[kLine];
+          float* const out_line = target<1>(out + (outer) * sizes.inner.value + inner, width, out_room);
+#pragma omp simd
+          for (Index i = 0; i < padded(width); ++i) {
+            const float carried_after_gelu_value = carried_after_gelu_line[i];
+            float out_value;
+            forward_row_values(carried_after_gelu_value, mean_2_value, variance_2_value, out_value);
+            out_line[i] = out_value;
+          }
+          store<1>(out_line, width, out + (outer) * sizes.inner.value + inner);
+        }
+        {
+          const Index outer = row;
+          const float mean_value = mean_of_rows[row - top];
+          const float variance_value = variance_of_rows[row - top];
+          const float mean_2_value = mean_2_of_rows[row - top];
+          const float variance_2_value = variance_2_of_rows[row - top];
+          float saved_mean_value;
+          float saved_variance_value;
+          float saved_mean__value;
+          float saved_variance__value;
+          forward_row_row_values(mean_value, variance_value, mean_2_value, variance_2_value,
+              saved_mean_value, saved_variance_value, saved_mean__value, saved_variance__value);
+          saved_mean[outer] = narrow<float>(saved_mean_value);
+          saved_variance[outer] = narrow<float>(saved_variance_value);
+          saved_mean_[outer] = narrow<float>(saved_mean__value);
+          saved_variance_[outer] = narrow<float>(saved_variance__value);
+        }
+      }
+    }
+  }
+}
+
+struct BackwardSizes {
+  Size outer, inner;
+};
+
+static inline __attribute__((always_inline)) void backward_row_stage_1(const float d_out, const float x,
+    const float saved_mean, const float saved_variance, const float saved_mean_, float& total_term,
+    float& carried) {
+  // layernorm
+  const float after_layernorm = (x - saved_mean) * (1.0f / sqrtf(saved_variance + 1e-05f));
+  // gelu
+  const float after_gelu = after_layernorm * 0.5f * (1.0f + erf_of(after_layernorm * 0.707106769f));
+  total_term = d_out * (after_gelu - saved_mean_);
+  carried = 1.0f + erf_of(after_layernorm * 0.707106769f);
+}
+
+static inline __attribute__((always_inline)) void backward_row_stage_2(const float x, const float saved_mean,
+    const float saved_variance, const float carried, const float saved_mean_, const float total,
+    const float saved_variance_, const float count_of_inner, const float d_out, const float total_2,
+    float& total_3_term, float& total_4_term, float& carried_2) {
+  // layernorm
+  const float difference = x - saved_mean;
+  const float inverse_root = 1.0f / sqrtf(saved_variance + 1e-05f);
+  const float after_layernorm = difference * inverse_root;
+  // gelu
+  const float product = after_layernorm * 0.5f;
+  const float after_gelu = product * carried;
+  // backward, down to gelu
+  const float difference_2 = after_gelu - saved_mean_;
+  const float inverse_root_2 = 1.0f / sqrtf(saved_variance_ + 1e-05f);
+  const float product_2 = -0.5f * total * (inverse_root_2 * inverse_root_2 * inverse_root_2);
+  const float product_3 = 2.0f * product_2;
+  const float product_4 = d_out * inverse_root_2;
+  const float product_5 = total_2 * inverse_root_2;
+  const float d_after_gelu = difference_2 * (product_3 / count_of_inner) + product_4 - product_5 / count_of_inner;
+  // backward, down to layernorm
+  const float product_6 = after_layernorm * 0.707106769f;
+  const float product_7 = 1.12837923f * exp_of(-(product_6 * product_6));
+  const float d_after_layernorm = d_after_gelu * product * product_7 * 0.707106769f + d_after_gelu * carried * 0.5f;
+  total_3_term = d_after_layernorm * difference;
+  total_4_term = d_after_layernorm;
+  const float quotient = 1.0f / count_of_inner;
+  const float difference_3 = difference_2 * (product_3 * quotient) + product_4 - product_5 * quotient;
+  const float sum = difference_3 * product * product_7 * 0.707106769f + difference_3 * carried * 0.5f;
+  carried_2 = sum * inverse_root;
+}
+
+static inline __attribute__((always_inline)) void backward_row_values(const float x, const float saved_mean,
+    const float total_3, const float saved_variance, const float count_of_inner, const float carried_2,
+    const float total_4, float& d_x) {
+  const float inverse_root = 1.0f / sqrtf(saved_variance + 1e-05f);
+  const float product = 2.0f * (-0.5f * total_3 * (inverse_root * inverse_root * inverse_root));
+  const float quotient = 1.0f / count_of_inner;
+  d_x = (x - saved_mean) * (product * quotient) + carried_2 - total_4 * inverse_root * quotient;
+}
+
+static void backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
+    const float* __restrict__ saved_mean, const float* __restrict__ saved_variance,
+    const float* __restrict__ saved_mean_, const float* __restrict__ saved_variance_,
+    float* __restrict__ d_x, const BackwardSizes sizes, int threads) {
+  const float count_of_inner_value = static_cast<float>(sizes.inner.value);
+  expect(d_x, sizes.outer.value * sizes.inner.value);
+  const Index rows = sizes.outer.value, length = sizes.inner.value;
+  const Index together = rows_together(length);
+  const Index tasks = (rows + together - 1) / together;
+#pragma omp parallel num_threads(threads) firstprivate(sizes) if (rows * length > kSerial)
+  {
+    const std::unique_ptr<float[]> carried_rows(new float[together * padded(length)]);
+    const std::unique_ptr<float[]> carried_2_rows(new float[together * padded(length)]);
+#pragma omp for schedule(static)
+    for (Index task = 0; task < tasks; ++task) {
+      const Index top = task * together, bottom = std::min(rows, top + together);
+      float total_of_rows[kTogether];
+      float total_2_of_rows[kTogether];
+      for (Index row = top; row < bottom; ++row) {
+        const Index outer = row;
+        const Index place = (row - top) * padded(length);
+        Sum total_sum;
+        Sum total_2_sum;
+        for (Index first = 0; first < length; first += kLine) {
+          const Index width = std::min(kLine, length - first);
+          const Index inner = first;
+          float* const carried_line = carried_rows.get() + place + first;
+          float d_out_room[kLine];
+          const float* const d_out_line = load<1>(d_out + (outer) * sizes.inner.value + inner, width,
+              d_out_room);
+          float x_room[kLine];
+          const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
+          const float saved_mean_value = widen(saved_mean[outer]);
+          const float saved_variance_value = widen(saved_variance[outer]);
+          const float saved_mean__value = widen(saved_mean_[outer]);
+          float total_term_line[kLine];
+#pragma omp simd
+          for (Index i = 0; i < padded(width); ++i) {
+            const float d_out_value = d_out_line[i];
+            const float x_value = x_line[i];
+            float total_term_value;
+            float carried_value;
+            backward_row_stage_1(d_out_value, x_value, saved_mean_value, saved_variance_value,
+                saved_mean__value, total_term_value, carried_value);
+            total_term_line[i] = total_term_value;
+            carried_line[i] = carried_value;
+          }
+          total_sum.add(total_term_line, width);
+          total_2_sum.add(d_out_line, width);
+        }
+        total_of_rows[row - top] = static_cast<float>(total_sum.sum());
+        total_2_of_rows[row - top] = static_cast<float>(total_2_sum.sum());
+      }
+      float total_3_of_rows[kTogether];
+      float total_4_of_rows[kTogether];
+      for (Index row = top; row < bottom; ++row) {
+        const Index outer = row;
+        const Index place = (row - top) * padded(length);
+        const float total_value = total_of_rows[row - top];
+        const float total_2_value = total_2_of_rows[row - top];
+        Sum total_3_sum;
+        Sum total_4_sum;
+        for (Index first = 0; first < length; first += kLine) {
+          const Index width = std::min(kLine, length - first);
+          const Index inner = first;
+          float* const carried_line = carried_rows.get() + place + first;
+          float* const carried_2_line = carried_2_rows.get() + place + first;
+          float d_out_room[kLine];
+          const float* const d_out_line = load<1>(d_out + (outer) * sizes.inner.value + inner, width,
+              d_out_room);
+          float x_room[kLine];
+          const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
+          const float saved_mean_value = widen(saved_mean[outer]);
+          const float saved_variance_value = widen(saved_variance[outer]);
+          const float saved_mean__value = widen(saved_mean_[outer]);
+          const float saved_variance__value = widen(saved_variance_[outer]);
+          float total_3_term_line[kLine];
+          float total_4_term_line[kLine];
+#pragma omp simd
+          for (Index i = 0; i < padded(width); ++i) {
+            const float x_value = x_line[i];
+            const float carried_value = carried_line[i];
+            const float d_out_value = d_out_line[i];
+            float total_3_term_value;
+            float total_4_term_value;
+            float carried_2_value;
+            backward_row_stage_2(x_value, saved_mean_value, saved_variance_value, carried_value,
+                saved_mean__value, total_value, saved_variance__value, count_of_inner_value, d_out_value,
+                total_2_value, total_3_term_value, total_4_term_value, carried_2_value);
+            total_3_term_line[i] = total_3_term_value;
+            total_4_term_line[i] = total_4_term_value;
+            carried_2_line[i] = carried_2_value;
+          }
+          total_3_sum.add(total_3_term_line, width);
+          total_4_sum.add(total_4_term_line, width);
+        }
+        total_3_of_rows[row - top] = static_cast<float>(total_3_sum.sum());
+        total_4_of_rows[row - top] = static_cast<float>(total_4_sum.sum());
+      }
+      for (Index row = top; row < bottom; ++row) {
+        const Index outer = row;
+        const Index place = (row - top) * padded(length);
+        const float total_3_value = total_3_of_rows[row - top];
+        const float total_4_value = total_4_of_rows[row - top];
+        for (Index first = 0; first < length; first += kLine) {
+          const Index width = std::min(kLine, length - first);
+          const Index inner = first;
+          float* const carried_2_line = carried_2_rows.get() + place + first;
+          float x_room[kLine];
+          const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
+          const float saved_mean_value = widen(saved_mean[outer]);
+          const float saved_variance_value = widen(saved_variance[outer]);
+          float d_x_room[kLine];
+          float* const d_x_line = target<1>(d_x + (outer) * sizes.inner.value + inner, width, d_x_room);
+#pragma omp simd
+          for (Index i = 0; i < padded(width); ++i) {
+            const float x_value = x_line[i];
+            const float carried_2_value = carried_2_line[i];
+            float d_x_value;
+            backward_row_values(x_value, saved_mean_value, total_3_value, saved_variance_value,
+                count_of_inner_value, carried_2_value, total_4_value, d_x_value);
+            d_x_line[i] = d_x_value;
+          }
+          store<1>(d_x_line, width, d_x + (outer) * sizes.inner.value + inner);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+// a: x, out, saved_mean, saved_variance, saved_mean_, saved_variance_, scratch (-1: return the bytes it needs), outer, inner, threads.
+extern "C" int64_t run_forward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const float*>(a[0]);
+  auto* const out = reinterpret_cast<float*>(a[1]);
+  auto* const saved_mean = reinterpret_cast<float*>(a[2]);
+  auto* const saved_variance = reinterpret_cast<float*>(a[3]);
+  auto* const saved_mean_ = reinterpret_cast<float*>(a[4]);
+  auto* const saved_variance_ = reinterpret_cast<float*>(a[5]);
+  const bool is_measuring = a[6] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[6])};
+  const ForwardSizes sizes{ {a[7]}, {a[8]} };
+  const int threads = static_cast<int>(a[9]);
+  if (is_measuring) return scratch.used;
+  forward_row(x, out, saved_mean, saved_variance, saved_mean_, saved_variance_, sizes, threads);
+  return 0;
+}
+
+// a: x, saved_mean, saved_variance, saved_mean_, saved_variance_, d_out, d_x, scratch (-1: return the bytes it needs), outer, inner, threads.
+extern "C" int64_t run_backward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const float*>(a[0]);
+  auto* const saved_mean = reinterpret_cast<const float*>(a[1]);
+  auto* const saved_variance = reinterpret_cast<const float*>(a[2]);
+  auto* const saved_mean_ = reinterpret_cast<const float*>(a[3]);
+  auto* const saved_variance_ = reinterpret_cast<const float*>(a[4]);
+  auto* const d_out = reinterpret_cast<const float*>(a[5]);
+  auto* const d_x = reinterpret_cast<float*>(a[6]);
+  const bool is_measuring = a[7] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[7])};
+  const BackwardSizes sizes{ {a[8]}, {a[9]} };
+  const int threads = static_cast<int>(a[10]);
+  if (is_measuring) return scratch.used;
+  backward_row(d_out, x, saved_mean, saved_variance, saved_mean_, saved_variance_, d_x, sizes, threads);
+  return 0;
+}
