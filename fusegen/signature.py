@@ -162,7 +162,7 @@ def _widest(program: Program, axes: ir.Extent, dtypes: Mapping[str, str]) -> int
     """The size in bytes of the widest element of a tensor that varies along the rows."""
     tensors = [(ir.name_of(leaf), leaf.extent) for leaf in program.graph.inputs]
     tensors += [(name, expr.extent) for name, expr in program.graph.outputs]
-    return max(ITEM_BYTES[dtypes[name]] for name, extent in tensors if extent & axes)
+    return max((ITEM_BYTES[dtypes[name]] for name, extent in tensors if extent & axes), default=1)
 
 
 def _words(program: Program, dtypes: Mapping[str, str]) -> int:

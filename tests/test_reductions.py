@@ -39,6 +39,15 @@ DROPPED = [
 
 
 @pytest.mark.parametrize(("text", "operands"), DROPPED, ids=[c[0] for c in DROPPED])
+def test_its_source_for_cuda_is_there_with_gradients(text, operands):
+    chain = fusegen.chain(text)
+    shapes = dict(zip(chain.operands, operands, strict=True))
+    fused = fusegen.compile(chain)
+    source = fused.source("cuda", "float32", grad=True, shape=SHAPE, operands=shapes)
+    assert "run_forward" in source and "run_backward" in source
+
+
+@pytest.mark.parametrize(("text", "operands"), DROPPED, ids=[c[0] for c in DROPPED])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_a_chain_goes_on_with_the_axes_that_a_reduction_leaves(text, operands, layout, device):
     x = torch.randn(SHAPE, dtype=torch.float64, device=device).contiguous(memory_format=layout)
