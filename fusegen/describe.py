@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from fusegen.codegen import Source
 from fusegen.emission import source
 from fusegen.errors import ArgumentError
-from fusegen.lower import FLOATING, Shape, bind, stages
+from fusegen.lower import Shape, bind, stages
 from fusegen.ops import Chain, lookup, nearest
 from fusegen.program import derivative, forward
+from fusegen.promotion import FLOATING
 from fusegen.signature import element_types, signature, with_derivative
 from fusegen.target import TARGETS
 
@@ -46,11 +47,12 @@ def sources(chain: Chain, target: str, situation: Situation, *, grad: bool) -> t
     dtype, layout = situation.dtype, situation.layout
     found = []
     for stage in stages(chain):
-        bound = bind(stage, (shape, dtype), {n: (operands[n], dtype) for n in stage.operands})
+        given = {n: "bool" if _is_mask(stage, n) else dtype for n in stage.operands}
+        bound = bind(stage, (shape, dtype), {n: (operands[n], given[n]) for n in stage.operands})
         order = memory_order(shape, bound.domain, layout)
         program = forward(bound, is_training=grad)
         input_count = len(program.graph.inputs)
-        types = element_types(program, bound, [dtype] * input_count)
+        types = element_types(program, bound, [dtype, *given.values()])
         programs = [program]
         if grad:
             kinds = [shape, *(operands[name] for name in stage.operands)]
@@ -62,6 +64,10 @@ def sources(chain: Chain, target: str, situation: Situation, *, grad: bool) -> t
         if list(order) == sorted(order):
             layout = "contiguous"
     return tuple(found)
+
+
+def _is_mask(chain: Chain, operand: str) -> bool:
+    return any(parameter.kind == "truth" for _, parameter in chain.uses(operand))
 
 
 def _require(what: str, value: str, allowed: Iterable[str]) -> None:
@@ -106,7 +112,7 @@ def assumed_shapes(chain: Chain, situation: Situation) -> tuple[Shape, dict[str,
                 continue  # a kept value
             if name not in found:
                 found[name] = _assumed_operand(chain, name, running)
-            if lookup(step.op).parameter(parameter).placement == "broadcast":
+            if lookup(step.op).parameter(parameter).broadcasts:
                 running = _broadcast(running, found[name])
     return shape, {name: found[name] for name in chain.operands}
 
@@ -151,9 +157,11 @@ def _sizes(attribute: object) -> Shape:
 
 def _assumed_operand(chain: Chain, name: str, running: Shape) -> Shape:
     uses = chain.uses(name)
-    placed = [step for step, parameter in uses if parameter.placement != "broadcast"]
+    placed = [step for step, parameter in uses if not parameter.broadcasts]
     if not placed:
         return running
+    if any(parameter.placement == "slope" for _, parameter in uses):
+        return running[1:2] or (1,)
     attributes = dict(placed[0].attributes)
     axis = attributes.get("axis")
     if not isinstance(axis, int):

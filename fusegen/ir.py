@@ -1,4 +1,4 @@
-"""The expression graph: immutable, hash-consed nodes over thirty scalar primitives and `reduce`.
+"""The expression graph: immutable, hash-consed nodes over scalar primitives and `reduce`.
 
 An `Expr` is a number for every index of its extent, the set of axes it varies along. Axes count
 from the end, as torch's do: -1 is the last. A pooled axis a is split in two: a itself counts
@@ -30,7 +30,8 @@ EVERYWHERE_EQUAL: Extent = frozenset()
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 CONNECTIVES = ("logical_and", "logical_or", "logical_not")
 _BY_ARITY = {
-    1: "neg abs exp expm1 log log1p sqrt rsqrt erf tanh sigmoid sin cos logical_not",
+    1: "neg abs sign floor ceil round trunc exp exp2 expm1 log log2 log10 log1p sqrt rsqrt erf "
+    "sigmoid sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh logical_not",
     2: "add sub mul div pow minimum maximum lt le gt ge eq ne logical_and logical_or",
     3: "where",
 }

@@ -14,11 +14,18 @@ from fusegen import ir
 from fusegen.errors import ArgumentError, UnsupportedError
 from fusegen.ir import Expr, Graph
 from fusegen.ops import Chain, Definition, Parameter, Step
+from fusegen.promotion import (
+    as_wanted,
+    check_element_type,
+    check_mask,
+    check_same_type,
+    kind_of,
+    result_type,
+    run_body,
+)
 from fusegen.target import code_name
 
 Shape = tuple[int, ...]
-
-FLOATING = ("float16", "bfloat16", "float32", "float64")
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,7 @@ class Operand:
     extent: ir.Extent
     shape: Shape  # over the domain's axes, 1 where it does not vary
     rank: int  # of the values it first meets: axes counted from the front are counted among these
+    kind: ir.Kind = "number"  # or "truth", of a tensor of bool
 
 
 @dataclass(frozen=True)
@@ -57,7 +65,7 @@ class Bound:
         """All that lower() depends on: equal patterns give equal graphs."""
         return (
             len(self.domain),
-            tuple((o.extent, o.rank) for o in (self.x, *self.operands)),
+            tuple((o.extent, o.rank, o.kind) for o in (self.x, *self.operands)),
             self.windows,
         )
 
@@ -113,7 +121,10 @@ def _is_reducing(step: Step) -> bool:
     if step.definition is None:
         return False
     x = ir.tensor("x", range(-5, 0), 5)
-    tensors = {name: ir.tensor(f"operand {name}", range(-5, 0), 5) for name, _ in step.operands}
+    tensors = {
+        name: ir.tensor(f"operand {name}", range(-5, 0), 5, step.definition.parameter(name).kind)
+        for name, _ in step.operands
+    }
     try:
         body = step.definition.function(x, **tensors, **dict(step.attributes))
     except TypeError:  # a condition that meets a number here: no reduction has one
@@ -127,31 +138,35 @@ def bind(chain: Chain, x: tuple[Shape, str], operands: Mapping[str, tuple[Shape,
     x and operands are (shape, dtype name). Raises ArgumentError with the argument, what it got and
     what was wanted.
     """
-    _check_floating("x", x[1])
-    for name, (_, dtype) in operands.items():
-        _check_floating(name, dtype)
+    for name, (_, dtype) in {"x": x, **operands}.items():
+        check_element_type(name, dtype)
     running, dtype = x
     found: dict[str, dict[int, int]] = {}  # the size along each axis that an operand varies along
     ranks: dict[str, int] = {}
-    kept: dict[str, Shape] = {}
+    kept: dict[str, tuple[Shape, str]] = {}
     windows: tuple[tuple[int, int], ...] = ()
     for step in chain.steps:
         if step.op == "keep":
-            kept[step.names[0]] = running
+            kept[step.names[0]] = (running, dtype)
             continue
         if step.op == "recall":
-            running = kept[step.names[0]]
+            running, dtype = kept[step.names[0]]
             continue
         definition = step.definition
         assert definition is not None
         _check_axis(step, running)
+        before = (running, dtype)
+        met: dict[str, tuple[Shape, str]] = {}
         for parameter, name in step.operands:
+            met[parameter] = kept[name] if name in kept else operands[name]
+            if definition.parameter(parameter).kind == "truth":
+                check_mask(step, name, met[parameter][1])
             if name in kept:
-                running = _broadcast(step, name, running, kept[name])
+                running = _broadcast(step, name, running, kept[name][0])
                 continue
             shape, operand_dtype = operands[name]
             extent = _extent(step, definition.parameter(parameter), name, running, shape)
-            is_broadcast = definition.parameter(parameter).placement == "broadcast"
+            is_broadcast = definition.parameter(parameter).broadcasts
             sizes = {a: shape[a] if is_broadcast else running[a] for a in extent}
             if name in found:
                 sizes = _common(step, name, shape, found[name], sizes)
@@ -159,17 +174,22 @@ def bind(chain: Chain, x: tuple[Shape, str], operands: Mapping[str, tuple[Shape,
             ranks.setdefault(name, len(shape) if is_broadcast else len(running))
             if is_broadcast:
                 running = _broadcast(step, name, running, shape)
-            dtype = _promote(step, definition, name, dtype, running, operand_dtype, shape)
+            if definition.same_dtype:
+                check_same_type(step, name, dtype, operand_dtype)
         if "normalized_shape" in dict(step.attributes):
             _normalised_axes(step, running)
         if definition.window_axes:
             windows = _windows(step, definition, running)
+        dtype = result_type(step, before, met)
     domain = running
     return Bound(
         chain,
         domain,
-        _place("x", {axis: x[0][axis] for axis in range(-len(x[0]), 0)}, len(x[0]), domain),
-        tuple(_place(name, found[name], ranks[name], domain) for name in chain.operands),
+        _place("x", {axis: x[0][axis] for axis in range(-len(x[0]), 0)}, len(x[0]), domain, x[1]),
+        tuple(
+            _place(name, found[name], ranks[name], domain, operands[name][1])
+            for name in chain.operands
+        ),
         dtype,
         windows,
     )
@@ -187,7 +207,7 @@ def _common(
     return {a: n for a, n in earlier.items() if a in sizes}
 
 
-def _place(name: str, sizes: Mapping[int, int], rank: int, domain: Shape) -> Operand:
+def _place(name: str, sizes: Mapping[int, int], rank: int, domain: Shape, dtype: str) -> Operand:
     if any(-a > len(domain) or n not in (1, domain[a]) for a, n in sizes.items()):
         raise ArgumentError(
             f"operand {name!r} is wider than the result, whose shape before pooling is {domain}: a "
@@ -196,19 +216,11 @@ def _place(name: str, sizes: Mapping[int, int], rank: int, domain: Shape) -> Ope
     # Where a later step widens an axis of size one, its only value is the same all along it.
     extent = frozenset(a for a, n in sizes.items() if n != 1 or domain[a] == 1)
     shape = tuple(size if i - len(domain) in extent else 1 for i, size in enumerate(domain))
-    return Operand(name, extent, shape, rank)
+    return Operand(name, extent, shape, rank, kind_of(dtype))
 
 
 def _pad(shape: Shape, rank: int) -> Shape:
     return (1,) * (rank - len(shape)) + shape
-
-
-def _check_floating(name: str, dtype: str) -> None:
-    if dtype not in FLOATING:
-        raise ArgumentError(
-            f"argument {name!r}: got a tensor of {dtype}, wanted one of {', '.join(FLOATING)}; "
-            f"convert it first, for example {name}.float()"
-        )
 
 
 def _check_axis(step: Step, running: Shape) -> None:
@@ -239,6 +251,8 @@ def _extent(step: Step, parameter: Parameter, name: str, running: Shape, shape: 
         return _channel_extent(step, name, running, shape)
     if parameter.placement == "trailing":
         return _trailing_extent(step, name, running, shape)
+    if parameter.placement == "slope":
+        return _slope_extent(step, name, running, shape)
     if shape == running:
         return frozenset(range(-len(shape), 0))
     return frozenset(axis for axis in range(-len(shape), 0) if shape[axis] != 1)
@@ -258,6 +272,19 @@ def _channel_extent(step: Step, name: str, running: Shape, shape: Shape) -> ir.E
             f"{running}"
         )
     return frozenset({axis})
+
+
+def _slope_extent(step: Step, name: str, running: Shape, shape: Shape) -> ir.Extent:
+    if shape in ((), (1,)):
+        return frozenset()
+    channels = running[1] if len(running) > 1 else 1
+    if shape != (channels,):
+        raise ArgumentError(
+            f"{step.text}: operand {name!r} got shape {shape}, wanted (1,) or ({channels},): one "
+            f"value, or one for each of the {channels} channels (axis 1) of a value of shape "
+            f"{running}"
+        )
+    return frozenset({1 - len(running)})
 
 
 def _normalised_axes(step: Step, running: Shape) -> ir.Extent:
@@ -301,40 +328,6 @@ def _trailing_extent(step: Step, name: str, running: Shape, shape: Shape) -> ir.
     return axes
 
 
-_WIDTH = {"float16": 1, "bfloat16": 1, "float32": 2, "float64": 3}
-
-
-def promote(a: str, b: str) -> str:
-    """The element type that torch promotes two floating types to."""
-    if a == b:
-        return a
-    if _WIDTH[a] == _WIDTH[b]:
-        return "float32"
-    return max(a, b, key=_WIDTH.__getitem__)
-
-
-def _promote(
-    step: Step,
-    definition: Definition,
-    name: str,
-    dtype: str,
-    running: Shape,
-    other: str,
-    shape: Shape,
-) -> str:
-    if definition.same_dtype and other != dtype:
-        raise ArgumentError(
-            f"{step.text}: operand {name!r} is {other} but the value it meets is {dtype}, a mix "
-            "that torch "
-            f"refuses here; convert one of them, for example {name}.to(torch.{dtype})"
-        )
-    if not shape and running:
-        return dtype  # a tensor without axes does not widen one that has some
-    if shape and not running:
-        return other
-    return promote(dtype, other)
-
-
 def _windows(step: Step, definition: Definition, running: Shape) -> tuple[tuple[int, int], ...]:
     number = definition.window_axes
     if len(running) not in (number + 1, number + 2):
@@ -361,7 +354,7 @@ def lower(bound: Bound) -> Lowered:
 
     def leaf(name: str, operand: Operand) -> Expr:
         twins = {-axis for axis in pooled if axis in operand.extent}
-        return ir.tensor(name, operand.extent | twins, operand.rank)
+        return ir.tensor(name, operand.extent | twins, operand.rank, operand.kind)
 
     x = leaf("x", bound.x)
     tensors = {operand.name: leaf(code_name(operand.name), operand) for operand in bound.operands}
@@ -375,7 +368,8 @@ def lower(bound: Bound) -> Lowered:
             running = kept[step.names[0]]
             continue
         named = {p: kept.get(name, tensors.get(name)) for p, name in step.operands}
-        running = _run_body(step, running, named)
+        named = {p: as_wanted(step, p, operand) for p, operand in named.items()}
+        running = run_body(step, running, named)
         marks.append(Mark(running, f"after_{step.op}", step.text))
     if running.kind != "number":
         raise UnsupportedError(
@@ -384,11 +378,3 @@ def lower(bound: Bound) -> Lowered:
         )
     inputs = (x, *tensors.values())
     return Lowered(Graph(inputs, (("out", running),)), tuple(marks))
-
-
-def _run_body(step: Step, running: Expr, operands: Mapping[str, Expr | None]) -> Expr:
-    assert step.definition is not None
-    try:
-        return step.definition.function(running, **operands, **dict(step.attributes))
-    except TypeError as error:
-        raise ArgumentError(f"{step.text}: its body does not work here: {error}") from error

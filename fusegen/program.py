@@ -89,7 +89,7 @@ def forward(bound: Bound, *, is_training: bool) -> Program:
     values, outputs, saved = [through], [("out", out)], []
     for pick in picks:
         name = f"picked_{ir.name_of(pick.args[0])}"
-        saved.append((pick, ir.tensor(name, pick.extent, rank)))
+        saved.append((pick, ir.tensor(name, pick.extent, rank, pick.kind)))
         outputs.append((name, pick))
         values.append(pick)
     over_leaf = ir.substitute(values, {index: index_leaf})
@@ -99,7 +99,7 @@ def forward(bound: Bound, *, is_training: bool) -> Program:
         "forward",
         Graph(graph.inputs, tuple(outputs)),
         marks,
-        (*over_leaf, None),
+        (*(v if v.kind == "number" else None for v in over_leaf), None),
         ((index_leaf, index_leaf), *saved),
         bound.windows,
     )

@@ -12,7 +12,15 @@ from dataclasses import dataclass
 
 # fp16 and bf16 are computed in fp32; only fp64 needs fp64.
 COMPUTE = {"float16": "float", "bfloat16": "float", "float32": "float", "float64": "double"}
-ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "uint8": 1, "int32": 4}
+ITEM_BYTES = {
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "uint8": 1,
+    "int32": 4,
+    "bool": 1,
+}
 
 
 @dataclass(frozen=True)
@@ -89,6 +97,24 @@ _COMMON = {
     "sigmoid": "{one} / ({one} + exp{f}(-{0}))",
     "sin": "sin{f}({0})",
     "cos": "cos{f}({0})",
+    "tan": "tan{f}({0})",
+    "asin": "asin{f}({0})",
+    "acos": "acos{f}({0})",
+    "atan": "atan{f}({0})",
+    "sinh": "sinh{f}({0})",
+    "cosh": "cosh{f}({0})",
+    "asinh": "asinh{f}({0})",
+    "acosh": "acosh{f}({0})",
+    "atanh": "atanh{f}({0})",
+    "log2": "log2{f}({0})",
+    "log10": "log10{f}({0})",
+    "sign": "sign({0})",
+    "floor": "floor{f}({0})",
+    "ceil": "ceil{f}({0})",
+    # Halves to the even one.
+    "round": "rint{f}({0})",
+    "trunc": "trunc{f}({0})",
+    "exp2": "exp2{f}({0})",
     "pow": "pow{f}({0}, {1})",
     # Not fminf and fmaxf: NaN in either argument is the result, as torch has it.
     "minimum": "minimum({0}, {1})",
@@ -105,11 +131,14 @@ _COMMON = {
     "logical_not": "!{0}",
     # What `narrow` makes; "fma" and "narrow_<primitive>" only where a target has them.
     "polynomial": "polynomial({all})",
-    "exp2": "exp2{f}({0})",
     "exp2_flushed": "exp2{f}({0})",
 }
-_LIBRARY = {op: op for op in ("exp", "expm1", "log", "log1p", "erf", "tanh", "sin", "cos", "pow")}
-_LIBRARY |= {"sigmoid": "exp", "exp2": "exp2", "exp2_flushed": "exp2"}
+_CALLED = (
+    *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "erf", "pow"),
+    *("sin", "cos", "tan", "asin", "acos", "atan"),
+    *("sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
+)
+_LIBRARY = {**{op: op for op in _CALLED}, "sigmoid": "exp", "exp2_flushed": "exp2"}
 # Primitives that take a function where others take an instruction.
 FUNCTIONS = frozenset(_LIBRARY)
 
@@ -170,6 +199,7 @@ CPP = Target(
         "float32": "float",
         "float64": "double",
         "uint8": "uint8_t",
+        "bool": "bool",
         "int32": "int32_t",
     },
     spellings=_COMMON,
@@ -199,6 +229,7 @@ CUDA = Target(
         "float32": "float",
         "float64": "double",
         "uint8": "uint8_t",
+        "bool": "bool",
         "int32": "int32_t",
     },
     spellings={
@@ -257,9 +288,10 @@ _SPOKEN_FOR = """
     friend goto if inline int long mutable namespace new noexcept not nullptr operator or private
     protected public register return short signed sizeof static struct switch template this throw
     true try typedef typename union unsigned using virtual void volatile while xor
-    abs atan blockDim blockIdx clock cos dim3 erf exp exp2 expm1 fabs far fma fmaf gamma gridDim
-    half int4 j0 j1 jn linux log log1p main max memory min near pow rsqrt signal sin sqrt std stderr
-    stdin stdout tanh threadIdx time uint2 uint4 unix y0 y1 yn
+    abs acos acosh asin asinh atan atanh blockDim blockIdx ceil clock cos cosh dim3 erf exp exp2
+    expm1 fabs far floor fma fmaf gamma gridDim half int4 j0 j1 jn linux log log10 log1p log2 main
+    max memory min near pow rint round rsqrt signal sin sinh sqrt std stderr stdin stdout tan tanh
+    threadIdx time trunc uint2 uint4 unix y0 y1 yn
 """
 _TAKEN = frozenset(_SPOKEN_FOR.split())
 _DERIVED = re.compile(

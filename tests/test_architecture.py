@@ -27,6 +27,7 @@ ORDER = (
     "dsl",
     "target",
     "tiers",
+    "promotion",
     "lower",
     "autodiff",
     "simplify",

@@ -223,7 +223,8 @@ def slopes(op: str, *others: float, swapped: bool = False) -> tuple[list[float],
     values = {"x": torch.from_numpy(points).requires_grad_(), "g": torch.ones(len(points))}
     (theirs,) = torch.autograd.grad(in_torch([root], values, domain)[root].sum(), values["x"])
     ours = in_torch([vjp([root], [g], [x])[x]], values, domain)
-    return list(ours.values())[-1].tolist(), theirs.tolist()
+    # What is the same everywhere, such as no share at all, has one value.
+    return list(ours.values())[-1].expand(len(points)).tolist(), theirs.tolist()
 
 
 DIFFERENTIABLE = sorted(set(RULES) - {"where"})

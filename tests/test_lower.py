@@ -7,7 +7,8 @@ import pytest
 
 from fusegen import chain, ir
 from fusegen.errors import ArgumentError, UnsupportedError
-from fusegen.lower import FLOATING, bind, lower, promote, stages
+from fusegen.lower import bind, lower, stages
+from fusegen.promotion import FLOATING, promote
 
 
 def bound(text, x, *operands, dtype="float32", dtypes=()):

@@ -1,6 +1,14 @@
 """The operations: each is one function of expressions, registered under its name."""
 
-from fusegen.ops import activation, arithmetic, normalisation, pooling, primitives
+from fusegen.ops import (
+    activation,
+    arithmetic,
+    masking,
+    normalisation,
+    piecewise,
+    pooling,
+    primitives,
+)
 from fusegen.ops.chain import RESERVED, Chain, keep, recall
 from fusegen.ops.definition import ALIASES, OPS, Op, lookup
 from fusegen.ops.registry import op
@@ -9,8 +17,10 @@ from fusegen.ops.schema import (
     BadArgument,
     BadStep,
     Channel,
+    Mask,
     Parameter,
     Placement,
+    Slope,
     Trailing,
     nearest,
 )
@@ -27,18 +37,22 @@ __all__ = [
     "Chain",
     "Channel",
     "Definition",
+    "Mask",
     "Op",
     "Parameter",
     "Placement",
+    "Slope",
     "Step",
     "Trailing",
     "activation",
     "arithmetic",
     "keep",
     "lookup",
+    "masking",
     "nearest",
     "normalisation",
     "op",
+    "piecewise",
     "pooling",
     "primitives",
     "recall",

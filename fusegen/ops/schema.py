@@ -12,23 +12,43 @@ from numbers import Integral, Real
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fusegen.errors import ChainError
-from fusegen.ir import Expr
+from fusegen.ir import Expr, Kind
 
 Role = Literal["operand", "attribute", "either"]
-Placement = Literal["broadcast", "channel", "trailing"]
+Placement = Literal["broadcast", "channel", "trailing", "slope", "mask"]
 Attribute = float | int | str | tuple[int, ...] | None
 
-# Annotations of operands. Plain Expr is any tensor that broadcasts; these two say how it lies.
+# Annotations of operands. Plain Expr is any tensor that broadcasts; these say how it lies, and Mask
+# that it holds conditions.
 Channel = Annotated[Expr, "channel"]
 Trailing = Annotated[Expr, "trailing"]
+Slope = Annotated[Expr, "slope"]
+Mask = Annotated[Expr, "mask"]
 
 _PLACEMENTS: Mapping[object, Placement] = {
     Expr: "broadcast",
     Channel: "channel",
     Trailing: "trailing",
+    Slope: "slope",
+    Mask: "mask",
+}
+# What an operand of each placement is called in a signature.
+_SPELLED: Mapping[Placement, str] = {
+    "broadcast": "Expr",
+    "channel": "Channel",
+    "trailing": "Trailing",
+    "slope": "Slope",
+    "mask": "Mask",
 }
 # Names that an annotation written as a string may use wherever the function stands.
-_KNOWN_NAMES = {"Expr": Expr, "Channel": Channel, "Trailing": Trailing, "Literal": Literal}
+_KNOWN_NAMES = {
+    "Expr": Expr,
+    "Channel": Channel,
+    "Trailing": Trailing,
+    "Slope": Slope,
+    "Mask": Mask,
+    "Literal": Literal,
+}
 
 
 class BadArgument(ChainError):
@@ -53,7 +73,8 @@ class Parameter:
 
     An operand is a tensor named in the chain, an attribute a constant of it, and either takes both.
     placement says where an operand's values lie: "channel", one for each index of the op's `axis`;
-    "trailing", along the axes that the op normalises; "broadcast", as torch broadcasts.
+    "trailing", along the axes that the op normalises; "slope", one, or one for each index of axis
+    1; "broadcast", as torch broadcasts; "mask", the same, of a bool tensor's conditions.
     """
 
     name: str
@@ -72,6 +93,16 @@ class Parameter:
         return self.role != "attribute"
 
     @property
+    def broadcasts(self) -> bool:
+        """Whether its shape may be any that broadcasts, and so may widen the running value."""
+        return self.placement in ("broadcast", "mask")
+
+    @property
+    def kind(self) -> Kind:
+        """What a tensor in its place holds: conditions, or numbers."""
+        return "truth" if self.placement == "mask" else "number"
+
+    @property
     def takes_constant(self) -> bool:
         """Whether a number or another constant fits."""
         return self.role != "operand"
@@ -79,8 +110,7 @@ class Parameter:
     @property
     def signature(self) -> str:
         """The parameter as `fusegen ops` shows it: `negative_slope: float = 0.01`."""
-        tensor = {"broadcast": "Expr", "channel": "Channel", "trailing": "Trailing"}
-        kinds = [tensor[self.placement]] if self.takes_tensor else []
+        kinds = [_SPELLED[self.placement]] if self.takes_tensor else []
         kinds += [_type_name(a) for a in self.accepts]
         if self.role == "operand" and not self.required:
             kinds.append("None")
@@ -238,8 +268,9 @@ def _parameter(op_name: str, declared: inspect.Parameter, annotation: object) ->
         placement, constants = alternatives(annotation)
     except (ValueError, TypeError):
         raise ChainError(
-            f"{where}: cannot tell what {annotation!r} takes; use Expr, Channel or Trailing for a "
-            f"tensor; float, int, bool, Literal['a', 'b'] or tuple[int, ...] for a constant"
+            f"{where}: cannot tell what {annotation!r} takes; use Expr, Channel, Trailing or "
+            f"Mask for a tensor; float, int, bool, Literal['a', 'b'] or tuple[int, ...] for a "
+            f"constant"
         ) from None
     if placement is None:
         role: Role = "attribute"

@@ -107,7 +107,10 @@ def _body(step: Step, definition: Definition, rank: int) -> list[str]:
     """Each operation of the op's body on a tensor of this many axes."""
     everywhere = frozenset(range(-rank, 0))
     pooled = {a for a in range(1, definition.window_axes + 1) if a <= rank}
-    operands = {p: ir.tensor(f"operand {p}", everywhere, rank) for p, _ in step.operands}
+    operands = {
+        p: ir.tensor(f"operand {p}", everywhere, rank, definition.parameter(p).kind)
+        for p, _ in step.operands
+    }
     x = ir.tensor("x", everywhere | pooled, rank)
     try:
         root = definition.function(x, **operands, **dict(step.attributes))
