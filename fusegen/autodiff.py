@@ -32,6 +32,10 @@ def _extremum_share(g: Expr, loses: Expr, a: Expr, b: Expr) -> Expr:
     return _select(loses, NO_SHARE, _select(primitive("eq", a, b), 0.5 * g, g))
 
 
+def _same_cast(op: str) -> Rule:
+    return lambda g, a, out: (primitive(op, g),)
+
+
 RULES: Mapping[str, Rule] = {
     "add": lambda g, a, out: (g, g),
     "sub": lambda g, a, out: (g, -g),
@@ -64,6 +68,8 @@ RULES: Mapping[str, Rule] = {
     "asinh": lambda g, a, out: (g * primitive("rsqrt", a[0] * a[0] + 1.0),),
     "acosh": lambda g, a, out: (g * primitive("rsqrt", a[0] * a[0] - 1.0),),
     "atanh": lambda g, a, out: (g / (1.0 - a[0] * a[0]),),
+    # What a narrower value is told is as narrow, as a tensor's gradient has its type.
+    **{op: _same_cast(op) for op in ir.CASTS},
     "pow": lambda g, a, out: (_to_base(g, a[0], a[1]), _to_exponent(g, a[0], a[1], out)),
     "minimum": lambda g, a, out: (
         _extremum_share(g, a[0] > a[1], *a),

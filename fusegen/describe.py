@@ -15,7 +15,7 @@ from fusegen.errors import ArgumentError
 from fusegen.lower import Shape, bind, stages
 from fusegen.ops import Chain, lookup, nearest
 from fusegen.program import derivative, forward
-from fusegen.promotion import FLOATING
+from fusegen.promotion import FLOATING, refuse_gradients
 from fusegen.signature import element_types, signature, with_derivative
 from fusegen.target import TARGETS
 
@@ -47,8 +47,10 @@ def sources(chain: Chain, target: str, situation: Situation, *, grad: bool) -> t
     dtype, layout = situation.dtype, situation.layout
     found = []
     for stage in stages(chain):
-        given = {n: "bool" if _is_mask(stage, n) else dtype for n in stage.operands}
+        given = {n: "bool" if is_mask(stage, n) else dtype for n in stage.operands}
         bound = bind(stage, (shape, dtype), {n: (operands[n], given[n]) for n in stage.operands})
+        if grad:
+            refuse_gradients(stage, bound.dtype)
         order = memory_order(shape, bound.domain, layout)
         program = forward(bound, is_training=grad)
         input_count = len(program.graph.inputs)
@@ -66,7 +68,8 @@ def sources(chain: Chain, target: str, situation: Situation, *, grad: bool) -> t
     return tuple(found)
 
 
-def _is_mask(chain: Chain, operand: str) -> bool:
+def is_mask(chain: Chain, operand: str) -> bool:
+    """Whether an operand holds conditions."""
     return any(parameter.kind == "truth" for _, parameter in chain.uses(operand))
 
 

@@ -24,6 +24,7 @@ from fusegen.modules import load, target_of
 from fusegen.ops import Chain
 from fusegen.plan import Meta, Plan, Target, dtype_name, make_plan, memory_order
 from fusegen.program import Derivative, Program, derivative, forward
+from fusegen.promotion import refuse_gradients
 from fusegen.signature import Signature, element_types, signature, with_derivative
 
 
@@ -69,6 +70,8 @@ class Part:
     def _first_call(self, tensors: Sequence[Tensor], wanted: tuple[bool, ...] | None) -> Call:
         x = tensors[0]
         bound = bound_of(self.chain, tensors)
+        if wanted is not None:
+            refuse_gradients(self.chain, bound.dtype)
         order, is_dense = memory_order(tuple(x.shape), x.stride())
         if not is_dense or len(bound.domain) != x.dim():
             order = tuple(range(-len(bound.domain), 0))

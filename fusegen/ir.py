@@ -35,8 +35,14 @@ _BY_ARITY = {
     2: "add sub mul div pow minimum maximum lt le gt ge eq ne logical_and logical_or",
     3: "where",
 }
+# What rounds to an element type, and stays a number; a quantised type is stored, never read.
+CASTS = {f"to_{t}": t for t in ("float16", "bfloat16", "float32", "float64")}
+QUANTISING_CASTS = {f"to_{t}": t for t in ("int8", "float8_e4m3fn", "float8_e5m2")}
 # Scalar primitives and how many arguments each takes. Everything a chain computes is made of these.
-ARITY: Mapping[str, int] = {op: n for n, ops in _BY_ARITY.items() for op in ops.split()}
+ARITY: Mapping[str, int] = {
+    **{op: n for n, ops in _BY_ARITY.items() for op in ops.split()},
+    **dict.fromkeys((*CASTS, *QUANTISING_CASTS), 1),
+}
 # What `reduce` can do along axes. argmax gives the position, in index order, of the first maximum
 # (a NaN counts as one).
 REDUCE_KINDS = ("sum", "mean", "variance", "max", "argmax", "pick")

@@ -18,6 +18,7 @@ from fusegen.promotion import (
     as_wanted,
     check_element_type,
     check_mask,
+    check_not_quantised,
     check_same_type,
     kind_of,
     result_type,
@@ -146,6 +147,7 @@ def bind(chain: Chain, x: tuple[Shape, str], operands: Mapping[str, tuple[Shape,
     kept: dict[str, tuple[Shape, str]] = {}
     windows: tuple[tuple[int, int], ...] = ()
     for step in chain.steps:
+        check_not_quantised(step, dtype)
         if step.op == "keep":
             kept[step.names[0]] = (running, dtype)
             continue

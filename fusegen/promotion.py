@@ -12,11 +12,12 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from fusegen import ir
-from fusegen.errors import ArgumentError, ChainError
+from fusegen.errors import ArgumentError, ChainError, UnsupportedError
 from fusegen.ir import Expr
-from fusegen.ops import Step
+from fusegen.ops import Chain, Step
 
-FLOATING = ("float16", "bfloat16", "float32", "float64")
+FLOATING = tuple(ir.CASTS.values())
+QUANTISED = tuple(ir.QUANTISING_CASTS.values())
 Shape = tuple[int, ...]
 
 _WIDTH = {"bool": 0, "float16": 1, "bfloat16": 1, "float32": 2, "float64": 3}
@@ -62,6 +63,9 @@ def _kind(node: Expr, args: list[Kind]) -> Kind:
     has_axes = any(a.has_axes for a in args)
     if not args:
         return _NUMBER
+    cast = ir.CASTS.get(node.op) or ir.QUANTISING_CASTS.get(node.op)
+    if cast:
+        return Kind(cast, has_axes)
     if node.op in ir.COMPARISONS or node.op in ir.CONNECTIVES:
         return Kind("bool", has_axes)
     if node.op == "sub" and any(a.dtype == "bool" for a in args):
@@ -113,6 +117,24 @@ def check_same_type(step: Step, name: str, dtype: str, other: str) -> None:
             f"{step.text}: operand {name!r} is {other} but the value it meets is {dtype}, a mix "
             "that torch "
             f"refuses here; convert one of them, for example {name}.to(torch.{dtype})"
+        )
+
+
+def check_not_quantised(step: Step, dtype: str) -> None:
+    """Raise ArgumentError for a step behind one that quantises."""
+    if dtype in QUANTISED:
+        raise ArgumentError(
+            f"{step.text}: got a value of {dtype}, which only a result can be; let the step that "
+            "quantises be the last of the chain"
+        )
+
+
+def refuse_gradients(chain: Chain, dtype: str) -> None:
+    """Raise UnsupportedError where a result of this type is to be differentiated."""
+    if dtype in QUANTISED:
+        raise UnsupportedError(
+            f"{chain.steps[-1].text}: a result of {dtype} has no gradient, but some argument needs "
+            "one; call it under torch.no_grad(), or detach the arguments"
         )
 
 

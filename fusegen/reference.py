@@ -64,6 +64,7 @@ _TORCH: Mapping[str, Callable[..., Any]] = {
     "logical_and": torch.logical_and,
     "logical_or": torch.logical_or,
     "logical_not": torch.logical_not,
+    **{op: lambda a, t=t: a.to(getattr(torch, t)) for op, t in ir.CASTS.items()},
 }
 
 

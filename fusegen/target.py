@@ -10,6 +10,8 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fusegen.ir import CASTS, QUANTISING_CASTS
+
 # fp16 and bf16 are computed in fp32; only fp64 needs fp64.
 COMPUTE = {"float16": "float", "bfloat16": "float", "float32": "float", "float64": "double"}
 ITEM_BYTES = {
@@ -17,9 +19,12 @@ ITEM_BYTES = {
     "bfloat16": 2,
     "float32": 4,
     "float64": 8,
-    "uint8": 1,
-    "int32": 4,
     "bool": 1,
+    "uint8": 1,
+    "int8": 1,
+    "int32": 4,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
 }
 
 
@@ -132,7 +137,28 @@ _COMMON = {
     # What `narrow` makes; "fma" and "narrow_<primitive>" only where a target has them.
     "polynomial": "polynomial({all})",
     "exp2_flushed": "exp2{f}({0})",
+    # A quantised type is rounded to where it is stored.
+    **dict.fromkeys(QUANTISING_CASTS, "({0})"),
 }
+_STORAGE = {
+    "float32": "float",
+    "float64": "double",
+    "bool": "bool",
+    "uint8": "uint8_t",
+    "int8": "int8_t",
+    "int32": "int32_t",
+    "float8_e4m3fn": "float8_e4m3fn",
+    "float8_e5m2": "float8_e5m2",
+}
+_CPP_STORAGE = {"float16": "float16", "bfloat16": "bfloat16", **_STORAGE}
+_CUDA_STORAGE = {"float16": "__half", "bfloat16": "__nv_bfloat16", **_STORAGE}
+
+
+def _with_casts(storage: Mapping[str, str]) -> dict[str, str]:
+    """The spellings of _COMMON and of what rounds to a type in memory."""
+    return {**_COMMON, **{op: f"rounded_to<{storage[t]}>({{0}})" for op, t in CASTS.items()}}
+
+
 _CALLED = (
     *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "erf", "pow"),
     *("sin", "cos", "tan", "asin", "acos", "atan"),
@@ -193,16 +219,8 @@ inline float erf_of(float x) {
 
 CPP = Target(
     name="cpp",
-    storage={
-        "float16": "float16",
-        "bfloat16": "bfloat16",
-        "float32": "float",
-        "float64": "double",
-        "uint8": "uint8_t",
-        "bool": "bool",
-        "int32": "int32_t",
-    },
-    spellings=_COMMON,
+    storage=_CPP_STORAGE,
+    spellings=_with_casts(_CPP_STORAGE),
     library=_LIBRARY,
     float_spellings={
         "erf": "erf_of({0})",
@@ -223,17 +241,9 @@ CPP = Target(
 
 CUDA = Target(
     name="cuda",
-    storage={
-        "float16": "__half",
-        "bfloat16": "__nv_bfloat16",
-        "float32": "float",
-        "float64": "double",
-        "uint8": "uint8_t",
-        "bool": "bool",
-        "int32": "int32_t",
-    },
+    storage=_CUDA_STORAGE,
     spellings={
-        **_COMMON,
+        **_with_casts(_CUDA_STORAGE),
         "rsqrt": "rsqrt{f}({0})",
         "fma": "fma{f}({0}, {1}, {2})",
         "exp2_flushed": "exp2_flushed({0})",

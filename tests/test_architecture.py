@@ -252,6 +252,7 @@ def test_a_template_names_no_op(path: Path) -> None:
 
     # A primitive's name is C's own word for it, or nearly: `log`, `where`.
     op_names = sorted(name for name, op in fusegen.OPS.items() if not op.is_primitive)
+    op_names.remove("to")  # which every other sentence has
     assert op_names
     assert op_name_complaints(path.read_text("utf-8"), op_names) == []
 

@@ -3,6 +3,7 @@
 from fusegen.ops import (
     activation,
     arithmetic,
+    cast,
     masking,
     normalisation,
     piecewise,
@@ -46,6 +47,7 @@ __all__ = [
     "Trailing",
     "activation",
     "arithmetic",
+    "cast",
     "keep",
     "lookup",
     "masking",

@@ -174,9 +174,17 @@ def _accept(kind: object, value: object) -> tuple[bool, Attribute]:
     if get_origin(kind) is tuple and isinstance(value, tuple | list):
         fits = all(isinstance(v, Integral) and not isinstance(v, bool) for v in value)
         return fits and len(value) > 0, tuple(map(int, value)) if fits else None
-    if get_origin(kind) is Literal and isinstance(value, str) and value in get_args(kind):
-        return True, value
+    if get_origin(kind) is Literal:
+        word = _word(value)
+        return word in get_args(kind), word
     return False, None
+
+
+def _word(value: object) -> str | None:
+    """A word as it is; of torch's element types, which have no literals, the name."""
+    if (type(value).__module__, type(value).__name__) == ("torch", "dtype"):
+        return str(value).removeprefix("torch.")
+    return value if isinstance(value, str) else None
 
 
 def _describe(kind: object) -> str:
@@ -314,6 +322,11 @@ def match(
     names_tensors = any(p.takes_tensor for p in parameters)
     for position, value in enumerate(args):
         is_tensor = isinstance(value, Expr) or (isinstance(value, str) and names_tensors)
+        # A word that one of the constants may be is that, and no tensor's name.
+        word = next((p for p in parameters if _takes_word(p, value) and p.name not in given), None)
+        if word is not None:
+            given[word.name] = value
+            continue
         for p in parameters:
             fits = p.takes_tensor if is_tensor else p.takes_constant
             if fits and not p.keyword_only and p.name not in given:
@@ -327,6 +340,11 @@ def match(
                 position,
             )
     return given
+
+
+def _takes_word(parameter: Parameter, value: object) -> bool:
+    words = [w for k in parameter.accepts if get_origin(k) is Literal for w in get_args(k)]
+    return not parameter.keyword_only and _word(value) in words
 
 
 def _takes(op_name: str, parameters: Sequence[Parameter]) -> str:

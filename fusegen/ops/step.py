@@ -91,7 +91,8 @@ def _arguments(step: Step, parameters: tuple[Parameter, ...]) -> list[str]:
             continue
         value = attributes.get(p.name)
         text = operands[p.name] or "?" if named else spell(value)
-        told_by_name = p.keyword_only or isinstance(value, str | bool)
+        is_word = isinstance(value, bool) or (isinstance(value, str) and not p.required)
+        told_by_name = p.keyword_only or is_word
         if told_by_name or (mixed or p.takes_tensor) in skipped:
             by_keyword.append(f"{p.name}={text}")
         else:

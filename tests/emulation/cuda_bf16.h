@@ -7,11 +7,6 @@ struct __nv_bfloat16 {
   uint16_t bits;
 };
 
-inline float __uint_as_float(unsigned bits) {
-  float value;
-  std::memcpy(&value, &bits, sizeof(value));
-  return value;
-}
 inline float __bfloat162float(__nv_bfloat16 x) { return __uint_as_float(static_cast<unsigned>(x.bits) << 16); }
 inline __nv_bfloat16 __float2bfloat16_rn(float x) {
   unsigned bits;
