@@ -182,7 +182,8 @@ def bind(chain: Chain, x: tuple[Shape, str], operands: Mapping[str, tuple[Shape,
             _normalised_axes(step, running)
         if definition.window_axes:
             windows = _windows(step, definition, running)
-        dtype = result_type(step, before, met)
+        is_alone = definition.same_dtype and before[1] != "bool"
+        dtype = dtype if is_alone else result_type(step, before, met)
     domain = running
     return Bound(
         chain,

@@ -111,8 +111,13 @@ def check_mask(step: Step, name: str, dtype: str) -> None:
 
 
 def check_same_type(step: Step, name: str, dtype: str, other: str) -> None:
-    """Raise ArgumentError for two types that torch does not mix in this operation."""
-    if other != dtype:
+    """Raise ArgumentError for two types that are not mixed in this operation.
+
+    fp32 is, with a narrower type: parameters are fp32 where activations are narrow. torch does so
+    in layer_norm on CPUs, and under autocast.
+    """
+    is_mixed = "float32" in (other, dtype) and "float64" not in (other, dtype)
+    if other != dtype and not is_mixed:
         raise ArgumentError(
             f"{step.text}: operand {name!r} is {other} but the value it meets is {dtype}, a mix "
             "that torch "

@@ -29,6 +29,7 @@ ORDER = (
     "tiers",
     "promotion",
     "lower",
+    "autocasting",
     "autodiff",
     "simplify",
     "program",
@@ -73,8 +74,8 @@ PACKAGES = ("ops", "bench")  # their files may build on one another
 MAY_IMPORT_LATE = (*NEED_TORCH, "cli", "__init__")
 
 # The CLI is let in because `--target cuda` is what its user types, the benchmark because it times
-# devices.
-MAY_SAY_CUDA = ("target", "toolchain", "modules", "plan", "runtime", "bench", "cli")
+# devices, autocasting because torch has a table for each kind of device.
+MAY_SAY_CUDA = ("target", "autocasting", "toolchain", "modules", "plan", "runtime", "bench", "cli")
 CUDA_WORD = re.compile(
     r"cuda|__global__|__device__|__shared__|\bthreadIdx\b|\bblockIdx\b", re.IGNORECASE
 )
