@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from fusegen.errors import ArgumentError
+from fusegen.errors import ArgumentError, UnsupportedError
 from fusegen.lower import Bound, bind
 from fusegen.modules import target_of
 from fusegen.ops import Chain
@@ -77,4 +78,34 @@ def check_out(out: Any, chain: Chain, bound: Bound, tensors: Sequence[Tensor]) -
         raise ArgumentError(
             f"argument 'out': got an expanded tensor of shape {have[0]}, where one place in memory "
             "stands for more than one element; pass one that torch.empty gives"
+        )
+
+
+tracing_state = torch._C._get_tracing_state
+_are_transforms_active = torch._C._are_functorch_transforms_active
+
+
+def is_watched() -> bool:
+    """Whether something of torch's that watches single operations is at work."""
+    is_forward_mode = forward_ad._current_level >= 0
+    return is_forward_mode or _are_transforms_active() or tracing_state() is not None
+
+
+def refuse_what_looks_inside(tensors: Sequence[Tensor]) -> None:
+    """Raise where torch would watch single operations and see none, and go on without a word."""
+    if tracing_state() is not None:
+        raise UnsupportedError(
+            "torch.jit.trace cannot record a fused chain; trace fused.reference instead"
+        )
+    duals = [forward_ad.unpack_dual(t) for t in tensors]  # type: ignore[no-untyped-call]
+    if any(dual.tangent is not None for dual in duals):
+        raise UnsupportedError(
+            "a fused chain has no forward-mode derivative yet; use fused.reference under "
+            "forward_ad and torch.func.jvp, or reverse mode"
+        )
+    if any(torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors):
+        raise UnsupportedError(
+            "a fused chain cannot be transformed by torch.func (vmap, grad, jacrev ...); call it "
+            "on the whole batch instead of under vmap, differentiate it with torch.autograd, or "
+            "transform fused.reference"
         )

@@ -15,10 +15,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from fusegen.arguments import bound_of, check_out, check_tensors
-from fusegen.errors import UnsupportedError
+from fusegen.arguments import (
+    bound_of,
+    check_out,
+    check_tensors,
+    is_watched,
+    refuse_what_looks_inside,
+)
 from fusegen.lower import Bound
 from fusegen.modules import load, target_of
 from fusegen.ops import Chain
@@ -52,8 +56,8 @@ class Part:
         except (AttributeError, RuntimeError):
             check_tensors(self.chain, tensors)
             raise
-        if forward_ad._current_level >= 0 or tracing_state() is not None:
-            _refuse_what_looks_inside(tensors)
+        if is_watched():
+            refuse_what_looks_inside(tensors)
         key = tuple(parts)
         call = self.plans.get(key)
         if call is None:
@@ -367,22 +371,7 @@ def remember(plans: dict[Any, Any], key: Any, value: Any) -> None:
     plans[key] = value
 
 
-tracing_state = torch._C._get_tracing_state
 _is_grad_enabled = torch.is_grad_enabled
-
-
-def _refuse_what_looks_inside(tensors: Sequence[Tensor]) -> None:
-    """Raise where torch would watch single operations and see none, and go on without a word."""
-    if tracing_state() is not None:
-        raise UnsupportedError(
-            "torch.jit.trace cannot record a fused chain; trace fused.reference instead"
-        )
-    duals = [forward_ad.unpack_dual(t) for t in tensors]  # type: ignore[no-untyped-call]
-    if any(dual.tangent is not None for dual in duals):
-        raise UnsupportedError(
-            "a fused chain has no forward-mode derivative yet; use fused.reference under "
-            "forward_ad, or reverse mode"
-        )
 
 
 def _differentiable(program: Program) -> tuple[int, ...]:

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from fusegen.arguments import bound_of, check_out, check_tensors
+from fusegen.arguments import bound_of, check_out, check_tensors, tracing_state
 from fusegen.autocasting import is_sensitive, under_autocast
 from fusegen.errors import ArgumentError
-from fusegen.execution import Part, apply_matched, tracing_state
+from fusegen.execution import Part, apply_matched
 from fusegen.lower import stages
 from fusegen.modules import target_of
 from fusegen.ops import Chain
