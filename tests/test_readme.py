@@ -14,8 +14,11 @@ from pathlib import Path
 import pytest
 from test_architecture import ORDER
 
+from fusegen import ir
+from fusegen.autodiff import vjp
 from fusegen.bench.markdown import readme_block
 from fusegen.cli import main
+from fusegen.errors import ChainError
 from fusegen.ops import ALIASES, OPS, Op
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -146,15 +149,43 @@ def test_there_are_commands_and_an_excerpt_to_compare() -> None:
 
 
 def exactness(op: Op) -> str:
-    return "yes" if op.ulp == 0 else ""
+    if op.ulp is None:
+        return "as accurate" if op.torch_name else ""
+    return "same bits" if op.ulp == 0 else f"{op.ulp} ulp"
+
+
+def gradients(op: Op) -> str:
+    """The orders of derivatives that there are, found by deriving."""
+    (step, *_), *_ = (example.steps for example in op.examples)
+    everywhere = frozenset(range(-5, 0))
+    named = {
+        p: ir.tensor(f"operand {p}", everywhere, 5, op.parameter(p).kind) for p, _ in step.operands
+    }
+    for kind in ("number", "truth"):
+        x = ir.tensor("x", everywhere | {1, 2, 3}, 5, kind)
+        with contextlib.suppress(ChainError):
+            root = op.function(x, **named, **dict(step.attributes))
+            break
+    if root.kind != "number":
+        return "none"
+    leaves = [leaf for leaf in (x, *named.values()) if leaf.kind == "number"]
+    found = vjp([root], [ir.tensor("g", everywhere, 5)], leaves)
+    shares = [found[leaf] for leaf in leaves if leaf in found]
+    if not shares:
+        return "none"
+    return "zero" if all(ir.constant(share) == 0.0 for share in shares) else "any order"
 
 
 def operations() -> str:
     """The table of README.md, from the table of operations."""
-    rows = [("operation", "what it gives", "same bits"), ("---",) * 3]
+    head = ("operation", "what it gives", "in torch", "exactness", "gradients")
+    rows = [head, ("---",) * len(head)]
     for op in sorted(OPS.values(), key=lambda op: op.name):
         signature = op.signature.replace("|", r"\|").removesuffix("()")
-        rows.append((f"`{signature}`", op.summary.replace("|", r"\|"), exactness(op)))
+        summary = op.summary.replace("|", r"\|")
+        equal = op.torch_name.replace("torch.nn.functional.", "F.").removeprefix("torch.")
+        called = f"`{equal}`" if equal else ""
+        rows.append((f"`{signature}`", summary, called, exactness(op), gradients(op)))
     return "".join(f"| {' | '.join(row)} |\n" for row in rows).replace("|  |", "| |")
 
 

@@ -18,43 +18,43 @@ def _along(x: Any, values: Any, axis: int) -> Any:
     return values.reshape(shape)
 
 
-@op(reference=lambda x, bias, axis: x + _along(x, bias, axis), ulp=0)
+@op(reference=lambda x, bias, axis: x + _along(x, bias, axis), ulp=0, equal="torch.add")
 def add_channel(x: Expr, bias: Channel, *, axis: int = 1) -> Expr:
     """x + bias, one value for each channel."""
     return x + bias
 
 
-@op(reference=lambda x, bias, axis: x - _along(x, bias, axis), ulp=0)
+@op(reference=lambda x, bias, axis: x - _along(x, bias, axis), ulp=0, equal="torch.sub")
 def sub_channel(x: Expr, bias: Channel, *, axis: int = 1) -> Expr:
     """x - bias, one value for each channel."""
     return x - bias
 
 
-@op(reference=lambda x, scale, axis: x * _along(x, scale, axis), ulp=0)
+@op(reference=lambda x, scale, axis: x * _along(x, scale, axis), ulp=0, equal="torch.mul")
 def mul_channel(x: Expr, scale: Channel, *, axis: int = 1) -> Expr:
     """x * scale, one value for each channel."""
     return x * scale
 
 
-@op(reference=lambda x, scale, axis: x / _along(x, scale, axis), ulp=0)
+@op(reference=lambda x, scale, axis: x / _along(x, scale, axis), ulp=0, equal="torch.div")
 def div_channel(x: Expr, scale: Channel, *, axis: int = 1) -> Expr:
     """x / scale, one value for each channel."""
     return x / scale
 
 
-@op(reference=lambda x, other: other - x, samples=[(), (0.75,)], ulp=0)
+@op(reference=lambda x, other: other - x, samples=[(), (0.75,)], ulp=0, equal="torch.rsub")
 def rsub(x: Expr, other: Expr | float) -> Expr:
     """other - x, a number or a tensor."""
     return primitive("sub", other, x)
 
 
-@op(reference=lambda x, other: other / x, samples=[(), (0.75,)], ulp=1)
+@op(reference=lambda x, other: other / x, samples=[(), (0.75,)], ulp=1, equal="torch.div")
 def rdiv(x: Expr, other: Expr | float) -> Expr:
     """other / x, a number or a tensor."""
     return primitive("div", other, x)
 
 
-@op(reference=lambda x, other: other**x, samples=[(0.75,)], ulp=2)
+@op(reference=lambda x, other: other**x, samples=[(0.75,)], ulp=2, equal="torch.pow")
 def rpow(x: Expr, other: Expr | float) -> Expr:
     """other to the power x, a number or a tensor."""
     return primitive("pow", other, x)
@@ -98,7 +98,7 @@ def _lerp(x: Any, end: Any, weight: Any) -> Any:
     return pkgutil.resolve_name("torch.lerp")(x, end, weight)
 
 
-@op(reference=_lerp, samples=[(), (0.25,), (0.75,)], same_dtype=True)
+@op(reference=_lerp, samples=[(), (0.25,), (0.75,)], same_dtype=True, equal="torch.lerp")
 def lerp(x: Expr, end: Expr, weight: Expr | float) -> Expr:
     """x + weight * (end - x), by the formula that is exact at the nearer end, as torch's."""
     way = end - x

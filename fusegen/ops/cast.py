@@ -25,6 +25,7 @@ def _torch_type(name: str) -> Any:
     reference=lambda x, dtype: x.to(_torch_type(dtype)),
     samples=[("bfloat16",), ("float16",), ("float32",), ("float64",)],
     ulp=0,
+    equal="torch.Tensor.to",
 )
 def to(x: Expr, dtype: Literal["float16", "bfloat16", "float32", "float64"]) -> Expr:
     """x rounded to another type, which what follows has too; its gradient is rounded likewise."""
@@ -49,6 +50,7 @@ def _scale_problem(dtype: str, scale: float = 1.0) -> str | None:
     reference=_quantised,
     samples=[(0.05, "int8"), (0.01, "float8_e4m3fn"), (0.001, "float8_e5m2")],
     check=_scale_problem,
+    equal="torch.clamp and torch.Tensor.to",
 )
 def quantize(
     x: Expr,

@@ -17,7 +17,7 @@ def _filled(x: Any, mask: Any, value: Any) -> Any:
     return pkgutil.resolve_name("torch.where")(mask, value, x)
 
 
-@op(reference=_filled, samples=[(0.75,), (-math.inf,), ()], ulp=0)
+@op(reference=_filled, samples=[(0.75,), (-math.inf,), ()], ulp=0, equal="torch.masked_fill")
 def masked_fill(x: Expr, mask: Mask, value: Expr | float) -> Expr:
     """x, but value where mask, a bool tensor, is true."""
     return primitive("where", mask, value, x)

@@ -85,7 +85,7 @@ def _hardsigmoid(x: Any) -> Any:
     return pkgutil.resolve_name("torch.where")(x.isnan(), functional.hardsigmoid(x), between)
 
 
-@op(reference=_hardsigmoid, ulp=1)
+@op(reference=_hardsigmoid, ulp=1, equal="torch.nn.functional.hardsigmoid")
 def hardsigmoid(x: Expr) -> Expr:
     """(x + 3) / 6, at least 0 and at most 1."""
     # NaN is written as a constant: it passes, and has no gradient, as in torch.
@@ -131,7 +131,12 @@ def _threshold(x: Any, threshold: float, value: float) -> Any:
     return pkgutil.resolve_name("torch.nn.functional.threshold")(x, threshold, value)
 
 
-@op(reference=_threshold, samples=[(0.5, 2.0), (-0.25, 0.0)], ulp=0)
+@op(
+    reference=_threshold,
+    samples=[(0.5, 2.0), (-0.25, 0.0)],
+    ulp=0,
+    equal="torch.nn.functional.threshold",
+)
 def threshold(x: Expr, threshold: float, value: float) -> Expr:
     """x where it is above threshold, else value."""
     return primitive("where", x <= threshold, value, x)

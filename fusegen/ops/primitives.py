@@ -168,6 +168,7 @@ def _register(name: str) -> Op:
             samples=samples,
             ulp=ulp,
             is_primitive=True,
+            equal=f"torch.{name}",
         )
     )
 

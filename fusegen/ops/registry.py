@@ -25,6 +25,7 @@ def op(
     aliases: Iterable[str] = (),
     window_axes: int = 0,
     same_dtype: bool = False,
+    equal: str = "",
     check: Callable[..., str | None] | None = None,
 ) -> Callable[[Callable[..., Expr]], Op]: ...
 def op(
@@ -36,6 +37,7 @@ def op(
     aliases: Iterable[str] = (),
     window_axes: int = 0,
     same_dtype: bool = False,
+    equal: str = "",
     check: Callable[..., str | None] | None = None,
 ) -> Op | Callable[[Callable[..., Expr]], Op]:
     """Register a function of expressions as an operation under its own name.
@@ -59,6 +61,7 @@ def op(
                 aliases=tuple(aliases),
                 window_axes=window_axes,
                 same_dtype=same_dtype,
+                equal=equal,
                 check=check,
             )
         )
