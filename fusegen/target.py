@@ -280,14 +280,15 @@ _SPOKEN_FOR = """
     blocks both bottom candidate ceil_divide cell cells centre code coefficient column column_block
     columns combine combine_across count cudaGetErrorString d definition device distance distances
     divide drift e edges element elements end erf_of error_text excess exchange exp2_flushed exp_of
-    expect families finite first float16 fold from gap given guard half head home i index inner
+    expect f families finite first float16 fold from gap given guard half head home i index inner
     inverse inverse_length is_beside is_here is_it is_live j join kept kernel lane lanes last least
     left length lengths line lines load load_again lower lowest magnitude merge merge_beside
     merge_tree methods mine minimum moments moments_about more most n narrow narrow_div
     narrow_sigmoid narrow_sqrt needed next normal offset oldest on_each order other out outer output
     p pack packs pad padded pair part pick picked piece piece_length pieces pieces_of place
     polynomial position position_of_best power power_of_two previous q r resident_blocks rest result
-    results room root rounded row row_block row_cells rows rows_together rr run scratch send
+    results room root rounded rounded_to row row_block row_cells rows rows_together rr run scratch
+    send
     send_off send_row send_tile share shared shared_bytes shift side sign size size_of sizes slot
     slots slots_of special split squares step store stream stride strips subnormal sum sum_of sums t
     tail take target task tasks term thread threads tile to together top total tt turn type used
