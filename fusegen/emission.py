@@ -21,7 +21,9 @@ from fusegen.target import TARGETS
 def make_entry(program: Program, signature: Signature) -> Entry:
     """The program scheduled for one layout and one set of element types."""
     dtypes = dict(signature.dtypes)
-    compute = "double" if "float64" in dtypes.values() else "float"
+    nodes = ir.topological(program.graph.roots)
+    is_double = "float64" in dtypes.values() or any(n.op == "to_float64" for n in nodes)
+    compute = "double" if is_double else "float"
     windows = dict(program.windows)
     graph, new, grouping = collapse(program.graph, signature.order, windows)
     kernels = schedule(

@@ -47,6 +47,7 @@ def _reference(
     samples=[(), (None, 1)],
     aliases=["layer_norm"],
     same_dtype=True,
+    equal="torch.nn.functional.layer_norm",
     check=_axes_problem,
 )
 def layernorm(
