@@ -23,7 +23,7 @@ _WIDENED: Mapping[str, frozenset[str]] = {
             *("exp", "expm1", "log", "log10", "log1p", "log2", "softplus"),
             *("pow", "rpow", "reciprocal", "rsqrt", "square"),
             *("layernorm", "rms_norm", "group_norm", "normalize", "norm"),
-            *("softmax", "log_softmax", "logsumexp", "sum", "prod"),
+            *("softmax", "softmin", "log_softmax", "logsumexp", "sum", "prod"),
         )
     ),
     "cpu": frozenset(

@@ -183,6 +183,12 @@ def run_body(
         raise ArgumentError(f"{step.text}: its body does not work here: {error}") from error
 
 
+def _refuse_conditions(root: Expr) -> None:
+    for node in ir.topological([root]):
+        if node.op == "reduce" and node.args[0].kind == "truth":
+            raise ChainError("conditions have no sum and no maximum; make numbers of them first")
+
+
 def result_type(
     step: Step, before: tuple[Shape, str], operands: Mapping[str, tuple[Shape, str]]
 ) -> str:
@@ -205,6 +211,7 @@ def result_type(
         named[parameter] = leaf(f"operand {parameter}", shape, dtype, wanted)
     try:
         root = run_body(step, x, named)
+        _refuse_conditions(root)
     except ChainError as error:
         if before[1] != "bool":
             raise

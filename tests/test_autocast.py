@@ -4,6 +4,7 @@ import pytest
 import torch
 from numeric import EPSILON, outcome
 from test_numbers import EXAMPLES, is_mask, operand_shapes, shape_of
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fusegen
 from fusegen.autocasting import is_sensitive, under_autocast
@@ -40,6 +41,29 @@ def test_every_operation_has_eagers_type_under_autocast(name, example, dtype, de
     operands = dict(zip(example.operands, others, strict=True))
     chain = under_autocast(example, x, operands, device, dtype_name(narrow))
     assert bind(chain, x, operands).dtype == dtype_name(eager.dtype)
+
+
+@pytest.mark.parametrize("dtype", [*NARROW, torch.float32], ids=str)
+@pytest.mark.parametrize(("name", "example"), EACH, ids=[e.text for _, e in EACH])
+def test_every_operation_has_the_type_that_autocast_gives_on_a_gpu(name, example, dtype):
+    """On tensors that have no values, so that no GPU is needed."""
+    real = tensors_of(name, example, dtype, "cpu")
+    narrow = torch.bfloat16 if dtype == torch.float32 else dtype
+    was_on, was_narrow = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+    torch.set_autocast_enabled("cuda", True)
+    torch.set_autocast_dtype("cuda", narrow)
+    try:
+        with torch.no_grad(), FakeTensorMode():
+            tensors = [torch.empty(t.shape, dtype=t.dtype, device="cuda") for t in real]
+            eager = fusegen.compile(example).reference(*tensors).dtype
+    finally:
+        torch.set_autocast_enabled("cuda", was_on)
+        torch.set_autocast_dtype("cuda", was_narrow)
+        torch.clear_autocast_cache()
+    x, *others = [(tuple(t.shape), dtype_name(t.dtype)) for t in real]
+    operands = dict(zip(example.operands, others, strict=True))
+    chain = under_autocast(example, x, operands, "cuda", dtype_name(narrow))
+    assert bind(chain, x, operands).dtype == dtype_name(eager)
 
 
 CHAINS = {

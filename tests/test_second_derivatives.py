@@ -14,6 +14,8 @@ ROWS, COLUMNS = 7, 33
 # What is steep or undefined on the left: tried on the right.
 POSITIVE = ("acosh", "log", "log2", "log10", "sqrt", "rsqrt", "pow", "rpow")
 WITHIN_ONE = ("asin", "acos", "atanh")
+# Axes that a matrix has not.
+TALLER = ("group_norm", "instance_norm")
 EXAMPLES = [
     (example, name)
     for name, op in OPS.items()
@@ -21,6 +23,9 @@ EXAMPLES = [
     if op.window_axes == 0
     and name not in (*ir.COMPARISONS, *ir.CONNECTIVES, "quantize")  # which have none
     and name != "to"  # rounds to what it is told, which no double precision reference can follow
+    and name not in TALLER
+    and not any(value in (2, (2, 3)) for key, value in example.steps[0].attributes if key == "dim")
+    and ("p", 0.0) not in example.steps[0].attributes  # which has no gradient
 ]
 
 
@@ -54,12 +59,15 @@ def test_first_and_second_derivatives_are_torchs(example, name):
         drawn = points(name, i)[0] if drawn is None else drawn
         values[f"operand {p}"] = drawn > 0 if parameter.kind == "truth" else drawn
     attributes = dict(step.attributes)
+    if attributes.get("eps", 0.0) is None:
+        attributes["eps"] = 1e-9
     operands = {p: leaf for p, leaf in leaves.items() if p != "x"}
     root = definition.function(leaves["x"], **operands, **attributes)
     numbers = [leaf for leaf in leaves.values() if leaf.kind == "number"]
     random = np.random.default_rng(9)
-    values["g"] = random.normal(size=(ROWS, COLUMNS))
-    g = ir.tensor("g", {-2, -1}, 2)
+    flat = [domain[a] if a in root.extent else 1 for a in domain]
+    values["g"] = random.normal(size=flat)
+    g = ir.tensor("g", root.extent, 2)
 
     # Ours: the gradients, then those of the sum of their sines.
     first = vjp([root], [g], numbers)
@@ -87,6 +95,7 @@ def test_first_and_second_derivatives_are_torchs(example, name):
     given = {p: inputs[leaf] for p, leaf in operands.items()}
     axis = {"axis": -1} if "axis" in attributes and attributes["axis"] == 1 else {}
     result = definition.resolve_reference()(inputs[leaves["x"]], **given, **{**attributes, **axis})
+    result = result.reshape(flat)  # with the axes that it reduces
     slopes = torch.autograd.grad(
         result, [inputs[leaf] for leaf in wrt], tensors["g"], create_graph=True
     )
@@ -98,6 +107,6 @@ def test_first_and_second_derivatives_are_torchs(example, name):
         )
     for mine, theirs in zip(ours, [result, *slopes, *curves], strict=True):
         expected = theirs.detach().numpy(force=True)
-        shown = np.broadcast_to(mine, (ROWS, COLUMNS)[-max(expected.ndim, mine.ndim) :])
+        shown = np.broadcast_to(mine, expected.shape if expected.ndim == 2 else (ROWS, COLUMNS))
         shown = shown if expected.ndim == 2 else shown[0]
         np.testing.assert_allclose(shown, expected, rtol=1e-8, atol=1e-10)
