@@ -19,7 +19,7 @@ from fusegen.errors import (
     UnsupportedError,
 )
 from fusegen.ir import Expr, reduce_max, reduce_mean, reduce_sum, reduce_variance, windows
-from fusegen.ops import ALIASES, OPS, Chain, Channel, Op, Trailing, keep, op, recall
+from fusegen.ops import ALIASES, OPS, Chain, Channel, Mask, Op, Trailing, keep, op, recall
 
 if TYPE_CHECKING:
     from fusegen.runtime import Fused
@@ -36,6 +36,7 @@ __all__ = [
     "Expr",
     "Fused",
     "FusegenError",
+    "Mask",
     "Op",
     "Trailing",
     "UnsupportedError",

@@ -82,6 +82,13 @@ def check_out(out: Any, chain: Chain, bound: Bound, tensors: Sequence[Tensor]) -
 
 
 tracing_state = torch._C._get_tracing_state
+_are_transforms_active = torch._C._are_functorch_transforms_active
+
+
+def is_watched() -> bool:
+    """Whether something of torch's that watches single operations is at work."""
+    is_forward_mode = forward_ad._current_level >= 0
+    return is_forward_mode or _are_transforms_active() or tracing_state() is not None
 
 
 def refuse_what_looks_inside(tensors: Sequence[Tensor]) -> None:
@@ -94,5 +101,11 @@ def refuse_what_looks_inside(tensors: Sequence[Tensor]) -> None:
     if any(dual.tangent is not None for dual in duals):
         raise UnsupportedError(
             "a fused chain has no forward-mode derivative yet; use fused.reference under "
-            "forward_ad, or reverse mode"
+            "forward_ad and torch.func.jvp, or reverse mode"
+        )
+    if any(torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors):
+        raise UnsupportedError(
+            "a fused chain cannot be transformed by torch.func (vmap, grad, jacrev ...); call it "
+            "on the whole batch instead of under vmap, differentiate it with torch.autograd, or "
+            "transform fused.reference"
         )

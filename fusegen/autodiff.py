@@ -32,6 +32,10 @@ def _extremum_share(g: Expr, loses: Expr, a: Expr, b: Expr) -> Expr:
     return _select(loses, NO_SHARE, _select(primitive("eq", a, b), 0.5 * g, g))
 
 
+def _same_cast(op: str) -> Rule:
+    return lambda g, a, out: (primitive(op, g),)
+
+
 RULES: Mapping[str, Rule] = {
     "add": lambda g, a, out: (g, g),
     "sub": lambda g, a, out: (g, -g),
@@ -39,9 +43,14 @@ RULES: Mapping[str, Rule] = {
     "div": lambda g, a, out: (g / a[1], -(g * (out / a[1]))),
     "neg": lambda g, a, out: (-g,),
     "abs": lambda g, a, out: (_select(a[0] > 0, g, _select(a[0] < 0, -g, NO_SHARE)),),
+    **dict.fromkeys(("sign", "floor", "ceil", "round", "trunc"), lambda g, a, out: (NO_SHARE,)),
     "exp": lambda g, a, out: (g * out,),
-    "expm1": lambda g, a, out: (g * (out + 1.0),),
+    "exp2": lambda g, a, out: (g * out * math.log(2.0),),
+    # Not torch's out + 1, which far to the left has no digit left.
+    "expm1": lambda g, a, out: (g * primitive("exp", a[0]),),
     "log": lambda g, a, out: (g / a[0],),
+    "log2": lambda g, a, out: (g / (a[0] * math.log(2.0)),),
+    "log10": lambda g, a, out: (g / (a[0] * math.log(10.0)),),
     "log1p": lambda g, a, out: (g / (a[0] + 1.0),),
     "sqrt": lambda g, a, out: (g / (2.0 * out),),
     "rsqrt": lambda g, a, out: (-0.5 * g * (out * out * out),),
@@ -50,6 +59,17 @@ RULES: Mapping[str, Rule] = {
     "sigmoid": lambda g, a, out: (g * (1.0 - out) * out,),
     "sin": lambda g, a, out: (g * primitive("cos", a[0]),),
     "cos": lambda g, a, out: (g * -primitive("sin", a[0]),),
+    "tan": lambda g, a, out: (g * (1.0 + out * out),),
+    "asin": lambda g, a, out: (g * primitive("rsqrt", 1.0 - a[0] * a[0]),),
+    "acos": lambda g, a, out: (-(g * primitive("rsqrt", 1.0 - a[0] * a[0])),),
+    "atan": lambda g, a, out: (g / (a[0] * a[0] + 1.0),),
+    "sinh": lambda g, a, out: (g * primitive("cosh", a[0]),),
+    "cosh": lambda g, a, out: (g * primitive("sinh", a[0]),),
+    "asinh": lambda g, a, out: (g * primitive("rsqrt", a[0] * a[0] + 1.0),),
+    "acosh": lambda g, a, out: (g * primitive("rsqrt", a[0] * a[0] - 1.0),),
+    "atanh": lambda g, a, out: (g / (1.0 - a[0] * a[0]),),
+    # What a narrower value is told is as narrow, as a tensor's gradient has its type.
+    **{op: _same_cast(op) for op in ir.CASTS},
     "pow": lambda g, a, out: (_to_base(g, a[0], a[1]), _to_exponent(g, a[0], a[1], out)),
     "minimum": lambda g, a, out: (
         _extremum_share(g, a[0] > a[1], *a),

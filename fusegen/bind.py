@@ -14,15 +14,22 @@ from fusegen.axes import Atlas, Axes, CrossedAxesError, Shape, Value, flat
 from fusegen.errors import ArgumentError, UnsupportedError
 from fusegen.fitting import (
     broadcast,
-    check_floating,
     placed_along,
-    promoted,
     rearranged,
     require_axis,
     values_per_statistic,
     windows_of,
 )
 from fusegen.ops import COUNTER, RUNNING, Chain, Definition, Step
+from fusegen.promotion import (
+    check_element_type,
+    check_mask,
+    check_not_quantised,
+    check_parameter_type,
+    check_same_type,
+    kind_of,
+    result_type,
+)
 
 Kinds = Mapping[str, tuple[Shape, str]]
 
@@ -33,6 +40,7 @@ class Operand:
 
     name: str
     extent: ir.Extent
+    kind: ir.Kind = "number"  # or "truth", of a tensor of bool
 
 
 @dataclass(frozen=True)
@@ -81,7 +89,7 @@ class Bound:
     @property
     def pattern(self) -> tuple[object, ...]:
         """All that lower() depends on: equal patterns give equal graphs."""
-        extents = tuple(o.extent for o in (self.x, *self.operands))
+        extents = tuple((o.extent, o.kind) for o in (self.x, *self.operands))
         return len(self.domain), extents, self.windows, self.places, self.result
 
     def memory_order(self, order_of_x: Sequence[int] | None) -> tuple[int, ...]:
@@ -99,10 +107,10 @@ def bind(chain: Chain, x: tuple[Shape, str], operands: Kinds) -> Bound:
     x and operands are (shape, dtype name). Raises ArgumentError with the argument, what it got and
     what was wanted.
     """
-    check_floating("x", x[1])
+    check_element_type("x", x[1])
     for name, (_, dtype) in operands.items():
         if not any(parameter.name == COUNTER for _, parameter in chain.uses(name)):
-            check_floating(name, dtype)
+            check_element_type(name, dtype)
     return _Binding(chain, x, operands).bound()
 
 
@@ -113,8 +121,8 @@ class _Binding:
         self.chain = chain
         self.atlas = Atlas(x[0])
         self.running, self.dtype = self.atlas.x, x[1]
-        self.given = operands
-        self.kept: dict[str, Value] = {}
+        self.given_x, self.given = x, operands
+        self.kept: dict[str, tuple[Value, str]] = {}  # with its element type
         self.found: dict[str, Axes] = {}
         self.places: list[Place | None] = []
         self.windows: tuple[tuple[int, int], ...] = ()
@@ -122,6 +130,7 @@ class _Binding:
 
     def bound(self) -> Bound:
         for step in self.chain.steps:
+            check_not_quantised(step, self.dtype)
             self.places.append(None if self._names_only(step) else self._step(step))
         atlas, result = self.atlas, self.running
         pooled = dict(self.windows)
@@ -141,8 +150,8 @@ class _Binding:
         return Bound(
             self.chain,
             domain,
-            Operand("x", frozenset(self._numbers(flat(atlas.x.axes)))),
-            tuple(Operand(n, frozenset(self._numbers(flat(self.found[n])))) for n in read),
+            self._laid("x", atlas.x.axes, self.given_x),
+            tuple(self._laid(name, self.found[name], self.given[name]) for name in read),
             self.dtype,
             tuple(sorted(windows.items())),
             tuple(None if place is None else self._settled(place) for place in self.places),
@@ -151,6 +160,9 @@ class _Binding:
             tuple(shape),
             tuple(self.updates),
         )
+
+    def _laid(self, name: str, axes: Axes, given: tuple[Shape, str]) -> Operand:
+        return Operand(name, frozenset(self._numbers(flat(axes))), kind_of(given[1]))
 
     def _numbers(self, axes: tuple[int, ...]) -> tuple[int, ...]:
         return self.atlas.numbers(axes)
@@ -166,9 +178,9 @@ class _Binding:
     def _names_only(self, step: Step) -> bool:
         """Whether a step only names a value or takes up a named one, which is then done."""
         if step.op == "keep":
-            self.kept[step.names[0]] = self.running
+            self.kept[step.names[0]] = (self.running, self.dtype)
         elif step.op == "recall":
-            self.running = self.kept[step.names[0]]
+            self.running, self.dtype = self.kept[step.names[0]]
         return step.is_structural
 
     def _step(self, step: Step) -> Place:
@@ -178,17 +190,24 @@ class _Binding:
         require_axis(step, self.running.shape)
         before, dtype = self.running, self.dtype
         aligned: list[tuple[str, Axes]] = []
+        met: dict[str, tuple[Shape, str]] = {}
         updated: list[tuple[str, str]] = []
         for parameter, name in step.operands:
+            given = self._kind(name)
+            self._check_type(step, definition, parameter, name, given[1])
             if definition.is_updated(parameter, attributes):
                 updated.append((parameter, name))
             else:
+                met[parameter] = given
                 aligned.append((parameter, self._operand(step, definition, parameter, name)))
         if "normalized_shape" in attributes:
             placed_along(step, "trailing", "", self.running.shape, None)
         if definition.statistics is not None:
             self._update(step, definition, updated)
         axes, x = self.running.axes, before.axes
+        is_alone = (definition.same_dtype or definition.keeps_dtype) and dtype != "bool"
+        if not is_alone:
+            self.dtype = result_type(step, (before.shape, dtype), met)
         if definition.groups:
             axes, x, aligned = self._grouped(step, definition, aligned)
         if definition.window_axes:
@@ -196,21 +215,40 @@ class _Binding:
         self.running = rearranged(step, definition, self.running)
         return Place(axes, x, tuple(aligned), dtype if attributes.get("eps", 0.0) is None else "")
 
+    def _kind(self, name: str) -> tuple[Shape, str]:
+        """The shape and the element type of an operand."""
+        if name not in self.kept:
+            return self.given[name]
+        value, dtype = self.kept[name]
+        return value.shape, dtype
+
+    def _check_type(
+        self, step: Step, definition: Definition, parameter: str, name: str, dtype: str
+    ) -> None:
+        if parameter == COUNTER:
+            return  # checked with the other running statistics
+        check_element_type(name, dtype)
+        if definition.parameter(parameter).kind == "truth":
+            check_mask(step, name, dtype)
+        if self.dtype == "bool":
+            return  # refused, or made numbers, by the body
+        if definition.keeps_dtype:
+            check_parameter_type(step, name, self.dtype, dtype)
+        elif definition.same_dtype:
+            check_same_type(step, name, self.dtype, dtype)
+
     def _operand(self, step: Step, definition: Definition, parameter: str, name: str) -> Axes:
         """The axes of one operand, lined up with those of the running value."""
         if name in self.kept:
-            value = self.kept[name]
+            value, _ = self.kept[name]
             broadcast(step, name, self.running.shape, value.shape)
             return self._meet(step, name, value.shape, value.axes)
-        shape, dtype = self.given[name]
-        placement = definition.parameter(parameter).placement
-        if placement == "broadcast":
-            broadcast(step, name, self.running.shape, shape)
-            axes = self.found[name] = self._meet(step, name, shape, self.found.get(name))
-        else:
-            axes = self._placed(step, placement, name, shape)
-        running = self.running.shape
-        self.dtype = promoted(step, definition, name, self.dtype, running, dtype, shape)
+        shape, _ = self.given[name]
+        met = definition.parameter(parameter)
+        if not met.broadcasts:
+            return self._placed(step, met.placement, name, shape)
+        broadcast(step, name, self.running.shape, shape)
+        axes = self.found[name] = self._meet(step, name, shape, self.found.get(name))
         return axes
 
     def _meet(self, step: Step, name: str, shape: Shape, known: Axes | None) -> Axes:

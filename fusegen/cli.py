@@ -17,8 +17,8 @@ from fusegen.bench import command as bench_command
 from fusegen.describe import LAYOUTS, Situation, sources
 from fusegen.dsl import parse
 from fusegen.errors import BuildError, CacheError, FusegenError
-from fusegen.fitting import FLOATING
 from fusegen.ops import OPS, lookup
+from fusegen.promotion import FLOATING
 from fusegen.target import TARGETS
 
 OK, CHECK_FAILED, USER_MISTAKE, CANNOT_BUILD = range(4)

@@ -46,6 +46,8 @@ def emit(
 ) -> Source:
     """The source of one module. signature is a line for the banner: dtypes, layout, gradients."""
     views = [EntryView(entry, target) for entry in entries]
+    nodes = [n for e in views for k in e.kernels for n in ir.topological(k.expressions)]
+    operations = sorted({n.op for n in nodes})
     context = {
         "version": __version__,
         "target": target,
@@ -53,7 +55,7 @@ def emit(
         "signature": signature,
         "entries": views,
         "index_bits": index_bits,
-        "storage": sorted({k.type(b) for e in views for k in e.kernels for b in k.buffers}),
+        "storage": sorted(_stored(views, target)),
         "families": sorted({k.family for e in views for k in e.kernels}),
         "sums_by_row": any(k.sums for e in views for k in e.kernels if k.family in _BY_ROW),
         "carries": any(k.carried for e in views for k in e.kernels),
@@ -61,9 +63,8 @@ def emit(
         "has_positions": any(k.positions for e in views for k in e.kernels),
         "ahead": any(k.is_sent_ahead for e in views for k in e.kernels),
         "accumulators": sorted({r.kind for e in views for k in e.kernels for r in k.accumulated}),
-        "operations": sorted(
-            {n.op for e in views for k in e.kernels for n in ir.topological(k.expressions)}
-        ),
+        "operations": operations,
+        "rounds": any(op in ir.CASTS for op in operations),
         "uses_libm": sorted(_functions_called(views, target)),
         "definitions": _definitions(views, target),
     }
@@ -125,6 +126,16 @@ def _functions_called(views: Iterable[EntryView], target: Target) -> set[str]:
             for node in ir.topological(kernel.expressions):
                 function = target.library_call(node.op, view.compute)
                 found |= {function} if function else set()
+    return found
+
+
+def _stored(views: Iterable[EntryView], target: Target) -> set[str]:
+    """The types that are read, written or rounded to."""
+    found = set()
+    for kernel in (k for view in views for k in view.kernels):
+        found |= {kernel.type(buffer) for buffer in kernel.buffers}
+        nodes = ir.topological(kernel.expressions)
+        found |= {target.storage[ir.CASTS[n.op]] for n in nodes if n.op in ir.CASTS}
     return found
 
 

@@ -16,9 +16,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fusegen.describe import Situation, assumed_shapes
+from fusegen.describe import Situation, assumed_shapes, is_mask
 from fusegen.errors import ArgumentError
 from fusegen.ops import Chain
+from fusegen.plan import dtype_name
+from fusegen.promotion import QUANTISED
 from fusegen.runtime import Fused
 
 _TIMES_EAGER = {torch.float32: 2, torch.float64: 8}
@@ -60,7 +62,9 @@ def compare(chain: Chain, situation: Situation, device: str, seed: int) -> list[
 
     try:
         tensors = {"x": _laid_out(random(shape), situation.layout)}
-        tensors |= {name: random(shapes[name]) for name in chain.operands}
+        for name in chain.operands:
+            operand = random(shapes[name])
+            tensors[name] = operand > 0 if is_mask(chain, name) else operand
     except (RuntimeError, AssertionError) as error:  # torch's ways to say: no such device, no room
         raise ArgumentError(f"device {device!r}: {str(error).splitlines()[0]}") from error
 
@@ -98,15 +102,20 @@ def _results(
     dtype: torch.dtype,
     generator: torch.Generator,
 ) -> dict[str, Tensor]:
-    inputs = {name: t.to(dtype).requires_grad_() for name, t in tensors.items()}
+    inputs = {n: t.to(dtype) if t.is_floating_point() else t for n, t in tensors.items()}
+    with torch.no_grad():
+        out = function(*inputs.values())
+    if dtype_name(out.dtype) in QUANTISED:
+        return {"out": out.double()}
+    leaves = {n: t.requires_grad_() for n, t in inputs.items() if t.is_floating_point()}
     out = function(*inputs.values())
     results = {"out": out.detach()}
     if out.requires_grad:
         cotangent = torch.randn(out.shape, generator=generator).to(out)
         gradients = torch.autograd.grad(
-            out, list(inputs.values()), cotangent, allow_unused=True, materialize_grads=True
+            out, list(leaves.values()), cotangent, allow_unused=True, materialize_grads=True
         )
-        results |= {f"d_{n}": g for n, g in zip(inputs, gradients, strict=True)}
+        results |= {f"d_{n}": g for n, g in zip(leaves, gradients, strict=True)}
     return results
 
 

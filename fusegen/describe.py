@@ -15,10 +15,11 @@ from fusegen.bind import bind
 from fusegen.codegen import Source
 from fusegen.emission import source
 from fusegen.errors import ArgumentError
-from fusegen.fitting import FLOATING, rearranged
+from fusegen.fitting import rearranged
 from fusegen.lower import stages
 from fusegen.ops import COUNTER, Chain, lookup, nearest
 from fusegen.program import derivative, forward
+from fusegen.promotion import FLOATING, refuse_gradients
 from fusegen.signature import element_types, signature, with_derivative
 from fusegen.target import TARGETS
 
@@ -50,15 +51,14 @@ def sources(chain: Chain, target: str, situation: Situation, *, grad: bool) -> t
     dtype, layout = situation.dtype, situation.layout
     found = []
     for stage in stages(chain):
-        bound = bind(
-            stage,
-            (shape, dtype),
-            {n: (operands[n], _type(stage, n, dtype)) for n in stage.operands},
-        )
+        given = {name: _type(stage, name, dtype) for name in stage.operands}
+        bound = bind(stage, (shape, dtype), {n: (operands[n], given[n]) for n in stage.operands})
+        if grad:
+            refuse_gradients(stage, bound.dtype)
         order = bound.memory_order(axes_in_memory(shape, layout))
         program = forward(bound, is_training=grad)
         input_count = len(program.graph.inputs)
-        types = element_types(program, bound, [dtype] * input_count)
+        types = element_types(program, bound, [dtype, *(given[o.name] for o in bound.operands)])
         programs = [program]
         if grad:
             kinds = [shape, *(operands[operand.name] for operand in bound.operands)]
@@ -72,9 +72,14 @@ def sources(chain: Chain, target: str, situation: Situation, *, grad: bool) -> t
     return tuple(found)
 
 
+def is_mask(chain: Chain, operand: str) -> bool:
+    """Whether an operand holds conditions."""
+    return any(parameter.kind == "truth" for _, parameter in chain.uses(operand))
+
+
 def _type(chain: Chain, name: str, dtype: str) -> str:
     is_counter = any(parameter.name == COUNTER for _, parameter in chain.uses(name))
-    return "int64" if is_counter else dtype
+    return "int64" if is_counter else "bool" if is_mask(chain, name) else dtype
 
 
 def _require(what: str, value: str, allowed: Iterable[str]) -> None:
@@ -129,7 +134,7 @@ def assumed_shapes(chain: Chain, situation: Situation) -> tuple[Shape, dict[str,
                 found.setdefault(name, ())
             if name not in found:
                 found[name] = _assumed_operand(chain, name, running)
-            if definition.parameter(parameter).placement == "broadcast":
+            if definition.parameter(parameter).broadcasts:
                 running = _broadcast(running, found[name])
         if definition.shaping != "same":
             value = Value(running, ((),) * len(running), ((),) * len(running))
@@ -183,9 +188,11 @@ def _sizes(attribute: object) -> Shape:
 
 def _assumed_operand(chain: Chain, name: str, running: Shape) -> Shape:
     uses = chain.uses(name)
-    placed = [step for step, parameter in uses if parameter.placement != "broadcast"]
+    placed = [step for step, parameter in uses if not parameter.broadcasts]
     if not placed:
         return running
+    if any(parameter.placement == "slope" for _, parameter in uses):
+        return running[1:2] or (1,)
     attributes = dict(placed[0].attributes)
     axis = attributes.get("axis", None if "normalized_shape" in attributes else 1)
     if not isinstance(axis, int):

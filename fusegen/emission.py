@@ -14,14 +14,14 @@ from fusegen.narrow import contracted, narrow_type, narrowed
 from fusegen.ops import Chain
 from fusegen.program import Program
 from fusegen.schedule import schedule
-from fusegen.signature import Signature
+from fusegen.signature import Signature, is_double
 from fusegen.target import TARGETS
 
 
 def make_entry(program: Program, signature: Signature) -> Entry:
     """The program scheduled for one layout and one set of element types."""
     dtypes = dict(signature.dtypes)
-    compute = "double" if "float64" in dtypes.values() else "float"
+    compute = "double" if is_double([program], dtypes) else "float"
     windows = dict(program.windows)
     graph, new, grouping = collapse(program.graph, signature.order, windows)
     kernels = schedule(

@@ -16,20 +16,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from fusegen.arguments import (
     bound_of,
     check_out,
     check_tensors,
+    is_watched,
     refuse_what_looks_inside,
-    tracing_state,
 )
 from fusegen.bind import Bound
 from fusegen.modules import load, processors, target_of
 from fusegen.ops import Chain
 from fusegen.plan import Meta, Plan, Target, dtype_name, make_plan, memory_order, remember
 from fusegen.program import Derivative, Program, derivative, forward
+from fusegen.promotion import refuse_gradients
 from fusegen.running import update
 from fusegen.signature import Signature, element_types, signature, with_derivative
 
@@ -63,7 +63,7 @@ class Part:
         except (AttributeError, RuntimeError):
             check_tensors(self.chain, given)
             raise
-        if forward_ad._current_level >= 0 or tracing_state() is not None:
+        if is_watched():
             refuse_what_looks_inside(tensors)
         key = tuple(parts)
         call = self.plans.get(key)
@@ -89,6 +89,8 @@ class Part:
     ) -> Call:
         x = tensors[0]
         bound = bound_of(self.chain, given)
+        if wanted is not None:
+            refuse_gradients(self.chain, bound.dtype)
         order, is_dense = memory_order(tuple(x.shape), x.stride())
         order = bound.memory_order(order if is_dense else None)
         key = (bound.pattern, wanted is not None)

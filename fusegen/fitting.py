@@ -1,4 +1,4 @@
-"""Fitting: whether shapes and element types fit the step that they meet, or the error."""
+"""Fitting: whether shapes fit the step that they meet, or the error."""
 
 from __future__ import annotations
 
@@ -9,17 +9,6 @@ from fusegen import ir
 from fusegen.axes import Shape, Value
 from fusegen.errors import ArgumentError
 from fusegen.ops import Definition, Step
-
-FLOATING = ("float16", "bfloat16", "float32", "float64")
-
-
-def check_floating(name: str, dtype: str) -> None:
-    """Raise ArgumentError for an element type that fusegen does not compute in."""
-    if dtype not in FLOATING:
-        raise ArgumentError(
-            f"argument {name!r}: got a tensor of {dtype}, wanted one of {', '.join(FLOATING)}; "
-            f"convert it first, for example {name}.float()"
-        )
 
 
 def require_axis(step: Step, running: Shape) -> None:
@@ -101,12 +90,15 @@ def broadcast(step: Step, name: str, running: Shape, shape: Shape) -> None:
 def placed_along(
     step: Step, placement: str, name: str, running: Shape, shape: Shape | None
 ) -> ir.Extent:
-    """The axes along which a per-channel or trailing operand lies; where shape is None, only those
-    that the step normalises.
+    """The axes along which a per-channel, slope or trailing operand lies; where shape is None, only
+    those that the step normalises.
     """
     if placement == "channel":
         assert shape is not None
         return _channel_extent(step, name, running, shape)
+    if placement == "slope":
+        assert shape is not None
+        return _slope_extent(step, name, running, shape)
     axes = _normalised_axes(step, running)
     return axes if shape is None else _trailing_extent(step, name, running, shape)
 
@@ -129,6 +121,19 @@ def _channel_extent(step: Step, name: str, running: Shape, shape: Shape) -> ir.E
             f"{running}"
         )
     return frozenset({axis})
+
+
+def _slope_extent(step: Step, name: str, running: Shape, shape: Shape) -> ir.Extent:
+    if shape in ((), (1,)):
+        return frozenset()
+    channels = running[1] if len(running) > 1 else 1
+    if shape != (channels,):
+        raise ArgumentError(
+            f"{step.text}: operand {name!r} got shape {shape}, wanted (1,) or ({channels},): one "
+            f"value, or one for each of the {channels} channels (axis 1) of a value of shape "
+            f"{running}"
+        )
+    return frozenset({1 - len(running)})
 
 
 def _normalised_axes(step: Step, running: Shape) -> ir.Extent:
@@ -170,49 +175,6 @@ def _trailing_extent(step: Step, name: str, running: Shape, shape: Shape) -> ir.
             f"normalised in a value of shape {running}"
         )
     return axes
-
-
-_WIDTH = {"float16": 1, "bfloat16": 1, "float32": 2, "float64": 3}
-
-
-def promote(a: str, b: str) -> str:
-    """The element type that torch promotes two floating types to."""
-    if a == b:
-        return a
-    if _WIDTH[a] == _WIDTH[b]:
-        return "float32"
-    return max(a, b, key=_WIDTH.__getitem__)
-
-
-def promoted(
-    step: Step,
-    definition: Definition,
-    name: str,
-    dtype: str,
-    running: Shape,
-    other: str,
-    shape: Shape,
-) -> str:
-    """The value's element type behind an operand, as torch promotes it."""
-    if definition.same_dtype and other != dtype:
-        raise ArgumentError(
-            f"{step.text}: operand {name!r} is {other} but the value it meets is {dtype}, a mix "
-            "that torch "
-            f"refuses here; convert one of them, for example {name}.to(torch.{dtype})"
-        )
-    if definition.keeps_dtype:
-        if other not in (dtype, "float32" if _WIDTH[dtype] == 1 else dtype):
-            raise ArgumentError(
-                f"{step.text}: operand {name!r} is {other} but the value it meets is {dtype}, a "
-                f"mix that torch refuses here; convert one of them, for example "
-                f"{name}.to(torch.{dtype})"
-            )
-        return dtype
-    if not shape and running:
-        return dtype  # a tensor without axes does not widen one that has some
-    if shape and not running:
-        return other
-    return promote(dtype, other)
 
 
 def windows_of(step: Step, definition: Definition, running: Shape) -> tuple[tuple[int, int], ...]:

@@ -1,4 +1,4 @@
-"""The expression graph: immutable, hash-consed nodes over thirty scalar primitives and `reduce`.
+"""The expression graph: immutable, hash-consed nodes over scalar primitives and `reduce`.
 
 An `Expr` is a number for every index of its extent, the set of axes it varies along. Axes count
 from the end, as torch's do: -1 is the last. A pooled axis a is split in two: a itself counts
@@ -30,12 +30,19 @@ EVERYWHERE_EQUAL: Extent = frozenset()
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 CONNECTIVES = ("logical_and", "logical_or", "logical_not")
 _BY_ARITY = {
-    1: "neg abs exp expm1 log log1p sqrt rsqrt erf tanh sigmoid sin cos logical_not",
+    1: "neg abs sign floor ceil round trunc exp exp2 expm1 log log2 log10 log1p sqrt rsqrt erf "
+    "sigmoid sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh logical_not",
     2: "add sub mul div pow minimum maximum lt le gt ge eq ne logical_and logical_or",
     3: "where",
 }
+# What rounds to an element type, and stays a number; a quantised type is stored, never read.
+CASTS = {f"to_{t}": t for t in ("float16", "bfloat16", "float32", "float64")}
+QUANTISING_CASTS = {f"to_{t}": t for t in ("int8", "float8_e4m3fn", "float8_e5m2")}
 # Scalar primitives and how many arguments each takes. Everything a chain computes is made of these.
-ARITY: Mapping[str, int] = {op: n for n, ops in _BY_ARITY.items() for op in ops.split()}
+ARITY: Mapping[str, int] = {
+    **{op: n for n, ops in _BY_ARITY.items() for op in ops.split()},
+    **dict.fromkeys((*CASTS, *QUANTISING_CASTS), 1),
+}
 # What `reduce` can do along axes. argmax gives the position, in index order, of the first maximum
 # (a NaN counts as one). max gives its gradient to that one, amax to all that are as large in equal
 # shares, and bound, of which the result must not depend, to none.

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from fusegen import ir
 from fusegen.axes import Axes
 from fusegen.bind import Bound, Operand, Place
-from fusegen.errors import ArgumentError, UnsupportedError
+from fusegen.errors import UnsupportedError
 from fusegen.ir import Expr, Graph
 from fusegen.ops import Chain, Step
-from fusegen.target import EPSILON, code_name
+from fusegen.promotion import as_wanted, run_body
+from fusegen.target import code_name
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,10 @@ def _is_reducing(step: Step) -> bool:
     if step.definition is None:
         return False
     x = ir.tensor("x", range(-5, 0), 5)
-    tensors = {name: ir.tensor(f"operand {name}", range(-5, 0), 5) for name, _ in step.operands}
+    tensors = {
+        name: ir.tensor(f"operand {name}", range(-5, 0), 5, step.definition.parameter(name).kind)
+        for name, _ in step.operands
+    }
     try:
         body = step.definition.function(x, **tensors, **dict(step.attributes))
     except TypeError:  # a condition that meets a number here: no reduction has one
@@ -80,7 +84,7 @@ def lower(bound: Bound) -> Lowered:
 
     def leaf(name: str, operand: Operand) -> Expr:
         twins = {-axis for axis in pooled if axis in operand.extent}
-        return ir.tensor(name, operand.extent | twins, rank)
+        return ir.tensor(name, operand.extent | twins, rank, operand.kind)
 
     x = leaf("x", bound.x)
     tensors = {operand.name: leaf(code_name(operand.name), operand) for operand in bound.operands}
@@ -99,6 +103,7 @@ def lower(bound: Bound) -> Lowered:
         assert step.definition is not None
         names = dict(step.operands)
         named = {p: kept.get(names[p], tensors.get(names[p])) for p, _ in place.operands}
+        named = {p: as_wanted(step, p, operand) for p, operand in named.items()}
         body = _Body(step, place, running, named)
         if i in updating:
             assert step.definition.statistics is not None
@@ -150,16 +155,7 @@ class _Body:
 
     def result(self) -> Expr:
         """What the step gives, over the graph's axes."""
-        definition = self.step.definition
-        assert definition is not None
-        attributes = dict(self.step.attributes)
-        if self.dtype:
-            attributes["eps"] = EPSILON[self.dtype]
-        try:
-            found = definition.function(self.x, **self.operands, **attributes)
-        except TypeError as error:
-            message = f"{self.step.text}: its body does not work here: {error}"
-            raise ArgumentError(message) from error
+        found = run_body(self.step, self.x, self.operands, self.dtype)
         return self.placed((found,))[0]
 
     def placed(self, roots: tuple[Expr, ...]) -> tuple[Expr, ...]:

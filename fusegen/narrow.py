@@ -20,10 +20,10 @@ from dataclasses import replace
 
 from fusegen import ir
 from fusegen.choices import bounded, joined
-from fusegen.fitting import FLOATING
 from fusegen.ir import Expr, Graph, const, constant, primitive
 from fusegen.kernel import Kernel, Reduction
 from fusegen.lower import remarked
+from fusegen.promotion import FLOATING
 from fusegen.target import COMPUTE, Target
 
 # log2(erfc(z)) for z >= 0, lowest power first, the leading coefficient negative, so that it falls

@@ -104,13 +104,14 @@ def _with_winners(plain: Program) -> Program | None:
     derived, outputs, saved = [through], [], []
     for pick in picks:
         name = f"picked_{ir.name_of(pick.args[0])}"
-        saved.append((pick, ir.tensor(name, pick.extent, rank)))
+        saved.append((pick, ir.tensor(name, pick.extent, rank, pick.kind)))
         outputs.append((name, pick))
         derived.append(pick)
     over_leaf = ir.substitute(derived, {index: index_leaf})
     saved = [(over_leaf[1 + i], leaf) for i, (_, leaf) in enumerate(saved)]
     outputs.append((WINNER, index))
-    values = (over_leaf[0], *plain.values[1:], *over_leaf[1:], None)
+    more_values = (v if v.kind == "number" else None for v in over_leaf[1:])
+    values = (over_leaf[0], *plain.values[1:], *more_values, None)
     return _saving(plain, outputs, values, ((index_leaf, index_leaf), *saved))
 
 

@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from fusegen.arguments import bound_of, check_out, tracing_state
+from fusegen.arguments import bound_of, check_out, check_tensors, tracing_state
+from fusegen.autocasting import is_sensitive, under_autocast
 from fusegen.errors import ArgumentError
 from fusegen.execution import Part, apply_matched
 from fusegen.lower import stages
+from fusegen.modules import target_of
 from fusegen.ops import Chain
 from fusegen.plan import dtype_name
 from fusegen.reference import run_eagerly
@@ -36,6 +38,8 @@ class Fused:
         self.chain = chain
         self._parts = tuple(Part(stage) for stage in stages(chain))
         self._single = self._parts[0] if len(self._parts) == 1 else None
+        self._is_sensitive = is_sensitive(chain)
+        self._autocast: dict[Any, Fused] = {}
 
     def __call__(
         self, x: Tensor, *operands: Tensor, out: Tensor | None = None, **named: Tensor
@@ -46,6 +50,10 @@ class Fused:
         dtype and device, must not overlap x, and nothing that needs a gradient may go in. Raises
         ArgumentError for a mistake in the arguments.
         """
+        if self._is_sensitive and torch._C._is_any_autocast_enabled():
+            cast = self._under_autocast(x, operands, named)
+            if cast is not None:
+                return cast(x, *operands, out=out, **named)
         single = self._single
         is_plain = out is None and not named and tracing_state() is None
         # What looks inside, and would not see a planned call, is refused further down.
@@ -68,6 +76,27 @@ class Fused:
             at += len(mine)
             x = part(x, mine, out if part is self._parts[-1] else None)
         return x
+
+    def _under_autocast(
+        self, x: Tensor, operands: Sequence[Tensor], named: Mapping[str, Tensor]
+    ) -> Fused | None:
+        """The chain that autocast makes of this one for these tensors; None if it changes none."""
+        if named or len(operands) != len(self.chain.operands):
+            operands = self._by_name(operands, named)
+        check_tensors(self.chain, (x, *operands))
+        device = x.device.type
+        target_of(x.device)
+        if not torch.is_autocast_enabled(device):
+            return None
+        narrow = dtype_name(torch.get_autocast_dtype(device))
+        key = (device, narrow, *[(t.dtype, t.dim()) for t in (x, *operands)])
+        if key not in self._autocast:
+            x_kind, *kinds = [(tuple(t.shape), dtype_name(t.dtype)) for t in (x, *operands)]
+            given = dict(zip(self.chain.operands, kinds, strict=True))
+            chain = under_autocast(self.chain, x_kind, given, device, narrow)
+            self._autocast[key] = self if chain == self.chain else Fused(chain)
+        found = self._autocast[key]
+        return None if found is self else found
 
     def _by_name(
         self, operands: Sequence[Tensor], named: Mapping[str, Tensor]

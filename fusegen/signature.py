@@ -6,7 +6,7 @@ The rules are the same for tensors and for a chain of which only the text is kno
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fusegen import ir
@@ -46,10 +46,16 @@ def index_dtype(windows: Sequence[tuple[int, int]]) -> str:
     return "uint8" if math.prod(size for _, size in windows) <= 256 else "int32"
 
 
+def is_double(programs: Iterable[Program], dtypes: Mapping[str, str]) -> bool:
+    """Whether programs over tensors of these types are computed in double precision."""
+    nodes = ir.topological([root for program in programs for root in program.graph.roots])
+    return "float64" in dtypes.values() or any(n.op == "to_float64" for n in nodes)
+
+
 def element_types(program: Program, bound: Bound, input_types: Sequence[str]) -> dict[str, str]:
     """The element type of each tensor of a forward program, by name."""
     types = dict(zip(program.input_names, input_types, strict=True))
-    statistic = "float64" if "float64" in types.values() else "float32"
+    statistic = "float64" if is_double([program], types) else "float32"
     for name in program.output_names:
         if name == "out":
             types[name] = bound.dtype
@@ -109,7 +115,7 @@ def _require_exact_positions(
     programs: Sequence[Program], dtypes: Mapping[str, str], bound: Bound
 ) -> None:
     """Raise where the first of the largest stands further along than a float can count."""
-    if "float64" in dtypes.values():
+    if is_double(programs, dtypes):
         return
     for program in programs:
         for node in ir.topological(program.graph.roots):

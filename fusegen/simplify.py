@@ -269,6 +269,11 @@ def _pow(this: _Pass, node: Expr) -> Expr:
     return base if constant(exponent) == 1.0 else node
 
 
+def _cast(this: _Pass, node: Expr) -> Expr:
+    (a,) = node.args
+    return a if a is NO_SHARE or a.op == node.op else node
+
+
 def _reduce(this: _Pass, node: Expr) -> Expr:
     kind, axes = ir.reduction(node)
     if kind == "sum":
@@ -332,4 +337,5 @@ _RULES: Mapping[str, Callable[[_Pass, Expr], Expr]] = {
     "where": _where,
     "logical_not": _logical_not,
     "reduce": _reduce,
+    **dict.fromkeys(ir.CASTS, _cast),
 }

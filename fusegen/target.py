@@ -10,11 +10,24 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fusegen.ir import CASTS, QUANTISING_CASTS
+
 # fp16 and bf16 are computed in fp32; only fp64 needs fp64.
 COMPUTE = {"float16": "float", "bfloat16": "float", "float32": "float", "float64": "double"}
 # The distance from 1 to the next number, in the type in which each is computed.
 EPSILON = {"float16": 2.0**-23, "bfloat16": 2.0**-23, "float32": 2.0**-23, "float64": 2.0**-52}
-ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "uint8": 1, "int32": 4}
+ITEM_BYTES = {
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "bool": 1,
+    "uint8": 1,
+    "int8": 1,
+    "int32": 4,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+}
 
 
 @dataclass(frozen=True)
@@ -91,6 +104,24 @@ _COMMON = {
     "sigmoid": "{one} / ({one} + exp{f}(-{0}))",
     "sin": "sin{f}({0})",
     "cos": "cos{f}({0})",
+    "tan": "tan{f}({0})",
+    "asin": "asin{f}({0})",
+    "acos": "acos{f}({0})",
+    "atan": "atan{f}({0})",
+    "sinh": "sinh{f}({0})",
+    "cosh": "cosh{f}({0})",
+    "asinh": "asinh{f}({0})",
+    "acosh": "acosh{f}({0})",
+    "atanh": "atanh{f}({0})",
+    "log2": "log2{f}({0})",
+    "log10": "log10{f}({0})",
+    "sign": "sign({0})",
+    "floor": "floor{f}({0})",
+    "ceil": "ceil{f}({0})",
+    # Halves to the even one.
+    "round": "rint{f}({0})",
+    "trunc": "trunc{f}({0})",
+    "exp2": "exp2{f}({0})",
     "pow": "pow{f}({0}, {1})",
     # Not fminf and fmaxf: NaN in either argument is the result, as torch has it.
     "minimum": "minimum({0}, {1})",
@@ -107,11 +138,35 @@ _COMMON = {
     "logical_not": "!{0}",
     # What `narrow` makes; "fma" and "narrow_<primitive>" only where a target has them.
     "polynomial": "polynomial({all})",
-    "exp2": "exp2{f}({0})",
     "exp2_flushed": "exp2{f}({0})",
+    # A quantised type is rounded to where it is stored.
+    **dict.fromkeys(QUANTISING_CASTS, "({0})"),
 }
-_LIBRARY = {op: op for op in ("exp", "expm1", "log", "log1p", "erf", "tanh", "sin", "cos", "pow")}
-_LIBRARY |= {"sigmoid": "exp", "exp2": "exp2", "exp2_flushed": "exp2"}
+_STORAGE = {
+    "float32": "float",
+    "float64": "double",
+    "bool": "bool",
+    "uint8": "uint8_t",
+    "int8": "int8_t",
+    "int32": "int32_t",
+    "float8_e4m3fn": "float8_e4m3fn",
+    "float8_e5m2": "float8_e5m2",
+}
+_CPP_STORAGE = {"float16": "float16", "bfloat16": "bfloat16", **_STORAGE}
+_CUDA_STORAGE = {"float16": "__half", "bfloat16": "__nv_bfloat16", **_STORAGE}
+
+
+def _with_casts(storage: Mapping[str, str]) -> dict[str, str]:
+    """The spellings of _COMMON and of what rounds to a type in memory."""
+    return {**_COMMON, **{op: f"rounded_to<{storage[t]}>({{0}})" for op, t in CASTS.items()}}
+
+
+_CALLED = (
+    *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "erf", "pow"),
+    *("sin", "cos", "tan", "asin", "acos", "atan"),
+    *("sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
+)
+_LIBRARY = {**{op: op for op in _CALLED}, "sigmoid": "exp", "exp2_flushed": "exp2"}
 # Primitives that take a function where others take an instruction.
 FUNCTIONS = frozenset(_LIBRARY)
 
@@ -166,15 +221,8 @@ inline float erf_of(float x) {
 
 CPP = Target(
     name="cpp",
-    storage={
-        "float16": "float16",
-        "bfloat16": "bfloat16",
-        "float32": "float",
-        "float64": "double",
-        "uint8": "uint8_t",
-        "int32": "int32_t",
-    },
-    spellings=_COMMON,
+    storage=_CPP_STORAGE,
+    spellings=_with_casts(_CPP_STORAGE),
     library=_LIBRARY,
     float_spellings={
         "erf": "erf_of({0})",
@@ -201,16 +249,9 @@ CPP = Target(
 
 CUDA = Target(
     name="cuda",
-    storage={
-        "float16": "__half",
-        "bfloat16": "__nv_bfloat16",
-        "float32": "float",
-        "float64": "double",
-        "uint8": "uint8_t",
-        "int32": "int32_t",
-    },
+    storage=_CUDA_STORAGE,
     spellings={
-        **_COMMON,
+        **_with_casts(_CUDA_STORAGE),
         "rsqrt": "rsqrt{f}({0})",
         "fma": "fma{f}({0}, {1}, {2})",
         "exp2_flushed": "exp2_flushed({0})",
@@ -248,29 +289,30 @@ _SPOKEN_FOR = """
     bfloat16 bit bits bits_of block blocks both bottom by candidate ceil_divide cell cells centre
     code coefficient column column_block columns combine combine_across combine_team count
     cudaGetErrorString d definition device distance distances divide drift e edges element
-    elements end erf_of error_text excess exchange exp2_flushed exp_of expect factor families
+    elements end erf_of error_text excess exchange exp2_flushed exp_of expect f factor families
     finite first float16 fold found from gap given guard half head home i index inner inverse
     inverse_length is_beside is_here is_it is_live j join kept kernel lane lanes larger largest
-    last launch least leave left length lengths line lines load lower lowest magnitude meeting
-    merge merge_beside merge_moments merge_sums merge_tree methods mine minimum moments
+    last launch least leave left length lengths line lines load load_again lower lowest magnitude
+    meeting merge merge_beside merge_moments merge_sums merge_tree methods mine minimum moments
     moments_about more most n narrow narrow_div narrow_sigmoid narrow_sqrt needed next normal
     number offset oldest on_each order other out outer output p pack packs pad padded pair part
     pick picked piece piece_length pieces pieces_of place polynomial position position_of_best
     power power_of_two previous q r rank reach resident_blocks rest result results room root
-    rounded row row_block row_cells rows rows_together rr run scratch send send_off send_row
-    send_tile share shared shared_bytes shift side sign size size_of sizes slot slots slots_of
-    special split squares step store stream stride strips subnormal sum sum_of sums t tail take
-    target task tasks term theirs thread threads tile to together top total tt turn type used
-    value values w wait_for_sent wanted warps whole widen width window word words x y z
+    rounded rounded_to row row_block row_cells rows rows_together rr run scratch send send_off
+    send_row send_tile share shared shared_bytes shift side sign size size_of sizes slot slots
+    slots_of special split squares step store stream stride strips subnormal sum sum_of sums t
+    tail take target task tasks term theirs thread threads tile to together top total tt turn type
+    used value values w wait_for_sent wanted warps whole widen width window word words x y z
 
     alignas alignof and asm auto bool break case catch char class compl const constexpr continue
     decltype default delete do double dynamic_cast else enum explicit export extern false float for
     friend goto if inline int long mutable namespace new noexcept not nullptr operator or private
     protected public register return short signed sizeof static struct switch template this throw
     true try typedef typename union unsigned using virtual void volatile while xor
-    abs atan blockDim blockIdx clock cos dim3 erf exp exp2 expm1 fabs far fma fmaf gamma gridDim
-    half int4 j0 j1 jn linux log log1p main max memory min near pow rsqrt signal sin sqrt std stderr
-    stdin stdout tanh threadIdx time uint2 uint4 unix y0 y1 yn
+    abs acos acosh asin asinh atan atanh blockDim blockIdx ceil clock cos cosh dim3 erf exp exp2
+    expm1 fabs far floor fma fmaf gamma gridDim half int4 j0 j1 jn linux log log10 log1p log2 main
+    max memory min near pow rint round rsqrt signal sin sinh sqrt std stderr stdin stdout tan tanh
+    threadIdx time trunc uint2 uint4 unix y0 y1 yn
 """
 _TAKEN = frozenset(_SPOKEN_FOR.split())
 _DERIVED = re.compile(

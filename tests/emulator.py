@@ -14,12 +14,13 @@ import torch
 
 from fusegen import dsl
 from fusegen.bind import bind
-from fusegen.describe import axes_in_memory
+from fusegen.describe import axes_in_memory, is_mask
 from fusegen.emission import source
 from fusegen.grouping import collapse
 from fusegen.lower import stages
 from fusegen.plan import dense_strides
 from fusegen.program import derivative, forward
+from fusegen.promotion import FLOATING
 from fusegen.reference import run_eagerly
 from fusegen.signature import element_types, signature, with_derivative
 
@@ -94,14 +95,19 @@ def run(
     kind = getattr(torch, dtype)
     shapes = [shape, *operand_shapes]
     tensors = [torch.randn(s, dtype=kind) for s in shapes]
-    operands = dict(zip(chain.operands, operand_shapes, strict=True))
-    bound = bind(chain, (shape, dtype), {n: (s, dtype) for n, s in operands.items()})
+    kinds = [dtype, *("bool" if is_mask(chain, name) else dtype for name in chain.operands)]
+    tensors = [t > 0 if k == "bool" else t for t, k in zip(tensors, kinds, strict=True)]
+    operands = dict(zip(chain.operands, zip(operand_shapes, kinds[1:], strict=True), strict=True))
+    bound = bind(chain, (shape, dtype), operands)
     order = bound.memory_order(axes_in_memory(shape, layout))
-    program = forward(bound, is_training=True)
-    types = element_types(program, bound, [dtype] * len(shapes))
-    found = derivative(program, range(len(shapes)), (0,), shapes)
-    types = with_derivative(program, found, types)
-    programs = [program, found.program]
+    program = forward(bound, is_training=bound.dtype in FLOATING)
+    types = element_types(program, bound, kinds)
+    programs = [program]
+    is_differentiable = bound.dtype in FLOATING
+    if is_differentiable:
+        found = derivative(program, range(len(shapes)), (0,), shapes)
+        types = with_derivative(program, found, types)
+        programs.append(found.program)
     text = source(chain, programs, signature("cuda", order, programs, types, bound, 6)).text
     library = build(text, folder)
     windows = dict(bound.windows)
@@ -145,9 +151,14 @@ def run(
         return outputs
 
     outputs = launch(program, tensors)
-    exact = [t.double().requires_grad_() for t in tensors]
+    if not is_differentiable:
+        expected = run_eagerly(
+            chain, tensors[0], dict(zip(chain.operands, tensors[1:], strict=True))
+        )
+        return Emulated(outputs, [expected], text)
+    exact = [t if t.dtype == torch.bool else t.double().requires_grad_() for t in tensors]
     expected = run_eagerly(chain, exact[0], dict(zip(chain.operands, exact[1:], strict=True)))
-    cotangent = torch.randn(expected.shape, dtype=kind)
+    cotangent = torch.randn(expected.shape, dtype=getattr(torch, bound.dtype))
     pools = {"input": tensors, "output": outputs, "cotangent": [cotangent]}
     results = launch(found.program, [pools[pool][i] for pool, i in found.sources])
     by_input = {}
@@ -155,7 +166,9 @@ def run(
         # A gradient may be the same all along some of its input's axes.
         by_input[i] = result.expand(place(program.graph.inputs[i].extent)[0])
     by_input |= {i: by_input[found.targets[output]] for i, output in found.shared}
-    wanted = [expected, *torch.autograd.grad(expected, exact, cotangent.double())]
-    have = [outputs[0], *(by_input[i] for i in range(len(shapes)))]
+    numbers = [i for i, t in enumerate(exact) if t.is_floating_point()]
+    slopes = torch.autograd.grad(expected, [exact[i] for i in numbers], cotangent.double())
+    wanted = [expected, *slopes]
+    have = [outputs[0], *(by_input[i] for i in numbers)]
     have = [h.reshape(w.shape) for h, w in zip(have, wanted, strict=True)]
     return Emulated(have, [w.detach() for w in wanted], text)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from hypothesis import strategies as st
 
 from fusegen import ir
@@ -29,7 +30,7 @@ def _sigmoid(x: Array) -> Array:
     return 1.0 / (1.0 + np.exp(-x))
 
 
-NUMPY: Mapping[str, Callable[..., Any]] = {
+NUMPY: dict[str, Callable[..., Any]] = {
     "add": np.add,
     "sub": np.subtract,
     "mul": np.multiply,
@@ -47,6 +48,23 @@ NUMPY: Mapping[str, Callable[..., Any]] = {
     "sigmoid": _sigmoid,
     "sin": np.sin,
     "cos": np.cos,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "round": np.rint,
+    "trunc": np.trunc,
+    "exp2": np.exp2,
+    "log2": np.log2,
+    "log10": np.log10,
+    "tan": np.tan,
+    "asin": np.arcsin,
+    "acos": np.arccos,
+    "atan": np.arctan,
+    "sinh": np.sinh,
+    "cosh": np.cosh,
+    "asinh": np.arcsinh,
+    "acosh": np.arccosh,
+    "atanh": np.arctanh,
+    "sign": lambda x: np.nan_to_num(np.sign(x)),
     "pow": np.power,
     "minimum": np.minimum,  # these two hand NaN on, as torch's do
     "maximum": np.maximum,
@@ -61,6 +79,14 @@ NUMPY: Mapping[str, Callable[..., Any]] = {
     "logical_or": np.logical_or,
     "logical_not": np.logical_not,
 }
+
+
+def _rounded(dtype: str) -> Callable[[Array], Array]:
+    kind = getattr(torch, dtype)
+    return lambda x: np.asarray(torch.from_numpy(np.array(x)).to(kind).double())
+
+
+NUMPY |= {op: _rounded(t) for op, t in {**ir.CASTS, **ir.QUANTISING_CASTS}.items()}
 
 
 def axis_order(domain: Domain) -> list[int]:
@@ -182,7 +208,10 @@ NAMES: Mapping[str, frozenset[int]] = {
 LEAVES = tuple(ir.tensor(name, extent, 3) for name, extent in NAMES.items())
 CONSTANTS = (0.0, -0.0, 1.0, -1.0, 2.0, 0.2, -0.5, 3.0)
 _NUMERIC = tuple(
-    op for op in ir.ARITY if op not in (*ir.COMPARISONS, *ir.CONNECTIVES, "where", "pow")
+    op
+    for op in ir.ARITY
+    if op not in (*ir.COMPARISONS, *ir.CONNECTIVES, "where", "pow")
+    and op not in (*ir.CASTS, *ir.QUANTISING_CASTS)
 )
 # The common ones more often, so that rules meet what they look for.
 OPERATIONS = (

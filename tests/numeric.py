@@ -32,7 +32,8 @@ def leaves(tensors, dtype=None):
     """The same tensors, with the same strides, as leaves of a graph of their own."""
     copies = []
     for t in tensors:
-        copy = t.detach() if dtype is None else t.detach().to(dtype)
+        keeps = dtype is None or not t.is_floating_point()
+        copy = t.detach() if keeps else t.detach().to(dtype)
         copies.append(copy.requires_grad_(t.requires_grad))
     return copies
 

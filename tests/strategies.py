@@ -26,6 +26,9 @@ TAME = [
         "cos",
         "neg",
     ),
+    *("elu", "selu", "celu", "mish", "softplus", "softsign", "logsigmoid", "tanhshrink"),
+    *("relu6", "hardtanh", "hardsigmoid", "hardswish", "softshrink"),
+    *("square", "atan", "asinh"),
     *(
         "add",
         "sub",

@@ -25,7 +25,13 @@ def check(case, device):
         for shape in case.shapes
     ]
     fused = fusegen.compile(case.text)
-    ours, eager = outcome(fused, tensors), outcome(fused.reference, tensors)
+    ours = outcome(fused, tensors)
+    try:
+        eager = outcome(fused.reference, tensors)
+    except RuntimeError as error:
+        # torch's pooling takes not every layout that its other operations leave.
+        assume("Unsupported memory format" not in str(error))
+        raise
     _seen.add(case.text)
     for name, a, b in zip(ours.names, ours.tensors, eager.tensors, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")

@@ -196,7 +196,7 @@ def test_a_name_is_an_operand_until_a_step_keeps_it() -> None:
             0,
             "no operation is called 'leaky_rleu'; did you mean 'leaky_relu'?",
         ),
-        ("  rrelu", 2, "did you mean 'relu'?"),
+        ("  rellu", 2, "did you mean 'relu'?"),
         ("relu | Gelu", 7, "did you mean 'gelu'?"),
         ("relu | qqqqq", 7, "`fusegen ops` lists them all"),
         ("leaky_relu(negative_slop=1)", 11, "did you mean 'negative_slope'?"),
@@ -263,10 +263,10 @@ def test_the_line_of_the_mistake_is_shown() -> None:
 
 def test_of_a_long_line_the_part_around_the_mistake_is_shown() -> None:
     with pytest.raises(ChainError) as caught:
-        parse("relu | " * 50 + "rrelu | " + "relu | " * 50 + "relu")
+        parse("relu | " * 50 + "rellu | " + "relu | " * 50 + "relu")
     _, shown, pointer = str(caught.value).split("\n")
     assert len(shown) <= 92
-    assert shown[pointer.index("^") :].startswith("rrelu")
+    assert shown[pointer.index("^") :].startswith("rellu")
 
 
 def test_a_chain_too_long_to_read_is_told() -> None:

@@ -106,6 +106,12 @@ CASES = [
     ("instance_norm | div(2)", (3, 6, 9, 11), [], {}, "row"),
     ("rms_norm(weight) | silu | mul(o)", (9, 64), [(64,), (9, 64)], {}, "row"),
     ("normalize", (3, 19, 35), [], {}, "column"),
+    # Masks: by element, by row and column, and what the winner of a window saw.
+    ("masked_fill(m, 0.5) | gelu | mul_channel", (3, 5, 7, 8), [(3, 5, 7, 8), (5,)], {}, "inner"),
+    ("keep(y) | gt(0) | logical_or(m) | where(y, 0.1)", (9, 33), [(33,)], {}, "pointwise"),
+    ("masked_fill(n, -1) | sigmoid", (5, 6, 16), [(5, 1, 1)], {}, "pointwise"),
+    ("masked_fill(m, 0) | layernorm(weight, bias)", (9, 64), [(9, 1), *[(64,)] * 2], {}, "row"),
+    ("masked_fill(m, -1) | max_pool2d(2)", (2, 3, 6, 8), [(2, 3, 6, 8)], {}, "window"),
     # Packs of eight, and of one.
     (_NORM, (70, 96), [(96,)] * 2, {"dtype": "bfloat16"}, "row"),
     (_NORM, (9, 1023), [(1023,)] * 2, {"dtype": "bfloat16"}, "row"),
@@ -134,6 +140,27 @@ def test_a_cuda_source_computes_what_torch_does(
     for have, want in zip(done.results, done.expected, strict=True):
         error = (have.double() - want).abs().max() / (want.abs().max() + 0.1)
         assert error < tolerance
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float64"])
+def test_a_quantised_end_has_the_bits_of_torch(dtype: str, kind: str, tmp_path: Path) -> None:
+    text = f"mul(4) | quantize(scale, {dtype})"
+    done = run(text, (5, 7, 33), [(7, 1)], tmp_path, dtype=kind)
+    have, want = (t.double().nan_to_num(7e7) for t in (done.results[0], done.expected[0]))
+    # In bf16, eager rounds the quotient before it is quantised.
+    assert (have != want).double().mean() <= (0.3 if kind == "bfloat16" else 0.0)
+    assert (have - want).abs().max() <= want.abs().max() * (0.25 if kind == "bfloat16" else 0.0)
+
+
+@pytest.mark.parametrize("wanted", ["bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float64"])
+def test_a_cast_is_torchs(wanted: str, kind: str, tmp_path: Path) -> None:
+    done = run(f"mul(3) | to({wanted}) | add(b)", (5, 7, 33), [(33,)], tmp_path, dtype=kind)
+    epsilon = max(torch.finfo(getattr(torch, t)).eps for t in (wanted, kind))
+    for have, expected in zip(done.results, done.expected, strict=True):
+        error = (have.double() - expected.double()).abs().max() / expected.abs().max()
+        assert error <= 2 * epsilon
 
 
 @pytest.mark.parametrize(

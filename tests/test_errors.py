@@ -135,8 +135,8 @@ CALLS = {
     "a mix that torch refuses": (
         "layernorm(weight)",
         ones(*X, dtype=torch.float16),
-        [ones(6)],
-        ["'weight' is float32", "float16", "weight.to(torch.float16)"],
+        [ones(6).double()],
+        ["'weight' is float64", "float16", "weight.to(torch.float16)"],
     ),
     "pooling of too few axes": (
         "max_pool2d(2)",

@@ -8,8 +8,8 @@ import pytest
 from fusegen import chain, ir
 from fusegen.bind import bind
 from fusegen.errors import ArgumentError, UnsupportedError
-from fusegen.fitting import FLOATING, promote
 from fusegen.lower import lower, stages
+from fusegen.promotion import FLOATING, promote
 
 
 def bound(text, x, *operands, dtype="float32", dtypes=()):
@@ -131,8 +131,15 @@ def test_the_result_has_the_promoted_type(x, operand, shape, result):
 
 
 def test_a_mix_that_torch_refuses_is_refused():
-    with pytest.raises(ArgumentError, match=r"weight.to\(torch.float16\)"):
-        bound("layernorm(weight)", (4, 5), (5,), dtype="float16")
+    for other in ("float64", "bfloat16"):
+        with pytest.raises(ArgumentError, match=r"weight.to\(torch.float16\)"):
+            bound("layernorm(weight)", (4, 5), (5,), dtype="float16", dtypes=[other])
+
+
+def test_fp32_parameters_of_a_narrower_value_leave_it_narrow():
+    for narrow in ("float16", "bfloat16"):
+        found = bound("layernorm(weight)", (4, 5), (5,), dtype=narrow, dtypes=["float32"])
+        assert found.dtype == narrow
 
 
 # Stages.

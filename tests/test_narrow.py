@@ -83,6 +83,14 @@ class Case:
     largest: float = math.inf  # beyond this, x to the third power overflows
 
 
+def slope_of_mish_tail(x: Array) -> Array:
+    return logistic(x) * (1 - np.tanh(np.logaddexp(0, x)) ** 2)
+
+
+def slope_of_hardswish(x: Array) -> Array:
+    return np.where(x <= -3, 0.0, np.where(x < 3, x / 3 + 0.5, 1.0))
+
+
 CASES = (
     Case(
         "gelu",
@@ -99,6 +107,27 @@ CASES = (
     Case("sigmoid", logistic, lambda x: logistic(x) * logistic(-x), 0, 2),
     Case("silu", lambda x: x * logistic(x), lambda x: logistic(x) * (1 + x * logistic(-x)), 0, 4),
     Case("tanh", np.tanh, lambda x: 1 - np.tanh(x) ** 2, 0, 4),
+    Case("softplus", lambda x: np.logaddexp(0, x), logistic, 4, 4),
+    Case("elu", lambda x: np.where(x > 0, x, np.expm1(x)), lambda x: np.exp(np.minimum(x, 0))),
+    Case(
+        "mish",
+        lambda x: x * np.tanh(np.logaddexp(0, x)),
+        lambda x: np.tanh(np.logaddexp(0, x)) + x * slope_of_mish_tail(x),
+        4,
+        4,
+        lambda x: np.tanh(np.logaddexp(0, x)) + np.abs(x) * slope_of_mish_tail(x),
+    ),
+    Case("logsigmoid", lambda x: -np.logaddexp(0, -x), lambda x: logistic(-x), 4, 4),
+    Case(
+        "softsign",
+        lambda x: x / (1 + np.abs(x)),
+        lambda x: (1 + np.abs(x)) ** -2.0,
+        0,
+        4,
+        lambda x: 1 / (1 + np.abs(x)),
+        1e4,
+    ),
+    Case("hardswish", lambda x: x * np.clip(x + 3, 0, 6) / 6, slope_of_hardswish, 4, 4),
     Case("sqrt", np.sqrt, lambda x: 0.5 / np.sqrt(x)),
     Case("rdiv(0.75)", lambda x: 0.75 / x, lambda x: -0.75 / x / x),
     Case("div(0.3)", lambda x: x / 0.3, lambda x: np.full_like(x, 1 / 0.3)),

@@ -14,8 +14,11 @@ from pathlib import Path
 import pytest
 from test_architecture import ORDER
 
+from fusegen import ir
+from fusegen.autodiff import vjp
 from fusegen.bench.markdown import readme_block
 from fusegen.cli import main
+from fusegen.errors import ChainError
 from fusegen.ops import ALIASES, OPS, Op
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -54,15 +57,15 @@ def test_the_code_of_the_readme_runs_from_top_to_bottom() -> None:
 
 
 @pytest.fixture(scope="module")
-def copy_with_elu(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def copy_with_op(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of package and tests to which CONTRIBUTING.md's operation was added as it says."""
-    copy = tmp_path_factory.mktemp("with_elu")
+    copy = tmp_path_factory.mktemp("with_op")
     for folder in ("fusegen", "templates", "tests"):
         litter = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / folder, copy / folder, symlinks=True, ignore=litter)
     shutil.copy(ROOT / "pyproject.toml", copy)
     (block,) = blocks(CONTRIBUTING, "python")
-    if "elu" not in OPS:  # somebody may have followed it already
+    if "quick_gelu" not in OPS:  # somebody may have followed it already
         with (copy / "fusegen/ops/activation.py").open("a", encoding="utf-8") as file:
             file.write("\n\n" + block["text"])
     return copy
@@ -80,26 +83,30 @@ def run_in(copy: Path, *arguments: str) -> str:
     return result.stdout
 
 
-def test_an_operation_added_by_the_letter_of_contributing_is_listed(copy_with_elu: Path) -> None:
-    assert run_in(copy_with_elu, "fusegen", "ops", "elu").startswith("elu(alpha: float = 1)\n")
+def test_an_operation_added_by_the_letter_of_contributing_is_listed(copy_with_op: Path) -> None:
+    assert run_in(copy_with_op, "fusegen", "ops", "quick_gelu").startswith(
+        "quick_gelu(slope: float = 1.702)\n"
+    )
 
 
 @pytest.mark.parametrize("target", ["cuda", "cpp"])
-def test_it_is_in_both_targets_forward_and_backward(copy_with_elu: Path, target: str) -> None:
-    text = run_in(copy_with_elu, "fusegen", "dump", "elu(0.5) | gelu", "--grad", "--target", target)
+def test_it_is_in_both_targets_forward_and_backward(copy_with_op: Path, target: str) -> None:
+    text = run_in(
+        copy_with_op, "fusegen", "dump", "quick_gelu(1.5) | gelu", "--grad", "--target", target
+    )
     forward, _, backward = text.partition("struct BackwardSizes")
-    assert "// elu(0.5)" in forward
-    assert "// elu(0.5)" in backward
+    assert "// quick_gelu(1.5)" in forward
+    assert "// quick_gelu(1.5)" in backward
 
 
-def test_it_computes_what_torch_does(copy_with_elu: Path) -> None:
-    assert "all within what is allowed" in run_in(copy_with_elu, "fusegen", "check", "elu")
+def test_it_computes_what_torch_does(copy_with_op: Path) -> None:
+    assert "all within what is allowed" in run_in(copy_with_op, "fusegen", "check", "quick_gelu")
 
 
-def test_the_tests_of_every_operation_cover_it(copy_with_elu: Path) -> None:
+def test_the_tests_of_every_operation_cover_it(copy_with_op: Path) -> None:
     files = ("tests/test_ops.py", "tests/test_numbers.py")
-    options = ("-q", "-p", "no:cacheprovider", "-m", "not gpu", "-k", "[elu or -elu")  # not relu
-    report = run_in(copy_with_elu, "pytest", *files, *options)
+    options = ("-q", "-p", "no:cacheprovider", "-m", "not gpu", "-k", "quick_gelu")
+    report = run_in(copy_with_op, "pytest", *files, *options)
     passed = re.search(r"(\d+) passed", report)
     assert passed
     assert int(passed[1]) >= 4 + 5 + 5, report  # the op, its accuracy, its special values
@@ -142,15 +149,43 @@ def test_there_are_commands_and_an_excerpt_to_compare() -> None:
 
 
 def exactness(op: Op) -> str:
-    return "yes" if op.ulp == 0 else ""
+    if op.ulp is None:
+        return "as accurate" if op.torch_name else ""
+    return "same bits" if op.ulp == 0 else f"{op.ulp} ulp"
+
+
+def gradients(op: Op) -> str:
+    """The orders of derivatives that there are, found by deriving."""
+    (step, *_), *_ = (example.steps for example in op.examples)
+    everywhere = frozenset(range(-5, 0))
+    named = {
+        p: ir.tensor(f"operand {p}", everywhere, 5, op.parameter(p).kind) for p, _ in step.operands
+    }
+    for kind in ("number", "truth"):
+        x = ir.tensor("x", everywhere | {1, 2, 3}, 5, kind)
+        with contextlib.suppress(ChainError):
+            root = op.function(x, **named, **dict(step.attributes))
+            break
+    if root.kind != "number":
+        return "none"
+    leaves = [leaf for leaf in (x, *named.values()) if leaf.kind == "number"]
+    found = vjp([root], [ir.tensor("g", everywhere, 5)], leaves)
+    shares = [found[leaf] for leaf in leaves if leaf in found]
+    if not shares:
+        return "none"
+    return "zero" if all(ir.constant(share) == 0.0 for share in shares) else "any order"
 
 
 def operations() -> str:
     """The table of README.md, from the table of operations."""
-    rows = [("operation", "what it gives", "same bits"), ("---",) * 3]
+    head = ("operation", "what it gives", "in torch", "exactness", "gradients")
+    rows = [head, ("---",) * len(head)]
     for op in sorted(OPS.values(), key=lambda op: op.name):
         signature = op.signature.replace("|", r"\|").removesuffix("()")
-        rows.append((f"`{signature}`", op.summary.replace("|", r"\|"), exactness(op)))
+        summary = op.summary.replace("|", r"\|")
+        equal = op.torch_name.replace("torch.nn.functional.", "F.").removeprefix("torch.")
+        called = f"`{equal}`" if equal else ""
+        rows.append((f"`{signature}`", summary, called, exactness(op), gradients(op)))
     return "".join(f"| {' | '.join(row)} |\n" for row in rows).replace("|  |", "| |")
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from fusegen import chain, ir
 from fusegen.bind import bind
-from fusegen.describe import Situation, assumed_shapes
+from fusegen.describe import Situation, assumed_shapes, is_mask
 from fusegen.emission import make_entry
 from fusegen.grouping import collapse
 from fusegen.ops import OPS
@@ -20,10 +20,11 @@ def entries(text, x=X, dtype="float32", order=None, **operands):
     """The forward and backward entries of a chain, every input needing a gradient."""
     parsed = chain(text)
     shape, others = assumed_shapes(parsed, Situation(x, operands, dtype, "contiguous"))
-    bound = bind(parsed, (shape, dtype), {name: (s, dtype) for name, s in others.items()})
+    kinds = {name: "bool" if is_mask(parsed, name) else dtype for name in others}
+    bound = bind(parsed, (shape, dtype), {n: (s, kinds[n]) for n, s in others.items()})
     program = forward(bound, is_training=True)
     back = derivative(program, range(len(program.graph.inputs)), [0])
-    types = element_types(program, bound, [dtype] * (1 + len(others)))
+    types = element_types(program, bound, [dtype, *kinds.values()])
     types = with_derivative(program, back, types)
     layout = order or tuple(range(-len(bound.domain), 0))
     programs = [program, back.program]

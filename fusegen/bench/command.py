@@ -23,7 +23,7 @@ from fusegen.bench.works import Item, Work, listing, select
 from fusegen.describe import LAYOUTS, Situation, assumed_shapes
 from fusegen.dsl import parse
 from fusegen.errors import ArgumentError
-from fusegen.fitting import FLOATING
+from fusegen.promotion import FLOATING
 
 OK, WRONG_RESULT = 0, 1
 

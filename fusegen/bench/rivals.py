@@ -17,6 +17,7 @@ from torch.nn.functional import gelu, layer_norm, leaky_relu, max_pool3d
 from fusegen import dsl, ir
 from fusegen.bench.works import Work
 from fusegen.bind import Bound, bind
+from fusegen.describe import is_mask
 from fusegen.lower import lower
 from fusegen.runtime import Fused
 
@@ -117,13 +118,21 @@ def inputs(work: Work, device: str, seed: int) -> tuple[Tensor, ...]:
             found = found.contiguous(memory_format=_FORMATS[len(shape)])
         return found
 
-    return tuple(random(shape) for shape in (work.shape(device), *work.operand_shapes(device)))
+    tensors = [random(shape) for shape in (work.shape(device), *work.operand_shapes(device))]
+    kinds = _element_types(work)
+    return tuple(t > 0 if kind == "bool" else t for t, kind in zip(tensors, kinds, strict=True))
+
+
+def _element_types(work: Work) -> tuple[str, ...]:
+    chain = dsl.chain(work.chain)
+    return (work.dtype, *("bool" if is_mask(chain, n) else work.dtype for n in chain.operands))
 
 
 def _bound(work: Work, device: str) -> Bound:
     chain = dsl.chain(work.chain)
-    shapes = zip(chain.operands, work.operand_shapes(device), strict=True)
-    operands = {name: (shape, work.dtype) for name, shape in shapes}
+    shapes = (work.shape(device), *work.operand_shapes(device))
+    _, *given = zip(shapes, _element_types(work), strict=True)
+    operands = dict(zip(chain.operands, given, strict=True))
     return bind(chain, (work.shape(device), work.dtype), operands)
 
 

@@ -1,6 +1,16 @@
 """The operations: each is one function of expressions, registered under its name."""
 
-from fusegen.ops import activation, arithmetic, normalisation, pooling, primitives, reduction
+from fusegen.ops import (
+    activation,
+    arithmetic,
+    cast,
+    masking,
+    normalisation,
+    piecewise,
+    pooling,
+    primitives,
+    reduction,
+)
 from fusegen.ops.chain import RESERVED, Chain, keep, recall
 from fusegen.ops.definition import ALIASES, OPS, Op, lookup
 from fusegen.ops.registry import op
@@ -9,8 +19,10 @@ from fusegen.ops.schema import (
     BadArgument,
     BadStep,
     Channel,
+    Mask,
     Parameter,
     Placement,
+    Slope,
     Trailing,
     nearest,
 )
@@ -29,18 +41,23 @@ __all__ = [
     "Chain",
     "Channel",
     "Definition",
+    "Mask",
     "Op",
     "Parameter",
     "Placement",
+    "Slope",
     "Step",
     "Trailing",
     "activation",
     "arithmetic",
+    "cast",
     "keep",
     "lookup",
+    "masking",
     "nearest",
     "normalisation",
     "op",
+    "piecewise",
     "pooling",
     "primitives",
     "recall",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pkgutil
 from typing import Any
 
 from fusegen.ir import Expr, primitive
@@ -17,43 +18,43 @@ def _along(x: Any, values: Any, axis: int) -> Any:
     return values.reshape(shape)
 
 
-@op(reference=lambda x, bias, axis: x + _along(x, bias, axis), ulp=0)
+@op(reference=lambda x, bias, axis: x + _along(x, bias, axis), ulp=0, equal="torch.add")
 def add_channel(x: Expr, bias: Channel, *, axis: int = 1) -> Expr:
     """x + bias, one value for each channel."""
     return x + bias
 
 
-@op(reference=lambda x, bias, axis: x - _along(x, bias, axis), ulp=0)
+@op(reference=lambda x, bias, axis: x - _along(x, bias, axis), ulp=0, equal="torch.sub")
 def sub_channel(x: Expr, bias: Channel, *, axis: int = 1) -> Expr:
     """x - bias, one value for each channel."""
     return x - bias
 
 
-@op(reference=lambda x, scale, axis: x * _along(x, scale, axis), ulp=0)
+@op(reference=lambda x, scale, axis: x * _along(x, scale, axis), ulp=0, equal="torch.mul")
 def mul_channel(x: Expr, scale: Channel, *, axis: int = 1) -> Expr:
     """x * scale, one value for each channel."""
     return x * scale
 
 
-@op(reference=lambda x, scale, axis: x / _along(x, scale, axis), ulp=0)
+@op(reference=lambda x, scale, axis: x / _along(x, scale, axis), ulp=0, equal="torch.div")
 def div_channel(x: Expr, scale: Channel, *, axis: int = 1) -> Expr:
     """x / scale, one value for each channel."""
     return x / scale
 
 
-@op(reference=lambda x, other: other - x, samples=[(), (0.75,)], ulp=0)
+@op(reference=lambda x, other: other - x, samples=[(), (0.75,)], ulp=0, equal="torch.rsub")
 def rsub(x: Expr, other: Expr | float) -> Expr:
     """other - x, a number or a tensor."""
     return primitive("sub", other, x)
 
 
-@op(reference=lambda x, other: other / x, samples=[(), (0.75,)], ulp=1)
+@op(reference=lambda x, other: other / x, samples=[(), (0.75,)], ulp=1, equal="torch.div")
 def rdiv(x: Expr, other: Expr | float) -> Expr:
     """other / x, a number or a tensor."""
     return primitive("div", other, x)
 
 
-@op(reference=lambda x, other: other**x, samples=[(0.75,)], ulp=2)
+@op(reference=lambda x, other: other**x, samples=[(0.75,)], ulp=2, equal="torch.pow")
 def rpow(x: Expr, other: Expr | float) -> Expr:
     """other to the power x, a number or a tensor."""
     return primitive("pow", other, x)
@@ -79,3 +80,42 @@ def clamp(x: Expr, min: float | None = None, max: float | None = None) -> Expr:
         # Where the bounds are crossed the upper one wins, as in torch.
         result = primitive("where", x < min, min if max is None or min <= max else max, result)
     return result
+
+
+@op(reference="torch.square", ulp=0)
+def square(x: Expr) -> Expr:
+    """x * x."""
+    return x * x
+
+
+@op(reference="torch.reciprocal", ulp=1)
+def reciprocal(x: Expr) -> Expr:
+    """1 / x."""
+    return 1 / x
+
+
+def _lerp(x: Any, end: Any, weight: Any) -> Any:
+    return pkgutil.resolve_name("torch.lerp")(x, end, weight)
+
+
+@op(reference=_lerp, samples=[(), (0.25,), (0.75,)], same_dtype=True, equal="torch.lerp")
+def lerp(x: Expr, end: Expr, weight: Expr | float) -> Expr:
+    """x + weight * (end - x), by the formula that is exact at the nearer end, as torch's."""
+    way = end - x
+    if isinstance(weight, Expr):
+        is_near = primitive("abs", weight) < 0.5
+        nearer = primitive("where", is_near, x, end)
+        return nearer + primitive("where", is_near, weight, weight - 1) * way
+    return x + way * weight if abs(weight) < 0.5 else end + way * (weight - 1)
+
+
+@op(reference="torch.addcmul", samples=[(), (0.5,)])
+def addcmul(x: Expr, tensor1: Expr, tensor2: Expr, *, value: float = 1.0) -> Expr:
+    """x + value * tensor1 * tensor2."""
+    return x + value * tensor1 * tensor2
+
+
+@op(reference="torch.addcdiv", samples=[(), (0.5,)])
+def addcdiv(x: Expr, tensor1: Expr, tensor2: Expr, *, value: float = 1.0) -> Expr:
+    """x + value * tensor1 / tensor2."""
+    return x + value * tensor1 / tensor2

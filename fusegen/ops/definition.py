@@ -52,6 +52,7 @@ class Op(Definition):
     everything by keyword; None means that the body itself, evaluated with torch, is the reference.
     samples are values of its attributes to test it with, in their order. ulp is how far an fp32
     result may be from eager's on the same device: 0 is bitwise equal, None is not promised.
+    equal is what torch calls it, where the reference is a callable; "" where torch has no such.
     check takes all attributes by keyword and returns what is wrong with them, if anything.
     """
 
@@ -61,6 +62,7 @@ class Op(Definition):
     ulp: int | None = None
     aliases: tuple[str, ...] = ()
     is_primitive: bool = False
+    equal: str = ""
     check: Callable[..., str | None] | None = None
 
     @property
@@ -72,6 +74,11 @@ class Op(Definition):
     def signature(self) -> str:
         """The op as `fusegen ops` lists it: `leaky_relu(negative_slope: float = 0.01)`."""
         return signature_text(self.name, self.parameters)
+
+    @property
+    def torch_name(self) -> str:
+        """What torch calls the operation; "" where it has none."""
+        return self.reference if isinstance(self.reference, str) else self.equal
 
     @property
     def examples(self) -> tuple[Chain, ...]:

@@ -47,6 +47,7 @@ def _reference(
     samples=[(), (None, 1)],
     aliases=["layer_norm"],
     same_dtype=True,
+    equal="torch.nn.functional.layer_norm",
     check=_axes_problem,
 )
 def layernorm(
@@ -107,6 +108,7 @@ def _rms_reference(
     samples=[(), (None, 1), (None, -1, 1e-3)],
     same_dtype=True,
     check=_axes_problem,
+    equal="torch.nn.functional.rms_norm",
 )
 def rms_norm(
     x: Expr,
@@ -211,6 +213,7 @@ def _batch_reference(x: Any, num_batches_tracked: Any = None, **others: Any) -> 
     keeps_dtype=True,
     training="training",
     statistics=_batch_statistics,
+    equal="torch.nn.functional.batch_norm",
 )
 def batch_norm(
     x: Expr,
@@ -244,6 +247,7 @@ def _instance_reference(x: Any, **others: Any) -> Any:
     keeps_dtype=True,
     training="use_input_stats",
     statistics=_instance_statistics,
+    equal="torch.nn.functional.instance_norm",
 )
 def instance_norm(
     x: Expr,

@@ -15,16 +15,19 @@ from fusegen.errors import ChainError
 from fusegen.ir import ARITY, Expr, Number, primitive
 from fusegen.ops.definition import Op
 from fusegen.ops.registry import register
-from fusegen.ops.schema import Attribute, Parameter, Role
+from fusegen.ops.schema import Attribute, Parameter
 
 
 def _as_tensor(x: Any, other: Any) -> Any:
     return other if hasattr(other, "dtype") else x.new_full((), other)
 
 
-def _tensor(name: str, accepts: tuple[object, ...] = (float,)) -> Parameter:
-    role: Role = "either" if accepts else "operand"
-    return Parameter(name, role, "broadcast", accepts, None, required=True, keyword_only=False)
+def _tensor(name: str) -> Parameter:
+    return Parameter(name, "either", "broadcast", (float,), None, required=True, keyword_only=False)
+
+
+def _mask(name: str) -> Parameter:
+    return Parameter(name, "operand", "mask", (), None, required=True, keyword_only=False)
 
 
 _OTHER = (_tensor("other"),)
@@ -59,6 +62,35 @@ _ROWS: dict[
     "sigmoid": ("1 / (1 + exp(-x)).", (), "torch.sigmoid", 2, ((),)),
     "sin": ("The sine.", (), "torch.sin", 2, ((),)),
     "cos": ("The cosine.", (), "torch.cos", 2, ((),)),
+    "sign": (
+        "-1, 0 or 1; 0 for NaN, as in torch; gradient 0.",
+        (),
+        "torch.sign",
+        0,
+        ((),),
+    ),
+    "floor": ("The integer at or below x; gradient 0.", (), "torch.floor", 0, ((),)),
+    "ceil": ("The integer at or above x; gradient 0.", (), "torch.ceil", 0, ((),)),
+    "round": (
+        "The nearest integer, halves to the even one; gradient 0.",
+        (),
+        "torch.round",
+        0,
+        ((),),
+    ),
+    "trunc": ("The integer part; gradient 0.", (), "torch.trunc", 0, ((),)),
+    "exp2": ("2 to the power x.", (), "torch.exp2", 2, ((),)),
+    "log2": ("The logarithm to base 2.", (), "torch.log2", 2, ((),)),
+    "log10": ("The logarithm to base 10.", (), "torch.log10", 2, ((),)),
+    "tan": ("The tangent.", (), "torch.tan", 4, ((),)),
+    "asin": ("The angle whose sine is x.", (), "torch.asin", 4, ((),)),
+    "acos": ("The angle whose cosine is x.", (), "torch.acos", 4, ((),)),
+    "atan": ("The angle whose tangent is x.", (), "torch.atan", 4, ((),)),
+    "sinh": ("The hyperbolic sine.", (), "torch.sinh", 4, ((),)),
+    "cosh": ("The hyperbolic cosine.", (), "torch.cosh", 4, ((),)),
+    "asinh": ("The inverse of sinh.", (), "torch.asinh", 4, ((),)),
+    "acosh": ("The inverse of cosh, of x >= 1.", (), "torch.acosh", 4, ((),)),
+    "atanh": ("The inverse of tanh.", (), "torch.atanh", 4, ((),)),
     "pow": (
         "x to the power of exponent, a number or a tensor.",
         (_tensor("exponent"),),
@@ -95,14 +127,14 @@ _ROWS: dict[
     "ne": ("Whether x != other.", _OTHER, "torch.ne", 0, _WITH_NUMBER),
     "logical_and": (
         "Whether the running value and other are both true.",
-        (_tensor("other", ()),),
+        (_mask("other"),),
         "torch.logical_and",
         0,
         ((),),
     ),
     "logical_or": (
         "Whether the running value or other is true.",
-        (_tensor("other", ()),),
+        (_mask("other"),),
         "torch.logical_or",
         0,
         ((),),
@@ -136,6 +168,7 @@ def _register(name: str) -> Op:
             samples=samples,
             ulp=ulp,
             is_primitive=True,
+            equal=f"torch.{name}",
         )
     )
 

@@ -32,19 +32,19 @@ def _torch(name: str, *, all_of: bool = False) -> Callable[..., Any]:
     return reference
 
 
-@op(reference=_torch("sum"), samples=_DIMS, shaping="reduce")
+@op(reference=_torch("sum"), samples=_DIMS, shaping="reduce", equal="torch.sum")
 def sum(x: Expr, dim: Dim = None, keepdim: bool = False) -> Expr:
     """The sum along dim, all axes where it is left out."""
     return reduce_sum(x, axes_of(x, dim))
 
 
-@op(reference=_torch("mean"), samples=_DIMS, shaping="reduce")
+@op(reference=_torch("mean"), samples=_DIMS, shaping="reduce", equal="torch.mean")
 def mean(x: Expr, dim: Dim = None, keepdim: bool = False) -> Expr:
     """The mean along dim, all axes where it is left out."""
     return reduce_mean(x, axes_of(x, dim))
 
 
-@op(reference=_torch("var"), samples=[*_DIMS, (1, False, 0.0)], shaping="reduce")
+@op(reference=_torch("var"), samples=[*_DIMS, (1, False, 0.0)], shaping="reduce", equal="torch.var")
 def var(x: Expr, dim: Dim = None, keepdim: bool = False, *, correction: float = 1.0) -> Expr:
     """The variance along dim: squared distances from the mean over the count less correction."""
     return _variance(x, axes_of(x, dim), correction)
@@ -58,7 +58,7 @@ def _variance(x: Expr, axes: tuple[int, ...], correction: float) -> Expr:
     return variance * (number / primitive("maximum", number - correction, 0.0))
 
 
-@op(reference=_torch("std"), samples=[*_DIMS, (1, False, 0.0)], shaping="reduce")
+@op(reference=_torch("std"), samples=[*_DIMS, (1, False, 0.0)], shaping="reduce", equal="torch.std")
 def std(x: Expr, dim: Dim = None, keepdim: bool = False, *, correction: float = 1.0) -> Expr:
     """The square root of var; no gradient where it is 0."""
     return _root(_variance(x, axes_of(x, dim), correction))
@@ -83,7 +83,7 @@ def _values(name: str) -> Callable[..., Any]:
     return reference
 
 
-@op(reference=_values("max"), samples=[(1,), (-1, True), ()], shaping="reduce")
+@op(reference=_values("max"), samples=[(1,), (-1, True), ()], shaping="reduce", equal="torch.max")
 def max(x: Expr, dim: int | None = None, keepdim: bool = False) -> Expr:
     """The largest value along dim; the first of equal ones gets the gradient, NaN wins.
 
@@ -92,7 +92,7 @@ def max(x: Expr, dim: int | None = None, keepdim: bool = False) -> Expr:
     return reduce("amax" if dim is None else "max", axes_of(x, dim), x)
 
 
-@op(reference=_values("min"), samples=[(1,), (-1, True), ()], shaping="reduce")
+@op(reference=_values("min"), samples=[(1,), (-1, True), ()], shaping="reduce", equal="torch.min")
 def min(x: Expr, dim: int | None = None, keepdim: bool = False) -> Expr:
     """The smallest value along dim; the first of equal ones gets the gradient, NaN wins.
 
@@ -101,13 +101,13 @@ def min(x: Expr, dim: int | None = None, keepdim: bool = False) -> Expr:
     return -reduce("amax" if dim is None else "max", axes_of(x, dim), -x)
 
 
-@op(reference=_torch("amax", all_of=True), samples=_DIMS, shaping="reduce")
+@op(reference=_torch("amax", all_of=True), samples=_DIMS, shaping="reduce", equal="torch.amax")
 def amax(x: Expr, dim: Dim = None, keepdim: bool = False) -> Expr:
     """The largest value along dim; equal ones share the gradient, NaN wins."""
     return reduce("amax", axes_of(x, dim), x)
 
 
-@op(reference=_torch("amin", all_of=True), samples=_DIMS, shaping="reduce")
+@op(reference=_torch("amin", all_of=True), samples=_DIMS, shaping="reduce", equal="torch.amin")
 def amin(x: Expr, dim: Dim = None, keepdim: bool = False) -> Expr:
     """The smallest value along dim; equal ones share the gradient, NaN wins."""
     return -reduce("amax", axes_of(x, dim), -x)
@@ -120,7 +120,13 @@ def _vector_norm(x: Any, p: float, dim: Dim, keepdim: bool) -> Any:
 _ORDERS = ((2.0, 1), (1.0, (2, 3), True), (math.inf, -1), (-math.inf, 1), (3.0,), (0.0, 1))
 
 
-@op(reference=_vector_norm, samples=_ORDERS, aliases=["vector_norm"], shaping="reduce")
+@op(
+    reference=_vector_norm,
+    samples=_ORDERS,
+    aliases=["vector_norm"],
+    shaping="reduce",
+    equal="torch.linalg.vector_norm",
+)
 def norm(x: Expr, p: float = 2.0, dim: Dim = None, keepdim: bool = False) -> Expr:
     """The p-norm along dim, as torch.linalg.vector_norm; p may be any number, inf too."""
     return norm_along(x, p, axes_of(x, dim))
@@ -143,7 +149,12 @@ def norm_along(x: Expr, p: float, axes: tuple[int, ...]) -> Expr:
     return primitive("where", is_flat, 0.0, primitive("pow", safe, 1.0 / p))
 
 
-@op(reference=_torch("logsumexp"), samples=[(1,), ((2, 3), True), (-1,)], shaping="reduce")
+@op(
+    reference=_torch("logsumexp"),
+    samples=[(1,), ((2, 3), True), (-1,)],
+    shaping="reduce",
+    equal="torch.logsumexp",
+)
 def logsumexp(x: Expr, dim: int | tuple[int, ...], keepdim: bool = False) -> Expr:
     """log(sum(exp(x))) along dim, where no exponential overflows."""
     axes = axes_of(x, dim)
@@ -179,7 +190,13 @@ def _squeezed(x: Any, dim: Dim) -> Any:
     return x.squeeze() if dim is None else x.squeeze(dim)
 
 
-@op(reference=_squeezed, samples=[(), (1,), ((0, 1),)], ulp=0, shaping="squeeze")
+@op(
+    reference=_squeezed,
+    samples=[(), (1,), ((0, 1),)],
+    ulp=0,
+    shaping="squeeze",
+    equal="torch.squeeze",
+)
 def squeeze(x: Expr, dim: Dim = None) -> Expr:
     """x without those of its axes dim, or of all, that are one wide."""
     return x

@@ -30,6 +30,7 @@ def op(
     groups: str = "",
     training: str = "",
     statistics: Callable[[Expr], tuple[Expr, Expr]] | None = None,
+    equal: str = "",
     check: Callable[..., str | None] | None = None,
 ) -> Callable[[Callable[..., Expr]], Op]: ...
 def op(
@@ -46,6 +47,7 @@ def op(
     groups: str = "",
     training: str = "",
     statistics: Callable[[Expr], tuple[Expr, Expr]] | None = None,
+    equal: str = "",
     check: Callable[..., str | None] | None = None,
 ) -> Op | Callable[[Callable[..., Expr]], Op]:
     """Register a function of expressions as an operation under its own name.
@@ -74,6 +76,7 @@ def op(
                 groups=groups,
                 training=training,
                 statistics=statistics,
+                equal=equal,
                 check=check,
             )
         )

@@ -12,23 +12,43 @@ from numbers import Integral, Real
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fusegen.errors import ChainError
-from fusegen.ir import Expr
+from fusegen.ir import Expr, Kind
 
 Role = Literal["operand", "attribute", "either"]
-Placement = Literal["broadcast", "channel", "trailing"]
+Placement = Literal["broadcast", "channel", "trailing", "slope", "mask"]
 Attribute = float | int | str | tuple[int, ...] | None
 
-# Annotations of operands. Plain Expr is any tensor that broadcasts; these two say how it lies.
+# Annotations of operands. Plain Expr is any tensor that broadcasts; these say how it lies, and Mask
+# that it holds conditions.
 Channel = Annotated[Expr, "channel"]
 Trailing = Annotated[Expr, "trailing"]
+Slope = Annotated[Expr, "slope"]
+Mask = Annotated[Expr, "mask"]
 
 _PLACEMENTS: Mapping[object, Placement] = {
     Expr: "broadcast",
     Channel: "channel",
     Trailing: "trailing",
+    Slope: "slope",
+    Mask: "mask",
+}
+# What an operand of each placement is called in a signature.
+_SPELLED: Mapping[Placement, str] = {
+    "broadcast": "Expr",
+    "channel": "Channel",
+    "trailing": "Trailing",
+    "slope": "Slope",
+    "mask": "Mask",
 }
 # Names that an annotation written as a string may use wherever the function stands.
-_KNOWN_NAMES = {"Expr": Expr, "Channel": Channel, "Trailing": Trailing, "Literal": Literal}
+_KNOWN_NAMES = {
+    "Expr": Expr,
+    "Channel": Channel,
+    "Trailing": Trailing,
+    "Slope": Slope,
+    "Mask": Mask,
+    "Literal": Literal,
+}
 
 
 class BadArgument(ChainError):
@@ -53,7 +73,8 @@ class Parameter:
 
     An operand is a tensor named in the chain, an attribute a constant of it, and either takes both.
     placement says where an operand's values lie: "channel", one for each index of the op's `axis`;
-    "trailing", along the axes that the op normalises; "broadcast", as torch broadcasts.
+    "trailing", along the axes that the op normalises; "slope", one, or one for each index of axis
+    1; "broadcast", as torch broadcasts; "mask", the same, of a bool tensor's conditions.
     """
 
     name: str
@@ -72,6 +93,16 @@ class Parameter:
         return self.role != "attribute"
 
     @property
+    def broadcasts(self) -> bool:
+        """Whether its shape may be any that broadcasts, and so may widen the running value."""
+        return self.placement in ("broadcast", "mask")
+
+    @property
+    def kind(self) -> Kind:
+        """What a tensor in its place holds: conditions, or numbers."""
+        return "truth" if self.placement == "mask" else "number"
+
+    @property
     def takes_constant(self) -> bool:
         """Whether a number or another constant fits."""
         return self.role != "operand"
@@ -79,8 +110,7 @@ class Parameter:
     @property
     def signature(self) -> str:
         """The parameter as `fusegen ops` shows it: `negative_slope: float = 0.01`."""
-        tensor = {"broadcast": "Expr", "channel": "Channel", "trailing": "Trailing"}
-        kinds = [tensor[self.placement]] if self.takes_tensor else []
+        kinds = [_SPELLED[self.placement]] if self.takes_tensor else []
         kinds += [_type_name(a) for a in self.accepts]
         if self.role == "operand" and not self.required:
             kinds.append("None")
@@ -144,9 +174,17 @@ def _accept(kind: object, value: object) -> tuple[bool, Attribute]:
     if get_origin(kind) is tuple and isinstance(value, tuple | list):
         fits = all(isinstance(v, Integral) and not isinstance(v, bool) for v in value)
         return fits and len(value) > 0, tuple(map(int, value)) if fits else None
-    if get_origin(kind) is Literal and isinstance(value, str) and value in get_args(kind):
-        return True, value
+    if get_origin(kind) is Literal:
+        word = _word(value)
+        return word in get_args(kind), word
     return False, None
+
+
+def _word(value: object) -> str | None:
+    """A word as it is; of torch's element types, which have no literals, the name."""
+    if (type(value).__module__, type(value).__name__) == ("torch", "dtype"):
+        return str(value).removeprefix("torch.")
+    return value if isinstance(value, str) else None
 
 
 def _describe(kind: object) -> str:
@@ -238,8 +276,9 @@ def _parameter(op_name: str, declared: inspect.Parameter, annotation: object) ->
         placement, constants = alternatives(annotation)
     except (ValueError, TypeError):
         raise ChainError(
-            f"{where}: cannot tell what {annotation!r} takes; use Expr, Channel or Trailing for a "
-            f"tensor; float, int, bool, Literal['a', 'b'] or tuple[int, ...] for a constant"
+            f"{where}: cannot tell what {annotation!r} takes; use Expr, Channel, Trailing or "
+            f"Mask for a tensor; float, int, bool, Literal['a', 'b'] or tuple[int, ...] for a "
+            f"constant"
         ) from None
     if placement is None:
         role: Role = "attribute"
@@ -283,6 +322,11 @@ def match(
     names_tensors = any(p.takes_tensor for p in parameters)
     for position, value in enumerate(args):
         is_tensor = isinstance(value, Expr) or (isinstance(value, str) and names_tensors)
+        # A word that one of the constants may be is that, and no tensor's name.
+        word = next((p for p in parameters if _takes_word(p, value) and p.name not in given), None)
+        if word is not None:
+            given[word.name] = value
+            continue
         for p in parameters:
             fits = p.takes_tensor if is_tensor else p.takes_constant
             if fits and not p.keyword_only and p.name not in given:
@@ -296,6 +340,11 @@ def match(
                 position,
             )
     return given
+
+
+def _takes_word(parameter: Parameter, value: object) -> bool:
+    words = [w for k in parameter.accepts if get_origin(k) is Literal for w in get_args(k)]
+    return not parameter.keyword_only and _word(value) in words
 
 
 def _takes(op_name: str, parameters: Sequence[Parameter]) -> str:

@@ -113,7 +113,8 @@ def _arguments(step: Step, parameters: tuple[Parameter, ...]) -> list[str]:
             continue
         value = attributes.get(p.name)
         text = operands[p.name] or "?" if named else spell(value)
-        told_by_name = p.keyword_only or isinstance(value, str | bool)
+        is_word = isinstance(value, bool) or (isinstance(value, str) and not p.required)
+        told_by_name = p.keyword_only or is_word
         if told_by_name or (mixed or p.takes_tensor) in skipped:
             by_keyword.append(f"{p.name}={text}")
         else:
@@ -129,7 +130,10 @@ def _body(step: Step, definition: Definition, rank: int) -> list[str]:
     """Each operation of the op's body on a tensor of this many axes."""
     everywhere = frozenset(range(-rank, 0))
     pooled = {a for a in range(1, definition.window_axes + 1) if a <= rank}
-    operands = {p: ir.tensor(f"operand {p}", everywhere, rank) for p, _ in step.operands}
+    operands = {
+        p: ir.tensor(f"operand {p}", everywhere, rank, definition.parameter(p).kind)
+        for p, _ in step.operands
+    }
     x = ir.tensor("x", everywhere | pooled, rank)
     try:
         root = definition.function(x, **operands, **dict(step.attributes))

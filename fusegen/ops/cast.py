@@ -1,0 +1,72 @@
+"""Casts: to another floating type anywhere in a chain, to a quantised one at its end."""
+
+from __future__ import annotations
+
+import math
+import pkgutil
+from typing import Any, Literal
+
+from fusegen.ir import Expr, primitive
+from fusegen.ops.registry import op
+
+# The smallest and the largest finite value.
+_QUANTISED = {
+    "int8": (-128.0, 127.0),
+    "float8_e4m3fn": (-448.0, 448.0),
+    "float8_e5m2": (-57344.0, 57344.0),
+}
+
+
+def _torch_type(name: str) -> Any:
+    return pkgutil.resolve_name(f"torch.{name}")
+
+
+@op(
+    reference=lambda x, dtype: x.to(_torch_type(dtype)),
+    samples=[("bfloat16",), ("float16",), ("float32",), ("float64",)],
+    ulp=0,
+    equal="torch.Tensor.to",
+)
+def to(x: Expr, dtype: Literal["float16", "bfloat16", "float32", "float64"]) -> Expr:
+    """x rounded to another type, which what follows has too; its gradient is rounded likewise."""
+    numbers = primitive("where", x, 1, 0) if x.kind == "truth" else x
+    return primitive(f"to_{dtype}", numbers)
+
+
+def _quantised(x: Any, scale: Any, dtype: str) -> Any:
+    low, high = _QUANTISED[dtype]
+    scaled = x / scale
+    if dtype == "int8":
+        scaled = scaled.round().nan_to_num(0.0, math.inf, -math.inf)
+    return scaled.clamp(low, high).to(_torch_type(dtype))
+
+
+def _scale_problem(dtype: str, scale: float = 1.0) -> str | None:
+    is_fit = math.isfinite(scale) and scale > 0
+    return None if is_fit else f"scale must be above 0 and finite, got {scale:g}"
+
+
+@op(
+    reference=_quantised,
+    samples=[(0.05, "int8"), (0.01, "float8_e4m3fn"), (0.001, "float8_e5m2")],
+    check=_scale_problem,
+    equal="torch.clamp and torch.Tensor.to",
+)
+def quantize(
+    x: Expr,
+    scale: Expr | float,
+    dtype: Literal["int8", "float8_e4m3fn", "float8_e5m2"] = "int8",
+) -> Expr:
+    """x / scale in an 8-bit type, as the last step: to the nearest, halves to even, no overflow.
+
+    What lies beyond the type's range becomes its largest or smallest finite value; NaN is 0 in
+    int8 and NaN in the others. scale is a number or a tensor that broadcasts, such as one value a
+    channel. There is no gradient: asked for one, a call is refused.
+    """
+    low, high = _QUANTISED[dtype]
+    scaled = x / scale
+    if dtype == "int8":
+        whole = primitive("round", scaled)
+        scaled = primitive("where", primitive("eq", whole, whole), whole, 0)
+    above = primitive("where", scaled < low, low, scaled)
+    return primitive(f"to_{dtype}", primitive("where", scaled > high, high, above))

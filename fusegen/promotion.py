@@ -1,0 +1,225 @@
+"""Promotion: the element type that torch gives a step's result.
+
+Of a step's tensors those with axes decide; one without axes has a say only where none has some, and
+a number none. The rules are applied to the expressions of the step's body, so an operation needs no
+word about types: a comparison gives bool, a choice the type of what it chooses among, a cast its
+own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from fusegen import ir
+from fusegen.errors import ArgumentError, ChainError, UnsupportedError
+from fusegen.ir import Expr
+from fusegen.ops import Chain, Step
+from fusegen.target import EPSILON
+
+FLOATING = tuple(ir.CASTS.values())
+QUANTISED = tuple(ir.QUANTISING_CASTS.values())
+Shape = tuple[int, ...]
+
+_WIDTH = {"bool": 0, "float16": 1, "bfloat16": 1, "float32": 2, "float64": 3}
+_DEFAULT = "float32"
+
+
+class Kind(NamedTuple):
+    """An element type, and whether a tensor of it has axes; a number written in a chain has no
+    type.
+    """
+
+    dtype: str | None
+    has_axes: bool
+
+
+_NUMBER = Kind(None, False)
+
+
+def promote(a: str, b: str) -> str:
+    """The element type that torch promotes two floating types, or one and bool, to."""
+    if a == b:
+        return a
+    if _WIDTH[a] == _WIDTH[b]:
+        return "float32"
+    return max(a, b, key=_WIDTH.__getitem__)
+
+
+def type_of(root: Expr, leaves: Mapping[Expr, Kind]) -> str:
+    """The type of an expression over tensors of these kinds.
+
+    Raises ArgumentError for a difference of bools, which torch refuses.
+    """
+    kinds = dict(leaves)
+    for node in ir.topological([root]):
+        if node not in kinds:
+            kinds[node] = _kind(node, [kinds[a] for a in node.args])
+    return kinds[root].dtype or _DEFAULT
+
+
+def _kind(node: Expr, args: list[Kind]) -> Kind:
+    if node.op == "reduce":
+        return args[0]
+    has_axes = any(a.has_axes for a in args)
+    if not args:
+        return _NUMBER
+    cast = ir.CASTS.get(node.op) or ir.QUANTISING_CASTS.get(node.op)
+    if cast:
+        return Kind(cast, has_axes)
+    if node.op in ir.COMPARISONS or node.op in ir.CONNECTIVES:
+        return Kind("bool", has_axes)
+    if node.op == "sub" and any(a.dtype == "bool" for a in args):
+        raise ArgumentError(
+            "torch refuses a difference with a tensor of bool; use logical_not on it, or convert "
+            "it first, for example mask.float()"
+        )
+    return Kind(_promoted(args[1:] if node.op == "where" else args), has_axes)
+
+
+def _promoted(args: Iterable[Kind]) -> str | None:
+    """Floating beats bool, then axes beat none, then the wider wins."""
+    found: str | None = None
+    floating = [a for a in args if a.dtype not in (None, "bool")]
+    for group in (floating, list(args)):
+        for has_axes in (True, False):
+            for kind in group:
+                if kind.dtype is not None and kind.has_axes == has_axes:
+                    found = kind.dtype if found is None else promote(found, kind.dtype)
+            if found is not None:
+                # A number beside bools alone makes them numbers of the default type.
+                is_mixed = found == "bool" and any(a.dtype is None for a in args)
+                return _DEFAULT if is_mixed else found
+    return None
+
+
+def check_element_type(name: str, dtype: str) -> None:
+    """Raise ArgumentError for a tensor of a type that no kernel reads."""
+    if dtype not in (*FLOATING, "bool"):
+        raise ArgumentError(
+            f"argument {name!r}: got a tensor of {dtype}, wanted one of {', '.join(FLOATING)}, or "
+            f"of bool for conditions; convert it first, for example {name}.float()"
+        )
+
+
+def check_mask(step: Step, name: str, dtype: str) -> None:
+    """Raise ArgumentError where conditions are wanted and something else is given."""
+    if dtype != "bool":
+        raise ArgumentError(
+            f"{step.text}: operand {name!r} is {dtype}, wanted bool: it says where a condition "
+            f"holds; compare it with a number first, for example {name} != 0"
+        )
+
+
+def check_same_type(step: Step, name: str, dtype: str, other: str) -> None:
+    """Raise ArgumentError for two types that are not mixed in this operation.
+
+    fp32 is, with a narrower type: parameters are fp32 where activations are narrow. torch does so
+    in layer_norm on CPUs, and under autocast.
+    """
+    is_mixed = "float32" in (other, dtype) and "float64" not in (other, dtype)
+    if other != dtype and not is_mixed:
+        raise ArgumentError(
+            f"{step.text}: operand {name!r} is {other} but the value it meets is {dtype}, a mix "
+            "that torch "
+            f"refuses here; convert one of them, for example {name}.to(torch.{dtype})"
+        )
+
+
+def check_parameter_type(step: Step, name: str, dtype: str, other: str) -> None:
+    """Raise ArgumentError for a parameter that is neither of the value's type nor, where that has
+    16 bits, of fp32.
+    """
+    if other not in (dtype, "float32" if _WIDTH[dtype] == 1 else dtype):
+        raise ArgumentError(
+            f"{step.text}: operand {name!r} is {other} but the value it meets is {dtype}, a mix "
+            f"that torch refuses here; convert one of them, for example {name}.to(torch.{dtype})"
+        )
+
+
+def check_not_quantised(step: Step, dtype: str) -> None:
+    """Raise ArgumentError for a step behind one that quantises."""
+    if dtype in QUANTISED:
+        raise ArgumentError(
+            f"{step.text}: got a value of {dtype}, which only a result can be; let the step that "
+            "quantises be the last of the chain"
+        )
+
+
+def refuse_gradients(chain: Chain, dtype: str) -> None:
+    """Raise UnsupportedError where a result of this type is to be differentiated."""
+    if dtype in QUANTISED:
+        raise UnsupportedError(
+            f"{chain.steps[-1].text}: a result of {dtype} has no gradient, but some argument needs "
+            "one; call it under torch.no_grad(), or detach the arguments"
+        )
+
+
+def kind_of(dtype: str) -> ir.Kind:
+    """What the values of a type are: conditions, or numbers."""
+    return "truth" if dtype == "bool" else "number"
+
+
+def as_wanted(step: Step, parameter: str, operand: Expr | None) -> Expr | None:
+    """Conditions where numbers are wanted, as the numbers 0 and 1."""
+    assert step.definition is not None
+    wanted = step.definition.parameter(parameter).kind
+    if operand is None or operand.kind == wanted or operand.kind != "truth":
+        return operand
+    return ir.primitive("where", operand, 1.0, 0.0)
+
+
+def run_body(
+    step: Step, running: Expr, operands: Mapping[str, Expr | None], dtype: str = ""
+) -> Expr:
+    """What a step computes from these expressions; an eps of None is dtype's own."""
+    assert step.definition is not None
+    attributes = dict(step.attributes)
+    if dtype:
+        attributes["eps"] = EPSILON[dtype]
+    try:
+        return step.definition.function(running, **operands, **attributes)
+    except TypeError as error:
+        raise ArgumentError(f"{step.text}: its body does not work here: {error}") from error
+
+
+def _refuse_conditions(root: Expr) -> None:
+    for node in ir.topological([root]):
+        if node.op == "reduce" and node.args[0].kind == "truth":
+            raise ChainError("conditions have no sum and no maximum; make numbers of them first")
+
+
+def result_type(
+    step: Step, before: tuple[Shape, str], operands: Mapping[str, tuple[Shape, str]]
+) -> str:
+    """The type of a step's result, from the shapes and types of what it is applied to."""
+    assert step.definition is not None
+    kinds: dict[Expr, Kind] = {}
+    parts = bool(step.definition.groups)  # one axis, which the body sees as two
+
+    def leaf(name: str, shape: Shape, dtype: str, kind: ir.Kind) -> Expr:
+        rank = max(len(before[0]), len(shape)) + parts
+        node = ir.tensor(name, range(-rank, 0), rank, kind)
+        kinds[node] = Kind(dtype, len(shape) > 0)
+        return node
+
+    x = leaf("x", *before, kind_of(before[1]))
+    named = {}
+    for parameter, (shape, dtype) in operands.items():
+        # Where numbers are wanted, bool is a type like any other.
+        wanted = step.definition.parameter(parameter).kind
+        named[parameter] = leaf(f"operand {parameter}", shape, dtype, wanted)
+    try:
+        root = run_body(step, x, named)
+        _refuse_conditions(root)
+    except ChainError as error:
+        if before[1] != "bool":
+            raise
+        raise ArgumentError(
+            f"{step.text}: got a value of bool (argument 'x', or a condition made of it), wanted "
+            f"one of {', '.join(FLOATING)}; convert it first, with x.float() or where(1, 0)"
+        ) from error
+    try:
+        return type_of(root, kinds)
+    except ArgumentError as error:
+        raise ArgumentError(f"{step.text}: {error}") from error

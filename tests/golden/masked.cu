@@ -1,0 +1,230 @@
+// fusegen 0.1.0   chain ef2df1b8679f   signature forward: bias float32, mask bool, out float32, scale float32, x float32; 32-bit offsets
+//   sub_channel(bias) | masked_fill(mask, 0) | to('bfloat16') | to('float32') | mul_channel(scale)
+#include <cstdint>
+#include <cuda_runtime.h>
+#include <cuda_bf16.h>
+
+using Index = uint32_t;
+
+// A size with what it takes to divide by it: two instructions instead of twenty, for dividends below 2^31.
+struct Size {
+  uint32_t value, multiplier, shift;
+};
+
+static Size size_of(int64_t value) {
+  uint32_t shift = 0;
+  while ((uint64_t{1} << shift) < static_cast<uint64_t>(value)) ++shift;
+  const uint64_t excess = (uint64_t{1} << 32) * ((uint64_t{1} << shift) - value);
+  return {static_cast<uint32_t>(value), static_cast<uint32_t>(excess / value + 1), shift};
+}
+
+namespace {
+
+[[maybe_unused]] __device__ __forceinline__ Index divide(Index n, Size d) { return (__umulhi(n,
+    d.multiplier) + n) >> d.shift; }
+
+template <typename Stored>
+__device__ __forceinline__ Stored widen(Stored x) {
+  return x;
+}
+[[maybe_unused]] __device__ __forceinline__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+template <typename Stored, typename Value>
+__device__ __forceinline__ Stored narrow(Value x) {
+  return static_cast<Stored>(x);
+}
+template <>
+[[maybe_unused]] __device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16, float>(float x) {
+  return __float2bfloat16_rn(x);
+}
+
+// A value as it would come back from memory.
+template <typename Stored, typename Value>
+__device__ __forceinline__ Value rounded_to(Value x) {
+  return static_cast<Value>(widen(narrow<Stored>(x)));
+}
+
+// N neighbours, moved by one access.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T at[N];
+};
+
+template <typename T, int N>
+__device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
+  return widen(pack.at[lane]);
+}
+// Out of pairs, by one instruction each; to take the upper half alone first would be another.
+template <int N>
+__device__ __forceinline__ float widen(const Pack<__nv_bfloat16, N>& pack, int lane) {
+  if constexpr (N == 1) {
+    return __bfloat162float(pack.at[lane]);
+  } else {
+    const unsigned int pair = reinterpret_cast<const unsigned int*>(pack.at)[lane / 2];
+    return __uint_as_float(lane % 2 ? pair & 0xffff0000u : pair << 16);
+  }
+}
+
+template <int Bytes>
+struct Bits;
+template <>
+struct Bits<16> {
+  using type = uint4;
+};
+template <>
+struct Bits<8> {
+  using type = uint2;
+};
+template <>
+struct Bits<4> {
+  using type = unsigned int;
+};
+template <>
+struct Bits<2> {
+  using type = unsigned short;
+};
+template <>
+struct Bits<1> {
+  using type = unsigned char;
+};
+
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load(const T* from) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  Pack<T, N> pack;
+  *reinterpret_cast<Whole*>(&pack) = *reinterpret_cast<const Whole*>(from);
+  return pack;
+}
+
+template <int N, typename T>
+__device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
+}
+
+struct ForwardSizes {
+  Size outer, middle, inner;
+};
+
+__device__ __forceinline__ void forward_pointwise_values(const bool mask, const float x, const float bias,
+    const float scale, float& out) {
+  // sub_channel(bias)
+  const float after_sub_channel = x - bias;
+  // masked_fill(mask, 0)
+  const float after_masked_fill = mask ? 0.0f : after_sub_channel;
+  // to('bfloat16')
+  const float after_to = rounded_to<__nv_bfloat16>(after_masked_fill);
+  // to('float32')
+  const float after_to_2 = rounded_to<float>(after_to);
+  // mul_channel(scale)
+  out = after_to_2 * scale;
+}
+
+// Reads x, mask by (inner), bias by (middle), scale by (middle); writes out.
+__global__ void __launch_bounds__(128, 2)
+forward_pointwise(const bool* __restrict__ mask, const float* __restrict__ x, const float* __restrict__ bias,
+    const float* __restrict__ scale, float* __restrict__ out, ForwardSizes sizes, Index count) {
+  constexpr int kLanes = 4, kPacks = 8;
+  const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 128 + threadIdx.x) * kLanes;
+  Pack<float, kLanes> x_in[kPacks];
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = first + static_cast<Index>(p) * 128 * kLanes;
+    if (i + kLanes > count) break;
+    x_in[p] = load<kLanes>(x + i);
+  }
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = first + static_cast<Index>(p) * 128 * kLanes;
+    if (i >= count) return;
+    const Index above_inner = divide(i, sizes.inner);
+    const Index inner = i - above_inner * sizes.inner.value;
+    const Index above_middle = divide(above_inner, sizes.middle);
+    const Index middle = above_inner - above_middle * sizes.middle.value;
+    const bool is_whole = i + kLanes <= count && sizes.inner.value - inner >= kLanes;
+    if (is_whole) {
+      const float bias_value = widen(bias[middle]);
+      const float scale_value = widen(scale[middle]);
+      Pack<float, kLanes> out_out;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        const bool mask_value = widen(mask[inner + lane]);
+        float out_value;
+        forward_pointwise_values(mask_value, x_value, bias_value, scale_value, out_value);
+        out_out.at[lane] = narrow<float>(out_value);
+      }
+      store(out + i, out_out);
+    } else {
+      for (Index j = i; j < count && j < i + kLanes; ++j) {
+        const Index above_inner = divide(j, sizes.inner);
+        const Index inner = j - above_inner * sizes.inner.value;
+        const Index above_middle = divide(above_inner, sizes.middle);
+        const Index middle = above_inner - above_middle * sizes.middle.value;
+        const bool mask_value = widen(mask[inner]);
+        const float bias_value = widen(bias[middle]);
+        const float scale_value = widen(scale[middle]);
+        const float x_value = widen(x[j]);
+        float out_value;
+        forward_pointwise_values(mask_value, x_value, bias_value, scale_value, out_value);
+        out[j] = narrow<float>(out_value);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+// Scratch memory, handed out piece by piece; with no base it only counts.
+struct Scratch {
+  char* base;
+  int64_t used = 0;
+  template <typename T>
+  T* take(int64_t count) {
+    T* const piece = reinterpret_cast<T*>(base + used);
+    used += (count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
+    return piece;
+  }
+};
+
+// The caller's device stays current.
+struct DeviceGuard {
+  int previous = 0;
+  explicit DeviceGuard(int device) {
+    cudaGetDevice(&previous);
+    if (previous != device) cudaSetDevice(device);
+    else previous = -1;
+  }
+  ~DeviceGuard() {
+    if (previous >= 0) cudaSetDevice(previous);
+  }
+};
+
+static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// a: x, bias, mask, scale, out, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
+// Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
+extern "C" int64_t run_forward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const float*>(a[0]);
+  auto* const bias = reinterpret_cast<const float*>(a[1]);
+  auto* const mask = reinterpret_cast<const bool*>(a[2]);
+  auto* const scale = reinterpret_cast<const float*>(a[3]);
+  auto* const out = reinterpret_cast<float*>(a[4]);
+  const bool is_measuring = a[5] == -1;
+  if (!is_measuring && ((a[0] | a[4]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[5])};
+  const ForwardSizes sizes{ size_of(a[6]), size_of(a[7]), size_of(a[8]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[10]);
+  const int device = static_cast<int>(a[9]);
+  const DeviceGuard guard(device);
+  if (is_measuring) return scratch.used;
+  {
+    const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value);
+    const auto blocks = static_cast<unsigned>(ceil_divide(count, 4096));
+    forward_pointwise<<<blocks, 128, 0, stream>>>(mask, x, bias, scale, out, sizes,
+        static_cast<Index>(count));
+  }
+  return -static_cast<int64_t>(cudaGetLastError());
+}
+
+extern "C" const char* error_text(int64_t code) { return cudaGetErrorString(static_cast<cudaError_t>(-code)); }

@@ -1,0 +1,448 @@
+// fusegen 0.1.0   chain ef2df1b8679f   signature forward+backward: bias float32, d_bias float32, d_out float32, d_scale float32, d_x float32, mask bool, out float32, scale float32, x float32; 32-bit offsets
+//   sub_channel(bias) | masked_fill(mask, 0) | to('bfloat16') | to('float32') | mul_channel(scale)
+#include <cstdint>
+#include <cuda_runtime.h>
+#include <cuda_bf16.h>
+
+using Index = uint32_t;
+
+// A size with what it takes to divide by it: two instructions instead of twenty, for dividends below 2^31.
+struct Size {
+  uint32_t value, multiplier, shift;
+};
+
+static Size size_of(int64_t value) {
+  uint32_t shift = 0;
+  while ((uint64_t{1} << shift) < static_cast<uint64_t>(value)) ++shift;
+  const uint64_t excess = (uint64_t{1} << 32) * ((uint64_t{1} << shift) - value);
+  return {static_cast<uint32_t>(value), static_cast<uint32_t>(excess / value + 1), shift};
+}
+
+namespace {
+
+[[maybe_unused]] __device__ __forceinline__ Index divide(Index n, Size d) { return (__umulhi(n,
+    d.multiplier) + n) >> d.shift; }
+
+template <typename Stored>
+__device__ __forceinline__ Stored widen(Stored x) {
+  return x;
+}
+[[maybe_unused]] __device__ __forceinline__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+template <typename Stored, typename Value>
+__device__ __forceinline__ Stored narrow(Value x) {
+  return static_cast<Stored>(x);
+}
+template <>
+[[maybe_unused]] __device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16, float>(float x) {
+  return __float2bfloat16_rn(x);
+}
+
+// A value as it would come back from memory.
+template <typename Stored, typename Value>
+__device__ __forceinline__ Value rounded_to(Value x) {
+  return static_cast<Value>(widen(narrow<Stored>(x)));
+}
+
+// N neighbours, moved by one access.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T at[N];
+};
+
+template <typename T, int N>
+__device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
+  return widen(pack.at[lane]);
+}
+// Out of pairs, by one instruction each; to take the upper half alone first would be another.
+template <int N>
+__device__ __forceinline__ float widen(const Pack<__nv_bfloat16, N>& pack, int lane) {
+  if constexpr (N == 1) {
+    return __bfloat162float(pack.at[lane]);
+  } else {
+    const unsigned int pair = reinterpret_cast<const unsigned int*>(pack.at)[lane / 2];
+    return __uint_as_float(lane % 2 ? pair & 0xffff0000u : pair << 16);
+  }
+}
+
+template <int Bytes>
+struct Bits;
+template <>
+struct Bits<16> {
+  using type = uint4;
+};
+template <>
+struct Bits<8> {
+  using type = uint2;
+};
+template <>
+struct Bits<4> {
+  using type = unsigned int;
+};
+template <>
+struct Bits<2> {
+  using type = unsigned short;
+};
+template <>
+struct Bits<1> {
+  using type = unsigned char;
+};
+
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load(const T* from) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  Pack<T, N> pack;
+  *reinterpret_cast<Whole*>(&pack) = *reinterpret_cast<const Whole*>(from);
+  return pack;
+}
+
+template <int N, typename T>
+__device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
+}
+
+template <typename T>
+struct Sum {
+  T total = 0;
+  __device__ void add(T term) { total += term; }
+  template <typename U>
+  __device__ void merge(const Sum<U>& other) {
+    total += other.total;
+  }
+  __device__ T sum() const { return total; }
+};
+
+// Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
+template <typename Accumulator>
+__device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, int cell, int stride,
+    void* memory) {
+  Accumulator* const cells = static_cast<Accumulator*>(memory);
+  cells[cell] = mine;
+  __syncthreads();
+  for (int half = lanes / 2; half > 0; half /= 2) {
+    if (lane < half) cells[cell].merge(cells[cell + half * stride]);
+    __syncthreads();
+  }
+  const Accumulator all = cells[cell - lane * stride];
+  __syncthreads();
+  return all;
+}
+
+struct ForwardSizes {
+  Size outer, middle, inner;
+};
+
+__device__ __forceinline__ void forward_pointwise_values(const bool mask, const float x, const float bias,
+    const float scale, float& out) {
+  // sub_channel(bias)
+  const float after_sub_channel = x - bias;
+  // masked_fill(mask, 0)
+  const float after_masked_fill = mask ? 0.0f : after_sub_channel;
+  // to('bfloat16')
+  const float after_to = rounded_to<__nv_bfloat16>(after_masked_fill);
+  // to('float32')
+  const float after_to_2 = rounded_to<float>(after_to);
+  // mul_channel(scale)
+  out = after_to_2 * scale;
+}
+
+// Reads x, mask by (inner), bias by (middle), scale by (middle); writes out.
+__global__ void __launch_bounds__(128, 2)
+forward_pointwise(const bool* __restrict__ mask, const float* __restrict__ x, const float* __restrict__ bias,
+    const float* __restrict__ scale, float* __restrict__ out, ForwardSizes sizes, Index count) {
+  constexpr int kLanes = 4, kPacks = 8;
+  const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 128 + threadIdx.x) * kLanes;
+  Pack<float, kLanes> x_in[kPacks];
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = first + static_cast<Index>(p) * 128 * kLanes;
+    if (i + kLanes > count) break;
+    x_in[p] = load<kLanes>(x + i);
+  }
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = first + static_cast<Index>(p) * 128 * kLanes;
+    if (i >= count) return;
+    const Index above_inner = divide(i, sizes.inner);
+    const Index inner = i - above_inner * sizes.inner.value;
+    const Index above_middle = divide(above_inner, sizes.middle);
+    const Index middle = above_inner - above_middle * sizes.middle.value;
+    const bool is_whole = i + kLanes <= count && sizes.inner.value - inner >= kLanes;
+    if (is_whole) {
+      const float bias_value = widen(bias[middle]);
+      const float scale_value = widen(scale[middle]);
+      Pack<float, kLanes> out_out;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        const bool mask_value = widen(mask[inner + lane]);
+        float out_value;
+        forward_pointwise_values(mask_value, x_value, bias_value, scale_value, out_value);
+        out_out.at[lane] = narrow<float>(out_value);
+      }
+      store(out + i, out_out);
+    } else {
+      for (Index j = i; j < count && j < i + kLanes; ++j) {
+        const Index above_inner = divide(j, sizes.inner);
+        const Index inner = j - above_inner * sizes.inner.value;
+        const Index above_middle = divide(above_inner, sizes.middle);
+        const Index middle = above_inner - above_middle * sizes.middle.value;
+        const bool mask_value = widen(mask[inner]);
+        const float bias_value = widen(bias[middle]);
+        const float scale_value = widen(scale[middle]);
+        const float x_value = widen(x[j]);
+        float out_value;
+        forward_pointwise_values(mask_value, x_value, bias_value, scale_value, out_value);
+        out[j] = narrow<float>(out_value);
+      }
+    }
+  }
+}
+
+struct BackwardSizes {
+  Size outer, middle, inner;
+};
+
+__device__ __forceinline__ void backward_inner_values(const bool mask, const float d_out, const float scale,
+    const float x, const float bias, float& d_x, float& total_term, float& total_2_term) {
+  // sub_channel(bias)
+  const float after_sub_channel = x - bias;
+  // masked_fill(mask, 0)
+  const float after_masked_fill = mask ? 0.0f : after_sub_channel;
+  // to('bfloat16')
+  const float after_to = rounded_to<__nv_bfloat16>(after_masked_fill);
+  // to('float32')
+  const float after_to_2 = rounded_to<float>(after_to);
+  // backward, down to to('float32')
+  const float d_after_to = d_out * scale;
+  // backward, down to to('bfloat16')
+  const float d_after_to_2 = rounded_to<float>(d_after_to);
+  // backward, down to masked_fill(mask, 0)
+  const float d_after_masked_fill = rounded_to<__nv_bfloat16>(d_after_to_2);
+  // backward, down to sub_channel(bias)
+  d_x = mask ? 0.0f : d_after_masked_fill;
+  total_term = mask ? 0.0f : d_after_masked_fill;
+  total_2_term = d_out * after_to_2;
+}
+
+// Reads d_out, x, mask by (inner), scale by (middle), bias by (middle); leaves partials of total, total_2; writes d_x.
+__global__ void __launch_bounds__(256)
+backward_inner(const bool* __restrict__ mask, const float* __restrict__ d_out,
+    const float* __restrict__ scale, const float* __restrict__ x, const float* __restrict__ bias,
+    float* __restrict__ d_x, Sum<float>* __restrict__ total_partials,
+    Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes, Index rows, Index pieces,
+    Index piece_length) {
+  constexpr int kLanes = 4, kPacks = 2;
+  __shared__ alignas(16) unsigned char shared[256 * 4];
+  const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
+  const bool is_live = task < rows * pieces;
+  const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
+  const Index above_middle = divide(row, sizes.middle);
+  const Index middle = row - above_middle * sizes.middle.value;
+  const Index outer = above_middle;
+  const float scale_value = widen(scale[middle]);
+  const float bias_value = widen(bias[middle]);
+  Sum<float> total_sum;
+  Sum<float> total_2_sum;
+  const auto element = [&](Index inner, float d_out_value, float x_value, float& d_x_stored) {
+    const bool mask_value = widen(mask[inner]);
+    float d_x_value;
+    float total_term_value;
+    float total_2_term_value;
+    backward_inner_values(mask_value, d_out_value, scale_value, x_value, bias_value, d_x_value,
+        total_term_value, total_2_term_value);
+    d_x_stored = narrow<float>(d_x_value);
+    total_sum.add(total_term_value);
+    total_2_sum.add(total_2_term_value);
+  };
+  if (is_live) {
+    const Index length = sizes.inner.value, base = row * length;
+    const Index begin = base + piece * piece_length, end = min(begin + piece_length, base + length);
+    // Packs start at multiples of their size; what stands before and behind them goes one by one.
+    const Index head = min(end, (begin + kLanes - 1) / kLanes * kLanes);
+    const Index packs = (end - head) / kLanes, tail = head + packs * kLanes;
+    if (threadIdx.x < (head - begin) + (end - tail)) {
+      const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
+      element(i - base, widen(d_out[i]), widen(x[i]), d_x[i]);
+    }
+    for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
+      Pack<float, kLanes> d_out_in[kPacks];
+      Pack<float, kLanes> x_in[kPacks];
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+        d_out_in[p] = load<kLanes>(d_out + i);
+        x_in[p] = load<kLanes>(x + i);
+      }
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+        Pack<float, kLanes> d_x_out;
+#pragma unroll
+        for (int lane = 0; lane < kLanes; ++lane) {
+          element(i + lane - base, widen(d_out_in[p], lane), widen(x_in[p], lane), d_x_out.at[lane]);
+        }
+        store(d_x + i, d_x_out);
+      }
+    }
+  }
+  total_sum = merge_tree(total_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,
+      shared);
+  total_2_sum = merge_tree(total_2_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,
+      shared);
+  if (is_live && threadIdx.x == 0) {
+    total_partials[(middle) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_sum;
+    total_2_partials[(middle) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_2_sum;
+  }
+}
+
+__device__ __forceinline__ void backward_finalise_values(const float total, const float total_2,
+    float& d_bias, float& d_scale) {
+  d_bias = -total;
+  d_scale = total_2;
+}
+
+// Merges partials into total, total_2; writes d_bias, d_scale.
+__global__ void __launch_bounds__(512)
+backward_finalise(float* __restrict__ d_bias, float* __restrict__ d_scale,
+    const Sum<float>* __restrict__ total_partials, const Sum<float>* __restrict__ total_2_partials,
+    BackwardSizes sizes, Index slots) {
+  __shared__ alignas(16) unsigned char shared[512 * 8];
+  const Index columns = 1, strips = (columns + blockDim.x - 1) / blockDim.x;
+  const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
+  Sum<double> total_sum;
+  Sum<double> total_2_sum;
+  if (column < columns) {
+#pragma unroll 8
+    for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
+      total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
+      total_2_sum.merge(total_2_partials[(above * slots + slot) * columns + column]);
+    }
+  }
+  total_sum = merge_tree(total_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+      blockDim.x, shared);
+  total_2_sum = merge_tree(total_2_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+      blockDim.x, shared);
+  if (threadIdx.y != 0 || column >= columns) return;
+  const float total_value = static_cast<float>(total_sum.sum());
+  const float total_2_value = static_cast<float>(total_2_sum.sum());
+  const Index result = above * columns + column;
+  const Index middle = result;
+  float d_bias_value;
+  float d_scale_value;
+  backward_finalise_values(total_value, total_2_value, d_bias_value, d_scale_value);
+  d_bias[middle] = narrow<float>(d_bias_value);
+  d_scale[middle] = narrow<float>(d_scale_value);
+}
+
+}  // namespace
+
+// Scratch memory, handed out piece by piece; with no base it only counts.
+struct Scratch {
+  char* base;
+  int64_t used = 0;
+  template <typename T>
+  T* take(int64_t count) {
+    T* const piece = reinterpret_cast<T*>(base + used);
+    used += (count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
+    return piece;
+  }
+};
+
+// The caller's device stays current.
+struct DeviceGuard {
+  int previous = 0;
+  explicit DeviceGuard(int device) {
+    cudaGetDevice(&previous);
+    if (previous != device) cudaSetDevice(device);
+    else previous = -1;
+  }
+  ~DeviceGuard() {
+    if (previous >= 0) cudaSetDevice(previous);
+  }
+};
+
+static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The smallest power of two that is at least n, between two others.
+static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
+  int64_t power = least;
+  while (power < n && power < most) power *= 2;
+  return power;
+}
+
+// a: x, bias, mask, scale, out, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
+// Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
+extern "C" int64_t run_forward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const float*>(a[0]);
+  auto* const bias = reinterpret_cast<const float*>(a[1]);
+  auto* const mask = reinterpret_cast<const bool*>(a[2]);
+  auto* const scale = reinterpret_cast<const float*>(a[3]);
+  auto* const out = reinterpret_cast<float*>(a[4]);
+  const bool is_measuring = a[5] == -1;
+  if (!is_measuring && ((a[0] | a[4]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[5])};
+  const ForwardSizes sizes{ size_of(a[6]), size_of(a[7]), size_of(a[8]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[10]);
+  const int device = static_cast<int>(a[9]);
+  const DeviceGuard guard(device);
+  if (is_measuring) return scratch.used;
+  {
+    const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value);
+    const auto blocks = static_cast<unsigned>(ceil_divide(count, 4096));
+    forward_pointwise<<<blocks, 128, 0, stream>>>(mask, x, bias, scale, out, sizes,
+        static_cast<Index>(count));
+  }
+  return -static_cast<int64_t>(cudaGetLastError());
+}
+
+// a: x, bias, mask, scale, d_out, d_x, d_bias, d_scale, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
+// Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
+extern "C" int64_t run_backward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const float*>(a[0]);
+  auto* const bias = reinterpret_cast<const float*>(a[1]);
+  auto* const mask = reinterpret_cast<const bool*>(a[2]);
+  auto* const scale = reinterpret_cast<const float*>(a[3]);
+  auto* const d_out = reinterpret_cast<const float*>(a[4]);
+  auto* const d_x = reinterpret_cast<float*>(a[5]);
+  auto* const d_bias = reinterpret_cast<float*>(a[6]);
+  auto* const d_scale = reinterpret_cast<float*>(a[7]);
+  const bool is_measuring = a[8] == -1;
+  if (!is_measuring && ((a[0] | a[4] | a[5]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[8])};
+  const BackwardSizes sizes{ size_of(a[9]), size_of(a[10]), size_of(a[11]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[13]);
+  const int device = static_cast<int>(a[12]);
+  const DeviceGuard guard(device);
+  const int64_t backward_inner_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value), backward_inner_length = static_cast<int64_t>(sizes.inner.value);
+  const int64_t backward_inner_pieces = ceil_divide(backward_inner_length, 8192);
+  const int64_t total_partials_slots = static_cast<int64_t>(sizes.outer.value) * backward_inner_pieces;
+  const int64_t total_2_partials_slots = static_cast<int64_t>(sizes.outer.value) * backward_inner_pieces;
+  auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.middle.value) * total_partials_slots);
+  auto* const total_2_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.middle.value) * total_2_partials_slots);
+  if (is_measuring) return scratch.used;
+  {
+    const int64_t piece_length = ceil_divide(backward_inner_length, backward_inner_pieces);
+    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 32, 256));
+    const dim3 block(lanes, 256 / lanes);
+    const auto blocks = static_cast<unsigned>(ceil_divide(backward_inner_rows * backward_inner_pieces,
+        block.y));
+    backward_inner<<<blocks, block, 0, stream>>>(mask, d_out, scale, x, bias, d_x, total_partials,
+        total_2_partials, sizes, static_cast<Index>(backward_inner_rows),
+        static_cast<Index>(backward_inner_pieces), static_cast<Index>(piece_length));
+  }
+  {
+    const int64_t columns = 1, results = static_cast<int64_t>(sizes.middle.value);
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
+    const dim3 block(width, 512 / width);
+    const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
+    backward_finalise<<<blocks, block, 0, stream>>>(d_bias, d_scale, total_partials, total_2_partials, sizes,
+        static_cast<Index>(total_partials_slots));
+  }
+  return -static_cast<int64_t>(cudaGetLastError());
+}
+
+extern "C" const char* error_text(int64_t code) { return cudaGetErrorString(static_cast<cudaError_t>(-code)); }

@@ -1,0 +1,192 @@
+// fusegen 0.1.0   chain 8a5e6fe217fa   signature forward: bias float32, out int8, x float32; 32-bit offsets
+//   add_channel(bias) | quantize(0.05)
+#include <cstdint>
+#include <cuda_runtime.h>
+
+using Index = uint32_t;
+
+// A size with what it takes to divide by it: two instructions instead of twenty, for dividends below 2^31.
+struct Size {
+  uint32_t value, multiplier, shift;
+};
+
+static Size size_of(int64_t value) {
+  uint32_t shift = 0;
+  while ((uint64_t{1} << shift) < static_cast<uint64_t>(value)) ++shift;
+  const uint64_t excess = (uint64_t{1} << 32) * ((uint64_t{1} << shift) - value);
+  return {static_cast<uint32_t>(value), static_cast<uint32_t>(excess / value + 1), shift};
+}
+
+namespace {
+
+[[maybe_unused]] __device__ __forceinline__ Index divide(Index n, Size d) { return (__umulhi(n,
+    d.multiplier) + n) >> d.shift; }
+
+template <typename Stored>
+__device__ __forceinline__ Stored widen(Stored x) {
+  return x;
+}
+
+template <typename Stored, typename Value>
+__device__ __forceinline__ Stored narrow(Value x) {
+  return static_cast<Stored>(x);
+}
+
+// N neighbours, moved by one access.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T at[N];
+};
+
+template <typename T, int N>
+__device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
+  return widen(pack.at[lane]);
+}
+
+template <int Bytes>
+struct Bits;
+template <>
+struct Bits<16> {
+  using type = uint4;
+};
+template <>
+struct Bits<8> {
+  using type = uint2;
+};
+template <>
+struct Bits<4> {
+  using type = unsigned int;
+};
+template <>
+struct Bits<2> {
+  using type = unsigned short;
+};
+template <>
+struct Bits<1> {
+  using type = unsigned char;
+};
+
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load(const T* from) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  Pack<T, N> pack;
+  *reinterpret_cast<Whole*>(&pack) = *reinterpret_cast<const Whole*>(from);
+  return pack;
+}
+
+template <int N, typename T>
+__device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
+}
+
+struct ForwardSizes {
+  Size outer, inner;
+};
+
+__device__ __forceinline__ void forward_pointwise_values(const float x, const float bias, float& out) {
+  // add_channel(bias)
+  const float after_add_channel = x + bias;
+  // quantize(0.05)
+  const float round_value = rintf(after_add_channel / 0.05f);
+  const float chosen = round_value == round_value ? round_value : 0.0f;
+  out = (chosen > 127.0f ? 127.0f : (chosen < -128.0f ? -128.0f : chosen));
+}
+
+// Reads x, bias by (inner); writes out.
+__global__ void __launch_bounds__(128)
+forward_pointwise(const float* __restrict__ x, const float* __restrict__ bias, int8_t* __restrict__ out,
+    ForwardSizes sizes, Index count) {
+  constexpr int kLanes = 4, kPacks = 8;
+  const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 128 + threadIdx.x) * kLanes;
+  Pack<float, kLanes> x_in[kPacks];
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = first + static_cast<Index>(p) * 128 * kLanes;
+    if (i + kLanes > count) break;
+    x_in[p] = load<kLanes>(x + i);
+  }
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = first + static_cast<Index>(p) * 128 * kLanes;
+    if (i >= count) return;
+    const Index above_inner = divide(i, sizes.inner);
+    const Index inner = i - above_inner * sizes.inner.value;
+    const bool is_whole = i + kLanes <= count && sizes.inner.value - inner >= kLanes;
+    if (is_whole) {
+      Pack<int8_t, kLanes> out_out;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        const float bias_value = widen(bias[inner + lane]);
+        float out_value;
+        forward_pointwise_values(x_value, bias_value, out_value);
+        out_out.at[lane] = narrow<int8_t>(out_value);
+      }
+      store(out + i, out_out);
+    } else {
+      for (Index j = i; j < count && j < i + kLanes; ++j) {
+        const Index above_inner = divide(j, sizes.inner);
+        const Index inner = j - above_inner * sizes.inner.value;
+        const float bias_value = widen(bias[inner]);
+        const float x_value = widen(x[j]);
+        float out_value;
+        forward_pointwise_values(x_value, bias_value, out_value);
+        out[j] = narrow<int8_t>(out_value);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+// Scratch memory, handed out piece by piece; with no base it only counts.
+struct Scratch {
+  char* base;
+  int64_t used = 0;
+  template <typename T>
+  T* take(int64_t count) {
+    T* const piece = reinterpret_cast<T*>(base + used);
+    used += (count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
+    return piece;
+  }
+};
+
+// The caller's device stays current.
+struct DeviceGuard {
+  int previous = 0;
+  explicit DeviceGuard(int device) {
+    cudaGetDevice(&previous);
+    if (previous != device) cudaSetDevice(device);
+    else previous = -1;
+  }
+  ~DeviceGuard() {
+    if (previous >= 0) cudaSetDevice(previous);
+  }
+};
+
+static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// a: x, bias, out, scratch (-1: return the bytes it needs), outer, inner, device, stream.
+// Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
+extern "C" int64_t run_forward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const float*>(a[0]);
+  auto* const bias = reinterpret_cast<const float*>(a[1]);
+  auto* const out = reinterpret_cast<int8_t*>(a[2]);
+  const bool is_measuring = a[3] == -1;
+  if (!is_measuring && ((a[0] | a[2]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[3])};
+  const ForwardSizes sizes{ size_of(a[4]), size_of(a[5]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[7]);
+  const int device = static_cast<int>(a[6]);
+  const DeviceGuard guard(device);
+  if (is_measuring) return scratch.used;
+  {
+    const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value);
+    const auto blocks = static_cast<unsigned>(ceil_divide(count, 4096));
+    forward_pointwise<<<blocks, 128, 0, stream>>>(x, bias, out, sizes, static_cast<Index>(count));
+  }
+  return -static_cast<int64_t>(cudaGetLastError());
+}
+
+extern "C" const char* error_text(int64_t code) { return cudaGetErrorString(static_cast<cudaError_t>(-code)); }

@@ -1,0 +1,112 @@
+"""Every operation's first and second derivative, from the graph alone, against torch's in fp64."""
+
+import numpy as np
+import pytest
+import torch
+from evaluator import evaluate
+
+from fusegen import OPS, ir
+from fusegen.autodiff import vjp
+from fusegen.ops import lookup
+from fusegen.simplify import simplification
+
+ROWS, COLUMNS = 7, 33
+# What is steep or undefined on the left: tried on the right.
+POSITIVE = ("acosh", "log", "log2", "log10", "sqrt", "rsqrt", "pow", "rpow")
+WITHIN_ONE = ("asin", "acos", "atanh")
+# Axes that a matrix has not.
+TALLER = ("group_norm", "instance_norm")
+EXAMPLES = [
+    (example, name)
+    for name, op in OPS.items()
+    for example in op.examples
+    if op.window_axes == 0
+    and name not in (*ir.COMPARISONS, *ir.CONNECTIVES, "quantize")  # which have none
+    and name != "to"  # rounds to what it is told, which no double precision reference can follow
+    and name not in TALLER
+    and not any(value in (2, (2, 3)) for key, value in example.steps[0].attributes if key == "dim")
+    and ("p", 0.0) not in example.steps[0].attributes  # which has no gradient
+]
+
+
+def points(name, count):
+    generator = np.random.default_rng(count)
+    found = generator.normal(size=(ROWS, COLUMNS)) * 2
+    if name in WITHIN_ONE:
+        return np.tanh(found)
+    return np.abs(found) + 1.1 if name in POSITIVE else found
+
+
+def shape_of(parameter):
+    return {"channel": (COLUMNS,), "slope": (COLUMNS,), "trailing": (COLUMNS,)}.get(
+        parameter.placement, (ROWS, COLUMNS)
+    )
+
+
+@pytest.mark.parametrize(("example", "name"), EXAMPLES, ids=[e.text for e, _ in EXAMPLES])
+def test_first_and_second_derivatives_are_torchs(example, name):
+    (step,) = example.steps
+    definition = lookup(step.op)
+    domain = {-2: ROWS, -1: COLUMNS}
+    wants_truth = name == "where"
+    leaves = {"x": ir.tensor("x", {-2, -1}, 2, "truth" if wants_truth else "number")}
+    values = {"x": points(name, 0) > 0 if wants_truth else points(name, 0)}
+    for i, (p, _) in enumerate(step.operands, start=1):
+        parameter = definition.parameter(p)
+        shape = shape_of(parameter)
+        leaves[p] = ir.tensor(f"operand {p}", range(-len(shape), 0), 2, parameter.kind)
+        drawn = points(name, i)[tuple(slice(0, n) for n in shape)] if len(shape) == 2 else None
+        drawn = points(name, i)[0] if drawn is None else drawn
+        values[f"operand {p}"] = drawn > 0 if parameter.kind == "truth" else drawn
+    attributes = dict(step.attributes)
+    if attributes.get("eps", 0.0) is None:
+        attributes["eps"] = 1e-9
+    operands = {p: leaf for p, leaf in leaves.items() if p != "x"}
+    root = definition.function(leaves["x"], **operands, **attributes)
+    numbers = [leaf for leaf in leaves.values() if leaf.kind == "number"]
+    random = np.random.default_rng(9)
+    flat = [domain[a] if a in root.extent else 1 for a in domain]
+    values["g"] = random.normal(size=flat)
+    g = ir.tensor("g", root.extent, 2)
+
+    # Ours: the gradients, then those of the sum of their sines.
+    first = vjp([root], [g], numbers)
+    wrt = [leaf for leaf in numbers if leaf in first]
+    grads = [first[leaf] for leaf in wrt]
+    seeds = [ir.primitive("cos", grad) for grad in grads]
+    second = vjp(grads, seeds, wrt)
+    wanted = [root, *grads, *(second.get(leaf, ir.const(0.0)) for leaf in wrt)]
+    simple = simplification(tuple(wanted))
+
+    def reshaped(leaf_name, array):
+        return np.asarray(array).reshape((1,) * (2 - np.ndim(array)) + np.shape(array))
+
+    arrays = {n: reshaped(n, v) for n, v in values.items()}
+    ours = evaluate([simple[w] for w in wanted], arrays, domain)
+
+    # torch's.
+    tensors = {n: torch.from_numpy(np.array(v)) for n, v in values.items()}
+    inputs = {
+        leaf: tensors[ir.name_of(leaf)].requires_grad_()
+        if leaf in numbers
+        else tensors[ir.name_of(leaf)]
+        for leaf in leaves.values()
+    }
+    given = {p: inputs[leaf] for p, leaf in operands.items()}
+    axis = {"axis": -1} if "axis" in attributes and attributes["axis"] == 1 else {}
+    result = definition.resolve_reference()(inputs[leaves["x"]], **given, **{**attributes, **axis})
+    result = result.reshape(flat)  # with the axes that it reduces
+    slopes = torch.autograd.grad(
+        result, [inputs[leaf] for leaf in wrt], tensors["g"], create_graph=True
+    )
+    total = sum(slope.sin().sum() for slope in slopes)
+    curves = [torch.zeros_like(inputs[leaf]) for leaf in wrt]
+    if total.requires_grad:
+        curves = torch.autograd.grad(
+            total, [inputs[leaf] for leaf in wrt], allow_unused=True, materialize_grads=True
+        )
+    for mine, theirs in zip(ours, [result, *slopes, *curves], strict=True):
+        expected = theirs.detach().numpy(force=True)
+        shown = np.broadcast_to(mine, expected.shape if expected.ndim == 2 else (ROWS, COLUMNS))
+        shown = shown if expected.ndim == 2 else shown[0]
+        np.testing.assert_allclose(shown, expected, rtol=1e-8, atol=1e-10)
