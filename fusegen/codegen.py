@@ -22,6 +22,7 @@ from fusegen.kernel import Buffer, Entry, Kernel
 from fusegen.lineviews import LineView
 from fusegen.ops import Chain
 from fusegen.rowviews import RowView
+from fusegen.slideviews import SlideView
 from fusegen.target import Target
 from fusegen.views import KernelView, sizes_type
 from fusegen.windowviews import WindowView
@@ -186,6 +187,8 @@ _BY_ROW = ("row", "column")
 def _view_of(kernel: Kernel, target: Target) -> type[KernelView]:
     if kernel.family == "window":
         return WindowView
+    if kernel.family in ("slide", "cover"):
+        return SlideView
     if not target.is_flat:
         return LineView
     goes_by_rows = kernel.tier is not None or kernel.family == "outer"

@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 from fusegen.codegen import Source
 from fusegen.emission import source
 from fusegen.errors import ArgumentError
-from fusegen.lower import FLOATING, Shape, bind, stages
+from fusegen.lower import FLOATING, Shape
 from fusegen.ops import Chain, lookup, nearest
 from fusegen.program import derivative, forward
+from fusegen.segments import bind_all, segments
 from fusegen.signature import element_types, signature, with_derivative
 from fusegen.target import TARGETS
 
+Kind = tuple[Shape, str]  # a tensor's shape and layout
 LAYOUTS = ("contiguous", "channels_last")
 _FEWEST_AXES, _MOST_AXES = 4, 8
 _ASSUMED_SIZES = (2, 3, 8, 10, 12, 12, 12, 12)
@@ -43,24 +45,30 @@ def sources(chain: Chain, target: str, situation: Situation, *, grad: bool) -> t
     _require("dtype", situation.dtype, FLOATING)
     _require("layout", situation.layout, LAYOUTS)
     shape, operands = assumed_shapes(chain, situation)
-    dtype, layout = situation.dtype, situation.layout
+    dtype = situation.dtype
     found = []
-    for stage in stages(chain):
-        bound = bind(stage, (shape, dtype), {n: (operands[n], dtype) for n in stage.operands})
-        order = memory_order(shape, bound.domain, layout)
+    parts = segments(chain)
+    bounds = bind_all(parts, (shape, dtype), {n: (s, dtype) for n, s in operands.items()})
+    kept: dict[str, Kind] = {name: (operands[name], "contiguous") for name in operands}
+    running: Kind = (shape, situation.layout)
+    for part, bound in zip(parts, bounds, strict=True):
+        running = running if part.source is None else kept[part.source]
+        kept |= dict.fromkeys(part.entering, running)
+        order = memory_order(running[0], bound.domain, running[1])
         program = forward(bound, is_training=grad)
         input_count = len(program.graph.inputs)
         types = element_types(program, bound, [dtype] * input_count)
         programs = [program]
         if grad:
-            kinds = [shape, *(operands[name] for name in stage.operands)]
+            kinds = [running[0], *(kept[name][0] for name in part.chain.operands)]
             backward = derivative(program, range(input_count), (0,), kinds)
             programs.append(backward.program)
             types = with_derivative(program, backward, types)
-        found.append(source(stage, programs, signature(target, order, programs, types, bound)))
-        shape = bound.result_shape
-        if list(order) == sorted(order):
-            layout = "contiguous"
+        text = source(part.chain, programs, signature(target, order, programs, types, bound))
+        found.append(text)
+        is_plain = list(order) == sorted(order)
+        running = (bound.result_shape, "contiguous" if is_plain else running[1])
+        kept |= dict.fromkeys(part.leaving, running)
     return tuple(found)
 
 

@@ -32,6 +32,7 @@ def make_entry(program: Program, signature: Signature) -> Entry:
         allow_fused=signature.allow_fused,
         tier=signature.tier,
         holds_dear=TARGETS[signature.target].holds_dear,
+        is_sliding=bool(grouping.slides),
     )
     narrow = narrow_type(graph, dtypes)
     target = TARGETS[signature.target]

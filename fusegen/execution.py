@@ -80,7 +80,7 @@ class Part:
         targets = []
         for name, expr in program.graph.outputs:
             if name == "out":
-                extent = frozenset(range(-len(bound.domain), 0))
+                extent = frozenset(range(-len(bound.domain), 0)) - bound.collapsed
                 targets.append(Target(extent, bound.result_shape, getattr(torch, bound.dtype)))
             else:
                 targets.append(Target(expr.extent, None, getattr(torch, dtypes[name])))

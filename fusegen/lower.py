@@ -7,14 +7,15 @@ scheduled on a machine without torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from fusegen import ir
 from fusegen.errors import ArgumentError, UnsupportedError
 from fusegen.ir import Expr, Graph
 from fusegen.ops import Chain, Definition, Parameter, Step
 from fusegen.target import code_name
+from fusegen.windowing import Slide, Window, size_of, windows_along
 
 Shape = tuple[int, ...]
 
@@ -29,6 +30,7 @@ class Operand:
     extent: ir.Extent
     shape: Shape  # over the domain's axes, 1 where it does not vary
     rank: int  # of the values it first meets: axes counted from the front are counted among these
+    is_pooled: bool = False  # whether it first meets a value that has been pooled
 
 
 @dataclass(frozen=True)
@@ -42,23 +44,22 @@ class Bound:
     x: Operand
     operands: tuple[Operand, ...]
     dtype: str  # of the result, as eager promotes
-    windows: tuple[tuple[int, int], ...]  # (axis, window size), of a pooling last step
+    windows: tuple[tuple[int, Window], ...]  # (axis, windows), of a pooling step
+    collapsed: ir.Extent = frozenset()  # the axes that a pooling step reduces to one value
 
     @property
     def result_shape(self) -> Shape:
         """The shape of the chain's result."""
-        sizes = list(self.domain)
-        for axis, window in self.windows:
-            sizes[axis] //= window
-        return tuple(sizes)
+        return _pooled(self.domain, self.windows, self.collapsed)
 
     @property
     def pattern(self) -> tuple[object, ...]:
         """All that lower() depends on: equal patterns give equal graphs."""
         return (
             len(self.domain),
-            tuple((o.extent, o.rank) for o in (self.x, *self.operands)),
+            tuple((o.extent, o.rank, o.is_pooled) for o in (self.x, *self.operands)),
             self.windows,
+            self.collapsed,
         )
 
 
@@ -86,41 +87,6 @@ class Lowered:
     marks: tuple[Mark, ...]
 
 
-def stages(chain: Chain) -> tuple[Chain, ...]:
-    """The chain, cut before a pooling step that follows a reduction: its windows must not reach
-    into the statistics.
-    """
-    pooling = [i for i, step in enumerate(chain.steps) if _pools(step)]
-    if not pooling:
-        return (chain,)
-    if pooling != [len(chain.steps) - 1]:
-        text = chain.steps[pooling[0]].text
-        raise UnsupportedError(
-            f"{text}: pooling must be the last step of a chain; compile what follows as a chain "
-            "of its own"
-        )
-    before = chain.steps[:-1]
-    if any(_is_reducing(step) for step in before):
-        return Chain(before), Chain(chain.steps[-1:])
-    return (chain,)
-
-
-def _pools(step: Step) -> bool:
-    return step.definition is not None and step.definition.window_axes > 0
-
-
-def _is_reducing(step: Step) -> bool:
-    if step.definition is None:
-        return False
-    x = ir.tensor("x", range(-5, 0), 5)
-    tensors = {name: ir.tensor(f"operand {name}", range(-5, 0), 5) for name, _ in step.operands}
-    try:
-        body = step.definition.function(x, **tensors, **dict(step.attributes))
-    except TypeError:  # a condition that meets a number here: no reduction has one
-        return False
-    return any(node.op == "reduce" for node in ir.topological([body]))
-
-
 def bind(chain: Chain, x: tuple[Shape, str], operands: Mapping[str, tuple[Shape, str]]) -> Bound:
     """Check shapes and element types of a call step by step, as eager would meet them.
 
@@ -134,7 +100,10 @@ def bind(chain: Chain, x: tuple[Shape, str], operands: Mapping[str, tuple[Shape,
     found: dict[str, dict[int, int]] = {}  # the size along each axis that an operand varies along
     ranks: dict[str, int] = {}
     kept: dict[str, Shape] = {}
-    windows: tuple[tuple[int, int], ...] = ()
+    windows: tuple[tuple[int, Window], ...] = ()
+    collapsed: ir.Extent = frozenset()
+    whole: Shape | None = None  # the shape that is pooled
+    before: set[str] = set()  # the operands that are met before
     for step in chain.steps:
         if step.op == "keep":
             kept[step.names[0]] = running
@@ -163,16 +132,47 @@ def bind(chain: Chain, x: tuple[Shape, str], operands: Mapping[str, tuple[Shape,
         if "normalized_shape" in dict(step.attributes):
             _normalised_axes(step, running)
         if definition.window_axes:
-            windows = _windows(step, definition, running)
+            windows, collapsed = _windows(step, definition, running)
+            whole, before = running, {*found}
+            running = _pooled(running, windows, collapsed)
     domain = running
-    return Bound(
-        chain,
-        domain,
-        _place("x", {axis: x[0][axis] for axis in range(-len(x[0]), 0)}, len(x[0]), domain),
-        tuple(_place(name, found[name], ranks[name], domain) for name in chain.operands),
-        dtype,
-        windows,
-    )
+    if whole is not None:
+        domain = _unpooled(chain, running, whole, windows, collapsed)
+    places = [_place("x", {axis: x[0][axis] for axis in range(-len(x[0]), 0)}, len(x[0]), domain)]
+    for name in chain.operands:
+        is_pooled = whole is not None and name not in before
+        place = _place(name, found[name], ranks[name], running if is_pooled else domain)
+        places.append(replace(place, is_pooled=is_pooled))
+    return Bound(chain, domain, places[0], tuple(places[1:]), dtype, windows, collapsed)
+
+
+def _pooled(shape: Shape, windows: Iterable[tuple[int, Window]], collapsed: ir.Extent) -> Shape:
+    sizes = list(shape)
+    for axis, window in windows:
+        sizes[axis] = windows_along(window, sizes[axis])
+    for axis in collapsed:
+        sizes[axis] = 1
+    return tuple(sizes)
+
+
+def _unpooled(
+    chain: Chain,
+    result: Shape,
+    whole: Shape,
+    windows: Iterable[tuple[int, Window]],
+    collapsed: ir.Extent,
+) -> Shape:
+    """The result's shape with the pooled axes as they were before."""
+    pooled = _pooled(whole, windows, collapsed)
+    sizes = list(result)
+    for axis in (*dict(windows), *collapsed):
+        if result[axis] != pooled[axis]:
+            raise UnsupportedError(
+                f"{chain.text}: what follows the pooling widens its result of shape {pooled} to "
+                f"{result}; compile what follows as a chain of its own"
+            )
+        sizes[axis] = whole[axis]
+    return tuple(sizes)
 
 
 def _common(
@@ -335,7 +335,10 @@ def _promote(
     return promote(dtype, other)
 
 
-def _windows(step: Step, definition: Definition, running: Shape) -> tuple[tuple[int, int], ...]:
+def _windows(
+    step: Step, definition: Definition, running: Shape
+) -> tuple[tuple[tuple[int, Window], ...], ir.Extent]:
+    """The windows along each pooled axis; and the axes that are reduced as a whole."""
     number = definition.window_axes
     if len(running) not in (number + 1, number + 2):
         raise ArgumentError(
@@ -343,24 +346,25 @@ def _windows(step: Step, definition: Definition, running: Shape) -> tuple[tuple[
             "axes, "
             f"the last {number} of which are pooled"
         )
-    size = dict(step.attributes)["kernel_size"]
-    sizes: Sequence[int] = (size,) * number if isinstance(size, int) else size  # type: ignore[assignment]
-    for axis, window in zip(range(-number, 0), sizes, strict=True):
-        if running[axis] < window:
+    axes, lengths = tuple(range(-number, 0)), running[-number:]
+    found = step.windows(lengths)
+    if found is None:
+        return (), frozenset(axes)
+    for length, window in zip(lengths, found, strict=True):
+        if windows_along(window, length) < 1:
             raise ArgumentError(
-                f"{step.text}: a window of {tuple(sizes)} does not fit in a value of shape "
-                f"{running}; "
-                f"the result would be empty"
+                f"{step.text}: a window of {tuple(map(size_of, found))} does not fit in a value of "
+                f"shape {running}; the result would be empty"
             )
-    return tuple(zip(range(-number, 0), sizes, strict=True))
+    return tuple(zip(axes, found, strict=True)), frozenset()
 
 
 def lower(bound: Bound) -> Lowered:
     """Run the op bodies: the graph from x and the operands to y."""
-    pooled = [axis for axis, _ in bound.windows]
+    twin = {a: ir.SLIDING - a if isinstance(w, Slide) else -a for a, w in bound.windows}
 
     def leaf(name: str, operand: Operand) -> Expr:
-        twins = {-axis for axis in pooled if axis in operand.extent}
+        twins = {t for a, t in twin.items() if a in operand.extent and not operand.is_pooled}
         return ir.tensor(name, operand.extent | twins, operand.rank)
 
     x = leaf("x", bound.x)

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fusegen import ir
-from fusegen.autodiff import vjp, winners
+from fusegen.autodiff import NO_SHARE, vjp, winners
 from fusegen.ir import Expr, Graph
 from fusegen.lower import Bound, Mark, lower, remarked
 from fusegen.simplify import simplification
+from fusegen.windowing import Window
 
 WINNER = "winner_index"
 
@@ -32,7 +33,7 @@ class Program:
     marks: tuple[Mark, ...]
     values: tuple[Expr | None, ...]
     saved: tuple[tuple[Expr, Expr], ...] = ()
-    windows: tuple[tuple[int, int], ...] = ()
+    windows: tuple[tuple[int, Window], ...] = ()
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -147,7 +148,8 @@ def derivative(
             shared.append((i, first[kind]))
         else:
             first[kind] = len(outputs)
-            outputs.append((_fresh(f"d_{ir.name_of(leaf)}", taken), total[leaf]))
+            share = _over_windows(total[leaf], leaf)
+            outputs.append((_fresh(f"d_{ir.name_of(leaf)}", taken), share))
             targets.append(i)
     marks = [*program.marks, *_backward_marks(program, total)]
     nodes = [expr for _, expr in outputs] + [m.node for m in marks]
@@ -170,6 +172,14 @@ def derivative(
     )
     sources = tuple(candidates[leaf] for leaf in inputs)
     return Derivative(result, sources, tuple(targets), tuple(shared))
+
+
+def _over_windows(share: Expr, leaf: Expr) -> Expr:
+    """The share, said to vary within windows where the leaf does: so its tensor is a whole one."""
+    missing = {a for a in leaf.extent - share.extent if a > 0}
+    if not missing:
+        return share
+    return ir.primitive("where", ir.position(missing, leaf.rank) >= 0, share, NO_SHARE)
 
 
 def _fresh(name: str, taken: set[str]) -> str:

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from fusegen.arguments import bound_of, check_out
+from fusegen.arguments import check_all
 from fusegen.errors import ArgumentError
 from fusegen.execution import Part, apply_matched, tracing_state
-from fusegen.lower import stages
 from fusegen.ops import Chain
 from fusegen.plan import dtype_name
 from fusegen.reference import run_eagerly
+from fusegen.segments import segments
 
 
 class Fused:
@@ -34,7 +34,8 @@ class Fused:
 
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
-        self._parts = tuple(Part(stage) for stage in stages(chain))
+        self._segments = segments(chain)
+        self._parts = tuple(Part(segment.chain) for segment in self._segments)
         self._single = self._parts[0] if len(self._parts) == 1 else None
 
     def __call__(
@@ -58,15 +59,22 @@ class Fused:
             operands = self._by_name(operands, named)
         if single is not None:
             return single(x, operands, out)
-        # Whatever a later stage or out= has to complain of is told before the first is launched.
-        bound = bound_of(self.chain, (x, *operands))
-        if out is not None:
-            check_out(out, self.chain, bound, (x, *operands))
-        at = 0
-        for part in self._parts:
-            mine = operands[at : at + len(part.chain.operands)]
-            at += len(mine)
+        return self._through(x, operands, out)
+
+    def _through(self, x: Tensor, operands: Sequence[Tensor], out: Tensor | None) -> Tensor:
+        """One segment after the other, with the values that later ones need."""
+        # Whatever a later segment or out= has to complain of is told before the first is launched.
+        check_all(self.chain, self._segments, (x, *operands), out)
+        known = dict(zip(self.chain.operands, operands, strict=True))
+        for part, segment in zip(self._parts, self._segments, strict=True):
+            if segment.source is not None:
+                x = known[segment.source]
+            for name in segment.entering:
+                known[name] = x
+            mine = [known[name] for name in part.chain.operands]
             x = part(x, mine, out if part is self._parts[-1] else None)
+            for name in segment.leaving:
+                known[name] = x
         return x
 
     def _by_name(

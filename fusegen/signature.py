@@ -14,6 +14,7 @@ from fusegen.lower import Bound
 from fusegen.program import Derivative, Program
 from fusegen.target import ITEM_BYTES, TARGETS
 from fusegen.tiers import Tier, column_tier, row_tier
+from fusegen.windowing import Window, size_of
 
 # Where rows are not held on the chip, one longer than this that shares the machine with too few
 # others is divided among all threads, in passes.
@@ -38,9 +39,9 @@ class Signature:
         return f"{'+'.join(p.name for p in programs)}: {kinds}; {self.index_bits}-bit offsets"
 
 
-def index_dtype(windows: Sequence[tuple[int, int]]) -> str:
+def index_dtype(windows: Sequence[tuple[int, Window]]) -> str:
     """The smallest element type that holds a position in the window."""
-    return "uint8" if math.prod(size for _, size in windows) <= 256 else "int32"
+    return "uint8" if math.prod(size_of(window) for _, window in windows) <= 256 else "int32"
 
 
 def element_types(program: Program, bound: Bound, input_types: Sequence[str]) -> dict[str, str]:

@@ -53,7 +53,7 @@ class KernelView(Indexing):
         ]
         self.expressions += [value for pairs in kernel.held for _, value in pairs]
         self.expressions += [s.reduction.value for s in self.sums]
-        is_split = kernel.family in ("row", "column", "window")
+        is_split = kernel.family in ("row", "column", "window", "slide")
         along = set(kernel.reduced) if is_split else set(kernel.domain)
         row_names = {s.name for s in self.stores if is_split and not s.extent & along}
         if kernel.family == "window":

@@ -11,7 +11,7 @@ from fusegen.ir import Expr
 from fusegen.ops.chain import RESERVED
 from fusegen.ops.definition import ALIASES, OPS, Op
 from fusegen.ops.schema import Attribute, parameters_of
-from fusegen.ops.step import STRUCTURAL
+from fusegen.ops.step import STRUCTURAL, Windowing
 
 
 @overload
@@ -24,6 +24,7 @@ def op(
     ulp: int | None = None,
     aliases: Iterable[str] = (),
     window_axes: int = 0,
+    windowing: Windowing | None = None,
     same_dtype: bool = False,
     check: Callable[..., str | None] | None = None,
 ) -> Callable[[Callable[..., Expr]], Op]: ...
@@ -35,6 +36,7 @@ def op(
     ulp: int | None = None,
     aliases: Iterable[str] = (),
     window_axes: int = 0,
+    windowing: Windowing | None = None,
     same_dtype: bool = False,
     check: Callable[..., str | None] | None = None,
 ) -> Op | Callable[[Callable[..., Expr]], Op]:
@@ -58,6 +60,7 @@ def op(
                 ulp=ulp,
                 aliases=tuple(aliases),
                 window_axes=window_axes,
+                windowing=windowing,
                 same_dtype=same_dtype,
                 check=check,
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,8 +11,12 @@ from functools import cached_property
 from fusegen import ir
 from fusegen.ir import Expr
 from fusegen.ops.schema import Attribute, Parameter, spell
+from fusegen.windowing import Slide, Window, size_of, sliding
 
 STRUCTURAL = ("keep", "recall")
+# Tiles of more elements are not held by one thread, but walked as sliding windows are.
+_LARGEST_TILE = 256
+Windowing = Callable[..., tuple[Window, ...] | None]
 UNNAMED = ""  # stands for the name of an operand that the chain will name
 
 
@@ -19,14 +24,16 @@ UNNAMED = ""  # stands for the name of an operand that the chain will name
 class Definition:
     """What a step needs to know of its operation: the mathematics and the parameters after x.
 
-    window_axes is how many trailing axes the operation pools, with windows of its attribute
-    kernel_size.
+    window_axes is how many trailing axes the operation pools. windowing takes their lengths, and
+    the attributes by keyword, and gives the windows along each; or None where it is whole axes
+    that are reduced. Without it they are tiles of the attribute kernel_size.
     """
 
     name: str
     function: Callable[..., Expr]
     parameters: tuple[Parameter, ...]
     window_axes: int = 0
+    windowing: Windowing | None = None
     same_dtype: bool = False
 
     @property
@@ -61,6 +68,23 @@ class Step:
         if self.definition is not None:
             inside = _arguments(self, self.definition.parameters)
         return f"{self.op}({', '.join(inside)})" if inside else self.op
+
+    def windows(self, lengths: tuple[int, ...]) -> tuple[Window, ...] | None:
+        """A pooling step's windows along axes of these lengths; None for whole axes."""
+        attributes = dict(self.attributes)
+        if self.definition is not None and self.definition.windowing is not None:
+            found = self.definition.windowing(lengths, **attributes)
+        else:
+            size = attributes["kernel_size"]
+            sizes = (size,) * len(lengths) if isinstance(size, int) else size
+            assert isinstance(sizes, tuple)
+            found = tuple(sliding(n, k) for n, k in zip(lengths, sizes, strict=True))
+        if found is None:
+            return None
+        is_large = math.prod(map(size_of, found)) > _LARGEST_TILE
+        if is_large or any(isinstance(w, Slide) for w in found):
+            return tuple(w if isinstance(w, Slide) else Slide(w, w) for w in found)
+        return found
 
     @cached_property
     def fingerprint(self) -> str:
