@@ -25,7 +25,8 @@ class Program:
     """A graph to launch and the same values in the form that is differentiated.
 
     values has, for each output, its expression over inputs and saved outputs, or None where it has
-    no derivative. saved maps the nodes that an output stands for to that output's leaf.
+    no derivative. saved maps the nodes that an output stands for to that output's leaf. extents
+    has the axes of each output's tensor, where its expression may lack some; or is empty.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Program:
     values: tuple[Expr | None, ...]
     saved: tuple[tuple[Expr, Expr], ...] = ()
     windows: tuple[tuple[int, Window], ...] = ()
+    extents: tuple[ir.Extent, ...] = ()
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -130,7 +132,8 @@ def derivative(
         if value is not None:
             name = _fresh(f"d_{program.output_names[i]}", taken)
             out = program.graph.roots[i]
-            cotangents[i] = ir.tensor(name, out.extent, out.rank)
+            extent = program.extents[i] if program.extents else out.extent
+            cotangents[i] = ir.tensor(name, extent, out.rank)
     wanted = [i for i in needs if program.graph.inputs[i].kind == "number"]
     wrt = [program.graph.inputs[i] for i in wanted]
     values = [v for v in program.values if v is not None]
@@ -167,8 +170,9 @@ def derivative(
     inputs = tuple(leaf for leaf in candidates if leaf in used)
     assert len(inputs) == len(used), "a derivative reads only inputs, saved outputs and cotangents"
     name = "backward" if program.name == "forward" else f"{program.name}_of_backward"
+    extents = tuple(program.graph.inputs[i].extent for i in targets)
     result = Program(
-        name, Graph(inputs, graph.outputs), marks_here, graph.roots, (), program.windows
+        name, Graph(inputs, graph.outputs), marks_here, graph.roots, (), program.windows, extents
     )
     sources = tuple(candidates[leaf] for leaf in inputs)
     return Derivative(result, sources, tuple(targets), tuple(shared))

@@ -9,6 +9,8 @@ atomics, and the same inputs give the same bits.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from fusegen import ir
 from fusegen.grouping import ordered
 from fusegen.ir import Expr, Extent
@@ -28,14 +30,36 @@ def slidewise_kernels(state: Pass, window: Extent) -> None:
     chosen = [
         n for n, e in state.pending.items() if is_local(e, window) and not e.extent & window
     ]
-    own = [state.pending.pop(n) for n in chosen]
-    passed = list(dict.fromkeys([*passed_on(state, window), *_once_per_window(state, window)]))
-    if not own and not passed:
-        return
-    stages, leaf_of, finals = staged(state, [*own, *passed])
-    stores = [(state.output(n, e), e) for n, e in zip(chosen, finals, strict=False)]
+    own = {n: state.pending.pop(n) for n in chosen}
+    passed = [
+        *passed_on(state, window),
+        *_once_per_window(state, window),
+        *_counts_elsewhere(state, window),
+    ]
+    by_extent: dict[tuple[int, ...], tuple[dict[str, Expr], list[Expr]]] = {}
+    for name, expr in own.items():
+        by_extent.setdefault(ordered(expr.extent), ({}, []))[0][name] = expr
+    for expr in dict.fromkeys(passed):
+        by_extent.setdefault(ordered(expr.extent - window), ({}, []))[1].append(expr)
+    known: dict[Expr, Expr] = {}
+    for domain, (results, values) in by_extent.items():
+        known |= _slide(state, domain, window, results, values)
+    state.resolve(known)
+
+
+def _slide(
+    state: Pass,
+    domain: tuple[int, ...],
+    window: Extent,
+    results: Mapping[str, Expr],
+    passed: Sequence[Expr],
+) -> dict[Expr, Expr]:
+    """A kernel with a thread for each window, and leaves for what it passes on through memory."""
+    roots = [*results.values(), *passed]
+    stages, leaf_of, finals = staged(state, roots)
+    stores = [(state.output(n, e), e) for n, e in zip(results, finals, strict=False)]
     known = {}
-    for node, final in zip(passed, finals[len(own) :], strict=True):
+    for node, final in zip(passed, finals[len(results) :], strict=True):
         is_reduced = node.op == "reduce"
         leaf = final if is_reduced else ir.tensor(state.fresh("terms"), node.extent, 0)
         known[node] = leaf
@@ -43,21 +67,28 @@ def slidewise_kernels(state: Pass, window: Extent) -> None:
         stores.append((state.buffers[leaf], final))
     reductions = [r for stage in stages for r in stage]
     exprs = [e for r in reductions for e in (r.value, r.index) if e is not None] + finals
-    touched = ir.topological([*own, *passed])
-    domain = frozenset[int]().union(*(n.extent for n in touched)) - window
+    nodes = ir.topological(roots)
+    within = {g for n in nodes for g in n.extent & window}
+    within |= {g for n in nodes if n.op == "reduce" for g in ir.reduction(n)[1] & window}
     state.kernels.append(
         Kernel(
             "slide",
             state.fresh(f"{state.prefix}_slide"),
-            ordered(domain),
-            ordered(window),
+            domain,
+            ordered(frozenset(within)),
             state.inputs_of(exprs, leaf_of.values()),
             tuple(stores),
             tuple(stages),
             marks=state.marks_over(leaf_of),
         )
     )
-    state.resolve(known)
+    return known
+
+
+def _counts_elsewhere(state: Pass, window: Extent) -> list[Expr]:
+    """How many positions windows have, where kernels want to know that do not go by windows."""
+    others = [e for e in state.pending.values() if not (e.extent & window and is_local(e, window))]
+    return [n for n in ir.topological(others) if n.op == "covered"]
 
 
 def _once_per_window(state: Pass, window: Extent) -> list[Expr]:
