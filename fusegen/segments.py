@@ -168,10 +168,10 @@ def _next_cut(
         for name in _mentioned([step]):
             at = kept_at.get(name, i)
             if at < start and (cut := _cut_at_keep(steps, cuts, at)):
-                return cut, f"{step.text} uses the value before it again, from memory"
+                return cut, f"{steps[at].text} is used again by {step.text}, from memory"
             if step.op == "recall" and at < start:
                 reason = f"{step.text} goes on with a value that an earlier kernel left"
-            if pool is not None and (at < pool or name in met):
+            if pool is not None and (start <= at < pool or name in met):
                 reason = f"{step.text} uses what is there before the pooling at each window"
         if fact.is_pooling and pool is not None:
             reason = f"{step.text} takes its windows over the result of {steps[pool].text}"

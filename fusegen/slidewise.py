@@ -17,7 +17,7 @@ from fusegen.ir import Expr, Extent
 from fusegen.kernel import Kernel
 from fusegen.staging import Pass, reduces_below, staged
 from fusegen.target import FUNCTIONS
-from fusegen.windowwise import is_local, passed_on, windows_first
+from fusegen.windowwise import is_local, leaf_for, passed_on, windows_first
 
 
 def slidewise_kernels(state: Pass, window: Extent) -> None:
@@ -27,9 +27,7 @@ def slidewise_kernels(state: Pass, window: Extent) -> None:
     results in other ways.
     """
     state.resolve(windows_first(state.pending.values(), window))
-    chosen = [
-        n for n, e in state.pending.items() if is_local(e, window) and not e.extent & window
-    ]
+    chosen = [n for n, e in state.pending.items() if is_local(e, window) and not e.extent & window]
     own = {n: state.pending.pop(n) for n in chosen}
     passed = [
         *passed_on(state, window),
@@ -60,11 +58,9 @@ def _slide(
     stores = [(state.output(n, e), e) for n, e in zip(results, finals, strict=False)]
     known = {}
     for node, final in zip(passed, finals[len(results) :], strict=True):
-        is_reduced = node.op == "reduce"
-        leaf = final if is_reduced else ir.tensor(state.fresh("terms"), node.extent, 0)
-        known[node] = leaf
+        leaf, known[node], written = leaf_for(state, node, final)
         state.buffers[leaf] = state.scratch(leaf)
-        stores.append((state.buffers[leaf], final))
+        stores.append((state.buffers[leaf], written))
     reductions = [r for stage in stages for r in stage]
     exprs = [e for r in reductions for e in (r.value, r.index) if e is not None] + finals
     nodes = ir.topological(roots)

@@ -38,11 +38,9 @@ def windowwise_kernel(state: Pass, window: Extent) -> None:
     sums = [(replace(r, value=term), b) for (r, b), term in zip(sums, terms, strict=True)]
     known = {}
     for node, final in zip(passed, finals[len(own) + len(sums) :], strict=True):
-        is_reduced = node.op == "reduce"
-        leaf = final if is_reduced else ir.tensor(state.fresh("terms"), node.extent, 0)
-        known[node] = leaf
+        leaf, known[node], written = leaf_for(state, node, final)
         state.buffers[leaf] = state.scratch(leaf)
-        stores.append((state.buffers[leaf], final))
+        stores.append((state.buffers[leaf], written))
     exprs = [
         e for stage in stages for r in stage for e in (r.value, r.index) if e is not None
     ] + finals
@@ -82,9 +80,26 @@ def passed_on(state: Pass, window: Extent) -> list[Expr]:
         arg
         for node in nodes
         for arg in node.args
-        if arg in local and arg.extent & window and node not in local
+        if arg in local and arg.extent & window and node not in local and _has_inputs(arg)
     )
     return [*reduced, *terms]
+
+
+def _has_inputs(expr: Expr) -> bool:
+    """Whether it depends on tensors; where it does not, any kernel can compute it again."""
+    return expr.kind != "truth" or bool(ir.inputs([expr]))
+
+
+def leaf_for(state: Pass, node: Expr, final: Expr) -> tuple[Expr, Expr, Expr]:
+    """A leaf for what is passed on through memory, what stands for the node then, and what to
+    write. A condition goes as a number.
+    """
+    if node.op == "reduce":
+        return final, final, final
+    leaf = ir.tensor(state.fresh("terms"), node.extent, 0)
+    if node.kind != "truth":
+        return leaf, leaf, final
+    return leaf, ir.primitive("ne", leaf, 0.0), ir.primitive("where", final, 1.0, 0.0)
 
 
 def _sums_of_windows(

@@ -12,15 +12,17 @@ from pathlib import Path
 
 import torch
 
-from fusegen import dsl
+from fusegen import dsl, ir
 from fusegen.describe import memory_order
 from fusegen.emission import source
 from fusegen.grouping import collapse
-from fusegen.lower import bind, stages
+from fusegen.lower import bind
 from fusegen.plan import dense_strides
 from fusegen.program import derivative, forward
 from fusegen.reference import run_eagerly
+from fusegen.segments import segments
 from fusegen.signature import element_types, signature, with_derivative
+from fusegen.windowing import windows_along
 
 HEADER = Path(__file__).parent / "emulation"
 _LAUNCH = re.compile(r"(\w+)<<<(.*?),\s*stream>>>\((.*?)\);", re.DOTALL)
@@ -84,7 +86,8 @@ def run(
     layout: str = "contiguous",
 ) -> Emulated:
     """The result, then the gradients of x and every operand."""
-    (chain,) = stages(dsl.parse(chain_text))
+    chain = dsl.parse(chain_text)
+    assert len(segments(chain)) == 1
     kind = getattr(torch, dtype)
     shapes = [shape, *operand_shapes]
     tensors = [torch.randn(s, dtype=kind) for s in shapes]
@@ -99,12 +102,13 @@ def run(
     text = source(chain, programs, signature("cuda", order, programs, types, bound)).text
     library = build(text, folder)
     windows = dict(bound.windows)
-    pooled = {a: bound.domain[a] // w for a, w in windows.items()}
+    pooled = {a: windows_along(w, bound.domain[a]) for a, w in windows.items()}
 
     def place(extent: frozenset[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         sizes = []
         for axis in range(-len(bound.domain), 0):
-            is_pooled = axis in pooled and -axis not in extent
+            is_whole = -axis in extent or ir.SLIDING - axis in extent
+            is_pooled = axis in pooled and not is_whole
             size = pooled[axis] if is_pooled else bound.domain[axis]
             sizes.append(size if axis in extent else 1)
         return tuple(sizes), dense_strides(sizes, order)

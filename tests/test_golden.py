@@ -40,6 +40,11 @@ CASES = {
     ),
     "layernorm_of_few_long_rows": ("layernorm", Situation(shape=(2, 1 << 20))),
     "max_pool": ("leaky_relu(0.2) | mul_channel | leaky_relu(0.2) | max_pool3d(2)", Situation()),
+    "overlapping_max_pool": (
+        "relu | max_pool2d(3, 2, 1) | add_channel",
+        Situation(shape=(2, 3, 9, 12)),
+    ),
+    "avg_pool_between": ("gelu | avg_pool2d(2) | mul_channel | tanh", Situation()),
     "layernorm_then_max_pool": ("layernorm | max_pool2d(2)", Situation()),
 }
 Compare = Callable[[str, str], None]

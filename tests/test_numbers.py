@@ -65,7 +65,8 @@ each_case = pytest.mark.parametrize(("name", "example", "dtype"), CASES)
 
 
 def shape_of(name: str) -> tuple[int, ...]:
-    return SHAPE[1:] if OPS[name].window_axes == 2 else SHAPE
+    axes = OPS[name].window_axes
+    return (*SHAPE[:2], *SHAPE[-axes:]) if axes else SHAPE
 
 
 def operand_shapes(name: str, example: Chain) -> list[tuple[int, ...]]:

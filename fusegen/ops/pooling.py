@@ -121,9 +121,7 @@ def _adaptive_average(x: Expr, output_size: _Sizes, axis_count: int) -> Expr:
     return reduce_sum(x, windows(x, axes)) / covered(x, axes)
 
 
-def _power_average(
-    x: Expr, norm_type: float, kernel: tuple[int, ...], *, is_ceil: bool
-) -> Expr:
+def _power_average(x: Expr, norm_type: float, kernel: tuple[int, ...], *, is_ceil: bool) -> Expr:
     mean = _average(primitive("pow", x, norm_type), kernel, is_ceil=is_ceil)
     # Where all of a window is 0, torch lets no gradient through.
     mean = primitive("where", primitive("ne", mean, 0.0), mean, 0.0)
