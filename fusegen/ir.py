@@ -243,7 +243,7 @@ def reduce_max(x: Expr, axes: Iterable[int]) -> Expr:
 
 
 def covered_by(within: Iterable[int], rank: int | None, *, is_padded: bool = False) -> Expr:
-    """How many positions along `within` the windows have inside the tensor, or in its padding too."""
+    """How many positions windows have along `within`: in the tensor, or in its padding too."""
     ordered = tuple(sorted(within))
     extent = frozenset(SLIDING - w for w in ordered)
     return make("covered", attrs=(ordered, is_padded), extent=extent, rank=rank)

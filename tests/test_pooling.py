@@ -1,4 +1,4 @@
-"""Pooling of every kind against torch's own: values, shapes, ties, NaN, gradients of both orders."""
+"""Pooling of every kind against torch's own: values, shapes, ties, NaN, gradients."""
 
 import math
 
