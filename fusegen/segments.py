@@ -143,7 +143,7 @@ def _body(step: Step, definition: Definition) -> list[Expr]:
 
 def _mentioned(steps: Iterable[Step]) -> list[str]:
     """The names that steps use."""
-    names = []
+    names: list[str] = []
     for step in steps:
         names += step.names if step.op == "recall" else [name for _, name in step.operands]
     return names

@@ -42,7 +42,7 @@ class SlideView(KernelView):
         ):
             if -1 - i in self._windows:
                 kind = f"Slide<{slide.size}, {slide.stride}, {slide.padding}, {slide.dilation}>"
-                kind = "Parts" if slide.parts else kind
+                kind = f"Parts<{slide.size}>" if slide.parts else kind
                 whole = f"sizes.{self.grouping.names[group]}_unpooled.value"
                 found.append((self.along(-1 - i), kind, whole, self.size_of(group)))
         return found

@@ -78,7 +78,8 @@ struct Slide {
   }
 };
 
-// An axis divided into parts as evenly as may be: neighbours share an element where it does not come out even.
+// An axis divided into parts as evenly as may be: neighbours share an element where it does not come out even. kSize is the most one has.
+template <int kSize>
 struct Parts {
   int elements, windows;
   __device__ __forceinline__ int begin(Index window) const { return static_cast<int>(static_cast<int64_t>(window) * elements / windows); }

@@ -221,7 +221,8 @@ struct Slide {
   }
 };
 
-// An axis divided into parts as evenly as may be: neighbours share an element where it does not come out even.
+// An axis divided into parts as evenly as may be: neighbours share an element where it does not come out even. kSize is the most one has.
+template <int kSize>
 struct Parts {
   int elements, windows;
   inline int begin(Index window) const { return static_cast<int>(static_cast<int64_t>(window) * elements / windows); }
