@@ -20,6 +20,7 @@ from fusegen import __version__, ir
 from fusegen.grouping import Grouping
 from fusegen.kernel import Buffer, Entry, Kernel
 from fusegen.lineviews import LineView
+from fusegen.noise import NoiseView
 from fusegen.ops import Chain
 from fusegen.rowviews import RowView
 from fusegen.slideviews import SlideView
@@ -146,6 +147,8 @@ class EntryView:
         self.argument_names = [b.name for b in entry.arguments]
         self.size_names = size_names(entry.grouping)
         self.sizes_type = sizes_type(entry.name)
+        drawn = [b for b in entry.arguments if b.dtype == "noise"]
+        self.noises = [NoiseView(entry.name, b, entry.grouping) for b in drawn]
         self.kernels = [_view_of(kernel, target)(kernel, entry, target) for kernel in entry.kernels]
 
     @property

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from fusegen.codegen import Source
 from fusegen.emission import source
 from fusegen.errors import ArgumentError
-from fusegen.lower import FLOATING, Shape
+from fusegen.lower import FLOATING
 from fusegen.ops import Chain, lookup, nearest
+from fusegen.pooled import Shape
 from fusegen.program import derivative, forward
 from fusegen.segments import bind_all, segments
 from fusegen.signature import element_types, signature, with_derivative
@@ -48,7 +49,8 @@ def sources(chain: Chain, target: str, situation: Situation, *, grad: bool) -> t
     dtype = situation.dtype
     found = []
     parts = segments(chain)
-    bounds = bind_all(parts, (shape, dtype), {n: (s, dtype) for n, s in operands.items()})
+    types = {name: "int64" if name in chain.drawn else dtype for name in operands}
+    bounds = bind_all(parts, (shape, dtype), {n: (s, types[n]) for n, s in operands.items()})
     kept: dict[str, Kind] = {name: (operands[name], "contiguous") for name in operands}
     running: Kind = (shape, situation.layout)
     for part, bound in zip(parts, bounds, strict=True):
@@ -57,14 +59,15 @@ def sources(chain: Chain, target: str, situation: Situation, *, grad: bool) -> t
         order = memory_order(running[0], bound.domain, running[1])
         program = forward(bound, is_training=grad)
         input_count = len(program.graph.inputs)
-        types = element_types(program, bound, [dtype] * input_count)
+        found_types = element_types(program, bound, [dtype] * input_count)
         programs = [program]
         if grad:
             kinds = [running[0], *(kept[name][0] for name in part.chain.operands)]
             backward = derivative(program, range(input_count), (0,), kinds)
             programs.append(backward.program)
-            types = with_derivative(program, backward, types)
-        text = source(part.chain, programs, signature(target, order, programs, types, bound))
+            found_types = with_derivative(program, backward, found_types)
+        built_with = signature(target, order, programs, found_types, bound)
+        text = source(part.chain, programs, built_with)
         found.append(text)
         is_plain = list(order) == sorted(order)
         running = (bound.result_shape, "contiguous" if is_plain else running[1])
@@ -113,7 +116,8 @@ def assumed_shapes(chain: Chain, situation: Situation) -> tuple[Shape, dict[str,
             if name not in chain.operands:
                 continue  # a kept value
             if name not in found:
-                found[name] = _assumed_operand(chain, name, running)
+                is_drawn = name in chain.drawn
+                found[name] = (1,) if is_drawn else _assumed_operand(chain, name, running)
             if lookup(step.op).parameter(parameter).placement == "broadcast":
                 running = _broadcast(running, found[name])
     return shape, {name: found[name] for name in chain.operands}

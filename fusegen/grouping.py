@@ -61,9 +61,13 @@ def collapse(
         windows = {}  # all is of the pooled size
     # A pooled axis has a group of its own even where nothing varies along it: windows count it.
     present = [a for a in order if a in windows or any(a in e for e in touched)]
+    # Noise goes by the logical index, so a group of its axes must be in the logical order.
+    is_ordered = any(leaf.kind == "noise" for leaf in graph.inputs)
     groups: list[list[int]] = []
     for axis in present:
         joins = groups and not (axis in windows or groups[-1][-1] in windows)
+        if joins and is_ordered:
+            joins = axis == groups[-1][-1] + 1
         if joins and all((axis in e) == (groups[-1][-1] in e) for e in touched):
             groups[-1].append(axis)
         else:

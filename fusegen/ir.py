@@ -23,7 +23,7 @@ from fusegen.errors import ChainError
 
 Extent = frozenset[int]
 Number = float | int
-Kind = Literal["number", "truth", "index"]
+Kind = Literal["number", "truth", "index", "noise"]
 
 EVERYWHERE_EQUAL: Extent = frozenset()
 # Where windows of an axis a overlap or cross the edge, the positions within them are SLIDING - a.

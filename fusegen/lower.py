@@ -14,10 +14,9 @@ from fusegen import ir
 from fusegen.errors import ArgumentError, UnsupportedError
 from fusegen.ir import Expr, Graph
 from fusegen.ops import Chain, Definition, Parameter, Step
+from fusegen.pooled import Shape, pooled, pooled_axes, unpooled
 from fusegen.target import code_name
-from fusegen.windowing import Slide, Window, size_of, windows_along
-
-Shape = tuple[int, ...]
+from fusegen.windowing import Slide, Window
 
 FLOATING = ("float16", "bfloat16", "float32", "float64")
 
@@ -31,6 +30,7 @@ class Operand:
     shape: Shape  # over the domain's axes, 1 where it does not vary
     rank: int  # of the values it first meets: axes counted from the front are counted among these
     is_pooled: bool = False  # whether it first meets a value that has been pooled
+    is_noise: bool = False  # whether it is drawn
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,14 @@ class Bound:
     @property
     def result_shape(self) -> Shape:
         """The shape of the chain's result."""
-        return _pooled(self.domain, self.windows, self.collapsed)
+        return pooled(self.domain, self.windows, self.collapsed)
 
     @property
     def pattern(self) -> tuple[object, ...]:
         """All that lower() depends on: equal patterns give equal graphs."""
         return (
             len(self.domain),
-            tuple((o.extent, o.rank, o.is_pooled) for o in (self.x, *self.operands)),
+            tuple((o.extent, o.rank, o.is_pooled, o.is_noise) for o in (self.x, *self.operands)),
             self.windows,
             self.collapsed,
         )
@@ -94,8 +94,10 @@ def bind(chain: Chain, x: tuple[Shape, str], operands: Mapping[str, tuple[Shape,
     what was wanted.
     """
     _check_floating("x", x[1])
+    drawn = {*chain.drawn}
     for name, (_, dtype) in operands.items():
-        _check_floating(name, dtype)
+        if name not in drawn:
+            _check_floating(name, dtype)
     running, dtype = x
     found: dict[str, dict[int, int]] = {}  # the size along each axis that an operand varies along
     ranks: dict[str, int] = {}
@@ -126,53 +128,26 @@ def bind(chain: Chain, x: tuple[Shape, str], operands: Mapping[str, tuple[Shape,
                 sizes = _common(step, name, shape, found[name], sizes)
             found[name] = sizes
             ranks.setdefault(name, len(shape) if is_broadcast else len(running))
+            if name in drawn:
+                continue
             if is_broadcast:
                 running = _broadcast(step, name, running, shape)
             dtype = _promote(step, definition, name, dtype, running, operand_dtype, shape)
         if "normalized_shape" in dict(step.attributes):
             _normalised_axes(step, running)
         if definition.window_axes:
-            windows, collapsed = _windows(step, definition, running)
+            windows, collapsed = pooled_axes(step, definition, running)
             whole, before = running, {*found}
-            running = _pooled(running, windows, collapsed)
+            running = pooled(running, windows, collapsed)
     domain = running
     if whole is not None:
-        domain = _unpooled(chain, running, whole, windows, collapsed)
+        domain = unpooled(chain.text, running, whole, windows, collapsed)
     places = [_place("x", {axis: x[0][axis] for axis in range(-len(x[0]), 0)}, len(x[0]), domain)]
     for name in chain.operands:
         is_pooled = whole is not None and name not in before
         place = _place(name, found[name], ranks[name], running if is_pooled else domain)
-        places.append(replace(place, is_pooled=is_pooled))
+        places.append(replace(place, is_pooled=is_pooled, is_noise=name in drawn))
     return Bound(chain, domain, places[0], tuple(places[1:]), dtype, windows, collapsed)
-
-
-def _pooled(shape: Shape, windows: Iterable[tuple[int, Window]], collapsed: ir.Extent) -> Shape:
-    sizes = list(shape)
-    for axis, window in windows:
-        sizes[axis] = windows_along(window, sizes[axis])
-    for axis in collapsed:
-        sizes[axis] = 1
-    return tuple(sizes)
-
-
-def _unpooled(
-    chain: Chain,
-    result: Shape,
-    whole: Shape,
-    windows: Iterable[tuple[int, Window]],
-    collapsed: ir.Extent,
-) -> Shape:
-    """The result's shape with the pooled axes as they were before."""
-    pooled = _pooled(whole, windows, collapsed)
-    sizes = list(result)
-    for axis in (*dict(windows), *collapsed):
-        if result[axis] != pooled[axis]:
-            raise UnsupportedError(
-                f"{chain.text}: what follows the pooling widens its result of shape {pooled} to "
-                f"{result}; compile what follows as a chain of its own"
-            )
-        sizes[axis] = whole[axis]
-    return tuple(sizes)
 
 
 def _common(
@@ -239,6 +214,10 @@ def _extent(step: Step, parameter: Parameter, name: str, running: Shape, shape: 
         return _channel_extent(step, name, running, shape)
     if parameter.placement == "trailing":
         return _trailing_extent(step, name, running, shape)
+    if parameter.placement == "noise":
+        return frozenset(range(-len(running), 0))
+    if parameter.placement == "channel_noise":
+        return _samples_channels(step, running)
     if shape == running:
         return frozenset(range(-len(shape), 0))
     return frozenset(axis for axis in range(-len(shape), 0) if shape[axis] != 1)
@@ -258,6 +237,20 @@ def _channel_extent(step: Step, name: str, running: Shape, shape: Shape) -> ir.E
             f"{running}"
         )
     return frozenset({axis})
+
+
+def _samples_channels(step: Step, running: Shape) -> ir.Extent:
+    """The axes of samples and channels, where a channel is dropped as a whole."""
+    assert step.definition is not None
+    number = step.definition.channel_axes
+    wanted = (number + 1, number + 2) if number else tuple(range(2, 6))
+    if len(running) not in wanted:
+        raise ArgumentError(
+            f"{step.text}: got a value of shape {running}, wanted {wanted[0]} to {wanted[-1]} "
+            "axes, the last of which make up a channel"
+        )
+    is_batched = number in (0, 2) or len(running) == number + 2
+    return frozenset({-len(running), 1 - len(running)} if is_batched else {-len(running)})
 
 
 def _normalised_axes(step: Step, running: Shape) -> ir.Extent:
@@ -335,37 +328,14 @@ def _promote(
     return promote(dtype, other)
 
 
-def _windows(
-    step: Step, definition: Definition, running: Shape
-) -> tuple[tuple[tuple[int, Window], ...], ir.Extent]:
-    """The windows along each pooled axis; and the axes that are reduced as a whole."""
-    number = definition.window_axes
-    if len(running) not in (number + 1, number + 2):
-        raise ArgumentError(
-            f"{step.text}: got a value of shape {running}, wanted {number + 1} or {number + 2} "
-            "axes, "
-            f"the last {number} of which are pooled"
-        )
-    axes, lengths = tuple(range(-number, 0)), running[-number:]
-    found = step.windows(lengths)
-    if found is None:
-        return (), frozenset(axes)
-    for length, window in zip(lengths, found, strict=True):
-        if windows_along(window, length) < 1:
-            raise ArgumentError(
-                f"{step.text}: a window of {tuple(map(size_of, found))} does not fit in a value of "
-                f"shape {running}; the result would be empty"
-            )
-    return tuple(zip(axes, found, strict=True)), frozenset()
-
-
 def lower(bound: Bound) -> Lowered:
     """Run the op bodies: the graph from x and the operands to y."""
     twin = {a: ir.SLIDING - a if isinstance(w, Slide) else -a for a, w in bound.windows}
 
     def leaf(name: str, operand: Operand) -> Expr:
         twins = {t for a, t in twin.items() if a in operand.extent and not operand.is_pooled}
-        return ir.tensor(name, operand.extent | twins, operand.rank)
+        kind: ir.Kind = "noise" if operand.is_noise else "number"
+        return ir.tensor(name, operand.extent | twins, operand.rank, kind)
 
     x = leaf("x", bound.x)
     tensors = {operand.name: leaf(code_name(operand.name), operand) for operand in bound.operands}

@@ -303,6 +303,9 @@ def make_plan(
     inputs, outputs = [], []
     for leaf, tensor in zip(program.graph.inputs, tensors, strict=True):
         meta = Meta.of(tensor)
+        if leaf.kind == "noise":
+            inputs.append(Input(meta.shape, meta.stride, True))
+            continue
         shape = _shape(leaf.extent, domain, pooled)
         strides = dense_strides(shape, order)
         inputs.append(Input(shape, strides, _lies_alike(meta.shape, meta.stride, shape, strides)))

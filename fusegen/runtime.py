@@ -15,13 +15,15 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from fusegen.arguments import check_all
+from fusegen.arguments import check_all, check_tensor
 from fusegen.errors import ArgumentError
 from fusegen.execution import Part, apply_matched, tracing_state
 from fusegen.ops import Chain
 from fusegen.plan import dtype_name
 from fusegen.reference import run_eagerly
 from fusegen.segments import segments
+
+_LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 
 
 class Fused:
@@ -37,6 +39,7 @@ class Fused:
         self._segments = segments(chain)
         self._parts = tuple(Part(segment.chain) for segment in self._segments)
         self._single = self._parts[0] if len(self._parts) == 1 else None
+        self._draws = bool(chain.drawn)
 
     def __call__(
         self, x: Tensor, *operands: Tensor, out: Tensor | None = None, **named: Tensor
@@ -47,6 +50,8 @@ class Fused:
         dtype and device, must not overlap x, and nothing that needs a gradient may go in. Raises
         ArgumentError for a mistake in the arguments.
         """
+        if self._draws:
+            return self._drawing(x, operands, named, out)
         single = self._single
         is_plain = out is None and not named and tracing_state() is None
         # What looks inside, and would not see a planned call, is refused further down.
@@ -77,10 +82,27 @@ class Fused:
                 known[name] = x
         return x
 
+    def _drawing(
+        self, x: Tensor, operands: Sequence[Tensor], named: Mapping[str, Tensor], out: Tensor | None
+    ) -> Tensor:
+        """The call with a seed for each noise, drawn as torch's own dropout draws: one after the
+        other, from the default generator of x's device.
+        """
+        if named or len(operands) != len(self.chain.given):
+            operands = self._by_name(operands, named)
+        check_tensor("x", x)
+        known = dict(zip(self.chain.given, operands, strict=True))
+        for name in self.chain.drawn:
+            known[name] = torch.randint(_LEAST, _MOST, (1,), dtype=torch.int64, device=x.device)
+        tensors = tuple(known[name] for name in self.chain.operands)
+        if self._single is not None:
+            return self._single(x, tensors, out)
+        return self._through(x, tensors, out)
+
     def _by_name(
         self, operands: Sequence[Tensor], named: Mapping[str, Tensor]
     ) -> tuple[Tensor, ...]:
-        names = self.chain.operands
+        names = self.chain.given
         given = dict(zip(names, operands, strict=False))
         expected = f"the chain {self.chain.text!r} takes x" + "".join(f", {n}" for n in names)
         if len(operands) > len(names):
@@ -97,10 +119,10 @@ class Fused:
         return tuple(given[n] for n in names)
 
     def reference(self, x: Tensor, *operands: Tensor, **named: Tensor) -> Tensor:
-        """The same chain run with torch's own operations, one by one."""
-        if named or len(operands) != len(self.chain.operands):
+        """The same chain run with torch's own operations, one by one. What is drawn differs."""
+        if named or len(operands) != len(self.chain.given):
             operands = self._by_name(operands, named)
-        return run_eagerly(self.chain, x, dict(zip(self.chain.operands, operands, strict=True)))
+        return run_eagerly(self.chain, x, dict(zip(self.chain.given, operands, strict=True)))
 
     def source(
         self,

@@ -20,8 +20,9 @@ from itertools import pairwise, takewhile
 from fusegen import ir
 from fusegen.errors import UnsupportedError
 from fusegen.ir import Expr
-from fusegen.lower import Bound, Shape, bind
+from fusegen.lower import Bound, bind
 from fusegen.ops import Chain, Definition, Step
+from fusegen.pooled import Shape
 from fusegen.target import FUNCTIONS
 from fusegen.windowing import Slide
 

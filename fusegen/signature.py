@@ -47,8 +47,10 @@ def index_dtype(windows: Sequence[tuple[int, Window]]) -> str:
 def element_types(program: Program, bound: Bound, input_types: Sequence[str]) -> dict[str, str]:
     """The element type of each tensor of a forward program, by name."""
     types = dict(zip(program.input_names, input_types, strict=True))
+    types |= {ir.name_of(i): "noise" for i in program.graph.inputs if i.kind == "noise"}
     for name in program.output_names:
         picked = types.get(name.removeprefix("picked_"))
+        picked = "float32" if picked == "noise" else picked
         types[name] = bound.dtype if name == "out" else picked or index_dtype(bound.windows)
     return types
 

@@ -140,7 +140,7 @@ def element_function(
 
 
 def _type_of(node: Expr, compute: str) -> str:
-    return {"number": compute, "truth": "bool", "index": "int"}[node.kind]
+    return {"number": compute, "truth": "bool", "index": "int", "noise": compute}[node.kind]
 
 
 def _needed(op: str, place: int) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 # fp16 and bf16 are computed in fp32; only fp64 needs fp64.
 COMPUTE = {"float16": "float", "bfloat16": "float", "float32": "float", "float64": "double"}
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "uint8": 1, "int32": 4}
+ITEM_BYTES["noise"] = 4  # as it is computed: in memory there is only a seed
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,7 @@ CPP = Target(
         "float64": "double",
         "uint8": "uint8_t",
         "int32": "int32_t",
+        "noise": "float",
     },
     spellings=_COMMON,
     library=_LIBRARY,
@@ -200,6 +202,7 @@ CUDA = Target(
         "float64": "double",
         "uint8": "uint8_t",
         "int32": "int32_t",
+        "noise": "float",
     },
     spellings={
         **_COMMON,

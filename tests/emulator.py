@@ -15,6 +15,7 @@ import torch
 from fusegen import dsl, ir
 from fusegen.describe import memory_order
 from fusegen.emission import source
+from fusegen.execution import Part
 from fusegen.grouping import collapse
 from fusegen.lower import bind
 from fusegen.plan import dense_strides
@@ -89,10 +90,15 @@ def run(
     chain = dsl.parse(chain_text)
     assert len(segments(chain)) == 1
     kind = getattr(torch, dtype)
-    shapes = [shape, *operand_shapes]
-    tensors = [torch.randn(s, dtype=kind) for s in shapes]
-    operands = dict(zip(chain.operands, operand_shapes, strict=True))
-    bound = bind(chain, (shape, dtype), {n: (s, dtype) for n, s in operands.items()})
+    given = dict(zip(chain.given, operand_shapes, strict=True))
+    operands = {n: (given[n], dtype) if n in given else ((1,), "int64") for n in chain.operands}
+    shapes = [shape, *(s for s, _ in operands.values())]
+    tensors = [torch.randn(shape, dtype=kind)]
+    tensors += [
+        torch.randn(s, dtype=kind) if t != "int64" else torch.randint(1 << 62, s)
+        for s, t in operands.values()
+    ]
+    bound = bind(chain, (shape, dtype), operands)
     order = memory_order(shape, bound.domain, layout)
     program = forward(bound, is_training=True)
     types = element_types(program, bound, [dtype] * len(shapes))
@@ -116,6 +122,9 @@ def run(
     def launch(which, inputs):
         arguments = []
         for leaf, tensor in zip(which.graph.inputs, inputs, strict=True):
+            if leaf.kind == "noise":
+                arguments.append(tensor)
+                continue
             sizes, strides = place(leaf.extent)
             home = torch.empty_strided(sizes, strides, dtype=tensor.dtype)
             arguments.append(home.copy_(tensor.reshape(sizes)))
@@ -143,14 +152,19 @@ def run(
         return outputs
 
     outputs = launch(program, tensors)
-    exact = [t.double().requires_grad_() for t in tensors]
-    expected = run_eagerly(chain, exact[0], dict(zip(chain.operands, exact[1:], strict=True)))
+    exact = [t.double().requires_grad_() if t.is_floating_point() else t for t in tensors]
+    if chain.drawn:  # the other target draws the same from the same seeds
+        expected = Part(chain)(exact[0], exact[1:], None)
+    else:
+        expected = run_eagerly(chain, exact[0], dict(zip(chain.operands, exact[1:], strict=True)))
     cotangent = torch.randn(expected.shape, dtype=kind)
     pools = {"input": tensors, "output": outputs, "cotangent": [cotangent]}
     results = launch(found.program, [pools[pool][i] for pool, i in found.sources])
     by_input = dict(zip(found.targets, results, strict=True))
     by_input |= {i: results[output] for i, output in found.shared}
-    wanted = [expected, *torch.autograd.grad(expected, exact, cotangent.double())]
-    have = [outputs[0], *(by_input[i] for i in range(len(shapes)))]
+    moving = [i for i, t in enumerate(exact) if t.requires_grad]
+    slopes = torch.autograd.grad(expected, [exact[i] for i in moving], cotangent.double())
+    wanted = [expected, *slopes]
+    have = [outputs[0], *(by_input[i] for i in moving)]
     have = [h.reshape(w.shape) for h, w in zip(have, wanted, strict=True)]
     return Emulated(have, [w.detach() for w in wanted], text)

@@ -74,6 +74,22 @@ CASES = [
     (_POOL, (2, 8, 6, 16), [(8,)], {}, "window"),
     (_POOL, (2, 3, 5, 7), [(3,)], {}, "window"),
     ("tanh | avg_pool2d(2) | gelu | add_channel", (2, 8, 6, 16), [(8,)], {}, "window"),
+    # Noise, in every family.
+    ("gelu | dropout(0.3) | mul_channel", (3, 5, 7, 9), [(5,)], {}, "pointwise inner"),
+    ("dropout(0.3) | add(b) | gelu", (333, 33), [(33,)], {}, "outer"),
+    (f"dropout(0.5) | {_NORM} | dropout", (300, 64), [(64,)] * 2, {}, "row"),
+    (f"{_NORM} | dropout(0.1)", (5, 8192), [(8192,)] * 2, {}, "row"),
+    (f"{_CHANNEL} | dropout(0.1)", (2, 96, 5, 8), [(96,)] * 2, {}, "column"),
+    (f"{_CHANNEL} | dropout(0.1)", (2, 96, 5, 8), [(96,)] * 2, {"layout": "channels_last"}, "row"),
+    ("dropout(0.2) | max_pool2d(2) | dropout", (2, 8, 6, 16), [], {}, "window"),
+    ("dropout2d(0.4) | tanh", (3, 8, 5, 4), [], {"layout": "channels_last"}, "pointwise"),
+    (
+        "dropout(0.2) | max_pool2d(3, 2, 1) | dropout",
+        (2, 3, 7, 9),
+        [],
+        {"layout": "channels_last"},
+        "slide cover",
+    ),
     # Windows that overlap, and that cross the edge.
     ("relu | max_pool2d(3, 2, 1)", (2, 3, 7, 9), [], {}, "slide cover"),
     ("relu | max_pool2d(3, 2, 1)", (2, 3, 7, 9), [], {"layout": "channels_last"}, "slide cover"),

@@ -26,7 +26,9 @@ def op(
     window_axes: int = 0,
     windowing: Windowing | None = None,
     same_dtype: bool = False,
+    channel_axes: int = 0,
     check: Callable[..., str | None] | None = None,
+    draws: Callable[..., bool] | None = None,
 ) -> Callable[[Callable[..., Expr]], Op]: ...
 def op(
     function: Callable[..., Expr] | None = None,
@@ -38,7 +40,9 @@ def op(
     window_axes: int = 0,
     windowing: Windowing | None = None,
     same_dtype: bool = False,
+    channel_axes: int = 0,
     check: Callable[..., str | None] | None = None,
+    draws: Callable[..., bool] | None = None,
 ) -> Op | Callable[[Callable[..., Expr]], Op]:
     """Register a function of expressions as an operation under its own name.
 
@@ -62,7 +66,9 @@ def op(
                 window_axes=window_axes,
                 windowing=windowing,
                 same_dtype=same_dtype,
+                channel_axes=channel_axes,
                 check=check,
+                draws=draws,
             )
         )
 

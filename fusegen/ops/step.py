@@ -35,6 +35,7 @@ class Definition:
     window_axes: int = 0
     windowing: Windowing | None = None
     same_dtype: bool = False
+    channel_axes: int = 0  # how many axes a channel has that is dropped as a whole; 0 if any number
 
     @property
     def is_builtin(self) -> bool:
