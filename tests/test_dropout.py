@@ -193,7 +193,7 @@ def test_dropout_in_a_function_is_a_step():
 
 
 def test_mistakes_are_told():
-    with pytest.raises(ChainError, match="p wants a probability between 0 and 1, got 1.5"):
+    with pytest.raises(ChainError, match=r"p wants a probability between 0 and 1, got 1\.5"):
         fusegen.compile("dropout(1.5)")
     fused = fusegen.compile("dropout(0.5)")
     with pytest.raises(ArgumentError, match="got 1 operands, wanted 0"):
@@ -202,5 +202,5 @@ def test_mistakes_are_told():
         fused(torch.ones(3), noise=torch.ones(1))
     with pytest.raises(ArgumentError, match="wanted 3 to 4 axes"):
         fusegen.compile("dropout2d")(torch.ones(3, 4))
-    with pytest.raises(ArgumentError, match="wanted a torch.Tensor"):
+    with pytest.raises(ArgumentError, match=r"wanted a torch\.Tensor"):
         fused([1.0])
