@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from fusegen.codegen import Source
 from fusegen.emission import source
 from fusegen.errors import ArgumentError
-from fusegen.lower import FLOATING
+from fusegen.lower import FLOATING, Bound
 from fusegen.ops import Chain, lookup, nearest
 from fusegen.pooled import Shape
-from fusegen.program import derivative, forward
-from fusegen.segments import bind_all, segments
-from fusegen.signature import element_types, signature, with_derivative
+from fusegen.program import Program, derivative, forward
+from fusegen.segments import Segment, bind_all, segments
+from fusegen.signature import Signature, element_types, signature, with_derivative
 from fusegen.target import TARGETS
 
 Kind = tuple[Shape, str]  # a tensor's shape and layout
@@ -36,23 +36,39 @@ class Situation:
     layout: str = "contiguous"
 
 
+@dataclass(frozen=True)
+class Module:
+    """What one segment is built from, and why the chain is cut before it."""
+
+    segment: Segment
+    bound: Bound
+    programs: tuple[Program, ...]
+    signature: Signature
+
+
 def sources(chain: Chain, target: str, situation: Situation, *, grad: bool) -> tuple[Source, ...]:
-    """The modules that a call builds: one, or two where pooling follows a reduction.
+    """The modules that a call builds: one for each segment of the chain.
 
     With grad they hold the forward that saves what its backward wants, and the backward for x and
     every operand. Raises ArgumentError for a situation that the chain does not fit.
     """
+    found = modules(chain, target, situation, grad=grad)
+    return tuple(source(m.segment.chain, m.programs, m.signature) for m in found)
+
+
+def modules(chain: Chain, target: str, situation: Situation, *, grad: bool) -> tuple[Module, ...]:
+    """What each module is made from; the same, before it is text."""
     _require("target", target, TARGETS)
     _require("dtype", situation.dtype, FLOATING)
     _require("layout", situation.layout, LAYOUTS)
     shape, operands = assumed_shapes(chain, situation)
     dtype = situation.dtype
-    found = []
-    parts = segments(chain)
     types = {name: "int64" if name in chain.drawn else dtype for name in operands}
+    parts = segments(chain)
     bounds = bind_all(parts, (shape, dtype), {n: (s, types[n]) for n, s in operands.items()})
     kept: dict[str, Kind] = {name: (operands[name], "contiguous") for name in operands}
     running: Kind = (shape, situation.layout)
+    found = []
     for part, bound in zip(parts, bounds, strict=True):
         running = running if part.source is None else kept[part.source]
         kept |= dict.fromkeys(part.entering, running)
@@ -67,8 +83,7 @@ def sources(chain: Chain, target: str, situation: Situation, *, grad: bool) -> t
             programs.append(backward.program)
             found_types = with_derivative(program, backward, found_types)
         built_with = signature(target, order, programs, found_types, bound)
-        text = source(part.chain, programs, built_with)
-        found.append(text)
+        found.append(Module(part, bound, tuple(programs), built_with))
         is_plain = list(order) == sorted(order)
         running = (bound.result_shape, "contiguous" if is_plain else running[1])
         kept |= dict.fromkeys(part.leaving, running)

@@ -56,6 +56,7 @@ ORDER = (
     "codegen",
     "emission",
     "describe",
+    "explain",
     "cache",
     "toolchain",
     "modules",
