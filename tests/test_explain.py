@@ -34,7 +34,7 @@ def test_a_chain_of_pointwise_steps_is_one_kernel_with_its_bytes() -> None:
 
 def test_limits_are_bytes_over_bandwidth() -> None:
     (limit,) = re.findall(r"forward in all: .*, at least ([\d.]+) us", told("relu"))
-    assert float(limit) == pytest.approx(2 * FULL / 1e9 * 1e6, rel=0.01)
+    assert float(limit) == pytest.approx(2 * FULL / 1e12 * 1e6, rel=0.01)
     (half,) = re.findall(r"forward in all: .*, at least ([\d.]+) us", told("relu", bandwidth=2000))
     assert float(half) == pytest.approx(float(limit) / 2, rel=0.01)
     (narrow,) = re.findall(
