@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import pairwise, takewhile
 
 from fusegen import ir
-from fusegen.errors import UnsupportedError
+from fusegen.errors import ChainError, UnsupportedError
 from fusegen.ir import Expr
 from fusegen.lower import Bound, bind
 from fusegen.ops import Chain, Definition, Step
@@ -50,6 +50,8 @@ class Segment:
 def segments(chain: Chain) -> tuple[Segment, ...]:
     """The chain in segments: one, where nothing demands more."""
     steps = chain.steps
+    if not any(s.definition is not None and s.definition.window_axes for s in steps):
+        return (Segment(chain),)  # all that cuts a chain is pooling
     cuts: dict[int, str] = {}
     facts = [_facts(step) for step in steps]
     while (cut := _next_cut(steps, facts, cuts)) is not None:
@@ -138,7 +140,7 @@ def _body(step: Step, definition: Definition) -> list[Expr]:
     tensors = {name: ir.tensor(f"operand {name}", range(-5, 0), 5) for name, _ in step.operands}
     try:
         return ir.topological([definition.function(x, **tensors, **dict(step.attributes))])
-    except TypeError:  # a condition that meets a number here: no reduction has one
+    except (TypeError, ChainError):  # a condition that meets a number here: no reduction has one
         return []
 
 

@@ -408,9 +408,11 @@ backward_cover(const uint8_t* __restrict__ winner_index, const float* __restrict
   const Index axis_1 = above_axis_2_at - above_axis_1 * sizes.axis_1.value;
   const Index outer = above_axis_1;
   float d_x_sum = 0;
+#pragma unroll 1
   for (int axis_2 = along_axis_2.first(axis_2_at); axis_2 <= along_axis_2.last(axis_2_at); ++axis_2) {
     [[maybe_unused]] const int window_1 = along_axis_2.position(axis_2_at, axis_2);
     if (window_1 < 0) continue;
+#pragma unroll 1
     for (int inner = along_inner.first(inner_at); inner <= along_inner.last(inner_at); ++inner) {
       [[maybe_unused]] const int window_2 = along_inner.position(inner_at, inner);
       if (window_2 < 0) continue;
