@@ -23,6 +23,7 @@ from fusegen.fitting import (
     windows_of,
 )
 from fusegen.ops import COUNTER, RUNNING, Chain, Definition, Step
+from fusegen.windowing import Window, windows_along
 
 Kinds = Mapping[str, tuple[Shape, str]]
 
@@ -33,6 +34,8 @@ class Operand:
 
     name: str
     extent: ir.Extent
+    is_pooled: bool = False  # whether it first meets a value that has been pooled
+    is_noise: bool = False  # whether it is drawn
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class Bound:
     x: Operand
     operands: tuple[Operand, ...]  # those that are read, in the chain's order
     dtype: str  # of the result, as eager promotes
-    windows: tuple[tuple[int, int], ...]  # (axis, window size), of a pooling last step
+    windows: tuple[tuple[int, Window], ...]  # (axis, windows), of a pooling step
     places: tuple[Place | None, ...]  # by step; None for those that only name a value
     slots: Axes  # the graph's axes in the place of each of x's
     result: Axes
@@ -81,8 +84,8 @@ class Bound:
     @property
     def pattern(self) -> tuple[object, ...]:
         """All that lower() depends on: equal patterns give equal graphs."""
-        extents = tuple(o.extent for o in (self.x, *self.operands))
-        return len(self.domain), extents, self.windows, self.places, self.result
+        lie = tuple((o.extent, o.is_pooled, o.is_noise) for o in (self.x, *self.operands))
+        return len(self.domain), lie, self.windows, self.places, self.result
 
     def memory_order(self, order_of_x: Sequence[int] | None) -> tuple[int, ...]:
         """The graph's axes, outermost in memory first, from x's; as they are counted where x, or
@@ -101,7 +104,8 @@ def bind(chain: Chain, x: tuple[Shape, str], operands: Kinds) -> Bound:
     """
     check_floating("x", x[1])
     for name, (_, dtype) in operands.items():
-        if not any(parameter.name == COUNTER for _, parameter in chain.uses(name)):
+        is_counter = any(parameter.name == COUNTER for _, parameter in chain.uses(name))
+        if not is_counter and name not in chain.drawn:
             check_floating(name, dtype)
     return _Binding(chain, x, operands).bound()
 
@@ -117,23 +121,18 @@ class _Binding:
         self.kept: dict[str, Value] = {}
         self.found: dict[str, Axes] = {}
         self.places: list[Place | None] = []
-        self.windows: tuple[tuple[int, int], ...] = ()
+        self.windows: dict[int, Window] = {}  # of each axis that is pooled
+        self.unpooled: set[str] = set()  # the operands that are met before the pooling
         self.updates: list[Update] = []
 
     def bound(self) -> Bound:
         for step in self.chain.steps:
             self.places.append(None if self._names_only(step) else self._step(step))
         atlas, result = self.atlas, self.running
-        pooled = dict(self.windows)
-        shape: list[int] = list(result.shape)
-        for axis, window in self.windows:
-            shape[axis] //= window
-        windows = {
-            a: window for axis, window in pooled.items() for a in self._numbers(result.along(axis))
-        }
+        windows = {self._numbers((axis,))[0]: window for axis, window in self.windows.items()}
         read = [name for name in self.chain.operands if name in self.found]
         domain = tuple(atlas.sizes[i] for i in atlas.order)
-        if 0 in domain and 0 not in shape:
+        if 0 in domain and 0 not in result.shape:
             raise ArgumentError(
                 f"{self.chain.text}: reduces an axis without elements of a value of shape "
                 f"{self.atlas.x.shape}; leave such tensors out"
@@ -142,14 +141,22 @@ class _Binding:
             self.chain,
             domain,
             Operand("x", frozenset(self._numbers(flat(atlas.x.axes)))),
-            tuple(Operand(n, frozenset(self._numbers(flat(self.found[n])))) for n in read),
+            tuple(map(self._lying, read)),
             self.dtype,
             tuple(sorted(windows.items())),
             tuple(None if place is None else self._settled(place) for place in self.places),
             atlas.memory_order(),
             self._all_numbers(result.axes),
-            tuple(shape),
+            result.shape,
             tuple(self.updates),
+        )
+
+    def _lying(self, name: str) -> Operand:
+        return Operand(
+            name,
+            frozenset(self._numbers(flat(self.found[name]))),
+            is_pooled=bool(self.windows) and name not in self.unpooled,
+            is_noise=name in self.chain.drawn,
         )
 
     def _numbers(self, axes: tuple[int, ...]) -> tuple[int, ...]:
@@ -192,9 +199,36 @@ class _Binding:
         if definition.groups:
             axes, x, aligned = self._grouped(step, definition, aligned)
         if definition.window_axes:
-            self.windows = windows_of(step, definition, self.running.shape)
-        self.running = rearranged(step, definition, self.running)
+            axes = x = self._pool(step, definition)
+        else:
+            self.running = rearranged(step, definition, self.running)
         return Place(axes, x, tuple(aligned), dtype if attributes.get("eps", 0.0) is None else "")
+
+    def _pool(self, step: Step, definition: Definition) -> Axes:
+        """Pool the running value; the axes of what is pooled."""
+        windows = windows_of(step, definition, self.running.shape)
+        rank = len(self.running.shape)
+        if windows is None:
+            axes = self.running.axes
+            whole = range(rank - definition.window_axes, rank)
+            self.running = self.running.rearranged(range(rank), whole)
+            return axes
+        assert not self.windows, "a segment pools once"
+        sizes = {}
+        for axis, window in windows:
+            try:
+                self.running, place = self.atlas.whole(self.running, axis)
+            except CrossedAxesError:
+                raise UnsupportedError(
+                    f"{step.text}: pools an axis that an earlier step splits into groups; compile "
+                    "the pooling and what follows as a chain of its own"
+                ) from None
+            self.windows[place] = window
+            sizes[axis] = windows_along(window, self.running.size(axis))
+        self.unpooled = set(self.found)
+        axes = self.running.axes
+        self.running = self.running.resized(sizes)
+        return axes
 
     def _operand(self, step: Step, definition: Definition, parameter: str, name: str) -> Axes:
         """The axes of one operand, lined up with those of the running value."""
@@ -209,16 +243,29 @@ class _Binding:
             axes = self.found[name] = self._meet(step, name, shape, self.found.get(name))
         else:
             axes = self._placed(step, placement, name, shape)
+        if name in self.chain.drawn:
+            return axes
         running = self.running.shape
         self.dtype = promoted(step, definition, name, self.dtype, running, dtype, shape)
         return axes
 
     def _meet(self, step: Step, name: str, shape: Shape, known: Axes | None) -> Axes:
+        before = self.running
+        pooled = [a for a in range(-len(before.shape), 0) if self._is_pooled(before.along(a))]
+        if any(before.size(a) == 1 < shape[a] for a in pooled if -a <= len(shape)):
+            raise UnsupportedError(
+                f"{self.chain.text}: what follows the pooling widens its result of shape "
+                f"{before.shape} by {name!r} of shape {shape}; compile what follows as a chain of "
+                "its own"
+            )
         try:
-            self.running, axes = self.atlas.meet(self.running, shape, known)
+            self.running, axes = self.atlas.meet(before, shape, known)
         except CrossedAxesError:
             raise self._crossed(step, name, shape) from None
         return axes
+
+    def _is_pooled(self, axes: tuple[int, ...]) -> bool:
+        return any(a in self.windows for a in self.atlas.resolve(axes))
 
     def _crossed(self, step: Step, name: str, shape: Shape) -> ArgumentError:
         if name in self.kept:
@@ -233,7 +280,7 @@ class _Binding:
         )
 
     def _placed(self, step: Step, placement: str, name: str, shape: Shape) -> Axes:
-        """The axes of a per-channel or trailing operand."""
+        """The axes of a per-channel or trailing operand, or of noise."""
         running = self.running
         axes = placed_along(step, placement, name, running.shape, shape)
         aligned = tuple(
@@ -246,6 +293,9 @@ class _Binding:
             if wide[0] != wide[1]:
                 raise self._crossed(step, name, shape)
             return aligned if have == wanted else tuple(self._common(a, have) for a in aligned)
+        if name in self.chain.drawn:
+            self.found[name] = aligned
+            return aligned
         is_bare = len(shape) == len(axes)  # without ones for the axes around them
         bare = tuple(running.along(a) for a in sorted(axes))
         self.found[name] = bare if is_bare else aligned[len(aligned) - len(shape) :]

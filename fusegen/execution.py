@@ -35,7 +35,7 @@ from fusegen.signature import Signature, element_types, signature, with_derivati
 
 
 class Part:
-    """A chain, or one of the two stages of a chain that pools after a reduction, with its plans."""
+    """A chain, or one segment of it, with its plans."""
 
     def __init__(self, chain: Chain) -> None:
         self.chain = chain

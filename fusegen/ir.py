@@ -23,9 +23,11 @@ from fusegen.errors import ChainError
 
 Extent = frozenset[int]
 Number = float | int
-Kind = Literal["number", "truth", "index"]
+Kind = Literal["number", "truth", "index", "noise"]
 
-EVERYWHERE_EQUAL: Extent = frozenset()
+# Where windows of an axis a overlap or cross the edge, the positions within them are SLIDING - a.
+# Reductions along them skip what is outside the tensor; outputs add up the windows on an element.
+SLIDING = 1000
 
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 CONNECTIVES = ("logical_and", "logical_or", "logical_not")
@@ -110,7 +112,7 @@ def make(
     args: tuple[Expr, ...] = (),
     attrs: tuple[object, ...] = (),
     *,
-    extent: Extent = EVERYWHERE_EQUAL,
+    extent: Extent = frozenset(),
     rank: int | None = 0,
     kind: Kind = "number",
 ) -> Expr:
@@ -199,6 +201,9 @@ def reduce(kind: str, axes: Iterable[int], *args: Expr) -> Expr:
         raise ValueError(f"no such reduction: {kind}")
     value, wanted = args[0], frozenset(axes)
     present = wanted & value.extent
+    beyond = {a for a in wanted - present if a > SLIDING}
+    if beyond and kind == "sum":  # windows differ in how many of their positions are inside
+        return reduce(kind, wanted - beyond, value * covered_by(beyond, value.rank))
     if not present and kind == "variance":
         return const(0.0)
     if not present and kind == "argmax":
@@ -238,9 +243,11 @@ def reduce_max(x: Expr, axes: Iterable[int]) -> Expr:
     return reduce("max", axes, x)
 
 
-def windows(x: Expr, axes: Iterable[int]) -> Extent:
-    """The positions within the windows of `axes`, which only a chain that ends in pooling has."""
-    return frozenset(-a for a in axes)
+def covered_by(within: Iterable[int], rank: int | None, *, is_padded: bool = False) -> Expr:
+    """How many positions windows have along `within`: in the tensor, or in its padding too."""
+    ordered = tuple(sorted(within))
+    extent = frozenset(SLIDING - w for w in ordered)
+    return make("covered", attrs=(ordered, is_padded), extent=extent, rank=rank)
 
 
 # Walking and rewriting.
@@ -320,7 +327,7 @@ def name_of(node: Expr) -> str:
 
 
 def axes_of(node: Expr) -> tuple[int, ...]:
-    """The axes of a count or position node."""
+    """The axes of a count, position or covered node."""
     axes = node.attrs[0]
     assert isinstance(axes, tuple)
     return axes
@@ -360,7 +367,7 @@ def show(root: Expr) -> str:
             return format(node.attrs[0], "g")
         if node.op == "input":
             return name_of(node)
-        if node.op in ("count", "position"):
+        if node.op in ("count", "position", "covered"):
             return f"{node.op}{list(axes_of(node))}"
         inside = ", ".join(map(text, node.args))
         if node.op == "reduce":
@@ -390,4 +397,4 @@ def verify(graph: Graph) -> None:
             assert (kind == "pick") == (len(node.args) == 2)
             assert kind != "pick" or node.args[1].kind == "index"
         else:
-            assert node.op in ("const", "count", "position"), f"{node.op} cannot be scheduled"
+            assert node.op in ("const", "count", "position", "covered"), f"{node.op} is left"

@@ -15,6 +15,7 @@ COMPUTE = {"float16": "float", "bfloat16": "float", "float32": "float", "float64
 # The distance from 1 to the next number, in the type in which each is computed.
 EPSILON = {"float16": 2.0**-23, "bfloat16": 2.0**-23, "float32": 2.0**-23, "float64": 2.0**-52}
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "uint8": 1, "int32": 4}
+ITEM_BYTES["noise"] = 4  # as it is computed: in memory there is only a seed
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,7 @@ CPP = Target(
         "float64": "double",
         "uint8": "uint8_t",
         "int32": "int32_t",
+        "noise": "float",
     },
     spellings=_COMMON,
     library=_LIBRARY,
@@ -208,6 +210,7 @@ CUDA = Target(
         "float64": "double",
         "uint8": "uint8_t",
         "int32": "int32_t",
+        "noise": "float",
     },
     spellings={
         **_COMMON,

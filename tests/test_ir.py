@@ -21,7 +21,7 @@ from evaluator import (
 )
 from hypothesis import given, settings
 
-from fusegen import ir
+from fusegen import ir, windowing
 from fusegen.errors import ChainError
 from fusegen.ir import Expr, Graph, const, count, position, primitive, reduce, show, tensor
 
@@ -218,7 +218,7 @@ def test_axes_need_a_tensor() -> None:
 
 
 def test_windows_are_the_twins_of_their_axes() -> None:
-    assert ir.windows(X, (-2, -1)) == {1, 2}
+    assert windowing.windows(X, (-2, -1)) == {1, 2}
 
 
 # --- walking and rewriting ---

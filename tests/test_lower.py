@@ -9,7 +9,7 @@ from fusegen import chain, ir
 from fusegen.bind import bind
 from fusegen.errors import ArgumentError, UnsupportedError
 from fusegen.fitting import FLOATING, promote
-from fusegen.lower import lower, stages
+from fusegen.lower import lower
 
 
 def bound(text, x, *operands, dtype="float32", dtypes=()):
@@ -133,22 +133,6 @@ def test_the_result_has_the_promoted_type(x, operand, shape, result):
 def test_a_mix_that_torch_refuses_is_refused():
     with pytest.raises(ArgumentError, match=r"weight.to\(torch.float16\)"):
         bound("layernorm(weight)", (4, 5), (5,), dtype="float16")
-
-
-# Stages.
-
-
-def test_pooling_after_a_reduction_is_a_stage_of_its_own():
-    assert [c.text for c in stages(chain("layernorm(w) | gelu | max_pool2d(2)"))] == [
-        "layernorm(w) | gelu",
-        "max_pool2d(2)",
-    ]
-    assert len(stages(chain("mul(w) | max_pool2d(2)"))) == 1
-
-
-def test_nothing_may_follow_pooling():
-    with pytest.raises(UnsupportedError, match=r"max_pool2d\(2\): pooling must be the last step"):
-        stages(chain("max_pool2d(2) | gelu"))
 
 
 # The graph.

@@ -1,6 +1,14 @@
 """The operations: each is one function of expressions, registered under its name."""
 
-from fusegen.ops import activation, arithmetic, normalisation, pooling, primitives, reduction
+from fusegen.ops import (
+    activation,
+    arithmetic,
+    dropout,
+    normalisation,
+    pooling,
+    primitives,
+    reduction,
+)
 from fusegen.ops.chain import RESERVED, Chain, keep, recall
 from fusegen.ops.definition import ALIASES, OPS, Op, lookup
 from fusegen.ops.registry import op
@@ -36,6 +44,7 @@ __all__ = [
     "Trailing",
     "activation",
     "arithmetic",
+    "dropout",
     "keep",
     "lookup",
     "nearest",

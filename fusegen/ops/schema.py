@@ -15,20 +15,32 @@ from fusegen.errors import ChainError
 from fusegen.ir import Expr
 
 Role = Literal["operand", "attribute", "either"]
-Placement = Literal["broadcast", "channel", "trailing"]
+Placement = Literal["broadcast", "channel", "trailing", "noise", "channel_noise"]
 Attribute = float | int | str | tuple[int, ...] | None
 
 # Annotations of operands. Plain Expr is any tensor that broadcasts; these two say how it lies.
 Channel = Annotated[Expr, "channel"]
 Trailing = Annotated[Expr, "trailing"]
+# What a call draws itself: uniform in [0, 1), for every element or for every channel of a sample.
+Noise = Annotated[Expr, "noise"]
+ChannelNoise = Annotated[Expr, "channel_noise"]
 
 _PLACEMENTS: Mapping[object, Placement] = {
     Expr: "broadcast",
     Channel: "channel",
     Trailing: "trailing",
+    Noise: "noise",
+    ChannelNoise: "channel_noise",
 }
 # Names that an annotation written as a string may use wherever the function stands.
-_KNOWN_NAMES = {"Expr": Expr, "Channel": Channel, "Trailing": Trailing, "Literal": Literal}
+_KNOWN_NAMES = {
+    "Expr": Expr,
+    "Channel": Channel,
+    "Trailing": Trailing,
+    "Noise": Noise,
+    "ChannelNoise": ChannelNoise,
+    "Literal": Literal,
+}
 
 
 class BadArgument(ChainError):
@@ -53,7 +65,8 @@ class Parameter:
 
     An operand is a tensor named in the chain, an attribute a constant of it, and either takes both.
     placement says where an operand's values lie: "channel", one for each index of the op's `axis`;
-    "trailing", along the axes that the op normalises; "broadcast", as torch broadcasts.
+    "trailing", along the axes that the op normalises; "broadcast", as torch broadcasts. "noise" and
+    "channel_noise" are drawn by each call, one for each element, or channel of a sample.
     """
 
     name: str
@@ -72,6 +85,11 @@ class Parameter:
         return self.role != "attribute"
 
     @property
+    def is_drawn(self) -> bool:
+        """Whether a call draws it, and is not given it."""
+        return self.placement in ("noise", "channel_noise")
+
+    @property
     def takes_constant(self) -> bool:
         """Whether a number or another constant fits."""
         return self.role != "operand"
@@ -80,7 +98,7 @@ class Parameter:
     def signature(self) -> str:
         """The parameter as `fusegen ops` shows it: `negative_slope: float = 0.01`."""
         tensor = {"broadcast": "Expr", "channel": "Channel", "trailing": "Trailing"}
-        kinds = [tensor[self.placement]] if self.takes_tensor else []
+        kinds = [tensor.get(self.placement, "Noise")] if self.takes_tensor else []
         kinds += [_type_name(a) for a in self.accepts]
         if self.role == "operand" and not self.required:
             kinds.append("None")
