@@ -1,4 +1,4 @@
-// fusegen 0.1.0   chain 70984f86c2ad   signature forward+backward: batch_mean_1 float32, batch_variance_1 float32, bias float32, d_bias float32, d_out float32, d_weight float32, d_x float32, out float32, weight float32, x float32; 64-bit offsets
+// fusegen 0.1.0   chain 70984f86c2ad   signature forward+backward: batch_mean_1 float32, batch_variance_1 float32, bias float32, d_bias float32, d_out float32, d_weight float32, d_x float32, out float32, saved_mean float32, saved_variance float32, weight float32, x float32; 64-bit offsets
 //   batch_norm(running_mean, running_var, weight, bias, training=True) | gelu
 #include <Python.h>
 
@@ -280,19 +280,24 @@ static void forward_inner(const float* __restrict__ x, Moments* __restrict__ mea
 
 static inline __attribute__((always_inline)) void forward_finalise_values(const float mean,
     const float variance, const float count_of_outer_inner, float& batch_mean_1, float& batch_variance_1,
-    float& mean_scratch, float& variance_scratch) {
+    float& saved_mean, float& saved_variance, float& mean_scratch, float& variance_scratch) {
   batch_mean_1 = mean;
   batch_variance_1 = variance * (count_of_outer_inner / (count_of_outer_inner - 1.0f));
+  saved_mean = mean;
+  saved_variance = variance;
   mean_scratch = mean;
   variance_scratch = variance;
 }
 
 static void forward_finalise(float* __restrict__ batch_mean_1, float* __restrict__ batch_variance_1,
-    float* __restrict__ mean_scratch, float* __restrict__ variance_scratch,
-    const Moments* __restrict__ mean_partials, const ForwardSizes sizes, Index slots, int threads) {
+    float* __restrict__ saved_mean, float* __restrict__ saved_variance, float* __restrict__ mean_scratch,
+    float* __restrict__ variance_scratch, const Moments* __restrict__ mean_partials,
+    const ForwardSizes sizes, Index slots, int threads) {
   const float count_of_outer_inner_value = static_cast<float>(sizes.outer.value * sizes.inner.value);
   expect(batch_mean_1, sizes.middle.value);
   expect(batch_variance_1, sizes.middle.value);
+  expect(saved_mean, sizes.middle.value);
+  expect(saved_variance, sizes.middle.value);
   expect(mean_scratch, sizes.middle.value);
   expect(variance_scratch, sizes.middle.value);
   const Index columns = 1, results = sizes.middle.value;
@@ -306,12 +311,17 @@ static void forward_finalise(float* __restrict__ batch_mean_1, float* __restrict
     const Index middle = result;
     float batch_mean_1_value;
     float batch_variance_1_value;
+    float saved_mean_value;
+    float saved_variance_value;
     float mean_scratch_value;
     float variance_scratch_value;
     forward_finalise_values(mean_value, variance_value, count_of_outer_inner_value, batch_mean_1_value,
-        batch_variance_1_value, mean_scratch_value, variance_scratch_value);
+        batch_variance_1_value, saved_mean_value, saved_variance_value, mean_scratch_value,
+        variance_scratch_value);
     batch_mean_1[middle] = narrow<float>(batch_mean_1_value);
     batch_variance_1[middle] = narrow<float>(batch_variance_1_value);
+    saved_mean[middle] = narrow<float>(saved_mean_value);
+    saved_variance[middle] = narrow<float>(saved_variance_value);
     mean_scratch[middle] = narrow<float>(mean_scratch_value);
     variance_scratch[middle] = narrow<float>(variance_scratch_value);
   }
@@ -365,74 +375,12 @@ struct BackwardSizes {
   Size outer, middle, inner;
 };
 
-static inline __attribute__((always_inline)) void backward_inner_values(const float x, float& mean_term) {
-  mean_term = x;
-}
-
-static void backward_inner(const float* __restrict__ x, Moments* __restrict__ mean_partials,
-    const BackwardSizes sizes, int threads) {
-  const Index rows = sizes.outer.value * sizes.middle.value, length = sizes.inner.value;
-  const Index pieces = pieces_of(length);
-#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
-  for (Index task = 0; task < rows * pieces; ++task) {
-    const Index row = task / pieces, piece = task % pieces;
-    const Index end = std::min(length, (piece + 1) * kPiece);
-    const Index above_middle = divide(row, sizes.middle);
-    const Index middle = row - above_middle * sizes.middle.value;
-    const Index outer = above_middle;
-    Moments mean_sum;
-    for (Index first = piece * kPiece; first < end; first += kLine) {
-      const Index width = std::min(kLine, end - first);
-      const Index inner = first;
-      float x_room[kLine];
-      const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-      float mean_term_line[kLine];
-#pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float x_value = x_line[i];
-        float mean_term_value;
-        backward_inner_values(x_value, mean_term_value);
-        mean_term_line[i] = mean_term_value;
-      }
-      mean_sum.add(mean_term_line, width);
-    }
-    mean_partials[(middle) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = mean_sum;
-  }
-}
-
-static inline __attribute__((always_inline)) void backward_finalise_values(const float mean,
-    const float variance, float& mean_scratch, float& variance_scratch) {
-  mean_scratch = mean;
-  variance_scratch = variance;
-}
-
-static void backward_finalise(float* __restrict__ mean_scratch, float* __restrict__ variance_scratch,
-    const Moments* __restrict__ mean_partials, const BackwardSizes sizes, Index slots, int threads) {
-  expect(mean_scratch, sizes.middle.value);
-  expect(variance_scratch, sizes.middle.value);
-  const Index columns = 1, results = sizes.middle.value;
-#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
-  for (Index result = 0; result < results; ++result) {
-    const Index above = result / columns, column = result % columns;
-    Moments mean_sum;
-    for (Index slot = 0; slot < slots; ++slot) mean_sum.merge(mean_partials[(above * slots + slot) * columns + column]);
-    const float mean_value = static_cast<float>(mean_sum.mean());
-    const float variance_value = static_cast<float>(mean_sum.variance());
-    const Index middle = result;
-    float mean_scratch_value;
-    float variance_scratch_value;
-    backward_finalise_values(mean_value, variance_value, mean_scratch_value, variance_scratch_value);
-    mean_scratch[middle] = narrow<float>(mean_scratch_value);
-    variance_scratch[middle] = narrow<float>(variance_scratch_value);
-  }
-}
-
-static inline __attribute__((always_inline)) void backward_inner_2_values(const float d_out, const float x,
-    const float mean, const float variance, const float weight, const float bias, float& total_term,
-    float& total_2_term) {
+static inline __attribute__((always_inline)) void backward_inner_values(const float d_out, const float x,
+    const float saved_mean, const float saved_variance, const float weight, const float bias,
+    float& total_term, float& total_2_term) {
   // batch_norm(running_mean, running_var, weight, bias, training=True)
-  const float difference = x - mean;
-  const float after_batch_norm = difference * (1.0f / sqrtf(variance + 1e-05f)) * weight + bias;
+  const float difference = x - saved_mean;
+  const float after_batch_norm = difference * (1.0f / sqrtf(saved_variance + 1e-05f)) * weight + bias;
   // backward, down to batch_norm(running_mean, running_var, weight, bias, training=True)
   const float product = after_batch_norm * 0.707106769f;
   const float product_2 = d_out * (after_batch_norm * 0.5f) * (1.12837923f * exp_of(-(product * product)));
@@ -441,10 +389,10 @@ static inline __attribute__((always_inline)) void backward_inner_2_values(const 
   total_2_term = d_after_batch_norm;
 }
 
-static void backward_inner_2(const float* __restrict__ d_out, const float* __restrict__ x,
-    const float* __restrict__ mean, const float* __restrict__ variance, const float* __restrict__ weight,
-    const float* __restrict__ bias, Sum* __restrict__ total_partials, Sum* __restrict__ total_2_partials,
-    const BackwardSizes sizes, int threads) {
+static void backward_inner(const float* __restrict__ d_out, const float* __restrict__ x,
+    const float* __restrict__ saved_mean, const float* __restrict__ saved_variance,
+    const float* __restrict__ weight, const float* __restrict__ bias, Sum* __restrict__ total_partials,
+    Sum* __restrict__ total_2_partials, const BackwardSizes sizes, int threads) {
   const Index rows = sizes.outer.value * sizes.middle.value, length = sizes.inner.value;
   const Index pieces = pieces_of(length);
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
@@ -463,8 +411,8 @@ static void backward_inner_2(const float* __restrict__ d_out, const float* __res
       const float* const d_out_line = load<1>(d_out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_out_room);
       float x_room[kLine];
       const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-      const float mean_value = widen(mean[middle]);
-      const float variance_value = widen(variance[middle]);
+      const float saved_mean_value = widen(saved_mean[middle]);
+      const float saved_variance_value = widen(saved_variance[middle]);
       const float weight_value = widen(weight[middle]);
       const float bias_value = widen(bias[middle]);
       float total_term_line[kLine];
@@ -475,8 +423,8 @@ static void backward_inner_2(const float* __restrict__ d_out, const float* __res
         const float x_value = x_line[i];
         float total_term_value;
         float total_2_term_value;
-        backward_inner_2_values(d_out_value, x_value, mean_value, variance_value, weight_value, bias_value,
-            total_term_value, total_2_term_value);
+        backward_inner_values(d_out_value, x_value, saved_mean_value, saved_variance_value, weight_value,
+            bias_value, total_term_value, total_2_term_value);
         total_term_line[i] = total_term_value;
         total_2_term_line[i] = total_2_term_value;
       }
@@ -488,16 +436,16 @@ static void backward_inner_2(const float* __restrict__ d_out, const float* __res
   }
 }
 
-static inline __attribute__((always_inline)) void backward_finalise_2_values(const float total,
-    const float variance, const float total_2, float& d_weight, float& d_bias, float& total_scratch,
+static inline __attribute__((always_inline)) void backward_finalise_values(const float total,
+    const float saved_variance, const float total_2, float& d_weight, float& d_bias, float& total_scratch,
     float& total_2_scratch) {
-  d_weight = total * (1.0f / sqrtf(variance + 1e-05f));
+  d_weight = total * (1.0f / sqrtf(saved_variance + 1e-05f));
   d_bias = total_2;
   total_scratch = total;
   total_2_scratch = total_2;
 }
 
-static void backward_finalise_2(const float* __restrict__ variance, float* __restrict__ d_weight,
+static void backward_finalise(const float* __restrict__ saved_variance, float* __restrict__ d_weight,
     float* __restrict__ d_bias, float* __restrict__ total_scratch, float* __restrict__ total_2_scratch,
     const Sum* __restrict__ total_partials, const Sum* __restrict__ total_2_partials,
     const BackwardSizes sizes, Index slots, int threads) {
@@ -516,12 +464,12 @@ static void backward_finalise_2(const float* __restrict__ variance, float* __res
     const float total_value = static_cast<float>(total_sum.sum());
     const float total_2_value = static_cast<float>(total_2_sum.sum());
     const Index middle = result;
-    const float variance_value = widen(variance[middle]);
+    const float saved_variance_value = widen(saved_variance[middle]);
     float d_weight_value;
     float d_bias_value;
     float total_scratch_value;
     float total_2_scratch_value;
-    backward_finalise_2_values(total_value, variance_value, total_2_value, d_weight_value, d_bias_value,
+    backward_finalise_values(total_value, saved_variance_value, total_2_value, d_weight_value, d_bias_value,
         total_scratch_value, total_2_scratch_value);
     d_weight[middle] = narrow<float>(d_weight_value);
     d_bias[middle] = narrow<float>(d_bias_value);
@@ -530,12 +478,12 @@ static void backward_finalise_2(const float* __restrict__ variance, float* __res
   }
 }
 
-static inline __attribute__((always_inline)) void backward_pointwise_values(const float x, const float mean,
-    const float total, const float weight, const float variance, const float count_of_outer_inner,
-    const float d_out, const float bias, const float total_2, float& d_x) {
+static inline __attribute__((always_inline)) void backward_pointwise_values(const float x,
+    const float saved_mean, const float total, const float weight, const float saved_variance,
+    const float count_of_outer_inner, const float d_out, const float bias, const float total_2, float& d_x) {
   // batch_norm(running_mean, running_var, weight, bias, training=True)
-  const float difference = x - mean;
-  const float inverse_root = 1.0f / sqrtf(variance + 1e-05f);
+  const float difference = x - saved_mean;
+  const float inverse_root = 1.0f / sqrtf(saved_variance + 1e-05f);
   const float after_batch_norm = difference * inverse_root * weight + bias;
   // backward, down to batch_norm(running_mean, running_var, weight, bias, training=True)
   const float product = after_batch_norm * 0.707106769f;
@@ -546,10 +494,11 @@ static inline __attribute__((always_inline)) void backward_pointwise_values(cons
   d_x = sum - total_2 * weight * inverse_root / count_of_outer_inner;
 }
 
-static void backward_pointwise(const float* __restrict__ x, const float* __restrict__ mean,
-    const float* __restrict__ total, const float* __restrict__ weight, const float* __restrict__ variance,
-    const float* __restrict__ d_out, const float* __restrict__ bias, const float* __restrict__ total_2,
-    float* __restrict__ d_x, const BackwardSizes sizes, int threads) {
+static void backward_pointwise(const float* __restrict__ x, const float* __restrict__ saved_mean,
+    const float* __restrict__ total, const float* __restrict__ weight,
+    const float* __restrict__ saved_variance, const float* __restrict__ d_out,
+    const float* __restrict__ bias, const float* __restrict__ total_2, float* __restrict__ d_x,
+    const BackwardSizes sizes, int threads) {
   const float count_of_outer_inner_value = static_cast<float>(sizes.outer.value * sizes.inner.value);
   expect(d_x, sizes.outer.value * sizes.middle.value * sizes.inner.value);
   const Index rows = sizes.outer.value * sizes.middle.value, length = sizes.inner.value;
@@ -566,10 +515,10 @@ static void backward_pointwise(const float* __restrict__ x, const float* __restr
       const Index inner = first;
       float x_room[kLine];
       const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-      const float mean_value = widen(mean[middle]);
+      const float saved_mean_value = widen(saved_mean[middle]);
       const float total_value = widen(total[middle]);
       const float weight_value = widen(weight[middle]);
-      const float variance_value = widen(variance[middle]);
+      const float saved_variance_value = widen(saved_variance[middle]);
       float d_out_room[kLine];
       const float* const d_out_line = load<1>(d_out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_out_room);
       const float bias_value = widen(bias[middle]);
@@ -581,7 +530,7 @@ static void backward_pointwise(const float* __restrict__ x, const float* __restr
         const float x_value = x_line[i];
         const float d_out_value = d_out_line[i];
         float d_x_value;
-        backward_pointwise_values(x_value, mean_value, total_value, weight_value, variance_value,
+        backward_pointwise_values(x_value, saved_mean_value, total_value, weight_value, saved_variance_value,
             count_of_outer_inner_value, d_out_value, bias_value, total_2_value, d_x_value);
         d_x_line[i] = d_x_value;
       }
@@ -592,7 +541,7 @@ static void backward_pointwise(const float* __restrict__ x, const float* __restr
 
 }  // namespace
 
-// a: x, weight, bias, out, batch_mean_1, batch_variance_1, scratch (-1: return the bytes it needs), outer, middle, inner, threads.
+// a: x, weight, bias, out, batch_mean_1, batch_variance_1, saved_mean, saved_variance, scratch (-1: return the bytes it needs), outer, middle, inner, threads.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const weight = reinterpret_cast<const float*>(a[1]);
@@ -600,10 +549,12 @@ extern "C" int64_t run_forward(const int64_t* a) {
   auto* const out = reinterpret_cast<float*>(a[3]);
   auto* const batch_mean_1 = reinterpret_cast<float*>(a[4]);
   auto* const batch_variance_1 = reinterpret_cast<float*>(a[5]);
-  const bool is_measuring = a[6] == -1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[6])};
-  const ForwardSizes sizes{ {a[7]}, {a[8]}, {a[9]} };
-  const int threads = static_cast<int>(a[10]);
+  auto* const saved_mean = reinterpret_cast<float*>(a[6]);
+  auto* const saved_variance = reinterpret_cast<float*>(a[7]);
+  const bool is_measuring = a[8] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[8])};
+  const ForwardSizes sizes{ {a[9]}, {a[10]}, {a[11]} };
+  const int threads = static_cast<int>(a[12]);
   const Index mean_partials_slots = sizes.outer.value * pieces_of(sizes.inner.value)
 ;
   auto* const mean_partials = scratch.take<Moments>(static_cast<int64_t>(sizes.middle.value) * mean_partials_slots);
@@ -611,46 +562,41 @@ extern "C" int64_t run_forward(const int64_t* a) {
   auto* const variance_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value));
   if (is_measuring) return scratch.used;
   forward_inner(x, mean_partials, sizes, threads);
-  forward_finalise(batch_mean_1, batch_variance_1, mean_scratch, variance_scratch, mean_partials, sizes,
-      mean_partials_slots, threads);
+  forward_finalise(batch_mean_1, batch_variance_1, saved_mean, saved_variance, mean_scratch,
+      variance_scratch, mean_partials, sizes, mean_partials_slots, threads);
   forward_pointwise(x, mean_scratch, variance_scratch, weight, bias, out, sizes, threads);
   return 0;
 }
 
-// a: x, weight, bias, d_out, d_x, d_weight, d_bias, scratch (-1: return the bytes it needs), outer, middle, inner, threads.
+// a: x, weight, bias, saved_mean, saved_variance, d_out, d_x, d_weight, d_bias, scratch (-1: return the bytes it needs), outer, middle, inner, threads.
 extern "C" int64_t run_backward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const weight = reinterpret_cast<const float*>(a[1]);
   auto* const bias = reinterpret_cast<const float*>(a[2]);
-  auto* const d_out = reinterpret_cast<const float*>(a[3]);
-  auto* const d_x = reinterpret_cast<float*>(a[4]);
-  auto* const d_weight = reinterpret_cast<float*>(a[5]);
-  auto* const d_bias = reinterpret_cast<float*>(a[6]);
-  const bool is_measuring = a[7] == -1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[7])};
-  const BackwardSizes sizes{ {a[8]}, {a[9]}, {a[10]} };
-  const int threads = static_cast<int>(a[11]);
-  const Index mean_partials_slots = sizes.outer.value * pieces_of(sizes.inner.value)
-;
+  auto* const saved_mean = reinterpret_cast<const float*>(a[3]);
+  auto* const saved_variance = reinterpret_cast<const float*>(a[4]);
+  auto* const d_out = reinterpret_cast<const float*>(a[5]);
+  auto* const d_x = reinterpret_cast<float*>(a[6]);
+  auto* const d_weight = reinterpret_cast<float*>(a[7]);
+  auto* const d_bias = reinterpret_cast<float*>(a[8]);
+  const bool is_measuring = a[9] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[9])};
+  const BackwardSizes sizes{ {a[10]}, {a[11]}, {a[12]} };
+  const int threads = static_cast<int>(a[13]);
   const Index total_partials_slots = sizes.outer.value * pieces_of(sizes.inner.value)
 ;
   const Index total_2_partials_slots = sizes.outer.value * pieces_of(sizes.inner.value)
 ;
-  auto* const mean_partials = scratch.take<Moments>(static_cast<int64_t>(sizes.middle.value) * mean_partials_slots);
-  auto* const mean_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value));
-  auto* const variance_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value));
   auto* const total_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.middle.value) * total_partials_slots);
   auto* const total_2_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.middle.value) * total_2_partials_slots);
   auto* const total_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value));
   auto* const total_2_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value));
   if (is_measuring) return scratch.used;
-  backward_inner(x, mean_partials, sizes, threads);
-  backward_finalise(mean_scratch, variance_scratch, mean_partials, sizes, mean_partials_slots, threads);
-  backward_inner_2(d_out, x, mean_scratch, variance_scratch, weight, bias, total_partials, total_2_partials,
-      sizes, threads);
-  backward_finalise_2(variance_scratch, d_weight, d_bias, total_scratch, total_2_scratch, total_partials,
+  backward_inner(d_out, x, saved_mean, saved_variance, weight, bias, total_partials, total_2_partials, sizes,
+      threads);
+  backward_finalise(saved_variance, d_weight, d_bias, total_scratch, total_2_scratch, total_partials,
       total_2_partials, sizes, total_partials_slots, threads);
-  backward_pointwise(x, mean_scratch, total_scratch, weight, variance_scratch, d_out, bias, total_2_scratch,
-      d_x, sizes, threads);
+  backward_pointwise(x, saved_mean, total_scratch, weight, saved_variance, d_out, bias, total_2_scratch, d_x,
+      sizes, threads);
   return 0;
 }

@@ -1,4 +1,4 @@
-// fusegen 0.1.0   chain 70984f86c2ad   signature forward+backward: batch_mean_1 float32, batch_variance_1 float32, bias float32, d_bias float32, d_out float32, d_weight float32, d_x float32, out float32, weight float32, x float32; 32-bit offsets
+// fusegen 0.1.0   chain 70984f86c2ad   signature forward+backward: batch_mean_1 float32, batch_variance_1 float32, bias float32, d_bias float32, d_out float32, d_weight float32, d_x float32, out float32, saved_mean float32, saved_variance float32, weight float32, x float32; 32-bit offsets
 //   batch_norm(running_mean, running_var, weight, bias, training=True) | gelu
 #include <cstdint>
 #include <cuda_runtime.h>
@@ -32,7 +32,7 @@ __device__ __forceinline__ Stored narrow(Value x) {
   return static_cast<Stored>(x);
 }
 
-// N neighbours, moved by one access that leaves no trace in the caches: every element is used once.
+// N neighbours, moved by one access.
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Pack {
   T at[N];
@@ -70,14 +70,14 @@ template <int N, typename T>
 __device__ __forceinline__ Pack<T, N> load(const T* from) {
   using Whole = typename Bits<sizeof(T) * N>::type;
   Pack<T, N> pack;
-  *reinterpret_cast<Whole*>(&pack) = __ldcs(reinterpret_cast<const Whole*>(from));
+  *reinterpret_cast<Whole*>(&pack) = *reinterpret_cast<const Whole*>(from);
   return pack;
 }
 
 template <int N, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   using Whole = typename Bits<sizeof(T) * N>::type;
-  __stcs(reinterpret_cast<Whole*>(to), *reinterpret_cast<const Whole*>(&pack));
+  *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
 }
 
 template <typename T>
@@ -196,19 +196,22 @@ forward_inner(const float* __restrict__ x, Moments<float>* __restrict__ mean_par
 }
 
 __device__ __forceinline__ void forward_finalise_values(const float mean, const float variance,
-    const float count_of_outer_inner, float& batch_mean_1, float& batch_variance_1, float& mean_scratch,
-    float& variance_scratch) {
+    const float count_of_outer_inner, float& batch_mean_1, float& batch_variance_1, float& saved_mean,
+    float& saved_variance, float& mean_scratch, float& variance_scratch) {
   batch_mean_1 = mean;
   batch_variance_1 = variance * (count_of_outer_inner / (count_of_outer_inner - 1.0f));
+  saved_mean = mean;
+  saved_variance = variance;
   mean_scratch = mean;
   variance_scratch = variance;
 }
 
-// Merges partials into mean; writes batch_mean_1, batch_variance_1, mean_scratch, variance_scratch.
+// Merges partials into mean; writes batch_mean_1, batch_variance_1, saved_mean, saved_variance, mean_scratch, variance_scratch.
 __global__ void __launch_bounds__(512)
 forward_finalise(float* __restrict__ batch_mean_1, float* __restrict__ batch_variance_1,
-    float* __restrict__ mean_scratch, float* __restrict__ variance_scratch,
-    const Moments<float>* __restrict__ mean_partials, ForwardSizes sizes, Index slots) {
+    float* __restrict__ saved_mean, float* __restrict__ saved_variance, float* __restrict__ mean_scratch,
+    float* __restrict__ variance_scratch, const Moments<float>* __restrict__ mean_partials,
+    ForwardSizes sizes, Index slots) {
   const float count_of_outer_inner_value = static_cast<float>(sizes.outer.value * sizes.inner.value);
   __shared__ alignas(16) unsigned char shared[512 * 24];
   const Index columns = 1, strips = (columns + blockDim.x - 1) / blockDim.x;
@@ -229,12 +232,17 @@ forward_finalise(float* __restrict__ batch_mean_1, float* __restrict__ batch_var
   const Index middle = result;
   float batch_mean_1_value;
   float batch_variance_1_value;
+  float saved_mean_value;
+  float saved_variance_value;
   float mean_scratch_value;
   float variance_scratch_value;
   forward_finalise_values(mean_value, variance_value, count_of_outer_inner_value, batch_mean_1_value,
-      batch_variance_1_value, mean_scratch_value, variance_scratch_value);
+      batch_variance_1_value, saved_mean_value, saved_variance_value, mean_scratch_value,
+      variance_scratch_value);
   batch_mean_1[middle] = narrow<float>(batch_mean_1_value);
   batch_variance_1[middle] = narrow<float>(batch_variance_1_value);
+  saved_mean[middle] = narrow<float>(saved_mean_value);
+  saved_variance[middle] = narrow<float>(saved_variance_value);
   mean_scratch[middle] = narrow<float>(mean_scratch_value);
   variance_scratch[middle] = narrow<float>(variance_scratch_value);
 }
@@ -248,22 +256,22 @@ __device__ __forceinline__ void forward_pointwise_values(const float x, const fl
 }
 
 // Reads x, mean by (middle), variance by (middle), weight by (middle), bias by (middle); writes out.
-__global__ void __launch_bounds__(512, 2)
+__global__ void __launch_bounds__(128, 2)
 forward_pointwise(const float* __restrict__ x, const float* __restrict__ mean,
     const float* __restrict__ variance, const float* __restrict__ weight, const float* __restrict__ bias,
     float* __restrict__ out, ForwardSizes sizes, Index count) {
-  constexpr int kLanes = 4, kPacks = 2;
-  const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 512 + threadIdx.x) * kLanes;
+  constexpr int kLanes = 4, kPacks = 8;
+  const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 128 + threadIdx.x) * kLanes;
   Pack<float, kLanes> x_in[kPacks];
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
-    const Index i = first + static_cast<Index>(p) * 512 * kLanes;
+    const Index i = first + static_cast<Index>(p) * 128 * kLanes;
     if (i + kLanes > count) break;
     x_in[p] = load<kLanes>(x + i);
   }
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
-    const Index i = first + static_cast<Index>(p) * 512 * kLanes;
+    const Index i = first + static_cast<Index>(p) * 128 * kLanes;
     if (i >= count) return;
     const Index above_inner = divide(i, sizes.inner);
     const Index inner = i - above_inner * sizes.inner.value;
@@ -306,102 +314,12 @@ struct BackwardSizes {
   Size outer, middle, inner;
 };
 
-__device__ __forceinline__ void backward_inner_values(const float x, float& mean_term) {
-  mean_term = x;
-}
-
-// Reads x; leaves partials of mean.
-__global__ void __launch_bounds__(256)
-backward_inner(const float* __restrict__ x, Moments<float>* __restrict__ mean_partials, BackwardSizes sizes,
-    Index rows, Index pieces, Index piece_length) {
-  constexpr int kLanes = 4, kPacks = 2;
-  __shared__ alignas(16) unsigned char shared[256 * 12];
-  const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
-  const bool is_live = task < rows * pieces;
-  const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
-  const Index above_middle = divide(row, sizes.middle);
-  const Index middle = row - above_middle * sizes.middle.value;
-  const Index outer = above_middle;
-  Moments<float> mean_sum;
-  const auto element = [&](Index inner, float x_value) {
-    float mean_term_value;
-    backward_inner_values(x_value, mean_term_value);
-    mean_sum.add(mean_term_value);
-  };
-  if (is_live) {
-    const Index length = sizes.inner.value, base = row * length;
-    const Index begin = base + piece * piece_length, end = min(begin + piece_length, base + length);
-    // Packs start at multiples of their size; what stands before and behind them goes one by one.
-    const Index head = min(end, (begin + kLanes - 1) / kLanes * kLanes);
-    const Index packs = (end - head) / kLanes, tail = head + packs * kLanes;
-    if (threadIdx.x < (head - begin) + (end - tail)) {
-      const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
-      element(i - base, widen(x[i]));
-    }
-    for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
-      Pack<float, kLanes> x_in[kPacks];
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        const Index i = head + (from + p * blockDim.x) * kLanes;
-        if (i >= tail) break;
-        x_in[p] = load<kLanes>(x + i);
-      }
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        const Index i = head + (from + p * blockDim.x) * kLanes;
-        if (i >= tail) break;
-#pragma unroll
-        for (int lane = 0; lane < kLanes; ++lane) {
-          element(i + lane - base, widen(x_in[p], lane));
-        }
-      }
-    }
-  }
-  mean_sum = merge_tree(mean_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1, shared);
-  if (is_live && threadIdx.x == 0) {
-    mean_partials[(middle) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = mean_sum;
-  }
-}
-
-__device__ __forceinline__ void backward_finalise_values(const float mean, const float variance,
-    float& mean_scratch, float& variance_scratch) {
-  mean_scratch = mean;
-  variance_scratch = variance;
-}
-
-// Merges partials into mean; writes mean_scratch, variance_scratch.
-__global__ void __launch_bounds__(512)
-backward_finalise(float* __restrict__ mean_scratch, float* __restrict__ variance_scratch,
-    const Moments<float>* __restrict__ mean_partials, BackwardSizes sizes, Index slots) {
-  __shared__ alignas(16) unsigned char shared[512 * 24];
-  const Index columns = 1, strips = (columns + blockDim.x - 1) / blockDim.x;
-  const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
-  Moments<double> mean_sum;
-  if (column < columns) {
-#pragma unroll 8
-    for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
-      mean_sum.merge(mean_partials[(above * slots + slot) * columns + column]);
-    }
-  }
-  mean_sum = merge_tree(mean_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
-      blockDim.x, shared);
-  if (threadIdx.y != 0 || column >= columns) return;
-  const float mean_value = static_cast<float>(mean_sum.mean());
-  const float variance_value = static_cast<float>(mean_sum.variance());
-  const Index result = above * columns + column;
-  const Index middle = result;
-  float mean_scratch_value;
-  float variance_scratch_value;
-  backward_finalise_values(mean_value, variance_value, mean_scratch_value, variance_scratch_value);
-  mean_scratch[middle] = narrow<float>(mean_scratch_value);
-  variance_scratch[middle] = narrow<float>(variance_scratch_value);
-}
-
-__device__ __forceinline__ void backward_inner_2_values(const float d_out, const float x, const float mean,
-    const float variance, const float weight, const float bias, float& total_term, float& total_2_term) {
+__device__ __forceinline__ void backward_inner_values(const float d_out, const float x,
+    const float saved_mean, const float saved_variance, const float weight, const float bias,
+    float& total_term, float& total_2_term) {
   // batch_norm(running_mean, running_var, weight, bias, training=True)
-  const float difference = x - mean;
-  const float after_batch_norm = difference * (rsqrtf(variance + 1e-05f)) * weight + bias;
+  const float difference = x - saved_mean;
+  const float after_batch_norm = difference * (rsqrtf(saved_variance + 1e-05f)) * weight + bias;
   // backward, down to batch_norm(running_mean, running_var, weight, bias, training=True)
   const float product = after_batch_norm * 0.707106769f;
   const float product_2 = d_out * (after_batch_norm * 0.5f) * (1.12837923f * expf(-(product * product)));
@@ -410,13 +328,13 @@ __device__ __forceinline__ void backward_inner_2_values(const float d_out, const
   total_2_term = d_after_batch_norm;
 }
 
-// Reads d_out, x, mean by (middle), variance by (middle), weight by (middle), bias by (middle); leaves partials of total, total_2.
+// Reads d_out, x, saved_mean by (middle), saved_variance by (middle), weight by (middle), bias by (middle); leaves partials of total, total_2.
 __global__ void __launch_bounds__(256)
-backward_inner_2(const float* __restrict__ d_out, const float* __restrict__ x,
-    const float* __restrict__ mean, const float* __restrict__ variance, const float* __restrict__ weight,
-    const float* __restrict__ bias, Sum<float>* __restrict__ total_partials,
-    Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes, Index rows, Index pieces,
-    Index piece_length) {
+backward_inner(const float* __restrict__ d_out, const float* __restrict__ x,
+    const float* __restrict__ saved_mean, const float* __restrict__ saved_variance,
+    const float* __restrict__ weight, const float* __restrict__ bias,
+    Sum<float>* __restrict__ total_partials, Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes,
+    Index rows, Index pieces, Index piece_length) {
   constexpr int kLanes = 4, kPacks = 2;
   __shared__ alignas(16) unsigned char shared[256 * 4];
   const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
@@ -425,8 +343,8 @@ backward_inner_2(const float* __restrict__ d_out, const float* __restrict__ x,
   const Index above_middle = divide(row, sizes.middle);
   const Index middle = row - above_middle * sizes.middle.value;
   const Index outer = above_middle;
-  const float mean_value = widen(mean[middle]);
-  const float variance_value = widen(variance[middle]);
+  const float saved_mean_value = widen(saved_mean[middle]);
+  const float saved_variance_value = widen(saved_variance[middle]);
   const float weight_value = widen(weight[middle]);
   const float bias_value = widen(bias[middle]);
   Sum<float> total_sum;
@@ -434,8 +352,8 @@ backward_inner_2(const float* __restrict__ d_out, const float* __restrict__ x,
   const auto element = [&](Index inner, float d_out_value, float x_value) {
     float total_term_value;
     float total_2_term_value;
-    backward_inner_2_values(d_out_value, x_value, mean_value, variance_value, weight_value, bias_value,
-        total_term_value, total_2_term_value);
+    backward_inner_values(d_out_value, x_value, saved_mean_value, saved_variance_value, weight_value,
+        bias_value, total_term_value, total_2_term_value);
     total_sum.add(total_term_value);
     total_2_sum.add(total_2_term_value);
   };
@@ -480,17 +398,17 @@ backward_inner_2(const float* __restrict__ d_out, const float* __restrict__ x,
   }
 }
 
-__device__ __forceinline__ void backward_finalise_2_values(const float total, const float variance,
+__device__ __forceinline__ void backward_finalise_values(const float total, const float saved_variance,
     const float total_2, float& d_weight, float& d_bias, float& total_scratch, float& total_2_scratch) {
-  d_weight = total * (rsqrtf(variance + 1e-05f));
+  d_weight = total * (rsqrtf(saved_variance + 1e-05f));
   d_bias = total_2;
   total_scratch = total;
   total_2_scratch = total_2;
 }
 
-// Reads variance; merges partials into total, total_2; writes d_weight, d_bias, total_scratch, total_2_scratch.
+// Reads saved_variance; merges partials into total, total_2; writes d_weight, d_bias, total_scratch, total_2_scratch.
 __global__ void __launch_bounds__(512)
-backward_finalise_2(const float* __restrict__ variance, float* __restrict__ d_weight,
+backward_finalise(const float* __restrict__ saved_variance, float* __restrict__ d_weight,
     float* __restrict__ d_bias, float* __restrict__ total_scratch, float* __restrict__ total_2_scratch,
     const Sum<float>* __restrict__ total_partials, const Sum<float>* __restrict__ total_2_partials,
     BackwardSizes sizes, Index slots) {
@@ -515,12 +433,12 @@ backward_finalise_2(const float* __restrict__ variance, float* __restrict__ d_we
   const float total_2_value = static_cast<float>(total_2_sum.sum());
   const Index result = above * columns + column;
   const Index middle = result;
-  const float variance_value = widen(variance[middle]);
+  const float saved_variance_value = widen(saved_variance[middle]);
   float d_weight_value;
   float d_bias_value;
   float total_scratch_value;
   float total_2_scratch_value;
-  backward_finalise_2_values(total_value, variance_value, total_2_value, d_weight_value, d_bias_value,
+  backward_finalise_values(total_value, saved_variance_value, total_2_value, d_weight_value, d_bias_value,
       total_scratch_value, total_2_scratch_value);
   d_weight[middle] = narrow<float>(d_weight_value);
   d_bias[middle] = narrow<float>(d_bias_value);
@@ -528,12 +446,12 @@ backward_finalise_2(const float* __restrict__ variance, float* __restrict__ d_we
   total_2_scratch[middle] = narrow<float>(total_2_scratch_value);
 }
 
-__device__ __forceinline__ void backward_pointwise_values(const float x, const float mean, const float total,
-    const float weight, const float variance, const float count_of_outer_inner, const float d_out,
-    const float bias, const float total_2, float& d_x) {
+__device__ __forceinline__ void backward_pointwise_values(const float x, const float saved_mean,
+    const float total, const float weight, const float saved_variance, const float count_of_outer_inner,
+    const float d_out, const float bias, const float total_2, float& d_x) {
   // batch_norm(running_mean, running_var, weight, bias, training=True)
-  const float difference = x - mean;
-  const float inverse_root = rsqrtf(variance + 1e-05f);
+  const float difference = x - saved_mean;
+  const float inverse_root = rsqrtf(saved_variance + 1e-05f);
   const float after_batch_norm = difference * inverse_root * weight + bias;
   // backward, down to batch_norm(running_mean, running_var, weight, bias, training=True)
   const float product = after_batch_norm * 0.707106769f;
@@ -544,27 +462,28 @@ __device__ __forceinline__ void backward_pointwise_values(const float x, const f
   d_x = sum - total_2 * weight * inverse_root / count_of_outer_inner;
 }
 
-// Reads x, d_out, mean by (middle), total by (middle), weight by (middle), variance by (middle), bias by (middle), total_2 by (middle); writes d_x.
-__global__ void __launch_bounds__(512, 2)
-backward_pointwise(const float* __restrict__ x, const float* __restrict__ mean,
-    const float* __restrict__ total, const float* __restrict__ weight, const float* __restrict__ variance,
-    const float* __restrict__ d_out, const float* __restrict__ bias, const float* __restrict__ total_2,
-    float* __restrict__ d_x, BackwardSizes sizes, Index count) {
+// Reads x, d_out, saved_mean by (middle), total by (middle), weight by (middle), saved_variance by (middle), bias by (middle), total_2 by (middle); writes d_x.
+__global__ void __launch_bounds__(128, 2)
+backward_pointwise(const float* __restrict__ x, const float* __restrict__ saved_mean,
+    const float* __restrict__ total, const float* __restrict__ weight,
+    const float* __restrict__ saved_variance, const float* __restrict__ d_out,
+    const float* __restrict__ bias, const float* __restrict__ total_2, float* __restrict__ d_x,
+    BackwardSizes sizes, Index count) {
   const float count_of_outer_inner_value = static_cast<float>(sizes.outer.value * sizes.inner.value);
-  constexpr int kLanes = 4, kPacks = 2;
-  const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 512 + threadIdx.x) * kLanes;
+  constexpr int kLanes = 4, kPacks = 4;
+  const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 128 + threadIdx.x) * kLanes;
   Pack<float, kLanes> x_in[kPacks];
   Pack<float, kLanes> d_out_in[kPacks];
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
-    const Index i = first + static_cast<Index>(p) * 512 * kLanes;
+    const Index i = first + static_cast<Index>(p) * 128 * kLanes;
     if (i + kLanes > count) break;
     x_in[p] = load<kLanes>(x + i);
     d_out_in[p] = load<kLanes>(d_out + i);
   }
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
-    const Index i = first + static_cast<Index>(p) * 512 * kLanes;
+    const Index i = first + static_cast<Index>(p) * 128 * kLanes;
     if (i >= count) return;
     const Index above_inner = divide(i, sizes.inner);
     const Index inner = i - above_inner * sizes.inner.value;
@@ -572,10 +491,10 @@ backward_pointwise(const float* __restrict__ x, const float* __restrict__ mean,
     const Index middle = above_inner - above_middle * sizes.middle.value;
     const bool is_whole = i + kLanes <= count && sizes.inner.value - inner >= kLanes;
     if (is_whole) {
-      const float mean_value = widen(mean[middle]);
+      const float saved_mean_value = widen(saved_mean[middle]);
       const float total_value = widen(total[middle]);
       const float weight_value = widen(weight[middle]);
-      const float variance_value = widen(variance[middle]);
+      const float saved_variance_value = widen(saved_variance[middle]);
       const float bias_value = widen(bias[middle]);
       const float total_2_value = widen(total_2[middle]);
       Pack<float, kLanes> d_x_out;
@@ -584,7 +503,7 @@ backward_pointwise(const float* __restrict__ x, const float* __restrict__ mean,
         const float x_value = widen(x_in[p], lane);
         const float d_out_value = widen(d_out_in[p], lane);
         float d_x_value;
-        backward_pointwise_values(x_value, mean_value, total_value, weight_value, variance_value,
+        backward_pointwise_values(x_value, saved_mean_value, total_value, weight_value, saved_variance_value,
             count_of_outer_inner_value, d_out_value, bias_value, total_2_value, d_x_value);
         d_x_out.at[lane] = narrow<float>(d_x_value);
       }
@@ -594,16 +513,16 @@ backward_pointwise(const float* __restrict__ x, const float* __restrict__ mean,
         const Index above_inner = divide(j, sizes.inner);
         const Index above_middle = divide(above_inner, sizes.middle);
         const Index middle = above_inner - above_middle * sizes.middle.value;
-        const float mean_value = widen(mean[middle]);
+        const float saved_mean_value = widen(saved_mean[middle]);
         const float total_value = widen(total[middle]);
         const float weight_value = widen(weight[middle]);
-        const float variance_value = widen(variance[middle]);
+        const float saved_variance_value = widen(saved_variance[middle]);
         const float bias_value = widen(bias[middle]);
         const float total_2_value = widen(total_2[middle]);
         const float x_value = widen(x[j]);
         const float d_out_value = widen(d_out[j]);
         float d_x_value;
-        backward_pointwise_values(x_value, mean_value, total_value, weight_value, variance_value,
+        backward_pointwise_values(x_value, saved_mean_value, total_value, weight_value, saved_variance_value,
             count_of_outer_inner_value, d_out_value, bias_value, total_2_value, d_x_value);
         d_x[j] = narrow<float>(d_x_value);
       }
@@ -647,7 +566,7 @@ static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
   return power;
 }
 
-// a: x, weight, bias, out, batch_mean_1, batch_variance_1, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
+// a: x, weight, bias, out, batch_mean_1, batch_variance_1, saved_mean, saved_variance, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
@@ -656,12 +575,14 @@ extern "C" int64_t run_forward(const int64_t* a) {
   auto* const out = reinterpret_cast<float*>(a[3]);
   auto* const batch_mean_1 = reinterpret_cast<float*>(a[4]);
   auto* const batch_variance_1 = reinterpret_cast<float*>(a[5]);
-  const bool is_measuring = a[6] == -1;
+  auto* const saved_mean = reinterpret_cast<float*>(a[6]);
+  auto* const saved_variance = reinterpret_cast<float*>(a[7]);
+  const bool is_measuring = a[8] == -1;
   if (!is_measuring && ((a[0] | a[3]) & 15) != 0) return 1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[6])};
-  const ForwardSizes sizes{ size_of(a[7]), size_of(a[8]), size_of(a[9]) };
-  const auto stream = reinterpret_cast<cudaStream_t>(a[11]);
-  const int device = static_cast<int>(a[10]);
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[8])};
+  const ForwardSizes sizes{ size_of(a[9]), size_of(a[10]), size_of(a[11]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[13]);
+  const int device = static_cast<int>(a[12]);
   const DeviceGuard guard(device);
   const int64_t forward_inner_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value), forward_inner_length = static_cast<int64_t>(sizes.inner.value);
   const int64_t forward_inner_pieces = ceil_divide(forward_inner_length, 8192);
@@ -685,45 +606,42 @@ extern "C" int64_t run_forward(const int64_t* a) {
     const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
     const dim3 block(width, 512 / width);
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    forward_finalise<<<blocks, block, 0, stream>>>(batch_mean_1, batch_variance_1, mean_scratch,
-        variance_scratch, mean_partials, sizes, static_cast<Index>(mean_partials_slots));
+    forward_finalise<<<blocks, block, 0, stream>>>(batch_mean_1, batch_variance_1, saved_mean,
+        saved_variance, mean_scratch, variance_scratch, mean_partials, sizes,
+        static_cast<Index>(mean_partials_slots));
   }
   {
     const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value);
     const auto blocks = static_cast<unsigned>(ceil_divide(count, 4096));
-    forward_pointwise<<<blocks, 512, 0, stream>>>(x, mean_scratch, variance_scratch, weight, bias, out,
+    forward_pointwise<<<blocks, 128, 0, stream>>>(x, mean_scratch, variance_scratch, weight, bias, out,
         sizes, static_cast<Index>(count));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
 
-// a: x, weight, bias, d_out, d_x, d_weight, d_bias, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
+// a: x, weight, bias, saved_mean, saved_variance, d_out, d_x, d_weight, d_bias, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_backward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const weight = reinterpret_cast<const float*>(a[1]);
   auto* const bias = reinterpret_cast<const float*>(a[2]);
-  auto* const d_out = reinterpret_cast<const float*>(a[3]);
-  auto* const d_x = reinterpret_cast<float*>(a[4]);
-  auto* const d_weight = reinterpret_cast<float*>(a[5]);
-  auto* const d_bias = reinterpret_cast<float*>(a[6]);
-  const bool is_measuring = a[7] == -1;
-  if (!is_measuring && ((a[0] | a[3] | a[4]) & 15) != 0) return 1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[7])};
-  const BackwardSizes sizes{ size_of(a[8]), size_of(a[9]), size_of(a[10]) };
-  const auto stream = reinterpret_cast<cudaStream_t>(a[12]);
-  const int device = static_cast<int>(a[11]);
+  auto* const saved_mean = reinterpret_cast<const float*>(a[3]);
+  auto* const saved_variance = reinterpret_cast<const float*>(a[4]);
+  auto* const d_out = reinterpret_cast<const float*>(a[5]);
+  auto* const d_x = reinterpret_cast<float*>(a[6]);
+  auto* const d_weight = reinterpret_cast<float*>(a[7]);
+  auto* const d_bias = reinterpret_cast<float*>(a[8]);
+  const bool is_measuring = a[9] == -1;
+  if (!is_measuring && ((a[0] | a[5] | a[6]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[9])};
+  const BackwardSizes sizes{ size_of(a[10]), size_of(a[11]), size_of(a[12]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[14]);
+  const int device = static_cast<int>(a[13]);
   const DeviceGuard guard(device);
   const int64_t backward_inner_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value), backward_inner_length = static_cast<int64_t>(sizes.inner.value);
   const int64_t backward_inner_pieces = ceil_divide(backward_inner_length, 8192);
-  const int64_t mean_partials_slots = static_cast<int64_t>(sizes.outer.value) * backward_inner_pieces;
-  const int64_t backward_inner_2_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value), backward_inner_2_length = static_cast<int64_t>(sizes.inner.value);
-  const int64_t backward_inner_2_pieces = ceil_divide(backward_inner_2_length, 8192);
-  const int64_t total_partials_slots = static_cast<int64_t>(sizes.outer.value) * backward_inner_2_pieces;
-  const int64_t total_2_partials_slots = static_cast<int64_t>(sizes.outer.value) * backward_inner_2_pieces;
-  auto* const mean_partials = scratch.take<Moments<float>>(static_cast<int64_t>(sizes.middle.value) * mean_partials_slots);
-  auto* const mean_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value));
-  auto* const variance_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value));
+  const int64_t total_partials_slots = static_cast<int64_t>(sizes.outer.value) * backward_inner_pieces;
+  const int64_t total_2_partials_slots = static_cast<int64_t>(sizes.outer.value) * backward_inner_pieces;
   auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.middle.value) * total_partials_slots);
   auto* const total_2_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.middle.value) * total_2_partials_slots);
   auto* const total_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value));
@@ -735,40 +653,22 @@ extern "C" int64_t run_backward(const int64_t* a) {
     const dim3 block(lanes, 256 / lanes);
     const auto blocks = static_cast<unsigned>(ceil_divide(backward_inner_rows * backward_inner_pieces,
         block.y));
-    backward_inner<<<blocks, block, 0, stream>>>(x, mean_partials, sizes,
-        static_cast<Index>(backward_inner_rows), static_cast<Index>(backward_inner_pieces),
-        static_cast<Index>(piece_length));
+    backward_inner<<<blocks, block, 0, stream>>>(d_out, x, saved_mean, saved_variance, weight, bias,
+        total_partials, total_2_partials, sizes, static_cast<Index>(backward_inner_rows),
+        static_cast<Index>(backward_inner_pieces), static_cast<Index>(piece_length));
   }
   {
     const int64_t columns = 1, results = static_cast<int64_t>(sizes.middle.value);
     const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
     const dim3 block(width, 512 / width);
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    backward_finalise<<<blocks, block, 0, stream>>>(mean_scratch, variance_scratch, mean_partials, sizes,
-        static_cast<Index>(mean_partials_slots));
-  }
-  {
-    const int64_t piece_length = ceil_divide(backward_inner_2_length, backward_inner_2_pieces);
-    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 32, 256));
-    const dim3 block(lanes, 256 / lanes);
-    const auto blocks = static_cast<unsigned>(ceil_divide(backward_inner_2_rows * backward_inner_2_pieces,
-        block.y));
-    backward_inner_2<<<blocks, block, 0, stream>>>(d_out, x, mean_scratch, variance_scratch, weight, bias,
-        total_partials, total_2_partials, sizes, static_cast<Index>(backward_inner_2_rows),
-        static_cast<Index>(backward_inner_2_pieces), static_cast<Index>(piece_length));
-  }
-  {
-    const int64_t columns = 1, results = static_cast<int64_t>(sizes.middle.value);
-    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
-    const dim3 block(width, 512 / width);
-    const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    backward_finalise_2<<<blocks, block, 0, stream>>>(variance_scratch, d_weight, d_bias, total_scratch,
+    backward_finalise<<<blocks, block, 0, stream>>>(saved_variance, d_weight, d_bias, total_scratch,
         total_2_scratch, total_partials, total_2_partials, sizes, static_cast<Index>(total_partials_slots));
   }
   {
     const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value);
-    const auto blocks = static_cast<unsigned>(ceil_divide(count, 4096));
-    backward_pointwise<<<blocks, 512, 0, stream>>>(x, mean_scratch, total_scratch, weight, variance_scratch,
+    const auto blocks = static_cast<unsigned>(ceil_divide(count, 2048));
+    backward_pointwise<<<blocks, 128, 0, stream>>>(x, saved_mean, total_scratch, weight, saved_variance,
         d_out, bias, total_2_scratch, d_x, sizes, static_cast<Index>(count));
   }
   return -static_cast<int64_t>(cudaGetLastError());

@@ -1,4 +1,4 @@
-// fusegen 0.1.0   chain 97467a09e48a   signature forward+backward: bias float32, d_bias float32, d_out float32, d_weight float32, d_x float32, out float32, weight float32, x float32; 64-bit offsets
+// fusegen 0.1.0   chain 97467a09e48a   signature forward+backward: bias float32, d_bias float32, d_out float32, d_weight float32, d_x float32, out float32, saved_mean float32, saved_variance float32, weight float32, x float32; 64-bit offsets
 //   gelu | group_norm(4, weight, bias)
 #include <Python.h>
 
@@ -266,9 +266,18 @@ static inline __attribute__((always_inline)) void forward_row_values(const float
   out = product + bias;
 }
 
+static inline __attribute__((always_inline)) void forward_row_row_values(const float mean,
+    const float variance, float& saved_mean, float& saved_variance) {
+  saved_mean = mean;
+  saved_variance = variance;
+}
+
 static void forward_row(const float* __restrict__ x, const float* __restrict__ weight,
-    const float* __restrict__ bias, float* __restrict__ out, const ForwardSizes sizes, int threads) {
+    const float* __restrict__ bias, float* __restrict__ out, float* __restrict__ saved_mean,
+    float* __restrict__ saved_variance, const ForwardSizes sizes, int threads) {
   expect(out, sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.inner.value);
+  expect(saved_mean, sizes.outer.value * sizes.axis_1.value);
+  expect(saved_variance, sizes.outer.value * sizes.axis_1.value);
   const Index rows = sizes.outer.value * sizes.axis_1.value, length = sizes.axis_2.value * sizes.inner.value;
   const Index together = rows_together(length);
   const Index tasks = (rows + together - 1) / together;
@@ -353,6 +362,18 @@ static void forward_row(const float* __restrict__ x, const float* __restrict__ w
           store<1>(out_line, width,
               out + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner);
         }
+        {
+          const Index above_axis_1 = divide(row, sizes.axis_1);
+          const Index axis_1 = row - above_axis_1 * sizes.axis_1.value;
+          const Index outer = above_axis_1;
+          const float mean_value = mean_of_rows[row - top];
+          const float variance_value = variance_of_rows[row - top];
+          float saved_mean_value;
+          float saved_variance_value;
+          forward_row_row_values(mean_value, variance_value, saved_mean_value, saved_variance_value);
+          saved_mean[(outer) * sizes.axis_1.value + axis_1] = narrow<float>(saved_mean_value);
+          saved_variance[(outer) * sizes.axis_1.value + axis_1] = narrow<float>(saved_variance_value);
+        }
       }
     }
   }
@@ -363,49 +384,36 @@ struct BackwardSizes {
 };
 
 static inline __attribute__((always_inline)) void backward_row_stage_1(const float d_out, const float weight,
-    const float x, float& total_term, float& mean_term, float& carried) {
+    const float x, const float saved_mean, float& total_term, float& total_2_term, float& carried) {
   // gelu
-  total_term = d_out * weight;
-  mean_term = x * 0.5f * (1.0f + erf_of(x * 0.707106769f));
+  const float after_gelu = x * 0.5f * (1.0f + erf_of(x * 0.707106769f));
+  total_term = d_out * weight * (after_gelu - saved_mean);
+  total_2_term = d_out * weight;
   carried = 1.0f + erf_of(x * 0.707106769f);
 }
 
-static inline __attribute__((always_inline)) void backward_row_stage_2(const float d_out, const float weight,
-    const float x, const float carried, const float mean, float& total_2_term) {
-  // gelu
-  const float after_gelu = x * 0.5f * carried;
-  total_2_term = d_out * weight * (after_gelu - mean);
-}
-
 static inline __attribute__((always_inline)) void backward_row_values(const float x, const float carried,
-    const float mean, const float total_2, const float variance, const float count_of_axis_2_inner,
-    const float d_out, const float weight, const float total, float& d_x) {
+    const float saved_mean, const float total, const float saved_variance, const float count_of_axis_2_inner,
+    const float d_out, const float weight, const float total_2, float& d_x) {
   // gelu
   const float product = x * 0.5f;
   const float after_gelu = product * carried;
-  const float inverse_root = 1.0f / sqrtf(variance + 1e-05f);
-  const float product_2 = 2.0f * (-0.5f * total_2 * (inverse_root * inverse_root * inverse_root));
+  const float inverse_root = 1.0f / sqrtf(saved_variance + 1e-05f);
+  const float product_2 = 2.0f * (-0.5f * total * (inverse_root * inverse_root * inverse_root));
   const float quotient = 1.0f / count_of_axis_2_inner;
-  const float sum = (after_gelu - mean) * (product_2 * quotient) + d_out * weight * inverse_root;
-  const float difference = sum - total * inverse_root * quotient;
+  const float sum = (after_gelu - saved_mean) * (product_2 * quotient) + d_out * weight * inverse_root;
+  const float difference = sum - total_2 * inverse_root * quotient;
   const float product_3 = x * 0.707106769f;
   const float product_4 = difference * product * (1.12837923f * exp_of(-(product_3 * product_3)));
   d_x = product_4 * 0.707106769f + difference * carried * 0.5f;
 }
 
-static inline __attribute__((always_inline)) void backward_row_row_values(const float mean,
-    const float variance, float& mean_scratch, float& variance_scratch) {
-  mean_scratch = mean;
-  variance_scratch = variance;
-}
-
 static void backward_row(const float* __restrict__ d_out, const float* __restrict__ weight,
-    const float* __restrict__ x, float* __restrict__ d_x, float* __restrict__ mean_scratch,
-    float* __restrict__ variance_scratch, const BackwardSizes sizes, int threads) {
+    const float* __restrict__ x, const float* __restrict__ saved_mean,
+    const float* __restrict__ saved_variance, float* __restrict__ d_x, const BackwardSizes sizes,
+    int threads) {
   const float count_of_axis_2_inner_value = static_cast<float>(sizes.axis_2.value * sizes.inner.value);
   expect(d_x, sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.inner.value);
-  expect(mean_scratch, sizes.outer.value * sizes.axis_1.value);
-  expect(variance_scratch, sizes.outer.value * sizes.axis_1.value);
   const Index rows = sizes.outer.value * sizes.axis_1.value, length = sizes.axis_2.value * sizes.inner.value;
   const Index together = rows_together(length);
   const Index tasks = (rows + together - 1) / together;
@@ -416,63 +424,13 @@ static void backward_row(const float* __restrict__ d_out, const float* __restric
     for (Index task = 0; task < tasks; ++task) {
       const Index top = task * together, bottom = std::min(rows, top + together);
       float total_of_rows[kTogether];
-      float mean_of_rows[kTogether];
-      float variance_of_rows[kTogether];
-      for (Index row = top; row < bottom; ++row) {
-        const Index above_axis_1 = divide(row, sizes.axis_1);
-        const Index axis_1 = row - above_axis_1 * sizes.axis_1.value;
-        const Index outer = above_axis_1;
-        const Index place = (row - top) * padded(length);
-        Sum total_sum;
-        Moments mean_sum;
-        for (Index first = 0; first < length; first += kLine) {
-          const Index width = std::min(kLine, length - first);
-          const Index above_inner = divide(first, sizes.inner);
-          const Index inner = first - above_inner * sizes.inner.value;
-          const Index axis_2 = above_inner;
-          float* const carried_line = carried_rows.get() + place + first;
-          float d_out_room[kLine];
-          const float* const d_out_line = load<1>(d_out + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, d_out_room);
-          float weight_line[kLine];
-          for (Index i = 0; i < width; ++i) {
-            const Index above_inner = divide((first + i), sizes.inner);
-            const Index inner = (first + i) - above_inner * sizes.inner.value;
-            const Index axis_2 = above_inner;
-            weight_line[i] = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
-          }
-          pad(weight_line, width);
-          float x_room[kLine];
-          const float* const x_line = load<1>(x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, x_room);
-          float total_term_line[kLine];
-          float mean_term_line[kLine];
-#pragma omp simd
-          for (Index i = 0; i < padded(width); ++i) {
-            const float d_out_value = d_out_line[i];
-            const float weight_value = weight_line[i];
-            const float x_value = x_line[i];
-            float total_term_value;
-            float mean_term_value;
-            float carried_value;
-            backward_row_stage_1(d_out_value, weight_value, x_value, total_term_value, mean_term_value,
-                carried_value);
-            total_term_line[i] = total_term_value;
-            mean_term_line[i] = mean_term_value;
-            carried_line[i] = carried_value;
-          }
-          total_sum.add(total_term_line, width);
-          mean_sum.add(mean_term_line, width);
-        }
-        total_of_rows[row - top] = static_cast<float>(total_sum.sum());
-        mean_of_rows[row - top] = static_cast<float>(mean_sum.mean());
-        variance_of_rows[row - top] = static_cast<float>(mean_sum.variance());
-      }
       float total_2_of_rows[kTogether];
       for (Index row = top; row < bottom; ++row) {
         const Index above_axis_1 = divide(row, sizes.axis_1);
         const Index axis_1 = row - above_axis_1 * sizes.axis_1.value;
         const Index outer = above_axis_1;
         const Index place = (row - top) * padded(length);
-        const float mean_value = mean_of_rows[row - top];
+        Sum total_sum;
         Sum total_2_sum;
         for (Index first = 0; first < length; first += kLine) {
           const Index width = std::min(kLine, length - first);
@@ -492,20 +450,27 @@ static void backward_row(const float* __restrict__ d_out, const float* __restric
           pad(weight_line, width);
           float x_room[kLine];
           const float* const x_line = load<1>(x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, x_room);
+          const float saved_mean_value = widen(saved_mean[(outer) * sizes.axis_1.value + axis_1]);
+          float total_term_line[kLine];
           float total_2_term_line[kLine];
 #pragma omp simd
           for (Index i = 0; i < padded(width); ++i) {
             const float d_out_value = d_out_line[i];
             const float weight_value = weight_line[i];
             const float x_value = x_line[i];
-            const float carried_value = carried_line[i];
+            float total_term_value;
             float total_2_term_value;
-            backward_row_stage_2(d_out_value, weight_value, x_value, carried_value, mean_value,
-                total_2_term_value);
+            float carried_value;
+            backward_row_stage_1(d_out_value, weight_value, x_value, saved_mean_value, total_term_value,
+                total_2_term_value, carried_value);
+            total_term_line[i] = total_term_value;
             total_2_term_line[i] = total_2_term_value;
+            carried_line[i] = carried_value;
           }
+          total_sum.add(total_term_line, width);
           total_2_sum.add(total_2_term_line, width);
         }
+        total_of_rows[row - top] = static_cast<float>(total_sum.sum());
         total_2_of_rows[row - top] = static_cast<float>(total_2_sum.sum());
       }
       for (Index row = top; row < bottom; ++row) {
@@ -514,8 +479,6 @@ static void backward_row(const float* __restrict__ d_out, const float* __restric
         const Index outer = above_axis_1;
         const Index place = (row - top) * padded(length);
         const float total_value = total_of_rows[row - top];
-        const float mean_value = mean_of_rows[row - top];
-        const float variance_value = variance_of_rows[row - top];
         const float total_2_value = total_2_of_rows[row - top];
         for (Index first = 0; first < length; first += kLine) {
           const Index width = std::min(kLine, length - first);
@@ -535,6 +498,8 @@ static void backward_row(const float* __restrict__ d_out, const float* __restric
           pad(weight_line, width);
           float x_room[kLine];
           const float* const x_line = load<1>(x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, x_room);
+          const float saved_mean_value = widen(saved_mean[(outer) * sizes.axis_1.value + axis_1]);
+          const float saved_variance_value = widen(saved_variance[(outer) * sizes.axis_1.value + axis_1]);
           float d_x_room[kLine];
           float* const d_x_line = target<1>(d_x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, d_x_room);
 #pragma omp simd
@@ -544,24 +509,12 @@ static void backward_row(const float* __restrict__ d_out, const float* __restric
             const float d_out_value = d_out_line[i];
             const float weight_value = weight_line[i];
             float d_x_value;
-            backward_row_values(x_value, carried_value, mean_value, total_2_value, variance_value,
-                count_of_axis_2_inner_value, d_out_value, weight_value, total_value, d_x_value);
+            backward_row_values(x_value, carried_value, saved_mean_value, total_value, saved_variance_value,
+                count_of_axis_2_inner_value, d_out_value, weight_value, total_2_value, d_x_value);
             d_x_line[i] = d_x_value;
           }
           store<1>(d_x_line, width,
               d_x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner);
-        }
-        {
-          const Index above_axis_1 = divide(row, sizes.axis_1);
-          const Index axis_1 = row - above_axis_1 * sizes.axis_1.value;
-          const Index outer = above_axis_1;
-          const float mean_value = mean_of_rows[row - top];
-          const float variance_value = variance_of_rows[row - top];
-          float mean_scratch_value;
-          float variance_scratch_value;
-          backward_row_row_values(mean_value, variance_value, mean_scratch_value, variance_scratch_value);
-          mean_scratch[(outer) * sizes.axis_1.value + axis_1] = narrow<float>(mean_scratch_value);
-          variance_scratch[(outer) * sizes.axis_1.value + axis_1] = narrow<float>(variance_scratch_value);
         }
       }
     }
@@ -569,16 +522,18 @@ static void backward_row(const float* __restrict__ d_out, const float* __restric
 }
 
 static inline __attribute__((always_inline)) void backward_inner_values(const float d_out, const float x,
-    const float mean, const float variance, float& total_3_term, float& total_4_term) {
+    const float saved_mean, const float saved_variance, float& total_3_term, float& total_4_term) {
   // gelu
   const float after_gelu = x * 0.5f * (1.0f + erf_of(x * 0.707106769f));
-  total_3_term = d_out * ((after_gelu - mean) * (1.0f / sqrtf(variance + 1e-05f)));
+  const float product = (after_gelu - saved_mean) * (1.0f / sqrtf(saved_variance + 1e-05f));
+  total_3_term = d_out * product;
   total_4_term = d_out;
 }
 
 static void backward_inner(const float* __restrict__ d_out, const float* __restrict__ x,
-    const float* __restrict__ mean, const float* __restrict__ variance, Sum* __restrict__ total_3_partials,
-    Sum* __restrict__ total_4_partials, const BackwardSizes sizes, int threads) {
+    const float* __restrict__ saved_mean, const float* __restrict__ saved_variance,
+    Sum* __restrict__ total_3_partials, Sum* __restrict__ total_4_partials, const BackwardSizes sizes,
+    int threads) {
   const Index rows = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value, length = sizes.inner.value;
   const Index pieces = pieces_of(length);
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
@@ -599,8 +554,8 @@ static void backward_inner(const float* __restrict__ d_out, const float* __restr
       const float* const d_out_line = load<1>(d_out + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, d_out_room);
       float x_room[kLine];
       const float* const x_line = load<1>(x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, x_room);
-      const float mean_value = widen(mean[(outer) * sizes.axis_1.value + axis_1]);
-      const float variance_value = widen(variance[(outer) * sizes.axis_1.value + axis_1]);
+      const float saved_mean_value = widen(saved_mean[(outer) * sizes.axis_1.value + axis_1]);
+      const float saved_variance_value = widen(saved_variance[(outer) * sizes.axis_1.value + axis_1]);
       float total_3_term_line[kLine];
       float total_4_term_line[kLine];
 #pragma omp simd
@@ -609,8 +564,8 @@ static void backward_inner(const float* __restrict__ d_out, const float* __restr
         const float x_value = x_line[i];
         float total_3_term_value;
         float total_4_term_value;
-        backward_inner_values(d_out_value, x_value, mean_value, variance_value, total_3_term_value,
-            total_4_term_value);
+        backward_inner_values(d_out_value, x_value, saved_mean_value, saved_variance_value,
+            total_3_term_value, total_4_term_value);
         total_3_term_line[i] = total_3_term_value;
         total_4_term_line[i] = total_4_term_value;
       }
@@ -656,45 +611,46 @@ static void backward_finalise(float* __restrict__ d_weight, float* __restrict__ 
 
 }  // namespace
 
-// a: x, weight, bias, out, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, inner, threads.
+// a: x, weight, bias, out, saved_mean, saved_variance, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, inner, threads.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const weight = reinterpret_cast<const float*>(a[1]);
   auto* const bias = reinterpret_cast<const float*>(a[2]);
   auto* const out = reinterpret_cast<float*>(a[3]);
-  const bool is_measuring = a[4] == -1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
-  const ForwardSizes sizes{ {a[5]}, {a[6]}, {a[7]}, {a[8]} };
-  const int threads = static_cast<int>(a[9]);
+  auto* const saved_mean = reinterpret_cast<float*>(a[4]);
+  auto* const saved_variance = reinterpret_cast<float*>(a[5]);
+  const bool is_measuring = a[6] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[6])};
+  const ForwardSizes sizes{ {a[7]}, {a[8]}, {a[9]}, {a[10]} };
+  const int threads = static_cast<int>(a[11]);
   if (is_measuring) return scratch.used;
-  forward_row(x, weight, bias, out, sizes, threads);
+  forward_row(x, weight, bias, out, saved_mean, saved_variance, sizes, threads);
   return 0;
 }
 
-// a: x, weight, d_out, d_x, d_weight, d_bias, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, inner, threads.
+// a: x, weight, saved_mean, saved_variance, d_out, d_x, d_weight, d_bias, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, inner, threads.
 extern "C" int64_t run_backward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const weight = reinterpret_cast<const float*>(a[1]);
-  auto* const d_out = reinterpret_cast<const float*>(a[2]);
-  auto* const d_x = reinterpret_cast<float*>(a[3]);
-  auto* const d_weight = reinterpret_cast<float*>(a[4]);
-  auto* const d_bias = reinterpret_cast<float*>(a[5]);
-  const bool is_measuring = a[6] == -1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[6])};
-  const BackwardSizes sizes{ {a[7]}, {a[8]}, {a[9]}, {a[10]} };
-  const int threads = static_cast<int>(a[11]);
+  auto* const saved_mean = reinterpret_cast<const float*>(a[2]);
+  auto* const saved_variance = reinterpret_cast<const float*>(a[3]);
+  auto* const d_out = reinterpret_cast<const float*>(a[4]);
+  auto* const d_x = reinterpret_cast<float*>(a[5]);
+  auto* const d_weight = reinterpret_cast<float*>(a[6]);
+  auto* const d_bias = reinterpret_cast<float*>(a[7]);
+  const bool is_measuring = a[8] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[8])};
+  const BackwardSizes sizes{ {a[9]}, {a[10]}, {a[11]}, {a[12]} };
+  const int threads = static_cast<int>(a[13]);
   const Index total_3_partials_slots = sizes.outer.value * pieces_of(sizes.inner.value)
 ;
   const Index total_4_partials_slots = sizes.outer.value * pieces_of(sizes.inner.value)
 ;
-  auto* const mean_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value));
-  auto* const variance_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value));
   auto* const total_3_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * total_3_partials_slots);
   auto* const total_4_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * total_4_partials_slots);
   if (is_measuring) return scratch.used;
-  backward_row(d_out, weight, x, d_x, mean_scratch, variance_scratch, sizes, threads);
-  backward_inner(d_out, x, mean_scratch, variance_scratch, total_3_partials, total_4_partials, sizes,
-      threads);
+  backward_row(d_out, weight, x, saved_mean, saved_variance, d_x, sizes, threads);
+  backward_inner(d_out, x, saved_mean, saved_variance, total_3_partials, total_4_partials, sizes, threads);
   backward_finalise(d_weight, d_bias, total_3_partials, total_4_partials, sizes, total_3_partials_slots,
       threads);
   return 0;

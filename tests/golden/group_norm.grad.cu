@@ -1,4 +1,4 @@
-// fusegen 0.1.0   chain 97467a09e48a   signature forward+backward: bias float32, d_bias float32, d_out float32, d_weight float32, d_x float32, out float32, weight float32, x float32; 32-bit offsets
+// fusegen 0.1.0   chain 97467a09e48a   signature forward+backward: bias float32, d_bias float32, d_out float32, d_weight float32, d_x float32, out float32, saved_mean float32, saved_variance float32, weight float32, x float32; 32-bit offsets
 //   gelu | group_norm(4, weight, bias)
 #include <cstdint>
 #include <cuda_runtime.h>
@@ -32,7 +32,7 @@ __device__ __forceinline__ Stored narrow(Value x) {
   return static_cast<Stored>(x);
 }
 
-// N neighbours, moved by one access that leaves no trace in the caches: every element is used once.
+// N neighbours, moved by one access.
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Pack {
   T at[N];
@@ -70,7 +70,7 @@ template <int N, typename T>
 __device__ __forceinline__ Pack<T, N> load(const T* from) {
   using Whole = typename Bits<sizeof(T) * N>::type;
   Pack<T, N> pack;
-  *reinterpret_cast<Whole*>(&pack) = __ldcs(reinterpret_cast<const Whole*>(from));
+  *reinterpret_cast<Whole*>(&pack) = *reinterpret_cast<const Whole*>(from);
   return pack;
 }
 
@@ -87,27 +87,23 @@ __device__ __forceinline__ void send(Pack<T, N>* to, const T* from) {
 
 __device__ __forceinline__ void send_off() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-__device__ __forceinline__ void wait_for_sent() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
-
-// The same for what others read too.
-template <int N, typename T>
-__device__ __forceinline__ Pack<T, N> load_again(const T* from) {
-  using Whole = typename Bits<sizeof(T) * N>::type;
-  Pack<T, N> pack;
-  *reinterpret_cast<Whole*>(&pack) = __ldg(reinterpret_cast<const Whole*>(from));
-  return pack;
+// Until no more than so many of the latest are on their way.
+template <int N>
+__device__ __forceinline__ void wait_for_sent() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
 template <int N, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   using Whole = typename Bits<sizeof(T) * N>::type;
-  __stcs(reinterpret_cast<Whole*>(to), *reinterpret_cast<const Whole*>(&pack));
+  *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
 }
 
 template <typename T>
 struct Sum {
   T total = 0;
   __device__ void add(T term) { total += term; }
+  __device__ void add(T factor, T by) { total = fma(factor, by, total); }
   __device__ void add_square(T root) { total = fma(root, root, total); }
   template <typename U>
   __device__ void merge(const Sum<U>& other) {
@@ -139,8 +135,8 @@ __device__ __forceinline__ Sum<T> exchange(Sum<T> mine, int bit) {
 }
 
 // Merges a row's accumulators over its threads, in a fixed tree: within each warp, then over the warps. A row has a
-// power of two of threads, or whole warps. The cells are free again two calls later.
-template <int N, typename T>
+// power of two of threads, or whole warps. The cells are free again two calls later. Not for all, only the first warp knows.
+template <bool kForAll = true, int N, typename T>
 __device__ __forceinline__ void combine(Sum<T> (&mine)[N], Sum<T>* cells) {
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) {
@@ -156,6 +152,7 @@ __device__ __forceinline__ void combine(Sum<T> (&mine)[N], Sum<T>* cells) {
     if (place == 0) row_cells[warp * N + n] = mine[n];
   }
   __syncthreads();
+  if (!kForAll && warp > 0) return;
 #pragma unroll
   for (int n = 0; n < N; ++n) mine[n] = place < warps ? row_cells[place * N + n] : Sum<T>();
 #pragma unroll
@@ -182,10 +179,17 @@ __device__ __forceinline__ void forward_row_values(const float carried_after_gel
   out = fmaf((carried_after_gelu - mean) * (rsqrtf(variance + 1e-05f)), weight, bias);
 }
 
-// Reads x, weight by (axis_1, axis_2), bias by (axis_1, axis_2); writes out.
+__device__ __forceinline__ void forward_row_row_values(const float mean, const float variance,
+    float& saved_mean, float& saved_variance) {
+  saved_mean = mean;
+  saved_variance = variance;
+}
+
+// Reads x, weight by (axis_1, axis_2), bias by (axis_1, axis_2); writes out, saved_mean, saved_variance.
 __global__ void __launch_bounds__(256, 4)
 forward_row(const float* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
-    float* __restrict__ out, ForwardSizes sizes) {
+    float* __restrict__ out, float* __restrict__ saved_mean, float* __restrict__ saved_variance,
+    ForwardSizes sizes) {
   constexpr int kLanes = 4, kPacks = 4;
   __shared__ Sum<float> cells[2][16];
   int turn = 0;
@@ -198,6 +202,7 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, const
     const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
     const Index above_axis_1 = divide(row, sizes.axis_1);
     const Index axis_1 = row - above_axis_1 * sizes.axis_1.value;
+    const Index outer = above_axis_1;
     Pack<float, kLanes> x_in[kPacks];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
@@ -258,6 +263,13 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, const
       }
       if (is_here) store(out + (base + i), out_out);
     }
+    if (is_live && threadIdx.x == 0) {
+      float saved_mean_value;
+      float saved_variance_value;
+      forward_row_row_values(mean_value, variance_value, saved_mean_value, saved_variance_value);
+      saved_mean[(outer) * sizes.axis_1.value + axis_1] = narrow<float>(saved_mean_value);
+      saved_variance[(outer) * sizes.axis_1.value + axis_1] = narrow<float>(saved_variance_value);
+    }
   }
 }
 
@@ -266,54 +278,52 @@ struct BackwardSizes {
 };
 
 __device__ __forceinline__ void backward_row_stage_1(const float d_out, const float weight, const float x,
-    float& total_term, float& mean_term, float& carried_after_gelu) {
+    const float saved_mean, float& total_term, float& total_term_by, float& total_2_term,
+    float& total_2_term_by) {
   // gelu
+  const float after_gelu = x * 0.5f * (1.0f + erff(x * 0.707106769f));
   total_term = d_out * weight;
-  mean_term = x * 0.5f * (1.0f + erff(x * 0.707106769f));
-  carried_after_gelu = x * 0.5f * (1.0f + erff(x * 0.707106769f));
+  total_term_by = after_gelu - saved_mean;
+  total_2_term = d_out;
+  total_2_term_by = weight;
 }
 
-__device__ __forceinline__ void backward_row_stage_2(const float d_out, const float weight,
-    const float carried_after_gelu, const float mean, float& total_2_term) {
-  total_2_term = d_out * weight * (carried_after_gelu - mean);
-}
-
-__device__ __forceinline__ void backward_row_values(const float total, const float variance,
-    const float count_of_axis_2_inner, const float carried_after_gelu, const float mean, const float total_2,
-    const float d_out, const float weight, const float x, float& d_x) {
-  const float inverse_root = rsqrtf(variance + 1e-05f);
-  const float quotient = 1.0f / count_of_axis_2_inner;
-  const float product = 2.0f * (-0.5f * total_2 * (inverse_root * inverse_root * inverse_root));
-  const float sum = fmaf(carried_after_gelu - mean, product * quotient, d_out * weight * inverse_root);
-  const float sum_2 = fmaf(-(total * inverse_root), quotient, sum);
+__device__ __forceinline__ void backward_row_values(const float total_2, const float saved_variance,
+    const float count_of_axis_2_inner, const float x, const float saved_mean, const float total,
+    const float d_out, const float weight, float& d_x) {
+  // gelu
+  const float product = x * 0.5f;
   const float product_2 = x * 0.707106769f;
-  const float product_3 = sum_2 * (x * 0.5f) * (1.12837923f * expf(-(product_2 * product_2)));
-  d_x = fmaf(product_3, 0.707106769f, sum_2 * (1.0f + erff(product_2)) * 0.5f);
+  const float sum = 1.0f + erff(product_2);
+  const float after_gelu = product * sum;
+  const float inverse_root = rsqrtf(saved_variance + 1e-05f);
+  const float quotient = 1.0f / count_of_axis_2_inner;
+  const float product_3 = 2.0f * (-0.5f * total * (inverse_root * inverse_root * inverse_root));
+  const float sum_2 = fmaf(after_gelu - saved_mean, product_3 * quotient, d_out * weight * inverse_root);
+  const float sum_3 = fmaf(-(total_2 * inverse_root), quotient, sum_2);
+  d_x = fmaf(sum_3 * product * (1.12837923f * expf(-(product_2 * product_2))), 0.707106769f,
+      sum_3 * sum * 0.5f);
 }
 
-__device__ __forceinline__ void backward_row_row_values(const float mean, const float variance,
-    float& mean_scratch, float& variance_scratch) {
-  mean_scratch = mean;
-  variance_scratch = variance;
-}
-
-// Reads d_out, x, weight by (axis_1, axis_2); writes d_x, mean_scratch, variance_scratch.
+// Reads d_out, x, weight by (axis_1, axis_2), saved_mean by (outer, axis_1), saved_variance by (outer, axis_1); writes d_x.
 __global__ void __launch_bounds__(256, 2)
 backward_row(const float* __restrict__ d_out, const float* __restrict__ weight, const float* __restrict__ x,
-    float* __restrict__ d_x, float* __restrict__ mean_scratch, float* __restrict__ variance_scratch,
+    const float* __restrict__ saved_mean, const float* __restrict__ saved_variance, float* __restrict__ d_x,
     BackwardSizes sizes) {
   const float count_of_axis_2_inner_value = static_cast<float>(sizes.axis_2.value * sizes.inner.value);
   constexpr int kLanes = 4, kPacks = 4;
   __shared__ Sum<float> cells[2][16];
   int turn = 0;
   const Index rows = sizes.outer.value * sizes.axis_1.value, length = sizes.axis_2.value * sizes.inner.value;
-  const float inverse_length = 1 / static_cast<float>(length);
   extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   auto* const d_out_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
   auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 1024) + thread;
   const Index stride = gridDim.x * blockDim.y;
   Index first = blockIdx.x * blockDim.y;
+  int slot = 0;
+  float saved_mean_ahead[2];
+  float saved_variance_ahead[2];
   const auto send_row = [&](Index first) {
     const bool is_live = first + threadIdx.y < rows;
     const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
@@ -321,29 +331,42 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ weight, 
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
-      if (is_here) send(&d_out_next[p * 256], d_out + (base + i));
-      if (is_here) send(&x_next[p * 256], x + (base + i));
+      if (is_here) send(&d_out_next[slot * 2048 + p * 256], d_out + (base + i));
+      if (is_here) send(&x_next[slot * 2048 + p * 256], x + (base + i));
     }
     send_off();
+    const Index above_axis_1 = divide(row, sizes.axis_1);
+    const Index axis_1 = row - above_axis_1 * sizes.axis_1.value;
+    const Index outer = above_axis_1;
+    saved_mean_ahead[1] = widen(saved_mean[(outer) * sizes.axis_1.value + axis_1]);
+    saved_variance_ahead[1] = widen(saved_variance[(outer) * sizes.axis_1.value + axis_1]);
   };
   send_row(first);
+  saved_mean_ahead[0] = saved_mean_ahead[1];
+  saved_variance_ahead[0] = saved_variance_ahead[1];
+  slot = 1;
+  send_row(first + stride);
+  slot = 0;
   for (; first < rows; first += stride) {
     const bool is_live = first + threadIdx.y < rows;
     const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
     const Index above_axis_1 = divide(row, sizes.axis_1);
     const Index axis_1 = row - above_axis_1 * sizes.axis_1.value;
-    const Index outer = above_axis_1;
     Pack<float, kLanes> d_out_in[kPacks];
     Pack<float, kLanes> x_in[kPacks];
-    wait_for_sent();
+    wait_for_sent<1>();
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      d_out_in[p] = d_out_next[p * 256];
-      x_in[p] = x_next[p * 256];
+      d_out_in[p] = d_out_next[slot * 2048 + p * 256];
+      x_in[p] = x_next[slot * 2048 + p * 256];
     }
-    send_row(first + stride);
+    const float saved_mean_value = saved_mean_ahead[0];
+    const float saved_variance_value = saved_variance_ahead[0];
+    saved_mean_ahead[0] = saved_mean_ahead[1];
+    saved_variance_ahead[0] = saved_variance_ahead[1];
+    send_row(first + 2 * stride);
+    slot ^= 1;
     Sum<float> sums_1[2];
-    float carried_after_gelu[kPacks][kLanes];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -356,54 +379,18 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ weight, 
         const float x_value = widen(x_in[p], lane);
         const float weight_value = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
         float total_term_value;
-        float mean_term_value;
-        float carried_after_gelu_value;
-        backward_row_stage_1(d_out_value, weight_value, x_value, total_term_value, mean_term_value,
-            carried_after_gelu_value);
-        if (is_here) sums_1[0].add(total_term_value);
-        if (is_here) sums_1[1].add(mean_term_value);
-        carried_after_gelu[p][lane] = carried_after_gelu_value;
+        float total_term_by_value;
+        float total_2_term_value;
+        float total_2_term_by_value;
+        backward_row_stage_1(d_out_value, weight_value, x_value, saved_mean_value, total_term_value,
+            total_term_by_value, total_2_term_value, total_2_term_by_value);
+        if (is_here) sums_1[0].add(total_term_value, total_term_by_value);
+        if (is_here) sums_1[1].add(total_2_term_value, total_2_term_by_value);
       }
     }
     combine(sums_1, cells[turn++ & 1]);
-    const float centre_1_1 = sums_1[1].total * inverse_length;
-    // Squares of the distances from it, and what it was off by.
-    Sum<float> distances_1[2];
-#pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
-      const bool is_here = i < end;
-#pragma unroll
-      for (int lane = 0; lane < kLanes; ++lane) {
-        const float distance_1 = carried_after_gelu[p][lane] - centre_1_1;
-        if (is_here) distances_1[0].add_square(distance_1);
-        if (is_here) distances_1[1].add(distance_1);
-      }
-    }
-    combine(distances_1, cells[turn++ & 1]);
     const float total_value = sums_1[0].total;
-    const float mean_value = sums_1[1].total * inverse_length + distances_1[1].total * inverse_length;
-    const float variance_value = (distances_1[0].total - distances_1[1].total * distances_1[1].total * inverse_length) * inverse_length;
-    Sum<float> sums_2[1];
-#pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
-      const bool is_here = i < end;
-#pragma unroll
-      for (int lane = 0; lane < kLanes; ++lane) {
-        const Index above_inner = divide((is_here ? i + lane : 0), sizes.inner);
-        const Index axis_2 = above_inner;
-        const float d_out_value = widen(d_out_in[p], lane);
-        const float carried_after_gelu_value = carried_after_gelu[p][lane];
-        const float weight_value = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
-        float total_2_term_value;
-        backward_row_stage_2(d_out_value, weight_value, carried_after_gelu_value, mean_value,
-            total_2_term_value);
-        if (is_here) sums_2[0].add(total_2_term_value);
-      }
-    }
-    combine(sums_2, cells[turn++ & 1]);
-    const float total_2_value = sums_2[0].total;
+    const float total_2_value = sums_1[1].total;
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -415,40 +402,31 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ weight, 
         const Index axis_2 = above_inner;
         const float d_out_value = widen(d_out_in[p], lane);
         const float x_value = widen(x_in[p], lane);
-        const float carried_after_gelu_value = carried_after_gelu[p][lane];
         const float weight_value = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
         float d_x_value;
-        backward_row_values(total_value, variance_value, count_of_axis_2_inner_value,
-            carried_after_gelu_value, mean_value, total_2_value, d_out_value, weight_value, x_value,
-            d_x_value);
+        backward_row_values(total_2_value, saved_variance_value, count_of_axis_2_inner_value, x_value,
+            saved_mean_value, total_value, d_out_value, weight_value, d_x_value);
         d_x_out.at[lane] = narrow<float>(d_x_value);
       }
       if (is_here) store(d_x + (base + i), d_x_out);
     }
-    if (is_live && threadIdx.x == 0) {
-      float mean_scratch_value;
-      float variance_scratch_value;
-      backward_row_row_values(mean_value, variance_value, mean_scratch_value, variance_scratch_value);
-      mean_scratch[(outer) * sizes.axis_1.value + axis_1] = narrow<float>(mean_scratch_value);
-      variance_scratch[(outer) * sizes.axis_1.value + axis_1] = narrow<float>(variance_scratch_value);
-    }
   }
 }
 
-__device__ __forceinline__ void backward_inner_values(const float d_out, const float x, const float mean,
-    const float variance, float& total_3_term, float& total_4_term) {
+__device__ __forceinline__ void backward_inner_values(const float d_out, const float x,
+    const float saved_mean, const float saved_variance, float& total_3_term, float& total_4_term) {
   // gelu
   const float after_gelu = x * 0.5f * (1.0f + erff(x * 0.707106769f));
-  total_3_term = d_out * ((after_gelu - mean) * (rsqrtf(variance + 1e-05f)));
+  total_3_term = d_out * ((after_gelu - saved_mean) * (rsqrtf(saved_variance + 1e-05f)));
   total_4_term = d_out;
 }
 
-// Reads d_out, x, mean by (outer, axis_1), variance by (outer, axis_1); leaves partials of total_3, total_4.
+// Reads d_out, x, saved_mean by (outer, axis_1), saved_variance by (outer, axis_1); leaves partials of total_3, total_4.
 __global__ void __launch_bounds__(256)
-backward_inner(const float* __restrict__ d_out, const float* __restrict__ x, const float* __restrict__ mean,
-    const float* __restrict__ variance, Sum<float>* __restrict__ total_3_partials,
-    Sum<float>* __restrict__ total_4_partials, BackwardSizes sizes, Index rows, Index pieces,
-    Index piece_length) {
+backward_inner(const float* __restrict__ d_out, const float* __restrict__ x,
+    const float* __restrict__ saved_mean, const float* __restrict__ saved_variance,
+    Sum<float>* __restrict__ total_3_partials, Sum<float>* __restrict__ total_4_partials,
+    BackwardSizes sizes, Index rows, Index pieces, Index piece_length) {
   constexpr int kLanes = 4, kPacks = 2;
   __shared__ alignas(16) unsigned char shared[256 * 4];
   const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
@@ -459,14 +437,14 @@ backward_inner(const float* __restrict__ d_out, const float* __restrict__ x, con
   const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
   const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
   const Index outer = above_axis_1;
-  const float mean_value = widen(mean[(outer) * sizes.axis_1.value + axis_1]);
-  const float variance_value = widen(variance[(outer) * sizes.axis_1.value + axis_1]);
+  const float saved_mean_value = widen(saved_mean[(outer) * sizes.axis_1.value + axis_1]);
+  const float saved_variance_value = widen(saved_variance[(outer) * sizes.axis_1.value + axis_1]);
   Sum<float> total_3_sum;
   Sum<float> total_4_sum;
   const auto element = [&](Index inner, float d_out_value, float x_value) {
     float total_3_term_value;
     float total_4_term_value;
-    backward_inner_values(d_out_value, x_value, mean_value, variance_value, total_3_term_value,
+    backward_inner_values(d_out_value, x_value, saved_mean_value, saved_variance_value, total_3_term_value,
         total_4_term_value);
     total_3_sum.add(total_3_term_value);
     total_4_sum.add(total_4_term_value);
@@ -621,19 +599,21 @@ static dim3 row_block(int64_t wanted) {
   return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < 256 ? 256 / along : 1));
 }
 
-// a: x, weight, bias, out, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, inner, device, stream.
+// a: x, weight, bias, out, saved_mean, saved_variance, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const weight = reinterpret_cast<const float*>(a[1]);
   auto* const bias = reinterpret_cast<const float*>(a[2]);
   auto* const out = reinterpret_cast<float*>(a[3]);
-  const bool is_measuring = a[4] == -1;
+  auto* const saved_mean = reinterpret_cast<float*>(a[4]);
+  auto* const saved_variance = reinterpret_cast<float*>(a[5]);
+  const bool is_measuring = a[6] == -1;
   if (!is_measuring && ((a[0] | a[3]) & 15) != 0) return 1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
-  const ForwardSizes sizes{ size_of(a[5]), size_of(a[6]), size_of(a[7]), size_of(a[8]) };
-  const auto stream = reinterpret_cast<cudaStream_t>(a[10]);
-  const int device = static_cast<int>(a[9]);
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[6])};
+  const ForwardSizes sizes{ size_of(a[7]), size_of(a[8]), size_of(a[9]), size_of(a[10]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[12]);
+  const int device = static_cast<int>(a[11]);
   const DeviceGuard guard(device);
   const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value), forward_row_length = static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value);
   const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 16));
@@ -642,44 +622,44 @@ extern "C" int64_t run_forward(const int64_t* a) {
   if (is_measuring) return scratch.used;
   {
     forward_row<<<static_cast<unsigned>(forward_row_slots), forward_row_block, 0, stream>>>(x, weight, bias,
-        out, sizes);
+        out, saved_mean, saved_variance, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
 
-// a: x, weight, d_out, d_x, d_weight, d_bias, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, inner, device, stream.
+// a: x, weight, saved_mean, saved_variance, d_out, d_x, d_weight, d_bias, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_backward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const weight = reinterpret_cast<const float*>(a[1]);
-  auto* const d_out = reinterpret_cast<const float*>(a[2]);
-  auto* const d_x = reinterpret_cast<float*>(a[3]);
-  auto* const d_weight = reinterpret_cast<float*>(a[4]);
-  auto* const d_bias = reinterpret_cast<float*>(a[5]);
-  const bool is_measuring = a[6] == -1;
-  if (!is_measuring && ((a[0] | a[2] | a[3]) & 15) != 0) return 1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[6])};
-  const BackwardSizes sizes{ size_of(a[7]), size_of(a[8]), size_of(a[9]), size_of(a[10]) };
-  const auto stream = reinterpret_cast<cudaStream_t>(a[12]);
-  const int device = static_cast<int>(a[11]);
+  auto* const saved_mean = reinterpret_cast<const float*>(a[2]);
+  auto* const saved_variance = reinterpret_cast<const float*>(a[3]);
+  auto* const d_out = reinterpret_cast<const float*>(a[4]);
+  auto* const d_x = reinterpret_cast<float*>(a[5]);
+  auto* const d_weight = reinterpret_cast<float*>(a[6]);
+  auto* const d_bias = reinterpret_cast<float*>(a[7]);
+  const bool is_measuring = a[8] == -1;
+  if (!is_measuring && ((a[0] | a[4] | a[5]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[8])};
+  const BackwardSizes sizes{ size_of(a[9]), size_of(a[10]), size_of(a[11]), size_of(a[12]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[14]);
+  const int device = static_cast<int>(a[13]);
   const DeviceGuard guard(device);
   const int64_t backward_row_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value), backward_row_length = static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value);
   const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, 16));
   const int64_t backward_row_tasks = ceil_divide(backward_row_rows, backward_row_block.y);
-  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 32768, device);
+  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 65536, device);
   const int64_t backward_row_slots = backward_row_tasks < backward_row_resident ? backward_row_tasks : backward_row_resident;
   const int64_t backward_inner_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value), backward_inner_length = static_cast<int64_t>(sizes.inner.value);
   const int64_t backward_inner_pieces = ceil_divide(backward_inner_length, 8192);
   const int64_t total_3_partials_slots = static_cast<int64_t>(sizes.outer.value) * backward_inner_pieces;
   const int64_t total_4_partials_slots = static_cast<int64_t>(sizes.outer.value) * backward_inner_pieces;
-  auto* const mean_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value));
-  auto* const variance_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value));
   auto* const total_3_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * total_3_partials_slots);
   auto* const total_4_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * total_4_partials_slots);
   if (is_measuring) return scratch.used;
   {
-    backward_row<<<static_cast<unsigned>(backward_row_slots), backward_row_block, 32768, stream>>>(d_out,
-        weight, x, d_x, mean_scratch, variance_scratch, sizes);
+    backward_row<<<static_cast<unsigned>(backward_row_slots), backward_row_block, 65536, stream>>>(d_out,
+        weight, x, saved_mean, saved_variance, d_x, sizes);
   }
   {
     const int64_t piece_length = ceil_divide(backward_inner_length, backward_inner_pieces);
@@ -687,7 +667,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
     const dim3 block(lanes, 256 / lanes);
     const auto blocks = static_cast<unsigned>(ceil_divide(backward_inner_rows * backward_inner_pieces,
         block.y));
-    backward_inner<<<blocks, block, 0, stream>>>(d_out, x, mean_scratch, variance_scratch, total_3_partials,
+    backward_inner<<<blocks, block, 0, stream>>>(d_out, x, saved_mean, saved_variance, total_3_partials,
         total_4_partials, sizes, static_cast<Index>(backward_inner_rows),
         static_cast<Index>(backward_inner_pieces), static_cast<Index>(piece_length));
   }

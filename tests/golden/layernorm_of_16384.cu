@@ -32,7 +32,7 @@ __device__ __forceinline__ Stored narrow(Value x) {
   return static_cast<Stored>(x);
 }
 
-// N neighbours, moved by one access that leaves no trace in the caches: every element is used once.
+// N neighbours, moved by one access.
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Pack {
   T at[N];
@@ -70,29 +70,21 @@ template <int N, typename T>
 __device__ __forceinline__ Pack<T, N> load(const T* from) {
   using Whole = typename Bits<sizeof(T) * N>::type;
   Pack<T, N> pack;
-  *reinterpret_cast<Whole*>(&pack) = __ldcs(reinterpret_cast<const Whole*>(from));
-  return pack;
-}
-
-// The same for what others read too.
-template <int N, typename T>
-__device__ __forceinline__ Pack<T, N> load_again(const T* from) {
-  using Whole = typename Bits<sizeof(T) * N>::type;
-  Pack<T, N> pack;
-  *reinterpret_cast<Whole*>(&pack) = __ldg(reinterpret_cast<const Whole*>(from));
+  *reinterpret_cast<Whole*>(&pack) = *reinterpret_cast<const Whole*>(from);
   return pack;
 }
 
 template <int N, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   using Whole = typename Bits<sizeof(T) * N>::type;
-  __stcs(reinterpret_cast<Whole*>(to), *reinterpret_cast<const Whole*>(&pack));
+  *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
 }
 
 template <typename T>
 struct Sum {
   T total = 0;
   __device__ void add(T term) { total += term; }
+  __device__ void add(T factor, T by) { total = fma(factor, by, total); }
   __device__ void add_square(T root) { total = fma(root, root, total); }
   template <typename U>
   __device__ void merge(const Sum<U>& other) {
@@ -108,8 +100,8 @@ __device__ __forceinline__ Sum<T> exchange(Sum<T> mine, int bit) {
 }
 
 // Merges a row's accumulators over its threads, in a fixed tree: within each warp, then over the warps. A row has a
-// power of two of threads, or whole warps. The cells are free again two calls later.
-template <int N, typename T>
+// power of two of threads, or whole warps. The cells are free again two calls later. Not for all, only the first warp knows.
+template <bool kForAll = true, int N, typename T>
 __device__ __forceinline__ void combine(Sum<T> (&mine)[N], Sum<T>* cells) {
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) {
@@ -125,6 +117,7 @@ __device__ __forceinline__ void combine(Sum<T> (&mine)[N], Sum<T>* cells) {
     if (place == 0) row_cells[warp * N + n] = mine[n];
   }
   __syncthreads();
+  if (!kForAll && warp > 0) return;
 #pragma unroll
   for (int n = 0; n < N; ++n) mine[n] = place < warps ? row_cells[place * N + n] : Sum<T>();
 #pragma unroll
@@ -209,9 +202,9 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, const
       const bool is_here = i < end;
       if (!is_here) continue;
       Pack<float, kLanes> weight_in;
-      if (is_here) weight_in = load_again<kLanes>(weight + i);
+      if (is_here) weight_in = load<kLanes>(weight + i);
       Pack<float, kLanes> bias_in;
-      if (is_here) bias_in = load_again<kLanes>(bias + i);
+      if (is_here) bias_in = load<kLanes>(bias + i);
       Pack<float, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {

@@ -1,4 +1,4 @@
-// fusegen 0.1.0   chain 0c48df6ca1ed   signature forward+backward: bias float32, d_bias float32, d_out float32, d_weight float32, d_x float32, out float32, weight float32, x float32; 64-bit offsets
+// fusegen 0.1.0   chain 0c48df6ca1ed   signature forward+backward: bias float32, d_bias float32, d_out float32, d_weight float32, d_x float32, out float32, saved_mean float32, saved_variance float32, weight float32, x float32; 64-bit offsets
 //   layernorm(16384, weight, bias)
 #include <Python.h>
 
@@ -226,9 +226,18 @@ static inline __attribute__((always_inline)) void forward_row_values(const float
   out = (x - mean) * (1.0f / sqrtf(variance + 1e-05f)) * weight + bias;
 }
 
+static inline __attribute__((always_inline)) void forward_row_row_values(const float mean,
+    const float variance, float& saved_mean, float& saved_variance) {
+  saved_mean = mean;
+  saved_variance = variance;
+}
+
 static void forward_row(const float* __restrict__ x, const float* __restrict__ weight,
-    const float* __restrict__ bias, float* __restrict__ out, const ForwardSizes sizes, int threads) {
+    const float* __restrict__ bias, float* __restrict__ out, float* __restrict__ saved_mean,
+    float* __restrict__ saved_variance, const ForwardSizes sizes, int threads) {
   expect(out, sizes.outer.value * sizes.inner.value);
+  expect(saved_mean, sizes.outer.value);
+  expect(saved_variance, sizes.outer.value);
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   const Index together = rows_together(length);
   const Index tasks = (rows + together - 1) / together;
@@ -278,6 +287,16 @@ static void forward_row(const float* __restrict__ x, const float* __restrict__ w
           }
           store<1>(out_line, width, out + (outer) * sizes.inner.value + inner);
         }
+        {
+          const Index outer = row;
+          const float mean_value = mean_of_rows[row - top];
+          const float variance_value = variance_of_rows[row - top];
+          float saved_mean_value;
+          float saved_variance_value;
+          forward_row_row_values(mean_value, variance_value, saved_mean_value, saved_variance_value);
+          saved_mean[outer] = narrow<float>(saved_mean_value);
+          saved_variance[outer] = narrow<float>(saved_variance_value);
+        }
       }
     }
   }
@@ -288,29 +307,27 @@ struct BackwardSizes {
 };
 
 static inline __attribute__((always_inline)) void backward_row_stage_1(const float d_out, const float weight,
-    float& total_3_term) {
-  total_3_term = d_out * weight;
+    const float x, const float saved_mean, const float saved_variance, float& total_3_term,
+    float& total_4_term, float& total_term) {
+  const float difference = x - saved_mean;
+  total_3_term = d_out * weight * difference;
+  total_4_term = d_out * weight;
+  total_term = d_out * (difference * (1.0f / sqrtf(saved_variance + 1e-05f)));
 }
 
-static inline __attribute__((always_inline)) void backward_row_stage_2(const float d_out, const float weight,
-    const float x, const float mean, const float variance, float& total_4_term, float& total_term) {
-  const float difference = x - mean;
-  total_4_term = d_out * weight * difference;
-  total_term = d_out * (difference * (1.0f / sqrtf(variance + 1e-05f)));
-}
-
-static inline __attribute__((always_inline)) void backward_row_values(const float x, const float mean,
-    const float total_4, const float variance, const float count_of_inner, const float d_out,
-    const float weight, const float total_3, float& d_x) {
-  const float inverse_root = 1.0f / sqrtf(variance + 1e-05f);
-  const float product = 2.0f * (-0.5f * total_4 * (inverse_root * inverse_root * inverse_root));
+static inline __attribute__((always_inline)) void backward_row_values(const float x, const float saved_mean,
+    const float total_3, const float saved_variance, const float count_of_inner, const float d_out,
+    const float weight, const float total_4, float& d_x) {
+  const float inverse_root = 1.0f / sqrtf(saved_variance + 1e-05f);
+  const float product = 2.0f * (-0.5f * total_3 * (inverse_root * inverse_root * inverse_root));
   const float quotient = 1.0f / count_of_inner;
-  const float sum = (x - mean) * (product * quotient) + d_out * weight * inverse_root;
-  d_x = sum - total_3 * inverse_root * quotient;
+  const float sum = (x - saved_mean) * (product * quotient) + d_out * weight * inverse_root;
+  d_x = sum - total_4 * inverse_root * quotient;
 }
 
 static void backward_row(const float* __restrict__ d_out, const float* __restrict__ weight,
-    const float* __restrict__ x, float* __restrict__ d_x, Sum* __restrict__ total_partials,
+    const float* __restrict__ x, const float* __restrict__ saved_mean,
+    const float* __restrict__ saved_variance, float* __restrict__ d_x, Sum* __restrict__ total_partials,
     Sum* __restrict__ total_2_partials, const BackwardSizes sizes, int threads) {
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
   expect(d_x, sizes.outer.value * sizes.inner.value);
@@ -329,44 +346,10 @@ static void backward_row(const float* __restrict__ d_out, const float* __restric
       for (Index top = rows * task / tasks; top < last; top += together) {
         const Index bottom = std::min(last, top + together);
         float total_3_of_rows[kTogether];
-        float mean_of_rows[kTogether];
-        float variance_of_rows[kTogether];
-        for (Index row = top; row < bottom; ++row) {
-          const Index outer = row;
-          Sum total_3_sum;
-          Moments mean_sum;
-          for (Index first = 0; first < length; first += kLine) {
-            const Index width = std::min(kLine, length - first);
-            const Index inner = first;
-            float d_out_room[kLine];
-            const float* const d_out_line = load<1>(d_out + (outer) * sizes.inner.value + inner, width,
-                d_out_room);
-            float weight_room[kLine];
-            const float* const weight_line = load<1>(weight + inner, width, weight_room);
-            float x_room[kLine];
-            const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
-            float total_3_term_line[kLine];
-#pragma omp simd
-            for (Index i = 0; i < padded(width); ++i) {
-              const float d_out_value = d_out_line[i];
-              const float weight_value = weight_line[i];
-              float total_3_term_value;
-              backward_row_stage_1(d_out_value, weight_value, total_3_term_value);
-              total_3_term_line[i] = total_3_term_value;
-            }
-            total_3_sum.add(total_3_term_line, width);
-            mean_sum.add(x_line, width);
-            add_to_columns(total_2_columns + first, d_out_line, width);
-          }
-          total_3_of_rows[row - top] = static_cast<float>(total_3_sum.sum());
-          mean_of_rows[row - top] = static_cast<float>(mean_sum.mean());
-          variance_of_rows[row - top] = static_cast<float>(mean_sum.variance());
-        }
         float total_4_of_rows[kTogether];
         for (Index row = top; row < bottom; ++row) {
           const Index outer = row;
-          const float mean_value = mean_of_rows[row - top];
-          const float variance_value = variance_of_rows[row - top];
+          Sum total_3_sum;
           Sum total_4_sum;
           for (Index first = 0; first < length; first += kLine) {
             const Index width = std::min(kLine, length - first);
@@ -378,6 +361,9 @@ static void backward_row(const float* __restrict__ d_out, const float* __restric
             const float* const weight_line = load<1>(weight + inner, width, weight_room);
             float x_room[kLine];
             const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
+            const float saved_mean_value = widen(saved_mean[outer]);
+            const float saved_variance_value = widen(saved_variance[outer]);
+            float total_3_term_line[kLine];
             float total_4_term_line[kLine];
             float total_term_line[kLine];
 #pragma omp simd
@@ -385,23 +371,26 @@ static void backward_row(const float* __restrict__ d_out, const float* __restric
               const float d_out_value = d_out_line[i];
               const float weight_value = weight_line[i];
               const float x_value = x_line[i];
+              float total_3_term_value;
               float total_4_term_value;
               float total_term_value;
-              backward_row_stage_2(d_out_value, weight_value, x_value, mean_value, variance_value,
-                  total_4_term_value, total_term_value);
+              backward_row_stage_1(d_out_value, weight_value, x_value, saved_mean_value,
+                  saved_variance_value, total_3_term_value, total_4_term_value, total_term_value);
+              total_3_term_line[i] = total_3_term_value;
               total_4_term_line[i] = total_4_term_value;
               total_term_line[i] = total_term_value;
             }
+            total_3_sum.add(total_3_term_line, width);
             total_4_sum.add(total_4_term_line, width);
             add_to_columns(total_columns + first, total_term_line, width);
+            add_to_columns(total_2_columns + first, d_out_line, width);
           }
+          total_3_of_rows[row - top] = static_cast<float>(total_3_sum.sum());
           total_4_of_rows[row - top] = static_cast<float>(total_4_sum.sum());
         }
         for (Index row = top; row < bottom; ++row) {
           const Index outer = row;
           const float total_3_value = total_3_of_rows[row - top];
-          const float mean_value = mean_of_rows[row - top];
-          const float variance_value = variance_of_rows[row - top];
           const float total_4_value = total_4_of_rows[row - top];
           for (Index first = 0; first < length; first += kLine) {
             const Index width = std::min(kLine, length - first);
@@ -413,6 +402,8 @@ static void backward_row(const float* __restrict__ d_out, const float* __restric
             const float* const weight_line = load<1>(weight + inner, width, weight_room);
             float x_room[kLine];
             const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
+            const float saved_mean_value = widen(saved_mean[outer]);
+            const float saved_variance_value = widen(saved_variance[outer]);
             float d_x_room[kLine];
             float* const d_x_line = target<1>(d_x + (outer) * sizes.inner.value + inner, width, d_x_room);
 #pragma omp simd
@@ -421,8 +412,8 @@ static void backward_row(const float* __restrict__ d_out, const float* __restric
               const float d_out_value = d_out_line[i];
               const float weight_value = weight_line[i];
               float d_x_value;
-              backward_row_values(x_value, mean_value, total_4_value, variance_value, count_of_inner_value,
-                  d_out_value, weight_value, total_3_value, d_x_value);
+              backward_row_values(x_value, saved_mean_value, total_3_value, saved_variance_value,
+                  count_of_inner_value, d_out_value, weight_value, total_4_value, d_x_value);
               d_x_line[i] = d_x_value;
             }
             store<1>(d_x_line, width, d_x + (outer) * sizes.inner.value + inner);
@@ -465,33 +456,37 @@ static void backward_finalise(float* __restrict__ d_weight, float* __restrict__ 
 
 }  // namespace
 
-// a: x, weight, bias, out, scratch (-1: return the bytes it needs), outer, inner, threads.
+// a: x, weight, bias, out, saved_mean, saved_variance, scratch (-1: return the bytes it needs), outer, inner, threads.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const weight = reinterpret_cast<const float*>(a[1]);
   auto* const bias = reinterpret_cast<const float*>(a[2]);
   auto* const out = reinterpret_cast<float*>(a[3]);
-  const bool is_measuring = a[4] == -1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
-  const ForwardSizes sizes{ {a[5]}, {a[6]} };
-  const int threads = static_cast<int>(a[7]);
+  auto* const saved_mean = reinterpret_cast<float*>(a[4]);
+  auto* const saved_variance = reinterpret_cast<float*>(a[5]);
+  const bool is_measuring = a[6] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[6])};
+  const ForwardSizes sizes{ {a[7]}, {a[8]} };
+  const int threads = static_cast<int>(a[9]);
   if (is_measuring) return scratch.used;
-  forward_row(x, weight, bias, out, sizes, threads);
+  forward_row(x, weight, bias, out, saved_mean, saved_variance, sizes, threads);
   return 0;
 }
 
-// a: x, weight, d_out, d_x, d_weight, d_bias, scratch (-1: return the bytes it needs), outer, inner, threads.
+// a: x, weight, saved_mean, saved_variance, d_out, d_x, d_weight, d_bias, scratch (-1: return the bytes it needs), outer, inner, threads.
 extern "C" int64_t run_backward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const weight = reinterpret_cast<const float*>(a[1]);
-  auto* const d_out = reinterpret_cast<const float*>(a[2]);
-  auto* const d_x = reinterpret_cast<float*>(a[3]);
-  auto* const d_weight = reinterpret_cast<float*>(a[4]);
-  auto* const d_bias = reinterpret_cast<float*>(a[5]);
-  const bool is_measuring = a[6] == -1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[6])};
-  const BackwardSizes sizes{ {a[7]}, {a[8]} };
-  const int threads = static_cast<int>(a[9]);
+  auto* const saved_mean = reinterpret_cast<const float*>(a[2]);
+  auto* const saved_variance = reinterpret_cast<const float*>(a[3]);
+  auto* const d_out = reinterpret_cast<const float*>(a[4]);
+  auto* const d_x = reinterpret_cast<float*>(a[5]);
+  auto* const d_weight = reinterpret_cast<float*>(a[6]);
+  auto* const d_bias = reinterpret_cast<float*>(a[7]);
+  const bool is_measuring = a[8] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[8])};
+  const BackwardSizes sizes{ {a[9]}, {a[10]} };
+  const int threads = static_cast<int>(a[11]);
   const Index total_partials_slots = slots_of(sizes.outer.value, sizes.inner.value)
 ;
   const Index total_2_partials_slots = slots_of(sizes.outer.value, sizes.inner.value)
@@ -499,7 +494,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
   auto* const total_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.inner.value) * total_partials_slots);
   auto* const total_2_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.inner.value) * total_2_partials_slots);
   if (is_measuring) return scratch.used;
-  backward_row(d_out, weight, x, d_x, total_partials, total_2_partials, sizes, threads);
+  backward_row(d_out, weight, x, saved_mean, saved_variance, d_x, total_partials, total_2_partials, sizes,
+      threads);
   backward_finalise(d_weight, d_bias, total_partials, total_2_partials, sizes, total_partials_slots, threads);
   return 0;
 }

@@ -1,4 +1,4 @@
-// fusegen 0.1.0   chain 0c48df6ca1ed   signature forward+backward: bias float32, d_bias float32, d_out float32, d_weight float32, d_x float32, out float32, weight float32, x float32; 32-bit offsets
+// fusegen 0.1.0   chain 0c48df6ca1ed   signature forward+backward: bias float32, d_bias float32, d_out float32, d_weight float32, d_x float32, out float32, saved_mean float32, saved_variance float32, weight float32, x float32; 32-bit offsets
 //   layernorm(16384, weight, bias)
 #include <cstdint>
 #include <cuda_runtime.h>
@@ -32,7 +32,7 @@ __device__ __forceinline__ Stored narrow(Value x) {
   return static_cast<Stored>(x);
 }
 
-// N neighbours, moved by one access that leaves no trace in the caches: every element is used once.
+// N neighbours, moved by one access.
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Pack {
   T at[N];
@@ -70,29 +70,40 @@ template <int N, typename T>
 __device__ __forceinline__ Pack<T, N> load(const T* from) {
   using Whole = typename Bits<sizeof(T) * N>::type;
   Pack<T, N> pack;
-  *reinterpret_cast<Whole*>(&pack) = __ldcs(reinterpret_cast<const Whole*>(from));
+  *reinterpret_cast<Whole*>(&pack) = *reinterpret_cast<const Whole*>(from);
   return pack;
 }
 
-// The same for what others read too.
+// A pack on its way into shared memory, where the thread that sent it will read it.
 template <int N, typename T>
-__device__ __forceinline__ Pack<T, N> load_again(const T* from) {
-  using Whole = typename Bits<sizeof(T) * N>::type;
-  Pack<T, N> pack;
-  *reinterpret_cast<Whole*>(&pack) = __ldg(reinterpret_cast<const Whole*>(from));
-  return pack;
+__device__ __forceinline__ void send(Pack<T, N>* to, const T* from) {
+  const auto target = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  if constexpr (sizeof(T) * N == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(target), "l"(from), "n"(sizeof(T) * N) : "memory");
+  }
+}
+
+__device__ __forceinline__ void send_off() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until no more than so many of the latest are on their way.
+template <int N>
+__device__ __forceinline__ void wait_for_sent() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
 template <int N, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   using Whole = typename Bits<sizeof(T) * N>::type;
-  __stcs(reinterpret_cast<Whole*>(to), *reinterpret_cast<const Whole*>(&pack));
+  *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
 }
 
 template <typename T>
 struct Sum {
   T total = 0;
   __device__ void add(T term) { total += term; }
+  __device__ void add(T factor, T by) { total = fma(factor, by, total); }
   __device__ void add_square(T root) { total = fma(root, root, total); }
   template <typename U>
   __device__ void merge(const Sum<U>& other) {
@@ -124,8 +135,8 @@ __device__ __forceinline__ Sum<T> exchange(Sum<T> mine, int bit) {
 }
 
 // Merges a row's accumulators over its threads, in a fixed tree: within each warp, then over the warps. A row has a
-// power of two of threads, or whole warps. The cells are free again two calls later.
-template <int N, typename T>
+// power of two of threads, or whole warps. The cells are free again two calls later. Not for all, only the first warp knows.
+template <bool kForAll = true, int N, typename T>
 __device__ __forceinline__ void combine(Sum<T> (&mine)[N], Sum<T>* cells) {
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) {
@@ -141,6 +152,7 @@ __device__ __forceinline__ void combine(Sum<T> (&mine)[N], Sum<T>* cells) {
     if (place == 0) row_cells[warp * N + n] = mine[n];
   }
   __syncthreads();
+  if (!kForAll && warp > 0) return;
 #pragma unroll
   for (int n = 0; n < N; ++n) mine[n] = place < warps ? row_cells[place * N + n] : Sum<T>();
 #pragma unroll
@@ -148,6 +160,120 @@ __device__ __forceinline__ void combine(Sum<T> (&mine)[N], Sum<T>* cells) {
 #pragma unroll
     for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
   }
+}
+
+// A number for the blocks of a team, with the turn it belongs to in the same word: whoever sees the turn has the number.
+[[maybe_unused]] __device__ __forceinline__ void leave(volatile uint64_t* cell, int turn, float number) {
+  *cell = static_cast<uint64_t>(turn) << 32 | __float_as_uint(number);
+}
+
+[[maybe_unused]] __device__ __forceinline__ void leave(volatile uint64_t* cell, int turn, double number) {
+  const uint64_t bits = __double_as_longlong(number);
+  cell[0] = static_cast<uint64_t>(turn) << 32 | (bits & 0xffffffff);
+  cell[1] = static_cast<uint64_t>(turn) << 32 | bits >> 32;
+}
+
+// A word as it was seen, or as it comes.
+__device__ __forceinline__ unsigned int await_word(const volatile uint64_t* cell, int turn, uint64_t word) {
+  while (word >> 32 != turn) {
+    word = *cell;
+    if (word >> 32 != turn) __nanosleep(20);
+  }
+  return static_cast<unsigned int>(word);
+}
+
+[[maybe_unused]] __device__ __forceinline__ void assemble(const unsigned int* words, float& number) {
+  number = __uint_as_float(words[0]);
+}
+
+[[maybe_unused]] __device__ __forceinline__ void assemble(const unsigned int* words, double& number) {
+  number = __longlong_as_double(static_cast<uint64_t>(words[1]) << 32 | words[0]);
+}
+
+// What the blocks of a team left, merged by one warp in a fixed order.
+template <int kCells, typename T>
+__device__ void merge_sums(const unsigned int* words, int blocks, T* found) {
+  Sum<T> all;
+  for (int other = threadIdx.x; other < blocks; other += 32) {
+    Sum<T> theirs;
+    assemble(words + other * kCells, theirs.total);
+    all.merge(theirs);
+  }
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) all.merge(exchange(all, bit));
+  if (threadIdx.x == 0) found[0] = all.total;
+}
+
+// Means of shares and squared distances from them: the mean and the variance of the whole, by Chan's formula.
+template <int kCells, typename T>
+__device__ void merge_moments(const unsigned int* words, int blocks, Index share, Index length, T* found) {
+  constexpr int kWords = sizeof(T) / 4;
+  const T inverse_length = 1 / static_cast<T>(length);
+  T base;
+  assemble(words, base);
+  Sum<T> beyond, squares;
+  for (int other = threadIdx.x; other < blocks; other += 32) {
+    T centre;
+    assemble(words + other * kCells, centre);
+    const Index begin = other * share;
+    if (begin < length) beyond.add(static_cast<T>(min(share, length - begin)) * (centre - base));
+  }
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) beyond.merge(exchange(beyond, bit));
+  const T mean = base + beyond.total * inverse_length;
+  for (int other = threadIdx.x; other < blocks; other += 32) {
+    T centre, distances;
+    assemble(words + other * kCells, centre);
+    assemble(words + other * kCells + kWords, distances);
+    const Index begin = other * share;
+    const T gap = centre - mean;
+    if (begin < length) squares.add(distances + static_cast<T>(min(share, length - begin)) * gap * gap);
+  }
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) squares.merge(exchange(squares, bit));
+  if (threadIdx.x == 0) found[0] = mean, found[1] = squares.total * inverse_length;
+}
+
+// Merges a row's accumulators over the blocks of its team, in a fixed order. All blocks of a launch are resident, so that
+// each will come; the cells of a turn are free again when everybody has left its numbers for the next.
+template <int kCells, int N, typename T>
+__device__ __forceinline__ void combine_team(Sum<T> (&mine)[N], uint64_t* meeting, int rank, int blocks,
+    int turn,
+    Sum<T>* totals) {
+  constexpr int kWords = sizeof(T) / 4;
+  if (blocks == 1) return;
+  volatile uint64_t* const cells = meeting + (turn & 1) * blocks * kCells;
+  if (threadIdx.x < 32) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      if (threadIdx.x == n) leave(cells + rank * kCells + n * kWords, turn, mine[n].total);
+    }
+    Sum<T> all[N];
+    for (int other = threadIdx.x; other < blocks; other += 32) {
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        Sum<T> theirs;
+        unsigned int words[kWords];
+#pragma unroll
+        for (int w = 0; w < kWords; ++w) words[w] = await_word(cells + other * kCells + n * kWords + w, turn,
+            0);
+        assemble(words, theirs.total);
+        all[n].merge(theirs);
+      }
+    }
+#pragma unroll
+    for (int bit = 16; bit > 0; bit /= 2) {
+#pragma unroll
+      for (int n = 0; n < N; ++n) all[n].merge(exchange(all[n], bit));
+    }
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      if (threadIdx.x == n) totals[n] = all[n];
+    }
+  }
+  __syncthreads();
+#pragma unroll
+  for (int n = 0; n < N; ++n) mine[n] = totals[n];
 }
 
 // Merges the accumulators of a block's rows, in order, into the first row's.
@@ -176,10 +302,17 @@ __device__ __forceinline__ void forward_row_values(const float x, const float me
   out = fmaf((x - mean) * (rsqrtf(variance + 1e-05f)), weight, bias);
 }
 
-// Reads x, weight by (inner), bias by (inner); writes out.
+__device__ __forceinline__ void forward_row_row_values(const float mean, const float variance,
+    float& saved_mean, float& saved_variance) {
+  saved_mean = mean;
+  saved_variance = variance;
+}
+
+// Reads x, weight by (inner), bias by (inner); writes out, saved_mean, saved_variance.
 __global__ void __launch_bounds__(512, 2)
 forward_row(const float* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
-    float* __restrict__ out, ForwardSizes sizes) {
+    float* __restrict__ out, float* __restrict__ saved_mean, float* __restrict__ saved_variance,
+    ForwardSizes sizes) {
   constexpr int kLanes = 4, kPacks = 8;
   __shared__ Sum<float> cells[2][32];
   int turn = 0;
@@ -190,6 +323,7 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, const
   for (; first < rows; first += stride) {
     const bool is_live = first + threadIdx.y < rows;
     const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+    const Index outer = row;
     Pack<float, kLanes> x_in[kPacks];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
@@ -237,9 +371,9 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, const
       const bool is_here = i < end;
       if (!is_here) continue;
       Pack<float, kLanes> weight_in;
-      if (is_here) weight_in = load_again<kLanes>(weight + i);
+      if (is_here) weight_in = load<kLanes>(weight + i);
       Pack<float, kLanes> bias_in;
-      if (is_here) bias_in = load_again<kLanes>(bias + i);
+      if (is_here) bias_in = load<kLanes>(bias + i);
       Pack<float, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
@@ -252,6 +386,13 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, const
       }
       if (is_here) store(out + (base + i), out_out);
     }
+    if (is_live && threadIdx.x == 0) {
+      float saved_mean_value;
+      float saved_variance_value;
+      forward_row_row_values(mean_value, variance_value, saved_mean_value, saved_variance_value);
+      saved_mean[outer] = narrow<float>(saved_mean_value);
+      saved_variance[outer] = narrow<float>(saved_variance_value);
+    }
   }
 }
 
@@ -260,150 +401,171 @@ struct BackwardSizes {
 };
 
 __device__ __forceinline__ void backward_row_stage_1(const float d_out, const float weight, const float x,
-    float& total_3_term, float& mean_term, float& total_2_term) {
+    const float saved_mean, const float saved_variance, float& total_3_term, float& total_3_term_by,
+    float& total_4_term, float& total_4_term_by, float& total_term, float& total_term_by,
+    float& total_2_term) {
   total_3_term = d_out * weight;
-  mean_term = x;
+  total_3_term_by = x - saved_mean;
+  total_4_term = d_out;
+  total_4_term_by = weight;
+  total_term = d_out;
+  total_term_by = (x - saved_mean) * (rsqrtf(saved_variance + 1e-05f));
   total_2_term = d_out;
 }
 
-__device__ __forceinline__ void backward_row_stage_2(const float d_out, const float weight, const float x,
-    const float mean, const float variance, float& total_4_term, float& total_term) {
-  const float difference = x - mean;
-  total_4_term = d_out * weight * difference;
-  total_term = d_out * (difference * (rsqrtf(variance + 1e-05f)));
-}
-
-__device__ __forceinline__ void backward_row_values(const float total_3, const float variance,
-    const float count_of_inner, const float x, const float mean, const float total_4, const float d_out,
-    const float weight, float& d_x) {
-  const float inverse_root = rsqrtf(variance + 1e-05f);
+__device__ __forceinline__ void backward_row_values(const float total_4, const float saved_variance,
+    const float count_of_inner, const float x, const float saved_mean, const float total_3,
+    const float d_out, const float weight, float& d_x) {
+  const float inverse_root = rsqrtf(saved_variance + 1e-05f);
   const float quotient = 1.0f / count_of_inner;
-  const float product = 2.0f * (-0.5f * total_4 * (inverse_root * inverse_root * inverse_root));
-  const float sum = fmaf(x - mean, product * quotient, d_out * weight * inverse_root);
-  d_x = fmaf(-(total_3 * inverse_root), quotient, sum);
+  const float product = 2.0f * (-0.5f * total_3 * (inverse_root * inverse_root * inverse_root));
+  const float sum = fmaf(x - saved_mean, product * quotient, d_out * weight * inverse_root);
+  d_x = fmaf(-(total_4 * inverse_root), quotient, sum);
 }
 
-// Reads d_out, x, weight by (inner); leaves partials of total, total_2; writes d_x.
-__global__ void __launch_bounds__(512, 1)
+// Reads d_out, x, weight by (inner), saved_mean by (outer), saved_variance by (outer); leaves partials of total, total_2; writes d_x.
+__global__ void __launch_bounds__(512, 2)
 backward_row(const float* __restrict__ d_out, const float* __restrict__ weight, const float* __restrict__ x,
-    float* __restrict__ d_x, Sum<float>* __restrict__ total_partials,
-    Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes) {
+    const float* __restrict__ saved_mean, const float* __restrict__ saved_variance, float* __restrict__ d_x,
+    Sum<float>* __restrict__ total_partials, Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes,
+    uint64_t* meetings, Index blocks) {
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
-  constexpr int kLanes = 4, kPacks = 8;
+  constexpr int kLanes = 4, kPacks = 2, kCells = 2;
   __shared__ Sum<float> cells[2][32];
+  __shared__ float found[2];
+  __shared__ unsigned int words[160 * kCells];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
-  const float inverse_length = 1 / static_cast<float>(length);
+  // This block's share of every row of its team.
+  const Index rank = blockIdx.x % blocks, team = blockIdx.x / blocks, stride = gridDim.x / blocks;
+  const Index share = (length + blocks * kLanes - 1) / (blocks * kLanes) * kLanes, begin = rank * share;
+  const Index reach = begin < length ? min(share, length - begin) : 0;
+  uint64_t* const meeting = meetings + team * blocks * kCells * 4;
   extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
-  auto* const total_sum = reinterpret_cast<Sum<float>*>(room) + 0 + thread;
-  auto* const total_2_sum = reinterpret_cast<Sum<float>*>(room) + 16384 + thread;
+  Sum<float> total_sum[kPacks][kLanes];
+  Sum<float> total_2_sum[kPacks][kLanes];
+  auto* const d_out_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
+  auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 1024) + thread;
+  Pack<float, kLanes> weight_in[kPacks];
 #pragma unroll
-  for (int n = 0; n < 32; ++n) {
-    total_sum[n * 512] = Sum<float>();
-    total_2_sum[n * 512] = Sum<float>();
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+    if (i < reach) weight_in[p] = load<kLanes>(weight + begin + i);
   }
-  const Index stride = gridDim.x * blockDim.y;
-  Index first = blockIdx.x * blockDim.y;
-  for (; first < rows; first += stride) {
-    const bool is_live = first + threadIdx.y < rows;
-    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
-    Pack<float, kLanes> d_out_in[kPacks];
-    Pack<float, kLanes> x_in[kPacks];
+  float saved_mean_ahead[3] = {};
+  float saved_variance_ahead[3] = {};
+  const auto send_row = [&](Index row, int slot) {
+    const Index end = row < rows ? reach : 0, base = row * length + begin;
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
-      if (!is_here) continue;
-      if (is_here) d_out_in[p] = load<kLanes>(d_out + (base + i));
-      if (is_here) x_in[p] = load<kLanes>(x + (base + i));
+      if (is_here) send(&d_out_next[slot * 2048 + p * 512], d_out + (base + i));
+      if (is_here) send(&x_next[slot * 2048 + p * 512], x + (base + i));
     }
-    Sum<float> sums_1[2];
+    send_off();
+    saved_mean_ahead[0] = saved_mean_ahead[1], saved_mean_ahead[1] = saved_mean_ahead[2];
+    saved_variance_ahead[0] = saved_variance_ahead[1], saved_variance_ahead[1] = saved_variance_ahead[2];
+    if (row >= rows) return;
+    const Index outer = row;
+    saved_mean_ahead[2] = widen(saved_mean[outer]);
+    saved_variance_ahead[2] = widen(saved_variance[outer]);
+  };
+  send_row(team, 0);
+  send_row(team + stride, 1);
+  int number = 0, slot = 0, slot_before = 2;
+  for (Index first = team; first < rows + stride; first += stride) {
+    wait_for_sent<1>();
+    // The other blocks' numbers for the row before are asked for now, and needed only after this row's are known.
+    const volatile uint64_t* const theirs = meeting + (number & 3) * blocks * kCells + threadIdx.x;
+    const bool is_asking = number > 0 && threadIdx.x < blocks * kCells;
+    uint64_t word = is_asking ? *theirs : 0;
+    ++number;
+    {
+      const Index end = first < rows ? reach : 0;
+      Pack<float, kLanes> d_out_in[kPacks];
+      Pack<float, kLanes> x_in[kPacks];
+      const float saved_mean_value = saved_mean_ahead[1];
+      const float saved_variance_value = saved_variance_ahead[1];
+      Sum<float> sums_1[2];
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
-      const bool is_here = i < end;
-      if (!is_here) continue;
-      Pack<float, kLanes> weight_in;
-      if (is_here) weight_in = load_again<kLanes>(weight + i);
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+        const bool is_here = i < end;
+        d_out_in[p] = d_out_next[slot * 2048 + p * 512];
+        x_in[p] = x_next[slot * 2048 + p * 512];
 #pragma unroll
-      for (int lane = 0; lane < kLanes; ++lane) {
+        for (int lane = 0; lane < kLanes; ++lane) {
         const float d_out_value = widen(d_out_in[p], lane);
         const float x_value = widen(x_in[p], lane);
-        const float weight_value = widen(weight_in, lane);
+        const float weight_value = widen(weight_in[p], lane);
         float total_3_term_value;
-        float mean_term_value;
-        float total_2_term_value;
-        backward_row_stage_1(d_out_value, weight_value, x_value, total_3_term_value, mean_term_value,
-            total_2_term_value);
-        if (is_here) sums_1[0].add(total_3_term_value);
-        if (is_here) sums_1[1].add(mean_term_value);
-        if (is_here) total_2_sum[(p * kLanes + lane) * 512].add(total_2_term_value);
-      }
-    }
-    combine(sums_1, cells[turn++ & 1]);
-    const float centre_1_1 = sums_1[1].total * inverse_length;
-    // Squares of the distances from it, and what it was off by.
-    Sum<float> distances_1[2];
-#pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
-      const bool is_here = i < end;
-      if (!is_here) continue;
-#pragma unroll
-      for (int lane = 0; lane < kLanes; ++lane) {
-        const float distance_1 = widen(x_in[p], lane) - centre_1_1;
-        if (is_here) distances_1[0].add_square(distance_1);
-        if (is_here) distances_1[1].add(distance_1);
-      }
-    }
-    combine(distances_1, cells[turn++ & 1]);
-    const float total_3_value = sums_1[0].total;
-    const float mean_value = sums_1[1].total * inverse_length + distances_1[1].total * inverse_length;
-    const float variance_value = (distances_1[0].total - distances_1[1].total * distances_1[1].total * inverse_length) * inverse_length;
-    Sum<float> sums_2[1];
-#pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
-      const bool is_here = i < end;
-      if (!is_here) continue;
-      Pack<float, kLanes> weight_in;
-      if (is_here) weight_in = load_again<kLanes>(weight + i);
-#pragma unroll
-      for (int lane = 0; lane < kLanes; ++lane) {
-        const float d_out_value = widen(d_out_in[p], lane);
-        const float x_value = widen(x_in[p], lane);
-        const float weight_value = widen(weight_in, lane);
+        float total_3_term_by_value;
         float total_4_term_value;
+        float total_4_term_by_value;
         float total_term_value;
-        backward_row_stage_2(d_out_value, weight_value, x_value, mean_value, variance_value,
-            total_4_term_value, total_term_value);
-        if (is_here) sums_2[0].add(total_4_term_value);
-        if (is_here) total_sum[(p * kLanes + lane) * 512].add(total_term_value);
+        float total_term_by_value;
+        float total_2_term_value;
+        backward_row_stage_1(d_out_value, weight_value, x_value, saved_mean_value, saved_variance_value,
+            total_3_term_value, total_3_term_by_value, total_4_term_value, total_4_term_by_value,
+            total_term_value, total_term_by_value, total_2_term_value);
+          if (is_here) sums_1[0].add(total_3_term_value, total_3_term_by_value);
+          if (is_here) sums_1[1].add(total_4_term_value, total_4_term_by_value);
+          if (is_here) total_sum[p][lane].add(total_term_value, total_term_by_value);
+          if (is_here) total_2_sum[p][lane].add(total_2_term_value);
+        }
+      }
+      combine<false>(sums_1, cells[turn++ & 1]);
+      if (threadIdx.x == 0) {
+        uint64_t* const mine = meeting + ((number & 3) * blocks + rank) * kCells;
+        leave(mine + 0, number, sums_1[0].total);
+        leave(mine + 1, number, sums_1[1].total);
       }
     }
-    combine(sums_2, cells[turn++ & 1]);
-    const float total_4_value = sums_2[0].total;
+    if (number > 1) {
+      // The row before.
+      const Index row = first - stride, base = row * length + begin, end = reach;
+      if (is_asking) words[threadIdx.x] = await_word(theirs, number - 1, word);
+      for (int i = threadIdx.x + blockDim.x; i < blocks * kCells; i += blockDim.x) {
+        words[i] = await_word(theirs + (i - threadIdx.x), number - 1, 0);
+      }
+      __syncthreads();
+      if (threadIdx.x < 32) {
+        merge_sums<kCells>(words + 0, blocks, found + 0);
+        merge_sums<kCells>(words + 1, blocks, found + 1);
+      }
+      __syncthreads();
+      const float total_3_value = found[0];
+      const float total_4_value = found[1];
+      const float saved_mean_value = saved_mean_ahead[0];
+      const float saved_variance_value = saved_variance_ahead[0];
+      Pack<float, kLanes> d_out_in[kPacks];
+      Pack<float, kLanes> x_in[kPacks];
+      const int slot = slot_before;
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
-      const bool is_here = i < end;
-      if (!is_here) continue;
-      Pack<float, kLanes> weight_in;
-      if (is_here) weight_in = load_again<kLanes>(weight + i);
-      Pack<float, kLanes> d_x_out;
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+        const bool is_here = i < end;
+        d_out_in[p] = d_out_next[slot * 2048 + p * 512];
+        x_in[p] = x_next[slot * 2048 + p * 512];
+        Pack<float, kLanes> d_x_out;
 #pragma unroll
-      for (int lane = 0; lane < kLanes; ++lane) {
+        for (int lane = 0; lane < kLanes; ++lane) {
         const float d_out_value = widen(d_out_in[p], lane);
         const float x_value = widen(x_in[p], lane);
-        const float weight_value = widen(weight_in, lane);
+        const float weight_value = widen(weight_in[p], lane);
         float d_x_value;
-        backward_row_values(total_3_value, variance_value, count_of_inner_value, x_value, mean_value,
-            total_4_value, d_out_value, weight_value, d_x_value);
-        d_x_out.at[lane] = narrow<float>(d_x_value);
+        backward_row_values(total_4_value, saved_variance_value, count_of_inner_value, x_value,
+            saved_mean_value, total_3_value, d_out_value, weight_value, d_x_value);
+          d_x_out.at[lane] = narrow<float>(d_x_value);
+        }
+        if (is_here) store(d_x + (base + i), d_x_out);
       }
-      if (is_here) store(d_x + (base + i), d_x_out);
     }
+    send_row(first + 2 * stride, slot_before);
+    slot_before = slot;
+    slot = slot == 2 ? 0 : slot + 1;
   }
   // One partial for each column and block: the rows that the block took side by side are merged here.
   __shared__ Sum<float> beside[512];
@@ -412,11 +574,11 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ weight, 
     const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
 #pragma unroll
     for (int lane = 0; lane < kLanes; ++lane) {
-      const bool is_mine = threadIdx.y == 0 && i < length;
-      merge_beside(total_sum[(p * kLanes + lane) * 512], beside);
-      if (is_mine) total_partials[blockIdx.x * length + i + lane] = total_sum[(p * kLanes + lane) * 512];
-      merge_beside(total_2_sum[(p * kLanes + lane) * 512], beside);
-      if (is_mine) total_2_partials[blockIdx.x * length + i + lane] = total_2_sum[(p * kLanes + lane) * 512];
+      const bool is_mine = threadIdx.y == 0 && i < reach;
+      merge_beside(total_sum[p][lane], beside);
+      if (is_mine) total_partials[team * length + begin + i + lane] = total_sum[p][lane];
+      merge_beside(total_2_sum[p][lane], beside);
+      if (is_mine) total_2_partials[team * length + begin + i + lane] = total_2_sum[p][lane];
     }
   }
 }
@@ -528,19 +690,21 @@ static dim3 row_block(int64_t wanted) {
   return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < 256 ? 256 / along : 1));
 }
 
-// a: x, weight, bias, out, scratch (-1: return the bytes it needs), outer, inner, device, stream.
+// a: x, weight, bias, out, saved_mean, saved_variance, scratch (-1: return the bytes it needs), outer, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const weight = reinterpret_cast<const float*>(a[1]);
   auto* const bias = reinterpret_cast<const float*>(a[2]);
   auto* const out = reinterpret_cast<float*>(a[3]);
-  const bool is_measuring = a[4] == -1;
+  auto* const saved_mean = reinterpret_cast<float*>(a[4]);
+  auto* const saved_variance = reinterpret_cast<float*>(a[5]);
+  const bool is_measuring = a[6] == -1;
   if (!is_measuring && ((a[0] | a[1] | a[2] | a[3]) & 15) != 0) return 1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
-  const ForwardSizes sizes{ size_of(a[5]), size_of(a[6]) };
-  const auto stream = reinterpret_cast<cudaStream_t>(a[8]);
-  const int device = static_cast<int>(a[7]);
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[6])};
+  const ForwardSizes sizes{ size_of(a[7]), size_of(a[8]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[10]);
+  const int device = static_cast<int>(a[9]);
   const DeviceGuard guard(device);
   const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value),
       forward_row_length = static_cast<int64_t>(sizes.inner.value);
@@ -550,41 +714,60 @@ extern "C" int64_t run_forward(const int64_t* a) {
   if (is_measuring) return scratch.used;
   {
     forward_row<<<static_cast<unsigned>(forward_row_slots), forward_row_block, 0, stream>>>(x, weight, bias,
-        out, sizes);
+        out, saved_mean, saved_variance, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
 
-// a: x, weight, d_out, d_x, d_weight, d_bias, scratch (-1: return the bytes it needs), outer, inner, device, stream.
+// a: x, weight, saved_mean, saved_variance, d_out, d_x, d_weight, d_bias, scratch (-1: return the bytes it needs), outer, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_backward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const weight = reinterpret_cast<const float*>(a[1]);
-  auto* const d_out = reinterpret_cast<const float*>(a[2]);
-  auto* const d_x = reinterpret_cast<float*>(a[3]);
-  auto* const d_weight = reinterpret_cast<float*>(a[4]);
-  auto* const d_bias = reinterpret_cast<float*>(a[5]);
-  const bool is_measuring = a[6] == -1;
-  if (!is_measuring && ((a[0] | a[1] | a[2] | a[3]) & 15) != 0) return 1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[6])};
-  const BackwardSizes sizes{ size_of(a[7]), size_of(a[8]) };
-  const auto stream = reinterpret_cast<cudaStream_t>(a[10]);
-  const int device = static_cast<int>(a[9]);
+  auto* const saved_mean = reinterpret_cast<const float*>(a[2]);
+  auto* const saved_variance = reinterpret_cast<const float*>(a[3]);
+  auto* const d_out = reinterpret_cast<const float*>(a[4]);
+  auto* const d_x = reinterpret_cast<float*>(a[5]);
+  auto* const d_weight = reinterpret_cast<float*>(a[6]);
+  auto* const d_bias = reinterpret_cast<float*>(a[7]);
+  const bool is_measuring = a[8] == -1;
+  if (!is_measuring && ((a[0] | a[1] | a[4] | a[5]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[8])};
+  const BackwardSizes sizes{ size_of(a[9]), size_of(a[10]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[12]);
+  const int device = static_cast<int>(a[11]);
   const DeviceGuard guard(device);
   const int64_t backward_row_rows = static_cast<int64_t>(sizes.outer.value),
       backward_row_length = static_cast<int64_t>(sizes.inner.value);
-  const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, 32));
-  const int64_t backward_row_tasks = ceil_divide(backward_row_rows, backward_row_block.y);
-  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 131072, device);
-  const int64_t backward_row_slots = backward_row_tasks < backward_row_resident ? backward_row_tasks : backward_row_resident;
+  // So many blocks share a row; there are as many such teams as the device works on at once.
+  const int64_t backward_row_blocks = ceil_divide(backward_row_length, 4096);
+  const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, backward_row_blocks * 8));
+  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 98304,
+      device) / backward_row_blocks;
+  if (backward_row_resident == 0) return -static_cast<int64_t>(cudaErrorCooperativeLaunchTooLarge);
+  const int64_t backward_row_slots = backward_row_rows < backward_row_resident ? backward_row_rows : backward_row_resident;
+  const int64_t backward_row_meeting_cells = backward_row_slots * backward_row_blocks * 8;
   const int64_t total_partials_slots = backward_row_slots;
   const int64_t total_2_partials_slots = backward_row_slots;
   auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.inner.value) * total_partials_slots);
   auto* const total_2_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.inner.value) * total_2_partials_slots);
+  auto* const backward_row_meetings = scratch.take<uint64_t>(backward_row_meeting_cells);
   if (is_measuring) return scratch.used;
   {
-    backward_row<<<static_cast<unsigned>(backward_row_slots), backward_row_block, 131072, stream>>>(d_out,
-        weight, x, d_x, total_partials, total_2_partials, sizes);
+    cudaMemsetAsync(backward_row_meetings, 0, backward_row_meeting_cells * sizeof(uint64_t), stream);
+    cudaLaunchAttribute together{};
+    together.id = cudaLaunchAttributeCooperative;
+    together.val.cooperative = 1;
+    cudaLaunchConfig_t launch{};
+    launch.gridDim = dim3(static_cast<unsigned>(backward_row_slots * backward_row_blocks));
+    launch.blockDim = backward_row_block;
+    launch.dynamicSmemBytes = 98304;
+    launch.stream = stream;
+    launch.attrs = &together;
+    launch.numAttrs = 1;
+    cudaLaunchKernelEx(&launch, backward_row, d_out, weight, x, saved_mean, saved_variance, d_x,
+        total_partials, total_2_partials, sizes, backward_row_meetings,
+        static_cast<Index>(backward_row_blocks));
   }
   {
     const int64_t columns = static_cast<int64_t>(sizes.inner.value),

@@ -1,4 +1,4 @@
-// fusegen 0.1.0   chain 4b84aacee5b2   signature forward+backward: bias float32, d_bias float32, d_out float32, d_weight float32, d_x float32, out float32, weight float32, x float32; 64-bit offsets
+// fusegen 0.1.0   chain 4b84aacee5b2   signature forward+backward: bias float32, d_bias float32, d_out float32, d_weight float32, d_x float32, out float32, saved_mean float32, saved_variance float32, weight float32, x float32; 64-bit offsets
 //   layernorm(weight, bias, axis=1)
 #include <Python.h>
 
@@ -242,9 +242,18 @@ static inline __attribute__((always_inline)) void forward_column_values(const fl
   out = (x - mean) * (1.0f / sqrtf(variance + 1e-05f)) * weight + bias;
 }
 
+static inline __attribute__((always_inline)) void forward_column_row_values(const float mean,
+    const float variance, float& saved_mean, float& saved_variance) {
+  saved_mean = mean;
+  saved_variance = variance;
+}
+
 static void forward_column(const float* __restrict__ x, const float* __restrict__ weight,
-    const float* __restrict__ bias, float* __restrict__ out, const ForwardSizes sizes, int threads) {
+    const float* __restrict__ bias, float* __restrict__ out, float* __restrict__ saved_mean,
+    float* __restrict__ saved_variance, const ForwardSizes sizes, int threads) {
   expect(out, sizes.outer.value * sizes.middle.value * sizes.inner.value);
+  expect(saved_mean, sizes.outer.value * sizes.inner.value);
+  expect(saved_variance, sizes.outer.value * sizes.inner.value);
   const Index above = sizes.outer.value, length = sizes.middle.value, beside = sizes.inner.value;
   const Index blocks = (beside + kColumns - 1) / kColumns;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (above * length * beside > kSerial)
@@ -284,6 +293,27 @@ static void forward_column(const float* __restrict__ x, const float* __restrict_
       }
       store<1>(out_line, width, out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner);
     }
+    {
+      const Index inner = first;
+      float saved_mean_room[kLine];
+      float* const saved_mean_line = target<1>(saved_mean + (outer) * sizes.inner.value + inner, width,
+          saved_mean_room);
+      float saved_variance_room[kLine];
+      float* const saved_variance_line = target<1>(saved_variance + (outer) * sizes.inner.value + inner,
+          width, saved_variance_room);
+#pragma omp simd
+      for (Index i = 0; i < padded(width); ++i) {
+        const float mean_value = mean_line[i];
+        const float variance_value = variance_line[i];
+        float saved_mean_value;
+        float saved_variance_value;
+        forward_column_row_values(mean_value, variance_value, saved_mean_value, saved_variance_value);
+        saved_mean_line[i] = saved_mean_value;
+        saved_variance_line[i] = saved_variance_value;
+      }
+      store<1>(saved_mean_line, width, saved_mean + (outer) * sizes.inner.value + inner);
+      store<1>(saved_variance_line, width, saved_variance + (outer) * sizes.inner.value + inner);
+    }
   }
 }
 
@@ -292,37 +322,26 @@ struct BackwardSizes {
 };
 
 static inline __attribute__((always_inline)) void backward_column_stage_1(const float d_out,
-    const float weight, float& total_term) {
-  total_term = d_out * weight;
+    const float weight, const float x, const float saved_mean, float& total_term, float& total_2_term) {
+  total_term = d_out * weight * (x - saved_mean);
+  total_2_term = d_out * weight;
 }
 
-static inline __attribute__((always_inline)) void backward_column_stage_2(const float d_out,
-    const float weight, const float x, const float mean, float& total_2_term) {
-  total_2_term = d_out * weight * (x - mean);
-}
-
-static inline __attribute__((always_inline)) void backward_column_values(const float x, const float mean,
-    const float total_2, const float variance, const float count_of_middle, const float d_out,
-    const float weight, const float total, float& d_x) {
-  const float inverse_root = 1.0f / sqrtf(variance + 1e-05f);
-  const float product = 2.0f * (-0.5f * total_2 * (inverse_root * inverse_root * inverse_root));
-  const float sum = (x - mean) * (product / count_of_middle) + d_out * weight * inverse_root;
-  d_x = sum - total * inverse_root / count_of_middle;
-}
-
-static inline __attribute__((always_inline)) void backward_column_row_values(const float mean,
-    const float variance, float& mean_scratch, float& variance_scratch) {
-  mean_scratch = mean;
-  variance_scratch = variance;
+static inline __attribute__((always_inline)) void backward_column_values(const float x,
+    const float saved_mean, const float total, const float saved_variance, const float count_of_middle,
+    const float d_out, const float weight, const float total_2, float& d_x) {
+  const float inverse_root = 1.0f / sqrtf(saved_variance + 1e-05f);
+  const float product = 2.0f * (-0.5f * total * (inverse_root * inverse_root * inverse_root));
+  const float sum = (x - saved_mean) * (product / count_of_middle) + d_out * weight * inverse_root;
+  d_x = sum - total_2 * inverse_root / count_of_middle;
 }
 
 static void backward_column(const float* __restrict__ d_out, const float* __restrict__ weight,
-    const float* __restrict__ x, float* __restrict__ d_x, float* __restrict__ mean_scratch,
-    float* __restrict__ variance_scratch, const BackwardSizes sizes, int threads) {
+    const float* __restrict__ x, const float* __restrict__ saved_mean,
+    const float* __restrict__ saved_variance, float* __restrict__ d_x, const BackwardSizes sizes,
+    int threads) {
   const float count_of_middle_value = static_cast<float>(sizes.middle.value);
   expect(d_x, sizes.outer.value * sizes.middle.value * sizes.inner.value);
-  expect(mean_scratch, sizes.outer.value * sizes.inner.value);
-  expect(variance_scratch, sizes.outer.value * sizes.inner.value);
   const Index above = sizes.outer.value, length = sizes.middle.value, beside = sizes.inner.value;
   const Index blocks = (beside + kColumns - 1) / kColumns;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (above * length * beside > kSerial)
@@ -331,32 +350,6 @@ static void backward_column(const float* __restrict__ d_out, const float* __rest
     const Index width = std::min(kColumns, beside - first);
     const Index outer = above_index;
     SumLanes total_lanes(width);
-    MomentsLanes mean_lanes(width);
-    for (Index r = 0; r < length; ++r) {
-      const Index middle = r;
-      const Index inner = first;
-      float d_out_room[kLine];
-      const float* const d_out_line = load<1>(d_out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_out_room);
-      const float weight_value = widen(weight[middle]);
-      float x_room[kLine];
-      const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-      float total_term_line[kLine];
-#pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float d_out_value = d_out_line[i];
-        float total_term_value;
-        backward_column_stage_1(d_out_value, weight_value, total_term_value);
-        total_term_line[i] = total_term_value;
-      }
-      total_lanes.add(total_term_line, width);
-      mean_lanes.add(x_line, width);
-    }
-    float total_line[kLine];
-    for (Index i = 0; i < padded(width); ++i) total_line[i] = static_cast<float>(total_lanes.sum(i));
-    float mean_line[kLine];
-    for (Index i = 0; i < padded(width); ++i) mean_line[i] = static_cast<float>(mean_lanes.mean(i));
-    float variance_line[kLine];
-    for (Index i = 0; i < padded(width); ++i) variance_line[i] = static_cast<float>(mean_lanes.variance(i));
     SumLanes total_2_lanes(width);
     for (Index r = 0; r < length; ++r) {
       const Index middle = r;
@@ -366,18 +359,28 @@ static void backward_column(const float* __restrict__ d_out, const float* __rest
       const float weight_value = widen(weight[middle]);
       float x_room[kLine];
       const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
+      float saved_mean_room[kLine];
+      const float* const saved_mean_line = load<1>(saved_mean + (outer) * sizes.inner.value + inner, width,
+          saved_mean_room);
+      float total_term_line[kLine];
       float total_2_term_line[kLine];
 #pragma omp simd
       for (Index i = 0; i < padded(width); ++i) {
         const float d_out_value = d_out_line[i];
         const float x_value = x_line[i];
-        const float mean_value = mean_line[i];
+        const float saved_mean_value = saved_mean_line[i];
+        float total_term_value;
         float total_2_term_value;
-        backward_column_stage_2(d_out_value, weight_value, x_value, mean_value, total_2_term_value);
+        backward_column_stage_1(d_out_value, weight_value, x_value, saved_mean_value, total_term_value,
+            total_2_term_value);
+        total_term_line[i] = total_term_value;
         total_2_term_line[i] = total_2_term_value;
       }
+      total_lanes.add(total_term_line, width);
       total_2_lanes.add(total_2_term_line, width);
     }
+    float total_line[kLine];
+    for (Index i = 0; i < padded(width); ++i) total_line[i] = static_cast<float>(total_lanes.sum(i));
     float total_2_line[kLine];
     for (Index i = 0; i < padded(width); ++i) total_2_line[i] = static_cast<float>(total_2_lanes.sum(i));
     for (Index r = 0; r < length; ++r) {
@@ -388,56 +391,42 @@ static void backward_column(const float* __restrict__ d_out, const float* __rest
       const float weight_value = widen(weight[middle]);
       float x_room[kLine];
       const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
+      float saved_mean_room[kLine];
+      const float* const saved_mean_line = load<1>(saved_mean + (outer) * sizes.inner.value + inner, width,
+          saved_mean_room);
+      float saved_variance_room[kLine];
+      const float* const saved_variance_line = load<1>(saved_variance + (outer) * sizes.inner.value + inner,
+          width, saved_variance_room);
       float d_x_room[kLine];
       float* const d_x_line = target<1>(d_x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_x_room);
 #pragma omp simd
       for (Index i = 0; i < padded(width); ++i) {
         const float x_value = x_line[i];
-        const float mean_value = mean_line[i];
-        const float total_2_value = total_2_line[i];
-        const float variance_value = variance_line[i];
-        const float d_out_value = d_out_line[i];
+        const float saved_mean_value = saved_mean_line[i];
         const float total_value = total_line[i];
+        const float saved_variance_value = saved_variance_line[i];
+        const float d_out_value = d_out_line[i];
+        const float total_2_value = total_2_line[i];
         float d_x_value;
-        backward_column_values(x_value, mean_value, total_2_value, variance_value, count_of_middle_value,
-            d_out_value, weight_value, total_value, d_x_value);
+        backward_column_values(x_value, saved_mean_value, total_value, saved_variance_value,
+            count_of_middle_value, d_out_value, weight_value, total_2_value, d_x_value);
         d_x_line[i] = d_x_value;
       }
       store<1>(d_x_line, width, d_x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner);
-    }
-    {
-      const Index inner = first;
-      float mean_scratch_room[kLine];
-      float* const mean_scratch_line = target<1>(mean_scratch + (outer) * sizes.inner.value + inner, width,
-          mean_scratch_room);
-      float variance_scratch_room[kLine];
-      float* const variance_scratch_line = target<1>(variance_scratch + (outer) * sizes.inner.value + inner,
-          width, variance_scratch_room);
-#pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float mean_value = mean_line[i];
-        const float variance_value = variance_line[i];
-        float mean_scratch_value;
-        float variance_scratch_value;
-        backward_column_row_values(mean_value, variance_value, mean_scratch_value, variance_scratch_value);
-        mean_scratch_line[i] = mean_scratch_value;
-        variance_scratch_line[i] = variance_scratch_value;
-      }
-      store<1>(mean_scratch_line, width, mean_scratch + (outer) * sizes.inner.value + inner);
-      store<1>(variance_scratch_line, width, variance_scratch + (outer) * sizes.inner.value + inner);
     }
   }
 }
 
 static inline __attribute__((always_inline)) void backward_inner_values(const float d_out, const float x,
-    const float mean, const float variance, float& total_3_term, float& total_4_term) {
-  total_3_term = d_out * ((x - mean) * (1.0f / sqrtf(variance + 1e-05f)));
+    const float saved_mean, const float saved_variance, float& total_3_term, float& total_4_term) {
+  total_3_term = d_out * ((x - saved_mean) * (1.0f / sqrtf(saved_variance + 1e-05f)));
   total_4_term = d_out;
 }
 
 static void backward_inner(const float* __restrict__ d_out, const float* __restrict__ x,
-    const float* __restrict__ mean, const float* __restrict__ variance, Sum* __restrict__ total_3_partials,
-    Sum* __restrict__ total_4_partials, const BackwardSizes sizes, int threads) {
+    const float* __restrict__ saved_mean, const float* __restrict__ saved_variance,
+    Sum* __restrict__ total_3_partials, Sum* __restrict__ total_4_partials, const BackwardSizes sizes,
+    int threads) {
   const Index rows = sizes.outer.value * sizes.middle.value, length = sizes.inner.value;
   const Index pieces = pieces_of(length);
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
@@ -456,23 +445,24 @@ static void backward_inner(const float* __restrict__ d_out, const float* __restr
       const float* const d_out_line = load<1>(d_out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_out_room);
       float x_room[kLine];
       const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-      float mean_room[kLine];
-      const float* const mean_line = load<1>(mean + (outer) * sizes.inner.value + inner, width, mean_room);
-      float variance_room[kLine];
-      const float* const variance_line = load<1>(variance + (outer) * sizes.inner.value + inner, width,
-          variance_room);
+      float saved_mean_room[kLine];
+      const float* const saved_mean_line = load<1>(saved_mean + (outer) * sizes.inner.value + inner, width,
+          saved_mean_room);
+      float saved_variance_room[kLine];
+      const float* const saved_variance_line = load<1>(saved_variance + (outer) * sizes.inner.value + inner,
+          width, saved_variance_room);
       float total_3_term_line[kLine];
       float total_4_term_line[kLine];
 #pragma omp simd
       for (Index i = 0; i < padded(width); ++i) {
         const float d_out_value = d_out_line[i];
         const float x_value = x_line[i];
-        const float mean_value = mean_line[i];
-        const float variance_value = variance_line[i];
+        const float saved_mean_value = saved_mean_line[i];
+        const float saved_variance_value = saved_variance_line[i];
         float total_3_term_value;
         float total_4_term_value;
-        backward_inner_values(d_out_value, x_value, mean_value, variance_value, total_3_term_value,
-            total_4_term_value);
+        backward_inner_values(d_out_value, x_value, saved_mean_value, saved_variance_value,
+            total_3_term_value, total_4_term_value);
         total_3_term_line[i] = total_3_term_value;
         total_4_term_line[i] = total_4_term_value;
       }
@@ -516,45 +506,46 @@ static void backward_finalise(float* __restrict__ d_weight, float* __restrict__ 
 
 }  // namespace
 
-// a: x, weight, bias, out, scratch (-1: return the bytes it needs), outer, middle, inner, threads.
+// a: x, weight, bias, out, saved_mean, saved_variance, scratch (-1: return the bytes it needs), outer, middle, inner, threads.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const weight = reinterpret_cast<const float*>(a[1]);
   auto* const bias = reinterpret_cast<const float*>(a[2]);
   auto* const out = reinterpret_cast<float*>(a[3]);
-  const bool is_measuring = a[4] == -1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
-  const ForwardSizes sizes{ {a[5]}, {a[6]}, {a[7]} };
-  const int threads = static_cast<int>(a[8]);
+  auto* const saved_mean = reinterpret_cast<float*>(a[4]);
+  auto* const saved_variance = reinterpret_cast<float*>(a[5]);
+  const bool is_measuring = a[6] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[6])};
+  const ForwardSizes sizes{ {a[7]}, {a[8]}, {a[9]} };
+  const int threads = static_cast<int>(a[10]);
   if (is_measuring) return scratch.used;
-  forward_column(x, weight, bias, out, sizes, threads);
+  forward_column(x, weight, bias, out, saved_mean, saved_variance, sizes, threads);
   return 0;
 }
 
-// a: x, weight, d_out, d_x, d_weight, d_bias, scratch (-1: return the bytes it needs), outer, middle, inner, threads.
+// a: x, weight, saved_mean, saved_variance, d_out, d_x, d_weight, d_bias, scratch (-1: return the bytes it needs), outer, middle, inner, threads.
 extern "C" int64_t run_backward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const weight = reinterpret_cast<const float*>(a[1]);
-  auto* const d_out = reinterpret_cast<const float*>(a[2]);
-  auto* const d_x = reinterpret_cast<float*>(a[3]);
-  auto* const d_weight = reinterpret_cast<float*>(a[4]);
-  auto* const d_bias = reinterpret_cast<float*>(a[5]);
-  const bool is_measuring = a[6] == -1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[6])};
-  const BackwardSizes sizes{ {a[7]}, {a[8]}, {a[9]} };
-  const int threads = static_cast<int>(a[10]);
+  auto* const saved_mean = reinterpret_cast<const float*>(a[2]);
+  auto* const saved_variance = reinterpret_cast<const float*>(a[3]);
+  auto* const d_out = reinterpret_cast<const float*>(a[4]);
+  auto* const d_x = reinterpret_cast<float*>(a[5]);
+  auto* const d_weight = reinterpret_cast<float*>(a[6]);
+  auto* const d_bias = reinterpret_cast<float*>(a[7]);
+  const bool is_measuring = a[8] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[8])};
+  const BackwardSizes sizes{ {a[9]}, {a[10]}, {a[11]} };
+  const int threads = static_cast<int>(a[12]);
   const Index total_3_partials_slots = sizes.outer.value * pieces_of(sizes.inner.value)
 ;
   const Index total_4_partials_slots = sizes.outer.value * pieces_of(sizes.inner.value)
 ;
-  auto* const mean_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value));
-  auto* const variance_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value));
   auto* const total_3_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.middle.value) * total_3_partials_slots);
   auto* const total_4_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.middle.value) * total_4_partials_slots);
   if (is_measuring) return scratch.used;
-  backward_column(d_out, weight, x, d_x, mean_scratch, variance_scratch, sizes, threads);
-  backward_inner(d_out, x, mean_scratch, variance_scratch, total_3_partials, total_4_partials, sizes,
-      threads);
+  backward_column(d_out, weight, x, saved_mean, saved_variance, d_x, sizes, threads);
+  backward_inner(d_out, x, saved_mean, saved_variance, total_3_partials, total_4_partials, sizes, threads);
   backward_finalise(d_weight, d_bias, total_3_partials, total_4_partials, sizes, total_3_partials_slots,
       threads);
   return 0;

@@ -1,4 +1,4 @@
-// fusegen 0.1.0   chain 4b84aacee5b2   signature forward+backward: bias float32, d_bias float32, d_out float32, d_weight float32, d_x float32, out float32, weight float32, x float32; 32-bit offsets
+// fusegen 0.1.0   chain 4b84aacee5b2   signature forward+backward: bias float32, d_bias float32, d_out float32, d_weight float32, d_x float32, out float32, saved_mean float32, saved_variance float32, weight float32, x float32; 32-bit offsets
 //   layernorm(weight, bias, axis=1)
 #include <cstdint>
 #include <cuda_runtime.h>
@@ -32,7 +32,7 @@ __device__ __forceinline__ Stored narrow(Value x) {
   return static_cast<Stored>(x);
 }
 
-// N neighbours, moved by one access that leaves no trace in the caches: every element is used once.
+// N neighbours, moved by one access.
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Pack {
   T at[N];
@@ -70,35 +70,21 @@ template <int N, typename T>
 __device__ __forceinline__ Pack<T, N> load(const T* from) {
   using Whole = typename Bits<sizeof(T) * N>::type;
   Pack<T, N> pack;
-  *reinterpret_cast<Whole*>(&pack) = __ldcs(reinterpret_cast<const Whole*>(from));
+  *reinterpret_cast<Whole*>(&pack) = *reinterpret_cast<const Whole*>(from);
   return pack;
 }
-
-// A pack on its way into shared memory, where the thread that sent it will read it.
-template <int N, typename T>
-__device__ __forceinline__ void send(Pack<T, N>* to, const T* from) {
-  const auto target = static_cast<unsigned>(__cvta_generic_to_shared(to));
-  if constexpr (sizeof(T) * N == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(from) : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(target), "l"(from), "n"(sizeof(T) * N) : "memory");
-  }
-}
-
-__device__ __forceinline__ void send_off() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-__device__ __forceinline__ void wait_for_sent() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
 
 template <int N, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   using Whole = typename Bits<sizeof(T) * N>::type;
-  __stcs(reinterpret_cast<Whole*>(to), *reinterpret_cast<const Whole*>(&pack));
+  *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
 }
 
 template <typename T>
 struct Sum {
   T total = 0;
   __device__ void add(T term) { total += term; }
+  __device__ void add(T factor, T by) { total = fma(factor, by, total); }
   __device__ void add_square(T root) { total = fma(root, root, total); }
   template <typename U>
   __device__ void merge(const Sum<U>& other) {
@@ -183,44 +169,35 @@ __device__ __forceinline__ void forward_column_values(const float x, const float
   out = fmaf((x - mean) * (rsqrtf(variance + 1e-05f)), weight, bias);
 }
 
-// Reads x, weight by (middle), bias by (middle); writes out.
+__device__ __forceinline__ void forward_column_row_values(const float mean, const float variance,
+    float& saved_mean, float& saved_variance) {
+  saved_mean = mean;
+  saved_variance = variance;
+}
+
+// Reads x, weight by (middle), bias by (middle); writes out, saved_mean, saved_variance.
 __global__ void __launch_bounds__(512, 2)
 forward_column(const float* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
-    float* __restrict__ out, ForwardSizes sizes) {
+    float* __restrict__ out, float* __restrict__ saved_mean, float* __restrict__ saved_variance,
+    ForwardSizes sizes) {
   constexpr int kLanes = 4, kPacks = 4;
   __shared__ float cells[2048], totals[128];
   const Index length = sizes.middle.value, behind = sizes.inner.value;
   const Index strips = (behind + blockDim.x * kLanes - 1) / (blockDim.x * kLanes),
       tiles = sizes.outer.value * strips;
   const float inverse_length = 1 / static_cast<float>(length);
-  extern __shared__ uint4 room[];
-  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
-  auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
-  const auto send_tile = [&](Index tile) {
-    if (tile >= tiles) return;
-    const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
-    const bool is_beside = beside < behind;
-    const Index base = above * length * behind + beside, end = is_beside ? length : 0;
-#pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      const Index i = p * blockDim.y + threadIdx.y;
-      const bool is_here = i < end;
-      if (is_here) send(&x_next[p * 512], x + (base + i * behind));
-    }
-    send_off();
-  };
-  send_tile(blockIdx.x);
   for (Index tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
     const bool is_beside = beside < behind;
     const Index base = above * length * behind + beside, end = is_beside ? length : 0;
+    const Index outer = above;
     Pack<float, kLanes> x_in[kPacks];
-    wait_for_sent();
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      x_in[p] = x_next[p * 512];
+      const Index i = p * blockDim.y + threadIdx.y;
+      const bool is_here = i < end;
+      if (is_here) x_in[p] = load<kLanes>(x + (base + i * behind));
     }
-    send_tile(tile + gridDim.x);
     Sum<float> sums_1[1][kLanes];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
@@ -267,6 +244,19 @@ forward_column(const float* __restrict__ x, const float* __restrict__ weight, co
       }
       if (is_here) store(out + (base + i * behind), out_out);
     }
+    if (end > 0 && threadIdx.y == 0) {
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const Index inner = (beside + lane);
+        const float mean_value = sums_1[0][lane].total * inverse_length + distances_1[1][lane].total * inverse_length;
+        const float variance_value = (distances_1[0][lane].total - distances_1[1][lane].total * distances_1[1][lane].total * inverse_length) * inverse_length;
+        float saved_mean_value;
+        float saved_variance_value;
+        forward_column_row_values(mean_value, variance_value, saved_mean_value, saved_variance_value);
+        saved_mean[(outer) * sizes.inner.value + inner] = narrow<float>(saved_mean_value);
+        saved_variance[(outer) * sizes.inner.value + inner] = narrow<float>(saved_variance_value);
+      }
+    }
   }
 }
 
@@ -275,75 +265,64 @@ struct BackwardSizes {
 };
 
 __device__ __forceinline__ void backward_column_stage_1(const float d_out, const float weight, const float x,
-    float& total_3_term, float& mean_term, float& total_2_term) {
+    const float saved_mean, const float saved_variance, float& total_3_term, float& total_3_term_by,
+    float& total_4_term, float& total_4_term_by, float& total_term, float& total_term_by,
+    float& total_2_term) {
   total_3_term = d_out * weight;
-  mean_term = x;
+  total_3_term_by = x - saved_mean;
+  total_4_term = d_out;
+  total_4_term_by = weight;
+  total_term = d_out;
+  total_term_by = (x - saved_mean) * (rsqrtf(saved_variance + 1e-05f));
   total_2_term = d_out;
 }
 
-__device__ __forceinline__ void backward_column_stage_2(const float d_out, const float weight, const float x,
-    const float mean, const float variance, float& total_4_term, float& total_term) {
-  const float difference = x - mean;
-  total_4_term = d_out * weight * difference;
-  total_term = d_out * (difference * (rsqrtf(variance + 1e-05f)));
-}
-
-__device__ __forceinline__ void backward_column_values(const float total_3, const float variance,
-    const float count_of_middle, const float x, const float mean, const float total_4, const float d_out,
-    const float weight, float& d_x) {
-  const float inverse_root = rsqrtf(variance + 1e-05f);
+__device__ __forceinline__ void backward_column_values(const float total_4, const float saved_variance,
+    const float count_of_middle, const float x, const float saved_mean, const float total_3,
+    const float d_out, const float weight, float& d_x) {
+  const float inverse_root = rsqrtf(saved_variance + 1e-05f);
   const float quotient = 1.0f / count_of_middle;
-  const float product = 2.0f * (-0.5f * total_4 * (inverse_root * inverse_root * inverse_root));
-  const float sum = fmaf(x - mean, product * quotient, d_out * weight * inverse_root);
-  d_x = fmaf(-(total_3 * inverse_root), quotient, sum);
+  const float product = 2.0f * (-0.5f * total_3 * (inverse_root * inverse_root * inverse_root));
+  const float sum = fmaf(x - saved_mean, product * quotient, d_out * weight * inverse_root);
+  d_x = fmaf(-(total_4 * inverse_root), quotient, sum);
 }
 
-// Reads d_out, x, weight by (middle); leaves partials of total, total_2; writes d_x.
+// Reads d_out, x, weight by (middle), saved_mean by (outer, inner), saved_variance by (outer, inner); leaves partials of total, total_2; writes d_x.
 __global__ void __launch_bounds__(512, 1)
 backward_column(const float* __restrict__ d_out, const float* __restrict__ weight,
-    const float* __restrict__ x, float* __restrict__ d_x, Sum<float>* __restrict__ total_partials,
-    Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes) {
+    const float* __restrict__ x, const float* __restrict__ saved_mean,
+    const float* __restrict__ saved_variance, float* __restrict__ d_x,
+    Sum<float>* __restrict__ total_partials, Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes) {
   const float count_of_middle_value = static_cast<float>(sizes.middle.value);
   constexpr int kLanes = 4, kPacks = 4;
   __shared__ float cells[2048], totals[128];
   const Index length = sizes.middle.value, behind = sizes.inner.value;
   const Index strips = (behind + blockDim.x * kLanes - 1) / (blockDim.x * kLanes),
       tiles = sizes.outer.value * strips;
-  const float inverse_length = 1 / static_cast<float>(length);
-  extern __shared__ uint4 room[];
-  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   Sum<float> total_sum[kPacks];
   Sum<float> total_2_sum[kPacks];
-  auto* const d_out_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
-  auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 2048) + thread;
-  const auto send_tile = [&](Index tile) {
-    if (tile >= tiles) return;
-    const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
-    const bool is_beside = beside < behind;
-    const Index base = above * length * behind + beside, end = is_beside ? length : 0;
-#pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      const Index i = p * blockDim.y + threadIdx.y;
-      const bool is_here = i < end;
-      if (is_here) send(&d_out_next[p * 512], d_out + (base + i * behind));
-      if (is_here) send(&x_next[p * 512], x + (base + i * behind));
-    }
-    send_off();
-  };
-  send_tile(blockIdx.x);
   for (Index tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
     const bool is_beside = beside < behind;
     const Index base = above * length * behind + beside, end = is_beside ? length : 0;
+    const Index outer = above;
     Pack<float, kLanes> d_out_in[kPacks];
     Pack<float, kLanes> x_in[kPacks];
-    wait_for_sent();
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      d_out_in[p] = d_out_next[p * 512];
-      x_in[p] = x_next[p * 512];
+      const Index i = p * blockDim.y + threadIdx.y;
+      const bool is_here = i < end;
+      if (is_here) d_out_in[p] = load<kLanes>(d_out + (base + i * behind));
+      if (is_here) x_in[p] = load<kLanes>(x + (base + i * behind));
     }
-    send_tile(tile + gridDim.x);
+    float saved_mean_here[kLanes];
+    float saved_variance_here[kLanes];
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const Index inner = (is_beside ? beside + lane : 0);
+      saved_mean_here[lane] = widen(saved_mean[(outer) * sizes.inner.value + inner]);
+      saved_variance_here[lane] = widen(saved_variance[(outer) * sizes.inner.value + inner]);
+    }
     Sum<float> sums_1[2][kLanes];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
@@ -354,53 +333,26 @@ backward_column(const float* __restrict__ d_out, const float* __restrict__ weigh
         const Index middle = (is_here ? i : 0);
         const float d_out_value = widen(d_out_in[p], lane);
         const float x_value = widen(x_in[p], lane);
+        const float saved_mean_value = saved_mean_here[lane];
+        const float saved_variance_value = saved_variance_here[lane];
         const float weight_value = widen(weight[middle]);
         float total_3_term_value;
-        float mean_term_value;
+        float total_3_term_by_value;
+        float total_4_term_value;
+        float total_4_term_by_value;
+        float total_term_value;
+        float total_term_by_value;
         float total_2_term_value;
-        backward_column_stage_1(d_out_value, weight_value, x_value, total_3_term_value, mean_term_value,
-            total_2_term_value);
-        if (is_here) sums_1[0][lane].add(total_3_term_value);
-        if (is_here) sums_1[1][lane].add(mean_term_value);
+        backward_column_stage_1(d_out_value, weight_value, x_value, saved_mean_value, saved_variance_value,
+            total_3_term_value, total_3_term_by_value, total_4_term_value, total_4_term_by_value,
+            total_term_value, total_term_by_value, total_2_term_value);
+        if (is_here) sums_1[0][lane].add(total_3_term_value, total_3_term_by_value);
+        if (is_here) sums_1[1][lane].add(total_4_term_value, total_4_term_by_value);
+        if (is_here) total_sum[p].add(total_term_value, total_term_by_value);
         if (is_here) total_2_sum[p].add(total_2_term_value);
       }
     }
     combine_across(sums_1, cells, totals);
-    // Squares of the distances from the mean, and what it was off by.
-    Sum<float> distances_1[2][kLanes];
-#pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      const bool is_here = p * blockDim.y + threadIdx.y < end;
-#pragma unroll
-      for (int lane = 0; lane < kLanes; ++lane) {
-        const float distance_1 = widen(x_in[p], lane) - sums_1[1][lane].total * inverse_length;
-        if (is_here) distances_1[0][lane].add_square(distance_1);
-        if (is_here) distances_1[1][lane].add(distance_1);
-      }
-    }
-    combine_across(distances_1, cells, totals);
-    Sum<float> sums_2[1][kLanes];
-#pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      const Index i = p * blockDim.y + threadIdx.y;
-      const bool is_here = i < end;
-#pragma unroll
-      for (int lane = 0; lane < kLanes; ++lane) {
-        const Index middle = (is_here ? i : 0);
-        const float mean_value = sums_1[1][lane].total * inverse_length + distances_1[1][lane].total * inverse_length;
-        const float variance_value = (distances_1[0][lane].total - distances_1[1][lane].total * distances_1[1][lane].total * inverse_length) * inverse_length;
-        const float d_out_value = widen(d_out_in[p], lane);
-        const float x_value = widen(x_in[p], lane);
-        const float weight_value = widen(weight[middle]);
-        float total_4_term_value;
-        float total_term_value;
-        backward_column_stage_2(d_out_value, weight_value, x_value, mean_value, variance_value,
-            total_4_term_value, total_term_value);
-        if (is_here) sums_2[0][lane].add(total_4_term_value);
-        if (is_here) total_sum[p].add(total_term_value);
-      }
-    }
-    combine_across(sums_2, cells, totals);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = p * blockDim.y + threadIdx.y;
@@ -410,15 +362,15 @@ backward_column(const float* __restrict__ d_out, const float* __restrict__ weigh
       for (int lane = 0; lane < kLanes; ++lane) {
         const Index middle = (is_here ? i : 0);
         const float total_3_value = sums_1[0][lane].total;
-        const float mean_value = sums_1[1][lane].total * inverse_length + distances_1[1][lane].total * inverse_length;
-        const float variance_value = (distances_1[0][lane].total - distances_1[1][lane].total * distances_1[1][lane].total * inverse_length) * inverse_length;
-        const float total_4_value = sums_2[0][lane].total;
+        const float total_4_value = sums_1[1][lane].total;
         const float d_out_value = widen(d_out_in[p], lane);
         const float x_value = widen(x_in[p], lane);
+        const float saved_mean_value = saved_mean_here[lane];
+        const float saved_variance_value = saved_variance_here[lane];
         const float weight_value = widen(weight[middle]);
         float d_x_value;
-        backward_column_values(total_3_value, variance_value, count_of_middle_value, x_value, mean_value,
-            total_4_value, d_out_value, weight_value, d_x_value);
+        backward_column_values(total_4_value, saved_variance_value, count_of_middle_value, x_value,
+            saved_mean_value, total_3_value, d_out_value, weight_value, d_x_value);
         d_x_out.at[lane] = narrow<float>(d_x_value);
       }
       if (is_here) store(d_x + (base + i * behind), d_x_out);
@@ -548,59 +500,60 @@ static dim3 column_block(int64_t beside, int64_t along, int64_t most) {
   return dim3(static_cast<unsigned>(x), static_cast<unsigned>(ceil_divide(along, 32 / x) * (32 / x)));
 }
 
-// a: x, weight, bias, out, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
+// a: x, weight, bias, out, saved_mean, saved_variance, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const weight = reinterpret_cast<const float*>(a[1]);
   auto* const bias = reinterpret_cast<const float*>(a[2]);
   auto* const out = reinterpret_cast<float*>(a[3]);
-  const bool is_measuring = a[4] == -1;
+  auto* const saved_mean = reinterpret_cast<float*>(a[4]);
+  auto* const saved_variance = reinterpret_cast<float*>(a[5]);
+  const bool is_measuring = a[6] == -1;
   if (!is_measuring && ((a[0] | a[3]) & 15) != 0) return 1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
-  const ForwardSizes sizes{ size_of(a[5]), size_of(a[6]), size_of(a[7]) };
-  const auto stream = reinterpret_cast<cudaStream_t>(a[9]);
-  const int device = static_cast<int>(a[8]);
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[6])};
+  const ForwardSizes sizes{ size_of(a[7]), size_of(a[8]), size_of(a[9]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[11]);
+  const int device = static_cast<int>(a[10]);
   const DeviceGuard guard(device);
   const int64_t forward_column_length = static_cast<int64_t>(sizes.middle.value),
       forward_column_behind = static_cast<int64_t>(sizes.inner.value);
   const dim3 forward_column_block = column_block(ceil_divide(forward_column_behind, 4),
       ceil_divide(forward_column_length, 4), 512);
   const int64_t forward_column_tasks = static_cast<int64_t>(sizes.outer.value) * ceil_divide(forward_column_behind, forward_column_block.x * 4);
-  const int64_t forward_column_resident = resident_blocks(forward_column, forward_column_block, 32768,
-      device);
-  const int64_t forward_column_slots = forward_column_tasks < forward_column_resident ? forward_column_tasks : forward_column_resident;
+  const int64_t forward_column_slots = forward_column_tasks;
   if (is_measuring) return scratch.used;
   {
-    forward_column<<<static_cast<unsigned>(forward_column_slots), forward_column_block, 32768, stream>>>(x,
-        weight, bias, out, sizes);
+    forward_column<<<static_cast<unsigned>(forward_column_slots), forward_column_block, 0, stream>>>(x,
+        weight, bias, out, saved_mean, saved_variance, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
 
-// a: x, weight, d_out, d_x, d_weight, d_bias, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
+// a: x, weight, saved_mean, saved_variance, d_out, d_x, d_weight, d_bias, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_backward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const weight = reinterpret_cast<const float*>(a[1]);
-  auto* const d_out = reinterpret_cast<const float*>(a[2]);
-  auto* const d_x = reinterpret_cast<float*>(a[3]);
-  auto* const d_weight = reinterpret_cast<float*>(a[4]);
-  auto* const d_bias = reinterpret_cast<float*>(a[5]);
-  const bool is_measuring = a[6] == -1;
-  if (!is_measuring && ((a[0] | a[2] | a[3]) & 15) != 0) return 1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[6])};
-  const BackwardSizes sizes{ size_of(a[7]), size_of(a[8]), size_of(a[9]) };
-  const auto stream = reinterpret_cast<cudaStream_t>(a[11]);
-  const int device = static_cast<int>(a[10]);
+  auto* const saved_mean = reinterpret_cast<const float*>(a[2]);
+  auto* const saved_variance = reinterpret_cast<const float*>(a[3]);
+  auto* const d_out = reinterpret_cast<const float*>(a[4]);
+  auto* const d_x = reinterpret_cast<float*>(a[5]);
+  auto* const d_weight = reinterpret_cast<float*>(a[6]);
+  auto* const d_bias = reinterpret_cast<float*>(a[7]);
+  const bool is_measuring = a[8] == -1;
+  if (!is_measuring && ((a[0] | a[4] | a[5]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[8])};
+  const BackwardSizes sizes{ size_of(a[9]), size_of(a[10]), size_of(a[11]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[13]);
+  const int device = static_cast<int>(a[12]);
   const DeviceGuard guard(device);
   const int64_t backward_column_length = static_cast<int64_t>(sizes.middle.value),
       backward_column_behind = static_cast<int64_t>(sizes.inner.value);
   const dim3 backward_column_block = column_block(ceil_divide(backward_column_behind, 4),
       ceil_divide(backward_column_length, 4), 512);
   const int64_t backward_column_tasks = static_cast<int64_t>(sizes.outer.value) * ceil_divide(backward_column_behind, backward_column_block.x * 4);
-  const int64_t backward_column_resident = resident_blocks(backward_column, backward_column_block, 65536,
-      device);
+  const int64_t backward_column_resident = resident_blocks(backward_column, backward_column_block, 0, device);
   const int64_t backward_column_slots = backward_column_tasks < backward_column_resident ? backward_column_tasks : backward_column_resident;
   const int64_t total_partials_slots = backward_column_slots;
   const int64_t total_2_partials_slots = backward_column_slots;
@@ -608,8 +561,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
   auto* const total_2_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.middle.value) * total_2_partials_slots);
   if (is_measuring) return scratch.used;
   {
-    backward_column<<<static_cast<unsigned>(backward_column_slots), backward_column_block, 65536,
-        stream>>>(d_out, weight, x, d_x, total_partials, total_2_partials, sizes);
+    backward_column<<<static_cast<unsigned>(backward_column_slots), backward_column_block, 0,
+        stream>>>(d_out, weight, x, saved_mean, saved_variance, d_x, total_partials, total_2_partials, sizes);
   }
   {
     const int64_t columns = static_cast<int64_t>(sizes.middle.value),

@@ -1,4 +1,4 @@
-// fusegen 0.1.0   chain b1d23cb647a0   signature forward+backward: d_out float32, d_x float32, out float32, x float32; 64-bit offsets
+// fusegen 0.1.0   chain b1d23cb647a0   signature forward+backward: d_out float32, d_x float32, out float32, saved_mean float32, saved_variance float32, x float32; 64-bit offsets
 //   layernorm
 #include <Python.h>
 
@@ -234,13 +234,19 @@ static void forward_inner(const float* __restrict__ x, Moments* __restrict__ mea
 }
 
 static inline __attribute__((always_inline)) void forward_finalise_values(const float mean,
-    const float variance, float& mean_scratch, float& variance_scratch) {
+    const float variance, float& saved_mean, float& saved_variance, float& mean_scratch,
+    float& variance_scratch) {
+  saved_mean = mean;
+  saved_variance = variance;
   mean_scratch = mean;
   variance_scratch = variance;
 }
 
-static void forward_finalise(float* __restrict__ mean_scratch, float* __restrict__ variance_scratch,
+static void forward_finalise(float* __restrict__ saved_mean, float* __restrict__ saved_variance,
+    float* __restrict__ mean_scratch, float* __restrict__ variance_scratch,
     const Moments* __restrict__ mean_partials, const ForwardSizes sizes, Index slots, int threads) {
+  expect(saved_mean, sizes.outer.value);
+  expect(saved_variance, sizes.outer.value);
   expect(mean_scratch, sizes.outer.value);
   expect(variance_scratch, sizes.outer.value);
   const Index columns = 1, results = sizes.outer.value;
@@ -252,9 +258,14 @@ static void forward_finalise(float* __restrict__ mean_scratch, float* __restrict
     const float mean_value = static_cast<float>(mean_sum.mean());
     const float variance_value = static_cast<float>(mean_sum.variance());
     const Index outer = result;
+    float saved_mean_value;
+    float saved_variance_value;
     float mean_scratch_value;
     float variance_scratch_value;
-    forward_finalise_values(mean_value, variance_value, mean_scratch_value, variance_scratch_value);
+    forward_finalise_values(mean_value, variance_value, saved_mean_value, saved_variance_value,
+        mean_scratch_value, variance_scratch_value);
+    saved_mean[outer] = narrow<float>(saved_mean_value);
+    saved_variance[outer] = narrow<float>(saved_variance_value);
     mean_scratch[outer] = narrow<float>(mean_scratch_value);
     variance_scratch[outer] = narrow<float>(variance_scratch_value);
   }
@@ -302,14 +313,14 @@ struct BackwardSizes {
 };
 
 static inline __attribute__((always_inline)) void backward_inner_values(const float d_out, const float x,
-    float& total_term, float& mean_term) {
-  total_term = d_out;
-  mean_term = x;
+    const float saved_mean, float& total_term, float& total_2_term) {
+  total_term = d_out * (x - saved_mean);
+  total_2_term = d_out;
 }
 
 static void backward_inner(const float* __restrict__ d_out, const float* __restrict__ x,
-    Sum* __restrict__ total_partials, Moments* __restrict__ mean_partials, const BackwardSizes sizes,
-    int threads) {
+    const float* __restrict__ saved_mean, Sum* __restrict__ total_partials,
+    Sum* __restrict__ total_2_partials, const BackwardSizes sizes, int threads) {
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   const Index pieces = pieces_of(length);
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
@@ -318,7 +329,7 @@ static void backward_inner(const float* __restrict__ d_out, const float* __restr
     const Index end = std::min(length, (piece + 1) * kPiece);
     const Index outer = row;
     Sum total_sum;
-    Moments mean_sum;
+    Sum total_2_sum;
     for (Index first = piece * kPiece; first < end; first += kLine) {
       const Index width = std::min(kLine, end - first);
       const Index inner = first;
@@ -326,135 +337,70 @@ static void backward_inner(const float* __restrict__ d_out, const float* __restr
       const float* const d_out_line = load<1>(d_out + (outer) * sizes.inner.value + inner, width, d_out_room);
       float x_room[kLine];
       const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
+      const float saved_mean_value = widen(saved_mean[outer]);
       float total_term_line[kLine];
-      float mean_term_line[kLine];
+      float total_2_term_line[kLine];
 #pragma omp simd
       for (Index i = 0; i < padded(width); ++i) {
         const float d_out_value = d_out_line[i];
         const float x_value = x_line[i];
         float total_term_value;
-        float mean_term_value;
-        backward_inner_values(d_out_value, x_value, total_term_value, mean_term_value);
+        float total_2_term_value;
+        backward_inner_values(d_out_value, x_value, saved_mean_value, total_term_value, total_2_term_value);
         total_term_line[i] = total_term_value;
-        mean_term_line[i] = mean_term_value;
+        total_2_term_line[i] = total_2_term_value;
       }
       total_sum.add(total_term_line, width);
-      mean_sum.add(mean_term_line, width);
+      total_2_sum.add(total_2_term_line, width);
     }
     total_partials[(outer) * (1 * pieces) + (0) * pieces + piece] = total_sum;
-    mean_partials[(outer) * (1 * pieces) + (0) * pieces + piece] = mean_sum;
+    total_2_partials[(outer) * (1 * pieces) + (0) * pieces + piece] = total_2_sum;
   }
 }
 
-static inline __attribute__((always_inline)) void backward_finalise_values(const float mean,
-    const float total, const float variance, float& mean_scratch, float& total_scratch,
-    float& variance_scratch) {
-  mean_scratch = mean;
+static inline __attribute__((always_inline)) void backward_finalise_values(const float total,
+    const float total_2, float& total_scratch, float& total_2_scratch) {
   total_scratch = total;
-  variance_scratch = variance;
+  total_2_scratch = total_2;
 }
 
-static void backward_finalise(float* __restrict__ mean_scratch, float* __restrict__ total_scratch,
-    float* __restrict__ variance_scratch, const Sum* __restrict__ total_partials,
-    const Moments* __restrict__ mean_partials, const BackwardSizes sizes, Index slots, int threads) {
-  expect(mean_scratch, sizes.outer.value);
+static void backward_finalise(float* __restrict__ total_scratch, float* __restrict__ total_2_scratch,
+    const Sum* __restrict__ total_partials, const Sum* __restrict__ total_2_partials,
+    const BackwardSizes sizes, Index slots, int threads) {
   expect(total_scratch, sizes.outer.value);
-  expect(variance_scratch, sizes.outer.value);
+  expect(total_2_scratch, sizes.outer.value);
   const Index columns = 1, results = sizes.outer.value;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
   for (Index result = 0; result < results; ++result) {
     const Index above = result / columns, column = result % columns;
     Sum total_sum;
     for (Index slot = 0; slot < slots; ++slot) total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
-    Moments mean_sum;
-    for (Index slot = 0; slot < slots; ++slot) mean_sum.merge(mean_partials[(above * slots + slot) * columns + column]);
-    const float total_value = static_cast<float>(total_sum.sum());
-    const float mean_value = static_cast<float>(mean_sum.mean());
-    const float variance_value = static_cast<float>(mean_sum.variance());
-    const Index outer = result;
-    float mean_scratch_value;
-    float total_scratch_value;
-    float variance_scratch_value;
-    backward_finalise_values(mean_value, total_value, variance_value, mean_scratch_value,
-        total_scratch_value, variance_scratch_value);
-    mean_scratch[outer] = narrow<float>(mean_scratch_value);
-    total_scratch[outer] = narrow<float>(total_scratch_value);
-    variance_scratch[outer] = narrow<float>(variance_scratch_value);
-  }
-}
-
-static inline __attribute__((always_inline)) void backward_inner_2_values(const float d_out, const float x,
-    const float mean, float& total_2_term) {
-  total_2_term = d_out * (x - mean);
-}
-
-static void backward_inner_2(const float* __restrict__ d_out, const float* __restrict__ x,
-    const float* __restrict__ mean, Sum* __restrict__ total_2_partials, const BackwardSizes sizes,
-    int threads) {
-  const Index rows = sizes.outer.value, length = sizes.inner.value;
-  const Index pieces = pieces_of(length);
-#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
-  for (Index task = 0; task < rows * pieces; ++task) {
-    const Index row = task / pieces, piece = task % pieces;
-    const Index end = std::min(length, (piece + 1) * kPiece);
-    const Index outer = row;
-    Sum total_2_sum;
-    for (Index first = piece * kPiece; first < end; first += kLine) {
-      const Index width = std::min(kLine, end - first);
-      const Index inner = first;
-      float d_out_room[kLine];
-      const float* const d_out_line = load<1>(d_out + (outer) * sizes.inner.value + inner, width, d_out_room);
-      float x_room[kLine];
-      const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
-      const float mean_value = widen(mean[outer]);
-      float total_2_term_line[kLine];
-#pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float d_out_value = d_out_line[i];
-        const float x_value = x_line[i];
-        float total_2_term_value;
-        backward_inner_2_values(d_out_value, x_value, mean_value, total_2_term_value);
-        total_2_term_line[i] = total_2_term_value;
-      }
-      total_2_sum.add(total_2_term_line, width);
-    }
-    total_2_partials[(outer) * (1 * pieces) + (0) * pieces + piece] = total_2_sum;
-  }
-}
-
-static inline __attribute__((always_inline)) void backward_finalise_2_values(const float total_2,
-    float& total_2_scratch) {
-  total_2_scratch = total_2;
-}
-
-static void backward_finalise_2(float* __restrict__ total_2_scratch,
-    const Sum* __restrict__ total_2_partials, const BackwardSizes sizes, Index slots, int threads) {
-  expect(total_2_scratch, sizes.outer.value);
-  const Index columns = 1, results = sizes.outer.value;
-#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
-  for (Index result = 0; result < results; ++result) {
-    const Index above = result / columns, column = result % columns;
     Sum total_2_sum;
     for (Index slot = 0; slot < slots; ++slot) total_2_sum.merge(total_2_partials[(above * slots + slot) * columns + column]);
+    const float total_value = static_cast<float>(total_sum.sum());
     const float total_2_value = static_cast<float>(total_2_sum.sum());
     const Index outer = result;
+    float total_scratch_value;
     float total_2_scratch_value;
-    backward_finalise_2_values(total_2_value, total_2_scratch_value);
+    backward_finalise_values(total_value, total_2_value, total_scratch_value, total_2_scratch_value);
+    total_scratch[outer] = narrow<float>(total_scratch_value);
     total_2_scratch[outer] = narrow<float>(total_2_scratch_value);
   }
 }
 
-static inline __attribute__((always_inline)) void backward_pointwise_values(const float x, const float mean,
-    const float total_2, const float variance, const float count_of_inner, const float d_out,
-    const float total, float& d_x) {
-  const float inverse_root = 1.0f / sqrtf(variance + 1e-05f);
-  const float product = 2.0f * (-0.5f * total_2 * (inverse_root * inverse_root * inverse_root));
-  d_x = (x - mean) * (product / count_of_inner) + d_out * inverse_root - total * inverse_root / count_of_inner;
+static inline __attribute__((always_inline)) void backward_pointwise_values(const float x,
+    const float saved_mean, const float total, const float saved_variance, const float count_of_inner,
+    const float d_out, const float total_2, float& d_x) {
+  const float inverse_root = 1.0f / sqrtf(saved_variance + 1e-05f);
+  const float product = 2.0f * (-0.5f * total * (inverse_root * inverse_root * inverse_root));
+  const float sum = (x - saved_mean) * (product / count_of_inner) + d_out * inverse_root;
+  d_x = sum - total_2 * inverse_root / count_of_inner;
 }
 
-static void backward_pointwise(const float* __restrict__ x, const float* __restrict__ mean,
-    const float* __restrict__ total_2, const float* __restrict__ variance, const float* __restrict__ d_out,
-    const float* __restrict__ total, float* __restrict__ d_x, const BackwardSizes sizes, int threads) {
+static void backward_pointwise(const float* __restrict__ x, const float* __restrict__ saved_mean,
+    const float* __restrict__ total, const float* __restrict__ saved_variance,
+    const float* __restrict__ d_out, const float* __restrict__ total_2, float* __restrict__ d_x,
+    const BackwardSizes sizes, int threads) {
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
   expect(d_x, sizes.outer.value * sizes.inner.value);
   const Index rows = sizes.outer.value, length = sizes.inner.value;
@@ -469,12 +415,12 @@ static void backward_pointwise(const float* __restrict__ x, const float* __restr
       const Index inner = first;
       float x_room[kLine];
       const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
-      const float mean_value = widen(mean[outer]);
-      const float total_2_value = widen(total_2[outer]);
-      const float variance_value = widen(variance[outer]);
+      const float saved_mean_value = widen(saved_mean[outer]);
+      const float total_value = widen(total[outer]);
+      const float saved_variance_value = widen(saved_variance[outer]);
       float d_out_room[kLine];
       const float* const d_out_line = load<1>(d_out + (outer) * sizes.inner.value + inner, width, d_out_room);
-      const float total_value = widen(total[outer]);
+      const float total_2_value = widen(total_2[outer]);
       float d_x_room[kLine];
       float* const d_x_line = target<1>(d_x + (outer) * sizes.inner.value + inner, width, d_x_room);
 #pragma omp simd
@@ -482,8 +428,8 @@ static void backward_pointwise(const float* __restrict__ x, const float* __restr
         const float x_value = x_line[i];
         const float d_out_value = d_out_line[i];
         float d_x_value;
-        backward_pointwise_values(x_value, mean_value, total_2_value, variance_value, count_of_inner_value,
-            d_out_value, total_value, d_x_value);
+        backward_pointwise_values(x_value, saved_mean_value, total_value, saved_variance_value,
+            count_of_inner_value, d_out_value, total_2_value, d_x_value);
         d_x_line[i] = d_x_value;
       }
       store<1>(d_x_line, width, d_x + (outer) * sizes.inner.value + inner);
@@ -493,14 +439,16 @@ static void backward_pointwise(const float* __restrict__ x, const float* __restr
 
 }  // namespace
 
-// a: x, out, scratch (-1: return the bytes it needs), outer, inner, threads.
+// a: x, out, saved_mean, saved_variance, scratch (-1: return the bytes it needs), outer, inner, threads.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const out = reinterpret_cast<float*>(a[1]);
-  const bool is_measuring = a[2] == -1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[2])};
-  const ForwardSizes sizes{ {a[3]}, {a[4]} };
-  const int threads = static_cast<int>(a[5]);
+  auto* const saved_mean = reinterpret_cast<float*>(a[2]);
+  auto* const saved_variance = reinterpret_cast<float*>(a[3]);
+  const bool is_measuring = a[4] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
+  const ForwardSizes sizes{ {a[5]}, {a[6]} };
+  const int threads = static_cast<int>(a[7]);
   const Index mean_partials_slots = 1 * pieces_of(sizes.inner.value)
 ;
   auto* const mean_partials = scratch.take<Moments>(static_cast<int64_t>(sizes.outer.value) * mean_partials_slots);
@@ -508,40 +456,36 @@ extern "C" int64_t run_forward(const int64_t* a) {
   auto* const variance_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value));
   if (is_measuring) return scratch.used;
   forward_inner(x, mean_partials, sizes, threads);
-  forward_finalise(mean_scratch, variance_scratch, mean_partials, sizes, mean_partials_slots, threads);
+  forward_finalise(saved_mean, saved_variance, mean_scratch, variance_scratch, mean_partials, sizes,
+      mean_partials_slots, threads);
   forward_pointwise(x, mean_scratch, variance_scratch, out, sizes, threads);
   return 0;
 }
 
-// a: x, d_out, d_x, scratch (-1: return the bytes it needs), outer, inner, threads.
+// a: x, saved_mean, saved_variance, d_out, d_x, scratch (-1: return the bytes it needs), outer, inner, threads.
 extern "C" int64_t run_backward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
-  auto* const d_out = reinterpret_cast<const float*>(a[1]);
-  auto* const d_x = reinterpret_cast<float*>(a[2]);
-  const bool is_measuring = a[3] == -1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[3])};
-  const BackwardSizes sizes{ {a[4]}, {a[5]} };
-  const int threads = static_cast<int>(a[6]);
+  auto* const saved_mean = reinterpret_cast<const float*>(a[1]);
+  auto* const saved_variance = reinterpret_cast<const float*>(a[2]);
+  auto* const d_out = reinterpret_cast<const float*>(a[3]);
+  auto* const d_x = reinterpret_cast<float*>(a[4]);
+  const bool is_measuring = a[5] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[5])};
+  const BackwardSizes sizes{ {a[6]}, {a[7]} };
+  const int threads = static_cast<int>(a[8]);
   const Index total_partials_slots = 1 * pieces_of(sizes.inner.value)
-;
-  const Index mean_partials_slots = 1 * pieces_of(sizes.inner.value)
 ;
   const Index total_2_partials_slots = 1 * pieces_of(sizes.inner.value)
 ;
   auto* const total_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.outer.value) * total_partials_slots);
-  auto* const mean_partials = scratch.take<Moments>(static_cast<int64_t>(sizes.outer.value) * mean_partials_slots);
-  auto* const mean_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value));
-  auto* const total_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value));
-  auto* const variance_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value));
   auto* const total_2_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.outer.value) * total_2_partials_slots);
+  auto* const total_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value));
   auto* const total_2_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value));
   if (is_measuring) return scratch.used;
-  backward_inner(d_out, x, total_partials, mean_partials, sizes, threads);
-  backward_finalise(mean_scratch, total_scratch, variance_scratch, total_partials, mean_partials, sizes,
+  backward_inner(d_out, x, saved_mean, total_partials, total_2_partials, sizes, threads);
+  backward_finalise(total_scratch, total_2_scratch, total_partials, total_2_partials, sizes,
       total_partials_slots, threads);
-  backward_inner_2(d_out, x, mean_scratch, total_2_partials, sizes, threads);
-  backward_finalise_2(total_2_scratch, total_2_partials, sizes, total_2_partials_slots, threads);
-  backward_pointwise(x, mean_scratch, total_2_scratch, variance_scratch, d_out, total_scratch, d_x, sizes,
+  backward_pointwise(x, saved_mean, total_scratch, saved_variance, d_out, total_2_scratch, d_x, sizes,
       threads);
   return 0;
 }

@@ -1,4 +1,4 @@
-// fusegen 0.1.0   chain b1d23cb647a0   signature forward+backward: d_out float32, d_x float32, out float32, x float32; 32-bit offsets
+// fusegen 0.1.0   chain b1d23cb647a0   signature forward+backward: d_out float32, d_x float32, out float32, saved_mean float32, saved_variance float32, x float32; 32-bit offsets
 //   layernorm
 #include <cstdint>
 #include <cuda_runtime.h>
@@ -32,7 +32,7 @@ __device__ __forceinline__ Stored narrow(Value x) {
   return static_cast<Stored>(x);
 }
 
-// N neighbours, moved by one access that leaves no trace in the caches: every element is used once.
+// N neighbours, moved by one access.
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Pack {
   T at[N];
@@ -70,14 +70,14 @@ template <int N, typename T>
 __device__ __forceinline__ Pack<T, N> load(const T* from) {
   using Whole = typename Bits<sizeof(T) * N>::type;
   Pack<T, N> pack;
-  *reinterpret_cast<Whole*>(&pack) = __ldcs(reinterpret_cast<const Whole*>(from));
+  *reinterpret_cast<Whole*>(&pack) = *reinterpret_cast<const Whole*>(from);
   return pack;
 }
 
 template <int N, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   using Whole = typename Bits<sizeof(T) * N>::type;
-  __stcs(reinterpret_cast<Whole*>(to), *reinterpret_cast<const Whole*>(&pack));
+  *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
 }
 
 template <typename T>
@@ -194,14 +194,17 @@ forward_inner(const float* __restrict__ x, Moments<float>* __restrict__ mean_par
 }
 
 __device__ __forceinline__ void forward_finalise_values(const float mean, const float variance,
-    float& mean_scratch, float& variance_scratch) {
+    float& saved_mean, float& saved_variance, float& mean_scratch, float& variance_scratch) {
+  saved_mean = mean;
+  saved_variance = variance;
   mean_scratch = mean;
   variance_scratch = variance;
 }
 
-// Merges partials into mean; writes mean_scratch, variance_scratch.
+// Merges partials into mean; writes saved_mean, saved_variance, mean_scratch, variance_scratch.
 __global__ void __launch_bounds__(512)
-forward_finalise(float* __restrict__ mean_scratch, float* __restrict__ variance_scratch,
+forward_finalise(float* __restrict__ saved_mean, float* __restrict__ saved_variance,
+    float* __restrict__ mean_scratch, float* __restrict__ variance_scratch,
     const Moments<float>* __restrict__ mean_partials, ForwardSizes sizes, Index slots) {
   __shared__ alignas(16) unsigned char shared[512 * 24];
   const Index columns = 1, strips = (columns + blockDim.x - 1) / blockDim.x;
@@ -220,9 +223,14 @@ forward_finalise(float* __restrict__ mean_scratch, float* __restrict__ variance_
   const float variance_value = static_cast<float>(mean_sum.variance());
   const Index result = above * columns + column;
   const Index outer = result;
+  float saved_mean_value;
+  float saved_variance_value;
   float mean_scratch_value;
   float variance_scratch_value;
-  forward_finalise_values(mean_value, variance_value, mean_scratch_value, variance_scratch_value);
+  forward_finalise_values(mean_value, variance_value, saved_mean_value, saved_variance_value,
+      mean_scratch_value, variance_scratch_value);
+  saved_mean[outer] = narrow<float>(saved_mean_value);
+  saved_variance[outer] = narrow<float>(saved_variance_value);
   mean_scratch[outer] = narrow<float>(mean_scratch_value);
   variance_scratch[outer] = narrow<float>(variance_scratch_value);
 }
@@ -234,21 +242,21 @@ __device__ __forceinline__ void forward_pointwise_values(const float x, const fl
 }
 
 // Reads x, mean by (outer), variance by (outer); writes out.
-__global__ void __launch_bounds__(512, 2)
+__global__ void __launch_bounds__(128, 2)
 forward_pointwise(const float* __restrict__ x, const float* __restrict__ mean,
     const float* __restrict__ variance, float* __restrict__ out, ForwardSizes sizes, Index count) {
-  constexpr int kLanes = 4, kPacks = 2;
-  const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 512 + threadIdx.x) * kLanes;
+  constexpr int kLanes = 4, kPacks = 8;
+  const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 128 + threadIdx.x) * kLanes;
   Pack<float, kLanes> x_in[kPacks];
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
-    const Index i = first + static_cast<Index>(p) * 512 * kLanes;
+    const Index i = first + static_cast<Index>(p) * 128 * kLanes;
     if (i + kLanes > count) break;
     x_in[p] = load<kLanes>(x + i);
   }
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
-    const Index i = first + static_cast<Index>(p) * 512 * kLanes;
+    const Index i = first + static_cast<Index>(p) * 128 * kLanes;
     if (i >= count) return;
     const Index above_inner = divide(i, sizes.inner);
     const Index inner = i - above_inner * sizes.inner.value;
@@ -285,31 +293,33 @@ struct BackwardSizes {
   Size outer, inner;
 };
 
-__device__ __forceinline__ void backward_inner_values(const float d_out, const float x, float& total_term,
-    float& mean_term) {
-  total_term = d_out;
-  mean_term = x;
+__device__ __forceinline__ void backward_inner_values(const float d_out, const float x,
+    const float saved_mean, float& total_term, float& total_2_term) {
+  total_term = d_out * (x - saved_mean);
+  total_2_term = d_out;
 }
 
-// Reads d_out, x; leaves partials of total, mean.
+// Reads d_out, x, saved_mean by (outer); leaves partials of total, total_2.
 __global__ void __launch_bounds__(256)
 backward_inner(const float* __restrict__ d_out, const float* __restrict__ x,
-    Sum<float>* __restrict__ total_partials, Moments<float>* __restrict__ mean_partials, BackwardSizes sizes,
-    Index rows, Index pieces, Index piece_length) {
+    const float* __restrict__ saved_mean, Sum<float>* __restrict__ total_partials,
+    Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes, Index rows, Index pieces,
+    Index piece_length) {
   constexpr int kLanes = 4, kPacks = 2;
-  __shared__ alignas(16) unsigned char shared[256 * 12];
+  __shared__ alignas(16) unsigned char shared[256 * 4];
   const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
   const bool is_live = task < rows * pieces;
   const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
   const Index outer = row;
+  const float saved_mean_value = widen(saved_mean[outer]);
   Sum<float> total_sum;
-  Moments<float> mean_sum;
+  Sum<float> total_2_sum;
   const auto element = [&](Index inner, float d_out_value, float x_value) {
     float total_term_value;
-    float mean_term_value;
-    backward_inner_values(d_out_value, x_value, total_term_value, mean_term_value);
+    float total_2_term_value;
+    backward_inner_values(d_out_value, x_value, saved_mean_value, total_term_value, total_2_term_value);
     total_sum.add(total_term_value);
-    mean_sum.add(mean_term_value);
+    total_2_sum.add(total_2_term_value);
   };
   if (is_live) {
     const Index length = sizes.inner.value, base = row * length;
@@ -344,193 +354,101 @@ backward_inner(const float* __restrict__ d_out, const float* __restrict__ x,
   }
   total_sum = merge_tree(total_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,
       shared);
-  mean_sum = merge_tree(mean_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1, shared);
-  if (is_live && threadIdx.x == 0) {
-    total_partials[(outer) * (1 * pieces) + (0) * pieces + piece] = total_sum;
-    mean_partials[(outer) * (1 * pieces) + (0) * pieces + piece] = mean_sum;
-  }
-}
-
-__device__ __forceinline__ void backward_finalise_values(const float mean, const float total,
-    const float variance, float& mean_scratch, float& total_scratch, float& variance_scratch) {
-  mean_scratch = mean;
-  total_scratch = total;
-  variance_scratch = variance;
-}
-
-// Merges partials into total, mean; writes mean_scratch, total_scratch, variance_scratch.
-__global__ void __launch_bounds__(512)
-backward_finalise(float* __restrict__ mean_scratch, float* __restrict__ total_scratch,
-    float* __restrict__ variance_scratch, const Sum<float>* __restrict__ total_partials,
-    const Moments<float>* __restrict__ mean_partials, BackwardSizes sizes, Index slots) {
-  __shared__ alignas(16) unsigned char shared[512 * 24];
-  const Index columns = 1, strips = (columns + blockDim.x - 1) / blockDim.x;
-  const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
-  Sum<double> total_sum;
-  Moments<double> mean_sum;
-  if (column < columns) {
-#pragma unroll 8
-    for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
-      total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
-      mean_sum.merge(mean_partials[(above * slots + slot) * columns + column]);
-    }
-  }
-  total_sum = merge_tree(total_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
-      blockDim.x, shared);
-  mean_sum = merge_tree(mean_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
-      blockDim.x, shared);
-  if (threadIdx.y != 0 || column >= columns) return;
-  const float total_value = static_cast<float>(total_sum.sum());
-  const float mean_value = static_cast<float>(mean_sum.mean());
-  const float variance_value = static_cast<float>(mean_sum.variance());
-  const Index result = above * columns + column;
-  const Index outer = result;
-  float mean_scratch_value;
-  float total_scratch_value;
-  float variance_scratch_value;
-  backward_finalise_values(mean_value, total_value, variance_value, mean_scratch_value, total_scratch_value,
-      variance_scratch_value);
-  mean_scratch[outer] = narrow<float>(mean_scratch_value);
-  total_scratch[outer] = narrow<float>(total_scratch_value);
-  variance_scratch[outer] = narrow<float>(variance_scratch_value);
-}
-
-__device__ __forceinline__ void backward_inner_2_values(const float d_out, const float x, const float mean,
-    float& total_2_term) {
-  total_2_term = d_out * (x - mean);
-}
-
-// Reads d_out, x, mean by (outer); leaves partials of total_2.
-__global__ void __launch_bounds__(256)
-backward_inner_2(const float* __restrict__ d_out, const float* __restrict__ x,
-    const float* __restrict__ mean, Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes,
-    Index rows, Index pieces, Index piece_length) {
-  constexpr int kLanes = 4, kPacks = 2;
-  __shared__ alignas(16) unsigned char shared[256 * 4];
-  const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
-  const bool is_live = task < rows * pieces;
-  const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
-  const Index outer = row;
-  const float mean_value = widen(mean[outer]);
-  Sum<float> total_2_sum;
-  const auto element = [&](Index inner, float d_out_value, float x_value) {
-    float total_2_term_value;
-    backward_inner_2_values(d_out_value, x_value, mean_value, total_2_term_value);
-    total_2_sum.add(total_2_term_value);
-  };
-  if (is_live) {
-    const Index length = sizes.inner.value, base = row * length;
-    const Index begin = base + piece * piece_length, end = min(begin + piece_length, base + length);
-    // Packs start at multiples of their size; what stands before and behind them goes one by one.
-    const Index head = min(end, (begin + kLanes - 1) / kLanes * kLanes);
-    const Index packs = (end - head) / kLanes, tail = head + packs * kLanes;
-    if (threadIdx.x < (head - begin) + (end - tail)) {
-      const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
-      element(i - base, widen(d_out[i]), widen(x[i]));
-    }
-    for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
-      Pack<float, kLanes> d_out_in[kPacks];
-      Pack<float, kLanes> x_in[kPacks];
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        const Index i = head + (from + p * blockDim.x) * kLanes;
-        if (i >= tail) break;
-        d_out_in[p] = load<kLanes>(d_out + i);
-        x_in[p] = load<kLanes>(x + i);
-      }
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        const Index i = head + (from + p * blockDim.x) * kLanes;
-        if (i >= tail) break;
-#pragma unroll
-        for (int lane = 0; lane < kLanes; ++lane) {
-          element(i + lane - base, widen(d_out_in[p], lane), widen(x_in[p], lane));
-        }
-      }
-    }
-  }
   total_2_sum = merge_tree(total_2_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,
       shared);
   if (is_live && threadIdx.x == 0) {
+    total_partials[(outer) * (1 * pieces) + (0) * pieces + piece] = total_sum;
     total_2_partials[(outer) * (1 * pieces) + (0) * pieces + piece] = total_2_sum;
   }
 }
 
-__device__ __forceinline__ void backward_finalise_2_values(const float total_2, float& total_2_scratch) {
+__device__ __forceinline__ void backward_finalise_values(const float total, const float total_2,
+    float& total_scratch, float& total_2_scratch) {
+  total_scratch = total;
   total_2_scratch = total_2;
 }
 
-// Merges partials into total_2; writes total_2_scratch.
+// Merges partials into total, total_2; writes total_scratch, total_2_scratch.
 __global__ void __launch_bounds__(512)
-backward_finalise_2(float* __restrict__ total_2_scratch, const Sum<float>* __restrict__ total_2_partials,
+backward_finalise(float* __restrict__ total_scratch, float* __restrict__ total_2_scratch,
+    const Sum<float>* __restrict__ total_partials, const Sum<float>* __restrict__ total_2_partials,
     BackwardSizes sizes, Index slots) {
   __shared__ alignas(16) unsigned char shared[512 * 8];
   const Index columns = 1, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
+  Sum<double> total_sum;
   Sum<double> total_2_sum;
   if (column < columns) {
 #pragma unroll 8
     for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
+      total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
       total_2_sum.merge(total_2_partials[(above * slots + slot) * columns + column]);
     }
   }
+  total_sum = merge_tree(total_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+      blockDim.x, shared);
   total_2_sum = merge_tree(total_2_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
       blockDim.x, shared);
   if (threadIdx.y != 0 || column >= columns) return;
+  const float total_value = static_cast<float>(total_sum.sum());
   const float total_2_value = static_cast<float>(total_2_sum.sum());
   const Index result = above * columns + column;
   const Index outer = result;
+  float total_scratch_value;
   float total_2_scratch_value;
-  backward_finalise_2_values(total_2_value, total_2_scratch_value);
+  backward_finalise_values(total_value, total_2_value, total_scratch_value, total_2_scratch_value);
+  total_scratch[outer] = narrow<float>(total_scratch_value);
   total_2_scratch[outer] = narrow<float>(total_2_scratch_value);
 }
 
-__device__ __forceinline__ void backward_pointwise_values(const float x, const float mean,
-    const float total_2, const float variance, const float count_of_inner, const float d_out,
-    const float total, float& d_x) {
-  const float inverse_root = rsqrtf(variance + 1e-05f);
-  const float product = 2.0f * (-0.5f * total_2 * (inverse_root * inverse_root * inverse_root));
-  d_x = (x - mean) * (product / count_of_inner) + d_out * inverse_root - total * inverse_root / count_of_inner;
+__device__ __forceinline__ void backward_pointwise_values(const float x, const float saved_mean,
+    const float total, const float saved_variance, const float count_of_inner, const float d_out,
+    const float total_2, float& d_x) {
+  const float inverse_root = rsqrtf(saved_variance + 1e-05f);
+  const float product = 2.0f * (-0.5f * total * (inverse_root * inverse_root * inverse_root));
+  const float sum = (x - saved_mean) * (product / count_of_inner) + d_out * inverse_root;
+  d_x = sum - total_2 * inverse_root / count_of_inner;
 }
 
-// Reads x, d_out, mean by (outer), total_2 by (outer), variance by (outer), total by (outer); writes d_x.
-__global__ void __launch_bounds__(512, 2)
-backward_pointwise(const float* __restrict__ x, const float* __restrict__ mean,
-    const float* __restrict__ total_2, const float* __restrict__ variance, const float* __restrict__ d_out,
-    const float* __restrict__ total, float* __restrict__ d_x, BackwardSizes sizes, Index count) {
+// Reads x, d_out, saved_mean by (outer), total by (outer), saved_variance by (outer), total_2 by (outer); writes d_x.
+__global__ void __launch_bounds__(128, 2)
+backward_pointwise(const float* __restrict__ x, const float* __restrict__ saved_mean,
+    const float* __restrict__ total, const float* __restrict__ saved_variance,
+    const float* __restrict__ d_out, const float* __restrict__ total_2, float* __restrict__ d_x,
+    BackwardSizes sizes, Index count) {
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
-  constexpr int kLanes = 4, kPacks = 2;
-  const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 512 + threadIdx.x) * kLanes;
+  constexpr int kLanes = 4, kPacks = 4;
+  const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 128 + threadIdx.x) * kLanes;
   Pack<float, kLanes> x_in[kPacks];
   Pack<float, kLanes> d_out_in[kPacks];
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
-    const Index i = first + static_cast<Index>(p) * 512 * kLanes;
+    const Index i = first + static_cast<Index>(p) * 128 * kLanes;
     if (i + kLanes > count) break;
     x_in[p] = load<kLanes>(x + i);
     d_out_in[p] = load<kLanes>(d_out + i);
   }
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
-    const Index i = first + static_cast<Index>(p) * 512 * kLanes;
+    const Index i = first + static_cast<Index>(p) * 128 * kLanes;
     if (i >= count) return;
     const Index above_inner = divide(i, sizes.inner);
     const Index inner = i - above_inner * sizes.inner.value;
     const Index outer = above_inner;
     const bool is_whole = i + kLanes <= count && sizes.inner.value - inner >= kLanes;
     if (is_whole) {
-      const float mean_value = widen(mean[outer]);
-      const float total_2_value = widen(total_2[outer]);
-      const float variance_value = widen(variance[outer]);
+      const float saved_mean_value = widen(saved_mean[outer]);
       const float total_value = widen(total[outer]);
+      const float saved_variance_value = widen(saved_variance[outer]);
+      const float total_2_value = widen(total_2[outer]);
       Pack<float, kLanes> d_x_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
         const float d_out_value = widen(d_out_in[p], lane);
         float d_x_value;
-        backward_pointwise_values(x_value, mean_value, total_2_value, variance_value, count_of_inner_value,
-            d_out_value, total_value, d_x_value);
+        backward_pointwise_values(x_value, saved_mean_value, total_value, saved_variance_value,
+            count_of_inner_value, d_out_value, total_2_value, d_x_value);
         d_x_out.at[lane] = narrow<float>(d_x_value);
       }
       store(d_x + i, d_x_out);
@@ -538,15 +456,15 @@ backward_pointwise(const float* __restrict__ x, const float* __restrict__ mean,
       for (Index j = i; j < count && j < i + kLanes; ++j) {
         const Index above_inner = divide(j, sizes.inner);
         const Index outer = above_inner;
-        const float mean_value = widen(mean[outer]);
-        const float total_2_value = widen(total_2[outer]);
-        const float variance_value = widen(variance[outer]);
+        const float saved_mean_value = widen(saved_mean[outer]);
         const float total_value = widen(total[outer]);
+        const float saved_variance_value = widen(saved_variance[outer]);
+        const float total_2_value = widen(total_2[outer]);
         const float x_value = widen(x[j]);
         const float d_out_value = widen(d_out[j]);
         float d_x_value;
-        backward_pointwise_values(x_value, mean_value, total_2_value, variance_value, count_of_inner_value,
-            d_out_value, total_value, d_x_value);
+        backward_pointwise_values(x_value, saved_mean_value, total_value, saved_variance_value,
+            count_of_inner_value, d_out_value, total_2_value, d_x_value);
         d_x[j] = narrow<float>(d_x_value);
       }
     }
@@ -589,17 +507,19 @@ static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
   return power;
 }
 
-// a: x, out, scratch (-1: return the bytes it needs), outer, inner, device, stream.
+// a: x, out, saved_mean, saved_variance, scratch (-1: return the bytes it needs), outer, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const out = reinterpret_cast<float*>(a[1]);
-  const bool is_measuring = a[2] == -1;
+  auto* const saved_mean = reinterpret_cast<float*>(a[2]);
+  auto* const saved_variance = reinterpret_cast<float*>(a[3]);
+  const bool is_measuring = a[4] == -1;
   if (!is_measuring && ((a[0] | a[1]) & 15) != 0) return 1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[2])};
-  const ForwardSizes sizes{ size_of(a[3]), size_of(a[4]) };
-  const auto stream = reinterpret_cast<cudaStream_t>(a[6]);
-  const int device = static_cast<int>(a[5]);
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
+  const ForwardSizes sizes{ size_of(a[5]), size_of(a[6]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[8]);
+  const int device = static_cast<int>(a[7]);
   const DeviceGuard guard(device);
   const int64_t forward_inner_rows = static_cast<int64_t>(sizes.outer.value),
       forward_inner_length = static_cast<int64_t>(sizes.inner.value);
@@ -624,46 +544,41 @@ extern "C" int64_t run_forward(const int64_t* a) {
     const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
     const dim3 block(width, 512 / width);
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    forward_finalise<<<blocks, block, 0, stream>>>(mean_scratch, variance_scratch, mean_partials, sizes,
-        static_cast<Index>(mean_partials_slots));
+    forward_finalise<<<blocks, block, 0, stream>>>(saved_mean, saved_variance, mean_scratch,
+        variance_scratch, mean_partials, sizes, static_cast<Index>(mean_partials_slots));
   }
   {
     const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value);
     const auto blocks = static_cast<unsigned>(ceil_divide(count, 4096));
-    forward_pointwise<<<blocks, 512, 0, stream>>>(x, mean_scratch, variance_scratch, out, sizes,
+    forward_pointwise<<<blocks, 128, 0, stream>>>(x, mean_scratch, variance_scratch, out, sizes,
         static_cast<Index>(count));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
 
-// a: x, d_out, d_x, scratch (-1: return the bytes it needs), outer, inner, device, stream.
+// a: x, saved_mean, saved_variance, d_out, d_x, scratch (-1: return the bytes it needs), outer, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_backward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
-  auto* const d_out = reinterpret_cast<const float*>(a[1]);
-  auto* const d_x = reinterpret_cast<float*>(a[2]);
-  const bool is_measuring = a[3] == -1;
-  if (!is_measuring && ((a[0] | a[1] | a[2]) & 15) != 0) return 1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[3])};
-  const BackwardSizes sizes{ size_of(a[4]), size_of(a[5]) };
-  const auto stream = reinterpret_cast<cudaStream_t>(a[7]);
-  const int device = static_cast<int>(a[6]);
+  auto* const saved_mean = reinterpret_cast<const float*>(a[1]);
+  auto* const saved_variance = reinterpret_cast<const float*>(a[2]);
+  auto* const d_out = reinterpret_cast<const float*>(a[3]);
+  auto* const d_x = reinterpret_cast<float*>(a[4]);
+  const bool is_measuring = a[5] == -1;
+  if (!is_measuring && ((a[0] | a[3] | a[4]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[5])};
+  const BackwardSizes sizes{ size_of(a[6]), size_of(a[7]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[9]);
+  const int device = static_cast<int>(a[8]);
   const DeviceGuard guard(device);
   const int64_t backward_inner_rows = static_cast<int64_t>(sizes.outer.value),
       backward_inner_length = static_cast<int64_t>(sizes.inner.value);
   const int64_t backward_inner_pieces = ceil_divide(backward_inner_length, 8192);
   const int64_t total_partials_slots = 1 * backward_inner_pieces;
-  const int64_t mean_partials_slots = 1 * backward_inner_pieces;
-  const int64_t backward_inner_2_rows = static_cast<int64_t>(sizes.outer.value),
-      backward_inner_2_length = static_cast<int64_t>(sizes.inner.value);
-  const int64_t backward_inner_2_pieces = ceil_divide(backward_inner_2_length, 8192);
-  const int64_t total_2_partials_slots = 1 * backward_inner_2_pieces;
+  const int64_t total_2_partials_slots = 1 * backward_inner_pieces;
   auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.outer.value) * total_partials_slots);
-  auto* const mean_partials = scratch.take<Moments<float>>(static_cast<int64_t>(sizes.outer.value) * mean_partials_slots);
-  auto* const mean_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value));
-  auto* const total_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value));
-  auto* const variance_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value));
   auto* const total_2_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.outer.value) * total_2_partials_slots);
+  auto* const total_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value));
   auto* const total_2_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value));
   if (is_measuring) return scratch.used;
   {
@@ -672,8 +587,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
     const dim3 block(lanes, 256 / lanes);
     const auto blocks = static_cast<unsigned>(ceil_divide(backward_inner_rows * backward_inner_pieces,
         block.y));
-    backward_inner<<<blocks, block, 0, stream>>>(d_out, x, total_partials, mean_partials, sizes,
-        static_cast<Index>(backward_inner_rows), static_cast<Index>(backward_inner_pieces),
+    backward_inner<<<blocks, block, 0, stream>>>(d_out, x, saved_mean, total_partials, total_2_partials,
+        sizes, static_cast<Index>(backward_inner_rows), static_cast<Index>(backward_inner_pieces),
         static_cast<Index>(piece_length));
   }
   {
@@ -681,32 +596,14 @@ extern "C" int64_t run_backward(const int64_t* a) {
     const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
     const dim3 block(width, 512 / width);
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    backward_finalise<<<blocks, block, 0, stream>>>(mean_scratch, total_scratch, variance_scratch,
-        total_partials, mean_partials, sizes, static_cast<Index>(total_partials_slots));
-  }
-  {
-    const int64_t piece_length = ceil_divide(backward_inner_2_length, backward_inner_2_pieces);
-    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 32, 256));
-    const dim3 block(lanes, 256 / lanes);
-    const auto blocks = static_cast<unsigned>(ceil_divide(backward_inner_2_rows * backward_inner_2_pieces,
-        block.y));
-    backward_inner_2<<<blocks, block, 0, stream>>>(d_out, x, mean_scratch, total_2_partials, sizes,
-        static_cast<Index>(backward_inner_2_rows), static_cast<Index>(backward_inner_2_pieces),
-        static_cast<Index>(piece_length));
-  }
-  {
-    const int64_t columns = 1, results = static_cast<int64_t>(sizes.outer.value);
-    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
-    const dim3 block(width, 512 / width);
-    const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    backward_finalise_2<<<blocks, block, 0, stream>>>(total_2_scratch, total_2_partials, sizes,
-        static_cast<Index>(total_2_partials_slots));
+    backward_finalise<<<blocks, block, 0, stream>>>(total_scratch, total_2_scratch, total_partials,
+        total_2_partials, sizes, static_cast<Index>(total_partials_slots));
   }
   {
     const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value);
-    const auto blocks = static_cast<unsigned>(ceil_divide(count, 4096));
-    backward_pointwise<<<blocks, 512, 0, stream>>>(x, mean_scratch, total_2_scratch, variance_scratch, d_out,
-        total_scratch, d_x, sizes, static_cast<Index>(count));
+    const auto blocks = static_cast<unsigned>(ceil_divide(count, 2048));
+    backward_pointwise<<<blocks, 128, 0, stream>>>(x, saved_mean, total_scratch, saved_variance, d_out,
+        total_2_scratch, d_x, sizes, static_cast<Index>(count));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

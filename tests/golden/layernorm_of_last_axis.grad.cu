@@ -1,4 +1,4 @@
-// fusegen 0.1.0   chain 3ef4da3fd893   signature forward+backward: bias float32, d_bias float32, d_out float32, d_weight float32, d_x float32, out float32, weight float32, x float32; 32-bit offsets
+// fusegen 0.1.0   chain 3ef4da3fd893   signature forward+backward: bias float32, d_bias float32, d_out float32, d_weight float32, d_x float32, out float32, saved_mean float32, saved_variance float32, weight float32, x float32; 32-bit offsets
 //   layernorm(64, weight, bias) | gelu | mul(0.5)
 #include <cstdint>
 #include <cuda_runtime.h>
@@ -32,7 +32,7 @@ __device__ __forceinline__ Stored narrow(Value x) {
   return static_cast<Stored>(x);
 }
 
-// N neighbours, moved by one access that leaves no trace in the caches: every element is used once.
+// N neighbours, moved by one access.
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Pack {
   T at[N];
@@ -70,7 +70,7 @@ template <int N, typename T>
 __device__ __forceinline__ Pack<T, N> load(const T* from) {
   using Whole = typename Bits<sizeof(T) * N>::type;
   Pack<T, N> pack;
-  *reinterpret_cast<Whole*>(&pack) = __ldcs(reinterpret_cast<const Whole*>(from));
+  *reinterpret_cast<Whole*>(&pack) = *reinterpret_cast<const Whole*>(from);
   return pack;
 }
 
@@ -87,27 +87,23 @@ __device__ __forceinline__ void send(Pack<T, N>* to, const T* from) {
 
 __device__ __forceinline__ void send_off() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-__device__ __forceinline__ void wait_for_sent() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
-
-// The same for what others read too.
-template <int N, typename T>
-__device__ __forceinline__ Pack<T, N> load_again(const T* from) {
-  using Whole = typename Bits<sizeof(T) * N>::type;
-  Pack<T, N> pack;
-  *reinterpret_cast<Whole*>(&pack) = __ldg(reinterpret_cast<const Whole*>(from));
-  return pack;
+// Until no more than so many of the latest are on their way.
+template <int N>
+__device__ __forceinline__ void wait_for_sent() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
 template <int N, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   using Whole = typename Bits<sizeof(T) * N>::type;
-  __stcs(reinterpret_cast<Whole*>(to), *reinterpret_cast<const Whole*>(&pack));
+  *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
 }
 
 template <typename T>
 struct Sum {
   T total = 0;
   __device__ void add(T term) { total += term; }
+  __device__ void add(T factor, T by) { total = fma(factor, by, total); }
   __device__ void add_square(T root) { total = fma(root, root, total); }
   template <typename U>
   __device__ void merge(const Sum<U>& other) {
@@ -139,8 +135,8 @@ __device__ __forceinline__ Sum<T> exchange(Sum<T> mine, int bit) {
 }
 
 // Merges a row's accumulators over its threads, in a fixed tree: within each warp, then over the warps. A row has a
-// power of two of threads, or whole warps. The cells are free again two calls later.
-template <int N, typename T>
+// power of two of threads, or whole warps. The cells are free again two calls later. Not for all, only the first warp knows.
+template <bool kForAll = true, int N, typename T>
 __device__ __forceinline__ void combine(Sum<T> (&mine)[N], Sum<T>* cells) {
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) {
@@ -156,6 +152,7 @@ __device__ __forceinline__ void combine(Sum<T> (&mine)[N], Sum<T>* cells) {
     if (place == 0) row_cells[warp * N + n] = mine[n];
   }
   __syncthreads();
+  if (!kForAll && warp > 0) return;
 #pragma unroll
   for (int n = 0; n < N; ++n) mine[n] = place < warps ? row_cells[place * N + n] : Sum<T>();
 #pragma unroll
@@ -195,10 +192,17 @@ __device__ __forceinline__ void forward_row_values(const float x, const float me
   out = after_gelu * 0.5f;
 }
 
-// Reads x, weight by (inner), bias by (inner); writes out.
+__device__ __forceinline__ void forward_row_row_values(const float mean, const float variance,
+    float& saved_mean, float& saved_variance) {
+  saved_mean = mean;
+  saved_variance = variance;
+}
+
+// Reads x, weight by (inner), bias by (inner); writes out, saved_mean, saved_variance.
 __global__ void __launch_bounds__(256, 4)
 forward_row(const float* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
-    float* __restrict__ out, ForwardSizes sizes) {
+    float* __restrict__ out, float* __restrict__ saved_mean, float* __restrict__ saved_variance,
+    ForwardSizes sizes) {
   constexpr int kLanes = 4, kPacks = 4;
   __shared__ Sum<float> cells[2][16];
   int turn = 0;
@@ -209,6 +213,7 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, const
   for (; first < rows; first += stride) {
     const bool is_live = first + threadIdx.y < rows;
     const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+    const Index outer = row;
     Pack<float, kLanes> x_in[kPacks];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
@@ -252,9 +257,9 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, const
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
       Pack<float, kLanes> weight_in;
-      if (is_here) weight_in = load_again<kLanes>(weight + i);
+      if (is_here) weight_in = load<kLanes>(weight + i);
       Pack<float, kLanes> bias_in;
-      if (is_here) bias_in = load_again<kLanes>(bias + i);
+      if (is_here) bias_in = load<kLanes>(bias + i);
       Pack<float, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
@@ -267,6 +272,13 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, const
       }
       if (is_here) store(out + (base + i), out_out);
     }
+    if (is_live && threadIdx.x == 0) {
+      float saved_mean_value;
+      float saved_variance_value;
+      forward_row_row_values(mean_value, variance_value, saved_mean_value, saved_variance_value);
+      saved_mean[outer] = narrow<float>(saved_mean_value);
+      saved_variance[outer] = narrow<float>(saved_variance_value);
+    }
   }
 }
 
@@ -274,61 +286,68 @@ struct BackwardSizes {
   Size outer, inner;
 };
 
-__device__ __forceinline__ void backward_row_stage_1(const float x, float& mean_term) {
-  mean_term = x;
-}
-
-__device__ __forceinline__ void backward_row_stage_2(const float d_out, const float x, const float mean,
-    const float variance, const float weight, const float bias, float& total_3_term, float& total_4_term,
-    float& carried, float& total_term, float& total_2_term) {
+__device__ __forceinline__ void backward_row_stage_1(const float d_out, const float x,
+    const float saved_mean, const float saved_variance, const float weight, const float bias,
+    float& total_3_term, float& total_3_term_by, float& total_4_term, float& total_4_term_by, float& carried,
+    float& total_term, float& total_term_by, float& total_2_term) {
   // layernorm(64, weight, bias)
-  const float difference = x - mean;
-  const float inverse_root = rsqrtf(variance + 1e-05f);
-  const float product = difference * inverse_root;
-  const float after_layernorm = fmaf(product, weight, bias);
+  const float inverse_root = rsqrtf(saved_variance + 1e-05f);
+  const float after_layernorm = fmaf((x - saved_mean) * inverse_root, weight, bias);
   // backward, down to gelu
   const float d_after_gelu = d_out * 0.5f;
   // backward, down to layernorm(64, weight, bias)
-  const float product_2 = after_layernorm * 0.707106769f;
-  const float product_3 = d_after_gelu * (after_layernorm * 0.5f) * (1.12837923f * expf(-(product_2 * product_2)));
-  const float d_after_layernorm = fmaf(product_3, 0.707106769f,
-      d_after_gelu * (1.0f + erff(product_2)) * 0.5f);
-  const float product_4 = d_after_layernorm * weight;
-  total_3_term = product_4 * difference;
-  total_4_term = product_4;
-  carried = product_4 * inverse_root;
-  total_term = d_after_layernorm * product;
+  const float product = after_layernorm * 0.707106769f;
+  const float product_2 = d_after_gelu * (after_layernorm * 0.5f) * (1.12837923f * expf(-(product * product)));
+  const float d_after_layernorm = fmaf(product_2, 0.707106769f, d_after_gelu * (1.0f + erff(product)) * 0.5f);
+  total_3_term = d_after_layernorm * weight;
+  total_3_term_by = x - saved_mean;
+  total_4_term = d_after_layernorm;
+  total_4_term_by = weight;
+  carried = d_after_layernorm * weight * inverse_root;
+  total_term = d_after_layernorm;
+  total_term_by = (x - saved_mean) * inverse_root;
   total_2_term = d_after_layernorm;
 }
 
-__device__ __forceinline__ void backward_row_values(const float total_4, const float variance,
-    const float count_of_inner, const float x, const float mean, const float total_3, const float carried,
-    float& d_x) {
-  const float inverse_root = rsqrtf(variance + 1e-05f);
+__device__ __forceinline__ void backward_row_values(const float total_4, const float saved_variance,
+    const float count_of_inner, const float x, const float saved_mean, const float total_3,
+    const float carried, float& d_x) {
+  const float inverse_root = rsqrtf(saved_variance + 1e-05f);
   const float quotient = 1.0f / count_of_inner;
   const float product = 2.0f * (-0.5f * total_3 * (inverse_root * inverse_root * inverse_root));
-  d_x = fmaf(-(total_4 * inverse_root), quotient, fmaf(x - mean, product * quotient, carried));
+  d_x = fmaf(-(total_4 * inverse_root), quotient, fmaf(x - saved_mean, product * quotient, carried));
 }
 
-// Reads x, d_out, weight by (inner), bias by (inner); leaves partials of total, total_2; writes d_x.
-__global__ void __launch_bounds__(256, 3)
-backward_row(const float* __restrict__ x, const float* __restrict__ d_out, const float* __restrict__ weight,
-    const float* __restrict__ bias, float* __restrict__ d_x, Sum<float>* __restrict__ total_partials,
-    Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes) {
+// Reads d_out, x, saved_mean by (outer), saved_variance by (outer), weight by (inner), bias by (inner); leaves partials of total, total_2; writes d_x.
+__global__ void __launch_bounds__(256, 2)
+backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
+    const float* __restrict__ saved_mean, const float* __restrict__ saved_variance,
+    const float* __restrict__ weight, const float* __restrict__ bias, float* __restrict__ d_x,
+    Sum<float>* __restrict__ total_partials, Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes) {
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
   constexpr int kLanes = 4, kPacks = 2;
   __shared__ Sum<float> cells[2][16];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
-  const float inverse_length = 1 / static_cast<float>(length);
   extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   Sum<float> total_sum[kPacks][kLanes];
   Sum<float> total_2_sum[kPacks][kLanes];
-  auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
-  auto* const d_out_next = reinterpret_cast<Pack<float, kLanes>*>(room + 512) + thread;
+  auto* const d_out_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
+  auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 512) + thread;
+  Pack<float, kLanes> weight_in[kPacks];
+  Pack<float, kLanes> bias_in[kPacks];
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+    if (i < length) weight_in[p] = load<kLanes>(weight + i);
+    if (i < length) bias_in[p] = load<kLanes>(bias + i);
+  }
   const Index stride = gridDim.x * blockDim.y;
   Index first = blockIdx.x * blockDim.y;
+  int slot = 0;
+  float saved_mean_ahead[2];
+  float saved_variance_ahead[2];
   const auto send_row = [&](Index first) {
     const bool is_live = first + threadIdx.y < rows;
     const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
@@ -336,88 +355,70 @@ backward_row(const float* __restrict__ x, const float* __restrict__ d_out, const
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
-      if (is_here) send(&x_next[p * 256], x + (base + i));
-      if (is_here) send(&d_out_next[p * 256], d_out + (base + i));
+      if (is_here) send(&d_out_next[slot * 1024 + p * 256], d_out + (base + i));
+      if (is_here) send(&x_next[slot * 1024 + p * 256], x + (base + i));
     }
     send_off();
+    const Index outer = row;
+    saved_mean_ahead[1] = widen(saved_mean[outer]);
+    saved_variance_ahead[1] = widen(saved_variance[outer]);
   };
   send_row(first);
+  saved_mean_ahead[0] = saved_mean_ahead[1];
+  saved_variance_ahead[0] = saved_variance_ahead[1];
+  slot = 1;
+  send_row(first + stride);
+  slot = 0;
   for (; first < rows; first += stride) {
     const bool is_live = first + threadIdx.y < rows;
     const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
-    Pack<float, kLanes> x_in[kPacks];
     Pack<float, kLanes> d_out_in[kPacks];
-    wait_for_sent();
+    Pack<float, kLanes> x_in[kPacks];
+    wait_for_sent<1>();
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      x_in[p] = x_next[p * 256];
-      d_out_in[p] = d_out_next[p * 256];
+      d_out_in[p] = d_out_next[slot * 1024 + p * 256];
+      x_in[p] = x_next[slot * 1024 + p * 256];
     }
-    send_row(first + stride);
-    Sum<float> sums_1[1];
-#pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
-      const bool is_here = i < end;
-#pragma unroll
-      for (int lane = 0; lane < kLanes; ++lane) {
-        const float x_value = widen(x_in[p], lane);
-        float mean_term_value;
-        backward_row_stage_1(x_value, mean_term_value);
-        if (is_here) sums_1[0].add(mean_term_value);
-      }
-    }
-    combine(sums_1, cells[turn++ & 1]);
-    const float centre_1_1 = sums_1[0].total * inverse_length;
-    // Squares of the distances from it, and what it was off by.
-    Sum<float> distances_1[2];
-#pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
-      const bool is_here = i < end;
-#pragma unroll
-      for (int lane = 0; lane < kLanes; ++lane) {
-        const float distance_1 = widen(x_in[p], lane) - centre_1_1;
-        if (is_here) distances_1[0].add_square(distance_1);
-        if (is_here) distances_1[1].add(distance_1);
-      }
-    }
-    combine(distances_1, cells[turn++ & 1]);
-    const float mean_value = sums_1[0].total * inverse_length + distances_1[1].total * inverse_length;
-    const float variance_value = (distances_1[0].total - distances_1[1].total * distances_1[1].total * inverse_length) * inverse_length;
-    Sum<float> sums_2[2];
+    const float saved_mean_value = saved_mean_ahead[0];
+    const float saved_variance_value = saved_variance_ahead[0];
+    saved_mean_ahead[0] = saved_mean_ahead[1];
+    saved_variance_ahead[0] = saved_variance_ahead[1];
+    send_row(first + 2 * stride);
+    slot ^= 1;
+    Sum<float> sums_1[2];
     float carried[kPacks][kLanes];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
-      Pack<float, kLanes> weight_in;
-      if (is_here) weight_in = load_again<kLanes>(weight + i);
-      Pack<float, kLanes> bias_in;
-      if (is_here) bias_in = load_again<kLanes>(bias + i);
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const float x_value = widen(x_in[p], lane);
         const float d_out_value = widen(d_out_in[p], lane);
-        const float weight_value = widen(weight_in, lane);
-        const float bias_value = widen(bias_in, lane);
+        const float x_value = widen(x_in[p], lane);
+        const float weight_value = widen(weight_in[p], lane);
+        const float bias_value = widen(bias_in[p], lane);
         float total_3_term_value;
+        float total_3_term_by_value;
         float total_4_term_value;
+        float total_4_term_by_value;
         float carried_value;
         float total_term_value;
+        float total_term_by_value;
         float total_2_term_value;
-        backward_row_stage_2(d_out_value, x_value, mean_value, variance_value, weight_value, bias_value,
-            total_3_term_value, total_4_term_value, carried_value, total_term_value, total_2_term_value);
-        if (is_here) sums_2[0].add(total_3_term_value);
-        if (is_here) sums_2[1].add(total_4_term_value);
+        backward_row_stage_1(d_out_value, x_value, saved_mean_value, saved_variance_value, weight_value,
+            bias_value, total_3_term_value, total_3_term_by_value, total_4_term_value, total_4_term_by_value,
+            carried_value, total_term_value, total_term_by_value, total_2_term_value);
+        if (is_here) sums_1[0].add(total_3_term_value, total_3_term_by_value);
+        if (is_here) sums_1[1].add(total_4_term_value, total_4_term_by_value);
         carried[p][lane] = carried_value;
-        if (is_here) total_sum[p][lane].add(total_term_value);
+        if (is_here) total_sum[p][lane].add(total_term_value, total_term_by_value);
         if (is_here) total_2_sum[p][lane].add(total_2_term_value);
       }
     }
-    combine(sums_2, cells[turn++ & 1]);
-    const float total_3_value = sums_2[0].total;
-    const float total_4_value = sums_2[1].total;
+    combine(sums_1, cells[turn++ & 1]);
+    const float total_3_value = sums_1[0].total;
+    const float total_4_value = sums_1[1].total;
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -428,8 +429,8 @@ backward_row(const float* __restrict__ x, const float* __restrict__ d_out, const
         const float x_value = widen(x_in[p], lane);
         const float carried_value = carried[p][lane];
         float d_x_value;
-        backward_row_values(total_4_value, variance_value, count_of_inner_value, x_value, mean_value,
-            total_3_value, carried_value, d_x_value);
+        backward_row_values(total_4_value, saved_variance_value, count_of_inner_value, x_value,
+            saved_mean_value, total_3_value, carried_value, d_x_value);
         d_x_out.at[lane] = narrow<float>(d_x_value);
       }
       if (is_here) store(d_x + (base + i), d_x_out);
@@ -558,19 +559,21 @@ static dim3 row_block(int64_t wanted) {
   return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < 256 ? 256 / along : 1));
 }
 
-// a: x, weight, bias, out, scratch (-1: return the bytes it needs), outer, inner, device, stream.
+// a: x, weight, bias, out, saved_mean, saved_variance, scratch (-1: return the bytes it needs), outer, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const weight = reinterpret_cast<const float*>(a[1]);
   auto* const bias = reinterpret_cast<const float*>(a[2]);
   auto* const out = reinterpret_cast<float*>(a[3]);
-  const bool is_measuring = a[4] == -1;
+  auto* const saved_mean = reinterpret_cast<float*>(a[4]);
+  auto* const saved_variance = reinterpret_cast<float*>(a[5]);
+  const bool is_measuring = a[6] == -1;
   if (!is_measuring && ((a[0] | a[1] | a[2] | a[3]) & 15) != 0) return 1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
-  const ForwardSizes sizes{ size_of(a[5]), size_of(a[6]) };
-  const auto stream = reinterpret_cast<cudaStream_t>(a[8]);
-  const int device = static_cast<int>(a[7]);
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[6])};
+  const ForwardSizes sizes{ size_of(a[7]), size_of(a[8]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[10]);
+  const int device = static_cast<int>(a[9]);
   const DeviceGuard guard(device);
   const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value),
       forward_row_length = static_cast<int64_t>(sizes.inner.value);
@@ -580,33 +583,35 @@ extern "C" int64_t run_forward(const int64_t* a) {
   if (is_measuring) return scratch.used;
   {
     forward_row<<<static_cast<unsigned>(forward_row_slots), forward_row_block, 0, stream>>>(x, weight, bias,
-        out, sizes);
+        out, saved_mean, saved_variance, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
 
-// a: x, weight, bias, d_out, d_x, d_weight, d_bias, scratch (-1: return the bytes it needs), outer, inner, device, stream.
+// a: x, weight, bias, saved_mean, saved_variance, d_out, d_x, d_weight, d_bias, scratch (-1: return the bytes it needs), outer, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_backward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const weight = reinterpret_cast<const float*>(a[1]);
   auto* const bias = reinterpret_cast<const float*>(a[2]);
-  auto* const d_out = reinterpret_cast<const float*>(a[3]);
-  auto* const d_x = reinterpret_cast<float*>(a[4]);
-  auto* const d_weight = reinterpret_cast<float*>(a[5]);
-  auto* const d_bias = reinterpret_cast<float*>(a[6]);
-  const bool is_measuring = a[7] == -1;
-  if (!is_measuring && ((a[0] | a[1] | a[2] | a[3] | a[4]) & 15) != 0) return 1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[7])};
-  const BackwardSizes sizes{ size_of(a[8]), size_of(a[9]) };
-  const auto stream = reinterpret_cast<cudaStream_t>(a[11]);
-  const int device = static_cast<int>(a[10]);
+  auto* const saved_mean = reinterpret_cast<const float*>(a[3]);
+  auto* const saved_variance = reinterpret_cast<const float*>(a[4]);
+  auto* const d_out = reinterpret_cast<const float*>(a[5]);
+  auto* const d_x = reinterpret_cast<float*>(a[6]);
+  auto* const d_weight = reinterpret_cast<float*>(a[7]);
+  auto* const d_bias = reinterpret_cast<float*>(a[8]);
+  const bool is_measuring = a[9] == -1;
+  if (!is_measuring && ((a[0] | a[1] | a[2] | a[5] | a[6]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[9])};
+  const BackwardSizes sizes{ size_of(a[10]), size_of(a[11]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[13]);
+  const int device = static_cast<int>(a[12]);
   const DeviceGuard guard(device);
   const int64_t backward_row_rows = static_cast<int64_t>(sizes.outer.value),
       backward_row_length = static_cast<int64_t>(sizes.inner.value);
   const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, 8));
   const int64_t backward_row_tasks = ceil_divide(backward_row_rows, backward_row_block.y);
-  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 16384, device);
+  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 32768, device);
   const int64_t backward_row_slots = backward_row_tasks < backward_row_resident ? backward_row_tasks : backward_row_resident;
   const int64_t total_partials_slots = backward_row_slots;
   const int64_t total_2_partials_slots = backward_row_slots;
@@ -614,8 +619,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
   auto* const total_2_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.inner.value) * total_2_partials_slots);
   if (is_measuring) return scratch.used;
   {
-    backward_row<<<static_cast<unsigned>(backward_row_slots), backward_row_block, 16384, stream>>>(x, d_out,
-        weight, bias, d_x, total_partials, total_2_partials, sizes);
+    backward_row<<<static_cast<unsigned>(backward_row_slots), backward_row_block, 32768, stream>>>(d_out, x,
+        saved_mean, saved_variance, weight, bias, d_x, total_partials, total_2_partials, sizes);
   }
   {
     const int64_t columns = static_cast<int64_t>(sizes.inner.value),

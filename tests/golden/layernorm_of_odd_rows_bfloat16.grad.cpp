@@ -1,4 +1,4 @@
-// fusegen 0.1.0   chain 6eb85e1b5ace   signature forward+backward: bias bfloat16, d_bias bfloat16, d_out bfloat16, d_weight bfloat16, d_x bfloat16, out bfloat16, residual bfloat16, weight bfloat16, x bfloat16; 64-bit offsets
+// fusegen 0.1.0   chain 6eb85e1b5ace   signature forward+backward: bias bfloat16, d_bias bfloat16, d_out bfloat16, d_weight bfloat16, d_x bfloat16, out bfloat16, residual bfloat16, saved_mean float32, saved_variance float32, weight bfloat16, x bfloat16; 64-bit offsets
 //   add(residual) | layernorm(1023, weight, bias) | gelu
 #include <Python.h>
 
@@ -15,15 +15,6 @@
 
 using Index = int64_t;
 
-// Vector variants of these stand in glibc's libmvec; the attribute lets loops use them.
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
-#if __GLIBC_PREREQ(2, 35)
-extern "C" {
-__attribute__((simd("notinbranch"))) float exp2f(float) noexcept;
-}
-#endif
-#endif
-
 namespace {
 
 struct Size {
@@ -38,6 +29,49 @@ inline To bits_of(From x) {
   To bits;
   __builtin_memcpy(&bits, &x, sizeof(To));
   return bits;
+}
+
+// erf within 1.9 ulp: 1 - exp(-y) on the right of 0, where y is |x| times a polynomial of it.
+inline float erf_of(float x) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+  float t = fabsf(x);
+  t = t > 4.0f ? 4.0f : t;
+  const float tt = t * t;
+  float y = fmaf(-9.256217e-6f, tt, fmaf(1.1764081e-4f, t, -6.328351e-4f));
+  y = fmaf(y, tt, fmaf(0.001667024f, t, -1.6039226e-4f));
+  y = fmaf(y, tt, fmaf(-0.019153066f, t, 0.10277783f));
+  y = fmaf(y, tt, fmaf(0.6366194f, t, 0.12837917f));
+  y = fmaf(y, t, t);
+  const float shifted = fmaf(y, -1.442695f, 0x1.8p23f);  // its last bits are n, as in exp
+  const float n = shifted - 0x1.8p23f;
+  const float r = fmaf(n, 1.9046542e-9f, fmaf(n, -0.6931472f, -y)), rr = r * r;
+  float e = fmaf(0.0013814596f, rr, fmaf(0.0083687175f, r, 0.04166839f));
+  e = fmaf(e, rr, fmaf(0.16666521f, r, 0.49999994f));
+  e = fmaf(e, rr, r);  // exp(r) - 1, so that small results keep their digits
+  const float power = bits_of<float>((bits_of<uint32_t>(shifted) << 23) + 0x3f800000);
+  return copysignf(fmaf(-power, e, 1.0f - power), x);
+#else
+  return erff(x);
+#endif
+}
+
+// exp within 1.1 ulp: 2^n * exp(r), n the nearest integer to x / log(2).
+inline float exp_of(float x) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+  x = x < -104.0f ? -104.0f : x;
+  x = x > 89.0f ? 89.0f : x;
+  const float shifted = fmaf(x, 1.442695f, 0x1.8p23f + 254);  // its last bits are n + 254
+  const float n = shifted - (0x1.8p23f + 254);
+  const float r = fmaf(n, 1.9046542e-9f, fmaf(n, -0.6931472f, x)), rr = r * r;
+  float e = fmaf(0.0013814596f, rr, fmaf(0.0083687175f, r, 0.04166839f));
+  e = fmaf(e, rr, fmaf(0.16666521f, r, 0.49999994f));
+  e = 1.0f + fmaf(e, rr, r);
+  // In two factors, for 2^n may lie beyond what a float holds where the result does not.
+  const uint32_t both = bits_of<uint32_t>(shifted), half = both >> 1;
+  return e * bits_of<float>(half << 23) * bits_of<float>((both - half) << 23);
+#else
+  return expf(x);
+#endif
 }
 
 template <typename Stored>
@@ -61,13 +95,6 @@ inline bfloat16 narrow<bfloat16, float>(float x) {
   const uint32_t bits = bits_of<uint32_t>(x);
   const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to nearest, ties to even
   return {static_cast<uint16_t>(x != x ? 0x7fc0 : rounded)};
-}
-
-// Coefficients from the lowest power on.
-inline float polynomial(float, float coefficient) { return coefficient; }
-template <typename... More>
-inline float polynomial(float x, float coefficient, More... more) {
-  return x * polynomial(x, more...) + coefficient;
 }
 
 // Scratch memory, handed out piece by piece; with no base it only counts.
@@ -263,16 +290,22 @@ static inline __attribute__((always_inline)) void forward_row_values(const float
   // layernorm(1023, weight, bias)
   const float after_layernorm = (after_add - mean) * (1.0f / sqrtf(variance + 1e-05f)) * weight + bias;
   // gelu
-  const float series = polynomial(fabsf(after_layernorm), -1.00008726f, -1.14964569f, -0.463089466f,
-      -0.0490143038f, 0.00606240798f, -0.000345090288f);
-  const float power = exp2f(series);
-  out = after_layernorm * (after_layernorm < 0.0f ? power : 1.0f - power);
+  out = after_layernorm * 0.5f * (1.0f + erf_of(after_layernorm * 0.707106769f));
+}
+
+static inline __attribute__((always_inline)) void forward_row_row_values(const float mean,
+    const float variance, float& saved_mean, float& saved_variance) {
+  saved_mean = mean;
+  saved_variance = variance;
 }
 
 static void forward_row(const bfloat16* __restrict__ x, const bfloat16* __restrict__ residual,
     const bfloat16* __restrict__ weight, const bfloat16* __restrict__ bias, bfloat16* __restrict__ out,
-    const ForwardSizes sizes, int threads) {
+    float* __restrict__ saved_mean, float* __restrict__ saved_variance, const ForwardSizes sizes,
+    int threads) {
   expect(out, sizes.outer.value * sizes.inner.value);
+  expect(saved_mean, sizes.outer.value);
+  expect(saved_variance, sizes.outer.value);
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   const Index together = rows_together(length);
   const Index tasks = (rows + together - 1) / together;
@@ -339,6 +372,16 @@ static void forward_row(const bfloat16* __restrict__ x, const bfloat16* __restri
           }
           store<1>(out_line, width, out + (outer) * sizes.inner.value + inner);
         }
+        {
+          const Index outer = row;
+          const float mean_value = mean_of_rows[row - top];
+          const float variance_value = variance_of_rows[row - top];
+          float saved_mean_value;
+          float saved_variance_value;
+          forward_row_row_values(mean_value, variance_value, saved_mean_value, saved_variance_value);
+          saved_mean[outer] = narrow<float>(saved_mean_value);
+          saved_variance[outer] = narrow<float>(saved_variance_value);
+        }
       }
     }
   }
@@ -348,50 +391,43 @@ struct BackwardSizes {
   Size outer, inner;
 };
 
-static inline __attribute__((always_inline)) void backward_row_stage_1(const float x, const float residual,
-    float& mean_term) {
-  // add(residual)
-  mean_term = x + residual;
-}
-
-static inline __attribute__((always_inline)) void backward_row_stage_2(const float d_out, const float x,
-    const float residual, const float mean, const float variance, const float weight, const float bias,
-    float& total_3_term, float& total_4_term, float& carried, float& total_term, float& total_2_term) {
+static inline __attribute__((always_inline)) void backward_row_stage_1(const float d_out, const float x,
+    const float residual, const float saved_mean, const float saved_variance, const float weight,
+    const float bias, float& total_3_term, float& total_4_term, float& carried, float& total_term,
+    float& total_2_term) {
   // add(residual)
   const float after_add = x + residual;
   // layernorm(1023, weight, bias)
-  const float difference = after_add - mean;
-  const float inverse_root = 1.0f / sqrtf(variance + 1e-05f);
+  const float difference = after_add - saved_mean;
+  const float inverse_root = 1.0f / sqrtf(saved_variance + 1e-05f);
   const float product = difference * inverse_root;
   const float after_layernorm = product * weight + bias;
   // backward, down to layernorm(1023, weight, bias)
-  const float power = exp2f(after_layernorm * after_layernorm * -0.721347511f + -1.32574809f);
-  const float series = polynomial(fabsf(after_layernorm), -1.00008726f, -1.14964569f, -0.463089466f,
-      -0.0490143038f, 0.00606240798f, -0.000345090288f);
-  const float power_2 = exp2f(series);
-  const float sum = after_layernorm * power + (after_layernorm < 0.0f ? power_2 : 1.0f - power_2);
-  const float d_after_layernorm = d_out * sum;
-  const float product_2 = d_after_layernorm * weight;
-  total_3_term = product_2 * difference;
-  total_4_term = product_2;
-  carried = product_2 * inverse_root;
+  const float product_2 = after_layernorm * 0.707106769f;
+  const float product_3 = d_out * (after_layernorm * 0.5f) * (1.12837923f * exp_of(-(product_2 * product_2)));
+  const float d_after_layernorm = product_3 * 0.707106769f + d_out * (1.0f + erf_of(product_2)) * 0.5f;
+  const float product_4 = d_after_layernorm * weight;
+  total_3_term = product_4 * difference;
+  total_4_term = product_4;
+  carried = product_4 * inverse_root;
   total_term = d_after_layernorm * product;
   total_2_term = d_after_layernorm;
 }
 
 static inline __attribute__((always_inline)) void backward_row_values(const float x, const float residual,
-    const float mean, const float total_3, const float variance, const float count_of_inner,
+    const float saved_mean, const float total_3, const float saved_variance, const float count_of_inner,
     const float carried, const float total_4, float& d_x) {
   // add(residual)
   const float after_add = x + residual;
-  const float inverse_root = 1.0f / sqrtf(variance + 1e-05f);
+  const float inverse_root = 1.0f / sqrtf(saved_variance + 1e-05f);
+  const float product = 2.0f * (-0.5f * total_3 * (inverse_root * inverse_root * inverse_root));
   const float quotient = 1.0f / count_of_inner;
-  const float negated = -(total_3 * inverse_root * inverse_root * inverse_root * quotient);
-  d_x = (after_add - mean) * negated + carried - total_4 * inverse_root * quotient;
+  d_x = (after_add - saved_mean) * (product * quotient) + carried - total_4 * inverse_root * quotient;
 }
 
-static void backward_row(const bfloat16* __restrict__ x, const bfloat16* __restrict__ residual,
-    const bfloat16* __restrict__ d_out, const bfloat16* __restrict__ weight,
+static void backward_row(const bfloat16* __restrict__ d_out, const bfloat16* __restrict__ x,
+    const bfloat16* __restrict__ residual, const float* __restrict__ saved_mean,
+    const float* __restrict__ saved_variance, const bfloat16* __restrict__ weight,
     const bfloat16* __restrict__ bias, bfloat16* __restrict__ d_x, Sum* __restrict__ total_partials,
     Sum* __restrict__ total_2_partials, const BackwardSizes sizes, int threads) {
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
@@ -411,54 +447,27 @@ static void backward_row(const bfloat16* __restrict__ x, const bfloat16* __restr
       const Index last = rows * (task + 1) / tasks;
       for (Index top = rows * task / tasks; top < last; top += together) {
         const Index bottom = std::min(last, top + together);
-        float mean_of_rows[kTogether];
-        float variance_of_rows[kTogether];
-        for (Index row = top; row < bottom; ++row) {
-          const Index outer = row;
-          Moments mean_sum;
-          for (Index first = 0; first < length; first += kLine) {
-            const Index width = std::min(kLine, length - first);
-            const Index inner = first;
-            float x_room[kLine];
-            const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
-            float residual_room[kLine];
-            const float* const residual_line = load<1>(residual + (outer) * sizes.inner.value + inner, width,
-                residual_room);
-            float mean_term_line[kLine];
-#pragma omp simd
-            for (Index i = 0; i < padded(width); ++i) {
-              const float x_value = x_line[i];
-              const float residual_value = residual_line[i];
-              float mean_term_value;
-              backward_row_stage_1(x_value, residual_value, mean_term_value);
-              mean_term_line[i] = mean_term_value;
-            }
-            mean_sum.add(mean_term_line, width);
-          }
-          mean_of_rows[row - top] = static_cast<float>(mean_sum.mean());
-          variance_of_rows[row - top] = static_cast<float>(mean_sum.variance());
-        }
         float total_3_of_rows[kTogether];
         float total_4_of_rows[kTogether];
         for (Index row = top; row < bottom; ++row) {
           const Index outer = row;
           const Index place = (row - top) * padded(length);
-          const float mean_value = mean_of_rows[row - top];
-          const float variance_value = variance_of_rows[row - top];
           Sum total_3_sum;
           Sum total_4_sum;
           for (Index first = 0; first < length; first += kLine) {
             const Index width = std::min(kLine, length - first);
             const Index inner = first;
             float* const carried_line = carried_rows.get() + place + first;
+            float d_out_room[kLine];
+            const float* const d_out_line = load<1>(d_out + (outer) * sizes.inner.value + inner, width,
+                d_out_room);
             float x_room[kLine];
             const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
             float residual_room[kLine];
             const float* const residual_line = load<1>(residual + (outer) * sizes.inner.value + inner, width,
                 residual_room);
-            float d_out_room[kLine];
-            const float* const d_out_line = load<1>(d_out + (outer) * sizes.inner.value + inner, width,
-                d_out_room);
+            const float saved_mean_value = widen(saved_mean[outer]);
+            const float saved_variance_value = widen(saved_variance[outer]);
             float weight_room[kLine];
             const float* const weight_line = load<1>(weight + inner, width, weight_room);
             float bias_room[kLine];
@@ -479,9 +488,9 @@ static void backward_row(const bfloat16* __restrict__ x, const bfloat16* __restr
               float carried_value;
               float total_term_value;
               float total_2_term_value;
-              backward_row_stage_2(d_out_value, x_value, residual_value, mean_value, variance_value,
-                  weight_value, bias_value, total_3_term_value, total_4_term_value, carried_value,
-                  total_term_value, total_2_term_value);
+              backward_row_stage_1(d_out_value, x_value, residual_value, saved_mean_value,
+                  saved_variance_value, weight_value, bias_value, total_3_term_value, total_4_term_value,
+                  carried_value, total_term_value, total_2_term_value);
               total_3_term_line[i] = total_3_term_value;
               total_4_term_line[i] = total_4_term_value;
               carried_line[i] = carried_value;
@@ -499,8 +508,6 @@ static void backward_row(const bfloat16* __restrict__ x, const bfloat16* __restr
         for (Index row = top; row < bottom; ++row) {
           const Index outer = row;
           const Index place = (row - top) * padded(length);
-          const float mean_value = mean_of_rows[row - top];
-          const float variance_value = variance_of_rows[row - top];
           const float total_3_value = total_3_of_rows[row - top];
           const float total_4_value = total_4_of_rows[row - top];
           for (Index first = 0; first < length; first += kLine) {
@@ -512,6 +519,8 @@ static void backward_row(const bfloat16* __restrict__ x, const bfloat16* __restr
             float residual_room[kLine];
             const float* const residual_line = load<1>(residual + (outer) * sizes.inner.value + inner, width,
                 residual_room);
+            const float saved_mean_value = widen(saved_mean[outer]);
+            const float saved_variance_value = widen(saved_variance[outer]);
             float d_x_room[kLine];
             float* const d_x_line = target<1>(d_x + (outer) * sizes.inner.value + inner, width, d_x_room);
 #pragma omp simd
@@ -520,8 +529,8 @@ static void backward_row(const bfloat16* __restrict__ x, const bfloat16* __restr
               const float residual_value = residual_line[i];
               const float carried_value = carried_line[i];
               float d_x_value;
-              backward_row_values(x_value, residual_value, mean_value, total_3_value, variance_value,
-                  count_of_inner_value, carried_value, total_4_value, d_x_value);
+              backward_row_values(x_value, residual_value, saved_mean_value, total_3_value,
+                  saved_variance_value, count_of_inner_value, carried_value, total_4_value, d_x_value);
               d_x_line[i] = d_x_value;
             }
             store<1>(d_x_line, width, d_x + (outer) * sizes.inner.value + inner);
@@ -564,36 +573,40 @@ static void backward_finalise(bfloat16* __restrict__ d_weight, bfloat16* __restr
 
 }  // namespace
 
-// a: x, residual, weight, bias, out, scratch (-1: return the bytes it needs), outer, inner, threads.
+// a: x, residual, weight, bias, out, saved_mean, saved_variance, scratch (-1: return the bytes it needs), outer, inner, threads.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
   auto* const residual = reinterpret_cast<const bfloat16*>(a[1]);
   auto* const weight = reinterpret_cast<const bfloat16*>(a[2]);
   auto* const bias = reinterpret_cast<const bfloat16*>(a[3]);
   auto* const out = reinterpret_cast<bfloat16*>(a[4]);
-  const bool is_measuring = a[5] == -1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[5])};
-  const ForwardSizes sizes{ {a[6]}, {a[7]} };
-  const int threads = static_cast<int>(a[8]);
+  auto* const saved_mean = reinterpret_cast<float*>(a[5]);
+  auto* const saved_variance = reinterpret_cast<float*>(a[6]);
+  const bool is_measuring = a[7] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[7])};
+  const ForwardSizes sizes{ {a[8]}, {a[9]} };
+  const int threads = static_cast<int>(a[10]);
   if (is_measuring) return scratch.used;
-  forward_row(x, residual, weight, bias, out, sizes, threads);
+  forward_row(x, residual, weight, bias, out, saved_mean, saved_variance, sizes, threads);
   return 0;
 }
 
-// a: x, residual, weight, bias, d_out, d_x, d_weight, d_bias, scratch (-1: return the bytes it needs), outer, inner, threads.
+// a: x, residual, weight, bias, saved_mean, saved_variance, d_out, d_x, d_weight, d_bias, scratch (-1: return the bytes it needs), outer, inner, threads.
 extern "C" int64_t run_backward(const int64_t* a) {
   auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
   auto* const residual = reinterpret_cast<const bfloat16*>(a[1]);
   auto* const weight = reinterpret_cast<const bfloat16*>(a[2]);
   auto* const bias = reinterpret_cast<const bfloat16*>(a[3]);
-  auto* const d_out = reinterpret_cast<const bfloat16*>(a[4]);
-  auto* const d_x = reinterpret_cast<bfloat16*>(a[5]);
-  auto* const d_weight = reinterpret_cast<bfloat16*>(a[6]);
-  auto* const d_bias = reinterpret_cast<bfloat16*>(a[7]);
-  const bool is_measuring = a[8] == -1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[8])};
-  const BackwardSizes sizes{ {a[9]}, {a[10]} };
-  const int threads = static_cast<int>(a[11]);
+  auto* const saved_mean = reinterpret_cast<const float*>(a[4]);
+  auto* const saved_variance = reinterpret_cast<const float*>(a[5]);
+  auto* const d_out = reinterpret_cast<const bfloat16*>(a[6]);
+  auto* const d_x = reinterpret_cast<bfloat16*>(a[7]);
+  auto* const d_weight = reinterpret_cast<bfloat16*>(a[8]);
+  auto* const d_bias = reinterpret_cast<bfloat16*>(a[9]);
+  const bool is_measuring = a[10] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[10])};
+  const BackwardSizes sizes{ {a[11]}, {a[12]} };
+  const int threads = static_cast<int>(a[13]);
   const Index total_partials_slots = slots_of(sizes.outer.value, sizes.inner.value)
 ;
   const Index total_2_partials_slots = slots_of(sizes.outer.value, sizes.inner.value)
@@ -601,7 +614,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
   auto* const total_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.inner.value) * total_partials_slots);
   auto* const total_2_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.inner.value) * total_2_partials_slots);
   if (is_measuring) return scratch.used;
-  backward_row(x, residual, d_out, weight, bias, d_x, total_partials, total_2_partials, sizes, threads);
+  backward_row(d_out, x, residual, saved_mean, saved_variance, weight, bias, d_x, total_partials,
+      total_2_partials, sizes, threads);
   backward_finalise(d_weight, d_bias, total_partials, total_2_partials, sizes, total_partials_slots, threads);
   return 0;
 }

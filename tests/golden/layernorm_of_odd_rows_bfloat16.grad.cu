@@ -1,4 +1,4 @@
-// fusegen 0.1.0   chain 6eb85e1b5ace   signature forward+backward: bias bfloat16, d_bias bfloat16, d_out bfloat16, d_weight bfloat16, d_x bfloat16, out bfloat16, residual bfloat16, weight bfloat16, x bfloat16; 32-bit offsets
+// fusegen 0.1.0   chain 6eb85e1b5ace   signature forward+backward: bias bfloat16, d_bias bfloat16, d_out bfloat16, d_weight bfloat16, d_x bfloat16, out bfloat16, residual bfloat16, saved_mean float32, saved_variance float32, weight bfloat16, x bfloat16; 32-bit offsets
 //   add(residual) | layernorm(1023, weight, bias) | gelu
 #include <cstdint>
 #include <cuda_runtime.h>
@@ -38,28 +38,7 @@ __device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16, float>(float x) {
   return __float2bfloat16_rn(x);
 }
 
-// Coefficients from the lowest power on.
-__device__ __forceinline__ float polynomial(float, float coefficient) { return coefficient; }
-template <typename... More>
-__device__ __forceinline__ float polynomial(float x, float coefficient, More... more) {
-  return fmaf(x, polynomial(x, more...), coefficient);
-}
-
-// One instruction where exp2f takes four: what is below 2^-126 becomes zero. Relative error below 2^-22.
-__device__ __forceinline__ float exp2_flushed(float x) {
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
-}
-
-// Within 2 ulp, for all operands.
-__device__ __forceinline__ float narrow_div(float a, float b) {
-  float result;
-  asm("div.full.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-  return result;
-}
-
-// N neighbours, moved by one access that leaves no trace in the caches: every element is used once.
+// N neighbours, moved by one access.
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Pack {
   T at[N];
@@ -107,29 +86,21 @@ template <int N, typename T>
 __device__ __forceinline__ Pack<T, N> load(const T* from) {
   using Whole = typename Bits<sizeof(T) * N>::type;
   Pack<T, N> pack;
-  *reinterpret_cast<Whole*>(&pack) = __ldcs(reinterpret_cast<const Whole*>(from));
-  return pack;
-}
-
-// The same for what others read too.
-template <int N, typename T>
-__device__ __forceinline__ Pack<T, N> load_again(const T* from) {
-  using Whole = typename Bits<sizeof(T) * N>::type;
-  Pack<T, N> pack;
-  *reinterpret_cast<Whole*>(&pack) = __ldg(reinterpret_cast<const Whole*>(from));
+  *reinterpret_cast<Whole*>(&pack) = *reinterpret_cast<const Whole*>(from);
   return pack;
 }
 
 template <int N, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   using Whole = typename Bits<sizeof(T) * N>::type;
-  __stcs(reinterpret_cast<Whole*>(to), *reinterpret_cast<const Whole*>(&pack));
+  *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
 }
 
 template <typename T>
 struct Sum {
   T total = 0;
   __device__ void add(T term) { total += term; }
+  __device__ void add(T factor, T by) { total = fma(factor, by, total); }
   __device__ void add_square(T root) { total = fma(root, root, total); }
   template <typename U>
   __device__ void merge(const Sum<U>& other) {
@@ -161,8 +132,8 @@ __device__ __forceinline__ Sum<T> exchange(Sum<T> mine, int bit) {
 }
 
 // Merges a row's accumulators over its threads, in a fixed tree: within each warp, then over the warps. A row has a
-// power of two of threads, or whole warps. The cells are free again two calls later.
-template <int N, typename T>
+// power of two of threads, or whole warps. The cells are free again two calls later. Not for all, only the first warp knows.
+template <bool kForAll = true, int N, typename T>
 __device__ __forceinline__ void combine(Sum<T> (&mine)[N], Sum<T>* cells) {
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) {
@@ -178,6 +149,7 @@ __device__ __forceinline__ void combine(Sum<T> (&mine)[N], Sum<T>* cells) {
     if (place == 0) row_cells[warp * N + n] = mine[n];
   }
   __syncthreads();
+  if (!kForAll && warp > 0) return;
 #pragma unroll
   for (int n = 0; n < N; ++n) mine[n] = place < warps ? row_cells[place * N + n] : Sum<T>();
 #pragma unroll
@@ -215,17 +187,21 @@ __device__ __forceinline__ void forward_row_values(const float carried_after_add
   // layernorm(1023, weight, bias)
   const float after_layernorm = fmaf((carried_after_add - mean) * (rsqrtf(variance + 1e-05f)), weight, bias);
   // gelu
-  const float series = polynomial(fabsf(after_layernorm), -1.00008726f, -1.14964569f, -0.463089466f,
-      -0.0490143038f, 0.00606240798f, -0.000345090288f);
-  const float power = exp2_flushed(series);
-  out = after_layernorm * (after_layernorm < 0.0f ? power : 1.0f - power);
+  out = after_layernorm * 0.5f * (1.0f + erff(after_layernorm * 0.707106769f));
 }
 
-// Reads x, residual, weight by (inner), bias by (inner); writes out.
+__device__ __forceinline__ void forward_row_row_values(const float mean, const float variance,
+    float& saved_mean, float& saved_variance) {
+  saved_mean = mean;
+  saved_variance = variance;
+}
+
+// Reads x, residual, weight by (inner), bias by (inner); writes out, saved_mean, saved_variance.
 __global__ void __launch_bounds__(512, 1)
 forward_row(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict__ residual,
     const __nv_bfloat16* __restrict__ weight, const __nv_bfloat16* __restrict__ bias,
-    __nv_bfloat16* __restrict__ out, ForwardSizes sizes) {
+    __nv_bfloat16* __restrict__ out, float* __restrict__ saved_mean, float* __restrict__ saved_variance,
+    ForwardSizes sizes) {
   constexpr int kLanes = 1, kPacks = 8;
   __shared__ Sum<float> cells[2][32];
   int turn = 0;
@@ -236,6 +212,7 @@ forward_row(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict
   for (; first < rows; first += stride) {
     const bool is_live = first + threadIdx.y < rows;
     const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+    const Index outer = row;
     Pack<__nv_bfloat16, kLanes> x_in[kPacks];
     Pack<__nv_bfloat16, kLanes> residual_in[kPacks];
 #pragma unroll
@@ -285,9 +262,9 @@ forward_row(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
       Pack<__nv_bfloat16, kLanes> weight_in;
-      if (is_here) weight_in = load_again<kLanes>(weight + i);
+      if (is_here) weight_in = load<kLanes>(weight + i);
       Pack<__nv_bfloat16, kLanes> bias_in;
-      if (is_here) bias_in = load_again<kLanes>(bias + i);
+      if (is_here) bias_in = load<kLanes>(bias + i);
       Pack<__nv_bfloat16, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
@@ -301,6 +278,13 @@ forward_row(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict
       }
       if (is_here) store(out + (base + i), out_out);
     }
+    if (is_live && threadIdx.x == 0) {
+      float saved_mean_value;
+      float saved_variance_value;
+      forward_row_row_values(mean_value, variance_value, saved_mean_value, saved_variance_value);
+      saved_mean[outer] = narrow<float>(saved_mean_value);
+      saved_variance[outer] = narrow<float>(saved_variance_value);
+    }
   }
 }
 
@@ -308,49 +292,43 @@ struct BackwardSizes {
   Size outer, inner;
 };
 
-__device__ __forceinline__ void backward_row_stage_1(const float x, const float residual, float& mean_term,
-    float& carried_after_add) {
+__device__ __forceinline__ void backward_row_stage_1(const float d_out, const float x, const float residual,
+    const float saved_mean, const float saved_variance, const float weight, const float bias,
+    float& total_3_term, float& total_3_term_by, float& total_4_term, float& total_4_term_by, float& carried,
+    float& carried_2, float& total_term, float& total_term_by, float& total_2_term) {
   // add(residual)
-  mean_term = x + residual;
-  carried_after_add = x + residual;
-}
-
-__device__ __forceinline__ void backward_row_stage_2(const float d_out, const float carried_after_add,
-    const float mean, const float variance, const float weight, const float bias, float& total_3_term,
-    float& total_4_term, float& carried, float& total_term, float& total_2_term) {
+  const float after_add = x + residual;
   // layernorm(1023, weight, bias)
-  const float difference = carried_after_add - mean;
-  const float inverse_root = rsqrtf(variance + 1e-05f);
-  const float product = difference * inverse_root;
-  const float after_layernorm = fmaf(product, weight, bias);
+  const float inverse_root = rsqrtf(saved_variance + 1e-05f);
+  const float after_layernorm = fmaf((after_add - saved_mean) * inverse_root, weight, bias);
   // backward, down to layernorm(1023, weight, bias)
-  const float sum = fmaf(after_layernorm * after_layernorm, -0.721347511f, -1.32574809f);
-  const float series = polynomial(fabsf(after_layernorm), -1.00008726f, -1.14964569f, -0.463089466f,
-      -0.0490143038f, 0.00606240798f, -0.000345090288f);
-  const float power = exp2_flushed(series);
-  const float sum_2 = fmaf(after_layernorm, exp2_flushed(sum), after_layernorm < 0.0f ? power : 1.0f - power);
-  const float d_after_layernorm = d_out * sum_2;
-  const float product_2 = d_after_layernorm * weight;
-  total_3_term = product_2 * difference;
-  total_4_term = product_2;
-  carried = product_2 * inverse_root;
-  total_term = d_after_layernorm * product;
+  const float product = after_layernorm * 0.707106769f;
+  const float product_2 = d_out * (after_layernorm * 0.5f) * (1.12837923f * expf(-(product * product)));
+  const float d_after_layernorm = fmaf(product_2, 0.707106769f, d_out * (1.0f + erff(product)) * 0.5f);
+  total_3_term = d_after_layernorm * weight;
+  total_3_term_by = after_add - saved_mean;
+  total_4_term = d_after_layernorm;
+  total_4_term_by = weight;
+  carried = after_add - saved_mean;
+  carried_2 = d_after_layernorm * weight * inverse_root;
+  total_term = d_after_layernorm;
+  total_term_by = (after_add - saved_mean) * inverse_root;
   total_2_term = d_after_layernorm;
 }
 
-__device__ __forceinline__ void backward_row_values(const float total_4, const float variance,
-    const float count_of_inner, const float carried_after_add, const float mean, const float total_3,
-    const float carried, float& d_x) {
-  const float inverse_root = rsqrtf(variance + 1e-05f);
-  const float quotient = narrow_div(1.0f, count_of_inner);
-  const float negated = -(total_3 * inverse_root * inverse_root * inverse_root * quotient);
-  d_x = fmaf(-(total_4 * inverse_root), quotient, fmaf(carried_after_add - mean, negated, carried));
+__device__ __forceinline__ void backward_row_values(const float total_4, const float saved_variance,
+    const float count_of_inner, const float carried, const float total_3, const float carried_2, float& d_x) {
+  const float inverse_root = rsqrtf(saved_variance + 1e-05f);
+  const float quotient = 1.0f / count_of_inner;
+  const float product = 2.0f * (-0.5f * total_3 * (inverse_root * inverse_root * inverse_root));
+  d_x = fmaf(-(total_4 * inverse_root), quotient, fmaf(carried, product * quotient, carried_2));
 }
 
-// Reads x, residual, d_out, weight by (inner), bias by (inner); leaves partials of total, total_2; writes d_x.
+// Reads d_out, x, residual, saved_mean by (outer), saved_variance by (outer), weight by (inner), bias by (inner); leaves partials of total, total_2; writes d_x.
 __global__ void __launch_bounds__(512, 1)
-backward_row(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict__ residual,
-    const __nv_bfloat16* __restrict__ d_out, const __nv_bfloat16* __restrict__ weight,
+backward_row(const __nv_bfloat16* __restrict__ d_out, const __nv_bfloat16* __restrict__ x,
+    const __nv_bfloat16* __restrict__ residual, const float* __restrict__ saved_mean,
+    const float* __restrict__ saved_variance, const __nv_bfloat16* __restrict__ weight,
     const __nv_bfloat16* __restrict__ bias, __nv_bfloat16* __restrict__ d_x,
     Sum<float>* __restrict__ total_partials, Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes) {
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
@@ -358,94 +336,73 @@ backward_row(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restric
   __shared__ Sum<float> cells[2][32];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
-  const float inverse_length = 1 / static_cast<float>(length);
   Sum<float> total_sum[kPacks][kLanes];
   Sum<float> total_2_sum[kPacks][kLanes];
+  Pack<__nv_bfloat16, kLanes> weight_in[kPacks];
+  Pack<__nv_bfloat16, kLanes> bias_in[kPacks];
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+    if (i < length) weight_in[p] = load<kLanes>(weight + i);
+    if (i < length) bias_in[p] = load<kLanes>(bias + i);
+  }
   const Index stride = gridDim.x * blockDim.y;
   Index first = blockIdx.x * blockDim.y;
   for (; first < rows; first += stride) {
     const bool is_live = first + threadIdx.y < rows;
     const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+    const Index outer = row;
+    Pack<__nv_bfloat16, kLanes> d_out_in[kPacks];
     Pack<__nv_bfloat16, kLanes> x_in[kPacks];
     Pack<__nv_bfloat16, kLanes> residual_in[kPacks];
-    Pack<__nv_bfloat16, kLanes> d_out_in[kPacks];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
+      if (is_here) d_out_in[p] = load<kLanes>(d_out + (base + i));
       if (is_here) x_in[p] = load<kLanes>(x + (base + i));
       if (is_here) residual_in[p] = load<kLanes>(residual + (base + i));
-      if (is_here) d_out_in[p] = load<kLanes>(d_out + (base + i));
     }
-    Sum<float> sums_1[1];
-    float carried_after_add[kPacks][kLanes];
-#pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
-      const bool is_here = i < end;
-#pragma unroll
-      for (int lane = 0; lane < kLanes; ++lane) {
-        const float x_value = widen(x_in[p], lane);
-        const float residual_value = widen(residual_in[p], lane);
-        float mean_term_value;
-        float carried_after_add_value;
-        backward_row_stage_1(x_value, residual_value, mean_term_value, carried_after_add_value);
-        if (is_here) sums_1[0].add(mean_term_value);
-        carried_after_add[p][lane] = carried_after_add_value;
-      }
-    }
-    combine(sums_1, cells[turn++ & 1]);
-    const float centre_1_1 = sums_1[0].total * inverse_length;
-    // Squares of the distances from it, and what it was off by.
-    Sum<float> distances_1[2];
-#pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
-      const bool is_here = i < end;
-#pragma unroll
-      for (int lane = 0; lane < kLanes; ++lane) {
-        const float distance_1 = carried_after_add[p][lane] - centre_1_1;
-        if (is_here) distances_1[0].add_square(distance_1);
-        if (is_here) distances_1[1].add(distance_1);
-      }
-    }
-    combine(distances_1, cells[turn++ & 1]);
-    const float mean_value = sums_1[0].total * inverse_length + distances_1[1].total * inverse_length;
-    const float variance_value = (distances_1[0].total - distances_1[1].total * distances_1[1].total * inverse_length) * inverse_length;
-    Sum<float> sums_2[2];
+    const float saved_mean_value = widen(saved_mean[outer]);
+    const float saved_variance_value = widen(saved_variance[outer]);
+    Sum<float> sums_1[2];
     float carried[kPacks][kLanes];
+    float carried_2[kPacks][kLanes];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
-      Pack<__nv_bfloat16, kLanes> weight_in;
-      if (is_here) weight_in = load_again<kLanes>(weight + i);
-      Pack<__nv_bfloat16, kLanes> bias_in;
-      if (is_here) bias_in = load_again<kLanes>(bias + i);
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float d_out_value = widen(d_out_in[p], lane);
-        const float weight_value = widen(weight_in, lane);
-        const float bias_value = widen(bias_in, lane);
-        const float carried_after_add_value = carried_after_add[p][lane];
+        const float x_value = widen(x_in[p], lane);
+        const float residual_value = widen(residual_in[p], lane);
+        const float weight_value = widen(weight_in[p], lane);
+        const float bias_value = widen(bias_in[p], lane);
         float total_3_term_value;
+        float total_3_term_by_value;
         float total_4_term_value;
+        float total_4_term_by_value;
         float carried_value;
+        float carried_2_value;
         float total_term_value;
+        float total_term_by_value;
         float total_2_term_value;
-        backward_row_stage_2(d_out_value, carried_after_add_value, mean_value, variance_value, weight_value,
-            bias_value, total_3_term_value, total_4_term_value, carried_value, total_term_value,
+        backward_row_stage_1(d_out_value, x_value, residual_value, saved_mean_value, saved_variance_value,
+            weight_value, bias_value, total_3_term_value, total_3_term_by_value, total_4_term_value,
+            total_4_term_by_value, carried_value, carried_2_value, total_term_value, total_term_by_value,
             total_2_term_value);
-        if (is_here) sums_2[0].add(total_3_term_value);
-        if (is_here) sums_2[1].add(total_4_term_value);
+        if (is_here) sums_1[0].add(total_3_term_value, total_3_term_by_value);
+        if (is_here) sums_1[1].add(total_4_term_value, total_4_term_by_value);
         carried[p][lane] = carried_value;
-        if (is_here) total_sum[p][lane].add(total_term_value);
+        carried_2[p][lane] = carried_2_value;
+        if (is_here) total_sum[p][lane].add(total_term_value, total_term_by_value);
         if (is_here) total_2_sum[p][lane].add(total_2_term_value);
       }
     }
-    combine(sums_2, cells[turn++ & 1]);
-    const float total_3_value = sums_2[0].total;
-    const float total_4_value = sums_2[1].total;
+    combine(sums_1, cells[turn++ & 1]);
+    const float total_3_value = sums_1[0].total;
+    const float total_4_value = sums_1[1].total;
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -453,11 +410,11 @@ backward_row(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restric
       Pack<__nv_bfloat16, kLanes> d_x_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const float carried_after_add_value = carried_after_add[p][lane];
         const float carried_value = carried[p][lane];
+        const float carried_2_value = carried_2[p][lane];
         float d_x_value;
-        backward_row_values(total_4_value, variance_value, count_of_inner_value, carried_after_add_value,
-            mean_value, total_3_value, carried_value, d_x_value);
+        backward_row_values(total_4_value, saved_variance_value, count_of_inner_value, carried_value,
+            total_3_value, carried_2_value, d_x_value);
         d_x_out.at[lane] = narrow<__nv_bfloat16>(d_x_value);
       }
       if (is_here) store(d_x + (base + i), d_x_out);
@@ -586,7 +543,7 @@ static dim3 row_block(int64_t wanted) {
   return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < 256 ? 256 / along : 1));
 }
 
-// a: x, residual, weight, bias, out, scratch (-1: return the bytes it needs), outer, inner, device, stream.
+// a: x, residual, weight, bias, out, saved_mean, saved_variance, scratch (-1: return the bytes it needs), outer, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const __nv_bfloat16*>(a[0]);
@@ -594,12 +551,14 @@ extern "C" int64_t run_forward(const int64_t* a) {
   auto* const weight = reinterpret_cast<const __nv_bfloat16*>(a[2]);
   auto* const bias = reinterpret_cast<const __nv_bfloat16*>(a[3]);
   auto* const out = reinterpret_cast<__nv_bfloat16*>(a[4]);
-  const bool is_measuring = a[5] == -1;
+  auto* const saved_mean = reinterpret_cast<float*>(a[5]);
+  auto* const saved_variance = reinterpret_cast<float*>(a[6]);
+  const bool is_measuring = a[7] == -1;
   if (!is_measuring && ((a[0] | a[1] | a[2] | a[3] | a[4]) & 15) != 0) return 1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[5])};
-  const ForwardSizes sizes{ size_of(a[6]), size_of(a[7]) };
-  const auto stream = reinterpret_cast<cudaStream_t>(a[9]);
-  const int device = static_cast<int>(a[8]);
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[7])};
+  const ForwardSizes sizes{ size_of(a[8]), size_of(a[9]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[11]);
+  const int device = static_cast<int>(a[10]);
   const DeviceGuard guard(device);
   const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value),
       forward_row_length = static_cast<int64_t>(sizes.inner.value);
@@ -609,28 +568,30 @@ extern "C" int64_t run_forward(const int64_t* a) {
   if (is_measuring) return scratch.used;
   {
     forward_row<<<static_cast<unsigned>(forward_row_slots), forward_row_block, 0, stream>>>(x, residual,
-        weight, bias, out, sizes);
+        weight, bias, out, saved_mean, saved_variance, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
 
-// a: x, residual, weight, bias, d_out, d_x, d_weight, d_bias, scratch (-1: return the bytes it needs), outer, inner, device, stream.
+// a: x, residual, weight, bias, saved_mean, saved_variance, d_out, d_x, d_weight, d_bias, scratch (-1: return the bytes it needs), outer, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_backward(const int64_t* a) {
   auto* const x = reinterpret_cast<const __nv_bfloat16*>(a[0]);
   auto* const residual = reinterpret_cast<const __nv_bfloat16*>(a[1]);
   auto* const weight = reinterpret_cast<const __nv_bfloat16*>(a[2]);
   auto* const bias = reinterpret_cast<const __nv_bfloat16*>(a[3]);
-  auto* const d_out = reinterpret_cast<const __nv_bfloat16*>(a[4]);
-  auto* const d_x = reinterpret_cast<__nv_bfloat16*>(a[5]);
-  auto* const d_weight = reinterpret_cast<__nv_bfloat16*>(a[6]);
-  auto* const d_bias = reinterpret_cast<__nv_bfloat16*>(a[7]);
-  const bool is_measuring = a[8] == -1;
-  if (!is_measuring && ((a[0] | a[1] | a[2] | a[3] | a[4] | a[5]) & 15) != 0) return 1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[8])};
-  const BackwardSizes sizes{ size_of(a[9]), size_of(a[10]) };
-  const auto stream = reinterpret_cast<cudaStream_t>(a[12]);
-  const int device = static_cast<int>(a[11]);
+  auto* const saved_mean = reinterpret_cast<const float*>(a[4]);
+  auto* const saved_variance = reinterpret_cast<const float*>(a[5]);
+  auto* const d_out = reinterpret_cast<const __nv_bfloat16*>(a[6]);
+  auto* const d_x = reinterpret_cast<__nv_bfloat16*>(a[7]);
+  auto* const d_weight = reinterpret_cast<__nv_bfloat16*>(a[8]);
+  auto* const d_bias = reinterpret_cast<__nv_bfloat16*>(a[9]);
+  const bool is_measuring = a[10] == -1;
+  if (!is_measuring && ((a[0] | a[1] | a[2] | a[3] | a[6] | a[7]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[10])};
+  const BackwardSizes sizes{ size_of(a[11]), size_of(a[12]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[14]);
+  const int device = static_cast<int>(a[13]);
   const DeviceGuard guard(device);
   const int64_t backward_row_rows = static_cast<int64_t>(sizes.outer.value),
       backward_row_length = static_cast<int64_t>(sizes.inner.value);
@@ -644,8 +605,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
   auto* const total_2_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.inner.value) * total_2_partials_slots);
   if (is_measuring) return scratch.used;
   {
-    backward_row<<<static_cast<unsigned>(backward_row_slots), backward_row_block, 0, stream>>>(x, residual,
-        d_out, weight, bias, d_x, total_partials, total_2_partials, sizes);
+    backward_row<<<static_cast<unsigned>(backward_row_slots), backward_row_block, 0, stream>>>(d_out, x,
+        residual, saved_mean, saved_variance, weight, bias, d_x, total_partials, total_2_partials, sizes);
   }
   {
     const int64_t columns = static_cast<int64_t>(sizes.inner.value),

@@ -1,4 +1,4 @@
-// fusegen 0.1.0   chain b1d23cb647a0   signature forward+backward: d_out float32, d_x float32, out float32, x float32; 64-bit offsets
+// fusegen 0.1.0   chain b1d23cb647a0   signature forward+backward: d_out float32, d_x float32, out float32, saved_mean float32, saved_variance float32, x float32; 64-bit offsets
 //   layernorm
 #include <Python.h>
 
@@ -214,9 +214,17 @@ static inline __attribute__((always_inline)) void forward_row_values(const float
   out = (x - mean) * (1.0f / sqrtf(variance + 1e-05f));
 }
 
-static void forward_row(const float* __restrict__ x, float* __restrict__ out, const ForwardSizes sizes,
-    int threads) {
+static inline __attribute__((always_inline)) void forward_row_row_values(const float mean,
+    const float variance, float& saved_mean, float& saved_variance) {
+  saved_mean = mean;
+  saved_variance = variance;
+}
+
+static void forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restrict__ saved_mean,
+    float* __restrict__ saved_variance, const ForwardSizes sizes, int threads) {
   expect(out, sizes.outer.value * sizes.inner.value);
+  expect(saved_mean, sizes.outer.value);
+  expect(saved_variance, sizes.outer.value);
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   const Index together = rows_together(length);
   const Index tasks = (rows + together - 1) / together;
@@ -260,6 +268,16 @@ static void forward_row(const float* __restrict__ x, float* __restrict__ out, co
           }
           store<1>(out_line, width, out + (outer) * sizes.inner.value + inner);
         }
+        {
+          const Index outer = row;
+          const float mean_value = mean_of_rows[row - top];
+          const float variance_value = variance_of_rows[row - top];
+          float saved_mean_value;
+          float saved_variance_value;
+          forward_row_row_values(mean_value, variance_value, saved_mean_value, saved_variance_value);
+          saved_mean[outer] = narrow<float>(saved_mean_value);
+          saved_variance[outer] = narrow<float>(saved_variance_value);
+        }
       }
     }
   }
@@ -269,22 +287,23 @@ struct BackwardSizes {
   Size outer, inner;
 };
 
-static inline __attribute__((always_inline)) void backward_row_stage_2(const float d_out, const float x,
-    const float mean, float& total_2_term) {
-  total_2_term = d_out * (x - mean);
+static inline __attribute__((always_inline)) void backward_row_stage_1(const float d_out, const float x,
+    const float saved_mean, float& total_term) {
+  total_term = d_out * (x - saved_mean);
 }
 
-static inline __attribute__((always_inline)) void backward_row_values(const float x, const float mean,
-    const float total_2, const float variance, const float count_of_inner, const float d_out,
-    const float total, float& d_x) {
-  const float inverse_root = 1.0f / sqrtf(variance + 1e-05f);
-  const float product = 2.0f * (-0.5f * total_2 * (inverse_root * inverse_root * inverse_root));
+static inline __attribute__((always_inline)) void backward_row_values(const float x, const float saved_mean,
+    const float total, const float saved_variance, const float count_of_inner, const float d_out,
+    const float total_2, float& d_x) {
+  const float inverse_root = 1.0f / sqrtf(saved_variance + 1e-05f);
+  const float product = 2.0f * (-0.5f * total * (inverse_root * inverse_root * inverse_root));
   const float quotient = 1.0f / count_of_inner;
-  d_x = (x - mean) * (product * quotient) + d_out * inverse_root - total * inverse_root * quotient;
+  d_x = (x - saved_mean) * (product * quotient) + d_out * inverse_root - total_2 * inverse_root * quotient;
 }
 
 static void backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
-    float* __restrict__ d_x, const BackwardSizes sizes, int threads) {
+    const float* __restrict__ saved_mean, const float* __restrict__ saved_variance, float* __restrict__ d_x,
+    const BackwardSizes sizes, int threads) {
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
   expect(d_x, sizes.outer.value * sizes.inner.value);
   const Index rows = sizes.outer.value, length = sizes.inner.value;
@@ -296,31 +315,10 @@ static void backward_row(const float* __restrict__ d_out, const float* __restric
     for (Index task = 0; task < tasks; ++task) {
       const Index top = task * together, bottom = std::min(rows, top + together);
       float total_of_rows[kTogether];
-      float mean_of_rows[kTogether];
-      float variance_of_rows[kTogether];
-      for (Index row = top; row < bottom; ++row) {
-        const Index outer = row;
-        Sum total_sum;
-        Moments mean_sum;
-        for (Index first = 0; first < length; first += kLine) {
-          const Index width = std::min(kLine, length - first);
-          const Index inner = first;
-          float d_out_room[kLine];
-          const float* const d_out_line = load<1>(d_out + (outer) * sizes.inner.value + inner, width,
-              d_out_room);
-          float x_room[kLine];
-          const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
-          total_sum.add(d_out_line, width);
-          mean_sum.add(x_line, width);
-        }
-        total_of_rows[row - top] = static_cast<float>(total_sum.sum());
-        mean_of_rows[row - top] = static_cast<float>(mean_sum.mean());
-        variance_of_rows[row - top] = static_cast<float>(mean_sum.variance());
-      }
       float total_2_of_rows[kTogether];
       for (Index row = top; row < bottom; ++row) {
         const Index outer = row;
-        const float mean_value = mean_of_rows[row - top];
+        Sum total_sum;
         Sum total_2_sum;
         for (Index first = 0; first < length; first += kLine) {
           const Index width = std::min(kLine, length - first);
@@ -330,24 +328,25 @@ static void backward_row(const float* __restrict__ d_out, const float* __restric
               d_out_room);
           float x_room[kLine];
           const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
-          float total_2_term_line[kLine];
+          const float saved_mean_value = widen(saved_mean[outer]);
+          float total_term_line[kLine];
 #pragma omp simd
           for (Index i = 0; i < padded(width); ++i) {
             const float d_out_value = d_out_line[i];
             const float x_value = x_line[i];
-            float total_2_term_value;
-            backward_row_stage_2(d_out_value, x_value, mean_value, total_2_term_value);
-            total_2_term_line[i] = total_2_term_value;
+            float total_term_value;
+            backward_row_stage_1(d_out_value, x_value, saved_mean_value, total_term_value);
+            total_term_line[i] = total_term_value;
           }
-          total_2_sum.add(total_2_term_line, width);
+          total_sum.add(total_term_line, width);
+          total_2_sum.add(d_out_line, width);
         }
+        total_of_rows[row - top] = static_cast<float>(total_sum.sum());
         total_2_of_rows[row - top] = static_cast<float>(total_2_sum.sum());
       }
       for (Index row = top; row < bottom; ++row) {
         const Index outer = row;
         const float total_value = total_of_rows[row - top];
-        const float mean_value = mean_of_rows[row - top];
-        const float variance_value = variance_of_rows[row - top];
         const float total_2_value = total_2_of_rows[row - top];
         for (Index first = 0; first < length; first += kLine) {
           const Index width = std::min(kLine, length - first);
@@ -357,6 +356,8 @@ static void backward_row(const float* __restrict__ d_out, const float* __restric
               d_out_room);
           float x_room[kLine];
           const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
+          const float saved_mean_value = widen(saved_mean[outer]);
+          const float saved_variance_value = widen(saved_variance[outer]);
           float d_x_room[kLine];
           float* const d_x_line = target<1>(d_x + (outer) * sizes.inner.value + inner, width, d_x_room);
 #pragma omp simd
@@ -364,8 +365,8 @@ static void backward_row(const float* __restrict__ d_out, const float* __restric
             const float x_value = x_line[i];
             const float d_out_value = d_out_line[i];
             float d_x_value;
-            backward_row_values(x_value, mean_value, total_2_value, variance_value, count_of_inner_value,
-                d_out_value, total_value, d_x_value);
+            backward_row_values(x_value, saved_mean_value, total_value, saved_variance_value,
+                count_of_inner_value, d_out_value, total_2_value, d_x_value);
             d_x_line[i] = d_x_value;
           }
           store<1>(d_x_line, width, d_x + (outer) * sizes.inner.value + inner);
@@ -377,29 +378,33 @@ static void backward_row(const float* __restrict__ d_out, const float* __restric
 
 }  // namespace
 
-// a: x, out, scratch (-1: return the bytes it needs), outer, inner, threads.
+// a: x, out, saved_mean, saved_variance, scratch (-1: return the bytes it needs), outer, inner, threads.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const out = reinterpret_cast<float*>(a[1]);
-  const bool is_measuring = a[2] == -1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[2])};
-  const ForwardSizes sizes{ {a[3]}, {a[4]} };
-  const int threads = static_cast<int>(a[5]);
+  auto* const saved_mean = reinterpret_cast<float*>(a[2]);
+  auto* const saved_variance = reinterpret_cast<float*>(a[3]);
+  const bool is_measuring = a[4] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
+  const ForwardSizes sizes{ {a[5]}, {a[6]} };
+  const int threads = static_cast<int>(a[7]);
   if (is_measuring) return scratch.used;
-  forward_row(x, out, sizes, threads);
+  forward_row(x, out, saved_mean, saved_variance, sizes, threads);
   return 0;
 }
 
-// a: x, d_out, d_x, scratch (-1: return the bytes it needs), outer, inner, threads.
+// a: x, saved_mean, saved_variance, d_out, d_x, scratch (-1: return the bytes it needs), outer, inner, threads.
 extern "C" int64_t run_backward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
-  auto* const d_out = reinterpret_cast<const float*>(a[1]);
-  auto* const d_x = reinterpret_cast<float*>(a[2]);
-  const bool is_measuring = a[3] == -1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[3])};
-  const BackwardSizes sizes{ {a[4]}, {a[5]} };
-  const int threads = static_cast<int>(a[6]);
+  auto* const saved_mean = reinterpret_cast<const float*>(a[1]);
+  auto* const saved_variance = reinterpret_cast<const float*>(a[2]);
+  auto* const d_out = reinterpret_cast<const float*>(a[3]);
+  auto* const d_x = reinterpret_cast<float*>(a[4]);
+  const bool is_measuring = a[5] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[5])};
+  const BackwardSizes sizes{ {a[6]}, {a[7]} };
+  const int threads = static_cast<int>(a[8]);
   if (is_measuring) return scratch.used;
-  backward_row(d_out, x, d_x, sizes, threads);
+  backward_row(d_out, x, saved_mean, saved_variance, d_x, sizes, threads);
   return 0;
 }

@@ -1,4 +1,4 @@
-// fusegen 0.1.0   chain b1d23cb647a0   signature forward+backward: d_out float32, d_x float32, out float32, x float32; 32-bit offsets
+// fusegen 0.1.0   chain b1d23cb647a0   signature forward+backward: d_out float32, d_x float32, out float32, saved_mean float32, saved_variance float32, x float32; 32-bit offsets
 //   layernorm
 #include <cstdint>
 #include <cuda_runtime.h>
@@ -32,7 +32,7 @@ __device__ __forceinline__ Stored narrow(Value x) {
   return static_cast<Stored>(x);
 }
 
-// N neighbours, moved by one access that leaves no trace in the caches: every element is used once.
+// N neighbours, moved by one access.
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Pack {
   T at[N];
@@ -70,7 +70,7 @@ template <int N, typename T>
 __device__ __forceinline__ Pack<T, N> load(const T* from) {
   using Whole = typename Bits<sizeof(T) * N>::type;
   Pack<T, N> pack;
-  *reinterpret_cast<Whole*>(&pack) = __ldcs(reinterpret_cast<const Whole*>(from));
+  *reinterpret_cast<Whole*>(&pack) = *reinterpret_cast<const Whole*>(from);
   return pack;
 }
 
@@ -87,27 +87,23 @@ __device__ __forceinline__ void send(Pack<T, N>* to, const T* from) {
 
 __device__ __forceinline__ void send_off() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-__device__ __forceinline__ void wait_for_sent() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
-
-// The same for what others read too.
-template <int N, typename T>
-__device__ __forceinline__ Pack<T, N> load_again(const T* from) {
-  using Whole = typename Bits<sizeof(T) * N>::type;
-  Pack<T, N> pack;
-  *reinterpret_cast<Whole*>(&pack) = __ldg(reinterpret_cast<const Whole*>(from));
-  return pack;
+// Until no more than so many of the latest are on their way.
+template <int N>
+__device__ __forceinline__ void wait_for_sent() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
 template <int N, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   using Whole = typename Bits<sizeof(T) * N>::type;
-  __stcs(reinterpret_cast<Whole*>(to), *reinterpret_cast<const Whole*>(&pack));
+  *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
 }
 
 template <typename T>
 struct Sum {
   T total = 0;
   __device__ void add(T term) { total += term; }
+  __device__ void add(T factor, T by) { total = fma(factor, by, total); }
   __device__ void add_square(T root) { total = fma(root, root, total); }
   template <typename U>
   __device__ void merge(const Sum<U>& other) {
@@ -123,8 +119,8 @@ __device__ __forceinline__ Sum<T> exchange(Sum<T> mine, int bit) {
 }
 
 // Merges a row's accumulators over its threads, in a fixed tree: within each warp, then over the warps. A row has a
-// power of two of threads, or whole warps. The cells are free again two calls later.
-template <int N, typename T>
+// power of two of threads, or whole warps. The cells are free again two calls later. Not for all, only the first warp knows.
+template <bool kForAll = true, int N, typename T>
 __device__ __forceinline__ void combine(Sum<T> (&mine)[N], Sum<T>* cells) {
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) {
@@ -140,6 +136,7 @@ __device__ __forceinline__ void combine(Sum<T> (&mine)[N], Sum<T>* cells) {
     if (place == 0) row_cells[warp * N + n] = mine[n];
   }
   __syncthreads();
+  if (!kForAll && warp > 0) return;
 #pragma unroll
   for (int n = 0; n < N; ++n) mine[n] = place < warps ? row_cells[place * N + n] : Sum<T>();
 #pragma unroll
@@ -163,9 +160,16 @@ __device__ __forceinline__ void forward_row_values(const float x, const float me
   out = (x - mean) * (rsqrtf(variance + 1e-05f));
 }
 
-// Reads x; writes out.
+__device__ __forceinline__ void forward_row_row_values(const float mean, const float variance,
+    float& saved_mean, float& saved_variance) {
+  saved_mean = mean;
+  saved_variance = variance;
+}
+
+// Reads x; writes out, saved_mean, saved_variance.
 __global__ void __launch_bounds__(256, 4)
-forward_row(const float* __restrict__ x, float* __restrict__ out, ForwardSizes sizes) {
+forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restrict__ saved_mean,
+    float* __restrict__ saved_variance, ForwardSizes sizes) {
   constexpr int kLanes = 2, kPacks = 8;
   __shared__ Sum<float> cells[2][16];
   int turn = 0;
@@ -176,6 +180,7 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, ForwardSizes s
   for (; first < rows; first += stride) {
     const bool is_live = first + threadIdx.y < rows;
     const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+    const Index outer = row;
     Pack<float, kLanes> x_in[kPacks];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
@@ -228,6 +233,13 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, ForwardSizes s
       }
       if (is_here) store(out + (base + i), out_out);
     }
+    if (is_live && threadIdx.x == 0) {
+      float saved_mean_value;
+      float saved_variance_value;
+      forward_row_row_values(mean_value, variance_value, saved_mean_value, saved_variance_value);
+      saved_mean[outer] = narrow<float>(saved_mean_value);
+      saved_variance[outer] = narrow<float>(saved_variance_value);
+    }
   }
 }
 
@@ -235,42 +247,42 @@ struct BackwardSizes {
   Size outer, inner;
 };
 
-__device__ __forceinline__ void backward_row_stage_1(const float d_out, const float x, float& total_term,
-    float& mean_term) {
+__device__ __forceinline__ void backward_row_stage_1(const float d_out, const float x,
+    const float saved_mean, float& total_term, float& total_term_by, float& total_2_term) {
   total_term = d_out;
-  mean_term = x;
+  total_term_by = x - saved_mean;
+  total_2_term = d_out;
 }
 
-__device__ __forceinline__ void backward_row_stage_2(const float d_out, const float x, const float mean,
-    float& total_2_term) {
-  total_2_term = d_out * (x - mean);
-}
-
-__device__ __forceinline__ void backward_row_values(const float total, const float variance,
-    const float count_of_inner, const float x, const float mean, const float total_2, const float d_out,
+__device__ __forceinline__ void backward_row_values(const float total_2, const float saved_variance,
+    const float count_of_inner, const float x, const float saved_mean, const float total, const float d_out,
     float& d_x) {
-  const float inverse_root = rsqrtf(variance + 1e-05f);
+  const float inverse_root = rsqrtf(saved_variance + 1e-05f);
   const float quotient = 1.0f / count_of_inner;
-  const float product = 2.0f * (-0.5f * total_2 * (inverse_root * inverse_root * inverse_root));
-  d_x = fmaf(-(total * inverse_root), quotient, fmaf(x - mean, product * quotient, d_out * inverse_root));
+  const float product = 2.0f * (-0.5f * total * (inverse_root * inverse_root * inverse_root));
+  d_x = fmaf(-(total_2 * inverse_root), quotient, fmaf(x - saved_mean, product * quotient,
+      d_out * inverse_root));
 }
 
-// Reads d_out, x; writes d_x.
+// Reads d_out, x, saved_mean by (outer), saved_variance by (outer); writes d_x.
 __global__ void __launch_bounds__(256, 2)
-backward_row(const float* __restrict__ d_out, const float* __restrict__ x, float* __restrict__ d_x,
+backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
+    const float* __restrict__ saved_mean, const float* __restrict__ saved_variance, float* __restrict__ d_x,
     BackwardSizes sizes) {
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
   constexpr int kLanes = 2, kPacks = 8;
   __shared__ Sum<float> cells[2][16];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
-  const float inverse_length = 1 / static_cast<float>(length);
   extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   auto* const d_out_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
   auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 1024) + thread;
   const Index stride = gridDim.x * blockDim.y;
   Index first = blockIdx.x * blockDim.y;
+  int slot = 0;
+  float saved_mean_ahead[2];
+  float saved_variance_ahead[2];
   const auto send_row = [&](Index first) {
     const bool is_live = first + threadIdx.y < rows;
     const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
@@ -278,24 +290,37 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x, float
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
-      if (is_here) send(&d_out_next[p * 256], d_out + (base + i));
-      if (is_here) send(&x_next[p * 256], x + (base + i));
+      if (is_here) send(&d_out_next[slot * 4096 + p * 256], d_out + (base + i));
+      if (is_here) send(&x_next[slot * 4096 + p * 256], x + (base + i));
     }
     send_off();
+    const Index outer = row;
+    saved_mean_ahead[1] = widen(saved_mean[outer]);
+    saved_variance_ahead[1] = widen(saved_variance[outer]);
   };
   send_row(first);
+  saved_mean_ahead[0] = saved_mean_ahead[1];
+  saved_variance_ahead[0] = saved_variance_ahead[1];
+  slot = 1;
+  send_row(first + stride);
+  slot = 0;
   for (; first < rows; first += stride) {
     const bool is_live = first + threadIdx.y < rows;
     const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
     Pack<float, kLanes> d_out_in[kPacks];
     Pack<float, kLanes> x_in[kPacks];
-    wait_for_sent();
+    wait_for_sent<1>();
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      d_out_in[p] = d_out_next[p * 256];
-      x_in[p] = x_next[p * 256];
+      d_out_in[p] = d_out_next[slot * 4096 + p * 256];
+      x_in[p] = x_next[slot * 4096 + p * 256];
     }
-    send_row(first + stride);
+    const float saved_mean_value = saved_mean_ahead[0];
+    const float saved_variance_value = saved_variance_ahead[0];
+    saved_mean_ahead[0] = saved_mean_ahead[1];
+    saved_variance_ahead[0] = saved_variance_ahead[1];
+    send_row(first + 2 * stride);
+    slot ^= 1;
     Sum<float> sums_1[2];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
@@ -306,47 +331,17 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x, float
         const float d_out_value = widen(d_out_in[p], lane);
         const float x_value = widen(x_in[p], lane);
         float total_term_value;
-        float mean_term_value;
-        backward_row_stage_1(d_out_value, x_value, total_term_value, mean_term_value);
-        if (is_here) sums_1[0].add(total_term_value);
-        if (is_here) sums_1[1].add(mean_term_value);
+        float total_term_by_value;
+        float total_2_term_value;
+        backward_row_stage_1(d_out_value, x_value, saved_mean_value, total_term_value, total_term_by_value,
+            total_2_term_value);
+        if (is_here) sums_1[0].add(total_term_value, total_term_by_value);
+        if (is_here) sums_1[1].add(total_2_term_value);
       }
     }
     combine(sums_1, cells[turn++ & 1]);
-    const float centre_1_1 = sums_1[1].total * inverse_length;
-    // Squares of the distances from it, and what it was off by.
-    Sum<float> distances_1[2];
-#pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
-      const bool is_here = i < end;
-#pragma unroll
-      for (int lane = 0; lane < kLanes; ++lane) {
-        const float distance_1 = widen(x_in[p], lane) - centre_1_1;
-        if (is_here) distances_1[0].add_square(distance_1);
-        if (is_here) distances_1[1].add(distance_1);
-      }
-    }
-    combine(distances_1, cells[turn++ & 1]);
     const float total_value = sums_1[0].total;
-    const float mean_value = sums_1[1].total * inverse_length + distances_1[1].total * inverse_length;
-    const float variance_value = (distances_1[0].total - distances_1[1].total * distances_1[1].total * inverse_length) * inverse_length;
-    Sum<float> sums_2[1];
-#pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
-      const bool is_here = i < end;
-#pragma unroll
-      for (int lane = 0; lane < kLanes; ++lane) {
-        const float d_out_value = widen(d_out_in[p], lane);
-        const float x_value = widen(x_in[p], lane);
-        float total_2_term_value;
-        backward_row_stage_2(d_out_value, x_value, mean_value, total_2_term_value);
-        if (is_here) sums_2[0].add(total_2_term_value);
-      }
-    }
-    combine(sums_2, cells[turn++ & 1]);
-    const float total_2_value = sums_2[0].total;
+    const float total_2_value = sums_1[1].total;
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -357,8 +352,8 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x, float
         const float d_out_value = widen(d_out_in[p], lane);
         const float x_value = widen(x_in[p], lane);
         float d_x_value;
-        backward_row_values(total_value, variance_value, count_of_inner_value, x_value, mean_value,
-            total_2_value, d_out_value, d_x_value);
+        backward_row_values(total_2_value, saved_variance_value, count_of_inner_value, x_value,
+            saved_mean_value, total_value, d_out_value, d_x_value);
         d_x_out.at[lane] = narrow<float>(d_x_value);
       }
       if (is_here) store(d_x + (base + i), d_x_out);
@@ -434,17 +429,19 @@ static dim3 row_block(int64_t wanted) {
   return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < 256 ? 256 / along : 1));
 }
 
-// a: x, out, scratch (-1: return the bytes it needs), outer, inner, device, stream.
+// a: x, out, saved_mean, saved_variance, scratch (-1: return the bytes it needs), outer, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const out = reinterpret_cast<float*>(a[1]);
-  const bool is_measuring = a[2] == -1;
+  auto* const saved_mean = reinterpret_cast<float*>(a[2]);
+  auto* const saved_variance = reinterpret_cast<float*>(a[3]);
+  const bool is_measuring = a[4] == -1;
   if (!is_measuring && ((a[0] | a[1]) & 15) != 0) return 1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[2])};
-  const ForwardSizes sizes{ size_of(a[3]), size_of(a[4]) };
-  const auto stream = reinterpret_cast<cudaStream_t>(a[6]);
-  const int device = static_cast<int>(a[5]);
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
+  const ForwardSizes sizes{ size_of(a[5]), size_of(a[6]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[8]);
+  const int device = static_cast<int>(a[7]);
   const DeviceGuard guard(device);
   const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value),
       forward_row_length = static_cast<int64_t>(sizes.inner.value);
@@ -453,34 +450,37 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const int64_t forward_row_slots = forward_row_tasks;
   if (is_measuring) return scratch.used;
   {
-    forward_row<<<static_cast<unsigned>(forward_row_slots), forward_row_block, 0, stream>>>(x, out, sizes);
+    forward_row<<<static_cast<unsigned>(forward_row_slots), forward_row_block, 0, stream>>>(x, out,
+        saved_mean, saved_variance, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
 
-// a: x, d_out, d_x, scratch (-1: return the bytes it needs), outer, inner, device, stream.
+// a: x, saved_mean, saved_variance, d_out, d_x, scratch (-1: return the bytes it needs), outer, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_backward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
-  auto* const d_out = reinterpret_cast<const float*>(a[1]);
-  auto* const d_x = reinterpret_cast<float*>(a[2]);
-  const bool is_measuring = a[3] == -1;
-  if (!is_measuring && ((a[0] | a[1] | a[2]) & 15) != 0) return 1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[3])};
-  const BackwardSizes sizes{ size_of(a[4]), size_of(a[5]) };
-  const auto stream = reinterpret_cast<cudaStream_t>(a[7]);
-  const int device = static_cast<int>(a[6]);
+  auto* const saved_mean = reinterpret_cast<const float*>(a[1]);
+  auto* const saved_variance = reinterpret_cast<const float*>(a[2]);
+  auto* const d_out = reinterpret_cast<const float*>(a[3]);
+  auto* const d_x = reinterpret_cast<float*>(a[4]);
+  const bool is_measuring = a[5] == -1;
+  if (!is_measuring && ((a[0] | a[3] | a[4]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[5])};
+  const BackwardSizes sizes{ size_of(a[6]), size_of(a[7]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[9]);
+  const int device = static_cast<int>(a[8]);
   const DeviceGuard guard(device);
   const int64_t backward_row_rows = static_cast<int64_t>(sizes.outer.value),
       backward_row_length = static_cast<int64_t>(sizes.inner.value);
   const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, 16));
   const int64_t backward_row_tasks = ceil_divide(backward_row_rows, backward_row_block.y);
-  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 32768, device);
+  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 65536, device);
   const int64_t backward_row_slots = backward_row_tasks < backward_row_resident ? backward_row_tasks : backward_row_resident;
   if (is_measuring) return scratch.used;
   {
-    backward_row<<<static_cast<unsigned>(backward_row_slots), backward_row_block, 32768, stream>>>(d_out, x,
-        d_x, sizes);
+    backward_row<<<static_cast<unsigned>(backward_row_slots), backward_row_block, 65536, stream>>>(d_out, x,
+        saved_mean, saved_variance, d_x, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

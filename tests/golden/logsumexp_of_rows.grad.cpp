@@ -1,4 +1,4 @@
-// fusegen 0.1.0   chain 403f50d3fe60   signature forward+backward: d_out float32, d_x float32, out float32, x float32; 64-bit offsets
+// fusegen 0.1.0   chain 403f50d3fe60   signature forward+backward: d_out float32, d_x float32, out float32, saved_bound float32, saved_sum float32, x float32; 64-bit offsets
 //   logsumexp(1) | gelu
 #include <Python.h>
 
@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <memory>
 #include <type_traits>
 
 #ifdef __linux__
@@ -253,16 +252,20 @@ static inline __attribute__((always_inline)) void forward_row_stage_2(const floa
 }
 
 static inline __attribute__((always_inline)) void forward_row_row_values(const float total, const float peak,
-    float& out) {
+    float& out, float& saved_bound, float& saved_sum) {
   // logsumexp(1)
   const float after_logsumexp = logf(total) + (fabsf(peak) == INFINITY ? 0.0f : peak);
   // gelu
   out = after_logsumexp * 0.5f * (1.0f + erf_of(after_logsumexp * 0.707106769f));
+  saved_bound = peak;
+  saved_sum = total;
 }
 
-static void forward_row(const float* __restrict__ x, float* __restrict__ out, const ForwardSizes sizes,
-    int threads) {
+static void forward_row(const float* __restrict__ x, float* __restrict__ out,
+    float* __restrict__ saved_bound, float* __restrict__ saved_sum, const ForwardSizes sizes, int threads) {
   expect(out, sizes.outer.value);
+  expect(saved_bound, sizes.outer.value);
+  expect(saved_sum, sizes.outer.value);
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   const Index together = rows_together(length);
   const Index tasks = (rows + together - 1) / together;
@@ -312,8 +315,12 @@ static void forward_row(const float* __restrict__ x, float* __restrict__ out, co
           const float peak_value = peak_of_rows[row - top];
           const float total_value = total_of_rows[row - top];
           float out_value;
-          forward_row_row_values(total_value, peak_value, out_value);
+          float saved_bound_value;
+          float saved_sum_value;
+          forward_row_row_values(total_value, peak_value, out_value, saved_bound_value, saved_sum_value);
           out[outer] = narrow<float>(out_value);
+          saved_bound[outer] = narrow<float>(saved_bound_value);
+          saved_sum[outer] = narrow<float>(saved_sum_value);
         }
       }
     }
@@ -324,125 +331,80 @@ struct BackwardSizes {
   Size outer, inner;
 };
 
-static inline __attribute__((always_inline)) void backward_row_stage_2(const float x, const float peak,
-    float& total_term, float& carried) {
-  total_term = exp_of(x - (fabsf(peak) == INFINITY ? 0.0f : peak));
-  carried = exp_of(x - (fabsf(peak) == INFINITY ? 0.0f : peak));
-}
-
-static inline __attribute__((always_inline)) void backward_row_values(const float d_out, const float total,
-    const float peak, const float carried, float& d_x) {
+static inline __attribute__((always_inline)) void backward_pointwise_values(const float d_out,
+    const float saved_sum, const float saved_bound, const float x, float& d_x) {
   // logsumexp(1)
-  const float after_logsumexp = logf(total) + (fabsf(peak) == INFINITY ? 0.0f : peak);
+  const float chosen = fabsf(saved_bound) == INFINITY ? 0.0f : saved_bound;
+  const float after_logsumexp = logf(saved_sum) + chosen;
   // backward, down to logsumexp(1)
   const float product = after_logsumexp * 0.707106769f;
   const float product_2 = d_out * (after_logsumexp * 0.5f) * (1.12837923f * exp_of(-(product * product)));
   const float d_after_logsumexp = product_2 * 0.707106769f + d_out * (1.0f + erf_of(product)) * 0.5f;
-  d_x = d_after_logsumexp / total * carried;
+  d_x = d_after_logsumexp / saved_sum * exp_of(x - chosen);
 }
 
-static void backward_row(const float* __restrict__ x, const float* __restrict__ d_out,
-    float* __restrict__ d_x, const BackwardSizes sizes, int threads) {
+static void backward_pointwise(const float* __restrict__ d_out, const float* __restrict__ saved_sum,
+    const float* __restrict__ saved_bound, const float* __restrict__ x, float* __restrict__ d_x,
+    const BackwardSizes sizes, int threads) {
   expect(d_x, sizes.outer.value * sizes.inner.value);
   const Index rows = sizes.outer.value, length = sizes.inner.value;
-  const Index together = rows_together(length);
-  const Index tasks = (rows + together - 1) / together;
-#pragma omp parallel num_threads(threads) firstprivate(sizes) if (rows * length > kSerial)
-  {
-    const std::unique_ptr<float[]> carried_rows(new float[together * padded(length)]);
-#pragma omp for schedule(static)
-    for (Index task = 0; task < tasks; ++task) {
-      const Index top = task * together, bottom = std::min(rows, top + together);
-      float peak_of_rows[kTogether];
-      for (Index row = top; row < bottom; ++row) {
-        const Index outer = row;
-        Peak peak_sum;
-        for (Index first = 0; first < length; first += kLine) {
-          const Index width = std::min(kLine, length - first);
-          const Index inner = first;
-          float x_room[kLine];
-          const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
-          peak_sum.add(x_line, width);
-        }
-        peak_of_rows[row - top] = static_cast<float>(peak_sum.max());
-      }
-      float total_of_rows[kTogether];
-      for (Index row = top; row < bottom; ++row) {
-        const Index outer = row;
-        const Index place = (row - top) * padded(length);
-        const float peak_value = peak_of_rows[row - top];
-        Sum total_sum;
-        for (Index first = 0; first < length; first += kLine) {
-          const Index width = std::min(kLine, length - first);
-          const Index inner = first;
-          float* const carried_line = carried_rows.get() + place + first;
-          float x_room[kLine];
-          const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
-          float total_term_line[kLine];
+  const Index pieces = pieces_of(length);
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
+  for (Index task = 0; task < rows * pieces; ++task) {
+    const Index row = task / pieces, piece = task % pieces;
+    const Index end = std::min(length, (piece + 1) * kPiece);
+    const Index outer = row;
+    for (Index first = piece * kPiece; first < end; first += kLine) {
+      const Index width = std::min(kLine, end - first);
+      const Index inner = first;
+      const float d_out_value = widen(d_out[outer]);
+      const float saved_sum_value = widen(saved_sum[outer]);
+      const float saved_bound_value = widen(saved_bound[outer]);
+      float x_room[kLine];
+      const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
+      float d_x_room[kLine];
+      float* const d_x_line = target<1>(d_x + (outer) * sizes.inner.value + inner, width, d_x_room);
 #pragma omp simd
-          for (Index i = 0; i < padded(width); ++i) {
-            const float x_value = x_line[i];
-            float total_term_value;
-            float carried_value;
-            backward_row_stage_2(x_value, peak_value, total_term_value, carried_value);
-            total_term_line[i] = total_term_value;
-            carried_line[i] = carried_value;
-          }
-          total_sum.add(total_term_line, width);
-        }
-        total_of_rows[row - top] = static_cast<float>(total_sum.sum());
+      for (Index i = 0; i < padded(width); ++i) {
+        const float x_value = x_line[i];
+        float d_x_value;
+        backward_pointwise_values(d_out_value, saved_sum_value, saved_bound_value, x_value, d_x_value);
+        d_x_line[i] = d_x_value;
       }
-      for (Index row = top; row < bottom; ++row) {
-        const Index outer = row;
-        const Index place = (row - top) * padded(length);
-        const float peak_value = peak_of_rows[row - top];
-        const float total_value = total_of_rows[row - top];
-        for (Index first = 0; first < length; first += kLine) {
-          const Index width = std::min(kLine, length - first);
-          const Index inner = first;
-          float* const carried_line = carried_rows.get() + place + first;
-          const float d_out_value = widen(d_out[outer]);
-          float d_x_room[kLine];
-          float* const d_x_line = target<1>(d_x + (outer) * sizes.inner.value + inner, width, d_x_room);
-#pragma omp simd
-          for (Index i = 0; i < padded(width); ++i) {
-            const float carried_value = carried_line[i];
-            float d_x_value;
-            backward_row_values(d_out_value, total_value, peak_value, carried_value, d_x_value);
-            d_x_line[i] = d_x_value;
-          }
-          store<1>(d_x_line, width, d_x + (outer) * sizes.inner.value + inner);
-        }
-      }
+      store<1>(d_x_line, width, d_x + (outer) * sizes.inner.value + inner);
     }
   }
 }
 
 }  // namespace
 
-// a: x, out, scratch (-1: return the bytes it needs), outer, inner, threads.
+// a: x, out, saved_bound, saved_sum, scratch (-1: return the bytes it needs), outer, inner, threads.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const out = reinterpret_cast<float*>(a[1]);
-  const bool is_measuring = a[2] == -1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[2])};
-  const ForwardSizes sizes{ {a[3]}, {a[4]} };
-  const int threads = static_cast<int>(a[5]);
+  auto* const saved_bound = reinterpret_cast<float*>(a[2]);
+  auto* const saved_sum = reinterpret_cast<float*>(a[3]);
+  const bool is_measuring = a[4] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
+  const ForwardSizes sizes{ {a[5]}, {a[6]} };
+  const int threads = static_cast<int>(a[7]);
   if (is_measuring) return scratch.used;
-  forward_row(x, out, sizes, threads);
+  forward_row(x, out, saved_bound, saved_sum, sizes, threads);
   return 0;
 }
 
-// a: x, d_out, d_x, scratch (-1: return the bytes it needs), outer, inner, threads.
+// a: x, saved_bound, saved_sum, d_out, d_x, scratch (-1: return the bytes it needs), outer, inner, threads.
 extern "C" int64_t run_backward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
-  auto* const d_out = reinterpret_cast<const float*>(a[1]);
-  auto* const d_x = reinterpret_cast<float*>(a[2]);
-  const bool is_measuring = a[3] == -1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[3])};
-  const BackwardSizes sizes{ {a[4]}, {a[5]} };
-  const int threads = static_cast<int>(a[6]);
+  auto* const saved_bound = reinterpret_cast<const float*>(a[1]);
+  auto* const saved_sum = reinterpret_cast<const float*>(a[2]);
+  auto* const d_out = reinterpret_cast<const float*>(a[3]);
+  auto* const d_x = reinterpret_cast<float*>(a[4]);
+  const bool is_measuring = a[5] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[5])};
+  const BackwardSizes sizes{ {a[6]}, {a[7]} };
+  const int threads = static_cast<int>(a[8]);
   if (is_measuring) return scratch.used;
-  backward_row(x, d_out, d_x, sizes, threads);
+  backward_pointwise(d_out, saved_sum, saved_bound, x, d_x, sizes, threads);
   return 0;
 }

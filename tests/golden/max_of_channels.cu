@@ -44,7 +44,7 @@ struct Peak {
   __device__ T max() const { return best; }
 };
 
-// N neighbours, moved by one access that leaves no trace in the caches: every element is used once.
+// N neighbours, moved by one access.
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Pack {
   T at[N];
@@ -82,23 +82,14 @@ template <int N, typename T>
 __device__ __forceinline__ Pack<T, N> load(const T* from) {
   using Whole = typename Bits<sizeof(T) * N>::type;
   Pack<T, N> pack;
-  *reinterpret_cast<Whole*>(&pack) = __ldcs(reinterpret_cast<const Whole*>(from));
-  return pack;
-}
-
-// The same for what others read too.
-template <int N, typename T>
-__device__ __forceinline__ Pack<T, N> load_again(const T* from) {
-  using Whole = typename Bits<sizeof(T) * N>::type;
-  Pack<T, N> pack;
-  *reinterpret_cast<Whole*>(&pack) = __ldg(reinterpret_cast<const Whole*>(from));
+  *reinterpret_cast<Whole*>(&pack) = *reinterpret_cast<const Whole*>(from);
   return pack;
 }
 
 template <int N, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   using Whole = typename Bits<sizeof(T) * N>::type;
-  __stcs(reinterpret_cast<Whole*>(to), *reinterpret_cast<const Whole*>(&pack));
+  *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
 }
 
 // Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
@@ -288,8 +279,10 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const int64_t forward_outer_strips = ceil_divide(forward_outer_columns,
       forward_outer_width * (forward_outer_is_packed ? 4 : 1));
   const int64_t forward_outer_most = ceil_divide(forward_outer_rows, forward_outer_block.y * 2);
-  const int64_t forward_outer_wanted = ceil_divide(resident_blocks(forward_outer_kernel, forward_outer_block,
-      0, device), forward_outer_strips * forward_outer_kept);
+  // No more than work at once: a few blocks behind the others would take as long again.
+  const int64_t forward_outer_room = resident_blocks(forward_outer_kernel, forward_outer_block, 0,
+      device) / (forward_outer_strips * forward_outer_kept);
+  const int64_t forward_outer_wanted = forward_outer_room > 0 ? forward_outer_room : 1;
   const int64_t forward_outer_slots = forward_outer_wanted < forward_outer_most ? forward_outer_wanted : forward_outer_most;
   const int64_t peak_partials_slots = forward_outer_slots;
   auto* const peak_partials = scratch.take<Peak<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * peak_partials_slots);

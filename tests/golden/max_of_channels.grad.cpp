@@ -1,4 +1,4 @@
-// fusegen 0.1.0   chain 61cf382a6af0   signature forward+backward: d_out float32, d_x float32, out float32, x float32; 64-bit offsets
+// fusegen 0.1.0   chain 61cf382a6af0   signature forward+backward: d_out float32, d_x float32, out float32, saved_max float32, x float32; 64-bit offsets
 //   max(1) | tanh
 #include <Python.h>
 
@@ -221,14 +221,17 @@ static void forward_outer(const float* __restrict__ x, Peak* __restrict__ peak_p
   }
 }
 
-static inline __attribute__((always_inline)) void forward_finalise_values(const float peak, float& out) {
+static inline __attribute__((always_inline)) void forward_finalise_values(const float peak, float& out,
+    float& saved_max) {
   // tanh
   out = tanhf(peak);
+  saved_max = peak;
 }
 
-static void forward_finalise(float* __restrict__ out, const Peak* __restrict__ peak_partials,
-    const ForwardSizes sizes, Index slots, int threads) {
+static void forward_finalise(float* __restrict__ out, float* __restrict__ saved_max,
+    const Peak* __restrict__ peak_partials, const ForwardSizes sizes, Index slots, int threads) {
   expect(out, sizes.outer.value * sizes.inner.value);
+  expect(saved_max, sizes.outer.value * sizes.inner.value);
   const Index columns = sizes.inner.value, results = sizes.outer.value * sizes.inner.value;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
   for (Index result = 0; result < results; ++result) {
@@ -240,8 +243,10 @@ static void forward_finalise(float* __restrict__ out, const Peak* __restrict__ p
     const Index inner = result - above_inner * sizes.inner.value;
     const Index outer = above_inner;
     float out_value;
-    forward_finalise_values(peak_value, out_value);
+    float saved_max_value;
+    forward_finalise_values(peak_value, out_value, saved_max_value);
     out[(outer) * sizes.inner.value + inner] = narrow<float>(out_value);
+    saved_max[(outer) * sizes.inner.value + inner] = narrow<float>(saved_max_value);
   }
 }
 
@@ -250,21 +255,21 @@ struct BackwardSizes {
 };
 
 static inline __attribute__((always_inline)) void backward_column_stage_2(const float x, const float peak,
-    const float position_along, float& peak_3_term) {
-  peak_3_term = (x >= peak || x != x) ? -position_along : -INFINITY;
+    const float position_along, float& peak_2_term) {
+  peak_2_term = (x >= peak || x != x) ? -position_along : -INFINITY;
 }
 
 static inline __attribute__((always_inline)) void backward_column_values(const float position_along,
-    const float peak_3, const float d_out, const float peak_2, float& d_x) {
+    const float peak_2, const float d_out, const float saved_max, float& d_x) {
   // tanh
-  const float after_tanh = tanhf(peak_2);
+  const float after_tanh = tanhf(saved_max);
   // backward, down to max(1)
   const float d_after_max = d_out * (1.0f - after_tanh * after_tanh);
-  d_x = position_along == -peak_3 ? d_after_max : 0.0f;
+  d_x = position_along == -peak_2 ? d_after_max : 0.0f;
 }
 
 static void backward_column(const float* __restrict__ x, const float* __restrict__ d_out,
-    float* __restrict__ d_x, const BackwardSizes sizes, int threads) {
+    const float* __restrict__ saved_max, float* __restrict__ d_x, const BackwardSizes sizes, int threads) {
   const Positions position_along{};
   expect(d_x, sizes.outer.value * sizes.middle.value * sizes.inner.value);
   const Index above = sizes.outer.value, length = sizes.middle.value, beside = sizes.inner.value;
@@ -284,43 +289,44 @@ static void backward_column(const float* __restrict__ x, const float* __restrict
     }
     float peak_line[kLine];
     for (Index i = 0; i < padded(width); ++i) peak_line[i] = static_cast<float>(peak_lanes.max(i));
-    float peak_2_line[kLine];
-    for (Index i = 0; i < padded(width); ++i) peak_2_line[i] = static_cast<float>(peak_lanes.max(i));
-    PeakLanes peak_3_lanes(width);
+    PeakLanes peak_2_lanes(width);
     for (Index r = 0; r < length; ++r) {
       const Index middle = r;
       const Index inner = first;
       float x_room[kLine];
       const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
       const float position_along_value = widen(position_along[middle]);
-      float peak_3_term_line[kLine];
+      float peak_2_term_line[kLine];
 #pragma omp simd
       for (Index i = 0; i < padded(width); ++i) {
         const float x_value = x_line[i];
         const float peak_value = peak_line[i];
-        float peak_3_term_value;
-        backward_column_stage_2(x_value, peak_value, position_along_value, peak_3_term_value);
-        peak_3_term_line[i] = peak_3_term_value;
+        float peak_2_term_value;
+        backward_column_stage_2(x_value, peak_value, position_along_value, peak_2_term_value);
+        peak_2_term_line[i] = peak_2_term_value;
       }
-      peak_3_lanes.add(peak_3_term_line, width);
+      peak_2_lanes.add(peak_2_term_line, width);
     }
-    float peak_3_line[kLine];
-    for (Index i = 0; i < padded(width); ++i) peak_3_line[i] = static_cast<float>(peak_3_lanes.max(i));
+    float peak_2_line[kLine];
+    for (Index i = 0; i < padded(width); ++i) peak_2_line[i] = static_cast<float>(peak_2_lanes.max(i));
     for (Index r = 0; r < length; ++r) {
       const Index middle = r;
       const Index inner = first;
       const float position_along_value = widen(position_along[middle]);
       float d_out_room[kLine];
       const float* const d_out_line = load<1>(d_out + (outer) * sizes.inner.value + inner, width, d_out_room);
+      float saved_max_room[kLine];
+      const float* const saved_max_line = load<1>(saved_max + (outer) * sizes.inner.value + inner, width,
+          saved_max_room);
       float d_x_room[kLine];
       float* const d_x_line = target<1>(d_x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_x_room);
 #pragma omp simd
       for (Index i = 0; i < padded(width); ++i) {
-        const float peak_3_value = peak_3_line[i];
-        const float d_out_value = d_out_line[i];
         const float peak_2_value = peak_2_line[i];
+        const float d_out_value = d_out_line[i];
+        const float saved_max_value = saved_max_line[i];
         float d_x_value;
-        backward_column_values(position_along_value, peak_3_value, d_out_value, peak_2_value, d_x_value);
+        backward_column_values(position_along_value, peak_2_value, d_out_value, saved_max_value, d_x_value);
         d_x_line[i] = d_x_value;
       }
       store<1>(d_x_line, width, d_x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner);
@@ -330,33 +336,35 @@ static void backward_column(const float* __restrict__ x, const float* __restrict
 
 }  // namespace
 
-// a: x, out, scratch (-1: return the bytes it needs), outer, middle, inner, threads.
+// a: x, out, saved_max, scratch (-1: return the bytes it needs), outer, middle, inner, threads.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const out = reinterpret_cast<float*>(a[1]);
-  const bool is_measuring = a[2] == -1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[2])};
-  const ForwardSizes sizes{ {a[3]}, {a[4]}, {a[5]} };
-  const int threads = static_cast<int>(a[6]);
+  auto* const saved_max = reinterpret_cast<float*>(a[2]);
+  const bool is_measuring = a[3] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[3])};
+  const ForwardSizes sizes{ {a[4]}, {a[5]}, {a[6]} };
+  const int threads = static_cast<int>(a[7]);
   const Index peak_partials_slots = slots_of(sizes.middle.value, sizes.inner.value)
 ;
   auto* const peak_partials = scratch.take<Peak>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * peak_partials_slots);
   if (is_measuring) return scratch.used;
   forward_outer(x, peak_partials, sizes, threads);
-  forward_finalise(out, peak_partials, sizes, peak_partials_slots, threads);
+  forward_finalise(out, saved_max, peak_partials, sizes, peak_partials_slots, threads);
   return 0;
 }
 
-// a: x, d_out, d_x, scratch (-1: return the bytes it needs), outer, middle, inner, threads.
+// a: x, saved_max, d_out, d_x, scratch (-1: return the bytes it needs), outer, middle, inner, threads.
 extern "C" int64_t run_backward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
-  auto* const d_out = reinterpret_cast<const float*>(a[1]);
-  auto* const d_x = reinterpret_cast<float*>(a[2]);
-  const bool is_measuring = a[3] == -1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[3])};
-  const BackwardSizes sizes{ {a[4]}, {a[5]}, {a[6]} };
-  const int threads = static_cast<int>(a[7]);
+  auto* const saved_max = reinterpret_cast<const float*>(a[1]);
+  auto* const d_out = reinterpret_cast<const float*>(a[2]);
+  auto* const d_x = reinterpret_cast<float*>(a[3]);
+  const bool is_measuring = a[4] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
+  const BackwardSizes sizes{ {a[5]}, {a[6]}, {a[7]} };
+  const int threads = static_cast<int>(a[8]);
   if (is_measuring) return scratch.used;
-  backward_column(x, d_out, d_x, sizes, threads);
+  backward_column(x, d_out, saved_max, d_x, sizes, threads);
   return 0;
 }

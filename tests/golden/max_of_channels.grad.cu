@@ -1,4 +1,4 @@
-// fusegen 0.1.0   chain 61cf382a6af0   signature forward+backward: d_out float32, d_x float32, out float32, x float32; 32-bit offsets
+// fusegen 0.1.0   chain 61cf382a6af0   signature forward+backward: d_out float32, d_x float32, out float32, saved_max float32, x float32; 32-bit offsets
 //   max(1) | tanh
 #include <cstdint>
 #include <cuda_runtime.h>
@@ -50,7 +50,7 @@ struct Positions {
   __device__ T operator[](Index i) const { return static_cast<T>(i); }
 };
 
-// N neighbours, moved by one access that leaves no trace in the caches: every element is used once.
+// N neighbours, moved by one access.
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Pack {
   T at[N];
@@ -88,23 +88,14 @@ template <int N, typename T>
 __device__ __forceinline__ Pack<T, N> load(const T* from) {
   using Whole = typename Bits<sizeof(T) * N>::type;
   Pack<T, N> pack;
-  *reinterpret_cast<Whole*>(&pack) = __ldcs(reinterpret_cast<const Whole*>(from));
-  return pack;
-}
-
-// The same for what others read too.
-template <int N, typename T>
-__device__ __forceinline__ Pack<T, N> load_again(const T* from) {
-  using Whole = typename Bits<sizeof(T) * N>::type;
-  Pack<T, N> pack;
-  *reinterpret_cast<Whole*>(&pack) = __ldg(reinterpret_cast<const Whole*>(from));
+  *reinterpret_cast<Whole*>(&pack) = *reinterpret_cast<const Whole*>(from);
   return pack;
 }
 
 template <int N, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   using Whole = typename Bits<sizeof(T) * N>::type;
-  __stcs(reinterpret_cast<Whole*>(to), *reinterpret_cast<const Whole*>(&pack));
+  *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
 }
 
 // Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
@@ -177,15 +168,16 @@ forward_outer(const float* __restrict__ x, Peak<float>* __restrict__ peak_partia
   }
 }
 
-__device__ __forceinline__ void forward_finalise_values(const float peak, float& out) {
+__device__ __forceinline__ void forward_finalise_values(const float peak, float& out, float& saved_max) {
   // tanh
   out = tanhf(peak);
+  saved_max = peak;
 }
 
-// Merges partials into peak; writes out.
+// Merges partials into peak; writes out, saved_max.
 __global__ void __launch_bounds__(512)
-forward_finalise(float* __restrict__ out, const Peak<float>* __restrict__ peak_partials, ForwardSizes sizes,
-    Index slots) {
+forward_finalise(float* __restrict__ out, float* __restrict__ saved_max,
+    const Peak<float>* __restrict__ peak_partials, ForwardSizes sizes, Index slots) {
   __shared__ alignas(16) unsigned char shared[512 * 8];
   const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
@@ -205,8 +197,10 @@ forward_finalise(float* __restrict__ out, const Peak<float>* __restrict__ peak_p
   const Index inner = result - above_inner * sizes.inner.value;
   const Index outer = above_inner;
   float out_value;
-  forward_finalise_values(peak_value, out_value);
+  float saved_max_value;
+  forward_finalise_values(peak_value, out_value, saved_max_value);
   out[(outer) * sizes.inner.value + inner] = narrow<float>(out_value);
+  saved_max[(outer) * sizes.inner.value + inner] = narrow<float>(saved_max_value);
 }
 
 struct BackwardSizes {
@@ -263,16 +257,14 @@ backward_outer(const float* __restrict__ x, Peak<float>* __restrict__ peak_parti
   }
 }
 
-__device__ __forceinline__ void backward_finalise_values(const float peak, const float peak_2,
-    float& peak_scratch, float& peak_2_scratch) {
+__device__ __forceinline__ void backward_finalise_values(const float peak, float& peak_scratch) {
   peak_scratch = peak;
-  peak_2_scratch = peak_2;
 }
 
-// Merges partials into peak; writes peak_scratch, peak_2_scratch.
+// Merges partials into peak; writes peak_scratch.
 __global__ void __launch_bounds__(512)
-backward_finalise(float* __restrict__ peak_scratch, float* __restrict__ peak_2_scratch,
-    const Peak<float>* __restrict__ peak_partials, BackwardSizes sizes, Index slots) {
+backward_finalise(float* __restrict__ peak_scratch, const Peak<float>* __restrict__ peak_partials,
+    BackwardSizes sizes, Index slots) {
   __shared__ alignas(16) unsigned char shared[512 * 8];
   const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
@@ -287,28 +279,25 @@ backward_finalise(float* __restrict__ peak_scratch, float* __restrict__ peak_2_s
       blockDim.x, shared);
   if (threadIdx.y != 0 || column >= columns) return;
   const float peak_value = static_cast<float>(peak_sum.max());
-  const float peak_2_value = static_cast<float>(peak_sum.max());
   const Index result = above * columns + column;
   const Index above_inner = divide(result, sizes.inner);
   const Index inner = result - above_inner * sizes.inner.value;
   const Index outer = above_inner;
   float peak_scratch_value;
-  float peak_2_scratch_value;
-  backward_finalise_values(peak_value, peak_2_value, peak_scratch_value, peak_2_scratch_value);
+  backward_finalise_values(peak_value, peak_scratch_value);
   peak_scratch[(outer) * sizes.inner.value + inner] = narrow<float>(peak_scratch_value);
-  peak_2_scratch[(outer) * sizes.inner.value + inner] = narrow<float>(peak_2_scratch_value);
 }
 
 __device__ __forceinline__ void backward_outer_2_values(const float x, const float peak,
-    const float position_along, float& peak_3_term) {
-  peak_3_term = (x >= peak || x != x) ? -position_along : -INFINITY;
+    const float position_along, float& peak_2_term) {
+  peak_2_term = (x >= peak || x != x) ? -position_along : -INFINITY;
 }
 
-// Reads x, peak by (outer, inner), position_along by (middle); leaves partials of peak_3.
+// Reads x, peak by (outer, inner), position_along by (middle); leaves partials of peak_2.
 template <int kLanes>
 __global__ void __launch_bounds__(256, 4)
 backward_outer_2(const float* __restrict__ x, const float* __restrict__ peak,
-    Peak<float>* __restrict__ peak_3_partials, BackwardSizes sizes, Index slots) {
+    Peak<float>* __restrict__ peak_2_partials, BackwardSizes sizes, Index slots) {
   const Positions<float> position_along{};
   constexpr int kRows = 2;
   __shared__ alignas(16) unsigned char shared[256 * 4];
@@ -318,7 +307,7 @@ backward_outer_2(const float* __restrict__ x, const float* __restrict__ peak,
   const Index column = (blockIdx.x % strips * blockDim.x + threadIdx.x) * kLanes;
   const Index kept_index = task / slots, slot = task % slots;
   const Index outer = kept_index;
-  Peak<float> peak_3_sum[kLanes];
+  Peak<float> peak_2_sum[kLanes];
   if (column < columns) {
     const Index share = (rows + slots - 1) / slots, end = min(rows, (slot + 1) * share);
     for (Index from = slot * share + threadIdx.y; from < end; from += blockDim.y * kRows) {
@@ -341,76 +330,76 @@ backward_outer_2(const float* __restrict__ x, const float* __restrict__ peak,
           const Index inner = column + lane;
           const float x_value = widen(x_in[p], lane);
           const float peak_value = widen(peak[(outer) * sizes.inner.value + inner]);
-          float peak_3_term_value;
-          backward_outer_2_values(x_value, peak_value, position_along_value, peak_3_term_value);
-          if (is_here) peak_3_sum[lane].add(peak_3_term_value);
+          float peak_2_term_value;
+          backward_outer_2_values(x_value, peak_value, position_along_value, peak_2_term_value);
+          if (is_here) peak_2_sum[lane].add(peak_2_term_value);
         }
       }
     }
   }
 #pragma unroll
   for (int lane = 0; lane < kLanes; ++lane) {
-    peak_3_sum[lane] = merge_tree(peak_3_sum[lane], threadIdx.y, blockDim.y,
+    peak_2_sum[lane] = merge_tree(peak_2_sum[lane], threadIdx.y, blockDim.y,
         threadIdx.y * blockDim.x + threadIdx.x, blockDim.x, shared);
-    if (threadIdx.y == 0 && column + lane < columns) peak_3_partials[task * columns + column + lane] = peak_3_sum[lane];
+    if (threadIdx.y == 0 && column + lane < columns) peak_2_partials[task * columns + column + lane] = peak_2_sum[lane];
   }
 }
 
-__device__ __forceinline__ void backward_finalise_2_values(const float peak_3, float& peak_3_scratch) {
-  peak_3_scratch = peak_3;
+__device__ __forceinline__ void backward_finalise_2_values(const float peak_2, float& peak_2_scratch) {
+  peak_2_scratch = peak_2;
 }
 
-// Merges partials into peak_3; writes peak_3_scratch.
+// Merges partials into peak_2; writes peak_2_scratch.
 __global__ void __launch_bounds__(512)
-backward_finalise_2(float* __restrict__ peak_3_scratch, const Peak<float>* __restrict__ peak_3_partials,
+backward_finalise_2(float* __restrict__ peak_2_scratch, const Peak<float>* __restrict__ peak_2_partials,
     BackwardSizes sizes, Index slots) {
   __shared__ alignas(16) unsigned char shared[512 * 8];
   const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
-  Peak<double> peak_3_sum;
+  Peak<double> peak_2_sum;
   if (column < columns) {
 #pragma unroll 8
     for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
-      peak_3_sum.merge(peak_3_partials[(above * slots + slot) * columns + column]);
+      peak_2_sum.merge(peak_2_partials[(above * slots + slot) * columns + column]);
     }
   }
-  peak_3_sum = merge_tree(peak_3_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+  peak_2_sum = merge_tree(peak_2_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
       blockDim.x, shared);
   if (threadIdx.y != 0 || column >= columns) return;
-  const float peak_3_value = static_cast<float>(peak_3_sum.max());
+  const float peak_2_value = static_cast<float>(peak_2_sum.max());
   const Index result = above * columns + column;
   const Index above_inner = divide(result, sizes.inner);
   const Index inner = result - above_inner * sizes.inner.value;
   const Index outer = above_inner;
-  float peak_3_scratch_value;
-  backward_finalise_2_values(peak_3_value, peak_3_scratch_value);
-  peak_3_scratch[(outer) * sizes.inner.value + inner] = narrow<float>(peak_3_scratch_value);
+  float peak_2_scratch_value;
+  backward_finalise_2_values(peak_2_value, peak_2_scratch_value);
+  peak_2_scratch[(outer) * sizes.inner.value + inner] = narrow<float>(peak_2_scratch_value);
 }
 
-__device__ __forceinline__ void backward_pointwise_values(const float position_along, const float peak_3,
-    const float d_out, const float peak_2, float& d_x) {
+__device__ __forceinline__ void backward_pointwise_values(const float position_along, const float peak_2,
+    const float d_out, const float saved_max, float& d_x) {
   // tanh
-  const float after_tanh = tanhf(peak_2);
+  const float after_tanh = tanhf(saved_max);
   // backward, down to max(1)
   const float d_after_max = d_out * (1.0f - after_tanh * after_tanh);
-  d_x = position_along == -peak_3 ? d_after_max : 0.0f;
+  d_x = position_along == -peak_2 ? d_after_max : 0.0f;
 }
 
-// Reads position_along by (middle), peak_3 by (outer, inner), d_out by (outer, inner), peak_2 by (outer, inner); writes d_x.
-__global__ void __launch_bounds__(512, 2)
-backward_pointwise(const float* __restrict__ peak_3, const float* __restrict__ d_out,
-    const float* __restrict__ peak_2, float* __restrict__ d_x, BackwardSizes sizes, Index count) {
+// Reads position_along by (middle), peak_2 by (outer, inner), d_out by (outer, inner), saved_max by (outer, inner); writes d_x.
+__global__ void __launch_bounds__(128, 2)
+backward_pointwise(const float* __restrict__ peak_2, const float* __restrict__ d_out,
+    const float* __restrict__ saved_max, float* __restrict__ d_x, BackwardSizes sizes, Index count) {
   const Positions<float> position_along{};
-  constexpr int kLanes = 4, kPacks = 2;
-  const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 512 + threadIdx.x) * kLanes;
+  constexpr int kLanes = 4, kPacks = 8;
+  const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 128 + threadIdx.x) * kLanes;
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
-    const Index i = first + static_cast<Index>(p) * 512 * kLanes;
+    const Index i = first + static_cast<Index>(p) * 128 * kLanes;
     if (i + kLanes > count) break;
   }
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
-    const Index i = first + static_cast<Index>(p) * 512 * kLanes;
+    const Index i = first + static_cast<Index>(p) * 128 * kLanes;
     if (i >= count) return;
     const Index above_inner = divide(i, sizes.inner);
     const Index inner = i - above_inner * sizes.inner.value;
@@ -423,11 +412,12 @@ backward_pointwise(const float* __restrict__ peak_3, const float* __restrict__ d
       Pack<float, kLanes> d_x_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const float peak_3_value = widen(peak_3[(outer) * sizes.inner.value + inner + lane]);
-        const float d_out_value = widen(d_out[(outer) * sizes.inner.value + inner + lane]);
         const float peak_2_value = widen(peak_2[(outer) * sizes.inner.value + inner + lane]);
+        const float d_out_value = widen(d_out[(outer) * sizes.inner.value + inner + lane]);
+        const float saved_max_value = widen(saved_max[(outer) * sizes.inner.value + inner + lane]);
         float d_x_value;
-        backward_pointwise_values(position_along_value, peak_3_value, d_out_value, peak_2_value, d_x_value);
+        backward_pointwise_values(position_along_value, peak_2_value, d_out_value, saved_max_value,
+            d_x_value);
         d_x_out.at[lane] = narrow<float>(d_x_value);
       }
       store(d_x + i, d_x_out);
@@ -439,11 +429,12 @@ backward_pointwise(const float* __restrict__ peak_3, const float* __restrict__ d
         const Index middle = above_inner - above_middle * sizes.middle.value;
         const Index outer = above_middle;
         const float position_along_value = widen(position_along[middle]);
-        const float peak_3_value = widen(peak_3[(outer) * sizes.inner.value + inner]);
-        const float d_out_value = widen(d_out[(outer) * sizes.inner.value + inner]);
         const float peak_2_value = widen(peak_2[(outer) * sizes.inner.value + inner]);
+        const float d_out_value = widen(d_out[(outer) * sizes.inner.value + inner]);
+        const float saved_max_value = widen(saved_max[(outer) * sizes.inner.value + inner]);
         float d_x_value;
-        backward_pointwise_values(position_along_value, peak_3_value, d_out_value, peak_2_value, d_x_value);
+        backward_pointwise_values(position_along_value, peak_2_value, d_out_value, saved_max_value,
+            d_x_value);
         d_x[j] = narrow<float>(d_x_value);
       }
     }
@@ -512,17 +503,18 @@ static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes,
   return oldest.blocks;
 }
 
-// a: x, out, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
+// a: x, out, saved_max, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const out = reinterpret_cast<float*>(a[1]);
-  const bool is_measuring = a[2] == -1;
+  auto* const saved_max = reinterpret_cast<float*>(a[2]);
+  const bool is_measuring = a[3] == -1;
   if (!is_measuring && ((a[0]) & 15) != 0) return 1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[2])};
-  const ForwardSizes sizes{ size_of(a[3]), size_of(a[4]), size_of(a[5]) };
-  const auto stream = reinterpret_cast<cudaStream_t>(a[7]);
-  const int device = static_cast<int>(a[6]);
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[3])};
+  const ForwardSizes sizes{ size_of(a[4]), size_of(a[5]), size_of(a[6]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[8]);
+  const int device = static_cast<int>(a[7]);
   const DeviceGuard guard(device);
   const int64_t forward_outer_rows = static_cast<int64_t>(sizes.middle.value),
       forward_outer_columns = static_cast<int64_t>(sizes.inner.value),
@@ -535,8 +527,10 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const int64_t forward_outer_strips = ceil_divide(forward_outer_columns,
       forward_outer_width * (forward_outer_is_packed ? 4 : 1));
   const int64_t forward_outer_most = ceil_divide(forward_outer_rows, forward_outer_block.y * 2);
-  const int64_t forward_outer_wanted = ceil_divide(resident_blocks(forward_outer_kernel, forward_outer_block,
-      0, device), forward_outer_strips * forward_outer_kept);
+  // No more than work at once: a few blocks behind the others would take as long again.
+  const int64_t forward_outer_room = resident_blocks(forward_outer_kernel, forward_outer_block, 0,
+      device) / (forward_outer_strips * forward_outer_kept);
+  const int64_t forward_outer_wanted = forward_outer_room > 0 ? forward_outer_room : 1;
   const int64_t forward_outer_slots = forward_outer_wanted < forward_outer_most ? forward_outer_wanted : forward_outer_most;
   const int64_t peak_partials_slots = forward_outer_slots;
   auto* const peak_partials = scratch.take<Peak<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * peak_partials_slots);
@@ -552,24 +546,25 @@ extern "C" int64_t run_forward(const int64_t* a) {
     const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
     const dim3 block(width, 512 / width);
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    forward_finalise<<<blocks, block, 0, stream>>>(out, peak_partials, sizes,
+    forward_finalise<<<blocks, block, 0, stream>>>(out, saved_max, peak_partials, sizes,
         static_cast<Index>(peak_partials_slots));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
 
-// a: x, d_out, d_x, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
+// a: x, saved_max, d_out, d_x, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_backward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
-  auto* const d_out = reinterpret_cast<const float*>(a[1]);
-  auto* const d_x = reinterpret_cast<float*>(a[2]);
-  const bool is_measuring = a[3] == -1;
-  if (!is_measuring && ((a[0] | a[2]) & 15) != 0) return 1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[3])};
-  const BackwardSizes sizes{ size_of(a[4]), size_of(a[5]), size_of(a[6]) };
-  const auto stream = reinterpret_cast<cudaStream_t>(a[8]);
-  const int device = static_cast<int>(a[7]);
+  auto* const saved_max = reinterpret_cast<const float*>(a[1]);
+  auto* const d_out = reinterpret_cast<const float*>(a[2]);
+  auto* const d_x = reinterpret_cast<float*>(a[3]);
+  const bool is_measuring = a[4] == -1;
+  if (!is_measuring && ((a[0] | a[3]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
+  const BackwardSizes sizes{ size_of(a[5]), size_of(a[6]), size_of(a[7]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[9]);
+  const int device = static_cast<int>(a[8]);
   const DeviceGuard guard(device);
   const int64_t backward_outer_rows = static_cast<int64_t>(sizes.middle.value),
       backward_outer_columns = static_cast<int64_t>(sizes.inner.value),
@@ -582,8 +577,10 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const int64_t backward_outer_strips = ceil_divide(backward_outer_columns,
       backward_outer_width * (backward_outer_is_packed ? 4 : 1));
   const int64_t backward_outer_most = ceil_divide(backward_outer_rows, backward_outer_block.y * 2);
-  const int64_t backward_outer_wanted = ceil_divide(resident_blocks(backward_outer_kernel,
-      backward_outer_block, 0, device), backward_outer_strips * backward_outer_kept);
+  // No more than work at once: a few blocks behind the others would take as long again.
+  const int64_t backward_outer_room = resident_blocks(backward_outer_kernel, backward_outer_block, 0,
+      device) / (backward_outer_strips * backward_outer_kept);
+  const int64_t backward_outer_wanted = backward_outer_room > 0 ? backward_outer_room : 1;
   const int64_t backward_outer_slots = backward_outer_wanted < backward_outer_most ? backward_outer_wanted : backward_outer_most;
   const int64_t peak_partials_slots = backward_outer_slots;
   const int64_t backward_outer_2_rows = static_cast<int64_t>(sizes.middle.value),
@@ -596,15 +593,16 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const int64_t backward_outer_2_strips = ceil_divide(backward_outer_2_columns,
       backward_outer_2_width * (backward_outer_2_is_packed ? 4 : 1));
   const int64_t backward_outer_2_most = ceil_divide(backward_outer_2_rows, backward_outer_2_block.y * 2);
-  const int64_t backward_outer_2_wanted = ceil_divide(resident_blocks(backward_outer_2_kernel,
-      backward_outer_2_block, 0, device), backward_outer_2_strips * backward_outer_2_kept);
+  // No more than work at once: a few blocks behind the others would take as long again.
+  const int64_t backward_outer_2_room = resident_blocks(backward_outer_2_kernel, backward_outer_2_block, 0,
+      device) / (backward_outer_2_strips * backward_outer_2_kept);
+  const int64_t backward_outer_2_wanted = backward_outer_2_room > 0 ? backward_outer_2_room : 1;
   const int64_t backward_outer_2_slots = backward_outer_2_wanted < backward_outer_2_most ? backward_outer_2_wanted : backward_outer_2_most;
-  const int64_t peak_3_partials_slots = backward_outer_2_slots;
+  const int64_t peak_2_partials_slots = backward_outer_2_slots;
   auto* const peak_partials = scratch.take<Peak<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * peak_partials_slots);
   auto* const peak_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value));
+  auto* const peak_2_partials = scratch.take<Peak<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * peak_2_partials_slots);
   auto* const peak_2_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value));
-  auto* const peak_3_partials = scratch.take<Peak<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * peak_3_partials_slots);
-  auto* const peak_3_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value));
   if (is_measuring) return scratch.used;
   {
     const auto blocks = static_cast<unsigned>(backward_outer_kept * backward_outer_slots * backward_outer_strips);
@@ -617,12 +615,12 @@ extern "C" int64_t run_backward(const int64_t* a) {
     const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
     const dim3 block(width, 512 / width);
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    backward_finalise<<<blocks, block, 0, stream>>>(peak_scratch, peak_2_scratch, peak_partials, sizes,
+    backward_finalise<<<blocks, block, 0, stream>>>(peak_scratch, peak_partials, sizes,
         static_cast<Index>(peak_partials_slots));
   }
   {
     const auto blocks = static_cast<unsigned>(backward_outer_2_kept * backward_outer_2_slots * backward_outer_2_strips);
-    backward_outer_2_kernel<<<blocks, backward_outer_2_block, 0, stream>>>(x, peak_scratch, peak_3_partials,
+    backward_outer_2_kernel<<<blocks, backward_outer_2_block, 0, stream>>>(x, peak_scratch, peak_2_partials,
         sizes, static_cast<Index>(backward_outer_2_slots));
   }
   {
@@ -631,13 +629,13 @@ extern "C" int64_t run_backward(const int64_t* a) {
     const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
     const dim3 block(width, 512 / width);
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    backward_finalise_2<<<blocks, block, 0, stream>>>(peak_3_scratch, peak_3_partials, sizes,
-        static_cast<Index>(peak_3_partials_slots));
+    backward_finalise_2<<<blocks, block, 0, stream>>>(peak_2_scratch, peak_2_partials, sizes,
+        static_cast<Index>(peak_2_partials_slots));
   }
   {
     const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value);
     const auto blocks = static_cast<unsigned>(ceil_divide(count, 4096));
-    backward_pointwise<<<blocks, 512, 0, stream>>>(peak_3_scratch, d_out, peak_2_scratch, d_x, sizes,
+    backward_pointwise<<<blocks, 128, 0, stream>>>(peak_2_scratch, d_out, saved_max, d_x, sizes,
         static_cast<Index>(count));
   }
   return -static_cast<int64_t>(cudaGetLastError());

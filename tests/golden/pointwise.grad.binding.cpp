@@ -274,6 +274,6 @@ static PyMethodDef methods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
-static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "fusegen_4a72468e5a8e", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "fusegen_afc4e80617ec", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
 
-PyMODINIT_FUNC PyInit_fusegen_4a72468e5a8e() { return PyModule_Create(&definition); }
+PyMODINIT_FUNC PyInit_fusegen_afc4e80617ec() { return PyModule_Create(&definition); }

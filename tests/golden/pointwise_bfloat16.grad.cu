@@ -80,7 +80,7 @@ __device__ __forceinline__ float exp2_flushed(float x) {
   return result;
 }
 
-// N neighbours, moved by one access that leaves no trace in the caches: every element is used once.
+// N neighbours, moved by one access.
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Pack {
   T at[N];
@@ -128,23 +128,14 @@ template <int N, typename T>
 __device__ __forceinline__ Pack<T, N> load(const T* from) {
   using Whole = typename Bits<sizeof(T) * N>::type;
   Pack<T, N> pack;
-  *reinterpret_cast<Whole*>(&pack) = __ldcs(reinterpret_cast<const Whole*>(from));
-  return pack;
-}
-
-// The same for what others read too.
-template <int N, typename T>
-__device__ __forceinline__ Pack<T, N> load_again(const T* from) {
-  using Whole = typename Bits<sizeof(T) * N>::type;
-  Pack<T, N> pack;
-  *reinterpret_cast<Whole*>(&pack) = __ldg(reinterpret_cast<const Whole*>(from));
+  *reinterpret_cast<Whole*>(&pack) = *reinterpret_cast<const Whole*>(from);
   return pack;
 }
 
 template <int N, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   using Whole = typename Bits<sizeof(T) * N>::type;
-  __stcs(reinterpret_cast<Whole*>(to), *reinterpret_cast<const Whole*>(&pack));
+  *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
 }
 
 template <typename T>
@@ -193,21 +184,21 @@ __device__ __forceinline__ void forward_pointwise_values(const float x, const fl
 }
 
 // Reads x, bias by (inner); writes out.
-__global__ void __launch_bounds__(512)
+__global__ void __launch_bounds__(128)
 forward_pointwise(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict__ bias,
     __nv_bfloat16* __restrict__ out, ForwardSizes sizes, Index count) {
-  constexpr int kLanes = 8, kPacks = 2;
-  const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 512 + threadIdx.x) * kLanes;
+  constexpr int kLanes = 8, kPacks = 8;
+  const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 128 + threadIdx.x) * kLanes;
   Pack<__nv_bfloat16, kLanes> x_in[kPacks];
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
-    const Index i = first + static_cast<Index>(p) * 512 * kLanes;
+    const Index i = first + static_cast<Index>(p) * 128 * kLanes;
     if (i + kLanes > count) break;
     x_in[p] = load<kLanes>(x + i);
   }
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
-    const Index i = first + static_cast<Index>(p) * 512 * kLanes;
+    const Index i = first + static_cast<Index>(p) * 128 * kLanes;
     if (i >= count) return;
     const Index above_inner = divide(i, sizes.inner);
     const Index inner = i - above_inner * sizes.inner.value;
@@ -278,7 +269,7 @@ backward_outer(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restr
   const Index slot = task;
   Sum<float> total_sum[kLanes];
   if (column < columns) {
-    const Pack<__nv_bfloat16, kLanes> bias_in = load_again<kLanes>(bias + column);
+    const Pack<__nv_bfloat16, kLanes> bias_in = load<kLanes>(bias + column);
     const Index share = (rows + slots - 1) / slots, end = min(rows, (slot + 1) * share);
     for (Index from = slot * share + threadIdx.y; from < end; from += blockDim.y * kRows) {
       Pack<__nv_bfloat16, kLanes> x_in[kRows];
@@ -426,7 +417,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   {
     const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value);
     const auto blocks = static_cast<unsigned>(ceil_divide(count, 8192));
-    forward_pointwise<<<blocks, 512, 0, stream>>>(x, bias, out, sizes, static_cast<Index>(count));
+    forward_pointwise<<<blocks, 128, 0, stream>>>(x, bias, out, sizes, static_cast<Index>(count));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
@@ -456,8 +447,10 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const int64_t backward_outer_strips = ceil_divide(backward_outer_columns,
       backward_outer_width * (backward_outer_is_packed ? 8 : 1));
   const int64_t backward_outer_most = ceil_divide(backward_outer_rows, backward_outer_block.y * 2);
-  const int64_t backward_outer_wanted = ceil_divide(resident_blocks(backward_outer_kernel,
-      backward_outer_block, 0, device), backward_outer_strips * backward_outer_kept);
+  // No more than work at once: a few blocks behind the others would take as long again.
+  const int64_t backward_outer_room = resident_blocks(backward_outer_kernel, backward_outer_block, 0,
+      device) / (backward_outer_strips * backward_outer_kept);
+  const int64_t backward_outer_wanted = backward_outer_room > 0 ? backward_outer_room : 1;
   const int64_t backward_outer_slots = backward_outer_wanted < backward_outer_most ? backward_outer_wanted : backward_outer_most;
   const int64_t total_partials_slots = backward_outer_slots;
   auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.inner.value) * total_partials_slots);

@@ -44,7 +44,7 @@ struct Peak {
   __device__ T max() const { return best; }
 };
 
-// N neighbours, moved by one access that leaves no trace in the caches: every element is used once.
+// N neighbours, moved by one access.
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Pack {
   T at[N];
@@ -82,23 +82,14 @@ template <int N, typename T>
 __device__ __forceinline__ Pack<T, N> load(const T* from) {
   using Whole = typename Bits<sizeof(T) * N>::type;
   Pack<T, N> pack;
-  *reinterpret_cast<Whole*>(&pack) = __ldcs(reinterpret_cast<const Whole*>(from));
-  return pack;
-}
-
-// The same for what others read too.
-template <int N, typename T>
-__device__ __forceinline__ Pack<T, N> load_again(const T* from) {
-  using Whole = typename Bits<sizeof(T) * N>::type;
-  Pack<T, N> pack;
-  *reinterpret_cast<Whole*>(&pack) = __ldg(reinterpret_cast<const Whole*>(from));
+  *reinterpret_cast<Whole*>(&pack) = *reinterpret_cast<const Whole*>(from);
   return pack;
 }
 
 template <int N, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   using Whole = typename Bits<sizeof(T) * N>::type;
-  __stcs(reinterpret_cast<Whole*>(to), *reinterpret_cast<const Whole*>(&pack));
+  *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
 }
 
 template <typename T>
@@ -310,22 +301,22 @@ __device__ __forceinline__ void forward_pointwise_values(const float x, const fl
 }
 
 // Reads x, peak by (outer, inner), total by (outer, inner), bias by (middle); writes out.
-__global__ void __launch_bounds__(512, 2)
+__global__ void __launch_bounds__(128, 2)
 forward_pointwise(const float* __restrict__ x, const float* __restrict__ peak,
     const float* __restrict__ total, const float* __restrict__ bias, float* __restrict__ out,
     ForwardSizes sizes, Index count) {
-  constexpr int kLanes = 4, kPacks = 2;
-  const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 512 + threadIdx.x) * kLanes;
+  constexpr int kLanes = 4, kPacks = 8;
+  const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 128 + threadIdx.x) * kLanes;
   Pack<float, kLanes> x_in[kPacks];
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
-    const Index i = first + static_cast<Index>(p) * 512 * kLanes;
+    const Index i = first + static_cast<Index>(p) * 128 * kLanes;
     if (i + kLanes > count) break;
     x_in[p] = load<kLanes>(x + i);
   }
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
-    const Index i = first + static_cast<Index>(p) * 512 * kLanes;
+    const Index i = first + static_cast<Index>(p) * 128 * kLanes;
     if (i >= count) return;
     const Index above_inner = divide(i, sizes.inner);
     const Index inner = i - above_inner * sizes.inner.value;
@@ -451,8 +442,10 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const int64_t forward_outer_strips = ceil_divide(forward_outer_columns,
       forward_outer_width * (forward_outer_is_packed ? 4 : 1));
   const int64_t forward_outer_most = ceil_divide(forward_outer_rows, forward_outer_block.y * 2);
-  const int64_t forward_outer_wanted = ceil_divide(resident_blocks(forward_outer_kernel, forward_outer_block,
-      0, device), forward_outer_strips * forward_outer_kept);
+  // No more than work at once: a few blocks behind the others would take as long again.
+  const int64_t forward_outer_room = resident_blocks(forward_outer_kernel, forward_outer_block, 0,
+      device) / (forward_outer_strips * forward_outer_kept);
+  const int64_t forward_outer_wanted = forward_outer_room > 0 ? forward_outer_room : 1;
   const int64_t forward_outer_slots = forward_outer_wanted < forward_outer_most ? forward_outer_wanted : forward_outer_most;
   const int64_t peak_partials_slots = forward_outer_slots;
   const int64_t forward_outer_2_rows = static_cast<int64_t>(sizes.middle.value),
@@ -466,8 +459,10 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const int64_t forward_outer_2_strips = ceil_divide(forward_outer_2_columns,
       forward_outer_2_width * (forward_outer_2_is_packed ? 4 : 1));
   const int64_t forward_outer_2_most = ceil_divide(forward_outer_2_rows, forward_outer_2_block.y * 2);
-  const int64_t forward_outer_2_wanted = ceil_divide(resident_blocks(forward_outer_2_kernel,
-      forward_outer_2_block, 0, device), forward_outer_2_strips * forward_outer_2_kept);
+  // No more than work at once: a few blocks behind the others would take as long again.
+  const int64_t forward_outer_2_room = resident_blocks(forward_outer_2_kernel, forward_outer_2_block, 0,
+      device) / (forward_outer_2_strips * forward_outer_2_kept);
+  const int64_t forward_outer_2_wanted = forward_outer_2_room > 0 ? forward_outer_2_room : 1;
   const int64_t forward_outer_2_slots = forward_outer_2_wanted < forward_outer_2_most ? forward_outer_2_wanted : forward_outer_2_most;
   const int64_t total_partials_slots = forward_outer_2_slots;
   auto* const peak_partials = scratch.take<Peak<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * peak_partials_slots);
@@ -506,7 +501,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   {
     const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value);
     const auto blocks = static_cast<unsigned>(ceil_divide(count, 4096));
-    forward_pointwise<<<blocks, 512, 0, stream>>>(x, peak_scratch, total_scratch, bias, out, sizes,
+    forward_pointwise<<<blocks, 128, 0, stream>>>(x, peak_scratch, total_scratch, bias, out, sizes,
         static_cast<Index>(count));
   }
   return -static_cast<int64_t>(cudaGetLastError());

@@ -1,4 +1,4 @@
-// fusegen 0.1.0   chain 9ce7cf08a2eb   signature forward+backward: bias float32, d_bias float32, d_out float32, d_x float32, out float32, x float32; 64-bit offsets
+// fusegen 0.1.0   chain 9ce7cf08a2eb   signature forward+backward: bias float32, d_bias float32, d_out float32, d_x float32, out float32, saved_bound float32, saved_sum float32, x float32; 64-bit offsets
 //   gelu | softmax(1) | add_channel(bias)
 #include <Python.h>
 
@@ -279,9 +279,18 @@ static inline __attribute__((always_inline)) void forward_column_values(const fl
   out = after_softmax + bias;
 }
 
+static inline __attribute__((always_inline)) void forward_column_row_values(const float peak,
+    const float total, float& saved_bound, float& saved_sum) {
+  saved_bound = peak;
+  saved_sum = total;
+}
+
 static void forward_column(const float* __restrict__ x, const float* __restrict__ bias,
-    float* __restrict__ out, const ForwardSizes sizes, int threads) {
+    float* __restrict__ out, float* __restrict__ saved_bound, float* __restrict__ saved_sum,
+    const ForwardSizes sizes, int threads) {
   expect(out, sizes.outer.value * sizes.middle.value * sizes.inner.value);
+  expect(saved_bound, sizes.outer.value * sizes.inner.value);
+  expect(saved_sum, sizes.outer.value * sizes.inner.value);
   const Index above = sizes.outer.value, length = sizes.middle.value, beside = sizes.inner.value;
   const Index blocks = (beside + kColumns - 1) / kColumns;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (above * length * beside > kSerial)
@@ -345,6 +354,27 @@ static void forward_column(const float* __restrict__ x, const float* __restrict_
       }
       store<1>(out_line, width, out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner);
     }
+    {
+      const Index inner = first;
+      float saved_bound_room[kLine];
+      float* const saved_bound_line = target<1>(saved_bound + (outer) * sizes.inner.value + inner, width,
+          saved_bound_room);
+      float saved_sum_room[kLine];
+      float* const saved_sum_line = target<1>(saved_sum + (outer) * sizes.inner.value + inner, width,
+          saved_sum_room);
+#pragma omp simd
+      for (Index i = 0; i < padded(width); ++i) {
+        const float peak_value = peak_line[i];
+        const float total_value = total_line[i];
+        float saved_bound_value;
+        float saved_sum_value;
+        forward_column_row_values(peak_value, total_value, saved_bound_value, saved_sum_value);
+        saved_bound_line[i] = saved_bound_value;
+        saved_sum_line[i] = saved_sum_value;
+      }
+      store<1>(saved_bound_line, width, saved_bound + (outer) * sizes.inner.value + inner);
+      store<1>(saved_sum_line, width, saved_sum + (outer) * sizes.inner.value + inner);
+    }
   }
 }
 
@@ -352,34 +382,29 @@ struct BackwardSizes {
   Size outer, middle, inner;
 };
 
-static inline __attribute__((always_inline)) void backward_column_stage_1(const float x, float& peak_term) {
-  // gelu
-  peak_term = x * 0.5f * (1.0f + erf_of(x * 0.707106769f));
-}
-
-static inline __attribute__((always_inline)) void backward_column_stage_2(const float x, const float peak,
-    const float d_out, float& total_term, float& total_2_term) {
+static inline __attribute__((always_inline)) void backward_column_stage_1(const float x,
+    const float saved_bound, const float d_out, float& total_term) {
   // gelu
   const float after_gelu = x * 0.5f * (1.0f + erf_of(x * 0.707106769f));
-  total_term = exp_of(after_gelu - peak);
-  total_2_term = exp_of(after_gelu - peak) * d_out;
+  total_term = exp_of(after_gelu - saved_bound) * d_out;
 }
 
 static inline __attribute__((always_inline)) void backward_column_values(const float d_out,
-    const float total, const float total_2, const float x, const float peak, float& d_x) {
+    const float saved_sum, const float total, const float x, const float saved_bound, float& d_x) {
   // gelu
   const float product = x * 0.5f;
   const float product_2 = x * 0.707106769f;
   const float sum = 1.0f + erf_of(product_2);
   const float after_gelu = product * sum;
   // backward, down to gelu
-  const float d_after_gelu = (d_out / total - total_2 / total / total) * exp_of(after_gelu - peak);
+  const float d_after_gelu = (d_out / saved_sum - total / saved_sum / saved_sum) * exp_of(after_gelu - saved_bound);
   const float product_3 = d_after_gelu * product * (1.12837923f * exp_of(-(product_2 * product_2)));
   d_x = product_3 * 0.707106769f + d_after_gelu * sum * 0.5f;
 }
 
-static void backward_column(const float* __restrict__ x, const float* __restrict__ d_out,
-    float* __restrict__ d_x, const BackwardSizes sizes, int threads) {
+static void backward_column(const float* __restrict__ x, const float* __restrict__ saved_bound,
+    const float* __restrict__ d_out, const float* __restrict__ saved_sum, float* __restrict__ d_x,
+    const BackwardSizes sizes, int threads) {
   expect(d_x, sizes.outer.value * sizes.middle.value * sizes.inner.value);
   const Index above = sizes.outer.value, length = sizes.middle.value, beside = sizes.inner.value;
   const Index blocks = (beside + kColumns - 1) / kColumns;
@@ -388,71 +413,56 @@ static void backward_column(const float* __restrict__ x, const float* __restrict
     const Index above_index = task / blocks, first = task % blocks * kColumns;
     const Index width = std::min(kColumns, beside - first);
     const Index outer = above_index;
-    PeakLanes peak_lanes(width);
-    for (Index r = 0; r < length; ++r) {
-      const Index middle = r;
-      const Index inner = first;
-      float x_room[kLine];
-      const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-      float peak_term_line[kLine];
-#pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float x_value = x_line[i];
-        float peak_term_value;
-        backward_column_stage_1(x_value, peak_term_value);
-        peak_term_line[i] = peak_term_value;
-      }
-      peak_lanes.add(peak_term_line, width);
-    }
-    float peak_line[kLine];
-    for (Index i = 0; i < padded(width); ++i) peak_line[i] = static_cast<float>(peak_lanes.max(i));
     SumLanes total_lanes(width);
-    SumLanes total_2_lanes(width);
     for (Index r = 0; r < length; ++r) {
       const Index middle = r;
       const Index inner = first;
       float x_room[kLine];
       const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
+      float saved_bound_room[kLine];
+      const float* const saved_bound_line = load<1>(saved_bound + (outer) * sizes.inner.value + inner, width,
+          saved_bound_room);
       float d_out_room[kLine];
       const float* const d_out_line = load<1>(d_out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_out_room);
       float total_term_line[kLine];
-      float total_2_term_line[kLine];
 #pragma omp simd
       for (Index i = 0; i < padded(width); ++i) {
         const float x_value = x_line[i];
-        const float peak_value = peak_line[i];
+        const float saved_bound_value = saved_bound_line[i];
         const float d_out_value = d_out_line[i];
         float total_term_value;
-        float total_2_term_value;
-        backward_column_stage_2(x_value, peak_value, d_out_value, total_term_value, total_2_term_value);
+        backward_column_stage_1(x_value, saved_bound_value, d_out_value, total_term_value);
         total_term_line[i] = total_term_value;
-        total_2_term_line[i] = total_2_term_value;
       }
       total_lanes.add(total_term_line, width);
-      total_2_lanes.add(total_2_term_line, width);
     }
     float total_line[kLine];
     for (Index i = 0; i < padded(width); ++i) total_line[i] = static_cast<float>(total_lanes.sum(i));
-    float total_2_line[kLine];
-    for (Index i = 0; i < padded(width); ++i) total_2_line[i] = static_cast<float>(total_2_lanes.sum(i));
     for (Index r = 0; r < length; ++r) {
       const Index middle = r;
       const Index inner = first;
       float x_room[kLine];
       const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
+      float saved_bound_room[kLine];
+      const float* const saved_bound_line = load<1>(saved_bound + (outer) * sizes.inner.value + inner, width,
+          saved_bound_room);
       float d_out_room[kLine];
       const float* const d_out_line = load<1>(d_out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_out_room);
+      float saved_sum_room[kLine];
+      const float* const saved_sum_line = load<1>(saved_sum + (outer) * sizes.inner.value + inner, width,
+          saved_sum_room);
       float d_x_room[kLine];
       float* const d_x_line = target<1>(d_x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_x_room);
 #pragma omp simd
       for (Index i = 0; i < padded(width); ++i) {
         const float d_out_value = d_out_line[i];
+        const float saved_sum_value = saved_sum_line[i];
         const float total_value = total_line[i];
-        const float total_2_value = total_2_line[i];
         const float x_value = x_line[i];
-        const float peak_value = peak_line[i];
+        const float saved_bound_value = saved_bound_line[i];
         float d_x_value;
-        backward_column_values(d_out_value, total_value, total_2_value, x_value, peak_value, d_x_value);
+        backward_column_values(d_out_value, saved_sum_value, total_value, x_value, saved_bound_value,
+            d_x_value);
         d_x_line[i] = d_x_value;
       }
       store<1>(d_x_line, width, d_x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner);
@@ -461,11 +471,11 @@ static void backward_column(const float* __restrict__ x, const float* __restrict
 }
 
 static inline __attribute__((always_inline)) void backward_inner_values(const float d_out,
-    float& total_3_term) {
-  total_3_term = d_out;
+    float& total_2_term) {
+  total_2_term = d_out;
 }
 
-static void backward_inner(const float* __restrict__ d_out, Sum* __restrict__ total_3_partials,
+static void backward_inner(const float* __restrict__ d_out, Sum* __restrict__ total_2_partials,
     const BackwardSizes sizes, int threads) {
   const Index rows = sizes.outer.value * sizes.middle.value, length = sizes.inner.value;
   const Index pieces = pieces_of(length);
@@ -476,80 +486,84 @@ static void backward_inner(const float* __restrict__ d_out, Sum* __restrict__ to
     const Index above_middle = divide(row, sizes.middle);
     const Index middle = row - above_middle * sizes.middle.value;
     const Index outer = above_middle;
-    Sum total_3_sum;
+    Sum total_2_sum;
     for (Index first = piece * kPiece; first < end; first += kLine) {
       const Index width = std::min(kLine, end - first);
       const Index inner = first;
       float d_out_room[kLine];
       const float* const d_out_line = load<1>(d_out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_out_room);
-      float total_3_term_line[kLine];
+      float total_2_term_line[kLine];
 #pragma omp simd
       for (Index i = 0; i < padded(width); ++i) {
         const float d_out_value = d_out_line[i];
-        float total_3_term_value;
-        backward_inner_values(d_out_value, total_3_term_value);
-        total_3_term_line[i] = total_3_term_value;
+        float total_2_term_value;
+        backward_inner_values(d_out_value, total_2_term_value);
+        total_2_term_line[i] = total_2_term_value;
       }
-      total_3_sum.add(total_3_term_line, width);
+      total_2_sum.add(total_2_term_line, width);
     }
-    total_3_partials[(middle) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_3_sum;
+    total_2_partials[(middle) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_2_sum;
   }
 }
 
-static inline __attribute__((always_inline)) void backward_finalise_values(const float total_3,
+static inline __attribute__((always_inline)) void backward_finalise_values(const float total_2,
     float& d_bias) {
-  d_bias = total_3;
+  d_bias = total_2;
 }
 
-static void backward_finalise(float* __restrict__ d_bias, const Sum* __restrict__ total_3_partials,
+static void backward_finalise(float* __restrict__ d_bias, const Sum* __restrict__ total_2_partials,
     const BackwardSizes sizes, Index slots, int threads) {
   expect(d_bias, sizes.middle.value);
   const Index columns = 1, results = sizes.middle.value;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
   for (Index result = 0; result < results; ++result) {
     const Index above = result / columns, column = result % columns;
-    Sum total_3_sum;
-    for (Index slot = 0; slot < slots; ++slot) total_3_sum.merge(total_3_partials[(above * slots + slot) * columns + column]);
-    const float total_3_value = static_cast<float>(total_3_sum.sum());
+    Sum total_2_sum;
+    for (Index slot = 0; slot < slots; ++slot) total_2_sum.merge(total_2_partials[(above * slots + slot) * columns + column]);
+    const float total_2_value = static_cast<float>(total_2_sum.sum());
     const Index middle = result;
     float d_bias_value;
-    backward_finalise_values(total_3_value, d_bias_value);
+    backward_finalise_values(total_2_value, d_bias_value);
     d_bias[middle] = narrow<float>(d_bias_value);
   }
 }
 
 }  // namespace
 
-// a: x, bias, out, scratch (-1: return the bytes it needs), outer, middle, inner, threads.
+// a: x, bias, out, saved_bound, saved_sum, scratch (-1: return the bytes it needs), outer, middle, inner, threads.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const bias = reinterpret_cast<const float*>(a[1]);
   auto* const out = reinterpret_cast<float*>(a[2]);
-  const bool is_measuring = a[3] == -1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[3])};
-  const ForwardSizes sizes{ {a[4]}, {a[5]}, {a[6]} };
-  const int threads = static_cast<int>(a[7]);
+  auto* const saved_bound = reinterpret_cast<float*>(a[3]);
+  auto* const saved_sum = reinterpret_cast<float*>(a[4]);
+  const bool is_measuring = a[5] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[5])};
+  const ForwardSizes sizes{ {a[6]}, {a[7]}, {a[8]} };
+  const int threads = static_cast<int>(a[9]);
   if (is_measuring) return scratch.used;
-  forward_column(x, bias, out, sizes, threads);
+  forward_column(x, bias, out, saved_bound, saved_sum, sizes, threads);
   return 0;
 }
 
-// a: x, d_out, d_x, d_bias, scratch (-1: return the bytes it needs), outer, middle, inner, threads.
+// a: x, saved_bound, saved_sum, d_out, d_x, d_bias, scratch (-1: return the bytes it needs), outer, middle, inner, threads.
 extern "C" int64_t run_backward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
-  auto* const d_out = reinterpret_cast<const float*>(a[1]);
-  auto* const d_x = reinterpret_cast<float*>(a[2]);
-  auto* const d_bias = reinterpret_cast<float*>(a[3]);
-  const bool is_measuring = a[4] == -1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
-  const BackwardSizes sizes{ {a[5]}, {a[6]}, {a[7]} };
-  const int threads = static_cast<int>(a[8]);
-  const Index total_3_partials_slots = sizes.outer.value * pieces_of(sizes.inner.value)
+  auto* const saved_bound = reinterpret_cast<const float*>(a[1]);
+  auto* const saved_sum = reinterpret_cast<const float*>(a[2]);
+  auto* const d_out = reinterpret_cast<const float*>(a[3]);
+  auto* const d_x = reinterpret_cast<float*>(a[4]);
+  auto* const d_bias = reinterpret_cast<float*>(a[5]);
+  const bool is_measuring = a[6] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[6])};
+  const BackwardSizes sizes{ {a[7]}, {a[8]}, {a[9]} };
+  const int threads = static_cast<int>(a[10]);
+  const Index total_2_partials_slots = sizes.outer.value * pieces_of(sizes.inner.value)
 ;
-  auto* const total_3_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.middle.value) * total_3_partials_slots);
+  auto* const total_2_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.middle.value) * total_2_partials_slots);
   if (is_measuring) return scratch.used;
-  backward_column(x, d_out, d_x, sizes, threads);
-  backward_inner(d_out, total_3_partials, sizes, threads);
-  backward_finalise(d_bias, total_3_partials, sizes, total_3_partials_slots, threads);
+  backward_column(x, saved_bound, d_out, saved_sum, d_x, sizes, threads);
+  backward_inner(d_out, total_2_partials, sizes, threads);
+  backward_finalise(d_bias, total_2_partials, sizes, total_2_partials_slots, threads);
   return 0;
 }

@@ -1,4 +1,4 @@
-// fusegen 0.1.0   chain 9ce7cf08a2eb   signature forward+backward: bias float32, d_bias float32, d_out float32, d_x float32, out float32, x float32; 32-bit offsets
+// fusegen 0.1.0   chain 9ce7cf08a2eb   signature forward+backward: bias float32, d_bias float32, d_out float32, d_x float32, out float32, saved_bound float32, saved_sum float32, x float32; 32-bit offsets
 //   gelu | softmax(1) | add_channel(bias)
 #include <cstdint>
 #include <cuda_runtime.h>
@@ -44,7 +44,7 @@ struct Peak {
   __device__ T max() const { return best; }
 };
 
-// N neighbours, moved by one access that leaves no trace in the caches: every element is used once.
+// N neighbours, moved by one access.
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Pack {
   T at[N];
@@ -82,23 +82,14 @@ template <int N, typename T>
 __device__ __forceinline__ Pack<T, N> load(const T* from) {
   using Whole = typename Bits<sizeof(T) * N>::type;
   Pack<T, N> pack;
-  *reinterpret_cast<Whole*>(&pack) = __ldcs(reinterpret_cast<const Whole*>(from));
-  return pack;
-}
-
-// The same for what others read too.
-template <int N, typename T>
-__device__ __forceinline__ Pack<T, N> load_again(const T* from) {
-  using Whole = typename Bits<sizeof(T) * N>::type;
-  Pack<T, N> pack;
-  *reinterpret_cast<Whole*>(&pack) = __ldg(reinterpret_cast<const Whole*>(from));
+  *reinterpret_cast<Whole*>(&pack) = *reinterpret_cast<const Whole*>(from);
   return pack;
 }
 
 template <int N, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   using Whole = typename Bits<sizeof(T) * N>::type;
-  __stcs(reinterpret_cast<Whole*>(to), *reinterpret_cast<const Whole*>(&pack));
+  *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
 }
 
 template <typename T>
@@ -183,14 +174,16 @@ forward_outer(const float* __restrict__ x, Peak<float>* __restrict__ peak_partia
   }
 }
 
-__device__ __forceinline__ void forward_finalise_values(const float peak, float& peak_scratch) {
+__device__ __forceinline__ void forward_finalise_values(const float peak, float& saved_bound,
+    float& peak_scratch) {
+  saved_bound = peak;
   peak_scratch = peak;
 }
 
-// Merges partials into peak; writes peak_scratch.
+// Merges partials into peak; writes saved_bound, peak_scratch.
 __global__ void __launch_bounds__(512)
-forward_finalise(float* __restrict__ peak_scratch, const Peak<float>* __restrict__ peak_partials,
-    ForwardSizes sizes, Index slots) {
+forward_finalise(float* __restrict__ saved_bound, float* __restrict__ peak_scratch,
+    const Peak<float>* __restrict__ peak_partials, ForwardSizes sizes, Index slots) {
   __shared__ alignas(16) unsigned char shared[512 * 8];
   const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
@@ -209,8 +202,10 @@ forward_finalise(float* __restrict__ peak_scratch, const Peak<float>* __restrict
   const Index above_inner = divide(result, sizes.inner);
   const Index inner = result - above_inner * sizes.inner.value;
   const Index outer = above_inner;
+  float saved_bound_value;
   float peak_scratch_value;
-  forward_finalise_values(peak_value, peak_scratch_value);
+  forward_finalise_values(peak_value, saved_bound_value, peak_scratch_value);
+  saved_bound[(outer) * sizes.inner.value + inner] = narrow<float>(saved_bound_value);
   peak_scratch[(outer) * sizes.inner.value + inner] = narrow<float>(peak_scratch_value);
 }
 
@@ -268,14 +263,16 @@ forward_outer_2(const float* __restrict__ x, const float* __restrict__ peak,
   }
 }
 
-__device__ __forceinline__ void forward_finalise_2_values(const float total, float& total_scratch) {
+__device__ __forceinline__ void forward_finalise_2_values(const float total, float& saved_sum,
+    float& total_scratch) {
+  saved_sum = total;
   total_scratch = total;
 }
 
-// Merges partials into total; writes total_scratch.
+// Merges partials into total; writes saved_sum, total_scratch.
 __global__ void __launch_bounds__(512)
-forward_finalise_2(float* __restrict__ total_scratch, const Sum<float>* __restrict__ total_partials,
-    ForwardSizes sizes, Index slots) {
+forward_finalise_2(float* __restrict__ saved_sum, float* __restrict__ total_scratch,
+    const Sum<float>* __restrict__ total_partials, ForwardSizes sizes, Index slots) {
   __shared__ alignas(16) unsigned char shared[512 * 8];
   const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
@@ -294,8 +291,10 @@ forward_finalise_2(float* __restrict__ total_scratch, const Sum<float>* __restri
   const Index above_inner = divide(result, sizes.inner);
   const Index inner = result - above_inner * sizes.inner.value;
   const Index outer = above_inner;
+  float saved_sum_value;
   float total_scratch_value;
-  forward_finalise_2_values(total_value, total_scratch_value);
+  forward_finalise_2_values(total_value, saved_sum_value, total_scratch_value);
+  saved_sum[(outer) * sizes.inner.value + inner] = narrow<float>(saved_sum_value);
   total_scratch[(outer) * sizes.inner.value + inner] = narrow<float>(total_scratch_value);
 }
 
@@ -310,22 +309,22 @@ __device__ __forceinline__ void forward_pointwise_values(const float x, const fl
 }
 
 // Reads x, peak by (outer, inner), total by (outer, inner), bias by (middle); writes out.
-__global__ void __launch_bounds__(512, 2)
+__global__ void __launch_bounds__(128, 2)
 forward_pointwise(const float* __restrict__ x, const float* __restrict__ peak,
     const float* __restrict__ total, const float* __restrict__ bias, float* __restrict__ out,
     ForwardSizes sizes, Index count) {
-  constexpr int kLanes = 4, kPacks = 2;
-  const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 512 + threadIdx.x) * kLanes;
+  constexpr int kLanes = 4, kPacks = 8;
+  const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 128 + threadIdx.x) * kLanes;
   Pack<float, kLanes> x_in[kPacks];
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
-    const Index i = first + static_cast<Index>(p) * 512 * kLanes;
+    const Index i = first + static_cast<Index>(p) * 128 * kLanes;
     if (i + kLanes > count) break;
     x_in[p] = load<kLanes>(x + i);
   }
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
-    const Index i = first + static_cast<Index>(p) * 512 * kLanes;
+    const Index i = first + static_cast<Index>(p) * 128 * kLanes;
     if (i >= count) return;
     const Index above_inner = divide(i, sizes.inner);
     const Index inner = i - above_inner * sizes.inner.value;
@@ -369,15 +368,18 @@ struct BackwardSizes {
   Size outer, middle, inner;
 };
 
-__device__ __forceinline__ void backward_outer_values(const float x, float& peak_term) {
+__device__ __forceinline__ void backward_outer_values(const float x, const float saved_bound,
+    const float d_out, float& total_term) {
   // gelu
-  peak_term = x * 0.5f * (1.0f + erff(x * 0.707106769f));
+  const float after_gelu = x * 0.5f * (1.0f + erff(x * 0.707106769f));
+  total_term = expf(after_gelu - saved_bound) * d_out;
 }
 
-// Reads x; leaves partials of peak.
+// Reads x, d_out, saved_bound by (outer, inner); leaves partials of total.
 template <int kLanes>
 __global__ void __launch_bounds__(256, 4)
-backward_outer(const float* __restrict__ x, Peak<float>* __restrict__ peak_partials, BackwardSizes sizes,
+backward_outer(const float* __restrict__ x, const float* __restrict__ saved_bound,
+    const float* __restrict__ d_out, Sum<float>* __restrict__ total_partials, BackwardSizes sizes,
     Index slots) {
   constexpr int kRows = 2;
   __shared__ alignas(16) unsigned char shared[256 * 4];
@@ -387,94 +389,7 @@ backward_outer(const float* __restrict__ x, Peak<float>* __restrict__ peak_parti
   const Index column = (blockIdx.x % strips * blockDim.x + threadIdx.x) * kLanes;
   const Index kept_index = task / slots, slot = task % slots;
   const Index outer = kept_index;
-  Peak<float> peak_sum[kLanes];
-  if (column < columns) {
-    const Index share = (rows + slots - 1) / slots, end = min(rows, (slot + 1) * share);
-    for (Index from = slot * share + threadIdx.y; from < end; from += blockDim.y * kRows) {
-      Pack<float, kLanes> x_in[kRows];
-#pragma unroll
-      for (int p = 0; p < kRows; ++p) {
-        const bool is_here = from + p * blockDim.y < end;
-        const Index row = is_here ? from + p * blockDim.y : from;
-        const Index middle = row;
-        if (is_here) x_in[p] = load<kLanes>(x + (((outer) * sizes.middle.value + middle) * columns + column));
-      }
-#pragma unroll
-      for (int p = 0; p < kRows; ++p) {
-        const bool is_here = from + p * blockDim.y < end;
-#pragma unroll
-        for (int lane = 0; lane < kLanes; ++lane) {
-          const float x_value = widen(x_in[p], lane);
-          float peak_term_value;
-          backward_outer_values(x_value, peak_term_value);
-          if (is_here) peak_sum[lane].add(peak_term_value);
-        }
-      }
-    }
-  }
-#pragma unroll
-  for (int lane = 0; lane < kLanes; ++lane) {
-    peak_sum[lane] = merge_tree(peak_sum[lane], threadIdx.y, blockDim.y,
-        threadIdx.y * blockDim.x + threadIdx.x, blockDim.x, shared);
-    if (threadIdx.y == 0 && column + lane < columns) peak_partials[task * columns + column + lane] = peak_sum[lane];
-  }
-}
-
-__device__ __forceinline__ void backward_finalise_values(const float peak, float& peak_scratch) {
-  peak_scratch = peak;
-}
-
-// Merges partials into peak; writes peak_scratch.
-__global__ void __launch_bounds__(512)
-backward_finalise(float* __restrict__ peak_scratch, const Peak<float>* __restrict__ peak_partials,
-    BackwardSizes sizes, Index slots) {
-  __shared__ alignas(16) unsigned char shared[512 * 8];
-  const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
-  const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
-  Peak<double> peak_sum;
-  if (column < columns) {
-#pragma unroll 8
-    for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
-      peak_sum.merge(peak_partials[(above * slots + slot) * columns + column]);
-    }
-  }
-  peak_sum = merge_tree(peak_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
-      blockDim.x, shared);
-  if (threadIdx.y != 0 || column >= columns) return;
-  const float peak_value = static_cast<float>(peak_sum.max());
-  const Index result = above * columns + column;
-  const Index above_inner = divide(result, sizes.inner);
-  const Index inner = result - above_inner * sizes.inner.value;
-  const Index outer = above_inner;
-  float peak_scratch_value;
-  backward_finalise_values(peak_value, peak_scratch_value);
-  peak_scratch[(outer) * sizes.inner.value + inner] = narrow<float>(peak_scratch_value);
-}
-
-__device__ __forceinline__ void backward_outer_2_values(const float x, const float peak, const float d_out,
-    float& total_term, float& total_2_term) {
-  // gelu
-  const float after_gelu = x * 0.5f * (1.0f + erff(x * 0.707106769f));
-  total_term = expf(after_gelu - peak);
-  total_2_term = expf(after_gelu - peak) * d_out;
-}
-
-// Reads x, d_out, peak by (outer, inner); leaves partials of total, total_2.
-template <int kLanes>
-__global__ void __launch_bounds__(256, 4)
-backward_outer_2(const float* __restrict__ x, const float* __restrict__ peak,
-    const float* __restrict__ d_out, Sum<float>* __restrict__ total_partials,
-    Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes, Index slots) {
-  constexpr int kRows = 2;
-  __shared__ alignas(16) unsigned char shared[256 * 4];
-  const Index rows = sizes.middle.value, columns = sizes.inner.value;
-  const Index strips = (columns + blockDim.x * kLanes - 1) / (blockDim.x * kLanes);
-  const Index task = blockIdx.x / strips;  // (kept, slot)
-  const Index column = (blockIdx.x % strips * blockDim.x + threadIdx.x) * kLanes;
-  const Index kept_index = task / slots, slot = task % slots;
-  const Index outer = kept_index;
   Sum<float> total_sum[kLanes];
-  Sum<float> total_2_sum[kLanes];
   if (column < columns) {
     const Index share = (rows + slots - 1) / slots, end = min(rows, (slot + 1) * share);
     for (Index from = slot * share + threadIdx.y; from < end; from += blockDim.y * kRows) {
@@ -496,12 +411,10 @@ backward_outer_2(const float* __restrict__ x, const float* __restrict__ peak,
           const Index inner = column + lane;
           const float x_value = widen(x_in[p], lane);
           const float d_out_value = widen(d_out_in[p], lane);
-          const float peak_value = widen(peak[(outer) * sizes.inner.value + inner]);
+          const float saved_bound_value = widen(saved_bound[(outer) * sizes.inner.value + inner]);
           float total_term_value;
-          float total_2_term_value;
-          backward_outer_2_values(x_value, peak_value, d_out_value, total_term_value, total_2_term_value);
+          backward_outer_values(x_value, saved_bound_value, d_out_value, total_term_value);
           if (is_here) total_sum[lane].add(total_term_value);
-          if (is_here) total_2_sum[lane].add(total_2_term_value);
         }
       }
     }
@@ -511,72 +424,59 @@ backward_outer_2(const float* __restrict__ x, const float* __restrict__ peak,
     total_sum[lane] = merge_tree(total_sum[lane], threadIdx.y, blockDim.y,
         threadIdx.y * blockDim.x + threadIdx.x, blockDim.x, shared);
     if (threadIdx.y == 0 && column + lane < columns) total_partials[task * columns + column + lane] = total_sum[lane];
-    total_2_sum[lane] = merge_tree(total_2_sum[lane], threadIdx.y, blockDim.y,
-        threadIdx.y * blockDim.x + threadIdx.x, blockDim.x, shared);
-    if (threadIdx.y == 0 && column + lane < columns) total_2_partials[task * columns + column + lane] = total_2_sum[lane];
   }
 }
 
-__device__ __forceinline__ void backward_finalise_2_values(const float total, const float total_2,
-    float& total_scratch, float& total_2_scratch) {
+__device__ __forceinline__ void backward_finalise_values(const float total, float& total_scratch) {
   total_scratch = total;
-  total_2_scratch = total_2;
 }
 
-// Merges partials into total, total_2; writes total_scratch, total_2_scratch.
+// Merges partials into total; writes total_scratch.
 __global__ void __launch_bounds__(512)
-backward_finalise_2(float* __restrict__ total_scratch, float* __restrict__ total_2_scratch,
-    const Sum<float>* __restrict__ total_partials, const Sum<float>* __restrict__ total_2_partials,
+backward_finalise(float* __restrict__ total_scratch, const Sum<float>* __restrict__ total_partials,
     BackwardSizes sizes, Index slots) {
   __shared__ alignas(16) unsigned char shared[512 * 8];
   const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
   Sum<double> total_sum;
-  Sum<double> total_2_sum;
   if (column < columns) {
 #pragma unroll 8
     for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
       total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
-      total_2_sum.merge(total_2_partials[(above * slots + slot) * columns + column]);
     }
   }
   total_sum = merge_tree(total_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
       blockDim.x, shared);
-  total_2_sum = merge_tree(total_2_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
-      blockDim.x, shared);
   if (threadIdx.y != 0 || column >= columns) return;
   const float total_value = static_cast<float>(total_sum.sum());
-  const float total_2_value = static_cast<float>(total_2_sum.sum());
   const Index result = above * columns + column;
   const Index above_inner = divide(result, sizes.inner);
   const Index inner = result - above_inner * sizes.inner.value;
   const Index outer = above_inner;
   float total_scratch_value;
-  float total_2_scratch_value;
-  backward_finalise_2_values(total_value, total_2_value, total_scratch_value, total_2_scratch_value);
+  backward_finalise_values(total_value, total_scratch_value);
   total_scratch[(outer) * sizes.inner.value + inner] = narrow<float>(total_scratch_value);
-  total_2_scratch[(outer) * sizes.inner.value + inner] = narrow<float>(total_2_scratch_value);
 }
 
-__device__ __forceinline__ void backward_inner_values(const float d_out, const float total,
-    const float total_2, const float x, const float peak, float& d_x, float& total_3_term) {
+__device__ __forceinline__ void backward_inner_values(const float d_out, const float saved_sum,
+    const float total, const float x, const float saved_bound, float& d_x, float& total_2_term) {
   // gelu
   const float product = x * 0.5f;
   const float product_2 = x * 0.707106769f;
   const float sum = 1.0f + erff(product_2);
   const float after_gelu = product * sum;
   // backward, down to gelu
-  const float d_after_gelu = (d_out / total - total_2 / total / total) * expf(after_gelu - peak);
+  const float d_after_gelu = (d_out / saved_sum - total / saved_sum / saved_sum) * expf(after_gelu - saved_bound);
   const float product_3 = d_after_gelu * product * (1.12837923f * expf(-(product_2 * product_2)));
   d_x = product_3 * 0.707106769f + d_after_gelu * sum * 0.5f;
-  total_3_term = d_out;
+  total_2_term = d_out;
 }
 
-// Reads d_out, x, total by (outer, inner), total_2 by (outer, inner), peak by (outer, inner); leaves partials of total_3; writes d_x.
+// Reads d_out, x, saved_sum by (outer, inner), total by (outer, inner), saved_bound by (outer, inner); leaves partials of total_2; writes d_x.
 __global__ void __launch_bounds__(256)
-backward_inner(const float* __restrict__ d_out, const float* __restrict__ total,
-    const float* __restrict__ total_2, const float* __restrict__ x, const float* __restrict__ peak,
-    float* __restrict__ d_x, Sum<float>* __restrict__ total_3_partials, BackwardSizes sizes, Index rows,
+backward_inner(const float* __restrict__ d_out, const float* __restrict__ saved_sum,
+    const float* __restrict__ total, const float* __restrict__ x, const float* __restrict__ saved_bound,
+    float* __restrict__ d_x, Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes, Index rows,
     Index pieces, Index piece_length) {
   constexpr int kLanes = 4, kPacks = 2;
   __shared__ alignas(16) unsigned char shared[256 * 4];
@@ -586,17 +486,17 @@ backward_inner(const float* __restrict__ d_out, const float* __restrict__ total,
   const Index above_middle = divide(row, sizes.middle);
   const Index middle = row - above_middle * sizes.middle.value;
   const Index outer = above_middle;
-  Sum<float> total_3_sum;
+  Sum<float> total_2_sum;
   const auto element = [&](Index inner, float d_out_value, float x_value, float& d_x_stored) {
+    const float saved_sum_value = widen(saved_sum[(outer) * sizes.inner.value + inner]);
     const float total_value = widen(total[(outer) * sizes.inner.value + inner]);
-    const float total_2_value = widen(total_2[(outer) * sizes.inner.value + inner]);
-    const float peak_value = widen(peak[(outer) * sizes.inner.value + inner]);
+    const float saved_bound_value = widen(saved_bound[(outer) * sizes.inner.value + inner]);
     float d_x_value;
-    float total_3_term_value;
-    backward_inner_values(d_out_value, total_value, total_2_value, x_value, peak_value, d_x_value,
-        total_3_term_value);
+    float total_2_term_value;
+    backward_inner_values(d_out_value, saved_sum_value, total_value, x_value, saved_bound_value, d_x_value,
+        total_2_term_value);
     d_x_stored = narrow<float>(d_x_value);
-    total_3_sum.add(total_3_term_value);
+    total_2_sum.add(total_2_term_value);
   };
   if (is_live) {
     const Index length = sizes.inner.value, base = row * length;
@@ -631,39 +531,39 @@ backward_inner(const float* __restrict__ d_out, const float* __restrict__ total,
       }
     }
   }
-  total_3_sum = merge_tree(total_3_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,
+  total_2_sum = merge_tree(total_2_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,
       shared);
   if (is_live && threadIdx.x == 0) {
-    total_3_partials[(middle) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_3_sum;
+    total_2_partials[(middle) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_2_sum;
   }
 }
 
-__device__ __forceinline__ void backward_finalise_3_values(const float total_3, float& d_bias) {
-  d_bias = total_3;
+__device__ __forceinline__ void backward_finalise_2_values(const float total_2, float& d_bias) {
+  d_bias = total_2;
 }
 
-// Merges partials into total_3; writes d_bias.
+// Merges partials into total_2; writes d_bias.
 __global__ void __launch_bounds__(512)
-backward_finalise_3(float* __restrict__ d_bias, const Sum<float>* __restrict__ total_3_partials,
+backward_finalise_2(float* __restrict__ d_bias, const Sum<float>* __restrict__ total_2_partials,
     BackwardSizes sizes, Index slots) {
   __shared__ alignas(16) unsigned char shared[512 * 8];
   const Index columns = 1, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
-  Sum<double> total_3_sum;
+  Sum<double> total_2_sum;
   if (column < columns) {
 #pragma unroll 8
     for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
-      total_3_sum.merge(total_3_partials[(above * slots + slot) * columns + column]);
+      total_2_sum.merge(total_2_partials[(above * slots + slot) * columns + column]);
     }
   }
-  total_3_sum = merge_tree(total_3_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+  total_2_sum = merge_tree(total_2_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
       blockDim.x, shared);
   if (threadIdx.y != 0 || column >= columns) return;
-  const float total_3_value = static_cast<float>(total_3_sum.sum());
+  const float total_2_value = static_cast<float>(total_2_sum.sum());
   const Index result = above * columns + column;
   const Index middle = result;
   float d_bias_value;
-  backward_finalise_3_values(total_3_value, d_bias_value);
+  backward_finalise_2_values(total_2_value, d_bias_value);
   d_bias[middle] = narrow<float>(d_bias_value);
 }
 
@@ -729,18 +629,20 @@ static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes,
   return oldest.blocks;
 }
 
-// a: x, bias, out, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
+// a: x, bias, out, saved_bound, saved_sum, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const bias = reinterpret_cast<const float*>(a[1]);
   auto* const out = reinterpret_cast<float*>(a[2]);
-  const bool is_measuring = a[3] == -1;
+  auto* const saved_bound = reinterpret_cast<float*>(a[3]);
+  auto* const saved_sum = reinterpret_cast<float*>(a[4]);
+  const bool is_measuring = a[5] == -1;
   if (!is_measuring && ((a[0] | a[2]) & 15) != 0) return 1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[3])};
-  const ForwardSizes sizes{ size_of(a[4]), size_of(a[5]), size_of(a[6]) };
-  const auto stream = reinterpret_cast<cudaStream_t>(a[8]);
-  const int device = static_cast<int>(a[7]);
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[5])};
+  const ForwardSizes sizes{ size_of(a[6]), size_of(a[7]), size_of(a[8]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[10]);
+  const int device = static_cast<int>(a[9]);
   const DeviceGuard guard(device);
   const int64_t forward_outer_rows = static_cast<int64_t>(sizes.middle.value),
       forward_outer_columns = static_cast<int64_t>(sizes.inner.value),
@@ -753,8 +655,10 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const int64_t forward_outer_strips = ceil_divide(forward_outer_columns,
       forward_outer_width * (forward_outer_is_packed ? 4 : 1));
   const int64_t forward_outer_most = ceil_divide(forward_outer_rows, forward_outer_block.y * 2);
-  const int64_t forward_outer_wanted = ceil_divide(resident_blocks(forward_outer_kernel, forward_outer_block,
-      0, device), forward_outer_strips * forward_outer_kept);
+  // No more than work at once: a few blocks behind the others would take as long again.
+  const int64_t forward_outer_room = resident_blocks(forward_outer_kernel, forward_outer_block, 0,
+      device) / (forward_outer_strips * forward_outer_kept);
+  const int64_t forward_outer_wanted = forward_outer_room > 0 ? forward_outer_room : 1;
   const int64_t forward_outer_slots = forward_outer_wanted < forward_outer_most ? forward_outer_wanted : forward_outer_most;
   const int64_t peak_partials_slots = forward_outer_slots;
   const int64_t forward_outer_2_rows = static_cast<int64_t>(sizes.middle.value),
@@ -768,8 +672,10 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const int64_t forward_outer_2_strips = ceil_divide(forward_outer_2_columns,
       forward_outer_2_width * (forward_outer_2_is_packed ? 4 : 1));
   const int64_t forward_outer_2_most = ceil_divide(forward_outer_2_rows, forward_outer_2_block.y * 2);
-  const int64_t forward_outer_2_wanted = ceil_divide(resident_blocks(forward_outer_2_kernel,
-      forward_outer_2_block, 0, device), forward_outer_2_strips * forward_outer_2_kept);
+  // No more than work at once: a few blocks behind the others would take as long again.
+  const int64_t forward_outer_2_room = resident_blocks(forward_outer_2_kernel, forward_outer_2_block, 0,
+      device) / (forward_outer_2_strips * forward_outer_2_kept);
+  const int64_t forward_outer_2_wanted = forward_outer_2_room > 0 ? forward_outer_2_room : 1;
   const int64_t forward_outer_2_slots = forward_outer_2_wanted < forward_outer_2_most ? forward_outer_2_wanted : forward_outer_2_most;
   const int64_t total_partials_slots = forward_outer_2_slots;
   auto* const peak_partials = scratch.take<Peak<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * peak_partials_slots);
@@ -788,7 +694,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
     const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
     const dim3 block(width, 512 / width);
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    forward_finalise<<<blocks, block, 0, stream>>>(peak_scratch, peak_partials, sizes,
+    forward_finalise<<<blocks, block, 0, stream>>>(saved_bound, peak_scratch, peak_partials, sizes,
         static_cast<Index>(peak_partials_slots));
   }
   {
@@ -802,31 +708,33 @@ extern "C" int64_t run_forward(const int64_t* a) {
     const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
     const dim3 block(width, 512 / width);
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    forward_finalise_2<<<blocks, block, 0, stream>>>(total_scratch, total_partials, sizes,
+    forward_finalise_2<<<blocks, block, 0, stream>>>(saved_sum, total_scratch, total_partials, sizes,
         static_cast<Index>(total_partials_slots));
   }
   {
     const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value);
     const auto blocks = static_cast<unsigned>(ceil_divide(count, 4096));
-    forward_pointwise<<<blocks, 512, 0, stream>>>(x, peak_scratch, total_scratch, bias, out, sizes,
+    forward_pointwise<<<blocks, 128, 0, stream>>>(x, peak_scratch, total_scratch, bias, out, sizes,
         static_cast<Index>(count));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
 
-// a: x, d_out, d_x, d_bias, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
+// a: x, saved_bound, saved_sum, d_out, d_x, d_bias, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_backward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
-  auto* const d_out = reinterpret_cast<const float*>(a[1]);
-  auto* const d_x = reinterpret_cast<float*>(a[2]);
-  auto* const d_bias = reinterpret_cast<float*>(a[3]);
-  const bool is_measuring = a[4] == -1;
-  if (!is_measuring && ((a[0] | a[1] | a[2]) & 15) != 0) return 1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
-  const BackwardSizes sizes{ size_of(a[5]), size_of(a[6]), size_of(a[7]) };
-  const auto stream = reinterpret_cast<cudaStream_t>(a[9]);
-  const int device = static_cast<int>(a[8]);
+  auto* const saved_bound = reinterpret_cast<const float*>(a[1]);
+  auto* const saved_sum = reinterpret_cast<const float*>(a[2]);
+  auto* const d_out = reinterpret_cast<const float*>(a[3]);
+  auto* const d_x = reinterpret_cast<float*>(a[4]);
+  auto* const d_bias = reinterpret_cast<float*>(a[5]);
+  const bool is_measuring = a[6] == -1;
+  if (!is_measuring && ((a[0] | a[3] | a[4]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[6])};
+  const BackwardSizes sizes{ size_of(a[7]), size_of(a[8]), size_of(a[9]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[11]);
+  const int device = static_cast<int>(a[10]);
   const DeviceGuard guard(device);
   const int64_t backward_outer_rows = static_cast<int64_t>(sizes.middle.value),
       backward_outer_columns = static_cast<int64_t>(sizes.inner.value),
@@ -839,40 +747,23 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const int64_t backward_outer_strips = ceil_divide(backward_outer_columns,
       backward_outer_width * (backward_outer_is_packed ? 4 : 1));
   const int64_t backward_outer_most = ceil_divide(backward_outer_rows, backward_outer_block.y * 2);
-  const int64_t backward_outer_wanted = ceil_divide(resident_blocks(backward_outer_kernel,
-      backward_outer_block, 0, device), backward_outer_strips * backward_outer_kept);
+  // No more than work at once: a few blocks behind the others would take as long again.
+  const int64_t backward_outer_room = resident_blocks(backward_outer_kernel, backward_outer_block, 0,
+      device) / (backward_outer_strips * backward_outer_kept);
+  const int64_t backward_outer_wanted = backward_outer_room > 0 ? backward_outer_room : 1;
   const int64_t backward_outer_slots = backward_outer_wanted < backward_outer_most ? backward_outer_wanted : backward_outer_most;
-  const int64_t peak_partials_slots = backward_outer_slots;
-  const int64_t backward_outer_2_rows = static_cast<int64_t>(sizes.middle.value),
-      backward_outer_2_columns = static_cast<int64_t>(sizes.inner.value),
-      backward_outer_2_kept = static_cast<int64_t>(sizes.outer.value);
-  const bool backward_outer_2_is_packed = backward_outer_2_columns % 4 == 0;
-  const auto backward_outer_2_kernel = backward_outer_2_is_packed ? &backward_outer_2<4> : &backward_outer_2<1>;
-  const auto backward_outer_2_width = static_cast<unsigned>(power_of_two(ceil_divide(backward_outer_2_columns, backward_outer_2_is_packed ? 4 : 1), 1, 32));
-  const dim3 backward_outer_2_block(backward_outer_2_width, 256 / backward_outer_2_width);
-  const int64_t backward_outer_2_strips = ceil_divide(backward_outer_2_columns,
-      backward_outer_2_width * (backward_outer_2_is_packed ? 4 : 1));
-  const int64_t backward_outer_2_most = ceil_divide(backward_outer_2_rows, backward_outer_2_block.y * 2);
-  const int64_t backward_outer_2_wanted = ceil_divide(resident_blocks(backward_outer_2_kernel,
-      backward_outer_2_block, 0, device), backward_outer_2_strips * backward_outer_2_kept);
-  const int64_t backward_outer_2_slots = backward_outer_2_wanted < backward_outer_2_most ? backward_outer_2_wanted : backward_outer_2_most;
-  const int64_t total_partials_slots = backward_outer_2_slots;
-  const int64_t total_2_partials_slots = backward_outer_2_slots;
+  const int64_t total_partials_slots = backward_outer_slots;
   const int64_t backward_inner_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value), backward_inner_length = static_cast<int64_t>(sizes.inner.value);
   const int64_t backward_inner_pieces = ceil_divide(backward_inner_length, 8192);
-  const int64_t total_3_partials_slots = static_cast<int64_t>(sizes.outer.value) * backward_inner_pieces;
-  auto* const peak_partials = scratch.take<Peak<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * peak_partials_slots);
-  auto* const peak_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value));
+  const int64_t total_2_partials_slots = static_cast<int64_t>(sizes.outer.value) * backward_inner_pieces;
   auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * total_partials_slots);
-  auto* const total_2_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * total_2_partials_slots);
   auto* const total_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value));
-  auto* const total_2_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value));
-  auto* const total_3_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.middle.value) * total_3_partials_slots);
+  auto* const total_2_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.middle.value) * total_2_partials_slots);
   if (is_measuring) return scratch.used;
   {
     const auto blocks = static_cast<unsigned>(backward_outer_kept * backward_outer_slots * backward_outer_strips);
-    backward_outer_kernel<<<blocks, backward_outer_block, 0, stream>>>(x, peak_partials, sizes,
-        static_cast<Index>(backward_outer_slots));
+    backward_outer_kernel<<<blocks, backward_outer_block, 0, stream>>>(x, saved_bound, d_out, total_partials,
+        sizes, static_cast<Index>(backward_outer_slots));
   }
   {
     const int64_t columns = static_cast<int64_t>(sizes.inner.value),
@@ -880,22 +771,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
     const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
     const dim3 block(width, 512 / width);
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    backward_finalise<<<blocks, block, 0, stream>>>(peak_scratch, peak_partials, sizes,
-        static_cast<Index>(peak_partials_slots));
-  }
-  {
-    const auto blocks = static_cast<unsigned>(backward_outer_2_kept * backward_outer_2_slots * backward_outer_2_strips);
-    backward_outer_2_kernel<<<blocks, backward_outer_2_block, 0, stream>>>(x, peak_scratch, d_out,
-        total_partials, total_2_partials, sizes, static_cast<Index>(backward_outer_2_slots));
-  }
-  {
-    const int64_t columns = static_cast<int64_t>(sizes.inner.value),
-        results = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value);
-    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
-    const dim3 block(width, 512 / width);
-    const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    backward_finalise_2<<<blocks, block, 0, stream>>>(total_scratch, total_2_scratch, total_partials,
-        total_2_partials, sizes, static_cast<Index>(total_partials_slots));
+    backward_finalise<<<blocks, block, 0, stream>>>(total_scratch, total_partials, sizes,
+        static_cast<Index>(total_partials_slots));
   }
   {
     const int64_t piece_length = ceil_divide(backward_inner_length, backward_inner_pieces);
@@ -903,8 +780,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
     const dim3 block(lanes, 256 / lanes);
     const auto blocks = static_cast<unsigned>(ceil_divide(backward_inner_rows * backward_inner_pieces,
         block.y));
-    backward_inner<<<blocks, block, 0, stream>>>(d_out, total_scratch, total_2_scratch, x, peak_scratch, d_x,
-        total_3_partials, sizes, static_cast<Index>(backward_inner_rows),
+    backward_inner<<<blocks, block, 0, stream>>>(d_out, saved_sum, total_scratch, x, saved_bound, d_x,
+        total_2_partials, sizes, static_cast<Index>(backward_inner_rows),
         static_cast<Index>(backward_inner_pieces), static_cast<Index>(piece_length));
   }
   {
@@ -912,8 +789,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
     const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
     const dim3 block(width, 512 / width);
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    backward_finalise_3<<<blocks, block, 0, stream>>>(d_bias, total_3_partials, sizes,
-        static_cast<Index>(total_3_partials_slots));
+    backward_finalise_2<<<blocks, block, 0, stream>>>(d_bias, total_2_partials, sizes,
+        static_cast<Index>(total_2_partials_slots));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
