@@ -18,8 +18,9 @@ from fusegen.errors import (
     FusegenError,
     UnsupportedError,
 )
-from fusegen.ir import Expr, reduce_max, reduce_mean, reduce_sum, reduce_variance, windows
+from fusegen.ir import Expr, reduce_max, reduce_mean, reduce_sum, reduce_variance
 from fusegen.ops import ALIASES, OPS, Chain, Channel, Mask, Op, Trailing, keep, op, recall
+from fusegen.windowing import windows
 
 if TYPE_CHECKING:
     from fusegen.runtime import Fused

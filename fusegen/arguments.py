@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from fusegen.bind import Bound, bind
+from fusegen.bind import bind
+from fusegen.bound import Bound
 from fusegen.errors import ArgumentError, UnsupportedError
 from fusegen.modules import target_of
 from fusegen.ops import Chain
 from fusegen.plan import dtype_name
+from fusegen.segments import Segment, bind_all
 
 
 def check_tensor(name: str, value: Any) -> None:
@@ -35,6 +37,29 @@ def check_tensors(chain: Chain, tensors: Sequence[Any]) -> None:
 
 def bound_of(chain: Chain, tensors: Sequence[Tensor]) -> Bound:
     """The chain bound to these tensors, or the ArgumentError that tells which of them is wrong."""
+    check_devices(chain, tensors)
+    x, *operands = tensors
+    kinds = [_kind(t) for t in operands]
+    return bind(chain, _kind(x), dict(zip(chain.operands, kinds, strict=True)))
+
+
+def check_all(
+    chain: Chain, found: Sequence[Segment], tensors: Sequence[Tensor], out: Tensor | None
+) -> None:
+    """Raise ArgumentError where a chain in segments does not fit the tensors, or its result out."""
+    check_devices(chain, tensors)
+    kinds = [_kind(t) for t in tensors]
+    bounds = bind_all(found, kinds[0], dict(zip(chain.operands, kinds[1:], strict=True)))
+    if out is not None:
+        check_out(out, chain, bounds[-1], tensors)
+
+
+def _kind(tensor: Tensor) -> tuple[tuple[int, ...], str]:
+    return tuple(tensor.shape), dtype_name(tensor.dtype)
+
+
+def check_devices(chain: Chain, tensors: Sequence[Tensor]) -> None:
+    """Raise ArgumentError where x or an operand is no tensor that fusegen takes, or elsewhere."""
     check_tensors(chain, tensors)
     x, *operands = tensors
     target_of(x.device)
@@ -44,14 +69,6 @@ def bound_of(chain: Chain, tensors: Sequence[Tensor]) -> Bound:
                 f"argument {name!r}: got a tensor on {t.device}, wanted one on {x.device}, where x "
                 "is"
             )
-    return bind(
-        chain,
-        (tuple(x.shape), dtype_name(x.dtype)),
-        {
-            name: (tuple(t.shape), dtype_name(t.dtype))
-            for name, t in zip(chain.operands, operands, strict=True)
-        },
-    )
 
 
 def check_out(out: Any, chain: Chain, bound: Bound, tensors: Sequence[Tensor]) -> None:

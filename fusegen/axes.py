@@ -11,8 +11,8 @@ Names are settled at the end, for a later step may widen or split an axis.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 Shape = tuple[int, ...]
 Axes = tuple[tuple[int, ...], ...]  # of each axis of a value: the graph's axes that it is made of
@@ -56,6 +56,13 @@ class Value:
             before = () if source is None else self.former[source]
             former.append(self.axes[source] if not is_new and source in gone else before)
         return Value(tuple(shape), tuple(axes), tuple(former))
+
+    def resized(self, sizes: Mapping[int, int]) -> Value:
+        """The value with other sizes along some axes, counted from the end."""
+        shape = list(self.shape)
+        for axis, size in sizes.items():
+            shape[axis] = size
+        return replace(self, shape=tuple(shape))
 
 
 class Atlas:
@@ -157,6 +164,25 @@ class Atlas:
         places = [self.order.index(a) for axes in value.axes for a in self.resolve(axes)]
         if places != sorted(set(places)):
             raise CrossedAxesError
+
+    def whole(self, value: Value, axis: int) -> tuple[Value, int]:
+        """The value, and the one axis that its own, counted from the end, is made of; a new one
+        where it stood for nothing.
+
+        Raises CrossedAxesError where it is made of several.
+        """
+        found = self.resolve(value.along(axis))
+        if len(found) > 1:
+            raise CrossedAxesError
+        if found:
+            return value, found[0]
+        new = len(self.sizes)
+        self.sizes[new] = value.size(axis)
+        behind = self.resolve(a for members in value.axes[axis:] for a in members)
+        self.order.insert(self.order.index(behind[0]) if behind else len(self.order), new)
+        axes = list(value.axes)
+        axes[axis] = (new,)
+        return replace(value, axes=tuple(axes)), new
 
     def split(self, axes: Iterable[int], groups: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """An axis in so many groups of equal size: the axes that count groups, and those within.

@@ -6,11 +6,10 @@ scheduled on a machine without torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
-from fusegen import ir
 from fusegen.axes import Atlas, Axes, CrossedAxesError, Shape, Value, flat
+from fusegen.bound import Bound, Operand, Place, Update
 from fusegen.errors import ArgumentError, UnsupportedError
 from fusegen.fitting import (
     broadcast,
@@ -30,75 +29,9 @@ from fusegen.promotion import (
     kind_of,
     result_type,
 )
+from fusegen.windowing import Window, windows_along
 
 Kinds = Mapping[str, tuple[Shape, str]]
-
-
-@dataclass(frozen=True)
-class Operand:
-    """How one operand lies on the graph's axes."""
-
-    name: str
-    extent: ir.Extent
-    kind: ir.Kind = "number"  # or "truth", of a tensor of bool
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a step's values lie: for each axis that its body sees, the graph's axes.
-
-    axes are those of the value that the step works on, after its operands have widened it; x and
-    operands (by parameter) are lined up with them from the end.
-    """
-
-    axes: Axes
-    x: Axes
-    operands: tuple[tuple[str, Axes], ...]
-    dtype: str  # of the value before the step, where the step asks for it; else nothing
-
-
-@dataclass(frozen=True)
-class Update:
-    """A step that updates running statistics: the names of its tensors, by parameter, and the
-    share of the new in them; None where that is one part in num_batches_tracked.
-    """
-
-    step: int
-    tensors: tuple[tuple[str, str], ...]
-    momentum: float | None
-
-
-@dataclass(frozen=True)
-class Bound:
-    """A chain with everything that shapes decide: what lower() needs, and the result's shape and
-    type.
-    """
-
-    chain: Chain
-    domain: Shape  # the size of each of the graph's axes, before pooling
-    x: Operand
-    operands: tuple[Operand, ...]  # those that are read, in the chain's order
-    dtype: str  # of the result, as eager promotes
-    windows: tuple[tuple[int, int], ...]  # (axis, window size), of a pooling last step
-    places: tuple[Place | None, ...]  # by step; None for those that only name a value
-    slots: Axes  # the graph's axes in the place of each of x's
-    result: Axes
-    result_shape: Shape
-    updates: tuple[Update, ...] = ()
-
-    @property
-    def pattern(self) -> tuple[object, ...]:
-        """All that lower() depends on: equal patterns give equal graphs."""
-        extents = tuple((o.extent, o.kind) for o in (self.x, *self.operands))
-        return len(self.domain), extents, self.windows, self.places, self.result
-
-    def memory_order(self, order_of_x: Sequence[int] | None) -> tuple[int, ...]:
-        """The graph's axes, outermost in memory first, from x's; as they are counted where x, or
-        what is known of its order, does not say.
-        """
-        logical = tuple(range(-len(self.domain), 0))
-        order = tuple(a for axis in order_of_x or () for a in self.slots[axis])
-        return order if sorted(order) == list(logical) else logical
 
 
 def bind(chain: Chain, x: tuple[Shape, str], operands: Kinds) -> Bound:
@@ -109,7 +42,8 @@ def bind(chain: Chain, x: tuple[Shape, str], operands: Kinds) -> Bound:
     """
     check_element_type("x", x[1])
     for name, (_, dtype) in operands.items():
-        if not any(parameter.name == COUNTER for _, parameter in chain.uses(name)):
+        is_counter = any(parameter.name == COUNTER for _, parameter in chain.uses(name))
+        if not is_counter and name not in chain.drawn:
             check_element_type(name, dtype)
     return _Binding(chain, x, operands).bound()
 
@@ -125,7 +59,8 @@ class _Binding:
         self.kept: dict[str, tuple[Value, str]] = {}  # with its element type
         self.found: dict[str, Axes] = {}
         self.places: list[Place | None] = []
-        self.windows: tuple[tuple[int, int], ...] = ()
+        self.windows: dict[int, Window] = {}  # of each axis that is pooled
+        self.unpooled: set[str] = set()  # the operands that are met before the pooling
         self.updates: list[Update] = []
 
     def bound(self) -> Bound:
@@ -133,16 +68,10 @@ class _Binding:
             check_not_quantised(step, self.dtype)
             self.places.append(None if self._names_only(step) else self._step(step))
         atlas, result = self.atlas, self.running
-        pooled = dict(self.windows)
-        shape: list[int] = list(result.shape)
-        for axis, window in self.windows:
-            shape[axis] //= window
-        windows = {
-            a: window for axis, window in pooled.items() for a in self._numbers(result.along(axis))
-        }
+        windows = {self._numbers((axis,))[0]: window for axis, window in self.windows.items()}
         read = [name for name in self.chain.operands if name in self.found]
         domain = tuple(atlas.sizes[i] for i in atlas.order)
-        if 0 in domain and 0 not in shape:
+        if 0 in domain and 0 not in result.shape:
             raise ArgumentError(
                 f"{self.chain.text}: reduces an axis without elements of a value of shape "
                 f"{self.atlas.x.shape}; leave such tensors out"
@@ -150,19 +79,25 @@ class _Binding:
         return Bound(
             self.chain,
             domain,
-            self._laid("x", atlas.x.axes, self.given_x),
-            tuple(self._laid(name, self.found[name], self.given[name]) for name in read),
+            Operand("x", frozenset(self._numbers(flat(atlas.x.axes))), kind_of(self.given_x[1])),
+            tuple(map(self._lying, read)),
             self.dtype,
             tuple(sorted(windows.items())),
             tuple(None if place is None else self._settled(place) for place in self.places),
             atlas.memory_order(),
             self._all_numbers(result.axes),
-            tuple(shape),
+            result.shape,
             tuple(self.updates),
         )
 
-    def _laid(self, name: str, axes: Axes, given: tuple[Shape, str]) -> Operand:
-        return Operand(name, frozenset(self._numbers(flat(axes))), kind_of(given[1]))
+    def _lying(self, name: str) -> Operand:
+        return Operand(
+            name,
+            frozenset(self._numbers(flat(self.found[name]))),
+            kind_of(self.given[name][1]),
+            is_pooled=bool(self.windows) and name not in self.unpooled,
+            is_noise=name in self.chain.drawn,
+        )
 
     def _numbers(self, axes: tuple[int, ...]) -> tuple[int, ...]:
         return self.atlas.numbers(axes)
@@ -198,7 +133,8 @@ class _Binding:
             if definition.is_updated(parameter, attributes):
                 updated.append((parameter, name))
             else:
-                met[parameter] = given
+                if name not in self.chain.drawn:
+                    met[parameter] = given
                 aligned.append((parameter, self._operand(step, definition, parameter, name)))
         if "normalized_shape" in attributes:
             placed_along(step, "trailing", "", self.running.shape, None)
@@ -211,8 +147,9 @@ class _Binding:
         if definition.groups:
             axes, x, aligned = self._grouped(step, definition, aligned)
         if definition.window_axes:
-            self.windows = windows_of(step, definition, self.running.shape)
-        self.running = rearranged(step, definition, self.running)
+            axes = x = self._pool(step, definition)
+        else:
+            self.running = rearranged(step, definition, self.running)
         return Place(axes, x, tuple(aligned), dtype if attributes.get("eps", 0.0) is None else "")
 
     def _kind(self, name: str) -> tuple[Shape, str]:
@@ -225,8 +162,8 @@ class _Binding:
     def _check_type(
         self, step: Step, definition: Definition, parameter: str, name: str, dtype: str
     ) -> None:
-        if parameter == COUNTER:
-            return  # checked with the other running statistics
+        if parameter == COUNTER or name in self.chain.drawn:
+            return  # checked with the other running statistics, or by nobody: it is a seed
         check_element_type(name, dtype)
         if definition.parameter(parameter).kind == "truth":
             check_mask(step, name, dtype)
@@ -236,6 +173,32 @@ class _Binding:
             check_parameter_type(step, name, self.dtype, dtype)
         elif definition.same_dtype:
             check_same_type(step, name, self.dtype, dtype)
+
+    def _pool(self, step: Step, definition: Definition) -> Axes:
+        """Pool the running value; the axes of what is pooled."""
+        windows = windows_of(step, definition, self.running.shape)
+        rank = len(self.running.shape)
+        if windows is None:
+            axes = self.running.axes
+            whole = range(rank - definition.window_axes, rank)
+            self.running = self.running.rearranged(range(rank), whole)
+            return axes
+        assert not self.windows, "a segment pools once"
+        sizes = {}
+        for axis, window in windows:
+            try:
+                self.running, place = self.atlas.whole(self.running, axis)
+            except CrossedAxesError:
+                raise UnsupportedError(
+                    f"{step.text}: pools an axis that an earlier step splits into groups; compile "
+                    "the pooling and what follows as a chain of its own"
+                ) from None
+            self.windows[place] = window
+            sizes[axis] = windows_along(window, self.running.size(axis))
+        self.unpooled = set(self.found)
+        axes = self.running.axes
+        self.running = self.running.resized(sizes)
+        return axes
 
     def _operand(self, step: Step, definition: Definition, parameter: str, name: str) -> Axes:
         """The axes of one operand, lined up with those of the running value."""
@@ -252,11 +215,22 @@ class _Binding:
         return axes
 
     def _meet(self, step: Step, name: str, shape: Shape, known: Axes | None) -> Axes:
+        before = self.running
+        pooled = [a for a in range(-len(before.shape), 0) if self._is_pooled(before.along(a))]
+        if any(before.size(a) == 1 < shape[a] for a in pooled if -a <= len(shape)):
+            raise UnsupportedError(
+                f"{self.chain.text}: what follows the pooling widens its result of shape "
+                f"{before.shape} by {name!r} of shape {shape}; compile what follows as a chain of "
+                "its own"
+            )
         try:
-            self.running, axes = self.atlas.meet(self.running, shape, known)
+            self.running, axes = self.atlas.meet(before, shape, known)
         except CrossedAxesError:
             raise self._crossed(step, name, shape) from None
         return axes
+
+    def _is_pooled(self, axes: tuple[int, ...]) -> bool:
+        return any(a in self.windows for a in self.atlas.resolve(axes))
 
     def _crossed(self, step: Step, name: str, shape: Shape) -> ArgumentError:
         if name in self.kept:
@@ -271,7 +245,7 @@ class _Binding:
         )
 
     def _placed(self, step: Step, placement: str, name: str, shape: Shape) -> Axes:
-        """The axes of a per-channel or trailing operand."""
+        """The axes of a per-channel or trailing operand, or of noise."""
         running = self.running
         axes = placed_along(step, placement, name, running.shape, shape)
         aligned = tuple(
@@ -284,6 +258,9 @@ class _Binding:
             if wide[0] != wide[1]:
                 raise self._crossed(step, name, shape)
             return aligned if have == wanted else tuple(self._common(a, have) for a in aligned)
+        if name in self.chain.drawn:
+            self.found[name] = aligned
+            return aligned
         is_bare = len(shape) == len(axes)  # without ones for the axes around them
         bare = tuple(running.along(a) for a in sorted(axes))
         self.found[name] = bare if is_bare else aligned[len(aligned) - len(shape) :]

@@ -1,4 +1,4 @@
-"""The command `fusegen`: dump, ops, check, bench, cache and doctor."""
+"""The command `fusegen`: dump, explain, ops, check, bench, cache and doctor."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from fusegen.bench import command as bench_command
 from fusegen.describe import LAYOUTS, Situation, sources
 from fusegen.dsl import parse
 from fusegen.errors import BuildError, CacheError, FusegenError
+from fusegen.explain import H200_GB_PER_S, explain
 from fusegen.ops import OPS, lookup
 from fusegen.promotion import FLOATING
 from fusegen.target import TARGETS
@@ -152,6 +153,25 @@ def _parser() -> argparse.ArgumentParser:
     dump.add_argument("-o", dest="output", type=Path, metavar="FILE", help="write there instead")
     dump.set_defaults(run=_dump)
 
+    told = commands.add_parser(
+        "explain",
+        parents=[situation],
+        help="tell which kernels a chain becomes, and what they cost",
+        description="Tell which kernels a chain becomes: the steps that each holds, the bytes that "
+        "it reads and writes, what is saved for the backward, and why the chain is cut where it "
+        "is. Needs no torch, GPU or compiler.",
+    )
+    told.add_argument("--target", choices=sorted(TARGETS), default="cuda")
+    told.add_argument("--dtype", choices=FLOATING, default="float32")
+    told.add_argument(
+        "--bandwidth",
+        type=_bandwidth,
+        default=H200_GB_PER_S,
+        metavar="GB/S",
+        help="that the limits are for (default: %(default)s, a copy on an H200 as measured)",
+    )
+    told.set_defaults(run=_explain)
+
     ops = commands.add_parser(
         "ops", parents=[own], help="list the operations", description="List the operations."
     )
@@ -206,6 +226,16 @@ def _shape(text: str) -> tuple[int, ...]:
     return tuple(map(int, words))
 
 
+def _bandwidth(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < float("inf"):
+        raise argparse.ArgumentTypeError(f"got {text!r}, wanted GB/s above 0, such as 4290")
+    return found
+
+
 def _named_shape(text: str) -> tuple[str, tuple[int, ...]]:
     name, equals, sizes = text.partition("=")
     if not equals:
@@ -228,6 +258,12 @@ def _dump(options: argparse.Namespace) -> int:
         sys.stdout.write(text)
     else:
         options.output.write_text(text, encoding="utf-8")
+    return OK
+
+
+def _explain(options: argparse.Namespace) -> int:
+    situation = _situation(options, options.dtype)
+    print(explain(parse(options.chain), options.target, situation, options.bandwidth))
     return OK
 
 

@@ -20,8 +20,10 @@ from fusegen import __version__, ir
 from fusegen.grouping import Grouping
 from fusegen.kernel import Buffer, Entry, Kernel
 from fusegen.lineviews import LineView
+from fusegen.noise import NoiseView
 from fusegen.ops import Chain
 from fusegen.rowviews import RowView
+from fusegen.slideviews import SlideView
 from fusegen.target import Target
 from fusegen.views import KernelView, sizes_type
 from fusegen.windowviews import WindowView
@@ -158,6 +160,8 @@ class EntryView:
         self.argument_names = [b.name for b in entry.arguments]
         self.size_names = size_names(entry.grouping)
         self.sizes_type = sizes_type(entry.name)
+        drawn = [b for b in entry.arguments if b.dtype == "noise"]
+        self.noises = [NoiseView(entry.name, b, entry.grouping) for b in drawn]
         self.kernels = [_view_of(kernel, target)(kernel, entry, target) for kernel in entry.kernels]
 
     @property
@@ -199,6 +203,8 @@ _BY_ROW = ("row", "column")
 def _view_of(kernel: Kernel, target: Target) -> type[KernelView]:
     if kernel.family == "window":
         return WindowView
+    if kernel.family in ("slide", "cover"):
+        return SlideView
     if not target.is_flat:
         return LineView
     goes_by_rows = kernel.tier is not None or kernel.family == "outer"

@@ -53,6 +53,11 @@ def compare(chain: Chain, situation: Situation, device: str, seed: int) -> list[
 
     Raises ArgumentError for shapes that do not fit and for a device that is not there.
     """
+    if chain.drawn:
+        raise ArgumentError(
+            f"the chain {chain.text!r} draws noise, and eager draws other noise; compare it with "
+            "training=False"
+        )
     fused = Fused(chain)
     shape, shapes = assumed_shapes(chain, situation)
     generator = torch.Generator().manual_seed(seed)

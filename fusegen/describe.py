@@ -11,18 +11,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fusegen.axes import Shape, Value
-from fusegen.bind import bind
+from fusegen.bound import Bound
 from fusegen.codegen import Source
 from fusegen.emission import source
 from fusegen.errors import ArgumentError
 from fusegen.fitting import rearranged
-from fusegen.lower import stages
 from fusegen.ops import COUNTER, Chain, lookup, nearest
-from fusegen.program import derivative, forward
+from fusegen.program import Program, derivative, forward
 from fusegen.promotion import FLOATING, refuse_gradients
-from fusegen.signature import element_types, signature, with_derivative
+from fusegen.segments import Segment, bind_all, segments
+from fusegen.signature import Signature, element_types, signature, with_derivative
 from fusegen.target import TARGETS
 
+Kind = tuple[Shape, str]  # a tensor's shape and layout
 LAYOUTS = ("contiguous", "channels_last")
 _FEWEST_AXES, _MOST_AXES = 4, 8
 _ASSUMED_SIZES = (2, 3, 8, 10, 12, 12, 12, 12)
@@ -38,37 +39,63 @@ class Situation:
     layout: str = "contiguous"
 
 
+@dataclass(frozen=True)
+class Module:
+    """What one segment is built from, and why the chain is cut before it."""
+
+    segment: Segment
+    bound: Bound
+    programs: tuple[Program, ...]
+    signature: Signature
+
+
 def sources(chain: Chain, target: str, situation: Situation, *, grad: bool) -> tuple[Source, ...]:
-    """The modules that a call builds: one, or two where pooling follows a reduction.
+    """The modules that a call builds: one for each segment of the chain.
 
     With grad they hold the forward that saves what its backward wants, and the backward for x and
     every operand. Raises ArgumentError for a situation that the chain does not fit.
     """
+    found = modules(chain, target, situation, grad=grad)
+    return tuple(source(m.segment.chain, m.programs, m.signature) for m in found)
+
+
+def modules(chain: Chain, target: str, situation: Situation, *, grad: bool) -> tuple[Module, ...]:
+    """What each module is made from; the same, before it is text."""
     _require("target", target, TARGETS)
     _require("dtype", situation.dtype, FLOATING)
     _require("layout", situation.layout, LAYOUTS)
     shape, operands = assumed_shapes(chain, situation)
-    dtype, layout = situation.dtype, situation.layout
+    dtype = situation.dtype
+    types = {name: _type(chain, name, dtype) for name in operands}
+    parts = segments(chain)
+    bounds = bind_all(parts, (shape, dtype), {n: (s, types[n]) for n, s in operands.items()})
+    kept: dict[str, Kind] = {name: (operands[name], "contiguous") for name in operands}
+    running: Kind = (shape, situation.layout)
     found = []
-    for stage in stages(chain):
-        given = {name: _type(stage, name, dtype) for name in stage.operands}
-        bound = bind(stage, (shape, dtype), {n: (operands[n], given[n]) for n in stage.operands})
+    input_type = dtype
+    for part, bound in zip(parts, bounds, strict=True):
+        running = running if part.source is None else kept[part.source]
+        input_type = input_type if part.source is None else types[part.source]
+        kept |= dict.fromkeys(part.entering, running)
+        types |= dict.fromkeys(part.entering, input_type)
         if grad:
-            refuse_gradients(stage, bound.dtype)
-        order = bound.memory_order(axes_in_memory(shape, layout))
+            refuse_gradients(part.chain, bound.dtype)
+        order = bound.memory_order(axes_in_memory(*running))
         program = forward(bound, is_training=grad)
         input_count = len(program.graph.inputs)
-        types = element_types(program, bound, [dtype, *(given[o.name] for o in bound.operands)])
+        given = [input_type, *(types[operand.name] for operand in bound.operands)]
+        found_types = element_types(program, bound, given)
         programs = [program]
         if grad:
-            kinds = [shape, *(operands[operand.name] for operand in bound.operands)]
+            kinds = [running[0], *(kept[operand.name][0] for operand in bound.operands)]
             backward = derivative(program, range(input_count), (0,), kinds)
             programs.append(backward.program)
-            types = with_derivative(program, backward, types)
-        found.append(source(stage, programs, signature(target, order, programs, types, bound)))
-        shape = bound.result_shape
-        if list(order) == sorted(order):
-            layout = "contiguous"
+            found_types = with_derivative(program, backward, found_types)
+        built_with = signature(target, order, programs, found_types, bound)
+        found.append(Module(part, bound, tuple(programs), built_with))
+        is_plain = list(order) == sorted(order)
+        running = (bound.result_shape, "contiguous" if is_plain else running[1])
+        kept |= dict.fromkeys(part.leaving, running)
     return tuple(found)
 
 
@@ -79,7 +106,8 @@ def is_mask(chain: Chain, operand: str) -> bool:
 
 def _type(chain: Chain, name: str, dtype: str) -> str:
     is_counter = any(parameter.name == COUNTER for _, parameter in chain.uses(name))
-    return "int64" if is_counter else "bool" if is_mask(chain, name) else dtype
+    is_seed = is_counter or name in chain.drawn
+    return "int64" if is_seed else "bool" if is_mask(chain, name) else dtype
 
 
 def _require(what: str, value: str, allowed: Iterable[str]) -> None:
@@ -133,7 +161,8 @@ def assumed_shapes(chain: Chain, situation: Situation) -> tuple[Shape, dict[str,
             if parameter == COUNTER:
                 found.setdefault(name, ())
             if name not in found:
-                found[name] = _assumed_operand(chain, name, running)
+                is_drawn = name in chain.drawn
+                found[name] = (1,) if is_drawn else _assumed_operand(chain, name, running)
             if definition.parameter(parameter).broadcasts:
                 running = _broadcast(running, found[name])
         if definition.shaping != "same":

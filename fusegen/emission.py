@@ -33,6 +33,7 @@ def make_entry(program: Program, signature: Signature) -> Entry:
         allow_fused=signature.allow_fused,
         tier=signature.tier,
         holds_dear=TARGETS[signature.target].holds_dear,
+        is_sliding=bool(grouping.slides),
     )
     narrow = None if _compares_with_maxima(graph) else narrow_type(graph, dtypes)
     target = TARGETS[signature.target]

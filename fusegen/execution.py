@@ -24,7 +24,7 @@ from fusegen.arguments import (
     is_watched,
     refuse_what_looks_inside,
 )
-from fusegen.bind import Bound
+from fusegen.bound import Bound
 from fusegen.modules import load, processors, target_of
 from fusegen.ops import Chain
 from fusegen.plan import Meta, Plan, Target, dtype_name, make_plan, memory_order, remember
@@ -35,7 +35,7 @@ from fusegen.signature import Signature, element_types, signature, with_derivati
 
 
 class Part:
-    """A chain, or one of the two stages of a chain that pools after a reduction, with its plans."""
+    """A chain, or one segment of it, with its plans."""
 
     def __init__(self, chain: Chain) -> None:
         self.chain = chain

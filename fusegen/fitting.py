@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from fusegen import ir
 from fusegen.axes import Shape, Value
 from fusegen.errors import ArgumentError
 from fusegen.ops import Definition, Step
+from fusegen.windowing import Window, size_of, windows_along
 
 
 def require_axis(step: Step, running: Shape) -> None:
@@ -90,9 +90,13 @@ def broadcast(step: Step, name: str, running: Shape, shape: Shape) -> None:
 def placed_along(
     step: Step, placement: str, name: str, running: Shape, shape: Shape | None
 ) -> ir.Extent:
-    """The axes along which a per-channel, slope or trailing operand lies; where shape is None, only
-    those that the step normalises.
+    """The axes along which a per-channel, slope or trailing operand, or noise, lies; where shape is
+    None, only those that the step normalises.
     """
+    if placement == "noise":
+        return frozenset(range(-len(running), 0))
+    if placement == "channel_noise":
+        return _samples_channels(step, running)
     if placement == "channel":
         assert shape is not None
         return _channel_extent(step, name, running, shape)
@@ -136,6 +140,20 @@ def _slope_extent(step: Step, name: str, running: Shape, shape: Shape) -> ir.Ext
     return frozenset({1 - len(running)})
 
 
+def _samples_channels(step: Step, running: Shape) -> ir.Extent:
+    """The axes of samples and channels, where a channel is dropped as a whole."""
+    assert step.definition is not None
+    number = step.definition.channel_axes
+    wanted = (number + 1, number + 2) if number else tuple(range(2, 6))
+    if len(running) not in wanted:
+        raise ArgumentError(
+            f"{step.text}: got a value of shape {running}, wanted {wanted[0]} to {wanted[-1]} "
+            "axes, the last of which make up a channel"
+        )
+    is_batched = number in (0, 2) or len(running) == number + 2
+    return frozenset({-len(running), 1 - len(running)} if is_batched else {-len(running)})
+
+
 def _normalised_axes(step: Step, running: Shape) -> ir.Extent:
     """The axes that a normalising step reduces, checked against the value's shape."""
     attributes = dict(step.attributes)
@@ -177,8 +195,12 @@ def _trailing_extent(step: Step, name: str, running: Shape, shape: Shape) -> ir.
     return axes
 
 
-def windows_of(step: Step, definition: Definition, running: Shape) -> tuple[tuple[int, int], ...]:
-    """The (axis, window size) pairs of a pooling step, checked against the value's shape."""
+def windows_of(
+    step: Step, definition: Definition, running: Shape
+) -> tuple[tuple[int, Window], ...] | None:
+    """The windows along each axis that a pooling step pools, checked against the value's shape;
+    None where it reduces those axes as a whole.
+    """
     number = definition.window_axes
     if len(running) not in (number + 1, number + 2):
         raise ArgumentError(
@@ -186,13 +208,14 @@ def windows_of(step: Step, definition: Definition, running: Shape) -> tuple[tupl
             "axes, "
             f"the last {number} of which are pooled"
         )
-    size = dict(step.attributes)["kernel_size"]
-    sizes: Sequence[int] = (size,) * number if isinstance(size, int) else size  # type: ignore[assignment]
-    for axis, window in zip(range(-number, 0), sizes, strict=True):
-        if running[axis] < window:
+    lengths = running[-number:]
+    found = step.windows(lengths)
+    if found is None:
+        return None
+    for length, window in zip(lengths, found, strict=True):
+        if windows_along(window, length) < 1:
             raise ArgumentError(
-                f"{step.text}: a window of {tuple(sizes)} does not fit in a value of shape "
-                f"{running}; "
-                f"the result would be empty"
+                f"{step.text}: a window of {tuple(map(size_of, found))} does not fit in a value of "
+                f"shape {running}; the result would be empty"
             )
-    return tuple(zip(range(-number, 0), sizes, strict=True))
+    return tuple(zip(range(-number, 0), found, strict=True))

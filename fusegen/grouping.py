@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from fusegen import ir
 from fusegen.ir import Expr, Extent, Graph
+from fusegen.windowing import Slide, Window, size_of
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Grouping:
     axes: tuple[tuple[int, ...], ...]
     windows: tuple[int, ...] = ()  # window sizes, outermost first; group -1 is the first
     pooled: tuple[int, ...] = ()  # the group that each window splits
+    slides: tuple[Slide, ...] = ()  # how each lies, where they are not tiles
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -39,7 +41,7 @@ def group_names(number: int) -> tuple[str, ...]:
 
 
 def collapse(
-    graph: Graph, order: Sequence[int], windows: Mapping[int, int]
+    graph: Graph, order: Sequence[int], windows: Mapping[int, Window]
 ) -> tuple[Graph, dict[Expr, Expr], Grouping]:
     """The graph over groups instead of axes, old node by new, and the grouping.
 
@@ -53,15 +55,19 @@ def collapse(
         if node.op == "reduce":
             touched.add(ir.reduction(node)[1])
             touched.add(node.extent)
-        elif node.op == "count":
+        elif node.op in ("count", "covered"):
             touched.add(frozenset(ir.axes_of(node)))
     if not any(axis > 0 for extent in touched for axis in extent):
         windows = {}  # all is of the pooled size
     # A pooled axis has a group of its own even where nothing varies along it: windows count it.
     present = [a for a in order if a in windows or any(a in e for e in touched)]
+    # Noise goes by the logical index, so a group of its axes must be in the logical order.
+    is_ordered = any(leaf.kind == "noise" for leaf in graph.inputs)
     groups: list[list[int]] = []
     for axis in present:
         joins = groups and not (axis in windows or groups[-1][-1] in windows)
+        if joins and is_ordered:
+            joins = axis == groups[-1][-1] + 1
         if joins and all((axis in e) == (groups[-1][-1] in e) for e in touched):
             groups[-1].append(axis)
         else:
@@ -69,11 +75,14 @@ def collapse(
     place = {axis: g for g, members in enumerate(groups) for axis in members}
     pooled_axes = sorted(windows)
     place |= {-axis: -1 - i for i, axis in enumerate(pooled_axes)}
+    place |= {ir.SLIDING - axis: -1 - i for i, axis in enumerate(pooled_axes)}
+    slides = [w for w in (windows[a] for a in pooled_axes) if isinstance(w, Slide)]
     grouping = Grouping(
         # Where nothing varies at all, one group of no axes: its size is 1, as an empty product is.
         tuple(map(tuple, groups)) or ((),),
-        tuple(windows[a] for a in pooled_axes),
+        tuple(size_of(windows[a]) for a in pooled_axes),
         tuple(place[a] for a in pooled_axes),
+        tuple(slides),
     )
     new: dict[Expr, Expr] = {}
     for node in nodes:
@@ -94,6 +103,9 @@ def _regroup(node: Expr, args: tuple[Expr, ...], place: Mapping[int, int]) -> Ex
     if node.op in ("count", "position"):
         axes = frozenset(place[a] for a in ir.axes_of(node))
         return ir.count(axes) if node.op == "count" else ir.position(axes, 0)
+    if node.op == "covered":
+        within = tuple(sorted(place[a] for a in ir.axes_of(node)))
+        return ir.make("covered", attrs=(within, *node.attrs[1:]), extent=extent, rank=0)
     return ir.make(node.op, args, node.attrs, extent=extent, rank=0, kind=node.kind)
 
 

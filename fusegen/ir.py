@@ -23,9 +23,11 @@ from fusegen.errors import ChainError
 
 Extent = frozenset[int]
 Number = float | int
-Kind = Literal["number", "truth", "index"]
+Kind = Literal["number", "truth", "index", "noise"]
 
-EVERYWHERE_EQUAL: Extent = frozenset()
+# Where windows of an axis a overlap or cross the edge, the positions within them are SLIDING - a.
+# Reductions along them skip what is outside the tensor; outputs add up the windows on an element.
+SLIDING = 1000
 
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 CONNECTIVES = ("logical_and", "logical_or", "logical_not")
@@ -117,7 +119,7 @@ def make(
     args: tuple[Expr, ...] = (),
     attrs: tuple[object, ...] = (),
     *,
-    extent: Extent = EVERYWHERE_EQUAL,
+    extent: Extent = frozenset(),
     rank: int | None = 0,
     kind: Kind = "number",
 ) -> Expr:
@@ -171,19 +173,21 @@ def primitive(op: str, *operands: Expr | Number) -> Expr:
     ranks = [a.rank for a in args if a.rank is not None]
     is_traced = len(ranks) < len(args)
     if not is_traced:
-        _check_kinds(op, args)
+        check_kinds(op, args)
     kind: Kind = "truth" if op in COMPARISONS or op in CONNECTIVES else "number"
     if op == "where" and args[1].kind == args[2].kind == "index":
         kind = "index"
     rank = None if is_traced else max(ranks, default=0)
-    return make(op, args, extent=_union(args), rank=rank, kind=kind)
+    return make(op, args, extent=union(args), rank=rank, kind=kind)
 
 
-def _union(args: Iterable[Expr]) -> Extent:
+def union(args: Iterable[Expr]) -> Extent:
+    """All axes that any of some values varies along."""
     return frozenset[int]().union(*(a.extent for a in args))
 
 
-def _check_kinds(op: str, args: Sequence[Expr]) -> None:
+def check_kinds(op: str, args: Sequence[Expr]) -> None:
+    """Raise ChainError for a condition in the place of a number, or the other way round."""
     for i, arg in enumerate(args):
         wants_truth = op in CONNECTIVES or (op == "where" and i == 0)
         if (arg.kind == "truth") != wants_truth:
@@ -206,6 +210,9 @@ def reduce(kind: str, axes: Iterable[int], *args: Expr) -> Expr:
         raise ValueError(f"no such reduction: {kind}")
     value, wanted = args[0], frozenset(axes)
     present = wanted & value.extent
+    beyond = {a for a in wanted - present if a > SLIDING}
+    if beyond and kind == "sum":  # windows differ in how many of their positions are inside
+        return reduce(kind, wanted - beyond, value * covered_by(beyond, value.rank))
     if not present and kind == "variance":
         return const(0.0)
     if not present and kind == "argmax":
@@ -217,7 +224,7 @@ def reduce(kind: str, axes: Iterable[int], *args: Expr) -> Expr:
         "reduce",
         args,
         (kind, tuple(sorted(kept))),
-        extent=_union(args) - wanted,
+        extent=union(args) - wanted,
         rank=value.rank,
         kind="index" if kind == "argmax" else value.kind if kind == "pick" else "number",
     )
@@ -245,9 +252,11 @@ def reduce_max(x: Expr, axes: Iterable[int]) -> Expr:
     return reduce("max", axes, x)
 
 
-def windows(x: Expr, axes: Iterable[int]) -> Extent:
-    """The positions within the windows of `axes`, which only a chain that ends in pooling has."""
-    return frozenset(-a for a in axes)
+def covered_by(within: Iterable[int], rank: int | None, *, is_padded: bool = False) -> Expr:
+    """How many positions windows have along `within`: in the tensor, or in its padding too."""
+    ordered = tuple(sorted(within))
+    extent = frozenset(SLIDING - w for w in ordered)
+    return make("covered", attrs=(ordered, is_padded), extent=extent, rank=rank)
 
 
 # Walking and rewriting.
@@ -327,7 +336,7 @@ def name_of(node: Expr) -> str:
 
 
 def axes_of(node: Expr) -> tuple[int, ...]:
-    """The axes of a count or position node."""
+    """The axes of a count, position or covered node."""
     axes = node.attrs[0]
     assert isinstance(axes, tuple)
     return axes
@@ -367,7 +376,7 @@ def show(root: Expr) -> str:
             return format(node.attrs[0], "g")
         if node.op == "input":
             return name_of(node)
-        if node.op in ("count", "position"):
+        if node.op in ("count", "position", "covered"):
             return f"{node.op}{list(axes_of(node))}"
         inside = ", ".join(map(text, node.args))
         if node.op == "reduce":
@@ -376,25 +385,3 @@ def show(root: Expr) -> str:
         return f"{node.op}({inside})"
 
     return text(root)
-
-
-def verify(graph: Graph) -> None:
-    """Raise AssertionError where a graph breaks the rules that every later stage relies on."""
-    declared = set(graph.inputs)
-    names = [name_of(leaf) for leaf in graph.inputs] + [name for name, _ in graph.outputs]
-    assert len(set(names)) == len(names), f"two of {names} have one name"
-    for node in topological(graph.roots):
-        if node.op == "input":
-            assert node in declared, f"{node} is not among the graph's inputs"
-        elif node.op in ARITY:
-            assert node.extent == _union(node.args)
-            _check_kinds(node.op, node.args)
-        elif node.op == "reduce":
-            kind, axes = reduction(node)
-            assert kind in ("argmax", "pick") or axes <= node.args[0].extent
-            assert axes & node.args[0].extent, f"{node} reduces nothing"
-            assert not axes & node.extent
-            assert (kind == "pick") == (len(node.args) == 2)
-            assert kind != "pick" or node.args[1].kind == "index"
-        else:
-            assert node.op in ("const", "count", "position"), f"{node.op} cannot be scheduled"

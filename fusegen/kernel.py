@@ -10,7 +10,9 @@ from fusegen.ir import Expr
 from fusegen.lower import Mark
 from fusegen.tiers import Tier
 
-Family = Literal["pointwise", "row", "column", "window", "inner", "outer", "finalise"]
+Family = Literal[
+    "pointwise", "row", "column", "window", "slide", "cover", "inner", "outer", "finalise"
+]
 Role = Literal["input", "output", "scratch", "position"]
 
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from fusegen import ir
 from fusegen.axes import Axes
-from fusegen.bind import Bound, Operand, Place
+from fusegen.bound import Bound, Operand, Place
 from fusegen.errors import UnsupportedError
 from fusegen.ir import Expr, Graph
-from fusegen.ops import Chain, Step
+from fusegen.ops import Step
 from fusegen.promotion import as_wanted, run_body
 from fusegen.target import code_name
+from fusegen.windowing import Slide
 
 
 @dataclass(frozen=True)
@@ -39,52 +40,15 @@ class Lowered:
     marks: tuple[Mark, ...]
 
 
-def stages(chain: Chain) -> tuple[Chain, ...]:
-    """The chain, cut before a pooling step that follows a reduction: its windows must not reach
-    into the statistics.
-    """
-    pooling = [i for i, step in enumerate(chain.steps) if _pools(step)]
-    if not pooling:
-        return (chain,)
-    if pooling != [len(chain.steps) - 1]:
-        text = chain.steps[pooling[0]].text
-        raise UnsupportedError(
-            f"{text}: pooling must be the last step of a chain; compile what follows as a chain "
-            "of its own"
-        )
-    before = chain.steps[:-1]
-    if any(_is_reducing(step) for step in before):
-        return Chain(before), Chain(chain.steps[-1:])
-    return (chain,)
-
-
-def _pools(step: Step) -> bool:
-    return step.definition is not None and step.definition.window_axes > 0
-
-
-def _is_reducing(step: Step) -> bool:
-    if step.definition is None:
-        return False
-    x = ir.tensor("x", range(-5, 0), 5)
-    tensors = {
-        name: ir.tensor(f"operand {name}", range(-5, 0), 5, step.definition.parameter(name).kind)
-        for name, _ in step.operands
-    }
-    try:
-        body = step.definition.function(x, **tensors, **dict(step.attributes))
-    except TypeError:  # a condition that meets a number here: no reduction has one
-        return False
-    return any(node.op == "reduce" for node in ir.topological([body]))
-
-
 def lower(bound: Bound) -> Lowered:
     """Run the op bodies: the graph from x and the operands to y."""
-    pooled = [axis for axis, _ in bound.windows]
     rank = len(bound.domain)
+    within = {a: ir.SLIDING - a if isinstance(w, Slide) else -a for a, w in bound.windows}
 
     def leaf(name: str, operand: Operand) -> Expr:
-        twins = {-axis for axis in pooled if axis in operand.extent}
-        return ir.tensor(name, operand.extent | twins, rank, operand.kind)
+        twins = {t for a, t in within.items() if a in operand.extent and not operand.is_pooled}
+        kind: ir.Kind = "noise" if operand.is_noise else operand.kind
+        return ir.tensor(name, operand.extent | twins, rank, kind)
 
     x = leaf("x", bound.x)
     tensors = {operand.name: leaf(code_name(operand.name), operand) for operand in bound.operands}
@@ -104,7 +68,7 @@ def lower(bound: Bound) -> Lowered:
         names = dict(step.operands)
         named = {p: kept.get(names[p], tensors.get(names[p])) for p, _ in place.operands}
         named = {p: as_wanted(step, p, operand) for p, operand in named.items()}
-        body = _Body(step, place, running, named)
+        body = _Body(step, place, running, named, within)
         if i in updating:
             assert step.definition.statistics is not None
             mean, variance = body.placed(step.definition.statistics(body.x))
@@ -129,12 +93,20 @@ class _Body:
     """
 
     def __init__(
-        self, step: Step, place: Place, running: Expr, operands: Mapping[str, Expr | None]
+        self,
+        step: Step,
+        place: Place,
+        running: Expr,
+        operands: Mapping[str, Expr | None],
+        within: Mapping[int, int],
     ) -> None:
         self.step = step
+        self.rank = running.rank
+        self.within = within  # for each axis of the graph that is pooled: the places in its windows
         self.axes = place.axes
         self.dtype = place.dtype
         self.real: dict[Expr, Expr] = {}
+        self.is_pooling = step.definition is not None and step.definition.window_axes > 0
         self.x = self._stand_in("x", running, place.x)
         self.operands = {
             name: self._stand_in(f"operand {name}", real, axes)
@@ -147,8 +119,9 @@ class _Body:
         for axis in range(-len(axes), 0):
             if real.extent.intersection(axes[axis]):
                 extent.add(axis)
-            if real.extent.intersection(-a for a in axes[axis]):
-                extent.add(-axis)
+            for place in (self.within[a] for a in axes[axis] if a in self.within):
+                if place in real.extent or (name == "x" and self.is_pooling):
+                    extent.add(ir.SLIDING - axis if place > ir.SLIDING else -axis)
         found = ir.tensor(name, extent, len(axes), real.kind)
         self.real[found] = real
         return found
@@ -172,8 +145,18 @@ class _Body:
         if node.op == "count":
             places = self._places(ir.axes_of(node))
             return ir.count(places) if places else ir.const(1.0)
+        if node.op == "covered":
+            _, is_padded = node.attrs
+            within = self._places(ir.axes_of(node))
+            return ir.covered_by(within, self.rank, is_padded=bool(is_padded))
         return ir.rebuild(node, args)
 
     def _places(self, axes: Iterable[int]) -> set[int]:
-        inside = {-p for a in axes if a > 0 for p in self.axes[-a]}
-        return inside | {p for a in axes if a < 0 for p in self.axes[a]}
+        found: set[int] = set()
+        for axis in axes:
+            if axis < 0:
+                found.update(self.axes[axis])
+            else:
+                of = ir.SLIDING - axis if axis > ir.SLIDING else -axis
+                found.update(self.within[p] for p in self.axes[of])
+        return found

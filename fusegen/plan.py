@@ -20,12 +20,13 @@ from torch import Tensor
 from torch._C._dynamo import guards
 
 from fusegen import ir
-from fusegen.bind import Bound
+from fusegen.bound import Bound
 from fusegen.errors import ArgumentError, UnsupportedError
 from fusegen.grouping import collapse
 from fusegen.modules import target_of
 from fusegen.program import Program
 from fusegen.target import TARGETS
+from fusegen.windowing import windows_along
 
 Shape = tuple[int, ...]
 _pointer = Tensor.data_ptr
@@ -317,10 +318,13 @@ def make_plan(
     which of them get a gradient, None that none does; targets say what each output must be.
     """
     domain, windows = bound.domain, dict(bound.windows)
-    pooled = {a: domain[a] // w if domain[a] >= w else 0 for a, w in windows.items()}
+    pooled = {a: windows_along(w, domain[a]) for a, w in windows.items()}
     inputs, outputs = [], []
     for leaf, tensor in zip(program.graph.inputs, tensors, strict=True):
         meta = Meta.of(tensor)
+        if leaf.kind == "noise":
+            inputs.append(Input(meta.shape, meta.stride, True))
+            continue
         shape = _shape(leaf.extent, domain, pooled)
         strides = dense_strides(shape, order)
         inputs.append(Input(shape, strides, _lies_alike(meta.shape, meta.stride, shape, strides)))
@@ -330,7 +334,8 @@ def make_plan(
     fills_edges = TARGETS[target_of(device)].fills_edges
     for (_, expr), target in zip(program.graph.outputs, targets, strict=True):
         shape = _shape(expr.extent, domain, pooled)
-        has_edge = any(-a in expr.extent and domain[a] % windows[a] for a in windows)
+        tiles = {a: w for a, w in windows.items() if isinstance(w, int)}
+        has_edge = any(-a in expr.extent and domain[a] % tiles[a] for a in tiles)
         if fills_edges and frozenset(range(-len(domain), 0)) <= expr.extent:
             has_edge = False
         strides = dense_strides(shape, order)
@@ -358,7 +363,7 @@ def _shape(extent: ir.Extent, domain: Shape, pooled: Mapping[int, int]) -> Shape
     rank = len(domain)
     sizes = []
     for axis in range(-rank, 0):
-        whole = axis not in pooled or -axis in extent
+        whole = axis not in pooled or -axis in extent or ir.SLIDING - axis in extent
         size = domain[axis] if whole else pooled[axis]
         sizes.append(size if axis in extent else 1)
     return tuple(sizes)

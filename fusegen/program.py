@@ -12,11 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fusegen import ir
-from fusegen.autodiff import vjp, winners
-from fusegen.bind import Bound
+from fusegen.autodiff import NO_SHARE, vjp, winners
+from fusegen.bound import Bound
 from fusegen.ir import Expr, Extent, Graph
 from fusegen.lower import Mark, lower, remarked
 from fusegen.simplify import simplification
+from fusegen.windowing import Window
 
 WINNER = "winner_index"
 STATISTIC = "saved_"  # how the names of saved statistics begin
@@ -27,7 +28,8 @@ class Program:
     """A graph to launch and the same values in the form that is differentiated.
 
     values has, for each output, its expression over inputs and saved outputs, or None where it has
-    no derivative. saved maps the nodes that an output stands for to that output's leaf.
+    no derivative. saved maps the nodes that an output stands for to that output's leaf. extents
+    has the axes of each output's tensor, where its expression may lack some; or is empty.
     """
 
     name: str
@@ -35,7 +37,7 @@ class Program:
     marks: tuple[Mark, ...]
     values: tuple[Expr | None, ...]
     saved: tuple[tuple[Expr, Expr], ...] = ()
-    windows: tuple[tuple[int, int], ...] = ()
+    windows: tuple[tuple[int, Window], ...] = ()
     # The axes of each output as a tensor, where it may be the same all along some; () for its own.
     spans: tuple[Extent, ...] = ()
 
@@ -90,7 +92,9 @@ def forward(bound: Bound, *, is_training: bool) -> Program:
     plain = Program("forward", graph, marks, values, (), bound.windows, spans)
     if not is_training:
         return plain
-    return _with_winners(plain) or _with_statistics(plain) or plain
+    if plain.windows:
+        return _with_winners(plain) or plain
+    return _with_statistics(plain) or plain
 
 
 def _with_winners(plain: Program) -> Program | None:
@@ -185,7 +189,8 @@ def derivative(
             shared.append((i, first[kind]))
         else:
             first[kind] = len(outputs)
-            outputs.append((_fresh(f"d_{ir.name_of(leaf)}", taken), total[leaf]))
+            share = _over_windows(total[leaf], leaf)
+            outputs.append((_fresh(f"d_{ir.name_of(leaf)}", taken), share))
             targets.append(i)
     marks = [*program.marks, *_backward_marks(program, total)]
     nodes = [expr for _, expr in outputs] + [m.node for m in marks]
@@ -213,6 +218,14 @@ def derivative(
     )
     sources = tuple(candidates[leaf] for leaf in inputs)
     return Derivative(result, sources, tuple(targets), tuple(shared))
+
+
+def _over_windows(share: Expr, leaf: Expr) -> Expr:
+    """The share, said to vary within windows where the leaf does: so its tensor is a whole one."""
+    missing = {a for a in leaf.extent - share.extent if a > 0}
+    if not missing:
+        return share
+    return ir.primitive("where", ir.position(missing, leaf.rank) >= 0, share, NO_SHARE)
 
 
 def _fresh(name: str, taken: set[str]) -> str:

@@ -87,8 +87,15 @@ def run_eagerly(chain: Chain, x: Tensor, operands: Mapping[str, Tensor]) -> Tens
         elif step.op == "recall":
             running = values[step.names[0]]
         else:
-            running = _run_step(step, running, {p: values[name] for p, name in step.operands})
+            running = _run_step(step, running, _given(step, values))
     return running
+
+
+def _given(step: Step, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The step's operands, but for what torch's operation draws itself."""
+    definition = step.definition
+    assert definition is not None
+    return {p: values[n] for p, n in step.operands if not definition.parameter(p).is_drawn}
 
 
 def _run_step(step: Step, x: Tensor, operands: Mapping[str, Tensor]) -> Tensor:

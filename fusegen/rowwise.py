@@ -268,5 +268,5 @@ def _cut_before(
     return minimum_cut(
         sinks,
         lambda node: node.extent == domain and is_source(node),
-        lambda node: node.extent == domain and node.kind == "number",
+        lambda node: node.extent == domain and node.kind in ("number", "noise"),
     )

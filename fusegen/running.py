@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fusegen.bind import Update
+from fusegen.bound import Update
 from fusegen.ops import COUNTER, RUNNING
 
 

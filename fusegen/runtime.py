@@ -15,15 +15,17 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from fusegen.arguments import bound_of, check_out, check_tensors, tracing_state
+from fusegen.arguments import check_all, check_tensor, check_tensors, tracing_state
 from fusegen.autocasting import is_sensitive, under_autocast
 from fusegen.errors import ArgumentError
 from fusegen.execution import Part, apply_matched
-from fusegen.lower import stages
 from fusegen.modules import target_of
 from fusegen.ops import Chain
 from fusegen.plan import dtype_name
 from fusegen.reference import run_eagerly
+from fusegen.segments import segments
+
+_LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 
 
 class Fused:
@@ -36,10 +38,12 @@ class Fused:
 
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
-        self._parts = tuple(Part(stage) for stage in stages(chain))
+        self._segments = segments(chain)
+        self._parts = tuple(Part(segment.chain) for segment in self._segments)
         self._single = self._parts[0] if len(self._parts) == 1 else None
         self._is_sensitive = is_sensitive(chain)
         self._autocast: dict[Any, Fused] = {}
+        self._draws = bool(chain.drawn)
 
     def __call__(
         self, x: Tensor, *operands: Tensor, out: Tensor | None = None, **named: Tensor
@@ -54,6 +58,8 @@ class Fused:
             cast = self._under_autocast(x, operands, named)
             if cast is not None:
                 return cast(x, *operands, out=out, **named)
+        if self._draws:
+            return self._drawing(x, operands, named, out)
         single = self._single
         is_plain = out is None and not named and tracing_state() is None
         # What looks inside, and would not see a planned call, is refused further down.
@@ -66,15 +72,22 @@ class Fused:
             operands = self._by_name(operands, named)
         if single is not None:
             return single(x, operands, out)
-        # Whatever a later stage or out= has to complain of is told before the first is launched.
-        bound = bound_of(self.chain, (x, *operands))
-        if out is not None:
-            check_out(out, self.chain, bound, (x, *operands))
-        at = 0
-        for part in self._parts:
-            mine = operands[at : at + len(part.chain.operands)]
-            at += len(mine)
+        return self._through(x, operands, out)
+
+    def _through(self, x: Tensor, operands: Sequence[Tensor], out: Tensor | None) -> Tensor:
+        """One segment after the other, with the values that later ones need."""
+        # Whatever a later segment or out= has to complain of is told before the first is launched.
+        check_all(self.chain, self._segments, (x, *operands), out)
+        known = dict(zip(self.chain.operands, operands, strict=True))
+        for part, segment in zip(self._parts, self._segments, strict=True):
+            if segment.source is not None:
+                x = known[segment.source]
+            for name in segment.entering:
+                known[name] = x
+            mine = [known[name] for name in part.chain.operands]
             x = part(x, mine, out if part is self._parts[-1] else None)
+            for name in segment.leaving:
+                known[name] = x
         return x
 
     def _under_autocast(
@@ -98,10 +111,27 @@ class Fused:
         found = self._autocast[key]
         return None if found is self else found
 
+    def _drawing(
+        self, x: Tensor, operands: Sequence[Tensor], named: Mapping[str, Tensor], out: Tensor | None
+    ) -> Tensor:
+        """The call with a seed for each noise, drawn as torch's own dropout draws: one after the
+        other, from the default generator of x's device.
+        """
+        if named or len(operands) != len(self.chain.given):
+            operands = self._by_name(operands, named)
+        check_tensor("x", x)
+        known = dict(zip(self.chain.given, operands, strict=True))
+        for name in self.chain.drawn:
+            known[name] = torch.randint(_LEAST, _MOST, (1,), dtype=torch.int64, device=x.device)
+        tensors = tuple(known[name] for name in self.chain.operands)
+        if self._single is not None:
+            return self._single(x, tensors, out)
+        return self._through(x, tensors, out)
+
     def _by_name(
         self, operands: Sequence[Tensor], named: Mapping[str, Tensor]
     ) -> tuple[Tensor, ...]:
-        names = self.chain.operands
+        names = self.chain.given
         given = dict(zip(names, operands, strict=False))
         expected = f"the chain {self.chain.text!r} takes x" + "".join(f", {n}" for n in names)
         if len(operands) > len(names):
@@ -118,10 +148,10 @@ class Fused:
         return tuple(given[n] for n in names)
 
     def reference(self, x: Tensor, *operands: Tensor, **named: Tensor) -> Tensor:
-        """The same chain run with torch's own operations, one by one."""
-        if named or len(operands) != len(self.chain.operands):
+        """The same chain run with torch's own operations, one by one. What is drawn differs."""
+        if named or len(operands) != len(self.chain.given):
             operands = self._by_name(operands, named)
-        return run_eagerly(self.chain, x, dict(zip(self.chain.operands, operands, strict=True)))
+        return run_eagerly(self.chain, x, dict(zip(self.chain.given, operands, strict=True)))
 
     def source(
         self,
@@ -137,8 +167,8 @@ class Fused:
 
         target is "cuda" or "cpp", None the one that this machine runs; dtype is x's and the
         operands'; layout is "contiguous" or "channels_last". Shapes that are left out are assumed;
-        they decide little more than what broadcasts. Where pooling follows a reduction, there are
-        two modules, one after the other.
+        they decide little more than what broadcasts. Where the chain is in segments, there is a
+        module for each, one after the other.
         """
         # Here, because a call needs neither: both print text.
         from fusegen.describe import Situation, sources

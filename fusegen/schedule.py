@@ -19,6 +19,7 @@ from fusegen.ir import Expr, Graph
 from fusegen.kernel import Buffer, Family, Kernel, Reduction
 from fusegen.lower import Mark, remarked
 from fusegen.rowwise import rowwise_kernel
+from fusegen.slidewise import slidewise_kernels
 from fusegen.staging import (
     Pass,
     finalise,
@@ -28,6 +29,7 @@ from fusegen.staging import (
     reduces_below,
 )
 from fusegen.tiers import Tier
+from fusegen.verification import verify
 from fusegen.windowwise import windowwise_kernel
 
 
@@ -41,6 +43,7 @@ def schedule(
     allow_fused: bool = True,
     tier: Tier | None = None,
     holds_dear: Sequence[str] = (),
+    is_sliding: bool = False,
 ) -> tuple[Kernel, ...]:
     """The kernels that compute a collapsed graph's outputs, in launch order.
 
@@ -48,8 +51,9 @@ def schedule(
     sum_dtype. With allow_fused False, reductions that elements use again take a pass each, over
     many blocks: for rows that are too long to be worked on as a whole. With a tier, rows are held
     on the chip; where their family is among holds_dear, what is dear of them is held in cache.
+    is_sliding says that windows are no tiles.
     """
-    ir.verify(graph)
+    verify(graph)
     leaves = {
         leaf: Buffer(ir.name_of(leaf), dtypes[ir.name_of(leaf)], ordered(leaf.extent), "input")
         for leaf in graph.inputs
@@ -59,6 +63,7 @@ def schedule(
     nodes = [*outputs.values(), *(m.node for m in marks)]
     state = Pass(dtypes, sum_dtype, outputs, leaves, marks, prefix=prefix)
     state.taken |= set(dtypes)
+    state.is_sliding = is_sliding
     images = positions_as_numbers(state, means_as_sums(nodes))
     new = dict(zip(nodes, images, strict=True))
     state.pending = outputs = {name: new[expr] for name, expr in outputs.items()}
@@ -66,7 +71,9 @@ def schedule(
     touched = [n.extent for n in ir.topological(outputs.values())]
     touched += [ir.reduction(r)[1] for r in reduces_below(outputs.values())]
     window = frozenset(g for extent in touched for g in extent if g < 0)
-    if window:
+    if window and is_sliding:
+        slidewise_kernels(state, window)
+    elif window:
         windowwise_kernel(state, window)
     elif allow_fused:
         rowwise_kernel(state, tier, holds_dear)
@@ -107,7 +114,7 @@ def _level(state: Pass) -> None:
         stores = tuple((state.output(n, e), e) for n, e in exprs.items())
         within = tuple(g for g in domain if g < 0)
         outside = tuple(g for g in domain if g >= 0)
-        kind: Family = "window" if within else "pointwise"
+        kind: Family = "pointwise" if not within else "cover" if state.is_sliding else "window"
         name = state.fresh(f"{state.prefix}_{kind}")
         read = state.inputs_of(exprs.values())
         state.kernels.append(Kernel(kind, name, outside, within, read, stores, marks=state.marks))

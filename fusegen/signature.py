@@ -10,11 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fusegen import ir
-from fusegen.bind import Bound
+from fusegen.bound import Bound
 from fusegen.errors import UnsupportedError
 from fusegen.program import STATISTIC, Derivative, Program
 from fusegen.target import ITEM_BYTES, TARGETS
 from fusegen.tiers import Tier, column_tier, row_tier
+from fusegen.windowing import Window, size_of
 
 # Where rows are not held on the chip, one longer than this that shares the machine with too few
 # others is divided among all threads, in passes.
@@ -41,9 +42,9 @@ class Signature:
         return f"{'+'.join(p.name for p in programs)}: {kinds}; {self.index_bits}-bit offsets"
 
 
-def index_dtype(windows: Sequence[tuple[int, int]]) -> str:
+def index_dtype(windows: Sequence[tuple[int, Window]]) -> str:
     """The smallest element type that holds a position in the window."""
-    return "uint8" if math.prod(size for _, size in windows) <= 256 else "int32"
+    return "uint8" if math.prod(size_of(window) for _, window in windows) <= 256 else "int32"
 
 
 def is_double(programs: Iterable[Program], dtypes: Mapping[str, str]) -> bool:
@@ -56,18 +57,16 @@ def element_types(program: Program, bound: Bound, input_types: Sequence[str]) ->
     """The element type of each tensor of a forward program, by name."""
     types = dict(zip(program.input_names, input_types, strict=True))
     statistic = "float64" if is_double([program], types) else "float32"
+    types |= {ir.name_of(i): "noise" for i in program.graph.inputs if i.kind == "noise"}
     for name in program.output_names:
         if name == "out":
             types[name] = bound.dtype
-        elif name.startswith(STATISTIC):
+        elif name.startswith((STATISTIC, "batch_")):
             types[name] = statistic
         else:
             picked = types.get(name.removeprefix("picked_"))
+            picked = "float32" if picked == "noise" else picked
             types[name] = picked or index_dtype(bound.windows)
-    if bound.updates:
-        types |= dict.fromkeys(
-            (n for n in program.output_names if n.startswith("batch_")), statistic
-        )
     return types
 
 

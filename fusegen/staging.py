@@ -29,6 +29,7 @@ class Pass:
     kernels: list[Kernel] = field(default_factory=list)
     taken: set[str] = field(default_factory=set)
     prefix: str = ""
+    is_sliding: bool = False  # whether windows are no tiles
 
     def fresh(self, stem: str) -> str:
         """stem, or stem_2, stem_3 ...: a name not used before in this graph."""
@@ -210,6 +211,8 @@ def finalise(
 
     def is_finished(expr: Expr) -> bool:
         own = ordered(expr.extent) == extent and not reduces_below([expr])
+        if state.is_sliding and min(expr.extent, default=0) < 0:
+            return False  # an element may lie in many windows, or in none
         return own and all(i in leaves or i in state.buffers for i in ir.inputs([expr]))
 
     done = {

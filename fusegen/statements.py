@@ -99,9 +99,8 @@ def leaf_name(node: Expr, group_names: Sequence[str]) -> str:
         return ir.name_of(node)
     if node.op == "position":
         return "position"
-    return "count_of_" + "_".join(
-        group_names[g] if g >= 0 else f"window_{-g}" for g in ir.axes_of(node)
-    )
+    stem = "count_of_" if node.op == "count" else "padded_" if node.attrs[1] else "covered_"
+    return stem + "_".join(group_names[g] if g >= 0 else f"window_{-g}" for g in ir.axes_of(node))
 
 
 def element_function(
@@ -118,7 +117,7 @@ def element_function(
     nodes = ir.topological(roots)
     writer.uses.update(a for node in nodes for a in node.args)
     writer.taken.update(n for n, _ in results)
-    leaves = [n for n in nodes if n.op in ("input", "count", "position")]
+    leaves = [n for n in nodes if n.op in ("input", "count", "position", "covered")]
     for leaf in leaves:
         writer.name(leaf, leaf_name(leaf, group_names))
     inside = set(nodes)
@@ -141,7 +140,7 @@ def element_function(
 
 
 def _type_of(node: Expr, compute: str) -> str:
-    return {"number": compute, "truth": "bool", "index": "int"}[node.kind]
+    return {"number": compute, "truth": "bool", "index": "int", "noise": compute}[node.kind]
 
 
 def _needed(op: str, place: int) -> int:

@@ -27,6 +27,7 @@ ITEM_BYTES = {
     "int32": 4,
     "float8_e4m3fn": 1,
     "float8_e5m2": 1,
+    "noise": 4,  # as it is computed: in memory there is only a seed
 }
 
 
@@ -151,6 +152,7 @@ _STORAGE = {
     "int32": "int32_t",
     "float8_e4m3fn": "float8_e4m3fn",
     "float8_e5m2": "float8_e5m2",
+    "noise": "float",
 }
 _CPP_STORAGE = {"float16": "float16", "bfloat16": "bfloat16", **_STORAGE}
 _CUDA_STORAGE = {"float16": "__half", "bfloat16": "__nv_bfloat16", **_STORAGE}

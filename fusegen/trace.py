@@ -58,11 +58,11 @@ def trace(function: Callable[..., Any]) -> Chain:
     if result is x:
         raise ChainError(f"{name}: returns its first parameter unchanged; a chain needs a step")
     chain = _Line(name, x, placements).through(result)
-    unused = [p for p in placements if p not in chain.operands]
+    unused = [p for p in placements if p not in chain.given]
     if unused:
         raise ChainError(f"{name}: the parameter {unused[0]!r} is never used")
-    if chain.operands != tuple(placements):
-        wanted = ", ".join(chain.operands)
+    if chain.given != tuple(placements):
+        wanted = ", ".join(chain.given)
         raise ChainError(
             f"{name}: operands are passed in the order of their use, which is {wanted}; "
             f"give the parameters in this order too, so that a call by position cannot mix them up"
@@ -181,6 +181,7 @@ class _Line:
                     f"{self.name}: {name!r} is annotated as {asked}, but {definition.name} takes "
                     f"{slot} as {given}"
                 )
+        operands += tuple(definition.drawn(attributes))
         return Step(definition.name, attributes, operands, definition=definition)
 
     def _primitive(self, node: Expr, place: int) -> Step:

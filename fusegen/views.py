@@ -25,6 +25,11 @@ def sizes_type(entry_name: str) -> str:
     return f"{entry_name.title().replace('_', '')}Sizes"
 
 
+def noise_type(entry_name: str, buffer: Buffer) -> str:
+    """The struct that stands for noise where others have a pointer."""
+    return f"{entry_name}_drawn_{buffer.name}".title().replace("_", "")
+
+
 class KernelView(Indexing):
     """A Kernel as its template sees it: names, types, index arithmetic and calls, all finished
     text.
@@ -41,6 +46,7 @@ class KernelView(Indexing):
         self.reduced = kernel.reduced
         self.kept = kernel.kept
         self.marks = kernel.marks
+        self.entry_name = entry.name
         self.sizes_type = sizes_type(entry.name)
         self.sums = [ReductionView(r, b, self) for r, b in kernel.sums]
         self.stages = [self._stage(i, stage) for i, stage in enumerate(kernel.stages)]
@@ -53,7 +59,7 @@ class KernelView(Indexing):
         ]
         self.expressions += [value for pairs in kernel.held for _, value in pairs]
         self.expressions += [s.reduction.value for s in self.sums]
-        is_split = kernel.family in ("row", "column", "window")
+        is_split = kernel.family in ("row", "column", "window", "slide")
         along = set(kernel.reduced) if is_split else set(kernel.domain)
         row_names = {s.name for s in self.stores if is_split and not s.extent & along}
         if kernel.family == "window":
@@ -143,7 +149,12 @@ class KernelView(Indexing):
     @property
     def parameters(self) -> list[str]:
         """The pointers that the kernel takes, declared."""
-        taken = [f"const {r.type}* __restrict__ {r.name}" for r in self._loaded]
+        taken = [
+            f"const {noise_type(self.entry_name, r.buffer)} {r.name}"
+            if r.buffer.dtype == "noise"
+            else f"const {r.type}* __restrict__ {r.name}"
+            for r in self._loaded
+        ]
         taken += [f"{s.type}* __restrict__ {s.name}" for s in self.stores]
         constness = "const " if self.family == "finalise" else ""
         return taken + [f"{constness}{s.type}* __restrict__ {s.partials}" for s in self.sums]

@@ -137,7 +137,8 @@ class WindowView(KernelView):
     def moved_wide(self) -> list[Read]:
         """What goes in wide accesses, where it can."""
         tensors = self.reads + self.stores
-        return self.lined(tensors) + self.beside(tensors)
+        wide = self.lined(tensors) + self.beside(tensors)
+        return [t for t in wide if t.buffer.dtype != "noise"]
 
     @property
     def windows(self) -> int:

@@ -23,14 +23,14 @@ def windowwise_kernel(state: Pass, window: Extent) -> None:
     What goes on from there in another way, such as a sum over one of a window's axes, is written
     out window by window for the kernels after.
     """
-    state.resolve(_windows_first(state.pending.values(), window))
-    chosen = [n for n, e in state.pending.items() if _is_local(e, window)]
+    state.resolve(windows_first(state.pending.values(), window))
+    chosen = [n for n, e in state.pending.items() if is_local(e, window)]
     own = [state.pending.pop(n) for n in chosen]
-    nodes = ir.topological([*own, *_passed_on(state, window)])
+    nodes = ir.topological([*own, *passed_on(state, window)])
     domain = frozenset[int]().union(*(n.extent for n in nodes)) - window
     sums, totals = _sums_of_windows(state, domain, window)
     columns = ordered(domain)[-1:] if any(max(domain) in extent for extent in totals) else ()
-    passed = _passed_on(state, window)
+    passed = passed_on(state, window)
     roots = [*own, *(reduction.value for reduction, _ in sums), *passed]
     stages, leaf_of, finals = staged(state, roots)
     stores = [(state.output(n, e), e) for n, e in zip(chosen, finals, strict=False)]
@@ -38,11 +38,9 @@ def windowwise_kernel(state: Pass, window: Extent) -> None:
     sums = [(replace(r, value=term), b) for (r, b), term in zip(sums, terms, strict=True)]
     known = {}
     for node, final in zip(passed, finals[len(own) + len(sums) :], strict=True):
-        is_reduced = node.op == "reduce"
-        leaf = final if is_reduced else ir.tensor(state.fresh("terms"), node.extent, 0)
-        known[node] = leaf
+        leaf, known[node], written = leaf_for(state, node, final)
         state.buffers[leaf] = state.scratch(leaf)
-        stores.append((state.buffers[leaf], final))
+        stores.append((state.buffers[leaf], written))
     exprs = [
         e for stage in stages for r in stage for e in (r.value, r.index) if e is not None
     ] + finals
@@ -65,7 +63,7 @@ def windowwise_kernel(state: Pass, window: Extent) -> None:
         finalise(state, extent, members, columns)
 
 
-def _is_local(expr: Expr, window: Extent) -> bool:
+def is_local(expr: Expr, window: Extent) -> bool:
     """Whether something below varies within windows, and nothing is reduced but over them."""
     nodes = ir.topological([expr])
     reduces = [n for n in nodes if n.op == "reduce"]
@@ -73,18 +71,35 @@ def _is_local(expr: Expr, window: Extent) -> bool:
     return is_windowed and all(ir.reduction(r)[1] == window for r in reduces)
 
 
-def _passed_on(state: Pass, window: Extent) -> list[Expr]:
+def passed_on(state: Pass, window: Extent) -> list[Expr]:
     """What the kernels after want of this one: what is reduced over windows, and terms within."""
     nodes = ir.topological(state.pending.values())
-    local = {n for n in nodes if _is_local(n, window)}
+    local = {n for n in nodes if is_local(n, window)}
     reduced = [n for n in nodes if n in local and n.op == "reduce" and not n.extent & window]
     terms = dict.fromkeys(
         arg
         for node in nodes
         for arg in node.args
-        if arg in local and arg.extent & window and node not in local
+        if arg in local and arg.extent & window and node not in local and _has_inputs(arg)
     )
     return [*reduced, *terms]
+
+
+def _has_inputs(expr: Expr) -> bool:
+    """Whether it depends on tensors; where it does not, any kernel can compute it again."""
+    return expr.kind != "truth" or bool(ir.inputs([expr]))
+
+
+def leaf_for(state: Pass, node: Expr, final: Expr) -> tuple[Expr, Expr, Expr]:
+    """A leaf for what is passed on through memory, what stands for the node then, and what to
+    write. A condition goes as a number.
+    """
+    if node.op == "reduce":
+        return final, final, final
+    leaf = ir.tensor(state.fresh("terms"), node.extent, 0)
+    if node.kind != "truth":
+        return leaf, leaf, final
+    return leaf, ir.primitive("ne", leaf, 0.0), ir.primitive("where", final, 1.0, 0.0)
 
 
 def _sums_of_windows(
@@ -115,7 +130,7 @@ def _sums_of_windows(
     return [pair for members in totals.values() for pair in members], totals
 
 
-def _windows_first(exprs: Iterable[Expr], window: Extent) -> dict[Expr, Expr]:
+def windows_first(exprs: Iterable[Expr], window: Extent) -> dict[Expr, Expr]:
     """What a window's kernel can do of a reduction, moved inside it.
 
     A sum over more than whole windows has the window's own as its inner one. A pick acts index by

@@ -12,17 +12,19 @@ from pathlib import Path
 
 import torch
 
-from fusegen import dsl
+from fusegen import dsl, ir
 from fusegen.bind import bind
 from fusegen.describe import axes_in_memory, is_mask
 from fusegen.emission import source
+from fusegen.execution import Part
 from fusegen.grouping import collapse
-from fusegen.lower import stages
 from fusegen.plan import dense_strides
 from fusegen.program import derivative, forward
 from fusegen.promotion import FLOATING
 from fusegen.reference import run_eagerly
+from fusegen.segments import segments
 from fusegen.signature import element_types, signature, with_derivative
+from fusegen.windowing import windows_along
 
 HEADER = Path(__file__).parent / "emulation"
 _LAUNCH = re.compile(r"(\w+)<<<(.*?),\s*stream>>>\((.*?)\);", re.DOTALL)
@@ -91,13 +93,21 @@ def run(
     layout: str = "contiguous",
 ) -> Emulated:
     """The result, then the gradients of x and every operand."""
-    (chain,) = stages(dsl.parse(chain_text))
+    chain = dsl.parse(chain_text)
+    assert len(segments(chain)) == 1
     kind = getattr(torch, dtype)
-    shapes = [shape, *operand_shapes]
-    tensors = [torch.randn(s, dtype=kind) for s in shapes]
-    kinds = [dtype, *("bool" if is_mask(chain, name) else dtype for name in chain.operands)]
+    given = dict(zip(chain.given, operand_shapes, strict=True))
+    types_of = {n: "bool" if is_mask(chain, n) else dtype for n in given}
+    operands = dict.fromkeys(chain.operands, ((1,), "int64"))
+    operands |= {n: (s, types_of[n]) for n, s in given.items()}
+    shapes = [shape, *(s for s, _ in operands.values())]
+    kinds = [dtype, *(t for _, t in operands.values())]
+    tensors = [torch.randn(shape, dtype=kind)]
+    tensors += [
+        torch.randn(s, dtype=kind) if t != "int64" else torch.randint(1 << 62, s)
+        for s, t in operands.values()
+    ]
     tensors = [t > 0 if k == "bool" else t for t, k in zip(tensors, kinds, strict=True)]
-    operands = dict(zip(chain.operands, zip(operand_shapes, kinds[1:], strict=True), strict=True))
     bound = bind(chain, (shape, dtype), operands)
     order = bound.memory_order(axes_in_memory(shape, layout))
     program = forward(bound, is_training=bound.dtype in FLOATING)
@@ -111,12 +121,13 @@ def run(
     text = source(chain, programs, signature("cuda", order, programs, types, bound, 6)).text
     library = build(text, folder)
     windows = dict(bound.windows)
-    pooled = {a: bound.domain[a] // w for a, w in windows.items()}
+    pooled = {a: windows_along(w, bound.domain[a]) for a, w in windows.items()}
 
     def place(extent: frozenset[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         sizes = []
         for axis in range(-len(bound.domain), 0):
-            is_pooled = axis in pooled and -axis not in extent
+            is_whole = -axis in extent or ir.SLIDING - axis in extent
+            is_pooled = axis in pooled and not is_whole
             size = pooled[axis] if is_pooled else bound.domain[axis]
             sizes.append(size if axis in extent else 1)
         return tuple(sizes), dense_strides(sizes, order)
@@ -124,6 +135,9 @@ def run(
     def launch(which, inputs):
         arguments = []
         for leaf, tensor in zip(which.graph.inputs, inputs, strict=True):
+            if leaf.kind == "noise":
+                arguments.append(tensor)
+                continue
             sizes, strides = place(leaf.extent)
             home = torch.empty_strided(sizes, strides, dtype=tensor.dtype)
             arguments.append(home.copy_(tensor.reshape(sizes)))
@@ -156,8 +170,11 @@ def run(
             chain, tensors[0], dict(zip(chain.operands, tensors[1:], strict=True))
         )
         return Emulated(outputs, [expected], text)
-    exact = [t if t.dtype == torch.bool else t.double().requires_grad_() for t in tensors]
-    expected = run_eagerly(chain, exact[0], dict(zip(chain.operands, exact[1:], strict=True)))
+    exact = [t.double().requires_grad_() if t.is_floating_point() else t for t in tensors]
+    if chain.drawn:  # the other target draws the same from the same seeds
+        expected = Part(chain)(exact[0], exact[1:], None)
+    else:
+        expected = run_eagerly(chain, exact[0], dict(zip(chain.operands, exact[1:], strict=True)))
     cotangent = torch.randn(expected.shape, dtype=getattr(torch, bound.dtype))
     pools = {"input": tensors, "output": outputs, "cotangent": [cotangent]}
     results = launch(found.program, [pools[pool][i] for pool, i in found.sources])
@@ -166,9 +183,9 @@ def run(
         # A gradient may be the same all along some of its input's axes.
         by_input[i] = result.expand(place(program.graph.inputs[i].extent)[0])
     by_input |= {i: by_input[found.targets[output]] for i, output in found.shared}
-    numbers = [i for i, t in enumerate(exact) if t.is_floating_point()]
-    slopes = torch.autograd.grad(expected, [exact[i] for i in numbers], cotangent.double())
+    moving = [i for i, t in enumerate(exact) if t.requires_grad]
+    slopes = torch.autograd.grad(expected, [exact[i] for i in moving], cotangent.double())
     wanted = [expected, *slopes]
-    have = [outputs[0], *(by_input[i] for i in numbers)]
+    have = [outputs[0], *(by_input[i] for i in moving)]
     have = [h.reshape(w.shape) for h, w in zip(have, wanted, strict=True)]
     return Emulated(have, [w.detach() for w in wanted], text)

@@ -236,7 +236,7 @@ def test_a_mistake_in_an_imported_module_is_told_with_its_place(
         (("dump", ""), "the chain is empty"),
         (("dump", "relu |"), "\n  relu |\n       ^\n"),
         (("dump", "where(a, b)"), "wanted a condition"),
-        (("dump", "max_pool2d(2) | relu"), "pooling must be the last step"),
+        (("dump", "max_pool2d(2, 0) | relu"), "stride wants one size or 2"),
         (("dump", "layernorm(9)", "--shape", "2,3,4,5"), "normalized_shape is (9,)"),
         (("dump", "add_channel", "--operand", "bias=4", "--shape", "2,3"), "wanted (3,)"),
         (("dump", "add(b)", "--operand", "b=4", "--shape", "2,3"), "does not broadcast"),

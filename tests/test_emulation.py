@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, assume, given, seed, settings
 from strategies import chains, is_accepted
 
 from fusegen import dsl
-from fusegen.lower import stages
+from fusegen.segments import segments
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ to translate for")
 
@@ -80,6 +80,35 @@ CASES = [
     # Windows.
     (_POOL, (2, 8, 6, 16), [(8,)], {}, "window"),
     (_POOL, (2, 3, 5, 7), [(3,)], {}, "window"),
+    ("tanh | avg_pool2d(2) | gelu | add_channel", (2, 8, 6, 16), [(8,)], {}, "window"),
+    # Noise, in every family.
+    ("gelu | dropout(0.3) | mul_channel", (3, 5, 7, 9), [(5,)], {}, "pointwise inner"),
+    ("dropout(0.3) | add(b) | gelu", (333, 33), [(33,)], {}, "outer"),
+    (f"dropout(0.5) | {_NORM} | dropout", (300, 64), [(64,)] * 2, {}, "row"),
+    (f"{_NORM} | dropout(0.1)", (5, 8192), [(8192,)] * 2, {}, "row"),
+    (f"{_CHANNEL} | dropout(0.1)", (2, 96, 5, 8), [(96,)] * 2, {}, "column"),
+    (f"{_CHANNEL} | dropout(0.1)", (2, 96, 5, 8), [(96,)] * 2, {"layout": "channels_last"}, "row"),
+    ("dropout(0.2) | max_pool2d(2) | dropout", (2, 8, 6, 16), [], {}, "window"),
+    ("dropout2d(0.4) | tanh", (3, 8, 5, 4), [], {"layout": "channels_last"}, "pointwise"),
+    (
+        "dropout(0.2) | max_pool2d(3, 2, 1) | dropout",
+        (2, 3, 7, 9),
+        [],
+        {"layout": "channels_last"},
+        "slide cover",
+    ),
+    # Windows that overlap, and that cross the edge.
+    ("relu | max_pool2d(3, 2, 1)", (2, 3, 7, 9), [], {}, "slide cover"),
+    ("relu | max_pool2d(3, 2, 1)", (2, 3, 7, 9), [], {"layout": "channels_last"}, "slide cover"),
+    ("mul(w) | max_pool2d(2, 1, 0, 2)", (2, 3, 5, 6), [(5, 1)], {}, "slide cover"),
+    (
+        "mul_channel | avg_pool3d(3, 2, 1, True, False) | tanh",
+        (1, 2, 4, 5, 6),
+        [(2,)],
+        {},
+        "slide cover",
+    ),
+    ("adaptive_avg_pool2d((3, 2)) | gelu | add_channel", (2, 3, 7, 5), [(3,)], {}, "slide cover"),
     (_POOL, (2, 8, 6, 16), [(8,)], {"layout": "channels_last"}, "window"),
     # Maxima, positions and sums of any axes.
     ("gelu | softmax(-1) | mul(2)", (9, 70), [], {}, "inner"),
@@ -179,7 +208,7 @@ def test_random_chains_compute_what_torch_does(share: int, tmp_path: Path) -> No
     done = []
 
     def check(case) -> None:
-        assume(is_accepted(case) and 0 not in case.x and len(stages(dsl.parse(case.text))) == 1)
+        assume(is_accepted(case) and 0 not in case.x and len(segments(dsl.parse(case.text))) == 1)
         torch.manual_seed(3)
         shapes = [shape for _, shape in case.operands]
         found = run(case.text, case.x, shapes, tmp_path / str(len(done)), dtype="float64")

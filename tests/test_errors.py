@@ -254,7 +254,13 @@ CHAINS = {
     "an unknown op": ("gelo", ["'gelo'", "did you mean 'gelu'?"]),
     "an attribute": ("leaky_relu('steep')", ["leaky_relu"]),
     "an argument's name": ("leaky_relu(slope=1)", ["'slope'", "leaky_relu"]),
-    "overlapping windows": ("max_pool2d(3, stride=2)", ["windows cannot overlap"]),
+    "windows that do not move": ("max_pool2d(3, stride=0)", ["stride", "at least 1, got 0"]),
+    "too much padding": ("max_pool2d(3, 2, 2)", ["at most half", "spans 3", "got 2"]),
+    "padding for three axes": ("avg_pool2d(3, 2, (1, 1, 1))", ["one size or 2", "(1, 1, 1)"]),
+    "windows of nothing": ("avg_pool1d(0)", ["kernel_size wants one size, each at least 1"]),
+    "a divisor of 0": ("avg_pool2d(2, divisor_override=0)", ["divisor_override cannot be 0"]),
+    "a norm of infinity": ("lp_pool2d(inf, 2)", ["norm_type wants a number other than 0"]),
+    "no parts": ("adaptive_avg_pool2d(0)", ["output_size wants one size or 2", "got 0"]),
 }
 
 
@@ -267,11 +273,6 @@ def test_a_bad_chain_is_told(mistake):
         assert part in str(caught.value)
 
 
-def test_pooling_comes_last():
-    with pytest.raises(UnsupportedError, match="must be the last step"):
-        fusegen.compile("max_pool2d(2) | gelu")
-
-
 def test_a_chain_cannot_end_in_a_condition():
     with pytest.raises(UnsupportedError, match=r"gt\(0\): the chain ends in a condition.*where"):
         fusegen.compile("gt(0)")(ones(*X))
@@ -280,7 +281,7 @@ def test_a_chain_cannot_end_in_a_condition():
 def test_every_mistake_is_one_kind_of_error():
     for call in (
         lambda: fusegen.compile("gelo"),
-        lambda: fusegen.compile("max_pool2d(2) | gelu"),
+        lambda: fusegen.compile("max_pool2d(3, 0)"),
         lambda: fusegen.compile("gelu")(3),
     ):
         with pytest.raises(FusegenError):

@@ -65,6 +65,16 @@ CASES = {
         Situation(),
     ),
     "max_pool": ("leaky_relu(0.2) | mul_channel | leaky_relu(0.2) | max_pool3d(2)", Situation()),
+    "overlapping_max_pool": (
+        "relu | max_pool2d(3, 2, 1) | add_channel",
+        Situation(shape=(2, 3, 9, 12)),
+    ),
+    "avg_pool_between": ("gelu | avg_pool2d(2) | mul_channel | tanh", Situation()),
+    "dropout": ("gelu | dropout(0.1) | add_channel", Situation(layout="channels_last")),
+    "dropout_before_avg_pool": (
+        "dropout | avg_pool2d(3, 2, 1, True, False) | add_channel",
+        Situation(shape=(2, 8, 6, 16)),
+    ),
     "layernorm_then_max_pool": ("layernorm | max_pool2d(2)", Situation()),
     "masked": (
         "sub_channel | masked_fill(mask, 0) | to(bfloat16) | to(float32) | mul_channel",

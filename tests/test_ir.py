@@ -21,9 +21,10 @@ from evaluator import (
 )
 from hypothesis import given, settings
 
-from fusegen import ir
+from fusegen import ir, windowing
 from fusegen.errors import ChainError
 from fusegen.ir import Expr, Graph, const, count, position, primitive, reduce, show, tensor
+from fusegen.verification import verify
 
 X, Y, CHANNEL, ROW, COLUMN, SCALAR = LEAVES
 many = settings(max_examples=250, deadline=None, derandomize=True)
@@ -218,7 +219,7 @@ def test_axes_need_a_tensor() -> None:
 
 
 def test_windows_are_the_twins_of_their_axes() -> None:
-    assert ir.windows(X, (-2, -1)) == {1, 2}
+    assert windowing.windows(X, (-2, -1)) == {1, 2}
 
 
 # --- walking and rewriting ---
@@ -260,7 +261,7 @@ def test_rebuilding_works_the_extent_out_anew() -> None:
 @given(recipes)
 def test_every_graph_that_is_built_passes_the_verifier(recipe: Recipe) -> None:
     roots = build(recipe)
-    ir.verify(Graph(LEAVES, tuple((f"out_{i}", root) for i, root in enumerate(roots))))
+    verify(Graph(LEAVES, tuple((f"out_{i}", root) for i, root in enumerate(roots))))
     assert ir.rewrite(roots, lambda node: node) == roots
 
 
@@ -283,7 +284,7 @@ INDEX = tensor("index", {-3, -2}, 3, "index")
 )
 def test_the_verifier_refuses_a_broken_graph(graph: Graph) -> None:
     with pytest.raises((AssertionError, ChainError)):
-        ir.verify(graph)
+        verify(graph)
 
 
 # --- the evaluator ---

@@ -8,7 +8,7 @@ import pytest
 from fusegen import chain, ir
 from fusegen.bind import bind
 from fusegen.errors import ArgumentError, UnsupportedError
-from fusegen.lower import lower, stages
+from fusegen.lower import lower
 from fusegen.promotion import FLOATING, promote
 
 
@@ -140,22 +140,6 @@ def test_fp32_parameters_of_a_narrower_value_leave_it_narrow():
     for narrow in ("float16", "bfloat16"):
         found = bound("layernorm(weight)", (4, 5), (5,), dtype=narrow, dtypes=["float32"])
         assert found.dtype == narrow
-
-
-# Stages.
-
-
-def test_pooling_after_a_reduction_is_a_stage_of_its_own():
-    assert [c.text for c in stages(chain("layernorm(w) | gelu | max_pool2d(2)"))] == [
-        "layernorm(w) | gelu",
-        "max_pool2d(2)",
-    ]
-    assert len(stages(chain("mul(w) | max_pool2d(2)"))) == 1
-
-
-def test_nothing_may_follow_pooling():
-    with pytest.raises(UnsupportedError, match=r"max_pool2d\(2\): pooling must be the last step"):
-        stages(chain("max_pool2d(2) | gelu"))
 
 
 # The graph.

@@ -71,7 +71,8 @@ each_case = pytest.mark.parametrize(("name", "example", "dtype"), CASES)
 
 
 def shape_of(name: str) -> tuple[int, ...]:
-    return SHAPE[1:] if OPS[name].window_axes == 2 else SHAPE
+    axes = OPS[name].window_axes or OPS[name].channel_axes
+    return (*SHAPE[:2], *SHAPE[-axes:]) if axes else SHAPE
 
 
 def operand_shapes(name: str, example: Chain) -> list[tuple[int, ...]]:
@@ -95,7 +96,8 @@ def is_mask(example: Chain, operand: str) -> bool:
 
 
 def is_pointwise(name: str) -> bool:
-    return OPS[name].ulp is not None and OPS[name].window_axes == 0
+    found = OPS[name]
+    return found.ulp is not None and found.window_axes == found.channel_axes == 0
 
 
 def steps_apart(dtype: torch.dtype, name: str, device: str) -> float:
@@ -111,6 +113,8 @@ def steps_apart(dtype: torch.dtype, name: str, device: str) -> float:
 
 @each_case
 def test_an_op_is_as_accurate_as_eager(name, example, dtype, device):
+    if name == "avg_pool3d" and device == "cpu" and dtype in (torch.float16, torch.bfloat16):
+        pytest.skip("torch has no avg_pool3d of 16 bits on CPUs to compare with")
     tensors = [
         torch.randn(s, dtype=torch.float64)
         for s in (shape_of(name), *operand_shapes(name, example))

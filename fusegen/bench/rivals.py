@@ -16,7 +16,8 @@ from torch.nn.functional import gelu, layer_norm, leaky_relu, max_pool3d
 
 from fusegen import dsl, ir
 from fusegen.bench.works import Work
-from fusegen.bind import Bound, bind
+from fusegen.bind import bind
+from fusegen.bound import Bound
 from fusegen.describe import is_mask
 from fusegen.lower import lower
 from fusegen.runtime import Fused

@@ -42,8 +42,19 @@ class Chain:
         return _settle(self.written)
 
     @cached_property
-    def operands(self) -> tuple[str, ...]:
+    def drawn(self) -> tuple[str, ...]:
+        """The operands that each call draws: the seeds of noise."""
+        return tuple(n for n in self.operands if any(p.is_drawn for _, p in self.uses(n)))
+
+    @cached_property
+    def given(self) -> tuple[str, ...]:
         """The tensors that a call takes after x, in the order in which the chain names them."""
+        drawn = set(self.drawn)
+        return tuple(name for name in self.operands if name not in drawn)
+
+    @cached_property
+    def operands(self) -> tuple[str, ...]:
+        """The tensors that the chain works on after x: those given, and those drawn."""
         kept = {name for step in self.steps for name in step.names}
         named = (name for step in self.steps for _, name in step.operands if name not in kept)
         return tuple(dict.fromkeys(named))

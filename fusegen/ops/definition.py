@@ -53,7 +53,8 @@ class Op(Definition):
     samples are values of its attributes to test it with, in their order. ulp is how far an fp32
     result may be from eager's on the same device: 0 is bitwise equal, None is not promised.
     equal is what torch calls it, where the reference is a callable; "" where torch has no such.
-    check takes all attributes by keyword and returns what is wrong with them, if anything.
+    check takes all attributes by keyword and returns what is wrong with them, if anything. draws
+    takes them too, and tells whether the noise that the op may take is drawn.
     """
 
     doc: str = ""
@@ -64,6 +65,7 @@ class Op(Definition):
     is_primitive: bool = False
     equal: str = ""
     check: Callable[..., str | None] | None = None
+    draws: Callable[..., bool] | None = None
 
     @property
     def summary(self) -> str:
@@ -84,7 +86,8 @@ class Op(Definition):
     def examples(self) -> tuple[Chain, ...]:
         """A one-step chain for each sample, without optional operands and with all of them."""
         constants = [p.name for p in self.parameters if p.takes_constant]
-        tensors = [p.name for p in self.parameters if p.takes_tensor and not p.required]
+        tensors = [p.name for p in self.parameters if p.takes_tensor and not p.is_drawn]
+        tensors = [name for name in tensors if not self.parameter(name).required]
         found = []
         for sample in self.samples:
             values = dict(zip(constants, sample, strict=False))
@@ -136,7 +139,16 @@ class Op(Definition):
                 )
             elif name is None and p.takes_tensor and p.required:
                 operands.append((p.name, UNNAMED))
-        return Step(self.name, self._attributes(given), tuple(operands), definition=self)
+        attributes = self._attributes(given)
+        if all(p != name for p, _ in self.drawn(attributes) for name, _ in operands):
+            operands += self.drawn(attributes)
+        return Step(self.name, attributes, tuple(operands), definition=self)
+
+    def drawn(self, attributes: Iterable[tuple[str, Attribute]]) -> list[tuple[str, str]]:
+        """The operand for the noise that a step with these attributes draws, still without name."""
+        if self.draws is None or not self.draws(**dict(attributes)):
+            return []
+        return [(p.name, UNNAMED) for p in self.parameters if p.is_drawn]
 
     def _attributes(self, given: Mapping[str, object]) -> tuple[tuple[str, Attribute], ...]:
         attributes: list[tuple[str, Attribute]] = []

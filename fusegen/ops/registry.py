@@ -11,7 +11,7 @@ from fusegen.ir import Expr
 from fusegen.ops.chain import RESERVED
 from fusegen.ops.definition import ALIASES, OPS, Op
 from fusegen.ops.schema import Attribute, parameters_of
-from fusegen.ops.step import STRUCTURAL, Shaping
+from fusegen.ops.step import STRUCTURAL, Shaping, Windowing
 
 
 @overload
@@ -24,6 +24,7 @@ def op(
     ulp: int | None = None,
     aliases: Iterable[str] = (),
     window_axes: int = 0,
+    windowing: Windowing | None = None,
     same_dtype: bool = False,
     keeps_dtype: bool = False,
     shaping: Shaping = "same",
@@ -31,7 +32,9 @@ def op(
     training: str = "",
     statistics: Callable[[Expr], tuple[Expr, Expr]] | None = None,
     equal: str = "",
+    channel_axes: int = 0,
     check: Callable[..., str | None] | None = None,
+    draws: Callable[..., bool] | None = None,
 ) -> Callable[[Callable[..., Expr]], Op]: ...
 def op(
     function: Callable[..., Expr] | None = None,
@@ -41,6 +44,7 @@ def op(
     ulp: int | None = None,
     aliases: Iterable[str] = (),
     window_axes: int = 0,
+    windowing: Windowing | None = None,
     same_dtype: bool = False,
     keeps_dtype: bool = False,
     shaping: Shaping = "same",
@@ -48,7 +52,9 @@ def op(
     training: str = "",
     statistics: Callable[[Expr], tuple[Expr, Expr]] | None = None,
     equal: str = "",
+    channel_axes: int = 0,
     check: Callable[..., str | None] | None = None,
+    draws: Callable[..., bool] | None = None,
 ) -> Op | Callable[[Callable[..., Expr]], Op]:
     """Register a function of expressions as an operation under its own name.
 
@@ -70,6 +76,7 @@ def op(
                 ulp=ulp,
                 aliases=tuple(aliases),
                 window_axes=window_axes,
+                windowing=windowing,
                 same_dtype=same_dtype,
                 keeps_dtype=keeps_dtype,
                 shaping=shaping,
@@ -77,7 +84,9 @@ def op(
                 training=training,
                 statistics=statistics,
                 equal=equal,
+                channel_axes=channel_axes,
                 check=check,
+                draws=draws,
             )
         )
 

@@ -15,7 +15,7 @@ from fusegen.errors import ChainError
 from fusegen.ir import Expr, Kind
 
 Role = Literal["operand", "attribute", "either"]
-Placement = Literal["broadcast", "channel", "trailing", "slope", "mask"]
+Placement = Literal["broadcast", "channel", "trailing", "slope", "mask", "noise", "channel_noise"]
 Attribute = float | int | str | tuple[int, ...] | None
 
 # Annotations of operands. Plain Expr is any tensor that broadcasts; these say how it lies, and Mask
@@ -24,6 +24,9 @@ Channel = Annotated[Expr, "channel"]
 Trailing = Annotated[Expr, "trailing"]
 Slope = Annotated[Expr, "slope"]
 Mask = Annotated[Expr, "mask"]
+# What a call draws itself: uniform in [0, 1), for every element or for every channel of a sample.
+Noise = Annotated[Expr, "noise"]
+ChannelNoise = Annotated[Expr, "channel_noise"]
 
 _PLACEMENTS: Mapping[object, Placement] = {
     Expr: "broadcast",
@@ -31,6 +34,8 @@ _PLACEMENTS: Mapping[object, Placement] = {
     Trailing: "trailing",
     Slope: "slope",
     Mask: "mask",
+    Noise: "noise",
+    ChannelNoise: "channel_noise",
 }
 # What an operand of each placement is called in a signature.
 _SPELLED: Mapping[Placement, str] = {
@@ -39,6 +44,8 @@ _SPELLED: Mapping[Placement, str] = {
     "trailing": "Trailing",
     "slope": "Slope",
     "mask": "Mask",
+    "noise": "Noise",
+    "channel_noise": "Noise",
 }
 # Names that an annotation written as a string may use wherever the function stands.
 _KNOWN_NAMES = {
@@ -47,6 +54,8 @@ _KNOWN_NAMES = {
     "Trailing": Trailing,
     "Slope": Slope,
     "Mask": Mask,
+    "Noise": Noise,
+    "ChannelNoise": ChannelNoise,
     "Literal": Literal,
 }
 
@@ -74,7 +83,8 @@ class Parameter:
     An operand is a tensor named in the chain, an attribute a constant of it, and either takes both.
     placement says where an operand's values lie: "channel", one for each index of the op's `axis`;
     "trailing", along the axes that the op normalises; "slope", one, or one for each index of axis
-    1; "broadcast", as torch broadcasts; "mask", the same, of a bool tensor's conditions.
+    1; "broadcast", as torch broadcasts; "mask", the same, of a bool tensor's conditions. "noise"
+    and "channel_noise" are drawn by each call, one for each element, or channel of a sample.
     """
 
     name: str
@@ -101,6 +111,11 @@ class Parameter:
     def kind(self) -> Kind:
         """What a tensor in its place holds: conditions, or numbers."""
         return "truth" if self.placement == "mask" else "number"
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether a call draws it, and is not given it."""
+        return self.placement in ("noise", "channel_noise")
 
     @property
     def takes_constant(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,6 +12,7 @@ from typing import Literal
 from fusegen import ir
 from fusegen.ir import Expr
 from fusegen.ops.schema import Attribute, Parameter, spell
+from fusegen.windowing import Slide, Window, size_of, sliding
 
 Shaping = Literal["same", "reduce", "squeeze", "unsqueeze"]
 
@@ -19,6 +21,9 @@ RUNNING = ("running_mean", "running_var")
 COUNTER = "num_batches_tracked"
 
 STRUCTURAL = ("keep", "recall")
+# Tiles of more elements are not held by one thread, but walked as sliding windows are.
+_LARGEST_TILE = 256
+Windowing = Callable[..., tuple[Window, ...] | None]
 UNNAMED = ""  # stands for the name of an operand that the chain will name
 
 
@@ -26,25 +31,28 @@ UNNAMED = ""  # stands for the name of an operand that the chain will name
 class Definition:
     """What a step needs to know of its operation: the mathematics and the parameters after x.
 
-    window_axes is how many trailing axes the operation pools, with windows of its attribute
-    kernel_size. shaping says what becomes of the axes: "reduce" leaves one wide or drops those of
-    its attribute dim, "squeeze" and "unsqueeze" drop and add axes of one value. groups names the
-    attribute that says into how many groups axis 1 is split: the body then sees two axes there.
-    keeps_dtype is for an operation whose result has x's type, whatever its parameters have.
-    statistics gives the mean and the variance that update running_mean and running_var while the
-    attribute that `training` names is true.
+    window_axes is how many trailing axes the operation pools. windowing takes their lengths, and
+    the attributes by keyword, and gives the windows along each; or None where it is whole axes
+    that are reduced. Without it they are tiles of the attribute kernel_size. shaping says what
+    becomes of the axes: "reduce" leaves one wide or drops those of its attribute dim, "squeeze" and
+    "unsqueeze" drop and add axes of one value. groups names the attribute that says into how many
+    groups axis 1 is split: the body then sees two axes there. keeps_dtype is for an operation whose
+    result has x's type, whatever its parameters have. statistics gives the mean and the variance
+    that update running_mean and running_var while the attribute that `training` names is true.
     """
 
     name: str
     function: Callable[..., Expr]
     parameters: tuple[Parameter, ...]
     window_axes: int = 0
+    windowing: Windowing | None = None
     same_dtype: bool = False
     keeps_dtype: bool = False
     shaping: Shaping = "same"
     groups: str = ""
     training: str = ""
     statistics: Callable[[Expr], tuple[Expr, Expr]] | None = None
+    channel_axes: int = 0  # how many axes a channel has that is dropped as a whole; 0 if any number
 
     @property
     def is_builtin(self) -> bool:
@@ -83,6 +91,23 @@ class Step:
         if self.definition is not None:
             inside = _arguments(self, self.definition.parameters)
         return f"{self.op}({', '.join(inside)})" if inside else self.op
+
+    def windows(self, lengths: tuple[int, ...]) -> tuple[Window, ...] | None:
+        """A pooling step's windows along axes of these lengths; None for whole axes."""
+        attributes = dict(self.attributes)
+        if self.definition is not None and self.definition.windowing is not None:
+            found = self.definition.windowing(lengths, **attributes)
+        else:
+            size = attributes["kernel_size"]
+            sizes = (size,) * len(lengths) if isinstance(size, int) else size
+            assert isinstance(sizes, tuple)
+            found = tuple(sliding(n, k) for n, k in zip(lengths, sizes, strict=True))
+        if found is None:
+            return None
+        is_large = math.prod(map(size_of, found)) > _LARGEST_TILE
+        if is_large or any(isinstance(w, Slide) for w in found):
+            return tuple(w if isinstance(w, Slide) else Slide(w, w) for w in found)
+        return found
 
     @cached_property
     def fingerprint(self) -> str:

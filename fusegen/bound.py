@@ -1,0 +1,81 @@
+"""What binding a chain to shapes gives: where its values and operands lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fusegen import ir
+from fusegen.axes import Axes, Shape
+from fusegen.ops import Chain
+from fusegen.windowing import Window
+
+
+@dataclass(frozen=True)
+class Operand:
+    """How one operand lies on the graph's axes."""
+
+    name: str
+    extent: ir.Extent
+    kind: ir.Kind = "number"  # or "truth", of a tensor of bool
+    is_pooled: bool = False  # whether it first meets a value that has been pooled
+    is_noise: bool = False  # whether it is drawn
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a step's values lie: for each axis that its body sees, the graph's axes.
+
+    axes are those of the value that the step works on, after its operands have widened it; x and
+    operands (by parameter) are lined up with them from the end.
+    """
+
+    axes: Axes
+    x: Axes
+    operands: tuple[tuple[str, Axes], ...]
+    dtype: str  # of the value before the step, where the step asks for it; else nothing
+
+
+@dataclass(frozen=True)
+class Update:
+    """A step that updates running statistics: the names of its tensors, by parameter, and the
+    share of the new in them; None where that is one part in num_batches_tracked.
+    """
+
+    step: int
+    tensors: tuple[tuple[str, str], ...]
+    momentum: float | None
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A chain with everything that shapes decide: what lower() needs, and the result's shape and
+    type.
+    """
+
+    chain: Chain
+    domain: Shape  # the size of each of the graph's axes, before pooling
+    x: Operand
+    operands: tuple[Operand, ...]  # those that are read, in the chain's order
+    dtype: str  # of the result, as eager promotes
+    windows: tuple[tuple[int, Window], ...]  # (axis, windows), of a pooling step
+    places: tuple[Place | None, ...]  # by step; None for those that only name a value
+    slots: Axes  # the graph's axes in the place of each of x's
+    result: Axes
+    result_shape: Shape
+    updates: tuple[Update, ...] = ()
+
+    @property
+    def pattern(self) -> tuple[object, ...]:
+        """All that lower() depends on: equal patterns give equal graphs."""
+        operands = (self.x, *self.operands)
+        lie = tuple((o.extent, o.kind, o.is_pooled, o.is_noise) for o in operands)
+        return len(self.domain), lie, self.windows, self.places, self.result
+
+    def memory_order(self, order_of_x: Sequence[int] | None) -> tuple[int, ...]:
+        """The graph's axes, outermost in memory first, from x's; as they are counted where x, or
+        what is known of its order, does not say.
+        """
+        logical = tuple(range(-len(self.domain), 0))
+        order = tuple(a for axis in order_of_x or () for a in self.slots[axis])
+        return order if sorted(order) == list(logical) else logical

@@ -1,0 +1,155 @@
+"""A chain told as kernels: what each holds, reads and writes, what is saved, and what it must cost.
+
+The limit of a kernel is what its bytes take at a given bandwidth. A tensor that one kernel writes
+and the next reads counts twice, as if no cache were there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from fusegen import ir
+from fusegen.bound import Bound
+from fusegen.describe import Module, Situation, modules
+from fusegen.emission import make_entry
+from fusegen.kernel import Buffer, Entry, Kernel
+from fusegen.ops import Chain
+from fusegen.program import Program
+from fusegen.target import ITEM_BYTES
+from fusegen.windowing import windows_along
+
+H200_GB_PER_S = 4290.0
+
+_WHAT = {
+    "pointwise": "element by element",
+    "row": "rows on the chip",
+    "column": "strided rows on the chip",
+    "window": "pooling windows side by side",
+    "slide": "pooling windows that overlap or cross the edge, a thread each",
+    "cover": "elements, each from the windows that cover it",
+    "inner": "one pass, sums along it",
+    "outer": "one pass, sums down columns",
+    "finalise": "partial sums added up",
+}
+
+
+def explain(chain: Chain, target: str, situation: Situation, bandwidth: float) -> str:
+    """The kernels of a chain, forward and backward; bandwidth is in GB/s.
+
+    Raises ArgumentError for a situation that the chain does not fit.
+    """
+    found = modules(chain, target, situation, grad=True)
+    lines = [chain.text]
+    totals: dict[str, float] = {}
+    for number, module in enumerate(found, start=1):
+        if len(found) > 1:
+            reason = f", cut here: {module.segment.reason}" if number > 1 else ""
+            lines += ["", f"segment {number} of {len(found)}: {module.segment.chain.text}{reason}"]
+        for program in module.programs:
+            told, moved = _program(module, program, bandwidth)
+            lines += ["", *told]
+            totals[program.name] = totals.get(program.name, 0.0) + moved
+    lines.append("")
+    for name, moved in totals.items():
+        lines.append(f"{name} in all: {_bytes(moved)}, {_limit(moved, bandwidth)}")
+    lines.append(f"at {bandwidth:g} GB/s")
+    return "\n".join(lines)
+
+
+def _program(module: Module, program: Program, bandwidth: float) -> tuple[list[str], float]:
+    entry = make_entry(program, module.signature)
+    lines = [program.name]
+    total = 0.0
+    for kernel in entry.kernels:
+        read = {b.name: _size(b, entry, module.bound) for _, b in kernel.inputs}
+        written = {b.name: _size(b, entry, module.bound) for b, _ in kernel.stores}
+        moved = sum((*read.values(), *written.values()))
+        total += moved
+        lines.append(f"  {kernel.name}: {_WHAT[kernel.family]}; {_limit(moved, bandwidth)}")
+        steps = _steps(kernel)
+        if steps:
+            lines.append(f"    holds  {' | '.join(steps)}")
+        lines.append(f"    reads  {_listed(read)}")
+        lines.append(f"    writes {_listed(written)}")
+        if kernel.sums:
+            lines.append(f"    sums   {', '.join(b.name for _, b in kernel.sums)}, small")
+    if program.name == "forward":
+        lines += _saved(module, program, entry)
+    return lines, total
+
+
+def _steps(kernel: Kernel) -> list[str]:
+    """The steps whose result, or whose cotangent, a kernel computes."""
+    roots = [e for _, e in kernel.stores]
+    reductions = [r for stage in kernel.stages for r in stage]
+    roots += [e for r in reductions for e in (r.value, r.index) if e is not None]
+    roots += [value for pairs in kernel.held for _, value in pairs]
+    if kernel.family != "finalise":  # whose terms another kernel has computed
+        roots += [r.value for r, _ in kernel.sums]
+    own = {leaf for r in reductions for _, leaf in r.results}
+    inside = {n for n in ir.topological(roots) if n.op not in ("input", "const")} | own
+    return list(dict.fromkeys(m.comment for m in kernel.marks if m.node in inside))
+
+
+def _saved(module: Module, program: Program, entry: Entry) -> list[str]:
+    """What the backward reads of the forward; the rest it computes again."""
+    if len(module.programs) < 2:
+        return []
+    backward = module.programs[1]
+    wanted = set(backward.input_names)
+    buffers = {b.name: b for b in entry.arguments}
+    own = {n: _size(buffers[n], entry, module.bound) for n in program.output_names if n != "out"}
+    saved = {n: size for n, size in own.items() if n in wanted}
+    lines = [f"  saves  {_listed(saved)}"] if saved else []
+    again = [n for n in program.input_names if n in wanted]
+    kept = {n: _size(buffers[n], entry, module.bound) for n in again}
+    lines.append(f"  keeps  {_listed(kept)}" if kept else "  keeps  none of its inputs")
+    inside = {n for n in ir.topological(backward.graph.roots) if n.op not in ("input", "const")}
+    steps = {m.comment for m in program.marks}
+    recomputed = dict.fromkeys(
+        m.comment for m in backward.marks if m.comment in steps and m.node in inside
+    )
+    if recomputed:
+        lines.append(f"  recomputes in the backward: {' | '.join(recomputed)}")
+    return lines
+
+
+def _size(buffer: Buffer, entry: Entry, bound: Bound) -> int:
+    """The bytes of a tensor; noise is a seed."""
+    if buffer.dtype == "noise":
+        return 8
+    grouping = entry.grouping
+    pooled = {a: windows_along(w, bound.domain[a]) for a, w in bound.windows}
+    windowed = {
+        a
+        for i, g in enumerate(grouping.pooled)
+        if -1 - i in buffer.extent
+        for a in grouping.axes[g]
+    }
+    count = 1
+    for group in buffer.extent:
+        if group < 0:
+            if not buffer.is_windowed:
+                count *= grouping.windows[-1 - group]
+            continue
+        for axis in grouping.axes[group]:
+            is_whole = axis not in pooled or (axis in windowed and buffer.is_windowed)
+            count *= bound.domain[axis] if is_whole else pooled[axis]
+    return count * ITEM_BYTES[buffer.dtype]
+
+
+def _listed(sizes: dict[str, int]) -> str:
+    return ", ".join(f"{name} {_bytes(size)}" for name, size in sizes.items()) or "nothing"
+
+
+def _bytes(count: float) -> str:
+    units: Iterable[tuple[str, float]] = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+    for unit, size in units:
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{math.floor(count)} B"
+
+
+def _limit(count: float, bandwidth: float) -> str:
+    return f"at least {count / bandwidth / 1e3:.3g} us"

@@ -1,0 +1,222 @@
+"""Segments: a chain cut where one part must be finished before the next can begin.
+
+Between two cuts, everything is one graph and, as far as the scheduler can, one kernel. A chain is
+cut before a pooling step whose windows would otherwise reach into another reduction's result or
+another pooling's; behind a pooling, before whatever is more than a function of each window's result
+alone; and where a value is kept that is used beyond a cut, since it has to be in memory there. What
+stands before a pooling is computed again for every window that reads it, where that is cheap; else
+it is written once, and there is a cut.
+
+Everything here is told by the chain alone, without shapes: so a chain has one number of segments.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, takewhile
+
+from fusegen import ir
+from fusegen.axes import Shape
+from fusegen.bind import bind
+from fusegen.bound import Bound
+from fusegen.errors import ChainError, UnsupportedError
+from fusegen.ir import Expr
+from fusegen.ops import Chain, Definition, Step
+from fusegen.target import FUNCTIONS
+from fusegen.windowing import Slide
+
+# How often one element's value may be computed for the windows that share it, without and with
+# calls of mathematical functions: beyond, it is written once and read again.
+_MOST_TIMES, _MOST_TIMES_DEAR = 16, 4
+_MOST_AXES = 8
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A chain between two cuts.
+
+    It begins with the value named source, or where that is None with what the segment before ends
+    with. entering and leaving are the names under which its first and its last value are needed by
+    later segments. reason says why it does not run together with the segment before.
+    """
+
+    chain: Chain
+    source: str | None = None
+    entering: tuple[str, ...] = ()
+    leaving: tuple[str, ...] = ()
+    reason: str = ""
+
+
+def segments(chain: Chain) -> tuple[Segment, ...]:
+    """The chain in segments: one, where nothing demands more."""
+    steps = chain.steps
+    if not any(s.definition is not None and s.definition.window_axes for s in steps):
+        return (Segment(chain),)  # all that cuts a chain is pooling
+    cuts: dict[int, str] = {}
+    facts = [_facts(step) for step in steps]
+    while (cut := _next_cut(steps, facts, cuts)) is not None:
+        cuts[cut[0]] = cut[1]
+    if not cuts:
+        return (Segment(chain),)
+    bounds = [0, *sorted(cuts), len(steps)]
+    kept_at = {s.names[0]: i for i, s in enumerate(steps) if s.op == "keep"}
+    crossing = {
+        name
+        for begin, end in pairwise(bounds)
+        for name in _mentioned(steps[begin:end])
+        if name in kept_at and kept_at[name] < begin
+    }
+    found = []
+    for begin, end in pairwise(bounds):
+        inner = [*steps[begin:end]]
+        source = None
+        while inner and inner[0].op == "recall" and inner[0].names[0] in crossing:
+            source = inner.pop(0).names[0]
+        if all(s.is_structural for s in inner):
+            raise UnsupportedError(
+                f"{chain.text}: it ends in a value from before {steps[begin - 1].text}; leave out "
+                "the steps that follow that value"
+            )
+        entering = [s.names[0] for s in takewhile(lambda s: s.is_structural, inner)]
+        leaving = [s.names[0] for s in takewhile(lambda s: s.op == "keep", reversed(inner))]
+        part = Chain(tuple(s for s in inner if s.op != "keep" or s.names[0] not in leaving))
+        found.append(
+            Segment(
+                part,
+                source,
+                tuple(n for n in entering if n in crossing),
+                tuple(n for n in leaving if n in crossing),
+                cuts.get(begin, ""),
+            )
+        )
+    return tuple(found)
+
+
+def bind_all(
+    found: Iterable[Segment], x: tuple[Shape, str], operands: Mapping[str, tuple[Shape, str]]
+) -> tuple[Bound, ...]:
+    """Each segment bound to what it is called with: (shape, dtype name) of x and the operands.
+
+    Raises ArgumentError for the first step that does not fit.
+    """
+    known, bounds = dict(operands), []
+    for segment in found:
+        x = x if segment.source is None else known[segment.source]
+        known |= dict.fromkeys(segment.entering, x)
+        bound = bind(segment.chain, x, {n: known[n] for n in segment.chain.operands})
+        bounds.append(bound)
+        x = (bound.result_shape, bound.dtype)
+        known |= dict.fromkeys(segment.leaving, x)
+    return tuple(bounds)
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What cutting needs to know of a step."""
+
+    is_pooling: bool = False
+    is_reducing: bool = False
+    is_dear: bool = False  # it calls functions
+    times: float = 1.0  # how often a pooling reads an element
+
+
+def _facts(step: Step) -> _Facts:
+    definition = step.definition
+    if definition is None:
+        return _Facts()
+    nodes = _body(step, definition)
+    is_dear = any(node.op in FUNCTIONS for node in nodes)
+    if definition.window_axes:
+        found = step.windows((1 << 20,) * definition.window_axes)
+        if found is None:  # of whole axes: a reduction like any other
+            return _Facts(is_reducing=True, is_dear=is_dear)
+        slides = [w for w in found if isinstance(w, Slide)]
+        times = math.prod(w.size / w.stride if w.stride else 2.0 for w in slides)
+        return _Facts(is_pooling=True, is_dear=is_dear, times=times)
+    return _Facts(is_reducing=any(n.op == "reduce" for n in nodes), is_dear=is_dear)
+
+
+def _body(step: Step, definition: Definition) -> list[Expr]:
+    """The nodes of an operation's body, on as many axes as any has."""
+
+    def leaf(name: str, kind: ir.Kind = "number") -> Expr:
+        return ir.tensor(name, range(-_MOST_AXES, 0), _MOST_AXES, kind)
+
+    x = leaf("x")
+    operands = {
+        name: leaf(f"operand {name}", definition.parameter(name).kind) for name, _ in step.operands
+    }
+    attributes = dict(step.attributes)
+    if "eps" in attributes and attributes["eps"] is None:
+        attributes["eps"] = 1.0  # that of an element type, which is not known here
+    try:
+        return ir.topological([definition.function(x, **operands, **attributes)])
+    # A condition that meets a number here, which no reduction has; or an axis that no tensor has.
+    except (TypeError, ChainError, IndexError):
+        return []
+
+
+def _mentioned(steps: Iterable[Step]) -> list[str]:
+    """The names that steps use."""
+    names: list[str] = []
+    for step in steps:
+        names += step.names if step.op == "recall" else [name for _, name in step.operands]
+    return names
+
+
+def _next_cut(
+    steps: Sequence[Step], facts: Sequence[_Facts], cuts: Mapping[int, str]
+) -> tuple[int, str] | None:
+    """A cut that is still needed: the step to begin with, and why."""
+    kept_at: dict[str, int] = {}
+    start = 0
+    before = pool = None  # the steps that reduce and pool, in this segment
+    is_dear = is_begun = False
+    met: set[str] = set()  # names used before the pooling
+    for i, (step, fact) in enumerate(zip(steps, facts, strict=True)):
+        if i in cuts:
+            start, before, pool, is_dear, is_begun, met = i, None, None, False, False, set()
+        if step.op == "keep":
+            kept_at[step.names[0]] = i
+            continue
+        reason = ""
+        for name in _mentioned([step]):
+            at = kept_at.get(name, i)
+            if at < start and (cut := _cut_at_keep(steps, cuts, at)):
+                return cut, f"{steps[at].text} is used again by {step.text}, from memory"
+            if step.op == "recall" and at < start:
+                reason = f"{step.text} goes on with a value that an earlier kernel left"
+            if pool is not None and (start <= at < pool or name in met):
+                reason = f"{step.text} uses what is there before the pooling at each window"
+        if fact.is_pooling and pool is not None:
+            reason = f"{step.text} takes its windows over the result of {steps[pool].text}"
+        elif fact.is_pooling and before is not None:
+            reason = f"{step.text} takes its windows over the result of {steps[before].text}"
+        elif fact.times > (_MOST_TIMES_DEAR if is_dear else _MOST_TIMES):
+            reason = f"{step.text} reads each element {fact.times:g} times, too often to compute it"
+        elif pool is not None and fact.is_reducing:
+            reason = f"{step.text} reduces the result of {steps[pool].text}"
+        if reason and is_begun:
+            return i, reason
+        if step.op == "recall":
+            continue
+        is_begun = True
+        is_dear = is_dear or fact.is_dear
+        if fact.is_pooling:
+            pool = i
+        elif fact.is_reducing:
+            before = i
+        if pool is None or pool == i:
+            met.update(_mentioned([step]))
+    return None
+
+
+def _cut_at_keep(steps: Sequence[Step], cuts: Collection[int], at: int) -> int | None:
+    """Where to cut so that a kept value is in memory; None where it is already."""
+    begin = max((c for c in cuts if c <= at), default=0)
+    end = min((c for c in cuts if c > at), default=len(steps))
+    is_first = all(s.is_structural for s in steps[begin:at])
+    is_last = all(s.op == "keep" for s in steps[at:end])
+    return None if is_first or is_last else at + 1

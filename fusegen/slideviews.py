@@ -1,0 +1,166 @@
+"""Sliding windows as the templates see them: where a window's elements lie, and which windows
+cover an element.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from fusegen import ir
+from fusegen.indexing import Read
+from fusegen.statements import ElementFunction, leaf_name
+from fusegen.views import KernelView
+
+_MOST_UNROLLED = 9
+
+
+class SlideView(KernelView):
+    """A slide or cover kernel as its template sees it.
+
+    Along a pooled group, <word> is the window's index and <word>_at the element's.
+    """
+
+    @property
+    def threads(self) -> int:
+        """Threads in a block."""
+        return 256
+
+    @property
+    def unrolled(self) -> int:
+        """How many positions of a window are on their way at once."""
+        return min(self.window_size, _MOST_UNROLLED)
+
+    @property
+    def alongs(self) -> list[tuple[str, str, str, str]]:
+        """For each pooled group with a window here: a name for its geometry, the type, and the
+        sizes of the whole and of the pooled axis.
+        """
+        found = []
+        for i, (slide, group) in enumerate(
+            zip(self.grouping.slides, self.grouping.pooled, strict=True)
+        ):
+            if -1 - i in self._windows:
+                kind = f"Slide<{slide.size}, {slide.stride}, {slide.padding}, {slide.dilation}>"
+                kind = f"Parts<{slide.size}>" if slide.parts else kind
+                whole = f"sizes.{self.grouping.names[group]}_unpooled.value"
+                found.append((self.along(-1 - i), kind, whole, self.size_of(group)))
+        return found
+
+    @property
+    def _windows(self) -> set[int]:
+        """The window groups that anything here is about."""
+        counted = (n for n in ir.topological(self.expressions) if n.op == "covered")
+        return {*self.reduced, *(w for n in counted for w in ir.axes_of(n))}
+
+    def along(self, window: int) -> str:
+        """What the geometry of a window group is called."""
+        return f"along_{self.word(self.pooled_by(window))}"
+
+    def pooled_by(self, window: int) -> int:
+        """The group that a window group splits."""
+        return self.grouping.pooled[-1 - window]
+
+    def element_word(self, group: int) -> str:
+        """The index of an element along a pooled group."""
+        return f"{self.word(group)}_at"
+
+    @property
+    def unroll(self) -> bool:
+        """Whether the target's compiler wants to be told to unroll."""
+        return self.target.is_flat
+
+    @property
+    def covered(self) -> list[tuple[str, str]]:
+        """(name, how many positions a window has) of every such number."""
+        nodes = [n for n in ir.topological(self.expressions) if n.op == "covered"]
+        found = {}
+        for node in nodes:
+            call = "padded" if node.attrs[1] else "covered"
+            parts = [
+                f"{self.along(w)}.{call}({self.word(self.pooled_by(w))})" for w in ir.axes_of(node)
+            ]
+            found[leaf_name(node, self.grouping.names)] = " * ".join(parts)
+        return sorted(found.items())
+
+    def fixed(self, function: ElementFunction) -> list[Read]:
+        """What a function reads that is the same all over a window."""
+        return [r for r in self.reads_of(function) if not r.is_within]
+
+    def within(self, function: ElementFunction) -> list[Read]:
+        """What a function reads that differs within a window."""
+        return [r for r in self.reads_of(function) if r.is_within]
+
+    @property
+    def fixed_reads(self) -> list[Read]:
+        """What is the same all over a window."""
+        return [r for r in self.reads if not r.is_within]
+
+    def inside(self, windows: Sequence[int] | None = None) -> str:
+        """Whether the current position of the current window is in the tensor."""
+        tests = [
+            f"{self.along(w)}.has({self.word(self.pooled_by(w))}, {self.word(w)})"
+            for w in (self.reduced if windows is None else windows)
+        ]
+        return " && ".join(tests) or "true"
+
+    def windows_in(self, store: Read) -> tuple[int, ...]:
+        """The window groups along which a store varies."""
+        return tuple(w for w in self.reduced if w in store.extent)
+
+    @property
+    def elements(self) -> str:
+        """In a cover kernel: how many elements there are, where the launch is set up."""
+        return " * ".join(f"static_cast<int64_t>({size}.value)" for _, size in self._places) or "1"
+
+    @property
+    def _places(self) -> list[tuple[str, str]]:
+        """(index, size) for each group of a cover kernel's domain."""
+        covered = {self.pooled_by(w) for w in self.reduced}
+        return [
+            (self.element_word(g), f"sizes.{self.grouping.names[g]}_unpooled")
+            if g in covered
+            else (self.word(g), f"sizes.{self.grouping.names[g]}")
+            for g in self.domain
+        ]
+
+    def element_lines(self, index: str) -> list[str]:
+        """Lines that take the index of an element apart."""
+        lines: list[str] = []
+        places = self._places
+        for depth in range(len(places) - 1, -1, -1):
+            word, size = places[depth]
+            if depth == 0:
+                lines.append(f"const Index {word} = {index};")
+                break
+            above = f"above_{word}"
+            lines.append(f"const Index {above} = divide({index}, {size});")
+            lines.append(f"const Index {word} = {index} - {above} * {size}.value;")
+            index = above
+        return lines
+
+    def task_lines(self, index: str) -> list[str]:
+        """Lines that take the index of a window apart."""
+        return self.taken_apart(index, self.domain, set(self.domain))
+
+    def window_lines(self) -> list[str]:
+        """Lines that take position_value, a position in a window, apart."""
+        return self.taken_apart("position_value", self.reduced, set(self.reduced))
+
+    @property
+    def window_size(self) -> int:
+        """The number of positions in a window, at most."""
+        return math.prod(self.grouping.windows[-1 - g] for g in self.reduced)
+
+    def offset(self, read: Read) -> str:
+        """A tensor's element offset from the indices, which are locals by then."""
+        if not read.buffer.is_windowed:
+            return super().offset(read)
+        text = ""
+        for group in (g for g in read.buffer.extent if g >= 0):
+            coordinate, size = self.word(group), self.size_of(group)
+            if group in self.grouping.pooled:
+                coordinate = self.element_word(group)
+                size = f"sizes.{self.grouping.names[group]}_unpooled.value"
+            text = coordinate if not text else f"({text}) * {size} + {coordinate}"
+        return text or "0"

@@ -1,0 +1,238 @@
+// fusegen 0.1.0   chain d8963ba78a90   signature forward: out float32, scale float32, x float32; 32-bit offsets
+//   gelu | avg_pool2d(2) | mul_channel(scale) | tanh
+#include <cstdint>
+#include <cuda_runtime.h>
+
+using Index = uint32_t;
+
+// A size with what it takes to divide by it: two instructions instead of twenty, for dividends below 2^31.
+struct Size {
+  uint32_t value, multiplier, shift;
+};
+
+static Size size_of(int64_t value) {
+  uint32_t shift = 0;
+  while ((uint64_t{1} << shift) < static_cast<uint64_t>(value)) ++shift;
+  const uint64_t excess = (uint64_t{1} << 32) * ((uint64_t{1} << shift) - value);
+  return {static_cast<uint32_t>(value), static_cast<uint32_t>(excess / value + 1), shift};
+}
+
+namespace {
+
+[[maybe_unused]] __device__ __forceinline__ Index divide(Index n, Size d) { return (__umulhi(n,
+    d.multiplier) + n) >> d.shift; }
+
+template <typename Stored>
+__device__ __forceinline__ Stored widen(Stored x) {
+  return x;
+}
+
+template <typename Stored, typename Value>
+__device__ __forceinline__ Stored narrow(Value x) {
+  return static_cast<Stored>(x);
+}
+
+// N neighbours, moved by one access.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T at[N];
+};
+
+template <typename T, int N>
+__device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
+  return widen(pack.at[lane]);
+}
+
+template <int Bytes>
+struct Bits;
+template <>
+struct Bits<16> {
+  using type = uint4;
+};
+template <>
+struct Bits<8> {
+  using type = uint2;
+};
+template <>
+struct Bits<4> {
+  using type = unsigned int;
+};
+template <>
+struct Bits<2> {
+  using type = unsigned short;
+};
+template <>
+struct Bits<1> {
+  using type = unsigned char;
+};
+
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load(const T* from) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  Pack<T, N> pack;
+  *reinterpret_cast<Whole*>(&pack) = *reinterpret_cast<const Whole*>(from);
+  return pack;
+}
+
+template <int N, typename T>
+__device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
+}
+
+// Neighbours in as few accesses as their size allows, where they begin at a multiple of it; else one by one.
+template <bool kIsWide, int N, typename T>
+__device__ __forceinline__ void load_line(const T* from, T (&to)[N]) {
+  constexpr int kBytes = N * sizeof(T),
+      kLanes = kIsWide ? (kBytes % 16 == 0 ? 16 : kBytes & -kBytes) / sizeof(T) : 1;
+  using Whole = typename Bits<sizeof(T) * kLanes>::type;
+#pragma unroll
+  for (int i = 0; i < N; i += kLanes) {
+    Pack<T, kLanes> pack;
+    *reinterpret_cast<Whole*>(&pack) = *reinterpret_cast<const Whole*>(from + i);
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) to[i + lane] = pack.at[lane];
+  }
+}
+
+template <bool kIsWide, int N, typename T>
+__device__ __forceinline__ void store_line(const T (&from)[N], T* to) {
+  constexpr int kBytes = N * sizeof(T),
+      kLanes = kIsWide ? (kBytes % 16 == 0 ? 16 : kBytes & -kBytes) / sizeof(T) : 1;
+#pragma unroll
+  for (int i = 0; i < N; i += kLanes) {
+    Pack<T, kLanes> pack;
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) pack.at[lane] = from[i + lane];
+    store(to + i, pack);
+  }
+}
+
+template <typename T>
+struct Sum {
+  T total = 0;
+  __device__ void add(T term) { total += term; }
+  template <typename U>
+  __device__ void merge(const Sum<U>& other) {
+    total += other.total;
+  }
+  __device__ T sum() const { return total; }
+};
+
+struct ForwardSizes {
+  Size outer, axis_1, axis_2, inner, axis_2_unpooled, inner_unpooled;
+};
+
+__device__ __forceinline__ void forward_window_stage_1(const float x, float& total_term) {
+  // gelu
+  total_term = x * 0.5f * (1.0f + erff(x * 0.707106769f));
+}
+
+__device__ __forceinline__ void forward_window_row_values(const float total, const float scale, float& out) {
+  // avg_pool2d(2)
+  const float after_avg_pool2d = total / 4.0f;
+  // mul_channel(scale)
+  const float after_mul_channel = after_avg_pool2d * scale;
+  // tanh
+  out = tanhf(after_mul_channel);
+}
+
+// Reads x, scale by (axis_1); writes out.
+template <bool kIsWide>
+__global__ void __launch_bounds__(256)
+forward_window(const float* __restrict__ x, const float* __restrict__ scale, float* __restrict__ out,
+    ForwardSizes sizes) {
+  constexpr int kWindows = kIsWide ? 2 : 1;  // side by side
+  const Index results = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.inner.value;
+  const Index result = (static_cast<Index>(blockIdx.x) * 256 + threadIdx.x) * kWindows;
+  if (result >= results) return;
+  const Index above_inner = divide(result, sizes.inner);
+  const Index inner = result - above_inner * sizes.inner.value;
+  const Index above_axis_2 = divide(above_inner, sizes.axis_2);
+  const Index axis_2 = above_inner - above_axis_2 * sizes.axis_2.value;
+  const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
+  const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
+  const Index outer = above_axis_1;
+  float x_in[2][kWindows * 2];
+#pragma unroll
+  for (int line = 0; line < 2; ++line) {
+    const Index window_1 = line;
+    constexpr Index window_2 = 0;
+    load_line<kIsWide>(x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + (axis_2 * 2 + window_1)) * sizes.inner_unpooled.value + (inner * 2 + window_2), x_in[line]);
+  }
+  const float scale_value = widen(scale[axis_1]);
+  float out_out[kWindows];
+#pragma unroll
+  for (int beside = 0; beside < kWindows; ++beside) {
+    Sum<float> total_sum;
+#pragma unroll
+    for (int position_value = 0; position_value < 4; ++position_value) {
+      const float x_value = widen(x_in[position_value / 2][beside * 2 + position_value % 2]);
+      float total_term_value;
+      forward_window_stage_1(x_value, total_term_value);
+      total_sum.add(total_term_value);
+    }
+    const float total_value = total_sum.sum();
+    float out_value;
+    forward_window_row_values(total_value, scale_value, out_value);
+    out_out[beside] = narrow<float>(out_value);
+  }
+  store_line<kIsWide>(out_out,
+      out + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner);
+}
+
+}  // namespace
+
+// Scratch memory, handed out piece by piece; with no base it only counts.
+struct Scratch {
+  char* base;
+  int64_t used = 0;
+  template <typename T>
+  T* take(int64_t count) {
+    T* const piece = reinterpret_cast<T*>(base + used);
+    used += (count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
+    return piece;
+  }
+};
+
+// The caller's device stays current.
+struct DeviceGuard {
+  int previous = 0;
+  explicit DeviceGuard(int device) {
+    cudaGetDevice(&previous);
+    if (previous != device) cudaSetDevice(device);
+    else previous = -1;
+  }
+  ~DeviceGuard() {
+    if (previous >= 0) cudaSetDevice(previous);
+  }
+};
+
+static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// a: x, scale, out, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, inner, axis_2_unpooled, inner_unpooled, device, stream.
+// Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
+extern "C" int64_t run_forward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const float*>(a[0]);
+  auto* const scale = reinterpret_cast<const float*>(a[1]);
+  auto* const out = reinterpret_cast<float*>(a[2]);
+  const bool is_measuring = a[3] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[3])};
+  const ForwardSizes sizes{ size_of(a[4]), size_of(a[5]), size_of(a[6]), size_of(a[7]), size_of(a[8]),
+      size_of(a[9]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[11]);
+  const int device = static_cast<int>(a[10]);
+  const DeviceGuard guard(device);
+  if (is_measuring) return scratch.used;
+  {
+    // Where each line begins at a multiple of their size, 2 windows go in wide accesses.
+    const bool is_wide = sizes.inner_unpooled.value % 4 == 0 && (reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(out)) % 16 == 0;
+    const auto run = is_wide ? forward_window<true> : forward_window<false>;
+    const int64_t windows = is_wide ? 2 : 1;
+    const auto blocks = static_cast<unsigned>(ceil_divide(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value), 256 * windows));
+    run<<<blocks, 256, 0, stream>>>(x, scale, out, sizes);
+  }
+  return -static_cast<int64_t>(cudaGetLastError());
+}
+
+extern "C" const char* error_text(int64_t code) { return cudaGetErrorString(static_cast<cudaError_t>(-code)); }

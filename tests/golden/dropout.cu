@@ -1,0 +1,252 @@
+// fusegen 0.1.0   chain 8c68499c9411   signature forward: bias float32, noise noise, out float32, x float32; 32-bit offsets
+//   gelu | dropout(0.1, noise) | add_channel(bias)
+#include <cstdint>
+#include <cuda_runtime.h>
+
+using Index = uint32_t;
+
+// A size with what it takes to divide by it: two instructions instead of twenty, for dividends below 2^31.
+struct Size {
+  uint32_t value, multiplier, shift;
+};
+
+static Size size_of(int64_t value) {
+  uint32_t shift = 0;
+  while ((uint64_t{1} << shift) < static_cast<uint64_t>(value)) ++shift;
+  const uint64_t excess = (uint64_t{1} << 32) * ((uint64_t{1} << shift) - value);
+  return {static_cast<uint32_t>(value), static_cast<uint32_t>(excess / value + 1), shift};
+}
+
+namespace {
+
+[[maybe_unused]] __device__ __forceinline__ Index divide(Index n, Size d) { return (__umulhi(n,
+    d.multiplier) + n) >> d.shift; }
+
+template <typename Stored>
+__device__ __forceinline__ Stored widen(Stored x) {
+  return x;
+}
+
+template <typename Stored, typename Value>
+__device__ __forceinline__ Stored narrow(Value x) {
+  return static_cast<Stored>(x);
+}
+
+// N neighbours, moved by one access.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T at[N];
+};
+
+template <typename T, int N>
+__device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
+  return widen(pack.at[lane]);
+}
+
+template <int Bytes>
+struct Bits;
+template <>
+struct Bits<16> {
+  using type = uint4;
+};
+template <>
+struct Bits<8> {
+  using type = uint2;
+};
+template <>
+struct Bits<4> {
+  using type = unsigned int;
+};
+template <>
+struct Bits<2> {
+  using type = unsigned short;
+};
+template <>
+struct Bits<1> {
+  using type = unsigned char;
+};
+
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load(const T* from) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  Pack<T, N> pack;
+  *reinterpret_cast<Whole*>(&pack) = *reinterpret_cast<const Whole*>(from);
+  return pack;
+}
+
+template <int N, typename T>
+__device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
+}
+
+// Uniform in [0, 1), in steps of 2^-24: the seed is stepped on by the place and its bits are mixed, as splitmix64 has it.
+__device__ __forceinline__ float noise_at(int64_t seed, uint64_t place) {
+  uint64_t mixed = static_cast<uint64_t>(seed) + (place + 1) * 0x9e3779b97f4a7c15u;
+  mixed = (mixed ^ (mixed >> 30)) * 0xbf58476d1ce4e5b9u;
+  mixed = (mixed ^ (mixed >> 27)) * 0x94d049bb133111ebu;
+  mixed ^= mixed >> 31;
+  return static_cast<float>(mixed >> 40) * 0x1p-24f;
+}
+
+struct ForwardSizes {
+  Size outer, middle, inner;
+};
+
+struct ForwardDrawnNoise {
+  const int64_t* seed;
+  ForwardSizes sizes;
+  Index from = 0;
+  __device__ __forceinline__ Index place(Index offset) const {
+    const Index above_inner = divide(offset, sizes.inner);
+    const Index inner = offset - above_inner * sizes.inner.value;
+    const Index above_middle = divide(above_inner, sizes.middle);
+    const Index middle = above_inner - above_middle * sizes.middle.value;
+    const Index outer = above_middle;
+    return ((outer) * sizes.inner.value + inner) * sizes.middle.value + middle;
+  }
+  template <typename Offset>
+  __device__ __forceinline__ ForwardDrawnNoise operator+(Offset offset) const {
+    return {seed, sizes, from + static_cast<Index>(offset)};
+  }
+  template <typename Offset>
+  __device__ __forceinline__ float operator[](Offset offset) const { return noise_at(*seed,
+      place(from + static_cast<Index>(offset))); }
+};
+
+template <int N>
+__device__ __forceinline__ Pack<float, N> load(ForwardDrawnNoise from) {
+  Pack<float, N> pack;
+#pragma unroll
+  for (int lane = 0; lane < N; ++lane) pack.at[lane] = from[lane];
+  return pack;
+}
+
+template <int N>
+__device__ __forceinline__ Pack<float, N> load_again(ForwardDrawnNoise from) {
+  return load<N>(from);
+}
+
+template <int N>
+__device__ __forceinline__ void send(Pack<float, N>* to, ForwardDrawnNoise from) {
+  *to = load<N>(from);
+}
+
+template <bool kIsWide, int N>
+__device__ __forceinline__ void load_line(ForwardDrawnNoise from, float (&to)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) to[i] = from[i];
+}
+
+__device__ __forceinline__ void forward_pointwise_values(const float noise, const float x, const float bias,
+    float& out) {
+  // gelu
+  const float after_gelu = x * 0.5f * (1.0f + erff(x * 0.707106769f));
+  // dropout(0.1, noise)
+  const float after_dropout = noise >= 0.100000024f ? after_gelu * 1.11111116f : 0.0f;
+  // add_channel(bias)
+  out = after_dropout + bias;
+}
+
+// Reads noise, x, bias by (inner); writes out.
+__global__ void __launch_bounds__(128, 2)
+forward_pointwise(const ForwardDrawnNoise noise, const float* __restrict__ x, const float* __restrict__ bias,
+    float* __restrict__ out, ForwardSizes sizes, Index count) {
+  constexpr int kLanes = 4, kPacks = 4;
+  const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 128 + threadIdx.x) * kLanes;
+  Pack<float, kLanes> noise_in[kPacks];
+  Pack<float, kLanes> x_in[kPacks];
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = first + static_cast<Index>(p) * 128 * kLanes;
+    if (i + kLanes > count) break;
+    noise_in[p] = load<kLanes>(noise + i);
+    x_in[p] = load<kLanes>(x + i);
+  }
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = first + static_cast<Index>(p) * 128 * kLanes;
+    if (i >= count) return;
+    const Index above_inner = divide(i, sizes.inner);
+    const Index inner = i - above_inner * sizes.inner.value;
+    const bool is_whole = i + kLanes <= count && sizes.inner.value - inner >= kLanes;
+    if (is_whole) {
+      Pack<float, kLanes> out_out;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float noise_value = widen(noise_in[p], lane);
+        const float x_value = widen(x_in[p], lane);
+        const float bias_value = widen(bias[inner + lane]);
+        float out_value;
+        forward_pointwise_values(noise_value, x_value, bias_value, out_value);
+        out_out.at[lane] = narrow<float>(out_value);
+      }
+      store(out + i, out_out);
+    } else {
+      for (Index j = i; j < count && j < i + kLanes; ++j) {
+        const Index above_inner = divide(j, sizes.inner);
+        const Index inner = j - above_inner * sizes.inner.value;
+        const float bias_value = widen(bias[inner]);
+        const float noise_value = widen(noise[j]);
+        const float x_value = widen(x[j]);
+        float out_value;
+        forward_pointwise_values(noise_value, x_value, bias_value, out_value);
+        out[j] = narrow<float>(out_value);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+// Scratch memory, handed out piece by piece; with no base it only counts.
+struct Scratch {
+  char* base;
+  int64_t used = 0;
+  template <typename T>
+  T* take(int64_t count) {
+    T* const piece = reinterpret_cast<T*>(base + used);
+    used += (count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
+    return piece;
+  }
+};
+
+// The caller's device stays current.
+struct DeviceGuard {
+  int previous = 0;
+  explicit DeviceGuard(int device) {
+    cudaGetDevice(&previous);
+    if (previous != device) cudaSetDevice(device);
+    else previous = -1;
+  }
+  ~DeviceGuard() {
+    if (previous >= 0) cudaSetDevice(previous);
+  }
+};
+
+static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// a: x, noise, bias, out, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
+// Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
+extern "C" int64_t run_forward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const float*>(a[0]);
+  auto* const bias = reinterpret_cast<const float*>(a[2]);
+  auto* const out = reinterpret_cast<float*>(a[3]);
+  const bool is_measuring = a[4] == -1;
+  if (!is_measuring && ((a[0] | a[1] | a[3]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
+  const ForwardSizes sizes{ size_of(a[5]), size_of(a[6]), size_of(a[7]) };
+  const ForwardDrawnNoise noise{reinterpret_cast<const int64_t*>(a[1]), sizes};
+  const auto stream = reinterpret_cast<cudaStream_t>(a[9]);
+  const int device = static_cast<int>(a[8]);
+  const DeviceGuard guard(device);
+  if (is_measuring) return scratch.used;
+  {
+    const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value);
+    const auto blocks = static_cast<unsigned>(ceil_divide(count, 2048));
+    forward_pointwise<<<blocks, 128, 0, stream>>>(noise, x, bias, out, sizes, static_cast<Index>(count));
+  }
+  return -static_cast<int64_t>(cudaGetLastError());
+}
+
+extern "C" const char* error_text(int64_t code) { return cudaGetErrorString(static_cast<cudaError_t>(-code)); }

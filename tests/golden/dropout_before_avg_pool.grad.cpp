@@ -1,0 +1,510 @@
+// fusegen 0.1.0   chain 903a2d1ee013   signature forward+backward: bias float32, d_bias float32, d_out float32, d_x float32, noise noise, out float32, x float32; 64-bit offsets
+//   dropout(noise) | avg_pool2d(3, 2, 1, ceil_mode=True, count_include_pad=False) | add_channel(bias)
+#include <Python.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+using Index = int64_t;
+
+namespace {
+
+struct Size {
+  Index value;
+};
+
+inline Index divide(Index n, Size d) { return n / d.value; }
+
+template <typename To, typename From>
+inline To bits_of(From x) {
+  static_assert(sizeof(To) == sizeof(From));
+  To bits;
+  __builtin_memcpy(&bits, &x, sizeof(To));
+  return bits;
+}
+
+template <typename Stored>
+inline Stored widen(Stored x) {
+  return x;
+}
+
+template <typename Stored, typename Value>
+inline Stored narrow(Value x) {
+  return static_cast<Stored>(x);
+}
+
+// Scratch memory, handed out piece by piece; with no base it only counts.
+struct Scratch {
+  char* base;
+  Index used = 0;
+  template <typename T>
+  T* take(Index count) {
+    T* const piece = reinterpret_cast<T*>(base + used);
+    used += (count * static_cast<Index>(sizeof(T)) + 63) / 64 * 64;
+    return piece;
+  }
+};
+
+// Work is cut into pieces that depend on the sizes alone, never on the number of threads: so are the results.
+constexpr Index kPiece = 16384;
+
+inline Index pieces_of(Index length) { return std::max<Index>(1, (length + kPiece - 1) / kPiece); }
+
+// Below this many elements one thread does it all: waking another costs more.
+constexpr Index kSerial = 16384;
+
+// Elements are worked on by lines: up to so many neighbours, widened into arrays, so that conversions,
+// arithmetic and sums are a plain loop each. Arithmetic goes on to a whole vector, over copies of the last
+// element, so that no short row ends in scalar calls.
+constexpr Index kLine = 512;
+
+inline Index padded(Index width) { return (width + 15) / 16 * 16; }
+
+// The end of a line is filled up with copies of its last element.
+template <typename Value>
+inline void pad(Value* line, Index width) {
+  const Value last = line[width - 1];
+  for (Index i = width; i < padded(width); ++i) line[i] = last;
+}
+
+// Elements of the arithmetic's own type that fill whole vectors are worked on where they lie.
+template <Index stride, typename Stored, typename Value>
+inline bool is_line(Index width) {
+  return std::is_same<Stored, Value>::value && stride == 1 && width == padded(width);
+}
+
+// A line to read; room is where it is put if it cannot stay.
+template <Index stride, typename Stored, typename Value>
+inline const Value* load(const Stored* from, Index width, Value* room) {
+  if (is_line<stride, Stored, Value>(width)) return reinterpret_cast<const Value*>(from);
+#pragma omp simd
+  for (Index i = 0; i < width; ++i) room[i] = static_cast<Value>(widen(from[i * stride]));
+  pad(room, width);
+  return room;
+}
+
+// A line to be written before store.
+template <Index stride, typename Stored, typename Value>
+inline Value* target(Stored* to, Index width, Value* room) {
+  return is_line<stride, Stored, Value>(width) ? reinterpret_cast<Value*>(to) : room;
+}
+
+template <Index stride, typename Stored, typename Value>
+inline void store(const Value* line, Index width, Stored* to) {
+  if (is_line<stride, Stored, Value>(width)) return;
+#pragma omp simd
+  for (Index i = 0; i < width; ++i) to[i * stride] = narrow<Stored>(line[i]);
+}
+
+// Fresh memory comes in pages of 4 KiB, whose faults cost more than most chains (writing 55 MB: 15 ms, and 4
+// in large pages). So large outputs ask for those, as torch's allocator does under THP_MEM_ALLOC_ENABLE.
+template <typename Stored>
+inline void expect(Stored* output, Index count) {
+#ifdef __linux__
+  constexpr uintptr_t kPage = 65536;
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(output) + kPage - 1) / kPage * kPage;
+  const uintptr_t end = reinterpret_cast<uintptr_t>(output + count) / kPage * kPage;
+  if (begin + (4u << 20) <= end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+}
+
+// Sixteen numbers side by side. gcc would add the ends of a reduction up one by one, through memory.
+template <typename Value>
+struct Lanes {
+  typedef Value Pack __attribute__((vector_size(16 * sizeof(Value))));
+  Pack at = {};
+  void load(const Value* from) { __builtin_memcpy(&at, from, sizeof(at)); }
+  Value sum() const {
+    Value left[16];
+    __builtin_memcpy(left, &at, sizeof(at));
+    fold<8>(left);
+    fold<4>(left);
+    fold<2>(left);
+    return left[0] + left[1];
+  }
+  template <int half>
+  static void fold(Value* left) {
+    for (int i = 0; i < half; ++i) left[i] += left[i + half];
+  }
+};
+
+inline Index whole(Index width) { return width / 16 * 16; }
+
+template <typename Value>
+inline double sum_of(const Value* line, Index width) {
+  Lanes<Value> lanes, next;
+  for (Index i = 0; i < whole(width); i += 16) {
+    next.load(line + i);
+    lanes.at += next.at;
+  }
+  Value total = lanes.sum();
+  for (Index i = whole(width); i < width; ++i) total += line[i];
+  return total;
+}
+
+struct Sum {
+  double total = 0;
+  void merge(const Sum& other) { total += other.total; }
+  template <typename Value>
+  void add(const Value* line, Index width) {
+    total += sum_of(line, width);
+  }
+  double sum() const { return total; }
+};
+
+// Windows along one axis: window i takes the elements begin(i) + j * kDilation, j < kSize, as far as there are any.
+template <int kSize, int kStride, int kPadding, int kDilation>
+struct Slide {
+  int elements, windows;
+  inline int begin(Index window) const { return static_cast<int>(window) * kStride - kPadding; }
+  inline int at(Index window,
+      Index position) const { return begin(window) + static_cast<int>(position) * kDilation; }
+  inline bool has(Index window, Index position) const {
+    const int element = at(window, position);
+    return element >= 0 && element < elements;
+  }
+  inline int covered(Index window) const {
+    const int from = begin(window), to = from + kSize;
+    return (to < elements ? to : elements) - (from > 0 ? from : 0);
+  }
+  inline int padded(Index window) const {
+    const int from = begin(window), to = from + kSize;
+    return (to < elements + kPadding ? to : elements + kPadding) - from;
+  }
+  // The first and the last window that may cover an element, and the position in one; -1 if it does not.
+  inline int first(Index element) const {
+    const int from = static_cast<int>(element) + kPadding - (kSize - 1) * kDilation;
+    return from > 0 ? (from + kStride - 1) / kStride : 0;
+  }
+  inline int last(Index element) const {
+    const int to = (static_cast<int>(element) + kPadding) / kStride;
+    return to < windows ? to : windows - 1;
+  }
+  inline int position(Index element, int window) const {
+    const int distance = static_cast<int>(element) - begin(window);
+    return distance % kDilation == 0 ? distance / kDilation : -1;
+  }
+};
+
+// An axis divided into parts as evenly as may be: neighbours share an element where it does not come out even. kSize is the most one has.
+template <int kSize>
+struct Parts {
+  int elements, windows;
+  inline int begin(Index window) const { return static_cast<int>(static_cast<int64_t>(window) * elements / windows); }
+  inline int end(Index window) const {
+    return static_cast<int>(((static_cast<int64_t>(window) + 1) * elements + windows - 1) / windows);
+  }
+  inline int at(Index window, Index position) const { return begin(window) + static_cast<int>(position); }
+  inline bool has(Index window, Index position) const { return at(window, position) < end(window); }
+  inline int covered(Index window) const { return end(window) - begin(window); }
+  inline int first(Index element) const { return static_cast<int>(static_cast<int64_t>(element) * windows / elements); }
+  inline int last(Index element) const {
+    return static_cast<int>(((static_cast<int64_t>(element) + 1) * windows + elements - 1) / elements) - 1;
+  }
+  inline int position(Index element, int window) const { return static_cast<int>(element) - begin(window); }
+};
+
+// What a window's elements come to, in their order.
+template <typename T>
+struct WindowSum {
+  T total = 0;
+  inline void add(T term, int) { total += term; }
+  inline T sum() const { return total; }
+};
+
+// The first maximum and where it stands; a NaN beats every number, as in torch.
+template <typename T>
+struct WindowMaximum {
+  T best = 0;
+  int at = -1;
+  inline void add(T value, int position) {
+    if (at < 0 || value > best || value != value) best = value, at = position;
+  }
+  inline T max() const { return best; }
+  inline int argmax() const { return at; }
+};
+
+template <typename T>
+struct WindowPick {
+  T value = 0;
+  inline void add(T candidate, int position, int wanted) { value = position == wanted ? candidate : value; }
+  inline T pick() const { return value; }
+};
+
+// Uniform in [0, 1), in steps of 2^-24: the seed is stepped on by the place and its bits are mixed, as splitmix64 has it.
+inline float noise_at(int64_t seed, uint64_t place) {
+  uint64_t mixed = static_cast<uint64_t>(seed) + (place + 1) * 0x9e3779b97f4a7c15u;
+  mixed = (mixed ^ (mixed >> 30)) * 0xbf58476d1ce4e5b9u;
+  mixed = (mixed ^ (mixed >> 27)) * 0x94d049bb133111ebu;
+  mixed ^= mixed >> 31;
+  return static_cast<float>(mixed >> 40) * 0x1p-24f;
+}
+
+struct ForwardSizes {
+  Size outer, axis_1, axis_2, inner, axis_2_unpooled, inner_unpooled;
+};
+
+struct ForwardDrawnNoise {
+  const int64_t* seed;
+  ForwardSizes sizes;
+  Index from = 0;
+  inline Index place(Index offset) const {
+    return offset;
+  }
+  template <typename Offset>
+  inline ForwardDrawnNoise operator+(Offset offset) const {
+    return {seed, sizes, from + static_cast<Index>(offset)};
+  }
+  template <typename Offset>
+  inline float operator[](Offset offset) const { return noise_at(*seed,
+      place(from + static_cast<Index>(offset))); }
+};
+
+template <Index stride, typename Value>
+inline const Value* load(ForwardDrawnNoise from, Index width, Value* room) {
+  for (Index i = 0; i < width; ++i) room[i] = from[i * stride];
+  pad(room, width);
+  return room;
+}
+
+template <Index size, typename Value, Index side>
+inline void split(ForwardDrawnNoise from, Index count, Value (*rooms)[side], Index place) {
+  for (Index i = 0; i < count; ++i) {
+    for (Index j = 0; j < size; ++j) rooms[j][place + i] = from[i * size + j];
+  }
+}
+
+static inline __attribute__((always_inline)) void forward_slide_stage_1(const float noise, const float x,
+    float& total_term) {
+  // dropout(noise)
+  total_term = noise >= 0.5f ? x * 2.0f : 0.0f;
+}
+
+static inline __attribute__((always_inline)) void forward_slide_row_values(const float total,
+    const float covered_window_2_window_1, const float bias, float& out) {
+  // avg_pool2d(3, 2, 1, ceil_mode=True, count_include_pad=False)
+  const float after_avg_pool2d = total / covered_window_2_window_1;
+  // add_channel(bias)
+  out = after_avg_pool2d + bias;
+}
+
+static void forward_slide(const ForwardDrawnNoise noise, const float* __restrict__ x,
+    const float* __restrict__ bias, float* __restrict__ out, const ForwardSizes sizes, int threads) {
+  expect(out, sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.inner.value);
+  [[maybe_unused]] const Slide<3, 2, 1, 1> along_axis_2{static_cast<int>(sizes.axis_2_unpooled.value),
+      static_cast<int>(sizes.axis_2.value)};
+  [[maybe_unused]] const Slide<3, 2, 1, 1> along_inner{static_cast<int>(sizes.inner_unpooled.value),
+      static_cast<int>(sizes.inner.value)};
+  const Index count = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.inner.value;
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (count * 9 > kSerial)
+  for (Index task = 0; task < count; ++task) {
+    const Index above_inner = divide(task, sizes.inner);
+    const Index inner = task - above_inner * sizes.inner.value;
+    const Index above_axis_2 = divide(above_inner, sizes.axis_2);
+    const Index axis_2 = above_inner - above_axis_2 * sizes.axis_2.value;
+    const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
+    const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
+    const Index outer = above_axis_1;
+    const float covered_window_2_window_1_value = static_cast<float>(along_inner.covered(inner) * along_axis_2.covered(axis_2));
+    const float bias_value = static_cast<float>(widen(bias[axis_1]));
+    WindowSum<float> total_sum;
+    for (int position_value = 0; position_value < 9; ++position_value) {
+      const Index above_window_2 = position_value / 3;
+      const Index window_2 = position_value - above_window_2 * 3;
+      const Index window_1 = above_window_2;
+      if (!(along_axis_2.has(axis_2, window_1) && along_inner.has(inner, window_2))) continue;
+      [[maybe_unused]] const Index axis_2_at = static_cast<Index>(along_axis_2.at(axis_2, window_1));
+      [[maybe_unused]] const Index inner_at = static_cast<Index>(along_inner.at(inner, window_2));
+      const float noise_value = static_cast<float>(widen(noise[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at]));
+      const float x_value = static_cast<float>(widen(x[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at]));
+      float total_term_value;
+      forward_slide_stage_1(noise_value, x_value, total_term_value);
+      total_sum.add(total_term_value, position_value);
+    }
+    const float total_value = total_sum.sum();
+    float out_value;
+    forward_slide_row_values(total_value, covered_window_2_window_1_value, bias_value, out_value);
+    out[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner] = narrow<float>(out_value);
+  }
+}
+
+struct BackwardSizes {
+  Size outer, axis_1, axis_2, inner, axis_2_unpooled, inner_unpooled;
+};
+
+struct BackwardDrawnNoise {
+  const int64_t* seed;
+  BackwardSizes sizes;
+  Index from = 0;
+  inline Index place(Index offset) const {
+    return offset;
+  }
+  template <typename Offset>
+  inline BackwardDrawnNoise operator+(Offset offset) const {
+    return {seed, sizes, from + static_cast<Index>(offset)};
+  }
+  template <typename Offset>
+  inline float operator[](Offset offset) const { return noise_at(*seed,
+      place(from + static_cast<Index>(offset))); }
+};
+
+template <Index stride, typename Value>
+inline const Value* load(BackwardDrawnNoise from, Index width, Value* room) {
+  for (Index i = 0; i < width; ++i) room[i] = from[i * stride];
+  pad(room, width);
+  return room;
+}
+
+template <Index size, typename Value, Index side>
+inline void split(BackwardDrawnNoise from, Index count, Value (*rooms)[side], Index place) {
+  for (Index i = 0; i < count; ++i) {
+    for (Index j = 0; j < size; ++j) rooms[j][place + i] = from[i * size + j];
+  }
+}
+
+static inline __attribute__((always_inline)) void backward_inner_values(const float d_out,
+    float& total_term) {
+  total_term = d_out;
+}
+
+static void backward_inner(const float* __restrict__ d_out, Sum* __restrict__ total_partials,
+    const BackwardSizes sizes, int threads) {
+  const Index rows = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value, length = sizes.inner.value;
+  const Index pieces = pieces_of(length);
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
+  for (Index task = 0; task < rows * pieces; ++task) {
+    const Index row = task / pieces, piece = task % pieces;
+    const Index end = std::min(length, (piece + 1) * kPiece);
+    const Index above_axis_2 = divide(row, sizes.axis_2);
+    const Index axis_2 = row - above_axis_2 * sizes.axis_2.value;
+    const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
+    const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
+    const Index outer = above_axis_1;
+    Sum total_sum;
+    for (Index first = piece * kPiece; first < end; first += kLine) {
+      const Index width = std::min(kLine, end - first);
+      const Index inner = first;
+      float d_out_room[kLine];
+      const float* const d_out_line = load<1>(d_out + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, d_out_room);
+      float total_term_line[kLine];
+#pragma omp simd
+      for (Index i = 0; i < padded(width); ++i) {
+        const float d_out_value = d_out_line[i];
+        float total_term_value;
+        backward_inner_values(d_out_value, total_term_value);
+        total_term_line[i] = total_term_value;
+      }
+      total_sum.add(total_term_line, width);
+    }
+    total_partials[(axis_1) * (sizes.outer.value * sizes.axis_2.value * pieces) + ((outer) * sizes.axis_2.value + axis_2) * pieces + piece] = total_sum;
+  }
+}
+
+static inline __attribute__((always_inline)) void backward_finalise_values(const float total, float& d_bias) {
+  d_bias = total;
+}
+
+static void backward_finalise(float* __restrict__ d_bias, const Sum* __restrict__ total_partials,
+    const BackwardSizes sizes, Index slots, int threads) {
+  expect(d_bias, sizes.axis_1.value);
+  const Index columns = 1, results = sizes.axis_1.value;
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
+  for (Index result = 0; result < results; ++result) {
+    const Index above = result / columns, column = result % columns;
+    Sum total_sum;
+    for (Index slot = 0; slot < slots; ++slot) total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
+    const float total_value = static_cast<float>(total_sum.sum());
+    const Index axis_1 = result;
+    float d_bias_value;
+    backward_finalise_values(total_value, d_bias_value);
+    d_bias[axis_1] = narrow<float>(d_bias_value);
+  }
+}
+
+static inline __attribute__((always_inline)) void backward_cover_values(const float noise, const float d_out,
+    const float covered_window_2_window_1, float& d_x) {
+  // backward, down to dropout(noise)
+  const float d_after_dropout = d_out / covered_window_2_window_1;
+  d_x = (noise >= 0.5f ? d_after_dropout : 0.0f) * 2.0f;
+}
+
+static void backward_cover(const BackwardDrawnNoise noise, const float* __restrict__ d_out,
+    float* __restrict__ d_x, const BackwardSizes sizes, int threads) {
+  expect(d_x,
+      static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2_unpooled.value) * static_cast<int64_t>(sizes.inner_unpooled.value));
+  [[maybe_unused]] const Slide<3, 2, 1, 1> along_axis_2{static_cast<int>(sizes.axis_2_unpooled.value),
+      static_cast<int>(sizes.axis_2.value)};
+  [[maybe_unused]] const Slide<3, 2, 1, 1> along_inner{static_cast<int>(sizes.inner_unpooled.value),
+      static_cast<int>(sizes.inner.value)};
+  const Index count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2_unpooled.value) * static_cast<int64_t>(sizes.inner_unpooled.value);
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (count > kSerial)
+  for (Index task = 0; task < count; ++task) {
+    const Index above_inner_at = divide(task, sizes.inner_unpooled);
+    const Index inner_at = task - above_inner_at * sizes.inner_unpooled.value;
+    const Index above_axis_2_at = divide(above_inner_at, sizes.axis_2_unpooled);
+    const Index axis_2_at = above_inner_at - above_axis_2_at * sizes.axis_2_unpooled.value;
+    const Index above_axis_1 = divide(above_axis_2_at, sizes.axis_1);
+    const Index axis_1 = above_axis_2_at - above_axis_1 * sizes.axis_1.value;
+    const Index outer = above_axis_1;
+    float d_x_sum = 0;
+    for (int axis_2 = along_axis_2.first(axis_2_at); axis_2 <= along_axis_2.last(axis_2_at); ++axis_2) {
+      [[maybe_unused]] const int window_1 = along_axis_2.position(axis_2_at, axis_2);
+      if (window_1 < 0) continue;
+      for (int inner = along_inner.first(inner_at); inner <= along_inner.last(inner_at); ++inner) {
+        [[maybe_unused]] const int window_2 = along_inner.position(inner_at, inner);
+        if (window_2 < 0) continue;
+        const float covered_window_2_window_1_value = static_cast<float>(along_inner.covered(inner) * along_axis_2.covered(axis_2));
+        const float noise_value = static_cast<float>(widen(noise[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at]));
+        const float d_out_value = static_cast<float>(widen(d_out[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner]));
+        float d_x_value;
+        backward_cover_values(noise_value, d_out_value, covered_window_2_window_1_value, d_x_value);
+        d_x_sum += d_x_value;
+      }
+    }
+    d_x[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at] = narrow<float>(d_x_sum);
+  }
+}
+
+}  // namespace
+
+// a: x, noise, bias, out, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, inner, axis_2_unpooled, inner_unpooled, threads.
+extern "C" int64_t run_forward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const float*>(a[0]);
+  auto* const bias = reinterpret_cast<const float*>(a[2]);
+  auto* const out = reinterpret_cast<float*>(a[3]);
+  const bool is_measuring = a[4] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
+  const ForwardSizes sizes{ {a[5]}, {a[6]}, {a[7]}, {a[8]}, {a[9]}, {a[10]} };
+  const ForwardDrawnNoise noise{reinterpret_cast<const int64_t*>(a[1]), sizes};
+  const int threads = static_cast<int>(a[11]);
+  if (is_measuring) return scratch.used;
+  forward_slide(noise, x, bias, out, sizes, threads);
+  return 0;
+}
+
+// a: noise, d_out, d_x, d_bias, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, inner, axis_2_unpooled, inner_unpooled, threads.
+extern "C" int64_t run_backward(const int64_t* a) {
+  auto* const d_out = reinterpret_cast<const float*>(a[1]);
+  auto* const d_x = reinterpret_cast<float*>(a[2]);
+  auto* const d_bias = reinterpret_cast<float*>(a[3]);
+  const bool is_measuring = a[4] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
+  const BackwardSizes sizes{ {a[5]}, {a[6]}, {a[7]}, {a[8]}, {a[9]}, {a[10]} };
+  const BackwardDrawnNoise noise{reinterpret_cast<const int64_t*>(a[0]), sizes};
+  const int threads = static_cast<int>(a[11]);
+  const Index total_partials_slots = sizes.outer.value * sizes.axis_2.value * pieces_of(sizes.inner.value)
+;
+  auto* const total_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.axis_1.value) * total_partials_slots);
+  if (is_measuring) return scratch.used;
+  backward_inner(d_out, total_partials, sizes, threads);
+  backward_finalise(d_bias, total_partials, sizes, total_partials_slots, threads);
+  backward_cover(noise, d_out, d_x, sizes, threads);
+  return 0;
+}

@@ -1,0 +1,233 @@
+// fusegen 0.1.0   chain 8842489dfe80   signature forward: bias float32, out float32, x float32; 32-bit offsets
+//   relu | max_pool2d(3, 2, 1) | add_channel(bias)
+#include <cstdint>
+#include <cuda_runtime.h>
+
+using Index = uint32_t;
+
+// A size with what it takes to divide by it: two instructions instead of twenty, for dividends below 2^31.
+struct Size {
+  uint32_t value, multiplier, shift;
+};
+
+static Size size_of(int64_t value) {
+  uint32_t shift = 0;
+  while ((uint64_t{1} << shift) < static_cast<uint64_t>(value)) ++shift;
+  const uint64_t excess = (uint64_t{1} << 32) * ((uint64_t{1} << shift) - value);
+  return {static_cast<uint32_t>(value), static_cast<uint32_t>(excess / value + 1), shift};
+}
+
+namespace {
+
+[[maybe_unused]] __device__ __forceinline__ Index divide(Index n, Size d) { return (__umulhi(n,
+    d.multiplier) + n) >> d.shift; }
+
+template <typename Stored>
+__device__ __forceinline__ Stored widen(Stored x) {
+  return x;
+}
+
+template <typename Stored, typename Value>
+__device__ __forceinline__ Stored narrow(Value x) {
+  return static_cast<Stored>(x);
+}
+
+// The first maximum and where it stands; a NaN beats every number, as in torch.
+template <typename T>
+struct Maximum {
+  T best = 0;
+  int at = -1;
+  __device__ void add(T value, int position) {
+    if (at < 0 || value > best || value != value) best = value, at = position;
+  }
+  __device__ T max() const { return best; }
+  __device__ int argmax() const { return at; }
+};
+
+// Windows along one axis: window i takes the elements begin(i) + j * kDilation, j < kSize, as far as there are any.
+template <int kSize, int kStride, int kPadding, int kDilation>
+struct Slide {
+  int elements, windows;
+  __device__ __forceinline__ int begin(Index window) const { return static_cast<int>(window) * kStride - kPadding; }
+  __device__ __forceinline__ int at(Index window,
+      Index position) const { return begin(window) + static_cast<int>(position) * kDilation; }
+  __device__ __forceinline__ bool has(Index window, Index position) const {
+    const int element = at(window, position);
+    return element >= 0 && element < elements;
+  }
+  __device__ __forceinline__ int covered(Index window) const {
+    const int from = begin(window), to = from + kSize;
+    return (to < elements ? to : elements) - (from > 0 ? from : 0);
+  }
+  __device__ __forceinline__ int padded(Index window) const {
+    const int from = begin(window), to = from + kSize;
+    return (to < elements + kPadding ? to : elements + kPadding) - from;
+  }
+  // The first and the last window that may cover an element, and the position in one; -1 if it does not.
+  __device__ __forceinline__ int first(Index element) const {
+    const int from = static_cast<int>(element) + kPadding - (kSize - 1) * kDilation;
+    return from > 0 ? (from + kStride - 1) / kStride : 0;
+  }
+  __device__ __forceinline__ int last(Index element) const {
+    const int to = (static_cast<int>(element) + kPadding) / kStride;
+    return to < windows ? to : windows - 1;
+  }
+  __device__ __forceinline__ int position(Index element, int window) const {
+    const int distance = static_cast<int>(element) - begin(window);
+    return distance % kDilation == 0 ? distance / kDilation : -1;
+  }
+};
+
+// An axis divided into parts as evenly as may be: neighbours share an element where it does not come out even. kSize is the most one has.
+template <int kSize>
+struct Parts {
+  int elements, windows;
+  __device__ __forceinline__ int begin(Index window) const { return static_cast<int>(static_cast<int64_t>(window) * elements / windows); }
+  __device__ __forceinline__ int end(Index window) const {
+    return static_cast<int>(((static_cast<int64_t>(window) + 1) * elements + windows - 1) / windows);
+  }
+  __device__ __forceinline__ int at(Index window,
+      Index position) const { return begin(window) + static_cast<int>(position); }
+  __device__ __forceinline__ bool has(Index window, Index position) const { return at(window,
+      position) < end(window); }
+  __device__ __forceinline__ int covered(Index window) const { return end(window) - begin(window); }
+  __device__ __forceinline__ int first(Index element) const { return static_cast<int>(static_cast<int64_t>(element) * windows / elements); }
+  __device__ __forceinline__ int last(Index element) const {
+    return static_cast<int>(((static_cast<int64_t>(element) + 1) * windows + elements - 1) / elements) - 1;
+  }
+  __device__ __forceinline__ int position(Index element,
+      int window) const { return static_cast<int>(element) - begin(window); }
+};
+
+// What a window's elements come to, in their order.
+template <typename T>
+struct WindowSum {
+  T total = 0;
+  __device__ __forceinline__ void add(T term, int) { total += term; }
+  __device__ __forceinline__ T sum() const { return total; }
+};
+
+// The first maximum and where it stands; a NaN beats every number, as in torch.
+template <typename T>
+struct WindowMaximum {
+  T best = 0;
+  int at = -1;
+  __device__ __forceinline__ void add(T value, int position) {
+    if (at < 0 || value > best || value != value) best = value, at = position;
+  }
+  __device__ __forceinline__ T max() const { return best; }
+  __device__ __forceinline__ int argmax() const { return at; }
+};
+
+template <typename T>
+struct WindowPick {
+  T value = 0;
+  __device__ __forceinline__ void add(T candidate, int position,
+      int wanted) { value = position == wanted ? candidate : value; }
+  __device__ __forceinline__ T pick() const { return value; }
+};
+
+struct ForwardSizes {
+  Size outer, axis_1, axis_2, inner, axis_2_unpooled, inner_unpooled;
+};
+
+__device__ __forceinline__ void forward_slide_stage_1(const float x, float& maximum_term) {
+  // relu
+  maximum_term = x <= 0.0f ? 0.0f : x;
+}
+
+__device__ __forceinline__ void forward_slide_row_values(const float maximum, const float bias, float& out) {
+  // add_channel(bias)
+  out = maximum + bias;
+}
+
+// Reads x, bias by (axis_1); writes out.
+__global__ void __launch_bounds__(256)
+forward_slide(const float* __restrict__ x, const float* __restrict__ bias, float* __restrict__ out,
+    ForwardSizes sizes, Index count) {
+  const Index task = static_cast<Index>(blockIdx.x) * 256 + threadIdx.x;
+  if (task >= count) return;
+  [[maybe_unused]] const Slide<3, 2, 1, 1> along_axis_2{static_cast<int>(sizes.axis_2_unpooled.value),
+      static_cast<int>(sizes.axis_2.value)};
+  [[maybe_unused]] const Slide<3, 2, 1, 1> along_inner{static_cast<int>(sizes.inner_unpooled.value),
+      static_cast<int>(sizes.inner.value)};
+  const Index above_inner = divide(task, sizes.inner);
+  const Index inner = task - above_inner * sizes.inner.value;
+  const Index above_axis_2 = divide(above_inner, sizes.axis_2);
+  const Index axis_2 = above_inner - above_axis_2 * sizes.axis_2.value;
+  const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
+  const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
+  const Index outer = above_axis_1;
+  const float bias_value = static_cast<float>(widen(bias[axis_1]));
+  WindowMaximum<float> maximum_sum;
+#pragma unroll 9
+  for (int position_value = 0; position_value < 9; ++position_value) {
+    const Index above_window_2 = position_value / 3;
+    const Index window_2 = position_value - above_window_2 * 3;
+    const Index window_1 = above_window_2;
+    if (!(along_axis_2.has(axis_2, window_1) && along_inner.has(inner, window_2))) continue;
+    [[maybe_unused]] const Index axis_2_at = static_cast<Index>(along_axis_2.at(axis_2, window_1));
+    [[maybe_unused]] const Index inner_at = static_cast<Index>(along_inner.at(inner, window_2));
+    const float x_value = static_cast<float>(widen(x[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at]));
+    float maximum_term_value;
+    forward_slide_stage_1(x_value, maximum_term_value);
+    maximum_sum.add(maximum_term_value, position_value);
+  }
+  const float maximum_value = maximum_sum.max();
+  float out_value;
+  forward_slide_row_values(maximum_value, bias_value, out_value);
+  out[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner] = narrow<float>(out_value);
+}
+
+}  // namespace
+
+// Scratch memory, handed out piece by piece; with no base it only counts.
+struct Scratch {
+  char* base;
+  int64_t used = 0;
+  template <typename T>
+  T* take(int64_t count) {
+    T* const piece = reinterpret_cast<T*>(base + used);
+    used += (count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
+    return piece;
+  }
+};
+
+// The caller's device stays current.
+struct DeviceGuard {
+  int previous = 0;
+  explicit DeviceGuard(int device) {
+    cudaGetDevice(&previous);
+    if (previous != device) cudaSetDevice(device);
+    else previous = -1;
+  }
+  ~DeviceGuard() {
+    if (previous >= 0) cudaSetDevice(previous);
+  }
+};
+
+static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// a: x, bias, out, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, inner, axis_2_unpooled, inner_unpooled, device, stream.
+// Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
+extern "C" int64_t run_forward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const float*>(a[0]);
+  auto* const bias = reinterpret_cast<const float*>(a[1]);
+  auto* const out = reinterpret_cast<float*>(a[2]);
+  const bool is_measuring = a[3] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[3])};
+  const ForwardSizes sizes{ size_of(a[4]), size_of(a[5]), size_of(a[6]), size_of(a[7]), size_of(a[8]),
+      size_of(a[9]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[11]);
+  const int device = static_cast<int>(a[10]);
+  const DeviceGuard guard(device);
+  if (is_measuring) return scratch.used;
+  {
+    const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value);
+    const auto blocks = static_cast<unsigned>(ceil_divide(count, 256));
+    forward_slide<<<blocks, 256, 0, stream>>>(x, bias, out, sizes, static_cast<Index>(count));
+  }
+  return -static_cast<int64_t>(cudaGetLastError());
+}
+
+extern "C" const char* error_text(int64_t code) { return cudaGetErrorString(static_cast<cudaError_t>(-code)); }

@@ -1,0 +1,540 @@
+// fusegen 0.1.0   chain 8842489dfe80   signature forward+backward: bias float32, d_bias float32, d_out float32, d_x float32, out float32, picked_x float32, winner_index uint8, x float32; 32-bit offsets
+//   relu | max_pool2d(3, 2, 1) | add_channel(bias)
+#include <cstdint>
+#include <cuda_runtime.h>
+
+using Index = uint32_t;
+
+// A size with what it takes to divide by it: two instructions instead of twenty, for dividends below 2^31.
+struct Size {
+  uint32_t value, multiplier, shift;
+};
+
+static Size size_of(int64_t value) {
+  uint32_t shift = 0;
+  while ((uint64_t{1} << shift) < static_cast<uint64_t>(value)) ++shift;
+  const uint64_t excess = (uint64_t{1} << 32) * ((uint64_t{1} << shift) - value);
+  return {static_cast<uint32_t>(value), static_cast<uint32_t>(excess / value + 1), shift};
+}
+
+namespace {
+
+[[maybe_unused]] __device__ __forceinline__ Index divide(Index n, Size d) { return (__umulhi(n,
+    d.multiplier) + n) >> d.shift; }
+
+template <typename Stored>
+__device__ __forceinline__ Stored widen(Stored x) {
+  return x;
+}
+
+template <typename Stored, typename Value>
+__device__ __forceinline__ Stored narrow(Value x) {
+  return static_cast<Stored>(x);
+}
+
+// N neighbours, moved by one access.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T at[N];
+};
+
+template <typename T, int N>
+__device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
+  return widen(pack.at[lane]);
+}
+
+template <int Bytes>
+struct Bits;
+template <>
+struct Bits<16> {
+  using type = uint4;
+};
+template <>
+struct Bits<8> {
+  using type = uint2;
+};
+template <>
+struct Bits<4> {
+  using type = unsigned int;
+};
+template <>
+struct Bits<2> {
+  using type = unsigned short;
+};
+template <>
+struct Bits<1> {
+  using type = unsigned char;
+};
+
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load(const T* from) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  Pack<T, N> pack;
+  *reinterpret_cast<Whole*>(&pack) = *reinterpret_cast<const Whole*>(from);
+  return pack;
+}
+
+template <int N, typename T>
+__device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
+}
+
+template <typename T>
+struct Sum {
+  T total = 0;
+  __device__ void add(T term) { total += term; }
+  template <typename U>
+  __device__ void merge(const Sum<U>& other) {
+    total += other.total;
+  }
+  __device__ T sum() const { return total; }
+};
+
+// The first maximum and where it stands; a NaN beats every number, as in torch.
+template <typename T>
+struct Maximum {
+  T best = 0;
+  int at = -1;
+  __device__ void add(T value, int position) {
+    if (at < 0 || value > best || value != value) best = value, at = position;
+  }
+  __device__ T max() const { return best; }
+  __device__ int argmax() const { return at; }
+};
+
+template <typename T>
+struct Picked {
+  T value = 0;
+  __device__ void add(T candidate, bool is_it) { value = is_it ? candidate : value; }
+  __device__ T pick() const { return value; }
+};
+
+// Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
+template <typename Accumulator>
+__device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, int cell, int stride,
+    void* memory) {
+  Accumulator* const cells = static_cast<Accumulator*>(memory);
+  cells[cell] = mine;
+  __syncthreads();
+  for (int half = lanes / 2; half > 0; half /= 2) {
+    if (lane < half) cells[cell].merge(cells[cell + half * stride]);
+    __syncthreads();
+  }
+  const Accumulator all = cells[cell - lane * stride];
+  __syncthreads();
+  return all;
+}
+
+// Windows along one axis: window i takes the elements begin(i) + j * kDilation, j < kSize, as far as there are any.
+template <int kSize, int kStride, int kPadding, int kDilation>
+struct Slide {
+  int elements, windows;
+  __device__ __forceinline__ int begin(Index window) const { return static_cast<int>(window) * kStride - kPadding; }
+  __device__ __forceinline__ int at(Index window,
+      Index position) const { return begin(window) + static_cast<int>(position) * kDilation; }
+  __device__ __forceinline__ bool has(Index window, Index position) const {
+    const int element = at(window, position);
+    return element >= 0 && element < elements;
+  }
+  __device__ __forceinline__ int covered(Index window) const {
+    const int from = begin(window), to = from + kSize;
+    return (to < elements ? to : elements) - (from > 0 ? from : 0);
+  }
+  __device__ __forceinline__ int padded(Index window) const {
+    const int from = begin(window), to = from + kSize;
+    return (to < elements + kPadding ? to : elements + kPadding) - from;
+  }
+  // The first and the last window that may cover an element, and the position in one; -1 if it does not.
+  __device__ __forceinline__ int first(Index element) const {
+    const int from = static_cast<int>(element) + kPadding - (kSize - 1) * kDilation;
+    return from > 0 ? (from + kStride - 1) / kStride : 0;
+  }
+  __device__ __forceinline__ int last(Index element) const {
+    const int to = (static_cast<int>(element) + kPadding) / kStride;
+    return to < windows ? to : windows - 1;
+  }
+  __device__ __forceinline__ int position(Index element, int window) const {
+    const int distance = static_cast<int>(element) - begin(window);
+    return distance % kDilation == 0 ? distance / kDilation : -1;
+  }
+};
+
+// An axis divided into parts as evenly as may be: neighbours share an element where it does not come out even. kSize is the most one has.
+template <int kSize>
+struct Parts {
+  int elements, windows;
+  __device__ __forceinline__ int begin(Index window) const { return static_cast<int>(static_cast<int64_t>(window) * elements / windows); }
+  __device__ __forceinline__ int end(Index window) const {
+    return static_cast<int>(((static_cast<int64_t>(window) + 1) * elements + windows - 1) / windows);
+  }
+  __device__ __forceinline__ int at(Index window,
+      Index position) const { return begin(window) + static_cast<int>(position); }
+  __device__ __forceinline__ bool has(Index window, Index position) const { return at(window,
+      position) < end(window); }
+  __device__ __forceinline__ int covered(Index window) const { return end(window) - begin(window); }
+  __device__ __forceinline__ int first(Index element) const { return static_cast<int>(static_cast<int64_t>(element) * windows / elements); }
+  __device__ __forceinline__ int last(Index element) const {
+    return static_cast<int>(((static_cast<int64_t>(element) + 1) * windows + elements - 1) / elements) - 1;
+  }
+  __device__ __forceinline__ int position(Index element,
+      int window) const { return static_cast<int>(element) - begin(window); }
+};
+
+// What a window's elements come to, in their order.
+template <typename T>
+struct WindowSum {
+  T total = 0;
+  __device__ __forceinline__ void add(T term, int) { total += term; }
+  __device__ __forceinline__ T sum() const { return total; }
+};
+
+// The first maximum and where it stands; a NaN beats every number, as in torch.
+template <typename T>
+struct WindowMaximum {
+  T best = 0;
+  int at = -1;
+  __device__ __forceinline__ void add(T value, int position) {
+    if (at < 0 || value > best || value != value) best = value, at = position;
+  }
+  __device__ __forceinline__ T max() const { return best; }
+  __device__ __forceinline__ int argmax() const { return at; }
+};
+
+template <typename T>
+struct WindowPick {
+  T value = 0;
+  __device__ __forceinline__ void add(T candidate, int position,
+      int wanted) { value = position == wanted ? candidate : value; }
+  __device__ __forceinline__ T pick() const { return value; }
+};
+
+struct ForwardSizes {
+  Size outer, axis_1, axis_2, inner, axis_2_unpooled, inner_unpooled;
+};
+
+__device__ __forceinline__ void forward_slide_stage_1(const float x, float& maximum_term) {
+  // relu
+  maximum_term = x <= 0.0f ? 0.0f : x;
+}
+
+__device__ __forceinline__ void forward_slide_stage_2(const float x, const int winner_index_2,
+    float& picked_x_2_term, int& picked_x_2_term_at) {
+  picked_x_2_term = x;
+  picked_x_2_term_at = winner_index_2;
+}
+
+__device__ __forceinline__ void forward_slide_row_values(const float maximum, const float bias,
+    const float picked_x_2, const int winner_index_2, float& out, float& picked_x, int& winner_index) {
+  // add_channel(bias)
+  out = maximum + bias;
+  picked_x = picked_x_2;
+  winner_index = winner_index_2;
+}
+
+// Reads x, bias by (axis_1); writes out, picked_x, winner_index.
+__global__ void __launch_bounds__(256)
+forward_slide(const float* __restrict__ x, const float* __restrict__ bias, float* __restrict__ out,
+    float* __restrict__ picked_x, uint8_t* __restrict__ winner_index, ForwardSizes sizes, Index count) {
+  const Index task = static_cast<Index>(blockIdx.x) * 256 + threadIdx.x;
+  if (task >= count) return;
+  [[maybe_unused]] const Slide<3, 2, 1, 1> along_axis_2{static_cast<int>(sizes.axis_2_unpooled.value),
+      static_cast<int>(sizes.axis_2.value)};
+  [[maybe_unused]] const Slide<3, 2, 1, 1> along_inner{static_cast<int>(sizes.inner_unpooled.value),
+      static_cast<int>(sizes.inner.value)};
+  const Index above_inner = divide(task, sizes.inner);
+  const Index inner = task - above_inner * sizes.inner.value;
+  const Index above_axis_2 = divide(above_inner, sizes.axis_2);
+  const Index axis_2 = above_inner - above_axis_2 * sizes.axis_2.value;
+  const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
+  const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
+  const Index outer = above_axis_1;
+  const float bias_value = static_cast<float>(widen(bias[axis_1]));
+  WindowMaximum<float> maximum_sum;
+#pragma unroll 9
+  for (int position_value = 0; position_value < 9; ++position_value) {
+    const Index above_window_2 = position_value / 3;
+    const Index window_2 = position_value - above_window_2 * 3;
+    const Index window_1 = above_window_2;
+    if (!(along_axis_2.has(axis_2, window_1) && along_inner.has(inner, window_2))) continue;
+    [[maybe_unused]] const Index axis_2_at = static_cast<Index>(along_axis_2.at(axis_2, window_1));
+    [[maybe_unused]] const Index inner_at = static_cast<Index>(along_inner.at(inner, window_2));
+    const float x_value = static_cast<float>(widen(x[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at]));
+    float maximum_term_value;
+    forward_slide_stage_1(x_value, maximum_term_value);
+    maximum_sum.add(maximum_term_value, position_value);
+  }
+  const float maximum_value = maximum_sum.max();
+  const int winner_index_2_value = maximum_sum.argmax();
+  WindowPick<float> picked_x_2_sum;
+#pragma unroll 9
+  for (int position_value = 0; position_value < 9; ++position_value) {
+    const Index above_window_2 = position_value / 3;
+    const Index window_2 = position_value - above_window_2 * 3;
+    const Index window_1 = above_window_2;
+    if (!(along_axis_2.has(axis_2, window_1) && along_inner.has(inner, window_2))) continue;
+    [[maybe_unused]] const Index axis_2_at = static_cast<Index>(along_axis_2.at(axis_2, window_1));
+    [[maybe_unused]] const Index inner_at = static_cast<Index>(along_inner.at(inner, window_2));
+    const float x_value = static_cast<float>(widen(x[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at]));
+    float picked_x_2_term_value;
+    int picked_x_2_term_at_value;
+    forward_slide_stage_2(x_value, winner_index_2_value, picked_x_2_term_value, picked_x_2_term_at_value);
+    picked_x_2_sum.add(picked_x_2_term_value, position_value, picked_x_2_term_at_value);
+  }
+  const float picked_x_2_value = picked_x_2_sum.pick();
+  float out_value;
+  float picked_x_value;
+  int winner_index_value;
+  forward_slide_row_values(maximum_value, bias_value, picked_x_2_value, winner_index_2_value, out_value,
+      picked_x_value, winner_index_value);
+  out[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner] = narrow<float>(out_value);
+  picked_x[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner] = narrow<float>(picked_x_value);
+  winner_index[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner] = narrow<uint8_t>(winner_index_value);
+}
+
+struct BackwardSizes {
+  Size outer, axis_1, axis_2, inner, axis_2_unpooled, inner_unpooled;
+};
+
+__device__ __forceinline__ void backward_inner_values(const float d_out, float& total_term) {
+  total_term = d_out;
+}
+
+// Reads d_out; leaves partials of total.
+__global__ void __launch_bounds__(256)
+backward_inner(const float* __restrict__ d_out, Sum<float>* __restrict__ total_partials, BackwardSizes sizes,
+    Index rows, Index pieces, Index piece_length) {
+  constexpr int kLanes = 4, kPacks = 2;
+  __shared__ alignas(16) unsigned char shared[256 * 4];
+  const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
+  const bool is_live = task < rows * pieces;
+  const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
+  const Index above_axis_2 = divide(row, sizes.axis_2);
+  const Index axis_2 = row - above_axis_2 * sizes.axis_2.value;
+  const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
+  const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
+  const Index outer = above_axis_1;
+  Sum<float> total_sum;
+  const auto element = [&](Index inner, float d_out_value) {
+    float total_term_value;
+    backward_inner_values(d_out_value, total_term_value);
+    total_sum.add(total_term_value);
+  };
+  if (is_live) {
+    const Index length = sizes.inner.value, base = row * length;
+    const Index begin = base + piece * piece_length, end = min(begin + piece_length, base + length);
+    // Packs start at multiples of their size; what stands before and behind them goes one by one.
+    const Index head = min(end, (begin + kLanes - 1) / kLanes * kLanes);
+    const Index packs = (end - head) / kLanes, tail = head + packs * kLanes;
+    if (threadIdx.x < (head - begin) + (end - tail)) {
+      const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
+      element(i - base, widen(d_out[i]));
+    }
+    for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
+      Pack<float, kLanes> d_out_in[kPacks];
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+        d_out_in[p] = load<kLanes>(d_out + i);
+      }
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+#pragma unroll
+        for (int lane = 0; lane < kLanes; ++lane) {
+          element(i + lane - base, widen(d_out_in[p], lane));
+        }
+      }
+    }
+  }
+  total_sum = merge_tree(total_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,
+      shared);
+  if (is_live && threadIdx.x == 0) {
+    total_partials[(axis_1) * (sizes.outer.value * sizes.axis_2.value * pieces) + ((outer) * sizes.axis_2.value + axis_2) * pieces + piece] = total_sum;
+  }
+}
+
+__device__ __forceinline__ void backward_finalise_values(const float total, float& d_bias) {
+  d_bias = total;
+}
+
+// Merges partials into total; writes d_bias.
+__global__ void __launch_bounds__(512)
+backward_finalise(float* __restrict__ d_bias, const Sum<float>* __restrict__ total_partials,
+    BackwardSizes sizes, Index slots) {
+  __shared__ alignas(16) unsigned char shared[512 * 8];
+  const Index columns = 1, strips = (columns + blockDim.x - 1) / blockDim.x;
+  const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
+  Sum<double> total_sum;
+  if (column < columns) {
+#pragma unroll 8
+    for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
+      total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
+    }
+  }
+  total_sum = merge_tree(total_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+      blockDim.x, shared);
+  if (threadIdx.y != 0 || column >= columns) return;
+  const float total_value = static_cast<float>(total_sum.sum());
+  const Index result = above * columns + column;
+  const Index axis_1 = result;
+  float d_bias_value;
+  backward_finalise_values(total_value, d_bias_value);
+  d_bias[axis_1] = narrow<float>(d_bias_value);
+}
+
+__device__ __forceinline__ void backward_cover_values(const int position, const int winner_index,
+    const float picked_x, const float d_out, float& d_x) {
+  d_x = position == winner_index ? (picked_x <= 0.0f ? 0.0f : d_out) : 0.0f;
+}
+
+// Reads winner_index by (outer, axis_1, axis_2, inner), picked_x by (outer, axis_1, axis_2, inner), d_out by (outer, axis_1, axis_2, inner); writes d_x.
+__global__ void __launch_bounds__(256)
+backward_cover(const uint8_t* __restrict__ winner_index, const float* __restrict__ picked_x,
+    const float* __restrict__ d_out, float* __restrict__ d_x, BackwardSizes sizes, Index count) {
+  const Index task = static_cast<Index>(blockIdx.x) * 256 + threadIdx.x;
+  if (task >= count) return;
+  [[maybe_unused]] const Slide<3, 2, 1, 1> along_axis_2{static_cast<int>(sizes.axis_2_unpooled.value),
+      static_cast<int>(sizes.axis_2.value)};
+  [[maybe_unused]] const Slide<3, 2, 1, 1> along_inner{static_cast<int>(sizes.inner_unpooled.value),
+      static_cast<int>(sizes.inner.value)};
+  const Index above_inner_at = divide(task, sizes.inner_unpooled);
+  const Index inner_at = task - above_inner_at * sizes.inner_unpooled.value;
+  const Index above_axis_2_at = divide(above_inner_at, sizes.axis_2_unpooled);
+  const Index axis_2_at = above_inner_at - above_axis_2_at * sizes.axis_2_unpooled.value;
+  const Index above_axis_1 = divide(above_axis_2_at, sizes.axis_1);
+  const Index axis_1 = above_axis_2_at - above_axis_1 * sizes.axis_1.value;
+  const Index outer = above_axis_1;
+  float d_x_sum = 0;
+#pragma unroll 1
+  for (int axis_2 = along_axis_2.first(axis_2_at); axis_2 <= along_axis_2.last(axis_2_at); ++axis_2) {
+    [[maybe_unused]] const int window_1 = along_axis_2.position(axis_2_at, axis_2);
+    if (window_1 < 0) continue;
+#pragma unroll 1
+    for (int inner = along_inner.first(inner_at); inner <= along_inner.last(inner_at); ++inner) {
+      [[maybe_unused]] const int window_2 = along_inner.position(inner_at, inner);
+      if (window_2 < 0) continue;
+      const int position_value = (window_1) * 3 + window_2;
+      const int winner_index_value = static_cast<int>(widen(winner_index[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner]));
+      const float picked_x_value = static_cast<float>(widen(picked_x[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner]));
+      const float d_out_value = static_cast<float>(widen(d_out[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner]));
+      float d_x_value;
+      backward_cover_values(position_value, winner_index_value, picked_x_value, d_out_value, d_x_value);
+      d_x_sum += d_x_value;
+    }
+  }
+  d_x[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at] = narrow<float>(d_x_sum);
+}
+
+}  // namespace
+
+// Scratch memory, handed out piece by piece; with no base it only counts.
+struct Scratch {
+  char* base;
+  int64_t used = 0;
+  template <typename T>
+  T* take(int64_t count) {
+    T* const piece = reinterpret_cast<T*>(base + used);
+    used += (count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
+    return piece;
+  }
+};
+
+// The caller's device stays current.
+struct DeviceGuard {
+  int previous = 0;
+  explicit DeviceGuard(int device) {
+    cudaGetDevice(&previous);
+    if (previous != device) cudaSetDevice(device);
+    else previous = -1;
+  }
+  ~DeviceGuard() {
+    if (previous >= 0) cudaSetDevice(previous);
+  }
+};
+
+static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The smallest power of two that is at least n, between two others.
+static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
+  int64_t power = least;
+  while (power < n && power < most) power *= 2;
+  return power;
+}
+
+// a: x, bias, out, picked_x, winner_index, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, inner, axis_2_unpooled, inner_unpooled, device, stream.
+// Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
+extern "C" int64_t run_forward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const float*>(a[0]);
+  auto* const bias = reinterpret_cast<const float*>(a[1]);
+  auto* const out = reinterpret_cast<float*>(a[2]);
+  auto* const picked_x = reinterpret_cast<float*>(a[3]);
+  auto* const winner_index = reinterpret_cast<uint8_t*>(a[4]);
+  const bool is_measuring = a[5] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[5])};
+  const ForwardSizes sizes{ size_of(a[6]), size_of(a[7]), size_of(a[8]), size_of(a[9]), size_of(a[10]),
+      size_of(a[11]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[13]);
+  const int device = static_cast<int>(a[12]);
+  const DeviceGuard guard(device);
+  if (is_measuring) return scratch.used;
+  {
+    const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value);
+    const auto blocks = static_cast<unsigned>(ceil_divide(count, 256));
+    forward_slide<<<blocks, 256, 0, stream>>>(x, bias, out, picked_x, winner_index, sizes,
+        static_cast<Index>(count));
+  }
+  return -static_cast<int64_t>(cudaGetLastError());
+}
+
+// a: picked_x, winner_index, d_out, d_x, d_bias, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, inner, axis_2_unpooled, inner_unpooled, device, stream.
+// Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
+extern "C" int64_t run_backward(const int64_t* a) {
+  auto* const picked_x = reinterpret_cast<const float*>(a[0]);
+  auto* const winner_index = reinterpret_cast<const uint8_t*>(a[1]);
+  auto* const d_out = reinterpret_cast<const float*>(a[2]);
+  auto* const d_x = reinterpret_cast<float*>(a[3]);
+  auto* const d_bias = reinterpret_cast<float*>(a[4]);
+  const bool is_measuring = a[5] == -1;
+  if (!is_measuring && ((a[2]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[5])};
+  const BackwardSizes sizes{ size_of(a[6]), size_of(a[7]), size_of(a[8]), size_of(a[9]), size_of(a[10]),
+      size_of(a[11]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[13]);
+  const int device = static_cast<int>(a[12]);
+  const DeviceGuard guard(device);
+  const int64_t backward_inner_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value), backward_inner_length = static_cast<int64_t>(sizes.inner.value);
+  const int64_t backward_inner_pieces = ceil_divide(backward_inner_length, 8192);
+  const int64_t total_partials_slots = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value) * backward_inner_pieces;
+  auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.axis_1.value) * total_partials_slots);
+  if (is_measuring) return scratch.used;
+  {
+    const int64_t piece_length = ceil_divide(backward_inner_length, backward_inner_pieces);
+    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 32, 256));
+    const dim3 block(lanes, 256 / lanes);
+    const auto blocks = static_cast<unsigned>(ceil_divide(backward_inner_rows * backward_inner_pieces,
+        block.y));
+    backward_inner<<<blocks, block, 0, stream>>>(d_out, total_partials, sizes,
+        static_cast<Index>(backward_inner_rows), static_cast<Index>(backward_inner_pieces),
+        static_cast<Index>(piece_length));
+  }
+  {
+    const int64_t columns = 1, results = static_cast<int64_t>(sizes.axis_1.value);
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
+    const dim3 block(width, 512 / width);
+    const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
+    backward_finalise<<<blocks, block, 0, stream>>>(d_bias, total_partials, sizes,
+        static_cast<Index>(total_partials_slots));
+  }
+  {
+    const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2_unpooled.value) * static_cast<int64_t>(sizes.inner_unpooled.value);
+    const auto blocks = static_cast<unsigned>(ceil_divide(count, 256));
+    backward_cover<<<blocks, 256, 0, stream>>>(winner_index, picked_x, d_out, d_x, sizes,
+        static_cast<Index>(count));
+  }
+  return -static_cast<int64_t>(cudaGetLastError());
+}
+
+extern "C" const char* error_text(int64_t code) { return cudaGetErrorString(static_cast<cudaError_t>(-code)); }

@@ -1,0 +1,89 @@
+"""`fusegen explain`: what a chain becomes, in words and bytes."""
+
+import math
+import re
+import subprocess
+import sys
+
+import pytest
+
+from fusegen.cli import main
+from fusegen.describe import Situation
+from fusegen.dsl import chain
+from fusegen.explain import explain
+
+A = "leaky_relu(0.2) | add_channel | clamp(-1, 1) | gelu"
+SHAPE = (8, 64, 16, 32)
+FULL = math.prod(SHAPE) * 4
+
+
+def told(text: str, shape: tuple[int, ...] = SHAPE, bandwidth: float = 1000.0, **more) -> str:
+    return explain(chain(text), "cuda", Situation(shape, **more), bandwidth)
+
+
+def test_a_chain_of_pointwise_steps_is_one_kernel_with_its_bytes() -> None:
+    text = told(A)
+    forward = text[: text.index("\nbackward")]
+    assert forward.count("; at least") == 1
+    assert "holds  leaky_relu(0.2) | add_channel(bias) | clamp(-1, 1) | gelu" in forward
+    assert "reads  x 1.05 MB, bias 256 B" in forward
+    assert "writes out 1.05 MB" in forward
+    assert "keeps  x 1.05 MB, bias 256 B" in forward
+    assert "recomputes in the backward: leaky_relu(0.2) | add_channel(bias) | clamp(-1, 1)" in text
+
+
+def test_limits_are_bytes_over_bandwidth() -> None:
+    (limit,) = re.findall(r"forward in all: .*, at least ([\d.]+) us", told("relu"))
+    assert float(limit) == pytest.approx(2 * FULL / 1e12 * 1e6, rel=0.01)
+    (half,) = re.findall(r"forward in all: .*, at least ([\d.]+) us", told("relu", bandwidth=2000))
+    assert float(half) == pytest.approx(float(limit) / 2, rel=0.01)
+    (narrow,) = re.findall(
+        r"forward in all: .*, at least ([\d.]+) us", told("relu", dtype="bfloat16")
+    )
+    assert float(narrow) == pytest.approx(float(limit) / 2, rel=0.01)
+
+
+def test_pooled_tensors_are_counted_pooled() -> None:
+    text = told("relu | max_pool2d(2)")
+    assert "reads  x 1.05 MB" in text
+    assert "writes out 262 kB" in text
+    assert "winner_index 65.5 kB" in text
+    assert "keeps  none of its inputs" in text
+
+
+def test_a_cut_says_why() -> None:
+    text = told("layernorm | max_pool2d(3, 2, 1) | gelu")
+    assert "segment 1 of 2: layernorm\n" in text
+    wanted = "cut here: max_pool2d(3, 2, 1) takes its windows over the result of layernorm"
+    assert wanted in text
+    assert "pooling windows that overlap or cross the edge" in text
+
+
+def test_the_command_needs_no_torch(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "gelu", "--shape", "4,5", "--bandwidth", "100"]) == 0
+    assert "at 100 GB/s" in capsys.readouterr().out
+    program = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from fusegen.cli import main\n"
+        "sys.exit(main(['explain', 'gelu | dropout(0.1)', '--shape', '4,5']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "noise 8 B" in done.stdout
+    assert "at 4290 GB/s" in done.stdout
+
+
+@pytest.mark.parametrize("bandwidth", ["0", "-1", "fast", "inf", "nan"])
+def test_a_bandwidth_that_is_none_is_told(
+    bandwidth: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["explain", "gelu", f"--bandwidth={bandwidth}"])
+    assert "wanted GB/s above 0" in capsys.readouterr().err
+
+
+def test_a_mistake_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "max_pool2d(5)", "--shape", "2,3,4,4"]) == 2
+    assert "does not fit" in capsys.readouterr().err

@@ -1,0 +1,140 @@
+"""Where chains are cut, and that what passes the cuts is right."""
+
+import pytest
+import torch
+
+import fusegen
+from fusegen.dsl import chain
+from fusegen.errors import UnsupportedError
+from fusegen.segments import bind_all, segments
+
+
+def texts(text: str) -> list[str]:
+    return [segment.chain.text for segment in segments(chain(text))]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "gelu",
+        "keep(y) | sigmoid | mul(y)",
+        "keep(y) | layernorm(w) | add(y) | gelu",
+        "mul(w) | max_pool2d(2)",
+        "relu | max_pool2d(3, 2, 1) | add_channel | gelu",
+        "gelu | adaptive_avg_pool2d(1) | sigmoid | mul_channel",
+        "tanh | avg_pool2d(2) | mul(other)",
+        "relu | max_pool2d(3, 1, 1)",
+        # A mean of whole axes is no pooling by windows.
+        "keep(y) | adaptive_avg_pool2d(1) | sigmoid | mul(y)",
+        "mean((2, 3), keepdim=True) | adaptive_avg_pool2d(1) | softmax(1)",
+        "squeeze(1) | max_pool2d(2) | unsqueeze(0)",
+    ],
+)
+def test_what_can_be_one_kernel_is_one_segment(text: str) -> None:
+    assert texts(text) == [chain(text).text]
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("layernorm(w) | gelu | max_pool2d(2)", ["layernorm(w) | gelu", "max_pool2d(2)"]),
+        ("max_pool2d(2) | gelu | layernorm", ["max_pool2d(2) | gelu", "layernorm"]),
+        ("max_pool2d(2) | relu | avg_pool2d(2)", ["max_pool2d(2) | relu", "avg_pool2d(2)"]),
+        # Nine times a function: it is computed once, and written.
+        ("gelu | max_pool2d(3, 1, 1)", ["gelu", "max_pool2d(3, 1, 1)"]),
+        # The same operand before and after would be of two shapes.
+        ("mul(w) | max_pool2d(2) | mul(w)", ["mul(w) | max_pool2d(2)", "mul(w)"]),
+        ("max_pool2d(2) | adaptive_avg_pool2d(1)", ["max_pool2d(2)", "adaptive_avg_pool2d(1)"]),
+        ("adaptive_avg_pool2d(1) | avg_pool2d(1)", ["adaptive_avg_pool2d(1)", "avg_pool2d(1)"]),
+        ("rms_norm | max_pool2d(2)", ["rms_norm", "max_pool2d(2)"]),
+        ("group_norm(2) | max_pool2d(2)", ["group_norm(2)", "max_pool2d(2)"]),
+        ("max_pool2d(2) | batch_norm(m, v)", ["max_pool2d(2) | batch_norm(m, v)"]),
+        ("max_pool2d(2) | softmax(1)", ["max_pool2d(2)", "softmax(1)"]),
+        # The value is in memory already, as x.
+        (
+            "keep(y) | max_pool2d(3, 1, 1) | sigmoid | mul(y)",
+            ["keep(y) | max_pool2d(3, 1, 1) | sigmoid", "mul(y)"],
+        ),
+        # It has to be put there.
+        (
+            "tanh | keep(y) | gelu | layernorm | max_pool2d(3, 1, 1) | add(y)",
+            ["tanh", "gelu | layernorm", "max_pool2d(3, 1, 1) | add(y)"],
+        ),
+        (
+            "keep(y) | max_pool2d(2) | layernorm | recall(y) | avg_pool2d(2) | gelu",
+            ["keep(y) | max_pool2d(2)", "layernorm", "avg_pool2d(2) | gelu"],
+        ),
+    ],
+)
+def test_a_chain_is_cut_where_it_must_be(text: str, parts: list[str]) -> None:
+    assert texts(text) == parts
+
+
+def test_every_cut_says_why() -> None:
+    found = segments(chain("layernorm | max_pool2d(2) | gelu | avg_pool2d(2)"))
+    assert found[0].reason == ""
+    assert found[1].reason == "max_pool2d(2) takes its windows over the result of layernorm"
+    assert found[2].reason == "avg_pool2d(2) takes its windows over the result of max_pool2d(2)"
+
+
+def test_shapes_are_told_through_all_segments() -> None:
+    parts = segments(chain("keep(y) | layernorm | max_pool2d(3, 2, 1) | layernorm(w)"))
+    bounds = bind_all(parts, ((2, 3, 8, 9), "float32"), {"w": ((5,), "float32")})
+    assert [b.result_shape for b in bounds] == [(2, 3, 8, 9), (2, 3, 4, 5), (2, 3, 4, 5)]
+
+
+def test_a_mistake_in_a_later_segment_is_told_before_anything_runs() -> None:
+    fused = fusegen.compile("layernorm | max_pool2d(2) | layernorm(w)")
+    with pytest.raises(fusegen.ArgumentError, match=r"operand 'w' got shape \(9,\), wanted \(4,\)"):
+        fused(torch.ones(2, 3, 8, 8), torch.ones(9))
+    assert all(not part.plans for part in fused._parts)
+
+
+def test_a_chain_that_throws_its_last_segment_away_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="leave out the steps that follow that value"):
+        fusegen.compile("tanh | keep(y) | layernorm | max_pool2d(2) | recall(y)")
+
+
+def test_what_follows_a_pooling_cannot_widen_its_axes() -> None:
+    fused = fusegen.compile("max_pool2d(2) | add(other)")
+    with pytest.raises(UnsupportedError, match="compile what follows as a chain of its own"):
+        fused(torch.ones(1, 2, 2, 2), torch.ones(1, 2, 5, 5))
+
+
+VALUES = {
+    "tanh | keep(y) | layernorm(w) | max_pool2d(3, 1, 1) | add(y)": ((2, 3, 4, 5), [(5,)]),
+    "keep(y) | avg_pool2d(2) | layernorm | keep(z) | recall(y) | max_pool2d(2) | mul(z)": (
+        (2, 3, 4, 6),
+        [],
+    ),
+    "keep(y) | gelu | adaptive_avg_pool2d(1) | sigmoid | mul(y)": ((2, 3, 4, 5), []),
+    "mul(w) | max_pool2d(2) | mul(w)": ((2, 3, 4, 4), [(3, 1, 1)]),
+    "layernorm(w, axis=1) | keep(y) | max_pool2d(2) | gelu | layernorm(v) | tanh": (
+        (2, 3, 4, 6),
+        [(3,), (3,)],
+    ),
+}
+
+
+@pytest.mark.parametrize("text", VALUES)
+def test_values_and_gradients_pass_the_cuts(text: str) -> None:
+    shape, operand_shapes = VALUES[text]
+    fused = fusegen.compile(text)
+    tensors = [torch.randn(s, dtype=torch.float64) for s in (shape, *operand_shapes)]
+    tensors = [t.requires_grad_() for t in tensors]
+    result, wanted = fused(*tensors), fused.reference(*tensors)
+    torch.testing.assert_close(result, wanted, rtol=1e-12, atol=1e-12)
+    cotangent = torch.randn_like(wanted)
+    found = torch.autograd.grad(result, tensors, cotangent)
+    expected = torch.autograd.grad(wanted, tensors, cotangent)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
+    assert torch.autograd.gradgradcheck(fused, tensors)
+
+
+def test_the_last_segment_writes_into_out() -> None:
+    fused = fusegen.compile("max_pool2d(2) | layernorm | avg_pool2d(2) | relu")
+    x = torch.randn(2, 3, 8, 8)
+    out = torch.empty(2, 3, 2, 2)
+    assert fused(x, out=out) is out
+    torch.testing.assert_close(out, fused.reference(x))
