@@ -24,7 +24,7 @@ CHAINS = [
     (
         "add(p) | layernorm(weight, bias) | avg_pool3d(2) | gelu",
         (2, 6, 4, 6, 8),
-        [(), (8,), (8,)],
+        [(8,), (8,), (8,)],  # a p of one value would have the gradient 0: all of it cancels
     ),
     ("keep(y) | add(p) | add(y) | mul(y) | add(y)", (3, 6, 4, 5, 6), [(6, 1, 1, 1)]),
     ("add(second) | keep(y) | hardswish | mul(y)", (3, 6, 4, 5, 6), [(3, 6, 4, 5, 6)]),
@@ -98,7 +98,7 @@ def fused_of(text):
     try:
         return fusegen.compile(text)
     except fusegen.FusegenError as error:
-        if "no operation is called" not in str(error) and "must be the last step" not in str(error):
+        if "no operation is called" not in str(error):
             raise
         pytest.skip(str(error).splitlines()[0])
 
@@ -108,6 +108,8 @@ def fused_of(text):
 def test_a_chain_is_as_accurate_as_eager(text, shape, operands, kind, device):
     fused = fused_of(text)
     dtype, is_channels_last = KINDS[kind]
+    if "avg_pool3d" in text and device == "cpu" and dtype in (torch.float16, torch.bfloat16):
+        pytest.skip("torch has no avg_pool3d of 16 bits on CPUs to compare with")
     if is_channels_last and len(shape) not in _FORMATS:
         pytest.skip("has no channels_last")
     x = torch.randn(shape, dtype=torch.float64).to(device, dtype)

@@ -212,11 +212,6 @@ __device__ __forceinline__ Pack<float, N> load(ForwardDrawnNoise from) {
 }
 
 template <int N>
-__device__ __forceinline__ Pack<float, N> load_again(ForwardDrawnNoise from) {
-  return load<N>(from);
-}
-
-template <int N>
 __device__ __forceinline__ void send(Pack<float, N>* to, ForwardDrawnNoise from) {
   *to = load<N>(from);
 }

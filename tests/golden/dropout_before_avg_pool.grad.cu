@@ -228,11 +228,6 @@ __device__ __forceinline__ Pack<float, N> load(ForwardDrawnNoise from) {
 }
 
 template <int N>
-__device__ __forceinline__ Pack<float, N> load_again(ForwardDrawnNoise from) {
-  return load<N>(from);
-}
-
-template <int N>
 __device__ __forceinline__ void send(Pack<float, N>* to, ForwardDrawnNoise from) {
   *to = load<N>(from);
 }
@@ -322,11 +317,6 @@ __device__ __forceinline__ Pack<float, N> load(BackwardDrawnNoise from) {
 #pragma unroll
   for (int lane = 0; lane < N; ++lane) pack.at[lane] = from[lane];
   return pack;
-}
-
-template <int N>
-__device__ __forceinline__ Pack<float, N> load_again(BackwardDrawnNoise from) {
-  return load<N>(from);
 }
 
 template <int N>
