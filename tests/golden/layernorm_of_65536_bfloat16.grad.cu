@@ -34,7 +34,7 @@ __device__ __forceinline__ Stored narrow(Value x) {
   return static_cast<Stored>(x);
 }
 template <>
-__device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16, float>(float x) {
+[[maybe_unused]] __device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16, float>(float x) {
   return __float2bfloat16_rn(x);
 }
 
