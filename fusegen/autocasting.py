@@ -24,6 +24,7 @@ _WIDENED: Mapping[str, frozenset[str]] = {
             *("pow", "rpow", "reciprocal", "rsqrt", "square"),
             *("layernorm", "rms_norm", "group_norm", "normalize", "norm"),
             *("softmax", "softmin", "log_softmax", "logsumexp", "sum", "prod"),
+            *("lp_pool1d", "lp_pool2d"),
         )
     ),
     "cpu": frozenset(

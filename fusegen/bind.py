@@ -133,8 +133,7 @@ class _Binding:
             if definition.is_updated(parameter, attributes):
                 updated.append((parameter, name))
             else:
-                if name not in self.chain.drawn:
-                    met[parameter] = given
+                met[parameter] = given
                 aligned.append((parameter, self._operand(step, definition, parameter, name)))
         if "normalized_shape" in attributes:
             placed_along(step, "trailing", "", self.running.shape, None)

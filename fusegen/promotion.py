@@ -207,8 +207,11 @@ def result_type(
     named = {}
     for parameter, (shape, dtype) in operands.items():
         # Where numbers are wanted, bool is a type like any other.
-        wanted = step.definition.parameter(parameter).kind
-        named[parameter] = leaf(f"operand {parameter}", shape, dtype, wanted)
+        wanted = step.definition.parameter(parameter)
+        node = leaf(f"operand {parameter}", shape, dtype, wanted.kind)
+        named[parameter] = node
+        if wanted.is_drawn:  # numbers like those that are written in a chain
+            kinds[node] = _NUMBER
     try:
         root = run_body(step, x, named)
         _refuse_conditions(root)
