@@ -139,10 +139,11 @@ def _facts(step: Step) -> _Facts:
 
 def _body(step: Step, definition: Definition) -> list[Expr]:
     """The nodes of an operation's body, on as many axes as any has."""
-    names = ("x", *(f"operand {name}" for name, _ in step.operands))
-    x, *tensors = (ir.tensor(name, range(-_MOST_AXES, 0), _MOST_AXES) for name in names)
-    operands = dict(zip(dict(step.operands), tensors, strict=True))
     attributes = dict(step.attributes)
+    read = [name for name, _ in step.operands if not definition.is_updated(name, attributes)]
+    names = ("x", *(f"operand {name}" for name in read))
+    x, *tensors = (ir.tensor(name, range(-_MOST_AXES, 0), _MOST_AXES) for name in names)
+    operands = dict(zip(read, tensors, strict=True))
     if "eps" in attributes and attributes["eps"] is None:
         attributes["eps"] = 1.0  # that of an element type, which is not known here
     try:
