@@ -140,6 +140,7 @@ def _facts(step: Step) -> _Facts:
 
 def _body(step: Step, definition: Definition) -> list[Expr]:
     """The nodes of an operation's body, on as many axes as any has."""
+<<<<<<< HEAD
 
     def leaf(name: str, kind: ir.Kind = "number") -> Expr:
         return ir.tensor(name, range(-_MOST_AXES, 0), _MOST_AXES, kind)
@@ -148,7 +149,13 @@ def _body(step: Step, definition: Definition) -> list[Expr]:
     operands = {
         name: leaf(f"operand {name}", definition.parameter(name).kind) for name, _ in step.operands
     }
+=======
+>>>>>>> voc-d
     attributes = dict(step.attributes)
+    read = [name for name, _ in step.operands if not definition.is_updated(name, attributes)]
+    names = ("x", *(f"operand {name}" for name in read))
+    x, *tensors = (ir.tensor(name, range(-_MOST_AXES, 0), _MOST_AXES) for name in names)
+    operands = dict(zip(read, tensors, strict=True))
     if "eps" in attributes and attributes["eps"] is None:
         attributes["eps"] = 1.0  # that of an element type, which is not known here
     try:

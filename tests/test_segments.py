@@ -49,6 +49,10 @@ def test_what_can_be_one_kernel_is_one_segment(text: str) -> None:
         ("rms_norm | max_pool2d(2)", ["rms_norm", "max_pool2d(2)"]),
         ("group_norm(2) | max_pool2d(2)", ["group_norm(2)", "max_pool2d(2)"]),
         ("max_pool2d(2) | batch_norm(m, v)", ["max_pool2d(2) | batch_norm(m, v)"]),
+        (
+            "batch_norm(m, v, training=True) | max_pool2d(2)",
+            ["batch_norm(m, v, training=True)", "max_pool2d(2)"],
+        ),
         ("max_pool2d(2) | softmax(1)", ["max_pool2d(2)", "softmax(1)"]),
         # The value is in memory already, as x.
         (
@@ -113,6 +117,16 @@ VALUES = {
         (2, 3, 4, 6),
         [(3,), (3,)],
     ),
+    "squeeze(1) | max_pool2d(2) | gelu | unsqueeze(0)": ((3, 1, 4, 6), []),
+    "unsqueeze(2) | avg_pool2d((3, 2), 2, 1)": ((2, 3, 6), []),
+    "max_pool2d(4) | squeeze((2, 3)) | mul(w) | tanh": ((2, 3, 4, 4), [(3,)]),
+    "adaptive_avg_pool2d(1) | squeeze((2, 3)) | add(b) | softmax(1)": ((2, 3, 4, 5), [(3,)]),
+    "group_norm(2, w) | gelu | max_pool2d(3, 2, 1) | softmax(1)": ((2, 4, 3, 3), [(4,)]),
+    "mean(1, keepdim=True) | avg_pool2d(2) | add(other)": ((2, 3, 4, 4), [(2, 5, 2, 2)]),
+    "batch_norm(weight=w, bias=b, training=True) | max_pool2d(2) | amax(1)": (
+        (2, 3, 4, 4),
+        [(3,), (3,)],
+    ),
 }
 
 
@@ -138,3 +152,36 @@ def test_the_last_segment_writes_into_out() -> None:
     out = torch.empty(2, 3, 2, 2)
     assert fused(x, out=out) is out
     torch.testing.assert_close(out, fused.reference(x))
+
+
+def test_noise_and_running_statistics_go_with_segments() -> None:
+    running = "running_mean, running_var, weight, bias, training=True, num_batches_tracked=n"
+    fused = fusegen.compile(
+        f"dropout(0.5) | batch_norm({running}) | max_pool2d(3, 2, 1) | dropout(0.5) | softmax(1)"
+    )
+    ours, eager = torch.nn.BatchNorm2d(4), torch.nn.BatchNorm2d(4)
+    x = torch.randn(3, 4, 5, 6, requires_grad=True)
+    torch.manual_seed(1)
+    dropped = fusegen.compile("dropout(0.5)")(x)
+    pooled = torch.nn.functional.max_pool2d(eager(dropped), 3, 2, 1)
+    expected = torch.softmax(fusegen.compile("dropout(0.5)")(pooled), 1)
+    torch.manual_seed(1)
+    operands = (ours.running_mean, ours.running_var, ours.weight, ours.bias)
+    result = fused(x, *operands, n=ours.num_batches_tracked)
+    torch.testing.assert_close(result, expected)
+    for name, buffer in ours.named_buffers():
+        torch.testing.assert_close(buffer, eager.get_buffer(name))
+    cotangent = torch.randn_like(expected)
+    (found,) = torch.autograd.grad(result, [x], cotangent)
+    (wanted,) = torch.autograd.grad(expected, [x], cotangent)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_groups_of_channels_change_no_mask() -> None:
+    x = torch.randn(2, 8, 5, 7)
+    both, first = fusegen.compile("dropout(0.4) | group_norm(2)"), fusegen.compile("dropout(0.4)")
+    for layout in (torch.contiguous_format, torch.channels_last):
+        torch.manual_seed(2)
+        found = both(x.contiguous(memory_format=layout))
+        torch.manual_seed(2)
+        torch.testing.assert_close(found, torch.nn.functional.group_norm(first(x), 2))
