@@ -140,26 +140,17 @@ def _facts(step: Step) -> _Facts:
 
 def _body(step: Step, definition: Definition) -> list[Expr]:
     """The nodes of an operation's body, on as many axes as any has."""
-<<<<<<< HEAD
 
     def leaf(name: str, kind: ir.Kind = "number") -> Expr:
         return ir.tensor(name, range(-_MOST_AXES, 0), _MOST_AXES, kind)
 
-    x = leaf("x")
-    operands = {
-        name: leaf(f"operand {name}", definition.parameter(name).kind) for name, _ in step.operands
-    }
-=======
->>>>>>> voc-d
     attributes = dict(step.attributes)
     read = [name for name, _ in step.operands if not definition.is_updated(name, attributes)]
-    names = ("x", *(f"operand {name}" for name in read))
-    x, *tensors = (ir.tensor(name, range(-_MOST_AXES, 0), _MOST_AXES) for name in names)
-    operands = dict(zip(read, tensors, strict=True))
+    operands = {n: leaf(f"operand {n}", definition.parameter(n).kind) for n in read}
     if "eps" in attributes and attributes["eps"] is None:
         attributes["eps"] = 1.0  # that of an element type, which is not known here
     try:
-        return ir.topological([definition.function(x, **operands, **attributes)])
+        return ir.topological([definition.function(leaf("x"), **operands, **attributes)])
     # A condition that meets a number here, which no reduction has; or an axis that no tensor has.
     except (TypeError, ChainError, IndexError):
         return []
