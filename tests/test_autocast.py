@@ -29,6 +29,8 @@ def tensors_of(name, example, dtype, device):
 @pytest.mark.parametrize("dtype", [*NARROW, torch.float32], ids=str)
 @pytest.mark.parametrize(("name", "example"), EACH, ids=[e.text for _, e in EACH])
 def test_every_operation_has_eagers_type_under_autocast(name, example, dtype, device):
+    if name == "rms_norm" and device == "cuda" and torch.__version__ < "2.13":
+        pytest.skip("autocast's table is that of torch 2.13, where rms_norm is in fp32")
     tensors = tensors_of(name, example, dtype, device)
     narrow = torch.bfloat16 if dtype == torch.float32 else dtype
     with torch.no_grad(), torch.autocast(device, narrow):

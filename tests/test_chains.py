@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from numeric import assert_as_accurate, outcome
+from numeric import assert_as_accurate, home_of_eager, outcome
 
 import fusegen
 
@@ -121,8 +121,9 @@ def test_a_chain_is_as_accurate_as_eager(text, shape, operands, kind, device):
         running = {"running_mean": torch.zeros_like, "running_var": torch.ones_like}
         is_running = name in running
         tensors.append(running[name](values) if is_running else values.requires_grad_())
-    ours, eager = outcome(fused, tensors), outcome(fused.reference, tensors)
-    exact = outcome(fused.reference, tensors, dtype=torch.float64)
+    home = home_of_eager(text, device, dtype)
+    ours, eager = outcome(fused, tensors), outcome(fused.reference, tensors, device=home)
+    exact = outcome(fused.reference, tensors, dtype=torch.float64, device=home)
     assert ours.result.shape == eager.result.shape
     assert ours.result.dtype == eager.result.dtype
     assert_as_accurate(ours, eager, exact)

@@ -7,7 +7,7 @@ the work.
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, assume, given, seed, settings
-from numeric import outcome
+from numeric import home_of_eager, outcome
 from strategies import chains, is_accepted
 
 import fusegen
@@ -27,7 +27,8 @@ def check(case, device):
     fused = fusegen.compile(case.text)
     ours = outcome(fused, tensors)
     try:
-        eager = outcome(fused.reference, tensors)
+        home = home_of_eager(case.text, device, torch.float64)
+        eager = outcome(fused.reference, tensors, device=home)
     except RuntimeError as error:
         # torch's pooling takes not every layout that its other operations leave.
         assume("Unsupported memory format" not in str(error))
