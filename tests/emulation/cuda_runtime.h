@@ -4,6 +4,7 @@
 // It finds wrong indices, missing or divergent barriers, reads of what was never written (memory starts as NaN) and
 // shuffles of threads that left. It does not find races within a barrier's interval, nor anything of time.
 #pragma once
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <bit>
@@ -45,8 +46,9 @@ constexpr size_t kMostShared = 227 << 10, kStack = 64 << 10;
 inline OF_ITS_BLOCK uint4* const room = static_cast<uint4*>(aligned_alloc(256, 256 << 10));
 
 struct Fiber {
-  ucontext_t context;
-  bool is_done;
+  ucontext_t context;  // for its first turn; then it goes on where it jumped from, which needs no system call
+  jmp_buf place;
+  bool is_begun, is_done;
   dim3 index;
   char* stack;
 };
@@ -57,7 +59,7 @@ struct Warp {
 };
 inline OF_ITS_BLOCK std::vector<Fiber> fibers(1024);
 inline OF_ITS_BLOCK Warp warps[32];
-inline OF_ITS_BLOCK ucontext_t scheduler;
+inline OF_ITS_BLOCK jmp_buf scheduler;
 inline OF_ITS_BLOCK int current, alive, arrived, threads;
 inline OF_ITS_BLOCK long phase, progress;
 inline OF_ITS_BLOCK const std::function<void()>* kernel;
@@ -67,7 +69,16 @@ inline OF_ITS_BLOCK const std::function<void()>* kernel;
   std::exit(3);
 }
 
-inline void yield() { swapcontext(&fibers[current].context, &scheduler); }
+inline void yield() {
+  if (_setjmp(fibers[current].place) == 0) _longjmp(scheduler, 1);
+}
+
+inline void take_turn(Fiber& fiber) {
+  if (_setjmp(scheduler) != 0) return;
+  if (fiber.is_begun) _longjmp(fiber.place, 1);
+  fiber.is_begun = true;
+  setcontext(&fiber.context);
+}
 
 inline void run_thread() {
   (*kernel)();
@@ -78,12 +89,12 @@ inline void run_thread() {
 }
 
 inline void start(Fiber& fiber) {
-  fiber.is_done = false;
+  fiber.is_begun = fiber.is_done = false;
   if (fiber.stack == nullptr) fiber.stack = static_cast<char*>(std::malloc(kStack));
   getcontext(&fiber.context);
   fiber.context.uc_stack.ss_sp = fiber.stack;
   fiber.context.uc_stack.ss_size = kStack;
-  fiber.context.uc_link = &scheduler;
+  fiber.context.uc_link = nullptr;
   makecontext(&fiber.context, run_thread, 0);
 }
 
@@ -107,7 +118,7 @@ inline void run_block(unsigned b, dim3 grid, dim3 block, const std::function<voi
       if (fibers[t].is_done) continue;
       current = t;
       threadIdx = fibers[t].index;
-      swapcontext(&scheduler, &fibers[t].context);
+      take_turn(fibers[t]);
     }
     if (progress == before) fail("threads wait for others that will not come", alive);
   }
