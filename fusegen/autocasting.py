@@ -8,11 +8,11 @@ operation of the user's own has no place in them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from fusegen.bind import bind
 from fusegen.ops import Chain, Step, lookup
 from fusegen.promotion import Shape
+from fusegen.segments import bind_all, segments
 
 _NARROW = ("float16", "bfloat16")
 # By kind of device, what is computed in fp32 there.
@@ -23,13 +23,11 @@ _WIDENED: Mapping[str, frozenset[str]] = {
             *("exp", "expm1", "log", "log10", "log1p", "log2", "softplus"),
             *("pow", "rpow", "reciprocal", "rsqrt", "square"),
             *("layernorm", "rms_norm", "group_norm", "normalize", "norm"),
-            *("softmax", "softmin", "log_softmax", "logsumexp", "sum", "prod"),
+            *("softmax", "softmin", "log_softmax", "logsumexp", "sum"),
             *("lp_pool1d", "lp_pool2d"),
         )
     ),
-    "cpu": frozenset(
-        ("avg_pool3d", "max_pool3d", "adaptive_avg_pool3d", "adaptive_max_pool3d", "prod")
-    ),
+    "cpu": frozenset(("avg_pool3d", "max_pool3d", "adaptive_avg_pool3d", "adaptive_max_pool3d")),
 }
 _NARROWED = frozenset({"prelu"})
 
@@ -50,19 +48,27 @@ def under_autocast(
 
     x and operands are (shape, dtype name), as for bind, which tells what is wrong with them.
     """
-    bind(chain, x, operands)
+    bind_all(segments(chain), x, operands)
     written: list[Step] = []
     for step in chain.steps:
         if _is_changed(step, device):
             wanted = narrow if step.op in _NARROWED else "float32"
-            so_far = Chain(tuple(written)) if written else None
-            found = x[1]
-            if so_far is not None:
-                found = bind(so_far, x, {n: operands[n] for n in so_far.operands}).dtype
+            made = _without_names(written)
+            found = bind_all(segments(Chain(made)), x, operands)[-1].dtype if made else x[1]
             if found in (*_NARROW, "float32") and found != wanted:
                 written.append(lookup("to").step((wanted,), {}))
         written.append(step)
     return Chain(tuple(written))
+
+
+def _without_names(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """The steps that make the running value, which may be one that was kept."""
+    while steps and steps[-1].is_structural:
+        last = steps[-1]
+        steps = steps[:-1]
+        while last.op == "recall" and (steps[-1].op, steps[-1].names) != ("keep", last.names):
+            steps = steps[:-1]
+    return tuple(steps)
 
 
 def _is_changed(step: Step, device: str) -> bool:

@@ -72,18 +72,17 @@ def modules(chain: Chain, target: str, situation: Situation, *, grad: bool) -> t
     kept: dict[str, Kind] = {name: (operands[name], "contiguous") for name in operands}
     running: Kind = (shape, situation.layout)
     found = []
-    input_type = dtype
     for part, bound in zip(parts, bounds, strict=True):
         running = running if part.source is None else kept[part.source]
-        input_type = input_type if part.source is None else types[part.source]
+        dtype = dtype if part.source is None else types[part.source]
         kept |= dict.fromkeys(part.entering, running)
-        types |= dict.fromkeys(part.entering, input_type)
+        types |= dict.fromkeys(part.entering, dtype)
         if grad:
             refuse_gradients(part.chain, bound.dtype)
         order = bound.memory_order(axes_in_memory(*running))
         program = forward(bound, is_training=grad)
         input_count = len(program.graph.inputs)
-        given = [input_type, *(types[operand.name] for operand in bound.operands)]
+        given = [dtype, *(types[operand.name] for operand in bound.operands)]
         found_types = element_types(program, bound, given)
         programs = [program]
         if grad:
@@ -95,7 +94,9 @@ def modules(chain: Chain, target: str, situation: Situation, *, grad: bool) -> t
         found.append(Module(part, bound, tuple(programs), built_with))
         is_plain = list(order) == sorted(order)
         running = (bound.result_shape, "contiguous" if is_plain else running[1])
+        dtype = bound.dtype
         kept |= dict.fromkeys(part.leaving, running)
+        types |= dict.fromkeys(part.leaving, dtype)
     return tuple(found)
 
 

@@ -14,7 +14,7 @@ from fusegen.indexing import Read
 from fusegen.statements import ElementFunction
 from fusegen.target import ITEM_BYTES
 from fusegen.tiers import MOST_BLOCKS, MOST_SHARED_BYTES
-from fusegen.views import KernelView, ReductionView
+from fusegen.views import KernelView, ReductionView, StageView
 
 # What a block may hold and add up in registers, of 65,536 that a multiprocessor has.
 _REGISTERS = 32768
@@ -86,7 +86,7 @@ class RowView(KernelView):
     @property
     def has_moments(self) -> bool:
         """Whether a mean and a variance are among the reductions."""
-        return any(r.kind == "moments" for s in self.stages for r in s.reductions)
+        return any(self.moments_of(s) for s in self.stages)
 
     @property
     def flat_row(self) -> str:
@@ -158,20 +158,20 @@ class RowView(KernelView):
 
     most_blocks = MOST_BLOCKS  # of a team
 
-    @property
-    def words_a_number(self) -> int:
-        """64-bit words that carry a number to the other blocks of a team."""
-        return self._words
-
-    def team_number(self, reduction: ReductionView) -> int:
-        """Where a reduction's first result stands among those of its stage."""
+    def team_number(self, reduction: ReductionView, result: str) -> int:
+        """Where a reduction's result stands among those of its stage."""
         (stage,) = self.stages
         names = [r.name for r in stage.reductions]
-        return sum(_numbers(r) for r in stage.reductions[: names.index(reduction.name)])
+        before = sum(_numbers(r) for r in stage.reductions[: names.index(reduction.name)])
+        return before + (result == "variance")
 
-    def team_place(self, reduction: ReductionView) -> int:
+    def team_place(self, reduction: ReductionView, result: str) -> int:
         """The same, in words."""
-        return self.team_number(reduction) * self._words
+        return self.team_number(reduction, result) * self._words
+
+    def moments_of(self, stage: StageView) -> list[ReductionView]:
+        """A stage's means and variances, whose values are gone over twice."""
+        return [r for r in stage.reductions if r.kind == "moments"]
 
     @property
     def team_numbers(self) -> int:
@@ -180,7 +180,7 @@ class RowView(KernelView):
 
     def share_squares(self, reduction: ReductionView) -> str:
         """The squared distances of a block's share from its own mean."""
-        moments = [r for r in self.stages[0].reductions if r.kind == "moments"]
+        moments = self.moments_of(self.stages[0])
         place = [r.name for r in moments].index(reduction.name)
         squares = self._cell("distances", 0, place)
         drift = self._cell("distances", 0, len(moments) + place)
@@ -319,14 +319,14 @@ class RowView(KernelView):
     def most_reductions(self) -> int:
         """The most sums that are merged at once."""
         counts = [len(s.reductions) for s in self.stages]
-        counts += [2 * sum(r.kind == "moments" for r in s.reductions) for s in self.stages]
+        counts += [2 * len(self.moments_of(s)) for s in self.stages]
         return max(counts, default=0)
 
     def result(self, stage: int, reduction: ReductionView, result: str) -> str:
         """A reduction's result from its sums; a mean is mended by what its distances add up to."""
         if reduction.kind != "moments":
             return self._total("sums", stage, reduction)
-        moments = [r for r in self.stages[stage].reductions if r.kind == "moments"]
+        moments = self.moments_of(self.stages[stage])
         place = [r.name for r in moments].index(reduction.name)
         drift = self._cell("distances", stage, len(moments) + place)
         if result == "mean":

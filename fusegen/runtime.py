@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from fusegen.arguments import check_all, check_tensor, check_tensors, tracing_state
+from fusegen.arguments import check_all, check_tensor, tracing_state
 from fusegen.autocasting import is_sensitive, under_autocast
 from fusegen.errors import ArgumentError
 from fusegen.execution import Part, apply_matched
@@ -94,9 +94,10 @@ class Fused:
         self, x: Tensor, operands: Sequence[Tensor], named: Mapping[str, Tensor]
     ) -> Fused | None:
         """The chain that autocast makes of this one for these tensors; None if it changes none."""
-        if named or len(operands) != len(self.chain.operands):
+        if named or len(operands) != len(self.chain.given):
             operands = self._by_name(operands, named)
-        check_tensors(self.chain, (x, *operands))
+        for name, value in zip(("x", *self.chain.given), (x, *operands), strict=True):
+            check_tensor(name, value)
         device = x.device.type
         target_of(x.device)
         if not torch.is_autocast_enabled(device):
@@ -105,7 +106,8 @@ class Fused:
         key = (device, narrow, *[(t.dtype, t.dim()) for t in (x, *operands)])
         if key not in self._autocast:
             x_kind, *kinds = [(tuple(t.shape), dtype_name(t.dtype)) for t in (x, *operands)]
-            given = dict(zip(self.chain.operands, kinds, strict=True))
+            given = dict(zip(self.chain.given, kinds, strict=True))
+            given |= dict.fromkeys(self.chain.drawn, ((1,), "int64"))
             chain = under_autocast(self.chain, x_kind, given, device, narrow)
             self._autocast[key] = self if chain == self.chain else Fused(chain)
         found = self._autocast[key]

@@ -7,8 +7,9 @@ from test_numbers import EXAMPLES, is_mask, operand_shapes, shape_of
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fusegen
-from fusegen.autocasting import is_sensitive, under_autocast
+from fusegen.autocasting import _NARROWED, _WIDENED, is_sensitive, under_autocast
 from fusegen.bind import bind
+from fusegen.ops import OPS
 from fusegen.plan import dtype_name
 
 NARROW = (torch.bfloat16, torch.float16)
@@ -124,6 +125,14 @@ def test_what_autocast_changes_is_forgotten_outside_of_it(device):
         ),
         ("to(float32) | prelu(w)", "to(float32) | to(float16) | prelu(w)"),
         ("to(float64) | exp", "to(float64) | exp"),
+        (
+            "max_pool1d(2, 1) | softmax(0) | max_pool1d(2, 1)",
+            "max_pool1d(2, 1) | to(float32) | softmax(0) | max_pool1d(2, 1)",
+        ),
+        (
+            "keep(y) | to(float32) | max_pool1d(2, 1) | recall(y) | exp",
+            "keep(y) | to(float32) | max_pool1d(2, 1) | recall(y) | to(float32) | exp",
+        ),
     ],
 )
 def test_casts_stand_where_autocast_has_them_on_a_gpu(text, wanted):
@@ -131,6 +140,27 @@ def test_casts_stand_where_autocast_has_them_on_a_gpu(text, wanted):
     shapes = {name: ((3,) if name == "w" else (2, 3), "float16") for name in chain.operands}
     found = under_autocast(chain, ((2, 3), "float16"), shapes, "cuda", "float16")
     assert found == fusegen.chain(wanted)
+
+
+def test_every_name_in_the_tables_is_an_operation():
+    assert set(OPS) >= set().union(*_WIDENED.values(), _NARROWED)
+
+
+def test_noise_and_segments_go_through_autocast(device):
+    fused = fusegen.compile("max_pool3d(2) | layernorm | dropout(0.5) | max_pool3d(2)")
+    x = torch.randn(1, 2, 8, 8, 8, device=device).bfloat16().requires_grad_()
+    wanted = fusegen.compile(
+        "to(float32) | max_pool3d(2) | layernorm | dropout(0.5) | to(float32) | max_pool3d(2)"
+    )
+    found = []
+    for each in (fused, wanted):
+        torch.manual_seed(4)
+        with torch.autocast(device, torch.bfloat16, enabled=each is fused):
+            found.append(outcome(each, [x]))
+    if device == "cpu":  # whose autocast has pooling of volumes in fp32
+        assert found[0].result.dtype == torch.float32
+        assert torch.equal(found[0].result, found[1].result)
+    assert found[0].gradients[0].dtype == torch.bfloat16
 
 
 def test_only_what_autocast_may_change_asks_for_it():

@@ -112,6 +112,21 @@ def test_gradients_of_both_orders_see_the_same_mask(text):
     assert torch.autograd.gradgradcheck(again, (x, *operands))
 
 
+def test_dropout_then_softmax_over_the_row_is_eagers_with_the_same_mask():
+    x = torch.randn(9, 130, dtype=torch.float64, requires_grad=True)
+    cotangent = torch.randn(9, 130, dtype=torch.float64)
+    mask = seeded(fusegen.compile("dropout(0.2)"), torch.ones_like(x)).detach()
+    ours = seeded(fusegen.compile("dropout(0.2) | softmax(-1)"), x)
+    eager = torch.softmax(x * mask, -1)
+    torch.testing.assert_close(ours, eager)
+    for a, b in zip(
+        torch.autograd.grad(ours, x, cotangent),
+        torch.autograd.grad(eager, x, cotangent),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b)
+
+
 def test_nothing_but_the_seed_is_kept():
     fused = fusegen.compile("dropout(0.3)")
     x = torch.randn(100, 100, requires_grad=True)

@@ -1,5 +1,7 @@
 """Where chains are cut, and that what passes the cuts is right."""
 
+import re
+
 import pytest
 import torch
 
@@ -85,6 +87,16 @@ def test_shapes_are_told_through_all_segments() -> None:
     parts = segments(chain("keep(y) | layernorm | max_pool2d(3, 2, 1) | layernorm(w)"))
     bounds = bind_all(parts, ((2, 3, 8, 9), "float32"), {"w": ((5,), "float32")})
     assert [b.result_shape for b in bounds] == [(2, 3, 8, 9), (2, 3, 4, 5), (2, 3, 4, 5)]
+
+
+def test_a_later_segment_has_the_types_that_earlier_ones_leave() -> None:
+    text = "to(float16) | avg_pool2d(3, 1) | keep(y) | max_pool2d(3, 1, 1) | add(y)"
+    for target in ("cuda", "cpp"):
+        source = fusegen.compile(text).source(target, "float32", grad=True, shape=(1, 1, 8, 8))
+        banners = [line for line in source.splitlines() if "signature" in line]
+        kinds = [re.findall(r"\bx (\w+)", line)[-1] for line in banners]
+        assert kinds[0] == "float32"
+        assert set(kinds[1:]) == {"float16"}
 
 
 def test_a_mistake_in_a_later_segment_is_told_before_anything_runs() -> None:

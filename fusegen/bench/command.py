@@ -111,6 +111,11 @@ def _chosen(options: argparse.Namespace) -> Sequence[Item]:
 
 def _own_work(options: argparse.Namespace) -> Work:
     chain = parse(options.works[0])
+    if chain.drawn:
+        raise ArgumentError(
+            f"the chain {chain.text!r} draws noise, and eager draws other noise, so no result can "
+            "be compared; leave the steps out that draw, or give them training=False"
+        )
     dtype = options.dtype or "float32"
     situation = Situation(options.shape, dict(options.operand), dtype, options.layout)
     shape, operands = assumed_shapes(chain, situation)

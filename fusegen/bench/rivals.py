@@ -16,11 +16,11 @@ from torch.nn.functional import gelu, layer_norm, leaky_relu, max_pool3d
 
 from fusegen import dsl, ir
 from fusegen.bench.works import Work
-from fusegen.bind import bind
 from fusegen.bound import Bound
 from fusegen.describe import is_mask
 from fusegen.lower import lower
 from fusegen.runtime import Fused
+from fusegen.segments import bind_all, segments
 
 Function = Callable[..., Tensor]
 
@@ -129,23 +129,28 @@ def _element_types(work: Work) -> tuple[str, ...]:
     return (work.dtype, *("bool" if is_mask(chain, n) else work.dtype for n in chain.operands))
 
 
-def _bound(work: Work, device: str) -> Bound:
+def _bounds(work: Work, device: str) -> tuple[Bound, ...]:
     chain = dsl.chain(work.chain)
     shapes = (work.shape(device), *work.operand_shapes(device))
     _, *given = zip(shapes, _element_types(work), strict=True)
     operands = dict(zip(chain.operands, given, strict=True))
-    return bind(chain, (work.shape(device), work.dtype), operands)
+    return bind_all(segments(chain), (work.shape(device), work.dtype), operands)
 
 
 def is_batched(work: Work, device: str) -> bool:
     """Whether each index of the first axis stands for itself: no step reduces over that axis."""
-    bound = _bound(work, device)
-    first = -len(bound.domain)
-    return bound.domain == work.shape(device) and not any(
-        first in ir.reduction(node)[1]
+    bounds = _bounds(work, device)
+    shape = work.shape(device)
+    is_kept = all((b.domain[:1], len(b.domain)) == (shape[:1], len(shape)) for b in bounds)
+    if bounds[0].domain != shape or not is_kept:
+        return False
+    reduces = (
+        node
+        for bound in bounds
         for node in ir.topological(lower(bound).graph.roots)
         if node.op == "reduce"
     )
+    return not any(-len(shape) in ir.reduction(node)[1] for node in reduces)
 
 
 def limits_of(work: Work, device: str) -> tuple[float, float]:
@@ -153,6 +158,6 @@ def limits_of(work: Work, device: str) -> tuple[float, float]:
     if work.limits is not None:
         return work.limits
     read = [math.prod(s) for s in (work.shape(device), *work.operand_shapes(device))]
-    result = math.prod(_bound(work, device).result_shape)
+    result = math.prod(_bounds(work, device)[-1].result_shape)
     forward = (sum(read) + result) / (2 * read[0])
     return forward, forward + (2 * sum(read) + result) / (2 * read[0])

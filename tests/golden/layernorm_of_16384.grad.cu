@@ -437,10 +437,11 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ weight, 
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   // This block's share of every row of its team.
-  const Index rank = blockIdx.x % blocks, team = blockIdx.x / blocks, stride = gridDim.x / blocks;
+  const Index rank = blockIdx.x % blocks, team = blockIdx.x / blocks;
   const Index share = (length + blocks * kLanes - 1) / (blocks * kLanes) * kLanes, begin = rank * share;
   const Index reach = begin < length ? min(share, length - begin) : 0;
-  uint64_t* const meeting = meetings + team * blocks * kCells * 4;
+  uint64_t* const meeting = meetings + team * blocks * 8;
+  const Index stride = gridDim.x / blocks;
   extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   Sum<float> total_sum[kPacks][kLanes];
@@ -497,19 +498,19 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ weight, 
         x_in[p] = x_next[slot * 2048 + p * 512];
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
-        const float d_out_value = widen(d_out_in[p], lane);
-        const float x_value = widen(x_in[p], lane);
-        const float weight_value = widen(weight_in[p], lane);
-        float total_3_term_value;
-        float total_3_term_by_value;
-        float total_4_term_value;
-        float total_4_term_by_value;
-        float total_term_value;
-        float total_term_by_value;
-        float total_2_term_value;
-        backward_row_stage_1(d_out_value, weight_value, x_value, saved_mean_value, saved_variance_value,
-            total_3_term_value, total_3_term_by_value, total_4_term_value, total_4_term_by_value,
-            total_term_value, total_term_by_value, total_2_term_value);
+          const float d_out_value = widen(d_out_in[p], lane);
+          const float x_value = widen(x_in[p], lane);
+          const float weight_value = widen(weight_in[p], lane);
+          float total_3_term_value;
+          float total_3_term_by_value;
+          float total_4_term_value;
+          float total_4_term_by_value;
+          float total_term_value;
+          float total_term_by_value;
+          float total_2_term_value;
+          backward_row_stage_1(d_out_value, weight_value, x_value, saved_mean_value, saved_variance_value,
+              total_3_term_value, total_3_term_by_value, total_4_term_value, total_4_term_by_value,
+              total_term_value, total_term_by_value, total_2_term_value);
           if (is_here) sums_1[0].add(total_3_term_value, total_3_term_by_value);
           if (is_here) sums_1[1].add(total_4_term_value, total_4_term_by_value);
           if (is_here) total_sum[p][lane].add(total_term_value, total_term_by_value);
@@ -552,12 +553,12 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ weight, 
         Pack<float, kLanes> d_x_out;
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
-        const float d_out_value = widen(d_out_in[p], lane);
-        const float x_value = widen(x_in[p], lane);
-        const float weight_value = widen(weight_in[p], lane);
-        float d_x_value;
-        backward_row_values(total_4_value, saved_variance_value, count_of_inner_value, x_value,
-            saved_mean_value, total_3_value, d_out_value, weight_value, d_x_value);
+          const float d_out_value = widen(d_out_in[p], lane);
+          const float x_value = widen(x_in[p], lane);
+          const float weight_value = widen(weight_in[p], lane);
+          float d_x_value;
+          backward_row_values(total_4_value, saved_variance_value, count_of_inner_value, x_value,
+              saved_mean_value, total_3_value, d_out_value, weight_value, d_x_value);
           d_x_out.at[lane] = narrow<float>(d_x_value);
         }
         if (is_here) store(d_x + (base + i), d_x_out);

@@ -285,11 +285,12 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, const
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   // This block's share of every row of its team.
-  const Index rank = blockIdx.x % blocks, team = blockIdx.x / blocks, stride = gridDim.x / blocks;
+  const Index rank = blockIdx.x % blocks, team = blockIdx.x / blocks;
   const Index share = (length + blocks * kLanes - 1) / (blocks * kLanes) * kLanes, begin = rank * share;
   const Index reach = begin < length ? min(share, length - begin) : 0;
+  uint64_t* const meeting = meetings + team * blocks * 8;
+  const Index stride = gridDim.x / blocks;
   const float inverse_length = 1 / static_cast<float>(max(reach, Index{1}));
-  uint64_t* const meeting = meetings + team * blocks * kCells * 4;
   extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
@@ -324,15 +325,15 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, const
         x_in[p] = x_next[slot * 2048 + p * 512];
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
-        const float x_value = widen(x_in[p], lane);
-        float mean_term_value;
-        forward_row_stage_1(x_value, mean_term_value);
+          const float x_value = widen(x_in[p], lane);
+          float mean_term_value;
+          forward_row_stage_1(x_value, mean_term_value);
           if (is_here) sums_1[0].add(mean_term_value);
         }
       }
       combine<true>(sums_1, cells[turn++ & 1]);
       const float centre_1_1 = sums_1[0].total * inverse_length;
-      // Squares of the distances from the share's mean, and what it was off by.
+      // Squares of the distances from it, and what it was off by.
       Sum<float> distances_1[2];
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
@@ -381,11 +382,11 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, const
         Pack<float, kLanes> out_out;
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
-        const float x_value = widen(x_in[p], lane);
-        const float weight_value = widen(weight_in, lane);
-        const float bias_value = widen(bias_in, lane);
-        float out_value;
-        forward_row_values(x_value, mean_value, variance_value, weight_value, bias_value, out_value);
+          const float x_value = widen(x_in[p], lane);
+          const float weight_value = widen(weight_in, lane);
+          const float bias_value = widen(bias_in, lane);
+          float out_value;
+          forward_row_values(x_value, mean_value, variance_value, weight_value, bias_value, out_value);
           out_out.at[lane] = narrow<float>(out_value);
         }
         if (is_here) store(out + (base + i), out_out);

@@ -322,11 +322,12 @@ forward_row(const double* __restrict__ x, const double* __restrict__ weight, con
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   // This block's share of every row of its team.
-  const Index rank = blockIdx.x % blocks, team = blockIdx.x / blocks, stride = gridDim.x / blocks;
+  const Index rank = blockIdx.x % blocks, team = blockIdx.x / blocks;
   const Index share = (length + blocks * kLanes - 1) / (blocks * kLanes) * kLanes, begin = rank * share;
   const Index reach = begin < length ? min(share, length - begin) : 0;
+  uint64_t* const meeting = meetings + team * blocks * 16;
+  const Index stride = gridDim.x / blocks;
   const double inverse_length = 1 / static_cast<double>(max(reach, Index{1}));
-  uint64_t* const meeting = meetings + team * blocks * kCells * 4;
   extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   auto* const x_next = reinterpret_cast<Pack<double, kLanes>*>(room + 0) + thread;
@@ -363,15 +364,15 @@ forward_row(const double* __restrict__ x, const double* __restrict__ weight, con
         x_in[p] = x_next[slot * 2048 + p * 512];
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
-        const double x_value = widen(x_in[p], lane);
-        double mean_term_value;
-        forward_row_stage_1(x_value, mean_term_value);
+          const double x_value = widen(x_in[p], lane);
+          double mean_term_value;
+          forward_row_stage_1(x_value, mean_term_value);
           if (is_here) sums_1[0].add(mean_term_value);
         }
       }
       combine<true>(sums_1, cells[turn++ & 1]);
       const double centre_1_1 = sums_1[0].total * inverse_length;
-      // Squares of the distances from the share's mean, and what it was off by.
+      // Squares of the distances from it, and what it was off by.
       Sum<double> distances_1[2];
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
@@ -423,11 +424,11 @@ forward_row(const double* __restrict__ x, const double* __restrict__ weight, con
         Pack<double, kLanes> out_out;
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
-        const double x_value = widen(x_in[p], lane);
-        const double weight_value = widen(weight_in, lane);
-        const double bias_value = widen(bias_in, lane);
-        double out_value;
-        forward_row_values(x_value, mean_value, variance_value, weight_value, bias_value, out_value);
+          const double x_value = widen(x_in[p], lane);
+          const double weight_value = widen(weight_in, lane);
+          const double bias_value = widen(bias_in, lane);
+          double out_value;
+          forward_row_values(x_value, mean_value, variance_value, weight_value, bias_value, out_value);
           out_out.at[lane] = narrow<double>(out_value);
         }
         if (is_here) store(out + (base + i), out_out);
@@ -501,10 +502,11 @@ backward_row(const double* __restrict__ d_out, const double* __restrict__ x,
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   // This block's share of every row of its team.
-  const Index rank = blockIdx.x % blocks, team = blockIdx.x / blocks, stride = gridDim.x / blocks;
+  const Index rank = blockIdx.x % blocks, team = blockIdx.x / blocks;
   const Index share = (length + blocks * kLanes - 1) / (blocks * kLanes) * kLanes, begin = rank * share;
   const Index reach = begin < length ? min(share, length - begin) : 0;
-  uint64_t* const meeting = meetings + team * blocks * kCells * 4;
+  uint64_t* const meeting = meetings + team * blocks * 16;
+  const Index stride = gridDim.x / blocks;
   extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   Sum<double> total_sum[kPacks][kLanes];
@@ -565,20 +567,20 @@ backward_row(const double* __restrict__ d_out, const double* __restrict__ x,
         x_in[p] = x_next[slot * 4096 + p * 512];
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
-        const double d_out_value = widen(d_out_in[p], lane);
-        const double x_value = widen(x_in[p], lane);
-        const double weight_value = widen(weight_in[p], lane);
-        const double bias_value = widen(bias_in[p], lane);
-        double total_3_term_value;
-        double total_3_term_by_value;
-        double total_4_term_value;
-        double total_4_term_by_value;
-        double total_term_value;
-        double total_term_by_value;
-        double total_2_term_value;
-        backward_row_stage_1(d_out_value, x_value, saved_mean_value, saved_variance_value, weight_value,
-            bias_value, total_3_term_value, total_3_term_by_value, total_4_term_value, total_4_term_by_value,
-            total_term_value, total_term_by_value, total_2_term_value);
+          const double d_out_value = widen(d_out_in[p], lane);
+          const double x_value = widen(x_in[p], lane);
+          const double weight_value = widen(weight_in[p], lane);
+          const double bias_value = widen(bias_in[p], lane);
+          double total_3_term_value;
+          double total_3_term_by_value;
+          double total_4_term_value;
+          double total_4_term_by_value;
+          double total_term_value;
+          double total_term_by_value;
+          double total_2_term_value;
+          backward_row_stage_1(d_out_value, x_value, saved_mean_value, saved_variance_value, weight_value,
+              bias_value, total_3_term_value, total_3_term_by_value, total_4_term_value,
+              total_4_term_by_value, total_term_value, total_term_by_value, total_2_term_value);
           if (is_here) sums_1[0].add(total_3_term_value, total_3_term_by_value);
           if (is_here) sums_1[1].add(total_4_term_value, total_4_term_by_value);
           if (is_here) total_sum[p][lane].add(total_term_value, total_term_by_value);
@@ -622,13 +624,13 @@ backward_row(const double* __restrict__ d_out, const double* __restrict__ x,
         Pack<double, kLanes> d_x_out;
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
-        const double d_out_value = widen(d_out_in[p], lane);
-        const double x_value = widen(x_in[p], lane);
-        const double weight_value = widen(weight_in[p], lane);
-        const double bias_value = widen(bias_in[p], lane);
-        double d_x_value;
-        backward_row_values(total_4_value, saved_variance_value, count_of_inner_value, x_value,
-            saved_mean_value, total_3_value, d_out_value, weight_value, bias_value, d_x_value);
+          const double d_out_value = widen(d_out_in[p], lane);
+          const double x_value = widen(x_in[p], lane);
+          const double weight_value = widen(weight_in[p], lane);
+          const double bias_value = widen(bias_in[p], lane);
+          double d_x_value;
+          backward_row_values(total_4_value, saved_variance_value, count_of_inner_value, x_value,
+              saved_mean_value, total_3_value, d_out_value, weight_value, bias_value, d_x_value);
           d_x_out.at[lane] = narrow<double>(d_x_value);
         }
         if (is_here) store(d_x + (base + i), d_x_out);
