@@ -36,6 +36,13 @@ FAMILIES = [
     ("group_norm(4, weight, bias) | silu", (3, 16, 9, 7), [(16,), (16,)]),
     ("batch_norm(weight=weight, bias=bias, training=True) | relu", (5, 6, 7, 8), [(6,), (6,)]),
     ("gelu | amax((2, 3))", (3, 5, 9, 7), []),
+    # Windows that overlap, or end before the chain does.
+    ("gelu | max_pool2d(3, 2, 1) | mul_channel", (2, 5, 9, 11), [(5,)]),
+    ("relu | avg_pool2d(3, 2, 1) | layernorm", (2, 5, 9, 11), []),
+    ("adaptive_avg_pool2d(3) | sigmoid", (2, 5, 8, 10), []),
+    ("max_pool1d(2, 1) | softmax(1)", (3, 5, 33), []),
+    ("rms_norm(weight) | dropout(0.3) | add(residual)", (7, 130), [(130,), (7, 130)]),
+    ("dropout2d(0.3) | prelu | minimum(gate)", (3, 5, 8, 9), [(5,), (8, 1)]),
 ]
 
 
