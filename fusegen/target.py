@@ -5,7 +5,6 @@ branches on a target's name.
 from __future__ import annotations
 
 import math
-import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -317,17 +316,21 @@ _SPOKEN_FOR = """
     threadIdx time trunc uint2 uint4 unix y0 y1 yn
 """
 _TAKEN = frozenset(_SPOKEN_FOR.split())
-_DERIVED = re.compile(
-    r"d_|after_|carried|sums_|distances?_|centre_|count_of_|picked_|winner|mean|variance|total|maximum|peak|position_|batch_|window|axis_|above_|beside_|"
-    r"kept_|is_|forward|backward|run_|k[A-Z]|_|[A-Z]|Py|.*"
-    r"_(value|line|room|lanes|sum|part|out|in|next|stored|scratch|partials|slots|t)$"
-    r"d_|after_|carried|count_of_|picked_|winner|mean|variance|total|maximum|peak|position_|batch_|window|axis_|above_|"
-    r"beside_|kept_|is_|forward|backward|run_|k[A-Z]|_|[A-Z]|Py|.*"
-    r"_(value|line|room|rooms|rows|columns|lanes|sum|part|out|in|stored|scratch|t)$"
-)
+# How derived names begin and end.
+_BEGINNINGS = """
+    _ above_ after_ axis_ backward batch_ beside_ carried centre_ count_of_ d_ distance_ distances_
+    forward is_ kept_ maximum mean peak picked_ position_ run_ sums_ total variance window winner
+"""
+_ENDINGS = """
+    _columns _in _lanes _line _next _out _part _partials _room _rooms _rows _scratch _slots _stored
+    _sum _t _value
+"""
+_DERIVED = tuple(_BEGINNINGS.split()), tuple(_ENDINGS.split())
 
 
 def code_name(operand: str) -> str:
     """What an operand is called in generated code."""
-    taken = operand in _TAKEN or _DERIVED.match(operand)
-    return f"{operand}_operand" if taken else operand
+    is_constant = operand[0].isupper() or (operand[0] == "k" and operand[1:2].isupper())
+    beginnings, endings = _DERIVED
+    is_derived = operand.startswith(beginnings) or operand.endswith(endings)
+    return f"{operand}_operand" if is_constant or is_derived or operand in _TAKEN else operand

@@ -103,10 +103,7 @@ EMPTY_ARCHIVE = "!<arch>\n"
 USUAL_CUDA_HOME = Path("/usr/local/cuda")
 COMPILER_WRAPPERS = ("ccache", "sccache", "distcc", "icecc")
 CPU_FIELDS = ("vendor_id", "cpu family", "model", "model name", "flags", "Features", "CPU part")
-ERROR_LINE = re.compile(
-    r"^.*(?:\berror\b ?[:#]|\bfatal\b|cannot find -l|undefined reference|No such file).*$",
-    re.MULTILINE,
-)
+ERROR_LINE = r"^.*(?:\berror\b ?[:#]|\bfatal\b|cannot find -l|undefined reference|No such file).*$"
 INSTALL_CXX = "install g++ (Debian and Ubuntu: apt install g++), or name a compiler in CXX"
 INSTALL_NVCC = (
     "install the CUDA toolkit of torch's CUDA version, and put its nvcc on PATH or set CUDA_HOME"
@@ -333,7 +330,7 @@ def _load_inline_with(cuda_home: Path | None) -> Iterator[Callable[..., object]]
 
 def _explain(source: Source, output: str, directory: Path) -> str:
     """One failed build in the user's terms: the chain, the first complaint, where to look."""
-    complaint = ERROR_LINE.search(output)
+    complaint = re.search(ERROR_LINE, output, re.MULTILINE)
     first = complaint[0] if complaint else output.strip().splitlines()[-1]
     return (
         f"{source.chain_text!r} ({source.target}) was not built: {first.strip()}\n"

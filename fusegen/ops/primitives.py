@@ -162,7 +162,7 @@ def _register(name: str) -> Op:
         Op(
             name=name,
             function=function,
-            parameters=parameters,
+            declared=parameters,
             doc=doc,
             reference=reference,
             samples=samples,

@@ -10,7 +10,7 @@ from fusegen.errors import ChainError
 from fusegen.ir import Expr
 from fusegen.ops.chain import RESERVED
 from fusegen.ops.definition import ALIASES, OPS, Op
-from fusegen.ops.schema import Attribute, parameters_of
+from fusegen.ops.schema import Attribute
 from fusegen.ops.step import STRUCTURAL, Shaping, Windowing
 
 
@@ -69,7 +69,6 @@ def op(
             Op(
                 name=function.__name__,
                 function=function,
-                parameters=parameters_of(function),
                 doc=inspect.getdoc(function) or "",
                 reference=reference,
                 samples=tuple(samples),
@@ -95,6 +94,8 @@ def op(
 
 def register(new: Op) -> Op:
     """Put an op into OPS."""
+    if not new.is_builtin:
+        _ = new.parameters  # a mistake in them is told here; fusegen's own are read when used
     for name in (new.name, *new.aliases):
         if name in (*STRUCTURAL, *RESERVED) or not name.isidentifier() or not name.isascii():
             raise ChainError(f"an operation cannot be called {name!r}; choose another name")

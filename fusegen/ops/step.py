@@ -11,7 +11,7 @@ from typing import Literal
 
 from fusegen import ir
 from fusegen.ir import Expr
-from fusegen.ops.schema import Attribute, Parameter, spell
+from fusegen.ops.schema import Attribute, Parameter, parameters_of, spell
 from fusegen.windowing import Slide, Window, size_of, sliding
 
 Shaping = Literal["same", "reduce", "squeeze", "unsqueeze"]
@@ -43,7 +43,7 @@ class Definition:
 
     name: str
     function: Callable[..., Expr]
-    parameters: tuple[Parameter, ...]
+    declared: tuple[Parameter, ...] | None = None  # in place of what the function's signature says
     window_axes: int = 0
     windowing: Windowing | None = None
     same_dtype: bool = False
@@ -53,6 +53,11 @@ class Definition:
     training: str = ""
     statistics: Callable[[Expr], tuple[Expr, Expr]] | None = None
     channel_axes: int = 0  # how many axes a channel has that is dropped as a whole; 0 if any number
+
+    @cached_property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """The parameters after x."""
+        return parameters_of(self.function) if self.declared is None else self.declared
 
     @property
     def is_builtin(self) -> bool:
