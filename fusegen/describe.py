@@ -66,7 +66,7 @@ def modules(chain: Chain, target: str, situation: Situation, *, grad: bool) -> t
     _require("layout", situation.layout, LAYOUTS)
     shape, operands = assumed_shapes(chain, situation)
     dtype = situation.dtype
-    types = {name: _type(chain, name, dtype) for name in operands}
+    types = {name: element_type(chain, name, dtype) for name in operands}
     parts = segments(chain)
     bounds = bind_all(parts, (shape, dtype), {n: (s, types[n]) for n, s in operands.items()})
     kept: dict[str, Kind] = {name: (operands[name], "contiguous") for name in operands}
@@ -105,7 +105,8 @@ def is_mask(chain: Chain, operand: str) -> bool:
     return any(parameter.kind == "truth" for _, parameter in chain.uses(operand))
 
 
-def _type(chain: Chain, name: str, dtype: str) -> str:
+def element_type(chain: Chain, name: str, dtype: str) -> str:
+    """An operand's element type: x's, but for conditions, counters and seeds."""
     is_counter = any(parameter.name == COUNTER for _, parameter in chain.uses(name))
     is_seed = is_counter or name in chain.drawn
     return "int64" if is_seed else "bool" if is_mask(chain, name) else dtype

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from fusegen import cache, toolchain
-from fusegen.bench.rivals import fused_of, inputs
+from fusegen.bench.rivals import fused_of, gradients_of, inputs, leaves_of
 from fusegen.bench.works import MODES, Work
 from fusegen.errors import BuildError, FusegenError
 
@@ -115,7 +115,7 @@ def _timed_calls(works: Sequence[Work], device: str) -> dict[str, Any]:
     built: dict[str, tuple[str, str]] = {}
     for work in works:
         tensors = inputs(work, device, 0)
-        leaves = [t.detach().requires_grad_() for t in tensors]
+        leaves = leaves_of(work, tensors)
         seconds[work.name] = {}
         for mode in reversed(MODES):  # the whole first, as a training script would
             fused = fused_of(work)
@@ -126,8 +126,7 @@ def _timed_calls(works: Sequence[Work], device: str) -> dict[str, Any]:
                 with torch.no_grad():
                     fused(*tensors)
             else:
-                result = fused(*leaves)
-                torch.autograd.grad(result, leaves, torch.ones_like(result))
+                gradients_of(fused, leaves)
             _wait(device)
             seconds[work.name][mode] = time.perf_counter() - started
             built |= dict.fromkeys(keys() - before, (work.name, mode))

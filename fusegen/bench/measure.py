@@ -12,7 +12,16 @@ from torch import Tensor
 
 from fusegen.bench import timing
 from fusegen.bench.precision import precision
-from fusegen.bench.rivals import Function, compiled, eager_of, fused_of, inputs, limits_of
+from fusegen.bench.rivals import (
+    Function,
+    compiled,
+    eager_of,
+    fused_of,
+    gradients_of,
+    inputs,
+    leaves_of,
+    limits_of,
+)
 from fusegen.bench.timing import Run, Sample, Timer
 from fusegen.bench.works import CHAIN_A, HOST_MODES, MODES, HostWork, Sweep, Work
 
@@ -43,7 +52,7 @@ class Bench:
             result = functions["fusegen"](*first)
         self.cotangents = [torch.randn_like(result) for _ in self.inputs]
         self.copies = [torch.empty_like(x) for x, *_ in self.inputs]
-        self.leaves = [[t.detach().requires_grad_() for t in ts] for ts in self.inputs]
+        self.leaves = [leaves_of(work, tensors) for tensors in self.inputs]
         self.functions = functions
 
     def copy(self, turn: int) -> Tensor:
@@ -71,8 +80,7 @@ class Bench:
     def _training(self, function: Function) -> Run:
         def run(turn: int) -> object:
             i = turn % len(self.inputs)
-            result = function(*self.leaves[i])
-            return torch.autograd.grad(result, self.leaves[i], self.cotangents[i])
+            return gradients_of(function, self.leaves[i], self.cotangents[i])
 
         return run
 

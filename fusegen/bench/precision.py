@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fusegen import dsl
-from fusegen.bench.rivals import Function, dtype_of, inputs, is_batched
+from fusegen.bench.rivals import Function, dtype_of, gradients_of, inputs, is_batched, leaves_of
 from fusegen.bench.works import Work
 
 _SLICE_ELEMENTS = 1 << 25
@@ -42,26 +42,24 @@ def precision(work: Work, ours: Function, eager: Function, device: str) -> Preci
     x = tensors[0]
     with torch.no_grad():
         cotangent = torch.randn_like(ours(*tensors))
-    names = ["out", "d_x", *(f"d_{name}" for name in dsl.chain(work.chain).operands)]
-    found = {"ours": _outcome(ours, tensors, cotangent)}
-    found["eager"] = _outcome(eager, tensors, cotangent)
+    needs = [t.requires_grad for t in leaves_of(work, tensors)]
+    of = ("x", *dsl.chain(work.chain).operands)
+    names = ["out", *(f"d_{name}" for name, n in zip(of, needs, strict=True) if n)]
+    found = {"ours": _outcome(work, ours, tensors, cotangent)}
+    found["eager"] = _outcome(work, eager, tensors, cotangent)
 
     count = x.shape[0] if x.dim() and is_batched(work, device) else 1
     step = max(1, count * _SLICE_ELEMENTS // max(x.numel(), 1)) if count > 1 else 1
-    is_sliced = [True, *(t.dim() == x.dim() and t.shape[0] == x.shape[0] for t in tensors)]
+    in_slices = [t.dim() == x.dim() and t.shape[0] == x.shape[0] for t in tensors]
+    is_sliced = [True, *(s for s, n in zip(in_slices, needs, strict=True) if n)]
     largest = [0.0] * len(names)
     differences = {who: [0.0] * len(names) for who in found}
     sums: list[Tensor | None] = [None] * len(names)
     for start in range(0, count, step):
         part = slice(start, start + step) if count > 1 else slice(None)
-        exact = _outcome(
-            eager,
-            [
-                t[part].double() if s else t.double()
-                for t, s in zip(tensors, is_sliced[1:], strict=True)
-            ],
-            cotangent[part].double(),
-        )
+        slices = [t[part] if s else t for t, s in zip(tensors, in_slices, strict=True)]
+        doubles = [t.double() if t.is_floating_point() else t for t in slices]
+        exact = _outcome(work, eager, doubles, cotangent[part].double())
         for i, value in enumerate(exact):
             if is_sliced[i]:
                 largest[i] = max(largest[i], _largest(value))
@@ -91,10 +89,10 @@ def precision(work: Work, ours: Function, eager: Function, device: str) -> Preci
     return Precision(errors["ours"], errors["eager"], is_right)
 
 
-def _outcome(function: Function, tensors: Sequence[Tensor], cotangent: Tensor) -> list[Tensor]:
-    leaves = [t.detach().requires_grad_() for t in tensors]
-    result = function(*leaves)
-    gradients = torch.autograd.grad(result, leaves, cotangent)
+def _outcome(
+    work: Work, function: Function, tensors: Sequence[Tensor], cotangent: Tensor
+) -> list[Tensor]:
+    result, *gradients = gradients_of(function, leaves_of(work, tensors), cotangent)
     return [result.detach(), *gradients]
 
 

@@ -6,7 +6,7 @@ A chain of the user's own has no such function; there the chain's reference is t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,14 +17,16 @@ from torch.nn.functional import gelu, layer_norm, leaky_relu, max_pool3d
 from fusegen import dsl, ir
 from fusegen.bench.works import Work
 from fusegen.bound import Bound
-from fusegen.describe import is_mask
+from fusegen.describe import element_type, is_mask
 from fusegen.lower import lower
+from fusegen.ops import COUNTER, RUNNING, Chain
 from fusegen.runtime import Fused
 from fusegen.segments import bind_all, segments
 
 Function = Callable[..., Tensor]
 
 _MODES_OF_COMPILE = {"compile": "default", "max_autotune": "max-autotune-no-cudagraphs"}
+_RUNNING = {*RUNNING, COUNTER}
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -120,20 +122,45 @@ def inputs(work: Work, device: str, seed: int) -> tuple[Tensor, ...]:
         return found
 
     tensors = [random(shape) for shape in (work.shape(device), *work.operand_shapes(device))]
-    kinds = _element_types(work)
-    return tuple(t > 0 if kind == "bool" else t for t, kind in zip(tensors, kinds, strict=True))
-
-
-def _element_types(work: Work) -> tuple[str, ...]:
     chain = dsl.chain(work.chain)
-    return (work.dtype, *("bool" if is_mask(chain, n) else work.dtype for n in chain.operands))
+    for i, name in enumerate(chain.operands, start=1):
+        if "running_var" in _parameters(chain, name):
+            tensors[i] = tensors[i].abs() + 0.5
+        dtype: torch.dtype = getattr(torch, element_type(chain, name, work.dtype))
+        tensors[i] = tensors[i] > 0 if dtype == torch.bool else tensors[i].to(dtype)
+    return tuple(tensors)
+
+
+def leaves_of(work: Work, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """What a work is called with in training: all that may have a gradient needs it, which masks
+    and running statistics do not. The latter are updated in place, which changes no result.
+    """
+    chain = dsl.chain(work.chain)
+    fixed = {n for n in chain.operands if is_mask(chain, n) or _parameters(chain, n) & _RUNNING}
+    names = ("x", *chain.operands)
+    return [t.detach().requires_grad_(n not in fixed) for n, t in zip(names, tensors, strict=True)]
+
+
+def gradients_of(
+    function: Function, leaves: Sequence[Tensor], cotangent: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    """The result and the gradient of every leaf that needs one; with ones for a cotangent where
+    none is given.
+    """
+    result = function(*leaves)
+    wanted = [leaf for leaf in leaves if leaf.requires_grad]
+    cotangent = torch.ones_like(result) if cotangent is None else cotangent
+    return result, *torch.autograd.grad(result, wanted, cotangent)
+
+
+def _parameters(chain: Chain, operand: str) -> set[str]:
+    return {parameter.name for _, parameter in chain.uses(operand)}
 
 
 def _bounds(work: Work, device: str) -> tuple[Bound, ...]:
     chain = dsl.chain(work.chain)
-    shapes = (work.shape(device), *work.operand_shapes(device))
-    _, *given = zip(shapes, _element_types(work), strict=True)
-    operands = dict(zip(chain.operands, given, strict=True))
+    shapes = dict(zip(chain.operands, work.operand_shapes(device), strict=True))
+    operands = {n: (shape, element_type(chain, n, work.dtype)) for n, shape in shapes.items()}
     return bind_all(segments(chain), (work.shape(device), work.dtype), operands)
 
 

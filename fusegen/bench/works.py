@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal
 
+from fusegen.bench import practice
 from fusegen.errors import ArgumentError
 from fusegen.ops import nearest
 
@@ -225,6 +226,10 @@ WORKS: tuple[Work, ...] = (
         )
         for n, c in ((65536, 256), (16384, 4096), (8192, 8192))
     ),
+    *(
+        Work(f"chain-{name}", chain, None, cuda_shape, cpu_shape, operands, limits)
+        for name, chain, cuda_shape, cpu_shape, operands, limits in practice.ROWS
+    ),
 )
 
 HOST_WORKS = (
@@ -304,9 +309,10 @@ def listing() -> str:
     lines = []
     for work in WORKS:
         assert work.limits is not None
-        assert work.targets is not None
-        pairs = zip(work.limits, work.targets, strict=True)
-        figures = "  ".join(f"{limit:g} -> {target:.4g}" for limit, target in pairs)
+        figures = "  ".join(f"{limit:.4g}" for limit in work.limits)
+        if work.targets is not None:
+            pairs = zip(work.limits, work.targets, strict=True)
+            figures = "  ".join(f"{limit:g} -> {target:.4g}" for limit, target in pairs)
         where = f"{'x'.join(map(str, work.cuda_shape))} {work.dtype} {work.layout}"
         lines.append(f"{work.name:28} {where:42} {figures:34} {work.chain}")
     for host in HOST_WORKS:

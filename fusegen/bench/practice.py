@@ -1,0 +1,224 @@
+"""Chains that people really write behind a convolution or a matrix product, as data for works.
+
+Limits are in multiples of a copy of x, as in `works`. A chain that only reduces reads x and writes
+nearly nothing: 0.5. What is reduced over the whole batch does not stay on a chip, nor in its cache,
+so it is read twice. In the backward: a sum's two gradients are one tensor; a gradient of each row's
+mean needs no x; and where one of many is chosen, its index stands for x.
+
+Dropout is left out: eager draws other noise, so nothing could be compared. The chains that `works`
+measures under other names (A, B, C, LN-channel) are not repeated.
+"""
+
+from __future__ import annotations
+
+Shape = tuple[int, ...]
+Row = tuple[str, str, Shape, Shape, tuple[int | Shape | None, ...], tuple[float, float]]
+
+_TRAINED_NORM = "batch_norm(running_mean, running_var, weight, bias, training=True)"
+_BATCH_NORM = "batch_norm(running_mean, running_var, weight, bias)"
+
+# name, chain, x's shape on CUDA and on the CPU, where the operands lie, limits
+ROWS: tuple[Row, ...] = (
+    (
+        "relu-add",
+        "relu | add(p)",
+        (32, 128, 126, 126),
+        (1, 128, 126, 126),
+        ((128, 1, 1),),
+        (1.0, 2.5),
+    ),
+    (
+        "clamps",
+        "add(p) | clamp(0, 1) | mul(2) | clamp(0, 1) | div(2)",
+        (16, 64, 256, 256),
+        (1, 64, 256, 128),
+        ((64, 1, 1),),
+        (1.0, 2.5),
+    ),
+    ("mish-mish", "mish | mish", (32, 128, 126, 126), (1, 128, 126, 126), (), (1.0, 2.5)),
+    (
+        "activations-add",
+        "relu | leaky_relu(0.01) | gelu | sigmoid | add(p)",
+        (18, 32, 30, 62, 62),
+        (1, 32, 16, 62, 62),
+        ((32, 1, 1, 1),),
+        (1.0, 2.5),
+    ),
+    (
+        "layernorm-avg_pool3d",
+        "add(p) | layernorm(weight, bias) | avg_pool3d(2) | gelu",
+        (8, 64, 32, 64, 64),
+        (1, 64, 8, 64, 64),
+        (-1, -1, -1),
+        (0.5625, 1.625),
+    ),
+    (
+        "residuals",
+        "keep(y) | add(p) | add(y) | mul(y) | add(y)",
+        (8, 64, 32, 64, 64),
+        (1, 64, 8, 64, 64),
+        ((64, 1, 1, 1),),
+        (1.0, 2.5),
+    ),
+    (
+        "add-hardswish-mul",
+        "add(second) | keep(y) | hardswish | mul(y)",
+        (32, 64, 32, 32, 32),
+        (1, 64, 32, 32, 32),
+        (None,),
+        (1.5, 3.5),
+    ),
+    (
+        "mul-tanh-mul-sigmoid",
+        "mul(p) | tanh | mul(q) | sigmoid",
+        (76, 16, 14, 62, 62),
+        (2, 16, 14, 62, 62),
+        ((16, 1, 1, 1), (16, 1, 1, 1)),
+        (1.0, 2.5),
+    ),
+    (
+        "gelu-group_norm",
+        "gelu | group_norm(8, weight, bias)",
+        (240, 64, 66, 66),
+        (8, 64, 66, 66),
+        (1, 1),
+        (1.0, 2.5),
+    ),
+    (
+        "sigmoid-group_norm",
+        "add(p) | mul(q) | sigmoid | group_norm(8, weight, bias)",
+        (32, 32, 254, 254),
+        (1, 32, 254, 254),
+        ((32, 1, 1), (32, 1, 1), 1, 1),
+        (1.0, 2.5),
+    ),
+    (
+        "silu-group_norm",
+        "silu | group_norm(4, weight, bias) | hardswish",
+        (34, 16, 31, 63, 63),
+        (1, 16, 31, 63, 63),
+        (1, 1),
+        (1.0, 2.5),
+    ),
+    (
+        "batch_norm-gelu-relu",
+        f"{_TRAINED_NORM} | gelu | relu",
+        (16384, 4096),
+        (512, 4096),
+        (1, 1, 1, 1),
+        (1.5, 4.0),
+    ),
+    (
+        "softplus-batch_norm",
+        f"softplus | tanh | keep(y) | mul(y) | {_TRAINED_NORM}",
+        (32, 128, 126, 126),
+        (2, 128, 64, 126),
+        (1, 1, 1, 1),
+        (1.5, 4.0),
+    ),
+    (
+        "tanh-batch_norm",
+        f"keep(y) | tanh | mul(y) | {_TRAINED_NORM}",
+        (32, 128, 126, 126),
+        (2, 128, 64, 126),
+        (1, 1, 1, 1),
+        (1.5, 4.0),
+    ),
+    (
+        "instance_norm-div",
+        "instance_norm | div(2)",
+        (32, 128, 126, 126),
+        (1, 128, 126, 126),
+        (),
+        (1.0, 2.5),
+    ),
+    (
+        "softmax-channels",
+        "softmax(1) | add(p) | mul(2) | sigmoid",
+        (124, 128, 65, 65),
+        (4, 128, 65, 65),
+        ((128, 1, 1),),
+        (1.0, 2.5),
+    ),
+    (
+        "min-channels",
+        "min(1, keepdim=True) | tanh | tanh",
+        (16, 64, 254, 254),
+        (1, 64, 180, 180),
+        (),
+        (0.5078125, 1.03125),
+    ),
+    (
+        "gelu-mean",
+        "gelu | mean((2, 3))",
+        (16, 64, 254, 254),
+        (1, 64, 180, 180),
+        (),
+        (0.5, 1.5),
+    ),
+    (
+        "logsumexp-gelus",
+        "logsumexp(1, keepdim=True) | leaky_relu | leaky_relu | gelu | gelu",
+        (8192, 8192),
+        (256, 8192),
+        (),
+        (0.5, 1.5),
+    ),
+    (
+        "mean-logsumexp-add",
+        "keep(y) | sub(p) | mean(1, keepdim=True) | logsumexp(1, keepdim=True) | gelu | add(y)",
+        (8192, 8192),
+        (256, 8192),
+        (-1,),
+        (1.0, 2.0),
+    ),
+    (
+        "max_pool3d-logsumexp",
+        "max_pool3d(2) | logsumexp(1, keepdim=True) | relu",
+        (2, 64, 32, 128, 128),
+        (1, 64, 8, 64, 64),
+        (),
+        (0.501, 1.158),
+    ),
+    (
+        "group_norm-logsumexp",
+        "keep(y) | group_norm(16, weight, bias) | tanh | hardswish | add(y) | logsumexp(1)",
+        (64, 64, 126, 126),
+        (2, 64, 126, 126),
+        (1, 1),
+        (0.5078125, 1.515625),
+    ),
+    (
+        "tanh-logsumexp",
+        "keep(y) | group_norm(16, weight, bias) | tanh | add(y) | logsumexp(1, keepdim=True)",
+        (64, 64, 126, 126),
+        (2, 64, 126, 126),
+        (1, 1),
+        (0.5078125, 1.515625),
+    ),
+    ("softmax-rows", "softmax(-1)", (4096, 16384), (128, 16384), (), (1.0, 2.5)),
+    (
+        "add-layernorm",
+        "add(residual) | layernorm(weight, bias)",
+        (8, 2048, 4096),
+        (1, 512, 4096),
+        (None, -1, -1),
+        (1.5, 3.5),
+    ),
+    (
+        "rms_norm-silu-mul",
+        "rms_norm(weight) | silu | mul(second)",
+        (8, 2048, 4096),
+        (1, 512, 4096),
+        (-1, None),
+        (1.5, 4.0),
+    ),
+    (
+        "batch_norm-add-relu",
+        f"{_BATCH_NORM} | add(residual) | relu",
+        (80, 256, 56, 56),
+        (2, 256, 56, 56),
+        (1, 1, 1, 1, None),
+        (1.5, 4.0),
+    ),
+)
