@@ -61,6 +61,7 @@ def emit(
         "families": sorted({k.family for e in views for k in e.kernels}),
         "sums_by_row": any(k.sums for e in views for k in e.kernels if k.family in _BY_ROW),
         "carries": any(k.carried for e in views for k in e.kernels),
+        "stretches": any(k.stretches for e in views for k in e.kernels),
         "teams": any(k.is_team for e in views for k in e.kernels),
         "has_positions": any(k.positions for e in views for k in e.kernels),
         "ahead": any(k.is_sent_ahead for e in views for k in e.kernels),
@@ -180,7 +181,8 @@ class EntryView:
         found: list[tuple[str, str, str]] = []
         for k in self.kernels:
             if k.family != "finalise":
-                found += [(s.partials, s.type, k.partials_size(s)) for s in k.sums]
+                left = (*k.sums, *k.stretches)
+                found += [(s.partials, s.type, k.partials_size(s)) for s in left]
             for s in k.stores:
                 if s.buffer.role == "scratch":
                     found.append((s.name, s.type, k.host_size(s.buffer.extent)))

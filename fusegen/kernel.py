@@ -59,7 +59,9 @@ class Kernel:
     stages are the reductions of one level each, over `reduced`; sums are the reductions that go to
     partials, one array of (kept, slot, column) each; stores are the finished values by buffer. A
     kernel with a tier holds its rows on the chip: held are the values that each stage computes and
-    later ones use, and placed says at which stage the term of each of its sums is known.
+    later ones use, stretches the sums over what is alike in `lead`, the first of the groups of a
+    row, which go to partials of their own; and placed says at which stage the term of each of its
+    sums, and then of its stretches, is known.
     """
 
     family: Family
@@ -76,6 +78,8 @@ class Kernel:
     tier: Tier | None = None
     held: tuple[tuple[tuple[Expr, Expr], ...], ...] = ()  # (leaf, value) by stage
     placed: tuple[int, ...] = ()
+    lead: int | None = None
+    stretches: tuple[tuple[Reduction, Buffer], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,8 @@ def contracted(kernels: Iterable[Kernel], target: Target) -> tuple[Kernel, ...]:
 def _rewritten(
     kernel: Kernel, rewrite: Callable[[Sequence[Expr], Sequence[Expr]], dict[Expr, Expr]]
 ) -> Kernel:
-    reductions = [r for stage in kernel.stages for r in stage] + [r for r, _ in kernel.sums]
+    reductions = [r for stage in kernel.stages for r in stage]
+    reductions += [r for r, _ in (*kernel.sums, *kernel.stretches)]
     roots = [expr for _, expr in kernel.stores]
     roots += [e for r in reductions for e in (r.value, r.index) if e is not None]
     roots += [value for pairs in kernel.held for _, value in pairs]
@@ -108,6 +109,7 @@ def _rewritten(
         stores=tuple((buffer, new[expr]) for buffer, expr in kernel.stores),
         stages=tuple(tuple(map(again, stage)) for stage in kernel.stages),
         sums=tuple((again(r), buffer) for r, buffer in kernel.sums),
+        stretches=tuple((again(r), buffer) for r, buffer in kernel.stretches),
         marks=remarked(kernel.marks, new),
         held=tuple(tuple((leaf, new[v]) for leaf, v in pairs) for pairs in kernel.held),
     )

@@ -13,7 +13,7 @@ from fusegen import ir
 from fusegen.indexing import Read
 from fusegen.statements import ElementFunction
 from fusegen.target import ITEM_BYTES
-from fusegen.tiers import MOST_BLOCKS, MOST_SHARED_BYTES
+from fusegen.tiers import LEAST_STRETCH, MOST_BLOCKS, MOST_SHARED_BYTES
 from fusegen.views import KernelView, ReductionView, StageView
 
 # What a block may hold and add up in registers, of 65,536 that a multiprocessor has.
@@ -57,9 +57,16 @@ class RowView(KernelView):
         return [r for r in self.partial_reads if not r.extent & self._along]
 
     @property
+    def stretch_reads(self) -> list[Read]:
+        """What is the same all along each stretch of a row."""
+        found = [r for r in self._loaded if r.extent & self._along == {self.kernel.lead}]
+        return [r for r in found if r.buffer.dtype != "noise"]
+
+    @property
     def single_reads(self) -> list[Read]:
         """What is reached by its own offset at every element."""
         known = {r.name for r in self.full_reads + self.along_reads + self.row_reads}
+        known |= {r.name for r in self.stretch_reads}
         return [r for r in self.reads if r.name not in known]
 
     @property
@@ -70,14 +77,16 @@ class RowView(KernelView):
     @property
     def needed(self) -> set[int]:
         """The groups whose indices something asks for."""
-        groups = {g for r in (*self.row_reads, *self.single_reads) for g in r.extent}
+        tensors = (*self.row_reads, *self.single_reads, *self.stretch_reads)
+        groups = {g for r in tensors for g in r.extent}
         groups |= {g for s in self.row_stores for g in s.extent}
         return groups | (set(self.domain[:-1]) if self.kept else set())
 
     @property
     def reads_here(self) -> list[Read]:
         """What asks for a row's indices in the turn of the row, rather than ahead of it."""
-        return self.single_reads + self.row_stores + ([] if self.is_sent_ahead else self.row_reads)
+        own = [] if self.is_sent_ahead else self.row_reads
+        return self.single_reads + self.stretch_reads + self.row_stores + own
 
     def locate_all(self, index: str, groups: Sequence[int], tensors: Sequence[Read]) -> list[str]:
         """Lines that take an index apart as far as some tensors ask for it."""
@@ -131,7 +140,7 @@ class RowView(KernelView):
         """How many elements of a row a thread holds."""
         assert self.kernel.tier is not None
         tier = self.kernel.tier
-        return tier.summing_elements if self.sums else tier.elements
+        return tier.summing_elements if self.sums or self.stretches else tier.elements
 
     @property
     def lanes(self) -> int:
@@ -225,7 +234,9 @@ class RowView(KernelView):
     def is_guarded(self) -> bool:
         """Whether packs are worked on one by one: so many at once would not fit in registers."""
         is_dear = self.is_team and self._words > 1
-        return self.family == "row" and (self.is_crowded or is_dear)
+        # Neighbours join what they have of a stretch, so all of them must be there.
+        is_free = self.family == "row" and not self.stretches
+        return is_free and (self.is_crowded or is_dear)
 
     @property
     def is_crowded(self) -> bool:
@@ -247,9 +258,10 @@ class RowView(KernelView):
         if self.sums:
             return max(1, 512 // self.threads)
         words = self.elements * len(self.full_reads) * self._words
-        fits = (words <= _MOST_AT_ONCE and self.lanes > 1) or (
-            self.is_guarded and words <= 2 * _MOST_AT_ONCE
-        )
+        is_crowded = self.is_guarded and not self.stretch_reads
+        most = _MOST_AT_ONCE * (2 if is_crowded else 1)
+        fits = words <= most and (self.lanes > 1 or is_crowded)
+        fits = fits and not (self.stretches and self._words > 1)
         return max(1, (1024 if fits else 512) // self.threads)
 
     @property
@@ -349,7 +361,52 @@ class RowView(KernelView):
     @property
     def accumulated(self) -> list[ReductionView]:
         """The reductions that have an accumulator of their kind: on the chip, all are sums."""
-        return self.sums
+        return self.sums + self.stretches
+
+    # Stretches of a row.
+
+    @property
+    def row_groups(self) -> tuple[int, ...]:
+        """The groups that tell the rows which leave partials."""
+        return self.domain if self.kernel.stretches else super().row_groups
+
+    def has_stretches(self, function: ElementFunction, sums: Sequence[ReductionView]) -> bool:
+        """Whether it matters to what is done at each element in which stretch that lies."""
+        return bool(sums or self.reads_of(function, self.stretch_reads))
+
+    @property
+    def lead(self) -> int:
+        """The group that tells the stretches of a row."""
+        assert self.kernel.lead is not None
+        return self.kernel.lead
+
+    @property
+    def stretch_length(self) -> str:
+        """How many elements a stretch has."""
+        return self.word(max(self.reduced))
+
+    def stretch_place(self, reduction: ReductionView) -> str:
+        """Where a block's sums of a row's stretches lie, counted in rows of stretches."""
+        kept, summed = self.compact(reduction.kept), self.compact(reduction.summed)
+        size = self.size(reduction.summed)
+        if self.is_team:
+            return f"((({kept}) * {size} + {summed}) * blocks + rank)"
+        return f"(({kept}) * {size} + {summed})"
+
+    @property
+    def domain_groups(self) -> set[int]:
+        """The groups that tell the rows."""
+        return set(self.domain)
+
+    @property
+    def pairs(self) -> int:
+        """How many pairs of neighbouring packs a block has."""
+        return self.packs * self.threads // 2
+
+    @property
+    def most_edges(self) -> int:
+        """How many stretches a block's rows can have, those begun elsewhere too."""
+        return self.elements * self.threads // LEAST_STRETCH + 2
 
     def operand(self, reduction: ReductionView) -> str:
         """What a reduction accumulates, once more: held, or as it was read."""

@@ -16,7 +16,7 @@ from fusegen import ir
 from fusegen.cut import minimum_cut
 from fusegen.grouping import ordered
 from fusegen.ir import Expr, Extent
-from fusegen.kernel import Family, Kernel, Reduction
+from fusegen.kernel import Buffer, Family, Kernel, Reduction
 from fusegen.lower import Mark, remarked
 from fusegen.staging import Pass, finalise, partials, reduces_below, staged
 from fusegen.target import FUNCTIONS, ITEM_BYTES
@@ -42,6 +42,8 @@ def rowwise_kernel(state: Pass, tier: Tier | None, holds_dear: Sequence[str] = (
     family: Family = "row" if max(axes) == max(domain) else "column"
     is_holding = tier is not None or family in holds_dear
 
+    lead = _lead(state, domain, axes) if tier is not None and tier.has_stretches else None
+
     def is_local(expr: Expr) -> bool:
         """Whether the kernel can compute it: every reduction below is one of its own."""
         inside = reduces_below([expr])
@@ -65,12 +67,24 @@ def rowwise_kernel(state: Pass, tier: Tier | None, holds_dear: Sequence[str] = (
         columns = columns[: tier.most_sums(ITEM_BYTES[state.sum_dtype])]
     mine, known = partials(state, columns, ordered(axes))
     state.resolve(known)
+    stretches: list[tuple[Reduction, Buffer]] = []
+    if tier is not None and lead is not None:
+        found = [
+            r
+            for r in reduces_below(state.pending.values())
+            if _is_stretch_sum(r, domain, axes, lead) and is_local(r.args[0])
+        ]
+        for node in found[: tier.most_stretches(ITEM_BYTES[state.sum_dtype])]:
+            more, known = partials(state, [node], ordered(node.extent))
+            stretches += more
+            state.resolve(known)
     below = reduces_below(state.pending.values())
     results = [r for r in below if is_local(r) and (is_holding or _is_below(r, chosen))]
-    roots = [*(r.args[0] for r in columns), *chosen.values(), *results]
+    summed = [r.value for r, _ in (*mine, *stretches)]
+    roots = [*summed, *chosen.values(), *results]
     stages, leaf_of, values = staged(state, roots)
-    values = values[: len(columns) + len(chosen)]
-    levels = [_level_of(v, stages) for v in values[: len(columns)]] + [len(stages)] * len(chosen)
+    values = values[: len(summed) + len(chosen)]
+    levels = [_level_of(v, stages) for v in values[: len(summed)]] + [len(stages)] * len(chosen)
     marks = state.marks_over(leaf_of)
     held: Held = ()
     if is_holding:
@@ -81,10 +95,12 @@ def rowwise_kernel(state: Pass, tier: Tier | None, holds_dear: Sequence[str] = (
         else:
             work = carry(work, levels, domain, state.fresh, is_on_chip=tier is not None)
         stages, values, held, marks = [*work.stages], [*work.values], work.held, work.marks
-    sums = [
-        (Reduction("sum", value, r.results), b) for (r, b), value in zip(mine, values, strict=False)
+    accumulated = [
+        (replace(r, value=value), b)
+        for (r, b), value in zip((*mine, *stretches), values, strict=False)
     ]
-    outputs = values[len(columns) :]
+    sums, stretches = accumulated[: len(mine)], accumulated[len(mine) :]
+    outputs = values[len(summed) :]
     stores = [(state.output(n, e), e) for n, e in zip(chosen, outputs, strict=True)]
     for node in results:
         leaf = leaf_of[node]
@@ -107,12 +123,18 @@ def rowwise_kernel(state: Pass, tier: Tier | None, holds_dear: Sequence[str] = (
             marks=marks,
             tier=tier,
             held=held,
-            placed=tuple(levels[: len(sums)]),
+            placed=tuple(levels[: len(summed)]),
+            lead=lead,
+            stretches=tuple(stretches),
         )
     )
     state.resolve({node: leaf_of[node] for node in results})
     if sums:
         finalise(state, ordered(axes), tuple(sums), ordered(axes))
+    for extent in dict.fromkeys(b.extent for _, b in stretches):
+        alike = tuple((r, b) for r, b in stretches if b.extent == extent)
+        assert lead is not None
+        finalise(state, extent, alike, (lead,))
 
 
 def _by_inverse_count(node: Expr) -> Expr:
@@ -154,6 +176,22 @@ def _rows_first(reduces: Sequence[Expr], domain: Extent, axes: Extent) -> dict[E
 
 def _is_column_sum(node: Expr, domain: Extent, rest: Extent) -> bool:
     return ir.reduction(node) == ("sum", rest) and node.args[0].extent == domain
+
+
+def _lead(state: Pass, domain: Extent, axes: Extent) -> int | None:
+    """The first of two groups of a row, if it is all that anything in part along the row has."""
+    if len(axes) != 2:
+        return None
+    extents = {leaf.extent & axes for leaf in state.buffers}
+    extents |= {e.extent & axes for e in state.pending.values()}
+    lead = min(axes)
+    return lead if extents - {frozenset(), axes} == {frozenset({lead})} else None
+
+
+def _is_stretch_sum(node: Expr, domain: Extent, axes: Extent, lead: int) -> bool:
+    """Whether a node sums over the stretches of rows, and over any rows."""
+    kind, along = ir.reduction(node)
+    return kind == "sum" and node.args[0].extent == domain and along & axes == axes - {lead}
 
 
 def _is_below(node: Expr, chosen: Mapping[str, Expr]) -> bool:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusegen import ir
 from fusegen.bound import Bound
 from fusegen.errors import UnsupportedError
 from fusegen.program import STATISTIC, Derivative, Program
 from fusegen.target import ITEM_BYTES, TARGETS
-from fusegen.tiers import Tier, column_tier, row_tier
+from fusegen.tiers import LEAST_STRETCH, Tier, column_tier, row_tier
 from fusegen.windowing import Window, size_of
 
 # Where rows are not held on the chip, one longer than this that shares the machine with too few
@@ -146,10 +146,25 @@ def _tier(
     words = max(_words(p, dtypes) for p in programs)
     length = math.prod(bound.domain[a] for a in axes)
     if set(order[-len(axes) :]) == axes:
-        return row_tier(length, widest, words, processors)
+        tier = row_tier(length, widest, words, processors)
+        stretch = _stretch(programs, axes, bound)
+        return replace(tier, has_stretches=stretch >= LEAST_STRETCH) if tier else None
     inner = max(order.index(a) for a in axes)
     behind = math.prod(bound.domain[a] for a in order[inner + 1 :])
     return column_tier(length, behind, widest, words)
+
+
+def _stretch(programs: Sequence[Program], axes: ir.Extent, bound: Bound) -> int:
+    """How many neighbours in a row are alike to all tensors that vary along it, but not along all
+    of it; 0 where that differs.
+    """
+    tensors = [leaf.extent for p in programs for leaf in p.graph.inputs]
+    tensors += [expr.extent for p in programs for expr in p.graph.roots]
+    found = {extent & axes for extent in tensors} - {frozenset(), axes}
+    if len(found) != 1:
+        return 0
+    (lead,) = found
+    return math.prod(bound.domain[a] for a in axes - lead)
 
 
 def _takes_maxima(program: Program) -> bool:

@@ -35,13 +35,16 @@ _WORDS = 64  # registers of a thread for what it holds, half of what 512 threads
 _PACK_WORDS = 4
 _FEW_WORDS = 16  # of a thread that has 1,023 beside it, and as many sums to keep
 MOST_SHARED_BYTES = 156 << 10  # of a block, beside its fixed share; sm_80 has 163 KiB in all
+_STRETCH_BYTES = 24 << 10  # of those, for sums of stretches
+LEAST_STRETCH = 64  # elements; neighbouring packs lie in two stretches at most
 
 
 @dataclass(frozen=True)
 class Tier:
     """How rows are held on the chip: elements a thread, fewer where it adds up columns too, in
     packs of so many neighbours; threads a block at most; and the longest row, for which a team of
-    blocks may be needed.
+    blocks may be needed. has_stretches says that rows fall into stretches of equal length, and not
+    too short ones: what tensors and gradients have one value of, such as the channels of a group.
     """
 
     elements: int
@@ -49,11 +52,17 @@ class Tier:
     lanes: int
     threads: int
     longest: int
+    has_stretches: bool = False
 
     @property
     def is_shared(self) -> bool:
         """Whether several blocks share a row in every kernel."""
         return self.longest == _ANY_LENGTH
+
+    def most_stretches(self, width: int) -> int:
+        """How many sums of stretches, of `width` bytes each, a block has room for."""
+        pairs = self.summing_elements // self.lanes * self.threads // 2
+        return _STRETCH_BYTES // (pairs * width)
 
     def most_sums(self, width: int) -> int:
         """How many sums by column, of `width` bytes each, a block has room for."""

@@ -49,16 +49,19 @@ class KernelView(Indexing):
         self.entry_name = entry.name
         self.sizes_type = sizes_type(entry.name)
         self.sums = [ReductionView(r, b, self) for r, b in kernel.sums]
+        self.stretches = [ReductionView(r, b, self) for r, b in kernel.stretches]
         self.stages = [self._stage(i, stage) for i, stage in enumerate(kernel.stages)]
         self.reductions = [r for s in self.stages for r in s.reductions] + self.sums
+        self.reductions += self.stretches
         results = [(b.name, expr) for b, expr in kernel.stores]
-        self.last_sums = self._sums_at(len(kernel.stages))
-        results += [t for s in self.last_sums if not s.is_plain for t in s.terms]
+        self.last_sums, self.last_stretches = self._sums_at(len(kernel.stages))
+        last = (*self.last_sums, *self.last_stretches)
+        results += [t for s in last if not s.is_plain for t in s.terms]
         self.expressions = [e for _, e in results] + [
             e for s in kernel.stages for r in s for e in (r.value, r.index) if e is not None
         ]
         self.expressions += [value for pairs in kernel.held for _, value in pairs]
-        self.expressions += [s.reduction.value for s in self.sums]
+        self.expressions += [s.reduction.value for s in (*self.sums, *self.stretches)]
         is_split = kernel.family in ("row", "column", "window", "slide")
         along = set(kernel.reduced) if is_split else set(kernel.domain)
         row_names = {s.name for s in self.stores if is_split and not s.extent & along}
@@ -85,14 +88,14 @@ class KernelView(Indexing):
         ]
         held = self.kernel.held[i] if self.kernel.held else ()
         results += [(ir.name_of(leaf), value) for leaf, value in held]
-        sums = self._sums_at(i)
-        results += [t for s in sums if not s.is_plain for t in s.terms]
+        sums, stretches = self._sums_at(i)
+        results += [t for s in (*sums, *stretches) if not s.is_plain for t in s.terms]
         function = self._function(f"stage_{i + 1}", results)
         operands = {value: ir.name_of(leaf) for leaf, value in held}
         for view in views:
             view.operand = operands.get(view.reduction.value, "")
         names = [ir.name_of(leaf) for leaf, _ in held]
-        return StageView(function, views, names, sums)
+        return StageView(function, views, names, sums, stretches)
 
     def takes_plain(self, reduction: Reduction) -> bool:
         """Whether something is reduced as it is read, without a term."""
@@ -108,12 +111,14 @@ class KernelView(Indexing):
         """What stages leave for later ones."""
         return [name for s in self.stages for name in s.held]
 
-    def _sums_at(self, level: int) -> list[ReductionView]:
-        """The sums whose terms are known at a level: behind so many stages."""
+    def _sums_at(self, level: int) -> tuple[list[ReductionView], list[ReductionView]]:
+        """The sums, and those of stretches, whose terms are known behind so many stages."""
         if self.family == "finalise":
-            return []
+            return [], []
         placed = self.kernel.placed or (len(self.kernel.stages),) * len(self.sums)
-        return [s for s, at in zip(self.sums, placed, strict=True) if at == level]
+        every = zip((*self.sums, *self.stretches), placed, strict=True)
+        known = [s for s, at in every if at == level]
+        return [s for s in known if s in self.sums], [s for s in known if s in self.stretches]
 
     # What stands in the parameter list.
 
@@ -157,12 +162,14 @@ class KernelView(Indexing):
         ]
         taken += [f"{s.type}* __restrict__ {s.name}" for s in self.stores]
         constness = "const " if self.family == "finalise" else ""
-        return taken + [f"{constness}{s.type}* __restrict__ {s.partials}" for s in self.sums]
+        left = (*self.sums, *self.stretches)
+        return taken + [f"{constness}{s.type}* __restrict__ {s.partials}" for s in left]
 
     @property
     def argument_names(self) -> list[str]:
         """The pointers' names, in the parameters' order."""
-        return [r.buffer.name for r in self._loaded + self.stores] + [s.partials for s in self.sums]
+        left = (*self.sums, *self.stretches)
+        return [r.buffer.name for r in self._loaded + self.stores] + [s.partials for s in left]
 
     @property
     def buffers(self) -> list[Buffer]:
@@ -341,9 +348,9 @@ class KernelView(Indexing):
             if r.name not in full
         ]
         parts = [f"Reads {', '.join(full + rest)}"] if self.reads else []
-        if self.sums:
+        if self.sums or self.stretches:
             verb = "merges partials into" if self.family == "finalise" else "leaves partials of"
-            parts.append(f"{verb} {', '.join(s.name for s in self.sums)}")
+            parts.append(f"{verb} {', '.join(s.name for s in (*self.sums, *self.stretches))}")
         if self.stores:
             parts.append(f"writes {', '.join(s.name for s in self.stores)}")
         text = "; ".join(parts)
@@ -366,6 +373,7 @@ class StageView:
     reductions: list[ReductionView]
     held: list[str]
     sums: list[ReductionView]
+    stretches: list[ReductionView]
 
 
 class ReductionView:
