@@ -287,6 +287,11 @@ class KernelView(Indexing):
         return [r for r in self.partial_reads if self.last in r.extent]
 
     @property
+    def single_reads(self) -> list[Read]:
+        """What is asked for element by element: positions, and noise."""
+        return [r for r in self.reads if r.buffer.is_computed or r.buffer.dtype == "noise"]
+
+    @property
     def packed(self) -> list[Read]:
         """What is moved in packs, and so must be aligned."""
         return self.full_reads + self.stores if self.family in ("pointwise", "inner") else []
