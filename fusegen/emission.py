@@ -10,7 +10,7 @@ from fusegen.grouping import collapse, ordered
 from fusegen.ir import Graph
 from fusegen.kernel import Buffer, Entry
 from fusegen.lower import remarked
-from fusegen.narrow import contracted, narrow_type, narrowed
+from fusegen.narrow import contracted, narrow_type, narrowed, shortened
 from fusegen.ops import Chain
 from fusegen.program import Program
 from fusegen.schedule import schedule
@@ -37,6 +37,7 @@ def make_entry(program: Program, signature: Signature) -> Entry:
     )
     narrow = None if _compares_with_maxima(graph) else narrow_type(graph, dtypes)
     target = TARGETS[signature.target]
+    kernels = shortened(kernels)
     kernels = narrowed(kernels, narrow, target) if narrow else contracted(kernels, target)
     arguments = [
         Buffer(ir.name_of(leaf), dtypes[ir.name_of(leaf)], ordered(leaf.extent), "input")

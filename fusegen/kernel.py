@@ -80,6 +80,7 @@ class Kernel:
     placed: tuple[int, ...] = ()
     lead: int | None = None
     stretches: tuple[tuple[Reduction, Buffer], ...] = ()
+    in_place: tuple[tuple[Expr, Expr], ...] = ()  # (leaf, input): what is held where that was read
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,8 @@ LOG2_ERFC_IN_ERF = (
 _ERF_SERIES_END = 0.1
 _ERF_SERIES = (2.0 / math.sqrt(math.pi), -2.0 / (3.0 * math.sqrt(math.pi)))
 _LOG2_E = 1.0 / math.log(2.0)
+# From here on tanh(x) is 1 even in double precision; from here on exp(x)^2 is too large a float.
+_TANH_IS_1, _SQUARE_OVERFLOWS = 20.0, 44.0
 # Constants beyond these stay where they are written: moved, they could overflow what they did not.
 _GATHERED = 2.0**20
 
@@ -66,6 +68,39 @@ def narrow_type(graph: Graph, dtypes: Mapping[str, str]) -> str | None:
     found = {dtypes[name] for name, _ in spread}
     is_single = all(COMPUTE[dtypes[name]] == "float" for name, _ in tensors)
     return found.pop() if is_single and len(found) == 1 and found <= set(LOG2_ERFC) else None
+
+
+def shortened(kernels: Iterable[Kernel]) -> tuple[Kernel, ...]:
+    """The kernels where the tanh of a softplus takes an exponential and a quotient, at any type:
+    with e = exp(x), tanh(log(1 + e)) = ((1 + e)^2 - 1) / ((1 + e)^2 + 1).
+    """
+
+    def new(roots: Sequence[Expr], named: Sequence[Expr]) -> dict[Expr, Expr]:
+        images: dict[Expr, Expr] = {}
+        for node in ir.topological(roots):
+            images[node] = _shorter(ir.rebuild(node, tuple(images[a] for a in node.args)))
+        return images
+
+    return tuple(_rewritten(kernel, new) for kernel in kernels)
+
+
+def _shorter(node: Expr) -> Expr:
+    if node.op != "tanh" or node.args[0].op != "where":
+        return node
+    condition, same, softplus = node.args[0].args
+    limit = constant(condition.args[1]) if condition.op == "gt" else None
+    is_softplus = softplus.op == "log1p" and softplus.args[0].op == "exp"
+    if (
+        limit is None
+        or not is_softplus
+        or not same is condition.args[0] is softplus.args[0].args[0]
+    ):
+        return node
+    if not _TANH_IS_1 <= limit <= _SQUARE_OVERFLOWS:
+        return node
+    grown = softplus.args[0]
+    square = grown * (grown + 2)
+    return primitive("where", condition, 1.0, square / (square + 2))
 
 
 def narrowed(kernels: Iterable[Kernel], dtype: str, target: Target) -> tuple[Kernel, ...]:

@@ -162,8 +162,14 @@ class RowView(KernelView):
         last, and all that it reads is still in shared memory.
         """
         fits = 3 * self._bytes_a_turn <= MOST_SHARED_BYTES and self.is_sent_ahead
-        is_held = any(f.reads(n) for f in (self.values, self.row_values) for n in self.carried)
+        held = [name for name in self.carried if name not in self.in_place]
+        is_held = any(f.reads(n) for f in (self.values, self.row_values) for n in held)
         return self.is_team and fits and len(self.stages) == 1 and not is_held
+
+    @property
+    def in_place(self) -> dict[str, str]:
+        """By name, what a stage leaves in shared memory in the place of what was read."""
+        return {ir.name_of(leaf): ir.name_of(read) for leaf, read in self.kernel.in_place}
 
     most_blocks = MOST_BLOCKS  # of a team
 

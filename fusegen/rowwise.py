@@ -87,13 +87,19 @@ def rowwise_kernel(state: Pass, tier: Tier | None, holds_dear: Sequence[str] = (
     levels = [_level_of(v, stages) for v in values[: len(summed)]] + [len(stages)] * len(chosen)
     marks = state.marks_over(leaf_of)
     held: Held = ()
+    in_place: dict[Expr, Expr] | None = None
     if is_holding:
         values = ir.rewrite(values, _by_inverse_count)
         work = Staged(tuple(stages), tuple(values), marks=marks)
+        carried = carry(work, levels, domain, state.fresh, is_on_chip=tier is not None)
         if tier is not None and tier.is_shared and len(stages) == 1:
-            work = replace(work, held=(_twice_read(stages[0], state.fresh),))
+            in_place = _in_place(carried, levels, domain, state)
+            if in_place is None:
+                work = replace(work, held=(_twice_read(stages[0], state.fresh),))
+            else:
+                work = carried
         else:
-            work = carry(work, levels, domain, state.fresh, is_on_chip=tier is not None)
+            work = carried
         stages, values, held, marks = [*work.stages], [*work.values], work.held, work.marks
     accumulated = [
         (replace(r, value=value), b)
@@ -126,6 +132,7 @@ def rowwise_kernel(state: Pass, tier: Tier | None, holds_dear: Sequence[str] = (
             placed=tuple(levels[: len(summed)]),
             lead=lead,
             stretches=tuple(stretches),
+            in_place=tuple((in_place or {}).items()),
         )
     )
     state.resolve({node: leaf_of[node] for node in results})
@@ -264,6 +271,22 @@ def carry(
     stages = tuple(tuple(replace(r, value=next(results)) for r in s) for s in work.stages)
     marks = tuple(dict.fromkeys((*work.marks, *new_marks)))
     return Staged(stages, tuple(results), tuple(held), marks)
+
+
+def _in_place(
+    work: Staged, levels: Sequence[int], domain: Extent, state: Pass
+) -> dict[Expr, Expr] | None:
+    """For each value that the one stage leaves, what was read and is not needed behind it, of
+    whose size the value is; None if there is not enough.
+    """
+    (stage,), (held,) = work.stages, work.held
+    later = set(ir.inputs([v for v, level in zip(work.values, levels, strict=True) if level > 0]))
+    again = {r.value for r in stage if r.kind == "moments"}
+    read = ir.inputs([*(r.value for r in stage), *(value for _, value in held)])
+    free = [i for i in read if i.extent == domain and i not in later and i not in again]
+    free = [i for i in free if state.buffers[i].dtype == state.sum_dtype]
+    left = [leaf for leaf, _ in held if leaf in later]
+    return dict(zip(left, free, strict=False)) if len(left) <= len(free) else None
 
 
 def _twice_read(stage: Stage, fresh: Callable[[str], str]) -> tuple[tuple[Expr, Expr], ...]:
