@@ -7,6 +7,7 @@ by the row; whatever is none of these goes element by element.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 from fusegen import ir
@@ -20,6 +21,20 @@ from fusegen.views import KernelView, ReductionView, StageView
 _REGISTERS = 32768
 _MOST_AT_ONCE = 16  # elements
 _MOST_KEPT = 40960  # registers, where what every row reads is kept too
+# Kinds of reductions whose accumulators are merged in one call: where they are, and their number.
+_MERGED = ((("sum", "moments"), "sums", "total"), (("peak",), "peaks", "best"))
+
+
+@dataclass(frozen=True)
+class Merged:
+    """Reductions of a stage that are merged in one call: the type and the name of their
+    accumulators, and the name of the number that each holds.
+    """
+
+    type: str
+    name: str
+    number: str
+    reductions: list[ReductionView]
 
 
 class RowView(KernelView):
@@ -169,6 +184,20 @@ class RowView(KernelView):
         """The same, in words."""
         return self.team_number(reduction, result) * self._words
 
+    def kinds_of(self, stage: StageView) -> list[Merged]:
+        """A stage's reductions by the kind of their accumulators."""
+        place = self.stages.index(stage) + 1
+        return [
+            Merged(
+                self.target.accumulators[kinds[0]].format(compute=self.compute),
+                f"{name}_{place}",
+                number,
+                found,
+            )
+            for kinds, name, number in _MERGED
+            if (found := [r for r in stage.reductions if r.kind in kinds])
+        ]
+
     def moments_of(self, stage: StageView) -> list[ReductionView]:
         """A stage's means and variances, whose values are gone over twice."""
         return [r for r in stage.reductions if r.kind == "moments"]
@@ -317,15 +346,15 @@ class RowView(KernelView):
 
     @property
     def most_reductions(self) -> int:
-        """The most sums that are merged at once."""
-        counts = [len(s.reductions) for s in self.stages]
+        """The most accumulators that are merged at once."""
+        counts = [len(kind.reductions) for s in self.stages for kind in self.kinds_of(s)]
         counts += [2 * len(self.moments_of(s)) for s in self.stages]
         return max(counts, default=0)
 
     def result(self, stage: int, reduction: ReductionView, result: str) -> str:
         """A reduction's result from its sums; a mean is mended by what its distances add up to."""
         if reduction.kind != "moments":
-            return self._total("sums", stage, reduction)
+            return self._total(stage, reduction)
         moments = self.moments_of(self.stages[stage])
         place = [r.name for r in moments].index(reduction.name)
         drift = self._cell("distances", stage, len(moments) + place)
@@ -336,20 +365,25 @@ class RowView(KernelView):
 
     def centre(self, stage: int, reduction: ReductionView) -> str:
         """A mean as the sum has it, about as exact as its rounding."""
-        return f"{self._total('sums', stage, reduction)} * inverse_length"
+        return f"{self._total(stage, reduction)} * inverse_length"
 
-    def _total(self, cells: str, stage: int, reduction: ReductionView) -> str:
-        names = [r.name for r in self.stages[stage].reductions]
-        return self._cell(cells, stage, names.index(reduction.name))
+    def _total(self, stage: int, reduction: ReductionView) -> str:
+        kinds = self.kinds_of(self.stages[stage])
+        (kind,) = [kind for kind in kinds if reduction in kind.reductions]
+        place = kind.reductions.index(reduction)
+        return f"{kind.name}[{place}]{self._lane}.{kind.number}"
 
     def _cell(self, cells: str, stage: int, place: int) -> str:
-        lane = "[lane]" if self.family == "column" else ""
-        return f"{cells}_{stage + 1}[{place}]{lane}.total"
+        return f"{cells}_{stage + 1}[{place}]{self._lane}.total"
+
+    @property
+    def _lane(self) -> str:
+        return "[lane]" if self.family == "column" else ""
 
     @property
     def accumulated(self) -> list[ReductionView]:
-        """The reductions that have an accumulator of their kind: on the chip, all are sums."""
-        return self.sums
+        """The reductions that have an accumulator of their kind: on the chip, moments are sums."""
+        return [r for r in self.reductions if r.kind != "moments"]
 
     def operand(self, reduction: ReductionView) -> str:
         """What a reduction accumulates, once more: held, or as it was read."""

@@ -194,7 +194,7 @@ def carry(
     exprs += zip(work.values, levels, strict=True)
     names = {m.node: m.name for m in work.marks}
     held: list[tuple[tuple[Expr, Expr], ...]] = []
-    new_marks = work.marks
+    new_marks, marks = work.marks, list(work.marks)
     for i, stage in enumerate(work.stages):
         unknown = {leaf for s in work.stages[i:] for r in s for _, leaf in r.results}
         later = [e for e, level in exprs if level > i]
@@ -222,10 +222,10 @@ def carry(
         nodes = [m.node for m in new_marks]
         known = dict(zip(nodes, ir.substitute(nodes, leaf_of), strict=True))
         new_marks = remarked(new_marks, known)
+        marks += new_marks
     results = iter([e for e, _ in exprs])
     stages = tuple(tuple(replace(r, value=next(results)) for r in s) for s in work.stages)
-    marks = tuple(dict.fromkeys((*work.marks, *new_marks)))
-    return Staged(stages, tuple(results), tuple(held), marks)
+    return Staged(stages, tuple(results), tuple(held), tuple(dict.fromkeys(marks)))
 
 
 def _twice_read(stage: Stage, fresh: Callable[[str], str]) -> tuple[tuple[Expr, Expr], ...]:

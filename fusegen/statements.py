@@ -128,9 +128,13 @@ def element_function(
                 writer.statement(mark.node, mark.name)
             else:
                 writer.prepare(mark.node)
+    given: dict[Expr, str] = {}
     for result, expr in results:
         writer.prepare(expr)
-        writer.lines.append(f"{result} = {writer.spelled(expr)};")
+        spelled = given.get(expr) or writer.spelled(expr)
+        writer.lines.append(f"{result} = {spelled};")
+        if expr not in writer.text and expr.op != "const":
+            given.setdefault(expr, result)
     return ElementFunction(
         name,
         tuple((_type_of(leaf, compute), writer.text[leaf]) for leaf in leaves),

@@ -173,7 +173,7 @@ __device__ __forceinline__ void backward_outer_values(const float x, const float
   const float after_add_channel = x + bias;
   // backward, down to add_channel(bias, axis=-1)
   d_x = after_add_channel <= 0.0f ? 0.0f : d_out;
-  total_term = after_add_channel <= 0.0f ? 0.0f : d_out;
+  total_term = d_x;
 }
 
 // Reads x, d_out, bias by (inner); leaves partials of total; writes d_x.

@@ -212,7 +212,7 @@ __device__ __forceinline__ void backward_outer_values(const float d_out, const f
   const float sum_2 = fmaf(after_add_channel, exp2_flushed(sum),
       after_add_channel < 0.0f ? power : 1.0f - power);
   d_x = d_out * sum_2;
-  total_term = d_out * sum_2;
+  total_term = d_x;
 }
 
 // Reads d_out, x, bias by (inner); leaves partials of total; writes d_x.

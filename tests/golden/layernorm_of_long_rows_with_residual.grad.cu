@@ -110,6 +110,7 @@ struct Sum {
     total += other.total;
   }
   __device__ T sum() const { return total; }
+  __device__ T number() const { return total; }
 };
 
 // Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
@@ -129,15 +130,15 @@ __device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, 
 }
 
 // The accumulator of the thread whose number in the warp differs in one bit.
-template <typename T>
-__device__ __forceinline__ Sum<T> exchange(Sum<T> mine, int bit) {
-  return {__shfl_xor_sync(0xffffffffu, mine.total, bit)};
+template <template <typename> class Kind, typename T>
+__device__ __forceinline__ Kind<T> exchange(Kind<T> mine, int bit) {
+  return {__shfl_xor_sync(0xffffffffu, mine.number(), bit)};
 }
 
 // Merges a row's accumulators over its threads, in a fixed tree: within each warp, then over the warps. A row has a
 // power of two of threads, or whole warps. The cells are free again two calls later. Not for all, only the first warp knows.
-template <bool kForAll = true, int N, typename T>
-__device__ __forceinline__ void combine(Sum<T> (&mine)[N], Sum<T>* cells) {
+template <bool kForAll = true, template <typename> class Kind, typename T, int N>
+__device__ __forceinline__ void combine(Kind<T> (&mine)[N], T* cells) {
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) {
     if (bit >= blockDim.x) continue;
@@ -146,15 +147,15 @@ __device__ __forceinline__ void combine(Sum<T> (&mine)[N], Sum<T>* cells) {
   }
   if (blockDim.x <= 32) return;
   const int warps = blockDim.x / 32, warp = threadIdx.x / 32, place = threadIdx.x % 32;
-  Sum<T>* const row_cells = cells + threadIdx.y * warps * N;
+  T* const row_cells = cells + threadIdx.y * warps * N;
 #pragma unroll
   for (int n = 0; n < N; ++n) {
-    if (place == 0) row_cells[warp * N + n] = mine[n];
+    if (place == 0) row_cells[warp * N + n] = mine[n].number();
   }
   __syncthreads();
   if (!kForAll && warp > 0) return;
 #pragma unroll
-  for (int n = 0; n < N; ++n) mine[n] = place < warps ? row_cells[place * N + n] : Sum<T>();
+  for (int n = 0; n < N; ++n) mine[n] = place < warps ? Kind<T>{row_cells[place * N + n]} : Kind<T>();
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) {
 #pragma unroll
@@ -182,7 +183,7 @@ __device__ __forceinline__ void forward_row_stage_1(const float x, const float r
     float& carried_after_add) {
   // add(residual)
   mean_term = x + residual;
-  carried_after_add = x + residual;
+  carried_after_add = mean_term;
 }
 
 __device__ __forceinline__ void forward_row_values(const float carried_after_add, const float mean,
@@ -205,7 +206,7 @@ forward_row(const float* __restrict__ x, const float* __restrict__ residual,
     const float* __restrict__ weight, const float* __restrict__ bias, float* __restrict__ out,
     float* __restrict__ saved_mean, float* __restrict__ saved_variance, ForwardSizes sizes) {
   constexpr int kLanes = 4, kPacks = 4;
-  __shared__ Sum<float> cells[2][32];
+  __shared__ float cells[2][32];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   const float inverse_length = 1 / static_cast<float>(length);
@@ -333,7 +334,7 @@ __device__ __forceinline__ void backward_row_stage_1(const float d_out, const fl
   total_3_term_by = after_add - saved_mean;
   total_4_term = d_after_layernorm;
   total_4_term_by = weight;
-  carried = after_add - saved_mean;
+  carried = total_3_term_by;
   carried_2 = d_after_layernorm * weight * inverse_root;
   total_term = d_after_layernorm;
   total_term_by = (after_add - saved_mean) * inverse_root;
@@ -357,7 +358,7 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
     Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes) {
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
   constexpr int kLanes = 4, kPacks = 4;
-  __shared__ Sum<float> cells[2][32];
+  __shared__ float cells[2][32];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   extern __shared__ uint4 room[];
