@@ -252,9 +252,14 @@ class RowView(KernelView):
 
     @property
     def is_guarded(self) -> bool:
-        """Whether packs are worked on one by one: so many at once would not fit in registers."""
+        """Whether packs are worked on one by one: so many at once would not fit in registers.
+
+        What is carried takes the place of what was read, but only where no branch is between.
+        """
+        if self.family == "column":
+            return False
         is_dear = self.is_team and self._words > 1
-        return self.family == "row" and (self.is_crowded or is_dear)
+        return is_dear or (self.is_crowded and not self.carried)
 
     @property
     def is_crowded(self) -> bool:
@@ -271,15 +276,24 @@ class RowView(KernelView):
             return 4 if wide <= 16 and self._words == 1 else 2
         if self.is_team:
             words = self.elements * (len(self.full_reads) + len(self.sums)) * self._words
-            fits = words <= 2 * _MOST_AT_ONCE and self.lanes > 1 and not self.carried
+            most = _MOST_AT_ONCE * (2 if len(self.stages) == 1 else 1)
+            fits = words <= most and self.lanes > 1 and not self.carried
             return 2 if fits and self._words == 1 else 1
         if self.sums:
             return max(1, 512 // self.threads)
         words = self.elements * len(self.full_reads) * self._words
         fits = (words <= _MOST_AT_ONCE and self.lanes > 1) or (
-            self.is_guarded and words <= 2 * _MOST_AT_ONCE
+            self.is_guarded and words <= 2 * _MOST_AT_ONCE and len(self.stages) == 1
         )
-        return max(1, (1024 if fits else 512) // self.threads)
+        return max(1, (1024 if fits and self._carries_little else 512) // self.threads)
+
+    @property
+    def _carries_little(self) -> bool:
+        """Whether what passes from stage to stage fits beside the rest in few registers."""
+        if not self.carried or len(self.stages) == 1:
+            return True
+        is_small = self.elements * self._words <= _MOST_AT_ONCE and len(self.stages) == 2
+        return is_small and self.family == "row"
 
     @property
     def has_shared_sums(self) -> bool:

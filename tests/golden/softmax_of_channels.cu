@@ -167,7 +167,7 @@ __device__ __forceinline__ void forward_column_values(const float carried, const
 }
 
 // Reads x, bias by (middle); writes out.
-__global__ void __launch_bounds__(512, 2)
+__global__ void __launch_bounds__(512, 1)
 forward_column(const float* __restrict__ x, const float* __restrict__ bias, float* __restrict__ out,
     ForwardSizes sizes) {
   constexpr int kLanes = 4, kPacks = 4;

@@ -201,7 +201,7 @@ __device__ __forceinline__ void forward_column_row_values(const float peak, cons
 }
 
 // Reads x, bias by (middle); writes out, saved_bound, saved_sum.
-__global__ void __launch_bounds__(512, 2)
+__global__ void __launch_bounds__(512, 1)
 forward_column(const float* __restrict__ x, const float* __restrict__ bias, float* __restrict__ out,
     float* __restrict__ saved_bound, float* __restrict__ saved_sum, ForwardSizes sizes) {
   constexpr int kLanes = 4, kPacks = 4;
