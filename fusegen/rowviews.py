@@ -7,37 +7,22 @@ by the row; whatever is none of these goes element by element.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
-from fusegen import ir
 from fusegen.indexing import Read
+from fusegen.mergeviews import MergingView
 from fusegen.statements import ElementFunction
 from fusegen.target import ITEM_BYTES
 from fusegen.tiers import MOST_BLOCKS, MOST_SHARED_BYTES
-from fusegen.views import KernelView, ReductionView, StageView
+from fusegen.views import ReductionView
 
 # What a block may hold and add up in registers, of 65,536 that a multiprocessor has.
 _REGISTERS = 32768
 _MOST_AT_ONCE = 16  # elements
 _MOST_KEPT = 40960  # registers, where what every row reads is kept too
-# Kinds of reductions whose accumulators are merged in one call: where they are, and their number.
-_MERGED = ((("sum", "moments"), "sums", "total"), (("peak",), "peaks", "best"))
 
 
-@dataclass(frozen=True)
-class Merged:
-    """Reductions of a stage that are merged in one call: the type and the name of their
-    accumulators, and the name of the number that each holds.
-    """
-
-    type: str
-    name: str
-    number: str
-    reductions: list[ReductionView]
-
-
-class RowView(KernelView):
+class RowView(MergingView):
     """A kernel whose blocks go from row to row, or down columns."""
 
     @property
@@ -99,11 +84,6 @@ class RowView(KernelView):
         return self.taken_apart(index, groups, {g for r in tensors for g in r.extent})
 
     @property
-    def has_moments(self) -> bool:
-        """Whether a mean and a variance are among the reductions."""
-        return any(self.moments_of(s) for s in self.stages)
-
-    @property
     def flat_row(self) -> str:
         """In column sums: the index of a row among all."""
         return self.compact(self.domain[:-1]) if self.kept else "row"
@@ -124,6 +104,7 @@ class RowView(KernelView):
         if self.family != "row" or not self.sums or self.has_shared_sums:
             return False
         kept = sum(ITEM_BYTES[r.buffer.dtype] for r in self.full_reads + self.along_reads) / 4
+        kept += (self._most_held - len(self.full_reads)) * self._words
         held = self.elements * (kept + len(self.sums) * self._words)
         return held * self.threads * self.least_blocks <= _MOST_KEPT
 
@@ -173,48 +154,6 @@ class RowView(KernelView):
 
     most_blocks = MOST_BLOCKS  # of a team
 
-    def team_number(self, reduction: ReductionView, result: str) -> int:
-        """Where a reduction's result stands among those of its stage."""
-        (stage,) = self.stages
-        names = [r.name for r in stage.reductions]
-        before = sum(_numbers(r) for r in stage.reductions[: names.index(reduction.name)])
-        return before + (result == "variance")
-
-    def team_place(self, reduction: ReductionView, result: str) -> int:
-        """The same, in words."""
-        return self.team_number(reduction, result) * self._words
-
-    def kinds_of(self, stage: StageView) -> list[Merged]:
-        """A stage's reductions by the kind of their accumulators."""
-        place = self.stages.index(stage) + 1
-        return [
-            Merged(
-                self.target.accumulators[kinds[0]].format(compute=self.compute),
-                f"{name}_{place}",
-                number,
-                found,
-            )
-            for kinds, name, number in _MERGED
-            if (found := [r for r in stage.reductions if r.kind in kinds])
-        ]
-
-    def moments_of(self, stage: StageView) -> list[ReductionView]:
-        """A stage's means and variances, whose values are gone over twice."""
-        return [r for r in stage.reductions if r.kind == "moments"]
-
-    @property
-    def team_numbers(self) -> int:
-        """How many numbers a block of a team gives for a row."""
-        return sum(_numbers(r) for s in self.stages for r in s.reductions)
-
-    def share_squares(self, reduction: ReductionView) -> str:
-        """The squared distances of a block's share from its own mean."""
-        moments = self.moments_of(self.stages[0])
-        place = [r.name for r in moments].index(reduction.name)
-        squares = self._cell("distances", 0, place)
-        drift = self._cell("distances", 0, len(moments) + place)
-        return f"{squares} - {drift} * {drift} * inverse_length"
-
     @property
     def column(self) -> str:
         """The index along the row of the first element of a thread's pack."""
@@ -240,10 +179,6 @@ class RowView(KernelView):
     def packs(self) -> int:
         """How many packs of each tensor a thread holds."""
         return self.elements // self.lanes
-
-    @property
-    def _words(self) -> int:
-        return 2 if self.compute == "double" else 1
 
     @property
     def sums_a_thread(self) -> int:
@@ -295,12 +230,23 @@ class RowView(KernelView):
         is_small = self.elements * self._words <= _MOST_AT_ONCE and len(self.stages) == 2
         return is_small and self.family == "row"
 
+    @cached_property
+    def _most_held(self) -> int:
+        """The most values of an element that are at hand at once: read, or left by a stage."""
+        functions = [*(s.function for s in self.stages), self.values]
+        names = [r.name for r in self.full_reads]
+        most = len(names)
+        for i, stage in enumerate(self.stages, start=1):
+            names += stage.held
+            most = max(most, sum(any(f.reads(n) for f in functions[i:]) for n in names))
+        return most
+
     @property
     def has_shared_sums(self) -> bool:
         """Whether the sums by column would crowd the registers."""
         if not self.kernel.tier or not self.sums:
             return False
-        held = self.elements * len(self.full_reads) + self.sums_a_thread * len(self.sums)
+        held = self.elements * self._most_held + self.sums_a_thread * len(self.sums)
         return held * self._words * self.threads > _REGISTERS
 
     @property
@@ -358,53 +304,6 @@ class RowView(KernelView):
         before = self.full_reads[: [r.name for r in self.full_reads].index(read.name)]
         return (self._sums_bytes + sum(self._bytes_ahead(r) for r in before)) // 16
 
-    @property
-    def most_reductions(self) -> int:
-        """The most accumulators that are merged at once."""
-        counts = [len(kind.reductions) for s in self.stages for kind in self.kinds_of(s)]
-        counts += [2 * len(self.moments_of(s)) for s in self.stages]
-        return max(counts, default=0)
-
-    def result(self, stage: int, reduction: ReductionView, result: str) -> str:
-        """A reduction's result from its sums; a mean is mended by what its distances add up to."""
-        if reduction.kind != "moments":
-            return self._total(stage, reduction)
-        moments = self.moments_of(self.stages[stage])
-        place = [r.name for r in moments].index(reduction.name)
-        drift = self._cell("distances", stage, len(moments) + place)
-        if result == "mean":
-            return f"{self.centre(stage, reduction)} + {drift} * inverse_length"
-        squares = self._cell("distances", stage, place)
-        return f"({squares} - {drift} * {drift} * inverse_length) * inverse_length"
-
-    def centre(self, stage: int, reduction: ReductionView) -> str:
-        """A mean as the sum has it, about as exact as its rounding."""
-        return f"{self._total(stage, reduction)} * inverse_length"
-
-    def _total(self, stage: int, reduction: ReductionView) -> str:
-        kinds = self.kinds_of(self.stages[stage])
-        (kind,) = [kind for kind in kinds if reduction in kind.reductions]
-        place = kind.reductions.index(reduction)
-        return f"{kind.name}[{place}]{self._lane}.{kind.number}"
-
-    def _cell(self, cells: str, stage: int, place: int) -> str:
-        return f"{cells}_{stage + 1}[{place}]{self._lane}.total"
-
-    @property
-    def _lane(self) -> str:
-        return "[lane]" if self.family == "column" else ""
-
-    @property
-    def accumulated(self) -> list[ReductionView]:
-        """The reductions that have an accumulator of their kind: on the chip, moments are sums."""
-        return [r for r in self.reductions if r.kind != "moments"]
-
-    def operand(self, reduction: ReductionView) -> str:
-        """What a reduction accumulates, once more: held, or as it was read."""
-        if reduction.operand:
-            return f"{reduction.operand}[p][lane]"
-        return f"widen({ir.name_of(reduction.reduction.value)}_in[p], lane)"
-
     def sum_at(self, reduction: ReductionView) -> str:
         """A thread's sum of one column."""
         if self.has_shared_sums:
@@ -416,7 +315,3 @@ class RowView(KernelView):
     def rows_in_flight(self) -> int:
         """In column sums: how many rows a thread loads before it uses the first."""
         return 2
-
-
-def _numbers(reduction: ReductionView) -> int:
-    return 2 if reduction.kind == "moments" else 1

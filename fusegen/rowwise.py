@@ -74,7 +74,12 @@ def rowwise_kernel(state: Pass, tier: Tier | None, holds_dear: Sequence[str] = (
     marks = state.marks_over(leaf_of)
     held: Held = ()
     if is_holding:
-        values = ir.rewrite(values, _by_inverse_count)
+        terms = [r.value for stage in stages for r in stage]
+        nodes = [m.node for m in marks]
+        images = iter(ir.rewrite([*terms, *values, *nodes], _by_inverse_count))
+        stages = [tuple(replace(r, value=next(images)) for r in stage) for stage in stages]
+        values = [next(images) for _ in values]
+        marks = remarked(marks, dict(zip(nodes, images, strict=True)))
         work = Staged(tuple(stages), tuple(values), marks=marks)
         if tier is not None and tier.is_shared and len(stages) == 1:
             work = replace(work, held=(_twice_read(stages[0], state.fresh),))

@@ -193,7 +193,7 @@ class KernelView(Indexing):
         """(name, product of sizes) of every count that a function reads."""
         nodes = [n for n in ir.topological(self.expressions) if n.op == "count"]
         names = {leaf_name(n, self.grouping.names): self.size(ir.axes_of(n)) for n in nodes}
-        return sorted(names.items())
+        return sorted(n for n in names.items() if any(f.reads(n[0]) for f in self.functions))
 
     # The groups of the loops.
 

@@ -55,6 +55,7 @@ ORDER = (
     "indexing",
     "views",
     "lineviews",
+    "mergeviews",
     "rowviews",
     "windowviews",
     "slideviews",

@@ -297,13 +297,14 @@ __device__ __forceinline__ void backward_row_values(const float total_2, const f
   const float product_2 = x * 0.707106769f;
   const float sum = 1.0f + erff(product_2);
   const float after_gelu = product * sum;
+  // backward, down to gelu
   const float inverse_root = rsqrtf(saved_variance + 1e-05f);
   const float quotient = 1.0f / count_of_axis_2_inner;
   const float product_3 = 2.0f * (-0.5f * total * (inverse_root * inverse_root * inverse_root));
   const float sum_2 = fmaf(after_gelu - saved_mean, product_3 * quotient, d_out * weight * inverse_root);
-  const float sum_3 = fmaf(-(total_2 * inverse_root), quotient, sum_2);
-  d_x = fmaf(sum_3 * product * (1.12837923f * expf(-(product_2 * product_2))), 0.707106769f,
-      sum_3 * sum * 0.5f);
+  const float d_after_gelu = fmaf(-(total_2 * inverse_root), quotient, sum_2);
+  const float product_4 = d_after_gelu * product * (1.12837923f * expf(-(product_2 * product_2)));
+  d_x = fmaf(product_4, 0.707106769f, d_after_gelu * sum * 0.5f);
 }
 
 // Reads d_out, x, weight by (axis_1, axis_2), saved_mean by (outer, axis_1), saved_variance by (outer, axis_1); writes d_x.

@@ -319,6 +319,7 @@ __device__ __forceinline__ void backward_row_stage_1(const float d_out, const fl
 
 __device__ __forceinline__ void backward_row_values(const float total_4, const float saved_variance,
     const float count_of_inner, const float carried, const float total_3, const float carried_2, float& d_x) {
+  // backward, down to add(residual)
   const float inverse_root = rsqrtf(saved_variance + 1e-05f);
   const float quotient = 1.0f / count_of_inner;
   const float product = 2.0f * (-0.5f * total_3 * (inverse_root * inverse_root * inverse_root));

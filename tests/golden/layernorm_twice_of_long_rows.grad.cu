@@ -456,9 +456,9 @@ __device__ __forceinline__ void backward_row_stage_1(const float d_out, const fl
   total_2_term = d_out;
 }
 
-__device__ __forceinline__ void backward_row_stage_2(const float x, const float saved_mean,
-    const float saved_variance, const float saved_mean_, const float total, const float saved_variance_,
-    const float count_of_inner, const float d_out, const float total_2, float& total_3_term,
+__device__ __forceinline__ void backward_row_stage_2(const float total_2, const float saved_variance_,
+    const float count_of_inner, const float x, const float saved_mean, const float saved_variance,
+    const float saved_mean_, const float total, const float d_out, float& total_3_term,
     float& total_3_term_by, float& total_4_term, float& carried) {
   // layernorm
   const float inverse_root = rsqrtf(saved_variance + 1e-05f);
@@ -469,23 +469,18 @@ __device__ __forceinline__ void backward_row_stage_2(const float x, const float 
   const float sum = 1.0f + erff(product_2);
   const float after_gelu = product * sum;
   // backward, down to gelu
-  const float difference = after_gelu - saved_mean_;
   const float inverse_root_2 = rsqrtf(saved_variance_ + 1e-05f);
-  const float product_3 = -0.5f * total * (inverse_root_2 * inverse_root_2 * inverse_root_2);
-  const float product_4 = 2.0f * product_3;
-  const float product_5 = d_out * inverse_root_2;
-  const float product_6 = total_2 * inverse_root_2;
-  const float d_after_gelu = fmaf(difference, product_4 / count_of_inner,
-      product_5) - product_6 / count_of_inner;
-  // backward, down to layernorm
-  const float product_7 = 1.12837923f * expf(-(product_2 * product_2));
-  total_3_term = fmaf(d_after_gelu * product * product_7, 0.707106769f, d_after_gelu * sum * 0.5f);
-  total_3_term_by = x - saved_mean;
-  total_4_term = total_3_term;
   const float quotient = 1.0f / count_of_inner;
-  const float sum_2 = fmaf(-product_6, quotient, fmaf(difference, product_4 * quotient, product_5));
-  const float sum_3 = fmaf(sum_2 * product * product_7, 0.707106769f, sum_2 * sum * 0.5f);
-  carried = sum_3 * inverse_root;
+  const float product_3 = -0.5f * total * (inverse_root_2 * inverse_root_2 * inverse_root_2);
+  const float sum_2 = fmaf(after_gelu - saved_mean_, 2.0f * product_3 * quotient, d_out * inverse_root_2);
+  const float d_after_gelu = fmaf(-(total_2 * inverse_root_2), quotient, sum_2);
+  // backward, down to layernorm
+  const float product_4 = d_after_gelu * product * (1.12837923f * expf(-(product_2 * product_2)));
+  const float d_after_layernorm = fmaf(product_4, 0.707106769f, d_after_gelu * sum * 0.5f);
+  total_3_term = d_after_layernorm;
+  total_3_term_by = x - saved_mean;
+  total_4_term = d_after_layernorm;
+  carried = d_after_layernorm * inverse_root;
 }
 
 __device__ __forceinline__ void backward_row_values(const float total_4, const float saved_variance,
@@ -607,9 +602,9 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
         float total_3_term_by_value;
         float total_4_term_value;
         float carried_value;
-        backward_row_stage_2(x_value, saved_mean_value, saved_variance_value, saved_mean__value, total_value,
-            saved_variance__value, count_of_inner_value, d_out_value, total_2_value, total_3_term_value,
-            total_3_term_by_value, total_4_term_value, carried_value);
+        backward_row_stage_2(total_2_value, saved_variance__value, count_of_inner_value, x_value,
+            saved_mean_value, saved_variance_value, saved_mean__value, total_value, d_out_value,
+            total_3_term_value, total_3_term_by_value, total_4_term_value, carried_value);
         if (is_here) sums_2[0].add(total_3_term_value, total_3_term_by_value);
         if (is_here) sums_2[1].add(total_4_term_value);
         carried[p][lane] = carried_value;
