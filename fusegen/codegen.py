@@ -61,7 +61,6 @@ def emit(
         "families": sorted({k.family for e in views for k in e.kernels}),
         "sums_by_row": any(k.sums for e in views for k in e.kernels if k.family in _BY_ROW),
         "carries": any(k.carried for e in views for k in e.kernels),
-        "stretches": any(k.stretches for e in views for k in e.kernels),
         "teams": any(k.is_team for e in views for k in e.kernels),
         "has_positions": any(k.positions for e in views for k in e.kernels),
         "ahead": any(k.is_sent_ahead for e in views for k in e.kernels),
@@ -181,8 +180,7 @@ class EntryView:
         found: list[tuple[str, str, str]] = []
         for k in self.kernels:
             if k.family != "finalise":
-                left = (*k.sums, *k.stretches)
-                found += [(s.partials, s.type, k.partials_size(s)) for s in left]
+                found += [(s.partials, s.type, k.partials_size(s)) for s in k.left]
             for s in k.stores:
                 if s.buffer.role == "scratch":
                     found.append((s.name, s.type, k.host_size(s.buffer.extent)))

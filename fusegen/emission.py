@@ -10,9 +10,10 @@ from fusegen.grouping import collapse, ordered
 from fusegen.ir import Graph
 from fusegen.kernel import Buffer, Entry
 from fusegen.lower import remarked
-from fusegen.narrow import contracted, narrow_type, narrowed, shortened
+from fusegen.narrow import contracted, narrow_type, narrowed
 from fusegen.ops import Chain
 from fusegen.program import Program
+from fusegen.rewriting import shortened
 from fusegen.schedule import schedule
 from fusegen.signature import Signature, is_double
 from fusegen.target import TARGETS

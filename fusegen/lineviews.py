@@ -5,8 +5,9 @@ from __future__ import annotations
 from fusegen import ir
 from fusegen.indexing import Read
 from fusegen.kernel import Reduction
+from fusegen.reductionviews import StageView
 from fusegen.statements import ElementFunction
-from fusegen.views import KernelView, StageView
+from fusegen.views import KernelView
 
 
 class LineView(KernelView):

@@ -16,14 +16,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from fusegen import ir
 from fusegen.choices import bounded, joined
 from fusegen.ir import Expr, Graph, const, constant, primitive
-from fusegen.kernel import Kernel, Reduction
-from fusegen.lower import remarked
+from fusegen.kernel import Kernel
 from fusegen.promotion import FLOATING
+from fusegen.rewriting import rewritten
 from fusegen.target import COMPUTE, Target
 
 # log2(erfc(z)) for z >= 0, lowest power first, the leading coefficient negative, so that it falls
@@ -50,8 +49,6 @@ LOG2_ERFC_IN_ERF = (
 _ERF_SERIES_END = 0.1
 _ERF_SERIES = (2.0 / math.sqrt(math.pi), -2.0 / (3.0 * math.sqrt(math.pi)))
 _LOG2_E = 1.0 / math.log(2.0)
-# From here on tanh(x) is 1 even in double precision; from here on exp(x)^2 is too large a float.
-_TANH_IS_1, _SQUARE_OVERFLOWS = 20.0, 44.0
 # Constants beyond these stay where they are written: moved, they could overflow what they did not.
 _GATHERED = 2.0**20
 
@@ -70,46 +67,13 @@ def narrow_type(graph: Graph, dtypes: Mapping[str, str]) -> str | None:
     return found.pop() if is_single and len(found) == 1 and found <= set(LOG2_ERFC) else None
 
 
-def shortened(kernels: Iterable[Kernel]) -> tuple[Kernel, ...]:
-    """The kernels where the tanh of a softplus takes an exponential and a quotient, at any type:
-    with e = exp(x), tanh(log(1 + e)) = ((1 + e)^2 - 1) / ((1 + e)^2 + 1).
-    """
-
-    def new(roots: Sequence[Expr], named: Sequence[Expr]) -> dict[Expr, Expr]:
-        images: dict[Expr, Expr] = {}
-        for node in ir.topological(roots):
-            images[node] = _shorter(ir.rebuild(node, tuple(images[a] for a in node.args)))
-        return images
-
-    return tuple(_rewritten(kernel, new) for kernel in kernels)
-
-
-def _shorter(node: Expr) -> Expr:
-    if node.op != "tanh" or node.args[0].op != "where":
-        return node
-    condition, same, softplus = node.args[0].args
-    limit = constant(condition.args[1]) if condition.op == "gt" else None
-    is_softplus = softplus.op == "log1p" and softplus.args[0].op == "exp"
-    if (
-        limit is None
-        or not is_softplus
-        or not same is condition.args[0] is softplus.args[0].args[0]
-    ):
-        return node
-    if not _TANH_IS_1 <= limit <= _SQUARE_OVERFLOWS:
-        return node
-    grown = softplus.args[0]
-    square = grown * (grown + 2)
-    return primitive("where", condition, 1.0, square / (square + 2))
-
-
 def narrowed(kernels: Iterable[Kernel], dtype: str, target: Target) -> tuple[Kernel, ...]:
     """The kernels with their arithmetic rewritten for results of a 16-bit type."""
 
     def new(roots: Sequence[Expr], named: Sequence[Expr]) -> dict[Expr, Expr]:
         return respelled(roots, named, dtype, target)
 
-    return tuple(_rewritten(kernel, new) for kernel in kernels)
+    return tuple(rewritten(kernel, new) for kernel in kernels)
 
 
 def contracted(kernels: Iterable[Kernel], target: Target) -> tuple[Kernel, ...]:
@@ -123,31 +87,7 @@ def contracted(kernels: Iterable[Kernel], target: Target) -> tuple[Kernel, ...]:
         return _fused(roots, set(named))
 
     joins = "fma" in target.spellings
-    return tuple(_rewritten(k, new) if k.tier and joins else k for k in kernels)
-
-
-def _rewritten(
-    kernel: Kernel, rewrite: Callable[[Sequence[Expr], Sequence[Expr]], dict[Expr, Expr]]
-) -> Kernel:
-    reductions = [r for stage in kernel.stages for r in stage]
-    reductions += [r for r, _ in (*kernel.sums, *kernel.stretches)]
-    roots = [expr for _, expr in kernel.stores]
-    roots += [e for r in reductions for e in (r.value, r.index) if e is not None]
-    roots += [value for pairs in kernel.held for _, value in pairs]
-    new = rewrite(roots, [m.node for m in kernel.marks])
-
-    def again(r: Reduction) -> Reduction:
-        return replace(r, value=new[r.value], index=None if r.index is None else new[r.index])
-
-    return replace(
-        kernel,
-        stores=tuple((buffer, new[expr]) for buffer, expr in kernel.stores),
-        stages=tuple(tuple(map(again, stage)) for stage in kernel.stages),
-        sums=tuple((again(r), buffer) for r, buffer in kernel.sums),
-        stretches=tuple((again(r), buffer) for r, buffer in kernel.stretches),
-        marks=remarked(kernel.marks, new),
-        held=tuple(tuple((leaf, new[v]) for leaf, v in pairs) for pairs in kernel.held),
-    )
+    return tuple(rewritten(k, new) if k.tier and joins else k for k in kernels)
 
 
 def respelled(

@@ -11,10 +11,11 @@ from functools import cached_property
 
 from fusegen import ir
 from fusegen.indexing import Read
-from fusegen.statements import ElementFunction
+from fusegen.reductionviews import ReductionView
+from fusegen.statements import ElementFunction, found_once
+from fusegen.stretchviews import StretchingView
 from fusegen.target import ITEM_BYTES
-from fusegen.tiers import LEAST_STRETCH, MOST_BLOCKS, MOST_SHARED_BYTES
-from fusegen.views import KernelView, ReductionView, StageView
+from fusegen.tiers import MOST_BLOCKS, MOST_SHARED_BYTES
 
 # What a block may hold and add up in registers, of 65,536 that a multiprocessor has.
 _REGISTERS = 32768
@@ -22,7 +23,7 @@ _MOST_AT_ONCE = 16  # elements
 _MOST_KEPT = 40960  # registers, where what every row reads is kept too
 
 
-class RowView(KernelView):
+class RowView(StretchingView):
     """A kernel whose blocks go from row to row, or down columns."""
 
     @property
@@ -57,12 +58,6 @@ class RowView(KernelView):
         return [r for r in self.partial_reads if not r.extent & self._along]
 
     @property
-    def stretch_reads(self) -> list[Read]:
-        """What is the same all along each stretch of a row."""
-        found = [r for r in self._loaded if r.extent & self._along == {self.kernel.lead}]
-        return [r for r in found if r.buffer.dtype != "noise"]
-
-    @property
     def single_reads(self) -> list[Read]:
         """What is reached by its own offset at every element."""
         known = {r.name for r in self.full_reads + self.along_reads + self.row_reads}
@@ -93,11 +88,6 @@ class RowView(KernelView):
         return self.taken_apart(index, groups, {g for r in tensors for g in r.extent})
 
     @property
-    def has_moments(self) -> bool:
-        """Whether a mean and a variance are among the reductions."""
-        return any(self.moments_of(s) for s in self.stages)
-
-    @property
     def flat_row(self) -> str:
         """In column sums: the index of a row among all."""
         return self.compact(self.domain[:-1]) if self.kept else "row"
@@ -118,8 +108,27 @@ class RowView(KernelView):
         if self.family != "row" or not self.sums or self.has_shared_sums:
             return False
         kept = sum(ITEM_BYTES[r.buffer.dtype] for r in self.full_reads + self.along_reads) / 4
+        kept += (self._most_held - len(self.full_reads)) * self._words
         held = self.elements * (kept + len(self.sums) * self._words)
         return held * self.threads * self.least_blocks <= _MOST_KEPT
+
+    def _function(self, stem: str, results: Sequence[tuple[str, ir.Expr]]) -> ElementFunction:
+        """What a row has of its own is found once for its elements."""
+        if self.family != "row" or stem == "row_values" or self.kernel.tier is None:
+            return super()._function(stem, results)
+        spelling = (self.target, self.compute, self.marks, self.grouping.names)
+        name = f"{self.name}_{stem}"
+        return found_once(name, results, self.reduced, self._names, *spelling)
+
+    @cached_property
+    def _names(self) -> set[str]:
+        """What the kernel's locals are called."""
+        leaves = [leaf for leaf, _ in self.kernel.inputs]
+        leaves += [leaf for s in self.kernel.stages for r in s for _, leaf in r.results]
+        leaves += [leaf for pairs in self.kernel.held for leaf, _ in pairs]
+        names = {ir.name_of(leaf) for leaf in leaves} | {b.name for b, _ in self.kernel.stores}
+        left = (*self.kernel.sums, *self.kernel.stretches)
+        return names | {f"{ir.name_of(r.results[0][1])}_term" for r, _ in left}
 
     def held(self, function: ElementFunction) -> list[str]:
         """What a function reads of the values that earlier stages left."""
@@ -134,13 +143,6 @@ class RowView(KernelView):
         if tier is None or self.family != "row":
             return tier.threads if tier else 256
         return min(tier.threads, max(256, -(-tier.longest // self.elements)))
-
-    @property
-    def elements(self) -> int:
-        """How many elements of a row a thread holds."""
-        assert self.kernel.tier is not None
-        tier = self.kernel.tier
-        return tier.summing_elements if self.sums or self.stretches else tier.elements
 
     @property
     def lanes(self) -> int:
@@ -166,40 +168,18 @@ class RowView(KernelView):
         is_held = any(f.reads(n) for f in (self.values, self.row_values) for n in held)
         return self.is_team and fits and len(self.stages) == 1 and not is_held
 
+    most_blocks = MOST_BLOCKS  # of a team
+
     @property
     def in_place(self) -> dict[str, str]:
         """By name, what a stage leaves in shared memory in the place of what was read."""
         return {ir.name_of(leaf): ir.name_of(read) for leaf, read in self.kernel.in_place}
 
-    most_blocks = MOST_BLOCKS  # of a team
-
-    def team_number(self, reduction: ReductionView, result: str) -> int:
-        """Where a reduction's result stands among those of its stage."""
-        (stage,) = self.stages
-        names = [r.name for r in stage.reductions]
-        before = sum(_numbers(r) for r in stage.reductions[: names.index(reduction.name)])
-        return before + (result == "variance")
-
-    def team_place(self, reduction: ReductionView, result: str) -> int:
-        """The same, in words."""
-        return self.team_number(reduction, result) * self._words
-
-    def moments_of(self, stage: StageView) -> list[ReductionView]:
-        """A stage's means and variances, whose values are gone over twice."""
-        return [r for r in stage.reductions if r.kind == "moments"]
-
     @property
-    def team_numbers(self) -> int:
-        """How many numbers a block of a team gives for a row."""
-        return sum(_numbers(r) for s in self.stages for r in s.reductions)
-
-    def share_squares(self, reduction: ReductionView) -> str:
-        """The squared distances of a block's share from its own mean."""
-        moments = self.moments_of(self.stages[0])
-        place = [r.name for r in moments].index(reduction.name)
-        squares = self._cell("distances", 0, place)
-        drift = self._cell("distances", 0, len(moments) + place)
-        return f"{squares} - {drift} * {drift} * inverse_length"
+    def finishing_reads(self) -> list[Read]:
+        """The full-size tensors that a row is finished from, and what is held in their place."""
+        held = {read for leaf, read in self.in_place.items() if self.values.reads(leaf)}
+        return [r for r in self.full_reads if self.values.reads(r.name) or r.name in held]
 
     @property
     def column(self) -> str:
@@ -228,21 +208,22 @@ class RowView(KernelView):
         return self.elements // self.lanes
 
     @property
-    def _words(self) -> int:
-        return 2 if self.compute == "double" else 1
-
-    @property
     def sums_a_thread(self) -> int:
         """How many columns a thread adds up for each of the sums."""
         return self.packs if self.family == "column" else self.elements
 
     @property
     def is_guarded(self) -> bool:
-        """Whether packs are worked on one by one: so many at once would not fit in registers."""
+        """Whether packs are worked on one by one: so many at once would not fit in registers.
+
+        What is carried takes the place of what was read, but only where no branch is between.
+        """
+        if self.family == "column":
+            return False
         is_dear = self.is_team and self._words > 1
+        is_dear |= self.is_crowded and not self.carried
         # Neighbours join what they have of a stretch, so all of them must be there.
-        is_free = self.family == "row" and not self.stretches
-        return is_free and (self.is_crowded or is_dear)
+        return is_dear and not self.stretches
 
     @property
     def is_crowded(self) -> bool:
@@ -259,23 +240,43 @@ class RowView(KernelView):
             return 4 if wide <= 16 and self._words == 1 else 2
         if self.is_team:
             words = self.elements * (len(self.full_reads) + len(self.sums)) * self._words
-            fits = words <= 2 * _MOST_AT_ONCE and self.lanes > 1 and not self.carried
+            most = _MOST_AT_ONCE * (2 if len(self.stages) == 1 else 1)
+            fits = words <= most and self.lanes > 1 and not self.carried
             return 2 if fits and self._words == 1 else 1
         if self.sums:
             return max(1, 512 // self.threads)
         words = self.elements * len(self.full_reads) * self._words
-        is_crowded = self.is_guarded and not self.stretch_reads
+        is_crowded = self.is_guarded and len(self.stages) == 1 and not self.stretch_reads
         most = _MOST_AT_ONCE * (2 if is_crowded else 1)
         fits = words <= most and (self.lanes > 1 or is_crowded)
-        fits = fits and not (self.stretches and self._words > 1)
+        fits = fits and self._carries_little and not (self.stretches and self._words > 1)
         return max(1, (1024 if fits else 512) // self.threads)
+
+    @property
+    def _carries_little(self) -> bool:
+        """Whether what passes from stage to stage fits beside the rest in few registers."""
+        if not self.carried or len(self.stages) == 1:
+            return True
+        is_small = self.elements * self._words <= _MOST_AT_ONCE and len(self.stages) == 2
+        return is_small and self.family == "row"
+
+    @cached_property
+    def _most_held(self) -> int:
+        """The most values of an element that are at hand at once: read, or left by a stage."""
+        functions = [*(s.function for s in self.stages), self.values]
+        names = [r.name for r in self.full_reads]
+        most = len(names)
+        for i, stage in enumerate(self.stages, start=1):
+            names += stage.held
+            most = max(most, sum(any(f.reads(n) for f in functions[i:]) for n in names))
+        return most
 
     @property
     def has_shared_sums(self) -> bool:
         """Whether the sums by column would crowd the registers."""
         if not self.kernel.tier or not self.sums:
             return False
-        held = self.elements * len(self.full_reads) + self.sums_a_thread * len(self.sums)
+        held = self.elements * self._most_held + self.sums_a_thread * len(self.sums)
         return held * self._words * self.threads > _REGISTERS
 
     @property
@@ -333,93 +334,6 @@ class RowView(KernelView):
         before = self.full_reads[: [r.name for r in self.full_reads].index(read.name)]
         return (self._sums_bytes + sum(self._bytes_ahead(r) for r in before)) // 16
 
-    @property
-    def most_reductions(self) -> int:
-        """The most sums that are merged at once."""
-        counts = [len(s.reductions) for s in self.stages]
-        counts += [2 * len(self.moments_of(s)) for s in self.stages]
-        return max(counts, default=0)
-
-    def result(self, stage: int, reduction: ReductionView, result: str) -> str:
-        """A reduction's result from its sums; a mean is mended by what its distances add up to."""
-        if reduction.kind != "moments":
-            return self._total("sums", stage, reduction)
-        moments = self.moments_of(self.stages[stage])
-        place = [r.name for r in moments].index(reduction.name)
-        drift = self._cell("distances", stage, len(moments) + place)
-        if result == "mean":
-            return f"{self.centre(stage, reduction)} + {drift} * inverse_length"
-        squares = self._cell("distances", stage, place)
-        return f"({squares} - {drift} * {drift} * inverse_length) * inverse_length"
-
-    def centre(self, stage: int, reduction: ReductionView) -> str:
-        """A mean as the sum has it, about as exact as its rounding."""
-        return f"{self._total('sums', stage, reduction)} * inverse_length"
-
-    def _total(self, cells: str, stage: int, reduction: ReductionView) -> str:
-        names = [r.name for r in self.stages[stage].reductions]
-        return self._cell(cells, stage, names.index(reduction.name))
-
-    def _cell(self, cells: str, stage: int, place: int) -> str:
-        lane = "[lane]" if self.family == "column" else ""
-        return f"{cells}_{stage + 1}[{place}]{lane}.total"
-
-    @property
-    def accumulated(self) -> list[ReductionView]:
-        """The reductions that have an accumulator of their kind: on the chip, all are sums."""
-        return self.sums + self.stretches
-
-    # Stretches of a row.
-
-    @property
-    def row_groups(self) -> tuple[int, ...]:
-        """The groups that tell the rows which leave partials."""
-        return self.domain if self.kernel.stretches else super().row_groups
-
-    def has_stretches(self, function: ElementFunction, sums: Sequence[ReductionView]) -> bool:
-        """Whether it matters to what is done at each element in which stretch that lies."""
-        return bool(sums or self.reads_of(function, self.stretch_reads))
-
-    @property
-    def lead(self) -> int:
-        """The group that tells the stretches of a row."""
-        assert self.kernel.lead is not None
-        return self.kernel.lead
-
-    @property
-    def stretch_length(self) -> str:
-        """How many elements a stretch has."""
-        return self.word(max(self.reduced))
-
-    def stretch_place(self, reduction: ReductionView) -> str:
-        """Where a block's sums of a row's stretches lie, counted in rows of stretches."""
-        kept, summed = self.compact(reduction.kept), self.compact(reduction.summed)
-        size = self.size(reduction.summed)
-        if self.is_team:
-            return f"((({kept}) * {size} + {summed}) * blocks + rank)"
-        return f"(({kept}) * {size} + {summed})"
-
-    @property
-    def domain_groups(self) -> set[int]:
-        """The groups that tell the rows."""
-        return set(self.domain)
-
-    @property
-    def pairs(self) -> int:
-        """How many pairs of neighbouring packs a block has."""
-        return self.packs * self.threads // 2
-
-    @property
-    def most_edges(self) -> int:
-        """How many stretches a block's rows can have, those begun elsewhere too."""
-        return self.elements * self.threads // LEAST_STRETCH + 2
-
-    def operand(self, reduction: ReductionView) -> str:
-        """What a reduction accumulates, once more: held, or as it was read."""
-        if reduction.operand:
-            return f"{reduction.operand}[p][lane]"
-        return f"widen({ir.name_of(reduction.reduction.value)}_in[p], lane)"
-
     def sum_at(self, reduction: ReductionView) -> str:
         """A thread's sum of one column."""
         if self.has_shared_sums:
@@ -431,7 +345,3 @@ class RowView(KernelView):
     def rows_in_flight(self) -> int:
         """In column sums: how many rows a thread loads before it uses the first."""
         return 2
-
-
-def _numbers(reduction: ReductionView) -> int:
-    return 2 if reduction.kind == "moments" else 1

@@ -89,7 +89,12 @@ def rowwise_kernel(state: Pass, tier: Tier | None, holds_dear: Sequence[str] = (
     held: Held = ()
     in_place: dict[Expr, Expr] | None = None
     if is_holding:
-        values = ir.rewrite(values, _by_inverse_count)
+        terms = [r.value for stage in stages for r in stage]
+        nodes = [m.node for m in marks]
+        images = iter(ir.rewrite([*terms, *values, *nodes], _by_inverse_count))
+        stages = [tuple(replace(r, value=next(images)) for r in stage) for stage in stages]
+        values = [next(images) for _ in values]
+        marks = remarked(marks, dict(zip(nodes, images, strict=True)))
         work = Staged(tuple(stages), tuple(values), marks=marks)
         carried = carry(work, levels, domain, state.fresh, is_on_chip=tier is not None)
         if tier is not None and tier.is_shared and len(stages) == 1:
@@ -239,7 +244,7 @@ def carry(
     exprs += zip(work.values, levels, strict=True)
     names = {m.node: m.name for m in work.marks}
     held: list[tuple[tuple[Expr, Expr], ...]] = []
-    new_marks = work.marks
+    new_marks, marks = work.marks, list(work.marks)
     for i, stage in enumerate(work.stages):
         unknown = {leaf for s in work.stages[i:] for r in s for _, leaf in r.results}
         later = [e for e, level in exprs if level > i]
@@ -267,10 +272,10 @@ def carry(
         nodes = [m.node for m in new_marks]
         known = dict(zip(nodes, ir.substitute(nodes, leaf_of), strict=True))
         new_marks = remarked(new_marks, known)
+        marks += new_marks
     results = iter([e for e, _ in exprs])
     stages = tuple(tuple(replace(r, value=next(results)) for r in s) for s in work.stages)
-    marks = tuple(dict.fromkeys((*work.marks, *new_marks)))
-    return Staged(stages, tuple(results), tuple(held), marks)
+    return Staged(stages, tuple(results), tuple(held), tuple(dict.fromkeys(marks)))
 
 
 def _in_place(

@@ -137,8 +137,6 @@ def _tier(
 ) -> Tier | None:
     """How the first program's rows, and the others' after it, are held on the chip."""
     reduced = _reduced(programs[0])
-    if any(_takes_maxima(p) for p in programs):  # those are not combined on the chip yet
-        return None
     if len(reduced) != 1:
         return None
     (axes,) = reduced
@@ -165,12 +163,6 @@ def _stretch(programs: Sequence[Program], axes: ir.Extent, bound: Bound) -> int:
         return 0
     (lead,) = found
     return math.prod(bound.domain[a] for a in axes - lead)
-
-
-def _takes_maxima(program: Program) -> bool:
-    nodes = ir.topological(program.graph.roots)
-    kinds = {ir.reduction(n)[0] for n in nodes if n.op == "reduce"}
-    return not kinds <= {"sum", "mean", "variance"}
 
 
 def _reduced(program: Program) -> set[ir.Extent]:

@@ -5,12 +5,13 @@ a value is.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, count
 
 from fusegen import ir
 from fusegen.ir import Expr
-from fusegen.lower import Mark
+from fusegen.lower import Mark, remarked
 from fusegen.target import Target
 
 # What a value is called that no step named.
@@ -74,6 +75,7 @@ class ElementFunction:
     leaves: tuple[tuple[str, str], ...]  # (type, name)
     results: tuple[tuple[str, str], ...]
     lines: tuple[str, ...]
+    once: ElementFunction | None = None  # what it takes that is the same for many of its calls
 
     @property
     def parameters(self) -> str:
@@ -89,8 +91,9 @@ class ElementFunction:
         )
 
     def reads(self, name: str) -> bool:
-        """Whether a leaf of this name is a parameter."""
-        return any(name == leaf for _, leaf in self.leaves)
+        """Whether a leaf of this name is a parameter, of this or of what it takes."""
+        is_mine = any(name == leaf for _, leaf in self.leaves)
+        return is_mine or (self.once is not None and self.once.reads(name))
 
 
 def leaf_name(node: Expr, group_names: Sequence[str]) -> str:
@@ -101,6 +104,43 @@ def leaf_name(node: Expr, group_names: Sequence[str]) -> str:
         return "position"
     stem = "count_of_" if node.op == "count" else "padded_" if node.attrs[1] else "covered_"
     return stem + "_".join(group_names[g] if g >= 0 else f"window_{-g}" for g in ir.axes_of(node))
+
+
+def found_once(
+    name: str,
+    results: Sequence[tuple[str, Expr]],
+    varying: Collection[int],
+    taken: set[str],
+    target: Target,
+    compute: str,
+    marks: Iterable[Mark],
+    group_names: Sequence[str],
+) -> ElementFunction:
+    """The same, where what does not vary along some groups is a function of its own: its results
+    get names that are not taken, and are from then on.
+    """
+    marks = tuple(marks)
+    order = ir.topological(expr for _, expr in results)
+    steady = {n for n in order if n.op in ir.ARITY and not n.extent & set(varying)}
+    steady = {n for n in steady if ir.constant(n) is None}
+    asked = {a for n in order if n not in steady for a in n.args} | {e for _, e in results}
+    names = {m.node: m.name for m in marks}
+    leaf_of: dict[Expr, Expr] = {}
+    for node in (n for n in order if n in steady and n in asked):
+        stem = names.get(node, _NOUNS.get(node.op, f"{node.op}_of_row"))
+        found = next(n for n in chain([stem], (f"{stem}_{i}" for i in count(2))) if n not in taken)
+        taken.add(found)
+        leaf_of[node] = ir.tensor(found, node.extent, node.rank, node.kind)
+    exprs = ir.substitute([e for _, e in results], leaf_of)
+    nodes = [m.node for m in marks]
+    seen = dict(zip(nodes, ir.substitute(nodes, leaf_of), strict=True))
+    rest = [(result, e) for (result, _), e in zip(results, exprs, strict=True)]
+    function = element_function(name, rest, target, compute, remarked(marks, seen), group_names)
+    if not leaf_of:
+        return function
+    before = [(ir.name_of(leaf), node) for node, leaf in leaf_of.items()]
+    once = element_function(f"{name}_once", before, target, compute, marks, group_names)
+    return replace(function, once=once)
 
 
 def element_function(
@@ -117,7 +157,7 @@ def element_function(
     nodes = ir.topological(roots)
     writer.uses.update(a for node in nodes for a in node.args)
     writer.taken.update(n for n, _ in results)
-    leaves = [n for n in nodes if n.op in ("input", "count", "position", "covered")]
+    leaves = _leaves(nodes)
     for leaf in leaves:
         writer.name(leaf, leaf_name(leaf, group_names))
     inside = set(nodes)
@@ -128,15 +168,23 @@ def element_function(
                 writer.statement(mark.node, mark.name)
             else:
                 writer.prepare(mark.node)
+    given: dict[Expr, str] = {}
     for result, expr in results:
         writer.prepare(expr)
-        writer.lines.append(f"{result} = {writer.spelled(expr)};")
+        spelled = given.get(expr) or writer.spelled(expr)
+        writer.lines.append(f"{result} = {spelled};")
+        if expr not in writer.text and expr.op != "const":
+            given.setdefault(expr, result)
     return ElementFunction(
         name,
         tuple((_type_of(leaf, compute), writer.text[leaf]) for leaf in leaves),
         tuple((_type_of(expr, compute), result) for result, expr in results),
         tuple(writer.lines),
     )
+
+
+def _leaves(nodes: Iterable[Expr]) -> list[Expr]:
+    return [n for n in nodes if n.op in ("input", "count", "position", "covered")]
 
 
 def _type_of(node: Expr, compute: str) -> str:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from fusegen import ir
 from fusegen.indexing import Indexing, Read
 from fusegen.kernel import Buffer, Entry, Kernel, Reduction
+from fusegen.reductionviews import ReductionView, StageView
 from fusegen.statements import ElementFunction, element_function, leaf_name
 from fusegen.target import ITEM_BYTES, Target
 
@@ -50,9 +50,9 @@ class KernelView(Indexing):
         self.sizes_type = sizes_type(entry.name)
         self.sums = [ReductionView(r, b, self) for r, b in kernel.sums]
         self.stretches = [ReductionView(r, b, self) for r, b in kernel.stretches]
+        self.left = self.sums + self.stretches  # what goes to partials
         self.stages = [self._stage(i, stage) for i, stage in enumerate(kernel.stages)]
-        self.reductions = [r for s in self.stages for r in s.reductions] + self.sums
-        self.reductions += self.stretches
+        self.reductions = [r for s in self.stages for r in s.reductions] + self.left
         results = [(b.name, expr) for b, expr in kernel.stores]
         self.last_sums, self.last_stretches = self._sums_at(len(kernel.stages))
         last = (*self.last_sums, *self.last_stretches)
@@ -61,7 +61,7 @@ class KernelView(Indexing):
             e for s in kernel.stages for r in s for e in (r.value, r.index) if e is not None
         ]
         self.expressions += [value for pairs in kernel.held for _, value in pairs]
-        self.expressions += [s.reduction.value for s in (*self.sums, *self.stretches)]
+        self.expressions += [s.reduction.value for s in self.left]
         is_split = kernel.family in ("row", "column", "window", "slide")
         along = set(kernel.reduced) if is_split else set(kernel.domain)
         row_names = {s.name for s in self.stores if is_split and not s.extent & along}
@@ -116,8 +116,7 @@ class KernelView(Indexing):
         if self.family == "finalise":
             return [], []
         placed = self.kernel.placed or (len(self.kernel.stages),) * len(self.sums)
-        every = zip((*self.sums, *self.stretches), placed, strict=True)
-        known = [s for s, at in every if at == level]
+        known = [s for s, at in zip(self.left, placed, strict=True) if at == level]
         return [s for s in known if s in self.sums], [s for s in known if s in self.stretches]
 
     # What stands in the parameter list.
@@ -162,14 +161,13 @@ class KernelView(Indexing):
         ]
         taken += [f"{s.type}* __restrict__ {s.name}" for s in self.stores]
         constness = "const " if self.family == "finalise" else ""
-        left = (*self.sums, *self.stretches)
-        return taken + [f"{constness}{s.type}* __restrict__ {s.partials}" for s in left]
+        return taken + [f"{constness}{s.type}* __restrict__ {s.partials}" for s in self.left]
 
     @property
     def argument_names(self) -> list[str]:
         """The pointers' names, in the parameters' order."""
-        left = (*self.sums, *self.stretches)
-        return [r.buffer.name for r in self._loaded + self.stores] + [s.partials for s in left]
+        tensors = [r.buffer.name for r in self._loaded + self.stores]
+        return tensors + [s.partials for s in self.left]
 
     @property
     def buffers(self) -> list[Buffer]:
@@ -189,7 +187,7 @@ class KernelView(Indexing):
     def functions(self) -> list[ElementFunction]:
         """The element functions, in the order they run."""
         found = [*(s.function for s in self.stages), self.values, self.row_values]
-        return [f for f in found if f.results]
+        return [g for f in found for g in (f.once, f) if g is not None and g.results]
 
     def reduced_leaves(self, function: ElementFunction) -> list[str]:
         """The results of this kernel's own reductions that a function reads."""
@@ -200,7 +198,7 @@ class KernelView(Indexing):
         """(name, product of sizes) of every count that a function reads."""
         nodes = [n for n in ir.topological(self.expressions) if n.op == "count"]
         names = {leaf_name(n, self.grouping.names): self.size(ir.axes_of(n)) for n in nodes}
-        return sorted(names.items())
+        return sorted(n for n in names.items() if any(f.reads(n[0]) for f in self.functions))
 
     # The groups of the loops.
 
@@ -353,9 +351,9 @@ class KernelView(Indexing):
             if r.name not in full
         ]
         parts = [f"Reads {', '.join(full + rest)}"] if self.reads else []
-        if self.sums or self.stretches:
+        if self.left:
             verb = "merges partials into" if self.family == "finalise" else "leaves partials of"
-            parts.append(f"{verb} {', '.join(s.name for s in (*self.sums, *self.stretches))}")
+            parts.append(f"{verb} {', '.join(s.name for s in self.left)}")
         if self.stores:
             parts.append(f"writes {', '.join(s.name for s in self.stores)}")
         text = "; ".join(parts)
@@ -366,46 +364,3 @@ class KernelView(Indexing):
         """How many elements one 16-byte access of the widest tensor holds."""
         widest = max((ITEM_BYTES[r.buffer.dtype] for r in self.packed), default=4)
         return _VECTOR_BYTES // widest
-
-
-@dataclass(frozen=True)
-class StageView:
-    """One level of reductions, the function that gives their terms, and what else it gives: values
-    to hold and terms of sums.
-    """
-
-    function: ElementFunction
-    reductions: list[ReductionView]
-    held: list[str]
-    sums: list[ReductionView]
-    stretches: list[ReductionView]
-
-
-class ReductionView:
-    """A Reduction as a template sees it."""
-
-    def __init__(self, reduction: Reduction, buffer: Buffer | None, kernel: KernelView) -> None:
-        self.reduction = reduction
-        self.kind = reduction.kind
-        self.type = kernel.target.accumulators[reduction.kind].format(compute=kernel.compute)
-        # Many partials of float lose digits when they are added up as floats.
-        self.wide_type = kernel.target.accumulators[reduction.kind].format(compute="double")
-        self.name = ir.name_of(reduction.results[0][1])
-        self.results = [(result, ir.name_of(leaf)) for result, leaf in reduction.results]
-        self.term = f"{self.name}_term"
-        self.is_plain = kernel.takes_plain(reduction)
-        value = reduction.value
-        is_product = reduction.kind == "sum" and value.op == "mul" and kernel.adds_products
-        # What the accumulator is given, as (name, value); of a product both factors, to be joined.
-        factors = zip((self.term, f"{self.term}_by"), value.args, strict=False)
-        self.terms = [*factors] if is_product else [(self.term, value)]
-        self.addends = ", ".join(f"{name}_value" for name, _ in self.terms)
-        self.line = f"{ir.name_of(reduction.value) if self.is_plain else self.term}_line"
-        self.operand = ""  # the held value that is accumulated; or else what was read
-        self.has_index = reduction.index is not None
-        self.partials = buffer.name if buffer else ""
-        self.extent = buffer.extent if buffer else ()
-        rows = kernel.row_groups
-        self.kept = tuple(g for g in rows if g in self.extent)
-        self.summed = tuple(g for g in rows if g not in self.extent)
-        self.columns = kernel.size(kernel.kernel.columns)

@@ -91,8 +91,9 @@ def run(
     *,
     dtype: str = "float32",
     layout: str = "contiguous",
+    x: torch.Tensor | None = None,
 ) -> Emulated:
-    """The result, then the gradients of x and every operand."""
+    """The result, then the gradients of x and every operand; x is random where it is not given."""
     chain = dsl.parse(chain_text)
     assert len(segments(chain)) == 1
     kind = getattr(torch, dtype)
@@ -102,7 +103,7 @@ def run(
     operands |= {n: (s, types_of[n]) for n, s in given.items()}
     shapes = [shape, *(s for s, _ in operands.values())]
     kinds = [dtype, *(t for _, t in operands.values())]
-    tensors = [torch.randn(shape, dtype=kind)]
+    tensors = [torch.randn(shape, dtype=kind) if x is None else x.to(kind)]
     tensors += [
         torch.randn(s, dtype=kind) if t != "int64" else torch.randint(1 << 62, s)
         for s, t in operands.values()

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ to t
 
 _NORM = "layernorm(weight, bias) | gelu"
 _CHANNEL = "layernorm(weight, bias, axis=1)"
+_SPREAD = "keep(y) | sum({0}) | keep(s) | recall(y) | amin({0}) | mul(s) | mul(y)"
 _CHAIN_A = "leaky_relu(0.2) | add_channel | clamp(-1, 1) | gelu"
 _POOL = "leaky_relu(0.2) | mul_channel | max_pool2d(2)"
 # chain, x's shape, the operands' shapes, what else; the families that must be in the source
@@ -110,16 +111,43 @@ CASES = [
     ),
     ("adaptive_avg_pool2d((3, 2)) | gelu | add_channel", (2, 3, 7, 5), [(3,)], {}, "slide cover"),
     (_POOL, (2, 8, 6, 16), [(8,)], {"layout": "channels_last"}, "window"),
+    # Maxima of rows: within a warp, over warps, over a team of blocks in one turn and in two.
+    ("gelu | softmax(-1) | mul(2)", (9, 70), [], {}, "row"),
+    ("softmax(-1)", (70, 3), [], {}, "row"),
+    ("log_softmax(-1) | mul(w)", (37, 129), [(129,)], {}, "row finalise"),
+    ("softmax(-1) | mul(w)", (5, 3000), [(3000,)], {}, "row finalise"),
+    ("gelu | log_softmax(-1)", (4, 8192), [], {}, "row"),
+    ("add(r) | softmax(-1)", (3, 20001), [(20001,)], {}, "row"),
+    ("logsumexp(-1, True) | rsub(r)", (3, 20000), [(3, 20000)], {}, "row"),
+    ("keep(y) | amax(-1, True) | rsub(y)", (5, 20004), [], {}, "row"),
+    ("keep(y) | amax(-1, True) | rsub(y)", (4, 8002), [], {"dtype": "float64"}, "row"),
+    ("softmax(-1)", (4, 8002), [], {"dtype": "float64"}, "row"),
+    ("softmax(-1) | mul(w)", (9, 1023), [(1023,)], {"dtype": "bfloat16"}, "row"),
+    ("log_softmax(-1)", (5, 12288), [], {"dtype": "bfloat16"}, "row"),
+    ("log_softmax(-1)", (3, 20008), [], {"dtype": "bfloat16"}, "row"),
+    ("layernorm(w) | softmax(-1)", (4, 3000), [(3000,)], {}, "row"),
+    ("softmax(-1) | layernorm(w)", (3, 20000), [(20000,)], {}, "row"),
+    # Longer than a team may be.
+    ("softmax(-1)", (3, 25001), [], {}, "inner"),
+    # A sum and a maximum of the same stage.
+    (_SPREAD.format("-1, True"), (9, 1000), [], {}, "row"),
+    (_SPREAD.format("-1, True"), (3, 20000), [], {}, "row"),
+    (_SPREAD.format("1, True"), (2, 19, 5, 8), [], {}, "column"),
+    # Of strided rows.
+    ("softmax(1) | add_channel | sigmoid", (2, 19, 5, 7), [(19,)], {}, "column"),
+    ("gelu | log_softmax(1)", (2, 200, 6, 6), [], {}, "column"),
+    ("softmax(1)", (1, 700, 3, 4), [], {"dtype": "float64"}, "column"),
+    ("softmax(1)", (2, 96, 5, 8), [], {"dtype": "bfloat16"}, "column"),
+    ("softmax(1)", (1, 1500, 3, 4), [], {}, "outer"),
     # Maxima, positions and sums of any axes.
-    ("gelu | softmax(-1) | mul(2)", (9, 70), [], {}, "inner"),
-    ("softmax(1) | add_channel | sigmoid", (2, 19, 5, 7), [(19,)], {}, "outer"),
-    ("log_softmax(1)", (2, 19, 5, 7), [], {"layout": "channels_last"}, "inner"),
-    ("logsumexp(1) | gelu", (37, 63), [], {}, "inner finalise"),
-    ("max(1) | tanh", (3, 9, 5, 8), [], {}, "outer finalise"),
-    ("min(-1, keepdim=True) | tanh", (3, 9, 33), [], {}, "inner"),
+    ("log_softmax(1)", (2, 19, 5, 7), [], {"layout": "channels_last"}, "row"),
+    ("logsumexp(1) | gelu", (37, 63), [], {}, "row pointwise"),
+    ("max(1) | tanh", (3, 9, 5, 8), [], {}, "outer finalise column"),
+    ("min(-1, keepdim=True) | tanh", (3, 9, 33), [], {}, "inner row"),
     ("amax((1, 3))", (3, 4, 5, 8), [], {}, "inner"),
-    ("max(0)", (700,), [], {}, "inner"),
-    ("gelu | max(1)", (40, 64), [], {"dtype": "bfloat16"}, "inner"),
+    ("norm(inf, -1) | tanh", (9, 1000), [], {}, "inner row"),
+    ("max(0)", (700,), [], {}, "inner row"),
+    ("gelu | max(1)", (40, 64), [], {"dtype": "bfloat16"}, "inner row"),
     ("gelu | mean((2, 3)) | tanh", (3, 5, 7, 9), [], {}, "inner finalise"),
     ("sub(p) | mean(1, keepdim=True) | gelu | add(o)", (6, 70), [(70,), (6, 70)], {}, "inner"),
     ("group_norm(2, weight, bias) | gelu", (3, 6, 5, 7), [(6,), (6,)], {}, "row"),
@@ -217,6 +245,49 @@ def test_a_constant_row_is_normalised_to_zero(
     monkeypatch.setattr(torch, "randn", lambda *size, dtype: torch.full(*size, 7.1, dtype=dtype))
     done = run(chain, shape, [], tmp_path)
     assert torch.equal(done.results[0], torch.zeros(shape))
+
+
+_LARGEST = (
+    "softmax({0})",
+    "log_softmax({0})",
+    "logsumexp({0}, True) | rsub(r)",
+    "keep(y) | amax({0}, True) | rsub(y)",
+    "max({0}, True) | mul(r)",
+)
+
+
+@pytest.mark.parametrize("chain", _LARGEST)
+@pytest.mark.parametrize(
+    ("length", "dtype", "family"),
+    [
+        (9, "float32", "row"),
+        (300, "bfloat16", "row"),
+        (20000, "float32", "row"),
+        (4002, "float64", "row"),
+        (300, "float32", "column"),
+    ],
+)
+def test_a_largest_number_is_torchs_where_there_are_ties_infinities_and_nan(
+    chain: str, length: int, dtype: str, family: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(6, length).bfloat16()
+    x[0, [1, length // 2, -1]] = 9.0  # ties, far apart
+    x[1, ::3] = -torch.inf
+    x[2] = -torch.inf
+    x[3, [length // 3, -2]] = torch.nan
+    x[4, -1] = torch.inf
+    if family == "column":
+        x = x.T
+    text = chain.format(-1 if family == "row" else 0)
+    operands = [tuple(x.shape)] * text.count("(r)")
+    done = run(text, tuple(x.shape), operands, tmp_path, dtype=dtype, x=x)
+    assert re.search(rf"^backward_{family}\(|^forward_{family}\(", done.text, re.M)
+    tolerance = {"float64": 1e-13, "bfloat16": 2.0**-7}.get(dtype, 2e-6)
+    # A softmax of a long row is small; a sum along a row loses digits where its terms cancel.
+    atol = tolerance * (0.01 if "softmax" in chain else 10)
+    for have, want in zip(done.results, done.expected, strict=True):
+        torch.testing.assert_close(have.double(), want, rtol=tolerance, atol=atol, equal_nan=True)
 
 
 @pytest.mark.parametrize("share", range(4))

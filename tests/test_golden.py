@@ -56,6 +56,15 @@ CASES = {
         Situation(shape=(64, 256), dtype="bfloat16"),
     ),
     "layernorm_of_few_long_rows": ("layernorm", Situation(shape=(2, 1 << 20))),
+    "softmax_of_rows": (
+        "softmax(-1) | mul(weight)",
+        Situation(shape=(64, 3000), operands={"weight": (3000,)}),
+    ),
+    "log_softmax_of_65536": ("log_softmax(-1)", Situation(shape=(8, 65536))),
+    "less_the_largest_of_65536": (
+        "keep(y) | amax(-1, keepdim=True) | rsub(y)",
+        Situation(shape=(8, 65536)),
+    ),
     "softmax_of_channels": ("gelu | softmax(1) | add_channel", Situation()),
     "logsumexp_of_rows": ("logsumexp(1) | gelu", Situation(shape=(16, 512))),
     "max_of_channels": ("max(1) | tanh", Situation()),

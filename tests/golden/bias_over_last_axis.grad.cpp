@@ -231,7 +231,7 @@ static inline __attribute__((always_inline)) void backward_outer_values(const fl
   const float after_add_channel = x + bias;
   // backward, down to add_channel(bias, axis=-1)
   d_x = after_add_channel <= 0.0f ? 0.0f : d_out;
-  total_term = after_add_channel <= 0.0f ? 0.0f : d_out;
+  total_term = d_x;
 }
 
 static void backward_outer(const float* __restrict__ x, const float* __restrict__ bias,

@@ -74,6 +74,22 @@ __device__ __forceinline__ Pack<T, N> load(const T* from) {
   return pack;
 }
 
+// Neighbours wherever they lie: by as few accesses as their address allows.
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load_anywhere(const T* from) {
+  constexpr int kPart = sizeof(T) * N > 16 ? 16 / sizeof(T) : N;
+  Pack<T, N> pack;
+  if (reinterpret_cast<uintptr_t>(from) % (sizeof(T) * kPart) == 0) {
+#pragma unroll
+    for (int n = 0; n < N; n += kPart) *reinterpret_cast<Pack<T,
+        kPart>*>(pack.at + n) = load<kPart>(from + n);
+  } else {
+#pragma unroll
+    for (int n = 0; n < N; ++n) pack.at[n] = from[n];
+  }
+  return pack;
+}
+
 template <int N, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   using Whole = typename Bits<sizeof(T) * N>::type;
@@ -139,11 +155,12 @@ forward_pointwise(const float* __restrict__ x, const float* __restrict__ bias, f
     const Index inner = i - above_inner * sizes.inner.value;
     const bool is_whole = i + kLanes <= count && sizes.inner.value - inner >= kLanes;
     if (is_whole) {
+      const auto bias_in = load_anywhere<kLanes>(bias + (inner));
       Pack<float, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
-        const float bias_value = widen(bias[inner + lane]);
+        const float bias_value = widen(bias_in, lane);
         float out_value;
         forward_pointwise_values(x_value, bias_value, out_value);
         out_out.at[lane] = narrow<float>(out_value);
@@ -173,7 +190,7 @@ __device__ __forceinline__ void backward_outer_values(const float x, const float
   const float after_add_channel = x + bias;
   // backward, down to add_channel(bias, axis=-1)
   d_x = after_add_channel <= 0.0f ? 0.0f : d_out;
-  total_term = after_add_channel <= 0.0f ? 0.0f : d_out;
+  total_term = d_x;
 }
 
 // Reads x, d_out, bias by (inner); leaves partials of total; writes d_x.
@@ -384,7 +401,9 @@ extern "C" int64_t run_backward(const int64_t* a) {
   {
     const int64_t columns = static_cast<int64_t>(sizes.inner.value),
         results = static_cast<int64_t>(sizes.inner.value);
-    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
+    // Threads for all slots of a column, up to 64, and columns beside each other for the rest.
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1,
+        512 / power_of_two(total_partials_slots, 1, 64)));
     const dim3 block(width, 512 / width);
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
     backward_finalise<<<blocks, block, 0, stream>>>(d_bias, total_partials, sizes,

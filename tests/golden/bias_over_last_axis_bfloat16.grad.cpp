@@ -268,7 +268,7 @@ static inline __attribute__((always_inline)) void backward_outer_values(const fl
   const float power = exp2f(series);
   const float sum_2 = after_add_channel * exp2f(sum) + (after_add_channel < 0.0f ? power : 1.0f - power);
   d_x = d_out * sum_2;
-  total_term = d_out * sum_2;
+  total_term = d_x;
 }
 
 static void backward_outer(const bfloat16* __restrict__ d_out, const bfloat16* __restrict__ x,

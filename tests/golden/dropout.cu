@@ -74,6 +74,22 @@ __device__ __forceinline__ Pack<T, N> load(const T* from) {
   return pack;
 }
 
+// Neighbours wherever they lie: by as few accesses as their address allows.
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load_anywhere(const T* from) {
+  constexpr int kPart = sizeof(T) * N > 16 ? 16 / sizeof(T) : N;
+  Pack<T, N> pack;
+  if (reinterpret_cast<uintptr_t>(from) % (sizeof(T) * kPart) == 0) {
+#pragma unroll
+    for (int n = 0; n < N; n += kPart) *reinterpret_cast<Pack<T,
+        kPart>*>(pack.at + n) = load<kPart>(from + n);
+  } else {
+#pragma unroll
+    for (int n = 0; n < N; ++n) pack.at[n] = from[n];
+  }
+  return pack;
+}
+
 template <int N, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   using Whole = typename Bits<sizeof(T) * N>::type;
@@ -166,12 +182,13 @@ forward_pointwise(const ForwardDrawnNoise noise, const float* __restrict__ x, co
     const Index inner = i - above_inner * sizes.inner.value;
     const bool is_whole = i + kLanes <= count && sizes.inner.value - inner >= kLanes;
     if (is_whole) {
+      const auto bias_in = load_anywhere<kLanes>(bias + (inner));
       Pack<float, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float noise_value = widen(noise_in[p], lane);
         const float x_value = widen(x_in[p], lane);
-        const float bias_value = widen(bias[inner + lane]);
+        const float bias_value = widen(bias_in, lane);
         float out_value;
         forward_pointwise_values(noise_value, x_value, bias_value, out_value);
         out_out.at[lane] = narrow<float>(out_value);

@@ -227,7 +227,7 @@ static inline __attribute__((always_inline)) void forward_row_stage_1(const floa
     float& carried_after_gelu) {
   // gelu
   mean_term = x * 0.5f * (1.0f + erf_of(x * 0.707106769f));
-  carried_after_gelu = x * 0.5f * (1.0f + erf_of(x * 0.707106769f));
+  carried_after_gelu = mean_term;
 }
 
 static inline __attribute__((always_inline)) void forward_row_values(const float carried_after_gelu,

@@ -91,18 +91,19 @@ struct Sum {
     total += other.total;
   }
   __device__ T sum() const { return total; }
+  __device__ T number() const { return total; }
 };
 
 // The accumulator of the thread whose number in the warp differs in one bit.
-template <typename T>
-__device__ __forceinline__ Sum<T> exchange(Sum<T> mine, int bit) {
-  return {__shfl_xor_sync(0xffffffffu, mine.total, bit)};
+template <template <typename> class Kind, typename T>
+__device__ __forceinline__ Kind<T> exchange(Kind<T> mine, int bit) {
+  return {__shfl_xor_sync(0xffffffffu, mine.number(), bit)};
 }
 
 // Merges a row's accumulators over its threads, in a fixed tree: within each warp, then over the warps. A row has a
 // power of two of threads, or whole warps. The cells are free again two calls later. Not for all, only the first warp knows.
-template <bool kForAll = true, int N, typename T>
-__device__ __forceinline__ void combine(Sum<T> (&mine)[N], Sum<T>* cells) {
+template <bool kForAll = true, template <typename> class Kind, typename T, int N>
+__device__ __forceinline__ void combine(Kind<T> (&mine)[N], T* cells) {
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) {
     if (bit >= blockDim.x) continue;
@@ -111,15 +112,15 @@ __device__ __forceinline__ void combine(Sum<T> (&mine)[N], Sum<T>* cells) {
   }
   if (blockDim.x <= 32) return;
   const int warps = blockDim.x / 32, warp = threadIdx.x / 32, place = threadIdx.x % 32;
-  Sum<T>* const row_cells = cells + threadIdx.y * warps * N;
+  T* const row_cells = cells + threadIdx.y * warps * N;
 #pragma unroll
   for (int n = 0; n < N; ++n) {
-    if (place == 0) row_cells[warp * N + n] = mine[n];
+    if (place == 0) row_cells[warp * N + n] = mine[n].number();
   }
   __syncthreads();
   if (!kForAll && warp > 0) return;
 #pragma unroll
-  for (int n = 0; n < N; ++n) mine[n] = place < warps ? row_cells[place * N + n] : Sum<T>();
+  for (int n = 0; n < N; ++n) mine[n] = place < warps ? Kind<T>{row_cells[place * N + n]} : Kind<T>();
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) {
 #pragma unroll
@@ -135,13 +136,17 @@ __device__ __forceinline__ void forward_row_stage_1(const float x, float& mean_t
     float& carried_after_gelu) {
   // gelu
   mean_term = x * 0.5f * (1.0f + erff(x * 0.707106769f));
-  carried_after_gelu = x * 0.5f * (1.0f + erff(x * 0.707106769f));
+  carried_after_gelu = mean_term;
+}
+
+__device__ __forceinline__ void forward_row_values_once(const float variance, float& inverse_root) {
+  inverse_root = rsqrtf(variance + 1e-05f);
 }
 
 __device__ __forceinline__ void forward_row_values(const float carried_after_gelu, const float mean,
-    const float variance, const float weight, const float bias, float& out) {
+    const float inverse_root, const float weight, const float bias, float& out) {
   // group_norm(4, weight, bias)
-  out = fmaf((carried_after_gelu - mean) * (rsqrtf(variance + 1e-05f)), weight, bias);
+  out = fmaf((carried_after_gelu - mean) * inverse_root, weight, bias);
 }
 
 // Reads x, weight by (axis_1, axis_2), bias by (axis_1, axis_2); writes out.
@@ -149,7 +154,7 @@ __global__ void __launch_bounds__(256, 4)
 forward_row(const float* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
     float* __restrict__ out, ForwardSizes sizes) {
   constexpr int kLanes = 4, kPacks = 4;
-  __shared__ Sum<float> cells[2][16];
+  __shared__ float cells[2][16];
   int turn = 0;
   const Index rows = sizes.outer.value * sizes.axis_1.value, length = sizes.axis_2.value * sizes.inner.value;
   const float inverse_length = 1 / static_cast<float>(length);
@@ -201,21 +206,36 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, const
     combine(distances_1, cells[turn++ & 1]);
     const float mean_value = sums_1[0].total * inverse_length + distances_1[1].total * inverse_length;
     const float variance_value = (distances_1[0].total - distances_1[1].total * distances_1[1].total * inverse_length) * inverse_length;
+    float inverse_root_value;
+    forward_row_values_once(variance_value, inverse_root_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
+      // Lanes below the edge are of the stretch in which this pair of packs begins, the others of the next.
+      const Index stretch = divide(is_here ? i / (2 * kLanes) * (2 * kLanes) : 0, sizes.inner);
+      const int edge = static_cast<int>((stretch + 1) * sizes.inner.value - (i));
+      float weight_low, weight_high;
+      float bias_low, bias_high;
+      {
+        const Index axis_2 = stretch;
+        weight_low = weight_high = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
+        bias_low = bias_high = widen(bias[(axis_1) * sizes.axis_2.value + axis_2]);
+      }
+      if (edge < kLanes) {
+        const Index axis_2 = min(stretch + 1, sizes.axis_2.value - 1);
+        weight_high = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
+        bias_high = widen(bias[(axis_1) * sizes.axis_2.value + axis_2]);
+      }
       Pack<float, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const Index above_inner = divide((is_here ? i + lane : 0), sizes.inner);
-        const Index axis_2 = above_inner;
+        const float weight_value = lane < edge ? weight_low : weight_high;
+        const float bias_value = lane < edge ? bias_low : bias_high;
         const float carried_after_gelu_value = carried_after_gelu[p][lane];
-        const float weight_value = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
-        const float bias_value = widen(bias[(axis_1) * sizes.axis_2.value + axis_2]);
         float out_value;
-        forward_row_values(carried_after_gelu_value, mean_value, variance_value, weight_value, bias_value,
-            out_value);
+        forward_row_values(carried_after_gelu_value, mean_value, inverse_root_value, weight_value,
+            bias_value, out_value);
         out_out.at[lane] = narrow<float>(out_value);
       }
       if (is_here) store(out + (base + i), out_out);

@@ -256,7 +256,7 @@ static inline __attribute__((always_inline)) void forward_row_stage_1(const floa
     float& carried_after_gelu) {
   // gelu
   mean_term = x * 0.5f * (1.0f + erf_of(x * 0.707106769f));
-  carried_after_gelu = x * 0.5f * (1.0f + erf_of(x * 0.707106769f));
+  carried_after_gelu = mean_term;
 }
 
 static inline __attribute__((always_inline)) void forward_row_values(const float carried_after_gelu,
@@ -398,14 +398,15 @@ static inline __attribute__((always_inline)) void backward_row_values(const floa
   // gelu
   const float product = x * 0.5f;
   const float after_gelu = product * carried;
+  // backward, down to gelu
   const float inverse_root = 1.0f / sqrtf(saved_variance + 1e-05f);
   const float product_2 = 2.0f * (-0.5f * total * (inverse_root * inverse_root * inverse_root));
   const float quotient = 1.0f / count_of_axis_2_inner;
   const float sum = (after_gelu - saved_mean) * (product_2 * quotient) + d_out * weight * inverse_root;
-  const float difference = sum - total_2 * inverse_root * quotient;
+  const float d_after_gelu = sum - total_2 * inverse_root * quotient;
   const float product_3 = x * 0.707106769f;
-  const float product_4 = difference * product * (1.12837923f * exp_of(-(product_3 * product_3)));
-  d_x = product_4 * 0.707106769f + difference * carried * 0.5f;
+  const float product_4 = d_after_gelu * product * (1.12837923f * exp_of(-(product_3 * product_3)));
+  d_x = product_4 * 0.707106769f + d_after_gelu * carried * 0.5f;
 }
 
 static void backward_row(const float* __restrict__ d_out, const float* __restrict__ weight,

@@ -74,25 +74,6 @@ __device__ __forceinline__ Pack<T, N> load(const T* from) {
   return pack;
 }
 
-// A pack on its way into shared memory, where the thread that sent it will read it.
-template <int N, typename T>
-__device__ __forceinline__ void send(Pack<T, N>* to, const T* from) {
-  const auto target = static_cast<unsigned>(__cvta_generic_to_shared(to));
-  if constexpr (sizeof(T) * N == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(from) : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(target), "l"(from), "n"(sizeof(T) * N) : "memory");
-  }
-}
-
-__device__ __forceinline__ void send_off() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-// Until no more than so many of the latest are on their way.
-template <int N>
-__device__ __forceinline__ void wait_for_sent() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
-
 template <int N, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   using Whole = typename Bits<sizeof(T) * N>::type;
@@ -110,6 +91,7 @@ struct Sum {
     total += other.total;
   }
   __device__ T sum() const { return total; }
+  __device__ T number() const { return total; }
 };
 
 // Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
@@ -129,15 +111,15 @@ __device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, 
 }
 
 // The accumulator of the thread whose number in the warp differs in one bit.
-template <typename T>
-__device__ __forceinline__ Sum<T> exchange(Sum<T> mine, int bit) {
-  return {__shfl_xor_sync(0xffffffffu, mine.total, bit)};
+template <template <typename> class Kind, typename T>
+__device__ __forceinline__ Kind<T> exchange(Kind<T> mine, int bit) {
+  return {__shfl_xor_sync(0xffffffffu, mine.number(), bit)};
 }
 
 // Merges a row's accumulators over its threads, in a fixed tree: within each warp, then over the warps. A row has a
 // power of two of threads, or whole warps. The cells are free again two calls later. Not for all, only the first warp knows.
-template <bool kForAll = true, int N, typename T>
-__device__ __forceinline__ void combine(Sum<T> (&mine)[N], Sum<T>* cells) {
+template <bool kForAll = true, template <typename> class Kind, typename T, int N>
+__device__ __forceinline__ void combine(Kind<T> (&mine)[N], T* cells) {
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) {
     if (bit >= blockDim.x) continue;
@@ -146,15 +128,15 @@ __device__ __forceinline__ void combine(Sum<T> (&mine)[N], Sum<T>* cells) {
   }
   if (blockDim.x <= 32) return;
   const int warps = blockDim.x / 32, warp = threadIdx.x / 32, place = threadIdx.x % 32;
-  Sum<T>* const row_cells = cells + threadIdx.y * warps * N;
+  T* const row_cells = cells + threadIdx.y * warps * N;
 #pragma unroll
   for (int n = 0; n < N; ++n) {
-    if (place == 0) row_cells[warp * N + n] = mine[n];
+    if (place == 0) row_cells[warp * N + n] = mine[n].number();
   }
   __syncthreads();
   if (!kForAll && warp > 0) return;
 #pragma unroll
-  for (int n = 0; n < N; ++n) mine[n] = place < warps ? row_cells[place * N + n] : Sum<T>();
+  for (int n = 0; n < N; ++n) mine[n] = place < warps ? Kind<T>{row_cells[place * N + n]} : Kind<T>();
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) {
 #pragma unroll
@@ -170,13 +152,17 @@ __device__ __forceinline__ void forward_row_stage_1(const float x, float& mean_t
     float& carried_after_gelu) {
   // gelu
   mean_term = x * 0.5f * (1.0f + erff(x * 0.707106769f));
-  carried_after_gelu = x * 0.5f * (1.0f + erff(x * 0.707106769f));
+  carried_after_gelu = mean_term;
+}
+
+__device__ __forceinline__ void forward_row_values_once(const float variance, float& inverse_root) {
+  inverse_root = rsqrtf(variance + 1e-05f);
 }
 
 __device__ __forceinline__ void forward_row_values(const float carried_after_gelu, const float mean,
-    const float variance, const float weight, const float bias, float& out) {
+    const float inverse_root, const float weight, const float bias, float& out) {
   // group_norm(4, weight, bias)
-  out = fmaf((carried_after_gelu - mean) * (rsqrtf(variance + 1e-05f)), weight, bias);
+  out = fmaf((carried_after_gelu - mean) * inverse_root, weight, bias);
 }
 
 __device__ __forceinline__ void forward_row_row_values(const float mean, const float variance,
@@ -191,7 +177,7 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, const
     float* __restrict__ out, float* __restrict__ saved_mean, float* __restrict__ saved_variance,
     ForwardSizes sizes) {
   constexpr int kLanes = 4, kPacks = 4;
-  __shared__ Sum<float> cells[2][16];
+  __shared__ float cells[2][16];
   int turn = 0;
   const Index rows = sizes.outer.value * sizes.axis_1.value, length = sizes.axis_2.value * sizes.inner.value;
   const float inverse_length = 1 / static_cast<float>(length);
@@ -244,21 +230,36 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, const
     combine(distances_1, cells[turn++ & 1]);
     const float mean_value = sums_1[0].total * inverse_length + distances_1[1].total * inverse_length;
     const float variance_value = (distances_1[0].total - distances_1[1].total * distances_1[1].total * inverse_length) * inverse_length;
+    float inverse_root_value;
+    forward_row_values_once(variance_value, inverse_root_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
+      // Lanes below the edge are of the stretch in which this pair of packs begins, the others of the next.
+      const Index stretch = divide(is_here ? i / (2 * kLanes) * (2 * kLanes) : 0, sizes.inner);
+      const int edge = static_cast<int>((stretch + 1) * sizes.inner.value - (i));
+      float weight_low, weight_high;
+      float bias_low, bias_high;
+      {
+        const Index axis_2 = stretch;
+        weight_low = weight_high = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
+        bias_low = bias_high = widen(bias[(axis_1) * sizes.axis_2.value + axis_2]);
+      }
+      if (edge < kLanes) {
+        const Index axis_2 = min(stretch + 1, sizes.axis_2.value - 1);
+        weight_high = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
+        bias_high = widen(bias[(axis_1) * sizes.axis_2.value + axis_2]);
+      }
       Pack<float, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const Index above_inner = divide((is_here ? i + lane : 0), sizes.inner);
-        const Index axis_2 = above_inner;
+        const float weight_value = lane < edge ? weight_low : weight_high;
+        const float bias_value = lane < edge ? bias_low : bias_high;
         const float carried_after_gelu_value = carried_after_gelu[p][lane];
-        const float weight_value = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
-        const float bias_value = widen(bias[(axis_1) * sizes.axis_2.value + axis_2]);
         float out_value;
-        forward_row_values(carried_after_gelu_value, mean_value, variance_value, weight_value, bias_value,
-            out_value);
+        forward_row_values(carried_after_gelu_value, mean_value, inverse_root_value, weight_value,
+            bias_value, out_value);
         out_out.at[lane] = narrow<float>(out_value);
       }
       if (is_here) store(out + (base + i), out_out);
@@ -277,135 +278,204 @@ struct BackwardSizes {
   Size outer, axis_1, axis_2, inner;
 };
 
+__device__ __forceinline__ void backward_row_stage_1_once(const float saved_variance, float& inverse_root) {
+  inverse_root = rsqrtf(saved_variance + 1e-05f);
+}
+
 __device__ __forceinline__ void backward_row_stage_1(const float d_out, const float weight, const float x,
-    const float saved_mean, float& total_term, float& total_term_by, float& total_2_term,
-    float& total_2_term_by) {
+    const float saved_mean, const float inverse_root, float& total_3_term, float& total_3_term_by,
+    float& total_4_term, float& total_4_term_by, float& total_term, float& total_term_by,
+    float& total_2_term) {
   // gelu
   const float after_gelu = x * 0.5f * (1.0f + erff(x * 0.707106769f));
-  total_term = d_out * weight;
-  total_term_by = after_gelu - saved_mean;
+  total_3_term = d_out * weight;
+  total_3_term_by = after_gelu - saved_mean;
+  total_4_term = d_out;
+  total_4_term_by = weight;
+  total_term = d_out;
+  total_term_by = (after_gelu - saved_mean) * inverse_root;
   total_2_term = d_out;
-  total_2_term_by = weight;
 }
 
-__device__ __forceinline__ void backward_row_values(const float total_2, const float saved_variance,
-    const float count_of_axis_2_inner, const float x, const float saved_mean, const float total,
-    const float d_out, const float weight, float& d_x) {
-  // gelu
-  const float product = x * 0.5f;
-  const float product_2 = x * 0.707106769f;
-  const float sum = 1.0f + erff(product_2);
-  const float after_gelu = product * sum;
+__device__ __forceinline__ void backward_row_values_once(const float saved_variance, const float total_4,
+    const float count_of_axis_2_inner, const float total_3, float& inverse_root_2, float& negated,
+    float& quotient, float& product) {
+  inverse_root_2 = rsqrtf(saved_variance + 1e-05f);
   const float inverse_root = rsqrtf(saved_variance + 1e-05f);
-  const float quotient = 1.0f / count_of_axis_2_inner;
-  const float product_3 = 2.0f * (-0.5f * total * (inverse_root * inverse_root * inverse_root));
-  const float sum_2 = fmaf(after_gelu - saved_mean, product_3 * quotient, d_out * weight * inverse_root);
-  const float sum_3 = fmaf(-(total_2 * inverse_root), quotient, sum_2);
-  d_x = fmaf(sum_3 * product * (1.12837923f * expf(-(product_2 * product_2))), 0.707106769f,
-      sum_3 * sum * 0.5f);
+  negated = -(total_4 * inverse_root);
+  quotient = 1.0f / count_of_axis_2_inner;
+  const float product_2 = 2.0f * (-0.5f * total_3 * (inverse_root * inverse_root * inverse_root));
+  product = product_2 * (1.0f / count_of_axis_2_inner);
 }
 
-// Reads d_out, x, weight by (axis_1, axis_2), saved_mean by (outer, axis_1), saved_variance by (outer, axis_1); writes d_x.
-__global__ void __launch_bounds__(256, 2)
+__device__ __forceinline__ void backward_row_values(const float negated, const float quotient, const float x,
+    const float saved_mean, const float product, const float d_out, const float weight,
+    const float inverse_root_2, float& d_x) {
+  // gelu
+  const float product_2 = x * 0.5f;
+  const float product_3 = x * 0.707106769f;
+  const float sum = 1.0f + erff(product_3);
+  const float after_gelu = product_2 * sum;
+  // backward, down to gelu
+  const float sum_2 = fmaf(after_gelu - saved_mean, product, d_out * weight * inverse_root_2);
+  const float d_after_gelu = fmaf(negated, quotient, sum_2);
+  const float product_4 = d_after_gelu * product_2 * (1.12837923f * expf(-(product_3 * product_3)));
+  d_x = fmaf(product_4, 0.707106769f, d_after_gelu * sum * 0.5f);
+}
+
+// Reads d_out, x, weight by (axis_1, axis_2), saved_mean by (outer, axis_1), saved_variance by (outer, axis_1); leaves partials of total, total_2; writes d_x.
+__global__ void __launch_bounds__(256, 4)
 backward_row(const float* __restrict__ d_out, const float* __restrict__ weight, const float* __restrict__ x,
     const float* __restrict__ saved_mean, const float* __restrict__ saved_variance, float* __restrict__ d_x,
-    BackwardSizes sizes) {
+    Sum<float>* __restrict__ total_partials, Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes) {
   const float count_of_axis_2_inner_value = static_cast<float>(sizes.axis_2.value * sizes.inner.value);
-  constexpr int kLanes = 4, kPacks = 4;
-  __shared__ Sum<float> cells[2][16];
+  constexpr int kLanes = 4, kPacks = 2;
+  __shared__ float cells[2][16];
   int turn = 0;
   const Index rows = sizes.outer.value * sizes.axis_1.value, length = sizes.axis_2.value * sizes.inner.value;
-  extern __shared__ uint4 room[];
-  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
-  auto* const d_out_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
-  auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 1024) + thread;
+  __shared__ Sum<float> total_pairs[256], total_edges[34];
+  __shared__ Sum<float> total_2_pairs[256], total_2_edges[34];
+  const Index first_stretch = 0;
   const Index stride = gridDim.x * blockDim.y;
   Index first = blockIdx.x * blockDim.y;
-  int slot = 0;
-  float saved_mean_ahead[2];
-  float saved_variance_ahead[2];
-  const auto send_row = [&](Index first) {
-    const bool is_live = first + threadIdx.y < rows;
-    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
-#pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
-      const bool is_here = i < end;
-      if (is_here) send(&d_out_next[slot * 2048 + p * 256], d_out + (base + i));
-      if (is_here) send(&x_next[slot * 2048 + p * 256], x + (base + i));
-    }
-    send_off();
-    const Index above_axis_1 = divide(row, sizes.axis_1);
-    const Index axis_1 = row - above_axis_1 * sizes.axis_1.value;
-    const Index outer = above_axis_1;
-    saved_mean_ahead[1] = widen(saved_mean[(outer) * sizes.axis_1.value + axis_1]);
-    saved_variance_ahead[1] = widen(saved_variance[(outer) * sizes.axis_1.value + axis_1]);
-  };
-  send_row(first);
-  saved_mean_ahead[0] = saved_mean_ahead[1];
-  saved_variance_ahead[0] = saved_variance_ahead[1];
-  slot = 1;
-  send_row(first + stride);
-  slot = 0;
   for (; first < rows; first += stride) {
     const bool is_live = first + threadIdx.y < rows;
     const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
     const Index above_axis_1 = divide(row, sizes.axis_1);
     const Index axis_1 = row - above_axis_1 * sizes.axis_1.value;
+    const Index outer = above_axis_1;
     Pack<float, kLanes> d_out_in[kPacks];
     Pack<float, kLanes> x_in[kPacks];
-    wait_for_sent<1>();
-#pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      d_out_in[p] = d_out_next[slot * 2048 + p * 256];
-      x_in[p] = x_next[slot * 2048 + p * 256];
-    }
-    const float saved_mean_value = saved_mean_ahead[0];
-    const float saved_variance_value = saved_variance_ahead[0];
-    saved_mean_ahead[0] = saved_mean_ahead[1];
-    saved_variance_ahead[0] = saved_variance_ahead[1];
-    send_row(first + 2 * stride);
-    slot ^= 1;
-    Sum<float> sums_1[2];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
+      if (is_here) d_out_in[p] = load<kLanes>(d_out + (base + i));
+      if (is_here) x_in[p] = load<kLanes>(x + (base + i));
+    }
+    const float saved_mean_value = widen(saved_mean[(outer) * sizes.axis_1.value + axis_1]);
+    const float saved_variance_value = widen(saved_variance[(outer) * sizes.axis_1.value + axis_1]);
+    Sum<float> sums_1[2];
+    float inverse_root_value;
+    backward_row_stage_1_once(saved_variance_value, inverse_root_value);
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      // Lanes below the edge are of the stretch in which this pair of packs begins, the others of the next.
+      const Index stretch = divide(is_here ? i / (2 * kLanes) * (2 * kLanes) : 0, sizes.inner);
+      const int edge = static_cast<int>((stretch + 1) * sizes.inner.value - (i));
+      float weight_low, weight_high;
+      {
+        const Index axis_2 = stretch;
+        weight_low = weight_high = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
+      }
+      if (edge < kLanes) {
+        const Index axis_2 = min(stretch + 1, sizes.axis_2.value - 1);
+        weight_high = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
+      }
+      Sum<float> total_low, total_high;
+      Sum<float> total_2_low, total_2_high;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const Index above_inner = divide((is_here ? i + lane : 0), sizes.inner);
-        const Index axis_2 = above_inner;
+        const float weight_value = lane < edge ? weight_low : weight_high;
         const float d_out_value = widen(d_out_in[p], lane);
         const float x_value = widen(x_in[p], lane);
-        const float weight_value = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
+        float total_3_term_value;
+        float total_3_term_by_value;
+        float total_4_term_value;
+        float total_4_term_by_value;
         float total_term_value;
         float total_term_by_value;
         float total_2_term_value;
-        float total_2_term_by_value;
-        backward_row_stage_1(d_out_value, weight_value, x_value, saved_mean_value, total_term_value,
-            total_term_by_value, total_2_term_value, total_2_term_by_value);
-        if (is_here) sums_1[0].add(total_term_value, total_term_by_value);
-        if (is_here) sums_1[1].add(total_2_term_value, total_2_term_by_value);
+        backward_row_stage_1(d_out_value, weight_value, x_value, saved_mean_value, inverse_root_value,
+            total_3_term_value, total_3_term_by_value, total_4_term_value, total_4_term_by_value,
+            total_term_value, total_term_by_value, total_2_term_value);
+        if (is_here) sums_1[0].add(total_3_term_value, total_3_term_by_value);
+        if (is_here) sums_1[1].add(total_4_term_value, total_4_term_by_value);
+        if (is_here && lane < edge) total_low.add(total_term_value, total_term_by_value);
+        if (is_here && lane >= edge) total_high.add(total_term_value, total_term_by_value);
+        if (is_here && lane < edge) total_2_low.add(total_2_term_value);
+        if (is_here && lane >= edge) total_2_high.add(total_2_term_value);
+      }
+      total_low.merge(exchange(total_low, 1));
+      total_high.merge(exchange(total_high, 1));
+      total_2_low.merge(exchange(total_2_low, 1));
+      total_2_high.merge(exchange(total_2_high, 1));
+      if (threadIdx.x % 2 == 0) {
+        total_pairs[((threadIdx.y * kPacks + p) * blockDim.x + threadIdx.x) / 2] = total_low;
+        if (is_here && edge < 2 * kLanes) total_edges[threadIdx.y * sizes.axis_2.value + stretch + 1 - first_stretch] = total_high;
+        total_2_pairs[((threadIdx.y * kPacks + p) * blockDim.x + threadIdx.x) / 2] = total_2_low;
+        if (is_here && edge < 2 * kLanes) total_2_edges[threadIdx.y * sizes.axis_2.value + stretch + 1 - first_stretch] = total_2_high;
       }
     }
     combine(sums_1, cells[turn++ & 1]);
-    const float total_value = sums_1[0].total;
-    const float total_2_value = sums_1[1].total;
+    __syncthreads();
+    for (Index n = (threadIdx.y * blockDim.x + threadIdx.x) / 32; n < blockDim.y * sizes.axis_2.value; n += blockDim.x * blockDim.y / 32) {
+      const Index stretch_length = sizes.inner.value, pair = 2 * kLanes;
+      const Index beside = n / sizes.axis_2.value, stretch = n - beside * sizes.axis_2.value,
+          line = first + beside;
+      if (line >= rows) break;
+      const Index from = stretch * stretch_length, to = from + stretch_length;
+      Sum<float> total_part;
+      Sum<float> total_2_part;
+      const Index start = (from + pair - 1) / pair, place = threadIdx.x % 32;
+#pragma unroll 4
+      for (Index q = start + place; q < (to + pair - 1) / pair; q += 32) {
+        total_part.merge(total_pairs[beside * kPacks * blockDim.x / 2 + q]);
+        total_2_part.merge(total_2_pairs[beside * kPacks * blockDim.x / 2 + q]);
+      }
+      if (place == 0 && from < to && start * pair != from) {
+        total_part.merge(total_edges[n - first_stretch]);
+        total_2_part.merge(total_2_edges[n - first_stretch]);
+      }
+#pragma unroll
+      for (int bit = 16; bit > 0; bit /= 2) {
+        total_part.merge(exchange(total_part, bit));
+        total_2_part.merge(exchange(total_2_part, bit));
+      }
+      if (place == 0) {
+        const Index above_axis_1 = divide(line, sizes.axis_1);
+        const Index axis_1 = line - above_axis_1 * sizes.axis_1.value;
+        const Index outer = above_axis_1;
+        total_partials[((axis_1) * sizes.outer.value + outer) * sizes.axis_2.value + stretch] = total_part;
+        total_2_partials[((axis_1) * sizes.outer.value + outer) * sizes.axis_2.value + stretch] = total_2_part;
+      }
+    }
+    __syncthreads();
+    const float total_3_value = sums_1[0].total;
+    const float total_4_value = sums_1[1].total;
+    float inverse_root_2_value;
+    float negated_value;
+    float quotient_value;
+    float product_value;
+    backward_row_values_once(saved_variance_value, total_4_value, count_of_axis_2_inner_value, total_3_value,
+        inverse_root_2_value, negated_value, quotient_value, product_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
+      // Lanes below the edge are of the stretch in which this pair of packs begins, the others of the next.
+      const Index stretch = divide(is_here ? i / (2 * kLanes) * (2 * kLanes) : 0, sizes.inner);
+      const int edge = static_cast<int>((stretch + 1) * sizes.inner.value - (i));
+      float weight_low, weight_high;
+      {
+        const Index axis_2 = stretch;
+        weight_low = weight_high = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
+      }
+      if (edge < kLanes) {
+        const Index axis_2 = min(stretch + 1, sizes.axis_2.value - 1);
+        weight_high = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
+      }
       Pack<float, kLanes> d_x_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const Index above_inner = divide((is_here ? i + lane : 0), sizes.inner);
-        const Index axis_2 = above_inner;
+        const float weight_value = lane < edge ? weight_low : weight_high;
         const float d_out_value = widen(d_out_in[p], lane);
         const float x_value = widen(x_in[p], lane);
-        const float weight_value = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
         float d_x_value;
-        backward_row_values(total_2_value, saved_variance_value, count_of_axis_2_inner_value, x_value,
-            saved_mean_value, total_value, d_out_value, weight_value, d_x_value);
+        backward_row_values(negated_value, quotient_value, x_value, saved_mean_value, product_value,
+            d_out_value, weight_value, inverse_root_2_value, d_x_value);
         d_x_out.at[lane] = narrow<float>(d_x_value);
       }
       if (is_here) store(d_x + (base + i), d_x_out);
@@ -413,120 +483,43 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ weight, 
   }
 }
 
-__device__ __forceinline__ void backward_inner_values(const float d_out, const float x,
-    const float saved_mean, const float saved_variance, float& total_3_term, float& total_4_term) {
-  // gelu
-  const float after_gelu = x * 0.5f * (1.0f + erff(x * 0.707106769f));
-  total_3_term = d_out * ((after_gelu - saved_mean) * (rsqrtf(saved_variance + 1e-05f)));
-  total_4_term = d_out;
-}
-
-// Reads d_out, x, saved_mean by (outer, axis_1), saved_variance by (outer, axis_1); leaves partials of total_3, total_4.
-__global__ void __launch_bounds__(256)
-backward_inner(const float* __restrict__ d_out, const float* __restrict__ x,
-    const float* __restrict__ saved_mean, const float* __restrict__ saved_variance,
-    Sum<float>* __restrict__ total_3_partials, Sum<float>* __restrict__ total_4_partials,
-    BackwardSizes sizes, Index rows, Index pieces, Index piece_length) {
-  constexpr int kLanes = 4, kPacks = 2;
-  __shared__ alignas(16) unsigned char shared[256 * 4];
-  const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
-  const bool is_live = task < rows * pieces;
-  const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
-  const Index above_axis_2 = divide(row, sizes.axis_2);
-  const Index axis_2 = row - above_axis_2 * sizes.axis_2.value;
-  const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
-  const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
-  const Index outer = above_axis_1;
-  const float saved_mean_value = widen(saved_mean[(outer) * sizes.axis_1.value + axis_1]);
-  const float saved_variance_value = widen(saved_variance[(outer) * sizes.axis_1.value + axis_1]);
-  Sum<float> total_3_sum;
-  Sum<float> total_4_sum;
-  const auto element = [&](Index inner, float d_out_value, float x_value) {
-    float total_3_term_value;
-    float total_4_term_value;
-    backward_inner_values(d_out_value, x_value, saved_mean_value, saved_variance_value, total_3_term_value,
-        total_4_term_value);
-    total_3_sum.add(total_3_term_value);
-    total_4_sum.add(total_4_term_value);
-  };
-  if (is_live) {
-    const Index length = sizes.inner.value, base = row * length;
-    const Index begin = base + piece * piece_length, end = min(begin + piece_length, base + length);
-    // Packs start at multiples of their size; what stands before and behind them goes one by one.
-    const Index head = min(end, (begin + kLanes - 1) / kLanes * kLanes);
-    const Index packs = (end - head) / kLanes, tail = head + packs * kLanes;
-    if (threadIdx.x < (head - begin) + (end - tail)) {
-      const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
-      element(i - base, widen(d_out[i]), widen(x[i]));
-    }
-    for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
-      Pack<float, kLanes> d_out_in[kPacks];
-      Pack<float, kLanes> x_in[kPacks];
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        const Index i = head + (from + p * blockDim.x) * kLanes;
-        if (i >= tail) break;
-        d_out_in[p] = load<kLanes>(d_out + i);
-        x_in[p] = load<kLanes>(x + i);
-      }
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        const Index i = head + (from + p * blockDim.x) * kLanes;
-        if (i >= tail) break;
-#pragma unroll
-        for (int lane = 0; lane < kLanes; ++lane) {
-          element(i + lane - base, widen(d_out_in[p], lane), widen(x_in[p], lane));
-        }
-      }
-    }
-  }
-  total_3_sum = merge_tree(total_3_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,
-      shared);
-  total_4_sum = merge_tree(total_4_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,
-      shared);
-  if (is_live && threadIdx.x == 0) {
-    total_3_partials[((axis_1) * sizes.axis_2.value + axis_2) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_3_sum;
-    total_4_partials[((axis_1) * sizes.axis_2.value + axis_2) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_4_sum;
-  }
-}
-
-__device__ __forceinline__ void backward_finalise_values(const float total_3, const float total_4,
+__device__ __forceinline__ void backward_finalise_values(const float total, const float total_2,
     float& d_weight, float& d_bias) {
-  d_weight = total_3;
-  d_bias = total_4;
+  d_weight = total;
+  d_bias = total_2;
 }
 
-// Merges partials into total_3, total_4; writes d_weight, d_bias.
+// Merges partials into total, total_2; writes d_weight, d_bias.
 __global__ void __launch_bounds__(512)
 backward_finalise(float* __restrict__ d_weight, float* __restrict__ d_bias,
-    const Sum<float>* __restrict__ total_3_partials, const Sum<float>* __restrict__ total_4_partials,
+    const Sum<float>* __restrict__ total_partials, const Sum<float>* __restrict__ total_2_partials,
     BackwardSizes sizes, Index slots) {
   __shared__ alignas(16) unsigned char shared[512 * 8];
-  const Index columns = 1, strips = (columns + blockDim.x - 1) / blockDim.x;
+  const Index columns = sizes.axis_2.value, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
-  Sum<double> total_3_sum;
-  Sum<double> total_4_sum;
+  Sum<double> total_sum;
+  Sum<double> total_2_sum;
   if (column < columns) {
 #pragma unroll 8
     for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
-      total_3_sum.merge(total_3_partials[(above * slots + slot) * columns + column]);
-      total_4_sum.merge(total_4_partials[(above * slots + slot) * columns + column]);
+      total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
+      total_2_sum.merge(total_2_partials[(above * slots + slot) * columns + column]);
     }
   }
-  total_3_sum = merge_tree(total_3_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+  total_sum = merge_tree(total_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
       blockDim.x, shared);
-  total_4_sum = merge_tree(total_4_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+  total_2_sum = merge_tree(total_2_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
       blockDim.x, shared);
   if (threadIdx.y != 0 || column >= columns) return;
-  const float total_3_value = static_cast<float>(total_3_sum.sum());
-  const float total_4_value = static_cast<float>(total_4_sum.sum());
+  const float total_value = static_cast<float>(total_sum.sum());
+  const float total_2_value = static_cast<float>(total_2_sum.sum());
   const Index result = above * columns + column;
   const Index above_axis_2 = divide(result, sizes.axis_2);
   const Index axis_2 = result - above_axis_2 * sizes.axis_2.value;
   const Index axis_1 = above_axis_2;
   float d_weight_value;
   float d_bias_value;
-  backward_finalise_values(total_3_value, total_4_value, d_weight_value, d_bias_value);
+  backward_finalise_values(total_value, total_2_value, d_weight_value, d_bias_value);
   d_weight[(axis_1) * sizes.axis_2.value + axis_2] = narrow<float>(d_weight_value);
   d_bias[(axis_1) * sizes.axis_2.value + axis_2] = narrow<float>(d_bias_value);
 }
@@ -565,32 +558,6 @@ static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
   int64_t power = least;
   while (power < n && power < most) power *= 2;
   return power;
-}
-
-// How many blocks of a kernel the device works on at once, each with so much shared memory of its own. Asked once for
-// each kernel, device and size of block: the runtime takes microseconds to answer.
-template <typename Kernel>
-static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes, int device) {
-  struct Answer {
-    Kernel* kernel;
-    int threads, device;
-    int64_t blocks;
-  };
-  thread_local Answer answers[8] = {};
-  thread_local int next = 0;
-  const int threads = static_cast<int>(block.x * block.y);
-  for (const Answer& known : answers) {
-    if (known.kernel == kernel && known.threads == threads && known.device == device) return known.blocks;
-  }
-  int on_each = 0, processors = 0;
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
-  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&on_each, kernel, threads, shared_bytes);
-  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  if (on_each == 0) return 1;  // the launch will say why
-  Answer& oldest = answers[next];
-  next = (next + 1) % 8;
-  oldest = {kernel, threads, device, static_cast<int64_t>(on_each) * processors};
-  return oldest.blocks;
 }
 
 // A row's threads along x: a power of two within a warp, or whole warps; rows beside each other along y.
@@ -646,39 +613,28 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const int device = static_cast<int>(a[13]);
   const DeviceGuard guard(device);
   const int64_t backward_row_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value), backward_row_length = static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value);
-  const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, 16));
+  const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, 8));
   const int64_t backward_row_tasks = ceil_divide(backward_row_rows, backward_row_block.y);
-  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 65536, device);
-  const int64_t backward_row_slots = backward_row_tasks < backward_row_resident ? backward_row_tasks : backward_row_resident;
-  const int64_t backward_inner_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value), backward_inner_length = static_cast<int64_t>(sizes.inner.value);
-  const int64_t backward_inner_pieces = ceil_divide(backward_inner_length, 8192);
-  const int64_t total_3_partials_slots = static_cast<int64_t>(sizes.outer.value) * backward_inner_pieces;
-  const int64_t total_4_partials_slots = static_cast<int64_t>(sizes.outer.value) * backward_inner_pieces;
-  auto* const total_3_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * total_3_partials_slots);
-  auto* const total_4_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * total_4_partials_slots);
+  const int64_t backward_row_slots = backward_row_tasks;
+  const int64_t total_partials_slots = static_cast<int64_t>(sizes.outer.value);
+  const int64_t total_2_partials_slots = static_cast<int64_t>(sizes.outer.value);
+  auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * total_partials_slots);
+  auto* const total_2_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * total_2_partials_slots);
   if (is_measuring) return scratch.used;
   {
-    backward_row<<<static_cast<unsigned>(backward_row_slots), backward_row_block, 65536, stream>>>(d_out,
-        weight, x, saved_mean, saved_variance, d_x, sizes);
+    backward_row<<<static_cast<unsigned>(backward_row_slots), backward_row_block, 0, stream>>>(d_out, weight,
+        x, saved_mean, saved_variance, d_x, total_partials, total_2_partials, sizes);
   }
   {
-    const int64_t piece_length = ceil_divide(backward_inner_length, backward_inner_pieces);
-    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 32, 256));
-    const dim3 block(lanes, 256 / lanes);
-    const auto blocks = static_cast<unsigned>(ceil_divide(backward_inner_rows * backward_inner_pieces,
-        block.y));
-    backward_inner<<<blocks, block, 0, stream>>>(d_out, x, saved_mean, saved_variance, total_3_partials,
-        total_4_partials, sizes, static_cast<Index>(backward_inner_rows),
-        static_cast<Index>(backward_inner_pieces), static_cast<Index>(piece_length));
-  }
-  {
-    const int64_t columns = 1,
+    const int64_t columns = static_cast<int64_t>(sizes.axis_2.value),
         results = static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value);
-    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
+    // Threads for all slots of a column, up to 64, and columns beside each other for the rest.
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1,
+        512 / power_of_two(total_partials_slots, 1, 64)));
     const dim3 block(width, 512 / width);
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    backward_finalise<<<blocks, block, 0, stream>>>(d_weight, d_bias, total_3_partials, total_4_partials,
-        sizes, static_cast<Index>(total_3_partials_slots));
+    backward_finalise<<<blocks, block, 0, stream>>>(d_weight, d_bias, total_partials, total_2_partials,
+        sizes, static_cast<Index>(total_partials_slots));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

@@ -110,6 +110,7 @@ struct Sum {
     total += other.total;
   }
   __device__ T sum() const { return total; }
+  __device__ T number() const { return total; }
 };
 
 // Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
@@ -129,9 +130,9 @@ __device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, 
 }
 
 // The accumulator of the thread whose number in the warp differs in one bit.
-template <typename T>
-__device__ __forceinline__ Sum<T> exchange(Sum<T> mine, int bit) {
-  return {__shfl_xor_sync(0xffffffffu, mine.total, bit)};
+template <template <typename> class Kind, typename T>
+__device__ __forceinline__ Kind<T> exchange(Kind<T> mine, int bit) {
+  return {__shfl_xor_sync(0xffffffffu, mine.number(), bit)};
 }
 
 // Merges the accumulators of a block's rows, in order, into the first row's.
@@ -147,8 +148,8 @@ __device__ void merge_beside(Sum<T>& mine, Sum<T>* cells) {
 }
 
 // Merges the accumulators of the threads with the same x, in a fixed order: within warps, then over them.
-template <int N, int L, typename T>
-__device__ __forceinline__ void combine_across(Sum<T> (&mine)[N][L], T* cells, T* totals) {
+template <template <typename> class Kind, typename T, int N, int L>
+__device__ __forceinline__ void combine_across(Kind<T> (&mine)[N][L], T* cells, T* totals) {
   const int thread = threadIdx.y * blockDim.x + threadIdx.x, warp = thread / 32,
       warps = blockDim.x * blockDim.y / 32;
   const int width = blockDim.x * N * L;
@@ -157,20 +158,20 @@ __device__ __forceinline__ void combine_across(Sum<T> (&mine)[N][L], T* cells, T
 #pragma unroll
     for (int lane = 0; lane < L; ++lane) {
       for (int bit = blockDim.x; bit < 32; bit *= 2) mine[n][lane].merge(exchange(mine[n][lane], bit));
-      if (thread % 32 < blockDim.x) cells[warp * width + threadIdx.x * N * L + n * L + lane] = mine[n][lane].total;
+      if (thread % 32 < blockDim.x) cells[warp * width + threadIdx.x * N * L + n * L + lane] = mine[n][lane].number();
     }
   }
   __syncthreads();
   for (int i = thread; i < width; i += blockDim.x * blockDim.y) {
-    T total = 0;
-    for (int other = 0; other < warps; ++other) total += cells[other * width + i];
-    totals[i] = total;
+    Kind<T> all;
+    for (int other = 0; other < warps; ++other) all.merge(Kind<T>{cells[other * width + i]});
+    totals[i] = all.number();
   }
   __syncthreads();
 #pragma unroll
   for (int n = 0; n < N; ++n) {
 #pragma unroll
-    for (int lane = 0; lane < L; ++lane) mine[n][lane].total = totals[threadIdx.x * N * L + n * L + lane];
+    for (int lane = 0; lane < L; ++lane) mine[n][lane] = {totals[threadIdx.x * N * L + n * L + lane]};
   }
 }
 
@@ -615,7 +616,9 @@ extern "C" int64_t run_backward(const int64_t* a) {
   {
     const int64_t columns = static_cast<int64_t>(sizes.middle.value),
         results = static_cast<int64_t>(sizes.middle.value);
-    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
+    // Threads for all slots of a column, up to 64, and columns beside each other for the rest.
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1,
+        512 / power_of_two(total_partials_slots, 1, 64)));
     const dim3 block(width, 512 / width);
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
     backward_finalise<<<blocks, block, 0, stream>>>(d_weight, d_bias, total_partials, total_2_partials,

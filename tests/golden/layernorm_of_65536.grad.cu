@@ -110,6 +110,7 @@ struct Sum {
     total += other.total;
   }
   __device__ T sum() const { return total; }
+  __device__ T number() const { return total; }
 };
 
 // Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
@@ -129,15 +130,15 @@ __device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, 
 }
 
 // The accumulator of the thread whose number in the warp differs in one bit.
-template <typename T>
-__device__ __forceinline__ Sum<T> exchange(Sum<T> mine, int bit) {
-  return {__shfl_xor_sync(0xffffffffu, mine.total, bit)};
+template <template <typename> class Kind, typename T>
+__device__ __forceinline__ Kind<T> exchange(Kind<T> mine, int bit) {
+  return {__shfl_xor_sync(0xffffffffu, mine.number(), bit)};
 }
 
 // Merges a row's accumulators over its threads, in a fixed tree: within each warp, then over the warps. A row has a
 // power of two of threads, or whole warps. The cells are free again two calls later. Not for all, only the first warp knows.
-template <bool kForAll = true, int N, typename T>
-__device__ __forceinline__ void combine(Sum<T> (&mine)[N], Sum<T>* cells) {
+template <bool kForAll = true, template <typename> class Kind, typename T, int N>
+__device__ __forceinline__ void combine(Kind<T> (&mine)[N], T* cells) {
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) {
     if (bit >= blockDim.x) continue;
@@ -146,15 +147,15 @@ __device__ __forceinline__ void combine(Sum<T> (&mine)[N], Sum<T>* cells) {
   }
   if (blockDim.x <= 32) return;
   const int warps = blockDim.x / 32, warp = threadIdx.x / 32, place = threadIdx.x % 32;
-  Sum<T>* const row_cells = cells + threadIdx.y * warps * N;
+  T* const row_cells = cells + threadIdx.y * warps * N;
 #pragma unroll
   for (int n = 0; n < N; ++n) {
-    if (place == 0) row_cells[warp * N + n] = mine[n];
+    if (place == 0) row_cells[warp * N + n] = mine[n].number();
   }
   __syncthreads();
   if (!kForAll && warp > 0) return;
 #pragma unroll
-  for (int n = 0; n < N; ++n) mine[n] = place < warps ? row_cells[place * N + n] : Sum<T>();
+  for (int n = 0; n < N; ++n) mine[n] = place < warps ? Kind<T>{row_cells[place * N + n]} : Kind<T>();
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) {
 #pragma unroll
@@ -191,17 +192,17 @@ __device__ __forceinline__ unsigned int await_word(const volatile uint64_t* cell
 }
 
 // What the blocks of a team left, merged by one warp in a fixed order.
-template <int kCells, typename T>
-__device__ void merge_sums(const unsigned int* words, int blocks, T* found) {
-  Sum<T> all;
+template <typename Accumulator, int kCells, typename T>
+__device__ void merge_numbers(const unsigned int* words, int blocks, T* found) {
+  Accumulator all;
   for (int other = threadIdx.x; other < blocks; other += 32) {
-    Sum<T> theirs;
-    assemble(words + other * kCells, theirs.total);
-    all.merge(theirs);
+    T theirs;
+    assemble(words + other * kCells, theirs);
+    all.merge(Accumulator{theirs});
   }
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) all.merge(exchange(all, bit));
-  if (threadIdx.x == 0) found[0] = all.total;
+  if (threadIdx.x == 0) found[0] = all.number();
 }
 
 // Means of shares and squared distances from them: the mean and the variance of the whole, by Chan's formula.
@@ -236,29 +237,29 @@ __device__ void merge_moments(const unsigned int* words, int blocks, Index share
 
 // Merges a row's accumulators over the blocks of its team, in a fixed order. All blocks of a launch are resident, so that
 // each will come; the cells of a turn are free again when everybody has left its numbers for the next.
-template <int kCells, int N, typename T>
-__device__ __forceinline__ void combine_team(Sum<T> (&mine)[N], uint64_t* meeting, int rank, int blocks,
+template <int kCells, template <typename> class Kind, typename T, int N>
+__device__ __forceinline__ void combine_team(Kind<T> (&mine)[N], uint64_t* meeting, int rank, int blocks,
     int turn,
-    Sum<T>* totals) {
+    T* totals) {
   constexpr int kWords = sizeof(T) / 4;
   if (blocks == 1) return;
   volatile uint64_t* const cells = meeting + (turn & 1) * blocks * kCells;
   if (threadIdx.x < 32) {
 #pragma unroll
     for (int n = 0; n < N; ++n) {
-      if (threadIdx.x == n) leave(cells + rank * kCells + n * kWords, turn, mine[n].total);
+      if (threadIdx.x == n) leave(cells + rank * kCells + n * kWords, turn, mine[n].number());
     }
-    Sum<T> all[N];
+    Kind<T> all[N];
     for (int other = threadIdx.x; other < blocks; other += 32) {
 #pragma unroll
       for (int n = 0; n < N; ++n) {
-        Sum<T> theirs;
+        T theirs;
         unsigned int words[kWords];
 #pragma unroll
         for (int w = 0; w < kWords; ++w) words[w] = await_word(cells + other * kCells + n * kWords + w, turn,
             0);
-        assemble(words, theirs.total);
-        all[n].merge(theirs);
+        assemble(words, theirs);
+        all[n].merge(Kind<T>{theirs});
       }
     }
 #pragma unroll
@@ -268,12 +269,12 @@ __device__ __forceinline__ void combine_team(Sum<T> (&mine)[N], uint64_t* meetin
     }
 #pragma unroll
     for (int n = 0; n < N; ++n) {
-      if (threadIdx.x == n) totals[n] = all[n];
+      if (threadIdx.x == n) totals[n] = all[n].number();
     }
   }
   __syncthreads();
 #pragma unroll
-  for (int n = 0; n < N; ++n) mine[n] = totals[n];
+  for (int n = 0; n < N; ++n) mine[n] = {totals[n]};
 }
 
 // Merges the accumulators of a block's rows, in order, into the first row's.
@@ -296,10 +297,14 @@ __device__ __forceinline__ void forward_row_stage_1(const float x, float& mean_t
   mean_term = x;
 }
 
-__device__ __forceinline__ void forward_row_values(const float x, const float mean, const float variance,
+__device__ __forceinline__ void forward_row_values_once(const float variance, float& inverse_root) {
+  inverse_root = rsqrtf(variance + 1e-05f);
+}
+
+__device__ __forceinline__ void forward_row_values(const float x, const float mean, const float inverse_root,
     const float weight, const float bias, float& out) {
   // layernorm(weight, bias)
-  out = fmaf((x - mean) * (rsqrtf(variance + 1e-05f)), weight, bias);
+  out = fmaf((x - mean) * inverse_root, weight, bias);
 }
 
 __device__ __forceinline__ void forward_row_row_values(const float mean, const float variance,
@@ -314,7 +319,7 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, const
     float* __restrict__ out, float* __restrict__ saved_mean, float* __restrict__ saved_variance,
     ForwardSizes sizes, uint64_t* meetings, Index blocks) {
   constexpr int kLanes = 4, kPacks = 4, kCells = 2;
-  __shared__ Sum<float> cells[2][32];
+  __shared__ float cells[2][32];
   __shared__ float found[2];
   __shared__ unsigned int words[160 * kCells];
   int turn = 0;
@@ -406,6 +411,8 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, const
       const Index outer = row;
       Pack<float, kLanes> x_in[kPacks];
       const int slot = slot_before;
+      float inverse_root_value;
+      forward_row_values_once(variance_value, inverse_root_value);
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
         const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -422,7 +429,7 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, const
           const float weight_value = widen(weight_in, lane);
           const float bias_value = widen(bias_in, lane);
           float out_value;
-          forward_row_values(x_value, mean_value, variance_value, weight_value, bias_value, out_value);
+          forward_row_values(x_value, mean_value, inverse_root_value, weight_value, bias_value, out_value);
           out_out.at[lane] = narrow<float>(out_value);
         }
         if (is_here) store(out + (base + i), out_out);
@@ -445,8 +452,12 @@ struct BackwardSizes {
   Size outer, inner;
 };
 
+__device__ __forceinline__ void backward_row_stage_1_once(const float saved_variance, float& inverse_root) {
+  inverse_root = rsqrtf(saved_variance + 1e-05f);
+}
+
 __device__ __forceinline__ void backward_row_stage_1(const float d_out, const float weight, const float x,
-    const float saved_mean, const float saved_variance, float& total_3_term, float& total_3_term_by,
+    const float saved_mean, const float inverse_root, float& total_3_term, float& total_3_term_by,
     float& total_4_term, float& total_4_term_by, float& total_term, float& total_term_by,
     float& total_2_term) {
   total_3_term = d_out * weight;
@@ -454,18 +465,25 @@ __device__ __forceinline__ void backward_row_stage_1(const float d_out, const fl
   total_4_term = d_out;
   total_4_term_by = weight;
   total_term = d_out;
-  total_term_by = (x - saved_mean) * (rsqrtf(saved_variance + 1e-05f));
+  total_term_by = (x - saved_mean) * inverse_root;
   total_2_term = d_out;
 }
 
-__device__ __forceinline__ void backward_row_values(const float total_4, const float saved_variance,
-    const float count_of_inner, const float x, const float saved_mean, const float total_3,
-    const float d_out, const float weight, float& d_x) {
+__device__ __forceinline__ void backward_row_values_once(const float saved_variance, const float total_4,
+    const float count_of_inner, const float total_3, float& inverse_root_2, float& negated, float& quotient,
+    float& product) {
+  inverse_root_2 = rsqrtf(saved_variance + 1e-05f);
   const float inverse_root = rsqrtf(saved_variance + 1e-05f);
-  const float quotient = 1.0f / count_of_inner;
-  const float product = 2.0f * (-0.5f * total_3 * (inverse_root * inverse_root * inverse_root));
-  const float sum = fmaf(x - saved_mean, product * quotient, d_out * weight * inverse_root);
-  d_x = fmaf(-(total_4 * inverse_root), quotient, sum);
+  negated = -(total_4 * inverse_root);
+  quotient = 1.0f / count_of_inner;
+  const float product_2 = 2.0f * (-0.5f * total_3 * (inverse_root * inverse_root * inverse_root));
+  product = product_2 * (1.0f / count_of_inner);
+}
+
+__device__ __forceinline__ void backward_row_values(const float negated, const float quotient, const float x,
+    const float saved_mean, const float product, const float d_out, const float weight,
+    const float inverse_root_2, float& d_x) {
+  d_x = fmaf(negated, quotient, fmaf(x - saved_mean, product, d_out * weight * inverse_root_2));
 }
 
 // Reads d_out, x, weight by (inner), saved_mean by (outer), saved_variance by (outer); leaves partials of total, total_2; writes d_x.
@@ -476,7 +494,7 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ weight, 
     uint64_t* meetings, Index blocks) {
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
   constexpr int kLanes = 4, kPacks = 2, kCells = 2;
-  __shared__ Sum<float> cells[2][32];
+  __shared__ float cells[2][32];
   __shared__ float found[2];
   __shared__ unsigned int words[160 * kCells];
   int turn = 0;
@@ -535,6 +553,8 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ weight, 
       const float saved_mean_value = saved_mean_ahead[1];
       const float saved_variance_value = saved_variance_ahead[1];
       Sum<float> sums_1[2];
+      float inverse_root_value;
+      backward_row_stage_1_once(saved_variance_value, inverse_root_value);
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
         const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -553,7 +573,7 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ weight, 
           float total_term_value;
           float total_term_by_value;
           float total_2_term_value;
-          backward_row_stage_1(d_out_value, weight_value, x_value, saved_mean_value, saved_variance_value,
+          backward_row_stage_1(d_out_value, weight_value, x_value, saved_mean_value, inverse_root_value,
               total_3_term_value, total_3_term_by_value, total_4_term_value, total_4_term_by_value,
               total_term_value, total_term_by_value, total_2_term_value);
           if (is_here) sums_1[0].add(total_3_term_value, total_3_term_by_value);
@@ -578,8 +598,8 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ weight, 
       }
       __syncthreads();
       if (threadIdx.x < 32) {
-        merge_sums<kCells>(words + 0, blocks, found + 0);
-        merge_sums<kCells>(words + 1, blocks, found + 1);
+        merge_numbers<Sum<float>, kCells>(words + 0, blocks, found + 0);
+        merge_numbers<Sum<float>, kCells>(words + 1, blocks, found + 1);
       }
       __syncthreads();
       const float total_3_value = found[0];
@@ -589,6 +609,12 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ weight, 
       Pack<float, kLanes> d_out_in[kPacks];
       Pack<float, kLanes> x_in[kPacks];
       const int slot = slot_before;
+      float inverse_root_2_value;
+      float negated_value;
+      float quotient_value;
+      float product_value;
+      backward_row_values_once(saved_variance_value, total_4_value, count_of_inner_value, total_3_value,
+          inverse_root_2_value, negated_value, quotient_value, product_value);
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
         const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -602,8 +628,8 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ weight, 
           const float x_value = widen(x_in[p], lane);
           const float weight_value = widen(weight_in[p], lane);
           float d_x_value;
-          backward_row_values(total_4_value, saved_variance_value, count_of_inner_value, x_value,
-              saved_mean_value, total_3_value, d_out_value, weight_value, d_x_value);
+          backward_row_values(negated_value, quotient_value, x_value, saved_mean_value, product_value,
+              d_out_value, weight_value, inverse_root_2_value, d_x_value);
           d_x_out.at[lane] = narrow<float>(d_x_value);
         }
         if (is_here) store(d_x + (base + i), d_x_out);
@@ -835,7 +861,9 @@ extern "C" int64_t run_backward(const int64_t* a) {
   {
     const int64_t columns = static_cast<int64_t>(sizes.inner.value),
         results = static_cast<int64_t>(sizes.inner.value);
-    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
+    // Threads for all slots of a column, up to 64, and columns beside each other for the rest.
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1,
+        512 / power_of_two(total_partials_slots, 1, 64)));
     const dim3 block(width, 512 / width);
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
     backward_finalise<<<blocks, block, 0, stream>>>(d_weight, d_bias, total_partials, total_2_partials,

@@ -110,6 +110,7 @@ struct Sum {
     total += other.total;
   }
   __device__ T sum() const { return total; }
+  __device__ T number() const { return total; }
 };
 
 // Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
@@ -129,15 +130,15 @@ __device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, 
 }
 
 // The accumulator of the thread whose number in the warp differs in one bit.
-template <typename T>
-__device__ __forceinline__ Sum<T> exchange(Sum<T> mine, int bit) {
-  return {__shfl_xor_sync(0xffffffffu, mine.total, bit)};
+template <template <typename> class Kind, typename T>
+__device__ __forceinline__ Kind<T> exchange(Kind<T> mine, int bit) {
+  return {__shfl_xor_sync(0xffffffffu, mine.number(), bit)};
 }
 
 // Merges a row's accumulators over its threads, in a fixed tree: within each warp, then over the warps. A row has a
 // power of two of threads, or whole warps. The cells are free again two calls later. Not for all, only the first warp knows.
-template <bool kForAll = true, int N, typename T>
-__device__ __forceinline__ void combine(Sum<T> (&mine)[N], Sum<T>* cells) {
+template <bool kForAll = true, template <typename> class Kind, typename T, int N>
+__device__ __forceinline__ void combine(Kind<T> (&mine)[N], T* cells) {
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) {
     if (bit >= blockDim.x) continue;
@@ -146,15 +147,15 @@ __device__ __forceinline__ void combine(Sum<T> (&mine)[N], Sum<T>* cells) {
   }
   if (blockDim.x <= 32) return;
   const int warps = blockDim.x / 32, warp = threadIdx.x / 32, place = threadIdx.x % 32;
-  Sum<T>* const row_cells = cells + threadIdx.y * warps * N;
+  T* const row_cells = cells + threadIdx.y * warps * N;
 #pragma unroll
   for (int n = 0; n < N; ++n) {
-    if (place == 0) row_cells[warp * N + n] = mine[n];
+    if (place == 0) row_cells[warp * N + n] = mine[n].number();
   }
   __syncthreads();
   if (!kForAll && warp > 0) return;
 #pragma unroll
-  for (int n = 0; n < N; ++n) mine[n] = place < warps ? row_cells[place * N + n] : Sum<T>();
+  for (int n = 0; n < N; ++n) mine[n] = place < warps ? Kind<T>{row_cells[place * N + n]} : Kind<T>();
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) {
 #pragma unroll
@@ -182,10 +183,14 @@ __device__ __forceinline__ void forward_row_stage_1(const float x, float& mean_t
   mean_term = x;
 }
 
-__device__ __forceinline__ void forward_row_values(const float x, const float mean, const float variance,
+__device__ __forceinline__ void forward_row_values_once(const float variance, float& inverse_root) {
+  inverse_root = rsqrtf(variance + 1e-05f);
+}
+
+__device__ __forceinline__ void forward_row_values(const float x, const float mean, const float inverse_root,
     const float weight, const float bias, float& out) {
   // layernorm(64, weight, bias)
-  const float after_layernorm = fmaf((x - mean) * (rsqrtf(variance + 1e-05f)), weight, bias);
+  const float after_layernorm = fmaf((x - mean) * inverse_root, weight, bias);
   // gelu
   const float after_gelu = after_layernorm * 0.5f * (1.0f + erff(after_layernorm * 0.707106769f));
   // mul(0.5)
@@ -204,7 +209,7 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, const
     float* __restrict__ out, float* __restrict__ saved_mean, float* __restrict__ saved_variance,
     ForwardSizes sizes) {
   constexpr int kLanes = 4, kPacks = 4;
-  __shared__ Sum<float> cells[2][16];
+  __shared__ float cells[2][16];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   const float inverse_length = 1 / static_cast<float>(length);
@@ -252,6 +257,8 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, const
     combine(distances_1, cells[turn++ & 1]);
     const float mean_value = sums_1[0].total * inverse_length + distances_1[1].total * inverse_length;
     const float variance_value = (distances_1[0].total - distances_1[1].total * distances_1[1].total * inverse_length) * inverse_length;
+    float inverse_root_value;
+    forward_row_values_once(variance_value, inverse_root_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -267,7 +274,7 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, const
         const float weight_value = widen(weight_in, lane);
         const float bias_value = widen(bias_in, lane);
         float out_value;
-        forward_row_values(x_value, mean_value, variance_value, weight_value, bias_value, out_value);
+        forward_row_values(x_value, mean_value, inverse_root_value, weight_value, bias_value, out_value);
         out_out.at[lane] = narrow<float>(out_value);
       }
       if (is_here) store(out + (base + i), out_out);
@@ -286,12 +293,15 @@ struct BackwardSizes {
   Size outer, inner;
 };
 
+__device__ __forceinline__ void backward_row_stage_1_once(const float saved_variance, float& inverse_root) {
+  inverse_root = rsqrtf(saved_variance + 1e-05f);
+}
+
 __device__ __forceinline__ void backward_row_stage_1(const float d_out, const float x,
-    const float saved_mean, const float saved_variance, const float weight, const float bias,
+    const float saved_mean, const float inverse_root, const float weight, const float bias,
     float& total_3_term, float& total_3_term_by, float& total_4_term, float& total_4_term_by, float& carried,
     float& total_term, float& total_term_by, float& total_2_term) {
   // layernorm(64, weight, bias)
-  const float inverse_root = rsqrtf(saved_variance + 1e-05f);
   const float after_layernorm = fmaf((x - saved_mean) * inverse_root, weight, bias);
   // backward, down to gelu
   const float d_after_gelu = d_out * 0.5f;
@@ -309,13 +319,18 @@ __device__ __forceinline__ void backward_row_stage_1(const float d_out, const fl
   total_2_term = d_after_layernorm;
 }
 
-__device__ __forceinline__ void backward_row_values(const float total_4, const float saved_variance,
-    const float count_of_inner, const float x, const float saved_mean, const float total_3,
-    const float carried, float& d_x) {
+__device__ __forceinline__ void backward_row_values_once(const float total_4, const float saved_variance,
+    const float count_of_inner, const float total_3, float& negated, float& quotient, float& product) {
   const float inverse_root = rsqrtf(saved_variance + 1e-05f);
-  const float quotient = 1.0f / count_of_inner;
-  const float product = 2.0f * (-0.5f * total_3 * (inverse_root * inverse_root * inverse_root));
-  d_x = fmaf(-(total_4 * inverse_root), quotient, fmaf(x - saved_mean, product * quotient, carried));
+  negated = -(total_4 * inverse_root);
+  quotient = 1.0f / count_of_inner;
+  const float product_2 = 2.0f * (-0.5f * total_3 * (inverse_root * inverse_root * inverse_root));
+  product = product_2 * (1.0f / count_of_inner);
+}
+
+__device__ __forceinline__ void backward_row_values(const float negated, const float quotient, const float x,
+    const float saved_mean, const float product, const float carried, float& d_x) {
+  d_x = fmaf(negated, quotient, fmaf(x - saved_mean, product, carried));
 }
 
 // Reads d_out, x, saved_mean by (outer), saved_variance by (outer), weight by (inner), bias by (inner); leaves partials of total, total_2; writes d_x.
@@ -326,7 +341,7 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
     Sum<float>* __restrict__ total_partials, Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes) {
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
   constexpr int kLanes = 4, kPacks = 2;
-  __shared__ Sum<float> cells[2][16];
+  __shared__ float cells[2][16];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   extern __shared__ uint4 room[];
@@ -388,6 +403,8 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
     slot ^= 1;
     Sum<float> sums_1[2];
     float carried[kPacks][kLanes];
+    float inverse_root_value;
+    backward_row_stage_1_once(saved_variance_value, inverse_root_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -406,7 +423,7 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
         float total_term_value;
         float total_term_by_value;
         float total_2_term_value;
-        backward_row_stage_1(d_out_value, x_value, saved_mean_value, saved_variance_value, weight_value,
+        backward_row_stage_1(d_out_value, x_value, saved_mean_value, inverse_root_value, weight_value,
             bias_value, total_3_term_value, total_3_term_by_value, total_4_term_value, total_4_term_by_value,
             carried_value, total_term_value, total_term_by_value, total_2_term_value);
         if (is_here) sums_1[0].add(total_3_term_value, total_3_term_by_value);
@@ -419,6 +436,11 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
     combine(sums_1, cells[turn++ & 1]);
     const float total_3_value = sums_1[0].total;
     const float total_4_value = sums_1[1].total;
+    float negated_value;
+    float quotient_value;
+    float product_value;
+    backward_row_values_once(total_4_value, saved_variance_value, count_of_inner_value, total_3_value,
+        negated_value, quotient_value, product_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -429,8 +451,8 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
         const float x_value = widen(x_in[p], lane);
         const float carried_value = carried[p][lane];
         float d_x_value;
-        backward_row_values(total_4_value, saved_variance_value, count_of_inner_value, x_value,
-            saved_mean_value, total_3_value, carried_value, d_x_value);
+        backward_row_values(negated_value, quotient_value, x_value, saved_mean_value, product_value,
+            carried_value, d_x_value);
         d_x_out.at[lane] = narrow<float>(d_x_value);
       }
       if (is_here) store(d_x + (base + i), d_x_out);
@@ -625,7 +647,9 @@ extern "C" int64_t run_backward(const int64_t* a) {
   {
     const int64_t columns = static_cast<int64_t>(sizes.inner.value),
         results = static_cast<int64_t>(sizes.inner.value);
-    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
+    // Threads for all slots of a column, up to 64, and columns beside each other for the rest.
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1,
+        512 / power_of_two(total_partials_slots, 1, 64)));
     const dim3 block(width, 512 / width);
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
     backward_finalise<<<blocks, block, 0, stream>>>(d_weight, d_bias, total_partials, total_2_partials,

@@ -406,6 +406,7 @@ static inline __attribute__((always_inline)) void backward_row_values(const floa
     const float carried, const float total_4, float& d_x) {
   // add(residual)
   const float after_add = x + residual;
+  // backward, down to add(residual)
   const float inverse_root = 1.0f / sqrtf(saved_variance + 1e-05f);
   const float product = 2.0f * (-0.5f * total_3 * (inverse_root * inverse_root * inverse_root));
   const float quotient = 1.0f / count_of_inner;

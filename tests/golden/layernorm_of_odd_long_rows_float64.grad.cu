@@ -110,6 +110,7 @@ struct Sum {
     total += other.total;
   }
   __device__ T sum() const { return total; }
+  __device__ T number() const { return total; }
 };
 
 // Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
@@ -129,15 +130,15 @@ __device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, 
 }
 
 // The accumulator of the thread whose number in the warp differs in one bit.
-template <typename T>
-__device__ __forceinline__ Sum<T> exchange(Sum<T> mine, int bit) {
-  return {__shfl_xor_sync(0xffffffffu, mine.total, bit)};
+template <template <typename> class Kind, typename T>
+__device__ __forceinline__ Kind<T> exchange(Kind<T> mine, int bit) {
+  return {__shfl_xor_sync(0xffffffffu, mine.number(), bit)};
 }
 
 // Merges a row's accumulators over its threads, in a fixed tree: within each warp, then over the warps. A row has a
 // power of two of threads, or whole warps. The cells are free again two calls later. Not for all, only the first warp knows.
-template <bool kForAll = true, int N, typename T>
-__device__ __forceinline__ void combine(Sum<T> (&mine)[N], Sum<T>* cells) {
+template <bool kForAll = true, template <typename> class Kind, typename T, int N>
+__device__ __forceinline__ void combine(Kind<T> (&mine)[N], T* cells) {
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) {
     if (bit >= blockDim.x) continue;
@@ -146,15 +147,15 @@ __device__ __forceinline__ void combine(Sum<T> (&mine)[N], Sum<T>* cells) {
   }
   if (blockDim.x <= 32) return;
   const int warps = blockDim.x / 32, warp = threadIdx.x / 32, place = threadIdx.x % 32;
-  Sum<T>* const row_cells = cells + threadIdx.y * warps * N;
+  T* const row_cells = cells + threadIdx.y * warps * N;
 #pragma unroll
   for (int n = 0; n < N; ++n) {
-    if (place == 0) row_cells[warp * N + n] = mine[n];
+    if (place == 0) row_cells[warp * N + n] = mine[n].number();
   }
   __syncthreads();
   if (!kForAll && warp > 0) return;
 #pragma unroll
-  for (int n = 0; n < N; ++n) mine[n] = place < warps ? row_cells[place * N + n] : Sum<T>();
+  for (int n = 0; n < N; ++n) mine[n] = place < warps ? Kind<T>{row_cells[place * N + n]} : Kind<T>();
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) {
 #pragma unroll
@@ -191,17 +192,17 @@ __device__ __forceinline__ unsigned int await_word(const volatile uint64_t* cell
 }
 
 // What the blocks of a team left, merged by one warp in a fixed order.
-template <int kCells, typename T>
-__device__ void merge_sums(const unsigned int* words, int blocks, T* found) {
-  Sum<T> all;
+template <typename Accumulator, int kCells, typename T>
+__device__ void merge_numbers(const unsigned int* words, int blocks, T* found) {
+  Accumulator all;
   for (int other = threadIdx.x; other < blocks; other += 32) {
-    Sum<T> theirs;
-    assemble(words + other * kCells, theirs.total);
-    all.merge(theirs);
+    T theirs;
+    assemble(words + other * kCells, theirs);
+    all.merge(Accumulator{theirs});
   }
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) all.merge(exchange(all, bit));
-  if (threadIdx.x == 0) found[0] = all.total;
+  if (threadIdx.x == 0) found[0] = all.number();
 }
 
 // Means of shares and squared distances from them: the mean and the variance of the whole, by Chan's formula.
@@ -236,29 +237,29 @@ __device__ void merge_moments(const unsigned int* words, int blocks, Index share
 
 // Merges a row's accumulators over the blocks of its team, in a fixed order. All blocks of a launch are resident, so that
 // each will come; the cells of a turn are free again when everybody has left its numbers for the next.
-template <int kCells, int N, typename T>
-__device__ __forceinline__ void combine_team(Sum<T> (&mine)[N], uint64_t* meeting, int rank, int blocks,
+template <int kCells, template <typename> class Kind, typename T, int N>
+__device__ __forceinline__ void combine_team(Kind<T> (&mine)[N], uint64_t* meeting, int rank, int blocks,
     int turn,
-    Sum<T>* totals) {
+    T* totals) {
   constexpr int kWords = sizeof(T) / 4;
   if (blocks == 1) return;
   volatile uint64_t* const cells = meeting + (turn & 1) * blocks * kCells;
   if (threadIdx.x < 32) {
 #pragma unroll
     for (int n = 0; n < N; ++n) {
-      if (threadIdx.x == n) leave(cells + rank * kCells + n * kWords, turn, mine[n].total);
+      if (threadIdx.x == n) leave(cells + rank * kCells + n * kWords, turn, mine[n].number());
     }
-    Sum<T> all[N];
+    Kind<T> all[N];
     for (int other = threadIdx.x; other < blocks; other += 32) {
 #pragma unroll
       for (int n = 0; n < N; ++n) {
-        Sum<T> theirs;
+        T theirs;
         unsigned int words[kWords];
 #pragma unroll
         for (int w = 0; w < kWords; ++w) words[w] = await_word(cells + other * kCells + n * kWords + w, turn,
             0);
-        assemble(words, theirs.total);
-        all[n].merge(theirs);
+        assemble(words, theirs);
+        all[n].merge(Kind<T>{theirs});
       }
     }
 #pragma unroll
@@ -268,12 +269,12 @@ __device__ __forceinline__ void combine_team(Sum<T> (&mine)[N], uint64_t* meetin
     }
 #pragma unroll
     for (int n = 0; n < N; ++n) {
-      if (threadIdx.x == n) totals[n] = all[n];
+      if (threadIdx.x == n) totals[n] = all[n].number();
     }
   }
   __syncthreads();
 #pragma unroll
-  for (int n = 0; n < N; ++n) mine[n] = totals[n];
+  for (int n = 0; n < N; ++n) mine[n] = {totals[n]};
 }
 
 // Merges the accumulators of a block's rows, in order, into the first row's.
@@ -296,10 +297,14 @@ __device__ __forceinline__ void forward_row_stage_1(const double x, double& mean
   mean_term = x;
 }
 
-__device__ __forceinline__ void forward_row_values(const double x, const double mean, const double variance,
-    const double weight, const double bias, double& out) {
+__device__ __forceinline__ void forward_row_values_once(const double variance, double& inverse_root) {
+  inverse_root = rsqrt(variance + 1e-05);
+}
+
+__device__ __forceinline__ void forward_row_values(const double x, const double mean,
+    const double inverse_root, const double weight, const double bias, double& out) {
   // layernorm(weight, bias)
-  const double after_layernorm = fma((x - mean) * (rsqrt(variance + 1e-05)), weight, bias);
+  const double after_layernorm = fma((x - mean) * inverse_root, weight, bias);
   // gelu
   out = after_layernorm * 0.5 * (1.0 + erf(after_layernorm * 0.7071067811865476));
 }
@@ -316,7 +321,7 @@ forward_row(const double* __restrict__ x, const double* __restrict__ weight, con
     double* __restrict__ out, double* __restrict__ saved_mean, double* __restrict__ saved_variance,
     ForwardSizes sizes, uint64_t* meetings, Index blocks) {
   constexpr int kLanes = 1, kPacks = 4, kCells = 4;
-  __shared__ Sum<double> cells[2][32];
+  __shared__ double cells[2][32];
   __shared__ double found[2];
   __shared__ unsigned int words[160 * kCells];
   int turn = 0;
@@ -411,6 +416,8 @@ forward_row(const double* __restrict__ x, const double* __restrict__ weight, con
       const Index outer = row;
       Pack<double, kLanes> x_in[kPacks];
       const int slot = slot_before;
+      double inverse_root_value;
+      forward_row_values_once(variance_value, inverse_root_value);
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
         const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -428,7 +435,7 @@ forward_row(const double* __restrict__ x, const double* __restrict__ weight, con
           const double weight_value = widen(weight_in, lane);
           const double bias_value = widen(bias_in, lane);
           double out_value;
-          forward_row_values(x_value, mean_value, variance_value, weight_value, bias_value, out_value);
+          forward_row_values(x_value, mean_value, inverse_root_value, weight_value, bias_value, out_value);
           out_out.at[lane] = narrow<double>(out_value);
         }
         if (is_here) store(out + (base + i), out_out);
@@ -451,12 +458,16 @@ struct BackwardSizes {
   Size outer, inner;
 };
 
+__device__ __forceinline__ void backward_row_stage_1_once(const double saved_variance, double& inverse_root) {
+  inverse_root = rsqrt(saved_variance + 1e-05);
+}
+
 __device__ __forceinline__ void backward_row_stage_1(const double d_out, const double x,
-    const double saved_mean, const double saved_variance, const double weight, const double bias,
+    const double saved_mean, const double inverse_root, const double weight, const double bias,
     double& total_3_term, double& total_3_term_by, double& total_4_term, double& total_4_term_by,
-    double& total_term, double& total_term_by, double& total_2_term) {
+    double& carried, double& total_term, double& total_term_by, double& total_2_term) {
   // layernorm(weight, bias)
-  const double after_layernorm = fma((x - saved_mean) * (rsqrt(saved_variance + 1e-05)), weight, bias);
+  const double after_layernorm = fma((x - saved_mean) * inverse_root, weight, bias);
   // backward, down to layernorm(weight, bias)
   const double product = after_layernorm * 0.7071067811865476;
   const double product_2 = d_out * (after_layernorm * 0.5) * (1.1283791670955126 * exp(-(product * product)));
@@ -465,26 +476,24 @@ __device__ __forceinline__ void backward_row_stage_1(const double d_out, const d
   total_3_term_by = x - saved_mean;
   total_4_term = d_after_layernorm;
   total_4_term_by = weight;
+  carried = d_after_layernorm * weight * inverse_root;
   total_term = d_after_layernorm;
-  total_term_by = (x - saved_mean) * (rsqrt(saved_variance + 1e-05));
+  total_term_by = (x - saved_mean) * inverse_root;
   total_2_term = d_after_layernorm;
 }
 
-__device__ __forceinline__ void backward_row_values(const double total_4, const double saved_variance,
-    const double count_of_inner, const double x, const double saved_mean, const double total_3,
-    const double d_out, const double weight, const double bias, double& d_x) {
-  // layernorm(weight, bias)
-  const double difference = x - saved_mean;
+__device__ __forceinline__ void backward_row_values_once(const double total_4, const double saved_variance,
+    const double count_of_inner, const double total_3, double& negated, double& quotient, double& product) {
   const double inverse_root = rsqrt(saved_variance + 1e-05);
-  const double after_layernorm = fma(difference * inverse_root, weight, bias);
-  // backward, down to layernorm(weight, bias)
-  const double product = after_layernorm * 0.7071067811865476;
-  const double product_2 = d_out * (after_layernorm * 0.5) * (1.1283791670955126 * exp(-(product * product)));
-  const double d_after_layernorm = fma(product_2, 0.7071067811865476, d_out * (1.0 + erf(product)) * 0.5);
-  const double quotient = 1.0 / count_of_inner;
-  const double product_3 = 2.0 * (-0.5 * total_3 * (inverse_root * inverse_root * inverse_root));
-  const double sum = fma(difference, product_3 * quotient, d_after_layernorm * weight * inverse_root);
-  d_x = fma(-(total_4 * inverse_root), quotient, sum);
+  negated = -(total_4 * inverse_root);
+  quotient = 1.0 / count_of_inner;
+  const double product_2 = 2.0 * (-0.5 * total_3 * (inverse_root * inverse_root * inverse_root));
+  product = product_2 * (1.0 / count_of_inner);
+}
+
+__device__ __forceinline__ void backward_row_values(const double negated, const double quotient,
+    const double x, const double saved_mean, const double product, const double carried, double& d_x) {
+  d_x = fma(negated, quotient, fma(x - saved_mean, product, carried));
 }
 
 // Reads d_out, x, saved_mean by (outer), saved_variance by (outer), weight by (inner), bias by (inner); leaves partials of total, total_2; writes d_x.
@@ -496,7 +505,7 @@ backward_row(const double* __restrict__ d_out, const double* __restrict__ x,
     BackwardSizes sizes, uint64_t* meetings, Index blocks) {
   const double count_of_inner_value = static_cast<double>(sizes.inner.value);
   constexpr int kLanes = 1, kPacks = 4, kCells = 4;
-  __shared__ Sum<double> cells[2][32];
+  __shared__ double cells[2][32];
   __shared__ double found[2];
   __shared__ unsigned int words[160 * kCells];
   int turn = 0;
@@ -558,6 +567,9 @@ backward_row(const double* __restrict__ d_out, const double* __restrict__ x,
       const double saved_mean_value = saved_mean_ahead[1];
       const double saved_variance_value = saved_variance_ahead[1];
       Sum<double> sums_1[2];
+      double carried[kPacks][kLanes];
+      double inverse_root_value;
+      backward_row_stage_1_once(saved_variance_value, inverse_root_value);
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
         const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -575,17 +587,22 @@ backward_row(const double* __restrict__ d_out, const double* __restrict__ x,
           double total_3_term_by_value;
           double total_4_term_value;
           double total_4_term_by_value;
+          double carried_value;
           double total_term_value;
           double total_term_by_value;
           double total_2_term_value;
-          backward_row_stage_1(d_out_value, x_value, saved_mean_value, saved_variance_value, weight_value,
+          backward_row_stage_1(d_out_value, x_value, saved_mean_value, inverse_root_value, weight_value,
               bias_value, total_3_term_value, total_3_term_by_value, total_4_term_value,
-              total_4_term_by_value, total_term_value, total_term_by_value, total_2_term_value);
+              total_4_term_by_value, carried_value, total_term_value, total_term_by_value,
+              total_2_term_value);
           if (is_here) sums_1[0].add(total_3_term_value, total_3_term_by_value);
           if (is_here) sums_1[1].add(total_4_term_value, total_4_term_by_value);
+          carried[p][lane] = carried_value;
+          d_out_in[p].at[lane] = carried_value;
           if (is_here) total_sum[p][lane].add(total_term_value, total_term_by_value);
           if (is_here) total_2_sum[p][lane].add(total_2_term_value);
         }
+        d_out_next[slot * 4096 + p * 512] = d_out_in[p];
       }
       combine<false>(sums_1, cells[turn++ & 1]);
       if (threadIdx.x == 0) {
@@ -603,8 +620,8 @@ backward_row(const double* __restrict__ d_out, const double* __restrict__ x,
       }
       __syncthreads();
       if (threadIdx.x < 32) {
-        merge_sums<kCells>(words + 0, blocks, found + 0);
-        merge_sums<kCells>(words + 2, blocks, found + 1);
+        merge_numbers<Sum<double>, kCells>(words + 0, blocks, found + 0);
+        merge_numbers<Sum<double>, kCells>(words + 2, blocks, found + 1);
       }
       __syncthreads();
       const double total_3_value = found[0];
@@ -614,6 +631,11 @@ backward_row(const double* __restrict__ d_out, const double* __restrict__ x,
       Pack<double, kLanes> d_out_in[kPacks];
       Pack<double, kLanes> x_in[kPacks];
       const int slot = slot_before;
+      double negated_value;
+      double quotient_value;
+      double product_value;
+      backward_row_values_once(total_4_value, saved_variance_value, count_of_inner_value, total_3_value,
+          negated_value, quotient_value, product_value);
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
         const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -624,13 +646,11 @@ backward_row(const double* __restrict__ d_out, const double* __restrict__ x,
         Pack<double, kLanes> d_x_out;
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
-          const double d_out_value = widen(d_out_in[p], lane);
           const double x_value = widen(x_in[p], lane);
-          const double weight_value = widen(weight_in[p], lane);
-          const double bias_value = widen(bias_in[p], lane);
+          const double carried_value = widen(d_out_in[p], lane);
           double d_x_value;
-          backward_row_values(total_4_value, saved_variance_value, count_of_inner_value, x_value,
-              saved_mean_value, total_3_value, d_out_value, weight_value, bias_value, d_x_value);
+          backward_row_values(negated_value, quotient_value, x_value, saved_mean_value, product_value,
+              carried_value, d_x_value);
           d_x_out.at[lane] = narrow<double>(d_x_value);
         }
         if (is_here) store(d_x + (base + i), d_x_out);
@@ -863,7 +883,9 @@ extern "C" int64_t run_backward(const int64_t* a) {
   {
     const int64_t columns = static_cast<int64_t>(sizes.inner.value),
         results = static_cast<int64_t>(sizes.inner.value);
-    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
+    // Threads for all slots of a column, up to 64, and columns beside each other for the rest.
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1,
+        512 / power_of_two(total_partials_slots, 1, 64)));
     const dim3 block(width, 512 / width);
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
     backward_finalise<<<blocks, block, 0, stream>>>(d_weight, d_bias, total_partials, total_2_partials,

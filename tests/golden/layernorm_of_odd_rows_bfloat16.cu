@@ -121,18 +121,19 @@ struct Sum {
     total += other.total;
   }
   __device__ T sum() const { return total; }
+  __device__ T number() const { return total; }
 };
 
 // The accumulator of the thread whose number in the warp differs in one bit.
-template <typename T>
-__device__ __forceinline__ Sum<T> exchange(Sum<T> mine, int bit) {
-  return {__shfl_xor_sync(0xffffffffu, mine.total, bit)};
+template <template <typename> class Kind, typename T>
+__device__ __forceinline__ Kind<T> exchange(Kind<T> mine, int bit) {
+  return {__shfl_xor_sync(0xffffffffu, mine.number(), bit)};
 }
 
 // Merges a row's accumulators over its threads, in a fixed tree: within each warp, then over the warps. A row has a
 // power of two of threads, or whole warps. The cells are free again two calls later. Not for all, only the first warp knows.
-template <bool kForAll = true, int N, typename T>
-__device__ __forceinline__ void combine(Sum<T> (&mine)[N], Sum<T>* cells) {
+template <bool kForAll = true, template <typename> class Kind, typename T, int N>
+__device__ __forceinline__ void combine(Kind<T> (&mine)[N], T* cells) {
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) {
     if (bit >= blockDim.x) continue;
@@ -141,15 +142,15 @@ __device__ __forceinline__ void combine(Sum<T> (&mine)[N], Sum<T>* cells) {
   }
   if (blockDim.x <= 32) return;
   const int warps = blockDim.x / 32, warp = threadIdx.x / 32, place = threadIdx.x % 32;
-  Sum<T>* const row_cells = cells + threadIdx.y * warps * N;
+  T* const row_cells = cells + threadIdx.y * warps * N;
 #pragma unroll
   for (int n = 0; n < N; ++n) {
-    if (place == 0) row_cells[warp * N + n] = mine[n];
+    if (place == 0) row_cells[warp * N + n] = mine[n].number();
   }
   __syncthreads();
   if (!kForAll && warp > 0) return;
 #pragma unroll
-  for (int n = 0; n < N; ++n) mine[n] = place < warps ? row_cells[place * N + n] : Sum<T>();
+  for (int n = 0; n < N; ++n) mine[n] = place < warps ? Kind<T>{row_cells[place * N + n]} : Kind<T>();
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) {
 #pragma unroll
@@ -165,13 +166,17 @@ __device__ __forceinline__ void forward_row_stage_1(const float x, const float r
     float& carried_after_add) {
   // add(residual)
   mean_term = x + residual;
-  carried_after_add = x + residual;
+  carried_after_add = mean_term;
+}
+
+__device__ __forceinline__ void forward_row_values_once(const float variance, float& inverse_root) {
+  inverse_root = rsqrtf(variance + 1e-05f);
 }
 
 __device__ __forceinline__ void forward_row_values(const float carried_after_add, const float mean,
-    const float variance, const float weight, const float bias, float& out) {
+    const float inverse_root, const float weight, const float bias, float& out) {
   // layernorm(1023, weight, bias)
-  const float after_layernorm = fmaf((carried_after_add - mean) * (rsqrtf(variance + 1e-05f)), weight, bias);
+  const float after_layernorm = fmaf((carried_after_add - mean) * inverse_root, weight, bias);
   // gelu
   const float series = polynomial(fabsf(after_layernorm), -1.00008726f, -1.14964569f, -0.463089466f,
       -0.0490143038f, 0.00606240798f, -0.000345090288f);
@@ -185,7 +190,7 @@ forward_row(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict
     const __nv_bfloat16* __restrict__ weight, const __nv_bfloat16* __restrict__ bias,
     __nv_bfloat16* __restrict__ out, ForwardSizes sizes) {
   constexpr int kLanes = 1, kPacks = 16;
-  __shared__ Sum<float> cells[2][16];
+  __shared__ float cells[2][16];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   const float inverse_length = 1 / static_cast<float>(length);
@@ -238,6 +243,8 @@ forward_row(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict
     combine(distances_1, cells[turn++ & 1]);
     const float mean_value = sums_1[0].total * inverse_length + distances_1[1].total * inverse_length;
     const float variance_value = (distances_1[0].total - distances_1[1].total * distances_1[1].total * inverse_length) * inverse_length;
+    float inverse_root_value;
+    forward_row_values_once(variance_value, inverse_root_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -253,7 +260,7 @@ forward_row(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict
         const float bias_value = widen(bias_in, lane);
         const float carried_after_add_value = carried_after_add[p][lane];
         float out_value;
-        forward_row_values(carried_after_add_value, mean_value, variance_value, weight_value, bias_value,
+        forward_row_values(carried_after_add_value, mean_value, inverse_root_value, weight_value, bias_value,
             out_value);
         out_out.at[lane] = narrow<__nv_bfloat16>(out_value);
       }

@@ -107,6 +107,7 @@ struct Sum {
     total += other.total;
   }
   __device__ T sum() const { return total; }
+  __device__ T number() const { return total; }
 };
 
 // Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
@@ -126,15 +127,15 @@ __device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, 
 }
 
 // The accumulator of the thread whose number in the warp differs in one bit.
-template <typename T>
-__device__ __forceinline__ Sum<T> exchange(Sum<T> mine, int bit) {
-  return {__shfl_xor_sync(0xffffffffu, mine.total, bit)};
+template <template <typename> class Kind, typename T>
+__device__ __forceinline__ Kind<T> exchange(Kind<T> mine, int bit) {
+  return {__shfl_xor_sync(0xffffffffu, mine.number(), bit)};
 }
 
 // Merges a row's accumulators over its threads, in a fixed tree: within each warp, then over the warps. A row has a
 // power of two of threads, or whole warps. The cells are free again two calls later. Not for all, only the first warp knows.
-template <bool kForAll = true, int N, typename T>
-__device__ __forceinline__ void combine(Sum<T> (&mine)[N], Sum<T>* cells) {
+template <bool kForAll = true, template <typename> class Kind, typename T, int N>
+__device__ __forceinline__ void combine(Kind<T> (&mine)[N], T* cells) {
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) {
     if (bit >= blockDim.x) continue;
@@ -143,15 +144,15 @@ __device__ __forceinline__ void combine(Sum<T> (&mine)[N], Sum<T>* cells) {
   }
   if (blockDim.x <= 32) return;
   const int warps = blockDim.x / 32, warp = threadIdx.x / 32, place = threadIdx.x % 32;
-  Sum<T>* const row_cells = cells + threadIdx.y * warps * N;
+  T* const row_cells = cells + threadIdx.y * warps * N;
 #pragma unroll
   for (int n = 0; n < N; ++n) {
-    if (place == 0) row_cells[warp * N + n] = mine[n];
+    if (place == 0) row_cells[warp * N + n] = mine[n].number();
   }
   __syncthreads();
   if (!kForAll && warp > 0) return;
 #pragma unroll
-  for (int n = 0; n < N; ++n) mine[n] = place < warps ? row_cells[place * N + n] : Sum<T>();
+  for (int n = 0; n < N; ++n) mine[n] = place < warps ? Kind<T>{row_cells[place * N + n]} : Kind<T>();
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) {
 #pragma unroll
@@ -179,13 +180,17 @@ __device__ __forceinline__ void forward_row_stage_1(const float x, const float r
     float& carried_after_add) {
   // add(residual)
   mean_term = x + residual;
-  carried_after_add = x + residual;
+  carried_after_add = mean_term;
+}
+
+__device__ __forceinline__ void forward_row_values_once(const float variance, float& inverse_root) {
+  inverse_root = rsqrtf(variance + 1e-05f);
 }
 
 __device__ __forceinline__ void forward_row_values(const float carried_after_add, const float mean,
-    const float variance, const float weight, const float bias, float& out) {
+    const float inverse_root, const float weight, const float bias, float& out) {
   // layernorm(1023, weight, bias)
-  const float after_layernorm = fmaf((carried_after_add - mean) * (rsqrtf(variance + 1e-05f)), weight, bias);
+  const float after_layernorm = fmaf((carried_after_add - mean) * inverse_root, weight, bias);
   // gelu
   out = after_layernorm * 0.5f * (1.0f + erff(after_layernorm * 0.707106769f));
 }
@@ -203,7 +208,7 @@ forward_row(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict
     __nv_bfloat16* __restrict__ out, float* __restrict__ saved_mean, float* __restrict__ saved_variance,
     ForwardSizes sizes) {
   constexpr int kLanes = 1, kPacks = 8;
-  __shared__ Sum<float> cells[2][32];
+  __shared__ float cells[2][32];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   const float inverse_length = 1 / static_cast<float>(length);
@@ -257,6 +262,8 @@ forward_row(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict
     combine(distances_1, cells[turn++ & 1]);
     const float mean_value = sums_1[0].total * inverse_length + distances_1[1].total * inverse_length;
     const float variance_value = (distances_1[0].total - distances_1[1].total * distances_1[1].total * inverse_length) * inverse_length;
+    float inverse_root_value;
+    forward_row_values_once(variance_value, inverse_root_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -272,7 +279,7 @@ forward_row(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict
         const float bias_value = widen(bias_in, lane);
         const float carried_after_add_value = carried_after_add[p][lane];
         float out_value;
-        forward_row_values(carried_after_add_value, mean_value, variance_value, weight_value, bias_value,
+        forward_row_values(carried_after_add_value, mean_value, inverse_root_value, weight_value, bias_value,
             out_value);
         out_out.at[lane] = narrow<__nv_bfloat16>(out_value);
       }
@@ -292,14 +299,17 @@ struct BackwardSizes {
   Size outer, inner;
 };
 
+__device__ __forceinline__ void backward_row_stage_1_once(const float saved_variance, float& inverse_root) {
+  inverse_root = rsqrtf(saved_variance + 1e-05f);
+}
+
 __device__ __forceinline__ void backward_row_stage_1(const float d_out, const float x, const float residual,
-    const float saved_mean, const float saved_variance, const float weight, const float bias,
+    const float saved_mean, const float inverse_root, const float weight, const float bias,
     float& total_3_term, float& total_3_term_by, float& total_4_term, float& total_4_term_by, float& carried,
     float& carried_2, float& total_term, float& total_term_by, float& total_2_term) {
   // add(residual)
   const float after_add = x + residual;
   // layernorm(1023, weight, bias)
-  const float inverse_root = rsqrtf(saved_variance + 1e-05f);
   const float after_layernorm = fmaf((after_add - saved_mean) * inverse_root, weight, bias);
   // backward, down to layernorm(1023, weight, bias)
   const float product = after_layernorm * 0.707106769f;
@@ -309,19 +319,26 @@ __device__ __forceinline__ void backward_row_stage_1(const float d_out, const fl
   total_3_term_by = after_add - saved_mean;
   total_4_term = d_after_layernorm;
   total_4_term_by = weight;
-  carried = after_add - saved_mean;
+  carried = total_3_term_by;
   carried_2 = d_after_layernorm * weight * inverse_root;
   total_term = d_after_layernorm;
   total_term_by = (after_add - saved_mean) * inverse_root;
   total_2_term = d_after_layernorm;
 }
 
-__device__ __forceinline__ void backward_row_values(const float total_4, const float saved_variance,
-    const float count_of_inner, const float carried, const float total_3, const float carried_2, float& d_x) {
+__device__ __forceinline__ void backward_row_values_once(const float total_4, const float saved_variance,
+    const float count_of_inner, const float total_3, float& negated, float& quotient, float& product) {
   const float inverse_root = rsqrtf(saved_variance + 1e-05f);
-  const float quotient = 1.0f / count_of_inner;
-  const float product = 2.0f * (-0.5f * total_3 * (inverse_root * inverse_root * inverse_root));
-  d_x = fmaf(-(total_4 * inverse_root), quotient, fmaf(carried, product * quotient, carried_2));
+  negated = -(total_4 * inverse_root);
+  quotient = 1.0f / count_of_inner;
+  const float product_2 = 2.0f * (-0.5f * total_3 * (inverse_root * inverse_root * inverse_root));
+  product = product_2 * (1.0f / count_of_inner);
+}
+
+__device__ __forceinline__ void backward_row_values(const float negated, const float quotient,
+    const float carried, const float product, const float carried_2, float& d_x) {
+  // backward, down to add(residual)
+  d_x = fmaf(negated, quotient, fmaf(carried, product, carried_2));
 }
 
 // Reads d_out, x, residual, saved_mean by (outer), saved_variance by (outer), weight by (inner), bias by (inner); leaves partials of total, total_2; writes d_x.
@@ -333,7 +350,7 @@ backward_row(const __nv_bfloat16* __restrict__ d_out, const __nv_bfloat16* __res
     Sum<float>* __restrict__ total_partials, Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes) {
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
   constexpr int kLanes = 1, kPacks = 8;
-  __shared__ Sum<float> cells[2][32];
+  __shared__ float cells[2][32];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   Sum<float> total_sum[kPacks][kLanes];
@@ -368,6 +385,8 @@ backward_row(const __nv_bfloat16* __restrict__ d_out, const __nv_bfloat16* __res
     Sum<float> sums_1[2];
     float carried[kPacks][kLanes];
     float carried_2[kPacks][kLanes];
+    float inverse_root_value;
+    backward_row_stage_1_once(saved_variance_value, inverse_root_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -388,7 +407,7 @@ backward_row(const __nv_bfloat16* __restrict__ d_out, const __nv_bfloat16* __res
         float total_term_value;
         float total_term_by_value;
         float total_2_term_value;
-        backward_row_stage_1(d_out_value, x_value, residual_value, saved_mean_value, saved_variance_value,
+        backward_row_stage_1(d_out_value, x_value, residual_value, saved_mean_value, inverse_root_value,
             weight_value, bias_value, total_3_term_value, total_3_term_by_value, total_4_term_value,
             total_4_term_by_value, carried_value, carried_2_value, total_term_value, total_term_by_value,
             total_2_term_value);
@@ -403,6 +422,11 @@ backward_row(const __nv_bfloat16* __restrict__ d_out, const __nv_bfloat16* __res
     combine(sums_1, cells[turn++ & 1]);
     const float total_3_value = sums_1[0].total;
     const float total_4_value = sums_1[1].total;
+    float negated_value;
+    float quotient_value;
+    float product_value;
+    backward_row_values_once(total_4_value, saved_variance_value, count_of_inner_value, total_3_value,
+        negated_value, quotient_value, product_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -413,8 +437,8 @@ backward_row(const __nv_bfloat16* __restrict__ d_out, const __nv_bfloat16* __res
         const float carried_value = carried[p][lane];
         const float carried_2_value = carried_2[p][lane];
         float d_x_value;
-        backward_row_values(total_4_value, saved_variance_value, count_of_inner_value, carried_value,
-            total_3_value, carried_2_value, d_x_value);
+        backward_row_values(negated_value, quotient_value, carried_value, product_value, carried_2_value,
+            d_x_value);
         d_x_out.at[lane] = narrow<__nv_bfloat16>(d_x_value);
       }
       if (is_here) store(d_x + (base + i), d_x_out);
@@ -611,7 +635,9 @@ extern "C" int64_t run_backward(const int64_t* a) {
   {
     const int64_t columns = static_cast<int64_t>(sizes.inner.value),
         results = static_cast<int64_t>(sizes.inner.value);
-    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
+    // Threads for all slots of a column, up to 64, and columns beside each other for the rest.
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1,
+        512 / power_of_two(total_partials_slots, 1, 64)));
     const dim3 block(width, 512 / width);
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
     backward_finalise<<<blocks, block, 0, stream>>>(d_weight, d_bias, total_partials, total_2_partials,

@@ -110,18 +110,19 @@ struct Sum {
     total += other.total;
   }
   __device__ T sum() const { return total; }
+  __device__ T number() const { return total; }
 };
 
 // The accumulator of the thread whose number in the warp differs in one bit.
-template <typename T>
-__device__ __forceinline__ Sum<T> exchange(Sum<T> mine, int bit) {
-  return {__shfl_xor_sync(0xffffffffu, mine.total, bit)};
+template <template <typename> class Kind, typename T>
+__device__ __forceinline__ Kind<T> exchange(Kind<T> mine, int bit) {
+  return {__shfl_xor_sync(0xffffffffu, mine.number(), bit)};
 }
 
 // Merges a row's accumulators over its threads, in a fixed tree: within each warp, then over the warps. A row has a
 // power of two of threads, or whole warps. The cells are free again two calls later. Not for all, only the first warp knows.
-template <bool kForAll = true, int N, typename T>
-__device__ __forceinline__ void combine(Sum<T> (&mine)[N], Sum<T>* cells) {
+template <bool kForAll = true, template <typename> class Kind, typename T, int N>
+__device__ __forceinline__ void combine(Kind<T> (&mine)[N], T* cells) {
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) {
     if (bit >= blockDim.x) continue;
@@ -130,15 +131,15 @@ __device__ __forceinline__ void combine(Sum<T> (&mine)[N], Sum<T>* cells) {
   }
   if (blockDim.x <= 32) return;
   const int warps = blockDim.x / 32, warp = threadIdx.x / 32, place = threadIdx.x % 32;
-  Sum<T>* const row_cells = cells + threadIdx.y * warps * N;
+  T* const row_cells = cells + threadIdx.y * warps * N;
 #pragma unroll
   for (int n = 0; n < N; ++n) {
-    if (place == 0) row_cells[warp * N + n] = mine[n];
+    if (place == 0) row_cells[warp * N + n] = mine[n].number();
   }
   __syncthreads();
   if (!kForAll && warp > 0) return;
 #pragma unroll
-  for (int n = 0; n < N; ++n) mine[n] = place < warps ? row_cells[place * N + n] : Sum<T>();
+  for (int n = 0; n < N; ++n) mine[n] = place < warps ? Kind<T>{row_cells[place * N + n]} : Kind<T>();
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) {
 #pragma unroll
@@ -154,10 +155,14 @@ __device__ __forceinline__ void forward_row_stage_1(const float x, float& mean_t
   mean_term = x;
 }
 
-__device__ __forceinline__ void forward_row_values(const float x, const float mean, const float variance,
+__device__ __forceinline__ void forward_row_values_once(const float variance, float& inverse_root) {
+  inverse_root = rsqrtf(variance + 1e-05f);
+}
+
+__device__ __forceinline__ void forward_row_values(const float x, const float mean, const float inverse_root,
     float& out) {
   // layernorm
-  out = (x - mean) * (rsqrtf(variance + 1e-05f));
+  out = (x - mean) * inverse_root;
 }
 
 __device__ __forceinline__ void forward_row_row_values(const float mean, const float variance,
@@ -171,7 +176,7 @@ __global__ void __launch_bounds__(256, 4)
 forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restrict__ saved_mean,
     float* __restrict__ saved_variance, ForwardSizes sizes) {
   constexpr int kLanes = 2, kPacks = 8;
-  __shared__ Sum<float> cells[2][16];
+  __shared__ float cells[2][16];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   const float inverse_length = 1 / static_cast<float>(length);
@@ -219,6 +224,8 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restr
     combine(distances_1, cells[turn++ & 1]);
     const float mean_value = sums_1[0].total * inverse_length + distances_1[1].total * inverse_length;
     const float variance_value = (distances_1[0].total - distances_1[1].total * distances_1[1].total * inverse_length) * inverse_length;
+    float inverse_root_value;
+    forward_row_values_once(variance_value, inverse_root_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -228,7 +235,7 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restr
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
         float out_value;
-        forward_row_values(x_value, mean_value, variance_value, out_value);
+        forward_row_values(x_value, mean_value, inverse_root_value, out_value);
         out_out.at[lane] = narrow<float>(out_value);
       }
       if (is_here) store(out + (base + i), out_out);
@@ -254,14 +261,20 @@ __device__ __forceinline__ void backward_row_stage_1(const float d_out, const fl
   total_2_term = d_out;
 }
 
-__device__ __forceinline__ void backward_row_values(const float total_2, const float saved_variance,
-    const float count_of_inner, const float x, const float saved_mean, const float total, const float d_out,
-    float& d_x) {
-  const float inverse_root = rsqrtf(saved_variance + 1e-05f);
-  const float quotient = 1.0f / count_of_inner;
-  const float product = 2.0f * (-0.5f * total * (inverse_root * inverse_root * inverse_root));
-  d_x = fmaf(-(total_2 * inverse_root), quotient, fmaf(x - saved_mean, product * quotient,
-      d_out * inverse_root));
+__device__ __forceinline__ void backward_row_values_once(const float saved_variance, const float total_2,
+    const float count_of_inner, const float total, float& inverse_root, float& negated, float& quotient,
+    float& product) {
+  inverse_root = rsqrtf(saved_variance + 1e-05f);
+  const float inverse_root_2 = rsqrtf(saved_variance + 1e-05f);
+  negated = -(total_2 * inverse_root_2);
+  quotient = 1.0f / count_of_inner;
+  const float product_2 = -0.5f * total * (inverse_root_2 * inverse_root_2 * inverse_root_2);
+  product = 2.0f * product_2 * (1.0f / count_of_inner);
+}
+
+__device__ __forceinline__ void backward_row_values(const float negated, const float quotient, const float x,
+    const float saved_mean, const float product, const float d_out, const float inverse_root, float& d_x) {
+  d_x = fmaf(negated, quotient, fmaf(x - saved_mean, product, d_out * inverse_root));
 }
 
 // Reads d_out, x, saved_mean by (outer), saved_variance by (outer); writes d_x.
@@ -271,7 +284,7 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
     BackwardSizes sizes) {
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
   constexpr int kLanes = 2, kPacks = 8;
-  __shared__ Sum<float> cells[2][16];
+  __shared__ float cells[2][16];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   extern __shared__ uint4 room[];
@@ -342,6 +355,12 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
     combine(sums_1, cells[turn++ & 1]);
     const float total_value = sums_1[0].total;
     const float total_2_value = sums_1[1].total;
+    float inverse_root_value;
+    float negated_value;
+    float quotient_value;
+    float product_value;
+    backward_row_values_once(saved_variance_value, total_2_value, count_of_inner_value, total_value,
+        inverse_root_value, negated_value, quotient_value, product_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -352,8 +371,8 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
         const float d_out_value = widen(d_out_in[p], lane);
         const float x_value = widen(x_in[p], lane);
         float d_x_value;
-        backward_row_values(total_2_value, saved_variance_value, count_of_inner_value, x_value,
-            saved_mean_value, total_value, d_out_value, d_x_value);
+        backward_row_values(negated_value, quotient_value, x_value, saved_mean_value, product_value,
+            d_out_value, inverse_root_value, d_x_value);
         d_x_out.at[lane] = narrow<float>(d_x_value);
       }
       if (is_here) store(d_x + (base + i), d_x_out);

@@ -91,18 +91,19 @@ struct Sum {
     total += other.total;
   }
   __device__ T sum() const { return total; }
+  __device__ T number() const { return total; }
 };
 
 // The accumulator of the thread whose number in the warp differs in one bit.
-template <typename T>
-__device__ __forceinline__ Sum<T> exchange(Sum<T> mine, int bit) {
-  return {__shfl_xor_sync(0xffffffffu, mine.total, bit)};
+template <template <typename> class Kind, typename T>
+__device__ __forceinline__ Kind<T> exchange(Kind<T> mine, int bit) {
+  return {__shfl_xor_sync(0xffffffffu, mine.number(), bit)};
 }
 
 // Merges a row's accumulators over its threads, in a fixed tree: within each warp, then over the warps. A row has a
 // power of two of threads, or whole warps. The cells are free again two calls later. Not for all, only the first warp knows.
-template <bool kForAll = true, int N, typename T>
-__device__ __forceinline__ void combine(Sum<T> (&mine)[N], Sum<T>* cells) {
+template <bool kForAll = true, template <typename> class Kind, typename T, int N>
+__device__ __forceinline__ void combine(Kind<T> (&mine)[N], T* cells) {
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) {
     if (bit >= blockDim.x) continue;
@@ -111,15 +112,15 @@ __device__ __forceinline__ void combine(Sum<T> (&mine)[N], Sum<T>* cells) {
   }
   if (blockDim.x <= 32) return;
   const int warps = blockDim.x / 32, warp = threadIdx.x / 32, place = threadIdx.x % 32;
-  Sum<T>* const row_cells = cells + threadIdx.y * warps * N;
+  T* const row_cells = cells + threadIdx.y * warps * N;
 #pragma unroll
   for (int n = 0; n < N; ++n) {
-    if (place == 0) row_cells[warp * N + n] = mine[n];
+    if (place == 0) row_cells[warp * N + n] = mine[n].number();
   }
   __syncthreads();
   if (!kForAll && warp > 0) return;
 #pragma unroll
-  for (int n = 0; n < N; ++n) mine[n] = place < warps ? row_cells[place * N + n] : Sum<T>();
+  for (int n = 0; n < N; ++n) mine[n] = place < warps ? Kind<T>{row_cells[place * N + n]} : Kind<T>();
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) {
 #pragma unroll
@@ -135,17 +136,21 @@ __device__ __forceinline__ void forward_row_stage_1(const float x, float& mean_t
   mean_term = x;
 }
 
-__device__ __forceinline__ void forward_row_values(const float x, const float mean, const float variance,
+__device__ __forceinline__ void forward_row_values_once(const float variance, float& inverse_root) {
+  inverse_root = rsqrtf(variance + 1e-05f);
+}
+
+__device__ __forceinline__ void forward_row_values(const float x, const float mean, const float inverse_root,
     float& out) {
   // layernorm
-  out = (x - mean) * (rsqrtf(variance + 1e-05f));
+  out = (x - mean) * inverse_root;
 }
 
 // Reads x; writes out.
 __global__ void __launch_bounds__(256, 4)
 forward_row(const float* __restrict__ x, float* __restrict__ out, ForwardSizes sizes) {
   constexpr int kLanes = 2, kPacks = 8;
-  __shared__ Sum<float> cells[2][16];
+  __shared__ float cells[2][16];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   const float inverse_length = 1 / static_cast<float>(length);
@@ -192,6 +197,8 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, ForwardSizes s
     combine(distances_1, cells[turn++ & 1]);
     const float mean_value = sums_1[0].total * inverse_length + distances_1[1].total * inverse_length;
     const float variance_value = (distances_1[0].total - distances_1[1].total * distances_1[1].total * inverse_length) * inverse_length;
+    float inverse_root_value;
+    forward_row_values_once(variance_value, inverse_root_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -201,7 +208,7 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, ForwardSizes s
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
         float out_value;
-        forward_row_values(x_value, mean_value, variance_value, out_value);
+        forward_row_values(x_value, mean_value, inverse_root_value, out_value);
         out_out.at[lane] = narrow<float>(out_value);
       }
       if (is_here) store(out + (base + i), out_out);

@@ -229,7 +229,7 @@ static inline __attribute__((always_inline)) void forward_row_stage_2(const floa
   const float after_layernorm = (x - mean) * (1.0f / sqrtf(variance + 1e-05f));
   // gelu
   mean_2_term = after_layernorm * 0.5f * (1.0f + erf_of(after_layernorm * 0.707106769f));
-  carried_after_gelu = after_layernorm * 0.5f * (1.0f + erf_of(after_layernorm * 0.707106769f));
+  carried_after_gelu = mean_2_term;
 }
 
 static inline __attribute__((always_inline)) void forward_row_values(const float carried_after_gelu,

@@ -110,18 +110,19 @@ struct Sum {
     total += other.total;
   }
   __device__ T sum() const { return total; }
+  __device__ T number() const { return total; }
 };
 
 // The accumulator of the thread whose number in the warp differs in one bit.
-template <typename T>
-__device__ __forceinline__ Sum<T> exchange(Sum<T> mine, int bit) {
-  return {__shfl_xor_sync(0xffffffffu, mine.total, bit)};
+template <template <typename> class Kind, typename T>
+__device__ __forceinline__ Kind<T> exchange(Kind<T> mine, int bit) {
+  return {__shfl_xor_sync(0xffffffffu, mine.number(), bit)};
 }
 
 // Merges a row's accumulators over its threads, in a fixed tree: within each warp, then over the warps. A row has a
 // power of two of threads, or whole warps. The cells are free again two calls later. Not for all, only the first warp knows.
-template <bool kForAll = true, int N, typename T>
-__device__ __forceinline__ void combine(Sum<T> (&mine)[N], Sum<T>* cells) {
+template <bool kForAll = true, template <typename> class Kind, typename T, int N>
+__device__ __forceinline__ void combine(Kind<T> (&mine)[N], T* cells) {
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) {
     if (bit >= blockDim.x) continue;
@@ -130,15 +131,15 @@ __device__ __forceinline__ void combine(Sum<T> (&mine)[N], Sum<T>* cells) {
   }
   if (blockDim.x <= 32) return;
   const int warps = blockDim.x / 32, warp = threadIdx.x / 32, place = threadIdx.x % 32;
-  Sum<T>* const row_cells = cells + threadIdx.y * warps * N;
+  T* const row_cells = cells + threadIdx.y * warps * N;
 #pragma unroll
   for (int n = 0; n < N; ++n) {
-    if (place == 0) row_cells[warp * N + n] = mine[n];
+    if (place == 0) row_cells[warp * N + n] = mine[n].number();
   }
   __syncthreads();
   if (!kForAll && warp > 0) return;
 #pragma unroll
-  for (int n = 0; n < N; ++n) mine[n] = place < warps ? row_cells[place * N + n] : Sum<T>();
+  for (int n = 0; n < N; ++n) mine[n] = place < warps ? Kind<T>{row_cells[place * N + n]} : Kind<T>();
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) {
 #pragma unroll
@@ -175,17 +176,17 @@ __device__ __forceinline__ unsigned int await_word(const volatile uint64_t* cell
 }
 
 // What the blocks of a team left, merged by one warp in a fixed order.
-template <int kCells, typename T>
-__device__ void merge_sums(const unsigned int* words, int blocks, T* found) {
-  Sum<T> all;
+template <typename Accumulator, int kCells, typename T>
+__device__ void merge_numbers(const unsigned int* words, int blocks, T* found) {
+  Accumulator all;
   for (int other = threadIdx.x; other < blocks; other += 32) {
-    Sum<T> theirs;
-    assemble(words + other * kCells, theirs.total);
-    all.merge(theirs);
+    T theirs;
+    assemble(words + other * kCells, theirs);
+    all.merge(Accumulator{theirs});
   }
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) all.merge(exchange(all, bit));
-  if (threadIdx.x == 0) found[0] = all.total;
+  if (threadIdx.x == 0) found[0] = all.number();
 }
 
 // Means of shares and squared distances from them: the mean and the variance of the whole, by Chan's formula.
@@ -220,29 +221,29 @@ __device__ void merge_moments(const unsigned int* words, int blocks, Index share
 
 // Merges a row's accumulators over the blocks of its team, in a fixed order. All blocks of a launch are resident, so that
 // each will come; the cells of a turn are free again when everybody has left its numbers for the next.
-template <int kCells, int N, typename T>
-__device__ __forceinline__ void combine_team(Sum<T> (&mine)[N], uint64_t* meeting, int rank, int blocks,
+template <int kCells, template <typename> class Kind, typename T, int N>
+__device__ __forceinline__ void combine_team(Kind<T> (&mine)[N], uint64_t* meeting, int rank, int blocks,
     int turn,
-    Sum<T>* totals) {
+    T* totals) {
   constexpr int kWords = sizeof(T) / 4;
   if (blocks == 1) return;
   volatile uint64_t* const cells = meeting + (turn & 1) * blocks * kCells;
   if (threadIdx.x < 32) {
 #pragma unroll
     for (int n = 0; n < N; ++n) {
-      if (threadIdx.x == n) leave(cells + rank * kCells + n * kWords, turn, mine[n].total);
+      if (threadIdx.x == n) leave(cells + rank * kCells + n * kWords, turn, mine[n].number());
     }
-    Sum<T> all[N];
+    Kind<T> all[N];
     for (int other = threadIdx.x; other < blocks; other += 32) {
 #pragma unroll
       for (int n = 0; n < N; ++n) {
-        Sum<T> theirs;
+        T theirs;
         unsigned int words[kWords];
 #pragma unroll
         for (int w = 0; w < kWords; ++w) words[w] = await_word(cells + other * kCells + n * kWords + w, turn,
             0);
-        assemble(words, theirs.total);
-        all[n].merge(theirs);
+        assemble(words, theirs);
+        all[n].merge(Kind<T>{theirs});
       }
     }
 #pragma unroll
@@ -252,12 +253,12 @@ __device__ __forceinline__ void combine_team(Sum<T> (&mine)[N], uint64_t* meetin
     }
 #pragma unroll
     for (int n = 0; n < N; ++n) {
-      if (threadIdx.x == n) totals[n] = all[n];
+      if (threadIdx.x == n) totals[n] = all[n].number();
     }
   }
   __syncthreads();
 #pragma unroll
-  for (int n = 0; n < N; ++n) mine[n] = totals[n];
+  for (int n = 0; n < N; ++n) mine[n] = {totals[n]};
 }
 
 struct ForwardSizes {
@@ -268,19 +269,27 @@ __device__ __forceinline__ void forward_row_stage_1(const float x, float& mean_t
   mean_term = x;
 }
 
-__device__ __forceinline__ void forward_row_stage_2(const float x, const float mean, const float variance,
-    float& mean_2_term, float& carried_after_gelu) {
+__device__ __forceinline__ void forward_row_stage_2_once(const float variance, float& inverse_root) {
+  inverse_root = rsqrtf(variance + 1e-05f);
+}
+
+__device__ __forceinline__ void forward_row_stage_2(const float x, const float mean,
+    const float inverse_root, float& mean_2_term, float& carried_after_gelu) {
   // layernorm
-  const float after_layernorm = (x - mean) * (rsqrtf(variance + 1e-05f));
+  const float after_layernorm = (x - mean) * inverse_root;
   // gelu
   mean_2_term = after_layernorm * 0.5f * (1.0f + erff(after_layernorm * 0.707106769f));
-  carried_after_gelu = after_layernorm * 0.5f * (1.0f + erff(after_layernorm * 0.707106769f));
+  carried_after_gelu = mean_2_term;
+}
+
+__device__ __forceinline__ void forward_row_values_once(const float variance_2, float& inverse_root_2) {
+  inverse_root_2 = rsqrtf(variance_2 + 1e-05f);
 }
 
 __device__ __forceinline__ void forward_row_values(const float carried_after_gelu, const float mean_2,
-    const float variance_2, float& out) {
+    const float inverse_root_2, float& out) {
   // layernorm
-  out = (carried_after_gelu - mean_2) * (rsqrtf(variance_2 + 1e-05f));
+  out = (carried_after_gelu - mean_2) * inverse_root_2;
 }
 
 // Reads x; writes out.
@@ -288,9 +297,9 @@ __global__ void __launch_bounds__(512, 1)
 forward_row(const float* __restrict__ x, float* __restrict__ out, ForwardSizes sizes, uint64_t* meetings,
     Index blocks) {
   constexpr int kLanes = 4, kPacks = 4;
-  __shared__ Sum<float> cells[2][32];
+  __shared__ float cells[2][32];
   int turn = 0;
-  __shared__ Sum<float> team_totals[2];
+  __shared__ float team_totals[2];
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   const float inverse_length = 1 / static_cast<float>(length);
   // This block's share of every row of its team.
@@ -365,6 +374,8 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, ForwardSizes s
     const float variance_value = (distances_1[0].total - distances_1[1].total * distances_1[1].total * inverse_length) * inverse_length;
     Sum<float> sums_2[1];
     float carried_after_gelu[kPacks][kLanes];
+    float inverse_root_value;
+    forward_row_stage_2_once(variance_value, inverse_root_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -374,7 +385,8 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, ForwardSizes s
         const float x_value = widen(x_in[p], lane);
         float mean_2_term_value;
         float carried_after_gelu_value;
-        forward_row_stage_2(x_value, mean_value, variance_value, mean_2_term_value, carried_after_gelu_value);
+        forward_row_stage_2(x_value, mean_value, inverse_root_value, mean_2_term_value,
+            carried_after_gelu_value);
         if (is_here) sums_2[0].add(mean_2_term_value);
         carried_after_gelu[p][lane] = carried_after_gelu_value;
       }
@@ -399,6 +411,8 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, ForwardSizes s
     combine_team<2>(distances_2, meeting, rank, blocks, turn, team_totals);
     const float mean_2_value = sums_2[0].total * inverse_length + distances_2[1].total * inverse_length;
     const float variance_2_value = (distances_2[0].total - distances_2[1].total * distances_2[1].total * inverse_length) * inverse_length;
+    float inverse_root_2_value;
+    forward_row_values_once(variance_2_value, inverse_root_2_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -408,7 +422,7 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, ForwardSizes s
       for (int lane = 0; lane < kLanes; ++lane) {
         const float carried_after_gelu_value = carried_after_gelu[p][lane];
         float out_value;
-        forward_row_values(carried_after_gelu_value, mean_2_value, variance_2_value, out_value);
+        forward_row_values(carried_after_gelu_value, mean_2_value, inverse_root_2_value, out_value);
         out_out.at[lane] = narrow<float>(out_value);
       }
       if (is_here) store(out + (base + i), out_out);

@@ -258,7 +258,7 @@ static inline __attribute__((always_inline)) void forward_row_stage_2(const floa
   const float after_layernorm = (x - mean) * (1.0f / sqrtf(variance + 1e-05f));
   // gelu
   mean_2_term = after_layernorm * 0.5f * (1.0f + erf_of(after_layernorm * 0.707106769f));
-  carried_after_gelu = after_layernorm * 0.5f * (1.0f + erf_of(after_layernorm * 0.707106769f));
+  carried_after_gelu = mean_2_term;
 }
 
 static inline __attribute__((always_inline)) void forward_row_values(const float carried_after_gelu,
@@ -407,23 +407,18 @@ static inline __attribute__((always_inline)) void backward_row_stage_2(const flo
   const float product = after_layernorm * 0.5f;
   const float after_gelu = product * carried;
   // backward, down to gelu
-  const float difference_2 = after_gelu - saved_mean_;
   const float inverse_root_2 = 1.0f / sqrtf(saved_variance_ + 1e-05f);
   const float product_2 = -0.5f * total * (inverse_root_2 * inverse_root_2 * inverse_root_2);
-  const float product_3 = 2.0f * product_2;
-  const float product_4 = d_out * inverse_root_2;
-  const float product_5 = total_2 * inverse_root_2;
-  const float d_after_gelu = difference_2 * (product_3 / count_of_inner) + product_4 - product_5 / count_of_inner;
+  const float quotient = 1.0f / count_of_inner;
+  const float sum = (after_gelu - saved_mean_) * (2.0f * product_2 * quotient) + d_out * inverse_root_2;
+  const float d_after_gelu = sum - total_2 * inverse_root_2 * quotient;
   // backward, down to layernorm
-  const float product_6 = after_layernorm * 0.707106769f;
-  const float product_7 = 1.12837923f * exp_of(-(product_6 * product_6));
-  const float d_after_layernorm = d_after_gelu * product * product_7 * 0.707106769f + d_after_gelu * carried * 0.5f;
+  const float product_3 = after_layernorm * 0.707106769f;
+  const float product_4 = d_after_gelu * product * (1.12837923f * exp_of(-(product_3 * product_3)));
+  const float d_after_layernorm = product_4 * 0.707106769f + d_after_gelu * carried * 0.5f;
   total_3_term = d_after_layernorm * difference;
   total_4_term = d_after_layernorm;
-  const float quotient = 1.0f / count_of_inner;
-  const float difference_3 = difference_2 * (product_3 * quotient) + product_4 - product_5 * quotient;
-  const float sum = difference_3 * product * product_7 * 0.707106769f + difference_3 * carried * 0.5f;
-  carried_2 = sum * inverse_root;
+  carried_2 = d_after_layernorm * inverse_root;
 }
 
 static inline __attribute__((always_inline)) void backward_row_values(const float x, const float saved_mean,

@@ -110,18 +110,19 @@ struct Sum {
     total += other.total;
   }
   __device__ T sum() const { return total; }
+  __device__ T number() const { return total; }
 };
 
 // The accumulator of the thread whose number in the warp differs in one bit.
-template <typename T>
-__device__ __forceinline__ Sum<T> exchange(Sum<T> mine, int bit) {
-  return {__shfl_xor_sync(0xffffffffu, mine.total, bit)};
+template <template <typename> class Kind, typename T>
+__device__ __forceinline__ Kind<T> exchange(Kind<T> mine, int bit) {
+  return {__shfl_xor_sync(0xffffffffu, mine.number(), bit)};
 }
 
 // Merges a row's accumulators over its threads, in a fixed tree: within each warp, then over the warps. A row has a
 // power of two of threads, or whole warps. The cells are free again two calls later. Not for all, only the first warp knows.
-template <bool kForAll = true, int N, typename T>
-__device__ __forceinline__ void combine(Sum<T> (&mine)[N], Sum<T>* cells) {
+template <bool kForAll = true, template <typename> class Kind, typename T, int N>
+__device__ __forceinline__ void combine(Kind<T> (&mine)[N], T* cells) {
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) {
     if (bit >= blockDim.x) continue;
@@ -130,15 +131,15 @@ __device__ __forceinline__ void combine(Sum<T> (&mine)[N], Sum<T>* cells) {
   }
   if (blockDim.x <= 32) return;
   const int warps = blockDim.x / 32, warp = threadIdx.x / 32, place = threadIdx.x % 32;
-  Sum<T>* const row_cells = cells + threadIdx.y * warps * N;
+  T* const row_cells = cells + threadIdx.y * warps * N;
 #pragma unroll
   for (int n = 0; n < N; ++n) {
-    if (place == 0) row_cells[warp * N + n] = mine[n];
+    if (place == 0) row_cells[warp * N + n] = mine[n].number();
   }
   __syncthreads();
   if (!kForAll && warp > 0) return;
 #pragma unroll
-  for (int n = 0; n < N; ++n) mine[n] = place < warps ? row_cells[place * N + n] : Sum<T>();
+  for (int n = 0; n < N; ++n) mine[n] = place < warps ? Kind<T>{row_cells[place * N + n]} : Kind<T>();
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) {
 #pragma unroll
@@ -175,17 +176,17 @@ __device__ __forceinline__ unsigned int await_word(const volatile uint64_t* cell
 }
 
 // What the blocks of a team left, merged by one warp in a fixed order.
-template <int kCells, typename T>
-__device__ void merge_sums(const unsigned int* words, int blocks, T* found) {
-  Sum<T> all;
+template <typename Accumulator, int kCells, typename T>
+__device__ void merge_numbers(const unsigned int* words, int blocks, T* found) {
+  Accumulator all;
   for (int other = threadIdx.x; other < blocks; other += 32) {
-    Sum<T> theirs;
-    assemble(words + other * kCells, theirs.total);
-    all.merge(theirs);
+    T theirs;
+    assemble(words + other * kCells, theirs);
+    all.merge(Accumulator{theirs});
   }
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) all.merge(exchange(all, bit));
-  if (threadIdx.x == 0) found[0] = all.total;
+  if (threadIdx.x == 0) found[0] = all.number();
 }
 
 // Means of shares and squared distances from them: the mean and the variance of the whole, by Chan's formula.
@@ -220,29 +221,29 @@ __device__ void merge_moments(const unsigned int* words, int blocks, Index share
 
 // Merges a row's accumulators over the blocks of its team, in a fixed order. All blocks of a launch are resident, so that
 // each will come; the cells of a turn are free again when everybody has left its numbers for the next.
-template <int kCells, int N, typename T>
-__device__ __forceinline__ void combine_team(Sum<T> (&mine)[N], uint64_t* meeting, int rank, int blocks,
+template <int kCells, template <typename> class Kind, typename T, int N>
+__device__ __forceinline__ void combine_team(Kind<T> (&mine)[N], uint64_t* meeting, int rank, int blocks,
     int turn,
-    Sum<T>* totals) {
+    T* totals) {
   constexpr int kWords = sizeof(T) / 4;
   if (blocks == 1) return;
   volatile uint64_t* const cells = meeting + (turn & 1) * blocks * kCells;
   if (threadIdx.x < 32) {
 #pragma unroll
     for (int n = 0; n < N; ++n) {
-      if (threadIdx.x == n) leave(cells + rank * kCells + n * kWords, turn, mine[n].total);
+      if (threadIdx.x == n) leave(cells + rank * kCells + n * kWords, turn, mine[n].number());
     }
-    Sum<T> all[N];
+    Kind<T> all[N];
     for (int other = threadIdx.x; other < blocks; other += 32) {
 #pragma unroll
       for (int n = 0; n < N; ++n) {
-        Sum<T> theirs;
+        T theirs;
         unsigned int words[kWords];
 #pragma unroll
         for (int w = 0; w < kWords; ++w) words[w] = await_word(cells + other * kCells + n * kWords + w, turn,
             0);
-        assemble(words, theirs.total);
-        all[n].merge(theirs);
+        assemble(words, theirs);
+        all[n].merge(Kind<T>{theirs});
       }
     }
 #pragma unroll
@@ -252,12 +253,12 @@ __device__ __forceinline__ void combine_team(Sum<T> (&mine)[N], uint64_t* meetin
     }
 #pragma unroll
     for (int n = 0; n < N; ++n) {
-      if (threadIdx.x == n) totals[n] = all[n];
+      if (threadIdx.x == n) totals[n] = all[n].number();
     }
   }
   __syncthreads();
 #pragma unroll
-  for (int n = 0; n < N; ++n) mine[n] = totals[n];
+  for (int n = 0; n < N; ++n) mine[n] = {totals[n]};
 }
 
 struct ForwardSizes {
@@ -268,19 +269,27 @@ __device__ __forceinline__ void forward_row_stage_1(const float x, float& mean_t
   mean_term = x;
 }
 
-__device__ __forceinline__ void forward_row_stage_2(const float x, const float mean, const float variance,
-    float& mean_2_term, float& carried_after_gelu) {
+__device__ __forceinline__ void forward_row_stage_2_once(const float variance, float& inverse_root) {
+  inverse_root = rsqrtf(variance + 1e-05f);
+}
+
+__device__ __forceinline__ void forward_row_stage_2(const float x, const float mean,
+    const float inverse_root, float& mean_2_term, float& carried_after_gelu) {
   // layernorm
-  const float after_layernorm = (x - mean) * (rsqrtf(variance + 1e-05f));
+  const float after_layernorm = (x - mean) * inverse_root;
   // gelu
   mean_2_term = after_layernorm * 0.5f * (1.0f + erff(after_layernorm * 0.707106769f));
-  carried_after_gelu = after_layernorm * 0.5f * (1.0f + erff(after_layernorm * 0.707106769f));
+  carried_after_gelu = mean_2_term;
+}
+
+__device__ __forceinline__ void forward_row_values_once(const float variance_2, float& inverse_root_2) {
+  inverse_root_2 = rsqrtf(variance_2 + 1e-05f);
 }
 
 __device__ __forceinline__ void forward_row_values(const float carried_after_gelu, const float mean_2,
-    const float variance_2, float& out) {
+    const float inverse_root_2, float& out) {
   // layernorm
-  out = (carried_after_gelu - mean_2) * (rsqrtf(variance_2 + 1e-05f));
+  out = (carried_after_gelu - mean_2) * inverse_root_2;
 }
 
 __device__ __forceinline__ void forward_row_row_values(const float mean, const float variance,
@@ -298,9 +307,9 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restr
     float* __restrict__ saved_variance, float* __restrict__ saved_mean_, float* __restrict__ saved_variance_,
     ForwardSizes sizes, uint64_t* meetings, Index blocks) {
   constexpr int kLanes = 4, kPacks = 4;
-  __shared__ Sum<float> cells[2][32];
+  __shared__ float cells[2][32];
   int turn = 0;
-  __shared__ Sum<float> team_totals[2];
+  __shared__ float team_totals[2];
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   const float inverse_length = 1 / static_cast<float>(length);
   // This block's share of every row of its team.
@@ -376,6 +385,8 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restr
     const float variance_value = (distances_1[0].total - distances_1[1].total * distances_1[1].total * inverse_length) * inverse_length;
     Sum<float> sums_2[1];
     float carried_after_gelu[kPacks][kLanes];
+    float inverse_root_value;
+    forward_row_stage_2_once(variance_value, inverse_root_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -385,7 +396,8 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restr
         const float x_value = widen(x_in[p], lane);
         float mean_2_term_value;
         float carried_after_gelu_value;
-        forward_row_stage_2(x_value, mean_value, variance_value, mean_2_term_value, carried_after_gelu_value);
+        forward_row_stage_2(x_value, mean_value, inverse_root_value, mean_2_term_value,
+            carried_after_gelu_value);
         if (is_here) sums_2[0].add(mean_2_term_value);
         carried_after_gelu[p][lane] = carried_after_gelu_value;
       }
@@ -410,6 +422,8 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restr
     combine_team<2>(distances_2, meeting, rank, blocks, turn, team_totals);
     const float mean_2_value = sums_2[0].total * inverse_length + distances_2[1].total * inverse_length;
     const float variance_2_value = (distances_2[0].total - distances_2[1].total * distances_2[1].total * inverse_length) * inverse_length;
+    float inverse_root_2_value;
+    forward_row_values_once(variance_2_value, inverse_root_2_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -419,7 +433,7 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restr
       for (int lane = 0; lane < kLanes; ++lane) {
         const float carried_after_gelu_value = carried_after_gelu[p][lane];
         float out_value;
-        forward_row_values(carried_after_gelu_value, mean_2_value, variance_2_value, out_value);
+        forward_row_values(carried_after_gelu_value, mean_2_value, inverse_root_2_value, out_value);
         out_out.at[lane] = narrow<float>(out_value);
       }
       if (is_here) store(out + (base + i), out_out);
@@ -443,11 +457,15 @@ struct BackwardSizes {
   Size outer, inner;
 };
 
+__device__ __forceinline__ void backward_row_stage_1_once(const float saved_variance, float& inverse_root) {
+  inverse_root = rsqrtf(saved_variance + 1e-05f);
+}
+
 __device__ __forceinline__ void backward_row_stage_1(const float d_out, const float x,
-    const float saved_mean, const float saved_variance, const float saved_mean_, float& total_term,
+    const float saved_mean, const float inverse_root, const float saved_mean_, float& total_term,
     float& total_term_by, float& total_2_term) {
   // layernorm
-  const float after_layernorm = (x - saved_mean) * (rsqrtf(saved_variance + 1e-05f));
+  const float after_layernorm = (x - saved_mean) * inverse_root;
   // gelu
   const float after_gelu = after_layernorm * 0.5f * (1.0f + erff(after_layernorm * 0.707106769f));
   total_term = d_out;
@@ -455,45 +473,53 @@ __device__ __forceinline__ void backward_row_stage_1(const float d_out, const fl
   total_2_term = d_out;
 }
 
-__device__ __forceinline__ void backward_row_stage_2(const float x, const float saved_mean,
-    const float saved_variance, const float saved_mean_, const float total, const float saved_variance_,
-    const float count_of_inner, const float d_out, const float total_2, float& total_3_term,
-    float& total_3_term_by, float& total_4_term, float& carried) {
-  // layernorm
-  const float inverse_root = rsqrtf(saved_variance + 1e-05f);
-  const float after_layernorm = (x - saved_mean) * inverse_root;
-  // gelu
-  const float product = after_layernorm * 0.5f;
-  const float product_2 = after_layernorm * 0.707106769f;
-  const float sum = 1.0f + erff(product_2);
-  const float after_gelu = product * sum;
-  // backward, down to gelu
-  const float difference = after_gelu - saved_mean_;
-  const float inverse_root_2 = rsqrtf(saved_variance_ + 1e-05f);
-  const float product_3 = -0.5f * total * (inverse_root_2 * inverse_root_2 * inverse_root_2);
-  const float product_4 = 2.0f * product_3;
-  const float product_5 = d_out * inverse_root_2;
-  const float product_6 = total_2 * inverse_root_2;
-  const float d_after_gelu = fmaf(difference, product_4 / count_of_inner,
-      product_5) - product_6 / count_of_inner;
-  // backward, down to layernorm
-  const float product_7 = 1.12837923f * expf(-(product_2 * product_2));
-  total_3_term = fmaf(d_after_gelu * product * product_7, 0.707106769f, d_after_gelu * sum * 0.5f);
-  total_3_term_by = x - saved_mean;
-  total_4_term = fmaf(d_after_gelu * product * product_7, 0.707106769f, d_after_gelu * sum * 0.5f);
-  const float quotient = 1.0f / count_of_inner;
-  const float sum_2 = fmaf(-product_6, quotient, fmaf(difference, product_4 * quotient, product_5));
-  const float sum_3 = fmaf(sum_2 * product * product_7, 0.707106769f, sum_2 * sum * 0.5f);
-  carried = sum_3 * inverse_root;
+__device__ __forceinline__ void backward_row_stage_2_once(const float saved_variance_, const float total_2,
+    const float count_of_inner, const float saved_variance, const float total, float& inverse_root_2,
+    float& negated, float& quotient, float& inverse_root_3, float& product) {
+  inverse_root_2 = rsqrtf(saved_variance_ + 1e-05f);
+  const float inverse_root = rsqrtf(saved_variance_ + 1e-05f);
+  negated = -(total_2 * inverse_root);
+  quotient = 1.0f / count_of_inner;
+  inverse_root_3 = rsqrtf(saved_variance + 1e-05f);
+  const float product_2 = 2.0f * (-0.5f * total * (inverse_root * inverse_root * inverse_root));
+  product = product_2 * (1.0f / count_of_inner);
 }
 
-__device__ __forceinline__ void backward_row_values(const float total_4, const float saved_variance,
-    const float count_of_inner, const float x, const float saved_mean, const float total_3,
-    const float carried, float& d_x) {
+__device__ __forceinline__ void backward_row_stage_2(const float negated, const float quotient,
+    const float x, const float saved_mean, const float inverse_root_3, const float saved_mean_,
+    const float product, const float d_out, const float inverse_root_2, float& total_3_term,
+    float& total_3_term_by, float& total_4_term, float& carried) {
+  // layernorm
+  const float after_layernorm = (x - saved_mean) * inverse_root_3;
+  // gelu
+  const float product_2 = after_layernorm * 0.5f;
+  const float product_3 = after_layernorm * 0.707106769f;
+  const float sum = 1.0f + erff(product_3);
+  const float after_gelu = product_2 * sum;
+  // backward, down to gelu
+  const float d_after_gelu = fmaf(negated, quotient, fmaf(after_gelu - saved_mean_, product,
+      d_out * inverse_root_2));
+  // backward, down to layernorm
+  const float product_4 = d_after_gelu * product_2 * (1.12837923f * expf(-(product_3 * product_3)));
+  const float d_after_layernorm = fmaf(product_4, 0.707106769f, d_after_gelu * sum * 0.5f);
+  total_3_term = d_after_layernorm;
+  total_3_term_by = x - saved_mean;
+  total_4_term = d_after_layernorm;
+  carried = d_after_layernorm * inverse_root_3;
+}
+
+__device__ __forceinline__ void backward_row_values_once(const float total_4, const float saved_variance,
+    const float count_of_inner, const float total_3, float& negated_2, float& quotient_2, float& product_2) {
   const float inverse_root = rsqrtf(saved_variance + 1e-05f);
-  const float quotient = 1.0f / count_of_inner;
+  negated_2 = -(total_4 * inverse_root);
+  quotient_2 = 1.0f / count_of_inner;
   const float product = 2.0f * (-0.5f * total_3 * (inverse_root * inverse_root * inverse_root));
-  d_x = fmaf(-(total_4 * inverse_root), quotient, fmaf(x - saved_mean, product * quotient, carried));
+  product_2 = product * (1.0f / count_of_inner);
+}
+
+__device__ __forceinline__ void backward_row_values(const float negated_2, const float quotient_2,
+    const float x, const float saved_mean, const float product_2, const float carried, float& d_x) {
+  d_x = fmaf(negated_2, quotient_2, fmaf(x - saved_mean, product_2, carried));
 }
 
 // Reads d_out, x, saved_mean by (outer), saved_variance by (outer), saved_mean_ by (outer), saved_variance_ by (outer); writes d_x.
@@ -504,9 +530,9 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
     float* __restrict__ d_x, BackwardSizes sizes, uint64_t* meetings, Index blocks) {
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
   constexpr int kLanes = 4, kPacks = 4;
-  __shared__ Sum<float> cells[2][32];
+  __shared__ float cells[2][32];
   int turn = 0;
-  __shared__ Sum<float> team_totals[2];
+  __shared__ float team_totals[2];
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   // This block's share of every row of its team.
   const Index rank = blockIdx.x % blocks, team = blockIdx.x / blocks;
@@ -571,6 +597,8 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
     send_row(first + 2 * stride);
     slot ^= 1;
     Sum<float> sums_1[2];
+    float inverse_root_value;
+    backward_row_stage_1_once(saved_variance_value, inverse_root_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -582,7 +610,7 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
         float total_term_value;
         float total_term_by_value;
         float total_2_term_value;
-        backward_row_stage_1(d_out_value, x_value, saved_mean_value, saved_variance_value, saved_mean__value,
+        backward_row_stage_1(d_out_value, x_value, saved_mean_value, inverse_root_value, saved_mean__value,
             total_term_value, total_term_by_value, total_2_term_value);
         if (is_here) sums_1[0].add(total_term_value, total_term_by_value);
         if (is_here) sums_1[1].add(total_2_term_value);
@@ -594,6 +622,14 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
     const float total_2_value = sums_1[1].total;
     Sum<float> sums_2[2];
     float carried[kPacks][kLanes];
+    float inverse_root_2_value;
+    float negated_value;
+    float quotient_value;
+    float inverse_root_3_value;
+    float product_value;
+    backward_row_stage_2_once(saved_variance__value, total_2_value, count_of_inner_value,
+        saved_variance_value, total_value, inverse_root_2_value, negated_value, quotient_value,
+        inverse_root_3_value, product_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -606,8 +642,8 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
         float total_3_term_by_value;
         float total_4_term_value;
         float carried_value;
-        backward_row_stage_2(x_value, saved_mean_value, saved_variance_value, saved_mean__value, total_value,
-            saved_variance__value, count_of_inner_value, d_out_value, total_2_value, total_3_term_value,
+        backward_row_stage_2(negated_value, quotient_value, x_value, saved_mean_value, inverse_root_3_value,
+            saved_mean__value, product_value, d_out_value, inverse_root_2_value, total_3_term_value,
             total_3_term_by_value, total_4_term_value, carried_value);
         if (is_here) sums_2[0].add(total_3_term_value, total_3_term_by_value);
         if (is_here) sums_2[1].add(total_4_term_value);
@@ -618,6 +654,11 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
     combine_team<2>(sums_2, meeting, rank, blocks, turn, team_totals);
     const float total_3_value = sums_2[0].total;
     const float total_4_value = sums_2[1].total;
+    float negated_2_value;
+    float quotient_2_value;
+    float product_2_value;
+    backward_row_values_once(total_4_value, saved_variance_value, count_of_inner_value, total_3_value,
+        negated_2_value, quotient_2_value, product_2_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -628,8 +669,8 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
         const float x_value = widen(x_in[p], lane);
         const float carried_value = carried[p][lane];
         float d_x_value;
-        backward_row_values(total_4_value, saved_variance_value, count_of_inner_value, x_value,
-            saved_mean_value, total_3_value, carried_value, d_x_value);
+        backward_row_values(negated_2_value, quotient_2_value, x_value, saved_mean_value, product_2_value,
+            carried_value, d_x_value);
         d_x_out.at[lane] = narrow<float>(d_x_value);
       }
       if (is_here) store(d_x + (base + i), d_x_out);

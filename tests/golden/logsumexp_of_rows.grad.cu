@@ -42,6 +42,7 @@ struct Peak {
     add(other.best);
   }
   __device__ T max() const { return best; }
+  __device__ T number() const { return best; }
 };
 
 // N neighbours, moved by one access.
@@ -86,6 +87,22 @@ __device__ __forceinline__ Pack<T, N> load(const T* from) {
   return pack;
 }
 
+// Neighbours wherever they lie: by as few accesses as their address allows.
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load_anywhere(const T* from) {
+  constexpr int kPart = sizeof(T) * N > 16 ? 16 / sizeof(T) : N;
+  Pack<T, N> pack;
+  if (reinterpret_cast<uintptr_t>(from) % (sizeof(T) * kPart) == 0) {
+#pragma unroll
+    for (int n = 0; n < N; n += kPart) *reinterpret_cast<Pack<T,
+        kPart>*>(pack.at + n) = load<kPart>(from + n);
+  } else {
+#pragma unroll
+    for (int n = 0; n < N; ++n) pack.at[n] = from[n];
+  }
+  return pack;
+}
+
 template <int N, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   using Whole = typename Bits<sizeof(T) * N>::type;
@@ -96,214 +113,139 @@ template <typename T>
 struct Sum {
   T total = 0;
   __device__ void add(T term) { total += term; }
+  __device__ void add(T factor, T by) { total = fma(factor, by, total); }
+  __device__ void add_square(T root) { total = fma(root, root, total); }
   template <typename U>
   __device__ void merge(const Sum<U>& other) {
     total += other.total;
   }
   __device__ T sum() const { return total; }
+  __device__ T number() const { return total; }
 };
 
-// Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
-template <typename Accumulator>
-__device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, int cell, int stride,
-    void* memory) {
-  Accumulator* const cells = static_cast<Accumulator*>(memory);
-  cells[cell] = mine;
-  __syncthreads();
-  for (int half = lanes / 2; half > 0; half /= 2) {
-    if (lane < half) cells[cell].merge(cells[cell + half * stride]);
-    __syncthreads();
+// The accumulator of the thread whose number in the warp differs in one bit.
+template <template <typename> class Kind, typename T>
+__device__ __forceinline__ Kind<T> exchange(Kind<T> mine, int bit) {
+  return {__shfl_xor_sync(0xffffffffu, mine.number(), bit)};
+}
+
+// Merges a row's accumulators over its threads, in a fixed tree: within each warp, then over the warps. A row has a
+// power of two of threads, or whole warps. The cells are free again two calls later. Not for all, only the first warp knows.
+template <bool kForAll = true, template <typename> class Kind, typename T, int N>
+__device__ __forceinline__ void combine(Kind<T> (&mine)[N], T* cells) {
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (bit >= blockDim.x) continue;
+#pragma unroll
+    for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
   }
-  const Accumulator all = cells[cell - lane * stride];
+  if (blockDim.x <= 32) return;
+  const int warps = blockDim.x / 32, warp = threadIdx.x / 32, place = threadIdx.x % 32;
+  T* const row_cells = cells + threadIdx.y * warps * N;
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    if (place == 0) row_cells[warp * N + n] = mine[n].number();
+  }
   __syncthreads();
-  return all;
+  if (!kForAll && warp > 0) return;
+#pragma unroll
+  for (int n = 0; n < N; ++n) mine[n] = place < warps ? Kind<T>{row_cells[place * N + n]} : Kind<T>();
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
+  }
 }
 
 struct ForwardSizes {
   Size outer, inner;
 };
 
-__device__ __forceinline__ void forward_inner_values(const float x, float& peak_term) {
+__device__ __forceinline__ void forward_row_stage_1(const float x, float& peak_term) {
   peak_term = x;
 }
 
-// Reads x; leaves partials of peak.
-__global__ void __launch_bounds__(256)
-forward_inner(const float* __restrict__ x, Peak<float>* __restrict__ peak_partials, ForwardSizes sizes,
-    Index rows, Index pieces, Index piece_length) {
-  constexpr int kLanes = 4, kPacks = 2;
-  __shared__ alignas(16) unsigned char shared[256 * 4];
-  const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
-  const bool is_live = task < rows * pieces;
-  const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
-  const Index outer = row;
-  Peak<float> peak_sum;
-  const auto element = [&](Index inner, float x_value) {
-    float peak_term_value;
-    forward_inner_values(x_value, peak_term_value);
-    peak_sum.add(peak_term_value);
-  };
-  if (is_live) {
-    const Index length = sizes.inner.value, base = row * length;
-    const Index begin = base + piece * piece_length, end = min(begin + piece_length, base + length);
-    // Packs start at multiples of their size; what stands before and behind them goes one by one.
-    const Index head = min(end, (begin + kLanes - 1) / kLanes * kLanes);
-    const Index packs = (end - head) / kLanes, tail = head + packs * kLanes;
-    if (threadIdx.x < (head - begin) + (end - tail)) {
-      const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
-      element(i - base, widen(x[i]));
-    }
-    for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
-      Pack<float, kLanes> x_in[kPacks];
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        const Index i = head + (from + p * blockDim.x) * kLanes;
-        if (i >= tail) break;
-        x_in[p] = load<kLanes>(x + i);
-      }
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        const Index i = head + (from + p * blockDim.x) * kLanes;
-        if (i >= tail) break;
-#pragma unroll
-        for (int lane = 0; lane < kLanes; ++lane) {
-          element(i + lane - base, widen(x_in[p], lane));
-        }
-      }
-    }
-  }
-  peak_sum = merge_tree(peak_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1, shared);
-  if (is_live && threadIdx.x == 0) {
-    peak_partials[(outer) * (1 * pieces) + (0) * pieces + piece] = peak_sum;
-  }
+__device__ __forceinline__ void forward_row_stage_2_once(const float peak, float& chosen) {
+  chosen = fabsf(peak) == INFINITY ? 0.0f : peak;
 }
 
-__device__ __forceinline__ void forward_finalise_values(const float peak, float& saved_bound,
-    float& peak_scratch) {
-  saved_bound = peak;
-  peak_scratch = peak;
+__device__ __forceinline__ void forward_row_stage_2(const float x, const float chosen, float& total_term) {
+  total_term = expf(x - chosen);
 }
 
-// Merges partials into peak; writes saved_bound, peak_scratch.
-__global__ void __launch_bounds__(512)
-forward_finalise(float* __restrict__ saved_bound, float* __restrict__ peak_scratch,
-    const Peak<float>* __restrict__ peak_partials, ForwardSizes sizes, Index slots) {
-  __shared__ alignas(16) unsigned char shared[512 * 8];
-  const Index columns = 1, strips = (columns + blockDim.x - 1) / blockDim.x;
-  const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
-  Peak<double> peak_sum;
-  if (column < columns) {
-#pragma unroll 8
-    for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
-      peak_sum.merge(peak_partials[(above * slots + slot) * columns + column]);
-    }
-  }
-  peak_sum = merge_tree(peak_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
-      blockDim.x, shared);
-  if (threadIdx.y != 0 || column >= columns) return;
-  const float peak_value = static_cast<float>(peak_sum.max());
-  const Index result = above * columns + column;
-  const Index outer = result;
-  float saved_bound_value;
-  float peak_scratch_value;
-  forward_finalise_values(peak_value, saved_bound_value, peak_scratch_value);
-  saved_bound[outer] = narrow<float>(saved_bound_value);
-  peak_scratch[outer] = narrow<float>(peak_scratch_value);
-}
-
-__device__ __forceinline__ void forward_inner_2_values(const float x, const float peak, float& total_term) {
-  total_term = expf(x - (fabsf(peak) == INFINITY ? 0.0f : peak));
-}
-
-// Reads x, peak by (outer); leaves partials of total.
-__global__ void __launch_bounds__(256)
-forward_inner_2(const float* __restrict__ x, const float* __restrict__ peak,
-    Sum<float>* __restrict__ total_partials, ForwardSizes sizes, Index rows, Index pieces,
-    Index piece_length) {
-  constexpr int kLanes = 4, kPacks = 2;
-  __shared__ alignas(16) unsigned char shared[256 * 4];
-  const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
-  const bool is_live = task < rows * pieces;
-  const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
-  const Index outer = row;
-  const float peak_value = widen(peak[outer]);
-  Sum<float> total_sum;
-  const auto element = [&](Index inner, float x_value) {
-    float total_term_value;
-    forward_inner_2_values(x_value, peak_value, total_term_value);
-    total_sum.add(total_term_value);
-  };
-  if (is_live) {
-    const Index length = sizes.inner.value, base = row * length;
-    const Index begin = base + piece * piece_length, end = min(begin + piece_length, base + length);
-    // Packs start at multiples of their size; what stands before and behind them goes one by one.
-    const Index head = min(end, (begin + kLanes - 1) / kLanes * kLanes);
-    const Index packs = (end - head) / kLanes, tail = head + packs * kLanes;
-    if (threadIdx.x < (head - begin) + (end - tail)) {
-      const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
-      element(i - base, widen(x[i]));
-    }
-    for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
-      Pack<float, kLanes> x_in[kPacks];
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        const Index i = head + (from + p * blockDim.x) * kLanes;
-        if (i >= tail) break;
-        x_in[p] = load<kLanes>(x + i);
-      }
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        const Index i = head + (from + p * blockDim.x) * kLanes;
-        if (i >= tail) break;
-#pragma unroll
-        for (int lane = 0; lane < kLanes; ++lane) {
-          element(i + lane - base, widen(x_in[p], lane));
-        }
-      }
-    }
-  }
-  total_sum = merge_tree(total_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,
-      shared);
-  if (is_live && threadIdx.x == 0) {
-    total_partials[(outer) * (1 * pieces) + (0) * pieces + piece] = total_sum;
-  }
-}
-
-__device__ __forceinline__ void forward_finalise_2_values(const float total, const float peak, float& out,
-    float& saved_sum) {
+__device__ __forceinline__ void forward_row_row_values(const float total, const float peak, float& out,
+    float& saved_bound, float& saved_sum) {
   // logsumexp(1)
   const float after_logsumexp = logf(total) + (fabsf(peak) == INFINITY ? 0.0f : peak);
   // gelu
   out = after_logsumexp * 0.5f * (1.0f + erff(after_logsumexp * 0.707106769f));
+  saved_bound = peak;
   saved_sum = total;
 }
 
-// Reads peak; merges partials into total; writes out, saved_sum.
-__global__ void __launch_bounds__(512)
-forward_finalise_2(const float* __restrict__ peak, float* __restrict__ out, float* __restrict__ saved_sum,
-    const Sum<float>* __restrict__ total_partials, ForwardSizes sizes, Index slots) {
-  __shared__ alignas(16) unsigned char shared[512 * 8];
-  const Index columns = 1, strips = (columns + blockDim.x - 1) / blockDim.x;
-  const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
-  Sum<double> total_sum;
-  if (column < columns) {
-#pragma unroll 8
-    for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
-      total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
+// Reads x; writes out, saved_bound, saved_sum.
+__global__ void __launch_bounds__(256, 4)
+forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restrict__ saved_bound,
+    float* __restrict__ saved_sum, ForwardSizes sizes) {
+  constexpr int kLanes = 4, kPacks = 4;
+  __shared__ float cells[2][8];
+  int turn = 0;
+  const Index rows = sizes.outer.value, length = sizes.inner.value;
+  const Index stride = gridDim.x * blockDim.y;
+  Index first = blockIdx.x * blockDim.y;
+  for (; first < rows; first += stride) {
+    const bool is_live = first + threadIdx.y < rows;
+    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+    const Index outer = row;
+    Pack<float, kLanes> x_in[kPacks];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      if (is_here) x_in[p] = load<kLanes>(x + (base + i));
+    }
+    Peak<float> peaks_1[1];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        float peak_term_value;
+        forward_row_stage_1(x_value, peak_term_value);
+        if (is_here) peaks_1[0].add(peak_term_value);
+      }
+    }
+    combine(peaks_1, cells[turn++ & 1]);
+    const float peak_value = peaks_1[0].best;
+    Sum<float> sums_2[1];
+    float chosen_value;
+    forward_row_stage_2_once(peak_value, chosen_value);
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        float total_term_value;
+        forward_row_stage_2(x_value, chosen_value, total_term_value);
+        if (is_here) sums_2[0].add(total_term_value);
+      }
+    }
+    combine(sums_2, cells[turn++ & 1]);
+    const float total_value = sums_2[0].total;
+    if (is_live && threadIdx.x == 0) {
+      float out_value;
+      float saved_bound_value;
+      float saved_sum_value;
+      forward_row_row_values(total_value, peak_value, out_value, saved_bound_value, saved_sum_value);
+      out[outer] = narrow<float>(out_value);
+      saved_bound[outer] = narrow<float>(saved_bound_value);
+      saved_sum[outer] = narrow<float>(saved_sum_value);
     }
   }
-  total_sum = merge_tree(total_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
-      blockDim.x, shared);
-  if (threadIdx.y != 0 || column >= columns) return;
-  const float total_value = static_cast<float>(total_sum.sum());
-  const Index result = above * columns + column;
-  const Index outer = result;
-  const float peak_value = widen(peak[outer]);
-  float out_value;
-  float saved_sum_value;
-  forward_finalise_2_values(total_value, peak_value, out_value, saved_sum_value);
-  out[outer] = narrow<float>(out_value);
-  saved_sum[outer] = narrow<float>(saved_sum_value);
 }
 
 struct BackwardSizes {
@@ -409,6 +351,12 @@ static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
   return power;
 }
 
+// A row's threads along x: a power of two within a warp, or whole warps; rows beside each other along y.
+static dim3 row_block(int64_t wanted) {
+  const int64_t along = wanted <= 32 ? power_of_two(wanted, 1, 32) : ceil_divide(wanted, 32) * 32;
+  return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < 256 ? 256 / along : 1));
+}
+
 // a: x, out, saved_bound, saved_sum, scratch (-1: return the bytes it needs), outer, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
@@ -423,53 +371,15 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const auto stream = reinterpret_cast<cudaStream_t>(a[8]);
   const int device = static_cast<int>(a[7]);
   const DeviceGuard guard(device);
-  const int64_t forward_inner_rows = static_cast<int64_t>(sizes.outer.value),
-      forward_inner_length = static_cast<int64_t>(sizes.inner.value);
-  const int64_t forward_inner_pieces = ceil_divide(forward_inner_length, 8192);
-  const int64_t peak_partials_slots = 1 * forward_inner_pieces;
-  const int64_t forward_inner_2_rows = static_cast<int64_t>(sizes.outer.value),
-      forward_inner_2_length = static_cast<int64_t>(sizes.inner.value);
-  const int64_t forward_inner_2_pieces = ceil_divide(forward_inner_2_length, 8192);
-  const int64_t total_partials_slots = 1 * forward_inner_2_pieces;
-  auto* const peak_partials = scratch.take<Peak<float>>(static_cast<int64_t>(sizes.outer.value) * peak_partials_slots);
-  auto* const peak_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value));
-  auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.outer.value) * total_partials_slots);
+  const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value),
+      forward_row_length = static_cast<int64_t>(sizes.inner.value);
+  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 16));
+  const int64_t forward_row_tasks = ceil_divide(forward_row_rows, forward_row_block.y);
+  const int64_t forward_row_slots = forward_row_tasks;
   if (is_measuring) return scratch.used;
   {
-    const int64_t piece_length = ceil_divide(forward_inner_length, forward_inner_pieces);
-    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 32, 256));
-    const dim3 block(lanes, 256 / lanes);
-    const auto blocks = static_cast<unsigned>(ceil_divide(forward_inner_rows * forward_inner_pieces,
-        block.y));
-    forward_inner<<<blocks, block, 0, stream>>>(x, peak_partials, sizes,
-        static_cast<Index>(forward_inner_rows), static_cast<Index>(forward_inner_pieces),
-        static_cast<Index>(piece_length));
-  }
-  {
-    const int64_t columns = 1, results = static_cast<int64_t>(sizes.outer.value);
-    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
-    const dim3 block(width, 512 / width);
-    const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    forward_finalise<<<blocks, block, 0, stream>>>(saved_bound, peak_scratch, peak_partials, sizes,
-        static_cast<Index>(peak_partials_slots));
-  }
-  {
-    const int64_t piece_length = ceil_divide(forward_inner_2_length, forward_inner_2_pieces);
-    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 32, 256));
-    const dim3 block(lanes, 256 / lanes);
-    const auto blocks = static_cast<unsigned>(ceil_divide(forward_inner_2_rows * forward_inner_2_pieces,
-        block.y));
-    forward_inner_2<<<blocks, block, 0, stream>>>(x, peak_scratch, total_partials, sizes,
-        static_cast<Index>(forward_inner_2_rows), static_cast<Index>(forward_inner_2_pieces),
-        static_cast<Index>(piece_length));
-  }
-  {
-    const int64_t columns = 1, results = static_cast<int64_t>(sizes.outer.value);
-    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
-    const dim3 block(width, 512 / width);
-    const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    forward_finalise_2<<<blocks, block, 0, stream>>>(peak_scratch, out, saved_sum, total_partials, sizes,
-        static_cast<Index>(total_partials_slots));
+    forward_row<<<static_cast<unsigned>(forward_row_slots), forward_row_block, 0, stream>>>(x, out,
+        saved_bound, saved_sum, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

@@ -96,6 +96,22 @@ __device__ __forceinline__ Pack<T, N> load(const T* from) {
   return pack;
 }
 
+// Neighbours wherever they lie: by as few accesses as their address allows.
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load_anywhere(const T* from) {
+  constexpr int kPart = sizeof(T) * N > 16 ? 16 / sizeof(T) : N;
+  Pack<T, N> pack;
+  if (reinterpret_cast<uintptr_t>(from) % (sizeof(T) * kPart) == 0) {
+#pragma unroll
+    for (int n = 0; n < N; n += kPart) *reinterpret_cast<Pack<T,
+        kPart>*>(pack.at + n) = load<kPart>(from + n);
+  } else {
+#pragma unroll
+    for (int n = 0; n < N; ++n) pack.at[n] = from[n];
+  }
+  return pack;
+}
+
 template <int N, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   using Whole = typename Bits<sizeof(T) * N>::type;
@@ -145,11 +161,12 @@ forward_pointwise(const bool* __restrict__ mask, const float* __restrict__ x, co
     if (is_whole) {
       const float bias_value = widen(bias[middle]);
       const float scale_value = widen(scale[middle]);
+      const auto mask_in = load_anywhere<kLanes>(mask + (inner));
       Pack<float, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
-        const bool mask_value = widen(mask[inner + lane]);
+        const bool mask_value = widen(mask_in, lane);
         float out_value;
         forward_pointwise_values(mask_value, x_value, bias_value, scale_value, out_value);
         out_out.at[lane] = narrow<float>(out_value);

@@ -255,7 +255,7 @@ static inline __attribute__((always_inline)) void backward_inner_values(const bo
   const float d_after_masked_fill = rounded_to<bfloat16>(d_after_to_2);
   // backward, down to sub_channel(bias)
   d_x = mask ? 0.0f : d_after_masked_fill;
-  total_term = mask ? 0.0f : d_after_masked_fill;
+  total_term = d_x;
   total_2_term = d_out * after_to_2;
 }
 

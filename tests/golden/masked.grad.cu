@@ -96,6 +96,22 @@ __device__ __forceinline__ Pack<T, N> load(const T* from) {
   return pack;
 }
 
+// Neighbours wherever they lie: by as few accesses as their address allows.
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load_anywhere(const T* from) {
+  constexpr int kPart = sizeof(T) * N > 16 ? 16 / sizeof(T) : N;
+  Pack<T, N> pack;
+  if (reinterpret_cast<uintptr_t>(from) % (sizeof(T) * kPart) == 0) {
+#pragma unroll
+    for (int n = 0; n < N; n += kPart) *reinterpret_cast<Pack<T,
+        kPart>*>(pack.at + n) = load<kPart>(from + n);
+  } else {
+#pragma unroll
+    for (int n = 0; n < N; ++n) pack.at[n] = from[n];
+  }
+  return pack;
+}
+
 template <int N, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   using Whole = typename Bits<sizeof(T) * N>::type;
@@ -172,11 +188,12 @@ forward_pointwise(const bool* __restrict__ mask, const float* __restrict__ x, co
     if (is_whole) {
       const float bias_value = widen(bias[middle]);
       const float scale_value = widen(scale[middle]);
+      const auto mask_in = load_anywhere<kLanes>(mask + (inner));
       Pack<float, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
-        const bool mask_value = widen(mask[inner + lane]);
+        const bool mask_value = widen(mask_in, lane);
         float out_value;
         forward_pointwise_values(mask_value, x_value, bias_value, scale_value, out_value);
         out_out.at[lane] = narrow<float>(out_value);
@@ -222,7 +239,7 @@ __device__ __forceinline__ void backward_inner_values(const bool mask, const flo
   const float d_after_masked_fill = rounded_to<__nv_bfloat16>(d_after_to_2);
   // backward, down to sub_channel(bias)
   d_x = mask ? 0.0f : d_after_masked_fill;
-  total_term = mask ? 0.0f : d_after_masked_fill;
+  total_term = d_x;
   total_2_term = d_out * after_to_2;
 }
 
@@ -436,7 +453,9 @@ extern "C" int64_t run_backward(const int64_t* a) {
   }
   {
     const int64_t columns = 1, results = static_cast<int64_t>(sizes.middle.value);
-    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
+    // Threads for all slots of a column, up to 64, and columns beside each other for the rest.
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1,
+        512 / power_of_two(total_partials_slots, 1, 64)));
     const dim3 block(width, 512 / width);
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
     backward_finalise<<<blocks, block, 0, stream>>>(d_bias, d_scale, total_partials, total_2_partials, sizes,

@@ -42,6 +42,7 @@ struct Peak {
     add(other.best);
   }
   __device__ T max() const { return best; }
+  __device__ T number() const { return best; }
 };
 
 // Positions along axes, as if they lay in memory.
@@ -98,6 +99,20 @@ __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
 }
 
+template <typename T>
+struct Sum {
+  T total = 0;
+  __device__ void add(T term) { total += term; }
+  __device__ void add(T factor, T by) { total = fma(factor, by, total); }
+  __device__ void add_square(T root) { total = fma(root, root, total); }
+  template <typename U>
+  __device__ void merge(const Sum<U>& other) {
+    total += other.total;
+  }
+  __device__ T sum() const { return total; }
+  __device__ T number() const { return total; }
+};
+
 // Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
 template <typename Accumulator>
 __device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, int cell, int stride,
@@ -112,6 +127,40 @@ __device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, 
   const Accumulator all = cells[cell - lane * stride];
   __syncthreads();
   return all;
+}
+
+// The accumulator of the thread whose number in the warp differs in one bit.
+template <template <typename> class Kind, typename T>
+__device__ __forceinline__ Kind<T> exchange(Kind<T> mine, int bit) {
+  return {__shfl_xor_sync(0xffffffffu, mine.number(), bit)};
+}
+
+// Merges the accumulators of the threads with the same x, in a fixed order: within warps, then over them.
+template <template <typename> class Kind, typename T, int N, int L>
+__device__ __forceinline__ void combine_across(Kind<T> (&mine)[N][L], T* cells, T* totals) {
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x, warp = thread / 32,
+      warps = blockDim.x * blockDim.y / 32;
+  const int width = blockDim.x * N * L;
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+#pragma unroll
+    for (int lane = 0; lane < L; ++lane) {
+      for (int bit = blockDim.x; bit < 32; bit *= 2) mine[n][lane].merge(exchange(mine[n][lane], bit));
+      if (thread % 32 < blockDim.x) cells[warp * width + threadIdx.x * N * L + n * L + lane] = mine[n][lane].number();
+    }
+  }
+  __syncthreads();
+  for (int i = thread; i < width; i += blockDim.x * blockDim.y) {
+    Kind<T> all;
+    for (int other = 0; other < warps; ++other) all.merge(Kind<T>{cells[other * width + i]});
+    totals[i] = all.number();
+  }
+  __syncthreads();
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+#pragma unroll
+    for (int lane = 0; lane < L; ++lane) mine[n][lane] = {totals[threadIdx.x * N * L + n * L + lane]};
+  }
 }
 
 struct ForwardSizes {
@@ -207,236 +256,102 @@ struct BackwardSizes {
   Size outer, middle, inner;
 };
 
-__device__ __forceinline__ void backward_outer_values(const float x, float& peak_term) {
+__device__ __forceinline__ void backward_column_stage_1(const float x, float& peak_term) {
   peak_term = x;
 }
 
-// Reads x; leaves partials of peak.
-template <int kLanes>
-__global__ void __launch_bounds__(256, 4)
-backward_outer(const float* __restrict__ x, Peak<float>* __restrict__ peak_partials, BackwardSizes sizes,
-    Index slots) {
-  constexpr int kRows = 2;
-  __shared__ alignas(16) unsigned char shared[256 * 4];
-  const Index rows = sizes.middle.value, columns = sizes.inner.value;
-  const Index strips = (columns + blockDim.x * kLanes - 1) / (blockDim.x * kLanes);
-  const Index task = blockIdx.x / strips;  // (kept, slot)
-  const Index column = (blockIdx.x % strips * blockDim.x + threadIdx.x) * kLanes;
-  const Index kept_index = task / slots, slot = task % slots;
-  const Index outer = kept_index;
-  Peak<float> peak_sum[kLanes];
-  if (column < columns) {
-    const Index share = (rows + slots - 1) / slots, end = min(rows, (slot + 1) * share);
-    for (Index from = slot * share + threadIdx.y; from < end; from += blockDim.y * kRows) {
-      Pack<float, kLanes> x_in[kRows];
-#pragma unroll
-      for (int p = 0; p < kRows; ++p) {
-        const bool is_here = from + p * blockDim.y < end;
-        const Index row = is_here ? from + p * blockDim.y : from;
-        const Index middle = row;
-        if (is_here) x_in[p] = load<kLanes>(x + (((outer) * sizes.middle.value + middle) * columns + column));
-      }
-#pragma unroll
-      for (int p = 0; p < kRows; ++p) {
-        const bool is_here = from + p * blockDim.y < end;
-#pragma unroll
-        for (int lane = 0; lane < kLanes; ++lane) {
-          const float x_value = widen(x_in[p], lane);
-          float peak_term_value;
-          backward_outer_values(x_value, peak_term_value);
-          if (is_here) peak_sum[lane].add(peak_term_value);
-        }
-      }
-    }
-  }
-#pragma unroll
-  for (int lane = 0; lane < kLanes; ++lane) {
-    peak_sum[lane] = merge_tree(peak_sum[lane], threadIdx.y, blockDim.y,
-        threadIdx.y * blockDim.x + threadIdx.x, blockDim.x, shared);
-    if (threadIdx.y == 0 && column + lane < columns) peak_partials[task * columns + column + lane] = peak_sum[lane];
-  }
-}
-
-__device__ __forceinline__ void backward_finalise_values(const float peak, float& peak_scratch) {
-  peak_scratch = peak;
-}
-
-// Merges partials into peak; writes peak_scratch.
-__global__ void __launch_bounds__(512)
-backward_finalise(float* __restrict__ peak_scratch, const Peak<float>* __restrict__ peak_partials,
-    BackwardSizes sizes, Index slots) {
-  __shared__ alignas(16) unsigned char shared[512 * 8];
-  const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
-  const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
-  Peak<double> peak_sum;
-  if (column < columns) {
-#pragma unroll 8
-    for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
-      peak_sum.merge(peak_partials[(above * slots + slot) * columns + column]);
-    }
-  }
-  peak_sum = merge_tree(peak_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
-      blockDim.x, shared);
-  if (threadIdx.y != 0 || column >= columns) return;
-  const float peak_value = static_cast<float>(peak_sum.max());
-  const Index result = above * columns + column;
-  const Index above_inner = divide(result, sizes.inner);
-  const Index inner = result - above_inner * sizes.inner.value;
-  const Index outer = above_inner;
-  float peak_scratch_value;
-  backward_finalise_values(peak_value, peak_scratch_value);
-  peak_scratch[(outer) * sizes.inner.value + inner] = narrow<float>(peak_scratch_value);
-}
-
-__device__ __forceinline__ void backward_outer_2_values(const float x, const float peak,
+__device__ __forceinline__ void backward_column_stage_2(const float x, const float peak,
     const float position_along, float& peak_2_term) {
   peak_2_term = (x >= peak || x != x) ? -position_along : -INFINITY;
 }
 
-// Reads x, peak by (outer, inner), position_along by (middle); leaves partials of peak_2.
-template <int kLanes>
-__global__ void __launch_bounds__(256, 4)
-backward_outer_2(const float* __restrict__ x, const float* __restrict__ peak,
-    Peak<float>* __restrict__ peak_2_partials, BackwardSizes sizes, Index slots) {
-  const Positions<float> position_along{};
-  constexpr int kRows = 2;
-  __shared__ alignas(16) unsigned char shared[256 * 4];
-  const Index rows = sizes.middle.value, columns = sizes.inner.value;
-  const Index strips = (columns + blockDim.x * kLanes - 1) / (blockDim.x * kLanes);
-  const Index task = blockIdx.x / strips;  // (kept, slot)
-  const Index column = (blockIdx.x % strips * blockDim.x + threadIdx.x) * kLanes;
-  const Index kept_index = task / slots, slot = task % slots;
-  const Index outer = kept_index;
-  Peak<float> peak_2_sum[kLanes];
-  if (column < columns) {
-    const Index share = (rows + slots - 1) / slots, end = min(rows, (slot + 1) * share);
-    for (Index from = slot * share + threadIdx.y; from < end; from += blockDim.y * kRows) {
-      Pack<float, kLanes> x_in[kRows];
-#pragma unroll
-      for (int p = 0; p < kRows; ++p) {
-        const bool is_here = from + p * blockDim.y < end;
-        const Index row = is_here ? from + p * blockDim.y : from;
-        const Index middle = row;
-        if (is_here) x_in[p] = load<kLanes>(x + (((outer) * sizes.middle.value + middle) * columns + column));
-      }
-#pragma unroll
-      for (int p = 0; p < kRows; ++p) {
-        const bool is_here = from + p * blockDim.y < end;
-        const Index row = is_here ? from + p * blockDim.y : from;
-        const Index middle = row;
-        const float position_along_value = widen(position_along[middle]);
-#pragma unroll
-        for (int lane = 0; lane < kLanes; ++lane) {
-          const Index inner = column + lane;
-          const float x_value = widen(x_in[p], lane);
-          const float peak_value = widen(peak[(outer) * sizes.inner.value + inner]);
-          float peak_2_term_value;
-          backward_outer_2_values(x_value, peak_value, position_along_value, peak_2_term_value);
-          if (is_here) peak_2_sum[lane].add(peak_2_term_value);
-        }
-      }
-    }
-  }
-#pragma unroll
-  for (int lane = 0; lane < kLanes; ++lane) {
-    peak_2_sum[lane] = merge_tree(peak_2_sum[lane], threadIdx.y, blockDim.y,
-        threadIdx.y * blockDim.x + threadIdx.x, blockDim.x, shared);
-    if (threadIdx.y == 0 && column + lane < columns) peak_2_partials[task * columns + column + lane] = peak_2_sum[lane];
-  }
-}
-
-__device__ __forceinline__ void backward_finalise_2_values(const float peak_2, float& peak_2_scratch) {
-  peak_2_scratch = peak_2;
-}
-
-// Merges partials into peak_2; writes peak_2_scratch.
-__global__ void __launch_bounds__(512)
-backward_finalise_2(float* __restrict__ peak_2_scratch, const Peak<float>* __restrict__ peak_2_partials,
-    BackwardSizes sizes, Index slots) {
-  __shared__ alignas(16) unsigned char shared[512 * 8];
-  const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
-  const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
-  Peak<double> peak_2_sum;
-  if (column < columns) {
-#pragma unroll 8
-    for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
-      peak_2_sum.merge(peak_2_partials[(above * slots + slot) * columns + column]);
-    }
-  }
-  peak_2_sum = merge_tree(peak_2_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
-      blockDim.x, shared);
-  if (threadIdx.y != 0 || column >= columns) return;
-  const float peak_2_value = static_cast<float>(peak_2_sum.max());
-  const Index result = above * columns + column;
-  const Index above_inner = divide(result, sizes.inner);
-  const Index inner = result - above_inner * sizes.inner.value;
-  const Index outer = above_inner;
-  float peak_2_scratch_value;
-  backward_finalise_2_values(peak_2_value, peak_2_scratch_value);
-  peak_2_scratch[(outer) * sizes.inner.value + inner] = narrow<float>(peak_2_scratch_value);
-}
-
-__device__ __forceinline__ void backward_pointwise_values(const float position_along, const float peak_2,
+__device__ __forceinline__ void backward_column_values(const float position_along, const float peak_2,
     const float d_out, const float saved_max, float& d_x) {
   // tanh
   const float after_tanh = tanhf(saved_max);
   // backward, down to max(1)
-  const float d_after_max = d_out * (1.0f - after_tanh * after_tanh);
+  const float d_after_max = d_out * fmaf(-after_tanh, after_tanh, 1.0f);
   d_x = position_along == -peak_2 ? d_after_max : 0.0f;
 }
 
-// Reads position_along by (middle), peak_2 by (outer, inner), d_out by (outer, inner), saved_max by (outer, inner); writes d_x.
-__global__ void __launch_bounds__(128, 2)
-backward_pointwise(const float* __restrict__ peak_2, const float* __restrict__ d_out,
-    const float* __restrict__ saved_max, float* __restrict__ d_x, BackwardSizes sizes, Index count) {
+// Reads x, position_along by (middle), d_out by (outer, inner), saved_max by (outer, inner); writes d_x.
+__global__ void __launch_bounds__(512, 2)
+backward_column(const float* __restrict__ x, const float* __restrict__ d_out,
+    const float* __restrict__ saved_max, float* __restrict__ d_x, BackwardSizes sizes) {
   const Positions<float> position_along{};
-  constexpr int kLanes = 4, kPacks = 8;
-  const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 128 + threadIdx.x) * kLanes;
+  constexpr int kLanes = 4, kPacks = 4;
+  __shared__ float cells[1024], totals[64];
+  const Index length = sizes.middle.value, behind = sizes.inner.value;
+  const Index strips = (behind + blockDim.x * kLanes - 1) / (blockDim.x * kLanes),
+      tiles = sizes.outer.value * strips;
+  for (Index tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
+    const bool is_beside = beside < behind;
+    const Index base = above * length * behind + beside, end = is_beside ? length : 0;
+    const Index outer = above;
+    Pack<float, kLanes> x_in[kPacks];
 #pragma unroll
-  for (int p = 0; p < kPacks; ++p) {
-    const Index i = first + static_cast<Index>(p) * 128 * kLanes;
-    if (i + kLanes > count) break;
-  }
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = p * blockDim.y + threadIdx.y;
+      const bool is_here = i < end;
+      if (is_here) x_in[p] = load<kLanes>(x + (base + i * behind));
+    }
+    float d_out_here[kLanes];
+    float saved_max_here[kLanes];
 #pragma unroll
-  for (int p = 0; p < kPacks; ++p) {
-    const Index i = first + static_cast<Index>(p) * 128 * kLanes;
-    if (i >= count) return;
-    const Index above_inner = divide(i, sizes.inner);
-    const Index inner = i - above_inner * sizes.inner.value;
-    const Index above_middle = divide(above_inner, sizes.middle);
-    const Index middle = above_inner - above_middle * sizes.middle.value;
-    const Index outer = above_middle;
-    const bool is_whole = i + kLanes <= count && sizes.inner.value - inner >= kLanes;
-    if (is_whole) {
-      const float position_along_value = widen(position_along[middle]);
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const Index inner = (is_beside ? beside + lane : 0);
+      d_out_here[lane] = widen(d_out[(outer) * sizes.inner.value + inner]);
+      saved_max_here[lane] = widen(saved_max[(outer) * sizes.inner.value + inner]);
+    }
+    Peak<float> peaks_1[1][kLanes];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = p * blockDim.y + threadIdx.y;
+      const bool is_here = i < end;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        float peak_term_value;
+        backward_column_stage_1(x_value, peak_term_value);
+        if (is_here) peaks_1[0][lane].add(peak_term_value);
+      }
+    }
+    combine_across(peaks_1, cells, totals);
+    Peak<float> peaks_2[1][kLanes];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = p * blockDim.y + threadIdx.y;
+      const bool is_here = i < end;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const Index middle = (is_here ? i : 0);
+        const float peak_value = peaks_1[0][lane].best;
+        const float x_value = widen(x_in[p], lane);
+        const float position_along_value = widen(position_along[middle]);
+        float peak_2_term_value;
+        backward_column_stage_2(x_value, peak_value, position_along_value, peak_2_term_value);
+        if (is_here) peaks_2[0][lane].add(peak_2_term_value);
+      }
+    }
+    combine_across(peaks_2, cells, totals);
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = p * blockDim.y + threadIdx.y;
+      const bool is_here = i < end;
       Pack<float, kLanes> d_x_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const float peak_2_value = widen(peak_2[(outer) * sizes.inner.value + inner + lane]);
-        const float d_out_value = widen(d_out[(outer) * sizes.inner.value + inner + lane]);
-        const float saved_max_value = widen(saved_max[(outer) * sizes.inner.value + inner + lane]);
+        const Index middle = (is_here ? i : 0);
+        const float peak_2_value = peaks_2[0][lane].best;
+        const float d_out_value = d_out_here[lane];
+        const float saved_max_value = saved_max_here[lane];
+        const float position_along_value = widen(position_along[middle]);
         float d_x_value;
-        backward_pointwise_values(position_along_value, peak_2_value, d_out_value, saved_max_value,
-            d_x_value);
+        backward_column_values(position_along_value, peak_2_value, d_out_value, saved_max_value, d_x_value);
         d_x_out.at[lane] = narrow<float>(d_x_value);
       }
-      store(d_x + i, d_x_out);
-    } else {
-      for (Index j = i; j < count && j < i + kLanes; ++j) {
-        const Index above_inner = divide(j, sizes.inner);
-        const Index inner = j - above_inner * sizes.inner.value;
-        const Index above_middle = divide(above_inner, sizes.middle);
-        const Index middle = above_inner - above_middle * sizes.middle.value;
-        const Index outer = above_middle;
-        const float position_along_value = widen(position_along[middle]);
-        const float peak_2_value = widen(peak_2[(outer) * sizes.inner.value + inner]);
-        const float d_out_value = widen(d_out[(outer) * sizes.inner.value + inner]);
-        const float saved_max_value = widen(saved_max[(outer) * sizes.inner.value + inner]);
-        float d_x_value;
-        backward_pointwise_values(position_along_value, peak_2_value, d_out_value, saved_max_value,
-            d_x_value);
-        d_x[j] = narrow<float>(d_x_value);
-      }
+      if (is_here) store(d_x + (base + i * behind), d_x_out);
     }
   }
 }
@@ -503,6 +418,13 @@ static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes,
   return oldest.blocks;
 }
 
+// Threads beside each other along x, in whole warps with those along a strided row.
+static dim3 column_block(int64_t beside, int64_t along, int64_t most) {
+  int64_t x = power_of_two(beside, 1, 16);
+  while (x > 1 && x * ceil_divide(along, 32 / x) * (32 / x) > most) x /= 2;
+  return dim3(static_cast<unsigned>(x), static_cast<unsigned>(ceil_divide(along, 32 / x) * (32 / x)));
+}
+
 // a: x, out, saved_max, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
@@ -543,7 +465,9 @@ extern "C" int64_t run_forward(const int64_t* a) {
   {
     const int64_t columns = static_cast<int64_t>(sizes.inner.value),
         results = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value);
-    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
+    // Threads for all slots of a column, up to 64, and columns beside each other for the rest.
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 512 / power_of_two(peak_partials_slots,
+        1, 64)));
     const dim3 block(width, 512 / width);
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
     forward_finalise<<<blocks, block, 0, stream>>>(out, saved_max, peak_partials, sizes,
@@ -566,77 +490,16 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const auto stream = reinterpret_cast<cudaStream_t>(a[9]);
   const int device = static_cast<int>(a[8]);
   const DeviceGuard guard(device);
-  const int64_t backward_outer_rows = static_cast<int64_t>(sizes.middle.value),
-      backward_outer_columns = static_cast<int64_t>(sizes.inner.value),
-      backward_outer_kept = static_cast<int64_t>(sizes.outer.value);
-  const bool backward_outer_is_packed = backward_outer_columns % 4 == 0;
-  const auto backward_outer_kernel = backward_outer_is_packed ? &backward_outer<4> : &backward_outer<1>;
-  const auto backward_outer_width = static_cast<unsigned>(power_of_two(ceil_divide(backward_outer_columns,
-      backward_outer_is_packed ? 4 : 1), 1, 32));
-  const dim3 backward_outer_block(backward_outer_width, 256 / backward_outer_width);
-  const int64_t backward_outer_strips = ceil_divide(backward_outer_columns,
-      backward_outer_width * (backward_outer_is_packed ? 4 : 1));
-  const int64_t backward_outer_most = ceil_divide(backward_outer_rows, backward_outer_block.y * 2);
-  // No more than work at once: a few blocks behind the others would take as long again.
-  const int64_t backward_outer_room = resident_blocks(backward_outer_kernel, backward_outer_block, 0,
-      device) / (backward_outer_strips * backward_outer_kept);
-  const int64_t backward_outer_wanted = backward_outer_room > 0 ? backward_outer_room : 1;
-  const int64_t backward_outer_slots = backward_outer_wanted < backward_outer_most ? backward_outer_wanted : backward_outer_most;
-  const int64_t peak_partials_slots = backward_outer_slots;
-  const int64_t backward_outer_2_rows = static_cast<int64_t>(sizes.middle.value),
-      backward_outer_2_columns = static_cast<int64_t>(sizes.inner.value),
-      backward_outer_2_kept = static_cast<int64_t>(sizes.outer.value);
-  const bool backward_outer_2_is_packed = backward_outer_2_columns % 4 == 0;
-  const auto backward_outer_2_kernel = backward_outer_2_is_packed ? &backward_outer_2<4> : &backward_outer_2<1>;
-  const auto backward_outer_2_width = static_cast<unsigned>(power_of_two(ceil_divide(backward_outer_2_columns, backward_outer_2_is_packed ? 4 : 1), 1, 32));
-  const dim3 backward_outer_2_block(backward_outer_2_width, 256 / backward_outer_2_width);
-  const int64_t backward_outer_2_strips = ceil_divide(backward_outer_2_columns,
-      backward_outer_2_width * (backward_outer_2_is_packed ? 4 : 1));
-  const int64_t backward_outer_2_most = ceil_divide(backward_outer_2_rows, backward_outer_2_block.y * 2);
-  // No more than work at once: a few blocks behind the others would take as long again.
-  const int64_t backward_outer_2_room = resident_blocks(backward_outer_2_kernel, backward_outer_2_block, 0,
-      device) / (backward_outer_2_strips * backward_outer_2_kept);
-  const int64_t backward_outer_2_wanted = backward_outer_2_room > 0 ? backward_outer_2_room : 1;
-  const int64_t backward_outer_2_slots = backward_outer_2_wanted < backward_outer_2_most ? backward_outer_2_wanted : backward_outer_2_most;
-  const int64_t peak_2_partials_slots = backward_outer_2_slots;
-  auto* const peak_partials = scratch.take<Peak<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * peak_partials_slots);
-  auto* const peak_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value));
-  auto* const peak_2_partials = scratch.take<Peak<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * peak_2_partials_slots);
-  auto* const peak_2_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value));
+  const int64_t backward_column_length = static_cast<int64_t>(sizes.middle.value),
+      backward_column_behind = static_cast<int64_t>(sizes.inner.value);
+  const dim3 backward_column_block = column_block(ceil_divide(backward_column_behind, 4),
+      ceil_divide(backward_column_length, 4), 512);
+  const int64_t backward_column_tasks = static_cast<int64_t>(sizes.outer.value) * ceil_divide(backward_column_behind, backward_column_block.x * 4);
+  const int64_t backward_column_slots = backward_column_tasks;
   if (is_measuring) return scratch.used;
   {
-    const auto blocks = static_cast<unsigned>(backward_outer_kept * backward_outer_slots * backward_outer_strips);
-    backward_outer_kernel<<<blocks, backward_outer_block, 0, stream>>>(x, peak_partials, sizes,
-        static_cast<Index>(backward_outer_slots));
-  }
-  {
-    const int64_t columns = static_cast<int64_t>(sizes.inner.value),
-        results = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value);
-    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
-    const dim3 block(width, 512 / width);
-    const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    backward_finalise<<<blocks, block, 0, stream>>>(peak_scratch, peak_partials, sizes,
-        static_cast<Index>(peak_partials_slots));
-  }
-  {
-    const auto blocks = static_cast<unsigned>(backward_outer_2_kept * backward_outer_2_slots * backward_outer_2_strips);
-    backward_outer_2_kernel<<<blocks, backward_outer_2_block, 0, stream>>>(x, peak_scratch, peak_2_partials,
-        sizes, static_cast<Index>(backward_outer_2_slots));
-  }
-  {
-    const int64_t columns = static_cast<int64_t>(sizes.inner.value),
-        results = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value);
-    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
-    const dim3 block(width, 512 / width);
-    const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    backward_finalise_2<<<blocks, block, 0, stream>>>(peak_2_scratch, peak_2_partials, sizes,
-        static_cast<Index>(peak_2_partials_slots));
-  }
-  {
-    const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value);
-    const auto blocks = static_cast<unsigned>(ceil_divide(count, 4096));
-    backward_pointwise<<<blocks, 128, 0, stream>>>(peak_2_scratch, d_out, saved_max, d_x, sizes,
-        static_cast<Index>(count));
+    backward_column<<<static_cast<unsigned>(backward_column_slots), backward_column_block, 0, stream>>>(x,
+        d_out, saved_max, d_x, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

@@ -74,6 +74,22 @@ __device__ __forceinline__ Pack<T, N> load(const T* from) {
   return pack;
 }
 
+// Neighbours wherever they lie: by as few accesses as their address allows.
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load_anywhere(const T* from) {
+  constexpr int kPart = sizeof(T) * N > 16 ? 16 / sizeof(T) : N;
+  Pack<T, N> pack;
+  if (reinterpret_cast<uintptr_t>(from) % (sizeof(T) * kPart) == 0) {
+#pragma unroll
+    for (int n = 0; n < N; n += kPart) *reinterpret_cast<Pack<T,
+        kPart>*>(pack.at + n) = load<kPart>(from + n);
+  } else {
+#pragma unroll
+    for (int n = 0; n < N; ++n) pack.at[n] = from[n];
+  }
+  return pack;
+}
+
 template <int N, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   using Whole = typename Bits<sizeof(T) * N>::type;

@@ -42,6 +42,7 @@ struct Peak {
     add(other.best);
   }
   __device__ T max() const { return best; }
+  __device__ T number() const { return best; }
 };
 
 // N neighbours, moved by one access.
@@ -96,262 +97,146 @@ template <typename T>
 struct Sum {
   T total = 0;
   __device__ void add(T term) { total += term; }
+  __device__ void add(T factor, T by) { total = fma(factor, by, total); }
+  __device__ void add_square(T root) { total = fma(root, root, total); }
   template <typename U>
   __device__ void merge(const Sum<U>& other) {
     total += other.total;
   }
   __device__ T sum() const { return total; }
+  __device__ T number() const { return total; }
 };
 
-// Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
-template <typename Accumulator>
-__device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, int cell, int stride,
-    void* memory) {
-  Accumulator* const cells = static_cast<Accumulator*>(memory);
-  cells[cell] = mine;
-  __syncthreads();
-  for (int half = lanes / 2; half > 0; half /= 2) {
-    if (lane < half) cells[cell].merge(cells[cell + half * stride]);
-    __syncthreads();
+// The accumulator of the thread whose number in the warp differs in one bit.
+template <template <typename> class Kind, typename T>
+__device__ __forceinline__ Kind<T> exchange(Kind<T> mine, int bit) {
+  return {__shfl_xor_sync(0xffffffffu, mine.number(), bit)};
+}
+
+// Merges the accumulators of the threads with the same x, in a fixed order: within warps, then over them.
+template <template <typename> class Kind, typename T, int N, int L>
+__device__ __forceinline__ void combine_across(Kind<T> (&mine)[N][L], T* cells, T* totals) {
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x, warp = thread / 32,
+      warps = blockDim.x * blockDim.y / 32;
+  const int width = blockDim.x * N * L;
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+#pragma unroll
+    for (int lane = 0; lane < L; ++lane) {
+      for (int bit = blockDim.x; bit < 32; bit *= 2) mine[n][lane].merge(exchange(mine[n][lane], bit));
+      if (thread % 32 < blockDim.x) cells[warp * width + threadIdx.x * N * L + n * L + lane] = mine[n][lane].number();
+    }
   }
-  const Accumulator all = cells[cell - lane * stride];
   __syncthreads();
-  return all;
+  for (int i = thread; i < width; i += blockDim.x * blockDim.y) {
+    Kind<T> all;
+    for (int other = 0; other < warps; ++other) all.merge(Kind<T>{cells[other * width + i]});
+    totals[i] = all.number();
+  }
+  __syncthreads();
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+#pragma unroll
+    for (int lane = 0; lane < L; ++lane) mine[n][lane] = {totals[threadIdx.x * N * L + n * L + lane]};
+  }
 }
 
 struct ForwardSizes {
   Size outer, middle, inner;
 };
 
-__device__ __forceinline__ void forward_outer_values(const float x, float& peak_term) {
+__device__ __forceinline__ void forward_column_stage_1(const float x, float& peak_term,
+    float& carried_after_gelu) {
   // gelu
   peak_term = x * 0.5f * (1.0f + erff(x * 0.707106769f));
+  carried_after_gelu = peak_term;
 }
 
-// Reads x; leaves partials of peak.
-template <int kLanes>
-__global__ void __launch_bounds__(256, 4)
-forward_outer(const float* __restrict__ x, Peak<float>* __restrict__ peak_partials, ForwardSizes sizes,
-    Index slots) {
-  constexpr int kRows = 2;
-  __shared__ alignas(16) unsigned char shared[256 * 4];
-  const Index rows = sizes.middle.value, columns = sizes.inner.value;
-  const Index strips = (columns + blockDim.x * kLanes - 1) / (blockDim.x * kLanes);
-  const Index task = blockIdx.x / strips;  // (kept, slot)
-  const Index column = (blockIdx.x % strips * blockDim.x + threadIdx.x) * kLanes;
-  const Index kept_index = task / slots, slot = task % slots;
-  const Index outer = kept_index;
-  Peak<float> peak_sum[kLanes];
-  if (column < columns) {
-    const Index share = (rows + slots - 1) / slots, end = min(rows, (slot + 1) * share);
-    for (Index from = slot * share + threadIdx.y; from < end; from += blockDim.y * kRows) {
-      Pack<float, kLanes> x_in[kRows];
-#pragma unroll
-      for (int p = 0; p < kRows; ++p) {
-        const bool is_here = from + p * blockDim.y < end;
-        const Index row = is_here ? from + p * blockDim.y : from;
-        const Index middle = row;
-        if (is_here) x_in[p] = load<kLanes>(x + (((outer) * sizes.middle.value + middle) * columns + column));
-      }
-#pragma unroll
-      for (int p = 0; p < kRows; ++p) {
-        const bool is_here = from + p * blockDim.y < end;
-#pragma unroll
-        for (int lane = 0; lane < kLanes; ++lane) {
-          const float x_value = widen(x_in[p], lane);
-          float peak_term_value;
-          forward_outer_values(x_value, peak_term_value);
-          if (is_here) peak_sum[lane].add(peak_term_value);
-        }
-      }
-    }
-  }
-#pragma unroll
-  for (int lane = 0; lane < kLanes; ++lane) {
-    peak_sum[lane] = merge_tree(peak_sum[lane], threadIdx.y, blockDim.y,
-        threadIdx.y * blockDim.x + threadIdx.x, blockDim.x, shared);
-    if (threadIdx.y == 0 && column + lane < columns) peak_partials[task * columns + column + lane] = peak_sum[lane];
-  }
+__device__ __forceinline__ void forward_column_stage_2(const float carried_after_gelu, const float peak,
+    float& total_term, float& carried) {
+  total_term = expf(carried_after_gelu - peak);
+  carried = total_term;
 }
 
-__device__ __forceinline__ void forward_finalise_values(const float peak, float& peak_scratch) {
-  peak_scratch = peak;
-}
-
-// Merges partials into peak; writes peak_scratch.
-__global__ void __launch_bounds__(512)
-forward_finalise(float* __restrict__ peak_scratch, const Peak<float>* __restrict__ peak_partials,
-    ForwardSizes sizes, Index slots) {
-  __shared__ alignas(16) unsigned char shared[512 * 8];
-  const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
-  const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
-  Peak<double> peak_sum;
-  if (column < columns) {
-#pragma unroll 8
-    for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
-      peak_sum.merge(peak_partials[(above * slots + slot) * columns + column]);
-    }
-  }
-  peak_sum = merge_tree(peak_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
-      blockDim.x, shared);
-  if (threadIdx.y != 0 || column >= columns) return;
-  const float peak_value = static_cast<float>(peak_sum.max());
-  const Index result = above * columns + column;
-  const Index above_inner = divide(result, sizes.inner);
-  const Index inner = result - above_inner * sizes.inner.value;
-  const Index outer = above_inner;
-  float peak_scratch_value;
-  forward_finalise_values(peak_value, peak_scratch_value);
-  peak_scratch[(outer) * sizes.inner.value + inner] = narrow<float>(peak_scratch_value);
-}
-
-__device__ __forceinline__ void forward_outer_2_values(const float x, const float peak, float& total_term) {
-  // gelu
-  const float after_gelu = x * 0.5f * (1.0f + erff(x * 0.707106769f));
-  total_term = expf(after_gelu - peak);
-}
-
-// Reads x, peak by (outer, inner); leaves partials of total.
-template <int kLanes>
-__global__ void __launch_bounds__(256, 4)
-forward_outer_2(const float* __restrict__ x, const float* __restrict__ peak,
-    Sum<float>* __restrict__ total_partials, ForwardSizes sizes, Index slots) {
-  constexpr int kRows = 2;
-  __shared__ alignas(16) unsigned char shared[256 * 4];
-  const Index rows = sizes.middle.value, columns = sizes.inner.value;
-  const Index strips = (columns + blockDim.x * kLanes - 1) / (blockDim.x * kLanes);
-  const Index task = blockIdx.x / strips;  // (kept, slot)
-  const Index column = (blockIdx.x % strips * blockDim.x + threadIdx.x) * kLanes;
-  const Index kept_index = task / slots, slot = task % slots;
-  const Index outer = kept_index;
-  Sum<float> total_sum[kLanes];
-  if (column < columns) {
-    const Index share = (rows + slots - 1) / slots, end = min(rows, (slot + 1) * share);
-    for (Index from = slot * share + threadIdx.y; from < end; from += blockDim.y * kRows) {
-      Pack<float, kLanes> x_in[kRows];
-#pragma unroll
-      for (int p = 0; p < kRows; ++p) {
-        const bool is_here = from + p * blockDim.y < end;
-        const Index row = is_here ? from + p * blockDim.y : from;
-        const Index middle = row;
-        if (is_here) x_in[p] = load<kLanes>(x + (((outer) * sizes.middle.value + middle) * columns + column));
-      }
-#pragma unroll
-      for (int p = 0; p < kRows; ++p) {
-        const bool is_here = from + p * blockDim.y < end;
-#pragma unroll
-        for (int lane = 0; lane < kLanes; ++lane) {
-          const Index inner = column + lane;
-          const float x_value = widen(x_in[p], lane);
-          const float peak_value = widen(peak[(outer) * sizes.inner.value + inner]);
-          float total_term_value;
-          forward_outer_2_values(x_value, peak_value, total_term_value);
-          if (is_here) total_sum[lane].add(total_term_value);
-        }
-      }
-    }
-  }
-#pragma unroll
-  for (int lane = 0; lane < kLanes; ++lane) {
-    total_sum[lane] = merge_tree(total_sum[lane], threadIdx.y, blockDim.y,
-        threadIdx.y * blockDim.x + threadIdx.x, blockDim.x, shared);
-    if (threadIdx.y == 0 && column + lane < columns) total_partials[task * columns + column + lane] = total_sum[lane];
-  }
-}
-
-__device__ __forceinline__ void forward_finalise_2_values(const float total, float& total_scratch) {
-  total_scratch = total;
-}
-
-// Merges partials into total; writes total_scratch.
-__global__ void __launch_bounds__(512)
-forward_finalise_2(float* __restrict__ total_scratch, const Sum<float>* __restrict__ total_partials,
-    ForwardSizes sizes, Index slots) {
-  __shared__ alignas(16) unsigned char shared[512 * 8];
-  const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
-  const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
-  Sum<double> total_sum;
-  if (column < columns) {
-#pragma unroll 8
-    for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
-      total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
-    }
-  }
-  total_sum = merge_tree(total_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
-      blockDim.x, shared);
-  if (threadIdx.y != 0 || column >= columns) return;
-  const float total_value = static_cast<float>(total_sum.sum());
-  const Index result = above * columns + column;
-  const Index above_inner = divide(result, sizes.inner);
-  const Index inner = result - above_inner * sizes.inner.value;
-  const Index outer = above_inner;
-  float total_scratch_value;
-  forward_finalise_2_values(total_value, total_scratch_value);
-  total_scratch[(outer) * sizes.inner.value + inner] = narrow<float>(total_scratch_value);
-}
-
-__device__ __forceinline__ void forward_pointwise_values(const float x, const float peak, const float total,
+__device__ __forceinline__ void forward_column_values(const float carried, const float total,
     const float bias, float& out) {
-  // gelu
-  const float after_gelu = x * 0.5f * (1.0f + erff(x * 0.707106769f));
   // softmax(1)
-  const float after_softmax = expf(after_gelu - peak) / total;
+  const float after_softmax = carried / total;
   // add_channel(bias)
   out = after_softmax + bias;
 }
 
-// Reads x, peak by (outer, inner), total by (outer, inner), bias by (middle); writes out.
-__global__ void __launch_bounds__(128, 2)
-forward_pointwise(const float* __restrict__ x, const float* __restrict__ peak,
-    const float* __restrict__ total, const float* __restrict__ bias, float* __restrict__ out,
-    ForwardSizes sizes, Index count) {
-  constexpr int kLanes = 4, kPacks = 8;
-  const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 128 + threadIdx.x) * kLanes;
-  Pack<float, kLanes> x_in[kPacks];
+// Reads x, bias by (middle); writes out.
+__global__ void __launch_bounds__(512, 1)
+forward_column(const float* __restrict__ x, const float* __restrict__ bias, float* __restrict__ out,
+    ForwardSizes sizes) {
+  constexpr int kLanes = 4, kPacks = 4;
+  __shared__ float cells[1024], totals[64];
+  const Index length = sizes.middle.value, behind = sizes.inner.value;
+  const Index strips = (behind + blockDim.x * kLanes - 1) / (blockDim.x * kLanes),
+      tiles = sizes.outer.value * strips;
+  for (Index tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
+    const bool is_beside = beside < behind;
+    const Index base = above * length * behind + beside, end = is_beside ? length : 0;
+    Pack<float, kLanes> x_in[kPacks];
 #pragma unroll
-  for (int p = 0; p < kPacks; ++p) {
-    const Index i = first + static_cast<Index>(p) * 128 * kLanes;
-    if (i + kLanes > count) break;
-    x_in[p] = load<kLanes>(x + i);
-  }
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = p * blockDim.y + threadIdx.y;
+      const bool is_here = i < end;
+      if (is_here) x_in[p] = load<kLanes>(x + (base + i * behind));
+    }
+    Peak<float> peaks_1[1][kLanes];
+    float carried_after_gelu[kPacks][kLanes];
 #pragma unroll
-  for (int p = 0; p < kPacks; ++p) {
-    const Index i = first + static_cast<Index>(p) * 128 * kLanes;
-    if (i >= count) return;
-    const Index above_inner = divide(i, sizes.inner);
-    const Index inner = i - above_inner * sizes.inner.value;
-    const Index above_middle = divide(above_inner, sizes.middle);
-    const Index middle = above_inner - above_middle * sizes.middle.value;
-    const Index outer = above_middle;
-    const bool is_whole = i + kLanes <= count && sizes.inner.value - inner >= kLanes;
-    if (is_whole) {
-      const float bias_value = widen(bias[middle]);
-      Pack<float, kLanes> out_out;
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = p * blockDim.y + threadIdx.y;
+      const bool is_here = i < end;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
-        const float peak_value = widen(peak[(outer) * sizes.inner.value + inner + lane]);
-        const float total_value = widen(total[(outer) * sizes.inner.value + inner + lane]);
+        float peak_term_value;
+        float carried_after_gelu_value;
+        forward_column_stage_1(x_value, peak_term_value, carried_after_gelu_value);
+        if (is_here) peaks_1[0][lane].add(peak_term_value);
+        carried_after_gelu[p][lane] = carried_after_gelu_value;
+      }
+    }
+    combine_across(peaks_1, cells, totals);
+    Sum<float> sums_2[1][kLanes];
+    float carried[kPacks][kLanes];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = p * blockDim.y + threadIdx.y;
+      const bool is_here = i < end;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float peak_value = peaks_1[0][lane].best;
+        const float carried_after_gelu_value = carried_after_gelu[p][lane];
+        float total_term_value;
+        float carried_value;
+        forward_column_stage_2(carried_after_gelu_value, peak_value, total_term_value, carried_value);
+        if (is_here) sums_2[0][lane].add(total_term_value);
+        carried[p][lane] = carried_value;
+      }
+    }
+    combine_across(sums_2, cells, totals);
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = p * blockDim.y + threadIdx.y;
+      const bool is_here = i < end;
+      Pack<float, kLanes> out_out;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const Index middle = (is_here ? i : 0);
+        const float total_value = sums_2[0][lane].total;
+        const float carried_value = carried[p][lane];
+        const float bias_value = widen(bias[middle]);
         float out_value;
-        forward_pointwise_values(x_value, peak_value, total_value, bias_value, out_value);
+        forward_column_values(carried_value, total_value, bias_value, out_value);
         out_out.at[lane] = narrow<float>(out_value);
       }
-      store(out + i, out_out);
-    } else {
-      for (Index j = i; j < count && j < i + kLanes; ++j) {
-        const Index above_inner = divide(j, sizes.inner);
-        const Index inner = j - above_inner * sizes.inner.value;
-        const Index above_middle = divide(above_inner, sizes.middle);
-        const Index middle = above_inner - above_middle * sizes.middle.value;
-        const Index outer = above_middle;
-        const float peak_value = widen(peak[(outer) * sizes.inner.value + inner]);
-        const float total_value = widen(total[(outer) * sizes.inner.value + inner]);
-        const float bias_value = widen(bias[middle]);
-        const float x_value = widen(x[j]);
-        float out_value;
-        forward_pointwise_values(x_value, peak_value, total_value, bias_value, out_value);
-        out[j] = narrow<float>(out_value);
-      }
+      if (is_here) store(out + (base + i * behind), out_out);
     }
   }
 }
@@ -418,6 +303,13 @@ static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes,
   return oldest.blocks;
 }
 
+// Threads beside each other along x, in whole warps with those along a strided row.
+static dim3 column_block(int64_t beside, int64_t along, int64_t most) {
+  int64_t x = power_of_two(beside, 1, 16);
+  while (x > 1 && x * ceil_divide(along, 32 / x) * (32 / x) > most) x /= 2;
+  return dim3(static_cast<unsigned>(x), static_cast<unsigned>(ceil_divide(along, 32 / x) * (32 / x)));
+}
+
 // a: x, bias, out, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
@@ -431,78 +323,16 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const auto stream = reinterpret_cast<cudaStream_t>(a[8]);
   const int device = static_cast<int>(a[7]);
   const DeviceGuard guard(device);
-  const int64_t forward_outer_rows = static_cast<int64_t>(sizes.middle.value),
-      forward_outer_columns = static_cast<int64_t>(sizes.inner.value),
-      forward_outer_kept = static_cast<int64_t>(sizes.outer.value);
-  const bool forward_outer_is_packed = forward_outer_columns % 4 == 0;
-  const auto forward_outer_kernel = forward_outer_is_packed ? &forward_outer<4> : &forward_outer<1>;
-  const auto forward_outer_width = static_cast<unsigned>(power_of_two(ceil_divide(forward_outer_columns,
-      forward_outer_is_packed ? 4 : 1), 1, 32));
-  const dim3 forward_outer_block(forward_outer_width, 256 / forward_outer_width);
-  const int64_t forward_outer_strips = ceil_divide(forward_outer_columns,
-      forward_outer_width * (forward_outer_is_packed ? 4 : 1));
-  const int64_t forward_outer_most = ceil_divide(forward_outer_rows, forward_outer_block.y * 2);
-  // No more than work at once: a few blocks behind the others would take as long again.
-  const int64_t forward_outer_room = resident_blocks(forward_outer_kernel, forward_outer_block, 0,
-      device) / (forward_outer_strips * forward_outer_kept);
-  const int64_t forward_outer_wanted = forward_outer_room > 0 ? forward_outer_room : 1;
-  const int64_t forward_outer_slots = forward_outer_wanted < forward_outer_most ? forward_outer_wanted : forward_outer_most;
-  const int64_t peak_partials_slots = forward_outer_slots;
-  const int64_t forward_outer_2_rows = static_cast<int64_t>(sizes.middle.value),
-      forward_outer_2_columns = static_cast<int64_t>(sizes.inner.value),
-      forward_outer_2_kept = static_cast<int64_t>(sizes.outer.value);
-  const bool forward_outer_2_is_packed = forward_outer_2_columns % 4 == 0;
-  const auto forward_outer_2_kernel = forward_outer_2_is_packed ? &forward_outer_2<4> : &forward_outer_2<1>;
-  const auto forward_outer_2_width = static_cast<unsigned>(power_of_two(ceil_divide(forward_outer_2_columns,
-      forward_outer_2_is_packed ? 4 : 1), 1, 32));
-  const dim3 forward_outer_2_block(forward_outer_2_width, 256 / forward_outer_2_width);
-  const int64_t forward_outer_2_strips = ceil_divide(forward_outer_2_columns,
-      forward_outer_2_width * (forward_outer_2_is_packed ? 4 : 1));
-  const int64_t forward_outer_2_most = ceil_divide(forward_outer_2_rows, forward_outer_2_block.y * 2);
-  // No more than work at once: a few blocks behind the others would take as long again.
-  const int64_t forward_outer_2_room = resident_blocks(forward_outer_2_kernel, forward_outer_2_block, 0,
-      device) / (forward_outer_2_strips * forward_outer_2_kept);
-  const int64_t forward_outer_2_wanted = forward_outer_2_room > 0 ? forward_outer_2_room : 1;
-  const int64_t forward_outer_2_slots = forward_outer_2_wanted < forward_outer_2_most ? forward_outer_2_wanted : forward_outer_2_most;
-  const int64_t total_partials_slots = forward_outer_2_slots;
-  auto* const peak_partials = scratch.take<Peak<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * peak_partials_slots);
-  auto* const peak_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value));
-  auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * total_partials_slots);
-  auto* const total_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value));
+  const int64_t forward_column_length = static_cast<int64_t>(sizes.middle.value),
+      forward_column_behind = static_cast<int64_t>(sizes.inner.value);
+  const dim3 forward_column_block = column_block(ceil_divide(forward_column_behind, 4),
+      ceil_divide(forward_column_length, 4), 512);
+  const int64_t forward_column_tasks = static_cast<int64_t>(sizes.outer.value) * ceil_divide(forward_column_behind, forward_column_block.x * 4);
+  const int64_t forward_column_slots = forward_column_tasks;
   if (is_measuring) return scratch.used;
   {
-    const auto blocks = static_cast<unsigned>(forward_outer_kept * forward_outer_slots * forward_outer_strips);
-    forward_outer_kernel<<<blocks, forward_outer_block, 0, stream>>>(x, peak_partials, sizes,
-        static_cast<Index>(forward_outer_slots));
-  }
-  {
-    const int64_t columns = static_cast<int64_t>(sizes.inner.value),
-        results = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value);
-    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
-    const dim3 block(width, 512 / width);
-    const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    forward_finalise<<<blocks, block, 0, stream>>>(peak_scratch, peak_partials, sizes,
-        static_cast<Index>(peak_partials_slots));
-  }
-  {
-    const auto blocks = static_cast<unsigned>(forward_outer_2_kept * forward_outer_2_slots * forward_outer_2_strips);
-    forward_outer_2_kernel<<<blocks, forward_outer_2_block, 0, stream>>>(x, peak_scratch, total_partials,
-        sizes, static_cast<Index>(forward_outer_2_slots));
-  }
-  {
-    const int64_t columns = static_cast<int64_t>(sizes.inner.value),
-        results = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value);
-    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
-    const dim3 block(width, 512 / width);
-    const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    forward_finalise_2<<<blocks, block, 0, stream>>>(total_scratch, total_partials, sizes,
-        static_cast<Index>(total_partials_slots));
-  }
-  {
-    const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value);
-    const auto blocks = static_cast<unsigned>(ceil_divide(count, 4096));
-    forward_pointwise<<<blocks, 128, 0, stream>>>(x, peak_scratch, total_scratch, bias, out, sizes,
-        static_cast<Index>(count));
+    forward_column<<<static_cast<unsigned>(forward_column_slots), forward_column_block, 0, stream>>>(x, bias,
+        out, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

@@ -42,6 +42,7 @@ struct Peak {
     add(other.best);
   }
   __device__ T max() const { return best; }
+  __device__ T number() const { return best; }
 };
 
 // N neighbours, moved by one access.
@@ -96,11 +97,14 @@ template <typename T>
 struct Sum {
   T total = 0;
   __device__ void add(T term) { total += term; }
+  __device__ void add(T factor, T by) { total = fma(factor, by, total); }
+  __device__ void add_square(T root) { total = fma(root, root, total); }
   template <typename U>
   __device__ void merge(const Sum<U>& other) {
     total += other.total;
   }
   __device__ T sum() const { return total; }
+  __device__ T number() const { return total; }
 };
 
 // Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
@@ -119,246 +123,167 @@ __device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, 
   return all;
 }
 
+// The accumulator of the thread whose number in the warp differs in one bit.
+template <template <typename> class Kind, typename T>
+__device__ __forceinline__ Kind<T> exchange(Kind<T> mine, int bit) {
+  return {__shfl_xor_sync(0xffffffffu, mine.number(), bit)};
+}
+
+// Merges the accumulators of a block's rows, in order, into the first row's.
+template <typename T>
+__device__ void merge_beside(Sum<T>& mine, Sum<T>* cells) {
+  if (blockDim.y == 1) return;
+  cells[threadIdx.y * blockDim.x + threadIdx.x] = mine;
+  __syncthreads();
+  if (threadIdx.y == 0) {
+    for (int other = 1; other < blockDim.y; ++other) mine.merge(cells[other * blockDim.x + threadIdx.x]);
+  }
+  __syncthreads();
+}
+
+// Merges the accumulators of the threads with the same x, in a fixed order: within warps, then over them.
+template <template <typename> class Kind, typename T, int N, int L>
+__device__ __forceinline__ void combine_across(Kind<T> (&mine)[N][L], T* cells, T* totals) {
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x, warp = thread / 32,
+      warps = blockDim.x * blockDim.y / 32;
+  const int width = blockDim.x * N * L;
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+#pragma unroll
+    for (int lane = 0; lane < L; ++lane) {
+      for (int bit = blockDim.x; bit < 32; bit *= 2) mine[n][lane].merge(exchange(mine[n][lane], bit));
+      if (thread % 32 < blockDim.x) cells[warp * width + threadIdx.x * N * L + n * L + lane] = mine[n][lane].number();
+    }
+  }
+  __syncthreads();
+  for (int i = thread; i < width; i += blockDim.x * blockDim.y) {
+    Kind<T> all;
+    for (int other = 0; other < warps; ++other) all.merge(Kind<T>{cells[other * width + i]});
+    totals[i] = all.number();
+  }
+  __syncthreads();
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+#pragma unroll
+    for (int lane = 0; lane < L; ++lane) mine[n][lane] = {totals[threadIdx.x * N * L + n * L + lane]};
+  }
+}
+
 struct ForwardSizes {
   Size outer, middle, inner;
 };
 
-__device__ __forceinline__ void forward_outer_values(const float x, float& peak_term) {
+__device__ __forceinline__ void forward_column_stage_1(const float x, float& peak_term,
+    float& carried_after_gelu) {
   // gelu
   peak_term = x * 0.5f * (1.0f + erff(x * 0.707106769f));
+  carried_after_gelu = peak_term;
 }
 
-// Reads x; leaves partials of peak.
-template <int kLanes>
-__global__ void __launch_bounds__(256, 4)
-forward_outer(const float* __restrict__ x, Peak<float>* __restrict__ peak_partials, ForwardSizes sizes,
-    Index slots) {
-  constexpr int kRows = 2;
-  __shared__ alignas(16) unsigned char shared[256 * 4];
-  const Index rows = sizes.middle.value, columns = sizes.inner.value;
-  const Index strips = (columns + blockDim.x * kLanes - 1) / (blockDim.x * kLanes);
-  const Index task = blockIdx.x / strips;  // (kept, slot)
-  const Index column = (blockIdx.x % strips * blockDim.x + threadIdx.x) * kLanes;
-  const Index kept_index = task / slots, slot = task % slots;
-  const Index outer = kept_index;
-  Peak<float> peak_sum[kLanes];
-  if (column < columns) {
-    const Index share = (rows + slots - 1) / slots, end = min(rows, (slot + 1) * share);
-    for (Index from = slot * share + threadIdx.y; from < end; from += blockDim.y * kRows) {
-      Pack<float, kLanes> x_in[kRows];
-#pragma unroll
-      for (int p = 0; p < kRows; ++p) {
-        const bool is_here = from + p * blockDim.y < end;
-        const Index row = is_here ? from + p * blockDim.y : from;
-        const Index middle = row;
-        if (is_here) x_in[p] = load<kLanes>(x + (((outer) * sizes.middle.value + middle) * columns + column));
-      }
-#pragma unroll
-      for (int p = 0; p < kRows; ++p) {
-        const bool is_here = from + p * blockDim.y < end;
-#pragma unroll
-        for (int lane = 0; lane < kLanes; ++lane) {
-          const float x_value = widen(x_in[p], lane);
-          float peak_term_value;
-          forward_outer_values(x_value, peak_term_value);
-          if (is_here) peak_sum[lane].add(peak_term_value);
-        }
-      }
-    }
-  }
-#pragma unroll
-  for (int lane = 0; lane < kLanes; ++lane) {
-    peak_sum[lane] = merge_tree(peak_sum[lane], threadIdx.y, blockDim.y,
-        threadIdx.y * blockDim.x + threadIdx.x, blockDim.x, shared);
-    if (threadIdx.y == 0 && column + lane < columns) peak_partials[task * columns + column + lane] = peak_sum[lane];
-  }
+__device__ __forceinline__ void forward_column_stage_2(const float carried_after_gelu, const float peak,
+    float& total_term, float& carried) {
+  total_term = expf(carried_after_gelu - peak);
+  carried = total_term;
 }
 
-__device__ __forceinline__ void forward_finalise_values(const float peak, float& saved_bound,
-    float& peak_scratch) {
-  saved_bound = peak;
-  peak_scratch = peak;
-}
-
-// Merges partials into peak; writes saved_bound, peak_scratch.
-__global__ void __launch_bounds__(512)
-forward_finalise(float* __restrict__ saved_bound, float* __restrict__ peak_scratch,
-    const Peak<float>* __restrict__ peak_partials, ForwardSizes sizes, Index slots) {
-  __shared__ alignas(16) unsigned char shared[512 * 8];
-  const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
-  const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
-  Peak<double> peak_sum;
-  if (column < columns) {
-#pragma unroll 8
-    for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
-      peak_sum.merge(peak_partials[(above * slots + slot) * columns + column]);
-    }
-  }
-  peak_sum = merge_tree(peak_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
-      blockDim.x, shared);
-  if (threadIdx.y != 0 || column >= columns) return;
-  const float peak_value = static_cast<float>(peak_sum.max());
-  const Index result = above * columns + column;
-  const Index above_inner = divide(result, sizes.inner);
-  const Index inner = result - above_inner * sizes.inner.value;
-  const Index outer = above_inner;
-  float saved_bound_value;
-  float peak_scratch_value;
-  forward_finalise_values(peak_value, saved_bound_value, peak_scratch_value);
-  saved_bound[(outer) * sizes.inner.value + inner] = narrow<float>(saved_bound_value);
-  peak_scratch[(outer) * sizes.inner.value + inner] = narrow<float>(peak_scratch_value);
-}
-
-__device__ __forceinline__ void forward_outer_2_values(const float x, const float peak, float& total_term) {
-  // gelu
-  const float after_gelu = x * 0.5f * (1.0f + erff(x * 0.707106769f));
-  total_term = expf(after_gelu - peak);
-}
-
-// Reads x, peak by (outer, inner); leaves partials of total.
-template <int kLanes>
-__global__ void __launch_bounds__(256, 4)
-forward_outer_2(const float* __restrict__ x, const float* __restrict__ peak,
-    Sum<float>* __restrict__ total_partials, ForwardSizes sizes, Index slots) {
-  constexpr int kRows = 2;
-  __shared__ alignas(16) unsigned char shared[256 * 4];
-  const Index rows = sizes.middle.value, columns = sizes.inner.value;
-  const Index strips = (columns + blockDim.x * kLanes - 1) / (blockDim.x * kLanes);
-  const Index task = blockIdx.x / strips;  // (kept, slot)
-  const Index column = (blockIdx.x % strips * blockDim.x + threadIdx.x) * kLanes;
-  const Index kept_index = task / slots, slot = task % slots;
-  const Index outer = kept_index;
-  Sum<float> total_sum[kLanes];
-  if (column < columns) {
-    const Index share = (rows + slots - 1) / slots, end = min(rows, (slot + 1) * share);
-    for (Index from = slot * share + threadIdx.y; from < end; from += blockDim.y * kRows) {
-      Pack<float, kLanes> x_in[kRows];
-#pragma unroll
-      for (int p = 0; p < kRows; ++p) {
-        const bool is_here = from + p * blockDim.y < end;
-        const Index row = is_here ? from + p * blockDim.y : from;
-        const Index middle = row;
-        if (is_here) x_in[p] = load<kLanes>(x + (((outer) * sizes.middle.value + middle) * columns + column));
-      }
-#pragma unroll
-      for (int p = 0; p < kRows; ++p) {
-        const bool is_here = from + p * blockDim.y < end;
-#pragma unroll
-        for (int lane = 0; lane < kLanes; ++lane) {
-          const Index inner = column + lane;
-          const float x_value = widen(x_in[p], lane);
-          const float peak_value = widen(peak[(outer) * sizes.inner.value + inner]);
-          float total_term_value;
-          forward_outer_2_values(x_value, peak_value, total_term_value);
-          if (is_here) total_sum[lane].add(total_term_value);
-        }
-      }
-    }
-  }
-#pragma unroll
-  for (int lane = 0; lane < kLanes; ++lane) {
-    total_sum[lane] = merge_tree(total_sum[lane], threadIdx.y, blockDim.y,
-        threadIdx.y * blockDim.x + threadIdx.x, blockDim.x, shared);
-    if (threadIdx.y == 0 && column + lane < columns) total_partials[task * columns + column + lane] = total_sum[lane];
-  }
-}
-
-__device__ __forceinline__ void forward_finalise_2_values(const float total, float& saved_sum,
-    float& total_scratch) {
-  saved_sum = total;
-  total_scratch = total;
-}
-
-// Merges partials into total; writes saved_sum, total_scratch.
-__global__ void __launch_bounds__(512)
-forward_finalise_2(float* __restrict__ saved_sum, float* __restrict__ total_scratch,
-    const Sum<float>* __restrict__ total_partials, ForwardSizes sizes, Index slots) {
-  __shared__ alignas(16) unsigned char shared[512 * 8];
-  const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
-  const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
-  Sum<double> total_sum;
-  if (column < columns) {
-#pragma unroll 8
-    for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
-      total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
-    }
-  }
-  total_sum = merge_tree(total_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
-      blockDim.x, shared);
-  if (threadIdx.y != 0 || column >= columns) return;
-  const float total_value = static_cast<float>(total_sum.sum());
-  const Index result = above * columns + column;
-  const Index above_inner = divide(result, sizes.inner);
-  const Index inner = result - above_inner * sizes.inner.value;
-  const Index outer = above_inner;
-  float saved_sum_value;
-  float total_scratch_value;
-  forward_finalise_2_values(total_value, saved_sum_value, total_scratch_value);
-  saved_sum[(outer) * sizes.inner.value + inner] = narrow<float>(saved_sum_value);
-  total_scratch[(outer) * sizes.inner.value + inner] = narrow<float>(total_scratch_value);
-}
-
-__device__ __forceinline__ void forward_pointwise_values(const float x, const float peak, const float total,
+__device__ __forceinline__ void forward_column_values(const float carried, const float total,
     const float bias, float& out) {
-  // gelu
-  const float after_gelu = x * 0.5f * (1.0f + erff(x * 0.707106769f));
   // softmax(1)
-  const float after_softmax = expf(after_gelu - peak) / total;
+  const float after_softmax = carried / total;
   // add_channel(bias)
   out = after_softmax + bias;
 }
 
-// Reads x, peak by (outer, inner), total by (outer, inner), bias by (middle); writes out.
-__global__ void __launch_bounds__(128, 2)
-forward_pointwise(const float* __restrict__ x, const float* __restrict__ peak,
-    const float* __restrict__ total, const float* __restrict__ bias, float* __restrict__ out,
-    ForwardSizes sizes, Index count) {
-  constexpr int kLanes = 4, kPacks = 8;
-  const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 128 + threadIdx.x) * kLanes;
-  Pack<float, kLanes> x_in[kPacks];
+__device__ __forceinline__ void forward_column_row_values(const float peak, const float total,
+    float& saved_bound, float& saved_sum) {
+  saved_bound = peak;
+  saved_sum = total;
+}
+
+// Reads x, bias by (middle); writes out, saved_bound, saved_sum.
+__global__ void __launch_bounds__(512, 1)
+forward_column(const float* __restrict__ x, const float* __restrict__ bias, float* __restrict__ out,
+    float* __restrict__ saved_bound, float* __restrict__ saved_sum, ForwardSizes sizes) {
+  constexpr int kLanes = 4, kPacks = 4;
+  __shared__ float cells[1024], totals[64];
+  const Index length = sizes.middle.value, behind = sizes.inner.value;
+  const Index strips = (behind + blockDim.x * kLanes - 1) / (blockDim.x * kLanes),
+      tiles = sizes.outer.value * strips;
+  for (Index tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
+    const bool is_beside = beside < behind;
+    const Index base = above * length * behind + beside, end = is_beside ? length : 0;
+    const Index outer = above;
+    Pack<float, kLanes> x_in[kPacks];
 #pragma unroll
-  for (int p = 0; p < kPacks; ++p) {
-    const Index i = first + static_cast<Index>(p) * 128 * kLanes;
-    if (i + kLanes > count) break;
-    x_in[p] = load<kLanes>(x + i);
-  }
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = p * blockDim.y + threadIdx.y;
+      const bool is_here = i < end;
+      if (is_here) x_in[p] = load<kLanes>(x + (base + i * behind));
+    }
+    Peak<float> peaks_1[1][kLanes];
+    float carried_after_gelu[kPacks][kLanes];
 #pragma unroll
-  for (int p = 0; p < kPacks; ++p) {
-    const Index i = first + static_cast<Index>(p) * 128 * kLanes;
-    if (i >= count) return;
-    const Index above_inner = divide(i, sizes.inner);
-    const Index inner = i - above_inner * sizes.inner.value;
-    const Index above_middle = divide(above_inner, sizes.middle);
-    const Index middle = above_inner - above_middle * sizes.middle.value;
-    const Index outer = above_middle;
-    const bool is_whole = i + kLanes <= count && sizes.inner.value - inner >= kLanes;
-    if (is_whole) {
-      const float bias_value = widen(bias[middle]);
-      Pack<float, kLanes> out_out;
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = p * blockDim.y + threadIdx.y;
+      const bool is_here = i < end;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
-        const float peak_value = widen(peak[(outer) * sizes.inner.value + inner + lane]);
-        const float total_value = widen(total[(outer) * sizes.inner.value + inner + lane]);
+        float peak_term_value;
+        float carried_after_gelu_value;
+        forward_column_stage_1(x_value, peak_term_value, carried_after_gelu_value);
+        if (is_here) peaks_1[0][lane].add(peak_term_value);
+        carried_after_gelu[p][lane] = carried_after_gelu_value;
+      }
+    }
+    combine_across(peaks_1, cells, totals);
+    Sum<float> sums_2[1][kLanes];
+    float carried[kPacks][kLanes];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = p * blockDim.y + threadIdx.y;
+      const bool is_here = i < end;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float peak_value = peaks_1[0][lane].best;
+        const float carried_after_gelu_value = carried_after_gelu[p][lane];
+        float total_term_value;
+        float carried_value;
+        forward_column_stage_2(carried_after_gelu_value, peak_value, total_term_value, carried_value);
+        if (is_here) sums_2[0][lane].add(total_term_value);
+        carried[p][lane] = carried_value;
+      }
+    }
+    combine_across(sums_2, cells, totals);
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = p * blockDim.y + threadIdx.y;
+      const bool is_here = i < end;
+      Pack<float, kLanes> out_out;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const Index middle = (is_here ? i : 0);
+        const float total_value = sums_2[0][lane].total;
+        const float carried_value = carried[p][lane];
+        const float bias_value = widen(bias[middle]);
         float out_value;
-        forward_pointwise_values(x_value, peak_value, total_value, bias_value, out_value);
+        forward_column_values(carried_value, total_value, bias_value, out_value);
         out_out.at[lane] = narrow<float>(out_value);
       }
-      store(out + i, out_out);
-    } else {
-      for (Index j = i; j < count && j < i + kLanes; ++j) {
-        const Index above_inner = divide(j, sizes.inner);
-        const Index inner = j - above_inner * sizes.inner.value;
-        const Index above_middle = divide(above_inner, sizes.middle);
-        const Index middle = above_inner - above_middle * sizes.middle.value;
-        const Index outer = above_middle;
-        const float peak_value = widen(peak[(outer) * sizes.inner.value + inner]);
-        const float total_value = widen(total[(outer) * sizes.inner.value + inner]);
-        const float bias_value = widen(bias[middle]);
-        const float x_value = widen(x[j]);
-        float out_value;
-        forward_pointwise_values(x_value, peak_value, total_value, bias_value, out_value);
-        out[j] = narrow<float>(out_value);
+      if (is_here) store(out + (base + i * behind), out_out);
+    }
+    if (end > 0 && threadIdx.y == 0) {
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const Index inner = (beside + lane);
+        const float peak_value = peaks_1[0][lane].best;
+        const float total_value = sums_2[0][lane].total;
+        float saved_bound_value;
+        float saved_sum_value;
+        forward_column_row_values(peak_value, total_value, saved_bound_value, saved_sum_value);
+        saved_bound[(outer) * sizes.inner.value + inner] = narrow<float>(saved_bound_value);
+        saved_sum[(outer) * sizes.inner.value + inner] = narrow<float>(saved_sum_value);
       }
     }
   }
@@ -368,75 +293,128 @@ struct BackwardSizes {
   Size outer, middle, inner;
 };
 
-__device__ __forceinline__ void backward_outer_values(const float x, const float saved_bound,
-    const float d_out, float& total_term) {
+__device__ __forceinline__ void backward_column_stage_1(const float x, const float saved_bound,
+    const float d_out, const float saved_sum, float& total_2_term, float& total_2_term_by, float& carried,
+    float& total_term) {
   // gelu
   const float after_gelu = x * 0.5f * (1.0f + erff(x * 0.707106769f));
-  total_term = expf(after_gelu - saved_bound) * d_out;
+  total_2_term = expf(after_gelu - saved_bound);
+  total_2_term_by = d_out;
+  carried = d_out / saved_sum;
+  total_term = d_out;
 }
 
-// Reads x, d_out, saved_bound by (outer, inner); leaves partials of total.
-template <int kLanes>
-__global__ void __launch_bounds__(256, 4)
-backward_outer(const float* __restrict__ x, const float* __restrict__ saved_bound,
-    const float* __restrict__ d_out, Sum<float>* __restrict__ total_partials, BackwardSizes sizes,
-    Index slots) {
-  constexpr int kRows = 2;
-  __shared__ alignas(16) unsigned char shared[256 * 4];
-  const Index rows = sizes.middle.value, columns = sizes.inner.value;
-  const Index strips = (columns + blockDim.x * kLanes - 1) / (blockDim.x * kLanes);
-  const Index task = blockIdx.x / strips;  // (kept, slot)
-  const Index column = (blockIdx.x % strips * blockDim.x + threadIdx.x) * kLanes;
-  const Index kept_index = task / slots, slot = task % slots;
-  const Index outer = kept_index;
-  Sum<float> total_sum[kLanes];
-  if (column < columns) {
-    const Index share = (rows + slots - 1) / slots, end = min(rows, (slot + 1) * share);
-    for (Index from = slot * share + threadIdx.y; from < end; from += blockDim.y * kRows) {
-      Pack<float, kLanes> x_in[kRows];
-      Pack<float, kLanes> d_out_in[kRows];
+__device__ __forceinline__ void backward_column_values(const float carried, const float total_2,
+    const float saved_sum, const float x, const float saved_bound, float& d_x) {
+  // gelu
+  const float product = x * 0.5f;
+  const float product_2 = x * 0.707106769f;
+  const float sum = 1.0f + erff(product_2);
+  const float after_gelu = product * sum;
+  // backward, down to gelu
+  const float d_after_gelu = (carried - total_2 / saved_sum / saved_sum) * expf(after_gelu - saved_bound);
+  const float product_3 = d_after_gelu * product * (1.12837923f * expf(-(product_2 * product_2)));
+  d_x = fmaf(product_3, 0.707106769f, d_after_gelu * sum * 0.5f);
+}
+
+// Reads x, d_out, saved_bound by (outer, inner), saved_sum by (outer, inner); leaves partials of total; writes d_x.
+__global__ void __launch_bounds__(512, 1)
+backward_column(const float* __restrict__ x, const float* __restrict__ saved_bound,
+    const float* __restrict__ d_out, const float* __restrict__ saved_sum, float* __restrict__ d_x,
+    Sum<float>* __restrict__ total_partials, BackwardSizes sizes) {
+  constexpr int kLanes = 4, kPacks = 4;
+  __shared__ float cells[1024], totals[64];
+  const Index length = sizes.middle.value, behind = sizes.inner.value;
+  const Index strips = (behind + blockDim.x * kLanes - 1) / (blockDim.x * kLanes),
+      tiles = sizes.outer.value * strips;
+  Sum<float> total_sum[kPacks];
+  for (Index tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
+    const bool is_beside = beside < behind;
+    const Index base = above * length * behind + beside, end = is_beside ? length : 0;
+    const Index outer = above;
+    Pack<float, kLanes> x_in[kPacks];
+    Pack<float, kLanes> d_out_in[kPacks];
 #pragma unroll
-      for (int p = 0; p < kRows; ++p) {
-        const bool is_here = from + p * blockDim.y < end;
-        const Index row = is_here ? from + p * blockDim.y : from;
-        const Index middle = row;
-        if (is_here) x_in[p] = load<kLanes>(x + (((outer) * sizes.middle.value + middle) * columns + column));
-        if (is_here) d_out_in[p] = load<kLanes>(d_out + (((outer) * sizes.middle.value + middle) * columns + column));
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = p * blockDim.y + threadIdx.y;
+      const bool is_here = i < end;
+      if (is_here) x_in[p] = load<kLanes>(x + (base + i * behind));
+      if (is_here) d_out_in[p] = load<kLanes>(d_out + (base + i * behind));
+    }
+    float saved_bound_here[kLanes];
+    float saved_sum_here[kLanes];
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const Index inner = (is_beside ? beside + lane : 0);
+      saved_bound_here[lane] = widen(saved_bound[(outer) * sizes.inner.value + inner]);
+      saved_sum_here[lane] = widen(saved_sum[(outer) * sizes.inner.value + inner]);
+    }
+    Sum<float> sums_1[1][kLanes];
+    float carried[kPacks][kLanes];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = p * blockDim.y + threadIdx.y;
+      const bool is_here = i < end;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        const float d_out_value = widen(d_out_in[p], lane);
+        const float saved_bound_value = saved_bound_here[lane];
+        const float saved_sum_value = saved_sum_here[lane];
+        float total_2_term_value;
+        float total_2_term_by_value;
+        float carried_value;
+        float total_term_value;
+        backward_column_stage_1(x_value, saved_bound_value, d_out_value, saved_sum_value, total_2_term_value,
+            total_2_term_by_value, carried_value, total_term_value);
+        if (is_here) sums_1[0][lane].add(total_2_term_value, total_2_term_by_value);
+        carried[p][lane] = carried_value;
+        if (is_here) total_sum[p].add(total_term_value);
       }
+    }
+    combine_across(sums_1, cells, totals);
 #pragma unroll
-      for (int p = 0; p < kRows; ++p) {
-        const bool is_here = from + p * blockDim.y < end;
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = p * blockDim.y + threadIdx.y;
+      const bool is_here = i < end;
+      Pack<float, kLanes> d_x_out;
 #pragma unroll
-        for (int lane = 0; lane < kLanes; ++lane) {
-          const Index inner = column + lane;
-          const float x_value = widen(x_in[p], lane);
-          const float d_out_value = widen(d_out_in[p], lane);
-          const float saved_bound_value = widen(saved_bound[(outer) * sizes.inner.value + inner]);
-          float total_term_value;
-          backward_outer_values(x_value, saved_bound_value, d_out_value, total_term_value);
-          if (is_here) total_sum[lane].add(total_term_value);
-        }
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float total_2_value = sums_1[0][lane].total;
+        const float x_value = widen(x_in[p], lane);
+        const float saved_bound_value = saved_bound_here[lane];
+        const float saved_sum_value = saved_sum_here[lane];
+        const float carried_value = carried[p][lane];
+        float d_x_value;
+        backward_column_values(carried_value, total_2_value, saved_sum_value, x_value, saved_bound_value,
+            d_x_value);
+        d_x_out.at[lane] = narrow<float>(d_x_value);
       }
+      if (is_here) store(d_x + (base + i * behind), d_x_out);
     }
   }
 #pragma unroll
-  for (int lane = 0; lane < kLanes; ++lane) {
-    total_sum[lane] = merge_tree(total_sum[lane], threadIdx.y, blockDim.y,
-        threadIdx.y * blockDim.x + threadIdx.x, blockDim.x, shared);
-    if (threadIdx.y == 0 && column + lane < columns) total_partials[task * columns + column + lane] = total_sum[lane];
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = p * blockDim.y + threadIdx.y;
+    {
+      Sum<float> total = total_sum[p];
+      for (int offset = blockDim.x / 2; offset > 0; offset /= 2) total.merge(exchange(total, offset));
+      if (threadIdx.x == 0 && i < length) total_partials[blockIdx.x * length + i] = total;
+    }
   }
 }
 
-__device__ __forceinline__ void backward_finalise_values(const float total, float& total_scratch) {
-  total_scratch = total;
+__device__ __forceinline__ void backward_finalise_values(const float total, float& d_bias) {
+  d_bias = total;
 }
 
-// Merges partials into total; writes total_scratch.
+// Merges partials into total; writes d_bias.
 __global__ void __launch_bounds__(512)
-backward_finalise(float* __restrict__ total_scratch, const Sum<float>* __restrict__ total_partials,
+backward_finalise(float* __restrict__ d_bias, const Sum<float>* __restrict__ total_partials,
     BackwardSizes sizes, Index slots) {
   __shared__ alignas(16) unsigned char shared[512 * 8];
-  const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
+  const Index columns = sizes.middle.value, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
   Sum<double> total_sum;
   if (column < columns) {
@@ -450,120 +428,9 @@ backward_finalise(float* __restrict__ total_scratch, const Sum<float>* __restric
   if (threadIdx.y != 0 || column >= columns) return;
   const float total_value = static_cast<float>(total_sum.sum());
   const Index result = above * columns + column;
-  const Index above_inner = divide(result, sizes.inner);
-  const Index inner = result - above_inner * sizes.inner.value;
-  const Index outer = above_inner;
-  float total_scratch_value;
-  backward_finalise_values(total_value, total_scratch_value);
-  total_scratch[(outer) * sizes.inner.value + inner] = narrow<float>(total_scratch_value);
-}
-
-__device__ __forceinline__ void backward_inner_values(const float d_out, const float saved_sum,
-    const float total, const float x, const float saved_bound, float& d_x, float& total_2_term) {
-  // gelu
-  const float product = x * 0.5f;
-  const float product_2 = x * 0.707106769f;
-  const float sum = 1.0f + erff(product_2);
-  const float after_gelu = product * sum;
-  // backward, down to gelu
-  const float d_after_gelu = (d_out / saved_sum - total / saved_sum / saved_sum) * expf(after_gelu - saved_bound);
-  const float product_3 = d_after_gelu * product * (1.12837923f * expf(-(product_2 * product_2)));
-  d_x = product_3 * 0.707106769f + d_after_gelu * sum * 0.5f;
-  total_2_term = d_out;
-}
-
-// Reads d_out, x, saved_sum by (outer, inner), total by (outer, inner), saved_bound by (outer, inner); leaves partials of total_2; writes d_x.
-__global__ void __launch_bounds__(256)
-backward_inner(const float* __restrict__ d_out, const float* __restrict__ saved_sum,
-    const float* __restrict__ total, const float* __restrict__ x, const float* __restrict__ saved_bound,
-    float* __restrict__ d_x, Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes, Index rows,
-    Index pieces, Index piece_length) {
-  constexpr int kLanes = 4, kPacks = 2;
-  __shared__ alignas(16) unsigned char shared[256 * 4];
-  const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
-  const bool is_live = task < rows * pieces;
-  const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
-  const Index above_middle = divide(row, sizes.middle);
-  const Index middle = row - above_middle * sizes.middle.value;
-  const Index outer = above_middle;
-  Sum<float> total_2_sum;
-  const auto element = [&](Index inner, float d_out_value, float x_value, float& d_x_stored) {
-    const float saved_sum_value = widen(saved_sum[(outer) * sizes.inner.value + inner]);
-    const float total_value = widen(total[(outer) * sizes.inner.value + inner]);
-    const float saved_bound_value = widen(saved_bound[(outer) * sizes.inner.value + inner]);
-    float d_x_value;
-    float total_2_term_value;
-    backward_inner_values(d_out_value, saved_sum_value, total_value, x_value, saved_bound_value, d_x_value,
-        total_2_term_value);
-    d_x_stored = narrow<float>(d_x_value);
-    total_2_sum.add(total_2_term_value);
-  };
-  if (is_live) {
-    const Index length = sizes.inner.value, base = row * length;
-    const Index begin = base + piece * piece_length, end = min(begin + piece_length, base + length);
-    // Packs start at multiples of their size; what stands before and behind them goes one by one.
-    const Index head = min(end, (begin + kLanes - 1) / kLanes * kLanes);
-    const Index packs = (end - head) / kLanes, tail = head + packs * kLanes;
-    if (threadIdx.x < (head - begin) + (end - tail)) {
-      const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
-      element(i - base, widen(d_out[i]), widen(x[i]), d_x[i]);
-    }
-    for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
-      Pack<float, kLanes> d_out_in[kPacks];
-      Pack<float, kLanes> x_in[kPacks];
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        const Index i = head + (from + p * blockDim.x) * kLanes;
-        if (i >= tail) break;
-        d_out_in[p] = load<kLanes>(d_out + i);
-        x_in[p] = load<kLanes>(x + i);
-      }
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        const Index i = head + (from + p * blockDim.x) * kLanes;
-        if (i >= tail) break;
-        Pack<float, kLanes> d_x_out;
-#pragma unroll
-        for (int lane = 0; lane < kLanes; ++lane) {
-          element(i + lane - base, widen(d_out_in[p], lane), widen(x_in[p], lane), d_x_out.at[lane]);
-        }
-        store(d_x + i, d_x_out);
-      }
-    }
-  }
-  total_2_sum = merge_tree(total_2_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,
-      shared);
-  if (is_live && threadIdx.x == 0) {
-    total_2_partials[(middle) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_2_sum;
-  }
-}
-
-__device__ __forceinline__ void backward_finalise_2_values(const float total_2, float& d_bias) {
-  d_bias = total_2;
-}
-
-// Merges partials into total_2; writes d_bias.
-__global__ void __launch_bounds__(512)
-backward_finalise_2(float* __restrict__ d_bias, const Sum<float>* __restrict__ total_2_partials,
-    BackwardSizes sizes, Index slots) {
-  __shared__ alignas(16) unsigned char shared[512 * 8];
-  const Index columns = 1, strips = (columns + blockDim.x - 1) / blockDim.x;
-  const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
-  Sum<double> total_2_sum;
-  if (column < columns) {
-#pragma unroll 8
-    for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
-      total_2_sum.merge(total_2_partials[(above * slots + slot) * columns + column]);
-    }
-  }
-  total_2_sum = merge_tree(total_2_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
-      blockDim.x, shared);
-  if (threadIdx.y != 0 || column >= columns) return;
-  const float total_2_value = static_cast<float>(total_2_sum.sum());
-  const Index result = above * columns + column;
   const Index middle = result;
   float d_bias_value;
-  backward_finalise_2_values(total_2_value, d_bias_value);
+  backward_finalise_values(total_value, d_bias_value);
   d_bias[middle] = narrow<float>(d_bias_value);
 }
 
@@ -629,6 +496,13 @@ static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes,
   return oldest.blocks;
 }
 
+// Threads beside each other along x, in whole warps with those along a strided row.
+static dim3 column_block(int64_t beside, int64_t along, int64_t most) {
+  int64_t x = power_of_two(beside, 1, 16);
+  while (x > 1 && x * ceil_divide(along, 32 / x) * (32 / x) > most) x /= 2;
+  return dim3(static_cast<unsigned>(x), static_cast<unsigned>(ceil_divide(along, 32 / x) * (32 / x)));
+}
+
 // a: x, bias, out, saved_bound, saved_sum, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
@@ -644,78 +518,16 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const auto stream = reinterpret_cast<cudaStream_t>(a[10]);
   const int device = static_cast<int>(a[9]);
   const DeviceGuard guard(device);
-  const int64_t forward_outer_rows = static_cast<int64_t>(sizes.middle.value),
-      forward_outer_columns = static_cast<int64_t>(sizes.inner.value),
-      forward_outer_kept = static_cast<int64_t>(sizes.outer.value);
-  const bool forward_outer_is_packed = forward_outer_columns % 4 == 0;
-  const auto forward_outer_kernel = forward_outer_is_packed ? &forward_outer<4> : &forward_outer<1>;
-  const auto forward_outer_width = static_cast<unsigned>(power_of_two(ceil_divide(forward_outer_columns,
-      forward_outer_is_packed ? 4 : 1), 1, 32));
-  const dim3 forward_outer_block(forward_outer_width, 256 / forward_outer_width);
-  const int64_t forward_outer_strips = ceil_divide(forward_outer_columns,
-      forward_outer_width * (forward_outer_is_packed ? 4 : 1));
-  const int64_t forward_outer_most = ceil_divide(forward_outer_rows, forward_outer_block.y * 2);
-  // No more than work at once: a few blocks behind the others would take as long again.
-  const int64_t forward_outer_room = resident_blocks(forward_outer_kernel, forward_outer_block, 0,
-      device) / (forward_outer_strips * forward_outer_kept);
-  const int64_t forward_outer_wanted = forward_outer_room > 0 ? forward_outer_room : 1;
-  const int64_t forward_outer_slots = forward_outer_wanted < forward_outer_most ? forward_outer_wanted : forward_outer_most;
-  const int64_t peak_partials_slots = forward_outer_slots;
-  const int64_t forward_outer_2_rows = static_cast<int64_t>(sizes.middle.value),
-      forward_outer_2_columns = static_cast<int64_t>(sizes.inner.value),
-      forward_outer_2_kept = static_cast<int64_t>(sizes.outer.value);
-  const bool forward_outer_2_is_packed = forward_outer_2_columns % 4 == 0;
-  const auto forward_outer_2_kernel = forward_outer_2_is_packed ? &forward_outer_2<4> : &forward_outer_2<1>;
-  const auto forward_outer_2_width = static_cast<unsigned>(power_of_two(ceil_divide(forward_outer_2_columns,
-      forward_outer_2_is_packed ? 4 : 1), 1, 32));
-  const dim3 forward_outer_2_block(forward_outer_2_width, 256 / forward_outer_2_width);
-  const int64_t forward_outer_2_strips = ceil_divide(forward_outer_2_columns,
-      forward_outer_2_width * (forward_outer_2_is_packed ? 4 : 1));
-  const int64_t forward_outer_2_most = ceil_divide(forward_outer_2_rows, forward_outer_2_block.y * 2);
-  // No more than work at once: a few blocks behind the others would take as long again.
-  const int64_t forward_outer_2_room = resident_blocks(forward_outer_2_kernel, forward_outer_2_block, 0,
-      device) / (forward_outer_2_strips * forward_outer_2_kept);
-  const int64_t forward_outer_2_wanted = forward_outer_2_room > 0 ? forward_outer_2_room : 1;
-  const int64_t forward_outer_2_slots = forward_outer_2_wanted < forward_outer_2_most ? forward_outer_2_wanted : forward_outer_2_most;
-  const int64_t total_partials_slots = forward_outer_2_slots;
-  auto* const peak_partials = scratch.take<Peak<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * peak_partials_slots);
-  auto* const peak_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value));
-  auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * total_partials_slots);
-  auto* const total_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value));
+  const int64_t forward_column_length = static_cast<int64_t>(sizes.middle.value),
+      forward_column_behind = static_cast<int64_t>(sizes.inner.value);
+  const dim3 forward_column_block = column_block(ceil_divide(forward_column_behind, 4),
+      ceil_divide(forward_column_length, 4), 512);
+  const int64_t forward_column_tasks = static_cast<int64_t>(sizes.outer.value) * ceil_divide(forward_column_behind, forward_column_block.x * 4);
+  const int64_t forward_column_slots = forward_column_tasks;
   if (is_measuring) return scratch.used;
   {
-    const auto blocks = static_cast<unsigned>(forward_outer_kept * forward_outer_slots * forward_outer_strips);
-    forward_outer_kernel<<<blocks, forward_outer_block, 0, stream>>>(x, peak_partials, sizes,
-        static_cast<Index>(forward_outer_slots));
-  }
-  {
-    const int64_t columns = static_cast<int64_t>(sizes.inner.value),
-        results = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value);
-    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
-    const dim3 block(width, 512 / width);
-    const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    forward_finalise<<<blocks, block, 0, stream>>>(saved_bound, peak_scratch, peak_partials, sizes,
-        static_cast<Index>(peak_partials_slots));
-  }
-  {
-    const auto blocks = static_cast<unsigned>(forward_outer_2_kept * forward_outer_2_slots * forward_outer_2_strips);
-    forward_outer_2_kernel<<<blocks, forward_outer_2_block, 0, stream>>>(x, peak_scratch, total_partials,
-        sizes, static_cast<Index>(forward_outer_2_slots));
-  }
-  {
-    const int64_t columns = static_cast<int64_t>(sizes.inner.value),
-        results = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value);
-    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
-    const dim3 block(width, 512 / width);
-    const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    forward_finalise_2<<<blocks, block, 0, stream>>>(saved_sum, total_scratch, total_partials, sizes,
-        static_cast<Index>(total_partials_slots));
-  }
-  {
-    const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value);
-    const auto blocks = static_cast<unsigned>(ceil_divide(count, 4096));
-    forward_pointwise<<<blocks, 128, 0, stream>>>(x, peak_scratch, total_scratch, bias, out, sizes,
-        static_cast<Index>(count));
+    forward_column<<<static_cast<unsigned>(forward_column_slots), forward_column_block, 0, stream>>>(x, bias,
+        out, saved_bound, saved_sum, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
@@ -736,61 +548,30 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const auto stream = reinterpret_cast<cudaStream_t>(a[11]);
   const int device = static_cast<int>(a[10]);
   const DeviceGuard guard(device);
-  const int64_t backward_outer_rows = static_cast<int64_t>(sizes.middle.value),
-      backward_outer_columns = static_cast<int64_t>(sizes.inner.value),
-      backward_outer_kept = static_cast<int64_t>(sizes.outer.value);
-  const bool backward_outer_is_packed = backward_outer_columns % 4 == 0;
-  const auto backward_outer_kernel = backward_outer_is_packed ? &backward_outer<4> : &backward_outer<1>;
-  const auto backward_outer_width = static_cast<unsigned>(power_of_two(ceil_divide(backward_outer_columns,
-      backward_outer_is_packed ? 4 : 1), 1, 32));
-  const dim3 backward_outer_block(backward_outer_width, 256 / backward_outer_width);
-  const int64_t backward_outer_strips = ceil_divide(backward_outer_columns,
-      backward_outer_width * (backward_outer_is_packed ? 4 : 1));
-  const int64_t backward_outer_most = ceil_divide(backward_outer_rows, backward_outer_block.y * 2);
-  // No more than work at once: a few blocks behind the others would take as long again.
-  const int64_t backward_outer_room = resident_blocks(backward_outer_kernel, backward_outer_block, 0,
-      device) / (backward_outer_strips * backward_outer_kept);
-  const int64_t backward_outer_wanted = backward_outer_room > 0 ? backward_outer_room : 1;
-  const int64_t backward_outer_slots = backward_outer_wanted < backward_outer_most ? backward_outer_wanted : backward_outer_most;
-  const int64_t total_partials_slots = backward_outer_slots;
-  const int64_t backward_inner_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value), backward_inner_length = static_cast<int64_t>(sizes.inner.value);
-  const int64_t backward_inner_pieces = ceil_divide(backward_inner_length, 8192);
-  const int64_t total_2_partials_slots = static_cast<int64_t>(sizes.outer.value) * backward_inner_pieces;
-  auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * total_partials_slots);
-  auto* const total_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value));
-  auto* const total_2_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.middle.value) * total_2_partials_slots);
+  const int64_t backward_column_length = static_cast<int64_t>(sizes.middle.value),
+      backward_column_behind = static_cast<int64_t>(sizes.inner.value);
+  const dim3 backward_column_block = column_block(ceil_divide(backward_column_behind, 4),
+      ceil_divide(backward_column_length, 4), 512);
+  const int64_t backward_column_tasks = static_cast<int64_t>(sizes.outer.value) * ceil_divide(backward_column_behind, backward_column_block.x * 4);
+  const int64_t backward_column_resident = resident_blocks(backward_column, backward_column_block, 0, device);
+  const int64_t backward_column_slots = backward_column_tasks < backward_column_resident ? backward_column_tasks : backward_column_resident;
+  const int64_t total_partials_slots = backward_column_slots;
+  auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.middle.value) * total_partials_slots);
   if (is_measuring) return scratch.used;
   {
-    const auto blocks = static_cast<unsigned>(backward_outer_kept * backward_outer_slots * backward_outer_strips);
-    backward_outer_kernel<<<blocks, backward_outer_block, 0, stream>>>(x, saved_bound, d_out, total_partials,
-        sizes, static_cast<Index>(backward_outer_slots));
+    backward_column<<<static_cast<unsigned>(backward_column_slots), backward_column_block, 0, stream>>>(x,
+        saved_bound, d_out, saved_sum, d_x, total_partials, sizes);
   }
   {
-    const int64_t columns = static_cast<int64_t>(sizes.inner.value),
-        results = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value);
-    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
+    const int64_t columns = static_cast<int64_t>(sizes.middle.value),
+        results = static_cast<int64_t>(sizes.middle.value);
+    // Threads for all slots of a column, up to 64, and columns beside each other for the rest.
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1,
+        512 / power_of_two(total_partials_slots, 1, 64)));
     const dim3 block(width, 512 / width);
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    backward_finalise<<<blocks, block, 0, stream>>>(total_scratch, total_partials, sizes,
+    backward_finalise<<<blocks, block, 0, stream>>>(d_bias, total_partials, sizes,
         static_cast<Index>(total_partials_slots));
-  }
-  {
-    const int64_t piece_length = ceil_divide(backward_inner_length, backward_inner_pieces);
-    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 32, 256));
-    const dim3 block(lanes, 256 / lanes);
-    const auto blocks = static_cast<unsigned>(ceil_divide(backward_inner_rows * backward_inner_pieces,
-        block.y));
-    backward_inner<<<blocks, block, 0, stream>>>(d_out, saved_sum, total_scratch, x, saved_bound, d_x,
-        total_2_partials, sizes, static_cast<Index>(backward_inner_rows),
-        static_cast<Index>(backward_inner_pieces), static_cast<Index>(piece_length));
-  }
-  {
-    const int64_t columns = 1, results = static_cast<int64_t>(sizes.middle.value);
-    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 8));
-    const dim3 block(width, 512 / width);
-    const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    backward_finalise_2<<<blocks, block, 0, stream>>>(d_bias, total_2_partials, sizes,
-        static_cast<Index>(total_2_partials_slots));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

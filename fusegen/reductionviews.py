@@ -1,0 +1,70 @@
+"""Views of what kernels accumulate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from fusegen import ir
+from fusegen.kernel import Buffer, Kernel, Reduction
+from fusegen.statements import ElementFunction
+from fusegen.target import Target
+
+
+class Holder(Protocol):
+    """What a view of a reduction asks of its kernel's."""
+
+    target: Target
+    compute: str
+    kernel: Kernel
+
+    @property
+    def adds_products(self) -> bool: ...
+    @property
+    def row_groups(self) -> tuple[int, ...]: ...
+    def takes_plain(self, reduction: Reduction) -> bool: ...
+    def size(self, groups: Iterable[int]) -> str: ...
+
+
+@dataclass(frozen=True)
+class StageView:
+    """One level of reductions, the function that gives their terms, and what else it gives: values
+    to hold and terms of sums.
+    """
+
+    function: ElementFunction
+    reductions: list[ReductionView]
+    held: list[str]
+    sums: list[ReductionView]
+    stretches: list[ReductionView]
+
+
+class ReductionView:
+    """A Reduction as a template sees it."""
+
+    def __init__(self, reduction: Reduction, buffer: Buffer | None, kernel: Holder) -> None:
+        self.reduction = reduction
+        self.kind = reduction.kind
+        self.type = kernel.target.accumulators[reduction.kind].format(compute=kernel.compute)
+        # Many partials of float lose digits when they are added up as floats.
+        self.wide_type = kernel.target.accumulators[reduction.kind].format(compute="double")
+        self.name = ir.name_of(reduction.results[0][1])
+        self.results = [(result, ir.name_of(leaf)) for result, leaf in reduction.results]
+        self.term = f"{self.name}_term"
+        self.is_plain = kernel.takes_plain(reduction)
+        value = reduction.value
+        is_product = reduction.kind == "sum" and value.op == "mul" and kernel.adds_products
+        # What the accumulator is given, as (name, value); of a product both factors, to be joined.
+        factors = zip((self.term, f"{self.term}_by"), value.args, strict=False)
+        self.terms = [*factors] if is_product else [(self.term, value)]
+        self.addends = ", ".join(f"{name}_value" for name, _ in self.terms)
+        self.line = f"{ir.name_of(reduction.value) if self.is_plain else self.term}_line"
+        self.operand = ""  # the held value that is accumulated; or else what was read
+        self.has_index = reduction.index is not None
+        self.partials = buffer.name if buffer else ""
+        self.extent = buffer.extent if buffer else ()
+        rows = kernel.row_groups
+        self.kept = tuple(g for g in rows if g in self.extent)
+        self.summed = tuple(g for g in rows if g not in self.extent)
+        self.columns = kernel.size(kernel.kernel.columns)

@@ -1,0 +1,73 @@
+"""Views of rows that fall into stretches of equal length, such as the channels of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fusegen.indexing import Read
+from fusegen.mergeviews import MergingView
+from fusegen.reductionviews import ReductionView
+from fusegen.statements import ElementFunction
+from fusegen.tiers import LEAST_STRETCH
+
+
+class StretchingView(MergingView):
+    """A kernel whose rows may have stretches."""
+
+    @property
+    def elements(self) -> int:
+        """How many elements of a row a thread holds."""
+        assert self.kernel.tier is not None
+        tier = self.kernel.tier
+        return tier.summing_elements if self.sums or self.stretches else tier.elements
+
+    @property
+    def stretch_reads(self) -> list[Read]:
+        """What is the same all along each stretch of a row."""
+        found = [
+            r for r in self._loaded if r.extent & frozenset(self.reduced) == {self.kernel.lead}
+        ]
+        return [r for r in found if r.buffer.dtype != "noise"]
+
+    @property
+    def row_groups(self) -> tuple[int, ...]:
+        """The groups that tell the rows which leave partials."""
+        return self.domain if self.kernel.stretches else super().row_groups
+
+    def has_stretches(self, function: ElementFunction, sums: Sequence[ReductionView]) -> bool:
+        """Whether it matters to what is done at each element in which stretch that lies."""
+        return bool(sums or self.reads_of(function, self.stretch_reads))
+
+    @property
+    def lead(self) -> int:
+        """The group that tells the stretches of a row."""
+        assert self.kernel.lead is not None
+        return self.kernel.lead
+
+    @property
+    def stretch_length(self) -> str:
+        """How many elements a stretch has."""
+        return self.word(max(self.reduced))
+
+    def stretch_place(self, reduction: ReductionView) -> str:
+        """Where a block's sums of a row's stretches lie, counted in rows of stretches."""
+        kept, summed = self.compact(reduction.kept), self.compact(reduction.summed)
+        size = self.size(reduction.summed)
+        if self.is_team:
+            return f"((({kept}) * {size} + {summed}) * blocks + rank)"
+        return f"(({kept}) * {size} + {summed})"
+
+    @property
+    def domain_groups(self) -> set[int]:
+        """The groups that tell the rows."""
+        return set(self.domain)
+
+    @property
+    def pairs(self) -> int:
+        """How many pairs of neighbouring packs a block has."""
+        return self.packs * self.threads // 2
+
+    @property
+    def most_edges(self) -> int:
+        """How many stretches a block's rows can have, those begun elsewhere too."""
+        return self.elements * self.threads // LEAST_STRETCH + 2

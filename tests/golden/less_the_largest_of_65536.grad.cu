@@ -1,0 +1,666 @@
+// fusegen 0.1.0   chain 2cb6071d872f   signature forward+backward: d_out float32, d_x float32, out float32, saved_amax float32, x float32; 32-bit offsets
+//   keep(y) | amax(-1, keepdim=True) | rsub(y)
+#include <cstdint>
+#include <cuda_runtime.h>
+
+using Index = uint32_t;
+
+// A size with what it takes to divide by it: two instructions instead of twenty, for dividends below 2^31.
+struct Size {
+  uint32_t value, multiplier, shift;
+};
+
+static Size size_of(int64_t value) {
+  uint32_t shift = 0;
+  while ((uint64_t{1} << shift) < static_cast<uint64_t>(value)) ++shift;
+  const uint64_t excess = (uint64_t{1} << 32) * ((uint64_t{1} << shift) - value);
+  return {static_cast<uint32_t>(value), static_cast<uint32_t>(excess / value + 1), shift};
+}
+
+namespace {
+
+[[maybe_unused]] __device__ __forceinline__ Index divide(Index n, Size d) { return (__umulhi(n,
+    d.multiplier) + n) >> d.shift; }
+
+template <typename Stored>
+__device__ __forceinline__ Stored widen(Stored x) {
+  return x;
+}
+
+template <typename Stored, typename Value>
+__device__ __forceinline__ Stored narrow(Value x) {
+  return static_cast<Stored>(x);
+}
+
+// The largest number; a NaN beats every number, as in torch.
+template <typename T>
+struct Peak {
+  T best = static_cast<T>(-INFINITY);
+  __device__ void add(T value) { best = value > best || value != value ? value : best; }
+  template <typename U>
+  __device__ void merge(const Peak<U>& other) {
+    add(other.best);
+  }
+  __device__ T max() const { return best; }
+  __device__ T number() const { return best; }
+};
+
+// N neighbours, moved by one access.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T at[N];
+};
+
+template <typename T, int N>
+__device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
+  return widen(pack.at[lane]);
+}
+
+template <int Bytes>
+struct Bits;
+template <>
+struct Bits<16> {
+  using type = uint4;
+};
+template <>
+struct Bits<8> {
+  using type = uint2;
+};
+template <>
+struct Bits<4> {
+  using type = unsigned int;
+};
+template <>
+struct Bits<2> {
+  using type = unsigned short;
+};
+template <>
+struct Bits<1> {
+  using type = unsigned char;
+};
+
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load(const T* from) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  Pack<T, N> pack;
+  *reinterpret_cast<Whole*>(&pack) = *reinterpret_cast<const Whole*>(from);
+  return pack;
+}
+
+// A pack on its way into shared memory, where the thread that sent it will read it.
+template <int N, typename T>
+__device__ __forceinline__ void send(Pack<T, N>* to, const T* from) {
+  const auto target = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  if constexpr (sizeof(T) * N == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(target), "l"(from), "n"(sizeof(T) * N) : "memory");
+  }
+}
+
+__device__ __forceinline__ void send_off() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until no more than so many of the latest are on their way.
+template <int N>
+__device__ __forceinline__ void wait_for_sent() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+template <int N, typename T>
+__device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
+}
+
+template <typename T>
+struct Sum {
+  T total = 0;
+  __device__ void add(T term) { total += term; }
+  __device__ void add(T factor, T by) { total = fma(factor, by, total); }
+  __device__ void add_square(T root) { total = fma(root, root, total); }
+  template <typename U>
+  __device__ void merge(const Sum<U>& other) {
+    total += other.total;
+  }
+  __device__ T sum() const { return total; }
+  __device__ T number() const { return total; }
+};
+
+// The accumulator of the thread whose number in the warp differs in one bit.
+template <template <typename> class Kind, typename T>
+__device__ __forceinline__ Kind<T> exchange(Kind<T> mine, int bit) {
+  return {__shfl_xor_sync(0xffffffffu, mine.number(), bit)};
+}
+
+// Merges a row's accumulators over its threads, in a fixed tree: within each warp, then over the warps. A row has a
+// power of two of threads, or whole warps. The cells are free again two calls later. Not for all, only the first warp knows.
+template <bool kForAll = true, template <typename> class Kind, typename T, int N>
+__device__ __forceinline__ void combine(Kind<T> (&mine)[N], T* cells) {
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (bit >= blockDim.x) continue;
+#pragma unroll
+    for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
+  }
+  if (blockDim.x <= 32) return;
+  const int warps = blockDim.x / 32, warp = threadIdx.x / 32, place = threadIdx.x % 32;
+  T* const row_cells = cells + threadIdx.y * warps * N;
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    if (place == 0) row_cells[warp * N + n] = mine[n].number();
+  }
+  __syncthreads();
+  if (!kForAll && warp > 0) return;
+#pragma unroll
+  for (int n = 0; n < N; ++n) mine[n] = place < warps ? Kind<T>{row_cells[place * N + n]} : Kind<T>();
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
+  }
+}
+
+// A number for the blocks of a team, with the turn it belongs to in the same word: whoever sees the turn has the number.
+[[maybe_unused]] __device__ __forceinline__ void leave(volatile uint64_t* cell, int turn, float number) {
+  *cell = static_cast<uint64_t>(turn) << 32 | __float_as_uint(number);
+}
+
+[[maybe_unused]] __device__ __forceinline__ void leave(volatile uint64_t* cell, int turn, double number) {
+  const uint64_t bits = __double_as_longlong(number);
+  cell[0] = static_cast<uint64_t>(turn) << 32 | (bits & 0xffffffff);
+  cell[1] = static_cast<uint64_t>(turn) << 32 | bits >> 32;
+}
+
+// A word as it was seen, or as it comes.
+__device__ __forceinline__ unsigned int await_word(const volatile uint64_t* cell, int turn, uint64_t word) {
+  while (word >> 32 != turn) {
+    word = *cell;
+    if (word >> 32 != turn) __nanosleep(20);
+  }
+  return static_cast<unsigned int>(word);
+}
+
+[[maybe_unused]] __device__ __forceinline__ void assemble(const unsigned int* words, float& number) {
+  number = __uint_as_float(words[0]);
+}
+
+[[maybe_unused]] __device__ __forceinline__ void assemble(const unsigned int* words, double& number) {
+  number = __longlong_as_double(static_cast<uint64_t>(words[1]) << 32 | words[0]);
+}
+
+// What the blocks of a team left, merged by one warp in a fixed order.
+template <typename Accumulator, int kCells, typename T>
+__device__ void merge_numbers(const unsigned int* words, int blocks, T* found) {
+  Accumulator all;
+  for (int other = threadIdx.x; other < blocks; other += 32) {
+    T theirs;
+    assemble(words + other * kCells, theirs);
+    all.merge(Accumulator{theirs});
+  }
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) all.merge(exchange(all, bit));
+  if (threadIdx.x == 0) found[0] = all.number();
+}
+
+// Means of shares and squared distances from them: the mean and the variance of the whole, by Chan's formula.
+template <int kCells, typename T>
+__device__ void merge_moments(const unsigned int* words, int blocks, Index share, Index length, T* found) {
+  constexpr int kWords = sizeof(T) / 4;
+  const T inverse_length = 1 / static_cast<T>(length);
+  T base;
+  assemble(words, base);
+  Sum<T> beyond, squares;
+  for (int other = threadIdx.x; other < blocks; other += 32) {
+    T centre;
+    assemble(words + other * kCells, centre);
+    const Index begin = other * share;
+    if (begin < length) beyond.add(static_cast<T>(min(share, length - begin)) * (centre - base));
+  }
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) beyond.merge(exchange(beyond, bit));
+  const T mean = base + beyond.total * inverse_length;
+  for (int other = threadIdx.x; other < blocks; other += 32) {
+    T centre, distances;
+    assemble(words + other * kCells, centre);
+    assemble(words + other * kCells + kWords, distances);
+    const Index begin = other * share;
+    const T gap = centre - mean;
+    if (begin < length) squares.add(distances + static_cast<T>(min(share, length - begin)) * gap * gap);
+  }
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) squares.merge(exchange(squares, bit));
+  if (threadIdx.x == 0) found[0] = mean, found[1] = squares.total * inverse_length;
+}
+
+// Merges a row's accumulators over the blocks of its team, in a fixed order. All blocks of a launch are resident, so that
+// each will come; the cells of a turn are free again when everybody has left its numbers for the next.
+template <int kCells, template <typename> class Kind, typename T, int N>
+__device__ __forceinline__ void combine_team(Kind<T> (&mine)[N], uint64_t* meeting, int rank, int blocks,
+    int turn,
+    T* totals) {
+  constexpr int kWords = sizeof(T) / 4;
+  if (blocks == 1) return;
+  volatile uint64_t* const cells = meeting + (turn & 1) * blocks * kCells;
+  if (threadIdx.x < 32) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      if (threadIdx.x == n) leave(cells + rank * kCells + n * kWords, turn, mine[n].number());
+    }
+    Kind<T> all[N];
+    for (int other = threadIdx.x; other < blocks; other += 32) {
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        T theirs;
+        unsigned int words[kWords];
+#pragma unroll
+        for (int w = 0; w < kWords; ++w) words[w] = await_word(cells + other * kCells + n * kWords + w, turn,
+            0);
+        assemble(words, theirs);
+        all[n].merge(Kind<T>{theirs});
+      }
+    }
+#pragma unroll
+    for (int bit = 16; bit > 0; bit /= 2) {
+#pragma unroll
+      for (int n = 0; n < N; ++n) all[n].merge(exchange(all[n], bit));
+    }
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      if (threadIdx.x == n) totals[n] = all[n].number();
+    }
+  }
+  __syncthreads();
+#pragma unroll
+  for (int n = 0; n < N; ++n) mine[n] = {totals[n]};
+}
+
+struct ForwardSizes {
+  Size outer, inner;
+};
+
+__device__ __forceinline__ void forward_row_stage_1(const float x, float& peak_term) {
+  peak_term = x;
+}
+
+__device__ __forceinline__ void forward_row_values(const float x, const float peak, float& out) {
+  // rsub(y)
+  out = x - peak;
+}
+
+__device__ __forceinline__ void forward_row_row_values(const float peak, float& saved_amax) {
+  saved_amax = peak;
+}
+
+// Reads x; writes out, saved_amax.
+__global__ void __launch_bounds__(512, 2)
+forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restrict__ saved_amax,
+    ForwardSizes sizes, uint64_t* meetings, Index blocks) {
+  constexpr int kLanes = 4, kPacks = 4, kCells = 1;
+  __shared__ float cells[2][16];
+  __shared__ float found[1];
+  __shared__ unsigned int words[160 * kCells];
+  int turn = 0;
+  const Index rows = sizes.outer.value, length = sizes.inner.value;
+  // This block's share of every row of its team.
+  const Index rank = blockIdx.x % blocks, team = blockIdx.x / blocks;
+  const Index share = (length + blocks * kLanes - 1) / (blocks * kLanes) * kLanes, begin = rank * share;
+  const Index reach = begin < length ? min(share, length - begin) : 0;
+  uint64_t* const meeting = meetings + team * blocks * 4;
+  const Index stride = gridDim.x / blocks;
+  extern __shared__ uint4 room[];
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
+  const auto send_row = [&](Index row, int slot) {
+    const Index end = row < rows ? reach : 0, base = row * length + begin;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      if (is_here) send(&x_next[slot * 2048 + p * 512], x + (base + i));
+    }
+    send_off();
+  };
+  send_row(team, 0);
+  send_row(team + stride, 1);
+  int number = 0, slot = 0, slot_before = 2;
+  for (Index first = team; first < rows + stride; first += stride) {
+    wait_for_sent<1>();
+    // The other blocks' numbers for the row before are asked for now, and needed only after this row's are known.
+    const volatile uint64_t* const theirs = meeting + (number & 3) * blocks * kCells + threadIdx.x;
+    const bool is_asking = number > 0 && threadIdx.x < blocks * kCells;
+    uint64_t word = is_asking ? *theirs : 0;
+    ++number;
+    {
+      const Index end = first < rows ? reach : 0;
+      Pack<float, kLanes> x_in[kPacks];
+      Peak<float> peaks_1[1];
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+        const bool is_here = i < end;
+        x_in[p] = x_next[slot * 2048 + p * 512];
+#pragma unroll
+        for (int lane = 0; lane < kLanes; ++lane) {
+          const float x_value = widen(x_in[p], lane);
+          float peak_term_value;
+          forward_row_stage_1(x_value, peak_term_value);
+          if (is_here) peaks_1[0].add(peak_term_value);
+        }
+      }
+      combine<false>(peaks_1, cells[turn++ & 1]);
+      if (threadIdx.x == 0) {
+        uint64_t* const mine = meeting + ((number & 3) * blocks + rank) * kCells;
+        leave(mine + 0, number, peaks_1[0].best);
+      }
+    }
+    if (number > 1) {
+      // The row before.
+      const Index row = first - stride, base = row * length + begin, end = reach;
+      if (is_asking) words[threadIdx.x] = await_word(theirs, number - 1, word);
+      for (int i = threadIdx.x + blockDim.x; i < blocks * kCells; i += blockDim.x) {
+        words[i] = await_word(theirs + (i - threadIdx.x), number - 1, 0);
+      }
+      __syncthreads();
+      if (threadIdx.x < 32) {
+        merge_numbers<Peak<float>, kCells>(words + 0, blocks, found + 0);
+      }
+      __syncthreads();
+      const float peak_value = found[0];
+      const Index outer = row;
+      Pack<float, kLanes> x_in[kPacks];
+      const int slot = slot_before;
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+        const bool is_here = i < end;
+        x_in[p] = x_next[slot * 2048 + p * 512];
+        Pack<float, kLanes> out_out;
+#pragma unroll
+        for (int lane = 0; lane < kLanes; ++lane) {
+          const float x_value = widen(x_in[p], lane);
+          float out_value;
+          forward_row_values(x_value, peak_value, out_value);
+          out_out.at[lane] = narrow<float>(out_value);
+        }
+        if (is_here) store(out + (base + i), out_out);
+      }
+      if (threadIdx.x == 0 && rank == 0) {
+        float saved_amax_value;
+        forward_row_row_values(peak_value, saved_amax_value);
+        saved_amax[outer] = narrow<float>(saved_amax_value);
+      }
+    }
+    send_row(first + 2 * stride, slot_before);
+    slot_before = slot;
+    slot = slot == 2 ? 0 : slot + 1;
+  }
+}
+
+struct BackwardSizes {
+  Size outer, inner;
+};
+
+__device__ __forceinline__ void backward_row_stage_1(const float d_out, const float x,
+    const float saved_amax, float& total_term, float& total_2_term) {
+  total_term = d_out;
+  total_2_term = x == saved_amax ? 1.0f : 0.0f;
+}
+
+__device__ __forceinline__ void backward_row_values_once(const float total, const float total_2,
+    float& quotient) {
+  // backward, down to amax(-1, keepdim=True)
+  const float d_after_amax = -total;
+  quotient = d_after_amax / total_2;
+}
+
+__device__ __forceinline__ void backward_row_values(const float x, const float saved_amax,
+    const float quotient, const float d_out, float& d_x) {
+  d_x = fmaf(x == saved_amax ? 1.0f : 0.0f, quotient, d_out);
+}
+
+// Reads d_out, x, saved_amax by (outer); writes d_x.
+__global__ void __launch_bounds__(512, 2)
+backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
+    const float* __restrict__ saved_amax, float* __restrict__ d_x, BackwardSizes sizes, uint64_t* meetings,
+    Index blocks) {
+  constexpr int kLanes = 4, kPacks = 4;
+  __shared__ float cells[2][32];
+  int turn = 0;
+  __shared__ float team_totals[2];
+  const Index rows = sizes.outer.value, length = sizes.inner.value;
+  // This block's share of every row of its team.
+  const Index rank = blockIdx.x % blocks, team = blockIdx.x / blocks;
+  const Index share = (length + blocks * kLanes - 1) / (blocks * kLanes) * kLanes, begin = rank * share;
+  const Index reach = begin < length ? min(share, length - begin) : 0;
+  uint64_t* const meeting = meetings + team * blocks * 4;
+  extern __shared__ uint4 room[];
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  auto* const d_out_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
+  auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 2048) + thread;
+  const Index stride = gridDim.x / blocks;
+  Index first = team;
+  float saved_amax_ahead[1];
+  const auto send_row = [&](Index first) {
+    const bool is_live = first < rows;
+    const Index row = is_live ? first : 0, base = row * length + begin, end = is_live ? reach : 0;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      if (is_here) send(&d_out_next[p * 512], d_out + (base + i));
+      if (is_here) send(&x_next[p * 512], x + (base + i));
+    }
+    send_off();
+    const Index outer = row;
+    saved_amax_ahead[0] = widen(saved_amax[outer]);
+  };
+  send_row(first);
+  for (; first < rows; first += stride) {
+    const bool is_live = first < rows;
+    const Index row = is_live ? first : 0, base = row * length + begin, end = is_live ? reach : 0;
+    Pack<float, kLanes> d_out_in[kPacks];
+    Pack<float, kLanes> x_in[kPacks];
+    wait_for_sent<0>();
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      d_out_in[p] = d_out_next[p * 512];
+      x_in[p] = x_next[p * 512];
+    }
+    const float saved_amax_value = saved_amax_ahead[0];
+    send_row(first + stride);
+    Sum<float> sums_1[2];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float d_out_value = widen(d_out_in[p], lane);
+        const float x_value = widen(x_in[p], lane);
+        float total_term_value;
+        float total_2_term_value;
+        backward_row_stage_1(d_out_value, x_value, saved_amax_value, total_term_value, total_2_term_value);
+        if (is_here) sums_1[0].add(total_term_value);
+        if (is_here) sums_1[1].add(total_2_term_value);
+      }
+    }
+    combine(sums_1, cells[turn++ & 1]);
+    combine_team<2>(sums_1, meeting, rank, blocks, turn, team_totals);
+    const float total_value = sums_1[0].total;
+    const float total_2_value = sums_1[1].total;
+    float quotient_value;
+    backward_row_values_once(total_value, total_2_value, quotient_value);
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      Pack<float, kLanes> d_x_out;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float d_out_value = widen(d_out_in[p], lane);
+        const float x_value = widen(x_in[p], lane);
+        float d_x_value;
+        backward_row_values(x_value, saved_amax_value, quotient_value, d_out_value, d_x_value);
+        d_x_out.at[lane] = narrow<float>(d_x_value);
+      }
+      if (is_here) store(d_x + (base + i), d_x_out);
+    }
+  }
+}
+
+}  // namespace
+
+// Scratch memory, handed out piece by piece; with no base it only counts.
+struct Scratch {
+  char* base;
+  int64_t used = 0;
+  template <typename T>
+  T* take(int64_t count) {
+    T* const piece = reinterpret_cast<T*>(base + used);
+    used += (count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
+    return piece;
+  }
+};
+
+// The caller's device stays current.
+struct DeviceGuard {
+  int previous = 0;
+  explicit DeviceGuard(int device) {
+    cudaGetDevice(&previous);
+    if (previous != device) cudaSetDevice(device);
+    else previous = -1;
+  }
+  ~DeviceGuard() {
+    if (previous >= 0) cudaSetDevice(previous);
+  }
+};
+
+static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The smallest power of two that is at least n, between two others.
+static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
+  int64_t power = least;
+  while (power < n && power < most) power *= 2;
+  return power;
+}
+
+// How many blocks of a kernel the device works on at once, each with so much shared memory of its own. Asked once for
+// each kernel, device and size of block: the runtime takes microseconds to answer.
+template <typename Kernel>
+static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes, int device) {
+  struct Answer {
+    Kernel* kernel;
+    int threads, device;
+    int64_t blocks;
+  };
+  thread_local Answer answers[8] = {};
+  thread_local int next = 0;
+  const int threads = static_cast<int>(block.x * block.y);
+  for (const Answer& known : answers) {
+    if (known.kernel == kernel && known.threads == threads && known.device == device) return known.blocks;
+  }
+  int on_each = 0, processors = 0;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
+  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&on_each, kernel, threads, shared_bytes);
+  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  if (on_each == 0) return 1;  // the launch will say why
+  Answer& oldest = answers[next];
+  next = (next + 1) % 8;
+  oldest = {kernel, threads, device, static_cast<int64_t>(on_each) * processors};
+  return oldest.blocks;
+}
+
+// A row's threads along x: a power of two within a warp, or whole warps; rows beside each other along y.
+static dim3 row_block(int64_t wanted) {
+  const int64_t along = wanted <= 32 ? power_of_two(wanted, 1, 32) : ceil_divide(wanted, 32) * 32;
+  return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < 256 ? 256 / along : 1));
+}
+
+// a: x, out, saved_amax, scratch (-1: return the bytes it needs), outer, inner, device, stream.
+// Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
+extern "C" int64_t run_forward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const float*>(a[0]);
+  auto* const out = reinterpret_cast<float*>(a[1]);
+  auto* const saved_amax = reinterpret_cast<float*>(a[2]);
+  const bool is_measuring = a[3] == -1;
+  if (!is_measuring && ((a[0] | a[1]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[3])};
+  const ForwardSizes sizes{ size_of(a[4]), size_of(a[5]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[7]);
+  const int device = static_cast<int>(a[6]);
+  const DeviceGuard guard(device);
+  const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value),
+      forward_row_length = static_cast<int64_t>(sizes.inner.value);
+  // So many blocks share a row; there are as many such teams as the device works on at once.
+  const int64_t forward_row_blocks = ceil_divide(forward_row_length, 8192);
+  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, forward_row_blocks * 16));
+  const int64_t forward_row_resident = resident_blocks(forward_row, forward_row_block, 98304,
+      device) / forward_row_blocks;
+  if (forward_row_resident == 0) return -static_cast<int64_t>(cudaErrorCooperativeLaunchTooLarge);
+  const int64_t forward_row_slots = forward_row_rows < forward_row_resident ? forward_row_rows : forward_row_resident;
+  const int64_t forward_row_meeting_cells = forward_row_slots * forward_row_blocks * 4;
+  auto* const forward_row_meetings = scratch.take<uint64_t>(forward_row_meeting_cells);
+  if (is_measuring) return scratch.used;
+  {
+    cudaMemsetAsync(forward_row_meetings, 0, forward_row_meeting_cells * sizeof(uint64_t), stream);
+    cudaLaunchAttribute together{};
+    together.id = cudaLaunchAttributeCooperative;
+    together.val.cooperative = 1;
+    cudaLaunchConfig_t launch{};
+    launch.gridDim = dim3(static_cast<unsigned>(forward_row_slots * forward_row_blocks));
+    launch.blockDim = forward_row_block;
+    launch.dynamicSmemBytes = 98304;
+    launch.stream = stream;
+    launch.attrs = &together;
+    launch.numAttrs = 1;
+    cudaLaunchKernelEx(&launch, forward_row, x, out, saved_amax, sizes, forward_row_meetings,
+        static_cast<Index>(forward_row_blocks));
+  }
+  return -static_cast<int64_t>(cudaGetLastError());
+}
+
+// a: x, saved_amax, d_out, d_x, scratch (-1: return the bytes it needs), outer, inner, device, stream.
+// Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
+extern "C" int64_t run_backward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const float*>(a[0]);
+  auto* const saved_amax = reinterpret_cast<const float*>(a[1]);
+  auto* const d_out = reinterpret_cast<const float*>(a[2]);
+  auto* const d_x = reinterpret_cast<float*>(a[3]);
+  const bool is_measuring = a[4] == -1;
+  if (!is_measuring && ((a[0] | a[2] | a[3]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
+  const BackwardSizes sizes{ size_of(a[5]), size_of(a[6]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[8]);
+  const int device = static_cast<int>(a[7]);
+  const DeviceGuard guard(device);
+  const int64_t backward_row_rows = static_cast<int64_t>(sizes.outer.value),
+      backward_row_length = static_cast<int64_t>(sizes.inner.value);
+  // So many blocks share a row; there are as many such teams as the device works on at once.
+  const int64_t backward_row_blocks = ceil_divide(backward_row_length, 8192);
+  const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, backward_row_blocks * 16));
+  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 65536,
+      device) / backward_row_blocks;
+  if (backward_row_resident == 0) return -static_cast<int64_t>(cudaErrorCooperativeLaunchTooLarge);
+  const int64_t backward_row_slots = backward_row_rows < backward_row_resident ? backward_row_rows : backward_row_resident;
+  const int64_t backward_row_meeting_cells = backward_row_slots * backward_row_blocks * 4;
+  auto* const backward_row_meetings = scratch.take<uint64_t>(backward_row_meeting_cells);
+  if (is_measuring) return scratch.used;
+  {
+    cudaMemsetAsync(backward_row_meetings, 0, backward_row_meeting_cells * sizeof(uint64_t), stream);
+    cudaLaunchAttribute together{};
+    together.id = cudaLaunchAttributeCooperative;
+    together.val.cooperative = 1;
+    cudaLaunchConfig_t launch{};
+    launch.gridDim = dim3(static_cast<unsigned>(backward_row_slots * backward_row_blocks));
+    launch.blockDim = backward_row_block;
+    launch.dynamicSmemBytes = 65536;
+    launch.stream = stream;
+    launch.attrs = &together;
+    launch.numAttrs = 1;
+    cudaLaunchKernelEx(&launch, backward_row, d_out, x, saved_amax, d_x, sizes, backward_row_meetings,
+        static_cast<Index>(backward_row_blocks));
+  }
+  return -static_cast<int64_t>(cudaGetLastError());
+}
+
+extern "C" const char* error_text(int64_t code) { return cudaGetErrorString(static_cast<cudaError_t>(-code)); }

@@ -1,0 +1,621 @@
+// fusegen 0.1.0   chain 4bc0549bb524   signature forward+backward: d_out float32, d_weight float32, d_x float32, out float32, saved_bound float32, saved_sum float32, weight float32, x float32; 32-bit offsets
+//   softmax(-1) | mul(weight)
+#include <cstdint>
+#include <cuda_runtime.h>
+
+using Index = uint32_t;
+
+// A size with what it takes to divide by it: two instructions instead of twenty, for dividends below 2^31.
+struct Size {
+  uint32_t value, multiplier, shift;
+};
+
+static Size size_of(int64_t value) {
+  uint32_t shift = 0;
+  while ((uint64_t{1} << shift) < static_cast<uint64_t>(value)) ++shift;
+  const uint64_t excess = (uint64_t{1} << 32) * ((uint64_t{1} << shift) - value);
+  return {static_cast<uint32_t>(value), static_cast<uint32_t>(excess / value + 1), shift};
+}
+
+namespace {
+
+[[maybe_unused]] __device__ __forceinline__ Index divide(Index n, Size d) { return (__umulhi(n,
+    d.multiplier) + n) >> d.shift; }
+
+template <typename Stored>
+__device__ __forceinline__ Stored widen(Stored x) {
+  return x;
+}
+
+template <typename Stored, typename Value>
+__device__ __forceinline__ Stored narrow(Value x) {
+  return static_cast<Stored>(x);
+}
+
+// The largest number; a NaN beats every number, as in torch.
+template <typename T>
+struct Peak {
+  T best = static_cast<T>(-INFINITY);
+  __device__ void add(T value) { best = value > best || value != value ? value : best; }
+  template <typename U>
+  __device__ void merge(const Peak<U>& other) {
+    add(other.best);
+  }
+  __device__ T max() const { return best; }
+  __device__ T number() const { return best; }
+};
+
+// N neighbours, moved by one access.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T at[N];
+};
+
+template <typename T, int N>
+__device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
+  return widen(pack.at[lane]);
+}
+
+template <int Bytes>
+struct Bits;
+template <>
+struct Bits<16> {
+  using type = uint4;
+};
+template <>
+struct Bits<8> {
+  using type = uint2;
+};
+template <>
+struct Bits<4> {
+  using type = unsigned int;
+};
+template <>
+struct Bits<2> {
+  using type = unsigned short;
+};
+template <>
+struct Bits<1> {
+  using type = unsigned char;
+};
+
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load(const T* from) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  Pack<T, N> pack;
+  *reinterpret_cast<Whole*>(&pack) = *reinterpret_cast<const Whole*>(from);
+  return pack;
+}
+
+// A pack on its way into shared memory, where the thread that sent it will read it.
+template <int N, typename T>
+__device__ __forceinline__ void send(Pack<T, N>* to, const T* from) {
+  const auto target = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  if constexpr (sizeof(T) * N == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(target), "l"(from), "n"(sizeof(T) * N) : "memory");
+  }
+}
+
+__device__ __forceinline__ void send_off() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until no more than so many of the latest are on their way.
+template <int N>
+__device__ __forceinline__ void wait_for_sent() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+template <int N, typename T>
+__device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
+}
+
+template <typename T>
+struct Sum {
+  T total = 0;
+  __device__ void add(T term) { total += term; }
+  __device__ void add(T factor, T by) { total = fma(factor, by, total); }
+  __device__ void add_square(T root) { total = fma(root, root, total); }
+  template <typename U>
+  __device__ void merge(const Sum<U>& other) {
+    total += other.total;
+  }
+  __device__ T sum() const { return total; }
+  __device__ T number() const { return total; }
+};
+
+// Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
+template <typename Accumulator>
+__device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, int cell, int stride,
+    void* memory) {
+  Accumulator* const cells = static_cast<Accumulator*>(memory);
+  cells[cell] = mine;
+  __syncthreads();
+  for (int half = lanes / 2; half > 0; half /= 2) {
+    if (lane < half) cells[cell].merge(cells[cell + half * stride]);
+    __syncthreads();
+  }
+  const Accumulator all = cells[cell - lane * stride];
+  __syncthreads();
+  return all;
+}
+
+// The accumulator of the thread whose number in the warp differs in one bit.
+template <template <typename> class Kind, typename T>
+__device__ __forceinline__ Kind<T> exchange(Kind<T> mine, int bit) {
+  return {__shfl_xor_sync(0xffffffffu, mine.number(), bit)};
+}
+
+// Merges a row's accumulators over its threads, in a fixed tree: within each warp, then over the warps. A row has a
+// power of two of threads, or whole warps. The cells are free again two calls later. Not for all, only the first warp knows.
+template <bool kForAll = true, template <typename> class Kind, typename T, int N>
+__device__ __forceinline__ void combine(Kind<T> (&mine)[N], T* cells) {
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (bit >= blockDim.x) continue;
+#pragma unroll
+    for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
+  }
+  if (blockDim.x <= 32) return;
+  const int warps = blockDim.x / 32, warp = threadIdx.x / 32, place = threadIdx.x % 32;
+  T* const row_cells = cells + threadIdx.y * warps * N;
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    if (place == 0) row_cells[warp * N + n] = mine[n].number();
+  }
+  __syncthreads();
+  if (!kForAll && warp > 0) return;
+#pragma unroll
+  for (int n = 0; n < N; ++n) mine[n] = place < warps ? Kind<T>{row_cells[place * N + n]} : Kind<T>();
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
+  }
+}
+
+// Merges the accumulators of a block's rows, in order, into the first row's.
+template <typename T>
+__device__ void merge_beside(Sum<T>& mine, Sum<T>* cells) {
+  if (blockDim.y == 1) return;
+  cells[threadIdx.y * blockDim.x + threadIdx.x] = mine;
+  __syncthreads();
+  if (threadIdx.y == 0) {
+    for (int other = 1; other < blockDim.y; ++other) mine.merge(cells[other * blockDim.x + threadIdx.x]);
+  }
+  __syncthreads();
+}
+
+struct ForwardSizes {
+  Size outer, inner;
+};
+
+__device__ __forceinline__ void forward_row_stage_1(const float x, float& peak_term) {
+  peak_term = x;
+}
+
+__device__ __forceinline__ void forward_row_stage_2(const float x, const float peak, float& total_term,
+    float& carried) {
+  total_term = expf(x - peak);
+  carried = total_term;
+}
+
+__device__ __forceinline__ void forward_row_values(const float carried, const float total,
+    const float weight, float& out) {
+  // softmax(-1)
+  const float after_softmax = carried / total;
+  // mul(weight)
+  out = after_softmax * weight;
+}
+
+__device__ __forceinline__ void forward_row_row_values(const float peak, const float total,
+    float& saved_bound, float& saved_sum) {
+  saved_bound = peak;
+  saved_sum = total;
+}
+
+// Reads x, weight by (inner); writes out, saved_bound, saved_sum.
+__global__ void __launch_bounds__(256, 4)
+forward_row(const float* __restrict__ x, const float* __restrict__ weight, float* __restrict__ out,
+    float* __restrict__ saved_bound, float* __restrict__ saved_sum, ForwardSizes sizes) {
+  constexpr int kLanes = 4, kPacks = 4;
+  __shared__ float cells[2][8];
+  int turn = 0;
+  const Index rows = sizes.outer.value, length = sizes.inner.value;
+  const Index stride = gridDim.x * blockDim.y;
+  Index first = blockIdx.x * blockDim.y;
+  for (; first < rows; first += stride) {
+    const bool is_live = first + threadIdx.y < rows;
+    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+    const Index outer = row;
+    Pack<float, kLanes> x_in[kPacks];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      if (is_here) x_in[p] = load<kLanes>(x + (base + i));
+    }
+    Peak<float> peaks_1[1];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        float peak_term_value;
+        forward_row_stage_1(x_value, peak_term_value);
+        if (is_here) peaks_1[0].add(peak_term_value);
+      }
+    }
+    combine(peaks_1, cells[turn++ & 1]);
+    const float peak_value = peaks_1[0].best;
+    Sum<float> sums_2[1];
+    float carried[kPacks][kLanes];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        float total_term_value;
+        float carried_value;
+        forward_row_stage_2(x_value, peak_value, total_term_value, carried_value);
+        if (is_here) sums_2[0].add(total_term_value);
+        carried[p][lane] = carried_value;
+      }
+    }
+    combine(sums_2, cells[turn++ & 1]);
+    const float total_value = sums_2[0].total;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      Pack<float, kLanes> weight_in;
+      if (is_here) weight_in = load<kLanes>(weight + i);
+      Pack<float, kLanes> out_out;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float weight_value = widen(weight_in, lane);
+        const float carried_value = carried[p][lane];
+        float out_value;
+        forward_row_values(carried_value, total_value, weight_value, out_value);
+        out_out.at[lane] = narrow<float>(out_value);
+      }
+      if (is_here) store(out + (base + i), out_out);
+    }
+    if (is_live && threadIdx.x == 0) {
+      float saved_bound_value;
+      float saved_sum_value;
+      forward_row_row_values(peak_value, total_value, saved_bound_value, saved_sum_value);
+      saved_bound[outer] = narrow<float>(saved_bound_value);
+      saved_sum[outer] = narrow<float>(saved_sum_value);
+    }
+  }
+}
+
+struct BackwardSizes {
+  Size outer, inner;
+};
+
+__device__ __forceinline__ void backward_row_stage_1(const float x, const float saved_bound,
+    const float d_out, const float weight, const float saved_sum, float& total_2_term,
+    float& total_2_term_by, float& carried, float& carried_2, float& total_term, float& total_term_by) {
+  // softmax(-1)
+  // backward, down to softmax(-1)
+  const float d_after_softmax = d_out * weight;
+  total_2_term = expf(x - saved_bound);
+  total_2_term_by = d_after_softmax;
+  carried = d_after_softmax / saved_sum;
+  carried_2 = total_2_term;
+  total_term = d_out;
+  total_term_by = expf(x - saved_bound) / saved_sum;
+}
+
+__device__ __forceinline__ void backward_row_values_once(const float total_2, const float saved_sum,
+    float& quotient) {
+  quotient = total_2 / saved_sum / saved_sum;
+}
+
+__device__ __forceinline__ void backward_row_values(const float carried, const float quotient,
+    const float carried_2, float& d_x) {
+  d_x = (carried - quotient) * carried_2;
+}
+
+// Reads x, d_out, saved_bound by (outer), weight by (inner), saved_sum by (outer); leaves partials of total; writes d_x.
+__global__ void __launch_bounds__(512, 1)
+backward_row(const float* __restrict__ x, const float* __restrict__ saved_bound,
+    const float* __restrict__ d_out, const float* __restrict__ weight, const float* __restrict__ saved_sum,
+    float* __restrict__ d_x, Sum<float>* __restrict__ total_partials, BackwardSizes sizes) {
+  constexpr int kLanes = 4, kPacks = 2;
+  __shared__ float cells[2][16];
+  int turn = 0;
+  const Index rows = sizes.outer.value, length = sizes.inner.value;
+  extern __shared__ uint4 room[];
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  Sum<float> total_sum[kPacks][kLanes];
+  auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
+  auto* const d_out_next = reinterpret_cast<Pack<float, kLanes>*>(room + 1024) + thread;
+  Pack<float, kLanes> weight_in[kPacks];
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+    if (i < length) weight_in[p] = load<kLanes>(weight + i);
+  }
+  const Index stride = gridDim.x * blockDim.y;
+  Index first = blockIdx.x * blockDim.y;
+  int slot = 0;
+  float saved_bound_ahead[2];
+  float saved_sum_ahead[2];
+  const auto send_row = [&](Index first) {
+    const bool is_live = first + threadIdx.y < rows;
+    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      if (is_here) send(&x_next[slot * 2048 + p * 512], x + (base + i));
+      if (is_here) send(&d_out_next[slot * 2048 + p * 512], d_out + (base + i));
+    }
+    send_off();
+    const Index outer = row;
+    saved_bound_ahead[1] = widen(saved_bound[outer]);
+    saved_sum_ahead[1] = widen(saved_sum[outer]);
+  };
+  send_row(first);
+  saved_bound_ahead[0] = saved_bound_ahead[1];
+  saved_sum_ahead[0] = saved_sum_ahead[1];
+  slot = 1;
+  send_row(first + stride);
+  slot = 0;
+  for (; first < rows; first += stride) {
+    const bool is_live = first + threadIdx.y < rows;
+    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+    Pack<float, kLanes> x_in[kPacks];
+    Pack<float, kLanes> d_out_in[kPacks];
+    wait_for_sent<1>();
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      x_in[p] = x_next[slot * 2048 + p * 512];
+      d_out_in[p] = d_out_next[slot * 2048 + p * 512];
+    }
+    const float saved_bound_value = saved_bound_ahead[0];
+    const float saved_sum_value = saved_sum_ahead[0];
+    saved_bound_ahead[0] = saved_bound_ahead[1];
+    saved_sum_ahead[0] = saved_sum_ahead[1];
+    send_row(first + 2 * stride);
+    slot ^= 1;
+    Sum<float> sums_1[1];
+    float carried[kPacks][kLanes];
+    float carried_2[kPacks][kLanes];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        const float d_out_value = widen(d_out_in[p], lane);
+        const float weight_value = widen(weight_in[p], lane);
+        float total_2_term_value;
+        float total_2_term_by_value;
+        float carried_value;
+        float carried_2_value;
+        float total_term_value;
+        float total_term_by_value;
+        backward_row_stage_1(x_value, saved_bound_value, d_out_value, weight_value, saved_sum_value,
+            total_2_term_value, total_2_term_by_value, carried_value, carried_2_value, total_term_value,
+            total_term_by_value);
+        if (is_here) sums_1[0].add(total_2_term_value, total_2_term_by_value);
+        carried[p][lane] = carried_value;
+        carried_2[p][lane] = carried_2_value;
+        if (is_here) total_sum[p][lane].add(total_term_value, total_term_by_value);
+      }
+    }
+    combine(sums_1, cells[turn++ & 1]);
+    const float total_2_value = sums_1[0].total;
+    float quotient_value;
+    backward_row_values_once(total_2_value, saved_sum_value, quotient_value);
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      Pack<float, kLanes> d_x_out;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float carried_value = carried[p][lane];
+        const float carried_2_value = carried_2[p][lane];
+        float d_x_value;
+        backward_row_values(carried_value, quotient_value, carried_2_value, d_x_value);
+        d_x_out.at[lane] = narrow<float>(d_x_value);
+      }
+      if (is_here) store(d_x + (base + i), d_x_out);
+    }
+  }
+  // One partial for each column and block: the rows that the block took side by side are merged here.
+  __shared__ Sum<float> beside[512];
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const bool is_mine = threadIdx.y == 0 && i < length;
+      merge_beside(total_sum[p][lane], beside);
+      if (is_mine) total_partials[blockIdx.x * length + i + lane] = total_sum[p][lane];
+    }
+  }
+}
+
+__device__ __forceinline__ void backward_finalise_values(const float total, float& d_weight) {
+  d_weight = total;
+}
+
+// Merges partials into total; writes d_weight.
+__global__ void __launch_bounds__(512)
+backward_finalise(float* __restrict__ d_weight, const Sum<float>* __restrict__ total_partials,
+    BackwardSizes sizes, Index slots) {
+  __shared__ alignas(16) unsigned char shared[512 * 8];
+  const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
+  const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
+  Sum<double> total_sum;
+  if (column < columns) {
+#pragma unroll 8
+    for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
+      total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
+    }
+  }
+  total_sum = merge_tree(total_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+      blockDim.x, shared);
+  if (threadIdx.y != 0 || column >= columns) return;
+  const float total_value = static_cast<float>(total_sum.sum());
+  const Index result = above * columns + column;
+  const Index inner = result;
+  float d_weight_value;
+  backward_finalise_values(total_value, d_weight_value);
+  d_weight[inner] = narrow<float>(d_weight_value);
+}
+
+}  // namespace
+
+// Scratch memory, handed out piece by piece; with no base it only counts.
+struct Scratch {
+  char* base;
+  int64_t used = 0;
+  template <typename T>
+  T* take(int64_t count) {
+    T* const piece = reinterpret_cast<T*>(base + used);
+    used += (count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
+    return piece;
+  }
+};
+
+// The caller's device stays current.
+struct DeviceGuard {
+  int previous = 0;
+  explicit DeviceGuard(int device) {
+    cudaGetDevice(&previous);
+    if (previous != device) cudaSetDevice(device);
+    else previous = -1;
+  }
+  ~DeviceGuard() {
+    if (previous >= 0) cudaSetDevice(previous);
+  }
+};
+
+static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The smallest power of two that is at least n, between two others.
+static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
+  int64_t power = least;
+  while (power < n && power < most) power *= 2;
+  return power;
+}
+
+// How many blocks of a kernel the device works on at once, each with so much shared memory of its own. Asked once for
+// each kernel, device and size of block: the runtime takes microseconds to answer.
+template <typename Kernel>
+static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes, int device) {
+  struct Answer {
+    Kernel* kernel;
+    int threads, device;
+    int64_t blocks;
+  };
+  thread_local Answer answers[8] = {};
+  thread_local int next = 0;
+  const int threads = static_cast<int>(block.x * block.y);
+  for (const Answer& known : answers) {
+    if (known.kernel == kernel && known.threads == threads && known.device == device) return known.blocks;
+  }
+  int on_each = 0, processors = 0;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
+  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&on_each, kernel, threads, shared_bytes);
+  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  if (on_each == 0) return 1;  // the launch will say why
+  Answer& oldest = answers[next];
+  next = (next + 1) % 8;
+  oldest = {kernel, threads, device, static_cast<int64_t>(on_each) * processors};
+  return oldest.blocks;
+}
+
+// A row's threads along x: a power of two within a warp, or whole warps; rows beside each other along y.
+static dim3 row_block(int64_t wanted) {
+  const int64_t along = wanted <= 32 ? power_of_two(wanted, 1, 32) : ceil_divide(wanted, 32) * 32;
+  return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < 256 ? 256 / along : 1));
+}
+
+// a: x, weight, out, saved_bound, saved_sum, scratch (-1: return the bytes it needs), outer, inner, device, stream.
+// Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
+extern "C" int64_t run_forward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const float*>(a[0]);
+  auto* const weight = reinterpret_cast<const float*>(a[1]);
+  auto* const out = reinterpret_cast<float*>(a[2]);
+  auto* const saved_bound = reinterpret_cast<float*>(a[3]);
+  auto* const saved_sum = reinterpret_cast<float*>(a[4]);
+  const bool is_measuring = a[5] == -1;
+  if (!is_measuring && ((a[0] | a[1] | a[2]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[5])};
+  const ForwardSizes sizes{ size_of(a[6]), size_of(a[7]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[9]);
+  const int device = static_cast<int>(a[8]);
+  const DeviceGuard guard(device);
+  const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value),
+      forward_row_length = static_cast<int64_t>(sizes.inner.value);
+  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 16));
+  const int64_t forward_row_tasks = ceil_divide(forward_row_rows, forward_row_block.y);
+  const int64_t forward_row_slots = forward_row_tasks;
+  if (is_measuring) return scratch.used;
+  {
+    forward_row<<<static_cast<unsigned>(forward_row_slots), forward_row_block, 0, stream>>>(x, weight, out,
+        saved_bound, saved_sum, sizes);
+  }
+  return -static_cast<int64_t>(cudaGetLastError());
+}
+
+// a: x, weight, saved_bound, saved_sum, d_out, d_x, d_weight, scratch (-1: return the bytes it needs), outer, inner, device, stream.
+// Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
+extern "C" int64_t run_backward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const float*>(a[0]);
+  auto* const weight = reinterpret_cast<const float*>(a[1]);
+  auto* const saved_bound = reinterpret_cast<const float*>(a[2]);
+  auto* const saved_sum = reinterpret_cast<const float*>(a[3]);
+  auto* const d_out = reinterpret_cast<const float*>(a[4]);
+  auto* const d_x = reinterpret_cast<float*>(a[5]);
+  auto* const d_weight = reinterpret_cast<float*>(a[6]);
+  const bool is_measuring = a[7] == -1;
+  if (!is_measuring && ((a[0] | a[1] | a[4] | a[5]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[7])};
+  const BackwardSizes sizes{ size_of(a[8]), size_of(a[9]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[11]);
+  const int device = static_cast<int>(a[10]);
+  const DeviceGuard guard(device);
+  const int64_t backward_row_rows = static_cast<int64_t>(sizes.outer.value),
+      backward_row_length = static_cast<int64_t>(sizes.inner.value);
+  const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, 8));
+  const int64_t backward_row_tasks = ceil_divide(backward_row_rows, backward_row_block.y);
+  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 65536, device);
+  const int64_t backward_row_slots = backward_row_tasks < backward_row_resident ? backward_row_tasks : backward_row_resident;
+  const int64_t total_partials_slots = backward_row_slots;
+  auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.inner.value) * total_partials_slots);
+  if (is_measuring) return scratch.used;
+  {
+    backward_row<<<static_cast<unsigned>(backward_row_slots), backward_row_block, 65536, stream>>>(x,
+        saved_bound, d_out, weight, saved_sum, d_x, total_partials, sizes);
+  }
+  {
+    const int64_t columns = static_cast<int64_t>(sizes.inner.value),
+        results = static_cast<int64_t>(sizes.inner.value);
+    // Threads for all slots of a column, up to 64, and columns beside each other for the rest.
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1,
+        512 / power_of_two(total_partials_slots, 1, 64)));
+    const dim3 block(width, 512 / width);
+    const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
+    backward_finalise<<<blocks, block, 0, stream>>>(d_weight, total_partials, sizes,
+        static_cast<Index>(total_partials_slots));
+  }
+  return -static_cast<int64_t>(cudaGetLastError());
+}
+
+extern "C" const char* error_text(int64_t code) { return cudaGetErrorString(static_cast<cudaError_t>(-code)); }
