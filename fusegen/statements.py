@@ -168,13 +168,11 @@ def element_function(
                 writer.statement(mark.node, mark.name)
             else:
                 writer.prepare(mark.node)
-    given: dict[Expr, str] = {}
     for result, expr in results:
         writer.prepare(expr)
-        spelled = given.get(expr) or writer.spelled(expr)
-        writer.lines.append(f"{result} = {spelled};")
-        if expr not in writer.text and expr.op != "const":
-            given.setdefault(expr, result)
+        writer.lines.append(f"{result} = {writer.spelled(expr)};")
+        if expr.op != "const":
+            writer.text.setdefault(expr, result)
     return ElementFunction(
         name,
         tuple((_type_of(leaf, compute), writer.text[leaf]) for leaf in leaves),

@@ -485,7 +485,7 @@ __device__ __forceinline__ void backward_row_stage_1(const float d_out, const fl
   total_4_term = d_out;
   total_4_term_by = weight;
   total_term = d_out;
-  total_term_by = (x - saved_mean) * inverse_root;
+  total_term_by = total_3_term_by * inverse_root;
   total_2_term = d_out;
 }
 
@@ -493,11 +493,10 @@ __device__ __forceinline__ void backward_row_values_once(const float saved_varia
     const float count_of_inner, const float total_3, float& inverse_root_2, float& negated, float& quotient,
     float& product) {
   inverse_root_2 = rsqrtf(saved_variance + 1e-05f);
-  const float inverse_root = rsqrtf(saved_variance + 1e-05f);
-  negated = -(total_4 * inverse_root);
+  negated = -(total_4 * inverse_root_2);
   quotient = 1.0f / count_of_inner;
-  const float product_2 = 2.0f * (-0.5f * total_3 * (inverse_root * inverse_root * inverse_root));
-  product = product_2 * (1.0f / count_of_inner);
+  const float product_2 = -0.5f * total_3 * (inverse_root_2 * inverse_root_2 * inverse_root_2);
+  product = 2.0f * product_2 * quotient;
 }
 
 __device__ __forceinline__ void backward_row_values(const float negated, const float quotient, const float x,

@@ -274,7 +274,7 @@ __device__ __forceinline__ void backward_column_stage_1(const float d_out, const
   total_4_term = d_out;
   total_4_term_by = weight;
   total_term = d_out;
-  total_term_by = (x - saved_mean) * (rsqrtf(saved_variance + 1e-05f));
+  total_term_by = total_3_term_by * (rsqrtf(saved_variance + 1e-05f));
   total_2_term = d_out;
 }
 

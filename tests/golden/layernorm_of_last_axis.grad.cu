@@ -313,9 +313,9 @@ __device__ __forceinline__ void backward_row_stage_1(const float d_out, const fl
   total_3_term_by = x - saved_mean;
   total_4_term = d_after_layernorm;
   total_4_term_by = weight;
-  carried = d_after_layernorm * weight * inverse_root;
+  carried = total_3_term * inverse_root;
   total_term = d_after_layernorm;
-  total_term_by = (x - saved_mean) * inverse_root;
+  total_term_by = total_3_term_by * inverse_root;
   total_2_term = d_after_layernorm;
 }
 
@@ -325,7 +325,7 @@ __device__ __forceinline__ void backward_row_values_once(const float total_4, co
   negated = -(total_4 * inverse_root);
   quotient = 1.0f / count_of_inner;
   const float product_2 = 2.0f * (-0.5f * total_3 * (inverse_root * inverse_root * inverse_root));
-  product = product_2 * (1.0f / count_of_inner);
+  product = product_2 * quotient;
 }
 
 __device__ __forceinline__ void backward_row_values(const float negated, const float quotient, const float x,

@@ -265,11 +265,10 @@ __device__ __forceinline__ void backward_row_values_once(const float saved_varia
     const float count_of_inner, const float total, float& inverse_root, float& negated, float& quotient,
     float& product) {
   inverse_root = rsqrtf(saved_variance + 1e-05f);
-  const float inverse_root_2 = rsqrtf(saved_variance + 1e-05f);
-  negated = -(total_2 * inverse_root_2);
+  negated = -(total_2 * inverse_root);
   quotient = 1.0f / count_of_inner;
-  const float product_2 = -0.5f * total * (inverse_root_2 * inverse_root_2 * inverse_root_2);
-  product = 2.0f * product_2 * (1.0f / count_of_inner);
+  const float product_2 = 2.0f * (-0.5f * total * (inverse_root * inverse_root * inverse_root));
+  product = product_2 * quotient;
 }
 
 __device__ __forceinline__ void backward_row_values(const float negated, const float quotient, const float x,

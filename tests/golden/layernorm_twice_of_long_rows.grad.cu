@@ -477,12 +477,11 @@ __device__ __forceinline__ void backward_row_stage_2_once(const float saved_vari
     const float count_of_inner, const float saved_variance, const float total, float& inverse_root_2,
     float& negated, float& quotient, float& inverse_root_3, float& product) {
   inverse_root_2 = rsqrtf(saved_variance_ + 1e-05f);
-  const float inverse_root = rsqrtf(saved_variance_ + 1e-05f);
-  negated = -(total_2 * inverse_root);
+  negated = -(total_2 * inverse_root_2);
   quotient = 1.0f / count_of_inner;
   inverse_root_3 = rsqrtf(saved_variance + 1e-05f);
-  const float product_2 = 2.0f * (-0.5f * total * (inverse_root * inverse_root * inverse_root));
-  product = product_2 * (1.0f / count_of_inner);
+  const float product_2 = -0.5f * total * (inverse_root_2 * inverse_root_2 * inverse_root_2);
+  product = 2.0f * product_2 * quotient;
 }
 
 __device__ __forceinline__ void backward_row_stage_2(const float negated, const float quotient,
@@ -514,7 +513,7 @@ __device__ __forceinline__ void backward_row_values_once(const float total_4, co
   negated_2 = -(total_4 * inverse_root);
   quotient_2 = 1.0f / count_of_inner;
   const float product = 2.0f * (-0.5f * total_3 * (inverse_root * inverse_root * inverse_root));
-  product_2 = product * (1.0f / count_of_inner);
+  product_2 = product * quotient_2;
 }
 
 __device__ __forceinline__ void backward_row_values(const float negated_2, const float quotient_2,

@@ -312,7 +312,7 @@ __device__ __forceinline__ void backward_row_stage_1(const float x, const float 
   carried = d_after_softmax / saved_sum;
   carried_2 = total_2_term;
   total_term = d_out;
-  total_term_by = expf(x - saved_bound) / saved_sum;
+  total_term_by = total_2_term / saved_sum;
 }
 
 __device__ __forceinline__ void backward_row_values_once(const float total_2, const float saved_sum,
