@@ -220,15 +220,17 @@ class RowView(MergingView):
         fits = (words <= _MOST_AT_ONCE and self.lanes > 1) or (
             self.is_guarded and words <= 2 * _MOST_AT_ONCE and len(self.stages) == 1
         )
-        return max(1, (1024 if fits and self._carries_little else 512) // self.threads)
+        return max(1, (1024 if fits and self._leaves_little else 512) // self.threads)
 
     @property
-    def _carries_little(self) -> bool:
-        """Whether what passes from stage to stage fits beside the rest in few registers."""
-        if not self.carried or len(self.stages) == 1:
+    def _leaves_little(self) -> bool:
+        """Whether what stages leave for each other fits beside the rest in few registers."""
+        if len(self.stages) == 1:
             return True
+        if self.family == "column":
+            return not self.carried and self._words == 1
         is_small = self.elements * self._words <= _MOST_AT_ONCE and len(self.stages) == 2
-        return is_small and self.family == "row"
+        return is_small or not self.carried
 
     @cached_property
     def _most_held(self) -> int:
@@ -247,7 +249,10 @@ class RowView(MergingView):
         if not self.kernel.tier or not self.sums:
             return False
         held = self.elements * self._most_held + self.sums_a_thread * len(self.sums)
-        return held * self._words * self.threads > _REGISTERS
+        taken = held * self._words * self.threads
+        if len(self.stages) > 1:  # what a stage leaves for another is there twice for a while
+            taken *= 2 * self.least_blocks
+        return taken > _REGISTERS
 
     @property
     def is_sent_ahead(self) -> bool:
