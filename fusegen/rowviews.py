@@ -249,16 +249,18 @@ class RowView(StretchingView):
         is_crowded = self.is_guarded and len(self.stages) == 1 and not self.stretch_reads
         most = _MOST_AT_ONCE * (2 if is_crowded else 1)
         fits = words <= most and (self.lanes > 1 or is_crowded)
-        fits = fits and self._carries_little and not (self.stretches and self._words > 1)
+        fits = fits and self._leaves_little and not (self.stretches and self._words > 1)
         return max(1, (1024 if fits else 512) // self.threads)
 
     @property
-    def _carries_little(self) -> bool:
-        """Whether what passes from stage to stage fits beside the rest in few registers."""
-        if not self.carried or len(self.stages) == 1:
+    def _leaves_little(self) -> bool:
+        """Whether what stages leave for each other fits beside the rest in few registers."""
+        if len(self.stages) == 1:
             return True
+        if self.family == "column":
+            return not self.carried and self._words == 1
         is_small = self.elements * self._words <= _MOST_AT_ONCE and len(self.stages) == 2
-        return is_small and self.family == "row"
+        return is_small or not self.carried
 
     @cached_property
     def _most_held(self) -> int:
@@ -277,7 +279,10 @@ class RowView(StretchingView):
         if not self.kernel.tier or not self.sums:
             return False
         held = self.elements * self._most_held + self.sums_a_thread * len(self.sums)
-        return held * self._words * self.threads > _REGISTERS
+        taken = held * self._words * self.threads
+        if len(self.stages) > 1:  # what a stage leaves for another is there twice for a while
+            taken *= 2 * self.least_blocks
+        return taken > _REGISTERS
 
     @property
     def is_sent_ahead(self) -> bool:

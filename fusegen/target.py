@@ -295,7 +295,7 @@ _SPOKEN_FOR = """
     high home i index inner inverse inverse_length is_beside is_here is_it is_live j join kept
     kernel lane lanes larger largest last launch least leave left length lengths line lines load
     load_again load_anywhere low lower lowest magnitude meeting merge merge_beside merge_moments
-    merge_numbers merge_sums merge_tree methods mine minimum moments moments_about more most n
+    merge_numbers merge_tree methods mine minimum moments moments_about more most n
     narrow narrow_div narrow_sigmoid narrow_sqrt needed next normal number offset oldest on_each
     order other out outer output p pack packs pad padded pair part pick picked piece
     piece_length pieces pieces_of place polynomial position position_of_best power power_of_two

@@ -43,6 +43,30 @@ def test_limits_are_bytes_over_bandwidth() -> None:
     assert float(narrow) == pytest.approx(float(limit) / 2, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("text", "shape", "family"),
+    [
+        ("softmax(-1)", (512, 1024), "row"),
+        ("gelu | log_softmax(-1)", (8, 65536), "row"),
+        ("keep(y) | amax(-1, keepdim=True) | rsub(y)", (8, 3000), "row"),
+        ("softmax(1)", SHAPE, "column"),
+    ],
+)
+def test_rows_are_read_once_for_their_maxima_and_sums(
+    text: str, shape: tuple[int, ...], family: str
+) -> None:
+    said = told(text, shape)
+    forward, backward = said[: said.index("\nbackward")], said[said.index("\nbackward") :]
+    for name, part in (("forward", forward), ("backward", backward)):
+        (kernel,) = re.findall(r"^  (\w+): (?=.*; at least)", part, re.M)
+        assert kernel == f"{name}_{family}"
+    assert forward.count("reads  x ") == 1
+
+
+def test_a_kernel_names_every_step_that_it_holds() -> None:
+    assert "holds  softmax(1) | layernorm\n" in told("softmax(1) | layernorm", (64, 1024))
+
+
 def test_pooled_tensors_are_counted_pooled() -> None:
     text = told("relu | max_pool2d(2)")
     assert "reads  x 1.05 MB" in text
