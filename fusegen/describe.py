@@ -16,7 +16,7 @@ from fusegen.codegen import Source
 from fusegen.emission import source
 from fusegen.errors import ArgumentError
 from fusegen.fitting import rearranged
-from fusegen.ops import COUNTER, Chain, lookup, nearest
+from fusegen.ops import COUNTER, RUNNING, Chain, lookup, nearest
 from fusegen.program import Program, derivative, forward
 from fusegen.promotion import FLOATING, refuse_gradients
 from fusegen.segments import Segment, bind_all, segments
@@ -103,6 +103,20 @@ def modules(chain: Chain, target: str, situation: Situation, *, grad: bool) -> t
 def is_mask(chain: Chain, operand: str) -> bool:
     """Whether an operand holds conditions."""
     return any(parameter.kind == "truth" for _, parameter in chain.uses(operand))
+
+
+def has_gradient(chain: Chain, operand: str) -> bool:
+    """Whether an operand may need a gradient, which conditions and running statistics may not."""
+    return not is_mask(chain, operand) and not _parameters(chain, operand) & {*RUNNING, COUNTER}
+
+
+def is_positive(chain: Chain, operand: str) -> bool:
+    """Whether an operand is a variance."""
+    return RUNNING[1] in _parameters(chain, operand)
+
+
+def _parameters(chain: Chain, operand: str) -> set[str]:
+    return {parameter.name for _, parameter in chain.uses(operand)}
 
 
 def element_type(chain: Chain, name: str, dtype: str) -> str:
