@@ -178,21 +178,26 @@ class _Binding:
         shape = shape_behind(step, before.shape)
         if definition.shaping == "merge":
             self.running = before.merged(*merged_span(step, before.shape))
-        elif is_last:
-            self.running = before.seen_as(shape)
+        elif (found := self._parts(step, definition, shape)) is not None:
+            self.running = before.parted(*found)
         else:
-            assert definition.shaping == "split", "a segment begins or ends with any other"
-            (dim,) = dims_of(step, before.shape)
-            sizes = shape[dim : len(shape) - len(before.shape) + dim + 1]
-            try:
-                parts = self.atlas.parts_of(before.along(dim - len(before.shape)), sizes)
-            except CrossedAxesError:
-                raise UnsupportedError(
-                    f"{step.text}: parts an axis that an earlier step has parted in another way; "
-                    "compile what follows as a chain of its own"
-                ) from None
-            self.running = before.parted(dim, sizes, parts)
+            assert is_last, "a segment begins or ends with what cannot be followed"
+            self.running = before.seen_as(shape)
         return Place(before.axes, before.axes, (), "")
+
+    def _parts(
+        self, step: Step, definition: Definition, shape: Shape
+    ) -> tuple[int, Shape, Axes] | None:
+        """The axis that a step parts, and its parts; None where they cannot be followed."""
+        if definition.shaping != "split" or self.windows:
+            return None
+        before = self.running
+        (dim,) = dims_of(step, before.shape)
+        sizes = shape[dim : len(shape) - len(before.shape) + dim + 1]
+        try:
+            return dim, sizes, self.atlas.parts_of(before.axes[dim], sizes)
+        except CrossedAxesError:
+            return None
 
     def _kind(self, name: str) -> tuple[Shape, str]:
         """The shape and the element type of an operand."""

@@ -15,7 +15,7 @@ from fusegen.bound import Bound
 from fusegen.codegen import Source
 from fusegen.emission import source
 from fusegen.errors import ArgumentError
-from fusegen.fitting import rearranged
+from fusegen.fitting import pooled_shape, rearranged
 from fusegen.ops import COUNTER, RUNNING, Chain, Step, lookup, nearest
 from fusegen.program import Program, derivative, forward
 from fusegen.promotion import FLOATING, refuse_gradients
@@ -198,6 +198,8 @@ def assumed_shapes(chain: Chain, situation: Situation) -> tuple[Shape, dict[str,
                 running = _broadcast(running, found[name])
         if definition.is_view:
             running = shape_behind(step, running)
+        elif definition.window_axes:
+            running = pooled_shape(step, definition, running)
         elif definition.shaping != "same":
             value = Value(running, ((),) * len(running), ((),) * len(running))
             running = rearranged(step, definition, value).shape
