@@ -57,6 +57,31 @@ class Value:
             former.append(self.axes[source] if not is_new and source in gone else before)
         return Value(tuple(shape), tuple(axes), tuple(former))
 
+    def merged(self, start: int, end: int) -> Value:
+        """The value with its axes from start to before end, from the front, as one; a new one where
+        that is none.
+        """
+        size = math.prod(self.shape[start:end])
+        former = flat(self.former[start:end]) if size == 1 else ()
+        return Value(
+            (*self.shape[:start], size, *self.shape[end:]),
+            (*self.axes[:start], flat(self.axes[start:end]), *self.axes[end:]),
+            (*self.former[:start], former, *self.former[end:]),
+        )
+
+    def parted(self, axis: int, sizes: Shape, parts: Axes) -> Value:
+        """The value with several axes of these sizes in the place of one, from the front."""
+        return Value(
+            (*self.shape[:axis], *sizes, *self.shape[axis + 1 :]),
+            (*self.axes[:axis], *parts, *self.axes[axis + 1 :]),
+            (*self.former[:axis], *((),) * len(sizes), *self.former[axis + 1 :]),
+        )
+
+    def seen_as(self, shape: Shape) -> Value:
+        """The value in another shape, of which no single axis is known any more."""
+        nothing: Axes = ((),) * (len(shape) - 1)
+        return Value(shape, (flat(self.axes), *nothing), ((),) * len(shape))
+
     def resized(self, sizes: Mapping[int, int]) -> Value:
         """The value with other sizes along some axes, counted from the end."""
         shape = list(self.shape)
@@ -207,6 +232,27 @@ class Atlas:
             outer.append(axis)
             groups //= size
         return tuple(outer), tuple(rest)
+
+    def parts_of(self, axes: Iterable[int], sizes: Shape) -> Axes:
+        """An axis in parts of these sizes, outermost first: the axes of each.
+
+        Raises CrossedAxesError where it is split in another way already.
+        """
+        rest = self.resolve(axes)
+        if 0 in sizes:  # nothing is computed: it suffices that the sizes are told
+            first = len(self.sizes)
+            new = tuple(range(first, first + len(sizes)))
+            self.sizes |= dict(zip(new, sizes, strict=True))
+            at = self.order.index(rest[0])
+            self._drop(rest)
+            self.order[at:at] = new
+            self.parts[rest[0]] = new
+            return tuple((axis,) for axis in new)
+        found = []
+        for size in sizes[:-1]:
+            outer, rest = self.split(rest, size)
+            found.append(outer)
+        return (*found, rest)
 
     def memory_order(self) -> tuple[tuple[int, ...], ...]:
         """The graph's axes in the place of each axis of x."""

@@ -13,6 +13,7 @@ from fusegen.bound import Bound, Operand, Place, Update
 from fusegen.errors import ArgumentError, UnsupportedError
 from fusegen.fitting import (
     broadcast,
+    dims_of,
     placed_along,
     rearranged,
     require_axis,
@@ -29,6 +30,7 @@ from fusegen.promotion import (
     kind_of,
     result_type,
 )
+from fusegen.viewing import are_views, merged_span, seen_first, shape_behind
 from fusegen.windowing import Window, windows_along
 
 Kinds = Mapping[str, tuple[Shape, str]]
@@ -53,10 +55,18 @@ class _Binding:
 
     def __init__(self, chain: Chain, x: tuple[Shape, str], operands: Kinds) -> None:
         self.chain = chain
-        self.atlas = Atlas(x[0])
+        self.views_of_x = chain.steps[: seen_first(chain.steps)]
+        shape = x[0]
+        self.kept: dict[str, tuple[Value, str]] = {}  # with its element type
+        for step in self.views_of_x:
+            if step.op == "keep":  # where its elements lie among x's axes is not known
+                self.kept[step.names[0]] = Value(shape, ((),) * len(shape), ()), x[1]
+            else:
+                require_axis(step, shape)
+                shape = shape_behind(step, shape)
+        self.atlas = Atlas(shape)
         self.running, self.dtype = self.atlas.x, x[1]
         self.given_x, self.given = x, operands
-        self.kept: dict[str, tuple[Value, str]] = {}  # with its element type
         self.found: dict[str, Axes] = {}
         self.places: list[Place | None] = []
         self.windows: dict[int, Window] = {}  # of each axis that is pooled
@@ -64,9 +74,18 @@ class _Binding:
         self.updates: list[Update] = []
 
     def bound(self) -> Bound:
-        for step in self.chain.steps:
+        steps = self.chain.steps
+        for i, step in enumerate(steps):
             check_not_quantised(step, self.dtype)
-            self.places.append(None if self._names_only(step) else self._step(step))
+            if i < len(self.views_of_x):
+                axes = self.running.axes
+                self.places.append(None if step.is_structural else Place(axes, axes, (), ""))
+            elif self._names_only(step):
+                self.places.append(None)
+            elif step.is_view:
+                self.places.append(self._view(step, is_last=are_views(steps[i:])))
+            else:
+                self.places.append(self._step(step))
         atlas, result = self.atlas, self.running
         windows = {self._numbers((axis,))[0]: window for axis, window in self.windows.items()}
         read = [name for name in self.chain.operands if name in self.found]
@@ -74,7 +93,7 @@ class _Binding:
         if 0 in domain and 0 not in result.shape:
             raise ArgumentError(
                 f"{self.chain.text}: reduces an axis without elements of a value of shape "
-                f"{self.atlas.x.shape}; leave such tensors out"
+                f"{self.given_x[0]}; leave such tensors out"
             )
         return Bound(
             self.chain,
@@ -84,7 +103,7 @@ class _Binding:
             self.dtype,
             tuple(sorted(windows.items())),
             tuple(None if place is None else self._settled(place) for place in self.places),
-            atlas.memory_order(),
+            ((),) * len(self.given_x[0]) if self.views_of_x else atlas.memory_order(),
             self._all_numbers(result.axes),
             result.shape,
             tuple(self.updates),
@@ -150,6 +169,35 @@ class _Binding:
         else:
             self.running = rearranged(step, definition, self.running)
         return Place(axes, x, tuple(aligned), dtype if attributes.get("eps", 0.0) is None else "")
+
+    def _view(self, step: Step, *, is_last: bool) -> Place:
+        """See the running value in another shape; is_last says that only views follow."""
+        definition, before = step.definition, self.running
+        assert definition is not None
+        require_axis(step, before.shape)
+        shape = shape_behind(step, before.shape)
+        if definition.shaping == "merge":
+            self.running = before.merged(*merged_span(step, before.shape))
+        elif (found := self._parts(step, definition, shape)) is not None:
+            self.running = before.parted(*found)
+        else:
+            assert is_last, "a segment begins or ends with what cannot be followed"
+            self.running = before.seen_as(shape)
+        return Place(before.axes, before.axes, (), "")
+
+    def _parts(
+        self, step: Step, definition: Definition, shape: Shape
+    ) -> tuple[int, Shape, Axes] | None:
+        """The axis that a step parts, and its parts; None where they cannot be followed."""
+        if definition.shaping != "split" or self.windows:
+            return None
+        before = self.running
+        (dim,) = dims_of(step, before.shape)
+        sizes = shape[dim : len(shape) - len(before.shape) + dim + 1]
+        try:
+            return dim, sizes, self.atlas.parts_of(before.axes[dim], sizes)
+        except CrossedAxesError:
+            return None
 
     def _kind(self, name: str) -> tuple[Shape, str]:
         """The shape and the element type of an operand."""

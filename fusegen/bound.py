@@ -74,8 +74,27 @@ class Bound:
 
     def memory_order(self, order_of_x: Sequence[int] | None) -> tuple[int, ...]:
         """The graph's axes, outermost in memory first, from x's; as they are counted where x, or
-        what is known of its order, does not say.
+        what is known of its order, does not say, or where a step sees axes as one that do not lie
+        as one.
         """
         logical = tuple(range(-len(self.domain), 0))
         order = tuple(a for axis in order_of_x or () for a in self.slots[axis])
-        return order if sorted(order) == list(logical) else logical
+        if sorted(order) != list(logical):
+            return logical
+        seen = {members for place in self.places if place is not None for members in place.axes}
+        for members in seen:
+            along = [order.index(a) for a in members if self.domain[a] != 1]
+            if along != sorted(along):
+                return logical
+        return order
+
+    def order_of_result(self, order: Sequence[int]) -> tuple[int, ...] | None:
+        """The result's axes, outermost in memory first, where the graph's lie in this order; None
+        where it has to be copied, since axes that it sees as one do not lie as one.
+        """
+        present = {a for axes in self.result for a in axes if self.domain[a] != 1}
+        place = {a: i for i, a in enumerate(a for a in order if a in present)}
+        spans = [[place[a] for a in axes if a in present] for axes in self.result]
+        if any(span != list(range(span[0], span[-1] + 1)) for span in spans if span):
+            return None
+        return tuple(sorted(range(-len(spans), 0), key=lambda axis: (spans[axis] or [-1], axis)))

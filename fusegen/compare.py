@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fusegen.describe import Situation, assumed_shapes, is_mask
+from fusegen.describe import Situation, assumed_shapes, element_type, has_gradient, is_positive
 from fusegen.errors import ArgumentError
 from fusegen.ops import Chain
 from fusegen.plan import dtype_name
@@ -69,12 +69,17 @@ def compare(chain: Chain, situation: Situation, device: str, seed: int) -> list[
         tensors = {"x": _laid_out(random(shape), situation.layout)}
         for name in chain.operands:
             operand = random(shapes[name])
-            tensors[name] = operand > 0 if is_mask(chain, name) else operand
+            if is_positive(chain, name):
+                operand = operand.abs() + 0.5
+            dtype = getattr(torch, element_type(chain, name, "float32"))
+            tensors[name] = operand > 0 if dtype == torch.bool else operand.to(dtype)
     except (RuntimeError, AssertionError) as error:  # torch's ways to say: no such device, no room
         raise ArgumentError(f"device {device!r}: {str(error).splitlines()[0]}") from error
 
     def results(function: Callable[..., Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-        return _results(function, tensors, dtype, torch.Generator().manual_seed(seed + 1))
+        # What a call updates in place, the next one is to find as it was.
+        copies = {name: tensor.clone() for name, tensor in tensors.items()}
+        return _results(chain, function, copies, dtype, torch.Generator().manual_seed(seed + 1))
 
     ours32 = results(fused, torch.float32)  # the first, as it tells of a mistake in the shapes
     exact = results(fused.reference, torch.float64)
@@ -102,6 +107,7 @@ def _laid_out(x: Tensor, layout: str) -> Tensor:
 
 
 def _results(
+    chain: Chain,
     function: Callable[..., Tensor],
     tensors: Mapping[str, Tensor],
     dtype: torch.dtype,
@@ -112,7 +118,8 @@ def _results(
         out = function(*inputs.values())
     if dtype_name(out.dtype) in QUANTISED:
         return {"out": out.double()}
-    leaves = {n: t.requires_grad_() for n, t in inputs.items() if t.is_floating_point()}
+    names = ["x", *(name for name in chain.operands if has_gradient(chain, name))]
+    leaves = {n: inputs[n].requires_grad_() for n in names}
     out = function(*inputs.values())
     results = {"out": out.detach()}
     if out.requires_grad:

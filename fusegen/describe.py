@@ -15,15 +15,16 @@ from fusegen.bound import Bound
 from fusegen.codegen import Source
 from fusegen.emission import source
 from fusegen.errors import ArgumentError
-from fusegen.fitting import rearranged
-from fusegen.ops import COUNTER, Chain, lookup, nearest
+from fusegen.fitting import pooled_shape, rearranged
+from fusegen.ops import COUNTER, RUNNING, Chain, Step, lookup, nearest
 from fusegen.program import Program, derivative, forward
 from fusegen.promotion import FLOATING, refuse_gradients
 from fusegen.segments import Segment, bind_all, segments
 from fusegen.signature import Signature, element_types, signature, with_derivative
 from fusegen.target import TARGETS
+from fusegen.viewing import shape_behind
 
-Kind = tuple[Shape, str]  # a tensor's shape and layout
+Kind = tuple[Shape, tuple[int, ...]]  # a tensor's shape; its axes, outermost in memory first
 LAYOUTS = ("contiguous", "channels_last")
 _FEWEST_AXES, _MOST_AXES = 4, 8
 _ASSUMED_SIZES = (2, 3, 8, 10, 12, 12, 12, 12)
@@ -47,6 +48,8 @@ class Module:
     bound: Bound
     programs: tuple[Program, ...]
     signature: Signature
+    order_of_x: tuple[int, ...]  # the axes of what it begins with, outermost in memory first
+    order: tuple[int, ...]  # of the graph's axes, as the kernels go
 
 
 def sources(chain: Chain, target: str, situation: Situation, *, grad: bool) -> tuple[Source, ...]:
@@ -69,8 +72,8 @@ def modules(chain: Chain, target: str, situation: Situation, *, grad: bool) -> t
     types = {name: element_type(chain, name, dtype) for name in operands}
     parts = segments(chain)
     bounds = bind_all(parts, (shape, dtype), {n: (s, types[n]) for n, s in operands.items()})
-    kept: dict[str, Kind] = {name: (operands[name], "contiguous") for name in operands}
-    running: Kind = (shape, situation.layout)
+    kept: dict[str, Kind] = {n: (s, axes_in_memory(s, LAYOUTS[0])) for n, s in operands.items()}
+    running: Kind = (shape, axes_in_memory(shape, situation.layout))
     found = []
     for part, bound in zip(parts, bounds, strict=True):
         running = running if part.source is None else kept[part.source]
@@ -79,7 +82,7 @@ def modules(chain: Chain, target: str, situation: Situation, *, grad: bool) -> t
         types |= dict.fromkeys(part.entering, dtype)
         if grad:
             refuse_gradients(part.chain, bound.dtype)
-        order = bound.memory_order(axes_in_memory(*running))
+        order = bound.memory_order(running[1])
         program = forward(bound, is_training=grad)
         input_count = len(program.graph.inputs)
         given = [dtype, *(types[operand.name] for operand in bound.operands)]
@@ -91,9 +94,8 @@ def modules(chain: Chain, target: str, situation: Situation, *, grad: bool) -> t
             programs.append(backward.program)
             found_types = with_derivative(program, backward, found_types)
         built_with = signature(target, order, programs, found_types, bound)
-        found.append(Module(part, bound, tuple(programs), built_with))
-        is_plain = list(order) == sorted(order)
-        running = (bound.result_shape, "contiguous" if is_plain else running[1])
+        found.append(Module(part, bound, tuple(programs), built_with, running[1], order))
+        running = (bound.result_shape, _order_behind(bound, order))
         dtype = bound.dtype
         kept |= dict.fromkeys(part.leaving, running)
         types |= dict.fromkeys(part.leaving, dtype)
@@ -103,6 +105,20 @@ def modules(chain: Chain, target: str, situation: Situation, *, grad: bool) -> t
 def is_mask(chain: Chain, operand: str) -> bool:
     """Whether an operand holds conditions."""
     return any(parameter.kind == "truth" for _, parameter in chain.uses(operand))
+
+
+def has_gradient(chain: Chain, operand: str) -> bool:
+    """Whether an operand may need a gradient, which conditions and running statistics may not."""
+    return not is_mask(chain, operand) and not _parameters(chain, operand) & {*RUNNING, COUNTER}
+
+
+def is_positive(chain: Chain, operand: str) -> bool:
+    """Whether an operand is a variance."""
+    return RUNNING[1] in _parameters(chain, operand)
+
+
+def _parameters(chain: Chain, operand: str) -> set[str]:
+    return {parameter.name for _, parameter in chain.uses(operand)}
 
 
 def element_type(chain: Chain, name: str, dtype: str) -> str:
@@ -129,6 +145,19 @@ def axes_in_memory(shape: Shape, layout: str) -> tuple[int, ...]:
         return logical
     moved = [axis for axis in channels_last if shape[axis] != 1]
     return logical if moved == sorted(moved) else channels_last
+
+
+def _order_behind(bound: Bound, order: Sequence[int]) -> tuple[int, ...]:
+    """The axes of a result, outermost in memory first; its axes of size one move nothing."""
+    shape = bound.result_shape
+    found = bound.order_of_result(order)
+    moved = [axis for axis in found or () if shape[axis] != 1]
+    for layout in LAYOUTS:
+        known = axes_in_memory(shape, layout)
+        if found is None or moved == [axis for axis in known if shape[axis] != 1]:
+            return known
+    assert found is not None
+    return found
 
 
 # The shapes of a chain of which only the text is known.
@@ -167,7 +196,11 @@ def assumed_shapes(chain: Chain, situation: Situation) -> tuple[Shape, dict[str,
                 found[name] = (1,) if is_drawn else _assumed_operand(chain, name, running)
             if definition.parameter(parameter).broadcasts:
                 running = _broadcast(running, found[name])
-        if definition.shaping != "same":
+        if definition.is_view:
+            running = shape_behind(step, running)
+        elif definition.window_axes:
+            running = pooled_shape(step, definition, running)
+        elif definition.shaping != "same":
             value = Value(running, ((),) * len(running), ((),) * len(running))
             running = rearranged(step, definition, value).shape
     return shape, {name: found[name] for name in chain.operands}
@@ -188,6 +221,7 @@ def _assumed_shape(chain: Chain) -> Shape:
     channels = _ASSUMED_SIZES[1]
     trailing: Shape = ()
     windows: Shape = ()
+    viewed: list[Step] = []
     for step in chain.steps:
         attributes = dict(step.attributes)
         named = (attributes.get("axis"), *_sizes(attributes.get("dim")))
@@ -199,6 +233,8 @@ def _assumed_shape(chain: Chain) -> Shape:
             channels = math.lcm(channels, 2 * _sizes(attributes[definition.groups])[0])
         trailing = max(trailing, _sizes(attributes.get("normalized_shape")), key=len)
         pooled = 0 if definition is None else definition.window_axes
+        if definition is not None and definition.is_view:
+            viewed.append(step)
         if pooled:
             size = _sizes(attributes.get("kernel_size"))
             windows = size * pooled if len(size) == 1 else size
@@ -208,7 +244,26 @@ def _assumed_shape(chain: Chain) -> Shape:
     sizes[1] = channels
     for i, window in enumerate(reversed(windows), start=1):
         sizes[-i] = max(sizes[-i], window + 1)
-    return (*sizes[: rank - len(trailing)], *trailing)
+    shape = (*sizes[: rank - len(trailing)], *trailing)
+    for step in viewed:
+        shape = _divisible(step, shape)
+    return shape
+
+
+def _divisible(step: Step, shape: Shape) -> Shape:
+    """A shape that a view step fits, where it is the first; bind tells of one that it does not."""
+    attributes = dict(step.attributes)
+    wanted = _sizes(attributes.get("sizes", attributes.get("shape")))
+    known, dim = math.prod(size for size in wanted if size != -1), attributes.get("dim", 0)
+    if not wanted or not isinstance(dim, int) or not -len(shape) <= dim < len(shape):
+        return shape
+    if "shape" in attributes:
+        if -1 not in wanted:
+            return wanted
+        return shape if math.prod(shape) % known == 0 else (shape[0] * known, *shape[1:])
+    dim %= len(shape)
+    size = known if -1 not in wanted else math.lcm(shape[dim], known)
+    return (*shape[:dim], size, *shape[dim + 1 :])
 
 
 def _sizes(attribute: object) -> Shape:

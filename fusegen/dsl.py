@@ -23,7 +23,7 @@ from fusegen.ops import (
     lookup,
     recall,
 )
-from fusegen.ops.schema import match
+from fusegen.ops.schema import gathered, match
 from fusegen.trace import trace
 
 __all__ = ["chain", "keep", "parse", "recall", "trace"]
@@ -142,7 +142,8 @@ class _Text:
                 self.fail(self.at(keyword), "a keyword is a name, given once: name=value")
             by_keyword[keyword.arg] = self._value(keyword.value)
             places[keyword.arg] = self.at(keyword)
-        values = [self._value(arg) for arg in args]
+        values = gathered(definition.parameters, [self._value(arg) for arg in args])
+        offsets = offsets[: len(values)]
         try:
             filled = match(function.id, definition.parameters, values, by_keyword)
             # Keywords stand first in it, then what each positional argument fills, in order.

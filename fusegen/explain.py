@@ -49,6 +49,8 @@ def explain(chain: Chain, target: str, situation: Situation, bandwidth: float) -
         for program in module.programs:
             told, moved = _program(module, program, bandwidth)
             lines += ["", *told]
+            if program.name == "forward":
+                lines += _copies(module, program)
             totals[program.name] = totals.get(program.name, 0.0) + moved
     lines.append("")
     for name, moved in totals.items():
@@ -77,6 +79,21 @@ def _program(module: Module, program: Program, bandwidth: float) -> tuple[list[s
     if program.name == "forward":
         lines += _saved(module, program, entry)
     return lines, total
+
+
+def _copies(module: Module, program: Program) -> list[str]:
+    """What is copied so that axes lie as one that a step sees as one, in passes not counted."""
+    bound, entry = module.bound, make_entry(program, module.signature)
+    size = {b.name: _size(b, entry, bound) for b in entry.arguments}
+    lines = []
+    is_plain = list(module.order) == sorted(module.order)
+    if is_plain and list(module.order_of_x) != sorted(module.order_of_x):
+        x = entry.arguments[0].name
+        lines.append(f"  copies {x} {_bytes(size[x])} into contiguous memory first")
+    if bound.order_of_result(module.order) is None:
+        step = next(s.text for s in reversed(bound.chain.steps) if s.is_view)
+        lines.append(f"  copies out {_bytes(size['out'])} into contiguous memory, for {step}")
+    return lines
 
 
 def _steps(kernel: Kernel) -> list[str]:

@@ -219,3 +219,12 @@ def windows_of(
                 f"shape {running}; the result would be empty"
             )
     return tuple(zip(range(-number, 0), found, strict=True))
+
+
+def pooled_shape(step: Step, definition: Definition, running: Shape) -> Shape:
+    """The shape that a pooling step leaves a value of this one."""
+    number = definition.window_axes
+    windows = windows_of(step, definition, running)
+    if windows is None:
+        return (*running[:-number], *(1,) * number)
+    return (*running[:-number], *(windows_along(w, running[axis]) for axis, w in windows))

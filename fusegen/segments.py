@@ -7,6 +7,10 @@ alone; and where a value is kept that is used beyond a cut, since it has to be i
 stands before a pooling is computed again for every window that reads it, where that is cheap; else
 it is written once, and there is a cut.
 
+A step that only says in what shape a value is seen is no cut where it stands first or last, or
+where it joins or parts axes that can be followed. Else it begins a segment, which sees its x so. A
+value from before such a step that is used again behind it comes from memory.
+
 Everything here is told by the chain alone, without shapes: so a chain has one number of segments.
 """
 
@@ -25,6 +29,7 @@ from fusegen.errors import ChainError, UnsupportedError
 from fusegen.ir import Expr
 from fusegen.ops import Chain, Definition, Step
 from fusegen.target import FUNCTIONS
+from fusegen.viewing import are_views, seen_first
 from fusegen.windowing import Slide
 
 # How often one element's value may be computed for the windows that share it, without and with
@@ -52,8 +57,8 @@ class Segment:
 def segments(chain: Chain) -> tuple[Segment, ...]:
     """The chain in segments: one, where nothing demands more."""
     steps = chain.steps
-    if not any(s.definition is not None and s.definition.window_axes for s in steps):
-        return (Segment(chain),)  # all that cuts a chain is pooling
+    if not any(s.is_view or (s.definition and s.definition.window_axes) for s in steps):
+        return (Segment(chain),)  # nothing else cuts a chain
     cuts: dict[int, str] = {}
     facts = [_facts(step) for step in steps]
     while (cut := _next_cut(steps, facts, cuts)) is not None:
@@ -120,12 +125,15 @@ class _Facts:
     is_reducing: bool = False
     is_dear: bool = False  # it calls functions
     times: float = 1.0  # how often a pooling reads an element
+    is_view: bool = False
 
 
 def _facts(step: Step) -> _Facts:
     definition = step.definition
     if definition is None:
         return _Facts()
+    if step.is_view:
+        return _Facts(is_view=True)
     nodes = _body(step, definition)
     is_dear = any(node.op in FUNCTIONS for node in nodes)
     if definition.window_axes:
@@ -173,9 +181,11 @@ def _next_cut(
     before = pool = None  # the steps that reduce and pool, in this segment
     is_dear = is_begun = False
     met: set[str] = set()  # names used before the pooling
+    views = _Views(steps, 0)
     for i, (step, fact) in enumerate(zip(steps, facts, strict=True)):
         if i in cuts:
             start, before, pool, is_dear, is_begun, met = i, None, None, False, False, set()
+            views = _Views(steps, i)
         if step.op == "keep":
             kept_at[step.names[0]] = i
             continue
@@ -186,8 +196,11 @@ def _next_cut(
                 return cut, f"{steps[at].text} is used again by {step.text}, from memory"
             if step.op == "recall" and at < start:
                 reason = f"{step.text} goes on with a value that an earlier kernel left"
+                is_begun = is_begun or views.last is not None
             if pool is not None and (start <= at < pool or name in met):
                 reason = f"{step.text} uses what is there before the pooling at each window"
+            if (cut := views.cut_for(name, at, i)) is not None:
+                return cut, f"{step.text} uses {name!r}, which is there before the shape changes"
         if fact.is_pooling and pool is not None:
             reason = f"{step.text} takes its windows over the result of {steps[pool].text}"
         elif fact.is_pooling and before is not None:
@@ -196,9 +209,11 @@ def _next_cut(
             reason = f"{step.text} reads each element {fact.times:g} times, too often to compute it"
         elif pool is not None and fact.is_reducing:
             reason = f"{step.text} reduces the result of {steps[pool].text}"
+        reason = reason or views.hinders(i, is_begun=is_begun, is_pooled=pool is not None)
         if reason and is_begun:
             return i, reason
-        if step.op == "recall":
+        views.note(i, is_begun=is_begun)
+        if step.op == "recall" or fact.is_view:
             continue
         is_begun = True
         is_dear = is_dear or fact.is_dear
@@ -209,6 +224,67 @@ def _next_cut(
         if pool is None or pool == i:
             met.update(_mentioned([step]))
     return None
+
+
+class _Views:
+    """What a segment sees in other shapes than it began with, as far as it is read."""
+
+    def __init__(self, steps: Sequence[Step], start: int) -> None:
+        self.steps, self.start = steps, start
+        self.last: int | None = None  # the last step that changed the shape
+        self.is_first = True  # whether nothing but views stands before that
+        self.parted: Step | None = None  # the last that joined or parted axes of the graph
+        self.from_axis = _MOST_AXES  # the first axis that is not one of the graph's
+        self.named: set[str] = set()
+        self.named_before: set[str] = set()  # before the last change of shape
+
+    def note(self, i: int, *, is_begun: bool) -> None:
+        """Take in a step that is in the segment."""
+        step = self.steps[i]
+        definition = step.definition
+        if definition is not None and definition.is_view:
+            self.last, self.is_first = i, not is_begun
+            self.named_before |= self.named
+            if is_begun or not seen_first(self.steps[self.start :]):
+                self.parted = step
+                self.from_axis = min(self.from_axis, _first_axis(step))
+        elif definition is not None and definition.groups:
+            self.parted, self.from_axis = step, min(self.from_axis, 1)
+        self.named.update(_mentioned([step]))
+
+    def cut_for(self, name: str, kept_at: int, i: int) -> int | None:
+        """Where to cut so that step i finds a value, kept or used before, in its own shape."""
+        if self.last is None:
+            return None
+        if self.start <= kept_at < self.last or name in self.named_before:
+            return i if self.is_first else self.last
+        return None
+
+    def hinders(self, i: int, *, is_begun: bool, is_pooled: bool) -> str:
+        """Why a step cannot follow in the segment; nothing where it can."""
+        step = self.steps[i]
+        definition = step.definition
+        if definition is None or (not definition.is_view and self.last is None):
+            return ""
+        if definition.is_view:
+            is_followed = definition.shaping == "merge" or are_views(self.steps[i:])
+            if not is_begun or is_followed:
+                return ""
+            if definition.shaping == "view" or is_pooled or self.parted is not None:
+                return f"{step.text} sees what is there in a shape of its own"
+            return ""
+        if self.parted is not None:
+            is_pooling = bool(definition.window_axes)
+            if is_pooling or (definition.groups and self.from_axis < 2):
+                return f"{step.text} wants whole axes, which {self.parted.text} has made others of"
+        return ""
+
+
+def _first_axis(step: Step) -> int:
+    """The first axis that a view step changes, as far as that can be told without a shape."""
+    attributes = dict(step.attributes)
+    first = attributes.get("start_dim", attributes.get("dim"))
+    return first if isinstance(first, int) and first >= 0 else 0
 
 
 def _cut_at_keep(steps: Sequence[Step], cuts: Collection[int], at: int) -> int | None:

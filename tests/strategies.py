@@ -1,12 +1,15 @@
 """Hypothesis strategies: chains and tensor shapes derived from the table of operations."""
 
+import math
 from dataclasses import dataclass
 
+import torch
 from hypothesis import strategies as st
 
+import fusegen
 from fusegen import OPS, Op, chain
-from fusegen.bind import bind
 from fusegen.errors import FusegenError
+from fusegen.segments import bind_all, segments
 
 # Smooth almost everywhere and finite for any finite input, so that fp64 and eager agree closely.
 # The table's other operations (log of a negative number, 1 / x near zero) are tested one by one, on
@@ -44,6 +47,7 @@ TAME = [
         "log_softmax",
         "mean",
         "amax",
+        "dropout",
     ),
 ]
 
@@ -74,7 +78,9 @@ def broadcast_to(draw, shape):
 
 @st.composite
 def chains(draw, longest=6):
-    """A Case: several steps, operands that are shared or kept values, a pooling step at times."""
+    """A Case: several steps, operands that are shared or kept values, and at times steps that pool
+    or change the shape, which also the last may do.
+    """
     rank = draw(st.integers(1, 5))
     wide = tuple(draw(st.tuples(*[sizes] * rank)))
     # At times x is smaller than the result: the first operand that is not widens it.
@@ -91,8 +97,14 @@ def chains(draw, longest=6):
             shape = wide
             operands[f"t{len(operands)}"] = wide
             steps.append(f"{draw(st.sampled_from(['add', 'mul']))}(t{len(operands) - 1})")
-    if len(shape) >= 3 and draw(st.integers(0, 2)) == 0:
-        steps += draw(pooling(shape))
+        if shape == wide and draw(st.integers(0, 3)) == 0:
+            changes = [pooling(shape)] * (len(shape) > 1) + [view(shape)]
+            changed = draw(st.one_of(changes))
+            seen = torch.empty(shape, device="meta", dtype=torch.float64)
+            shape = wide = tuple(fusegen.compile(changed).reference(seen).shape)
+            # What was kept has the shape of before; at times it is used, where it broadcasts.
+            kept = kept if draw(st.integers(0, 3)) == 0 else []
+            steps.append(changed)
     text = " | ".join(steps)
     return Case(text, x, tuple((name, operands[name]) for name in chain(text).operands))
 
@@ -105,6 +117,8 @@ def step(draw, name, shape, operands, kept):
     op: Op = OPS[name]
     if any(p.name in ("axis", "dim") for p in op.parameters):
         axis = draw(st.integers(-len(shape), len(shape) - 1))
+    if name == "dropout":
+        return f"{draw(st.sampled_from(['dropout', 'alpha_dropout']))}(0.3, training=False)"
     if "dim" in [p.name for p in op.parameters]:
         # A kept axis is widened again, so that what follows has the shape that it was drawn for.
         if op.shaping == "same":
@@ -159,12 +173,44 @@ def operand(draw, shape, operands, exact):
 
 @st.composite
 def pooling(draw, shape):
-    """A pooling step that fits the shape; none where no window does."""
-    axes = draw(st.sampled_from([n for n in (2, 3) if len(shape) in (n + 1, n + 2)] or [0]))
-    if not axes:
-        return []
-    window = tuple(min(draw(st.integers(1, 3)), size) for size in shape[-axes:])
-    return [f"max_pool{axes}d({window})"]
+    """A pooling step of some kind that fits the shape."""
+    axes = draw(st.sampled_from([n for n in (1, 2, 3) if len(shape) in (n + 1, n + 2)]))
+    sizes = shape[-axes:]
+    if draw(st.integers(0, 3)) == 0:
+        kind = draw(st.sampled_from(["adaptive_avg_pool", "adaptive_max_pool"]))
+        return f"{kind}{axes}d({tuple(draw(st.integers(1, min(size, 3))) for size in sizes)})"
+    window = tuple(draw(st.integers(1, min(size, 3))) for size in sizes)
+    stride = tuple(draw(st.integers(1, 3)) for _ in sizes) if draw(st.booleans()) else window
+    ceil = draw(st.booleans())
+    if axes < 3 and draw(st.integers(0, 3)) == 0:
+        if axes == 1:  # torch wants numbers there
+            return f"lp_pool1d(2, {window[0]}, {stride[0]}, ceil_mode={ceil})"
+        return f"lp_pool2d(2, {window}, {stride}, ceil_mode={ceil})"
+    padding = tuple(draw(st.integers(0, size // 2)) for size in window)
+    if draw(st.booleans()):
+        return f"max_pool{axes}d({window}, {stride}, {padding}, ceil_mode={ceil})"
+    counted = draw(st.booleans())
+    arguments = f"{window}, {stride}, {padding}, ceil_mode={ceil}, count_include_pad={counted}"
+    return f"avg_pool{axes}d({arguments})"
+
+
+@st.composite
+def view(draw, shape):
+    """A step that sees a value of this shape in another of at most five axes."""
+    rank = len(shape)
+    first = draw(st.integers(0, rank - 1))
+    last = draw(st.integers(first, rank - 1))
+    kind = draw(st.sampled_from(["flatten", "unflatten", "reshape"]))
+    if kind == "flatten":
+        return f"flatten({first}, {draw(st.sampled_from([last, last - rank]))})"
+    count = shape[first] if kind == "unflatten" else math.prod(shape)
+    room = min(5 - rank + 1, 3) if kind == "unflatten" else 3
+    parts = []
+    for _ in range(draw(st.integers(0, room - 1))):
+        parts.append(draw(st.sampled_from([n for n in range(1, count + 1) if count % n == 0])))
+        count //= parts[-1]
+    sizes = tuple(draw(st.permutations([*parts, -1])))
+    return f"reshape({sizes})" if kind == "reshape" else f"unflatten({first}, {sizes})"
 
 
 def is_accepted(case):
@@ -174,7 +220,7 @@ def is_accepted(case):
     try:
         parsed = chain(case.text)
         given = {name: (shape, "float64") for name, shape in case.operands}
-        bind(parsed, (case.x, "float64"), given)
+        bind_all(segments(parsed), (case.x, "float64"), given)
     except FusegenError:
         return False
     return True

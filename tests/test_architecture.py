@@ -32,6 +32,7 @@ ORDER = (
     "promotion",
     "axes",
     "fitting",
+    "viewing",
     "bound",
     "bind",
     "lower",

@@ -339,6 +339,10 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
             ("layernorm(weight, bias) | mul(s)", "--operand", "s=3,1", "--shape", "2,3,8"),
             ("out", "d_x", "d_weight", "d_bias", "d_s"),
         ),
+        (
+            ("batch_norm(m, v, w, training=True, num_batches_tracked=n) | batch_norm(p, q)",),
+            ("out", "d_x", "d_w"),
+        ),
     ],
 )
 def test_check_compares_every_result_in_both_types(

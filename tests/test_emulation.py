@@ -185,6 +185,11 @@ CASES = [
     ("masked_fill(n, -1) | sigmoid", (5, 6, 16), [(5, 1, 1)], {}, "pointwise"),
     ("masked_fill(m, 0) | layernorm(weight, bias)", (9, 64), [(9, 1), *[(64,)] * 2], {}, "row"),
     ("masked_fill(m, -1) | max_pool2d(2)", (2, 3, 6, 8), [(2, 3, 6, 8)], {}, "window"),
+    # Axes that a step joins or parts.
+    ("tanh | flatten(1) | layernorm(weight, bias)", (9, 5, 13), [(65,)] * 2, {}, "row"),
+    ("unflatten(1, (3, -1)) | softmax(2) | mul(w)", (2, 12, 35), [(4, 1)], {}, "outer"),
+    ("max_pool2d(2) | flatten(1) | add(b)", (2, 3, 6, 8), [(36,)], {}, "window"),
+    ("reshape(6, -1) | logsumexp(1) | gelu", (3, 4, 33), [], {}, "inner finalise"),
     # Packs of eight, and of one.
     (_NORM, (70, 96), [(96,)] * 2, {"dtype": "bfloat16"}, "row"),
     (_NORM, (9, 1023), [(1023,)] * 2, {"dtype": "bfloat16"}, "row"),

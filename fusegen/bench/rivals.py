@@ -17,16 +17,14 @@ from torch.nn.functional import gelu, layer_norm, leaky_relu, max_pool3d
 from fusegen import dsl, ir
 from fusegen.bench.works import Work
 from fusegen.bound import Bound
-from fusegen.describe import element_type, is_mask
+from fusegen.describe import element_type, has_gradient, is_positive
 from fusegen.lower import lower
-from fusegen.ops import COUNTER, RUNNING, Chain
 from fusegen.runtime import Fused
 from fusegen.segments import bind_all, segments
 
 Function = Callable[..., Tensor]
 
 _MODES_OF_COMPILE = {"compile": "default", "max_autotune": "max-autotune-no-cudagraphs"}
-_RUNNING = {*RUNNING, COUNTER}
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -124,7 +122,7 @@ def inputs(work: Work, device: str, seed: int) -> tuple[Tensor, ...]:
     tensors = [random(shape) for shape in (work.shape(device), *work.operand_shapes(device))]
     chain = dsl.chain(work.chain)
     for i, name in enumerate(chain.operands, start=1):
-        if "running_var" in _parameters(chain, name):
+        if is_positive(chain, name):
             tensors[i] = tensors[i].abs() + 0.5
         dtype: torch.dtype = getattr(torch, element_type(chain, name, work.dtype))
         tensors[i] = tensors[i] > 0 if dtype == torch.bool else tensors[i].to(dtype)
@@ -136,9 +134,8 @@ def leaves_of(work: Work, tensors: Sequence[Tensor]) -> list[Tensor]:
     and running statistics do not. The latter are updated in place, which changes no result.
     """
     chain = dsl.chain(work.chain)
-    fixed = {n for n in chain.operands if is_mask(chain, n) or _parameters(chain, n) & _RUNNING}
-    names = ("x", *chain.operands)
-    return [t.detach().requires_grad_(n not in fixed) for n, t in zip(names, tensors, strict=True)]
+    needs = (True, *(has_gradient(chain, name) for name in chain.operands))
+    return [t.detach().requires_grad_(n) for n, t in zip(needs, tensors, strict=True)]
 
 
 def gradients_of(
@@ -151,10 +148,6 @@ def gradients_of(
     wanted = [leaf for leaf in leaves if leaf.requires_grad]
     cotangent = torch.ones_like(result) if cotangent is None else cotangent
     return result, *torch.autograd.grad(result, wanted, cotangent)
-
-
-def _parameters(chain: Chain, operand: str) -> set[str]:
-    return {parameter.name for _, parameter in chain.uses(operand)}
 
 
 def _bounds(work: Work, device: str) -> tuple[Bound, ...]:

@@ -11,6 +11,7 @@ from fusegen.ops import (
     pooling,
     primitives,
     reduction,
+    reshaping,
 )
 from fusegen.ops.chain import RESERVED, Chain, keep, recall
 from fusegen.ops.definition import ALIASES, OPS, Op, lookup
@@ -64,4 +65,5 @@ __all__ = [
     "primitives",
     "recall",
     "reduction",
+    "reshaping",
 ]

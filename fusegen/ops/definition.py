@@ -204,7 +204,7 @@ class Op(Definition):
             )
         if "eps" in attributes and attributes["eps"] is None:
             raise ChainError(f"{self.name}: in an operation's body, give eps")
-        if self.groups or self.training or self.shaping in ("squeeze", "unsqueeze"):
+        if self.groups or self.training or self.shaping not in ("same", "reduce"):
             raise ChainError(
                 f"{self.name}: works as a step of a chain only, not in an operation's body"
             )

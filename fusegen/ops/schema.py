@@ -320,6 +320,16 @@ def _parameter(op_name: str, declared: inspect.Parameter, annotation: object) ->
 # From arguments to parameters.
 
 
+def gathered(parameters: Sequence[Parameter], args: Sequence[object]) -> Sequence[object]:
+    """Arguments, with numbers made a tuple where that is all an operation takes: its numbers may
+    stand one by one, as in torch's reshape(2, -1).
+    """
+    kinds = [get_origin(kind) for p in parameters for kind in (p.role, *p.accepts)]
+    takes_only_a_tuple = kinds == [None, tuple] and parameters[0].role == "attribute"
+    are_numbers = all(isinstance(a, Integral) and not isinstance(a, bool) for a in args)
+    return (tuple(args),) if takes_only_a_tuple and args and are_numbers else args
+
+
 def match(
     op_name: str,
     parameters: Sequence[Parameter],
@@ -334,6 +344,7 @@ def match(
             hint = f"did you mean {guess!r}?" if guess else _takes(op_name, parameters)
             raise BadArgument(f"{op_name}: no argument is called {keyword!r}; {hint}", keyword)
     given = dict(kwargs)
+    args = gathered(parameters, args)
     names_tensors = any(p.takes_tensor for p in parameters)
     for position, value in enumerate(args):
         is_tensor = isinstance(value, Expr) or (isinstance(value, str) and names_tensors)

@@ -14,7 +14,8 @@ from fusegen.ir import Expr
 from fusegen.ops.schema import Attribute, Parameter, parameters_of, spell
 from fusegen.windowing import Slide, Window, size_of, sliding
 
-Shaping = Literal["same", "reduce", "squeeze", "unsqueeze"]
+Shaping = Literal["same", "reduce", "squeeze", "unsqueeze", "merge", "split", "view"]
+VIEWS = ("merge", "split", "view")
 
 # The parameters that an operation with statistics of its own updates.
 RUNNING = ("running_mean", "running_var")
@@ -35,10 +36,12 @@ class Definition:
     the attributes by keyword, and gives the windows along each; or None where it is whole axes
     that are reduced. Without it they are tiles of the attribute kernel_size. shaping says what
     becomes of the axes: "reduce" leaves one wide or drops those of its attribute dim, "squeeze" and
-    "unsqueeze" drop and add axes of one value. groups names the attribute that says into how many
-    groups axis 1 is split: the body then sees two axes there. keeps_dtype is for an operation whose
-    result has x's type, whatever its parameters have. statistics gives the mean and the variance
-    that update running_mean and running_var while the attribute that `training` names is true.
+    "unsqueeze" drop and add axes of one value, "merge" makes those from start_dim to end_dim one,
+    "split" makes dim several of the given sizes, "view" lays all out in another shape. groups names
+    the attribute that says into how many groups axis 1 is split: the body then sees two axes there.
+    keeps_dtype is for an operation whose result has x's type, whatever its parameters have.
+    statistics gives the mean and the variance that update running_mean and running_var while the
+    attribute that `training` names is true.
     """
 
     name: str
@@ -58,6 +61,11 @@ class Definition:
     def parameters(self) -> tuple[Parameter, ...]:
         """The parameters after x."""
         return parameters_of(self.function) if self.declared is None else self.declared
+
+    @property
+    def is_view(self) -> bool:
+        """Whether a step only says in what shape a value is seen."""
+        return self.shaping in VIEWS
 
     @property
     def is_builtin(self) -> bool:
@@ -88,6 +96,11 @@ class Step:
     def is_structural(self) -> bool:
         """Whether the step only names a value or takes up a named one."""
         return self.op in STRUCTURAL
+
+    @property
+    def is_view(self) -> bool:
+        """Whether the step only says in what shape its value is seen."""
+        return self.definition is not None and self.definition.is_view
 
     @property
     def text(self) -> str:

@@ -1,0 +1,84 @@
+"""Viewing: steps that only say in what shape a value is seen, and what shape that is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from fusegen.axes import Shape
+from fusegen.errors import ArgumentError
+from fusegen.fitting import dims_of
+from fusegen.ops import Step
+
+
+def shape_behind(step: Step, running: Shape) -> Shape:
+    """The shape that a view step gives a value of this one, checked to hold as many elements."""
+    attributes = dict(step.attributes)
+    assert step.definition is not None
+    if step.definition.shaping == "merge":
+        start, end = merged_span(step, running)
+        return (*running[:start], math.prod(running[start:end]), *running[end:])
+    if step.definition.shaping == "split":
+        (dim,) = dims_of(step, running)
+        sizes = _filled(step, attributes["sizes"], running[dim], f"its axis {dim}", running)
+        return (*running[:dim], *sizes, *running[dim + 1 :])
+    return _filled(step, attributes["shape"], math.prod(running), "it", running)
+
+
+def merged_span(step: Step, running: Shape) -> tuple[int, int]:
+    """The axes that a step makes one: the first of them, and the one behind the last."""
+    attributes, rank = dict(step.attributes), len(running)
+    found = []
+    for name in ("start_dim", "end_dim"):
+        dim = attributes[name]
+        assert isinstance(dim, int)
+        room = max(rank, 1)
+        if not -room <= dim < room:
+            raise ArgumentError(
+                f"{step.text}: {name} {dim} is out of range for a value of shape {running} "
+                f"({rank} axes)"
+            )
+        found.append(dim % room)
+    start, end = found
+    if start > end:
+        raise ArgumentError(
+            f"{step.text}: start_dim {attributes['start_dim']} is behind end_dim "
+            f"{attributes['end_dim']} in a value of shape {running}; name the first axis first"
+        )
+    return start, min(end + 1, rank)
+
+
+def _filled(step: Step, wanted: object, count: int, what: str, running: Shape) -> Shape:
+    """The sizes that are wanted for so many elements, with the one that is left open."""
+    assert isinstance(wanted, tuple)
+    known = math.prod(size for size in wanted if size != -1)
+    if known != count if -1 not in wanted else count % known:
+        has = "a multiple of" if -1 in wanted else "exactly"
+        raise ArgumentError(
+            f"{step.text}: got a value of shape {running}, wanted {what} to hold {has} {known} "
+            f"elements for the sizes {wanted}; there are {count}"
+        )
+    return tuple(count // known if size == -1 else size for size in wanted)
+
+
+def seen_first(steps: Sequence[Step]) -> int:
+    """How many steps at a chain's beginning only say in what shape x is seen, before anything else
+    looks at it: none where its axes can be followed, so that x may lie as it likes.
+    """
+    number = next((i for i, s in enumerate(steps) if not (s.is_view or s.op == "keep")), len(steps))
+    views = [step for step in steps[:number] if step.is_view]
+    if len(views) != 1 or views[0].definition is None or views[0].definition.shaping == "view":
+        return number if views else 0
+    return number if any(_wants_whole_axes(step) for step in steps[number:]) else 0
+
+
+def _wants_whole_axes(step: Step) -> bool:
+    definition = step.definition
+    return step.is_view or (
+        definition is not None and bool(definition.window_axes or definition.groups)
+    )
+
+
+def are_views(steps: Iterable[Step]) -> bool:
+    """Whether steps only say in what shape a value is seen, or name it."""
+    return all(step.is_view or step.op == "keep" for step in steps)
