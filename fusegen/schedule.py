@@ -62,7 +62,8 @@ def schedule(
     marks = tuple(marks)
     nodes = [*outputs.values(), *(m.node for m in marks)]
     state = Pass(dtypes, sum_dtype, outputs, leaves, marks, prefix=prefix)
-    state.taken |= set(dtypes)
+    # No value is called as a function that the lines may call, such as maximum.
+    state.taken |= {*dtypes, *(node.op for node in ir.topological(graph.roots))}
     state.is_sliding = is_sliding
     images = positions_as_numbers(state, means_as_sums(nodes))
     new = dict(zip(nodes, images, strict=True))

@@ -104,11 +104,18 @@ def bind_all(
 ) -> tuple[Bound, ...]:
     """Each segment bound to what it is called with: (shape, dtype name) of x and the operands.
 
-    Raises ArgumentError for the first step that does not fit.
+    Raises ArgumentError for the first step that does not fit, UnsupportedError for a condition that
+    would have to pass a cut.
     """
-    known, bounds = dict(operands), []
+    known = dict(operands)
+    bounds: list[Bound] = []
     for segment in found:
         x = x if segment.source is None else known[segment.source]
+        if x[1] == "bool" and bounds and segment.source is None:
+            raise UnsupportedError(
+                f"{segment.chain.steps[0].text}: got a condition where the chain is cut, since "
+                f"{segment.reason}; make numbers of it before, with where(a, b)"
+            )
         known |= dict.fromkeys(segment.entering, x)
         bound = bind(segment.chain, x, {n: known[n] for n in segment.chain.operands})
         bounds.append(bound)

@@ -26,7 +26,9 @@ CASES = [
     ("sigmoid | avg_pool1d(3) | exp", (2, 3, 8), []),
     ("max_pool1d(2) | exp", (3, 8), []),
     # Windows that overlap, leave gaps or cross the edge.
+    ("max_pool2d(2) | maximum(w)", (2, 3, 4, 6), [(3, 1, 1)]),
     ("max_pool2d(3, 2, 1)", (2, 3, 7, 8), []),
+    ("max_pool2d(3, 2, 1) | maximum(w)", (2, 3, 7, 8), [(3, 1, 1)]),
     ("tanh | max_pool2d(3, 2, 1)", (2, 3, 7, 8), []),
     ("mul_channel | max_pool2d(3, 2, 1) | gelu | add_channel", (2, 3, 7, 8), [(3,), (3,)]),
     ("mul(w) | max_pool2d(3, 2, 1)", (2, 2, 5, 6), [(5, 6)]),

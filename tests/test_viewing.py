@@ -9,7 +9,7 @@ import fusegen
 from fusegen.cli import OK, main
 from fusegen.describe import Situation, modules, sources
 from fusegen.dsl import chain
-from fusegen.errors import ArgumentError, ChainError
+from fusegen.errors import ArgumentError, ChainError, UnsupportedError
 from fusegen.explain import explain
 from fusegen.segments import bind_all, segments
 
@@ -302,6 +302,16 @@ def test_a_shape_that_does_not_fit_is_told(text, message):
     with pytest.raises(ArgumentError, match=message):
         fused(torch.ones(SHAPE))
     assert all(not part.plans for part in fused._parts)
+
+
+def test_a_condition_that_would_pass_a_cut_is_told():
+    fused = fusegen.compile("gelu | gt(0) | reshape(8, -1) | where(a, 0.5)")
+    with pytest.raises(UnsupportedError, match=r"reshape\(\(8, -1\)\): got a condition where the"):
+        fused(torch.ones(SHAPE), torch.ones(8, 30))
+    # Where axes can be followed there is no cut.
+    text = "keep(y) | gt(0) | flatten(1) | where(a, 0.5)"
+    x, a = torch.randn(SHAPE), torch.randn(120)
+    assert torch.equal(fusegen.compile(text)(x, a), torch.where((x > 0).flatten(1), a, 0.5))
 
 
 def test_an_operations_body_cannot_change_the_shape():
