@@ -211,21 +211,21 @@ class RowView(MergingView):
             return 4 if wide <= 16 and self._words == 1 else 2
         if self.is_team:
             words = self.elements * (len(self.full_reads) + len(self.sums)) * self._words
-            most = _MOST_AT_ONCE * (2 if len(self.stages) == 1 else 1)
+            most = _MOST_AT_ONCE * (2 if len(self.stages) <= 1 else 1)
             fits = words <= most and self.lanes > 1 and not self.carried
             return 2 if fits and self._words == 1 else 1
         if self.sums:
             return max(1, 512 // self.threads)
         words = self.elements * len(self.full_reads) * self._words
         fits = (words <= _MOST_AT_ONCE and self.lanes > 1) or (
-            self.is_guarded and words <= 2 * _MOST_AT_ONCE and len(self.stages) == 1
+            self.is_guarded and words <= 2 * _MOST_AT_ONCE and len(self.stages) <= 1
         )
         return max(1, (1024 if fits and self._leaves_little else 512) // self.threads)
 
     @property
     def _leaves_little(self) -> bool:
         """Whether what stages leave for each other fits beside the rest in few registers."""
-        if len(self.stages) == 1:
+        if len(self.stages) <= 1:
             return True
         if self.family == "column":
             return not self.carried and self._words == 1
