@@ -240,13 +240,13 @@ class RowView(StretchingView):
             return 4 if wide <= 16 and self._words == 1 else 2
         if self.is_team:
             words = self.elements * (len(self.full_reads) + len(self.sums)) * self._words
-            most = _MOST_AT_ONCE * (2 if len(self.stages) == 1 else 1)
+            most = _MOST_AT_ONCE * (2 if len(self.stages) <= 1 else 1)
             fits = words <= most and self.lanes > 1 and not self.carried
             return 2 if fits and self._words == 1 else 1
         if self.sums:
             return max(1, 512 // self.threads)
         words = self.elements * len(self.full_reads) * self._words
-        is_crowded = self.is_guarded and len(self.stages) == 1 and not self.stretch_reads
+        is_crowded = self.is_guarded and len(self.stages) <= 1 and not self.stretch_reads
         most = _MOST_AT_ONCE * (2 if is_crowded else 1)
         fits = words <= most and (self.lanes > 1 or is_crowded)
         fits = fits and self._leaves_little and not (self.stretches and self._words > 1)
@@ -255,7 +255,7 @@ class RowView(StretchingView):
     @property
     def _leaves_little(self) -> bool:
         """Whether what stages leave for each other fits beside the rest in few registers."""
-        if len(self.stages) == 1:
+        if len(self.stages) <= 1:
             return True
         if self.family == "column":
             return not self.carried and self._words == 1
