@@ -11,7 +11,7 @@ from functools import cached_property
 
 from fusegen import ir
 from fusegen.indexing import Read
-from fusegen.reductionviews import ReductionView
+from fusegen.reductionviews import ReductionView, StageView
 from fusegen.statements import ElementFunction, found_once
 from fusegen.stretchviews import StretchingView
 from fusegen.target import ITEM_BYTES
@@ -174,6 +174,12 @@ class RowView(StretchingView):
     def in_place(self) -> dict[str, str]:
         """By name, what a stage leaves in shared memory in the place of what was read."""
         return {ir.name_of(leaf): ir.name_of(read) for leaf, read in self.kernel.in_place}
+
+    def in_registers(self, stage: StageView) -> list[str]:
+        """What a stage leaves in registers: all but what is in place, and not gone over again."""
+        again = {r.operand for r in stage.reductions}
+        placed = self.in_place if self.is_skewed else {}
+        return [name for name in stage.held if name not in placed or name in again]
 
     @property
     def finishing_reads(self) -> list[Read]:

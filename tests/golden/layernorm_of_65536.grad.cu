@@ -409,6 +409,13 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, const
       const float mean_value = found[0];
       const float variance_value = found[1];
       const Index outer = row;
+      if (threadIdx.x == 0 && rank == 0) {
+        float saved_mean_value;
+        float saved_variance_value;
+        forward_row_row_values(mean_value, variance_value, saved_mean_value, saved_variance_value);
+        saved_mean[outer] = narrow<float>(saved_mean_value);
+        saved_variance[outer] = narrow<float>(saved_variance_value);
+      }
       Pack<float, kLanes> x_in[kPacks];
       const int slot = slot_before;
       float inverse_root_value;
@@ -433,13 +440,6 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, const
           out_out.at[lane] = narrow<float>(out_value);
         }
         if (is_here) store(out + (base + i), out_out);
-      }
-      if (threadIdx.x == 0 && rank == 0) {
-        float saved_mean_value;
-        float saved_variance_value;
-        forward_row_row_values(mean_value, variance_value, saved_mean_value, saved_variance_value);
-        saved_mean[outer] = narrow<float>(saved_mean_value);
-        saved_variance[outer] = narrow<float>(saved_variance_value);
       }
     }
     send_row(first + 2 * stride, slot_before);

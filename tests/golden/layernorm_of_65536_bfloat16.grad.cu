@@ -428,6 +428,13 @@ forward_row(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict
       const float mean_value = found[0];
       const float variance_value = found[1];
       const Index outer = row;
+      if (threadIdx.x == 0 && rank == 0) {
+        float saved_mean_value;
+        float saved_variance_value;
+        forward_row_row_values(mean_value, variance_value, saved_mean_value, saved_variance_value);
+        saved_mean[outer] = narrow<float>(saved_mean_value);
+        saved_variance[outer] = narrow<float>(saved_variance_value);
+      }
       Pack<__nv_bfloat16, kLanes> x_in[kPacks];
       const int slot = slot_before;
       float inverse_root_value;
@@ -453,13 +460,6 @@ forward_row(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict
           out_out.at[lane] = narrow<__nv_bfloat16>(out_value);
         }
         if (is_here) store(out + (base + i), out_out);
-      }
-      if (threadIdx.x == 0 && rank == 0) {
-        float saved_mean_value;
-        float saved_variance_value;
-        forward_row_row_values(mean_value, variance_value, saved_mean_value, saved_variance_value);
-        saved_mean[outer] = narrow<float>(saved_mean_value);
-        saved_variance[outer] = narrow<float>(saved_variance_value);
       }
     }
     send_row(first + 2 * stride, slot_before);

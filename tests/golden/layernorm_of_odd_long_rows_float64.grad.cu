@@ -414,6 +414,13 @@ forward_row(const double* __restrict__ x, const double* __restrict__ weight, con
       const double mean_value = found[0];
       const double variance_value = found[1];
       const Index outer = row;
+      if (threadIdx.x == 0 && rank == 0) {
+        double saved_mean_value;
+        double saved_variance_value;
+        forward_row_row_values(mean_value, variance_value, saved_mean_value, saved_variance_value);
+        saved_mean[outer] = narrow<double>(saved_mean_value);
+        saved_variance[outer] = narrow<double>(saved_variance_value);
+      }
       Pack<double, kLanes> x_in[kPacks];
       const int slot = slot_before;
       double inverse_root_value;
@@ -439,13 +446,6 @@ forward_row(const double* __restrict__ x, const double* __restrict__ weight, con
           out_out.at[lane] = narrow<double>(out_value);
         }
         if (is_here) store(out + (base + i), out_out);
-      }
-      if (threadIdx.x == 0 && rank == 0) {
-        double saved_mean_value;
-        double saved_variance_value;
-        forward_row_row_values(mean_value, variance_value, saved_mean_value, saved_variance_value);
-        saved_mean[outer] = narrow<double>(saved_mean_value);
-        saved_variance[outer] = narrow<double>(saved_variance_value);
       }
     }
     send_row(first + 2 * stride, slot_before);
@@ -567,7 +567,6 @@ backward_row(const double* __restrict__ d_out, const double* __restrict__ x,
       const double saved_mean_value = saved_mean_ahead[1];
       const double saved_variance_value = saved_variance_ahead[1];
       Sum<double> sums_1[2];
-      double carried[kPacks][kLanes];
       double inverse_root_value;
       backward_row_stage_1_once(saved_variance_value, inverse_root_value);
 #pragma unroll
@@ -597,7 +596,6 @@ backward_row(const double* __restrict__ d_out, const double* __restrict__ x,
               total_2_term_value);
           if (is_here) sums_1[0].add(total_3_term_value, total_3_term_by_value);
           if (is_here) sums_1[1].add(total_4_term_value, total_4_term_by_value);
-          carried[p][lane] = carried_value;
           d_out_in[p].at[lane] = carried_value;
           if (is_here) total_sum[p][lane].add(total_term_value, total_term_by_value);
           if (is_here) total_2_sum[p][lane].add(total_2_term_value);

@@ -262,6 +262,13 @@ forward_row(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict
     combine(distances_1, cells[turn++ & 1]);
     const float mean_value = sums_1[0].total * inverse_length + distances_1[1].total * inverse_length;
     const float variance_value = (distances_1[0].total - distances_1[1].total * distances_1[1].total * inverse_length) * inverse_length;
+    if (is_live && threadIdx.x == 0) {
+      float saved_mean_value;
+      float saved_variance_value;
+      forward_row_row_values(mean_value, variance_value, saved_mean_value, saved_variance_value);
+      saved_mean[outer] = narrow<float>(saved_mean_value);
+      saved_variance[outer] = narrow<float>(saved_variance_value);
+    }
     float inverse_root_value;
     forward_row_values_once(variance_value, inverse_root_value);
 #pragma unroll
@@ -284,13 +291,6 @@ forward_row(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict
         out_out.at[lane] = narrow<__nv_bfloat16>(out_value);
       }
       if (is_here) store(out + (base + i), out_out);
-    }
-    if (is_live && threadIdx.x == 0) {
-      float saved_mean_value;
-      float saved_variance_value;
-      forward_row_row_values(mean_value, variance_value, saved_mean_value, saved_variance_value);
-      saved_mean[outer] = narrow<float>(saved_mean_value);
-      saved_variance[outer] = narrow<float>(saved_variance_value);
     }
   }
 }

@@ -422,6 +422,18 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restr
     combine_team<2>(distances_2, meeting, rank, blocks, turn, team_totals);
     const float mean_2_value = sums_2[0].total * inverse_length + distances_2[1].total * inverse_length;
     const float variance_2_value = (distances_2[0].total - distances_2[1].total * distances_2[1].total * inverse_length) * inverse_length;
+    if (is_live && threadIdx.x == 0 && rank == 0) {
+      float saved_mean_value;
+      float saved_variance_value;
+      float saved_mean__value;
+      float saved_variance__value;
+      forward_row_row_values(mean_value, variance_value, mean_2_value, variance_2_value, saved_mean_value,
+          saved_variance_value, saved_mean__value, saved_variance__value);
+      saved_mean[outer] = narrow<float>(saved_mean_value);
+      saved_variance[outer] = narrow<float>(saved_variance_value);
+      saved_mean_[outer] = narrow<float>(saved_mean__value);
+      saved_variance_[outer] = narrow<float>(saved_variance__value);
+    }
     float inverse_root_2_value;
     forward_row_values_once(variance_2_value, inverse_root_2_value);
 #pragma unroll
@@ -437,18 +449,6 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restr
         out_out.at[lane] = narrow<float>(out_value);
       }
       if (is_here) store(out + (base + i), out_out);
-    }
-    if (is_live && threadIdx.x == 0 && rank == 0) {
-      float saved_mean_value;
-      float saved_variance_value;
-      float saved_mean__value;
-      float saved_variance__value;
-      forward_row_row_values(mean_value, variance_value, mean_2_value, variance_2_value, saved_mean_value,
-          saved_variance_value, saved_mean__value, saved_variance__value);
-      saved_mean[outer] = narrow<float>(saved_mean_value);
-      saved_variance[outer] = narrow<float>(saved_variance_value);
-      saved_mean_[outer] = narrow<float>(saved_mean__value);
-      saved_variance_[outer] = narrow<float>(saved_variance__value);
     }
   }
 }

@@ -367,6 +367,11 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restr
       __syncthreads();
       const float peak_value = found[0];
       const Index outer = row;
+      if (threadIdx.x == 0 && rank == 0) {
+        float saved_amax_value;
+        forward_row_row_values(peak_value, saved_amax_value);
+        saved_amax[outer] = narrow<float>(saved_amax_value);
+      }
       Pack<float, kLanes> x_in[kPacks];
       const int slot = slot_before;
 #pragma unroll
@@ -383,11 +388,6 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restr
           out_out.at[lane] = narrow<float>(out_value);
         }
         if (is_here) store(out + (base + i), out_out);
-      }
-      if (threadIdx.x == 0 && rank == 0) {
-        float saved_amax_value;
-        forward_row_row_values(peak_value, saved_amax_value);
-        saved_amax[outer] = narrow<float>(saved_amax_value);
       }
     }
     send_row(first + 2 * stride, slot_before);

@@ -381,6 +381,13 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restr
     combine(sums_2, cells[turn++ & 1]);
     combine_team<1>(sums_2, meeting, rank, blocks, turn, team_totals);
     const float total_value = sums_2[0].total;
+    if (is_live && threadIdx.x == 0 && rank == 0) {
+      float saved_bound_value;
+      float saved_sum_value;
+      forward_row_row_values(peak_value, total_value, saved_bound_value, saved_sum_value);
+      saved_bound[outer] = narrow<float>(saved_bound_value);
+      saved_sum[outer] = narrow<float>(saved_sum_value);
+    }
     float logarithm_value;
     forward_row_values_once(total_value, logarithm_value);
 #pragma unroll
@@ -396,13 +403,6 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restr
         out_out.at[lane] = narrow<float>(out_value);
       }
       if (is_here) store(out + (base + i), out_out);
-    }
-    if (is_live && threadIdx.x == 0 && rank == 0) {
-      float saved_bound_value;
-      float saved_sum_value;
-      forward_row_row_values(peak_value, total_value, saved_bound_value, saved_sum_value);
-      saved_bound[outer] = narrow<float>(saved_bound_value);
-      saved_sum[outer] = narrow<float>(saved_sum_value);
     }
   }
 }

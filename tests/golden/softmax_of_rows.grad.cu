@@ -270,6 +270,13 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, float
     }
     combine(sums_2, cells[turn++ & 1]);
     const float total_value = sums_2[0].total;
+    if (is_live && threadIdx.x == 0) {
+      float saved_bound_value;
+      float saved_sum_value;
+      forward_row_row_values(peak_value, total_value, saved_bound_value, saved_sum_value);
+      saved_bound[outer] = narrow<float>(saved_bound_value);
+      saved_sum[outer] = narrow<float>(saved_sum_value);
+    }
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -286,13 +293,6 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, float
         out_out.at[lane] = narrow<float>(out_value);
       }
       if (is_here) store(out + (base + i), out_out);
-    }
-    if (is_live && threadIdx.x == 0) {
-      float saved_bound_value;
-      float saved_sum_value;
-      forward_row_row_values(peak_value, total_value, saved_bound_value, saved_sum_value);
-      saved_bound[outer] = narrow<float>(saved_bound_value);
-      saved_sum[outer] = narrow<float>(saved_sum_value);
     }
   }
 }
