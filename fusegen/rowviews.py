@@ -12,7 +12,7 @@ from functools import cached_property
 from fusegen import ir
 from fusegen.indexing import Read
 from fusegen.reductionviews import ReductionView, StageView
-from fusegen.statements import ElementFunction, found_once
+from fusegen.statements import ElementFunction
 from fusegen.stretchviews import StretchingView
 from fusegen.target import ITEM_BYTES
 from fusegen.tiers import MOST_BLOCKS, MOST_SHARED_BYTES
@@ -112,23 +112,10 @@ class RowView(StretchingView):
         held = self.elements * (kept + len(self.sums) * self._words)
         return held * self.threads * self.least_blocks <= _MOST_KEPT
 
-    def _function(self, stem: str, results: Sequence[tuple[str, ir.Expr]]) -> ElementFunction:
-        """What a row has of its own is found once for its elements."""
-        if self.family != "row" or stem == "row_values" or self.kernel.tier is None:
-            return super()._function(stem, results)
-        spelling = (self.target, self.compute, self.marks, self.grouping.names)
-        name = f"{self.name}_{stem}"
-        return found_once(name, results, self.reduced, self._names, *spelling)
-
-    @cached_property
-    def _names(self) -> set[str]:
-        """What the kernel's locals are called."""
-        leaves = [leaf for leaf, _ in self.kernel.inputs]
-        leaves += [leaf for s in self.kernel.stages for r in s for _, leaf in r.results]
-        leaves += [leaf for pairs in self.kernel.held for leaf, _ in pairs]
-        names = {ir.name_of(leaf) for leaf in leaves} | {b.name for b, _ in self.kernel.stores}
-        left = (*self.kernel.sums, *self.kernel.stretches)
-        return names | {f"{ir.name_of(r.results[0][1])}_term" for r, _ in left}
+    @property
+    def varying(self) -> tuple[int, ...]:
+        """The groups from one of whose elements to the next a function is called again."""
+        return self.reduced if self.family == "row" and self.kernel.tier is not None else ()
 
     def held(self, function: ElementFunction) -> list[str]:
         """What a function reads of the values that earlier stages left."""

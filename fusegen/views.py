@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 from fusegen import ir
 from fusegen.indexing import Indexing, Read
 from fusegen.kernel import Buffer, Entry, Kernel, Reduction
 from fusegen.reductionviews import ReductionView, StageView
-from fusegen.statements import ElementFunction, element_function, leaf_name
+from fusegen.statements import ElementFunction, element_function, found_once, leaf_name
 from fusegen.target import ITEM_BYTES, Target
 
 _VECTOR_BYTES = 16
@@ -74,9 +75,28 @@ class KernelView(Indexing):
 
     def _function(self, stem: str, results: Sequence[tuple[str, ir.Expr]]) -> ElementFunction:
         name = f"{self.name}_{stem}"
-        return element_function(
-            name, results, self.target, self.compute, self.marks, self.grouping.names
-        )
+        spelling = (self.target, self.compute, self.marks, self.grouping.names)
+        if not self.varying or stem == "row_values":
+            return element_function(name, results, *spelling)
+        return found_once(name, results, self.varying, self._names, *spelling)
+
+    @property
+    def varying(self) -> tuple[int, ...]:
+        """The groups from one of whose elements to the next a function is called again, where what
+        varies along none of them is found once; () where nothing is.
+        """
+        is_packed = self.family in ("pointwise", "inner") and self.target.is_flat
+        return self.domain[-1:] if is_packed else ()
+
+    @cached_property
+    def _names(self) -> set[str]:
+        """What the kernel's locals are called."""
+        leaves = [leaf for leaf, _ in self.kernel.inputs]
+        leaves += [leaf for s in self.kernel.stages for r in s for _, leaf in r.results]
+        leaves += [leaf for pairs in self.kernel.held for leaf, _ in pairs]
+        names = {ir.name_of(leaf) for leaf in leaves} | {b.name for b, _ in self.kernel.stores}
+        left = (*self.kernel.sums, *self.kernel.stretches)
+        return names | {f"{ir.name_of(r.results[0][1])}_term" for r, _ in left}
 
     def _stage(self, i: int, stage: tuple[Reduction, ...]) -> StageView:
         views = [ReductionView(r, None, self) for r in stage]

@@ -244,10 +244,14 @@ forward_finalise(float* __restrict__ batch_mean_1, float* __restrict__ batch_var
   variance_scratch[middle] = narrow<float>(variance_scratch_value);
 }
 
+__device__ __forceinline__ void forward_pointwise_values_once(const float variance, float& inverse_root) {
+  inverse_root = rsqrtf(variance + 1e-05f);
+}
+
 __device__ __forceinline__ void forward_pointwise_values(const float x, const float mean,
-    const float variance, const float weight, const float bias, float& out) {
+    const float inverse_root, const float weight, const float bias, float& out) {
   // batch_norm(running_mean, running_var, weight, bias, training=True)
-  const float after_batch_norm = (x - mean) * (rsqrtf(variance + 1e-05f)) * weight + bias;
+  const float after_batch_norm = (x - mean) * inverse_root * weight + bias;
   // gelu
   out = after_batch_norm * 0.5f * (1.0f + erff(after_batch_norm * 0.707106769f));
 }
@@ -280,12 +284,15 @@ forward_pointwise(const float* __restrict__ x, const float* __restrict__ mean,
       const float variance_value = widen(variance[middle]);
       const float weight_value = widen(weight[middle]);
       const float bias_value = widen(bias[middle]);
+      float inverse_root_value;
+      forward_pointwise_values_once(variance_value, inverse_root_value);
       Pack<float, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
         float out_value;
-        forward_pointwise_values(x_value, mean_value, variance_value, weight_value, bias_value, out_value);
+        forward_pointwise_values(x_value, mean_value, inverse_root_value, weight_value, bias_value,
+            out_value);
         out_out.at[lane] = narrow<float>(out_value);
       }
       store(out + i, out_out);
@@ -298,9 +305,12 @@ forward_pointwise(const float* __restrict__ x, const float* __restrict__ mean,
         const float variance_value = widen(variance[middle]);
         const float weight_value = widen(weight[middle]);
         const float bias_value = widen(bias[middle]);
+        float inverse_root_value;
+        forward_pointwise_values_once(variance_value, inverse_root_value);
         const float x_value = widen(x[j]);
         float out_value;
-        forward_pointwise_values(x_value, mean_value, variance_value, weight_value, bias_value, out_value);
+        forward_pointwise_values(x_value, mean_value, inverse_root_value, weight_value, bias_value,
+            out_value);
         out[j] = narrow<float>(out_value);
       }
     }

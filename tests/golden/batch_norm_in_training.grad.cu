@@ -263,10 +263,14 @@ forward_finalise(float* __restrict__ batch_mean_1, float* __restrict__ batch_var
   variance_scratch[middle] = narrow<float>(variance_scratch_value);
 }
 
+__device__ __forceinline__ void forward_pointwise_values_once(const float variance, float& inverse_root) {
+  inverse_root = rsqrtf(variance + 1e-05f);
+}
+
 __device__ __forceinline__ void forward_pointwise_values(const float x, const float mean,
-    const float variance, const float weight, const float bias, float& out) {
+    const float inverse_root, const float weight, const float bias, float& out) {
   // batch_norm(running_mean, running_var, weight, bias, training=True)
-  const float after_batch_norm = (x - mean) * (rsqrtf(variance + 1e-05f)) * weight + bias;
+  const float after_batch_norm = (x - mean) * inverse_root * weight + bias;
   // gelu
   out = after_batch_norm * 0.5f * (1.0f + erff(after_batch_norm * 0.707106769f));
 }
@@ -299,12 +303,15 @@ forward_pointwise(const float* __restrict__ x, const float* __restrict__ mean,
       const float variance_value = widen(variance[middle]);
       const float weight_value = widen(weight[middle]);
       const float bias_value = widen(bias[middle]);
+      float inverse_root_value;
+      forward_pointwise_values_once(variance_value, inverse_root_value);
       Pack<float, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
         float out_value;
-        forward_pointwise_values(x_value, mean_value, variance_value, weight_value, bias_value, out_value);
+        forward_pointwise_values(x_value, mean_value, inverse_root_value, weight_value, bias_value,
+            out_value);
         out_out.at[lane] = narrow<float>(out_value);
       }
       store(out + i, out_out);
@@ -317,9 +324,12 @@ forward_pointwise(const float* __restrict__ x, const float* __restrict__ mean,
         const float variance_value = widen(variance[middle]);
         const float weight_value = widen(weight[middle]);
         const float bias_value = widen(bias[middle]);
+        float inverse_root_value;
+        forward_pointwise_values_once(variance_value, inverse_root_value);
         const float x_value = widen(x[j]);
         float out_value;
-        forward_pointwise_values(x_value, mean_value, variance_value, weight_value, bias_value, out_value);
+        forward_pointwise_values(x_value, mean_value, inverse_root_value, weight_value, bias_value,
+            out_value);
         out[j] = narrow<float>(out_value);
       }
     }
@@ -330,12 +340,16 @@ struct BackwardSizes {
   Size outer, middle, inner;
 };
 
+__device__ __forceinline__ void backward_inner_values_once(const float saved_variance, float& inverse_root) {
+  inverse_root = rsqrtf(saved_variance + 1e-05f);
+}
+
 __device__ __forceinline__ void backward_inner_values(const float d_out, const float x,
-    const float saved_mean, const float saved_variance, const float weight, const float bias,
+    const float saved_mean, const float inverse_root, const float weight, const float bias,
     float& total_term, float& total_2_term) {
   // batch_norm(running_mean, running_var, weight, bias, training=True)
   const float difference = x - saved_mean;
-  const float after_batch_norm = difference * (rsqrtf(saved_variance + 1e-05f)) * weight + bias;
+  const float after_batch_norm = difference * inverse_root * weight + bias;
   // backward, down to batch_norm(running_mean, running_var, weight, bias, training=True)
   const float product = after_batch_norm * 0.707106769f;
   const float product_2 = d_out * (after_batch_norm * 0.5f) * (1.12837923f * expf(-(product * product)));
@@ -363,12 +377,14 @@ backward_inner(const float* __restrict__ d_out, const float* __restrict__ x,
   const float saved_variance_value = widen(saved_variance[middle]);
   const float weight_value = widen(weight[middle]);
   const float bias_value = widen(bias[middle]);
+  float inverse_root_value;
+  backward_inner_values_once(saved_variance_value, inverse_root_value);
   Sum<float> total_sum;
   Sum<float> total_2_sum;
   const auto element = [&](Index inner, float d_out_value, float x_value) {
     float total_term_value;
     float total_2_term_value;
-    backward_inner_values(d_out_value, x_value, saved_mean_value, saved_variance_value, weight_value,
+    backward_inner_values(d_out_value, x_value, saved_mean_value, inverse_root_value, weight_value,
         bias_value, total_term_value, total_2_term_value);
     total_sum.add(total_term_value);
     total_2_sum.add(total_2_term_value);
@@ -462,20 +478,27 @@ backward_finalise(const float* __restrict__ saved_variance, float* __restrict__ 
   total_2_scratch[middle] = narrow<float>(total_2_scratch_value);
 }
 
+__device__ __forceinline__ void backward_pointwise_values_once(const float saved_variance, const float total,
+    const float weight, const float count_of_outer_inner, const float total_2, float& inverse_root,
+    float& quotient, float& quotient_2) {
+  inverse_root = rsqrtf(saved_variance + 1e-05f);
+  const float product = -0.5f * (total * weight) * (inverse_root * inverse_root * inverse_root);
+  quotient = 2.0f * product / count_of_outer_inner;
+  quotient_2 = total_2 * weight * inverse_root / count_of_outer_inner;
+}
+
 __device__ __forceinline__ void backward_pointwise_values(const float x, const float saved_mean,
-    const float total, const float weight, const float saved_variance, const float count_of_outer_inner,
-    const float d_out, const float bias, const float total_2, float& d_x) {
+    const float quotient, const float d_out, const float inverse_root, const float weight, const float bias,
+    const float quotient_2, float& d_x) {
   // batch_norm(running_mean, running_var, weight, bias, training=True)
   const float difference = x - saved_mean;
-  const float inverse_root = rsqrtf(saved_variance + 1e-05f);
   const float after_batch_norm = difference * inverse_root * weight + bias;
   // backward, down to batch_norm(running_mean, running_var, weight, bias, training=True)
   const float product = after_batch_norm * 0.707106769f;
   const float product_2 = d_out * (after_batch_norm * 0.5f) * (1.12837923f * expf(-(product * product)));
   const float d_after_batch_norm = product_2 * 0.707106769f + d_out * (1.0f + erff(product)) * 0.5f;
-  const float product_3 = -0.5f * (total * weight) * (inverse_root * inverse_root * inverse_root);
-  const float sum = difference * (2.0f * product_3 / count_of_outer_inner) + d_after_batch_norm * weight * inverse_root;
-  d_x = sum - total_2 * weight * inverse_root / count_of_outer_inner;
+  const float sum = difference * quotient + d_after_batch_norm * weight * inverse_root;
+  d_x = sum - quotient_2;
 }
 
 // Reads x, d_out, saved_mean by (middle), total by (middle), weight by (middle), saved_variance by (middle), bias by (middle), total_2 by (middle); writes d_x.
@@ -513,14 +536,19 @@ backward_pointwise(const float* __restrict__ x, const float* __restrict__ saved_
       const float saved_variance_value = widen(saved_variance[middle]);
       const float bias_value = widen(bias[middle]);
       const float total_2_value = widen(total_2[middle]);
+      float inverse_root_value;
+      float quotient_value;
+      float quotient_2_value;
+      backward_pointwise_values_once(saved_variance_value, total_value, weight_value,
+          count_of_outer_inner_value, total_2_value, inverse_root_value, quotient_value, quotient_2_value);
       Pack<float, kLanes> d_x_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
         const float d_out_value = widen(d_out_in[p], lane);
         float d_x_value;
-        backward_pointwise_values(x_value, saved_mean_value, total_value, weight_value, saved_variance_value,
-            count_of_outer_inner_value, d_out_value, bias_value, total_2_value, d_x_value);
+        backward_pointwise_values(x_value, saved_mean_value, quotient_value, d_out_value, inverse_root_value,
+            weight_value, bias_value, quotient_2_value, d_x_value);
         d_x_out.at[lane] = narrow<float>(d_x_value);
       }
       store(d_x + i, d_x_out);
@@ -535,11 +563,16 @@ backward_pointwise(const float* __restrict__ x, const float* __restrict__ saved_
         const float saved_variance_value = widen(saved_variance[middle]);
         const float bias_value = widen(bias[middle]);
         const float total_2_value = widen(total_2[middle]);
+        float inverse_root_value;
+        float quotient_value;
+        float quotient_2_value;
+        backward_pointwise_values_once(saved_variance_value, total_value, weight_value,
+            count_of_outer_inner_value, total_2_value, inverse_root_value, quotient_value, quotient_2_value);
         const float x_value = widen(x[j]);
         const float d_out_value = widen(d_out[j]);
         float d_x_value;
-        backward_pointwise_values(x_value, saved_mean_value, total_value, weight_value, saved_variance_value,
-            count_of_outer_inner_value, d_out_value, bias_value, total_2_value, d_x_value);
+        backward_pointwise_values(x_value, saved_mean_value, quotient_value, d_out_value, inverse_root_value,
+            weight_value, bias_value, quotient_2_value, d_x_value);
         d_x[j] = narrow<float>(d_x_value);
       }
     }

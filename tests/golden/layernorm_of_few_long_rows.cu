@@ -232,10 +232,14 @@ forward_finalise(float* __restrict__ mean_scratch, float* __restrict__ variance_
   variance_scratch[outer] = narrow<float>(variance_scratch_value);
 }
 
+__device__ __forceinline__ void forward_pointwise_values_once(const float variance, float& inverse_root) {
+  inverse_root = rsqrtf(variance + 1e-05f);
+}
+
 __device__ __forceinline__ void forward_pointwise_values(const float x, const float mean,
-    const float variance, float& out) {
+    const float inverse_root, float& out) {
   // layernorm
-  out = (x - mean) * (rsqrtf(variance + 1e-05f));
+  out = (x - mean) * inverse_root;
 }
 
 // Reads x, mean by (outer), variance by (outer); writes out.
@@ -262,12 +266,14 @@ forward_pointwise(const float* __restrict__ x, const float* __restrict__ mean,
     if (is_whole) {
       const float mean_value = widen(mean[outer]);
       const float variance_value = widen(variance[outer]);
+      float inverse_root_value;
+      forward_pointwise_values_once(variance_value, inverse_root_value);
       Pack<float, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
         float out_value;
-        forward_pointwise_values(x_value, mean_value, variance_value, out_value);
+        forward_pointwise_values(x_value, mean_value, inverse_root_value, out_value);
         out_out.at[lane] = narrow<float>(out_value);
       }
       store(out + i, out_out);
@@ -277,9 +283,11 @@ forward_pointwise(const float* __restrict__ x, const float* __restrict__ mean,
         const Index outer = above_inner;
         const float mean_value = widen(mean[outer]);
         const float variance_value = widen(variance[outer]);
+        float inverse_root_value;
+        forward_pointwise_values_once(variance_value, inverse_root_value);
         const float x_value = widen(x[j]);
         float out_value;
-        forward_pointwise_values(x_value, mean_value, variance_value, out_value);
+        forward_pointwise_values(x_value, mean_value, inverse_root_value, out_value);
         out[j] = narrow<float>(out_value);
       }
     }

@@ -251,10 +251,14 @@ forward_finalise(float* __restrict__ saved_mean, float* __restrict__ saved_varia
   variance_scratch[outer] = narrow<float>(variance_scratch_value);
 }
 
+__device__ __forceinline__ void forward_pointwise_values_once(const float variance, float& inverse_root) {
+  inverse_root = rsqrtf(variance + 1e-05f);
+}
+
 __device__ __forceinline__ void forward_pointwise_values(const float x, const float mean,
-    const float variance, float& out) {
+    const float inverse_root, float& out) {
   // layernorm
-  out = (x - mean) * (rsqrtf(variance + 1e-05f));
+  out = (x - mean) * inverse_root;
 }
 
 // Reads x, mean by (outer), variance by (outer); writes out.
@@ -281,12 +285,14 @@ forward_pointwise(const float* __restrict__ x, const float* __restrict__ mean,
     if (is_whole) {
       const float mean_value = widen(mean[outer]);
       const float variance_value = widen(variance[outer]);
+      float inverse_root_value;
+      forward_pointwise_values_once(variance_value, inverse_root_value);
       Pack<float, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
         float out_value;
-        forward_pointwise_values(x_value, mean_value, variance_value, out_value);
+        forward_pointwise_values(x_value, mean_value, inverse_root_value, out_value);
         out_out.at[lane] = narrow<float>(out_value);
       }
       store(out + i, out_out);
@@ -296,9 +302,11 @@ forward_pointwise(const float* __restrict__ x, const float* __restrict__ mean,
         const Index outer = above_inner;
         const float mean_value = widen(mean[outer]);
         const float variance_value = widen(variance[outer]);
+        float inverse_root_value;
+        forward_pointwise_values_once(variance_value, inverse_root_value);
         const float x_value = widen(x[j]);
         float out_value;
-        forward_pointwise_values(x_value, mean_value, variance_value, out_value);
+        forward_pointwise_values(x_value, mean_value, inverse_root_value, out_value);
         out[j] = narrow<float>(out_value);
       }
     }
@@ -417,13 +425,18 @@ backward_finalise(float* __restrict__ total_scratch, float* __restrict__ total_2
   total_2_scratch[outer] = narrow<float>(total_2_scratch_value);
 }
 
-__device__ __forceinline__ void backward_pointwise_values(const float x, const float saved_mean,
-    const float total, const float saved_variance, const float count_of_inner, const float d_out,
-    const float total_2, float& d_x) {
-  const float inverse_root = rsqrtf(saved_variance + 1e-05f);
+__device__ __forceinline__ void backward_pointwise_values_once(const float saved_variance, const float total,
+    const float count_of_inner, const float total_2, float& inverse_root, float& quotient,
+    float& quotient_2) {
+  inverse_root = rsqrtf(saved_variance + 1e-05f);
   const float product = 2.0f * (-0.5f * total * (inverse_root * inverse_root * inverse_root));
-  const float sum = (x - saved_mean) * (product / count_of_inner) + d_out * inverse_root;
-  d_x = sum - total_2 * inverse_root / count_of_inner;
+  quotient = product / count_of_inner;
+  quotient_2 = total_2 * inverse_root / count_of_inner;
+}
+
+__device__ __forceinline__ void backward_pointwise_values(const float x, const float saved_mean,
+    const float quotient, const float d_out, const float inverse_root, const float quotient_2, float& d_x) {
+  d_x = (x - saved_mean) * quotient + d_out * inverse_root - quotient_2;
 }
 
 // Reads x, d_out, saved_mean by (outer), total by (outer), saved_variance by (outer), total_2 by (outer); writes d_x.
@@ -457,14 +470,19 @@ backward_pointwise(const float* __restrict__ x, const float* __restrict__ saved_
       const float total_value = widen(total[outer]);
       const float saved_variance_value = widen(saved_variance[outer]);
       const float total_2_value = widen(total_2[outer]);
+      float inverse_root_value;
+      float quotient_value;
+      float quotient_2_value;
+      backward_pointwise_values_once(saved_variance_value, total_value, count_of_inner_value, total_2_value,
+          inverse_root_value, quotient_value, quotient_2_value);
       Pack<float, kLanes> d_x_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
         const float d_out_value = widen(d_out_in[p], lane);
         float d_x_value;
-        backward_pointwise_values(x_value, saved_mean_value, total_value, saved_variance_value,
-            count_of_inner_value, d_out_value, total_2_value, d_x_value);
+        backward_pointwise_values(x_value, saved_mean_value, quotient_value, d_out_value, inverse_root_value,
+            quotient_2_value, d_x_value);
         d_x_out.at[lane] = narrow<float>(d_x_value);
       }
       store(d_x + i, d_x_out);
@@ -476,11 +494,16 @@ backward_pointwise(const float* __restrict__ x, const float* __restrict__ saved_
         const float total_value = widen(total[outer]);
         const float saved_variance_value = widen(saved_variance[outer]);
         const float total_2_value = widen(total_2[outer]);
+        float inverse_root_value;
+        float quotient_value;
+        float quotient_2_value;
+        backward_pointwise_values_once(saved_variance_value, total_value, count_of_inner_value,
+            total_2_value, inverse_root_value, quotient_value, quotient_2_value);
         const float x_value = widen(x[j]);
         const float d_out_value = widen(d_out[j]);
         float d_x_value;
-        backward_pointwise_values(x_value, saved_mean_value, total_value, saved_variance_value,
-            count_of_inner_value, d_out_value, total_2_value, d_x_value);
+        backward_pointwise_values(x_value, saved_mean_value, quotient_value, d_out_value, inverse_root_value,
+            quotient_2_value, d_x_value);
         d_x[j] = narrow<float>(d_x_value);
       }
     }

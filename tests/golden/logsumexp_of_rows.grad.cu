@@ -252,16 +252,21 @@ struct BackwardSizes {
   Size outer, inner;
 };
 
-__device__ __forceinline__ void backward_pointwise_values(const float d_out, const float saved_sum,
-    const float saved_bound, const float x, float& d_x) {
+__device__ __forceinline__ void backward_pointwise_values_once(const float saved_bound, const float d_out,
+    const float saved_sum, float& chosen, float& quotient) {
   // logsumexp(1)
-  const float chosen = fabsf(saved_bound) == INFINITY ? 0.0f : saved_bound;
-  const float after_logsumexp = logf(saved_sum) + chosen;
+  const float after_logsumexp = logf(saved_sum) + (fabsf(saved_bound) == INFINITY ? 0.0f : saved_bound);
   // backward, down to logsumexp(1)
   const float product = after_logsumexp * 0.707106769f;
   const float product_2 = d_out * (after_logsumexp * 0.5f) * (1.12837923f * expf(-(product * product)));
   const float d_after_logsumexp = product_2 * 0.707106769f + d_out * (1.0f + erff(product)) * 0.5f;
-  d_x = d_after_logsumexp / saved_sum * expf(x - chosen);
+  chosen = fabsf(saved_bound) == INFINITY ? 0.0f : saved_bound;
+  quotient = d_after_logsumexp / saved_sum;
+}
+
+__device__ __forceinline__ void backward_pointwise_values(const float quotient, const float x,
+    const float chosen, float& d_x) {
+  d_x = quotient * expf(x - chosen);
 }
 
 // Reads x, d_out by (outer), saved_sum by (outer), saved_bound by (outer); writes d_x.
@@ -290,12 +295,16 @@ backward_pointwise(const float* __restrict__ d_out, const float* __restrict__ sa
       const float d_out_value = widen(d_out[outer]);
       const float saved_sum_value = widen(saved_sum[outer]);
       const float saved_bound_value = widen(saved_bound[outer]);
+      float chosen_value;
+      float quotient_value;
+      backward_pointwise_values_once(saved_bound_value, d_out_value, saved_sum_value, chosen_value,
+          quotient_value);
       Pack<float, kLanes> d_x_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
         float d_x_value;
-        backward_pointwise_values(d_out_value, saved_sum_value, saved_bound_value, x_value, d_x_value);
+        backward_pointwise_values(quotient_value, x_value, chosen_value, d_x_value);
         d_x_out.at[lane] = narrow<float>(d_x_value);
       }
       store(d_x + i, d_x_out);
@@ -306,9 +315,13 @@ backward_pointwise(const float* __restrict__ d_out, const float* __restrict__ sa
         const float d_out_value = widen(d_out[outer]);
         const float saved_sum_value = widen(saved_sum[outer]);
         const float saved_bound_value = widen(saved_bound[outer]);
+        float chosen_value;
+        float quotient_value;
+        backward_pointwise_values_once(saved_bound_value, d_out_value, saved_sum_value, chosen_value,
+            quotient_value);
         const float x_value = widen(x[j]);
         float d_x_value;
-        backward_pointwise_values(d_out_value, saved_sum_value, saved_bound_value, x_value, d_x_value);
+        backward_pointwise_values(quotient_value, x_value, chosen_value, d_x_value);
         d_x[j] = narrow<float>(d_x_value);
       }
     }
