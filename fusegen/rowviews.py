@@ -138,6 +138,11 @@ class RowView(StretchingView):
         return min(lanes, self.kernel.tier.lanes) if self.kernel.tier else lanes
 
     @property
+    def most_beside(self) -> int:
+        """How many threads a block has beside each other, at most, where rows are strided."""
+        return 32 if self.lanes == 1 else 16
+
+    @property
     def is_team(self) -> bool:
         """Whether a row may be longer than a block can hold, so that several blocks share it."""
         tier = self.kernel.tier

@@ -30,6 +30,9 @@ _ANY_LENGTH = 1 << 30
 MOST_BLOCKS = 160  # of a team
 # (packs a thread, threads along the row), for strided rows; more along leave fewer side by side
 _COLUMNS = ((4, 32), (8, 128))
+# Where neighbours come one by one, more packs are in flight, as far as registers allow.
+_SINGLE_COLUMNS = ((8, 16), (4, 32), (8, 128), (4, 128))
+_SINGLE_WORDS = 24
 _COLUMN_THREADS = 512
 _WORDS = 64  # registers of a thread for what it holds, half of what 512 threads may have
 _PACK_WORDS = 4
@@ -107,9 +110,11 @@ def row_tier(length: int, widest: int, words: int, processors: int) -> Tier | No
 def column_tier(length: int, behind: int, widest: int, words: int) -> Tier | None:
     """The tier of strided rows, of which neighbours lie `behind` each other in memory."""
     lanes = min(lanes_of(behind, widest), _PACK_WORDS)
-    for packs, along in _COLUMNS:
+    is_single = lanes == 1
+    for packs, along in _SINGLE_COLUMNS if is_single else _COLUMNS:
         while lanes > 1 and packs * lanes * words > _WORDS:
             lanes //= 2
-        if length <= packs * along:
+        fits = not is_single or packs * words <= _SINGLE_WORDS
+        if length <= packs * along and fits:
             return Tier(packs * lanes, packs * lanes, lanes, _COLUMN_THREADS, packs * along)
     return None

@@ -187,9 +187,9 @@ CASES = [
     ("masked_fill(m, -1) | max_pool2d(2)", (2, 3, 6, 8), [(2, 3, 6, 8)], {}, "window"),
     # Axes that a step joins or parts.
     ("tanh | flatten(1) | layernorm(weight, bias)", (9, 5, 13), [(65,)] * 2, {}, "row"),
-    ("unflatten(1, (3, -1)) | softmax(2) | mul(w)", (2, 12, 35), [(4, 1)], {}, "outer"),
+    ("unflatten(1, (3, -1)) | softmax(2) | mul(w)", (2, 12, 35), [(4, 1)], {}, "column"),
     ("max_pool2d(2) | flatten(1) | add(b)", (2, 3, 6, 8), [(36,)], {}, "window"),
-    ("reshape(6, -1) | logsumexp(1) | gelu", (3, 4, 33), [], {}, "inner finalise"),
+    ("reshape(6, -1) | logsumexp(1) | gelu", (3, 4, 33), [], {}, "row"),
     # Packs of eight, and of one.
     (_NORM, (70, 96), [(96,)] * 2, {"dtype": "bfloat16"}, "row"),
     (_NORM, (9, 1023), [(1023,)] * 2, {"dtype": "bfloat16"}, "row"),

@@ -304,8 +304,8 @@ static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes,
 }
 
 // Threads beside each other along x, in whole warps with those along a strided row.
-static dim3 column_block(int64_t beside, int64_t along, int64_t most) {
-  int64_t x = power_of_two(beside, 1, 16);
+static dim3 column_block(int64_t beside, int64_t along, int64_t most_beside, int64_t most) {
+  int64_t x = power_of_two(beside, 1, most_beside);
   while (x > 1 && x * ceil_divide(along, 32 / x) * (32 / x) > most) x /= 2;
   return dim3(static_cast<unsigned>(x), static_cast<unsigned>(ceil_divide(along, 32 / x) * (32 / x)));
 }
@@ -326,7 +326,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const int64_t forward_column_length = static_cast<int64_t>(sizes.middle.value),
       forward_column_behind = static_cast<int64_t>(sizes.inner.value);
   const dim3 forward_column_block = column_block(ceil_divide(forward_column_behind, 4),
-      ceil_divide(forward_column_length, 4), 512);
+      ceil_divide(forward_column_length, 4), 16, 512);
   const int64_t forward_column_tasks = static_cast<int64_t>(sizes.outer.value) * ceil_divide(forward_column_behind, forward_column_block.x * 4);
   const int64_t forward_column_slots = forward_column_tasks;
   if (is_measuring) return scratch.used;
