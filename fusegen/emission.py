@@ -25,14 +25,17 @@ def make_entry(program: Program, signature: Signature) -> Entry:
     compute = "double" if is_double([program], dtypes) else "float"
     windows = dict(program.windows)
     graph, new, grouping = collapse(program.graph, signature.order, windows)
+    tier, allow_fused = signature.tier, signature.allow_fused
+    if tier is not None and program.name != "forward" and not tier.holds_derivatives:
+        tier, allow_fused = None, False
     kernels = schedule(
         graph,
         dtypes,
         "float64" if compute == "double" else "float32",
         remarked(program.marks, new),
         prefix=program.name,
-        allow_fused=signature.allow_fused,
-        tier=signature.tier,
+        allow_fused=allow_fused,
+        tier=tier,
         holds_dear=TARGETS[signature.target].holds_dear,
         is_sliding=bool(grouping.slides),
     )

@@ -28,6 +28,8 @@ _TEAM_ELEMENTS, _TEAM_THREADS = 16, 512  # of a block that has a share of a row
 _NARROW_TEAM_ELEMENTS = 32
 _ANY_LENGTH = 1 << 30
 MOST_BLOCKS = 160  # of a team
+# The same where it adds up for a gradient: with more, two passes over memory are faster.
+_MOST_BLOCKS_BEHIND = 32
 # (packs a thread, threads along the row), for strided rows; more along leave fewer side by side
 _COLUMNS = ((4, 32), (8, 128))
 # Where neighbours come one by one, more packs are in flight, as far as registers allow.
@@ -48,6 +50,7 @@ class Tier:
     packs of so many neighbours; threads a block at most; and the longest row, for which a team of
     blocks may be needed. has_stretches says that rows fall into stretches of equal length, and not
     too short ones: what tensors and gradients have one value of, such as the channels of a group.
+    holds_derivatives says that rows are held for gradients too, and not gone over twice.
     """
 
     elements: int
@@ -56,6 +59,7 @@ class Tier:
     threads: int
     longest: int
     has_stretches: bool = False
+    holds_derivatives: bool = True
 
     @property
     def is_shared(self) -> bool:
@@ -104,7 +108,8 @@ def row_tier(length: int, widest: int, words: int, processors: int) -> Tier | No
     if elements * words > most or blocks > min(processors, MOST_BLOCKS):
         return None
     longest = summing * _TEAM_THREADS if blocks <= 1 else _ANY_LENGTH
-    return Tier(elements, summing, lanes, _TEAM_THREADS, longest)
+    holds_both = blocks <= _MOST_BLOCKS_BEHIND
+    return Tier(elements, summing, lanes, _TEAM_THREADS, longest, holds_derivatives=holds_both)
 
 
 def column_tier(length: int, behind: int, widest: int, words: int) -> Tier | None:
