@@ -239,7 +239,8 @@ class RowView(StretchingView):
         if self.is_team:
             words = self.elements * (len(self.full_reads) + len(self.sums)) * self._words
             most = _MOST_AT_ONCE * (2 if len(self.stages) <= 1 else 1)
-            fits = words <= most and self.lanes > 1 and not self.carried
+            held = [name for name in self.carried if name not in self.in_place]
+            fits = words <= most and self.lanes > 1 and not held
             return 2 if fits and self._words == 1 else 1
         if self.sums:
             return max(1, 512 // self.threads)
