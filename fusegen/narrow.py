@@ -21,6 +21,7 @@ from fusegen import ir
 from fusegen.choices import bounded, joined
 from fusegen.ir import Expr, Graph, const, constant, primitive
 from fusegen.kernel import Kernel
+from fusegen.program import STATISTIC
 from fusegen.promotion import FLOATING
 from fusegen.rewriting import rewritten
 from fusegen.target import COMPUTE, Target
@@ -56,11 +57,11 @@ _GATHERED = 2.0**20
 def narrow_type(graph: Graph, dtypes: Mapping[str, str]) -> str | None:
     """The 16-bit type that every floating tensor of a graph has, or None.
 
-    Tensors without axes have no say among others that have some, as in torch's promotion; but none
-    may be of double precision.
+    Tensors without axes have no say among others that have some, as in torch's promotion, nor do
+    saved statistics; but none may be of double precision.
     """
     tensors = [(ir.name_of(leaf), leaf) for leaf in graph.inputs] + [*graph.outputs]
-    tensors = [(n, t) for n, t in tensors if dtypes[n] in FLOATING]
+    tensors = [(n, t) for n, t in tensors if dtypes[n] in FLOATING and not n.startswith(STATISTIC)]
     spread = [(n, t) for n, t in tensors if t.extent] or tensors
     found = {dtypes[name] for name, _ in spread}
     is_single = all(COMPUTE[dtypes[name]] == "float" for name, _ in tensors)

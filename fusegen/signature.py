@@ -145,8 +145,10 @@ def _tier(
     length = math.prod(bound.domain[a] for a in axes)
     if set(order[-len(axes) :]) == axes:
         tier = row_tier(length, widest, words, processors)
-        stretch = _stretch(programs, axes, bound)
-        return replace(tier, has_stretches=stretch >= LEAST_STRETCH) if tier else None
+        if tier is None or _stretch(programs, axes, bound) < LEAST_STRETCH:
+            return tier
+        # Two passes over memory are faster than a team that adds up stretches.
+        return replace(tier, has_stretches=True, holds_derivatives=not tier.may_be_shared)
     inner = max(order.index(a) for a in axes)
     behind = math.prod(bound.domain[a] for a in order[inner + 1 :])
     return column_tier(length, behind, widest, words)

@@ -254,6 +254,7 @@ CUDA = Target(
     spellings={
         **_with_casts(_CUDA_STORAGE),
         "rsqrt": "rsqrt{f}({0})",
+        "sigmoid": "sigmoid({0})",
         "fma": "fma{f}({0}, {1}, {2})",
         "exp2_flushed": "exp2_flushed({0})",
         "narrow_div": "narrow_div({0}, {1})",
@@ -286,7 +287,7 @@ TARGETS: Mapping[str, Target] = {target.name: target for target in (CPP, CUDA)}
 # that has one of them, or looks like a derived name, is called <name>_operand there.
 _SPOKEN_FOR = """
     a about above add add_square add_to_columns aligned all all_drift all_squares along answers
-    argmax args assemble at await_word b base beats before begin behind beside best beyond
+    argmax args assemble at await_word b base beats before begin behind beside best better beyond
     bfloat16 bit bits bits_of block blocks both bottom by candidate ceil_divide cell cells
     centre code coefficient column column_block columns combine combine_across combine_team
     count cudaGetErrorString d definition device distance distances divide drift e edge edges
@@ -295,13 +296,13 @@ _SPOKEN_FOR = """
     high home i index inner inverse inverse_length is_beside is_here is_it is_live j join kept
     kernel lane lanes larger largest last launch least leave left length lengths line lines load
     load_again load_anywhere low lower lowest magnitude meeting merge merge_beside merge_moments
-    merge_numbers merge_tree methods mine minimum moments moments_about more most n
+    merge_numbers merge_tree methods mine minimum moments moments_about more most most_beside n
     narrow narrow_div narrow_sigmoid narrow_sqrt needed next normal number offset oldest on_each
     order other out outer output p pack packs pad padded pair part pick picked piece
     piece_length pieces pieces_of place polynomial position position_of_best power power_of_two
     previous q r rank reach resident_blocks rest result results room root rounded rounded_to row
     row_block row_cells rows rows_together rr run scratch send send_off send_row send_tile share
-    shared shared_bytes shift side sign size size_of sizes slot slots slots_of special split
+    shared shared_bytes shift side sigmoid sign size size_of sizes slot slots slots_of special split
     squares start step store stream stretch stretch_length stride strips subnormal sum sum_of
     sums t tail take target task tasks term theirs thread threads tile to together top total tt
     turn type used value values w wait_for_sent wanted warps whole widen width window word words

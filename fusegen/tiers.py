@@ -28,8 +28,6 @@ _TEAM_ELEMENTS, _TEAM_THREADS = 16, 512  # of a block that has a share of a row
 _NARROW_TEAM_ELEMENTS = 32
 _ANY_LENGTH = 1 << 30
 MOST_BLOCKS = 160  # of a team
-# The same where it adds up for a gradient: with more, two passes over memory are faster.
-_MOST_BLOCKS_BEHIND = 32
 # (packs a thread, threads along the row), for strided rows; more along leave fewer side by side
 _COLUMNS = ((4, 32), (8, 128))
 # Where neighbours come one by one, more packs are in flight, as far as registers allow.
@@ -65,6 +63,11 @@ class Tier:
     def is_shared(self) -> bool:
         """Whether several blocks share a row in every kernel."""
         return self.longest == _ANY_LENGTH
+
+    @property
+    def may_be_shared(self) -> bool:
+        """Whether several blocks may share a row in kernels that add up for a gradient."""
+        return self.summing_elements * self.threads < self.longest
 
     def most_stretches(self, width: int) -> int:
         """How many sums of stretches, of `width` bytes each, a block has room for."""
@@ -108,8 +111,7 @@ def row_tier(length: int, widest: int, words: int, processors: int) -> Tier | No
     if elements * words > most or blocks > min(processors, MOST_BLOCKS):
         return None
     longest = summing * _TEAM_THREADS if blocks <= 1 else _ANY_LENGTH
-    holds_both = blocks <= _MOST_BLOCKS_BEHIND
-    return Tier(elements, summing, lanes, _TEAM_THREADS, longest, holds_derivatives=holds_both)
+    return Tier(elements, summing, lanes, _TEAM_THREADS, longest)
 
 
 def column_tier(length: int, behind: int, widest: int, words: int) -> Tier | None:
