@@ -13,13 +13,12 @@ from fusegen import ir
 from fusegen.indexing import Read
 from fusegen.reductionviews import ReductionView, StageView
 from fusegen.statements import ElementFunction
-from fusegen.stretchviews import StretchingView
+from fusegen.stretchviews import MOST_AT_ONCE, StretchingView
 from fusegen.target import ITEM_BYTES
 from fusegen.tiers import MOST_BLOCKS, MOST_SHARED_BYTES
 
 # What a block may hold and add up in registers, of 65,536 that a multiprocessor has.
 _REGISTERS = 32768
-_MOST_AT_ONCE = 16  # elements
 _MOST_KEPT = 40960  # registers, where what every row reads is kept too
 
 
@@ -224,11 +223,6 @@ class RowView(StretchingView):
         return is_dear and not self.stretches
 
     @property
-    def is_crowded(self) -> bool:
-        """Whether a thread holds more than the compiler should have in its hands at once."""
-        return self.elements > _MOST_AT_ONCE
-
-    @property
     def least_blocks(self) -> int:
         """How many blocks of its threads a multiprocessor must have room for, which says how many
         registers a thread may have.
@@ -238,15 +232,15 @@ class RowView(StretchingView):
             return 4 if wide <= 16 and self._words == 1 else 2
         if self.is_team:
             words = self.elements * (len(self.full_reads) + len(self.sums)) * self._words
-            most = _MOST_AT_ONCE * (2 if len(self.stages) <= 1 else 1)
+            most = MOST_AT_ONCE * (2 if len(self.stages) <= 1 else 1)
             held = [name for name in self.carried if name not in self.in_place]
             fits = words <= most and self.lanes > 1 and not held
             return 2 if fits and self._words == 1 else 1
         if self.sums:
             return max(1, 512 // self.threads)
         words = self.elements * len(self.full_reads) * self._words
-        is_crowded = self.is_guarded and len(self.stages) <= 1 and not self.stretch_reads
-        most = _MOST_AT_ONCE * (2 if is_crowded else 1)
+        is_crowded = self.is_guarded and len(self.stages) <= 1
+        most = MOST_AT_ONCE * (2 if is_crowded else 1)
         fits = words <= most and (self.lanes > 1 or is_crowded)
         fits = fits and self._leaves_little and not (self.stretches and self._words > 1)
         return max(1, (1024 if fits else 512) // self.threads)
@@ -258,7 +252,7 @@ class RowView(StretchingView):
             return True
         if self.family == "column":
             return not self.carried and self._words == 1
-        is_small = self.elements * self._words <= _MOST_AT_ONCE and len(self.stages) == 2
+        is_small = self.elements * self._words <= MOST_AT_ONCE and len(self.stages) == 2
         return is_small or not self.carried
 
     @cached_property

@@ -10,6 +10,8 @@ from fusegen.reductionviews import ReductionView
 from fusegen.statements import ElementFunction
 from fusegen.tiers import LEAST_STRETCH
 
+MOST_AT_ONCE = 16  # elements of a row in the hands of a thread
+
 
 class StretchingView(MergingView):
     """A kernel whose rows may have stretches."""
@@ -22,11 +24,17 @@ class StretchingView(MergingView):
         return tier.summing_elements if self.sums or self.stretches else tier.elements
 
     @property
+    def is_crowded(self) -> bool:
+        """Whether a thread holds more than the compiler should have in its hands at once."""
+        return self.elements > MOST_AT_ONCE
+
+    @property
     def stretch_reads(self) -> list[Read]:
-        """What is the same all along each stretch of a row."""
-        found = [
-            r for r in self._loaded if r.extent & frozenset(self.reduced) == {self.kernel.lead}
-        ]
+        """What is the same all along each stretch of a row; nothing where there is no room for it."""
+        lead = self.kernel.lead
+        if lead is None or (self.is_crowded and not self.stretches):
+            return []
+        found = [r for r in self._loaded if r.extent & frozenset(self.reduced) == {lead}]
         return [r for r in found if r.buffer.dtype != "noise"]
 
     @property

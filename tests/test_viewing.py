@@ -4,6 +4,7 @@ out has torch's shape, values and gradients.
 
 import pytest
 import torch
+from numeric import home_of_eager, leaves
 
 import fusegen
 from fusegen.cli import OK, main
@@ -106,16 +107,18 @@ LAYOUTS = {
 
 def compare(fused, tensors, rtol=1e-11):
     """The result and every gradient beside torch's own."""
-    result, wanted = fused(*tensors), fused.reference(*tensors)
+    home = home_of_eager(fused.chain.text, tensors[0].device.type, tensors[0].dtype)
+    others = leaves(tensors, device=home)
+    result, wanted = fused(*tensors), fused.reference(*others)
     assert result.shape == wanted.shape
-    torch.testing.assert_close(result, wanted, rtol=rtol, atol=rtol)
+    torch.testing.assert_close(result, wanted.to(result.device), rtol=rtol, atol=rtol)
     # A gradient of another layout than the result's.
     cotangent = torch.randn(wanted.shape[::-1]).to(wanted).permute(*range(wanted.dim())[::-1])
-    found = torch.autograd.grad(result, tensors, cotangent)
-    expected = torch.autograd.grad(wanted, tensors, cotangent)
+    found = torch.autograd.grad(result, tensors, cotangent.to(result.device))
+    expected = torch.autograd.grad(wanted, others, cotangent)
     for tensor, a, b in zip(tensors, found, expected, strict=True):
         assert a.shape == tensor.shape
-        torch.testing.assert_close(a, b, rtol=rtol, atol=rtol)
+        torch.testing.assert_close(a, b.to(a.device), rtol=rtol, atol=rtol)
 
 
 def tensors_for(text, device="cpu", layout="contiguous", shape=SHAPE):

@@ -32,6 +32,18 @@ __device__ __forceinline__ Stored narrow(Value x) {
   return static_cast<Stored>(x);
 }
 
+// 1 / (1 + exp(-x)) without a division's branch for what cannot come: an inverse and a step of Newton's, both terms times
+// 2^-24, as the inverse of what is above 2^126 would be flushed to zero.
+[[maybe_unused]] __device__ __forceinline__ float sigmoid(float x) {
+  const float sum = fmaf(expf(-x), 0x1p-24f, 0x1p-24f);
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(sum));
+  const float better = fmaf(fmaf(-sum, inverse, 1.0f), inverse, inverse);
+  return (sum > 0x1p126f ? inverse : better) * 0x1p-24f;
+}
+
+[[maybe_unused]] __device__ __forceinline__ double sigmoid(double x) { return 1 / (1 + exp(-x)); }
+
 // N neighbours, moved by one access.
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Pack {
@@ -102,7 +114,7 @@ struct ForwardSizes {
 
 __device__ __forceinline__ void forward_pointwise_values(const float x, const float gate, float& out) {
   // sigmoid
-  const float after_sigmoid = 1.0f / (1.0f + expf(-x));
+  const float after_sigmoid = sigmoid(x);
   // mul(y)
   const float after_mul = after_sigmoid * x;
   // mul(gate)

@@ -15,6 +15,15 @@
 
 using Index = int64_t;
 
+// Vector variants of these stand in glibc's libmvec; the attribute lets loops use them.
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#if __GLIBC_PREREQ(2, 35)
+extern "C" {
+__attribute__((simd("notinbranch"))) float exp2f(float) noexcept;
+}
+#endif
+#endif
+
 namespace {
 
 struct Size {
@@ -29,49 +38,6 @@ inline To bits_of(From x) {
   To bits;
   __builtin_memcpy(&bits, &x, sizeof(To));
   return bits;
-}
-
-// erf within 1.9 ulp: 1 - exp(-y) on the right of 0, where y is |x| times a polynomial of it.
-inline float erf_of(float x) {
-#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
-  float t = fabsf(x);
-  t = t > 4.0f ? 4.0f : t;
-  const float tt = t * t;
-  float y = fmaf(-9.256217e-6f, tt, fmaf(1.1764081e-4f, t, -6.328351e-4f));
-  y = fmaf(y, tt, fmaf(0.001667024f, t, -1.6039226e-4f));
-  y = fmaf(y, tt, fmaf(-0.019153066f, t, 0.10277783f));
-  y = fmaf(y, tt, fmaf(0.6366194f, t, 0.12837917f));
-  y = fmaf(y, t, t);
-  const float shifted = fmaf(y, -1.442695f, 0x1.8p23f);  // its last bits are n, as in exp
-  const float n = shifted - 0x1.8p23f;
-  const float r = fmaf(n, 1.9046542e-9f, fmaf(n, -0.6931472f, -y)), rr = r * r;
-  float e = fmaf(0.0013814596f, rr, fmaf(0.0083687175f, r, 0.04166839f));
-  e = fmaf(e, rr, fmaf(0.16666521f, r, 0.49999994f));
-  e = fmaf(e, rr, r);  // exp(r) - 1, so that small results keep their digits
-  const float power = bits_of<float>((bits_of<uint32_t>(shifted) << 23) + 0x3f800000);
-  return copysignf(fmaf(-power, e, 1.0f - power), x);
-#else
-  return erff(x);
-#endif
-}
-
-// exp within 1.1 ulp: 2^n * exp(r), n the nearest integer to x / log(2).
-inline float exp_of(float x) {
-#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
-  x = x < -104.0f ? -104.0f : x;
-  x = x > 89.0f ? 89.0f : x;
-  const float shifted = fmaf(x, 1.442695f, 0x1.8p23f + 254);  // its last bits are n + 254
-  const float n = shifted - (0x1.8p23f + 254);
-  const float r = fmaf(n, 1.9046542e-9f, fmaf(n, -0.6931472f, x)), rr = r * r;
-  float e = fmaf(0.0013814596f, rr, fmaf(0.0083687175f, r, 0.04166839f));
-  e = fmaf(e, rr, fmaf(0.16666521f, r, 0.49999994f));
-  e = 1.0f + fmaf(e, rr, r);
-  // In two factors, for 2^n may lie beyond what a float holds where the result does not.
-  const uint32_t both = bits_of<uint32_t>(shifted), half = both >> 1;
-  return e * bits_of<float>(half << 23) * bits_of<float>((both - half) << 23);
-#else
-  return expf(x);
-#endif
 }
 
 template <typename Stored>
@@ -95,6 +61,13 @@ inline bfloat16 narrow<bfloat16, float>(float x) {
   const uint32_t bits = bits_of<uint32_t>(x);
   const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to nearest, ties to even
   return {static_cast<uint16_t>(x != x ? 0x7fc0 : rounded)};
+}
+
+// Coefficients from the lowest power on.
+inline float polynomial(float, float coefficient) { return coefficient; }
+template <typename... More>
+inline float polynomial(float x, float coefficient, More... more) {
+  return x * polynomial(x, more...) + coefficient;
 }
 
 // Scratch memory, handed out piece by piece; with no base it only counts.
@@ -290,7 +263,10 @@ static inline __attribute__((always_inline)) void forward_row_values(const float
   // layernorm(1023, weight, bias)
   const float after_layernorm = (after_add - mean) * (1.0f / sqrtf(variance + 1e-05f)) * weight + bias;
   // gelu
-  out = after_layernorm * 0.5f * (1.0f + erf_of(after_layernorm * 0.707106769f));
+  const float series = polynomial(fabsf(after_layernorm), -1.00008726f, -1.14964569f, -0.463089466f,
+      -0.0490143038f, 0.00606240798f, -0.000345090288f);
+  const float power = exp2f(series);
+  out = after_layernorm * (after_layernorm < 0.0f ? power : 1.0f - power);
 }
 
 static inline __attribute__((always_inline)) void forward_row_row_values(const float mean,
@@ -403,13 +379,16 @@ static inline __attribute__((always_inline)) void backward_row_stage_1(const flo
   const float product = difference * inverse_root;
   const float after_layernorm = product * weight + bias;
   // backward, down to layernorm(1023, weight, bias)
-  const float product_2 = after_layernorm * 0.707106769f;
-  const float product_3 = d_out * (after_layernorm * 0.5f) * (1.12837923f * exp_of(-(product_2 * product_2)));
-  const float d_after_layernorm = product_3 * 0.707106769f + d_out * (1.0f + erf_of(product_2)) * 0.5f;
-  const float product_4 = d_after_layernorm * weight;
-  total_3_term = product_4 * difference;
-  total_4_term = product_4;
-  carried = product_4 * inverse_root;
+  const float power = exp2f(after_layernorm * after_layernorm * -0.721347511f + -1.32574809f);
+  const float series = polynomial(fabsf(after_layernorm), -1.00008726f, -1.14964569f, -0.463089466f,
+      -0.0490143038f, 0.00606240798f, -0.000345090288f);
+  const float power_2 = exp2f(series);
+  const float sum = after_layernorm * power + (after_layernorm < 0.0f ? power_2 : 1.0f - power_2);
+  const float d_after_layernorm = d_out * sum;
+  const float product_2 = d_after_layernorm * weight;
+  total_3_term = product_2 * difference;
+  total_4_term = product_2;
+  carried = product_2 * inverse_root;
   total_term = d_after_layernorm * product;
   total_2_term = d_after_layernorm;
 }
@@ -421,9 +400,9 @@ static inline __attribute__((always_inline)) void backward_row_values(const floa
   const float after_add = x + residual;
   // backward, down to add(residual)
   const float inverse_root = 1.0f / sqrtf(saved_variance + 1e-05f);
-  const float product = 2.0f * (-0.5f * total_3 * (inverse_root * inverse_root * inverse_root));
   const float quotient = 1.0f / count_of_inner;
-  d_x = (after_add - saved_mean) * (product * quotient) + carried - total_4 * inverse_root * quotient;
+  const float negated = -(total_3 * inverse_root * inverse_root * inverse_root * quotient);
+  d_x = (after_add - saved_mean) * negated + carried - total_4 * inverse_root * quotient;
 }
 
 static void backward_row(const bfloat16* __restrict__ d_out, const bfloat16* __restrict__ x,

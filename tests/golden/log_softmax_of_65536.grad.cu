@@ -428,7 +428,7 @@ __device__ __forceinline__ void backward_row_values(const float negated, const f
 }
 
 // Reads d_out, x, saved_sum by (outer), saved_bound by (outer); writes d_x.
-__global__ void __launch_bounds__(512, 1)
+__global__ void __launch_bounds__(512, 2)
 backward_row(const float* __restrict__ d_out, const float* __restrict__ saved_sum,
     const float* __restrict__ x, const float* __restrict__ saved_bound, float* __restrict__ d_x,
     BackwardSizes sizes, uint64_t* meetings, Index blocks) {
@@ -448,9 +448,8 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ saved_su
   auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 2048) + thread;
   const Index stride = gridDim.x / blocks;
   Index first = team;
-  int slot = 0;
-  float saved_sum_ahead[2];
-  float saved_bound_ahead[2];
+  float saved_sum_ahead[1];
+  float saved_bound_ahead[1];
   const auto send_row = [&](Index first) {
     const bool is_live = first < rows;
     const Index row = is_live ? first : 0, base = row * length + begin, end = is_live ? reach : 0;
@@ -458,37 +457,29 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ saved_su
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
-      if (is_here) send(&d_out_next[slot * 4096 + p * 512], d_out + (base + i));
-      if (is_here) send(&x_next[slot * 4096 + p * 512], x + (base + i));
+      if (is_here) send(&d_out_next[p * 512], d_out + (base + i));
+      if (is_here) send(&x_next[p * 512], x + (base + i));
     }
     send_off();
     const Index outer = row;
-    saved_sum_ahead[1] = widen(saved_sum[outer]);
-    saved_bound_ahead[1] = widen(saved_bound[outer]);
+    saved_sum_ahead[0] = widen(saved_sum[outer]);
+    saved_bound_ahead[0] = widen(saved_bound[outer]);
   };
   send_row(first);
-  saved_sum_ahead[0] = saved_sum_ahead[1];
-  saved_bound_ahead[0] = saved_bound_ahead[1];
-  slot = 1;
-  send_row(first + stride);
-  slot = 0;
   for (; first < rows; first += stride) {
     const bool is_live = first < rows;
     const Index row = is_live ? first : 0, base = row * length + begin, end = is_live ? reach : 0;
     Pack<float, kLanes> d_out_in[kPacks];
     Pack<float, kLanes> x_in[kPacks];
-    wait_for_sent<1>();
+    wait_for_sent<0>();
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      d_out_in[p] = d_out_next[slot * 4096 + p * 512];
-      x_in[p] = x_next[slot * 4096 + p * 512];
+      d_out_in[p] = d_out_next[p * 512];
+      x_in[p] = x_next[p * 512];
     }
     const float saved_sum_value = saved_sum_ahead[0];
     const float saved_bound_value = saved_bound_ahead[0];
-    saved_sum_ahead[0] = saved_sum_ahead[1];
-    saved_bound_ahead[0] = saved_bound_ahead[1];
-    send_row(first + 2 * stride);
-    slot ^= 1;
+    send_row(first + stride);
     Sum<float> sums_1[1];
     float carried[kPacks][kLanes];
 #pragma unroll
@@ -661,7 +652,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
   // So many blocks share a row; there are as many such teams as the device works on at once.
   const int64_t backward_row_blocks = ceil_divide(backward_row_length, 8192);
   const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, backward_row_blocks * 16));
-  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 131072,
+  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 65536,
       device) / backward_row_blocks;
   if (backward_row_resident == 0) return -static_cast<int64_t>(cudaErrorCooperativeLaunchTooLarge);
   const int64_t backward_row_slots = backward_row_rows < backward_row_resident ? backward_row_rows : backward_row_resident;
@@ -676,7 +667,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
     cudaLaunchConfig_t launch{};
     launch.gridDim = dim3(static_cast<unsigned>(backward_row_slots * backward_row_blocks));
     launch.blockDim = backward_row_block;
-    launch.dynamicSmemBytes = 131072;
+    launch.dynamicSmemBytes = 65536;
     launch.stream = stream;
     launch.attrs = &together;
     launch.numAttrs = 1;
