@@ -30,7 +30,7 @@ class StretchingView(MergingView):
 
     @property
     def stretch_reads(self) -> list[Read]:
-        """What is the same all along each stretch of a row; nothing where there is no room for it."""
+        """What is the same all along each stretch of a row; none where there is no room for it."""
         lead = self.kernel.lead
         if lead is None or (self.is_crowded and not self.stretches):
             return []
