@@ -41,6 +41,10 @@ FAMILIES = [
     ("softmax(1) | mul(0.5)", (4, 37, 6, 5), []),
     ("gelu | log_softmax(1) | add_channel", (2, 200, 4, 9), [(200,)]),
     ("group_norm(4, weight, bias) | silu", (3, 16, 9, 7), [(16,), (16,)]),
+    # Stretches of rows; and a team that holds in place what its rows are finished from.
+    ("group_norm(4, weight, bias) | silu", (3, 16, 9, 11), [(16,), (16,)]),
+    ("gelu | group_norm(2, weight, bias)", (3, 8, 71, 142), [(8,), (8,)]),
+    ("gelu | layernorm(weight)", (9, 40000), [(40000,)]),
     ("batch_norm(weight=weight, bias=bias, training=True) | relu", (5, 6, 7, 8), [(6,), (6,)]),
     ("gelu | amax((2, 3))", (3, 5, 9, 7), []),
     # Windows that overlap, or end before the chain does.
