@@ -88,9 +88,22 @@ class Chain:
         return hashlib.sha256("\n".join((self.text, *own)).encode()).hexdigest()
 
     def require_complete(self) -> None:
-        """Raise BadStep where a part of a chain, such as recall(y) alone, stands for it all."""
+        """Raise BadStep where a part of a chain, such as recall(y) alone, stands for it all, or where
+        a step reads what one before it updates: all steps see the tensors as the call found them.
+        """
         kept: set[str] = set()
+        updated: set[str] = set()
         for position, step in enumerate(self.steps):
+            if step.definition is not None:
+                attributes = dict(step.attributes)
+                mine = {n for p, n in step.operands if step.definition.is_updated(p, attributes)}
+                if stale := [n for _, n in step.operands if n in updated - mine]:
+                    raise BadStep(
+                        f"{step.text}: a step before it updates {stale[0]!r}, which it would read "
+                        f"as it was; give it a tensor of another name, or a chain of its own",
+                        position,
+                    )
+                updated |= mine
             if step.op == "recall" and not kept.issuperset(step.names):
                 raise BadStep(f"{step.text}: no step before it keeps this value", position)
             kept.update(step.names)
