@@ -227,7 +227,11 @@ WORKS: tuple[Work, ...] = (
         for n, c in ((65536, 256), (16384, 4096), (8192, 8192))
     ),
     *(
-        Work(f"chain-{name}", chain, None, cuda_shape, cpu_shape, operands, limits)
+        Work(
+            *(f"chain-{name}", chain, None, cuda_shape, cpu_shape, operands),
+            limits,
+            targets=practice.targets(chain, limits),
+        )
         for name, chain, cuda_shape, cpu_shape, operands, limits in practice.ROWS
     ),
 )

@@ -88,8 +88,8 @@ class Chain:
         return hashlib.sha256("\n".join((self.text, *own)).encode()).hexdigest()
 
     def require_complete(self) -> None:
-        """Raise BadStep where a part of a chain, such as recall(y) alone, stands for it all, or where
-        a step reads what one before it updates: all steps see the tensors as the call found them.
+        """Raise BadStep where a part of a chain, such as recall(y) alone, stands for it all; and
+        where a step reads what one before it updates: all see the tensors as the call found them.
         """
         kept: set[str] = set()
         updated: set[str] = set()
