@@ -243,7 +243,8 @@ class RowView(StretchingView):
         most = MOST_AT_ONCE * (2 if is_crowded else 1)
         fits = words <= most and (self.lanes > 1 or is_crowded)
         fits = fits and self._leaves_little and not (self.stretches and self._words > 1)
-        return max(1, (1024 if fits else 512) // self.threads)
+        most_threads = 768 if self.stretches and self.carried else 1024
+        return max(1, (most_threads if fits else 512) // self.threads)
 
     @property
     def _leaves_little(self) -> bool:
@@ -285,7 +286,7 @@ class RowView(StretchingView):
         """
         if not self.kernel.tier:
             return False
-        is_alone = self.least_blocks * self.threads < 1024 or bool(self.sums) or self.is_team
+        is_alone = self.least_blocks * self.threads < 768 or bool(self.sums) or self.is_team
         widths = [ITEM_BYTES[r.buffer.dtype] * self.lanes for r in self.full_reads]
         fits = (
             self._sums_bytes + self._bytes_a_turn <= MOST_SHARED_BYTES

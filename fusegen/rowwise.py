@@ -41,7 +41,6 @@ def rowwise_kernel(state: Pass, tier: Tier | None, holds_dear: Sequence[str] = (
     rest = domain - axes
     family: Family = "row" if max(axes) == max(domain) else "column"
     is_holding = tier is not None or family in holds_dear
-
     lead = _lead(state, domain, axes) if tier is not None and tier.has_stretches else None
 
     def is_local(expr: Expr) -> bool:
@@ -95,16 +94,12 @@ def rowwise_kernel(state: Pass, tier: Tier | None, holds_dear: Sequence[str] = (
         stages = [tuple(replace(r, value=next(images)) for r in stage) for stage in stages]
         values = [next(images) for _ in values]
         marks = remarked(marks, dict(zip(nodes, images, strict=True)))
-        work = Staged(tuple(stages), tuple(values), marks=marks)
-        carried = carry(work, levels, domain, state.fresh, is_on_chip=tier is not None)
+        alone = Staged(tuple(stages), tuple(values), marks=marks)
+        work = carry(alone, levels, domain, state.fresh, is_on_chip=tier is not None)
         if tier is not None and tier.is_shared and len(stages) == 1:
-            in_place = _in_place(carried, levels, domain, state)
-            if in_place is None:
-                work = replace(work, held=(_twice_read(stages[0], state.fresh),))
-            else:
-                work = carried
-        else:
-            work = carried
+            in_place = _in_place(work, levels, domain, state)
+            if in_place is None:  # what was read is at hand for the next stage
+                work = replace(alone, held=(_twice_read(stages[0], state.fresh),))
         stages, values, held, marks = [*work.stages], [*work.values], work.held, work.marks
     accumulated = [
         (replace(r, value=value), b)

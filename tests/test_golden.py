@@ -31,6 +31,14 @@ CASES = {
         "layernorm(weight, bias)",
         Situation(shape=(8, 65536), dtype="bfloat16"),
     ),
+    "group_norm_by_stretches": (
+        "group_norm(8, weight, bias) | silu",
+        Situation(shape=(16, 64, 16, 16)),
+    ),
+    "group_norm_of_long_rows": (
+        "gelu | group_norm(8, weight, bias)",
+        Situation(shape=(16, 64, 66, 66)),
+    ),
     "layernorm_of_odd_long_rows_float64": (
         "layernorm(weight, bias) | gelu",
         Situation(shape=(8, 65537), dtype="float64"),

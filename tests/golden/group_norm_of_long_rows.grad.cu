@@ -1,0 +1,926 @@
+// fusegen 0.1.0   chain f1cba08ebabf   signature forward+backward: bias float32, d_bias float32, d_out float32, d_weight float32, d_x float32, out float32, saved_mean float32, saved_variance float32, weight float32, x float32; 32-bit offsets
+//   gelu | group_norm(8, weight, bias)
+#include <cstdint>
+#include <cuda_runtime.h>
+
+using Index = uint32_t;
+
+// A size with what it takes to divide by it: two instructions instead of twenty, for dividends below 2^31.
+struct Size {
+  uint32_t value, multiplier, shift;
+};
+
+static Size size_of(int64_t value) {
+  uint32_t shift = 0;
+  while ((uint64_t{1} << shift) < static_cast<uint64_t>(value)) ++shift;
+  const uint64_t excess = (uint64_t{1} << 32) * ((uint64_t{1} << shift) - value);
+  return {static_cast<uint32_t>(value), static_cast<uint32_t>(excess / value + 1), shift};
+}
+
+namespace {
+
+[[maybe_unused]] __device__ __forceinline__ Index divide(Index n, Size d) { return (__umulhi(n,
+    d.multiplier) + n) >> d.shift; }
+
+template <typename Stored>
+__device__ __forceinline__ Stored widen(Stored x) {
+  return x;
+}
+
+template <typename Stored, typename Value>
+__device__ __forceinline__ Stored narrow(Value x) {
+  return static_cast<Stored>(x);
+}
+
+// N neighbours, moved by one access.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T at[N];
+};
+
+template <typename T, int N>
+__device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
+  return widen(pack.at[lane]);
+}
+
+template <int Bytes>
+struct Bits;
+template <>
+struct Bits<16> {
+  using type = uint4;
+};
+template <>
+struct Bits<8> {
+  using type = uint2;
+};
+template <>
+struct Bits<4> {
+  using type = unsigned int;
+};
+template <>
+struct Bits<2> {
+  using type = unsigned short;
+};
+template <>
+struct Bits<1> {
+  using type = unsigned char;
+};
+
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load(const T* from) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  Pack<T, N> pack;
+  *reinterpret_cast<Whole*>(&pack) = *reinterpret_cast<const Whole*>(from);
+  return pack;
+}
+
+// A pack on its way into shared memory, where the thread that sent it will read it.
+template <int N, typename T>
+__device__ __forceinline__ void send(Pack<T, N>* to, const T* from) {
+  const auto target = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  if constexpr (sizeof(T) * N == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(target), "l"(from), "n"(sizeof(T) * N) : "memory");
+  }
+}
+
+__device__ __forceinline__ void send_off() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until no more than so many of the latest are on their way.
+template <int N>
+__device__ __forceinline__ void wait_for_sent() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+template <int N, typename T>
+__device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
+}
+
+template <typename T>
+struct Sum {
+  T total = 0;
+  __device__ void add(T term) { total += term; }
+  __device__ void add(T factor, T by) { total = fma(factor, by, total); }
+  __device__ void add_square(T root) { total = fma(root, root, total); }
+  template <typename U>
+  __device__ void merge(const Sum<U>& other) {
+    total += other.total;
+  }
+  __device__ T sum() const { return total; }
+  __device__ T number() const { return total; }
+};
+
+// Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
+template <typename Accumulator>
+__device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, int cell, int stride,
+    void* memory) {
+  Accumulator* const cells = static_cast<Accumulator*>(memory);
+  cells[cell] = mine;
+  __syncthreads();
+  for (int half = lanes / 2; half > 0; half /= 2) {
+    if (lane < half) cells[cell].merge(cells[cell + half * stride]);
+    __syncthreads();
+  }
+  const Accumulator all = cells[cell - lane * stride];
+  __syncthreads();
+  return all;
+}
+
+// The accumulator of the thread whose number in the warp differs in one bit.
+template <template <typename> class Kind, typename T>
+__device__ __forceinline__ Kind<T> exchange(Kind<T> mine, int bit) {
+  return {__shfl_xor_sync(0xffffffffu, mine.number(), bit)};
+}
+
+// Merges a row's accumulators over its threads, in a fixed tree: within each warp, then over the warps. A row has a
+// power of two of threads, or whole warps. The cells are free again two calls later. Not for all, only the first warp knows.
+template <bool kForAll = true, template <typename> class Kind, typename T, int N>
+__device__ __forceinline__ void combine(Kind<T> (&mine)[N], T* cells) {
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (bit >= blockDim.x) continue;
+#pragma unroll
+    for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
+  }
+  if (blockDim.x <= 32) return;
+  const int warps = blockDim.x / 32, warp = threadIdx.x / 32, place = threadIdx.x % 32;
+  T* const row_cells = cells + threadIdx.y * warps * N;
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    if (place == 0) row_cells[warp * N + n] = mine[n].number();
+  }
+  __syncthreads();
+  if (!kForAll && warp > 0) return;
+#pragma unroll
+  for (int n = 0; n < N; ++n) mine[n] = place < warps ? Kind<T>{row_cells[place * N + n]} : Kind<T>();
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
+  }
+}
+
+// A number for the blocks of a team, with the turn it belongs to in the same word: whoever sees the turn has the number.
+[[maybe_unused]] __device__ __forceinline__ void leave(volatile uint64_t* cell, int turn, float number) {
+  *cell = static_cast<uint64_t>(turn) << 32 | __float_as_uint(number);
+}
+
+[[maybe_unused]] __device__ __forceinline__ void leave(volatile uint64_t* cell, int turn, double number) {
+  const uint64_t bits = __double_as_longlong(number);
+  cell[0] = static_cast<uint64_t>(turn) << 32 | (bits & 0xffffffff);
+  cell[1] = static_cast<uint64_t>(turn) << 32 | bits >> 32;
+}
+
+// A word as it was seen, or as it comes.
+__device__ __forceinline__ unsigned int await_word(const volatile uint64_t* cell, int turn, uint64_t word) {
+  while (word >> 32 != turn) {
+    word = *cell;
+    if (word >> 32 != turn) __nanosleep(20);
+  }
+  return static_cast<unsigned int>(word);
+}
+
+[[maybe_unused]] __device__ __forceinline__ void assemble(const unsigned int* words, float& number) {
+  number = __uint_as_float(words[0]);
+}
+
+[[maybe_unused]] __device__ __forceinline__ void assemble(const unsigned int* words, double& number) {
+  number = __longlong_as_double(static_cast<uint64_t>(words[1]) << 32 | words[0]);
+}
+
+// What the blocks of a team left, merged by one warp in a fixed order.
+template <typename Accumulator, int kCells, typename T>
+__device__ void merge_numbers(const unsigned int* words, int blocks, T* found) {
+  Accumulator all;
+  for (int other = threadIdx.x; other < blocks; other += 32) {
+    T theirs;
+    assemble(words + other * kCells, theirs);
+    all.merge(Accumulator{theirs});
+  }
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) all.merge(exchange(all, bit));
+  if (threadIdx.x == 0) found[0] = all.number();
+}
+
+// Means of shares and squared distances from them: the mean and the variance of the whole, by Chan's formula.
+template <int kCells, typename T>
+__device__ void merge_moments(const unsigned int* words, int blocks, Index share, Index length, T* found) {
+  constexpr int kWords = sizeof(T) / 4;
+  const T inverse_length = 1 / static_cast<T>(length);
+  T base;
+  assemble(words, base);
+  Sum<T> beyond, squares;
+  for (int other = threadIdx.x; other < blocks; other += 32) {
+    T centre;
+    assemble(words + other * kCells, centre);
+    const Index begin = other * share;
+    if (begin < length) beyond.add(static_cast<T>(min(share, length - begin)) * (centre - base));
+  }
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) beyond.merge(exchange(beyond, bit));
+  const T mean = base + beyond.total * inverse_length;
+  for (int other = threadIdx.x; other < blocks; other += 32) {
+    T centre, distances;
+    assemble(words + other * kCells, centre);
+    assemble(words + other * kCells + kWords, distances);
+    const Index begin = other * share;
+    const T gap = centre - mean;
+    if (begin < length) squares.add(distances + static_cast<T>(min(share, length - begin)) * gap * gap);
+  }
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) squares.merge(exchange(squares, bit));
+  if (threadIdx.x == 0) found[0] = mean, found[1] = squares.total * inverse_length;
+}
+
+// Merges a row's accumulators over the blocks of its team, in a fixed order. All blocks of a launch are resident, so that
+// each will come; the cells of a turn are free again when everybody has left its numbers for the next.
+template <int kCells, template <typename> class Kind, typename T, int N>
+__device__ __forceinline__ void combine_team(Kind<T> (&mine)[N], uint64_t* meeting, int rank, int blocks,
+    int turn,
+    T* totals) {
+  constexpr int kWords = sizeof(T) / 4;
+  if (blocks == 1) return;
+  volatile uint64_t* const cells = meeting + (turn & 1) * blocks * kCells;
+  if (threadIdx.x < 32) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      if (threadIdx.x == n) leave(cells + rank * kCells + n * kWords, turn, mine[n].number());
+    }
+    Kind<T> all[N];
+    for (int other = threadIdx.x; other < blocks; other += 32) {
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        T theirs;
+        unsigned int words[kWords];
+#pragma unroll
+        for (int w = 0; w < kWords; ++w) words[w] = await_word(cells + other * kCells + n * kWords + w, turn,
+            0);
+        assemble(words, theirs);
+        all[n].merge(Kind<T>{theirs});
+      }
+    }
+#pragma unroll
+    for (int bit = 16; bit > 0; bit /= 2) {
+#pragma unroll
+      for (int n = 0; n < N; ++n) all[n].merge(exchange(all[n], bit));
+    }
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      if (threadIdx.x == n) totals[n] = all[n].number();
+    }
+  }
+  __syncthreads();
+#pragma unroll
+  for (int n = 0; n < N; ++n) mine[n] = {totals[n]};
+}
+
+struct ForwardSizes {
+  Size outer, axis_1, axis_2, inner;
+};
+
+__device__ __forceinline__ void forward_row_stage_1(const float x, float& mean_term,
+    float& carried_after_gelu) {
+  // gelu
+  mean_term = x * 0.5f * (1.0f + erff(x * 0.707106769f));
+  carried_after_gelu = mean_term;
+}
+
+__device__ __forceinline__ void forward_row_values_once(const float variance, float& inverse_root) {
+  inverse_root = rsqrtf(variance + 1e-05f);
+}
+
+__device__ __forceinline__ void forward_row_values(const float carried_after_gelu, const float mean,
+    const float inverse_root, const float weight, const float bias, float& out) {
+  // group_norm(8, weight, bias)
+  out = fmaf((carried_after_gelu - mean) * inverse_root, weight, bias);
+}
+
+__device__ __forceinline__ void forward_row_row_values(const float mean, const float variance,
+    float& saved_mean, float& saved_variance) {
+  saved_mean = mean;
+  saved_variance = variance;
+}
+
+// Reads x, weight by (axis_1, axis_2), bias by (axis_1, axis_2); writes out, saved_mean, saved_variance.
+__global__ void __launch_bounds__(512, 2)
+forward_row(const float* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
+    float* __restrict__ out, float* __restrict__ saved_mean, float* __restrict__ saved_variance,
+    ForwardSizes sizes, uint64_t* meetings, Index blocks) {
+  constexpr int kLanes = 4, kPacks = 4, kCells = 2;
+  __shared__ float cells[2][32];
+  __shared__ float found[2];
+  __shared__ unsigned int words[160 * kCells];
+  int turn = 0;
+  const Index rows = sizes.outer.value * sizes.axis_1.value, length = sizes.axis_2.value * sizes.inner.value;
+  // This block's share of every row of its team.
+  const Index rank = blockIdx.x % blocks, team = blockIdx.x / blocks;
+  const Index share = (length + blocks * kLanes - 1) / (blocks * kLanes) * kLanes, begin = rank * share;
+  const Index reach = begin < length ? min(share, length - begin) : 0;
+  uint64_t* const meeting = meetings + team * blocks * 8;
+  const Index stride = gridDim.x / blocks;
+  const float inverse_length = 1 / static_cast<float>(max(reach, Index{1}));
+  extern __shared__ uint4 room[];
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
+  const auto send_row = [&](Index row, int slot) {
+    const Index end = row < rows ? reach : 0, base = row * length + begin;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      if (is_here) send(&x_next[slot * 2048 + p * 512], x + (base + i));
+    }
+    send_off();
+  };
+  send_row(team, 0);
+  send_row(team + stride, 1);
+  int number = 0, slot = 0, slot_before = 2;
+  for (Index first = team; first < rows + stride; first += stride) {
+    wait_for_sent<1>();
+    // The other blocks' numbers for the row before are asked for now, and needed only after this row's are known.
+    const volatile uint64_t* const theirs = meeting + (number & 3) * blocks * kCells + threadIdx.x;
+    const bool is_asking = number > 0 && threadIdx.x < blocks * kCells;
+    uint64_t word = is_asking ? *theirs : 0;
+    ++number;
+    {
+      const Index end = first < rows ? reach : 0;
+      Pack<float, kLanes> x_in[kPacks];
+      Sum<float> sums_1[1];
+      float carried_after_gelu[kPacks][kLanes];
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+        const bool is_here = i < end;
+        x_in[p] = x_next[slot * 2048 + p * 512];
+#pragma unroll
+        for (int lane = 0; lane < kLanes; ++lane) {
+          const float x_value = widen(x_in[p], lane);
+          float mean_term_value;
+          float carried_after_gelu_value;
+          forward_row_stage_1(x_value, mean_term_value, carried_after_gelu_value);
+          if (is_here) sums_1[0].add(mean_term_value);
+          carried_after_gelu[p][lane] = carried_after_gelu_value;
+          x_in[p].at[lane] = carried_after_gelu_value;
+        }
+        x_next[slot * 2048 + p * 512] = x_in[p];
+      }
+      combine<true>(sums_1, cells[turn++ & 1]);
+      const float centre_1_1 = sums_1[0].total * inverse_length;
+      // Squares of the distances from it, and what it was off by.
+      Sum<float> distances_1[2];
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+        const bool is_here = i < end;
+#pragma unroll
+        for (int lane = 0; lane < kLanes; ++lane) {
+          const float distance_1 = carried_after_gelu[p][lane] - centre_1_1;
+          if (is_here) distances_1[0].add_square(distance_1);
+          if (is_here) distances_1[1].add(distance_1);
+        }
+      }
+      combine<false>(distances_1, cells[turn++ & 1]);
+      if (threadIdx.x == 0) {
+        uint64_t* const mine = meeting + ((number & 3) * blocks + rank) * kCells;
+        leave(mine + 0, number, sums_1[0].total * inverse_length + distances_1[1].total * inverse_length);
+        leave(mine + 1, number,
+            distances_1[0].total - distances_1[1].total * distances_1[1].total * inverse_length);
+      }
+    }
+    if (number > 1) {
+      // The row before.
+      const Index row = first - stride, base = row * length + begin, end = reach;
+      if (is_asking) words[threadIdx.x] = await_word(theirs, number - 1, word);
+      for (int i = threadIdx.x + blockDim.x; i < blocks * kCells; i += blockDim.x) {
+        words[i] = await_word(theirs + (i - threadIdx.x), number - 1, 0);
+      }
+      __syncthreads();
+      if (threadIdx.x < 32) {
+        merge_moments<kCells>(words + 0, blocks, share, length, found + 0);
+      }
+      __syncthreads();
+      const float mean_value = found[0];
+      const float variance_value = found[1];
+      const Index above_axis_1 = divide(row, sizes.axis_1);
+      const Index axis_1 = row - above_axis_1 * sizes.axis_1.value;
+      const Index outer = above_axis_1;
+      if (threadIdx.x == 0 && rank == 0) {
+        float saved_mean_value;
+        float saved_variance_value;
+        forward_row_row_values(mean_value, variance_value, saved_mean_value, saved_variance_value);
+        saved_mean[(outer) * sizes.axis_1.value + axis_1] = narrow<float>(saved_mean_value);
+        saved_variance[(outer) * sizes.axis_1.value + axis_1] = narrow<float>(saved_variance_value);
+      }
+      Pack<float, kLanes> x_in[kPacks];
+      const int slot = slot_before;
+      float inverse_root_value;
+      forward_row_values_once(variance_value, inverse_root_value);
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+        const bool is_here = i < end;
+        x_in[p] = x_next[slot * 2048 + p * 512];
+        // Lanes below the edge are of the stretch in which this pair of packs begins, the others of the next.
+        const Index stretch = divide(is_here ? begin + i / (2 * kLanes) * (2 * kLanes) : 0, sizes.inner);
+        const int edge = static_cast<int>((stretch + 1) * sizes.inner.value - (begin + i));
+        float weight_low, weight_high;
+        float bias_low, bias_high;
+        {
+          const Index axis_2 = stretch;
+          weight_low = weight_high = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
+          bias_low = bias_high = widen(bias[(axis_1) * sizes.axis_2.value + axis_2]);
+        }
+        if (edge < kLanes) {
+          const Index axis_2 = min(stretch + 1, sizes.axis_2.value - 1);
+          weight_high = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
+          bias_high = widen(bias[(axis_1) * sizes.axis_2.value + axis_2]);
+        }
+        Pack<float, kLanes> out_out;
+#pragma unroll
+        for (int lane = 0; lane < kLanes; ++lane) {
+          const float weight_value = lane < edge ? weight_low : weight_high;
+          const float bias_value = lane < edge ? bias_low : bias_high;
+          const float carried_after_gelu_value = widen(x_in[p], lane);
+          float out_value;
+          forward_row_values(carried_after_gelu_value, mean_value, inverse_root_value, weight_value,
+              bias_value, out_value);
+          out_out.at[lane] = narrow<float>(out_value);
+        }
+        if (is_here) store(out + (base + i), out_out);
+      }
+    }
+    send_row(first + 2 * stride, slot_before);
+    slot_before = slot;
+    slot = slot == 2 ? 0 : slot + 1;
+  }
+}
+
+struct BackwardSizes {
+  Size outer, axis_1, axis_2, inner;
+};
+
+__device__ __forceinline__ void backward_inner_values(const float d_out, const float weight, const float x,
+    const float saved_mean, float& total_term, float& total_2_term) {
+  // gelu
+  const float after_gelu = x * 0.5f * (1.0f + erff(x * 0.707106769f));
+  total_term = d_out * weight * (after_gelu - saved_mean);
+  total_2_term = d_out * weight;
+}
+
+// Reads d_out, x, weight by (axis_1, axis_2), saved_mean by (outer, axis_1); leaves partials of total, total_2.
+__global__ void __launch_bounds__(256)
+backward_inner(const float* __restrict__ d_out, const float* __restrict__ weight,
+    const float* __restrict__ x, const float* __restrict__ saved_mean,
+    Sum<float>* __restrict__ total_partials, Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes,
+    Index rows, Index pieces, Index piece_length) {
+  constexpr int kLanes = 4, kPacks = 2;
+  __shared__ alignas(16) unsigned char shared[256 * 4];
+  const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
+  const bool is_live = task < rows * pieces;
+  const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
+  const Index above_axis_2 = divide(row, sizes.axis_2);
+  const Index axis_2 = row - above_axis_2 * sizes.axis_2.value;
+  const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
+  const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
+  const Index outer = above_axis_1;
+  const float weight_value = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
+  const float saved_mean_value = widen(saved_mean[(outer) * sizes.axis_1.value + axis_1]);
+  Sum<float> total_sum;
+  Sum<float> total_2_sum;
+  const auto element = [&](Index inner, float d_out_value, float x_value) {
+    float total_term_value;
+    float total_2_term_value;
+    backward_inner_values(d_out_value, weight_value, x_value, saved_mean_value, total_term_value,
+        total_2_term_value);
+    total_sum.add(total_term_value);
+    total_2_sum.add(total_2_term_value);
+  };
+  if (is_live) {
+    const Index length = sizes.inner.value, base = row * length;
+    const Index begin = base + piece * piece_length, end = min(begin + piece_length, base + length);
+    // Packs start at multiples of their size; what stands before and behind them goes one by one.
+    const Index head = min(end, (begin + kLanes - 1) / kLanes * kLanes);
+    const Index packs = (end - head) / kLanes, tail = head + packs * kLanes;
+    if (threadIdx.x < (head - begin) + (end - tail)) {
+      const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
+      element(i - base, widen(d_out[i]), widen(x[i]));
+    }
+    for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
+      Pack<float, kLanes> d_out_in[kPacks];
+      Pack<float, kLanes> x_in[kPacks];
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+        d_out_in[p] = load<kLanes>(d_out + i);
+        x_in[p] = load<kLanes>(x + i);
+      }
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+#pragma unroll
+        for (int lane = 0; lane < kLanes; ++lane) {
+          element(i + lane - base, widen(d_out_in[p], lane), widen(x_in[p], lane));
+        }
+      }
+    }
+  }
+  total_sum = merge_tree(total_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,
+      shared);
+  total_2_sum = merge_tree(total_2_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,
+      shared);
+  if (is_live && threadIdx.x == 0) {
+    total_partials[((outer) * sizes.axis_1.value + axis_1) * (sizes.axis_2.value * pieces) + (axis_2) * pieces + piece] = total_sum;
+    total_2_partials[((outer) * sizes.axis_1.value + axis_1) * (sizes.axis_2.value * pieces) + (axis_2) * pieces + piece] = total_2_sum;
+  }
+}
+
+__device__ __forceinline__ void backward_finalise_values(const float total, const float total_2,
+    float& total_scratch, float& total_2_scratch) {
+  total_scratch = total;
+  total_2_scratch = total_2;
+}
+
+// Merges partials into total, total_2; writes total_scratch, total_2_scratch.
+__global__ void __launch_bounds__(512)
+backward_finalise(float* __restrict__ total_scratch, float* __restrict__ total_2_scratch,
+    const Sum<float>* __restrict__ total_partials, const Sum<float>* __restrict__ total_2_partials,
+    BackwardSizes sizes, Index slots) {
+  __shared__ alignas(16) unsigned char shared[512 * 8];
+  const Index columns = 1, strips = (columns + blockDim.x - 1) / blockDim.x;
+  const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
+  Sum<double> total_sum;
+  Sum<double> total_2_sum;
+  if (column < columns) {
+#pragma unroll 8
+    for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
+      total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
+      total_2_sum.merge(total_2_partials[(above * slots + slot) * columns + column]);
+    }
+  }
+  total_sum = merge_tree(total_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+      blockDim.x, shared);
+  total_2_sum = merge_tree(total_2_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+      blockDim.x, shared);
+  if (threadIdx.y != 0 || column >= columns) return;
+  const float total_value = static_cast<float>(total_sum.sum());
+  const float total_2_value = static_cast<float>(total_2_sum.sum());
+  const Index result = above * columns + column;
+  const Index above_axis_1 = divide(result, sizes.axis_1);
+  const Index axis_1 = result - above_axis_1 * sizes.axis_1.value;
+  const Index outer = above_axis_1;
+  float total_scratch_value;
+  float total_2_scratch_value;
+  backward_finalise_values(total_value, total_2_value, total_scratch_value, total_2_scratch_value);
+  total_scratch[(outer) * sizes.axis_1.value + axis_1] = narrow<float>(total_scratch_value);
+  total_2_scratch[(outer) * sizes.axis_1.value + axis_1] = narrow<float>(total_2_scratch_value);
+}
+
+__device__ __forceinline__ void backward_inner_2_values_once(const float saved_variance, const float total,
+    const float count_of_axis_2_inner, const float total_2, float& inverse_root, float& quotient,
+    float& quotient_2) {
+  inverse_root = rsqrtf(saved_variance + 1e-05f);
+  const float product = 2.0f * (-0.5f * total * (inverse_root * inverse_root * inverse_root));
+  quotient = product / count_of_axis_2_inner;
+  quotient_2 = total_2 * inverse_root / count_of_axis_2_inner;
+}
+
+__device__ __forceinline__ void backward_inner_2_values(const float x, const float saved_mean,
+    const float quotient, const float d_out, const float weight, const float inverse_root,
+    const float quotient_2, float& d_x, float& total_3_term, float& total_4_term) {
+  // gelu
+  const float product = x * 0.5f;
+  const float product_2 = x * 0.707106769f;
+  const float sum = 1.0f + erff(product_2);
+  const float after_gelu = product * sum;
+  // backward, down to gelu
+  const float difference = after_gelu - saved_mean;
+  const float d_after_gelu = difference * quotient + d_out * weight * inverse_root - quotient_2;
+  const float product_3 = d_after_gelu * product * (1.12837923f * expf(-(product_2 * product_2)));
+  d_x = product_3 * 0.707106769f + d_after_gelu * sum * 0.5f;
+  total_3_term = d_out * (difference * inverse_root);
+  total_4_term = d_out;
+}
+
+// Reads d_out, x, saved_mean by (outer, axis_1), saved_variance by (outer, axis_1), total by (outer, axis_1), weight by (axis_1, axis_2), total_2 by (outer, axis_1); leaves partials of total_3, total_4; writes d_x.
+__global__ void __launch_bounds__(256)
+backward_inner_2(const float* __restrict__ d_out, const float* __restrict__ x,
+    const float* __restrict__ saved_mean, const float* __restrict__ saved_variance,
+    const float* __restrict__ total, const float* __restrict__ weight, const float* __restrict__ total_2,
+    float* __restrict__ d_x, Sum<float>* __restrict__ total_3_partials,
+    Sum<float>* __restrict__ total_4_partials, BackwardSizes sizes, Index rows, Index pieces,
+    Index piece_length) {
+  const float count_of_axis_2_inner_value = static_cast<float>(sizes.axis_2.value * sizes.inner.value);
+  constexpr int kLanes = 4, kPacks = 2;
+  __shared__ alignas(16) unsigned char shared[256 * 4];
+  const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
+  const bool is_live = task < rows * pieces;
+  const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
+  const Index above_axis_2 = divide(row, sizes.axis_2);
+  const Index axis_2 = row - above_axis_2 * sizes.axis_2.value;
+  const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
+  const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
+  const Index outer = above_axis_1;
+  const float saved_mean_value = widen(saved_mean[(outer) * sizes.axis_1.value + axis_1]);
+  const float saved_variance_value = widen(saved_variance[(outer) * sizes.axis_1.value + axis_1]);
+  const float total_value = widen(total[(outer) * sizes.axis_1.value + axis_1]);
+  const float weight_value = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
+  const float total_2_value = widen(total_2[(outer) * sizes.axis_1.value + axis_1]);
+  float inverse_root_value;
+  float quotient_value;
+  float quotient_2_value;
+  backward_inner_2_values_once(saved_variance_value, total_value, count_of_axis_2_inner_value, total_2_value,
+      inverse_root_value, quotient_value, quotient_2_value);
+  Sum<float> total_3_sum;
+  Sum<float> total_4_sum;
+  const auto element = [&](Index inner, float d_out_value, float x_value, float& d_x_stored) {
+    float d_x_value;
+    float total_3_term_value;
+    float total_4_term_value;
+    backward_inner_2_values(x_value, saved_mean_value, quotient_value, d_out_value, weight_value,
+        inverse_root_value, quotient_2_value, d_x_value, total_3_term_value, total_4_term_value);
+    d_x_stored = narrow<float>(d_x_value);
+    total_3_sum.add(total_3_term_value);
+    total_4_sum.add(total_4_term_value);
+  };
+  if (is_live) {
+    const Index length = sizes.inner.value, base = row * length;
+    const Index begin = base + piece * piece_length, end = min(begin + piece_length, base + length);
+    // Packs start at multiples of their size; what stands before and behind them goes one by one.
+    const Index head = min(end, (begin + kLanes - 1) / kLanes * kLanes);
+    const Index packs = (end - head) / kLanes, tail = head + packs * kLanes;
+    if (threadIdx.x < (head - begin) + (end - tail)) {
+      const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
+      element(i - base, widen(d_out[i]), widen(x[i]), d_x[i]);
+    }
+    for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
+      Pack<float, kLanes> d_out_in[kPacks];
+      Pack<float, kLanes> x_in[kPacks];
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+        d_out_in[p] = load<kLanes>(d_out + i);
+        x_in[p] = load<kLanes>(x + i);
+      }
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+        Pack<float, kLanes> d_x_out;
+#pragma unroll
+        for (int lane = 0; lane < kLanes; ++lane) {
+          element(i + lane - base, widen(d_out_in[p], lane), widen(x_in[p], lane), d_x_out.at[lane]);
+        }
+        store(d_x + i, d_x_out);
+      }
+    }
+  }
+  total_3_sum = merge_tree(total_3_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,
+      shared);
+  total_4_sum = merge_tree(total_4_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,
+      shared);
+  if (is_live && threadIdx.x == 0) {
+    total_3_partials[((axis_1) * sizes.axis_2.value + axis_2) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_3_sum;
+    total_4_partials[((axis_1) * sizes.axis_2.value + axis_2) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_4_sum;
+  }
+}
+
+__device__ __forceinline__ void backward_finalise_2_values(const float total_3, const float total_4,
+    float& d_weight, float& d_bias) {
+  d_weight = total_3;
+  d_bias = total_4;
+}
+
+// Merges partials into total_3, total_4; writes d_weight, d_bias.
+__global__ void __launch_bounds__(512)
+backward_finalise_2(float* __restrict__ d_weight, float* __restrict__ d_bias,
+    const Sum<float>* __restrict__ total_3_partials, const Sum<float>* __restrict__ total_4_partials,
+    BackwardSizes sizes, Index slots) {
+  __shared__ alignas(16) unsigned char shared[512 * 8];
+  const Index columns = 1, strips = (columns + blockDim.x - 1) / blockDim.x;
+  const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
+  Sum<double> total_3_sum;
+  Sum<double> total_4_sum;
+  if (column < columns) {
+#pragma unroll 8
+    for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
+      total_3_sum.merge(total_3_partials[(above * slots + slot) * columns + column]);
+      total_4_sum.merge(total_4_partials[(above * slots + slot) * columns + column]);
+    }
+  }
+  total_3_sum = merge_tree(total_3_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+      blockDim.x, shared);
+  total_4_sum = merge_tree(total_4_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+      blockDim.x, shared);
+  if (threadIdx.y != 0 || column >= columns) return;
+  const float total_3_value = static_cast<float>(total_3_sum.sum());
+  const float total_4_value = static_cast<float>(total_4_sum.sum());
+  const Index result = above * columns + column;
+  const Index above_axis_2 = divide(result, sizes.axis_2);
+  const Index axis_2 = result - above_axis_2 * sizes.axis_2.value;
+  const Index axis_1 = above_axis_2;
+  float d_weight_value;
+  float d_bias_value;
+  backward_finalise_2_values(total_3_value, total_4_value, d_weight_value, d_bias_value);
+  d_weight[(axis_1) * sizes.axis_2.value + axis_2] = narrow<float>(d_weight_value);
+  d_bias[(axis_1) * sizes.axis_2.value + axis_2] = narrow<float>(d_bias_value);
+}
+
+}  // namespace
+
+// Scratch memory, handed out piece by piece; with no base it only counts.
+struct Scratch {
+  char* base;
+  int64_t used = 0;
+  template <typename T>
+  T* take(int64_t count) {
+    T* const piece = reinterpret_cast<T*>(base + used);
+    used += (count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
+    return piece;
+  }
+};
+
+// The caller's device stays current.
+struct DeviceGuard {
+  int previous = 0;
+  explicit DeviceGuard(int device) {
+    cudaGetDevice(&previous);
+    if (previous != device) cudaSetDevice(device);
+    else previous = -1;
+  }
+  ~DeviceGuard() {
+    if (previous >= 0) cudaSetDevice(previous);
+  }
+};
+
+static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The smallest power of two that is at least n, between two others.
+static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
+  int64_t power = least;
+  while (power < n && power < most) power *= 2;
+  return power;
+}
+
+// How many blocks of a kernel the device works on at once, each with so much shared memory of its own. Asked once for
+// each kernel, device and size of block: the runtime takes microseconds to answer.
+template <typename Kernel>
+static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes, int device) {
+  struct Answer {
+    Kernel* kernel;
+    int threads, device;
+    int64_t blocks;
+  };
+  thread_local Answer answers[8] = {};
+  thread_local int next = 0;
+  const int threads = static_cast<int>(block.x * block.y);
+  for (const Answer& known : answers) {
+    if (known.kernel == kernel && known.threads == threads && known.device == device) return known.blocks;
+  }
+  int on_each = 0, processors = 0;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
+  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&on_each, kernel, threads, shared_bytes);
+  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  if (on_each == 0) return 1;  // the launch will say why
+  Answer& oldest = answers[next];
+  next = (next + 1) % 8;
+  oldest = {kernel, threads, device, static_cast<int64_t>(on_each) * processors};
+  return oldest.blocks;
+}
+
+// A row's threads along x: a power of two within a warp, or whole warps; rows beside each other along y.
+static dim3 row_block(int64_t wanted) {
+  const int64_t along = wanted <= 32 ? power_of_two(wanted, 1, 32) : ceil_divide(wanted, 32) * 32;
+  return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < 256 ? 256 / along : 1));
+}
+
+// a: x, weight, bias, out, saved_mean, saved_variance, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, inner, device, stream.
+// Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
+extern "C" int64_t run_forward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const float*>(a[0]);
+  auto* const weight = reinterpret_cast<const float*>(a[1]);
+  auto* const bias = reinterpret_cast<const float*>(a[2]);
+  auto* const out = reinterpret_cast<float*>(a[3]);
+  auto* const saved_mean = reinterpret_cast<float*>(a[4]);
+  auto* const saved_variance = reinterpret_cast<float*>(a[5]);
+  const bool is_measuring = a[6] == -1;
+  if (!is_measuring && ((a[0] | a[3]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[6])};
+  const ForwardSizes sizes{ size_of(a[7]), size_of(a[8]), size_of(a[9]), size_of(a[10]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[12]);
+  const int device = static_cast<int>(a[11]);
+  const DeviceGuard guard(device);
+  const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value), forward_row_length = static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value);
+  // So many blocks share a row; there are as many such teams as the device works on at once.
+  const int64_t forward_row_blocks = ceil_divide(forward_row_length, 8192);
+  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, forward_row_blocks * 16));
+  const int64_t forward_row_resident = resident_blocks(forward_row, forward_row_block, 98304,
+      device) / forward_row_blocks;
+  if (forward_row_resident == 0) return -static_cast<int64_t>(cudaErrorCooperativeLaunchTooLarge);
+  const int64_t forward_row_slots = forward_row_rows < forward_row_resident ? forward_row_rows : forward_row_resident;
+  const int64_t forward_row_meeting_cells = forward_row_slots * forward_row_blocks * 8;
+  auto* const forward_row_meetings = scratch.take<uint64_t>(forward_row_meeting_cells);
+  if (is_measuring) return scratch.used;
+  {
+    cudaMemsetAsync(forward_row_meetings, 0, forward_row_meeting_cells * sizeof(uint64_t), stream);
+    cudaLaunchAttribute together{};
+    together.id = cudaLaunchAttributeCooperative;
+    together.val.cooperative = 1;
+    cudaLaunchConfig_t launch{};
+    launch.gridDim = dim3(static_cast<unsigned>(forward_row_slots * forward_row_blocks));
+    launch.blockDim = forward_row_block;
+    launch.dynamicSmemBytes = 98304;
+    launch.stream = stream;
+    launch.attrs = &together;
+    launch.numAttrs = 1;
+    cudaLaunchKernelEx(&launch, forward_row, x, weight, bias, out, saved_mean, saved_variance, sizes,
+        forward_row_meetings, static_cast<Index>(forward_row_blocks));
+  }
+  return -static_cast<int64_t>(cudaGetLastError());
+}
+
+// a: x, weight, saved_mean, saved_variance, d_out, d_x, d_weight, d_bias, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, inner, device, stream.
+// Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
+extern "C" int64_t run_backward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const float*>(a[0]);
+  auto* const weight = reinterpret_cast<const float*>(a[1]);
+  auto* const saved_mean = reinterpret_cast<const float*>(a[2]);
+  auto* const saved_variance = reinterpret_cast<const float*>(a[3]);
+  auto* const d_out = reinterpret_cast<const float*>(a[4]);
+  auto* const d_x = reinterpret_cast<float*>(a[5]);
+  auto* const d_weight = reinterpret_cast<float*>(a[6]);
+  auto* const d_bias = reinterpret_cast<float*>(a[7]);
+  const bool is_measuring = a[8] == -1;
+  if (!is_measuring && ((a[0] | a[4] | a[5]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[8])};
+  const BackwardSizes sizes{ size_of(a[9]), size_of(a[10]), size_of(a[11]), size_of(a[12]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[14]);
+  const int device = static_cast<int>(a[13]);
+  const DeviceGuard guard(device);
+  const int64_t backward_inner_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value), backward_inner_length = static_cast<int64_t>(sizes.inner.value);
+  const int64_t backward_inner_pieces = ceil_divide(backward_inner_length, 8192);
+  const int64_t total_partials_slots = static_cast<int64_t>(sizes.axis_2.value) * backward_inner_pieces;
+  const int64_t total_2_partials_slots = static_cast<int64_t>(sizes.axis_2.value) * backward_inner_pieces;
+  const int64_t backward_inner_2_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value), backward_inner_2_length = static_cast<int64_t>(sizes.inner.value);
+  const int64_t backward_inner_2_pieces = ceil_divide(backward_inner_2_length, 8192);
+  const int64_t total_3_partials_slots = static_cast<int64_t>(sizes.outer.value) * backward_inner_2_pieces;
+  const int64_t total_4_partials_slots = static_cast<int64_t>(sizes.outer.value) * backward_inner_2_pieces;
+  auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * total_partials_slots);
+  auto* const total_2_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * total_2_partials_slots);
+  auto* const total_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value));
+  auto* const total_2_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value));
+  auto* const total_3_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * total_3_partials_slots);
+  auto* const total_4_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * total_4_partials_slots);
+  if (is_measuring) return scratch.used;
+  {
+    const int64_t piece_length = ceil_divide(backward_inner_length, backward_inner_pieces);
+    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 32, 256));
+    const dim3 block(lanes, 256 / lanes);
+    const auto blocks = static_cast<unsigned>(ceil_divide(backward_inner_rows * backward_inner_pieces,
+        block.y));
+    backward_inner<<<blocks, block, 0, stream>>>(d_out, weight, x, saved_mean, total_partials,
+        total_2_partials, sizes, static_cast<Index>(backward_inner_rows),
+        static_cast<Index>(backward_inner_pieces), static_cast<Index>(piece_length));
+  }
+  {
+    const int64_t columns = 1,
+        results = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value);
+    // Threads for all slots of a column, up to 64, and columns beside each other for the rest.
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1,
+        512 / power_of_two(total_partials_slots, 1, 64)));
+    const dim3 block(width, 512 / width);
+    const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
+    backward_finalise<<<blocks, block, 0, stream>>>(total_scratch, total_2_scratch, total_partials,
+        total_2_partials, sizes, static_cast<Index>(total_partials_slots));
+  }
+  {
+    const int64_t piece_length = ceil_divide(backward_inner_2_length, backward_inner_2_pieces);
+    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 32, 256));
+    const dim3 block(lanes, 256 / lanes);
+    const auto blocks = static_cast<unsigned>(ceil_divide(backward_inner_2_rows * backward_inner_2_pieces,
+        block.y));
+    backward_inner_2<<<blocks, block, 0, stream>>>(d_out, x, saved_mean, saved_variance, total_scratch,
+        weight, total_2_scratch, d_x, total_3_partials, total_4_partials, sizes,
+        static_cast<Index>(backward_inner_2_rows), static_cast<Index>(backward_inner_2_pieces),
+        static_cast<Index>(piece_length));
+  }
+  {
+    const int64_t columns = 1,
+        results = static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value);
+    // Threads for all slots of a column, up to 64, and columns beside each other for the rest.
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1,
+        512 / power_of_two(total_3_partials_slots, 1, 64)));
+    const dim3 block(width, 512 / width);
+    const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
+    backward_finalise_2<<<blocks, block, 0, stream>>>(d_weight, d_bias, total_3_partials, total_4_partials,
+        sizes, static_cast<Index>(total_3_partials_slots));
+  }
+  return -static_cast<int64_t>(cudaGetLastError());
+}
+
+extern "C" const char* error_text(int64_t code) { return cudaGetErrorString(static_cast<cudaError_t>(-code)); }
