@@ -145,7 +145,7 @@ def _tier(
     length = math.prod(bound.domain[a] for a in axes)
     if set(order[-len(axes) :]) == axes:
         tier = row_tier(length, widest, words, processors)
-        if tier is None or _stretch(programs, axes, bound) < LEAST_STRETCH:
+        if tier is None or _stretch(programs, axes, bound, order) < LEAST_STRETCH:
             return tier
         # Two passes over memory are faster than a team that adds up stretches.
         return replace(tier, has_stretches=True, holds_derivatives=not tier.may_be_shared)
@@ -154,9 +154,11 @@ def _tier(
     return column_tier(length, behind, widest, words)
 
 
-def _stretch(programs: Sequence[Program], axes: ir.Extent, bound: Bound) -> int:
+def _stretch(
+    programs: Sequence[Program], axes: ir.Extent, bound: Bound, order: Sequence[int]
+) -> int:
     """How many neighbours in a row are alike to all tensors that vary along it, but not along all
-    of it; 0 where that differs.
+    of it; 0 where that differs, or where those that are alike do not lie together.
     """
     tensors = [leaf.extent for p in programs for leaf in p.graph.inputs]
     tensors += [expr.extent for p in programs for expr in p.graph.roots]
@@ -164,6 +166,8 @@ def _stretch(programs: Sequence[Program], axes: ir.Extent, bound: Bound) -> int:
     if len(found) != 1:
         return 0
     (lead,) = found
+    if {a for a in order if a in axes and a not in lead} != set(order[-len(axes - lead) :]):
+        return 0
     return math.prod(bound.domain[a] for a in axes - lead)
 
 

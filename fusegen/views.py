@@ -95,8 +95,7 @@ class KernelView(Indexing):
         leaves += [leaf for s in self.kernel.stages for r in s for _, leaf in r.results]
         leaves += [leaf for pairs in self.kernel.held for leaf, _ in pairs]
         names = {ir.name_of(leaf) for leaf in leaves} | {b.name for b, _ in self.kernel.stores}
-        left = (*self.kernel.sums, *self.kernel.stretches)
-        return names | {f"{ir.name_of(r.results[0][1])}_term" for r, _ in left}
+        return names | {s.term for s in self.left}
 
     def _stage(self, i: int, stage: tuple[Reduction, ...]) -> StageView:
         views = [ReductionView(r, None, self) for r in stage]

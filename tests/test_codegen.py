@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import fusegen
 from fusegen.codegen import TEMPLATES
 from fusegen.target import code_name
 
@@ -26,6 +27,15 @@ def test_an_operand_never_shares_a_name_with_a_local_of_a_skeleton(template: Pat
     assert declared or template.name == "common.cu.jinja", "the expression found no declaration"
     clashes = sorted(name for name in declared if code_name(name) == name)
     assert clashes == []
+
+
+@pytest.mark.parametrize("text", ["mish", "softplus | tanh | keep(y) | mul(y)"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_tanh_of_a_softplus_takes_neither_tanh_nor_logarithm(text: str, dtype: str) -> None:
+    for target in ("cuda", "cpp"):
+        source = fusegen.compile(text).source(target, dtype, grad=True)
+        assert "exp" in source
+        assert not re.search(r"\b(tanhf?|log1pf?)\(", source)
 
 
 def test_an_ordinary_operand_keeps_its_name() -> None:
