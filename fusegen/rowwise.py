@@ -67,7 +67,7 @@ def rowwise_kernel(state: Pass, tier: Tier | None, holds_dear: Sequence[str] = (
     mine, known = partials(state, columns, ordered(axes))
     state.resolve(known)
     stretches: list[tuple[Reduction, Buffer]] = []
-    if tier is not None and lead is not None:
+    if tier is not None and lead is not None and not tier.may_be_shared:
         found = [
             r
             for r in reduces_below(state.pending.values())

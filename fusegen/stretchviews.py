@@ -58,12 +58,9 @@ class StretchingView(MergingView):
         return self.word(max(self.reduced))
 
     def stretch_place(self, reduction: ReductionView) -> str:
-        """Where a block's sums of a row's stretches lie, counted in rows of stretches."""
+        """Where the sums of a row's stretches lie, counted in rows of stretches."""
         kept, summed = self.compact(reduction.kept), self.compact(reduction.summed)
-        size = self.size(reduction.summed)
-        if self.is_team:
-            return f"((({kept}) * {size} + {summed}) * blocks + rank)"
-        return f"(({kept}) * {size} + {summed})"
+        return f"(({kept}) * {self.size(reduction.summed)} + {summed})"
 
     @property
     def domain_groups(self) -> set[int]:
@@ -77,5 +74,5 @@ class StretchingView(MergingView):
 
     @property
     def most_edges(self) -> int:
-        """How many stretches a block's rows can have, those begun elsewhere too."""
+        """How many stretches a block's rows can have, and one behind the last."""
         return self.elements * self.threads // LEAST_STRETCH + 2

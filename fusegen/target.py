@@ -292,7 +292,7 @@ _SPOKEN_FOR = """
     centre code coefficient column column_block columns combine combine_across combine_team
     count cudaGetErrorString d definition device distance distances divide drift e edge edges
     element elements end erf_of error_text excess exchange exp2_flushed exp_of expect f factor
-    families far finite first first_stretch float16 fold found from gap given guard half head
+    families finite first float16 fold found from gap given guard half head
     high home i index inner inverse inverse_length is_beside is_here is_it is_live j join kept
     kernel lane lanes larger largest last launch least leave left length lengths line lines load
     load_again load_anywhere low lower lowest magnitude meeting merge merge_beside merge_moments

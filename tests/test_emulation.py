@@ -158,8 +158,8 @@ CASES = [
         {"layout": "channels_last"},
         "inner",
     ),
-    # Rows that fall into stretches: edges between packs and within; some in each block of a team,
-    # and one over several of its blocks.
+    # Rows that fall into stretches: edges between packs and within; read by teams, some in each
+    # block, and one over several.
     ("add_channel | group_norm(2, w, b)", (3, 6, 8, 16), [(6,)] * 3, {}, "row finalise"),
     ("group_norm(2, w, b) | gelu", (3, 8, 7, 11), [(8,)] * 2, {}, "row finalise"),
     ("group_norm(2, w, b) | silu", (3, 6, 7, 11), [(6,)] * 2, {"dtype": "bfloat16"}, "row"),

@@ -359,7 +359,6 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
   auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 1024) + thread;
   __shared__ Sum<float> total_pairs[512], total_edges[66];
   __shared__ Sum<float> total_2_pairs[512], total_2_edges[66];
-  const Index first_stretch = 0;
   const Index stride = gridDim.x * blockDim.y;
   Index first = blockIdx.x * blockDim.y;
   int slot = 0;
@@ -463,9 +462,9 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
       total_2_high.merge(exchange(total_2_high, 1));
       if (threadIdx.x % 2 == 0) {
         total_pairs[((threadIdx.y * kPacks + p) * blockDim.x + threadIdx.x) / 2] = total_low;
-        if (is_here && edge < 2 * kLanes) total_edges[threadIdx.y * sizes.axis_2.value + stretch + 1 - first_stretch] = total_high;
+        if (is_here && edge < 2 * kLanes) total_edges[threadIdx.y * sizes.axis_2.value + stretch + 1] = total_high;
         total_2_pairs[((threadIdx.y * kPacks + p) * blockDim.x + threadIdx.x) / 2] = total_2_low;
-        if (is_here && edge < 2 * kLanes) total_2_edges[threadIdx.y * sizes.axis_2.value + stretch + 1 - first_stretch] = total_2_high;
+        if (is_here && edge < 2 * kLanes) total_2_edges[threadIdx.y * sizes.axis_2.value + stretch + 1] = total_2_high;
       }
     }
     combine(sums_1, cells[turn++ & 1]);
@@ -484,9 +483,9 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
         total_part.merge(total_pairs[beside * kPacks * blockDim.x / 2 + q]);
         total_2_part.merge(total_2_pairs[beside * kPacks * blockDim.x / 2 + q]);
       }
-      if (place == 0 && from < to && start * pair != from) {
-        total_part.merge(total_edges[n - first_stretch]);
-        total_2_part.merge(total_2_edges[n - first_stretch]);
+      if (place == 0 && start * pair != from) {
+        total_part.merge(total_edges[n]);
+        total_2_part.merge(total_2_edges[n]);
       }
 #pragma unroll
       for (int bit = 16; bit > 0; bit /= 2) {
