@@ -10,10 +10,10 @@ from fusegen.grouping import collapse, ordered
 from fusegen.ir import Graph
 from fusegen.kernel import Buffer, Entry
 from fusegen.lower import remarked
-from fusegen.narrow import contracted, narrow_type, narrowed
+from fusegen.narrow import narrow_type, narrowed, shorter
 from fusegen.ops import Chain
-from fusegen.program import Program
-from fusegen.rewriting import shortened
+from fusegen.program import STATISTIC, Program
+from fusegen.rewriting import contracted, shortened, with_inverses
 from fusegen.schedule import schedule
 from fusegen.signature import Signature, is_double
 from fusegen.target import TARGETS
@@ -26,8 +26,9 @@ def make_entry(program: Program, signature: Signature) -> Entry:
     windows = dict(program.windows)
     graph, new, grouping = collapse(program.graph, signature.order, windows)
     tier, allow_fused = signature.tier, signature.allow_fused
-    if tier is not None and program.name != "forward" and not tier.holds_derivatives:
-        tier, allow_fused = None, False
+    if tier is not None and program.name != "forward":
+        tier, allow_fused = tier.for_derivatives, tier.holds_derivatives and allow_fused
+        tier = tier if tier.holds_derivatives else None
     kernels = schedule(
         graph,
         dtypes,
@@ -39,10 +40,19 @@ def make_entry(program: Program, signature: Signature) -> Entry:
         holds_dear=TARGETS[signature.target].holds_dear,
         is_sliding=bool(grouping.slides),
     )
-    narrow = None if _compares_with_maxima(graph) else narrow_type(graph, dtypes)
     target = TARGETS[signature.target]
+    must_be_alike = _compares_with_maxima(graph)
+    is_inexact = _depends_on_sums(graph) and not must_be_alike
+    narrow = None if must_be_alike else narrow_type(graph, dtypes)
     kernels = shortened(kernels)
-    kernels = narrowed(kernels, narrow, target) if narrow else contracted(kernels, target)
+    if narrow:
+        kernels = narrowed(kernels, narrow, target)
+    else:
+        if compute == "float" and is_inexact:
+            kernels = shorter(kernels, target)
+        kernels = contracted(kernels, target)
+    if is_inexact and target.is_flat:
+        kernels = with_inverses(kernels)
     arguments = [
         Buffer(ir.name_of(leaf), dtypes[ir.name_of(leaf)], ordered(leaf.extent), "input")
         for leaf in graph.inputs
@@ -51,6 +61,14 @@ def make_entry(program: Program, signature: Signature) -> Entry:
         Buffer(name, dtypes[name], ordered(expr.extent), "output") for name, expr in graph.outputs
     ]
     return Entry(program.name, kernels, tuple(arguments), grouping, compute)
+
+
+def _depends_on_sums(graph: Graph) -> bool:
+    """Whether elements depend on what others add up to."""
+    nodes = ir.topological(graph.roots)
+    used = {a for n in nodes for a in n.args}
+    is_saved = any(ir.name_of(leaf).startswith(STATISTIC) for leaf in graph.inputs)
+    return is_saved or any(n.op == "reduce" and n in used for n in nodes)
 
 
 def _compares_with_maxima(graph: Graph) -> bool:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from fusegen import ir
 from fusegen.choices import bounded, joined
@@ -23,7 +24,7 @@ from fusegen.ir import Expr, Graph, const, constant, primitive
 from fusegen.kernel import Kernel
 from fusegen.program import STATISTIC
 from fusegen.promotion import FLOATING
-from fusegen.rewriting import rewritten
+from fusegen.rewriting import joined_products, operation, rewritten, users_of
 from fusegen.target import COMPUTE, Target
 
 # log2(erfc(z)) for z >= 0, lowest power first, the leading coefficient negative, so that it falls
@@ -49,6 +50,12 @@ LOG2_ERFC_IN_ERF = (
 # difference of 1 and erfc is off by 2^-22.5 / 0.11.
 _ERF_SERIES_END = 0.1
 _ERF_SERIES = (2.0 / math.sqrt(math.pi), -2.0 / (3.0 * math.sqrt(math.pi)))
+# The same for single precision: erfc within 6e-8 of 1, and within 3e-4 of itself down to 1e-8.
+LOG2_ERFC_WIDE = (
+    *(0.0, -1.6279090642929077, -0.9184182286262512, -0.1484183371067047, 0.027949824929237366),
+    *(-0.00014213791291695088, -0.0021781667601317167, 0.0008588993223384023),
+    *(-0.0001790586393326521, 2.0664692783611827e-05, -1.0380076673754957e-06),
+)
 _LOG2_E = 1.0 / math.log(2.0)
 # Constants beyond these stay where they are written: moved, they could overflow what they did not.
 _GATHERED = 2.0**20
@@ -71,48 +78,41 @@ def narrow_type(graph: Graph, dtypes: Mapping[str, str]) -> str | None:
 def narrowed(kernels: Iterable[Kernel], dtype: str, target: Target) -> tuple[Kernel, ...]:
     """The kernels with their arithmetic rewritten for results of a 16-bit type."""
 
-    def new(roots: Sequence[Expr], named: Sequence[Expr]) -> dict[Expr, Expr]:
-        return respelled(roots, named, dtype, target)
+    def respelled_in(kernel: Kernel) -> Kernel:
+        along = kernel.reduced if kernel.tier else kernel.domain[-1:]
+        return rewritten(kernel, lambda r, named: respelled(r, named, dtype, target, along))
 
-    return tuple(rewritten(kernel, new) for kernel in kernels)
+    return tuple(map(respelled_in, kernels))
 
 
-def contracted(kernels: Iterable[Kernel], target: Target) -> tuple[Kernel, ...]:
-    """The kernels, products joined with the sums they go into where rows are held on the chip.
-
-    Those are not the same to the last bit as eager's in any case, which adds in another order; and
-    they wait for arithmetic, unlike kernels without reductions.
+def shorter(kernels: Iterable[Kernel], target: Target) -> tuple[Kernel, ...]:
+    """The kernels with 1 + erf(a) and erf's derivative in fewer instructions, at single precision:
+    for elements that depend on sums, which are not the same to the last bit as eager's either.
     """
 
     def new(roots: Sequence[Expr], named: Sequence[Expr]) -> dict[Expr, Expr]:
-        return _fused(roots, set(named))
+        return _Algebra(roots, named, _WIDE, target).images
 
-    joins = "fma" in target.spellings
-    return tuple(rewritten(k, new) if k.tier and joins else k for k in kernels)
+    return tuple(rewritten(k, new) if "fma" in target.spellings else k for k in kernels)
 
 
 def respelled(
-    roots: Sequence[Expr], named: Collection[Expr], dtype: str, target: Target
+    roots: Sequence[Expr],
+    named: Collection[Expr],
+    dtype: str,
+    target: Target,
+    along: Collection[int] = (),
 ) -> dict[Expr, Expr]:
-    """What every node below the roots becomes; nodes in `named` stay nodes of their own."""
-    algebra = _Algebra(roots, named, dtype, target)
+    """What every node below the roots becomes; nodes in `named` stay nodes of their own, and so do
+    products that do not vary along the groups `along`, if there are such.
+    """
+    algebra = _Algebra(roots, named, Precision(LOG2_ERFC[dtype], _RULES, "narrow_"), target)
     new = algebra.images
     if "fma" not in target.spellings:
         return new
     images = [new[root] for root in roots]
-    fused = _fused(images, {new[node] for node in named if node in new})
+    fused = joined_products(images, {new[node] for node in named if node in new}, along)
     return {node: fused[image] for node, image in new.items() if image in fused}
-
-
-def _users(roots: Sequence[Expr]) -> Counter[Expr]:
-    order = ir.topological(roots)
-    return Counter((*dict.fromkeys(roots), *(a for node in order for a in node.args)))
-
-
-def _operation(op: str, *args: Expr) -> Expr:
-    """An operation that stands only behind the scheduler, on numbers."""
-    extent = frozenset[int]().union(*(a.extent for a in args))
-    return ir.make(op, args, extent=extent, rank=args[0].rank)
 
 
 def _plain(node: Expr) -> float | None:
@@ -123,27 +123,38 @@ def _plain(node: Expr) -> float | None:
 
 
 def _polynomial(x: Expr, coefficients: Iterable[float]) -> Expr:
-    return _operation("polynomial", x, *map(const, coefficients))
+    return operation("polynomial", x, *map(const, coefficients))
 
 
 def _erfc_of_size(x: Expr, factor: float, scale: float, log2_erfc: Sequence[float]) -> Expr:
     """scale * erfc(factor * |x|); what is below 2^-126 is zero."""
     first, *others = (c * factor**power for power, c in enumerate(log2_erfc))
     exponent = _polynomial(primitive("abs", x), (first + math.log2(scale), *others))
-    return _operation("exp2_flushed", exponent)
+    return operation("exp2_flushed", exponent)
+
+
+@dataclass(frozen=True)
+class Precision:
+    """What results can tell apart: how log2(erfc) is found, what is rewritten, and what the cheap
+    spellings of primitives begin with, if there are such.
+    """
+
+    log2_erfc: Sequence[float]
+    rules: Mapping[str, Callable[[_Algebra, Expr], Expr | None]]
+    cheap: str = ""
 
 
 class _Algebra:
     """One walk over a kernel's expressions, arguments first; `images` has what each becomes."""
 
     def __init__(
-        self, roots: Sequence[Expr], named: Collection[Expr], dtype: str, target: Target
+        self, roots: Sequence[Expr], named: Collection[Expr], precision: Precision, target: Target
     ) -> None:
         self.images: dict[Expr, Expr] = {}
         self.scaled: dict[Expr, Callable[[float], Expr]] = {}  # the image, times a number
-        self.users = _users(roots)
+        self.users = users_of(roots)
         self.named = frozenset(named)
-        self.log2_erfc = LOG2_ERFC[dtype]
+        self.precision = precision
         self.target = target
         for node in ir.topological(roots):
             self.images[node] = self.image(node)
@@ -154,16 +165,16 @@ class _Algebra:
 
     def image(self, node: Expr) -> Expr:
         """What a node becomes, whose arguments have images."""
-        rule = _RULES.get(node.op)
+        rule = self.precision.rules.get(node.op)
         found = rule(self, node) if rule else None
         return self.rebuilt(node) if found is None else found
 
     def rebuilt(self, node: Expr) -> Expr:
         """The node on the images of its arguments, in the target's cheap spelling if it has one."""
         args = tuple(self.images[a] for a in node.args)
-        cheap = f"narrow_{node.op}"
-        if cheap in self.target.spellings:
-            return _operation(cheap, *args)
+        cheap = self.precision.cheap + node.op
+        if self.precision.cheap and cheap in self.target.spellings:
+            return operation(cheap, *args)
         return ir.rebuild(node, args)
 
     # Products.
@@ -258,7 +269,7 @@ class _Algebra:
         size = abs(factor)
 
         def scaled(scale: float) -> Expr:
-            low = _erfc_of_size(base, size, scale, self.log2_erfc)
+            low = _erfc_of_size(base, size, scale, self.precision.log2_erfc)
             high = primitive("sub", const(2.0 * scale), low)
             sides = (high, low) if sign * factor > 0 else (low, high)
             return primitive("where", base < 0, *sides)
@@ -281,19 +292,27 @@ class _Algebra:
         return primitive("where", is_near, near, far)
 
     def of_exp(self, node: Expr) -> Expr:
-        """A power of two; where the exponent is minus a square, as erf's derivative has it, one
-        that takes factors in.
+        """A power of two."""
+        bell = self.of_bell(node)
+        if bell is not None:
+            return bell
+        factor, base = self.multiple(node.args[0])
+        return operation("exp2", primitive("mul", base, const(factor * _LOG2_E)))
+
+    def of_bell(self, node: Expr) -> Expr | None:
+        """An exponential of minus a square, as erf's derivative has it: a power of two that takes
+        factors in.
         """
         factor, base = self.multiple(node.args[0])
         is_square = base.op == "mul" and base.args[0] is base.args[1]
         if factor >= 0 or not is_square:
-            return _operation("exp2", primitive("mul", base, const(factor * _LOG2_E)))
+            return None
 
         def scaled(scale: float) -> Expr:
             exponent = primitive("mul", base, const(factor * _LOG2_E))
             if scale != 1.0:
                 exponent = primitive("add", exponent, const(math.log2(scale)))
-            return _operation("exp2_flushed", exponent)
+            return operation("exp2_flushed", exponent)
 
         result = scaled(1.0)
         self.scaled[result] = scaled
@@ -318,29 +337,12 @@ _RULES: Mapping[str, Callable[[_Algebra, Expr], Expr | None]] = {
     "exp": _Algebra.of_exp,
     "where": _Algebra.of_where,
 }
-
-
-def _fused(roots: Sequence[Expr], named: Collection[Expr]) -> dict[Expr, Expr]:
-    """Every node below the roots, a product that only a sum uses joined with it into one fma."""
-    users = _users(roots)
-    new: dict[Expr, Expr] = {}
-    for node in ir.topological(roots):
-        args = tuple(new[a] for a in node.args)
-        new[node] = ir.rebuild(node, args)
-        if node.op not in ("add", "sub"):
-            continue
-        for i, product in enumerate(node.args):
-            if product.op != "mul" or users[product] > 1 or product in named:
-                continue
-            a, b = (new[factor] for factor in product.args)
-            other = args[1 - i]
-            if node.op == "sub":
-                a, other = (a, _minus(other)) if i == 0 else (_minus(a), other)
-            new[node] = _operation("fma", a, b, other)
-            break
-    return new
-
-
-def _minus(node: Expr) -> Expr:
-    number = constant(node)
-    return primitive("neg", node) if number is None else const(-number)
+_WIDE = Precision(
+    LOG2_ERFC_WIDE,
+    {
+        "mul": _Algebra.of_product,
+        "add": _Algebra.of_sum,
+        "sub": _Algebra.of_sum,
+        "exp": _Algebra.of_bell,
+    },
+)

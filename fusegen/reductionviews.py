@@ -9,7 +9,9 @@ from typing import Protocol
 from fusegen import ir
 from fusegen.kernel import Buffer, Kernel, Reduction
 from fusegen.statements import ElementFunction
-from fusegen.target import Target
+from fusegen.target import DEAR, Target
+
+_FEW = 4  # instructions that a compiler puts under a condition without a branch
 
 
 class Holder(Protocol):
@@ -41,7 +43,10 @@ class StageView:
 
 
 class ReductionView:
-    """A Reduction as a template sees it."""
+    """A Reduction as a template sees it.
+
+    is_dear says that a branch around a term would have elements wait for each other.
+    """
 
     def __init__(self, reduction: Reduction, buffer: Buffer | None, kernel: Holder) -> None:
         self.reduction = reduction
@@ -59,6 +64,10 @@ class ReductionView:
         factors = zip((self.term, f"{self.term}_by"), value.args, strict=False)
         self.terms = [*factors] if is_product else [(self.term, value)]
         self.addends = ", ".join(f"{name}_value" for name, _ in self.terms)
+        along = set(kernel.kernel.reduced)
+        inside = [n for n in ir.topological([value]) if n.op in ir.ARITY and n.extent & along]
+        is_dear = len(inside) > _FEW or any(n.op in DEAR for n in inside)
+        self.is_dear = is_dear or reduction.kind == "peak"
         self.line = f"{ir.name_of(reduction.value) if self.is_plain else self.term}_line"
         self.operand = ""  # the held value that is accumulated; or else what was read
         self.has_index = reduction.index is not None

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 from fusegen import ir
-from fusegen.ir import Expr, constant, primitive
+from fusegen.ir import Expr, const, constant, primitive
 from fusegen.kernel import Kernel, Reduction
 from fusegen.lower import remarked
+from fusegen.target import Target
 
 # From here on tanh(x) is 1 even in double precision; from here on exp(x)^2 is too large a float.
 _TANH_IS_1, _SQUARE_OVERFLOWS = 20.0, 44.0
+# Divisors beyond which inverses are scaled, and by how much; powers of two, for exact products.
+_LARGE, _SHIFT = 2.0**100, 2.0**64
 
 
 def rewritten(
@@ -39,6 +43,42 @@ def rewritten(
         marks=remarked(kernel.marks, new),
         held=tuple(tuple((leaf, new[v]) for leaf, v in pairs) for pairs in kernel.held),
     )
+
+
+def with_inverses(kernels: Iterable[Kernel]) -> tuple[Kernel, ...]:
+    """The kernels where a quotient by what does not vary along a row on the chip, or along the last
+    axis, is a product with its inverse, which is found once for many.
+    """
+
+    def inverted(kernel: Kernel) -> Kernel:
+        along = set(kernel.reduced if kernel.tier else kernel.domain[-1:])
+
+        def new(roots: Sequence[Expr], named: Sequence[Expr]) -> dict[Expr, Expr]:
+            images: dict[Expr, Expr] = {}
+            for node in ir.topological(roots):
+                image = ir.rebuild(node, tuple(images[a] for a in node.args))
+                if node.op in ("div", "narrow_div") and constant(node.args[1]) is None:
+                    number, divisor = node.args
+                    if number.extent & along and not divisor.extent & along:
+                        image = _times_inverse(*image.args)
+                images[node] = image
+            return images
+
+        return rewritten(kernel, new)
+
+    return tuple(map(inverted, kernels))
+
+
+def _times_inverse(number: Expr, divisor: Expr) -> Expr:
+    """Within 2 ulp of the quotient. The inverse of what is very small would overflow, and that of
+    what is very large lose digits.
+    """
+    if divisor.op == "count":
+        return number * (1.0 / divisor)
+    size = primitive("abs", divisor)
+    scale = primitive("where", primitive("gt", size, _LARGE), _SHIFT**-1, 1.0)
+    scale = primitive("where", primitive("lt", size, 1 / _LARGE), _SHIFT, scale)
+    return number * (1.0 / (divisor * scale)) * scale
 
 
 def shortened(kernels: Iterable[Kernel]) -> tuple[Kernel, ...]:
@@ -72,3 +112,64 @@ def _shorter(node: Expr) -> Expr:
     grown = softplus.args[0]
     square = grown * (grown + 2)
     return primitive("where", condition, 1.0, square / (square + 2))
+
+
+def contracted(kernels: Iterable[Kernel], target: Target) -> tuple[Kernel, ...]:
+    """The kernels, products joined with the sums they go into where rows are held on the chip.
+
+    Those are not the same to the last bit as eager's in any case, which adds in another order; and
+    they wait for arithmetic, unlike kernels without reductions.
+    """
+
+    def joined(kernel: Kernel) -> Kernel:
+        # What a row has one of is found once, and has no part in that.
+        return rewritten(
+            kernel, lambda roots, named: joined_products(roots, set(named), kernel.reduced)
+        )
+
+    joins = "fma" in target.spellings
+    return tuple(joined(k) if k.tier and joins else k for k in kernels)
+
+
+def users_of(roots: Sequence[Expr]) -> Counter[Expr]:
+    """How often each node below the roots is an argument or a root."""
+    order = ir.topological(roots)
+    return Counter((*dict.fromkeys(roots), *(a for node in order for a in node.args)))
+
+
+def operation(op: str, *args: Expr) -> Expr:
+    """An operation that stands only behind the scheduler, on numbers."""
+    extent = frozenset[int]().union(*(a.extent for a in args))
+    return ir.make(op, args, extent=extent, rank=args[0].rank)
+
+
+def joined_products(
+    roots: Sequence[Expr], named: Collection[Expr], along: Collection[int] = ()
+) -> dict[Expr, Expr]:
+    """Every node below the roots, a product that only a sum uses joined with it into one fma; with
+    `along`, if it varies along one of those groups.
+    """
+    users = users_of(roots)
+    new: dict[Expr, Expr] = {}
+    for node in ir.topological(roots):
+        args = tuple(new[a] for a in node.args)
+        new[node] = ir.rebuild(node, args)
+        if node.op not in ("add", "sub"):
+            continue
+        for i, product in enumerate(node.args):
+            if product.op != "mul" or users[product] > 1 or product in named:
+                continue
+            if along and not product.extent & set(along):
+                continue
+            a, b = (new[factor] for factor in product.args)
+            other = args[1 - i]
+            if node.op == "sub":
+                a, other = (a, _minus(other)) if i == 0 else (_minus(a), other)
+            new[node] = operation("fma", a, b, other)
+            break
+    return new
+
+
+def _minus(node: Expr) -> Expr:
+    number = constant(node)
+    return primitive("neg", node) if number is None else const(-number)

@@ -114,7 +114,11 @@ class RowView(StretchingView):
     @property
     def varying(self) -> tuple[int, ...]:
         """The groups from one of whose elements to the next a function is called again."""
-        return self.reduced if self.family == "row" and self.kernel.tier is not None else ()
+        if self.kernel.tier is None:
+            return ()
+        # There, what a thread's rows side by side have each of its own would not fit in registers.
+        is_full = self.family == "column" and self.is_crowded and bool(self.kernel.sums)
+        return () if is_full else self.reduced
 
     def held(self, function: ElementFunction) -> list[str]:
         """What a function reads of the values that earlier stages left."""
@@ -243,7 +247,8 @@ class RowView(StretchingView):
         most = MOST_AT_ONCE * (2 if is_crowded else 1)
         fits = words <= most and (self.lanes > 1 or is_crowded)
         fits = fits and self._leaves_little and not (self.stretches and self._words > 1)
-        most_threads = 768 if self.stretches and self.carried else 1024
+        is_full = self.carried or any(r.is_dear for s in self.stages for r in s.reductions)
+        most_threads = 768 if self.stretches and is_full else 1024
         return max(1, (most_threads if fits else 512) // self.threads)
 
     @property

@@ -19,11 +19,10 @@ from fusegen.ir import Expr, Extent
 from fusegen.kernel import Buffer, Family, Kernel, Reduction
 from fusegen.lower import Mark, remarked
 from fusegen.staging import Pass, finalise, partials, reduces_below, staged
-from fusegen.target import FUNCTIONS, ITEM_BYTES
+from fusegen.target import DEAR, FUNCTIONS, ITEM_BYTES
 from fusegen.tiers import Tier
 
 # A function is worth more than to be read back from cache; these are worth more than a register.
-_DEAR = FUNCTIONS | {"div", "sqrt", "rsqrt"}
 
 Stage = tuple[Reduction, ...]
 Held = tuple[tuple[tuple[Expr, Expr], ...], ...]
@@ -307,7 +306,7 @@ def _values_to_carry(later: Sequence[Expr], domain: Extent, unknown: set[Expr]) 
     for node in _cut_before(later, domain, unknown, is_read):
         below = ir.topological([node])
         sources = [n for n in below if is_read(n)]
-        is_dear = any(n.op in _DEAR for n in below if n.extent == domain)
+        is_dear = any(n.op in DEAR for n in below if n.extent == domain)
         # What follows from one tensor in a few instructions is had again from that.
         kept += [node] if is_dear or len(sources) > 1 else sources
     return [n for n in dict.fromkeys(kept) if n.op != "input"]

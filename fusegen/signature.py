@@ -141,17 +141,19 @@ def _tier(
         return None
     (axes,) = reduced
     widest = max(_widest(p, axes, dtypes) for p in programs)
-    words = max(_words(p, dtypes) for p in programs)
+    words = [_words(p, dtypes) for p in programs]
     length = math.prod(bound.domain[a] for a in axes)
     if set(order[-len(axes) :]) == axes:
-        tier = row_tier(length, widest, words, processors)
+        forward = [n for n, p in zip(words, programs, strict=True) if p.name == "forward"]
+        tier = row_tier(length, widest, max(words), max(forward or words), processors)
         if tier is None or _stretch(programs, axes, bound, order) < LEAST_STRETCH:
             return tier
         # Two passes over memory are faster than a team that adds up stretches.
-        return replace(tier, has_stretches=True, holds_derivatives=not tier.may_be_shared)
+        is_held = tier.holds_derivatives and not tier.may_be_shared
+        return replace(tier, has_stretches=True, holds_derivatives=is_held)
     inner = max(order.index(a) for a in axes)
     behind = math.prod(bound.domain[a] for a in order[inner + 1 :])
-    return column_tier(length, behind, widest, words)
+    return column_tier(length, behind, widest, max(words))
 
 
 def _stretch(

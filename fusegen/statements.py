@@ -90,6 +90,11 @@ class ElementFunction:
             f"{self.name}({', '.join(f'{name}_value' for _, name in self.leaves + self.results)})"
         )
 
+    @property
+    def alone(self) -> ElementFunction:
+        """The function without what is found once for it."""
+        return replace(self, once=None)
+
     def reads(self, name: str) -> bool:
         """Whether a leaf of this name is a parameter, of this or of what it takes."""
         is_mine = any(name == leaf for _, leaf in self.leaves)
@@ -127,7 +132,9 @@ def found_once(
     names = {m.node: m.name for m in marks}
     leaf_of: dict[Expr, Expr] = {}
     for node in (n for n in order if n in steady and n in asked):
-        stem = names.get(node, _NOUNS.get(node.op, f"{node.op}_of_row"))
+        is_inverse = node.op == "div" and ir.constant(node.args[0]) == 1
+        noun = "inverse" if is_inverse else _NOUNS.get(node.op, f"{node.op}_of_row")
+        stem = names.get(node, noun)
         found = next(n for n in chain([stem], (f"{stem}_{i}" for i in count(2))) if n not in taken)
         taken.add(found)
         leaf_of[node] = ir.tensor(found, node.extent, node.rank, node.kind)

@@ -170,6 +170,8 @@ _CALLED = (
 _LIBRARY = {**{op: op for op in _CALLED}, "sigmoid": "exp", "exp2_flushed": "exp2"}
 # Primitives that take a function where others take an instruction.
 FUNCTIONS = frozenset(_LIBRARY)
+# Primitives that take many instructions.
+DEAR = FUNCTIONS | {"div", "sqrt", "rsqrt"}
 
 # A call of libmvec costs half as much again, and nothing overlaps with it. y and e below are
 # fitted to the relative error of the result; both functions were compared with double precision
@@ -286,9 +288,9 @@ TARGETS: Mapping[str, Target] = {target.name: target for target in (CPP, CUDA)}
 # Names that generated code uses itself, and the words and functions of its languages. An operand
 # that has one of them, or looks like a derived name, is called <name>_operand there.
 _SPOKEN_FOR = """
-    a about above add add_square add_to_columns aligned all all_drift all_squares along answers
-    argmax args assemble at await_word b base beats before begin behind beside best better beyond
-    bfloat16 bit bits bits_of block blocks both bottom by candidate ceil_divide cell cells
+    a about above add add_if add_square add_to_columns aligned all all_drift all_squares along
+    answers argmax args assemble at await_word b base beats before begin behind beside best better
+    beyond bfloat16 bit bits bits_of block blocks both bottom by candidate ceil_divide cell cells
     centre code coefficient column column_block columns combine combine_across combine_team
     count cudaGetErrorString d definition device distance distances divide drift e edge edges
     element elements end erf_of error_text excess exchange exp2_flushed exp_of expect f factor

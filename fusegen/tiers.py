@@ -7,12 +7,13 @@ fixed when the kernel is compiled; the tiers are few so that a new shape seldom 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # (longest row, elements a thread, the same where it adds up columns too, threads a block), measured
 # on an H200: forward kernels gain from fewer and longer shares, sums by column from more threads.
 _ROWS = (
     (512, 16, 8, 256),
+    (768, 24, 8, 256),
     (4096, 16, 8, 512),
     (8192, 16, 8, 1024),
     (8192, 16, 16, 512),
@@ -24,16 +25,29 @@ _NARROW_ROWS = (  # elements of two bytes
     (8192, 32, 16, 512),
     (16384, 32, 16, 512),
 )
+_NARROW_ROWS_OF_SEVERAL = (  # of two and more tensors
+    (512, 16, 8, 256),
+    (1024, 32, 16, 256),
+    (4096, 16, 16, 256),
+    (8192, 32, 16, 512),
+    (16384, 32, 16, 512),
+)
 _TEAM_ELEMENTS, _TEAM_THREADS = 16, 512  # of a block that has a share of a row
 _NARROW_TEAM_ELEMENTS = 32
 _ANY_LENGTH = 1 << 30
 MOST_BLOCKS = 160  # of a team
-# (packs a thread, threads along the row), for strided rows; more along leave fewer side by side
-_COLUMNS = ((4, 32), (8, 128))
+# (packs a thread, the same for gradients, longest row, threads a block), for strided rows; more
+# threads along a row leave fewer side by side
+_COLUMNS = ((8, 4, 128, 256), (4, 4, 128, 256), (8, 8, 1024, 512))
 # Where neighbours come one by one, more packs are in flight, as far as registers allow.
-_SINGLE_COLUMNS = ((8, 16), (4, 32), (8, 128), (4, 128))
-_SINGLE_WORDS = 24
-_COLUMN_THREADS = 512
+_SINGLE_COLUMNS = (
+    (16, 16, 128, 256),
+    (8, 8, 128, 256),
+    (4, 4, 128, 512),
+    (8, 8, 1024, 512),
+    (4, 4, 512, 512),
+)
+_SINGLE_WORDS = 32
 _WORDS = 64  # registers of a thread for what it holds, half of what 512 threads may have
 _PACK_WORDS = 4
 _FEW_WORDS = 16  # of a thread that has 1,023 beside it, and as many sums to keep
@@ -48,7 +62,8 @@ class Tier:
     packs of so many neighbours; threads a block at most; and the longest row, for which a team of
     blocks may be needed. has_stretches says that rows fall into stretches of equal length, and not
     too short ones: what tensors and gradients have one value of, such as the channels of a group.
-    holds_derivatives says that rows are held for gradients too, and not gone over twice.
+    holds_derivatives says that rows are held for gradients too, and not gone over twice;
+    derivative_elements is how many a thread holds there, where they are not as many.
     """
 
     elements: int
@@ -58,6 +73,12 @@ class Tier:
     longest: int
     has_stretches: bool = False
     holds_derivatives: bool = True
+    derivative_elements: int = 0
+
+    @property
+    def for_derivatives(self) -> Tier:
+        """The tier of gradients, which hold more of each element."""
+        return replace(self, elements=self.derivative_elements or self.elements)
 
     @property
     def is_shared(self) -> bool:
@@ -87,19 +108,27 @@ def lanes_of(length: int, widest: int) -> int:
     return lanes
 
 
-def row_tier(length: int, widest: int, words: int, processors: int) -> Tier | None:
+def row_tier(
+    length: int, widest: int, words: int, forward_words: int, processors: int
+) -> Tier | None:
     """The tier of rows that lie together; None where they do not fit on the chip.
 
     widest is the size of the widest element in bytes, words the registers that one element takes
-    in all the tensors of which a row is held, processors how many a device has.
+    in all the tensors of which a row is held, forward_words those of them that no gradient needs,
+    processors how many a device has.
     """
     lanes = lanes_of(length, widest)
     # Single elements need an address each.
     most = _WORDS // 2 if lanes == 1 else _WORDS
-    for longest, elements, summing, threads in _NARROW_ROWS if widest <= 2 else _ROWS:
-        fits = elements * words <= most and (threads <= 512 or summing * words <= _FEW_WORDS)
+    is_narrow = widest <= 2
+    narrow = _NARROW_ROWS_OF_SEVERAL if forward_words > 1 else _NARROW_ROWS
+    for longest, elements, summing, threads in narrow if is_narrow else _ROWS:
+        fits = elements * (forward_words if is_narrow else words) <= most
+        fits = fits and summing * words <= (most if threads <= 512 else _FEW_WORDS)
         if length <= longest and fits:
-            return Tier(elements, summing, lanes, threads, longest)
+            # Three tensors in shares take longer than two passes over memory.
+            is_held = not is_narrow or words < 3 or length <= summing * threads
+            return Tier(elements, summing, lanes, threads, longest, holds_derivatives=is_held)
     # Many tensors, wide elements or long rows: shares for a team of blocks.
     whole = _NARROW_TEAM_ELEMENTS if widest <= 2 and lanes > 1 else _TEAM_ELEMENTS
     elements = whole
@@ -118,10 +147,15 @@ def column_tier(length: int, behind: int, widest: int, words: int) -> Tier | Non
     """The tier of strided rows, of which neighbours lie `behind` each other in memory."""
     lanes = min(lanes_of(behind, widest), _PACK_WORDS)
     is_single = lanes == 1
-    for packs, along in _SINGLE_COLUMNS if is_single else _COLUMNS:
+    for packs, fewer, longest, threads in _SINGLE_COLUMNS if is_single else _COLUMNS:
+        if fewer < packs and packs * lanes * words > _WORDS:
+            continue
         while lanes > 1 and packs * lanes * words > _WORDS:
             lanes //= 2
         fits = not is_single or packs * words <= _SINGLE_WORDS
-        if length <= packs * along and fits:
-            return Tier(packs * lanes, packs * lanes, lanes, _COLUMN_THREADS, packs * along)
+        if length <= longest and fits:
+            summing = fewer * lanes
+            return Tier(
+                packs * lanes, summing, lanes, threads, longest, derivative_elements=summing
+            )
     return None

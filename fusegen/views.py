@@ -351,7 +351,8 @@ class KernelView(Indexing):
     @property
     def packs(self) -> int:
         """How many 16-byte accesses of each tensor a thread has in flight."""
-        return max(2, 8 // max(1, len(self.full_reads))) if self.family == "pointwise" else 2
+        # Fewer wait for memory, of more the instructions do not fit in their cache.
+        return 4 if self.family == "pointwise" and len(self.full_reads) < 3 else 2
 
     @property
     def accumulator_bytes(self) -> int:

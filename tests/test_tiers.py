@@ -25,7 +25,7 @@ def test_packs_divide_a_row(length: int, widest: int, lanes: int) -> None:
 @pytest.mark.parametrize("length", [1, 63, 512, 513, 4096, 4097, 8192, 8193, 16384, 65536, 262143])
 @pytest.mark.parametrize(("widest", "words"), [(4, 1), (4, 2), (4, 3), (2, 2), (4, 4), (8, 6)])
 def test_a_row_that_has_a_tier_fits_its_blocks(length: int, widest: int, words: int) -> None:
-    tier = row_tier(length, widest, words, 132)
+    tier = row_tier(length, widest, words, words, 132)
     assert tier is not None or length > 16384
     if tier is None:
         return
@@ -42,18 +42,18 @@ def test_a_row_that_has_a_tier_fits_its_blocks(length: int, widest: int, words: 
 
 def test_a_row_of_another_length_seldom_has_another_tier() -> None:
     lengths = range(4, 1 << 19, 4)
-    tiers = {row_tier(length, 4, 2, 132) for length in lengths}
+    tiers = {row_tier(length, 4, 2, 1, 132) for length in lengths}
     assert len(tiers) <= 6
 
 
 def test_a_row_too_long_for_a_team_has_no_tier() -> None:
-    assert row_tier(132 * 4096, 4, 2, 132) is not None
-    assert row_tier(132 * 4096 + 4, 4, 2, 132) is None
-    assert row_tier(66 * 4096 + 4, 4, 2, 66) is None
+    assert row_tier(132 * 4096, 4, 2, 1, 132) is not None
+    assert row_tier(132 * 4096 + 4, 4, 2, 1, 132) is None
+    assert row_tier(66 * 4096 + 4, 4, 2, 1, 66) is None
 
 
 def test_sums_by_column_are_limited_by_shared_memory() -> None:
-    tier = row_tier(8192, 4, 2, 132)
+    tier = row_tier(8192, 4, 2, 1, 132)
     assert tier is not None
     taken = tier.most_sums(4) * tier.summing_elements * tier.threads * 4
     assert taken <= MOST_SHARED_BYTES

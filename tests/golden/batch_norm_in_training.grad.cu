@@ -32,6 +32,20 @@ __device__ __forceinline__ Stored narrow(Value x) {
   return static_cast<Stored>(x);
 }
 
+// Coefficients from the lowest power on.
+__device__ __forceinline__ float polynomial(float, float coefficient) { return coefficient; }
+template <typename... More>
+__device__ __forceinline__ float polynomial(float x, float coefficient, More... more) {
+  return fmaf(x, polynomial(x, more...), coefficient);
+}
+
+// One instruction where exp2f takes four: what is below 2^-126 becomes zero. Relative error below 2^-22.
+__device__ __forceinline__ float exp2_flushed(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
 // N neighbours, moved by one access.
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Pack {
@@ -272,7 +286,11 @@ __device__ __forceinline__ void forward_pointwise_values(const float x, const fl
   // batch_norm(running_mean, running_var, weight, bias, training=True)
   const float after_batch_norm = (x - mean) * inverse_root * weight + bias;
   // gelu
-  out = after_batch_norm * 0.5f * (1.0f + erff(after_batch_norm * 0.707106769f));
+  const float series = polynomial(fabsf(after_batch_norm), -1.0f, -1.15110552f, -0.459209114f,
+      -0.0524738058f, 0.00698745623f, -2.51266702e-05f, -0.000272270845f, 7.59166942e-05f, -1.1191165e-05f,
+      9.13259044e-07f, -3.24377396e-08f);
+  const float power = exp2_flushed(series);
+  out = after_batch_norm * (after_batch_norm < 0.0f ? power : 1.0f - power);
 }
 
 // Reads x, mean by (middle), variance by (middle), weight by (middle), bias by (middle); writes out.
@@ -280,7 +298,7 @@ __global__ void __launch_bounds__(128, 2)
 forward_pointwise(const float* __restrict__ x, const float* __restrict__ mean,
     const float* __restrict__ variance, const float* __restrict__ weight, const float* __restrict__ bias,
     float* __restrict__ out, ForwardSizes sizes, Index count) {
-  constexpr int kLanes = 4, kPacks = 8;
+  constexpr int kLanes = 4, kPacks = 4;
   const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 128 + threadIdx.x) * kLanes;
   Pack<float, kLanes> x_in[kPacks];
 #pragma unroll
@@ -316,6 +334,7 @@ forward_pointwise(const float* __restrict__ x, const float* __restrict__ mean,
       }
       store(out + i, out_out);
     } else {
+#pragma unroll 1
       for (Index j = i; j < count && j < i + kLanes; ++j) {
         const Index above_inner = divide(j, sizes.inner);
         const Index above_middle = divide(above_inner, sizes.middle);
@@ -351,9 +370,13 @@ __device__ __forceinline__ void backward_inner_values(const float d_out, const f
   const float difference = x - saved_mean;
   const float after_batch_norm = difference * inverse_root * weight + bias;
   // backward, down to batch_norm(running_mean, running_var, weight, bias, training=True)
-  const float product = after_batch_norm * 0.707106769f;
-  const float product_2 = d_out * (after_batch_norm * 0.5f) * (1.12837923f * expf(-(product * product)));
-  const float d_after_batch_norm = product_2 * 0.707106769f + d_out * (1.0f + erff(product)) * 0.5f;
+  const float sum = after_batch_norm * after_batch_norm * -0.721347511f + -1.32574809f;
+  const float series = polynomial(fabsf(after_batch_norm), -1.0f, -1.15110552f, -0.459209114f,
+      -0.0524738058f, 0.00698745623f, -2.51266702e-05f, -0.000272270845f, 7.59166942e-05f, -1.1191165e-05f,
+      9.13259044e-07f, -3.24377396e-08f);
+  const float power = exp2_flushed(series);
+  const float sum_2 = after_batch_norm * exp2_flushed(sum) + (after_batch_norm < 0.0f ? power : 1.0f - power);
+  const float d_after_batch_norm = d_out * sum_2;
   total_term = d_after_batch_norm * difference;
   total_2_term = d_after_batch_norm;
 }
@@ -482,8 +505,7 @@ __device__ __forceinline__ void backward_pointwise_values_once(const float saved
     const float weight, const float count_of_outer_inner, const float total_2, float& inverse_root,
     float& quotient, float& quotient_2) {
   inverse_root = rsqrtf(saved_variance + 1e-05f);
-  const float product = -0.5f * (total * weight) * (inverse_root * inverse_root * inverse_root);
-  quotient = 2.0f * product / count_of_outer_inner;
+  quotient = -(total * weight * inverse_root * inverse_root * inverse_root) / count_of_outer_inner;
   quotient_2 = total_2 * weight * inverse_root / count_of_outer_inner;
 }
 
@@ -494,11 +516,15 @@ __device__ __forceinline__ void backward_pointwise_values(const float x, const f
   const float difference = x - saved_mean;
   const float after_batch_norm = difference * inverse_root * weight + bias;
   // backward, down to batch_norm(running_mean, running_var, weight, bias, training=True)
-  const float product = after_batch_norm * 0.707106769f;
-  const float product_2 = d_out * (after_batch_norm * 0.5f) * (1.12837923f * expf(-(product * product)));
-  const float d_after_batch_norm = product_2 * 0.707106769f + d_out * (1.0f + erff(product)) * 0.5f;
-  const float sum = difference * quotient + d_after_batch_norm * weight * inverse_root;
-  d_x = sum - quotient_2;
+  const float sum = after_batch_norm * after_batch_norm * -0.721347511f + -1.32574809f;
+  const float series = polynomial(fabsf(after_batch_norm), -1.0f, -1.15110552f, -0.459209114f,
+      -0.0524738058f, 0.00698745623f, -2.51266702e-05f, -0.000272270845f, 7.59166942e-05f, -1.1191165e-05f,
+      9.13259044e-07f, -3.24377396e-08f);
+  const float power = exp2_flushed(series);
+  const float sum_2 = after_batch_norm * exp2_flushed(sum) + (after_batch_norm < 0.0f ? power : 1.0f - power);
+  const float d_after_batch_norm = d_out * sum_2;
+  const float sum_3 = difference * quotient + d_after_batch_norm * weight * inverse_root;
+  d_x = sum_3 - quotient_2;
 }
 
 // Reads x, d_out, saved_mean by (middle), total by (middle), weight by (middle), saved_variance by (middle), bias by (middle), total_2 by (middle); writes d_x.
@@ -553,6 +579,7 @@ backward_pointwise(const float* __restrict__ x, const float* __restrict__ saved_
       }
       store(d_x + i, d_x_out);
     } else {
+#pragma unroll 1
       for (Index j = i; j < count && j < i + kLanes; ++j) {
         const Index above_inner = divide(j, sizes.inner);
         const Index above_middle = divide(above_inner, sizes.middle);
@@ -663,7 +690,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   }
   {
     const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value);
-    const auto blocks = static_cast<unsigned>(ceil_divide(count, 4096));
+    const auto blocks = static_cast<unsigned>(ceil_divide(count, 2048));
     forward_pointwise<<<blocks, 128, 0, stream>>>(x, mean_scratch, variance_scratch, weight, bias, out,
         sizes, static_cast<Index>(count));
   }

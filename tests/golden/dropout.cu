@@ -195,6 +195,7 @@ forward_pointwise(const ForwardDrawnNoise noise, const float* __restrict__ x, co
       }
       store(out + i, out_out);
     } else {
+#pragma unroll 1
       for (Index j = i; j < count && j < i + kLanes; ++j) {
         const Index above_inner = divide(j, sizes.inner);
         const Index inner = j - above_inner * sizes.inner.value;

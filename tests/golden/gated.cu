@@ -153,6 +153,7 @@ forward_pointwise(const float* __restrict__ x, const float* __restrict__ gate, f
       }
       store(out + i, out_out);
     } else {
+#pragma unroll 1
       for (Index j = i; j < count && j < i + kLanes; ++j) {
         const float x_value = widen(x[j]);
         const float gate_value = widen(gate[j]);

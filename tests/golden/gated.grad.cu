@@ -153,6 +153,7 @@ forward_pointwise(const float* __restrict__ x, const float* __restrict__ gate, f
       }
       store(out + i, out_out);
     } else {
+#pragma unroll 1
       for (Index j = i; j < count && j < i + kLanes; ++j) {
         const float x_value = widen(x[j]);
         const float gate_value = widen(gate[j]);
@@ -222,6 +223,7 @@ backward_pointwise(const float* __restrict__ d_out, const float* __restrict__ ga
       store(d_x + i, d_x_out);
       store(d_gate + i, d_gate_out);
     } else {
+#pragma unroll 1
       for (Index j = i; j < count && j < i + kLanes; ++j) {
         const float d_out_value = widen(d_out[j]);
         const float gate_value = widen(gate[j]);

@@ -32,6 +32,20 @@ __device__ __forceinline__ Stored narrow(Value x) {
   return static_cast<Stored>(x);
 }
 
+// Coefficients from the lowest power on.
+__device__ __forceinline__ float polynomial(float, float coefficient) { return coefficient; }
+template <typename... More>
+__device__ __forceinline__ float polynomial(float x, float coefficient, More... more) {
+  return fmaf(x, polynomial(x, more...), coefficient);
+}
+
+// One instruction where exp2f takes four: what is below 2^-126 becomes zero. Relative error below 2^-22.
+__device__ __forceinline__ float exp2_flushed(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
 // N neighbours, moved by one access.
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Pack {
@@ -84,7 +98,9 @@ template <typename T>
 struct Sum {
   T total = 0;
   __device__ void add(T term) { total += term; }
+  __device__ void add_if(bool is_here, T term) { total += is_here ? term : T(0); }
   __device__ void add(T factor, T by) { total = fma(factor, by, total); }
+  __device__ void add_if(bool is_here, T factor, T by) { total = is_here ? fma(factor, by, total) : total; }
   __device__ void add_square(T root) { total = fma(root, root, total); }
   template <typename U>
   __device__ void merge(const Sum<U>& other) {
@@ -151,7 +167,11 @@ struct ForwardSizes {
 __device__ __forceinline__ void forward_row_stage_1(const float x, float& mean_term,
     float& carried_after_gelu) {
   // gelu
-  mean_term = x * 0.5f * (1.0f + erff(x * 0.707106769f));
+  const float series = polynomial(fabsf(x), -1.0f, -1.15110552f, -0.459209114f, -0.0524738058f,
+      0.00698745623f, -2.51266702e-05f, -0.000272270845f, 7.59166942e-05f, -1.1191165e-05f, 9.13259044e-07f,
+      -3.24377396e-08f);
+  const float power = exp2_flushed(series);
+  mean_term = x * (x < 0.0f ? power : 1.0f - power);
   carried_after_gelu = mean_term;
 }
 
@@ -208,7 +228,7 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, const
         float mean_term_value;
         float carried_after_gelu_value;
         forward_row_stage_1(x_value, mean_term_value, carried_after_gelu_value);
-        if (is_here) sums_1[0].add(mean_term_value);
+        sums_1[0].add_if(is_here, mean_term_value);
         carried_after_gelu[p][lane] = carried_after_gelu_value;
       }
     }
@@ -287,7 +307,11 @@ __device__ __forceinline__ void backward_row_stage_1(const float d_out, const fl
     float& total_4_term, float& total_4_term_by, float& total_term, float& total_term_by,
     float& total_2_term) {
   // gelu
-  const float after_gelu = x * 0.5f * (1.0f + erff(x * 0.707106769f));
+  const float series = polynomial(fabsf(x), 0.0f, -1.15110552f, -0.459209114f, -0.0524738058f,
+      0.00698745623f, -2.51266702e-05f, -0.000272270845f, 7.59166942e-05f, -1.1191165e-05f, 9.13259044e-07f,
+      -3.24377396e-08f);
+  const float power = exp2_flushed(series);
+  const float after_gelu = x * 0.5f * (x < 0.0f ? power : 2.0f - power);
   total_3_term = d_out * weight;
   total_3_term_by = after_gelu - saved_mean;
   total_4_term = d_out;
@@ -297,33 +321,36 @@ __device__ __forceinline__ void backward_row_stage_1(const float d_out, const fl
   total_2_term = d_out;
 }
 
-__device__ __forceinline__ void backward_row_values_once(const float saved_variance, const float total_4,
-    const float count_of_axis_2_inner, const float total_3, float& inverse_root_2, float& negated,
-    float& quotient, float& product) {
+__device__ __forceinline__ void backward_row_values_once(const float saved_variance, const float total_3,
+    const float count_of_axis_2_inner, const float total_4, float& inverse_root_2, float& negated,
+    float& product) {
   inverse_root_2 = rsqrtf(saved_variance + 1e-05f);
-  negated = -(total_4 * inverse_root_2);
-  quotient = 1.0f / count_of_axis_2_inner;
-  const float product_2 = -0.5f * total_3 * (inverse_root_2 * inverse_root_2 * inverse_root_2);
-  product = 2.0f * product_2 * quotient;
+  const float quotient = 1.0f / count_of_axis_2_inner;
+  const float product_2 = total_3 * inverse_root_2 * inverse_root_2 * inverse_root_2 * quotient;
+  negated = -product_2;
+  product = total_4 * inverse_root_2 * quotient;
 }
 
-__device__ __forceinline__ void backward_row_values(const float negated, const float quotient, const float x,
-    const float saved_mean, const float product, const float d_out, const float weight,
-    const float inverse_root_2, float& d_x) {
+__device__ __forceinline__ void backward_row_values(const float x, const float saved_mean,
+    const float negated, const float d_out, const float weight, const float inverse_root_2,
+    const float product, float& d_x) {
   // gelu
   const float product_2 = x * 0.5f;
-  const float product_3 = x * 0.707106769f;
-  const float sum = 1.0f + erff(product_3);
-  const float after_gelu = product_2 * sum;
+  const float series = polynomial(fabsf(x), 0.0f, -1.15110552f, -0.459209114f, -0.0524738058f,
+      0.00698745623f, -2.51266702e-05f, -0.000272270845f, 7.59166942e-05f, -1.1191165e-05f, 9.13259044e-07f,
+      -3.24377396e-08f);
+  const float power = exp2_flushed(series);
+  const float chosen = x < 0.0f ? power : 2.0f - power;
+  const float after_gelu = product_2 * chosen;
   // backward, down to gelu
-  const float sum_2 = fmaf(after_gelu - saved_mean, product, d_out * weight * inverse_root_2);
-  const float d_after_gelu = fmaf(negated, quotient, sum_2);
-  const float product_4 = d_after_gelu * product_2 * (1.12837923f * expf(-(product_3 * product_3)));
-  d_x = fmaf(product_4, 0.707106769f, d_after_gelu * sum * 0.5f);
+  const float sum = fmaf(after_gelu - saved_mean, negated, d_out * weight * inverse_root_2);
+  const float d_after_gelu = sum - product;
+  const float sum_2 = fmaf(product_2, exp2_flushed(fmaf(x * x, -0.721347511f, -0.325748056f)), chosen * 0.5f);
+  d_x = d_after_gelu * sum_2;
 }
 
 // Reads d_out, x, weight by (axis_1, axis_2), saved_mean by (outer, axis_1), saved_variance by (outer, axis_1); leaves partials of total, total_2; writes d_x.
-__global__ void __launch_bounds__(256, 4)
+__global__ void __launch_bounds__(256, 3)
 backward_row(const float* __restrict__ d_out, const float* __restrict__ weight, const float* __restrict__ x,
     const float* __restrict__ saved_mean, const float* __restrict__ saved_variance, float* __restrict__ d_x,
     Sum<float>* __restrict__ total_partials, Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes) {
@@ -389,10 +416,10 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ weight, 
         backward_row_stage_1(d_out_value, weight_value, x_value, saved_mean_value, inverse_root_value,
             total_3_term_value, total_3_term_by_value, total_4_term_value, total_4_term_by_value,
             total_term_value, total_term_by_value, total_2_term_value);
-        if (is_here) sums_1[0].add(total_3_term_value, total_3_term_by_value);
+        sums_1[0].add_if(is_here, total_3_term_value, total_3_term_by_value);
         if (is_here) sums_1[1].add(total_4_term_value, total_4_term_by_value);
-        if (is_here && lane < edge) total_low.add(total_term_value, total_term_by_value);
-        if (is_here && lane >= edge) total_high.add(total_term_value, total_term_by_value);
+        total_low.add_if(is_here && lane < edge, total_term_value, total_term_by_value);
+        total_high.add_if(is_here && lane >= edge, total_term_value, total_term_by_value);
         if (is_here && lane < edge) total_2_low.add(total_2_term_value);
         if (is_here && lane >= edge) total_2_high.add(total_2_term_value);
       }
@@ -445,10 +472,9 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ weight, 
     const float total_4_value = sums_1[1].total;
     float inverse_root_2_value;
     float negated_value;
-    float quotient_value;
     float product_value;
-    backward_row_values_once(saved_variance_value, total_4_value, count_of_axis_2_inner_value, total_3_value,
-        inverse_root_2_value, negated_value, quotient_value, product_value);
+    backward_row_values_once(saved_variance_value, total_3_value, count_of_axis_2_inner_value, total_4_value,
+        inverse_root_2_value, negated_value, product_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -472,8 +498,8 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ weight, 
         const float d_out_value = widen(d_out_in[p], lane);
         const float x_value = widen(x_in[p], lane);
         float d_x_value;
-        backward_row_values(negated_value, quotient_value, x_value, saved_mean_value, product_value,
-            d_out_value, weight_value, inverse_root_2_value, d_x_value);
+        backward_row_values(x_value, saved_mean_value, negated_value, d_out_value, weight_value,
+            inverse_root_2_value, product_value, d_x_value);
         d_x_out.at[lane] = narrow<float>(d_x_value);
       }
       if (is_here) store(d_x + (base + i), d_x_out);

@@ -115,7 +115,9 @@ template <typename T>
 struct Sum {
   T total = 0;
   __device__ void add(T term) { total += term; }
+  __device__ void add_if(bool is_here, T term) { total += is_here ? term : T(0); }
   __device__ void add(T factor, T by) { total = fma(factor, by, total); }
+  __device__ void add_if(bool is_here, T factor, T by) { total = is_here ? fma(factor, by, total) : total; }
   __device__ void add_square(T root) { total = fma(root, root, total); }
   template <typename U>
   __device__ void merge(const Sum<U>& other) {
@@ -311,13 +313,12 @@ __device__ __forceinline__ void backward_row_stage_1_once(const float saved_vari
 __device__ __forceinline__ void backward_row_stage_1(const float d_out, const float x,
     const float saved_mean, const float inverse_root, const float weight, const float bias,
     float& total_3_term, float& total_3_term_by, float& total_4_term, float& total_4_term_by, float& carried,
-    float& total_term, float& total_term_by, float& total_2_term) {
+    float& total_term, float& total_term_by, float& total_2_term, float& total_2_term_by) {
   // group_norm(8, weight, bias)
   const float after_group_norm = fmaf((x - saved_mean) * inverse_root, weight, bias);
   // backward, down to group_norm(8, weight, bias)
   const float sigmoid_value = sigmoid(after_group_norm);
-  const float product = d_out * after_group_norm * (1.0f - sigmoid_value) * sigmoid_value;
-  const float d_after_group_norm = fmaf(d_out, sigmoid_value, product);
+  const float d_after_group_norm = d_out * sigmoid_value * fmaf(after_group_norm, 1.0f - sigmoid_value, 1.0f);
   total_3_term = d_after_group_norm * weight;
   total_3_term_by = x - saved_mean;
   total_4_term = d_after_group_norm;
@@ -325,21 +326,21 @@ __device__ __forceinline__ void backward_row_stage_1(const float d_out, const fl
   carried = total_3_term * inverse_root;
   total_term = d_after_group_norm;
   total_term_by = total_3_term_by * inverse_root;
-  total_2_term = d_after_group_norm;
+  total_2_term = d_out * sigmoid_value;
+  total_2_term_by = fmaf(after_group_norm, 1.0f - sigmoid_value, 1.0f);
 }
 
-__device__ __forceinline__ void backward_row_values_once(const float total_4, const float saved_variance,
-    const float count_of_axis_2_inner, const float total_3, float& negated, float& quotient, float& product) {
+__device__ __forceinline__ void backward_row_values_once(const float total_3, const float saved_variance,
+    const float count_of_axis_2_inner, const float total_4, float& negated, float& product) {
   const float inverse_root = rsqrtf(saved_variance + 1e-05f);
-  negated = -(total_4 * inverse_root);
-  quotient = 1.0f / count_of_axis_2_inner;
-  const float product_2 = 2.0f * (-0.5f * total_3 * (inverse_root * inverse_root * inverse_root));
-  product = product_2 * quotient;
+  const float quotient = 1.0f / count_of_axis_2_inner;
+  negated = -(total_3 * inverse_root * inverse_root * inverse_root * quotient);
+  product = total_4 * inverse_root * quotient;
 }
 
-__device__ __forceinline__ void backward_row_values(const float negated, const float quotient, const float x,
-    const float saved_mean, const float product, const float carried, float& d_x) {
-  d_x = fmaf(negated, quotient, fmaf(x - saved_mean, product, carried));
+__device__ __forceinline__ void backward_row_values(const float x, const float saved_mean,
+    const float negated, const float carried, const float product, float& d_x) {
+  d_x = fmaf(x - saved_mean, negated, carried) - product;
 }
 
 // Reads d_out, x, saved_mean by (outer, axis_1), saved_variance by (outer, axis_1), weight by (axis_1, axis_2), bias by (axis_1, axis_2); leaves partials of total, total_2; writes d_x.
@@ -445,16 +446,17 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
         float total_term_value;
         float total_term_by_value;
         float total_2_term_value;
+        float total_2_term_by_value;
         backward_row_stage_1(d_out_value, x_value, saved_mean_value, inverse_root_value, weight_value,
             bias_value, total_3_term_value, total_3_term_by_value, total_4_term_value, total_4_term_by_value,
-            carried_value, total_term_value, total_term_by_value, total_2_term_value);
-        if (is_here) sums_1[0].add(total_3_term_value, total_3_term_by_value);
-        if (is_here) sums_1[1].add(total_4_term_value, total_4_term_by_value);
+            carried_value, total_term_value, total_term_by_value, total_2_term_value, total_2_term_by_value);
+        sums_1[0].add_if(is_here, total_3_term_value, total_3_term_by_value);
+        sums_1[1].add_if(is_here, total_4_term_value, total_4_term_by_value);
         carried[p][lane] = carried_value;
-        if (is_here && lane < edge) total_low.add(total_term_value, total_term_by_value);
-        if (is_here && lane >= edge) total_high.add(total_term_value, total_term_by_value);
-        if (is_here && lane < edge) total_2_low.add(total_2_term_value);
-        if (is_here && lane >= edge) total_2_high.add(total_2_term_value);
+        total_low.add_if(is_here && lane < edge, total_term_value, total_term_by_value);
+        total_high.add_if(is_here && lane >= edge, total_term_value, total_term_by_value);
+        total_2_low.add_if(is_here && lane < edge, total_2_term_value, total_2_term_by_value);
+        total_2_high.add_if(is_here && lane >= edge, total_2_term_value, total_2_term_by_value);
       }
       total_low.merge(exchange(total_low, 1));
       total_high.merge(exchange(total_high, 1));
@@ -504,10 +506,9 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
     const float total_3_value = sums_1[0].total;
     const float total_4_value = sums_1[1].total;
     float negated_value;
-    float quotient_value;
     float product_value;
-    backward_row_values_once(total_4_value, saved_variance_value, count_of_axis_2_inner_value, total_3_value,
-        negated_value, quotient_value, product_value);
+    backward_row_values_once(total_3_value, saved_variance_value, count_of_axis_2_inner_value, total_4_value,
+        negated_value, product_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -518,8 +519,8 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
         const float x_value = widen(x_in[p], lane);
         const float carried_value = carried[p][lane];
         float d_x_value;
-        backward_row_values(negated_value, quotient_value, x_value, saved_mean_value, product_value,
-            carried_value, d_x_value);
+        backward_row_values(x_value, saved_mean_value, negated_value, carried_value, product_value,
+            d_x_value);
         d_x_out.at[lane] = narrow<float>(d_x_value);
       }
       if (is_here) store(d_x + (base + i), d_x_out);

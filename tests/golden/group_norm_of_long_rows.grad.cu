@@ -32,6 +32,20 @@ __device__ __forceinline__ Stored narrow(Value x) {
   return static_cast<Stored>(x);
 }
 
+// Coefficients from the lowest power on.
+__device__ __forceinline__ float polynomial(float, float coefficient) { return coefficient; }
+template <typename... More>
+__device__ __forceinline__ float polynomial(float x, float coefficient, More... more) {
+  return fmaf(x, polynomial(x, more...), coefficient);
+}
+
+// One instruction where exp2f takes four: what is below 2^-126 becomes zero. Relative error below 2^-22.
+__device__ __forceinline__ float exp2_flushed(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
 // N neighbours, moved by one access.
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Pack {
@@ -103,7 +117,9 @@ template <typename T>
 struct Sum {
   T total = 0;
   __device__ void add(T term) { total += term; }
+  __device__ void add_if(bool is_here, T term) { total += is_here ? term : T(0); }
   __device__ void add(T factor, T by) { total = fma(factor, by, total); }
+  __device__ void add_if(bool is_here, T factor, T by) { total = is_here ? fma(factor, by, total) : total; }
   __device__ void add_square(T root) { total = fma(root, root, total); }
   template <typename U>
   __device__ void merge(const Sum<U>& other) {
@@ -284,7 +300,11 @@ struct ForwardSizes {
 __device__ __forceinline__ void forward_row_stage_1(const float x, float& mean_term,
     float& carried_after_gelu) {
   // gelu
-  mean_term = x * 0.5f * (1.0f + erff(x * 0.707106769f));
+  const float series = polynomial(fabsf(x), -1.0f, -1.15110552f, -0.459209114f, -0.0524738058f,
+      0.00698745623f, -2.51266702e-05f, -0.000272270845f, 7.59166942e-05f, -1.1191165e-05f, 9.13259044e-07f,
+      -3.24377396e-08f);
+  const float power = exp2_flushed(series);
+  mean_term = x * (x < 0.0f ? power : 1.0f - power);
   carried_after_gelu = mean_term;
 }
 
@@ -361,7 +381,7 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, const
           float mean_term_value;
           float carried_after_gelu_value;
           forward_row_stage_1(x_value, mean_term_value, carried_after_gelu_value);
-          if (is_here) sums_1[0].add(mean_term_value);
+          sums_1[0].add_if(is_here, mean_term_value);
           carried_after_gelu[p][lane] = carried_after_gelu_value;
           x_in[p].at[lane] = carried_after_gelu_value;
         }
@@ -465,7 +485,11 @@ struct BackwardSizes {
 __device__ __forceinline__ void backward_inner_values(const float d_out, const float weight, const float x,
     const float saved_mean, float& total_term, float& total_2_term) {
   // gelu
-  const float after_gelu = x * 0.5f * (1.0f + erff(x * 0.707106769f));
+  const float series = polynomial(fabsf(x), -1.0f, -1.15110552f, -0.459209114f, -0.0524738058f,
+      0.00698745623f, -2.51266702e-05f, -0.000272270845f, 7.59166942e-05f, -1.1191165e-05f, 9.13259044e-07f,
+      -3.24377396e-08f);
+  const float power = exp2_flushed(series);
+  const float after_gelu = x * (x < 0.0f ? power : 1.0f - power);
   total_term = d_out * weight * (after_gelu - saved_mean);
   total_2_term = d_out * weight;
 }
@@ -584,8 +608,7 @@ __device__ __forceinline__ void backward_inner_2_values_once(const float saved_v
     const float count_of_axis_2_inner, const float total_2, float& inverse_root, float& quotient,
     float& quotient_2) {
   inverse_root = rsqrtf(saved_variance + 1e-05f);
-  const float product = 2.0f * (-0.5f * total * (inverse_root * inverse_root * inverse_root));
-  quotient = product / count_of_axis_2_inner;
+  quotient = -(total * inverse_root * inverse_root * inverse_root) / count_of_axis_2_inner;
   quotient_2 = total_2 * inverse_root / count_of_axis_2_inner;
 }
 
@@ -594,14 +617,17 @@ __device__ __forceinline__ void backward_inner_2_values(const float x, const flo
     const float quotient_2, float& d_x, float& total_3_term, float& total_4_term) {
   // gelu
   const float product = x * 0.5f;
-  const float product_2 = x * 0.707106769f;
-  const float sum = 1.0f + erff(product_2);
-  const float after_gelu = product * sum;
+  const float series = polynomial(fabsf(x), 0.0f, -1.15110552f, -0.459209114f, -0.0524738058f,
+      0.00698745623f, -2.51266702e-05f, -0.000272270845f, 7.59166942e-05f, -1.1191165e-05f, 9.13259044e-07f,
+      -3.24377396e-08f);
+  const float power = exp2_flushed(series);
+  const float chosen = x < 0.0f ? power : 2.0f - power;
+  const float after_gelu = product * chosen;
   // backward, down to gelu
   const float difference = after_gelu - saved_mean;
   const float d_after_gelu = difference * quotient + d_out * weight * inverse_root - quotient_2;
-  const float product_3 = d_after_gelu * product * (1.12837923f * expf(-(product_2 * product_2)));
-  d_x = product_3 * 0.707106769f + d_after_gelu * sum * 0.5f;
+  const float sum = product * exp2_flushed(x * x * -0.721347511f + -0.325748056f) + chosen * 0.5f;
+  d_x = d_after_gelu * sum;
   total_3_term = d_out * (difference * inverse_root);
   total_4_term = d_out;
 }

@@ -103,7 +103,9 @@ template <typename T>
 struct Sum {
   T total = 0;
   __device__ void add(T term) { total += term; }
+  __device__ void add_if(bool is_here, T term) { total += is_here ? term : T(0); }
   __device__ void add(T factor, T by) { total = fma(factor, by, total); }
+  __device__ void add_if(bool is_here, T factor, T by) { total = is_here ? fma(factor, by, total) : total; }
   __device__ void add_square(T root) { total = fma(root, root, total); }
   template <typename U>
   __device__ void merge(const Sum<U>& other) {
@@ -424,20 +426,19 @@ __device__ __forceinline__ void backward_row_stage_1(const float d_out, const fl
   total_2_term = d_out;
 }
 
-__device__ __forceinline__ void backward_row_values_once(const float saved_variance, const float total_4,
-    const float count_of_inner, const float total_3, float& inverse_root_2, float& negated, float& quotient,
-    float& product) {
+__device__ __forceinline__ void backward_row_values_once(const float saved_variance, const float total_3,
+    const float count_of_inner, const float total_4, float& inverse_root_2, float& negated, float& product) {
   inverse_root_2 = rsqrtf(saved_variance + 1e-05f);
-  negated = -(total_4 * inverse_root_2);
-  quotient = 1.0f / count_of_inner;
-  const float product_2 = -0.5f * total_3 * (inverse_root_2 * inverse_root_2 * inverse_root_2);
-  product = 2.0f * product_2 * quotient;
+  const float quotient = 1.0f / count_of_inner;
+  const float product_2 = total_3 * inverse_root_2 * inverse_root_2 * inverse_root_2 * quotient;
+  negated = -product_2;
+  product = total_4 * inverse_root_2 * quotient;
 }
 
-__device__ __forceinline__ void backward_row_values(const float negated, const float quotient, const float x,
-    const float saved_mean, const float product, const float d_out, const float weight,
-    const float inverse_root_2, float& d_x) {
-  d_x = fmaf(negated, quotient, fmaf(x - saved_mean, product, d_out * weight * inverse_root_2));
+__device__ __forceinline__ void backward_row_values(const float x, const float saved_mean,
+    const float negated, const float d_out, const float weight, const float inverse_root_2,
+    const float product, float& d_x) {
+  d_x = fmaf(x - saved_mean, negated, d_out * weight * inverse_root_2) - product;
 }
 
 // Reads d_out, x, weight by (inner), saved_mean by (outer), saved_variance by (outer); leaves partials of total, total_2; writes d_x.
@@ -565,10 +566,9 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ weight, 
       const int slot = slot_before;
       float inverse_root_2_value;
       float negated_value;
-      float quotient_value;
       float product_value;
-      backward_row_values_once(saved_variance_value, total_4_value, count_of_inner_value, total_3_value,
-          inverse_root_2_value, negated_value, quotient_value, product_value);
+      backward_row_values_once(saved_variance_value, total_3_value, count_of_inner_value, total_4_value,
+          inverse_root_2_value, negated_value, product_value);
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
         const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -582,8 +582,8 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ weight, 
           const float x_value = widen(x_in[p], lane);
           const float weight_value = widen(weight_in[p], lane);
           float d_x_value;
-          backward_row_values(negated_value, quotient_value, x_value, saved_mean_value, product_value,
-              d_out_value, weight_value, inverse_root_2_value, d_x_value);
+          backward_row_values(x_value, saved_mean_value, negated_value, d_out_value, weight_value,
+              inverse_root_2_value, product_value, d_x_value);
           d_x_out.at[lane] = narrow<float>(d_x_value);
         }
         if (is_here) store(d_x + (base + i), d_x_out);

@@ -103,7 +103,9 @@ template <typename T>
 struct Sum {
   T total = 0;
   __device__ void add(T term) { total += term; }
+  __device__ void add_if(bool is_here, T term) { total += is_here ? term : T(0); }
   __device__ void add(T factor, T by) { total = fma(factor, by, total); }
+  __device__ void add_if(bool is_here, T factor, T by) { total = is_here ? fma(factor, by, total) : total; }
   __device__ void add_square(T root) { total = fma(root, root, total); }
   template <typename U>
   __device__ void merge(const Sum<U>& other) {
@@ -155,10 +157,14 @@ __device__ __forceinline__ void forward_column_stage_1(const float x, float& mea
   mean_term = x;
 }
 
-__device__ __forceinline__ void forward_column_values(const float x, const float mean, const float variance,
-    const float weight, const float bias, float& out) {
+__device__ __forceinline__ void forward_column_values_once(const float variance, float& inverse_root) {
+  inverse_root = rsqrtf(variance + 1e-05f);
+}
+
+__device__ __forceinline__ void forward_column_values(const float x, const float mean,
+    const float inverse_root, const float weight, const float bias, float& out) {
   // layernorm(weight, bias, axis=1)
-  out = fmaf((x - mean) * (rsqrtf(variance + 1e-05f)), weight, bias);
+  out = fmaf((x - mean) * inverse_root, weight, bias);
 }
 
 // Reads x, weight by (middle), bias by (middle); writes out.
@@ -226,6 +232,14 @@ forward_column(const float* __restrict__ x, const float* __restrict__ weight, co
       }
     }
     combine_across(distances_1, cells, totals);
+    float inverse_root_beside[kLanes];
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const float variance_value = (distances_1[0][lane].total - distances_1[1][lane].total * distances_1[1][lane].total * inverse_length) * inverse_length;
+      float inverse_root_value;
+      forward_column_values_once(variance_value, inverse_root_value);
+      inverse_root_beside[lane] = inverse_root_value;
+    }
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = p * blockDim.y + threadIdx.y;
@@ -236,12 +250,12 @@ forward_column(const float* __restrict__ x, const float* __restrict__ weight, co
       for (int lane = 0; lane < kLanes; ++lane) {
         const Index middle = (is_here ? i : 0);
         const float mean_value = sums_1[0][lane].total * inverse_length + distances_1[1][lane].total * inverse_length;
-        const float variance_value = (distances_1[0][lane].total - distances_1[1][lane].total * distances_1[1][lane].total * inverse_length) * inverse_length;
         const float x_value = widen(x_in[p], lane);
         const float weight_value = widen(weight[middle]);
         const float bias_value = widen(bias[middle]);
         float out_value;
-        forward_column_values(x_value, mean_value, variance_value, weight_value, bias_value, out_value);
+        const float inverse_root_value = inverse_root_beside[lane];
+        forward_column_values(x_value, mean_value, inverse_root_value, weight_value, bias_value, out_value);
         out_out.at[lane] = narrow<float>(out_value);
       }
       if (is_here) store(out + (base + i * behind), out_out);

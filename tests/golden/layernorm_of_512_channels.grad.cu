@@ -103,7 +103,9 @@ template <typename T>
 struct Sum {
   T total = 0;
   __device__ void add(T term) { total += term; }
+  __device__ void add_if(bool is_here, T term) { total += is_here ? term : T(0); }
   __device__ void add(T factor, T by) { total = fma(factor, by, total); }
+  __device__ void add_if(bool is_here, T factor, T by) { total = is_here ? fma(factor, by, total) : total; }
   __device__ void add_square(T root) { total = fma(root, root, total); }
   template <typename U>
   __device__ void merge(const Sum<U>& other) {
@@ -183,10 +185,14 @@ __device__ __forceinline__ void forward_column_stage_1(const float x, float& mea
   mean_term = x;
 }
 
-__device__ __forceinline__ void forward_column_values(const float x, const float mean, const float variance,
-    const float weight, const float bias, float& out) {
+__device__ __forceinline__ void forward_column_values_once(const float variance, float& inverse_root) {
+  inverse_root = rsqrtf(variance + 1e-05f);
+}
+
+__device__ __forceinline__ void forward_column_values(const float x, const float mean,
+    const float inverse_root, const float weight, const float bias, float& out) {
   // layernorm(weight, bias, axis=1)
-  out = fmaf((x - mean) * (rsqrtf(variance + 1e-05f)), weight, bias);
+  out = fmaf((x - mean) * inverse_root, weight, bias);
 }
 
 __device__ __forceinline__ void forward_column_row_values(const float mean, const float variance,
@@ -262,6 +268,14 @@ forward_column(const float* __restrict__ x, const float* __restrict__ weight, co
       }
     }
     combine_across(distances_1, cells, totals);
+    float inverse_root_beside[kLanes];
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const float variance_value = (distances_1[0][lane].total - distances_1[1][lane].total * distances_1[1][lane].total * inverse_length) * inverse_length;
+      float inverse_root_value;
+      forward_column_values_once(variance_value, inverse_root_value);
+      inverse_root_beside[lane] = inverse_root_value;
+    }
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = p * blockDim.y + threadIdx.y;
@@ -272,12 +286,12 @@ forward_column(const float* __restrict__ x, const float* __restrict__ weight, co
       for (int lane = 0; lane < kLanes; ++lane) {
         const Index middle = (is_here ? i : 0);
         const float mean_value = sums_1[0][lane].total * inverse_length + distances_1[1][lane].total * inverse_length;
-        const float variance_value = (distances_1[0][lane].total - distances_1[1][lane].total * distances_1[1][lane].total * inverse_length) * inverse_length;
         const float x_value = widen(x_in[p], lane);
         const float weight_value = widen(weight[middle]);
         const float bias_value = widen(bias[middle]);
         float out_value;
-        forward_column_values(x_value, mean_value, variance_value, weight_value, bias_value, out_value);
+        const float inverse_root_value = inverse_root_beside[lane];
+        forward_column_values(x_value, mean_value, inverse_root_value, weight_value, bias_value, out_value);
         out_out.at[lane] = narrow<float>(out_value);
       }
       if (is_here) store(out + (base + i * behind), out_out);
@@ -315,14 +329,13 @@ __device__ __forceinline__ void backward_column_stage_1(const float d_out, const
   total_2_term = d_out;
 }
 
-__device__ __forceinline__ void backward_column_values(const float total_4, const float saved_variance,
-    const float count_of_middle, const float x, const float saved_mean, const float total_3,
-    const float d_out, const float weight, float& d_x) {
+__device__ __forceinline__ void backward_column_values(const float x, const float saved_mean,
+    const float total_3, const float saved_variance, const float count_of_middle, const float d_out,
+    const float weight, const float total_4, float& d_x) {
   const float inverse_root = rsqrtf(saved_variance + 1e-05f);
   const float quotient = 1.0f / count_of_middle;
-  const float product = 2.0f * (-0.5f * total_3 * (inverse_root * inverse_root * inverse_root));
-  const float sum = fmaf(x - saved_mean, product * quotient, d_out * weight * inverse_root);
-  d_x = fmaf(-(total_4 * inverse_root), quotient, sum);
+  const float negated = -(total_3 * inverse_root * inverse_root * inverse_root * quotient);
+  d_x = fmaf(x - saved_mean, negated, d_out * weight * inverse_root) - total_4 * inverse_root * quotient;
 }
 
 // Reads d_out, x, weight by (middle), saved_mean by (outer, inner), saved_variance by (outer, inner); leaves partials of total, total_2; writes d_x.
@@ -415,8 +428,8 @@ backward_column(const float* __restrict__ d_out, const float* __restrict__ weigh
         const float saved_variance_value = saved_variance_here[lane];
         const float weight_value = widen(weight[middle]);
         float d_x_value;
-        backward_column_values(total_4_value, saved_variance_value, count_of_middle_value, x_value,
-            saved_mean_value, total_3_value, d_out_value, weight_value, d_x_value);
+        backward_column_values(x_value, saved_mean_value, total_3_value, saved_variance_value,
+            count_of_middle_value, d_out_value, weight_value, total_4_value, d_x_value);
         d_x_out.at[lane] = narrow<float>(d_x_value);
       }
       if (is_here) store(d_x + (base + i * behind), d_x_out);

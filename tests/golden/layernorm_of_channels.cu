@@ -74,6 +74,25 @@ __device__ __forceinline__ Pack<T, N> load(const T* from) {
   return pack;
 }
 
+// A pack on its way into shared memory, where the thread that sent it will read it.
+template <int N, typename T>
+__device__ __forceinline__ void send(Pack<T, N>* to, const T* from) {
+  const auto target = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  if constexpr (sizeof(T) * N == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(target), "l"(from), "n"(sizeof(T) * N) : "memory");
+  }
+}
+
+__device__ __forceinline__ void send_off() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until no more than so many of the latest are on their way.
+template <int N>
+__device__ __forceinline__ void wait_for_sent() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
 template <int N, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   using Whole = typename Bits<sizeof(T) * N>::type;
@@ -84,7 +103,9 @@ template <typename T>
 struct Sum {
   T total = 0;
   __device__ void add(T term) { total += term; }
+  __device__ void add_if(bool is_here, T term) { total += is_here ? term : T(0); }
   __device__ void add(T factor, T by) { total = fma(factor, by, total); }
+  __device__ void add_if(bool is_here, T factor, T by) { total = is_here ? fma(factor, by, total) : total; }
   __device__ void add_square(T root) { total = fma(root, root, total); }
   template <typename U>
   __device__ void merge(const Sum<U>& other) {
@@ -136,33 +157,54 @@ __device__ __forceinline__ void forward_column_stage_1(const float x, float& mea
   mean_term = x;
 }
 
-__device__ __forceinline__ void forward_column_values(const float x, const float mean, const float variance,
-    const float weight, const float bias, float& out) {
+__device__ __forceinline__ void forward_column_values_once(const float variance, float& inverse_root) {
+  inverse_root = rsqrtf(variance + 1e-05f);
+}
+
+__device__ __forceinline__ void forward_column_values(const float x, const float mean,
+    const float inverse_root, const float weight, const float bias, float& out) {
   // layernorm(weight, bias, axis=1)
-  out = fmaf((x - mean) * (rsqrtf(variance + 1e-05f)), weight, bias);
+  out = fmaf((x - mean) * inverse_root, weight, bias);
 }
 
 // Reads x, weight by (middle), bias by (middle); writes out.
-__global__ void __launch_bounds__(512, 2)
+__global__ void __launch_bounds__(256, 2)
 forward_column(const float* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
     float* __restrict__ out, ForwardSizes sizes) {
-  constexpr int kLanes = 4, kPacks = 4;
+  constexpr int kLanes = 4, kPacks = 8;
   __shared__ float cells[2048], totals[128];
   const Index length = sizes.middle.value, behind = sizes.inner.value;
   const Index strips = (behind + blockDim.x * kLanes - 1) / (blockDim.x * kLanes),
       tiles = sizes.outer.value * strips;
   const float inverse_length = 1 / static_cast<float>(length);
+  extern __shared__ uint4 room[];
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
+  const auto send_tile = [&](Index tile) {
+    if (tile >= tiles) return send_off();
+    const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
+    const bool is_beside = beside < behind;
+    const Index base = above * length * behind + beside, end = is_beside ? length : 0;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = p * blockDim.y + threadIdx.y;
+      const bool is_here = i < end;
+      if (is_here) send(&x_next[p * 256], x + (base + i * behind));
+    }
+    send_off();
+  };
+  send_tile(blockIdx.x);
   for (Index tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
     const bool is_beside = beside < behind;
     const Index base = above * length * behind + beside, end = is_beside ? length : 0;
     Pack<float, kLanes> x_in[kPacks];
+    wait_for_sent<0>();
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Index i = p * blockDim.y + threadIdx.y;
-      const bool is_here = i < end;
-      if (is_here) x_in[p] = load<kLanes>(x + (base + i * behind));
+      x_in[p] = x_next[p * 256];
     }
+    send_tile(tile + gridDim.x);
     Sum<float> sums_1[1][kLanes];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
@@ -190,21 +232,30 @@ forward_column(const float* __restrict__ x, const float* __restrict__ weight, co
       }
     }
     combine_across(distances_1, cells, totals);
+    float inverse_root_beside[kLanes];
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const float variance_value = (distances_1[0][lane].total - distances_1[1][lane].total * distances_1[1][lane].total * inverse_length) * inverse_length;
+      float inverse_root_value;
+      forward_column_values_once(variance_value, inverse_root_value);
+      inverse_root_beside[lane] = inverse_root_value;
+    }
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = p * blockDim.y + threadIdx.y;
       const bool is_here = i < end;
+      if (!is_here) continue;
       Pack<float, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const Index middle = (is_here ? i : 0);
         const float mean_value = sums_1[0][lane].total * inverse_length + distances_1[1][lane].total * inverse_length;
-        const float variance_value = (distances_1[0][lane].total - distances_1[1][lane].total * distances_1[1][lane].total * inverse_length) * inverse_length;
         const float x_value = widen(x_in[p], lane);
         const float weight_value = widen(weight[middle]);
         const float bias_value = widen(bias[middle]);
         float out_value;
-        forward_column_values(x_value, mean_value, variance_value, weight_value, bias_value, out_value);
+        const float inverse_root_value = inverse_root_beside[lane];
+        forward_column_values(x_value, mean_value, inverse_root_value, weight_value, bias_value, out_value);
         out_out.at[lane] = narrow<float>(out_value);
       }
       if (is_here) store(out + (base + i * behind), out_out);
@@ -298,12 +349,14 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const int64_t forward_column_length = static_cast<int64_t>(sizes.middle.value),
       forward_column_behind = static_cast<int64_t>(sizes.inner.value);
   const dim3 forward_column_block = column_block(ceil_divide(forward_column_behind, 4),
-      ceil_divide(forward_column_length, 4), 16, 512);
+      ceil_divide(forward_column_length, 8), 16, 256);
   const int64_t forward_column_tasks = static_cast<int64_t>(sizes.outer.value) * ceil_divide(forward_column_behind, forward_column_block.x * 4);
-  const int64_t forward_column_slots = forward_column_tasks;
+  const int64_t forward_column_resident = resident_blocks(forward_column, forward_column_block, 32768,
+      device);
+  const int64_t forward_column_slots = forward_column_tasks < forward_column_resident ? forward_column_tasks : forward_column_resident;
   if (is_measuring) return scratch.used;
   {
-    forward_column<<<static_cast<unsigned>(forward_column_slots), forward_column_block, 0, stream>>>(x,
+    forward_column<<<static_cast<unsigned>(forward_column_slots), forward_column_block, 32768, stream>>>(x,
         weight, bias, out, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());

@@ -74,6 +74,25 @@ __device__ __forceinline__ Pack<T, N> load(const T* from) {
   return pack;
 }
 
+// A pack on its way into shared memory, where the thread that sent it will read it.
+template <int N, typename T>
+__device__ __forceinline__ void send(Pack<T, N>* to, const T* from) {
+  const auto target = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  if constexpr (sizeof(T) * N == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(target), "l"(from), "n"(sizeof(T) * N) : "memory");
+  }
+}
+
+__device__ __forceinline__ void send_off() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until no more than so many of the latest are on their way.
+template <int N>
+__device__ __forceinline__ void wait_for_sent() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
 template <int N, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   using Whole = typename Bits<sizeof(T) * N>::type;
@@ -84,7 +103,9 @@ template <typename T>
 struct Sum {
   T total = 0;
   __device__ void add(T term) { total += term; }
+  __device__ void add_if(bool is_here, T term) { total += is_here ? term : T(0); }
   __device__ void add(T factor, T by) { total = fma(factor, by, total); }
+  __device__ void add_if(bool is_here, T factor, T by) { total = is_here ? fma(factor, by, total) : total; }
   __device__ void add_square(T root) { total = fma(root, root, total); }
   template <typename U>
   __device__ void merge(const Sum<U>& other) {
@@ -164,10 +185,14 @@ __device__ __forceinline__ void forward_column_stage_1(const float x, float& mea
   mean_term = x;
 }
 
-__device__ __forceinline__ void forward_column_values(const float x, const float mean, const float variance,
-    const float weight, const float bias, float& out) {
+__device__ __forceinline__ void forward_column_values_once(const float variance, float& inverse_root) {
+  inverse_root = rsqrtf(variance + 1e-05f);
+}
+
+__device__ __forceinline__ void forward_column_values(const float x, const float mean,
+    const float inverse_root, const float weight, const float bias, float& out) {
   // layernorm(weight, bias, axis=1)
-  out = fmaf((x - mean) * (rsqrtf(variance + 1e-05f)), weight, bias);
+  out = fmaf((x - mean) * inverse_root, weight, bias);
 }
 
 __device__ __forceinline__ void forward_column_row_values(const float mean, const float variance,
@@ -177,28 +202,45 @@ __device__ __forceinline__ void forward_column_row_values(const float mean, cons
 }
 
 // Reads x, weight by (middle), bias by (middle); writes out, saved_mean, saved_variance.
-__global__ void __launch_bounds__(512, 2)
+__global__ void __launch_bounds__(256, 2)
 forward_column(const float* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
     float* __restrict__ out, float* __restrict__ saved_mean, float* __restrict__ saved_variance,
     ForwardSizes sizes) {
-  constexpr int kLanes = 4, kPacks = 4;
+  constexpr int kLanes = 4, kPacks = 8;
   __shared__ float cells[2048], totals[128];
   const Index length = sizes.middle.value, behind = sizes.inner.value;
   const Index strips = (behind + blockDim.x * kLanes - 1) / (blockDim.x * kLanes),
       tiles = sizes.outer.value * strips;
   const float inverse_length = 1 / static_cast<float>(length);
+  extern __shared__ uint4 room[];
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
+  const auto send_tile = [&](Index tile) {
+    if (tile >= tiles) return send_off();
+    const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
+    const bool is_beside = beside < behind;
+    const Index base = above * length * behind + beside, end = is_beside ? length : 0;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = p * blockDim.y + threadIdx.y;
+      const bool is_here = i < end;
+      if (is_here) send(&x_next[p * 256], x + (base + i * behind));
+    }
+    send_off();
+  };
+  send_tile(blockIdx.x);
   for (Index tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
     const bool is_beside = beside < behind;
     const Index base = above * length * behind + beside, end = is_beside ? length : 0;
     const Index outer = above;
     Pack<float, kLanes> x_in[kPacks];
+    wait_for_sent<0>();
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Index i = p * blockDim.y + threadIdx.y;
-      const bool is_here = i < end;
-      if (is_here) x_in[p] = load<kLanes>(x + (base + i * behind));
+      x_in[p] = x_next[p * 256];
     }
+    send_tile(tile + gridDim.x);
     Sum<float> sums_1[1][kLanes];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
@@ -226,21 +268,30 @@ forward_column(const float* __restrict__ x, const float* __restrict__ weight, co
       }
     }
     combine_across(distances_1, cells, totals);
+    float inverse_root_beside[kLanes];
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const float variance_value = (distances_1[0][lane].total - distances_1[1][lane].total * distances_1[1][lane].total * inverse_length) * inverse_length;
+      float inverse_root_value;
+      forward_column_values_once(variance_value, inverse_root_value);
+      inverse_root_beside[lane] = inverse_root_value;
+    }
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = p * blockDim.y + threadIdx.y;
       const bool is_here = i < end;
+      if (!is_here) continue;
       Pack<float, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const Index middle = (is_here ? i : 0);
         const float mean_value = sums_1[0][lane].total * inverse_length + distances_1[1][lane].total * inverse_length;
-        const float variance_value = (distances_1[0][lane].total - distances_1[1][lane].total * distances_1[1][lane].total * inverse_length) * inverse_length;
         const float x_value = widen(x_in[p], lane);
         const float weight_value = widen(weight[middle]);
         const float bias_value = widen(bias[middle]);
         float out_value;
-        forward_column_values(x_value, mean_value, variance_value, weight_value, bias_value, out_value);
+        const float inverse_root_value = inverse_root_beside[lane];
+        forward_column_values(x_value, mean_value, inverse_root_value, weight_value, bias_value, out_value);
         out_out.at[lane] = narrow<float>(out_value);
       }
       if (is_here) store(out + (base + i * behind), out_out);
@@ -265,8 +316,13 @@ struct BackwardSizes {
   Size outer, middle, inner;
 };
 
+__device__ __forceinline__ void backward_column_stage_1_once(const float saved_variance,
+    float& inverse_root) {
+  inverse_root = rsqrtf(saved_variance + 1e-05f);
+}
+
 __device__ __forceinline__ void backward_column_stage_1(const float d_out, const float weight, const float x,
-    const float saved_mean, const float saved_variance, float& total_3_term, float& total_3_term_by,
+    const float saved_mean, const float inverse_root, float& total_3_term, float& total_3_term_by,
     float& total_4_term, float& total_4_term_by, float& total_term, float& total_term_by,
     float& total_2_term) {
   total_3_term = d_out * weight;
@@ -274,22 +330,27 @@ __device__ __forceinline__ void backward_column_stage_1(const float d_out, const
   total_4_term = d_out;
   total_4_term_by = weight;
   total_term = d_out;
-  total_term_by = total_3_term_by * (rsqrtf(saved_variance + 1e-05f));
+  total_term_by = total_3_term_by * inverse_root;
   total_2_term = d_out;
 }
 
-__device__ __forceinline__ void backward_column_values(const float total_4, const float saved_variance,
-    const float count_of_middle, const float x, const float saved_mean, const float total_3,
-    const float d_out, const float weight, float& d_x) {
-  const float inverse_root = rsqrtf(saved_variance + 1e-05f);
+__device__ __forceinline__ void backward_column_values_once(const float saved_variance, const float total_3,
+    const float count_of_middle, const float total_4, float& inverse_root_2, float& negated, float& product) {
+  inverse_root_2 = rsqrtf(saved_variance + 1e-05f);
   const float quotient = 1.0f / count_of_middle;
-  const float product = 2.0f * (-0.5f * total_3 * (inverse_root * inverse_root * inverse_root));
-  const float sum = fmaf(x - saved_mean, product * quotient, d_out * weight * inverse_root);
-  d_x = fmaf(-(total_4 * inverse_root), quotient, sum);
+  const float product_2 = total_3 * inverse_root_2 * inverse_root_2 * inverse_root_2 * quotient;
+  negated = -product_2;
+  product = total_4 * inverse_root_2 * quotient;
+}
+
+__device__ __forceinline__ void backward_column_values(const float x, const float saved_mean,
+    const float negated, const float d_out, const float weight, const float inverse_root_2,
+    const float product, float& d_x) {
+  d_x = fmaf(x - saved_mean, negated, d_out * weight * inverse_root_2) - product;
 }
 
 // Reads d_out, x, weight by (middle), saved_mean by (outer, inner), saved_variance by (outer, inner); leaves partials of total, total_2; writes d_x.
-__global__ void __launch_bounds__(512, 1)
+__global__ void __launch_bounds__(256, 2)
 backward_column(const float* __restrict__ d_out, const float* __restrict__ weight,
     const float* __restrict__ x, const float* __restrict__ saved_mean,
     const float* __restrict__ saved_variance, float* __restrict__ d_x,
@@ -324,6 +385,14 @@ backward_column(const float* __restrict__ d_out, const float* __restrict__ weigh
       saved_mean_here[lane] = widen(saved_mean[(outer) * sizes.inner.value + inner]);
       saved_variance_here[lane] = widen(saved_variance[(outer) * sizes.inner.value + inner]);
     }
+    float inverse_root_beside[kLanes];
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const float saved_variance_value = saved_variance_here[lane];
+      float inverse_root_value;
+      backward_column_stage_1_once(saved_variance_value, inverse_root_value);
+      inverse_root_beside[lane] = inverse_root_value;
+    }
     Sum<float> sums_1[2][kLanes];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
@@ -335,7 +404,6 @@ backward_column(const float* __restrict__ d_out, const float* __restrict__ weigh
         const float d_out_value = widen(d_out_in[p], lane);
         const float x_value = widen(x_in[p], lane);
         const float saved_mean_value = saved_mean_here[lane];
-        const float saved_variance_value = saved_variance_here[lane];
         const float weight_value = widen(weight[middle]);
         float total_3_term_value;
         float total_3_term_by_value;
@@ -344,7 +412,8 @@ backward_column(const float* __restrict__ d_out, const float* __restrict__ weigh
         float total_term_value;
         float total_term_by_value;
         float total_2_term_value;
-        backward_column_stage_1(d_out_value, weight_value, x_value, saved_mean_value, saved_variance_value,
+        const float inverse_root_value = inverse_root_beside[lane];
+        backward_column_stage_1(d_out_value, weight_value, x_value, saved_mean_value, inverse_root_value,
             total_3_term_value, total_3_term_by_value, total_4_term_value, total_4_term_by_value,
             total_term_value, total_term_by_value, total_2_term_value);
         if (is_here) sums_1[0][lane].add(total_3_term_value, total_3_term_by_value);
@@ -354,6 +423,23 @@ backward_column(const float* __restrict__ d_out, const float* __restrict__ weigh
       }
     }
     combine_across(sums_1, cells, totals);
+    float inverse_root_2_beside[kLanes];
+    float negated_beside[kLanes];
+    float product_beside[kLanes];
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const float total_3_value = sums_1[0][lane].total;
+      const float total_4_value = sums_1[1][lane].total;
+      const float saved_variance_value = saved_variance_here[lane];
+      float inverse_root_2_value;
+      float negated_value;
+      float product_value;
+      backward_column_values_once(saved_variance_value, total_3_value, count_of_middle_value, total_4_value,
+          inverse_root_2_value, negated_value, product_value);
+      inverse_root_2_beside[lane] = inverse_root_2_value;
+      negated_beside[lane] = negated_value;
+      product_beside[lane] = product_value;
+    }
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = p * blockDim.y + threadIdx.y;
@@ -362,16 +448,16 @@ backward_column(const float* __restrict__ d_out, const float* __restrict__ weigh
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const Index middle = (is_here ? i : 0);
-        const float total_3_value = sums_1[0][lane].total;
-        const float total_4_value = sums_1[1][lane].total;
         const float d_out_value = widen(d_out_in[p], lane);
         const float x_value = widen(x_in[p], lane);
         const float saved_mean_value = saved_mean_here[lane];
-        const float saved_variance_value = saved_variance_here[lane];
         const float weight_value = widen(weight[middle]);
         float d_x_value;
-        backward_column_values(total_4_value, saved_variance_value, count_of_middle_value, x_value,
-            saved_mean_value, total_3_value, d_out_value, weight_value, d_x_value);
+        const float inverse_root_2_value = inverse_root_2_beside[lane];
+        const float negated_value = negated_beside[lane];
+        const float product_value = product_beside[lane];
+        backward_column_values(x_value, saved_mean_value, negated_value, d_out_value, weight_value,
+            inverse_root_2_value, product_value, d_x_value);
         d_x_out.at[lane] = narrow<float>(d_x_value);
       }
       if (is_here) store(d_x + (base + i * behind), d_x_out);
@@ -520,12 +606,14 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const int64_t forward_column_length = static_cast<int64_t>(sizes.middle.value),
       forward_column_behind = static_cast<int64_t>(sizes.inner.value);
   const dim3 forward_column_block = column_block(ceil_divide(forward_column_behind, 4),
-      ceil_divide(forward_column_length, 4), 16, 512);
+      ceil_divide(forward_column_length, 8), 16, 256);
   const int64_t forward_column_tasks = static_cast<int64_t>(sizes.outer.value) * ceil_divide(forward_column_behind, forward_column_block.x * 4);
-  const int64_t forward_column_slots = forward_column_tasks;
+  const int64_t forward_column_resident = resident_blocks(forward_column, forward_column_block, 32768,
+      device);
+  const int64_t forward_column_slots = forward_column_tasks < forward_column_resident ? forward_column_tasks : forward_column_resident;
   if (is_measuring) return scratch.used;
   {
-    forward_column<<<static_cast<unsigned>(forward_column_slots), forward_column_block, 0, stream>>>(x,
+    forward_column<<<static_cast<unsigned>(forward_column_slots), forward_column_block, 32768, stream>>>(x,
         weight, bias, out, saved_mean, saved_variance, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
@@ -552,7 +640,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const int64_t backward_column_length = static_cast<int64_t>(sizes.middle.value),
       backward_column_behind = static_cast<int64_t>(sizes.inner.value);
   const dim3 backward_column_block = column_block(ceil_divide(backward_column_behind, 4),
-      ceil_divide(backward_column_length, 4), 16, 512);
+      ceil_divide(backward_column_length, 4), 16, 256);
   const int64_t backward_column_tasks = static_cast<int64_t>(sizes.outer.value) * ceil_divide(backward_column_behind, backward_column_block.x * 4);
   const int64_t backward_column_resident = resident_blocks(backward_column, backward_column_block, 0, device);
   const int64_t backward_column_slots = backward_column_tasks < backward_column_resident ? backward_column_tasks : backward_column_resident;

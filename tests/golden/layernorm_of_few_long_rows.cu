@@ -246,7 +246,7 @@ __device__ __forceinline__ void forward_pointwise_values(const float x, const fl
 __global__ void __launch_bounds__(128, 2)
 forward_pointwise(const float* __restrict__ x, const float* __restrict__ mean,
     const float* __restrict__ variance, float* __restrict__ out, ForwardSizes sizes, Index count) {
-  constexpr int kLanes = 4, kPacks = 8;
+  constexpr int kLanes = 4, kPacks = 4;
   const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 128 + threadIdx.x) * kLanes;
   Pack<float, kLanes> x_in[kPacks];
 #pragma unroll
@@ -278,6 +278,7 @@ forward_pointwise(const float* __restrict__ x, const float* __restrict__ mean,
       }
       store(out + i, out_out);
     } else {
+#pragma unroll 1
       for (Index j = i; j < count && j < i + kLanes; ++j) {
         const Index above_inner = divide(j, sizes.inner);
         const Index outer = above_inner;
@@ -372,7 +373,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   }
   {
     const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value);
-    const auto blocks = static_cast<unsigned>(ceil_divide(count, 4096));
+    const auto blocks = static_cast<unsigned>(ceil_divide(count, 2048));
     forward_pointwise<<<blocks, 128, 0, stream>>>(x, mean_scratch, variance_scratch, out, sizes,
         static_cast<Index>(count));
   }

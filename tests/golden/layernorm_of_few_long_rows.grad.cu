@@ -265,7 +265,7 @@ __device__ __forceinline__ void forward_pointwise_values(const float x, const fl
 __global__ void __launch_bounds__(128, 2)
 forward_pointwise(const float* __restrict__ x, const float* __restrict__ mean,
     const float* __restrict__ variance, float* __restrict__ out, ForwardSizes sizes, Index count) {
-  constexpr int kLanes = 4, kPacks = 8;
+  constexpr int kLanes = 4, kPacks = 4;
   const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 128 + threadIdx.x) * kLanes;
   Pack<float, kLanes> x_in[kPacks];
 #pragma unroll
@@ -297,6 +297,7 @@ forward_pointwise(const float* __restrict__ x, const float* __restrict__ mean,
       }
       store(out + i, out_out);
     } else {
+#pragma unroll 1
       for (Index j = i; j < count && j < i + kLanes; ++j) {
         const Index above_inner = divide(j, sizes.inner);
         const Index outer = above_inner;
@@ -429,8 +430,7 @@ __device__ __forceinline__ void backward_pointwise_values_once(const float saved
     const float count_of_inner, const float total_2, float& inverse_root, float& quotient,
     float& quotient_2) {
   inverse_root = rsqrtf(saved_variance + 1e-05f);
-  const float product = 2.0f * (-0.5f * total * (inverse_root * inverse_root * inverse_root));
-  quotient = product / count_of_inner;
+  quotient = -(total * inverse_root * inverse_root * inverse_root) / count_of_inner;
   quotient_2 = total_2 * inverse_root / count_of_inner;
 }
 
@@ -487,6 +487,7 @@ backward_pointwise(const float* __restrict__ x, const float* __restrict__ saved_
       }
       store(d_x + i, d_x_out);
     } else {
+#pragma unroll 1
       for (Index j = i; j < count && j < i + kLanes; ++j) {
         const Index above_inner = divide(j, sizes.inner);
         const Index outer = above_inner;
@@ -590,7 +591,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   }
   {
     const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value);
-    const auto blocks = static_cast<unsigned>(ceil_divide(count, 4096));
+    const auto blocks = static_cast<unsigned>(ceil_divide(count, 2048));
     forward_pointwise<<<blocks, 128, 0, stream>>>(x, mean_scratch, variance_scratch, out, sizes,
         static_cast<Index>(count));
   }

@@ -32,6 +32,20 @@ __device__ __forceinline__ Stored narrow(Value x) {
   return static_cast<Stored>(x);
 }
 
+// Coefficients from the lowest power on.
+__device__ __forceinline__ float polynomial(float, float coefficient) { return coefficient; }
+template <typename... More>
+__device__ __forceinline__ float polynomial(float x, float coefficient, More... more) {
+  return fmaf(x, polynomial(x, more...), coefficient);
+}
+
+// One instruction where exp2f takes four: what is below 2^-126 becomes zero. Relative error below 2^-22.
+__device__ __forceinline__ float exp2_flushed(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
 // N neighbours, moved by one access.
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Pack {
@@ -103,7 +117,9 @@ template <typename T>
 struct Sum {
   T total = 0;
   __device__ void add(T term) { total += term; }
+  __device__ void add_if(bool is_here, T term) { total += is_here ? term : T(0); }
   __device__ void add(T factor, T by) { total = fma(factor, by, total); }
+  __device__ void add_if(bool is_here, T factor, T by) { total = is_here ? fma(factor, by, total) : total; }
   __device__ void add_square(T root) { total = fma(root, root, total); }
   template <typename U>
   __device__ void merge(const Sum<U>& other) {
@@ -192,7 +208,11 @@ __device__ __forceinline__ void forward_row_values(const float x, const float me
   // layernorm(64, weight, bias)
   const float after_layernorm = fmaf((x - mean) * inverse_root, weight, bias);
   // gelu
-  const float after_gelu = after_layernorm * 0.5f * (1.0f + erff(after_layernorm * 0.707106769f));
+  const float series = polynomial(fabsf(after_layernorm), -1.0f, -1.15110552f, -0.459209114f, -0.0524738058f,
+      0.00698745623f, -2.51266702e-05f, -0.000272270845f, 7.59166942e-05f, -1.1191165e-05f, 9.13259044e-07f,
+      -3.24377396e-08f);
+  const float power = exp2_flushed(series);
+  const float after_gelu = after_layernorm * (after_layernorm < 0.0f ? power : 1.0f - power);
   // mul(0.5)
   out = after_gelu * 0.5f;
 }
@@ -300,15 +320,19 @@ __device__ __forceinline__ void backward_row_stage_1_once(const float saved_vari
 __device__ __forceinline__ void backward_row_stage_1(const float d_out, const float x,
     const float saved_mean, const float inverse_root, const float weight, const float bias,
     float& total_3_term, float& total_3_term_by, float& total_4_term, float& total_4_term_by, float& carried,
-    float& total_term, float& total_term_by, float& total_2_term) {
+    float& total_term, float& total_term_by, float& total_2_term, float& total_2_term_by) {
   // layernorm(64, weight, bias)
   const float after_layernorm = fmaf((x - saved_mean) * inverse_root, weight, bias);
   // backward, down to gelu
   const float d_after_gelu = d_out * 0.5f;
   // backward, down to layernorm(64, weight, bias)
-  const float product = after_layernorm * 0.707106769f;
-  const float product_2 = d_after_gelu * (after_layernorm * 0.5f) * (1.12837923f * expf(-(product * product)));
-  const float d_after_layernorm = fmaf(product_2, 0.707106769f, d_after_gelu * (1.0f + erff(product)) * 0.5f);
+  const float sum = fmaf(after_layernorm * after_layernorm, -0.721347511f, -1.32574809f);
+  const float series = polynomial(fabsf(after_layernorm), -1.0f, -1.15110552f, -0.459209114f, -0.0524738058f,
+      0.00698745623f, -2.51266702e-05f, -0.000272270845f, 7.59166942e-05f, -1.1191165e-05f, 9.13259044e-07f,
+      -3.24377396e-08f);
+  const float power = exp2_flushed(series);
+  const float sum_2 = fmaf(after_layernorm, exp2_flushed(sum), after_layernorm < 0.0f ? power : 1.0f - power);
+  const float d_after_layernorm = d_after_gelu * sum_2;
   total_3_term = d_after_layernorm * weight;
   total_3_term_by = x - saved_mean;
   total_4_term = d_after_layernorm;
@@ -316,21 +340,21 @@ __device__ __forceinline__ void backward_row_stage_1(const float d_out, const fl
   carried = total_3_term * inverse_root;
   total_term = d_after_layernorm;
   total_term_by = total_3_term_by * inverse_root;
-  total_2_term = d_after_layernorm;
+  total_2_term = d_after_gelu;
+  total_2_term_by = sum_2;
 }
 
-__device__ __forceinline__ void backward_row_values_once(const float total_4, const float saved_variance,
-    const float count_of_inner, const float total_3, float& negated, float& quotient, float& product) {
+__device__ __forceinline__ void backward_row_values_once(const float total_3, const float saved_variance,
+    const float count_of_inner, const float total_4, float& negated, float& product) {
   const float inverse_root = rsqrtf(saved_variance + 1e-05f);
-  negated = -(total_4 * inverse_root);
-  quotient = 1.0f / count_of_inner;
-  const float product_2 = 2.0f * (-0.5f * total_3 * (inverse_root * inverse_root * inverse_root));
-  product = product_2 * quotient;
+  const float quotient = 1.0f / count_of_inner;
+  negated = -(total_3 * inverse_root * inverse_root * inverse_root * quotient);
+  product = total_4 * inverse_root * quotient;
 }
 
-__device__ __forceinline__ void backward_row_values(const float negated, const float quotient, const float x,
-    const float saved_mean, const float product, const float carried, float& d_x) {
-  d_x = fmaf(negated, quotient, fmaf(x - saved_mean, product, carried));
+__device__ __forceinline__ void backward_row_values(const float x, const float saved_mean,
+    const float negated, const float carried, const float product, float& d_x) {
+  d_x = fmaf(x - saved_mean, negated, carried) - product;
 }
 
 // Reads d_out, x, saved_mean by (outer), saved_variance by (outer), weight by (inner), bias by (inner); leaves partials of total, total_2; writes d_x.
@@ -423,24 +447,24 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
         float total_term_value;
         float total_term_by_value;
         float total_2_term_value;
+        float total_2_term_by_value;
         backward_row_stage_1(d_out_value, x_value, saved_mean_value, inverse_root_value, weight_value,
             bias_value, total_3_term_value, total_3_term_by_value, total_4_term_value, total_4_term_by_value,
-            carried_value, total_term_value, total_term_by_value, total_2_term_value);
-        if (is_here) sums_1[0].add(total_3_term_value, total_3_term_by_value);
-        if (is_here) sums_1[1].add(total_4_term_value, total_4_term_by_value);
+            carried_value, total_term_value, total_term_by_value, total_2_term_value, total_2_term_by_value);
+        sums_1[0].add_if(is_here, total_3_term_value, total_3_term_by_value);
+        sums_1[1].add_if(is_here, total_4_term_value, total_4_term_by_value);
         carried[p][lane] = carried_value;
-        if (is_here) total_sum[p][lane].add(total_term_value, total_term_by_value);
-        if (is_here) total_2_sum[p][lane].add(total_2_term_value);
+        total_sum[p][lane].add_if(is_here, total_term_value, total_term_by_value);
+        total_2_sum[p][lane].add_if(is_here, total_2_term_value, total_2_term_by_value);
       }
     }
     combine(sums_1, cells[turn++ & 1]);
     const float total_3_value = sums_1[0].total;
     const float total_4_value = sums_1[1].total;
     float negated_value;
-    float quotient_value;
     float product_value;
-    backward_row_values_once(total_4_value, saved_variance_value, count_of_inner_value, total_3_value,
-        negated_value, quotient_value, product_value);
+    backward_row_values_once(total_3_value, saved_variance_value, count_of_inner_value, total_4_value,
+        negated_value, product_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -451,8 +475,8 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
         const float x_value = widen(x_in[p], lane);
         const float carried_value = carried[p][lane];
         float d_x_value;
-        backward_row_values(negated_value, quotient_value, x_value, saved_mean_value, product_value,
-            carried_value, d_x_value);
+        backward_row_values(x_value, saved_mean_value, negated_value, carried_value, product_value,
+            d_x_value);
         d_x_out.at[lane] = narrow<float>(d_x_value);
       }
       if (is_here) store(d_x + (base + i), d_x_out);

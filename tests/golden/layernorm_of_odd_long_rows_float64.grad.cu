@@ -103,7 +103,9 @@ template <typename T>
 struct Sum {
   T total = 0;
   __device__ void add(T term) { total += term; }
+  __device__ void add_if(bool is_here, T term) { total += is_here ? term : T(0); }
   __device__ void add(T factor, T by) { total = fma(factor, by, total); }
+  __device__ void add_if(bool is_here, T factor, T by) { total = is_here ? fma(factor, by, total) : total; }
   __device__ void add_square(T root) { total = fma(root, root, total); }
   template <typename U>
   __device__ void merge(const Sum<U>& other) {
@@ -482,18 +484,18 @@ __device__ __forceinline__ void backward_row_stage_1(const double d_out, const d
   total_2_term = d_after_layernorm;
 }
 
-__device__ __forceinline__ void backward_row_values_once(const double total_4, const double saved_variance,
-    const double count_of_inner, const double total_3, double& negated, double& quotient, double& product) {
+__device__ __forceinline__ void backward_row_values_once(const double total_3, const double saved_variance,
+    const double count_of_inner, const double total_4, double& product, double& product_2) {
   const double inverse_root = rsqrt(saved_variance + 1e-05);
-  negated = -(total_4 * inverse_root);
-  quotient = 1.0 / count_of_inner;
-  const double product_2 = 2.0 * (-0.5 * total_3 * (inverse_root * inverse_root * inverse_root));
-  product = product_2 * quotient;
+  const double product_3 = 2.0 * (-0.5 * total_3 * (inverse_root * inverse_root * inverse_root));
+  const double quotient = 1.0 / count_of_inner;
+  product = product_3 * quotient;
+  product_2 = total_4 * inverse_root * quotient;
 }
 
-__device__ __forceinline__ void backward_row_values(const double negated, const double quotient,
-    const double x, const double saved_mean, const double product, const double carried, double& d_x) {
-  d_x = fma(negated, quotient, fma(x - saved_mean, product, carried));
+__device__ __forceinline__ void backward_row_values(const double x, const double saved_mean,
+    const double product, const double carried, const double product_2, double& d_x) {
+  d_x = fma(x - saved_mean, product, carried) - product_2;
 }
 
 // Reads d_out, x, saved_mean by (outer), saved_variance by (outer), weight by (inner), bias by (inner); leaves partials of total, total_2; writes d_x.
@@ -594,11 +596,11 @@ backward_row(const double* __restrict__ d_out, const double* __restrict__ x,
               bias_value, total_3_term_value, total_3_term_by_value, total_4_term_value,
               total_4_term_by_value, carried_value, total_term_value, total_term_by_value,
               total_2_term_value);
-          if (is_here) sums_1[0].add(total_3_term_value, total_3_term_by_value);
-          if (is_here) sums_1[1].add(total_4_term_value, total_4_term_by_value);
+          sums_1[0].add_if(is_here, total_3_term_value, total_3_term_by_value);
+          sums_1[1].add_if(is_here, total_4_term_value, total_4_term_by_value);
           d_out_in[p].at[lane] = carried_value;
-          if (is_here) total_sum[p][lane].add(total_term_value, total_term_by_value);
-          if (is_here) total_2_sum[p][lane].add(total_2_term_value);
+          total_sum[p][lane].add_if(is_here, total_term_value, total_term_by_value);
+          total_2_sum[p][lane].add_if(is_here, total_2_term_value);
         }
         d_out_next[slot * 4096 + p * 512] = d_out_in[p];
       }
@@ -629,11 +631,10 @@ backward_row(const double* __restrict__ d_out, const double* __restrict__ x,
       Pack<double, kLanes> d_out_in[kPacks];
       Pack<double, kLanes> x_in[kPacks];
       const int slot = slot_before;
-      double negated_value;
-      double quotient_value;
       double product_value;
-      backward_row_values_once(total_4_value, saved_variance_value, count_of_inner_value, total_3_value,
-          negated_value, quotient_value, product_value);
+      double product_2_value;
+      backward_row_values_once(total_3_value, saved_variance_value, count_of_inner_value, total_4_value,
+          product_value, product_2_value);
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
         const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -647,8 +648,8 @@ backward_row(const double* __restrict__ d_out, const double* __restrict__ x,
           const double x_value = widen(x_in[p], lane);
           const double carried_value = widen(d_out_in[p], lane);
           double d_x_value;
-          backward_row_values(negated_value, quotient_value, x_value, saved_mean_value, product_value,
-              carried_value, d_x_value);
+          backward_row_values(x_value, saved_mean_value, product_value, carried_value, product_2_value,
+              d_x_value);
           d_x_out.at[lane] = narrow<double>(d_x_value);
         }
         if (is_here) store(d_x + (base + i), d_x_out);

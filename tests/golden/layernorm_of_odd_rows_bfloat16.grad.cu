@@ -121,7 +121,9 @@ template <typename T>
 struct Sum {
   T total = 0;
   __device__ void add(T term) { total += term; }
+  __device__ void add_if(bool is_here, T term) { total += is_here ? term : T(0); }
   __device__ void add(T factor, T by) { total = fma(factor, by, total); }
+  __device__ void add_if(bool is_here, T factor, T by) { total = is_here ? fma(factor, by, total) : total; }
   __device__ void add_square(T root) { total = fma(root, root, total); }
   template <typename U>
   __device__ void merge(const Sum<U>& other) {
@@ -354,19 +356,18 @@ __device__ __forceinline__ void backward_row_stage_1(const float d_out, const fl
   total_2_term_by = sum_2;
 }
 
-__device__ __forceinline__ void backward_row_values_once(const float total_4, const float saved_variance,
-    const float total_3, const float count_of_inner, float& negated, float& negated_2) {
+__device__ __forceinline__ void backward_row_values_once(const float total_3, const float saved_variance,
+    const float count_of_inner, const float total_4, float& negated, float& product) {
   const float inverse_root = rsqrtf(saved_variance + 1e-05f);
-  negated = -(total_4 * inverse_root);
-  const float product = total_3 * inverse_root * inverse_root * inverse_root * narrow_div(1.0f,
-      count_of_inner);
-  negated_2 = -product;
+  const float quotient = narrow_div(1.0f, count_of_inner);
+  negated = -(total_3 * inverse_root * inverse_root * inverse_root * quotient);
+  product = total_4 * inverse_root * quotient;
 }
 
-__device__ __forceinline__ void backward_row_values(const float negated, const float count_of_inner,
-    const float carried, const float negated_2, const float carried_2, float& d_x) {
+__device__ __forceinline__ void backward_row_values(const float carried, const float negated,
+    const float carried_2, const float product, float& d_x) {
   // backward, down to add(residual)
-  d_x = fmaf(negated, narrow_div(1.0f, count_of_inner), fmaf(carried, negated_2, carried_2));
+  d_x = fmaf(carried, negated, carried_2) - product;
 }
 
 // Reads d_out, x, residual, saved_mean by (outer), saved_variance by (outer), weight by (inner), bias by (inner); leaves partials of total, total_2; writes d_x.
@@ -440,21 +441,21 @@ backward_row(const __nv_bfloat16* __restrict__ d_out, const __nv_bfloat16* __res
             weight_value, bias_value, total_3_term_value, total_3_term_by_value, total_4_term_value,
             total_4_term_by_value, carried_value, carried_2_value, total_term_value, total_term_by_value,
             total_2_term_value, total_2_term_by_value);
-        if (is_here) sums_1[0].add(total_3_term_value, total_3_term_by_value);
-        if (is_here) sums_1[1].add(total_4_term_value, total_4_term_by_value);
+        sums_1[0].add_if(is_here, total_3_term_value, total_3_term_by_value);
+        sums_1[1].add_if(is_here, total_4_term_value, total_4_term_by_value);
         carried[p][lane] = carried_value;
         carried_2[p][lane] = carried_2_value;
-        if (is_here) total_sum[p][lane].add(total_term_value, total_term_by_value);
-        if (is_here) total_2_sum[p][lane].add(total_2_term_value, total_2_term_by_value);
+        total_sum[p][lane].add_if(is_here, total_term_value, total_term_by_value);
+        total_2_sum[p][lane].add_if(is_here, total_2_term_value, total_2_term_by_value);
       }
     }
     combine(sums_1, cells[turn++ & 1]);
     const float total_3_value = sums_1[0].total;
     const float total_4_value = sums_1[1].total;
     float negated_value;
-    float negated_2_value;
-    backward_row_values_once(total_4_value, saved_variance_value, total_3_value, count_of_inner_value,
-        negated_value, negated_2_value);
+    float product_value;
+    backward_row_values_once(total_3_value, saved_variance_value, count_of_inner_value, total_4_value,
+        negated_value, product_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -465,8 +466,7 @@ backward_row(const __nv_bfloat16* __restrict__ d_out, const __nv_bfloat16* __res
         const float carried_value = carried[p][lane];
         const float carried_2_value = carried_2[p][lane];
         float d_x_value;
-        backward_row_values(negated_value, count_of_inner_value, carried_value, negated_2_value,
-            carried_2_value, d_x_value);
+        backward_row_values(carried_value, negated_value, carried_2_value, product_value, d_x_value);
         d_x_out.at[lane] = narrow<__nv_bfloat16>(d_x_value);
       }
       if (is_here) store(d_x + (base + i), d_x_out);

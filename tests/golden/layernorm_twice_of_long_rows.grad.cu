@@ -32,6 +32,20 @@ __device__ __forceinline__ Stored narrow(Value x) {
   return static_cast<Stored>(x);
 }
 
+// Coefficients from the lowest power on.
+__device__ __forceinline__ float polynomial(float, float coefficient) { return coefficient; }
+template <typename... More>
+__device__ __forceinline__ float polynomial(float x, float coefficient, More... more) {
+  return fmaf(x, polynomial(x, more...), coefficient);
+}
+
+// One instruction where exp2f takes four: what is below 2^-126 becomes zero. Relative error below 2^-22.
+__device__ __forceinline__ float exp2_flushed(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
 // N neighbours, moved by one access.
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Pack {
@@ -103,7 +117,9 @@ template <typename T>
 struct Sum {
   T total = 0;
   __device__ void add(T term) { total += term; }
+  __device__ void add_if(bool is_here, T term) { total += is_here ? term : T(0); }
   __device__ void add(T factor, T by) { total = fma(factor, by, total); }
+  __device__ void add_if(bool is_here, T factor, T by) { total = is_here ? fma(factor, by, total) : total; }
   __device__ void add_square(T root) { total = fma(root, root, total); }
   template <typename U>
   __device__ void merge(const Sum<U>& other) {
@@ -278,7 +294,11 @@ __device__ __forceinline__ void forward_row_stage_2(const float x, const float m
   // layernorm
   const float after_layernorm = (x - mean) * inverse_root;
   // gelu
-  mean_2_term = after_layernorm * 0.5f * (1.0f + erff(after_layernorm * 0.707106769f));
+  const float series = polynomial(fabsf(after_layernorm), -1.0f, -1.15110552f, -0.459209114f, -0.0524738058f,
+      0.00698745623f, -2.51266702e-05f, -0.000272270845f, 7.59166942e-05f, -1.1191165e-05f, 9.13259044e-07f,
+      -3.24377396e-08f);
+  const float power = exp2_flushed(series);
+  mean_2_term = after_layernorm * (after_layernorm < 0.0f ? power : 1.0f - power);
   carried_after_gelu = mean_2_term;
 }
 
@@ -398,7 +418,7 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restr
         float carried_after_gelu_value;
         forward_row_stage_2(x_value, mean_value, inverse_root_value, mean_2_term_value,
             carried_after_gelu_value);
-        if (is_here) sums_2[0].add(mean_2_term_value);
+        sums_2[0].add_if(is_here, mean_2_term_value);
         carried_after_gelu[p][lane] = carried_after_gelu_value;
       }
     }
@@ -467,58 +487,64 @@ __device__ __forceinline__ void backward_row_stage_1(const float d_out, const fl
   // layernorm
   const float after_layernorm = (x - saved_mean) * inverse_root;
   // gelu
-  const float after_gelu = after_layernorm * 0.5f * (1.0f + erff(after_layernorm * 0.707106769f));
+  const float series = polynomial(fabsf(after_layernorm), 0.0f, -1.15110552f, -0.459209114f, -0.0524738058f,
+      0.00698745623f, -2.51266702e-05f, -0.000272270845f, 7.59166942e-05f, -1.1191165e-05f, 9.13259044e-07f,
+      -3.24377396e-08f);
+  const float power = exp2_flushed(series);
+  const float after_gelu = after_layernorm * 0.5f * (after_layernorm < 0.0f ? power : 2.0f - power);
   total_term = d_out;
   total_term_by = after_gelu - saved_mean_;
   total_2_term = d_out;
 }
 
-__device__ __forceinline__ void backward_row_stage_2_once(const float saved_variance_, const float total_2,
-    const float count_of_inner, const float saved_variance, const float total, float& inverse_root_2,
-    float& negated, float& quotient, float& inverse_root_3, float& product) {
-  inverse_root_2 = rsqrtf(saved_variance_ + 1e-05f);
-  negated = -(total_2 * inverse_root_2);
-  quotient = 1.0f / count_of_inner;
-  inverse_root_3 = rsqrtf(saved_variance + 1e-05f);
-  const float product_2 = -0.5f * total * (inverse_root_2 * inverse_root_2 * inverse_root_2);
-  product = 2.0f * product_2 * quotient;
+__device__ __forceinline__ void backward_row_stage_2_once(const float saved_variance,
+    const float saved_variance_, const float total, const float count_of_inner, const float total_2,
+    float& inverse_root_2, float& inverse_root_3, float& negated, float& product) {
+  inverse_root_2 = rsqrtf(saved_variance + 1e-05f);
+  inverse_root_3 = rsqrtf(saved_variance_ + 1e-05f);
+  const float quotient = 1.0f / count_of_inner;
+  const float product_2 = total * inverse_root_3 * inverse_root_3 * inverse_root_3 * quotient;
+  negated = -product_2;
+  product = total_2 * inverse_root_3 * quotient;
 }
 
-__device__ __forceinline__ void backward_row_stage_2(const float negated, const float quotient,
-    const float x, const float saved_mean, const float inverse_root_3, const float saved_mean_,
-    const float product, const float d_out, const float inverse_root_2, float& total_3_term,
-    float& total_3_term_by, float& total_4_term, float& carried) {
+__device__ __forceinline__ void backward_row_stage_2(const float x, const float saved_mean,
+    const float inverse_root_2, const float saved_mean_, const float negated, const float d_out,
+    const float inverse_root_3, const float product, float& total_3_term, float& total_3_term_by,
+    float& total_4_term, float& total_4_term_by, float& carried) {
   // layernorm
-  const float after_layernorm = (x - saved_mean) * inverse_root_3;
+  const float after_layernorm = (x - saved_mean) * inverse_root_2;
   // gelu
   const float product_2 = after_layernorm * 0.5f;
-  const float product_3 = after_layernorm * 0.707106769f;
-  const float sum = 1.0f + erff(product_3);
-  const float after_gelu = product_2 * sum;
+  const float series = polynomial(fabsf(after_layernorm), 0.0f, -1.15110552f, -0.459209114f, -0.0524738058f,
+      0.00698745623f, -2.51266702e-05f, -0.000272270845f, 7.59166942e-05f, -1.1191165e-05f, 9.13259044e-07f,
+      -3.24377396e-08f);
+  const float power = exp2_flushed(series);
+  const float chosen = after_layernorm < 0.0f ? power : 2.0f - power;
+  const float after_gelu = product_2 * chosen;
   // backward, down to gelu
-  const float d_after_gelu = fmaf(negated, quotient, fmaf(after_gelu - saved_mean_, product,
-      d_out * inverse_root_2));
+  const float d_after_gelu = fmaf(after_gelu - saved_mean_, negated, d_out * inverse_root_3) - product;
   // backward, down to layernorm
-  const float product_4 = d_after_gelu * product_2 * (1.12837923f * expf(-(product_3 * product_3)));
-  const float d_after_layernorm = fmaf(product_4, 0.707106769f, d_after_gelu * sum * 0.5f);
+  const float sum = fmaf(after_layernorm * after_layernorm, -0.721347511f, -0.325748056f);
+  const float d_after_layernorm = d_after_gelu * fmaf(product_2, exp2_flushed(sum), chosen * 0.5f);
   total_3_term = d_after_layernorm;
   total_3_term_by = x - saved_mean;
-  total_4_term = d_after_layernorm;
-  carried = d_after_layernorm * inverse_root_3;
+  total_4_term = d_after_gelu;
+  total_4_term_by = fmaf(product_2, exp2_flushed(sum), chosen * 0.5f);
+  carried = d_after_layernorm * inverse_root_2;
 }
 
-__device__ __forceinline__ void backward_row_values_once(const float total_4, const float saved_variance,
-    const float count_of_inner, const float total_3, float& negated_2, float& quotient_2, float& product_2) {
+__device__ __forceinline__ void backward_row_values_once(const float total_3, const float saved_variance,
+    const float count_of_inner, const float total_4, float& negated_2, float& product_2) {
   const float inverse_root = rsqrtf(saved_variance + 1e-05f);
-  negated_2 = -(total_4 * inverse_root);
-  quotient_2 = 1.0f / count_of_inner;
-  const float product = 2.0f * (-0.5f * total_3 * (inverse_root * inverse_root * inverse_root));
-  product_2 = product * quotient_2;
+  const float quotient = 1.0f / count_of_inner;
+  negated_2 = -(total_3 * inverse_root * inverse_root * inverse_root * quotient);
+  product_2 = total_4 * inverse_root * quotient;
 }
 
-__device__ __forceinline__ void backward_row_values(const float negated_2, const float quotient_2,
-    const float x, const float saved_mean, const float product_2, const float carried, float& d_x) {
-  d_x = fmaf(negated_2, quotient_2, fmaf(x - saved_mean, product_2, carried));
+__device__ __forceinline__ void backward_row_values(const float x, const float saved_mean,
+    const float negated_2, const float carried, const float product_2, float& d_x) {
+  d_x = fmaf(x - saved_mean, negated_2, carried) - product_2;
 }
 
 // Reads d_out, x, saved_mean by (outer), saved_variance by (outer), saved_mean_ by (outer), saved_variance_ by (outer); writes d_x.
@@ -611,7 +637,7 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
         float total_2_term_value;
         backward_row_stage_1(d_out_value, x_value, saved_mean_value, inverse_root_value, saved_mean__value,
             total_term_value, total_term_by_value, total_2_term_value);
-        if (is_here) sums_1[0].add(total_term_value, total_term_by_value);
+        sums_1[0].add_if(is_here, total_term_value, total_term_by_value);
         if (is_here) sums_1[1].add(total_2_term_value);
       }
     }
@@ -622,13 +648,11 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
     Sum<float> sums_2[2];
     float carried[kPacks][kLanes];
     float inverse_root_2_value;
-    float negated_value;
-    float quotient_value;
     float inverse_root_3_value;
+    float negated_value;
     float product_value;
-    backward_row_stage_2_once(saved_variance__value, total_2_value, count_of_inner_value,
-        saved_variance_value, total_value, inverse_root_2_value, negated_value, quotient_value,
-        inverse_root_3_value, product_value);
+    backward_row_stage_2_once(saved_variance_value, saved_variance__value, total_value, count_of_inner_value,
+        total_2_value, inverse_root_2_value, inverse_root_3_value, negated_value, product_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -640,12 +664,13 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
         float total_3_term_value;
         float total_3_term_by_value;
         float total_4_term_value;
+        float total_4_term_by_value;
         float carried_value;
-        backward_row_stage_2(negated_value, quotient_value, x_value, saved_mean_value, inverse_root_3_value,
-            saved_mean__value, product_value, d_out_value, inverse_root_2_value, total_3_term_value,
-            total_3_term_by_value, total_4_term_value, carried_value);
-        if (is_here) sums_2[0].add(total_3_term_value, total_3_term_by_value);
-        if (is_here) sums_2[1].add(total_4_term_value);
+        backward_row_stage_2(x_value, saved_mean_value, inverse_root_2_value, saved_mean__value,
+            negated_value, d_out_value, inverse_root_3_value, product_value, total_3_term_value,
+            total_3_term_by_value, total_4_term_value, total_4_term_by_value, carried_value);
+        sums_2[0].add_if(is_here, total_3_term_value, total_3_term_by_value);
+        sums_2[1].add_if(is_here, total_4_term_value, total_4_term_by_value);
         carried[p][lane] = carried_value;
       }
     }
@@ -654,10 +679,9 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
     const float total_3_value = sums_2[0].total;
     const float total_4_value = sums_2[1].total;
     float negated_2_value;
-    float quotient_2_value;
     float product_2_value;
-    backward_row_values_once(total_4_value, saved_variance_value, count_of_inner_value, total_3_value,
-        negated_2_value, quotient_2_value, product_2_value);
+    backward_row_values_once(total_3_value, saved_variance_value, count_of_inner_value, total_4_value,
+        negated_2_value, product_2_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -668,8 +692,8 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
         const float x_value = widen(x_in[p], lane);
         const float carried_value = carried[p][lane];
         float d_x_value;
-        backward_row_values(negated_2_value, quotient_2_value, x_value, saved_mean_value, product_2_value,
-            carried_value, d_x_value);
+        backward_row_values(x_value, saved_mean_value, negated_2_value, carried_value, product_2_value,
+            d_x_value);
         d_x_out.at[lane] = narrow<float>(d_x_value);
       }
       if (is_here) store(d_x + (base + i), d_x_out);

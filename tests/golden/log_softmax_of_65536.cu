@@ -32,11 +32,26 @@ __device__ __forceinline__ Stored narrow(Value x) {
   return static_cast<Stored>(x);
 }
 
+// NaN in either argument is the result, as in torch.
+template <typename Value>
+__device__ __forceinline__ Value maximum(Value a, Value b) {
+  return a != a || a > b ? a : b;
+}
+#if __CUDA_ARCH__ >= 800
+template <>
+__device__ __forceinline__ float maximum<float>(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+#endif
+
 // The largest number; a NaN beats every number, as in torch.
 template <typename T>
 struct Peak {
   T best = static_cast<T>(-INFINITY);
-  __device__ void add(T value) { best = value > best || value != value ? value : best; }
+  __device__ void add(T value) { best = maximum(value, best); }
+  __device__ void add_if(bool is_here, T value) { add(is_here ? value : best); }
   template <typename U>
   __device__ void merge(const Peak<U>& other) {
     add(other.best);
@@ -116,7 +131,9 @@ template <typename T>
 struct Sum {
   T total = 0;
   __device__ void add(T term) { total += term; }
+  __device__ void add_if(bool is_here, T term) { total += is_here ? term : T(0); }
   __device__ void add(T factor, T by) { total = fma(factor, by, total); }
+  __device__ void add_if(bool is_here, T factor, T by) { total = is_here ? fma(factor, by, total) : total; }
   __device__ void add_square(T root) { total = fma(root, root, total); }
   template <typename U>
   __device__ void merge(const Sum<U>& other) {
@@ -352,7 +369,7 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, ForwardSizes s
         const float x_value = widen(x_in[p], lane);
         float peak_term_value;
         forward_row_stage_1(x_value, peak_term_value);
-        if (is_here) peaks_1[0].add(peak_term_value);
+        peaks_1[0].add_if(is_here, peak_term_value);
       }
     }
     combine(peaks_1, cells[turn++ & 1]);
@@ -368,7 +385,7 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, ForwardSizes s
         const float x_value = widen(x_in[p], lane);
         float total_term_value;
         forward_row_stage_2(x_value, peak_value, total_term_value);
-        if (is_here) sums_2[0].add(total_term_value);
+        sums_2[0].add_if(is_here, total_term_value);
       }
     }
     combine(sums_2, cells[turn++ & 1]);

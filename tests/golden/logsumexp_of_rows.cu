@@ -32,11 +32,40 @@ __device__ __forceinline__ Stored narrow(Value x) {
   return static_cast<Stored>(x);
 }
 
+// NaN in either argument is the result, as in torch.
+template <typename Value>
+__device__ __forceinline__ Value maximum(Value a, Value b) {
+  return a != a || a > b ? a : b;
+}
+#if __CUDA_ARCH__ >= 800
+template <>
+__device__ __forceinline__ float maximum<float>(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+#endif
+
+// Coefficients from the lowest power on.
+__device__ __forceinline__ float polynomial(float, float coefficient) { return coefficient; }
+template <typename... More>
+__device__ __forceinline__ float polynomial(float x, float coefficient, More... more) {
+  return fmaf(x, polynomial(x, more...), coefficient);
+}
+
+// One instruction where exp2f takes four: what is below 2^-126 becomes zero. Relative error below 2^-22.
+__device__ __forceinline__ float exp2_flushed(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
 // The largest number; a NaN beats every number, as in torch.
 template <typename T>
 struct Peak {
   T best = static_cast<T>(-INFINITY);
-  __device__ void add(T value) { best = value > best || value != value ? value : best; }
+  __device__ void add(T value) { best = maximum(value, best); }
+  __device__ void add_if(bool is_here, T value) { add(is_here ? value : best); }
   template <typename U>
   __device__ void merge(const Peak<U>& other) {
     add(other.best);
@@ -97,7 +126,9 @@ template <typename T>
 struct Sum {
   T total = 0;
   __device__ void add(T term) { total += term; }
+  __device__ void add_if(bool is_here, T term) { total += is_here ? term : T(0); }
   __device__ void add(T factor, T by) { total = fma(factor, by, total); }
+  __device__ void add_if(bool is_here, T factor, T by) { total = is_here ? fma(factor, by, total) : total; }
   __device__ void add_square(T root) { total = fma(root, root, total); }
   template <typename U>
   __device__ void merge(const Sum<U>& other) {
@@ -161,7 +192,11 @@ __device__ __forceinline__ void forward_row_row_values(const float total, const 
   // logsumexp(1)
   const float after_logsumexp = logf(total) + (fabsf(peak) == INFINITY ? 0.0f : peak);
   // gelu
-  out = after_logsumexp * 0.5f * (1.0f + erff(after_logsumexp * 0.707106769f));
+  const float series = polynomial(fabsf(after_logsumexp), -1.0f, -1.15110552f, -0.459209114f, -0.0524738058f,
+      0.00698745623f, -2.51266702e-05f, -0.000272270845f, 7.59166942e-05f, -1.1191165e-05f, 9.13259044e-07f,
+      -3.24377396e-08f);
+  const float power = exp2_flushed(series);
+  out = after_logsumexp * (after_logsumexp < 0.0f ? power : 1.0f - power);
 }
 
 // Reads x; writes out.
@@ -194,7 +229,7 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, ForwardSizes s
         const float x_value = widen(x_in[p], lane);
         float peak_term_value;
         forward_row_stage_1(x_value, peak_term_value);
-        if (is_here) peaks_1[0].add(peak_term_value);
+        peaks_1[0].add_if(is_here, peak_term_value);
       }
     }
     combine(peaks_1, cells[turn++ & 1]);
@@ -211,7 +246,7 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, ForwardSizes s
         const float x_value = widen(x_in[p], lane);
         float total_term_value;
         forward_row_stage_2(x_value, chosen_value, total_term_value);
-        if (is_here) sums_2[0].add(total_term_value);
+        sums_2[0].add_if(is_here, total_term_value);
       }
     }
     combine(sums_2, cells[turn++ & 1]);

@@ -32,11 +32,40 @@ __device__ __forceinline__ Stored narrow(Value x) {
   return static_cast<Stored>(x);
 }
 
+// NaN in either argument is the result, as in torch.
+template <typename Value>
+__device__ __forceinline__ Value maximum(Value a, Value b) {
+  return a != a || a > b ? a : b;
+}
+#if __CUDA_ARCH__ >= 800
+template <>
+__device__ __forceinline__ float maximum<float>(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+#endif
+
+// Coefficients from the lowest power on.
+__device__ __forceinline__ float polynomial(float, float coefficient) { return coefficient; }
+template <typename... More>
+__device__ __forceinline__ float polynomial(float x, float coefficient, More... more) {
+  return fmaf(x, polynomial(x, more...), coefficient);
+}
+
+// One instruction where exp2f takes four: what is below 2^-126 becomes zero. Relative error below 2^-22.
+__device__ __forceinline__ float exp2_flushed(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
 // The largest number; a NaN beats every number, as in torch.
 template <typename T>
 struct Peak {
   T best = static_cast<T>(-INFINITY);
-  __device__ void add(T value) { best = value > best || value != value ? value : best; }
+  __device__ void add(T value) { best = maximum(value, best); }
+  __device__ void add_if(bool is_here, T value) { add(is_here ? value : best); }
   template <typename U>
   __device__ void merge(const Peak<U>& other) {
     add(other.best);
@@ -113,7 +142,9 @@ template <typename T>
 struct Sum {
   T total = 0;
   __device__ void add(T term) { total += term; }
+  __device__ void add_if(bool is_here, T term) { total += is_here ? term : T(0); }
   __device__ void add(T factor, T by) { total = fma(factor, by, total); }
+  __device__ void add_if(bool is_here, T factor, T by) { total = is_here ? fma(factor, by, total) : total; }
   __device__ void add_square(T root) { total = fma(root, root, total); }
   template <typename U>
   __device__ void merge(const Sum<U>& other) {
@@ -178,7 +209,11 @@ __device__ __forceinline__ void forward_row_row_values(const float total, const 
   // logsumexp(1)
   const float after_logsumexp = logf(total) + (fabsf(peak) == INFINITY ? 0.0f : peak);
   // gelu
-  out = after_logsumexp * 0.5f * (1.0f + erff(after_logsumexp * 0.707106769f));
+  const float series = polynomial(fabsf(after_logsumexp), -1.0f, -1.15110552f, -0.459209114f, -0.0524738058f,
+      0.00698745623f, -2.51266702e-05f, -0.000272270845f, 7.59166942e-05f, -1.1191165e-05f, 9.13259044e-07f,
+      -3.24377396e-08f);
+  const float power = exp2_flushed(series);
+  out = after_logsumexp * (after_logsumexp < 0.0f ? power : 1.0f - power);
   saved_bound = peak;
   saved_sum = total;
 }
@@ -214,7 +249,7 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restr
         const float x_value = widen(x_in[p], lane);
         float peak_term_value;
         forward_row_stage_1(x_value, peak_term_value);
-        if (is_here) peaks_1[0].add(peak_term_value);
+        peaks_1[0].add_if(is_here, peak_term_value);
       }
     }
     combine(peaks_1, cells[turn++ & 1]);
@@ -231,7 +266,7 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restr
         const float x_value = widen(x_in[p], lane);
         float total_term_value;
         forward_row_stage_2(x_value, chosen_value, total_term_value);
-        if (is_here) sums_2[0].add(total_term_value);
+        sums_2[0].add_if(is_here, total_term_value);
       }
     }
     combine(sums_2, cells[turn++ & 1]);
@@ -252,15 +287,21 @@ struct BackwardSizes {
   Size outer, inner;
 };
 
-__device__ __forceinline__ void backward_pointwise_values_once(const float saved_bound, const float d_out,
-    const float saved_sum, float& chosen, float& quotient) {
+__device__ __forceinline__ void backward_pointwise_values_once(const float saved_bound,
+    const float saved_sum, const float d_out, float& chosen, float& sum, float& abs_of_row, float& quotient) {
   // logsumexp(1)
   const float after_logsumexp = logf(saved_sum) + (fabsf(saved_bound) == INFINITY ? 0.0f : saved_bound);
   // backward, down to logsumexp(1)
-  const float product = after_logsumexp * 0.707106769f;
-  const float product_2 = d_out * (after_logsumexp * 0.5f) * (1.12837923f * expf(-(product * product)));
-  const float d_after_logsumexp = product_2 * 0.707106769f + d_out * (1.0f + erff(product)) * 0.5f;
+  const float power = exp2_flushed(after_logsumexp * after_logsumexp * -0.721347511f + -1.32574809f);
+  const float series = polynomial(fabsf(after_logsumexp), -1.0f, -1.15110552f, -0.459209114f, -0.0524738058f,
+      0.00698745623f, -2.51266702e-05f, -0.000272270845f, 7.59166942e-05f, -1.1191165e-05f, 9.13259044e-07f,
+      -3.24377396e-08f);
+  const float power_2 = exp2_flushed(series);
+  const float sum_2 = after_logsumexp * power + (after_logsumexp < 0.0f ? power_2 : 1.0f - power_2);
+  const float d_after_logsumexp = d_out * sum_2;
   chosen = fabsf(saved_bound) == INFINITY ? 0.0f : saved_bound;
+  sum = after_logsumexp * after_logsumexp * -0.721347511f + -1.32574809f;
+  abs_of_row = fabsf(after_logsumexp);
   quotient = d_after_logsumexp / saved_sum;
 }
 
@@ -274,7 +315,7 @@ __global__ void __launch_bounds__(128, 2)
 backward_pointwise(const float* __restrict__ d_out, const float* __restrict__ saved_sum,
     const float* __restrict__ saved_bound, const float* __restrict__ x, float* __restrict__ d_x,
     BackwardSizes sizes, Index count) {
-  constexpr int kLanes = 4, kPacks = 8;
+  constexpr int kLanes = 4, kPacks = 4;
   const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 128 + threadIdx.x) * kLanes;
   Pack<float, kLanes> x_in[kPacks];
 #pragma unroll
@@ -296,9 +337,11 @@ backward_pointwise(const float* __restrict__ d_out, const float* __restrict__ sa
       const float saved_sum_value = widen(saved_sum[outer]);
       const float saved_bound_value = widen(saved_bound[outer]);
       float chosen_value;
+      float sum_value;
+      float abs_of_row_value;
       float quotient_value;
-      backward_pointwise_values_once(saved_bound_value, d_out_value, saved_sum_value, chosen_value,
-          quotient_value);
+      backward_pointwise_values_once(saved_bound_value, saved_sum_value, d_out_value, chosen_value,
+          sum_value, abs_of_row_value, quotient_value);
       Pack<float, kLanes> d_x_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
@@ -309,6 +352,7 @@ backward_pointwise(const float* __restrict__ d_out, const float* __restrict__ sa
       }
       store(d_x + i, d_x_out);
     } else {
+#pragma unroll 1
       for (Index j = i; j < count && j < i + kLanes; ++j) {
         const Index above_inner = divide(j, sizes.inner);
         const Index outer = above_inner;
@@ -316,9 +360,11 @@ backward_pointwise(const float* __restrict__ d_out, const float* __restrict__ sa
         const float saved_sum_value = widen(saved_sum[outer]);
         const float saved_bound_value = widen(saved_bound[outer]);
         float chosen_value;
+        float sum_value;
+        float abs_of_row_value;
         float quotient_value;
-        backward_pointwise_values_once(saved_bound_value, d_out_value, saved_sum_value, chosen_value,
-            quotient_value);
+        backward_pointwise_values_once(saved_bound_value, saved_sum_value, d_out_value, chosen_value,
+            sum_value, abs_of_row_value, quotient_value);
         const float x_value = widen(x[j]);
         float d_x_value;
         backward_pointwise_values(quotient_value, x_value, chosen_value, d_x_value);
@@ -415,7 +461,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
   if (is_measuring) return scratch.used;
   {
     const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value);
-    const auto blocks = static_cast<unsigned>(ceil_divide(count, 4096));
+    const auto blocks = static_cast<unsigned>(ceil_divide(count, 2048));
     backward_pointwise<<<blocks, 128, 0, stream>>>(d_out, saved_sum, saved_bound, x, d_x, sizes,
         static_cast<Index>(count));
   }

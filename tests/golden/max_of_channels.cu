@@ -32,11 +32,25 @@ __device__ __forceinline__ Stored narrow(Value x) {
   return static_cast<Stored>(x);
 }
 
+// NaN in either argument is the result, as in torch.
+template <typename Value>
+__device__ __forceinline__ Value maximum(Value a, Value b) {
+  return a != a || a > b ? a : b;
+}
+#if __CUDA_ARCH__ >= 800
+template <>
+__device__ __forceinline__ float maximum<float>(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+#endif
+
 // The largest number; a NaN beats every number, as in torch.
 template <typename T>
 struct Peak {
   T best = static_cast<T>(-INFINITY);
-  __device__ void add(T value) { best = value > best || value != value ? value : best; }
+  __device__ void add(T value) { best = maximum(value, best); }
   template <typename U>
   __device__ void merge(const Peak<U>& other) {
     add(other.best);

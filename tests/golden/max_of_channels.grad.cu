@@ -32,11 +32,26 @@ __device__ __forceinline__ Stored narrow(Value x) {
   return static_cast<Stored>(x);
 }
 
+// NaN in either argument is the result, as in torch.
+template <typename Value>
+__device__ __forceinline__ Value maximum(Value a, Value b) {
+  return a != a || a > b ? a : b;
+}
+#if __CUDA_ARCH__ >= 800
+template <>
+__device__ __forceinline__ float maximum<float>(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+#endif
+
 // The largest number; a NaN beats every number, as in torch.
 template <typename T>
 struct Peak {
   T best = static_cast<T>(-INFINITY);
-  __device__ void add(T value) { best = value > best || value != value ? value : best; }
+  __device__ void add(T value) { best = maximum(value, best); }
+  __device__ void add_if(bool is_here, T value) { add(is_here ? value : best); }
   template <typename U>
   __device__ void merge(const Peak<U>& other) {
     add(other.best);
@@ -103,7 +118,9 @@ template <typename T>
 struct Sum {
   T total = 0;
   __device__ void add(T term) { total += term; }
+  __device__ void add_if(bool is_here, T term) { total += is_here ? term : T(0); }
   __device__ void add(T factor, T by) { total = fma(factor, by, total); }
+  __device__ void add_if(bool is_here, T factor, T by) { total = is_here ? fma(factor, by, total) : total; }
   __device__ void add_square(T root) { total = fma(root, root, total); }
   template <typename U>
   __device__ void merge(const Sum<U>& other) {
@@ -265,17 +282,22 @@ __device__ __forceinline__ void backward_column_stage_2(const float x, const flo
   peak_2_term = (x >= peak || x != x) ? -position_along : -INFINITY;
 }
 
-__device__ __forceinline__ void backward_column_values(const float position_along, const float peak_2,
-    const float d_out, const float saved_max, float& d_x) {
+__device__ __forceinline__ void backward_column_values_once(const float peak_2, const float d_out,
+    const float saved_max, float& negated, float& d_after_max) {
   // tanh
   const float after_tanh = tanhf(saved_max);
   // backward, down to max(1)
-  const float d_after_max = d_out * fmaf(-after_tanh, after_tanh, 1.0f);
-  d_x = position_along == -peak_2 ? d_after_max : 0.0f;
+  negated = -peak_2;
+  d_after_max = d_out * (1.0f - after_tanh * after_tanh);
+}
+
+__device__ __forceinline__ void backward_column_values(const float position_along, const float negated,
+    const float d_after_max, float& d_x) {
+  d_x = position_along == negated ? d_after_max : 0.0f;
 }
 
 // Reads x, position_along by (middle), d_out by (outer, inner), saved_max by (outer, inner); writes d_x.
-__global__ void __launch_bounds__(512, 2)
+__global__ void __launch_bounds__(256, 4)
 backward_column(const float* __restrict__ x, const float* __restrict__ d_out,
     const float* __restrict__ saved_max, float* __restrict__ d_x, BackwardSizes sizes) {
   const Positions<float> position_along{};
@@ -314,7 +336,7 @@ backward_column(const float* __restrict__ x, const float* __restrict__ d_out,
         const float x_value = widen(x_in[p], lane);
         float peak_term_value;
         backward_column_stage_1(x_value, peak_term_value);
-        if (is_here) peaks_1[0][lane].add(peak_term_value);
+        peaks_1[0][lane].add_if(is_here, peak_term_value);
       }
     }
     combine_across(peaks_1, cells, totals);
@@ -331,10 +353,24 @@ backward_column(const float* __restrict__ x, const float* __restrict__ d_out,
         const float position_along_value = widen(position_along[middle]);
         float peak_2_term_value;
         backward_column_stage_2(x_value, peak_value, position_along_value, peak_2_term_value);
-        if (is_here) peaks_2[0][lane].add(peak_2_term_value);
+        peaks_2[0][lane].add_if(is_here, peak_2_term_value);
       }
     }
     combine_across(peaks_2, cells, totals);
+    float negated_beside[kLanes];
+    float d_after_max_beside[kLanes];
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const float peak_2_value = peaks_2[0][lane].best;
+      const float d_out_value = d_out_here[lane];
+      const float saved_max_value = saved_max_here[lane];
+      float negated_value;
+      float d_after_max_value;
+      backward_column_values_once(peak_2_value, d_out_value, saved_max_value, negated_value,
+          d_after_max_value);
+      negated_beside[lane] = negated_value;
+      d_after_max_beside[lane] = d_after_max_value;
+    }
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = p * blockDim.y + threadIdx.y;
@@ -343,12 +379,11 @@ backward_column(const float* __restrict__ x, const float* __restrict__ d_out,
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const Index middle = (is_here ? i : 0);
-        const float peak_2_value = peaks_2[0][lane].best;
-        const float d_out_value = d_out_here[lane];
-        const float saved_max_value = saved_max_here[lane];
         const float position_along_value = widen(position_along[middle]);
         float d_x_value;
-        backward_column_values(position_along_value, peak_2_value, d_out_value, saved_max_value, d_x_value);
+        const float negated_value = negated_beside[lane];
+        const float d_after_max_value = d_after_max_beside[lane];
+        backward_column_values(position_along_value, negated_value, d_after_max_value, d_x_value);
         d_x_out.at[lane] = narrow<float>(d_x_value);
       }
       if (is_here) store(d_x + (base + i * behind), d_x_out);
@@ -493,7 +528,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const int64_t backward_column_length = static_cast<int64_t>(sizes.middle.value),
       backward_column_behind = static_cast<int64_t>(sizes.inner.value);
   const dim3 backward_column_block = column_block(ceil_divide(backward_column_behind, 4),
-      ceil_divide(backward_column_length, 4), 16, 512);
+      ceil_divide(backward_column_length, 4), 16, 256);
   const int64_t backward_column_tasks = static_cast<int64_t>(sizes.outer.value) * ceil_divide(backward_column_behind, backward_column_block.x * 4);
   const int64_t backward_column_slots = backward_column_tasks;
   if (is_measuring) return scratch.used;

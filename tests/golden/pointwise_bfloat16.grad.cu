@@ -203,7 +203,7 @@ __device__ __forceinline__ void forward_pointwise_values(const float x, const fl
 __global__ void __launch_bounds__(128)
 forward_pointwise(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict__ bias,
     __nv_bfloat16* __restrict__ out, ForwardSizes sizes, Index count) {
-  constexpr int kLanes = 8, kPacks = 8;
+  constexpr int kLanes = 8, kPacks = 4;
   const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 128 + threadIdx.x) * kLanes;
   Pack<__nv_bfloat16, kLanes> x_in[kPacks];
 #pragma unroll
@@ -232,6 +232,7 @@ forward_pointwise(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __re
       }
       store(out + i, out_out);
     } else {
+#pragma unroll 1
       for (Index j = i; j < count && j < i + kLanes; ++j) {
         const Index above_inner = divide(j, sizes.inner);
         const Index inner = j - above_inner * sizes.inner.value;
@@ -433,7 +434,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   if (is_measuring) return scratch.used;
   {
     const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value);
-    const auto blocks = static_cast<unsigned>(ceil_divide(count, 8192));
+    const auto blocks = static_cast<unsigned>(ceil_divide(count, 4096));
     forward_pointwise<<<blocks, 128, 0, stream>>>(x, bias, out, sizes, static_cast<Index>(count));
   }
   return -static_cast<int64_t>(cudaGetLastError());

@@ -32,11 +32,40 @@ __device__ __forceinline__ Stored narrow(Value x) {
   return static_cast<Stored>(x);
 }
 
+// NaN in either argument is the result, as in torch.
+template <typename Value>
+__device__ __forceinline__ Value maximum(Value a, Value b) {
+  return a != a || a > b ? a : b;
+}
+#if __CUDA_ARCH__ >= 800
+template <>
+__device__ __forceinline__ float maximum<float>(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+#endif
+
+// Coefficients from the lowest power on.
+__device__ __forceinline__ float polynomial(float, float coefficient) { return coefficient; }
+template <typename... More>
+__device__ __forceinline__ float polynomial(float x, float coefficient, More... more) {
+  return fmaf(x, polynomial(x, more...), coefficient);
+}
+
+// One instruction where exp2f takes four: what is below 2^-126 becomes zero. Relative error below 2^-22.
+__device__ __forceinline__ float exp2_flushed(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
 // The largest number; a NaN beats every number, as in torch.
 template <typename T>
 struct Peak {
   T best = static_cast<T>(-INFINITY);
-  __device__ void add(T value) { best = value > best || value != value ? value : best; }
+  __device__ void add(T value) { best = maximum(value, best); }
+  __device__ void add_if(bool is_here, T value) { add(is_here ? value : best); }
   template <typename U>
   __device__ void merge(const Peak<U>& other) {
     add(other.best);
@@ -87,6 +116,25 @@ __device__ __forceinline__ Pack<T, N> load(const T* from) {
   return pack;
 }
 
+// A pack on its way into shared memory, where the thread that sent it will read it.
+template <int N, typename T>
+__device__ __forceinline__ void send(Pack<T, N>* to, const T* from) {
+  const auto target = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  if constexpr (sizeof(T) * N == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(target), "l"(from), "n"(sizeof(T) * N) : "memory");
+  }
+}
+
+__device__ __forceinline__ void send_off() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until no more than so many of the latest are on their way.
+template <int N>
+__device__ __forceinline__ void wait_for_sent() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
 template <int N, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   using Whole = typename Bits<sizeof(T) * N>::type;
@@ -97,7 +145,9 @@ template <typename T>
 struct Sum {
   T total = 0;
   __device__ void add(T term) { total += term; }
+  __device__ void add_if(bool is_here, T term) { total += is_here ? term : T(0); }
   __device__ void add(T factor, T by) { total = fma(factor, by, total); }
+  __device__ void add_if(bool is_here, T factor, T by) { total = is_here ? fma(factor, by, total) : total; }
   __device__ void add_square(T root) { total = fma(root, root, total); }
   template <typename U>
   __device__ void merge(const Sum<U>& other) {
@@ -176,7 +226,11 @@ struct ForwardSizes {
 __device__ __forceinline__ void forward_column_stage_1(const float x, float& peak_term,
     float& carried_after_gelu) {
   // gelu
-  peak_term = x * 0.5f * (1.0f + erff(x * 0.707106769f));
+  const float series = polynomial(fabsf(x), -1.0f, -1.15110552f, -0.459209114f, -0.0524738058f,
+      0.00698745623f, -2.51266702e-05f, -0.000272270845f, 7.59166942e-05f, -1.1191165e-05f, 9.13259044e-07f,
+      -3.24377396e-08f);
+  const float power = exp2_flushed(series);
+  peak_term = x * (x < 0.0f ? power : 1.0f - power);
   carried_after_gelu = peak_term;
 }
 
@@ -186,10 +240,16 @@ __device__ __forceinline__ void forward_column_stage_2(const float carried_after
   carried = total_term;
 }
 
-__device__ __forceinline__ void forward_column_values(const float carried, const float total,
-    const float bias, float& out) {
+__device__ __forceinline__ void forward_column_values_once(const float total, float& chosen, float& inverse) {
+  const float abs_value = fabsf(total);
+  chosen = abs_value < 7.88860905e-31f ? 1.84467441e+19f : (abs_value > 1.2676506e+30f ? 5.42101086e-20f : 1.0f);
+  inverse = 1.0f / (total * chosen);
+}
+
+__device__ __forceinline__ void forward_column_values(const float carried, const float inverse,
+    const float chosen, const float bias, float& out) {
   // softmax(1)
-  const float after_softmax = carried / total;
+  const float after_softmax = carried * inverse * chosen;
   // add_channel(bias)
   out = after_softmax + bias;
 }
@@ -201,26 +261,43 @@ __device__ __forceinline__ void forward_column_row_values(const float peak, cons
 }
 
 // Reads x, bias by (middle); writes out, saved_bound, saved_sum.
-__global__ void __launch_bounds__(512, 1)
+__global__ void __launch_bounds__(256, 2)
 forward_column(const float* __restrict__ x, const float* __restrict__ bias, float* __restrict__ out,
     float* __restrict__ saved_bound, float* __restrict__ saved_sum, ForwardSizes sizes) {
-  constexpr int kLanes = 4, kPacks = 4;
+  constexpr int kLanes = 4, kPacks = 8;
   __shared__ float cells[1024], totals[64];
   const Index length = sizes.middle.value, behind = sizes.inner.value;
   const Index strips = (behind + blockDim.x * kLanes - 1) / (blockDim.x * kLanes),
       tiles = sizes.outer.value * strips;
+  extern __shared__ uint4 room[];
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
+  const auto send_tile = [&](Index tile) {
+    if (tile >= tiles) return send_off();
+    const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
+    const bool is_beside = beside < behind;
+    const Index base = above * length * behind + beside, end = is_beside ? length : 0;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = p * blockDim.y + threadIdx.y;
+      const bool is_here = i < end;
+      if (is_here) send(&x_next[p * 256], x + (base + i * behind));
+    }
+    send_off();
+  };
+  send_tile(blockIdx.x);
   for (Index tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
     const bool is_beside = beside < behind;
     const Index base = above * length * behind + beside, end = is_beside ? length : 0;
     const Index outer = above;
     Pack<float, kLanes> x_in[kPacks];
+    wait_for_sent<0>();
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Index i = p * blockDim.y + threadIdx.y;
-      const bool is_here = i < end;
-      if (is_here) x_in[p] = load<kLanes>(x + (base + i * behind));
+      x_in[p] = x_next[p * 256];
     }
+    send_tile(tile + gridDim.x);
     Peak<float> peaks_1[1][kLanes];
     float carried_after_gelu[kPacks][kLanes];
 #pragma unroll
@@ -233,7 +310,7 @@ forward_column(const float* __restrict__ x, const float* __restrict__ bias, floa
         float peak_term_value;
         float carried_after_gelu_value;
         forward_column_stage_1(x_value, peak_term_value, carried_after_gelu_value);
-        if (is_here) peaks_1[0][lane].add(peak_term_value);
+        peaks_1[0][lane].add_if(is_here, peak_term_value);
         carried_after_gelu[p][lane] = carried_after_gelu_value;
       }
     }
@@ -251,11 +328,22 @@ forward_column(const float* __restrict__ x, const float* __restrict__ bias, floa
         float total_term_value;
         float carried_value;
         forward_column_stage_2(carried_after_gelu_value, peak_value, total_term_value, carried_value);
-        if (is_here) sums_2[0][lane].add(total_term_value);
+        sums_2[0][lane].add_if(is_here, total_term_value);
         carried[p][lane] = carried_value;
       }
     }
     combine_across(sums_2, cells, totals);
+    float chosen_beside[kLanes];
+    float inverse_beside[kLanes];
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const float total_value = sums_2[0][lane].total;
+      float chosen_value;
+      float inverse_value;
+      forward_column_values_once(total_value, chosen_value, inverse_value);
+      chosen_beside[lane] = chosen_value;
+      inverse_beside[lane] = inverse_value;
+    }
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = p * blockDim.y + threadIdx.y;
@@ -264,11 +352,12 @@ forward_column(const float* __restrict__ x, const float* __restrict__ bias, floa
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const Index middle = (is_here ? i : 0);
-        const float total_value = sums_2[0][lane].total;
         const float carried_value = carried[p][lane];
         const float bias_value = widen(bias[middle]);
         float out_value;
-        forward_column_values(carried_value, total_value, bias_value, out_value);
+        const float chosen_value = chosen_beside[lane];
+        const float inverse_value = inverse_beside[lane];
+        forward_column_values(carried_value, inverse_value, chosen_value, bias_value, out_value);
         out_out.at[lane] = narrow<float>(out_value);
       }
       if (is_here) store(out + (base + i * behind), out_out);
@@ -293,32 +382,51 @@ struct BackwardSizes {
   Size outer, middle, inner;
 };
 
+__device__ __forceinline__ void backward_column_stage_1_once(const float saved_sum, float& chosen,
+    float& inverse) {
+  const float abs_value = fabsf(saved_sum);
+  chosen = abs_value < 7.88860905e-31f ? 1.84467441e+19f : (abs_value > 1.2676506e+30f ? 5.42101086e-20f : 1.0f);
+  inverse = 1.0f / (saved_sum * chosen);
+}
+
 __device__ __forceinline__ void backward_column_stage_1(const float x, const float saved_bound,
-    const float d_out, const float saved_sum, float& total_2_term, float& total_2_term_by, float& carried,
-    float& total_term) {
+    const float d_out, const float inverse, const float chosen, float& total_2_term, float& total_2_term_by,
+    float& carried, float& total_term) {
   // gelu
-  const float after_gelu = x * 0.5f * (1.0f + erff(x * 0.707106769f));
+  const float series = polynomial(fabsf(x), 0.0f, -1.15110552f, -0.459209114f, -0.0524738058f,
+      0.00698745623f, -2.51266702e-05f, -0.000272270845f, 7.59166942e-05f, -1.1191165e-05f, 9.13259044e-07f,
+      -3.24377396e-08f);
+  const float power = exp2_flushed(series);
+  const float after_gelu = x * 0.5f * (x < 0.0f ? power : 2.0f - power);
   total_2_term = expf(after_gelu - saved_bound);
   total_2_term_by = d_out;
-  carried = d_out / saved_sum;
+  carried = d_out * inverse * chosen;
   total_term = d_out;
 }
 
-__device__ __forceinline__ void backward_column_values(const float carried, const float total_2,
-    const float saved_sum, const float x, const float saved_bound, float& d_x) {
+__device__ __forceinline__ void backward_column_values_once(const float total_2, const float saved_sum,
+    float& quotient) {
+  quotient = total_2 / saved_sum / saved_sum;
+}
+
+__device__ __forceinline__ void backward_column_values(const float carried, const float quotient,
+    const float x, const float saved_bound, float& d_x) {
   // gelu
   const float product = x * 0.5f;
-  const float product_2 = x * 0.707106769f;
-  const float sum = 1.0f + erff(product_2);
-  const float after_gelu = product * sum;
+  const float series = polynomial(fabsf(x), 0.0f, -1.15110552f, -0.459209114f, -0.0524738058f,
+      0.00698745623f, -2.51266702e-05f, -0.000272270845f, 7.59166942e-05f, -1.1191165e-05f, 9.13259044e-07f,
+      -3.24377396e-08f);
+  const float power = exp2_flushed(series);
+  const float chosen = x < 0.0f ? power : 2.0f - power;
+  const float after_gelu = product * chosen;
   // backward, down to gelu
-  const float d_after_gelu = (carried - total_2 / saved_sum / saved_sum) * expf(after_gelu - saved_bound);
-  const float product_3 = d_after_gelu * product * (1.12837923f * expf(-(product_2 * product_2)));
-  d_x = fmaf(product_3, 0.707106769f, d_after_gelu * sum * 0.5f);
+  const float d_after_gelu = (carried - quotient) * expf(after_gelu - saved_bound);
+  const float sum = fmaf(product, exp2_flushed(fmaf(x * x, -0.721347511f, -0.325748056f)), chosen * 0.5f);
+  d_x = d_after_gelu * sum;
 }
 
 // Reads x, d_out, saved_bound by (outer, inner), saved_sum by (outer, inner); leaves partials of total; writes d_x.
-__global__ void __launch_bounds__(512, 1)
+__global__ void __launch_bounds__(256, 2)
 backward_column(const float* __restrict__ x, const float* __restrict__ saved_bound,
     const float* __restrict__ d_out, const float* __restrict__ saved_sum, float* __restrict__ d_x,
     Sum<float>* __restrict__ total_partials, BackwardSizes sizes) {
@@ -350,6 +458,17 @@ backward_column(const float* __restrict__ x, const float* __restrict__ saved_bou
       saved_bound_here[lane] = widen(saved_bound[(outer) * sizes.inner.value + inner]);
       saved_sum_here[lane] = widen(saved_sum[(outer) * sizes.inner.value + inner]);
     }
+    float chosen_beside[kLanes];
+    float inverse_beside[kLanes];
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const float saved_sum_value = saved_sum_here[lane];
+      float chosen_value;
+      float inverse_value;
+      backward_column_stage_1_once(saved_sum_value, chosen_value, inverse_value);
+      chosen_beside[lane] = chosen_value;
+      inverse_beside[lane] = inverse_value;
+    }
     Sum<float> sums_1[1][kLanes];
     float carried[kPacks][kLanes];
 #pragma unroll
@@ -361,19 +480,29 @@ backward_column(const float* __restrict__ x, const float* __restrict__ saved_bou
         const float x_value = widen(x_in[p], lane);
         const float d_out_value = widen(d_out_in[p], lane);
         const float saved_bound_value = saved_bound_here[lane];
-        const float saved_sum_value = saved_sum_here[lane];
         float total_2_term_value;
         float total_2_term_by_value;
         float carried_value;
         float total_term_value;
-        backward_column_stage_1(x_value, saved_bound_value, d_out_value, saved_sum_value, total_2_term_value,
-            total_2_term_by_value, carried_value, total_term_value);
-        if (is_here) sums_1[0][lane].add(total_2_term_value, total_2_term_by_value);
+        const float chosen_value = chosen_beside[lane];
+        const float inverse_value = inverse_beside[lane];
+        backward_column_stage_1(x_value, saved_bound_value, d_out_value, inverse_value, chosen_value,
+            total_2_term_value, total_2_term_by_value, carried_value, total_term_value);
+        sums_1[0][lane].add_if(is_here, total_2_term_value, total_2_term_by_value);
         carried[p][lane] = carried_value;
         if (is_here) total_sum[p].add(total_term_value);
       }
     }
     combine_across(sums_1, cells, totals);
+    float quotient_beside[kLanes];
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const float total_2_value = sums_1[0][lane].total;
+      const float saved_sum_value = saved_sum_here[lane];
+      float quotient_value;
+      backward_column_values_once(total_2_value, saved_sum_value, quotient_value);
+      quotient_beside[lane] = quotient_value;
+    }
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = p * blockDim.y + threadIdx.y;
@@ -381,14 +510,12 @@ backward_column(const float* __restrict__ x, const float* __restrict__ saved_bou
       Pack<float, kLanes> d_x_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const float total_2_value = sums_1[0][lane].total;
         const float x_value = widen(x_in[p], lane);
         const float saved_bound_value = saved_bound_here[lane];
-        const float saved_sum_value = saved_sum_here[lane];
         const float carried_value = carried[p][lane];
         float d_x_value;
-        backward_column_values(carried_value, total_2_value, saved_sum_value, x_value, saved_bound_value,
-            d_x_value);
+        const float quotient_value = quotient_beside[lane];
+        backward_column_values(carried_value, quotient_value, x_value, saved_bound_value, d_x_value);
         d_x_out.at[lane] = narrow<float>(d_x_value);
       }
       if (is_here) store(d_x + (base + i * behind), d_x_out);
@@ -521,13 +648,15 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const int64_t forward_column_length = static_cast<int64_t>(sizes.middle.value),
       forward_column_behind = static_cast<int64_t>(sizes.inner.value);
   const dim3 forward_column_block = column_block(ceil_divide(forward_column_behind, 4),
-      ceil_divide(forward_column_length, 4), 16, 512);
+      ceil_divide(forward_column_length, 8), 16, 256);
   const int64_t forward_column_tasks = static_cast<int64_t>(sizes.outer.value) * ceil_divide(forward_column_behind, forward_column_block.x * 4);
-  const int64_t forward_column_slots = forward_column_tasks;
+  const int64_t forward_column_resident = resident_blocks(forward_column, forward_column_block, 32768,
+      device);
+  const int64_t forward_column_slots = forward_column_tasks < forward_column_resident ? forward_column_tasks : forward_column_resident;
   if (is_measuring) return scratch.used;
   {
-    forward_column<<<static_cast<unsigned>(forward_column_slots), forward_column_block, 0, stream>>>(x, bias,
-        out, saved_bound, saved_sum, sizes);
+    forward_column<<<static_cast<unsigned>(forward_column_slots), forward_column_block, 32768, stream>>>(x,
+        bias, out, saved_bound, saved_sum, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
@@ -551,7 +680,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const int64_t backward_column_length = static_cast<int64_t>(sizes.middle.value),
       backward_column_behind = static_cast<int64_t>(sizes.inner.value);
   const dim3 backward_column_block = column_block(ceil_divide(backward_column_behind, 4),
-      ceil_divide(backward_column_length, 4), 16, 512);
+      ceil_divide(backward_column_length, 4), 16, 256);
   const int64_t backward_column_tasks = static_cast<int64_t>(sizes.outer.value) * ceil_divide(backward_column_behind, backward_column_block.x * 4);
   const int64_t backward_column_resident = resident_blocks(backward_column, backward_column_block, 0, device);
   const int64_t backward_column_slots = backward_column_tasks < backward_column_resident ? backward_column_tasks : backward_column_resident;

@@ -32,11 +32,26 @@ __device__ __forceinline__ Stored narrow(Value x) {
   return static_cast<Stored>(x);
 }
 
+// NaN in either argument is the result, as in torch.
+template <typename Value>
+__device__ __forceinline__ Value maximum(Value a, Value b) {
+  return a != a || a > b ? a : b;
+}
+#if __CUDA_ARCH__ >= 800
+template <>
+__device__ __forceinline__ float maximum<float>(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+#endif
+
 // The largest number; a NaN beats every number, as in torch.
 template <typename T>
 struct Peak {
   T best = static_cast<T>(-INFINITY);
-  __device__ void add(T value) { best = value > best || value != value ? value : best; }
+  __device__ void add(T value) { best = maximum(value, best); }
+  __device__ void add_if(bool is_here, T value) { add(is_here ? value : best); }
   template <typename U>
   __device__ void merge(const Peak<U>& other) {
     add(other.best);
@@ -97,7 +112,9 @@ template <typename T>
 struct Sum {
   T total = 0;
   __device__ void add(T term) { total += term; }
+  __device__ void add_if(bool is_here, T term) { total += is_here ? term : T(0); }
   __device__ void add(T factor, T by) { total = fma(factor, by, total); }
+  __device__ void add_if(bool is_here, T factor, T by) { total = is_here ? fma(factor, by, total) : total; }
   __device__ void add_square(T root) { total = fma(root, root, total); }
   template <typename U>
   __device__ void merge(const Sum<U>& other) {
@@ -155,10 +172,16 @@ __device__ __forceinline__ void forward_row_stage_2(const float x, const float p
   carried = total_term;
 }
 
-__device__ __forceinline__ void forward_row_values(const float carried, const float total,
-    const float weight, float& out) {
+__device__ __forceinline__ void forward_row_values_once(const float total, float& chosen, float& inverse) {
+  const float abs_value = fabsf(total);
+  chosen = abs_value < 7.88860905e-31f ? 1.84467441e+19f : (abs_value > 1.2676506e+30f ? 5.42101086e-20f : 1.0f);
+  inverse = 1.0f / (total * chosen);
+}
+
+__device__ __forceinline__ void forward_row_values(const float carried, const float inverse,
+    const float chosen, const float weight, float& out) {
   // softmax(-1)
-  const float after_softmax = carried / total;
+  const float after_softmax = carried * inverse * chosen;
   // mul(weight)
   out = after_softmax * weight;
 }
@@ -193,7 +216,7 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, float
         const float x_value = widen(x_in[p], lane);
         float peak_term_value;
         forward_row_stage_1(x_value, peak_term_value);
-        if (is_here) peaks_1[0].add(peak_term_value);
+        peaks_1[0].add_if(is_here, peak_term_value);
       }
     }
     combine(peaks_1, cells[turn++ & 1]);
@@ -210,12 +233,15 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, float
         float total_term_value;
         float carried_value;
         forward_row_stage_2(x_value, peak_value, total_term_value, carried_value);
-        if (is_here) sums_2[0].add(total_term_value);
+        sums_2[0].add_if(is_here, total_term_value);
         carried[p][lane] = carried_value;
       }
     }
     combine(sums_2, cells[turn++ & 1]);
     const float total_value = sums_2[0].total;
+    float chosen_value;
+    float inverse_value;
+    forward_row_values_once(total_value, chosen_value, inverse_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -228,7 +254,7 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, float
         const float weight_value = widen(weight_in, lane);
         const float carried_value = carried[p][lane];
         float out_value;
-        forward_row_values(carried_value, total_value, weight_value, out_value);
+        forward_row_values(carried_value, inverse_value, chosen_value, weight_value, out_value);
         out_out.at[lane] = narrow<float>(out_value);
       }
       if (is_here) store(out + (base + i), out_out);

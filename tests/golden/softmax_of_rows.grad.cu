@@ -32,11 +32,26 @@ __device__ __forceinline__ Stored narrow(Value x) {
   return static_cast<Stored>(x);
 }
 
+// NaN in either argument is the result, as in torch.
+template <typename Value>
+__device__ __forceinline__ Value maximum(Value a, Value b) {
+  return a != a || a > b ? a : b;
+}
+#if __CUDA_ARCH__ >= 800
+template <>
+__device__ __forceinline__ float maximum<float>(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+#endif
+
 // The largest number; a NaN beats every number, as in torch.
 template <typename T>
 struct Peak {
   T best = static_cast<T>(-INFINITY);
-  __device__ void add(T value) { best = value > best || value != value ? value : best; }
+  __device__ void add(T value) { best = maximum(value, best); }
+  __device__ void add_if(bool is_here, T value) { add(is_here ? value : best); }
   template <typename U>
   __device__ void merge(const Peak<U>& other) {
     add(other.best);
@@ -116,7 +131,9 @@ template <typename T>
 struct Sum {
   T total = 0;
   __device__ void add(T term) { total += term; }
+  __device__ void add_if(bool is_here, T term) { total += is_here ? term : T(0); }
   __device__ void add(T factor, T by) { total = fma(factor, by, total); }
+  __device__ void add_if(bool is_here, T factor, T by) { total = is_here ? fma(factor, by, total) : total; }
   __device__ void add_square(T root) { total = fma(root, root, total); }
   template <typename U>
   __device__ void merge(const Sum<U>& other) {
@@ -202,10 +219,16 @@ __device__ __forceinline__ void forward_row_stage_2(const float x, const float p
   carried = total_term;
 }
 
-__device__ __forceinline__ void forward_row_values(const float carried, const float total,
-    const float weight, float& out) {
+__device__ __forceinline__ void forward_row_values_once(const float total, float& chosen, float& inverse) {
+  const float abs_value = fabsf(total);
+  chosen = abs_value < 7.88860905e-31f ? 1.84467441e+19f : (abs_value > 1.2676506e+30f ? 5.42101086e-20f : 1.0f);
+  inverse = 1.0f / (total * chosen);
+}
+
+__device__ __forceinline__ void forward_row_values(const float carried, const float inverse,
+    const float chosen, const float weight, float& out) {
   // softmax(-1)
-  const float after_softmax = carried / total;
+  const float after_softmax = carried * inverse * chosen;
   // mul(weight)
   out = after_softmax * weight;
 }
@@ -247,7 +270,7 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, float
         const float x_value = widen(x_in[p], lane);
         float peak_term_value;
         forward_row_stage_1(x_value, peak_term_value);
-        if (is_here) peaks_1[0].add(peak_term_value);
+        peaks_1[0].add_if(is_here, peak_term_value);
       }
     }
     combine(peaks_1, cells[turn++ & 1]);
@@ -264,7 +287,7 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, float
         float total_term_value;
         float carried_value;
         forward_row_stage_2(x_value, peak_value, total_term_value, carried_value);
-        if (is_here) sums_2[0].add(total_term_value);
+        sums_2[0].add_if(is_here, total_term_value);
         carried[p][lane] = carried_value;
       }
     }
@@ -277,6 +300,9 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, float
       saved_bound[outer] = narrow<float>(saved_bound_value);
       saved_sum[outer] = narrow<float>(saved_sum_value);
     }
+    float chosen_value;
+    float inverse_value;
+    forward_row_values_once(total_value, chosen_value, inverse_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -289,7 +315,7 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, float
         const float weight_value = widen(weight_in, lane);
         const float carried_value = carried[p][lane];
         float out_value;
-        forward_row_values(carried_value, total_value, weight_value, out_value);
+        forward_row_values(carried_value, inverse_value, chosen_value, weight_value, out_value);
         out_out.at[lane] = narrow<float>(out_value);
       }
       if (is_here) store(out + (base + i), out_out);
@@ -301,18 +327,25 @@ struct BackwardSizes {
   Size outer, inner;
 };
 
+__device__ __forceinline__ void backward_row_stage_1_once(const float saved_sum, float& chosen,
+    float& inverse) {
+  const float abs_value = fabsf(saved_sum);
+  chosen = abs_value < 7.88860905e-31f ? 1.84467441e+19f : (abs_value > 1.2676506e+30f ? 5.42101086e-20f : 1.0f);
+  inverse = 1.0f / (saved_sum * chosen);
+}
+
 __device__ __forceinline__ void backward_row_stage_1(const float x, const float saved_bound,
-    const float d_out, const float weight, const float saved_sum, float& total_2_term,
+    const float d_out, const float weight, const float inverse, const float chosen, float& total_2_term,
     float& total_2_term_by, float& carried, float& carried_2, float& total_term, float& total_term_by) {
   // softmax(-1)
   // backward, down to softmax(-1)
   const float d_after_softmax = d_out * weight;
   total_2_term = expf(x - saved_bound);
   total_2_term_by = d_after_softmax;
-  carried = d_after_softmax / saved_sum;
+  carried = d_after_softmax * inverse * chosen;
   carried_2 = total_2_term;
   total_term = d_out;
-  total_term_by = total_2_term / saved_sum;
+  total_term_by = total_2_term * inverse * chosen;
 }
 
 __device__ __forceinline__ void backward_row_values_once(const float total_2, const float saved_sum,
@@ -391,6 +424,9 @@ backward_row(const float* __restrict__ x, const float* __restrict__ saved_bound,
     Sum<float> sums_1[1];
     float carried[kPacks][kLanes];
     float carried_2[kPacks][kLanes];
+    float chosen_value;
+    float inverse_value;
+    backward_row_stage_1_once(saved_sum_value, chosen_value, inverse_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -406,13 +442,13 @@ backward_row(const float* __restrict__ x, const float* __restrict__ saved_bound,
         float carried_2_value;
         float total_term_value;
         float total_term_by_value;
-        backward_row_stage_1(x_value, saved_bound_value, d_out_value, weight_value, saved_sum_value,
-            total_2_term_value, total_2_term_by_value, carried_value, carried_2_value, total_term_value,
-            total_term_by_value);
-        if (is_here) sums_1[0].add(total_2_term_value, total_2_term_by_value);
+        backward_row_stage_1(x_value, saved_bound_value, d_out_value, weight_value, inverse_value,
+            chosen_value, total_2_term_value, total_2_term_by_value, carried_value, carried_2_value,
+            total_term_value, total_term_by_value);
+        sums_1[0].add_if(is_here, total_2_term_value, total_2_term_by_value);
         carried[p][lane] = carried_value;
         carried_2[p][lane] = carried_2_value;
-        if (is_here) total_sum[p][lane].add(total_term_value, total_term_by_value);
+        total_sum[p][lane].add_if(is_here, total_term_value, total_term_by_value);
       }
     }
     combine(sums_1, cells[turn++ & 1]);
