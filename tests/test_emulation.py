@@ -252,6 +252,20 @@ def test_a_constant_row_is_normalised_to_zero(
     assert torch.equal(done.results[0], torch.zeros(shape))
 
 
+@pytest.mark.parametrize("size", [1e-40, 1e-20, 1.0, 1e37])
+@pytest.mark.parametrize(
+    ("chain", "shape"),
+    [("normalize(1.0, -1, 0.0)", (30, 9)), ("normalize(1.0, 1, 0.0)", (2, 9, 5))],
+)
+def test_a_quotient_by_a_sum_is_right_where_its_inverse_would_overflow(
+    chain: str, shape: tuple[int, ...], size: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "randn", lambda *size_, dtype: torch.full(*size_, size, dtype=dtype))
+    done = run(chain, shape, [], tmp_path)
+    assert "inverse" in done.text
+    torch.testing.assert_close(done.results[0], torch.full(shape, 1 / 9), rtol=1e-6, atol=0)
+
+
 _LARGEST = (
     "softmax({0})",
     "log_softmax({0})",

@@ -20,7 +20,13 @@ from fusegen.bind import bind
 from fusegen.choices import joined
 from fusegen.describe import Situation, sources
 from fusegen.ir import Expr, primitive
-from fusegen.narrow import LOG2_ERFC, LOG2_ERFC_IN_ERF, narrow_type, respelled
+from fusegen.narrow import (
+    LOG2_ERFC,
+    LOG2_ERFC_IN_ERF,
+    LOG2_ERFC_WIDE,
+    narrow_type,
+    respelled,
+)
 from fusegen.program import derivative, forward
 from fusegen.target import CPP, CUDA, Target
 
@@ -362,9 +368,35 @@ def test_a_choice_that_is_used_elsewhere_is_not_joined() -> None:
 @each_type
 def test_the_series_of_erfc_falls_for_ever(dtype: str) -> None:
     z = np.linspace(0, 50, 200_001)
-    for coefficients in (LOG2_ERFC[dtype], LOG2_ERFC_IN_ERF):
+    for coefficients in (LOG2_ERFC[dtype], LOG2_ERFC_IN_ERF, LOG2_ERFC_WIDE):
         assert coefficients[-1] < 0
         assert np.all(np.diff(sum(c * z**i for i, c in enumerate(coefficients))) < 0)
+
+
+@pytest.mark.parametrize("error", [-1.0, 1.0])
+def test_erfc_in_single_precision_is_as_exact_as_1_plus_erf(error: float) -> None:
+    """Rounded as fma rounds; error is that of ex2.approx, in units of what it may be off by."""
+    z = np.linspace(0, 10, 1_000_001).astype(np.float32)
+    exponent = np.zeros_like(z)
+    for c in LOG2_ERFC_WIDE[::-1]:
+        exponent = (exponent.astype(np.float64) * z + np.float32(c)).astype(np.float32)
+    found = np.exp2(exponent.astype(np.float64)) * (1 + error * 2.0**-22.5)
+    exact = _erfc(z.astype(np.float64)).astype(float)
+    off = np.abs(found - exact)
+    assert off.max() < 2.5e-7  # two ulp of 1; erff is within two of erf
+    assert (off / exact)[exact > 1e-8].max() < 4e-4
+
+
+def test_what_depends_on_sums_takes_the_shorter_erf() -> None:
+    for text, has_erf in (
+        ("add_channel | gelu", True),
+        ("gelu | layernorm", False),
+        ("layernorm | gelu", False),
+        ("gelu | batch_norm(training=True)", False),
+        ("layernorm | to(float64) | gelu", True),
+    ):
+        modules = sources(fusegen.chain(text), "cuda", Situation(shape=(4, 8)), grad=True)
+        assert any("erf" in m.text.replace("erfc", "") for m in modules) == has_erf
 
 
 @pytest.mark.parametrize("target", ["cpp", "cuda"])

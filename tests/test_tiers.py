@@ -71,3 +71,19 @@ def test_a_strided_row_is_taken_with_its_neighbours(length: int, behind: int, la
 def test_a_strided_row_of_many_elements_has_no_tier() -> None:
     assert column_tier(1024, 64, 4, 2) is not None
     assert column_tier(1025, 64, 4, 2) is None
+
+
+def test_rows_of_three_narrow_tensors_are_not_shared_for_gradients() -> None:
+    long, short = (row_tier(length, 2, 3, 2, 132) for length in (16384, 8192))
+    assert long is not None
+    assert short is not None
+    assert not long.holds_derivatives
+    assert short.holds_derivatives
+    assert long.elements > long.summing_elements
+
+
+def test_gradients_hold_fewer_elements_of_a_strided_row() -> None:
+    tier = column_tier(128, 4096, 4, 2)
+    assert tier is not None
+    assert tier.for_derivatives.elements < tier.elements
+    assert tier.for_derivatives.elements % tier.lanes == 0
