@@ -135,6 +135,12 @@ class RowView(StretchingView):
         return min(tier.threads, max(256, -(-tier.longest // self.elements)))
 
     @property
+    def warps(self) -> str:
+        """Warps in a block at most, and whether a row always has more than one."""
+        tier = self.kernel.tier
+        return f"{self.threads // 32}, {str(bool(tier and tier.is_shared)).lower()}"
+
+    @property
     def lanes(self) -> int:
         """How many elements one access takes."""
         lanes = super().lanes

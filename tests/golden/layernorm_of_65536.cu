@@ -121,17 +121,18 @@ __device__ __forceinline__ Kind<T> exchange(Kind<T> mine, int bit) {
   return {__shfl_xor_sync(0xffffffffu, mine.number(), bit)};
 }
 
-// Merges a row's accumulators over its threads, in a fixed tree: within each warp, then over the warps. A row has a
-// power of two of threads, or whole warps. The cells are free again two calls later. Not for all, only the first warp knows.
-template <bool kForAll = true, template <typename> class Kind, typename T, int N>
+// Merges a row's accumulators over its threads, in a fixed tree: within each warp, then over the warps, kWarps at most.
+// A row has a power of two of threads, or whole warps; kIsWide, more than one. The cells are free again two calls later.
+// Not for all, only the first warp knows.
+template <int kWarps, bool kIsWide, bool kForAll = true, template <typename> class Kind, typename T, int N>
 __device__ __forceinline__ void combine(Kind<T> (&mine)[N], T* cells) {
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) {
-    if (bit >= blockDim.x) continue;
+    if (!kIsWide && bit >= blockDim.x) continue;
 #pragma unroll
     for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
   }
-  if (blockDim.x <= 32) return;
+  if (!kIsWide && blockDim.x <= 32) return;
   const int warps = blockDim.x / 32, warp = threadIdx.x / 32, place = threadIdx.x % 32;
   T* const row_cells = cells + threadIdx.y * warps * N;
 #pragma unroll
@@ -140,10 +141,11 @@ __device__ __forceinline__ void combine(Kind<T> (&mine)[N], T* cells) {
   }
   __syncthreads();
   if (!kForAll && warp > 0) return;
+  const int other = place % kWarps;
 #pragma unroll
-  for (int n = 0; n < N; ++n) mine[n] = place < warps ? Kind<T>{row_cells[place * N + n]} : Kind<T>();
+  for (int n = 0; n < N; ++n) mine[n] = other < warps ? Kind<T>{row_cells[other * N + n]} : Kind<T>();
 #pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) {
+  for (int bit = kWarps / 2; bit > 0; bit /= 2) {
 #pragma unroll
     for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
   }
@@ -338,7 +340,7 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, const
           if (is_here) sums_1[0].add(mean_term_value);
         }
       }
-      combine<true>(sums_1, cells[turn++ & 1]);
+      combine<16, true, true>(sums_1, cells[turn++ & 1]);
       const float centre_1_1 = sums_1[0].total * inverse_length;
       // Squares of the distances from it, and what it was off by.
       Sum<float> distances_1[2];
@@ -353,7 +355,7 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, const
           if (is_here) distances_1[1].add(distance_1);
         }
       }
-      combine<false>(distances_1, cells[turn++ & 1]);
+      combine<16, true, false>(distances_1, cells[turn++ & 1]);
       if (threadIdx.x == 0) {
         uint64_t* const mine = meeting + ((number & 3) * blocks + rank) * kCells;
         leave(mine + 0, number, sums_1[0].total * inverse_length + distances_1[1].total * inverse_length);

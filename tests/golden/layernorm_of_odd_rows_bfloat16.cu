@@ -132,17 +132,18 @@ __device__ __forceinline__ Kind<T> exchange(Kind<T> mine, int bit) {
   return {__shfl_xor_sync(0xffffffffu, mine.number(), bit)};
 }
 
-// Merges a row's accumulators over its threads, in a fixed tree: within each warp, then over the warps. A row has a
-// power of two of threads, or whole warps. The cells are free again two calls later. Not for all, only the first warp knows.
-template <bool kForAll = true, template <typename> class Kind, typename T, int N>
+// Merges a row's accumulators over its threads, in a fixed tree: within each warp, then over the warps, kWarps at most.
+// A row has a power of two of threads, or whole warps; kIsWide, more than one. The cells are free again two calls later.
+// Not for all, only the first warp knows.
+template <int kWarps, bool kIsWide, bool kForAll = true, template <typename> class Kind, typename T, int N>
 __device__ __forceinline__ void combine(Kind<T> (&mine)[N], T* cells) {
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) {
-    if (bit >= blockDim.x) continue;
+    if (!kIsWide && bit >= blockDim.x) continue;
 #pragma unroll
     for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
   }
-  if (blockDim.x <= 32) return;
+  if (!kIsWide && blockDim.x <= 32) return;
   const int warps = blockDim.x / 32, warp = threadIdx.x / 32, place = threadIdx.x % 32;
   T* const row_cells = cells + threadIdx.y * warps * N;
 #pragma unroll
@@ -151,10 +152,11 @@ __device__ __forceinline__ void combine(Kind<T> (&mine)[N], T* cells) {
   }
   __syncthreads();
   if (!kForAll && warp > 0) return;
+  const int other = place % kWarps;
 #pragma unroll
-  for (int n = 0; n < N; ++n) mine[n] = place < warps ? Kind<T>{row_cells[place * N + n]} : Kind<T>();
+  for (int n = 0; n < N; ++n) mine[n] = other < warps ? Kind<T>{row_cells[other * N + n]} : Kind<T>();
 #pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) {
+  for (int bit = kWarps / 2; bit > 0; bit /= 2) {
 #pragma unroll
     for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
   }
@@ -227,7 +229,7 @@ forward_row(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict
         carried_after_add[p][lane] = carried_after_add_value;
       }
     }
-    combine(sums_1, cells[turn++ & 1]);
+    combine<8, false>(sums_1, cells[turn++ & 1]);
     const float centre_1_1 = sums_1[0].total * inverse_length;
     // Squares of the distances from it, and what it was off by.
     Sum<float> distances_1[2];
@@ -242,7 +244,7 @@ forward_row(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict
         if (is_here) distances_1[1].add(distance_1);
       }
     }
-    combine(distances_1, cells[turn++ & 1]);
+    combine<8, false>(distances_1, cells[turn++ & 1]);
     const float mean_value = sums_1[0].total * inverse_length + distances_1[1].total * inverse_length;
     const float variance_value = (distances_1[0].total - distances_1[1].total * distances_1[1].total * inverse_length) * inverse_length;
     float inverse_root_value;

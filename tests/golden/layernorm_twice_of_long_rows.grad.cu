@@ -135,17 +135,18 @@ __device__ __forceinline__ Kind<T> exchange(Kind<T> mine, int bit) {
   return {__shfl_xor_sync(0xffffffffu, mine.number(), bit)};
 }
 
-// Merges a row's accumulators over its threads, in a fixed tree: within each warp, then over the warps. A row has a
-// power of two of threads, or whole warps. The cells are free again two calls later. Not for all, only the first warp knows.
-template <bool kForAll = true, template <typename> class Kind, typename T, int N>
+// Merges a row's accumulators over its threads, in a fixed tree: within each warp, then over the warps, kWarps at most.
+// A row has a power of two of threads, or whole warps; kIsWide, more than one. The cells are free again two calls later.
+// Not for all, only the first warp knows.
+template <int kWarps, bool kIsWide, bool kForAll = true, template <typename> class Kind, typename T, int N>
 __device__ __forceinline__ void combine(Kind<T> (&mine)[N], T* cells) {
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) {
-    if (bit >= blockDim.x) continue;
+    if (!kIsWide && bit >= blockDim.x) continue;
 #pragma unroll
     for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
   }
-  if (blockDim.x <= 32) return;
+  if (!kIsWide && blockDim.x <= 32) return;
   const int warps = blockDim.x / 32, warp = threadIdx.x / 32, place = threadIdx.x % 32;
   T* const row_cells = cells + threadIdx.y * warps * N;
 #pragma unroll
@@ -154,10 +155,11 @@ __device__ __forceinline__ void combine(Kind<T> (&mine)[N], T* cells) {
   }
   __syncthreads();
   if (!kForAll && warp > 0) return;
+  const int other = place % kWarps;
 #pragma unroll
-  for (int n = 0; n < N; ++n) mine[n] = place < warps ? Kind<T>{row_cells[place * N + n]} : Kind<T>();
+  for (int n = 0; n < N; ++n) mine[n] = other < warps ? Kind<T>{row_cells[other * N + n]} : Kind<T>();
 #pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) {
+  for (int bit = kWarps / 2; bit > 0; bit /= 2) {
 #pragma unroll
     for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
   }
@@ -383,7 +385,7 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restr
         if (is_here) sums_1[0].add(mean_term_value);
       }
     }
-    combine(sums_1, cells[turn++ & 1]);
+    combine<16, true>(sums_1, cells[turn++ & 1]);
     combine_team<2>(sums_1, meeting, rank, blocks, turn, team_totals);
     const float centre_1_1 = sums_1[0].total * inverse_length;
     // Squares of the distances from it, and what it was off by.
@@ -399,7 +401,7 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restr
         if (is_here) distances_1[1].add(distance_1);
       }
     }
-    combine(distances_1, cells[turn++ & 1]);
+    combine<16, true>(distances_1, cells[turn++ & 1]);
     combine_team<2>(distances_1, meeting, rank, blocks, turn, team_totals);
     const float mean_value = sums_1[0].total * inverse_length + distances_1[1].total * inverse_length;
     const float variance_value = (distances_1[0].total - distances_1[1].total * distances_1[1].total * inverse_length) * inverse_length;
@@ -422,7 +424,7 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restr
         carried_after_gelu[p][lane] = carried_after_gelu_value;
       }
     }
-    combine(sums_2, cells[turn++ & 1]);
+    combine<16, true>(sums_2, cells[turn++ & 1]);
     combine_team<2>(sums_2, meeting, rank, blocks, turn, team_totals);
     const float centre_2_1 = sums_2[0].total * inverse_length;
     // Squares of the distances from it, and what it was off by.
@@ -438,7 +440,7 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restr
         if (is_here) distances_2[1].add(distance_1);
       }
     }
-    combine(distances_2, cells[turn++ & 1]);
+    combine<16, true>(distances_2, cells[turn++ & 1]);
     combine_team<2>(distances_2, meeting, rank, blocks, turn, team_totals);
     const float mean_2_value = sums_2[0].total * inverse_length + distances_2[1].total * inverse_length;
     const float variance_2_value = (distances_2[0].total - distances_2[1].total * distances_2[1].total * inverse_length) * inverse_length;
@@ -641,7 +643,7 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
         if (is_here) sums_1[1].add(total_2_term_value);
       }
     }
-    combine(sums_1, cells[turn++ & 1]);
+    combine<16, true>(sums_1, cells[turn++ & 1]);
     combine_team<2>(sums_1, meeting, rank, blocks, turn, team_totals);
     const float total_value = sums_1[0].total;
     const float total_2_value = sums_1[1].total;
@@ -674,7 +676,7 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
         carried[p][lane] = carried_value;
       }
     }
-    combine(sums_2, cells[turn++ & 1]);
+    combine<16, true>(sums_2, cells[turn++ & 1]);
     combine_team<2>(sums_2, meeting, rank, blocks, turn, team_totals);
     const float total_3_value = sums_2[0].total;
     const float total_4_value = sums_2[1].total;

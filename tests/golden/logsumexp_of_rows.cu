@@ -144,17 +144,18 @@ __device__ __forceinline__ Kind<T> exchange(Kind<T> mine, int bit) {
   return {__shfl_xor_sync(0xffffffffu, mine.number(), bit)};
 }
 
-// Merges a row's accumulators over its threads, in a fixed tree: within each warp, then over the warps. A row has a
-// power of two of threads, or whole warps. The cells are free again two calls later. Not for all, only the first warp knows.
-template <bool kForAll = true, template <typename> class Kind, typename T, int N>
+// Merges a row's accumulators over its threads, in a fixed tree: within each warp, then over the warps, kWarps at most.
+// A row has a power of two of threads, or whole warps; kIsWide, more than one. The cells are free again two calls later.
+// Not for all, only the first warp knows.
+template <int kWarps, bool kIsWide, bool kForAll = true, template <typename> class Kind, typename T, int N>
 __device__ __forceinline__ void combine(Kind<T> (&mine)[N], T* cells) {
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) {
-    if (bit >= blockDim.x) continue;
+    if (!kIsWide && bit >= blockDim.x) continue;
 #pragma unroll
     for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
   }
-  if (blockDim.x <= 32) return;
+  if (!kIsWide && blockDim.x <= 32) return;
   const int warps = blockDim.x / 32, warp = threadIdx.x / 32, place = threadIdx.x % 32;
   T* const row_cells = cells + threadIdx.y * warps * N;
 #pragma unroll
@@ -163,10 +164,11 @@ __device__ __forceinline__ void combine(Kind<T> (&mine)[N], T* cells) {
   }
   __syncthreads();
   if (!kForAll && warp > 0) return;
+  const int other = place % kWarps;
 #pragma unroll
-  for (int n = 0; n < N; ++n) mine[n] = place < warps ? Kind<T>{row_cells[place * N + n]} : Kind<T>();
+  for (int n = 0; n < N; ++n) mine[n] = other < warps ? Kind<T>{row_cells[other * N + n]} : Kind<T>();
 #pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) {
+  for (int bit = kWarps / 2; bit > 0; bit /= 2) {
 #pragma unroll
     for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
   }
@@ -232,7 +234,7 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, ForwardSizes s
         peaks_1[0].add_if(is_here, peak_term_value);
       }
     }
-    combine(peaks_1, cells[turn++ & 1]);
+    combine<8, false>(peaks_1, cells[turn++ & 1]);
     const float peak_value = peaks_1[0].best;
     Sum<float> sums_2[1];
     float chosen_value;
@@ -249,7 +251,7 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, ForwardSizes s
         sums_2[0].add_if(is_here, total_term_value);
       }
     }
-    combine(sums_2, cells[turn++ & 1]);
+    combine<8, false>(sums_2, cells[turn++ & 1]);
     const float total_value = sums_2[0].total;
     if (is_live && threadIdx.x == 0) {
       float out_value;
