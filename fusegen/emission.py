@@ -42,16 +42,16 @@ def make_entry(program: Program, signature: Signature) -> Entry:
     )
     target = TARGETS[signature.target]
     must_be_alike = _compares_with_maxima(graph)
-    is_inexact = _depends_on_sums(graph) and not must_be_alike
+    is_short = target.is_contracted and _depends_on_sums(graph) and not must_be_alike
     narrow = None if must_be_alike else narrow_type(graph, dtypes)
     kernels = shortened(kernels)
     if narrow:
         kernels = narrowed(kernels, narrow, target)
     else:
-        if compute == "float" and is_inexact:
+        if compute == "float" and is_short:
             kernels = shorter(kernels, target)
         kernels = contracted(kernels, target)
-    if is_inexact and target.is_flat:
+    if is_short:
         kernels = with_inverses(kernels)
     arguments = [
         Buffer(ir.name_of(leaf), dtypes[ir.name_of(leaf)], ordered(leaf.extent), "input")

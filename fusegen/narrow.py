@@ -93,7 +93,7 @@ def shorter(kernels: Iterable[Kernel], target: Target) -> tuple[Kernel, ...]:
     def new(roots: Sequence[Expr], named: Sequence[Expr]) -> dict[Expr, Expr]:
         return _Algebra(roots, named, _WIDE, target).images
 
-    return tuple(rewritten(k, new) if "fma" in target.spellings else k for k in kernels)
+    return tuple(rewritten(kernel, new) for kernel in kernels)
 
 
 def respelled(
@@ -108,7 +108,7 @@ def respelled(
     """
     algebra = _Algebra(roots, named, Precision(LOG2_ERFC[dtype], _RULES, "narrow_"), target)
     new = algebra.images
-    if "fma" not in target.spellings:
+    if not target.is_contracted:
         return new
     images = [new[root] for root in roots]
     fused = joined_products(images, {new[node] for node in named if node in new}, along)

@@ -127,8 +127,7 @@ def contracted(kernels: Iterable[Kernel], target: Target) -> tuple[Kernel, ...]:
             kernel, lambda roots, named: joined_products(roots, set(named), kernel.reduced)
         )
 
-    joins = "fma" in target.spellings
-    return tuple(joined(k) if k.tier and joins else k for k in kernels)
+    return tuple(joined(k) if k.tier and target.is_contracted else k for k in kernels)
 
 
 def users_of(roots: Sequence[Expr]) -> Counter[Expr]:

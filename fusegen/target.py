@@ -54,6 +54,13 @@ class Target:
         int  # what a call takes after tensors, scratch and sizes: threads; or device and stream
     )
 
+    @property
+    def is_contracted(self) -> bool:
+        """Whether arithmetic is made shorter where results are not eager's to the last bit anyway:
+        where kernels wait for arithmetic, and products and sums are one instruction.
+        """
+        return "fma" in self.spellings
+
     def literal(self, value: float, compute: str) -> str:
         """A typed literal that is the value, rounded to the compute type as torch rounds it."""
         if math.isnan(value):

@@ -114,7 +114,7 @@ def row_tier(
     """The tier of rows that lie together; None where they do not fit on the chip.
 
     widest is the size of the widest element in bytes, words the registers that one element takes
-    in all the tensors of which a row is held, forward_words those of them that no gradient needs,
+    in all the tensors of which a row is held, forward_words the same where there are no gradients,
     processors how many a device has.
     """
     lanes = lanes_of(length, widest)
