@@ -23,7 +23,7 @@ def minimum_cut(
 ) -> list[Expr]:
     """The smallest set of nodes between the sources below the sinks and the sinks.
 
-    A sink may be cut itself. Every source must be a node that can be cut.
+    A sink may be cut itself. Every source must be a node that can be cut (ValueError).
     """
     order = ir.topological(sinks)
     # Each node is an entry and an exit; the edge between them carries one path if it can be cut.
@@ -38,6 +38,8 @@ def minimum_cut(
         for arg in node.args:
             connect((arg, "exit"), (node, "entry"), _UNLIMITED)
         if is_source(node):
+            if not can_cut(node):
+                raise ValueError(f"there is no cut between the sinks and {node}, a source")
             connect(_SOURCE, (node, "entry"), _UNLIMITED)
     for node in sinks:
         connect((node, "exit"), _SINK, _UNLIMITED)

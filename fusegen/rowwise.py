@@ -328,5 +328,8 @@ def _cut_before(
     return minimum_cut(
         sinks,
         lambda node: node.extent == domain and is_source(node),
-        lambda node: node.extent == domain and node.kind in ("number", "noise"),
+        # What was read is at hand, whatever it is; conditions and positions are not carried.
+        lambda node: (
+            node.extent == domain and (node.op == "input" or node.kind in ("number", "noise"))
+        ),
     )

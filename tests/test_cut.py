@@ -44,6 +44,12 @@ def test_what_cannot_be_cut_is_passed_by() -> None:
     assert cut == [X, Y, Z]
 
 
+def test_a_source_that_cannot_be_cut_is_refused() -> None:
+    """Such paths would have no end."""
+    with pytest.raises(ValueError, match="there is no cut between the sinks and x"):
+        minimum_cut([X * 2.0], is_input, lambda node: False)
+
+
 def test_nothing_is_carried_where_nothing_is_read() -> None:
     assert minimum_cut([ir.const(2.0)], is_input, anything) == []
 

@@ -184,6 +184,10 @@ CASES = [
     ("keep(y) | gt(0) | logical_or(m) | where(y, 0.1)", (9, 33), [(33,)], {}, "pointwise"),
     ("masked_fill(n, -1) | sigmoid", (5, 6, 16), [(5, 1, 1)], {}, "pointwise"),
     ("masked_fill(m, 0) | layernorm(weight, bias)", (9, 64), [(9, 1), *[(64,)] * 2], {}, "row"),
+    ("masked_fill(m, 0) | layernorm(weight, bias)", (9, 64), [(9, 64), *[(64,)] * 2], {}, "row"),
+    ("layernorm(w) | masked_fill(m, 0)", (9, 64), [(64,), (9, 64)], {}, "row"),
+    ("masked_fill(m, -1) | softmax(1)", (3, 19, 5), [(3, 19, 5)], {}, "column"),
+    ("add(r) | masked_fill(m, 0) | gelu | layernorm", (5, 96), [(5, 96)] * 2, {}, "row"),
     ("masked_fill(m, -1) | max_pool2d(2)", (2, 3, 6, 8), [(2, 3, 6, 8)], {}, "window"),
     # Axes that a step joins or parts.
     ("tanh | flatten(1) | layernorm(weight, bias)", (9, 5, 13), [(65,)] * 2, {}, "row"),
