@@ -67,7 +67,8 @@ class ReductionView:
         along = set(kernel.kernel.reduced)
         inside = [n for n in ir.topological([value]) if n.op in ir.ARITY and n.extent & along]
         is_dear = len(inside) > _FEW or any(n.op in DEAR for n in inside)
-        self.is_dear = is_dear or reduction.kind == "peak"
+        # Beside sums by column there are no registers for the terms of many elements at once.
+        self.is_dear = (is_dear and not kernel.kernel.sums) or reduction.kind == "peak"
         self.line = f"{ir.name_of(reduction.value) if self.is_plain else self.term}_line"
         self.operand = ""  # the held value that is accumulated; or else what was read
         self.has_index = reduction.index is not None

@@ -246,16 +246,18 @@ class RowView(StretchingView):
             held = [name for name in self.carried if name not in self.in_place]
             fits = words <= most and self.lanes > 1 and not held
             return 2 if fits and self._words == 1 else 1
+        # Doubles take two registers each.
+        few_threads = 512 // self._words
         if self.sums:
-            return max(1, 512 // self.threads)
+            return max(1, few_threads // self.threads)
         words = self.elements * len(self.full_reads) * self._words
         is_crowded = self.is_guarded and len(self.stages) <= 1
         most = MOST_AT_ONCE * (2 if is_crowded else 1)
         fits = words <= most and (self.lanes > 1 or is_crowded)
         fits = fits and self._leaves_little and not (self.stretches and self._words > 1)
         is_full = self.carried or any(r.is_dear for s in self.stages for r in s.reductions)
-        most_threads = 768 if self.stretches and is_full else 1024
-        return max(1, (most_threads if fits else 512) // self.threads)
+        most_threads = (768 if self.stretches and is_full else 1024) // self._words
+        return max(1, (most_threads if fits else few_threads) // self.threads)
 
     @property
     def _leaves_little(self) -> bool:

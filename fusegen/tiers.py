@@ -123,12 +123,17 @@ def row_tier(
     is_narrow = widest <= 2
     narrow = _NARROW_ROWS_OF_SEVERAL if forward_words > 1 else _NARROW_ROWS
     for longest, elements, summing, threads in narrow if is_narrow else _ROWS:
-        fits = elements * (forward_words if is_narrow else words) <= most
+        fits = elements * (forward_words if is_narrow and lanes > 1 else words) <= most
         fits = fits and summing * words <= (most if threads <= 512 else _FEW_WORDS)
         if length <= longest and fits:
             # Three tensors in shares take longer than two passes over memory.
             is_held = not is_narrow or words < 3 or length <= summing * threads
-            return Tier(elements, summing, lanes, threads, longest, holds_derivatives=is_held)
+            fewer = elements if elements * words <= most else summing
+            return Tier(
+                *(elements, summing, lanes, threads, longest),
+                holds_derivatives=is_held,
+                derivative_elements=fewer,
+            )
     # Many tensors, wide elements or long rows: shares for a team of blocks.
     whole = _NARROW_TEAM_ELEMENTS if widest <= 2 and lanes > 1 else _TEAM_ELEMENTS
     elements = whole

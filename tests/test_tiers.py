@@ -87,3 +87,11 @@ def test_gradients_hold_fewer_elements_of_a_strided_row() -> None:
     assert tier is not None
     assert tier.for_derivatives.elements < tier.elements
     assert tier.for_derivatives.elements % tier.lanes == 0
+
+
+def test_gradients_hold_no_more_than_registers_have() -> None:
+    for length in (64, 1000, 1023, 4096, 8192, 16384):
+        tier = row_tier(length, 2, 3, 2, 132)
+        assert tier is not None
+        assert tier.for_derivatives.elements * 3 <= 64
+        assert tier.elements * 2 <= 64

@@ -453,11 +453,11 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
         backward_row_stage_1(d_out_value, x_value, saved_mean_value, inverse_root_value, weight_value,
             bias_value, total_3_term_value, total_3_term_by_value, total_4_term_value, total_4_term_by_value,
             carried_value, total_term_value, total_term_by_value, total_2_term_value, total_2_term_by_value);
-        sums_1[0].add_if(is_here, total_3_term_value, total_3_term_by_value);
-        sums_1[1].add_if(is_here, total_4_term_value, total_4_term_by_value);
+        if (is_here) sums_1[0].add(total_3_term_value, total_3_term_by_value);
+        if (is_here) sums_1[1].add(total_4_term_value, total_4_term_by_value);
         carried[p][lane] = carried_value;
-        total_sum[p][lane].add_if(is_here, total_term_value, total_term_by_value);
-        total_2_sum[p][lane].add_if(is_here, total_2_term_value, total_2_term_by_value);
+        if (is_here) total_sum[p][lane].add(total_term_value, total_term_by_value);
+        if (is_here) total_2_sum[p][lane].add(total_2_term_value, total_2_term_by_value);
       }
     }
     combine<8, false>(sums_1, cells[turn++ & 1]);

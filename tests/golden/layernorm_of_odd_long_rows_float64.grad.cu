@@ -598,11 +598,11 @@ backward_row(const double* __restrict__ d_out, const double* __restrict__ x,
               bias_value, total_3_term_value, total_3_term_by_value, total_4_term_value,
               total_4_term_by_value, carried_value, total_term_value, total_term_by_value,
               total_2_term_value);
-          sums_1[0].add_if(is_here, total_3_term_value, total_3_term_by_value);
-          sums_1[1].add_if(is_here, total_4_term_value, total_4_term_by_value);
+          if (is_here) sums_1[0].add(total_3_term_value, total_3_term_by_value);
+          if (is_here) sums_1[1].add(total_4_term_value, total_4_term_by_value);
           d_out_in[p].at[lane] = carried_value;
-          total_sum[p][lane].add_if(is_here, total_term_value, total_term_by_value);
-          total_2_sum[p][lane].add_if(is_here, total_2_term_value);
+          if (is_here) total_sum[p][lane].add(total_term_value, total_term_by_value);
+          if (is_here) total_2_sum[p][lane].add(total_2_term_value);
         }
         d_out_next[slot * 4096 + p * 512] = d_out_in[p];
       }

@@ -443,12 +443,12 @@ backward_row(const __nv_bfloat16* __restrict__ d_out, const __nv_bfloat16* __res
             weight_value, bias_value, total_3_term_value, total_3_term_by_value, total_4_term_value,
             total_4_term_by_value, carried_value, carried_2_value, total_term_value, total_term_by_value,
             total_2_term_value, total_2_term_by_value);
-        sums_1[0].add_if(is_here, total_3_term_value, total_3_term_by_value);
-        sums_1[1].add_if(is_here, total_4_term_value, total_4_term_by_value);
+        if (is_here) sums_1[0].add(total_3_term_value, total_3_term_by_value);
+        if (is_here) sums_1[1].add(total_4_term_value, total_4_term_by_value);
         carried[p][lane] = carried_value;
         carried_2[p][lane] = carried_2_value;
-        total_sum[p][lane].add_if(is_here, total_term_value, total_term_by_value);
-        total_2_sum[p][lane].add_if(is_here, total_2_term_value, total_2_term_by_value);
+        if (is_here) total_sum[p][lane].add(total_term_value, total_term_by_value);
+        if (is_here) total_2_sum[p][lane].add(total_2_term_value, total_2_term_by_value);
       }
     }
     combine<16, false>(sums_1, cells[turn++ & 1]);

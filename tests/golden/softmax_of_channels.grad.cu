@@ -488,7 +488,7 @@ backward_column(const float* __restrict__ x, const float* __restrict__ saved_bou
         const float inverse_value = inverse_beside[lane];
         backward_column_stage_1(x_value, saved_bound_value, d_out_value, inverse_value, chosen_value,
             total_2_term_value, total_2_term_by_value, carried_value, total_term_value);
-        sums_1[0][lane].add_if(is_here, total_2_term_value, total_2_term_by_value);
+        if (is_here) sums_1[0][lane].add(total_2_term_value, total_2_term_by_value);
         carried[p][lane] = carried_value;
         if (is_here) total_sum[p].add(total_term_value);
       }

@@ -447,10 +447,10 @@ backward_row(const float* __restrict__ x, const float* __restrict__ saved_bound,
         backward_row_stage_1(x_value, saved_bound_value, d_out_value, weight_value, inverse_value,
             chosen_value, total_2_term_value, total_2_term_by_value, carried_value, carried_2_value,
             total_term_value, total_term_by_value);
-        sums_1[0].add_if(is_here, total_2_term_value, total_2_term_by_value);
+        if (is_here) sums_1[0].add(total_2_term_value, total_2_term_by_value);
         carried[p][lane] = carried_value;
         carried_2[p][lane] = carried_2_value;
-        total_sum[p][lane].add_if(is_here, total_term_value, total_term_by_value);
+        if (is_here) total_sum[p][lane].add(total_term_value, total_term_by_value);
       }
     }
     combine<16, false>(sums_1, cells[turn++ & 1]);
