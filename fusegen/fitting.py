@@ -67,8 +67,8 @@ def values_per_statistic(definition: Definition, shape: Shape) -> int:
     assert definition.statistics is not None
     x = ir.tensor("x", range(-len(shape), 0), len(shape))
     nodes = ir.topological(definition.statistics(x))
-    (axes,) = {ir.reduction(n)[1] for n in nodes if n.op == "reduce" and n.attrs[0] == "variance"}
-    return math.prod(shape[a] for a in axes)
+    found = [ir.reduction(n)[1] for n in nodes if n.op == "reduce" and n.attrs[0] == "variance"]
+    return math.prod(shape[a] for axes in found[:1] for a in axes)
 
 
 def _pad(shape: Shape, rank: int) -> Shape:

@@ -49,7 +49,7 @@ def collapse(
     Neighbours join when every tensor and every reduction has both or neither.
     """
     nodes = ir.topological(graph.roots)
-    touched: set[Extent] = {n.extent for n in nodes if n.op == "input"}
+    touched: set[Extent] = {n.extent for n in (*nodes, *graph.inputs) if n.op == "input"}
     touched |= {expr.extent for expr in graph.roots}
     for node in nodes:
         if node.op == "reduce":

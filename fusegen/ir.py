@@ -214,7 +214,7 @@ def reduce(kind: str, axes: Iterable[int], *args: Expr) -> Expr:
     if beyond and kind == "sum":  # windows differ in how many of their positions are inside
         return reduce(kind, wanted - beyond, value * covered_by(beyond, value.rank))
     if not present and kind == "variance":
-        return const(0.0)
+        return primitive("sub", value, value)  # 0, but for what is not finite
     if not present and kind == "argmax":
         return make("const", attrs=(0.0,), kind="index")
     if not present:

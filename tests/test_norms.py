@@ -256,6 +256,7 @@ def test_a_module_trains_as_its_twin(device):
         ("batch_norm(training=True)", (1, 6), [], "wanted more than one value for each statistic"),
         ("batch_norm(training=True)", (6,), [], "wanted at least two axes: samples and channels"),
         ("instance_norm", (4, 6, 1, 1), [], "wanted more than one value for each statistic"),
+        ("instance_norm", (4, 6), [], "wanted more than one value for each statistic"),
         (
             "batch_norm(m, v, training=True, momentum=None)",
             SHAPE,

@@ -195,6 +195,16 @@ def test_random_reductions_are_eagers(case):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
+@pytest.mark.parametrize(
+    "step", ["var(-1, True)", "std(-1, True)", "var(-1, True, correction=0.0)"]
+)
+def test_a_single_value_varies_as_in_eager(step, device):
+    x = torch.tensor([[[1.0, 2.0], [math.nan, 0.0], [math.inf, 1.0]]], device=device)
+    fused = fusegen.compile(f"mean(-1, keepdim=True) | {step}")
+    torch.testing.assert_close(fused(x), fused.reference(x), equal_nan=True)
+
+
 # Mistakes.
 
 
