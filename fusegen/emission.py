@@ -18,6 +18,8 @@ from fusegen.schedule import schedule
 from fusegen.signature import Signature, is_double
 from fusegen.target import TARGETS
 
+_SUMS = ("sum", "mean", "variance")  # reductions whose results follow the order of summation
+
 
 def make_entry(program: Program, signature: Signature) -> Entry:
     """The program scheduled for one layout and one set of element types."""
@@ -41,18 +43,18 @@ def make_entry(program: Program, signature: Signature) -> Entry:
         is_sliding=bool(grouping.slides),
     )
     target = TARGETS[signature.target]
-    must_be_alike = _compares_with_maxima(graph)
-    is_short = target.is_contracted and _depends_on_sums(graph) and not must_be_alike
-    narrow = None if must_be_alike else narrow_type(graph, dtypes)
     kernels = shortened(kernels)
-    if narrow:
-        kernels = narrowed(kernels, narrow, target)
-    else:
-        if compute == "float" and is_short:
+    if not _compares_with_maxima(graph):
+        narrow = narrow_type(graph, dtypes)
+        is_short = target.is_contracted and _depends_on_sums(graph)
+        if narrow:
+            kernels = narrowed(kernels, narrow, target)
+        elif is_short and compute == "float":
             kernels = shorter(kernels, target)
-        kernels = contracted(kernels, target)
-    if is_short:
-        kernels = with_inverses(kernels)
+        if not narrow:
+            kernels = contracted(kernels, target)
+        if is_short:
+            kernels = with_inverses(kernels)
     arguments = [
         Buffer(ir.name_of(leaf), dtypes[ir.name_of(leaf)], ordered(leaf.extent), "input")
         for leaf in graph.inputs
@@ -64,19 +66,22 @@ def make_entry(program: Program, signature: Signature) -> Entry:
 
 
 def _depends_on_sums(graph: Graph) -> bool:
-    """Whether elements depend on what others add up to."""
+    """Whether elements depend on what others add up to; a maximum is exact in any order."""
     nodes = ir.topological(graph.roots)
     used = {a for n in nodes for a in n.args}
-    is_saved = any(ir.name_of(leaf).startswith(STATISTIC) for leaf in graph.inputs)
-    return is_saved or any(n.op == "reduce" and n in used for n in nodes)
+    saved = tuple(STATISTIC + kind for kind in _SUMS)
+    is_saved = any(ir.name_of(leaf).startswith(saved) for leaf in graph.inputs)
+    return is_saved or any(n.op == "reduce" and n.attrs[0] in _SUMS and n in used for n in nodes)
 
 
 def _compares_with_maxima(graph: Graph) -> bool:
-    """Whether elements are told apart by whether they equal a maximum: all must then be computed
-    alike wherever they are, which the arithmetic for 16 bits does not promise.
+    """Whether elements are told apart by whether they equal a maximum, perhaps one that another
+    program saved: all must then be computed alike wherever they are, which shorter arithmetic does
+    not promise.
     """
     nodes = ir.topological(graph.roots)
-    return any(n.op == "reduce" and n.attrs[0] in ("argmax", "amax") for n in nodes)
+    is_saved = any(ir.name_of(leaf).startswith(STATISTIC + "amax") for leaf in graph.inputs)
+    return is_saved or any(n.op == "reduce" and n.attrs[0] in ("argmax", "amax") for n in nodes)
 
 
 def source(chain: Chain, programs: Sequence[Program], signature: Signature) -> Source:

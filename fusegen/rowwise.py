@@ -22,8 +22,6 @@ from fusegen.staging import Pass, finalise, partials, reduces_below, staged
 from fusegen.target import DEAR, FUNCTIONS, ITEM_BYTES
 from fusegen.tiers import Tier
 
-# A function is worth more than to be read back from cache; these are worth more than a register.
-
 Stage = tuple[Reduction, ...]
 Held = tuple[tuple[tuple[Expr, Expr], ...], ...]
 

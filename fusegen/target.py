@@ -177,7 +177,7 @@ _CALLED = (
 _LIBRARY = {**{op: op for op in _CALLED}, "sigmoid": "exp", "exp2_flushed": "exp2"}
 # Primitives that take a function where others take an instruction.
 FUNCTIONS = frozenset(_LIBRARY)
-# Primitives that take many instructions.
+# Primitives that take many instructions: worth more than a register for their result.
 DEAR = FUNCTIONS | {"div", "sqrt", "rsqrt"}
 
 # A call of libmvec costs half as much again, and nothing overlaps with it. y and e below are

@@ -179,6 +179,11 @@ CASES = [
     ("instance_norm | div(2)", (3, 6, 9, 11), [], {}, "row"),
     ("rms_norm(weight) | silu | mul(o)", (9, 64), [(64,), (9, 64)], {}, "row"),
     ("normalize", (3, 19, 35), [], {}, "column"),
+    # Gradients that go to what equals a maximum, which another program found.
+    ("gelu | amax(1, True) | mul(2)", (2, 40, 6, 8), [], {}, "column"),
+    ("gelu | amax(-1, True) | mul(2)", (6, 40), [], {"dtype": "bfloat16"}, "row"),
+    ("gelu | softmax(-1) | amax(-1, True) | mul(2)", (6, 40), [], {}, "row"),
+    ("mul(w) | layernorm(w, b) | gelu | amax(-1, True)", (9, 64), [(64,)] * 2, {}, "row"),
     # Masks: by element, by row and column, and what the winner of a window saw.
     ("masked_fill(m, 0.5) | gelu | mul_channel", (3, 5, 7, 8), [(3, 5, 7, 8), (5,)], {}, "inner"),
     ("keep(y) | gt(0) | logical_or(m) | where(y, 0.1)", (9, 33), [(33,)], {}, "pointwise"),

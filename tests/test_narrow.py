@@ -399,6 +399,15 @@ def test_what_depends_on_sums_takes_the_shorter_erf() -> None:
         assert any("erf" in m.text.replace("erfc", "") for m in modules) == has_erf
 
 
+@pytest.mark.parametrize("chain", ["gelu | max_pool2d(2) | relu", "gelu | amax(1, True) | relu"])
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_maximum_is_no_sum(chain: str, grad: bool) -> None:
+    """A call gives the same with and without gradients."""
+    for module in sources(fusegen.chain(chain), "cuda", Situation(shape=(2, 4, 6, 8)), grad=grad):
+        assert "erff(" in module.text
+        assert "polynomial(" not in module.text
+
+
 @pytest.mark.parametrize("target", ["cpp", "cuda"])
 def test_only_results_of_16_bits_are_respelled(target: str) -> None:
     chain = fusegen.chain("add_channel | gelu")

@@ -432,9 +432,9 @@ __device__ __forceinline__ void backward_row_values_once(const float total, cons
   quotient = d_after_amax / total_2;
 }
 
-__device__ __forceinline__ void backward_row_values(const float x, const float saved_amax,
-    const float quotient, const float d_out, float& d_x) {
-  d_x = fmaf(x == saved_amax ? 1.0f : 0.0f, quotient, d_out);
+__device__ __forceinline__ void backward_row_values(const float d_out, const float x, const float saved_amax,
+    const float quotient, float& d_x) {
+  d_x = d_out + (x == saved_amax ? 1.0f : 0.0f) * quotient;
 }
 
 // Reads d_out, x, saved_amax by (outer); writes d_x.
@@ -519,7 +519,7 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
         const float d_out_value = widen(d_out_in[p], lane);
         const float x_value = widen(x_in[p], lane);
         float d_x_value;
-        backward_row_values(x_value, saved_amax_value, quotient_value, d_out_value, d_x_value);
+        backward_row_values(d_out_value, x_value, saved_amax_value, quotient_value, d_x_value);
         d_x_out.at[lane] = narrow<float>(d_x_value);
       }
       if (is_here) store(d_x + (base + i), d_x_out);
