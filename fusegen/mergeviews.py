@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fusegen import ir
 from fusegen.reductionviews import ReductionView, StageView
 from fusegen.views import KernelView
 
 # Kinds of reductions whose accumulators are merged in one call: where they are, and their number.
-_MERGED = ((("sum", "moments"), "sums", "total"), (("peak",), "peaks", "best"))
+_MERGED = (
+    ("sum", "Sum", "sums", "total"),
+    ("moments", "Spread", "spreads", "centre"),
+    ("peak", "Peak", "peaks", "best"),
+)
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,11 @@ class Merged:
     name: str
     number: str
     reductions: list[ReductionView]
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether they are means and squared distances from them."""
+        return self.number == "centre"
 
 
 class MergingView(KernelView):
@@ -36,14 +44,9 @@ class MergingView(KernelView):
         """A stage's reductions by the kind of their accumulators."""
         place = self.stages.index(stage) + 1
         return [
-            Merged(
-                self.target.accumulators[kinds[0]].format(compute=self.compute),
-                f"{name}_{place}",
-                number,
-                found,
-            )
-            for kinds, name, number in _MERGED
-            if (found := [r for r in stage.reductions if r.kind in kinds])
+            Merged(f"{kind}<{self.compute}>", f"{name}_{place}", number, found)
+            for of, kind, name, number in _MERGED
+            if (found := [r for r in stage.reductions if r.kind == of])
         ]
 
     def moments_of(self, stage: StageView) -> list[ReductionView]:
@@ -52,10 +55,10 @@ class MergingView(KernelView):
 
     @property
     def most_reductions(self) -> int:
-        """The most accumulators that are merged at once."""
-        counts = [len(kind.reductions) for s in self.stages for kind in self.kinds_of(s)]
-        counts += [2 * len(self.moments_of(s)) for s in self.stages]
-        return max(counts, default=0)
+        """The most numbers that a warp gives where accumulators are merged, and their count."""
+        kinds = [kind for s in self.stages for kind in self.kinds_of(s)]
+        counts = [(2 if kind.is_spread else 1) * len(kind.reductions) for kind in kinds]
+        return max(counts, default=0) + self.has_moments
 
     @property
     def accumulated(self) -> list[ReductionView]:
@@ -64,39 +67,21 @@ class MergingView(KernelView):
         return staged + self.left
 
     def result(self, stage: int, reduction: ReductionView, result: str) -> str:
-        """A reduction's result from its sums; a mean is mended by what its distances add up to."""
-        if reduction.kind != "moments":
-            return self._total(stage, reduction)
-        moments = self.moments_of(self.stages[stage])
-        place = [r.name for r in moments].index(reduction.name)
-        drift = self._cell("distances", stage, len(moments) + place)
-        if result == "mean":
-            return f"{self.centre(stage, reduction)} + {drift} * inverse_length"
-        squares = self._cell("distances", stage, place)
-        return f"({squares} - {drift} * {drift} * inverse_length) * inverse_length"
+        """A reduction's result from what was merged."""
+        if result == "variance":
+            return f"{self.squares(stage, reduction)} * inverse_length"
+        kind, accumulator = self._accumulator(stage, reduction)
+        return f"{accumulator}.{kind.number}"
 
-    def centre(self, stage: int, reduction: ReductionView) -> str:
-        """A mean as the sum has it, about as exact as its rounding."""
-        return f"{self._total(stage, reduction)} * inverse_length"
+    def squares(self, stage: int, reduction: ReductionView) -> str:
+        """The squared distances from a mean, added up."""
+        return f"{self._accumulator(stage, reduction)[1]}.squares"
 
-    def operand(self, reduction: ReductionView) -> str:
-        """What a reduction accumulates, once more: held, or as it was read."""
-        if reduction.operand:
-            return f"{reduction.operand}[p][lane]"
-        return f"widen({ir.name_of(reduction.reduction.value)}_in[p], lane)"
-
-    def _total(self, stage: int, reduction: ReductionView) -> str:
+    def _accumulator(self, stage: int, reduction: ReductionView) -> tuple[Merged, str]:
         kinds = self.kinds_of(self.stages[stage])
         (kind,) = [kind for kind in kinds if reduction in kind.reductions]
-        place = kind.reductions.index(reduction)
-        return f"{kind.name}[{place}]{self._lane}.{kind.number}"
-
-    def _cell(self, cells: str, stage: int, place: int) -> str:
-        return f"{cells}_{stage + 1}[{place}]{self._lane}.total"
-
-    @property
-    def _lane(self) -> str:
-        return "[lane]" if self.family == "column" else ""
+        lane = "[lane]" if self.family == "column" else ""
+        return kind, f"{kind.name}[{kind.reductions.index(reduction)}]{lane}"
 
     @property
     def _words(self) -> int:
@@ -117,14 +102,6 @@ class MergingView(KernelView):
     def team_numbers(self) -> int:
         """How many numbers a block of a team gives for a row."""
         return sum(_numbers(r) for s in self.stages for r in s.reductions)
-
-    def share_squares(self, reduction: ReductionView) -> str:
-        """The squared distances of a block's share from its own mean."""
-        moments = self.moments_of(self.stages[0])
-        place = [r.name for r in moments].index(reduction.name)
-        squares = self._cell("distances", 0, place)
-        drift = self._cell("distances", 0, len(moments) + place)
-        return f"{squares} - {drift} * {drift} * inverse_length"
 
 
 def _numbers(reduction: ReductionView) -> int:

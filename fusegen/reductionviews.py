@@ -63,14 +63,15 @@ class ReductionView:
         # What the accumulator is given, as (name, value); of a product both factors, to be joined.
         factors = zip((self.term, f"{self.term}_by"), value.args, strict=False)
         self.terms = [*factors] if is_product else [(self.term, value)]
-        self.addends = ", ".join(f"{name}_value" for name, _ in self.terms)
+        given = [f"{name}_value" for name, _ in self.terms]
+        is_strided = kernel.adds_products and kernel.kernel.family == "column"
+        self.addends = ", ".join(["p == 0"] * (is_strided and self.kind == "moments") + given)
         along = set(kernel.kernel.reduced)
         inside = [n for n in ir.topological([value]) if n.op in ir.ARITY and n.extent & along]
         is_dear = len(inside) > _FEW or any(n.op in DEAR for n in inside)
         # Beside sums by column there are no registers for the terms of many elements at once.
         self.is_dear = (is_dear and not kernel.kernel.sums) or reduction.kind == "peak"
         self.line = f"{ir.name_of(reduction.value) if self.is_plain else self.term}_line"
-        self.operand = ""  # the held value that is accumulated; or else what was read
         self.has_index = reduction.index is not None
         self.partials = buffer.name if buffer else ""
         self.extent = buffer.extent if buffer else ()

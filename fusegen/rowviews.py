@@ -11,6 +11,7 @@ from functools import cached_property
 
 from fusegen import ir
 from fusegen.indexing import Read
+from fusegen.mergeviews import Merged
 from fusegen.reductionviews import ReductionView, StageView
 from fusegen.statements import ElementFunction
 from fusegen.stretchviews import MOST_AT_ONCE, StretchingView
@@ -136,9 +137,14 @@ class RowView(StretchingView):
 
     @property
     def warps(self) -> str:
-        """Warps in a block at most, and whether a row always has more than one."""
+        """Warps in a block at most, as a power of two; whether a row always has more than one."""
+        return f"{1 << (self.threads // 32 - 1).bit_length()}, {self.is_wide}"
+
+    @property
+    def is_wide(self) -> str:
+        """Whether a row always has more threads than a warp."""
         tier = self.kernel.tier
-        return f"{self.threads // 32}, {str(bool(tier and tier.is_shared)).lower()}"
+        return str(bool(tier and tier.is_shared)).lower()
 
     @property
     def lanes(self) -> int:
@@ -177,10 +183,9 @@ class RowView(StretchingView):
         return {ir.name_of(leaf): ir.name_of(read) for leaf, read in self.kernel.in_place}
 
     def in_registers(self, stage: StageView) -> list[str]:
-        """What a stage leaves in registers: all but what is in place, and not gone over again."""
-        again = {r.operand for r in stage.reductions}
+        """What a stage leaves in registers: all but what is in place."""
         placed = self.in_place if self.is_skewed else {}
-        return [name for name in stage.held if name not in placed or name in again]
+        return [name for name in stage.held if name not in placed]
 
     @property
     def finishing_reads(self) -> list[Read]:
@@ -198,16 +203,28 @@ class RowView(StretchingView):
         """How many elements of a row a block has."""
         return "reach" if self.is_team else "length"
 
+    def counts_of(self, kind: Merged, place: str) -> str:
+        """What means need beside their accumulators, in a block or over those of a team."""
+        if not kind.is_spread:
+            return ""
+        if place == "team":
+            return f"static_cast<{self.compute}>(end), inverse_length, "
+        return f"counts, inverse_{self.reach}, "
+
     @property
     def cells_a_block(self) -> int:
         """How many 64-bit words a block of a team leaves for the others at each merge."""
         numbers = self.team_numbers if self.is_skewed else self.most_reductions
         return numbers * self._words
 
+    rows_behind = 1  # of a team, from the row that it adds up to the one that it finishes
+
     @property
     def meetings(self) -> int:
-        """How many merges a team has cells for."""
-        return 4 if self.is_skewed else 2
+        """How many merges a team has cells for: a power of two, and more than twice the rows that
+        the fastest block is ahead of the slowest, which may still read what it waited for.
+        """
+        return (4 if self.rows_behind == 1 else 8) if self.is_skewed else 2
 
     @property
     def packs(self) -> int:
@@ -245,7 +262,8 @@ class RowView(StretchingView):
             most = MOST_AT_ONCE * (2 if len(self.stages) <= 1 else 1)
             held = [name for name in self.carried if name not in self.in_place]
             fits = words <= most and self.lanes > 1 and not held
-            return 2 if fits and self._words == 1 else 1
+            most_threads = 1024 if fits and self._words == 1 else 512
+            return most_threads // self.threads
         # Doubles take two registers each.
         few_threads = 512 // self._words
         if self.sums:
@@ -323,7 +341,7 @@ class RowView(StretchingView):
     def turns_ahead(self) -> int:
         """How many turns of the loop ahead packs are sent for: two where there is room."""
         if self.is_skewed:
-            return 3
+            return self.rows_behind + 2
         if self.family == "column":
             return 1
         room = MOST_SHARED_BYTES // self.least_blocks - self._sums_bytes

@@ -96,7 +96,7 @@ def rowwise_kernel(state: Pass, tier: Tier | None, holds_dear: Sequence[str] = (
         if tier is not None and tier.is_shared and len(stages) == 1:
             in_place = _in_place(work, levels, domain, state)
             if in_place is None:  # what was read is at hand for the next stage
-                work = replace(alone, held=(_twice_read(stages[0], state.fresh),))
+                work = alone
         stages, values, held, marks = [*work.stages], [*work.values], work.held, work.marks
     accumulated = [
         (replace(r, value=value), b)
@@ -232,20 +232,15 @@ def carry(
     """
     # Every expression with its level: a stage's terms at its own.
     exprs = [(r.value, i) for i, stage in enumerate(work.stages) for r in stage]
-    term_count = len(exprs)
     exprs += zip(work.values, levels, strict=True)
     names = {m.node: m.name for m in work.marks}
     held: list[tuple[tuple[Expr, Expr], ...]] = []
     new_marks, marks = work.marks, list(work.marks)
-    for i, stage in enumerate(work.stages):
+    for i in range(len(work.stages)):
         unknown = {leaf for s in work.stages[i:] for r in s for _, leaf in r.results}
         later = [e for e, level in exprs if level > i]
         if is_on_chip:
             cut = _values_to_carry(later, domain, unknown)
-            # A variance goes over its values a second time.
-            mine = [e for e, level in exprs[:term_count] if level == i]
-            twice = [e for r, e in zip(stage, mine, strict=True) if r.kind == "moments"]
-            cut += [e for e in twice if e.op != "input"]
         else:
             now = set(ir.topological([e for e, level in exprs if level == i]))
             dear = {n for n in now if n.op in FUNCTIONS}
@@ -278,20 +273,11 @@ def _in_place(
     """
     (stage,), (held,) = work.stages, work.held
     later = set(ir.inputs([v for v, level in zip(work.values, levels, strict=True) if level > 0]))
-    again = {r.value for r in stage if r.kind == "moments"}
     read = ir.inputs([*(r.value for r in stage), *(value for _, value in held)])
-    free = [i for i in read if i.extent == domain and i not in later and i not in again]
+    free = [i for i in read if i.extent == domain and i not in later]
     free = [i for i in free if state.buffers[i].dtype == state.sum_dtype]
     left = [leaf for leaf, _ in held if leaf in later]
     return dict(zip(left, free, strict=False)) if len(left) <= len(free) else None
-
-
-def _twice_read(stage: Stage, fresh: Callable[[str], str]) -> tuple[tuple[Expr, Expr], ...]:
-    """What a stage holds for itself alone, for what was read is at hand for the next: the values
-    that a variance goes over a second time.
-    """
-    twice = dict.fromkeys(r.value for r in stage if r.kind == "moments" and r.value.op != "input")
-    return tuple((ir.tensor(fresh("carried"), node.extent, 0), node) for node in twice)
 
 
 def _values_to_carry(later: Sequence[Expr], domain: Extent, unknown: set[Expr]) -> list[Expr]:

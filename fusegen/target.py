@@ -296,26 +296,26 @@ TARGETS: Mapping[str, Target] = {target.name: target for target in (CPP, CUDA)}
 # that has one of them, or looks like a derived name, is called <name>_operand there.
 _SPOKEN_FOR = """
     a about above add add_if add_square add_to_columns aligned all all_drift all_squares along
-    answers argmax args assemble at await_word b base beats before begin behind beside best better
-    beyond bfloat16 bit bits bits_of block blocks both bottom by candidate ceil_divide cell cells
-    centre code coefficient column column_block columns combine combine_across combine_team
-    count cudaGetErrorString d definition device distance distances divide drift e edge edges
-    element elements end erf_of error_text excess exchange exp2_flushed exp_of expect f factor
-    families finite first float16 fold found from gap given guard half head
-    high home i index inner inverse inverse_length is_beside is_here is_it is_live j join kept
-    kernel lane lanes larger largest last launch least leave left length lengths line lines load
-    load_again load_anywhere low lower lowest magnitude meeting merge merge_beside merge_moments
-    merge_numbers merge_tree methods mine minimum moments moments_about more most most_beside n
-    narrow narrow_div narrow_sigmoid narrow_sqrt needed next normal number offset oldest on_each
-    order other out outer output p pack packs pad padded pair part pick picked piece
+    answers apart argmax args assemble at await_word b base beats before begin behind beside best
+    better beyond bfloat16 bit bits bits_of block blocks both bottom by candidate ceil_divide cell
+    cells centre code coefficient column column_block columns combine combine_across combine_team
+    count counted counts cudaGetErrorString d definition device distance distances divide drift e
+    edge edges element elements elements_of end erf_of error_text excess exchange exp2_flushed
+    exp_of expect f factor families finite first float16 fold found from gap given guard half head
+    high home i index inner inverse inverse_length inverse_reach is_beside is_here is_it is_live j
+    join kept kernel lane lanes larger largest last launch least leave left length lengths line
+    lines load load_again load_anywhere low lower lowest magnitude meeting merge merge_beside
+    merge_moments merge_numbers merge_tree methods mine minimum moments moments_about more most
+    most_beside move n narrow narrow_div narrow_sigmoid narrow_sqrt needed next normal number offset
+    oldest on_each order other out outer output p pack packs pad padded pair part pick picked piece
     piece_length pieces pieces_of place polynomial position position_of_best power power_of_two
     previous q r rank reach resident_blocks rest result results room root rounded rounded_to row
     row_block row_cells rows rows_together rr run scratch send send_off send_row send_tile share
-    shared shared_bytes shift side sigmoid sign size size_of sizes slot slots slots_of special split
-    squares start step store stream stretch stretch_length stride strips subnormal sum sum_of
-    sums t tail take target task tasks term theirs thread threads tile to together top total tt
-    turn type used value values w wait_for_sent wanted warps whole widen width window word words
-    x y z
+    shared shared_bytes shift side sigmoid sign size size_of sizes slot slot_behind slots slots_of
+    special split squares start step store stream stretch stretch_length stride strips subnormal sum
+    sum_of sums t tail take target task tasks term theirs thread threads tile to together top total
+    tt turn turn_behind type used value values w wait_for_sent wanted warps whole widen width window
+    word words x y z
 
     alignas alignof and asm auto bool break case catch char class compl const constexpr continue
     decltype default delete do double dynamic_cast else enum explicit export extern false float for
@@ -330,8 +330,8 @@ _SPOKEN_FOR = """
 _TAKEN = frozenset(_SPOKEN_FOR.split())
 # How derived names begin and end.
 _BEGINNINGS = """
-    _ above_ after_ axis_ backward batch_ beside_ carried centre_ count_of_ d_ distance_ distances_
-    forward is_ kept_ maximum mean peak picked_ position_ run_ sums_ total variance window winner
+    _ above_ after_ axis_ backward batch_ beside_ carried count_of_ d_ forward is_ kept_ maximum
+    mean peak picked_ position_ run_ spreads_ sums_ total variance window winner
 """
 _ENDINGS = """
     _columns _edges _high _in _lanes _line _low _next _out _pairs _part _partials _room _rooms

@@ -34,6 +34,8 @@ _NARROW_ROWS_OF_SEVERAL = (  # of two and more tensors
 )
 _TEAM_ELEMENTS, _TEAM_THREADS = 16, 512  # of a block that has a share of a row
 _NARROW_TEAM_ELEMENTS = 32
+# Rows that fall into stretches gain from twice the blocks, while a team has no more than these.
+_FEWER_TEAM_THREADS, _MOST_SMALL_BLOCKS = 256, 64
 _ANY_LENGTH = 1 << 30
 MOST_BLOCKS = 160  # of a team
 # (packs a thread, the same for gradients, longest row, threads a block), for strided rows; more
@@ -109,13 +111,20 @@ def lanes_of(length: int, widest: int) -> int:
 
 
 def row_tier(
-    length: int, widest: int, words: int, forward_words: int, processors: int
+    length: int,
+    widest: int,
+    words: int,
+    forward_words: int,
+    processors: int,
+    *,
+    has_stretches: bool = False,
 ) -> Tier | None:
     """The tier of rows that lie together; None where they do not fit on the chip.
 
     widest is the size of the widest element in bytes, words the registers that one element takes
     in all the tensors of which a row is held, forward_words the same where there are no gradients,
-    processors how many a device has.
+    processors how many a device has. has_stretches says that rows fall into stretches of equal
+    length, and not too short ones.
     """
     lanes = lanes_of(length, widest)
     # Single elements need an address each.
@@ -131,6 +140,7 @@ def row_tier(
             fewer = elements if elements * words <= most else summing
             return Tier(
                 *(elements, summing, lanes, threads, longest),
+                has_stretches=has_stretches,
                 holds_derivatives=is_held,
                 derivative_elements=fewer,
             )
@@ -144,8 +154,12 @@ def row_tier(
     # Longer ones would have most processors in one team, and the rest without work.
     if elements * words > most or blocks > min(processors, MOST_BLOCKS):
         return None
-    longest = summing * _TEAM_THREADS if blocks <= 1 else _ANY_LENGTH
-    return Tier(elements, summing, lanes, _TEAM_THREADS, longest)
+    if blocks <= 1:
+        longest = summing * _TEAM_THREADS
+        return Tier(elements, summing, lanes, _TEAM_THREADS, longest, has_stretches=has_stretches)
+    are_few = length <= elements * _FEWER_TEAM_THREADS * _MOST_SMALL_BLOCKS
+    threads = _FEWER_TEAM_THREADS if has_stretches and are_few else _TEAM_THREADS
+    return Tier(elements, summing, lanes, threads, _ANY_LENGTH, has_stretches=has_stretches)
 
 
 def column_tier(length: int, behind: int, widest: int, words: int) -> Tier | None:

@@ -110,9 +110,6 @@ class KernelView(Indexing):
         sums, stretches = self._sums_at(i)
         results += [t for s in (*sums, *stretches) if not s.is_plain for t in s.terms]
         function = self._function(f"stage_{i + 1}", results)
-        operands = {value: ir.name_of(leaf) for leaf, value in held}
-        for view in views:
-            view.operand = operands.get(view.reduction.value, "")
         names = [ir.name_of(leaf) for leaf, _ in held]
         return StageView(function, views, names, sums, stretches)
 
@@ -331,6 +328,11 @@ class KernelView(Indexing):
     @property
     def is_sent_ahead(self) -> bool:
         """Whether a block sends for its next elements before it works on these."""
+        return False
+
+    @property
+    def has_moments(self) -> bool:
+        """Whether a mean and a variance are among the reductions that are merged on the chip."""
         return False
 
     @property

@@ -50,4 +50,4 @@ def test_an_ordinary_operand_keeps_its_name() -> None:
 
 def test_a_term_that_takes_many_instructions_is_found_without_a_branch() -> None:
     assert "sums_2[0].add_if(is_here, " in fusegen.compile("logsumexp(-1)").source("cuda")
-    assert "if (is_here) sums_1[0].add(" in fusegen.compile("layernorm").source("cuda")
+    assert "if (is_here) sums_1[0].add(" in fusegen.compile("rms_norm").source("cuda")

@@ -150,13 +150,15 @@ inline void __syncthreads() {
   ++progress;
 }
 
+namespace emulation {
+
+// A value from another thread of the warp, for all of which it is a barrier.
 template <typename T>
-T __shfl_xor_sync(unsigned, T value, int bit) {
-  using namespace emulation;
+T shuffle(T value, int from) {
   Warp& warp = warps[current / 32];
   const long mine = warp.phase;
   const int left = threads - current / 32 * 32, lanes = left < 32 ? left : 32;
-  if ((current % 32 ^ bit) >= lanes) fail("a shuffle with a thread that there is not", current);
+  if (from >= lanes) fail("a shuffle with a thread that there is not", current);
   std::memcpy(&warp.slots[mine & 1][current % 32], &value, sizeof(T));
   ++progress;
   if (++warp.arrived == lanes) {
@@ -166,8 +168,21 @@ T __shfl_xor_sync(unsigned, T value, int bit) {
   while (warp.phase == mine) yield();
   ++progress;
   T result;
-  std::memcpy(&result, &warp.slots[mine & 1][current % 32 ^ bit], sizeof(T));
+  std::memcpy(&result, &warp.slots[mine & 1][from], sizeof(T));
   return result;
+}
+
+}  // namespace emulation
+
+template <typename T>
+T __shfl_xor_sync(unsigned, T value, int bit) {
+  return emulation::shuffle(value, emulation::current % 32 ^ bit);
+}
+
+template <typename T>
+T __shfl_sync(unsigned, T value, int lane, int width) {
+  const int here = emulation::current % 32;
+  return emulation::shuffle(value, here / width * width + lane % width);
 }
 
 template <typename A, typename B>

@@ -106,7 +106,6 @@ struct Sum {
   __device__ void add_if(bool is_here, T term) { total += is_here ? term : T(0); }
   __device__ void add(T factor, T by) { total = fma(factor, by, total); }
   __device__ void add_if(bool is_here, T factor, T by) { total = is_here ? fma(factor, by, total) : total; }
-  __device__ void add_square(T root) { total = fma(root, root, total); }
   template <typename U>
   __device__ void merge(const Sum<U>& other) {
     total += other.total;
@@ -149,6 +148,69 @@ __device__ __forceinline__ void combine_across(Kind<T> (&mine)[N][L], T* cells, 
   }
 }
 
+// A thread's elements around the mean of the first of them: what they are off by, and squared. Merged, around their mean.
+template <typename T>
+struct Spread {
+  T centre = 0, off = 0, squares = 0;
+  __device__ void add(bool is_first, T value) { add_if(true, is_first, value); }
+  __device__ void add_if(bool is_here, bool is_first, T value) {
+    if (is_first) centre = is_here ? value : T(0);
+    const T distance = is_here ? value - centre : T(0);
+    off += distance;
+    squares = fma(distance, distance, squares);
+  }
+  // The same elements around another centre.
+  __device__ void move(T to, T count) {
+    const T gap = centre - to;
+    squares = fma(gap, fma(count, gap, 2 * off), squares);
+    off = fma(count, gap, off);
+    centre = to;
+  }
+};
+
+// How many of a row's elements this thread has, which come in packs of neighbours, so many apart.
+template <int kPacks, int kLanes>
+__device__ __forceinline__ int elements_of(Index first, Index apart, Index length) {
+  int packs = 0;
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) packs += first + p * apart < length;
+  return packs * kLanes;
+}
+
+// The same for means and squared distances from them.
+template <typename T, int N, int L>
+__device__ __forceinline__ void combine_across(Spread<T> (&mine)[N][L], T count, T inverse_length, T* cells,
+    T* totals) {
+  Sum<T> sums[N][L], distances[2 * N][L];
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+#pragma unroll
+    for (int lane = 0; lane < L; ++lane) sums[n][lane].add(fma(count, mine[n][lane].centre,
+        mine[n][lane].off));
+  }
+  combine_across(sums, cells, totals);
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+#pragma unroll
+    for (int lane = 0; lane < L; ++lane) {
+      mine[n][lane].move(sums[n][lane].total * inverse_length, count);
+      distances[n][lane].add(mine[n][lane].squares);
+      distances[n + N][lane].add(mine[n][lane].off);
+    }
+  }
+  combine_across(distances, cells, totals);
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+#pragma unroll
+    for (int lane = 0; lane < L; ++lane) {
+      // A mean is mended by what the distances from it add up to.
+      const T drift = distances[n + N][lane].total * inverse_length;
+      mine[n][lane].centre += drift;
+      mine[n][lane].squares = distances[n][lane].total - drift * distances[n + N][lane].total;
+    }
+  }
+}
+
 struct ForwardSizes {
   Size outer, middle, inner;
 };
@@ -172,11 +234,12 @@ __global__ void __launch_bounds__(256, 2)
 forward_column(const float* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
     float* __restrict__ out, ForwardSizes sizes) {
   constexpr int kLanes = 4, kPacks = 8;
-  __shared__ float cells[2048], totals[128];
+  __shared__ float cells[3072], totals[192];
   const Index length = sizes.middle.value, behind = sizes.inner.value;
   const Index strips = (behind + blockDim.x * kLanes - 1) / (blockDim.x * kLanes),
       tiles = sizes.outer.value * strips;
   const float inverse_length = 1 / static_cast<float>(length);
+  const float count = elements_of<kPacks, 1>(threadIdx.y, blockDim.y, length);
   extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
@@ -205,7 +268,7 @@ forward_column(const float* __restrict__ x, const float* __restrict__ weight, co
       x_in[p] = x_next[p * 256];
     }
     send_tile(tile + gridDim.x);
-    Sum<float> sums_1[1][kLanes];
+    Spread<float> spreads_1[1][kLanes];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = p * blockDim.y + threadIdx.y;
@@ -215,27 +278,14 @@ forward_column(const float* __restrict__ x, const float* __restrict__ weight, co
         const float x_value = widen(x_in[p], lane);
         float mean_term_value;
         forward_column_stage_1(x_value, mean_term_value);
-        if (is_here) sums_1[0][lane].add(mean_term_value);
+        if (is_here) spreads_1[0][lane].add(p == 0, mean_term_value);
       }
     }
-    combine_across(sums_1, cells, totals);
-    // Squares of the distances from the mean, and what it was off by.
-    Sum<float> distances_1[2][kLanes];
-#pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      const bool is_here = p * blockDim.y + threadIdx.y < end;
-#pragma unroll
-      for (int lane = 0; lane < kLanes; ++lane) {
-        const float distance_1 = widen(x_in[p], lane) - sums_1[0][lane].total * inverse_length;
-        if (is_here) distances_1[0][lane].add_square(distance_1);
-        if (is_here) distances_1[1][lane].add(distance_1);
-      }
-    }
-    combine_across(distances_1, cells, totals);
+    combine_across(spreads_1, count, inverse_length, cells, totals);
     float inverse_root_beside[kLanes];
 #pragma unroll
     for (int lane = 0; lane < kLanes; ++lane) {
-      const float variance_value = (distances_1[0][lane].total - distances_1[1][lane].total * distances_1[1][lane].total * inverse_length) * inverse_length;
+      const float variance_value = spreads_1[0][lane].squares * inverse_length;
       float inverse_root_value;
       forward_column_values_once(variance_value, inverse_root_value);
       inverse_root_beside[lane] = inverse_root_value;
@@ -249,7 +299,7 @@ forward_column(const float* __restrict__ x, const float* __restrict__ weight, co
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const Index middle = (is_here ? i : 0);
-        const float mean_value = sums_1[0][lane].total * inverse_length + distances_1[1][lane].total * inverse_length;
+        const float mean_value = spreads_1[0][lane].centre;
         const float x_value = widen(x_in[p], lane);
         const float weight_value = widen(weight[middle]);
         const float bias_value = widen(bias[middle]);

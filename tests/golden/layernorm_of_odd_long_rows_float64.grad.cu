@@ -106,7 +106,6 @@ struct Sum {
   __device__ void add_if(bool is_here, T term) { total += is_here ? term : T(0); }
   __device__ void add(T factor, T by) { total = fma(factor, by, total); }
   __device__ void add_if(bool is_here, T factor, T by) { total = is_here ? fma(factor, by, total) : total; }
-  __device__ void add_square(T root) { total = fma(root, root, total); }
   template <typename U>
   __device__ void merge(const Sum<U>& other) {
     total += other.total;
@@ -195,48 +194,50 @@ __device__ __forceinline__ unsigned int await_word(const volatile uint64_t* cell
   number = __longlong_as_double(static_cast<uint64_t>(words[1]) << 32 | words[0]);
 }
 
-// What the blocks of a team left, merged by one warp in a fixed order.
+// What the blocks of a team left, merged by each warp in a fixed order.
 template <typename Accumulator, int kCells, typename T>
-__device__ void merge_numbers(const unsigned int* words, int blocks, T* found) {
+__device__ __forceinline__ void merge_numbers(const unsigned int* words, int blocks, T& found) {
   Accumulator all;
-  for (int other = threadIdx.x; other < blocks; other += 32) {
+  for (int other = threadIdx.x % 32; other < blocks; other += 32) {
     T theirs;
     assemble(words + other * kCells, theirs);
     all.merge(Accumulator{theirs});
   }
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) all.merge(exchange(all, bit));
-  if (threadIdx.x == 0) found[0] = all.number();
+  found = all.number();
 }
 
 // Means of shares and squared distances from them: the mean and the variance of the whole, by Chan's formula.
 template <int kCells, typename T>
-__device__ void merge_moments(const unsigned int* words, int blocks, Index share, Index length, T* found) {
+__device__ __forceinline__ void merge_moments(const unsigned int* words, int blocks, Index share,
+    Index length, T& centre,
+    T& variance) {
   constexpr int kWords = sizeof(T) / 4;
   const T inverse_length = 1 / static_cast<T>(length);
   T base;
   assemble(words, base);
   Sum<T> beyond, squares;
-  for (int other = threadIdx.x; other < blocks; other += 32) {
-    T centre;
-    assemble(words + other * kCells, centre);
+  for (int other = threadIdx.x % 32; other < blocks; other += 32) {
+    T mine;
+    assemble(words + other * kCells, mine);
     const Index begin = other * share;
-    if (begin < length) beyond.add(static_cast<T>(min(share, length - begin)) * (centre - base));
+    if (begin < length) beyond.add(static_cast<T>(min(share, length - begin)) * (mine - base));
   }
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) beyond.merge(exchange(beyond, bit));
   const T mean = base + beyond.total * inverse_length;
-  for (int other = threadIdx.x; other < blocks; other += 32) {
-    T centre, distances;
-    assemble(words + other * kCells, centre);
+  for (int other = threadIdx.x % 32; other < blocks; other += 32) {
+    T mine, distances;
+    assemble(words + other * kCells, mine);
     assemble(words + other * kCells + kWords, distances);
     const Index begin = other * share;
-    const T gap = centre - mean;
+    const T gap = mine - mean;
     if (begin < length) squares.add(distances + static_cast<T>(min(share, length - begin)) * gap * gap);
   }
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) squares.merge(exchange(squares, bit));
-  if (threadIdx.x == 0) found[0] = mean, found[1] = squares.total * inverse_length;
+  centre = mean, variance = squares.total * inverse_length;
 }
 
 // Merges a row's accumulators over the blocks of its team, in a fixed order. All blocks of a launch are resident, so that
@@ -293,6 +294,146 @@ __device__ void merge_beside(Sum<T>& mine, Sum<T>* cells) {
   __syncthreads();
 }
 
+// A thread's elements around the mean of the first of them: what they are off by, and squared. Merged, around their mean.
+template <typename T>
+struct Spread {
+  T centre = 0, off = 0, squares = 0;
+  template <int kLanes>
+  __device__ void add(bool is_first, const T (&values)[kLanes]) {
+#pragma unroll
+    for (int lane = 0; lane < kLanes && is_first; ++lane) centre += values[lane] / kLanes;
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const T distance = values[lane] - centre;
+      off += distance;
+      squares = fma(distance, distance, squares);
+    }
+  }
+  // The same elements around another centre.
+  __device__ void move(T to, T count) {
+    const T gap = centre - to;
+    squares = fma(gap, fma(count, gap, 2 * off), squares);
+    off = fma(count, gap, off);
+    centre = to;
+  }
+};
+
+// How many of a row's elements this thread has, which come in packs of neighbours, so many apart.
+template <int kPacks, int kLanes>
+__device__ __forceinline__ int elements_of(Index first, Index apart, Index length) {
+  int packs = 0;
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) packs += first + p * apart < length;
+  return packs * kLanes;
+}
+
+// How many of a row's elements a thread has, how many its warp, and the inverse of that.
+template <typename T>
+struct Counts {
+  T mine, of_warp, inverse;
+};
+
+template <bool kIsWide, typename T>
+__device__ __forceinline__ Counts<T> counted(T mine, T inverse_length) {
+  if (!kIsWide && blockDim.x <= 32) return {mine, 0, inverse_length};
+  T all = mine;
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) all += __shfl_xor_sync(0xffffffffu, all, bit);
+  return {mine, all, all > 0 ? 1 / all : T(0)};
+}
+
+// The same for means and squared distances from them: a warp finds its own mean before it adds up the distances from it,
+// and what warps have is merged by Chan's formula, so that there is one barrier.
+template <int kWarps, bool kIsWide, bool kForAll = true, typename T, int N>
+__device__ __forceinline__ void combine(Spread<T> (&mine)[N], const Counts<T>& counts, T inverse_length,
+    T* cells) {
+  T beyond[N], base[N];
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    base[n] = __shfl_sync(0xffffffffu, mine[n].centre, 0, kIsWide ? 32 : min(32, blockDim.x));
+    beyond[n] = fma(counts.mine, mine[n].centre - base[n], mine[n].off);
+  }
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (!kIsWide && bit >= blockDim.x) continue;
+#pragma unroll
+    for (int n = 0; n < N; ++n) beyond[n] += __shfl_xor_sync(0xffffffffu, beyond[n], bit);
+  }
+#pragma unroll
+  for (int n = 0; n < N; ++n) mine[n].move(fma(beyond[n], counts.inverse, base[n]), counts.mine);
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (!kIsWide && bit >= blockDim.x) continue;
+#pragma unroll
+    for (int n = 0; n < N; ++n) mine[n].squares += __shfl_xor_sync(0xffffffffu, mine[n].squares, bit);
+  }
+  if (!kIsWide && blockDim.x <= 32) return;
+  constexpr int kCells = 2 * N + 1;
+  const int warps = blockDim.x / 32, warp = threadIdx.x / 32, place = threadIdx.x % 32;
+  T* const row_cells = cells + threadIdx.y * warps * kCells;
+  if (place == 0) {
+    row_cells[warp * kCells] = counts.of_warp;
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      row_cells[warp * kCells + 2 * n + 1] = mine[n].centre;
+      row_cells[warp * kCells + 2 * n + 2] = mine[n].squares;
+    }
+  }
+  __syncthreads();
+  if (!kForAll && warp > 0) return;
+  const int other = place % kWarps;
+  const T count = other < warps ? row_cells[other * kCells] : T(0);
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    base[n] = row_cells[2 * n + 1];
+    mine[n].centre = other < warps ? row_cells[other * kCells + 2 * n + 1] : T(0);
+    mine[n].squares = other < warps ? row_cells[other * kCells + 2 * n + 2] : T(0);
+    beyond[n] = count * (mine[n].centre - base[n]);
+  }
+#pragma unroll
+  for (int bit = kWarps / 2; bit > 0; bit /= 2) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) beyond[n] += __shfl_xor_sync(0xffffffffu, beyond[n], bit);
+  }
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    const T mean = fma(beyond[n], inverse_length, base[n]), gap = mine[n].centre - mean;
+    mine[n].squares = fma(count * gap, gap, mine[n].squares);
+    mine[n].centre = mean;
+  }
+#pragma unroll
+  for (int bit = kWarps / 2; bit > 0; bit /= 2) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) mine[n].squares += __shfl_xor_sync(0xffffffffu, mine[n].squares, bit);
+  }
+}
+
+// The same for means and squared distances from them: a block's, of so many elements, then the row's. It takes two turns.
+template <int kCells, typename T, int N>
+__device__ __forceinline__ void combine_team(Spread<T> (&mine)[N], T count, T inverse_length,
+    uint64_t* meeting, int rank,
+    int blocks, int& turn, T* totals) {
+  Sum<T> sums[N], distances[2 * N];
+#pragma unroll
+  for (int n = 0; n < N; ++n) sums[n].add(count * mine[n].centre);
+  combine_team<kCells>(sums, meeting, rank, blocks, turn++, totals);
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    const T mean = sums[n].total * inverse_length, gap = mine[n].centre - mean;
+    distances[n].add(fma(count * gap, gap, mine[n].squares));
+    distances[n + N].add(count * gap);
+    mine[n].centre = mean;
+  }
+  combine_team<kCells>(distances, meeting, rank, blocks, turn, totals);
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    // A mean is mended by what the distances from it add up to.
+    const T drift = distances[n + N].total * inverse_length;
+    mine[n].centre += drift;
+    mine[n].squares = distances[n].total - drift * distances[n + N].total;
+  }
+}
+
 struct ForwardSizes {
   Size outer, inner;
 };
@@ -325,9 +466,10 @@ forward_row(const double* __restrict__ x, const double* __restrict__ weight, con
     double* __restrict__ out, double* __restrict__ saved_mean, double* __restrict__ saved_variance,
     ForwardSizes sizes, uint64_t* meetings, Index blocks) {
   constexpr int kLanes = 1, kPacks = 4, kCells = 4;
-  __shared__ double cells[2][32];
-  __shared__ double found[2];
-  __shared__ unsigned int words[160 * kCells];
+  // Rows between the one that is added up and the one that is finished, and rows that have a place in shared memory.
+  constexpr int kBehind = 1, kSlots = 3, kMeetings = 4;
+  __shared__ double cells[2][48];
+  __shared__ unsigned int words[2][160 * kCells];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   // This block's share of every row of its team.
@@ -336,7 +478,9 @@ forward_row(const double* __restrict__ x, const double* __restrict__ weight, con
   const Index reach = begin < length ? min(share, length - begin) : 0;
   uint64_t* const meeting = meetings + team * blocks * 16;
   const Index stride = gridDim.x / blocks;
-  const double inverse_length = 1 / static_cast<double>(max(reach, Index{1}));
+  const double inverse_reach = 1 / static_cast<double>(max(reach, Index{1}));
+  const double elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes, reach);
+  const Counts<double> counts = counted<true>(elements, inverse_reach);
   extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   auto* const x_next = reinterpret_cast<Pack<double, kLanes>*>(room + 0) + thread;
@@ -351,70 +495,55 @@ forward_row(const double* __restrict__ x, const double* __restrict__ weight, con
     }
     send_off();
   };
-  send_row(team, 0);
-  send_row(team + stride, 1);
-  int number = 0, slot = 0, slot_before = 2;
-  for (Index first = team; first < rows + stride; first += stride) {
-    wait_for_sent<1>();
-    // The other blocks' numbers for the row before are asked for now, and needed only after this row's are known.
-    const volatile uint64_t* const theirs = meeting + (number & 3) * blocks * kCells + threadIdx.x;
-    const bool is_asking = number > 0 && threadIdx.x < blocks * kCells;
-    uint64_t word = is_asking ? *theirs : 0;
+  for (int n = 0; n < kSlots - kBehind; ++n) send_row(team + n * stride, n);
+  int number = 0, slot = 0, slot_behind = kSlots - kBehind;
+  for (Index first = team; first < rows + kBehind * stride; first += stride) {
+    wait_for_sent<kSlots - kBehind - 1>();
     ++number;
+    // The other blocks' numbers for the row behind are asked for now, and needed only after this row's are known.
+    const int turn_behind = number - kBehind;
+    const volatile uint64_t* const theirs = meeting + (turn_behind & (kMeetings - 1)) * blocks * kCells + threadIdx.x;
+    const bool is_asking = turn_behind > 0 && threadIdx.x < blocks * kCells;
+    uint64_t word = is_asking ? *theirs : 0;
     {
       const Index end = first < rows ? reach : 0;
       Pack<double, kLanes> x_in[kPacks];
-      Sum<double> sums_1[1];
+      Spread<double> spreads_1[1];
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
         const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
         const bool is_here = i < end;
         if (!is_here) continue;
         x_in[p] = x_next[slot * 2048 + p * 512];
+        double mean_term_lanes[kLanes];
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
           const double x_value = widen(x_in[p], lane);
           double mean_term_value;
           forward_row_stage_1(x_value, mean_term_value);
-          if (is_here) sums_1[0].add(mean_term_value);
+          mean_term_lanes[lane] = mean_term_value;
+        }
+        if (is_here) spreads_1[0].add(p == 0, mean_term_lanes);
+      }
+      // They are there for everybody behind the next barrier.
+      if (is_asking) words[number & 1][threadIdx.x] = await_word(theirs, turn_behind, word);
+      if (turn_behind > 0) {
+        for (int i = threadIdx.x + blockDim.x; i < blocks * kCells; i += blockDim.x) {
+          words[number & 1][i] = await_word(theirs + (i - threadIdx.x), turn_behind, 0);
         }
       }
-      combine<16, true, true>(sums_1, cells[turn++ & 1]);
-      const double centre_1_1 = sums_1[0].total * inverse_length;
-      // Squares of the distances from it, and what it was off by.
-      Sum<double> distances_1[2];
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
-        const bool is_here = i < end;
-        if (!is_here) continue;
-#pragma unroll
-        for (int lane = 0; lane < kLanes; ++lane) {
-          const double distance_1 = widen(x_in[p], lane) - centre_1_1;
-          if (is_here) distances_1[0].add_square(distance_1);
-          if (is_here) distances_1[1].add(distance_1);
-        }
-      }
-      combine<16, true, false>(distances_1, cells[turn++ & 1]);
+      combine<16, true, false>(spreads_1, counts, inverse_reach, cells[turn++ & 1]);
       if (threadIdx.x == 0) {
-        uint64_t* const mine = meeting + ((number & 3) * blocks + rank) * kCells;
-        leave(mine + 0, number, sums_1[0].total * inverse_length + distances_1[1].total * inverse_length);
-        leave(mine + 2, number,
-            distances_1[0].total - distances_1[1].total * distances_1[1].total * inverse_length);
+        uint64_t* const mine = meeting + ((number & (kMeetings - 1)) * blocks + rank) * kCells;
+        leave(mine + 0, number, spreads_1[0].centre);
+        leave(mine + 2, number, spreads_1[0].squares);
       }
     }
-    if (number > 1) {
-      // The row before.
-      const Index row = first - stride, base = row * length + begin, end = reach;
-      if (is_asking) words[threadIdx.x] = await_word(theirs, number - 1, word);
-      for (int i = threadIdx.x + blockDim.x; i < blocks * kCells; i += blockDim.x) {
-        words[i] = await_word(theirs + (i - threadIdx.x), number - 1, 0);
-      }
-      __syncthreads();
-      if (threadIdx.x < 32) {
-        merge_moments<kCells>(words + 0, blocks, share, length, found + 0);
-      }
-      __syncthreads();
+    if (turn_behind > 0) {
+      // The row behind.
+      const Index row = first - kBehind * stride, base = row * length + begin, end = reach;
+      double found[2];
+      merge_moments<kCells>(words[number & 1] + 0, blocks, share, length, found[0], found[1]);
       const double mean_value = found[0];
       const double variance_value = found[1];
       const Index outer = row;
@@ -426,7 +555,7 @@ forward_row(const double* __restrict__ x, const double* __restrict__ weight, con
         saved_variance[outer] = narrow<double>(saved_variance_value);
       }
       Pack<double, kLanes> x_in[kPacks];
-      const int slot = slot_before;
+      const int slot = slot_behind;
       double inverse_root_value;
       forward_row_values_once(variance_value, inverse_root_value);
 #pragma unroll
@@ -452,9 +581,9 @@ forward_row(const double* __restrict__ x, const double* __restrict__ weight, con
         if (is_here) store(out + (base + i), out_out);
       }
     }
-    send_row(first + 2 * stride, slot_before);
-    slot_before = slot;
-    slot = slot == 2 ? 0 : slot + 1;
+    send_row(first + (kSlots - kBehind) * stride, slot_behind);
+    slot = slot == kSlots - 1 ? 0 : slot + 1;
+    slot_behind = slot_behind == kSlots - 1 ? 0 : slot_behind + 1;
   }
 }
 
@@ -509,9 +638,10 @@ backward_row(const double* __restrict__ d_out, const double* __restrict__ x,
     BackwardSizes sizes, uint64_t* meetings, Index blocks) {
   const double count_of_inner_value = static_cast<double>(sizes.inner.value);
   constexpr int kLanes = 1, kPacks = 4, kCells = 4;
+  // Rows between the one that is added up and the one that is finished, and rows that have a place in shared memory.
+  constexpr int kBehind = 1, kSlots = 3, kMeetings = 4;
   __shared__ double cells[2][32];
-  __shared__ double found[2];
-  __shared__ unsigned int words[160 * kCells];
+  __shared__ unsigned int words[2][160 * kCells];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   // This block's share of every row of its team.
@@ -534,8 +664,8 @@ backward_row(const double* __restrict__ d_out, const double* __restrict__ x,
     if (i < reach) weight_in[p] = load<kLanes>(weight + begin + i);
     if (i < reach) bias_in[p] = load<kLanes>(bias + begin + i);
   }
-  double saved_mean_ahead[3] = {};
-  double saved_variance_ahead[3] = {};
+  double saved_mean_ahead[kSlots] = {};
+  double saved_variance_ahead[kSlots] = {};
   const auto send_row = [&](Index row, int slot) {
     const Index end = row < rows ? reach : 0, base = row * length + begin;
 #pragma unroll
@@ -547,29 +677,31 @@ backward_row(const double* __restrict__ d_out, const double* __restrict__ x,
       if (is_here) send(&x_next[slot * 4096 + p * 512], x + (base + i));
     }
     send_off();
-    saved_mean_ahead[0] = saved_mean_ahead[1], saved_mean_ahead[1] = saved_mean_ahead[2];
-    saved_variance_ahead[0] = saved_variance_ahead[1], saved_variance_ahead[1] = saved_variance_ahead[2];
+#pragma unroll
+    for (int n = 1; n < kSlots; ++n) saved_mean_ahead[n - 1] = saved_mean_ahead[n];
+#pragma unroll
+    for (int n = 1; n < kSlots; ++n) saved_variance_ahead[n - 1] = saved_variance_ahead[n];
     if (row >= rows) return;
     const Index outer = row;
-    saved_mean_ahead[2] = widen(saved_mean[outer]);
-    saved_variance_ahead[2] = widen(saved_variance[outer]);
+    saved_mean_ahead[kSlots - 1] = widen(saved_mean[outer]);
+    saved_variance_ahead[kSlots - 1] = widen(saved_variance[outer]);
   };
-  send_row(team, 0);
-  send_row(team + stride, 1);
-  int number = 0, slot = 0, slot_before = 2;
-  for (Index first = team; first < rows + stride; first += stride) {
-    wait_for_sent<1>();
-    // The other blocks' numbers for the row before are asked for now, and needed only after this row's are known.
-    const volatile uint64_t* const theirs = meeting + (number & 3) * blocks * kCells + threadIdx.x;
-    const bool is_asking = number > 0 && threadIdx.x < blocks * kCells;
-    uint64_t word = is_asking ? *theirs : 0;
+  for (int n = 0; n < kSlots - kBehind; ++n) send_row(team + n * stride, n);
+  int number = 0, slot = 0, slot_behind = kSlots - kBehind;
+  for (Index first = team; first < rows + kBehind * stride; first += stride) {
+    wait_for_sent<kSlots - kBehind - 1>();
     ++number;
+    // The other blocks' numbers for the row behind are asked for now, and needed only after this row's are known.
+    const int turn_behind = number - kBehind;
+    const volatile uint64_t* const theirs = meeting + (turn_behind & (kMeetings - 1)) * blocks * kCells + threadIdx.x;
+    const bool is_asking = turn_behind > 0 && threadIdx.x < blocks * kCells;
+    uint64_t word = is_asking ? *theirs : 0;
     {
       const Index end = first < rows ? reach : 0;
       Pack<double, kLanes> d_out_in[kPacks];
       Pack<double, kLanes> x_in[kPacks];
-      const double saved_mean_value = saved_mean_ahead[1];
-      const double saved_variance_value = saved_variance_ahead[1];
+      const double saved_mean_value = saved_mean_ahead[kBehind];
+      const double saved_variance_value = saved_variance_ahead[kBehind];
       Sum<double> sums_1[2];
       double inverse_root_value;
       backward_row_stage_1_once(saved_variance_value, inverse_root_value);
@@ -606,33 +738,33 @@ backward_row(const double* __restrict__ d_out, const double* __restrict__ x,
         }
         d_out_next[slot * 4096 + p * 512] = d_out_in[p];
       }
+      // They are there for everybody behind the next barrier.
+      if (is_asking) words[number & 1][threadIdx.x] = await_word(theirs, turn_behind, word);
+      if (turn_behind > 0) {
+        for (int i = threadIdx.x + blockDim.x; i < blocks * kCells; i += blockDim.x) {
+          words[number & 1][i] = await_word(theirs + (i - threadIdx.x), turn_behind, 0);
+        }
+      }
       combine<16, true, false>(sums_1, cells[turn++ & 1]);
       if (threadIdx.x == 0) {
-        uint64_t* const mine = meeting + ((number & 3) * blocks + rank) * kCells;
+        uint64_t* const mine = meeting + ((number & (kMeetings - 1)) * blocks + rank) * kCells;
         leave(mine + 0, number, sums_1[0].total);
         leave(mine + 2, number, sums_1[1].total);
       }
     }
-    if (number > 1) {
-      // The row before.
-      const Index row = first - stride, base = row * length + begin, end = reach;
-      if (is_asking) words[threadIdx.x] = await_word(theirs, number - 1, word);
-      for (int i = threadIdx.x + blockDim.x; i < blocks * kCells; i += blockDim.x) {
-        words[i] = await_word(theirs + (i - threadIdx.x), number - 1, 0);
-      }
-      __syncthreads();
-      if (threadIdx.x < 32) {
-        merge_numbers<Sum<double>, kCells>(words + 0, blocks, found + 0);
-        merge_numbers<Sum<double>, kCells>(words + 2, blocks, found + 1);
-      }
-      __syncthreads();
+    if (turn_behind > 0) {
+      // The row behind.
+      const Index row = first - kBehind * stride, base = row * length + begin, end = reach;
+      double found[2];
+      merge_numbers<Sum<double>, kCells>(words[number & 1] + 0, blocks, found[0]);
+      merge_numbers<Sum<double>, kCells>(words[number & 1] + 2, blocks, found[1]);
       const double total_3_value = found[0];
       const double total_4_value = found[1];
       const double saved_mean_value = saved_mean_ahead[0];
       const double saved_variance_value = saved_variance_ahead[0];
       Pack<double, kLanes> d_out_in[kPacks];
       Pack<double, kLanes> x_in[kPacks];
-      const int slot = slot_before;
+      const int slot = slot_behind;
       double product_value;
       double product_2_value;
       backward_row_values_once(total_3_value, saved_variance_value, count_of_inner_value, total_4_value,
@@ -657,9 +789,9 @@ backward_row(const double* __restrict__ d_out, const double* __restrict__ x,
         if (is_here) store(d_x + (base + i), d_x_out);
       }
     }
-    send_row(first + 2 * stride, slot_before);
-    slot_before = slot;
-    slot = slot == 2 ? 0 : slot + 1;
+    send_row(first + (kSlots - kBehind) * stride, slot_behind);
+    slot = slot == kSlots - 1 ? 0 : slot + 1;
+    slot_behind = slot_behind == kSlots - 1 ? 0 : slot_behind + 1;
   }
   // One partial for each column and block: the rows that the block took side by side are merged here.
   __shared__ Sum<double> beside[512];

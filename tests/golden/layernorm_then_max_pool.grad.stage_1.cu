@@ -106,7 +106,6 @@ struct Sum {
   __device__ void add_if(bool is_here, T term) { total += is_here ? term : T(0); }
   __device__ void add(T factor, T by) { total = fma(factor, by, total); }
   __device__ void add_if(bool is_here, T factor, T by) { total = is_here ? fma(factor, by, total) : total; }
-  __device__ void add_square(T root) { total = fma(root, root, total); }
   template <typename U>
   __device__ void merge(const Sum<U>& other) {
     total += other.total;
@@ -151,6 +150,120 @@ __device__ __forceinline__ void combine(Kind<T> (&mine)[N], T* cells) {
   }
 }
 
+// A thread's elements around the mean of the first of them: what they are off by, and squared. Merged, around their mean.
+template <typename T>
+struct Spread {
+  T centre = 0, off = 0, squares = 0;
+  template <int kLanes>
+  __device__ void add(bool is_first, const T (&values)[kLanes]) {
+#pragma unroll
+    for (int lane = 0; lane < kLanes && is_first; ++lane) centre += values[lane] / kLanes;
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const T distance = values[lane] - centre;
+      off += distance;
+      squares = fma(distance, distance, squares);
+    }
+  }
+  // The same elements around another centre.
+  __device__ void move(T to, T count) {
+    const T gap = centre - to;
+    squares = fma(gap, fma(count, gap, 2 * off), squares);
+    off = fma(count, gap, off);
+    centre = to;
+  }
+};
+
+// How many of a row's elements this thread has, which come in packs of neighbours, so many apart.
+template <int kPacks, int kLanes>
+__device__ __forceinline__ int elements_of(Index first, Index apart, Index length) {
+  int packs = 0;
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) packs += first + p * apart < length;
+  return packs * kLanes;
+}
+
+// How many of a row's elements a thread has, how many its warp, and the inverse of that.
+template <typename T>
+struct Counts {
+  T mine, of_warp, inverse;
+};
+
+template <bool kIsWide, typename T>
+__device__ __forceinline__ Counts<T> counted(T mine, T inverse_length) {
+  if (!kIsWide && blockDim.x <= 32) return {mine, 0, inverse_length};
+  T all = mine;
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) all += __shfl_xor_sync(0xffffffffu, all, bit);
+  return {mine, all, all > 0 ? 1 / all : T(0)};
+}
+
+// The same for means and squared distances from them: a warp finds its own mean before it adds up the distances from it,
+// and what warps have is merged by Chan's formula, so that there is one barrier.
+template <int kWarps, bool kIsWide, bool kForAll = true, typename T, int N>
+__device__ __forceinline__ void combine(Spread<T> (&mine)[N], const Counts<T>& counts, T inverse_length,
+    T* cells) {
+  T beyond[N], base[N];
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    base[n] = __shfl_sync(0xffffffffu, mine[n].centre, 0, kIsWide ? 32 : min(32, blockDim.x));
+    beyond[n] = fma(counts.mine, mine[n].centre - base[n], mine[n].off);
+  }
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (!kIsWide && bit >= blockDim.x) continue;
+#pragma unroll
+    for (int n = 0; n < N; ++n) beyond[n] += __shfl_xor_sync(0xffffffffu, beyond[n], bit);
+  }
+#pragma unroll
+  for (int n = 0; n < N; ++n) mine[n].move(fma(beyond[n], counts.inverse, base[n]), counts.mine);
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (!kIsWide && bit >= blockDim.x) continue;
+#pragma unroll
+    for (int n = 0; n < N; ++n) mine[n].squares += __shfl_xor_sync(0xffffffffu, mine[n].squares, bit);
+  }
+  if (!kIsWide && blockDim.x <= 32) return;
+  constexpr int kCells = 2 * N + 1;
+  const int warps = blockDim.x / 32, warp = threadIdx.x / 32, place = threadIdx.x % 32;
+  T* const row_cells = cells + threadIdx.y * warps * kCells;
+  if (place == 0) {
+    row_cells[warp * kCells] = counts.of_warp;
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      row_cells[warp * kCells + 2 * n + 1] = mine[n].centre;
+      row_cells[warp * kCells + 2 * n + 2] = mine[n].squares;
+    }
+  }
+  __syncthreads();
+  if (!kForAll && warp > 0) return;
+  const int other = place % kWarps;
+  const T count = other < warps ? row_cells[other * kCells] : T(0);
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    base[n] = row_cells[2 * n + 1];
+    mine[n].centre = other < warps ? row_cells[other * kCells + 2 * n + 1] : T(0);
+    mine[n].squares = other < warps ? row_cells[other * kCells + 2 * n + 2] : T(0);
+    beyond[n] = count * (mine[n].centre - base[n]);
+  }
+#pragma unroll
+  for (int bit = kWarps / 2; bit > 0; bit /= 2) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) beyond[n] += __shfl_xor_sync(0xffffffffu, beyond[n], bit);
+  }
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    const T mean = fma(beyond[n], inverse_length, base[n]), gap = mine[n].centre - mean;
+    mine[n].squares = fma(count * gap, gap, mine[n].squares);
+    mine[n].centre = mean;
+  }
+#pragma unroll
+  for (int bit = kWarps / 2; bit > 0; bit /= 2) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) mine[n].squares += __shfl_xor_sync(0xffffffffu, mine[n].squares, bit);
+  }
+}
+
 struct ForwardSizes {
   Size outer, inner;
 };
@@ -180,10 +293,12 @@ __global__ void __launch_bounds__(256, 4)
 forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restrict__ saved_mean,
     float* __restrict__ saved_variance, ForwardSizes sizes) {
   constexpr int kLanes = 2, kPacks = 8;
-  __shared__ float cells[2][16];
+  __shared__ float cells[2][24];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
-  const float inverse_length = 1 / static_cast<float>(length);
+  const float inverse_length = 1 / static_cast<float>(max(length, Index{1}));
+  const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes, length);
+  const Counts<float> counts = counted<false>(elements, inverse_length);
   const Index stride = gridDim.x * blockDim.y;
   Index first = blockIdx.x * blockDim.y;
   for (; first < rows; first += stride) {
@@ -197,37 +312,24 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restr
       const bool is_here = i < end;
       if (is_here) x_in[p] = load<kLanes>(x + (base + i));
     }
-    Sum<float> sums_1[1];
+    Spread<float> spreads_1[1];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
+      float mean_term_lanes[kLanes];
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
         float mean_term_value;
         forward_row_stage_1(x_value, mean_term_value);
-        if (is_here) sums_1[0].add(mean_term_value);
+        mean_term_lanes[lane] = mean_term_value;
       }
+      if (is_here) spreads_1[0].add(p == 0, mean_term_lanes);
     }
-    combine<8, false>(sums_1, cells[turn++ & 1]);
-    const float centre_1_1 = sums_1[0].total * inverse_length;
-    // Squares of the distances from it, and what it was off by.
-    Sum<float> distances_1[2];
-#pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
-      const bool is_here = i < end;
-#pragma unroll
-      for (int lane = 0; lane < kLanes; ++lane) {
-        const float distance_1 = widen(x_in[p], lane) - centre_1_1;
-        if (is_here) distances_1[0].add_square(distance_1);
-        if (is_here) distances_1[1].add(distance_1);
-      }
-    }
-    combine<8, false>(distances_1, cells[turn++ & 1]);
-    const float mean_value = sums_1[0].total * inverse_length + distances_1[1].total * inverse_length;
-    const float variance_value = (distances_1[0].total - distances_1[1].total * distances_1[1].total * inverse_length) * inverse_length;
+    combine<8, false>(spreads_1, counts, inverse_length, cells[turn++ & 1]);
+    const float mean_value = spreads_1[0].centre;
+    const float variance_value = spreads_1[0].squares * inverse_length;
     if (is_live && threadIdx.x == 0) {
       float saved_mean_value;
       float saved_variance_value;

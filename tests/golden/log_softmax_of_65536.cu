@@ -134,7 +134,6 @@ struct Sum {
   __device__ void add_if(bool is_here, T term) { total += is_here ? term : T(0); }
   __device__ void add(T factor, T by) { total = fma(factor, by, total); }
   __device__ void add_if(bool is_here, T factor, T by) { total = is_here ? fma(factor, by, total) : total; }
-  __device__ void add_square(T root) { total = fma(root, root, total); }
   template <typename U>
   __device__ void merge(const Sum<U>& other) {
     total += other.total;
@@ -207,48 +206,50 @@ __device__ __forceinline__ unsigned int await_word(const volatile uint64_t* cell
   number = __longlong_as_double(static_cast<uint64_t>(words[1]) << 32 | words[0]);
 }
 
-// What the blocks of a team left, merged by one warp in a fixed order.
+// What the blocks of a team left, merged by each warp in a fixed order.
 template <typename Accumulator, int kCells, typename T>
-__device__ void merge_numbers(const unsigned int* words, int blocks, T* found) {
+__device__ __forceinline__ void merge_numbers(const unsigned int* words, int blocks, T& found) {
   Accumulator all;
-  for (int other = threadIdx.x; other < blocks; other += 32) {
+  for (int other = threadIdx.x % 32; other < blocks; other += 32) {
     T theirs;
     assemble(words + other * kCells, theirs);
     all.merge(Accumulator{theirs});
   }
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) all.merge(exchange(all, bit));
-  if (threadIdx.x == 0) found[0] = all.number();
+  found = all.number();
 }
 
 // Means of shares and squared distances from them: the mean and the variance of the whole, by Chan's formula.
 template <int kCells, typename T>
-__device__ void merge_moments(const unsigned int* words, int blocks, Index share, Index length, T* found) {
+__device__ __forceinline__ void merge_moments(const unsigned int* words, int blocks, Index share,
+    Index length, T& centre,
+    T& variance) {
   constexpr int kWords = sizeof(T) / 4;
   const T inverse_length = 1 / static_cast<T>(length);
   T base;
   assemble(words, base);
   Sum<T> beyond, squares;
-  for (int other = threadIdx.x; other < blocks; other += 32) {
-    T centre;
-    assemble(words + other * kCells, centre);
+  for (int other = threadIdx.x % 32; other < blocks; other += 32) {
+    T mine;
+    assemble(words + other * kCells, mine);
     const Index begin = other * share;
-    if (begin < length) beyond.add(static_cast<T>(min(share, length - begin)) * (centre - base));
+    if (begin < length) beyond.add(static_cast<T>(min(share, length - begin)) * (mine - base));
   }
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) beyond.merge(exchange(beyond, bit));
   const T mean = base + beyond.total * inverse_length;
-  for (int other = threadIdx.x; other < blocks; other += 32) {
-    T centre, distances;
-    assemble(words + other * kCells, centre);
+  for (int other = threadIdx.x % 32; other < blocks; other += 32) {
+    T mine, distances;
+    assemble(words + other * kCells, mine);
     assemble(words + other * kCells + kWords, distances);
     const Index begin = other * share;
-    const T gap = centre - mean;
+    const T gap = mine - mean;
     if (begin < length) squares.add(distances + static_cast<T>(min(share, length - begin)) * gap * gap);
   }
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) squares.merge(exchange(squares, bit));
-  if (threadIdx.x == 0) found[0] = mean, found[1] = squares.total * inverse_length;
+  centre = mean, variance = squares.total * inverse_length;
 }
 
 // Merges a row's accumulators over the blocks of its team, in a fixed order. All blocks of a launch are resident, so that
