@@ -69,7 +69,10 @@ class MergingView(KernelView):
     def result(self, stage: int, reduction: ReductionView, result: str) -> str:
         """A reduction's result from what was merged."""
         if result == "variance":
-            return f"{self.squares(stage, reduction)} * inverse_length"
+            squares = self.squares(stage, reduction)
+            is_strided = self.family == "column"
+            by = "* inverse_length" if is_strided else f"/ static_cast<{self.compute}>(length)"
+            return f"{squares} {by}"
         kind, accumulator = self._accumulator(stage, reduction)
         return f"{accumulator}.{kind.number}"
 

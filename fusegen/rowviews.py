@@ -133,7 +133,7 @@ class RowView(StretchingView):
         tier = self.kernel.tier
         if tier is None or self.family != "row":
             return tier.threads if tier else 256
-        return min(tier.threads, max(256, -(-tier.longest // self.elements)))
+        return min(tier.threads, max(256, -(-tier.longest // (32 * self.elements)) * 32))
 
     @property
     def warps(self) -> str:
@@ -208,8 +208,8 @@ class RowView(StretchingView):
         if not kind.is_spread:
             return ""
         if place == "team":
-            return f"static_cast<{self.compute}>(end), inverse_length, "
-        return f"counts, inverse_{self.reach}, "
+            return f"static_cast<{self.compute}>(end), static_cast<{self.compute}>(length), "
+        return f"counts, static_cast<{self.compute}>({self.reach}), "
 
     @property
     def cells_a_block(self) -> int:
@@ -217,14 +217,10 @@ class RowView(StretchingView):
         numbers = self.team_numbers if self.is_skewed else self.most_reductions
         return numbers * self._words
 
-    rows_behind = 1  # of a team, from the row that it adds up to the one that it finishes
-
     @property
     def meetings(self) -> int:
-        """How many merges a team has cells for: a power of two, and more than twice the rows that
-        the fastest block is ahead of the slowest, which may still read what it waited for.
-        """
-        return (4 if self.rows_behind == 1 else 8) if self.is_skewed else 2
+        """How many merges a team has cells for."""
+        return 4 if self.is_skewed else 2
 
     @property
     def packs(self) -> int:
@@ -248,6 +244,11 @@ class RowView(StretchingView):
         is_dear |= self.is_crowded and not self.carried
         # Neighbours join what they have of a stretch, so all of them must be there.
         return is_dear and not self.stretches
+
+    @property
+    def is_branching(self) -> bool:
+        """Whether a mean's elements are left out of packs by a branch rather than one by one."""
+        return self.is_team or self.is_crowded
 
     @property
     def least_blocks(self) -> int:
@@ -341,7 +342,7 @@ class RowView(StretchingView):
     def turns_ahead(self) -> int:
         """How many turns of the loop ahead packs are sent for: two where there is room."""
         if self.is_skewed:
-            return self.rows_behind + 2
+            return 3
         if self.family == "column":
             return 1
         room = MOST_SHARED_BYTES // self.least_blocks - self._sums_bytes

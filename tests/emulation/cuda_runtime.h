@@ -193,6 +193,7 @@ template <typename A, typename B>
 auto max(A a, B b) {
   return a > b ? a : b;
 }
+inline int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }
 inline uint32_t __umulhi(uint32_t a, uint32_t b) { return static_cast<uint32_t>((uint64_t{a} * b) >> 32); }
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
 inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }

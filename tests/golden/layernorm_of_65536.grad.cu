@@ -194,17 +194,24 @@ __device__ __forceinline__ unsigned int await_word(const volatile uint64_t* cell
   number = __longlong_as_double(static_cast<uint64_t>(words[1]) << 32 | words[0]);
 }
 
+// A power of two of lanes, enough for so many blocks, or a whole warp.
+[[maybe_unused]] __device__ __forceinline__ int lanes_for(int blocks) { return min(32,
+    1 << (32 - __clz(blocks - 1))); }
+
 // What the blocks of a team left, merged by each warp in a fixed order.
 template <typename Accumulator, int kCells, typename T>
 __device__ __forceinline__ void merge_numbers(const unsigned int* words, int blocks, T& found) {
+  const int width = lanes_for(blocks);
   Accumulator all;
-  for (int other = threadIdx.x % 32; other < blocks; other += 32) {
+  for (int other = threadIdx.x % width; other < blocks; other += 32) {
     T theirs;
     assemble(words + other * kCells, theirs);
     all.merge(Accumulator{theirs});
   }
 #pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) all.merge(exchange(all, bit));
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (bit < width) all.merge(exchange(all, bit));
+  }
   found = all.number();
 }
 
@@ -213,21 +220,24 @@ template <int kCells, typename T>
 __device__ __forceinline__ void merge_moments(const unsigned int* words, int blocks, Index share,
     Index length, T& centre,
     T& variance) {
+  const int width = lanes_for(blocks);
   constexpr int kWords = sizeof(T) / 4;
   const T inverse_length = 1 / static_cast<T>(length);
   T base;
   assemble(words, base);
   Sum<T> beyond, squares;
-  for (int other = threadIdx.x % 32; other < blocks; other += 32) {
+  for (int other = threadIdx.x % width; other < blocks; other += 32) {
     T mine;
     assemble(words + other * kCells, mine);
     const Index begin = other * share;
     if (begin < length) beyond.add(static_cast<T>(min(share, length - begin)) * (mine - base));
   }
 #pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) beyond.merge(exchange(beyond, bit));
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (bit < width) beyond.merge(exchange(beyond, bit));
+  }
   const T mean = base + beyond.total * inverse_length;
-  for (int other = threadIdx.x % 32; other < blocks; other += 32) {
+  for (int other = threadIdx.x % width; other < blocks; other += 32) {
     T mine, distances;
     assemble(words + other * kCells, mine);
     assemble(words + other * kCells + kWords, distances);
@@ -236,7 +246,9 @@ __device__ __forceinline__ void merge_moments(const unsigned int* words, int blo
     if (begin < length) squares.add(distances + static_cast<T>(min(share, length - begin)) * gap * gap);
   }
 #pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) squares.merge(exchange(squares, bit));
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (bit < width) squares.merge(exchange(squares, bit));
+  }
   centre = mean, variance = squares.total * inverse_length;
 }
 
@@ -299,12 +311,12 @@ template <typename T>
 struct Spread {
   T centre = 0, off = 0, squares = 0;
   template <int kLanes>
-  __device__ void add(bool is_first, const T (&values)[kLanes]) {
+  __device__ void add_if(bool is_here, bool is_first, const T (&values)[kLanes]) {
 #pragma unroll
-    for (int lane = 0; lane < kLanes && is_first; ++lane) centre += values[lane] / kLanes;
+    for (int lane = 0; lane < kLanes && is_first; ++lane) centre += is_here ? values[lane] / kLanes : T(0);
 #pragma unroll
     for (int lane = 0; lane < kLanes; ++lane) {
-      const T distance = values[lane] - centre;
+      const T distance = is_here ? values[lane] - centre : T(0);
       off += distance;
       squares = fma(distance, distance, squares);
     }
@@ -327,26 +339,31 @@ __device__ __forceinline__ int elements_of(Index first, Index apart, Index lengt
   return packs * kLanes;
 }
 
-// How many of a row's elements a thread has, how many its warp, and the inverse of that.
+// How many of a row's elements a thread has, and how many those of its warp that share the row.
 template <typename T>
 struct Counts {
-  T mine, of_warp, inverse;
+  T mine, of_warp;
 };
 
 template <bool kIsWide, typename T>
-__device__ __forceinline__ Counts<T> counted(T mine, T inverse_length) {
-  if (!kIsWide && blockDim.x <= 32) return {mine, 0, inverse_length};
+__device__ __forceinline__ Counts<T> counted(T mine) {
   T all = mine;
 #pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) all += __shfl_xor_sync(0xffffffffu, all, bit);
-  return {mine, all, all > 0 ? 1 / all : T(0)};
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (kIsWide || bit < blockDim.x) all += __shfl_xor_sync(0xffffffffu, all, bit);
+  }
+  return {mine, all};
 }
+
+// A quotient of what is small beside the mean.
+[[maybe_unused]] __device__ __forceinline__ float ratio(float a, float b) { return b > 0 ? __fdividef(a,
+    b) : 0.0f; }
+[[maybe_unused]] __device__ __forceinline__ double ratio(double a, double b) { return b > 0 ? a / b : 0.0; }
 
 // The same for means and squared distances from them: a warp finds its own mean before it adds up the distances from it,
 // and what warps have is merged by Chan's formula, so that there is one barrier.
 template <int kWarps, bool kIsWide, bool kForAll = true, typename T, int N>
-__device__ __forceinline__ void combine(Spread<T> (&mine)[N], const Counts<T>& counts, T inverse_length,
-    T* cells) {
+__device__ __forceinline__ void combine(Spread<T> (&mine)[N], const Counts<T>& counts, T length, T* cells) {
   T beyond[N], base[N];
 #pragma unroll
   for (int n = 0; n < N; ++n) {
@@ -360,7 +377,7 @@ __device__ __forceinline__ void combine(Spread<T> (&mine)[N], const Counts<T>& c
     for (int n = 0; n < N; ++n) beyond[n] += __shfl_xor_sync(0xffffffffu, beyond[n], bit);
   }
 #pragma unroll
-  for (int n = 0; n < N; ++n) mine[n].move(fma(beyond[n], counts.inverse, base[n]), counts.mine);
+  for (int n = 0; n < N; ++n) mine[n].move(base[n] + ratio(beyond[n], counts.of_warp), counts.mine);
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) {
     if (!kIsWide && bit >= blockDim.x) continue;
@@ -397,7 +414,7 @@ __device__ __forceinline__ void combine(Spread<T> (&mine)[N], const Counts<T>& c
   }
 #pragma unroll
   for (int n = 0; n < N; ++n) {
-    const T mean = fma(beyond[n], inverse_length, base[n]), gap = mine[n].centre - mean;
+    const T mean = base[n] + ratio(beyond[n], length), gap = mine[n].centre - mean;
     mine[n].squares = fma(count * gap, gap, mine[n].squares);
     mine[n].centre = mean;
   }
@@ -410,8 +427,8 @@ __device__ __forceinline__ void combine(Spread<T> (&mine)[N], const Counts<T>& c
 
 // The same for means and squared distances from them: a block's, of so many elements, then the row's. It takes two turns.
 template <int kCells, typename T, int N>
-__device__ __forceinline__ void combine_team(Spread<T> (&mine)[N], T count, T inverse_length,
-    uint64_t* meeting, int rank,
+__device__ __forceinline__ void combine_team(Spread<T> (&mine)[N], T count, T length, uint64_t* meeting,
+    int rank,
     int blocks, int& turn, T* totals) {
   Sum<T> sums[N], distances[2 * N];
 #pragma unroll
@@ -419,7 +436,7 @@ __device__ __forceinline__ void combine_team(Spread<T> (&mine)[N], T count, T in
   combine_team<kCells>(sums, meeting, rank, blocks, turn++, totals);
 #pragma unroll
   for (int n = 0; n < N; ++n) {
-    const T mean = sums[n].total * inverse_length, gap = mine[n].centre - mean;
+    const T mean = sums[n].total / length, gap = mine[n].centre - mean;
     distances[n].add(fma(count * gap, gap, mine[n].squares));
     distances[n + N].add(count * gap);
     mine[n].centre = mean;
@@ -428,7 +445,7 @@ __device__ __forceinline__ void combine_team(Spread<T> (&mine)[N], T count, T in
 #pragma unroll
   for (int n = 0; n < N; ++n) {
     // A mean is mended by what the distances from it add up to.
-    const T drift = distances[n + N].total * inverse_length;
+    const T drift = distances[n + N].total / length;
     mine[n].centre += drift;
     mine[n].squares = distances[n].total - drift * distances[n + N].total;
   }
@@ -464,10 +481,8 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, const
     float* __restrict__ out, float* __restrict__ saved_mean, float* __restrict__ saved_variance,
     ForwardSizes sizes, uint64_t* meetings, Index blocks) {
   constexpr int kLanes = 4, kPacks = 4, kCells = 2;
-  // Rows between the one that is added up and the one that is finished, and rows that have a place in shared memory.
-  constexpr int kBehind = 1, kSlots = 3, kMeetings = 4;
   __shared__ float cells[2][48];
-  __shared__ unsigned int words[2][160 * kCells];
+  __shared__ unsigned int words[160 * kCells];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   // This block's share of every row of its team.
@@ -476,9 +491,8 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, const
   const Index reach = begin < length ? min(share, length - begin) : 0;
   uint64_t* const meeting = meetings + team * blocks * 8;
   const Index stride = gridDim.x / blocks;
-  const float inverse_reach = 1 / static_cast<float>(max(reach, Index{1}));
   const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes, reach);
-  const Counts<float> counts = counted<true>(elements, inverse_reach);
+  const Counts<float> counts = counted<true>(elements);
   extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
@@ -492,16 +506,16 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, const
     }
     send_off();
   };
-  for (int n = 0; n < kSlots - kBehind; ++n) send_row(team + n * stride, n);
-  int number = 0, slot = 0, slot_behind = kSlots - kBehind;
-  for (Index first = team; first < rows + kBehind * stride; first += stride) {
-    wait_for_sent<kSlots - kBehind - 1>();
-    ++number;
-    // The other blocks' numbers for the row behind are asked for now, and needed only after this row's are known.
-    const int turn_behind = number - kBehind;
-    const volatile uint64_t* const theirs = meeting + (turn_behind & (kMeetings - 1)) * blocks * kCells + threadIdx.x;
-    const bool is_asking = turn_behind > 0 && threadIdx.x < blocks * kCells;
+  send_row(team, 0);
+  send_row(team + stride, 1);
+  int number = 0, slot = 0;
+  for (Index first = team; first < rows + stride; first += stride) {
+    wait_for_sent<1>();
+    // The other blocks' numbers for the row before are asked for now, and needed only after this row's are known.
+    const volatile uint64_t* const theirs = meeting + (number & 3) * blocks * kCells + threadIdx.x;
+    const bool is_asking = number > 0 && threadIdx.x < blocks * kCells;
     uint64_t word = is_asking ? *theirs : 0;
+    ++number;
     {
       const Index end = first < rows ? reach : 0;
       Pack<float, kLanes> x_in[kPacks];
@@ -519,27 +533,26 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, const
           forward_row_stage_1(x_value, mean_term_value);
           mean_term_lanes[lane] = mean_term_value;
         }
-        if (is_here) spreads_1[0].add(p == 0, mean_term_lanes);
+        if (is_here) spreads_1[0].add_if(true, p == 0, mean_term_lanes);
       }
-      // They are there for everybody behind the next barrier.
-      if (is_asking) words[number & 1][threadIdx.x] = await_word(theirs, turn_behind, word);
-      if (turn_behind > 0) {
-        for (int i = threadIdx.x + blockDim.x; i < blocks * kCells; i += blockDim.x) {
-          words[number & 1][i] = await_word(theirs + (i - threadIdx.x), turn_behind, 0);
-        }
-      }
-      combine<16, true, false>(spreads_1, counts, inverse_reach, cells[turn++ & 1]);
+      combine<16, true, false>(spreads_1, counts, static_cast<float>(reach), cells[turn++ & 1]);
       if (threadIdx.x == 0) {
-        uint64_t* const mine = meeting + ((number & (kMeetings - 1)) * blocks + rank) * kCells;
+        uint64_t* const mine = meeting + ((number & 3) * blocks + rank) * kCells;
         leave(mine + 0, number, spreads_1[0].centre);
         leave(mine + 1, number, spreads_1[0].squares);
       }
     }
-    if (turn_behind > 0) {
-      // The row behind.
-      const Index row = first - kBehind * stride, base = row * length + begin, end = reach;
+    const int slot_before = slot == 0 ? 2 : slot - 1;
+    if (number > 1) {
+      // The row before.
+      const Index row = first - stride, base = row * length + begin, end = reach;
+      if (is_asking) words[threadIdx.x] = await_word(theirs, number - 1, word);
+      for (int i = threadIdx.x + blockDim.x; i < blocks * kCells; i += blockDim.x) {
+        words[i] = await_word(theirs + (i - threadIdx.x), number - 1, 0);
+      }
+      __syncthreads();
       float found[2];
-      merge_moments<kCells>(words[number & 1] + 0, blocks, share, length, found[0], found[1]);
+      merge_moments<kCells>(words + 0, blocks, share, length, found[0], found[1]);
       const float mean_value = found[0];
       const float variance_value = found[1];
       const Index outer = row;
@@ -551,7 +564,7 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, const
         saved_variance[outer] = narrow<float>(saved_variance_value);
       }
       Pack<float, kLanes> x_in[kPacks];
-      const int slot = slot_behind;
+      const int slot = slot_before;
       float inverse_root_value;
       forward_row_values_once(variance_value, inverse_root_value);
 #pragma unroll
@@ -576,9 +589,8 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, const
         if (is_here) store(out + (base + i), out_out);
       }
     }
-    send_row(first + (kSlots - kBehind) * stride, slot_behind);
-    slot = slot == kSlots - 1 ? 0 : slot + 1;
-    slot_behind = slot_behind == kSlots - 1 ? 0 : slot_behind + 1;
+    send_row(first + 2 * stride, slot_before);
+    slot = slot == 2 ? 0 : slot + 1;
   }
 }
 
@@ -626,10 +638,8 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ weight, 
     uint64_t* meetings, Index blocks) {
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
   constexpr int kLanes = 4, kPacks = 2, kCells = 2;
-  // Rows between the one that is added up and the one that is finished, and rows that have a place in shared memory.
-  constexpr int kBehind = 1, kSlots = 3, kMeetings = 4;
   __shared__ float cells[2][32];
-  __shared__ unsigned int words[2][160 * kCells];
+  __shared__ unsigned int words[160 * kCells];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   // This block's share of every row of its team.
@@ -650,8 +660,8 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ weight, 
     const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
     if (i < reach) weight_in[p] = load<kLanes>(weight + begin + i);
   }
-  float saved_mean_ahead[kSlots] = {};
-  float saved_variance_ahead[kSlots] = {};
+  float saved_mean_ahead[3] = {};
+  float saved_variance_ahead[3] = {};
   const auto send_row = [&](Index row, int slot) {
     const Index end = row < rows ? reach : 0, base = row * length + begin;
 #pragma unroll
@@ -662,31 +672,29 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ weight, 
       if (is_here) send(&x_next[slot * 2048 + p * 512], x + (base + i));
     }
     send_off();
-#pragma unroll
-    for (int n = 1; n < kSlots; ++n) saved_mean_ahead[n - 1] = saved_mean_ahead[n];
-#pragma unroll
-    for (int n = 1; n < kSlots; ++n) saved_variance_ahead[n - 1] = saved_variance_ahead[n];
+    saved_mean_ahead[0] = saved_mean_ahead[1], saved_mean_ahead[1] = saved_mean_ahead[2];
+    saved_variance_ahead[0] = saved_variance_ahead[1], saved_variance_ahead[1] = saved_variance_ahead[2];
     if (row >= rows) return;
     const Index outer = row;
-    saved_mean_ahead[kSlots - 1] = widen(saved_mean[outer]);
-    saved_variance_ahead[kSlots - 1] = widen(saved_variance[outer]);
+    saved_mean_ahead[2] = widen(saved_mean[outer]);
+    saved_variance_ahead[2] = widen(saved_variance[outer]);
   };
-  for (int n = 0; n < kSlots - kBehind; ++n) send_row(team + n * stride, n);
-  int number = 0, slot = 0, slot_behind = kSlots - kBehind;
-  for (Index first = team; first < rows + kBehind * stride; first += stride) {
-    wait_for_sent<kSlots - kBehind - 1>();
-    ++number;
-    // The other blocks' numbers for the row behind are asked for now, and needed only after this row's are known.
-    const int turn_behind = number - kBehind;
-    const volatile uint64_t* const theirs = meeting + (turn_behind & (kMeetings - 1)) * blocks * kCells + threadIdx.x;
-    const bool is_asking = turn_behind > 0 && threadIdx.x < blocks * kCells;
+  send_row(team, 0);
+  send_row(team + stride, 1);
+  int number = 0, slot = 0;
+  for (Index first = team; first < rows + stride; first += stride) {
+    wait_for_sent<1>();
+    // The other blocks' numbers for the row before are asked for now, and needed only after this row's are known.
+    const volatile uint64_t* const theirs = meeting + (number & 3) * blocks * kCells + threadIdx.x;
+    const bool is_asking = number > 0 && threadIdx.x < blocks * kCells;
     uint64_t word = is_asking ? *theirs : 0;
+    ++number;
     {
       const Index end = first < rows ? reach : 0;
       Pack<float, kLanes> d_out_in[kPacks];
       Pack<float, kLanes> x_in[kPacks];
-      const float saved_mean_value = saved_mean_ahead[kBehind];
-      const float saved_variance_value = saved_variance_ahead[kBehind];
+      const float saved_mean_value = saved_mean_ahead[1];
+      const float saved_variance_value = saved_variance_ahead[1];
       Sum<float> sums_1[2];
       float inverse_root_value;
       backward_row_stage_1_once(saved_variance_value, inverse_root_value);
@@ -717,33 +725,32 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ weight, 
           if (is_here) total_2_sum[p][lane].add(total_2_term_value);
         }
       }
-      // They are there for everybody behind the next barrier.
-      if (is_asking) words[number & 1][threadIdx.x] = await_word(theirs, turn_behind, word);
-      if (turn_behind > 0) {
-        for (int i = threadIdx.x + blockDim.x; i < blocks * kCells; i += blockDim.x) {
-          words[number & 1][i] = await_word(theirs + (i - threadIdx.x), turn_behind, 0);
-        }
-      }
       combine<16, true, false>(sums_1, cells[turn++ & 1]);
       if (threadIdx.x == 0) {
-        uint64_t* const mine = meeting + ((number & (kMeetings - 1)) * blocks + rank) * kCells;
+        uint64_t* const mine = meeting + ((number & 3) * blocks + rank) * kCells;
         leave(mine + 0, number, sums_1[0].total);
         leave(mine + 1, number, sums_1[1].total);
       }
     }
-    if (turn_behind > 0) {
-      // The row behind.
-      const Index row = first - kBehind * stride, base = row * length + begin, end = reach;
+    const int slot_before = slot == 0 ? 2 : slot - 1;
+    if (number > 1) {
+      // The row before.
+      const Index row = first - stride, base = row * length + begin, end = reach;
+      if (is_asking) words[threadIdx.x] = await_word(theirs, number - 1, word);
+      for (int i = threadIdx.x + blockDim.x; i < blocks * kCells; i += blockDim.x) {
+        words[i] = await_word(theirs + (i - threadIdx.x), number - 1, 0);
+      }
+      __syncthreads();
       float found[2];
-      merge_numbers<Sum<float>, kCells>(words[number & 1] + 0, blocks, found[0]);
-      merge_numbers<Sum<float>, kCells>(words[number & 1] + 1, blocks, found[1]);
+      merge_numbers<Sum<float>, kCells>(words + 0, blocks, found[0]);
+      merge_numbers<Sum<float>, kCells>(words + 1, blocks, found[1]);
       const float total_3_value = found[0];
       const float total_4_value = found[1];
       const float saved_mean_value = saved_mean_ahead[0];
       const float saved_variance_value = saved_variance_ahead[0];
       Pack<float, kLanes> d_out_in[kPacks];
       Pack<float, kLanes> x_in[kPacks];
-      const int slot = slot_behind;
+      const int slot = slot_before;
       float inverse_root_2_value;
       float negated_value;
       float product_value;
@@ -769,9 +776,8 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ weight, 
         if (is_here) store(d_x + (base + i), d_x_out);
       }
     }
-    send_row(first + (kSlots - kBehind) * stride, slot_behind);
-    slot = slot == kSlots - 1 ? 0 : slot + 1;
-    slot_behind = slot_behind == kSlots - 1 ? 0 : slot_behind + 1;
+    send_row(first + 2 * stride, slot_before);
+    slot = slot == 2 ? 0 : slot + 1;
   }
   // One partial for each column and block: the rows that the block took side by side are merged here.
   __shared__ Sum<float> beside[512];

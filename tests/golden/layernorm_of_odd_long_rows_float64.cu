@@ -178,17 +178,24 @@ __device__ __forceinline__ unsigned int await_word(const volatile uint64_t* cell
   number = __longlong_as_double(static_cast<uint64_t>(words[1]) << 32 | words[0]);
 }
 
+// A power of two of lanes, enough for so many blocks, or a whole warp.
+[[maybe_unused]] __device__ __forceinline__ int lanes_for(int blocks) { return min(32,
+    1 << (32 - __clz(blocks - 1))); }
+
 // What the blocks of a team left, merged by each warp in a fixed order.
 template <typename Accumulator, int kCells, typename T>
 __device__ __forceinline__ void merge_numbers(const unsigned int* words, int blocks, T& found) {
+  const int width = lanes_for(blocks);
   Accumulator all;
-  for (int other = threadIdx.x % 32; other < blocks; other += 32) {
+  for (int other = threadIdx.x % width; other < blocks; other += 32) {
     T theirs;
     assemble(words + other * kCells, theirs);
     all.merge(Accumulator{theirs});
   }
 #pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) all.merge(exchange(all, bit));
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (bit < width) all.merge(exchange(all, bit));
+  }
   found = all.number();
 }
 
@@ -197,21 +204,24 @@ template <int kCells, typename T>
 __device__ __forceinline__ void merge_moments(const unsigned int* words, int blocks, Index share,
     Index length, T& centre,
     T& variance) {
+  const int width = lanes_for(blocks);
   constexpr int kWords = sizeof(T) / 4;
   const T inverse_length = 1 / static_cast<T>(length);
   T base;
   assemble(words, base);
   Sum<T> beyond, squares;
-  for (int other = threadIdx.x % 32; other < blocks; other += 32) {
+  for (int other = threadIdx.x % width; other < blocks; other += 32) {
     T mine;
     assemble(words + other * kCells, mine);
     const Index begin = other * share;
     if (begin < length) beyond.add(static_cast<T>(min(share, length - begin)) * (mine - base));
   }
 #pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) beyond.merge(exchange(beyond, bit));
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (bit < width) beyond.merge(exchange(beyond, bit));
+  }
   const T mean = base + beyond.total * inverse_length;
-  for (int other = threadIdx.x % 32; other < blocks; other += 32) {
+  for (int other = threadIdx.x % width; other < blocks; other += 32) {
     T mine, distances;
     assemble(words + other * kCells, mine);
     assemble(words + other * kCells + kWords, distances);
@@ -220,7 +230,9 @@ __device__ __forceinline__ void merge_moments(const unsigned int* words, int blo
     if (begin < length) squares.add(distances + static_cast<T>(min(share, length - begin)) * gap * gap);
   }
 #pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) squares.merge(exchange(squares, bit));
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (bit < width) squares.merge(exchange(squares, bit));
+  }
   centre = mean, variance = squares.total * inverse_length;
 }
 
@@ -271,12 +283,12 @@ template <typename T>
 struct Spread {
   T centre = 0, off = 0, squares = 0;
   template <int kLanes>
-  __device__ void add(bool is_first, const T (&values)[kLanes]) {
+  __device__ void add_if(bool is_here, bool is_first, const T (&values)[kLanes]) {
 #pragma unroll
-    for (int lane = 0; lane < kLanes && is_first; ++lane) centre += values[lane] / kLanes;
+    for (int lane = 0; lane < kLanes && is_first; ++lane) centre += is_here ? values[lane] / kLanes : T(0);
 #pragma unroll
     for (int lane = 0; lane < kLanes; ++lane) {
-      const T distance = values[lane] - centre;
+      const T distance = is_here ? values[lane] - centre : T(0);
       off += distance;
       squares = fma(distance, distance, squares);
     }
@@ -299,26 +311,31 @@ __device__ __forceinline__ int elements_of(Index first, Index apart, Index lengt
   return packs * kLanes;
 }
 
-// How many of a row's elements a thread has, how many its warp, and the inverse of that.
+// How many of a row's elements a thread has, and how many those of its warp that share the row.
 template <typename T>
 struct Counts {
-  T mine, of_warp, inverse;
+  T mine, of_warp;
 };
 
 template <bool kIsWide, typename T>
-__device__ __forceinline__ Counts<T> counted(T mine, T inverse_length) {
-  if (!kIsWide && blockDim.x <= 32) return {mine, 0, inverse_length};
+__device__ __forceinline__ Counts<T> counted(T mine) {
   T all = mine;
 #pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) all += __shfl_xor_sync(0xffffffffu, all, bit);
-  return {mine, all, all > 0 ? 1 / all : T(0)};
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (kIsWide || bit < blockDim.x) all += __shfl_xor_sync(0xffffffffu, all, bit);
+  }
+  return {mine, all};
 }
+
+// A quotient of what is small beside the mean.
+[[maybe_unused]] __device__ __forceinline__ float ratio(float a, float b) { return b > 0 ? __fdividef(a,
+    b) : 0.0f; }
+[[maybe_unused]] __device__ __forceinline__ double ratio(double a, double b) { return b > 0 ? a / b : 0.0; }
 
 // The same for means and squared distances from them: a warp finds its own mean before it adds up the distances from it,
 // and what warps have is merged by Chan's formula, so that there is one barrier.
 template <int kWarps, bool kIsWide, bool kForAll = true, typename T, int N>
-__device__ __forceinline__ void combine(Spread<T> (&mine)[N], const Counts<T>& counts, T inverse_length,
-    T* cells) {
+__device__ __forceinline__ void combine(Spread<T> (&mine)[N], const Counts<T>& counts, T length, T* cells) {
   T beyond[N], base[N];
 #pragma unroll
   for (int n = 0; n < N; ++n) {
@@ -332,7 +349,7 @@ __device__ __forceinline__ void combine(Spread<T> (&mine)[N], const Counts<T>& c
     for (int n = 0; n < N; ++n) beyond[n] += __shfl_xor_sync(0xffffffffu, beyond[n], bit);
   }
 #pragma unroll
-  for (int n = 0; n < N; ++n) mine[n].move(fma(beyond[n], counts.inverse, base[n]), counts.mine);
+  for (int n = 0; n < N; ++n) mine[n].move(base[n] + ratio(beyond[n], counts.of_warp), counts.mine);
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) {
     if (!kIsWide && bit >= blockDim.x) continue;
@@ -369,7 +386,7 @@ __device__ __forceinline__ void combine(Spread<T> (&mine)[N], const Counts<T>& c
   }
 #pragma unroll
   for (int n = 0; n < N; ++n) {
-    const T mean = fma(beyond[n], inverse_length, base[n]), gap = mine[n].centre - mean;
+    const T mean = base[n] + ratio(beyond[n], length), gap = mine[n].centre - mean;
     mine[n].squares = fma(count * gap, gap, mine[n].squares);
     mine[n].centre = mean;
   }
@@ -382,8 +399,8 @@ __device__ __forceinline__ void combine(Spread<T> (&mine)[N], const Counts<T>& c
 
 // The same for means and squared distances from them: a block's, of so many elements, then the row's. It takes two turns.
 template <int kCells, typename T, int N>
-__device__ __forceinline__ void combine_team(Spread<T> (&mine)[N], T count, T inverse_length,
-    uint64_t* meeting, int rank,
+__device__ __forceinline__ void combine_team(Spread<T> (&mine)[N], T count, T length, uint64_t* meeting,
+    int rank,
     int blocks, int& turn, T* totals) {
   Sum<T> sums[N], distances[2 * N];
 #pragma unroll
@@ -391,7 +408,7 @@ __device__ __forceinline__ void combine_team(Spread<T> (&mine)[N], T count, T in
   combine_team<kCells>(sums, meeting, rank, blocks, turn++, totals);
 #pragma unroll
   for (int n = 0; n < N; ++n) {
-    const T mean = sums[n].total * inverse_length, gap = mine[n].centre - mean;
+    const T mean = sums[n].total / length, gap = mine[n].centre - mean;
     distances[n].add(fma(count * gap, gap, mine[n].squares));
     distances[n + N].add(count * gap);
     mine[n].centre = mean;
@@ -400,7 +417,7 @@ __device__ __forceinline__ void combine_team(Spread<T> (&mine)[N], T count, T in
 #pragma unroll
   for (int n = 0; n < N; ++n) {
     // A mean is mended by what the distances from it add up to.
-    const T drift = distances[n + N].total * inverse_length;
+    const T drift = distances[n + N].total / length;
     mine[n].centre += drift;
     mine[n].squares = distances[n].total - drift * distances[n + N].total;
   }
@@ -431,10 +448,8 @@ __global__ void __launch_bounds__(512, 1)
 forward_row(const double* __restrict__ x, const double* __restrict__ weight, const double* __restrict__ bias,
     double* __restrict__ out, ForwardSizes sizes, uint64_t* meetings, Index blocks) {
   constexpr int kLanes = 1, kPacks = 8, kCells = 4;
-  // Rows between the one that is added up and the one that is finished, and rows that have a place in shared memory.
-  constexpr int kBehind = 1, kSlots = 3, kMeetings = 4;
   __shared__ double cells[2][48];
-  __shared__ unsigned int words[2][160 * kCells];
+  __shared__ unsigned int words[160 * kCells];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   // This block's share of every row of its team.
@@ -443,9 +458,8 @@ forward_row(const double* __restrict__ x, const double* __restrict__ weight, con
   const Index reach = begin < length ? min(share, length - begin) : 0;
   uint64_t* const meeting = meetings + team * blocks * 16;
   const Index stride = gridDim.x / blocks;
-  const double inverse_reach = 1 / static_cast<double>(max(reach, Index{1}));
   const double elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes, reach);
-  const Counts<double> counts = counted<true>(elements, inverse_reach);
+  const Counts<double> counts = counted<true>(elements);
   extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   auto* const x_next = reinterpret_cast<Pack<double, kLanes>*>(room + 0) + thread;
@@ -460,16 +474,16 @@ forward_row(const double* __restrict__ x, const double* __restrict__ weight, con
     }
     send_off();
   };
-  for (int n = 0; n < kSlots - kBehind; ++n) send_row(team + n * stride, n);
-  int number = 0, slot = 0, slot_behind = kSlots - kBehind;
-  for (Index first = team; first < rows + kBehind * stride; first += stride) {
-    wait_for_sent<kSlots - kBehind - 1>();
-    ++number;
-    // The other blocks' numbers for the row behind are asked for now, and needed only after this row's are known.
-    const int turn_behind = number - kBehind;
-    const volatile uint64_t* const theirs = meeting + (turn_behind & (kMeetings - 1)) * blocks * kCells + threadIdx.x;
-    const bool is_asking = turn_behind > 0 && threadIdx.x < blocks * kCells;
+  send_row(team, 0);
+  send_row(team + stride, 1);
+  int number = 0, slot = 0;
+  for (Index first = team; first < rows + stride; first += stride) {
+    wait_for_sent<1>();
+    // The other blocks' numbers for the row before are asked for now, and needed only after this row's are known.
+    const volatile uint64_t* const theirs = meeting + (number & 3) * blocks * kCells + threadIdx.x;
+    const bool is_asking = number > 0 && threadIdx.x < blocks * kCells;
     uint64_t word = is_asking ? *theirs : 0;
+    ++number;
     {
       const Index end = first < rows ? reach : 0;
       Pack<double, kLanes> x_in[kPacks];
@@ -488,31 +502,30 @@ forward_row(const double* __restrict__ x, const double* __restrict__ weight, con
           forward_row_stage_1(x_value, mean_term_value);
           mean_term_lanes[lane] = mean_term_value;
         }
-        if (is_here) spreads_1[0].add(p == 0, mean_term_lanes);
+        if (is_here) spreads_1[0].add_if(true, p == 0, mean_term_lanes);
       }
-      // They are there for everybody behind the next barrier.
-      if (is_asking) words[number & 1][threadIdx.x] = await_word(theirs, turn_behind, word);
-      if (turn_behind > 0) {
-        for (int i = threadIdx.x + blockDim.x; i < blocks * kCells; i += blockDim.x) {
-          words[number & 1][i] = await_word(theirs + (i - threadIdx.x), turn_behind, 0);
-        }
-      }
-      combine<16, true, false>(spreads_1, counts, inverse_reach, cells[turn++ & 1]);
+      combine<16, true, false>(spreads_1, counts, static_cast<double>(reach), cells[turn++ & 1]);
       if (threadIdx.x == 0) {
-        uint64_t* const mine = meeting + ((number & (kMeetings - 1)) * blocks + rank) * kCells;
+        uint64_t* const mine = meeting + ((number & 3) * blocks + rank) * kCells;
         leave(mine + 0, number, spreads_1[0].centre);
         leave(mine + 2, number, spreads_1[0].squares);
       }
     }
-    if (turn_behind > 0) {
-      // The row behind.
-      const Index row = first - kBehind * stride, base = row * length + begin, end = reach;
+    const int slot_before = slot == 0 ? 2 : slot - 1;
+    if (number > 1) {
+      // The row before.
+      const Index row = first - stride, base = row * length + begin, end = reach;
+      if (is_asking) words[threadIdx.x] = await_word(theirs, number - 1, word);
+      for (int i = threadIdx.x + blockDim.x; i < blocks * kCells; i += blockDim.x) {
+        words[i] = await_word(theirs + (i - threadIdx.x), number - 1, 0);
+      }
+      __syncthreads();
       double found[2];
-      merge_moments<kCells>(words[number & 1] + 0, blocks, share, length, found[0], found[1]);
+      merge_moments<kCells>(words + 0, blocks, share, length, found[0], found[1]);
       const double mean_value = found[0];
       const double variance_value = found[1];
       Pack<double, kLanes> x_in[kPacks];
-      const int slot = slot_behind;
+      const int slot = slot_before;
       double inverse_root_value;
       forward_row_values_once(variance_value, inverse_root_value);
 #pragma unroll
@@ -538,9 +551,8 @@ forward_row(const double* __restrict__ x, const double* __restrict__ weight, con
         if (is_here) store(out + (base + i), out_out);
       }
     }
-    send_row(first + (kSlots - kBehind) * stride, slot_behind);
-    slot = slot == kSlots - 1 ? 0 : slot + 1;
-    slot_behind = slot_behind == kSlots - 1 ? 0 : slot_behind + 1;
+    send_row(first + 2 * stride, slot_before);
+    slot = slot == 2 ? 0 : slot + 1;
   }
 }
 

@@ -136,12 +136,12 @@ template <typename T>
 struct Spread {
   T centre = 0, off = 0, squares = 0;
   template <int kLanes>
-  __device__ void add(bool is_first, const T (&values)[kLanes]) {
+  __device__ void add_if(bool is_here, bool is_first, const T (&values)[kLanes]) {
 #pragma unroll
-    for (int lane = 0; lane < kLanes && is_first; ++lane) centre += values[lane] / kLanes;
+    for (int lane = 0; lane < kLanes && is_first; ++lane) centre += is_here ? values[lane] / kLanes : T(0);
 #pragma unroll
     for (int lane = 0; lane < kLanes; ++lane) {
-      const T distance = values[lane] - centre;
+      const T distance = is_here ? values[lane] - centre : T(0);
       off += distance;
       squares = fma(distance, distance, squares);
     }
@@ -164,26 +164,31 @@ __device__ __forceinline__ int elements_of(Index first, Index apart, Index lengt
   return packs * kLanes;
 }
 
-// How many of a row's elements a thread has, how many its warp, and the inverse of that.
+// How many of a row's elements a thread has, and how many those of its warp that share the row.
 template <typename T>
 struct Counts {
-  T mine, of_warp, inverse;
+  T mine, of_warp;
 };
 
 template <bool kIsWide, typename T>
-__device__ __forceinline__ Counts<T> counted(T mine, T inverse_length) {
-  if (!kIsWide && blockDim.x <= 32) return {mine, 0, inverse_length};
+__device__ __forceinline__ Counts<T> counted(T mine) {
   T all = mine;
 #pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) all += __shfl_xor_sync(0xffffffffu, all, bit);
-  return {mine, all, all > 0 ? 1 / all : T(0)};
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (kIsWide || bit < blockDim.x) all += __shfl_xor_sync(0xffffffffu, all, bit);
+  }
+  return {mine, all};
 }
+
+// A quotient of what is small beside the mean.
+[[maybe_unused]] __device__ __forceinline__ float ratio(float a, float b) { return b > 0 ? __fdividef(a,
+    b) : 0.0f; }
+[[maybe_unused]] __device__ __forceinline__ double ratio(double a, double b) { return b > 0 ? a / b : 0.0; }
 
 // The same for means and squared distances from them: a warp finds its own mean before it adds up the distances from it,
 // and what warps have is merged by Chan's formula, so that there is one barrier.
 template <int kWarps, bool kIsWide, bool kForAll = true, typename T, int N>
-__device__ __forceinline__ void combine(Spread<T> (&mine)[N], const Counts<T>& counts, T inverse_length,
-    T* cells) {
+__device__ __forceinline__ void combine(Spread<T> (&mine)[N], const Counts<T>& counts, T length, T* cells) {
   T beyond[N], base[N];
 #pragma unroll
   for (int n = 0; n < N; ++n) {
@@ -197,7 +202,7 @@ __device__ __forceinline__ void combine(Spread<T> (&mine)[N], const Counts<T>& c
     for (int n = 0; n < N; ++n) beyond[n] += __shfl_xor_sync(0xffffffffu, beyond[n], bit);
   }
 #pragma unroll
-  for (int n = 0; n < N; ++n) mine[n].move(fma(beyond[n], counts.inverse, base[n]), counts.mine);
+  for (int n = 0; n < N; ++n) mine[n].move(base[n] + ratio(beyond[n], counts.of_warp), counts.mine);
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) {
     if (!kIsWide && bit >= blockDim.x) continue;
@@ -234,7 +239,7 @@ __device__ __forceinline__ void combine(Spread<T> (&mine)[N], const Counts<T>& c
   }
 #pragma unroll
   for (int n = 0; n < N; ++n) {
-    const T mean = fma(beyond[n], inverse_length, base[n]), gap = mine[n].centre - mean;
+    const T mean = base[n] + ratio(beyond[n], length), gap = mine[n].centre - mean;
     mine[n].squares = fma(count * gap, gap, mine[n].squares);
     mine[n].centre = mean;
   }
@@ -270,9 +275,6 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, ForwardSizes s
   __shared__ float cells[2][24];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
-  const float inverse_length = 1 / static_cast<float>(max(length, Index{1}));
-  const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes, length);
-  const Counts<float> counts = counted<false>(elements, inverse_length);
   const Index stride = gridDim.x * blockDim.y;
   Index first = blockIdx.x * blockDim.y;
   for (; first < rows; first += stride) {
@@ -298,11 +300,15 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, ForwardSizes s
         forward_row_stage_1(x_value, mean_term_value);
         mean_term_lanes[lane] = mean_term_value;
       }
-      if (is_here) spreads_1[0].add(p == 0, mean_term_lanes);
+      spreads_1[0].add_if(is_here, p == 0, mean_term_lanes);
     }
-    combine<8, false>(spreads_1, counts, inverse_length, cells[turn++ & 1]);
+    {
+      const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes, length);
+      const Counts<float> counts = counted<false>(elements);
+    combine<8, false>(spreads_1, counts, static_cast<float>(length), cells[turn++ & 1]);
+    }
     const float mean_value = spreads_1[0].centre;
-    const float variance_value = spreads_1[0].squares * inverse_length;
+    const float variance_value = spreads_1[0].squares / static_cast<float>(length);
     float inverse_root_value;
     forward_row_values_once(variance_value, inverse_root_value);
 #pragma unroll

@@ -192,17 +192,24 @@ __device__ __forceinline__ unsigned int await_word(const volatile uint64_t* cell
   number = __longlong_as_double(static_cast<uint64_t>(words[1]) << 32 | words[0]);
 }
 
+// A power of two of lanes, enough for so many blocks, or a whole warp.
+[[maybe_unused]] __device__ __forceinline__ int lanes_for(int blocks) { return min(32,
+    1 << (32 - __clz(blocks - 1))); }
+
 // What the blocks of a team left, merged by each warp in a fixed order.
 template <typename Accumulator, int kCells, typename T>
 __device__ __forceinline__ void merge_numbers(const unsigned int* words, int blocks, T& found) {
+  const int width = lanes_for(blocks);
   Accumulator all;
-  for (int other = threadIdx.x % 32; other < blocks; other += 32) {
+  for (int other = threadIdx.x % width; other < blocks; other += 32) {
     T theirs;
     assemble(words + other * kCells, theirs);
     all.merge(Accumulator{theirs});
   }
 #pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) all.merge(exchange(all, bit));
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (bit < width) all.merge(exchange(all, bit));
+  }
   found = all.number();
 }
 
@@ -211,21 +218,24 @@ template <int kCells, typename T>
 __device__ __forceinline__ void merge_moments(const unsigned int* words, int blocks, Index share,
     Index length, T& centre,
     T& variance) {
+  const int width = lanes_for(blocks);
   constexpr int kWords = sizeof(T) / 4;
   const T inverse_length = 1 / static_cast<T>(length);
   T base;
   assemble(words, base);
   Sum<T> beyond, squares;
-  for (int other = threadIdx.x % 32; other < blocks; other += 32) {
+  for (int other = threadIdx.x % width; other < blocks; other += 32) {
     T mine;
     assemble(words + other * kCells, mine);
     const Index begin = other * share;
     if (begin < length) beyond.add(static_cast<T>(min(share, length - begin)) * (mine - base));
   }
 #pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) beyond.merge(exchange(beyond, bit));
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (bit < width) beyond.merge(exchange(beyond, bit));
+  }
   const T mean = base + beyond.total * inverse_length;
-  for (int other = threadIdx.x % 32; other < blocks; other += 32) {
+  for (int other = threadIdx.x % width; other < blocks; other += 32) {
     T mine, distances;
     assemble(words + other * kCells, mine);
     assemble(words + other * kCells + kWords, distances);
@@ -234,7 +244,9 @@ __device__ __forceinline__ void merge_moments(const unsigned int* words, int blo
     if (begin < length) squares.add(distances + static_cast<T>(min(share, length - begin)) * gap * gap);
   }
 #pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) squares.merge(exchange(squares, bit));
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (bit < width) squares.merge(exchange(squares, bit));
+  }
   centre = mean, variance = squares.total * inverse_length;
 }
 
@@ -285,12 +297,12 @@ template <typename T>
 struct Spread {
   T centre = 0, off = 0, squares = 0;
   template <int kLanes>
-  __device__ void add(bool is_first, const T (&values)[kLanes]) {
+  __device__ void add_if(bool is_here, bool is_first, const T (&values)[kLanes]) {
 #pragma unroll
-    for (int lane = 0; lane < kLanes && is_first; ++lane) centre += values[lane] / kLanes;
+    for (int lane = 0; lane < kLanes && is_first; ++lane) centre += is_here ? values[lane] / kLanes : T(0);
 #pragma unroll
     for (int lane = 0; lane < kLanes; ++lane) {
-      const T distance = values[lane] - centre;
+      const T distance = is_here ? values[lane] - centre : T(0);
       off += distance;
       squares = fma(distance, distance, squares);
     }
@@ -313,26 +325,31 @@ __device__ __forceinline__ int elements_of(Index first, Index apart, Index lengt
   return packs * kLanes;
 }
 
-// How many of a row's elements a thread has, how many its warp, and the inverse of that.
+// How many of a row's elements a thread has, and how many those of its warp that share the row.
 template <typename T>
 struct Counts {
-  T mine, of_warp, inverse;
+  T mine, of_warp;
 };
 
 template <bool kIsWide, typename T>
-__device__ __forceinline__ Counts<T> counted(T mine, T inverse_length) {
-  if (!kIsWide && blockDim.x <= 32) return {mine, 0, inverse_length};
+__device__ __forceinline__ Counts<T> counted(T mine) {
   T all = mine;
 #pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) all += __shfl_xor_sync(0xffffffffu, all, bit);
-  return {mine, all, all > 0 ? 1 / all : T(0)};
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (kIsWide || bit < blockDim.x) all += __shfl_xor_sync(0xffffffffu, all, bit);
+  }
+  return {mine, all};
 }
+
+// A quotient of what is small beside the mean.
+[[maybe_unused]] __device__ __forceinline__ float ratio(float a, float b) { return b > 0 ? __fdividef(a,
+    b) : 0.0f; }
+[[maybe_unused]] __device__ __forceinline__ double ratio(double a, double b) { return b > 0 ? a / b : 0.0; }
 
 // The same for means and squared distances from them: a warp finds its own mean before it adds up the distances from it,
 // and what warps have is merged by Chan's formula, so that there is one barrier.
 template <int kWarps, bool kIsWide, bool kForAll = true, typename T, int N>
-__device__ __forceinline__ void combine(Spread<T> (&mine)[N], const Counts<T>& counts, T inverse_length,
-    T* cells) {
+__device__ __forceinline__ void combine(Spread<T> (&mine)[N], const Counts<T>& counts, T length, T* cells) {
   T beyond[N], base[N];
 #pragma unroll
   for (int n = 0; n < N; ++n) {
@@ -346,7 +363,7 @@ __device__ __forceinline__ void combine(Spread<T> (&mine)[N], const Counts<T>& c
     for (int n = 0; n < N; ++n) beyond[n] += __shfl_xor_sync(0xffffffffu, beyond[n], bit);
   }
 #pragma unroll
-  for (int n = 0; n < N; ++n) mine[n].move(fma(beyond[n], counts.inverse, base[n]), counts.mine);
+  for (int n = 0; n < N; ++n) mine[n].move(base[n] + ratio(beyond[n], counts.of_warp), counts.mine);
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) {
     if (!kIsWide && bit >= blockDim.x) continue;
@@ -383,7 +400,7 @@ __device__ __forceinline__ void combine(Spread<T> (&mine)[N], const Counts<T>& c
   }
 #pragma unroll
   for (int n = 0; n < N; ++n) {
-    const T mean = fma(beyond[n], inverse_length, base[n]), gap = mine[n].centre - mean;
+    const T mean = base[n] + ratio(beyond[n], length), gap = mine[n].centre - mean;
     mine[n].squares = fma(count * gap, gap, mine[n].squares);
     mine[n].centre = mean;
   }
@@ -396,8 +413,8 @@ __device__ __forceinline__ void combine(Spread<T> (&mine)[N], const Counts<T>& c
 
 // The same for means and squared distances from them: a block's, of so many elements, then the row's. It takes two turns.
 template <int kCells, typename T, int N>
-__device__ __forceinline__ void combine_team(Spread<T> (&mine)[N], T count, T inverse_length,
-    uint64_t* meeting, int rank,
+__device__ __forceinline__ void combine_team(Spread<T> (&mine)[N], T count, T length, uint64_t* meeting,
+    int rank,
     int blocks, int& turn, T* totals) {
   Sum<T> sums[N], distances[2 * N];
 #pragma unroll
@@ -405,7 +422,7 @@ __device__ __forceinline__ void combine_team(Spread<T> (&mine)[N], T count, T in
   combine_team<kCells>(sums, meeting, rank, blocks, turn++, totals);
 #pragma unroll
   for (int n = 0; n < N; ++n) {
-    const T mean = sums[n].total * inverse_length, gap = mine[n].centre - mean;
+    const T mean = sums[n].total / length, gap = mine[n].centre - mean;
     distances[n].add(fma(count * gap, gap, mine[n].squares));
     distances[n + N].add(count * gap);
     mine[n].centre = mean;
@@ -414,7 +431,7 @@ __device__ __forceinline__ void combine_team(Spread<T> (&mine)[N], T count, T in
 #pragma unroll
   for (int n = 0; n < N; ++n) {
     // A mean is mended by what the distances from it add up to.
-    const T drift = distances[n + N].total * inverse_length;
+    const T drift = distances[n + N].total / length;
     mine[n].centre += drift;
     mine[n].squares = distances[n].total - drift * distances[n + N].total;
   }
@@ -469,10 +486,6 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, ForwardSizes s
   const Index share = (length + blocks * kLanes - 1) / (blocks * kLanes) * kLanes, begin = rank * share;
   const Index reach = begin < length ? min(share, length - begin) : 0;
   uint64_t* const meeting = meetings + team * blocks * 6;
-  const float inverse_reach = 1 / static_cast<float>(max(reach, Index{1}));
-  const float inverse_length = 1 / static_cast<float>(length);
-  const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes, reach);
-  const Counts<float> counts = counted<true>(elements, inverse_reach);
   extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
@@ -518,13 +531,17 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, ForwardSizes s
         forward_row_stage_1(x_value, mean_term_value);
         mean_term_lanes[lane] = mean_term_value;
       }
-      if (is_here) spreads_1[0].add(p == 0, mean_term_lanes);
+      if (is_here) spreads_1[0].add_if(true, p == 0, mean_term_lanes);
     }
-    combine<16, true>(spreads_1, counts, inverse_reach, cells[turn++ & 1]);
-    combine_team<3>(spreads_1, static_cast<float>(end), inverse_length, meeting, rank, blocks, turn,
-        team_totals);
+    {
+      const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes, reach);
+      const Counts<float> counts = counted<true>(elements);
+    combine<16, true>(spreads_1, counts, static_cast<float>(reach), cells[turn++ & 1]);
+    combine_team<3>(spreads_1, static_cast<float>(end), static_cast<float>(length), meeting, rank, blocks,
+        turn, team_totals);
+    }
     const float mean_value = spreads_1[0].centre;
-    const float variance_value = spreads_1[0].squares * inverse_length;
+    const float variance_value = spreads_1[0].squares / static_cast<float>(length);
     Spread<float> spreads_2[1];
     float carried_after_gelu[kPacks][kLanes];
     float inverse_root_value;
@@ -544,13 +561,17 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, ForwardSizes s
         mean_2_term_lanes[lane] = mean_2_term_value;
         carried_after_gelu[p][lane] = carried_after_gelu_value;
       }
-      if (is_here) spreads_2[0].add(p == 0, mean_2_term_lanes);
+      if (is_here) spreads_2[0].add_if(true, p == 0, mean_2_term_lanes);
     }
-    combine<16, true>(spreads_2, counts, inverse_reach, cells[turn++ & 1]);
-    combine_team<3>(spreads_2, static_cast<float>(end), inverse_length, meeting, rank, blocks, turn,
-        team_totals);
+    {
+      const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes, reach);
+      const Counts<float> counts = counted<true>(elements);
+    combine<16, true>(spreads_2, counts, static_cast<float>(reach), cells[turn++ & 1]);
+    combine_team<3>(spreads_2, static_cast<float>(end), static_cast<float>(length), meeting, rank, blocks,
+        turn, team_totals);
+    }
     const float mean_2_value = spreads_2[0].centre;
-    const float variance_2_value = spreads_2[0].squares * inverse_length;
+    const float variance_2_value = spreads_2[0].squares / static_cast<float>(length);
     float inverse_root_2_value;
     forward_row_values_once(variance_2_value, inverse_root_2_value);
 #pragma unroll

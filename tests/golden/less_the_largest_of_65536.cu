@@ -206,17 +206,24 @@ __device__ __forceinline__ unsigned int await_word(const volatile uint64_t* cell
   number = __longlong_as_double(static_cast<uint64_t>(words[1]) << 32 | words[0]);
 }
 
+// A power of two of lanes, enough for so many blocks, or a whole warp.
+[[maybe_unused]] __device__ __forceinline__ int lanes_for(int blocks) { return min(32,
+    1 << (32 - __clz(blocks - 1))); }
+
 // What the blocks of a team left, merged by each warp in a fixed order.
 template <typename Accumulator, int kCells, typename T>
 __device__ __forceinline__ void merge_numbers(const unsigned int* words, int blocks, T& found) {
+  const int width = lanes_for(blocks);
   Accumulator all;
-  for (int other = threadIdx.x % 32; other < blocks; other += 32) {
+  for (int other = threadIdx.x % width; other < blocks; other += 32) {
     T theirs;
     assemble(words + other * kCells, theirs);
     all.merge(Accumulator{theirs});
   }
 #pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) all.merge(exchange(all, bit));
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (bit < width) all.merge(exchange(all, bit));
+  }
   found = all.number();
 }
 
@@ -225,21 +232,24 @@ template <int kCells, typename T>
 __device__ __forceinline__ void merge_moments(const unsigned int* words, int blocks, Index share,
     Index length, T& centre,
     T& variance) {
+  const int width = lanes_for(blocks);
   constexpr int kWords = sizeof(T) / 4;
   const T inverse_length = 1 / static_cast<T>(length);
   T base;
   assemble(words, base);
   Sum<T> beyond, squares;
-  for (int other = threadIdx.x % 32; other < blocks; other += 32) {
+  for (int other = threadIdx.x % width; other < blocks; other += 32) {
     T mine;
     assemble(words + other * kCells, mine);
     const Index begin = other * share;
     if (begin < length) beyond.add(static_cast<T>(min(share, length - begin)) * (mine - base));
   }
 #pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) beyond.merge(exchange(beyond, bit));
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (bit < width) beyond.merge(exchange(beyond, bit));
+  }
   const T mean = base + beyond.total * inverse_length;
-  for (int other = threadIdx.x % 32; other < blocks; other += 32) {
+  for (int other = threadIdx.x % width; other < blocks; other += 32) {
     T mine, distances;
     assemble(words + other * kCells, mine);
     assemble(words + other * kCells + kWords, distances);
@@ -248,7 +258,9 @@ __device__ __forceinline__ void merge_moments(const unsigned int* words, int blo
     if (begin < length) squares.add(distances + static_cast<T>(min(share, length - begin)) * gap * gap);
   }
 #pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) squares.merge(exchange(squares, bit));
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (bit < width) squares.merge(exchange(squares, bit));
+  }
   centre = mean, variance = squares.total * inverse_length;
 }
 
@@ -312,10 +324,8 @@ __global__ void __launch_bounds__(512, 2)
 forward_row(const float* __restrict__ x, float* __restrict__ out, ForwardSizes sizes, uint64_t* meetings,
     Index blocks) {
   constexpr int kLanes = 4, kPacks = 4, kCells = 1;
-  // Rows between the one that is added up and the one that is finished, and rows that have a place in shared memory.
-  constexpr int kBehind = 1, kSlots = 3, kMeetings = 4;
   __shared__ float cells[2][16];
-  __shared__ unsigned int words[2][160 * kCells];
+  __shared__ unsigned int words[160 * kCells];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   // This block's share of every row of its team.
@@ -337,16 +347,16 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, ForwardSizes s
     }
     send_off();
   };
-  for (int n = 0; n < kSlots - kBehind; ++n) send_row(team + n * stride, n);
-  int number = 0, slot = 0, slot_behind = kSlots - kBehind;
-  for (Index first = team; first < rows + kBehind * stride; first += stride) {
-    wait_for_sent<kSlots - kBehind - 1>();
-    ++number;
-    // The other blocks' numbers for the row behind are asked for now, and needed only after this row's are known.
-    const int turn_behind = number - kBehind;
-    const volatile uint64_t* const theirs = meeting + (turn_behind & (kMeetings - 1)) * blocks * kCells + threadIdx.x;
-    const bool is_asking = turn_behind > 0 && threadIdx.x < blocks * kCells;
+  send_row(team, 0);
+  send_row(team + stride, 1);
+  int number = 0, slot = 0;
+  for (Index first = team; first < rows + stride; first += stride) {
+    wait_for_sent<1>();
+    // The other blocks' numbers for the row before are asked for now, and needed only after this row's are known.
+    const volatile uint64_t* const theirs = meeting + (number & 3) * blocks * kCells + threadIdx.x;
+    const bool is_asking = number > 0 && threadIdx.x < blocks * kCells;
     uint64_t word = is_asking ? *theirs : 0;
+    ++number;
     {
       const Index end = first < rows ? reach : 0;
       Pack<float, kLanes> x_in[kPacks];
@@ -364,27 +374,26 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, ForwardSizes s
           peaks_1[0].add_if(is_here, peak_term_value);
         }
       }
-      // They are there for everybody behind the next barrier.
-      if (is_asking) words[number & 1][threadIdx.x] = await_word(theirs, turn_behind, word);
-      if (turn_behind > 0) {
-        for (int i = threadIdx.x + blockDim.x; i < blocks * kCells; i += blockDim.x) {
-          words[number & 1][i] = await_word(theirs + (i - threadIdx.x), turn_behind, 0);
-        }
-      }
       combine<16, true, false>(peaks_1, cells[turn++ & 1]);
       if (threadIdx.x == 0) {
-        uint64_t* const mine = meeting + ((number & (kMeetings - 1)) * blocks + rank) * kCells;
+        uint64_t* const mine = meeting + ((number & 3) * blocks + rank) * kCells;
         leave(mine + 0, number, peaks_1[0].best);
       }
     }
-    if (turn_behind > 0) {
-      // The row behind.
-      const Index row = first - kBehind * stride, base = row * length + begin, end = reach;
+    const int slot_before = slot == 0 ? 2 : slot - 1;
+    if (number > 1) {
+      // The row before.
+      const Index row = first - stride, base = row * length + begin, end = reach;
+      if (is_asking) words[threadIdx.x] = await_word(theirs, number - 1, word);
+      for (int i = threadIdx.x + blockDim.x; i < blocks * kCells; i += blockDim.x) {
+        words[i] = await_word(theirs + (i - threadIdx.x), number - 1, 0);
+      }
+      __syncthreads();
       float found[1];
-      merge_numbers<Peak<float>, kCells>(words[number & 1] + 0, blocks, found[0]);
+      merge_numbers<Peak<float>, kCells>(words + 0, blocks, found[0]);
       const float peak_value = found[0];
       Pack<float, kLanes> x_in[kPacks];
-      const int slot = slot_behind;
+      const int slot = slot_before;
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
         const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -401,9 +410,8 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, ForwardSizes s
         if (is_here) store(out + (base + i), out_out);
       }
     }
-    send_row(first + (kSlots - kBehind) * stride, slot_behind);
-    slot = slot == kSlots - 1 ? 0 : slot + 1;
-    slot_behind = slot_behind == kSlots - 1 ? 0 : slot_behind + 1;
+    send_row(first + 2 * stride, slot_before);
+    slot = slot == 2 ? 0 : slot + 1;
   }
 }
 

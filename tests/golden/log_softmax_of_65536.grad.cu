@@ -206,17 +206,24 @@ __device__ __forceinline__ unsigned int await_word(const volatile uint64_t* cell
   number = __longlong_as_double(static_cast<uint64_t>(words[1]) << 32 | words[0]);
 }
 
+// A power of two of lanes, enough for so many blocks, or a whole warp.
+[[maybe_unused]] __device__ __forceinline__ int lanes_for(int blocks) { return min(32,
+    1 << (32 - __clz(blocks - 1))); }
+
 // What the blocks of a team left, merged by each warp in a fixed order.
 template <typename Accumulator, int kCells, typename T>
 __device__ __forceinline__ void merge_numbers(const unsigned int* words, int blocks, T& found) {
+  const int width = lanes_for(blocks);
   Accumulator all;
-  for (int other = threadIdx.x % 32; other < blocks; other += 32) {
+  for (int other = threadIdx.x % width; other < blocks; other += 32) {
     T theirs;
     assemble(words + other * kCells, theirs);
     all.merge(Accumulator{theirs});
   }
 #pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) all.merge(exchange(all, bit));
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (bit < width) all.merge(exchange(all, bit));
+  }
   found = all.number();
 }
 
@@ -225,21 +232,24 @@ template <int kCells, typename T>
 __device__ __forceinline__ void merge_moments(const unsigned int* words, int blocks, Index share,
     Index length, T& centre,
     T& variance) {
+  const int width = lanes_for(blocks);
   constexpr int kWords = sizeof(T) / 4;
   const T inverse_length = 1 / static_cast<T>(length);
   T base;
   assemble(words, base);
   Sum<T> beyond, squares;
-  for (int other = threadIdx.x % 32; other < blocks; other += 32) {
+  for (int other = threadIdx.x % width; other < blocks; other += 32) {
     T mine;
     assemble(words + other * kCells, mine);
     const Index begin = other * share;
     if (begin < length) beyond.add(static_cast<T>(min(share, length - begin)) * (mine - base));
   }
 #pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) beyond.merge(exchange(beyond, bit));
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (bit < width) beyond.merge(exchange(beyond, bit));
+  }
   const T mean = base + beyond.total * inverse_length;
-  for (int other = threadIdx.x % 32; other < blocks; other += 32) {
+  for (int other = threadIdx.x % width; other < blocks; other += 32) {
     T mine, distances;
     assemble(words + other * kCells, mine);
     assemble(words + other * kCells + kWords, distances);
@@ -248,7 +258,9 @@ __device__ __forceinline__ void merge_moments(const unsigned int* words, int blo
     if (begin < length) squares.add(distances + static_cast<T>(min(share, length - begin)) * gap * gap);
   }
 #pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) squares.merge(exchange(squares, bit));
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (bit < width) squares.merge(exchange(squares, bit));
+  }
   centre = mean, variance = squares.total * inverse_length;
 }
 
