@@ -464,7 +464,8 @@ __device__ __forceinline__ void combine_team(Spread<T> (&mine)[N], T count, T le
     distances[n + N].add(count * gap);
     mine[n].centre = mean;
   }
-  combine_team<kCells>(distances, meeting, rank, blocks, turn, totals);
+  // Others may still read the first totals.
+  combine_team<kCells>(distances, meeting, rank, blocks, turn, totals + N);
 #pragma unroll
   for (int n = 0; n < N; ++n) {
     // A mean is mended by what the distances from it add up to.

@@ -427,7 +427,8 @@ __device__ __forceinline__ void combine_team(Spread<T> (&mine)[N], T count, T le
     distances[n + N].add(count * gap);
     mine[n].centre = mean;
   }
-  combine_team<kCells>(distances, meeting, rank, blocks, turn, totals);
+  // Others may still read the first totals.
+  combine_team<kCells>(distances, meeting, rank, blocks, turn, totals + N);
 #pragma unroll
   for (int n = 0; n < N; ++n) {
     // A mean is mended by what the distances from it add up to.
@@ -479,7 +480,7 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, ForwardSizes s
   constexpr int kLanes = 4, kPacks = 4;
   __shared__ float cells[2][48];
   int turn = 0;
-  __shared__ float team_totals[3];
+  __shared__ float team_totals[6];
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   // This block's share of every row of its team.
   const Index rank = blockIdx.x % blocks, team = blockIdx.x / blocks;
