@@ -68,7 +68,7 @@ def emit(
         "accumulators": sorted({r.kind for e in views for k in e.kernels for r in k.accumulated}),
         "operations": operations,
         "rounds": any(op in ir.CASTS for op in operations),
-        "uses_libm": sorted(_functions_called(views, target)),
+        "vector_functions": sorted(_vector_functions(views, target)),
         "definitions": _definitions(views, target),
     }
     module = f"{target.name}/module.{target.source_suffix}.jinja"
@@ -119,17 +119,16 @@ def _environment() -> jinja2.Environment:
     )
 
 
-def _functions_called(views: Iterable[EntryView], target: Target) -> set[str]:
-    """The primitives that the element functions spell as a call of the mathematical library,
-    with their suffix.
+def _vector_functions(views: Iterable[EntryView], target: Target) -> set[str]:
+    """What the element functions call of the mathematical library, with its suffix, less what has
+    to be alike in every loop: a vector variant's last bit may differ from the plain function's.
     """
-    found = set()
+    found, alike = set[str | None](), set[str | None]()
     for view in views:
-        for kernel in view.kernels:
-            for node in ir.topological(kernel.expressions):
-                function = target.library_call(node.op, view.compute)
-                found |= {function} if function else set()
-    return found
+        nodes = ir.topological([e for kernel in view.kernels for e in kernel.expressions])
+        found |= {target.library_call(n.op, view.compute) for n in nodes}
+        alike |= {target.library_call(op, view.compute) for op in view.alike}
+    return {name for name in found - alike if name}
 
 
 def _stored(views: Iterable[EntryView], target: Target) -> set[str]:
@@ -156,6 +155,7 @@ class EntryView:
     def __init__(self, entry: Entry, target: Target) -> None:
         self.name = entry.name
         self.compute = entry.compute
+        self.alike = entry.alike
         self.arguments = entry.arguments
         self.target = target
         self.argument_names = [b.name for b in entry.arguments]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fusegen import ir
 from fusegen.codegen import Source, emit
 from fusegen.grouping import collapse, ordered
-from fusegen.ir import Graph
+from fusegen.ir import Expr, Graph
 from fusegen.kernel import Buffer, Entry
 from fusegen.lower import remarked
 from fusegen.narrow import narrow_type, narrowed, shorter
@@ -62,7 +62,8 @@ def make_entry(program: Program, signature: Signature) -> Entry:
     arguments += [
         Buffer(name, dtypes[name], ordered(expr.extent), "output") for name, expr in graph.outputs
     ]
-    return Entry(program.name, kernels, tuple(arguments), grouping, compute)
+    alike = _below_maxima(graph)
+    return Entry(program.name, kernels, tuple(arguments), grouping, compute, alike)
 
 
 def _depends_on_sums(graph: Graph) -> bool:
@@ -80,8 +81,24 @@ def _compares_with_maxima(graph: Graph) -> bool:
     not promise.
     """
     nodes = ir.topological(graph.roots)
-    is_saved = any(ir.name_of(leaf).startswith(STATISTIC + "amax") for leaf in graph.inputs)
-    return is_saved or any(n.op == "reduce" and n.attrs[0] in ("argmax", "amax") for n in nodes)
+    return any(_is_largest(n) or (n.op == "reduce" and n.attrs[0] == "argmax") for n in nodes)
+
+
+def _is_largest(node: Expr) -> bool:
+    """Whether it is the value in which gradients are shared among those that equal it."""
+    if node.op == "reduce":
+        return node.attrs[0] == "amax"
+    return node.op == "input" and ir.name_of(node).startswith(STATISTIC + "amax")
+
+
+def _below_maxima(graph: Graph) -> frozenset[str]:
+    """The operations behind the elements of which gradients ask whether they equal a maximum."""
+    found: set[str] = set()
+    for node in ir.topological(graph.roots):
+        is_sought = node.op == "eq" and any(map(_is_largest, node.args))
+        if is_sought or (node.op == "reduce" and _is_largest(node)):
+            found |= {n.op for n in ir.topological(node.args)}
+    return frozenset(found)
 
 
 def source(chain: Chain, programs: Sequence[Program], signature: Signature) -> Source:

@@ -86,7 +86,7 @@ class Kernel:
 @dataclass(frozen=True)
 class Entry:
     """One callable of a module: its kernels in launch order, and the tensors it is called with,
-    in order.
+    in order. What the operations in `alike` give has to be the same to the last bit in every loop.
     """
 
     name: str
@@ -94,3 +94,4 @@ class Entry:
     arguments: tuple[Buffer, ...]  # inputs, then outputs
     grouping: Grouping
     compute: str
+    alike: frozenset[str] = frozenset()

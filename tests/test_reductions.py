@@ -1,6 +1,7 @@
 """Reductions and softmax inside chains: shapes, ties, values that are no numbers, any layout."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -115,6 +116,43 @@ def test_rows_with_values_that_are_no_numbers_come_out_as_in_eager(name, is_stri
     x = x.T.contiguous() if is_strided else x
     fused = fusegen.compile(name.format(1 - is_strided))
     torch.testing.assert_close(fused(x), fused.reference(x), equal_nan=True)
+
+
+# The loop that finds a maximum and those that look for it again become vector code or not, each for
+# itself, and vector variants of these functions differ from the plain ones in the last bit.
+BEFORE_A_MAXIMUM = [
+    "logsigmoid | elu | amax({}, True) | add(t) | hardswish | hardswish | silu",
+    "tanh | gelu | amin({}, True) | mul(t) | mish",
+    "exp | sin | neg | amax({}) | sigmoid",
+    "gelu | layernorm | softplus | amax({}, True) | rsub(t) | gelu",
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("text", BEFORE_A_MAXIMUM)
+def test_a_maximum_is_found_again_behind_functions(text, axis, dtype, device):
+    x = torch.randn(36, 37, dtype=dtype, device=device)
+    operands = [torch.randn_like(x)] if "(t)" in text else []
+    fused = fusegen.compile(text.format(axis))
+    tensors = [t.requires_grad_() for t in (x, *operands)]
+    ours, eager = outcome(fused, tensors), outcome(fused.reference, tensors)
+    for a, b in zip(ours.tensors, eager.tensors, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("tanh | amax(1) | log1p", {"log1p"}),
+        ("tanh | softmax(1) | log1p", {"exp", "log1p", "tanh"}),
+        ("tanh | max(1) | log1p", {"log1p", "tanh"}),
+    ],
+)
+def test_no_vector_code_stands_before_a_maximum_that_is_looked_for(text, names):
+    source = fusegen.compile(text).source("cpp", "float64", grad=True, shape=(3, 4))
+    declared = re.findall(r"simd\(.*\)\)\) double (\w+)\(", source)
+    assert set(declared) == names
 
 
 def test_a_maximum_of_all_is_shared_by_equal_ones(device):
