@@ -84,7 +84,7 @@ FLAGS = {
             "-fno-trapping-math",
             "-ffp-contract=off",
             "-fno-thread-jumps",
-            "-std=c++17",
+            "-std=gnu++14",
         ),
         nvcc=(),
         link=("-fopenmp", "-Wl,-Bsymbolic"),

@@ -67,7 +67,7 @@ def build(text: str, folder: Path) -> ctypes.CDLL:
     folder.mkdir(parents=True, exist_ok=True)
     file, library = folder / "emulated.cpp", folder / "emulated.so"
     file.write_text(translated(text))
-    command = ["g++", "-O1", "-std=c++20", "-fPIC", "-shared", "-ffp-contract=off", "-w"]
+    command = ["g++", "-O1", "-std=c++17", "-fPIC", "-shared", "-ffp-contract=off", "-w"]
     command += ["-fno-gnu-unique", "-U_FORTIFY_SOURCE"]  # globals of its own; jumps between stacks
     command += [f"-I{HEADER}", "-o", str(library), str(file)]
     subprocess.run(command, check=True, capture_output=True, text=True)

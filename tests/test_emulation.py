@@ -354,7 +354,7 @@ int main() {
 }
 """
     (tmp_path / "waits.cpp").write_text(translated(text))
-    command = ["g++", "-std=c++20", "-w", f"-I{HEADER}", "-o", "waits", "waits.cpp"]
+    command = ["g++", "-std=c++17", "-w", f"-I{HEADER}", "-o", "waits", "waits.cpp"]
     subprocess.run(command, cwd=tmp_path, check=True)
     said = subprocess.run([tmp_path / "waits"], capture_output=True, text=True)
     assert said.returncode == 3

@@ -7,7 +7,6 @@
 #include <setjmp.h>
 #include <ucontext.h>
 
-#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -193,12 +192,12 @@ template <typename A, typename B>
 auto max(A a, B b) {
   return a > b ? a : b;
 }
-inline int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }
+inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
 inline uint32_t __umulhi(uint32_t a, uint32_t b) { return static_cast<uint32_t>((uint64_t{a} * b) >> 32); }
-inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
-inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
-inline int64_t __double_as_longlong(double x) { return std::bit_cast<int64_t>(x); }
-inline double __longlong_as_double(int64_t x) { return std::bit_cast<double>(x); }
+inline unsigned __float_as_uint(float x) { return __builtin_bit_cast(unsigned, x); }
+inline float __uint_as_float(unsigned x) { return __builtin_bit_cast(float, x); }
+inline int64_t __double_as_longlong(double x) { return __builtin_bit_cast(int64_t, x); }
+inline double __longlong_as_double(int64_t x) { return __builtin_bit_cast(double, x); }
 inline float __fdividef(float a, float b) { return a * (1.0f / b); }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
