@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+import torch
 
+import fusegen
 from fusegen import ir
 from fusegen.dsl import chain
 from fusegen.errors import ChainError
@@ -80,6 +82,22 @@ def test_every_primitive_is_an_op() -> None:
 def test_an_alias_is_the_op_itself() -> None:
     assert lookup("layer_norm") is lookup("layernorm")
     assert "layer_norm" not in OPS
+
+
+@pytest.mark.parametrize("step", ["clip(0.5)", "multiply(2)", "arctanh", "greater_equal(bound)"])
+def test_torchs_other_names_are_understood(step: str) -> None:
+    alias, *_ = step.split("(")
+    assert getattr(fusegen, alias) is lookup(alias)
+    assert chain(step) == chain(step.replace(alias, ALIASES[alias]))
+
+
+def test_an_alias_that_torch_has_is_torchs_name_of_the_same() -> None:
+    x = torch.linspace(0.1, 0.9, 7, dtype=torch.float64)
+    for alias, name in ALIASES.items():
+        if hasattr(torch, alias) and OPS[name].is_primitive:
+            others = [torch.full_like(x, 0.5)] * (ir.ARITY[name] - 1)
+            found, wanted = (getattr(torch, n)(x, *others) for n in (alias, name))
+            torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
 
 
 def test_a_signature_tells_tensors_constants_and_keywords_apart() -> None:

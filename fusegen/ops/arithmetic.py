@@ -66,6 +66,7 @@ def _bounds_problem(min: float | None, max: float | None) -> str | None:
 
 @op(
     reference="torch.clamp",
+    aliases=["clip"],
     samples=[(-1.0, 1.0), (0.0, None), (None, 0.5), (1.0, -1.0)],
     ulp=0,
     check=_bounds_problem,

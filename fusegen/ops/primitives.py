@@ -142,6 +142,21 @@ _ROWS: dict[
     "logical_not": ("Whether the running value is false.", (), "torch.logical_not", 0, ((),)),
 }
 
+# torch's other names for the same.
+_ALIASES: dict[str, tuple[str, ...]] = {
+    "sub": ("subtract",),
+    "mul": ("multiply",),
+    "div": ("divide", "true_divide"),
+    "neg": ("negative",),
+    "abs": ("absolute",),
+    **{f"a{name}": (f"arc{name}",) for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh")},
+    "lt": ("less",),
+    "le": ("less_equal",),
+    "gt": ("greater",),
+    "ge": ("greater_equal",),
+    "ne": ("not_equal",),
+}
+
 
 def _apply(name: str, x: Expr | Number, *args: Expr | Number, **kwargs: Expr | Number) -> Expr:
     by_keyword = [kwargs.pop(p.name) for p in _ROWS[name][1][len(args) :] if p.name in kwargs]
@@ -164,6 +179,7 @@ def _register(name: str) -> Op:
             function=function,
             declared=parameters,
             doc=doc,
+            aliases=_ALIASES.get(name, ()),
             reference=reference,
             samples=samples,
             ulp=ulp,
