@@ -222,10 +222,11 @@ def derivative(
 
 def _over_windows(share: Expr, leaf: Expr) -> Expr:
     """The share, said to vary within windows where the leaf does: so its tensor is a whole one."""
-    missing = {a for a in leaf.extent - share.extent if a > 0}
-    if not missing:
+    within = {a for a in leaf.extent if a > 0}
+    if within <= share.extent:
         return share
-    return ir.primitive("where", ir.position(missing, leaf.rank) >= 0, share, NO_SHARE)
+    # The position along all of them, which a kernel knows of its windows.
+    return ir.primitive("where", ir.position(within, leaf.rank) >= 0, share, NO_SHARE)
 
 
 def _fresh(name: str, taken: set[str]) -> str:

@@ -103,6 +103,13 @@ CASES = [
     ("relu | max_pool2d(3, 2, 1)", (2, 3, 7, 9), [], {"layout": "channels_last"}, "slide cover"),
     ("mul(w) | max_pool2d(2, 1, 0, 2)", (2, 3, 5, 6), [(5, 1)], {}, "slide cover"),
     (
+        "addcmul(u, v) | avg_pool2d((2, 1), None, (1, 0))",
+        (2, 3, 8, 5),
+        [(3, 8, 1), (2, 3, 8, 5)],
+        {},
+        "slide cover",
+    ),
+    (
         "mul_channel | avg_pool3d(3, 2, 1, True, False) | tanh",
         (1, 2, 4, 5, 6),
         [(2,)],

@@ -38,6 +38,7 @@ CASES = [
     ("tanh | avg_pool2d(3, 2, 1, True, False) | gelu | mul(other)", (2, 2, 6, 6), [(2, 2, 4, 4)]),
     ("avg_pool2d(3, 2, 1, True, True) | gelu", (2, 2, 6, 6), []),
     ("avg_pool2d(2, 3) | tanh", (2, 2, 7, 8), []),
+    ("addcmul(u, v) | avg_pool2d((2, 1), None, (1, 0))", (2, 8, 3), [(2, 8, 1), (2, 8, 3)]),
     ("max_pool2d((2, 3), (1, 2), (1, 0), (2, 1), True)", (2, 2, 6, 6), []),
     ("max_pool3d(3, 2, 1) | layernorm", (1, 2, 4, 5, 4), []),
     ("max_pool1d(3, 2, 1)", (2, 3, 7), []),
