@@ -9,6 +9,7 @@ from fusegen.bind import bind
 from fusegen.describe import Situation, assumed_shapes, is_mask
 from fusegen.emission import make_entry
 from fusegen.grouping import collapse
+from fusegen.ir import Graph
 from fusegen.ops import OPS
 from fusegen.program import derivative, forward
 from fusegen.signature import element_types, signature, with_derivative
@@ -113,6 +114,13 @@ def test_channels_last_makes_the_channel_the_innermost_group():
 def test_where_nothing_varies_there_is_still_one_group():
     forward_entry, _ = entries("gelu", x=())
     assert forward_entry.grouping.axes == ((),)
+
+
+def test_an_input_that_nothing_reads_is_grouped_as_the_others_are():
+    x, rows = ir.tensor("x", {-2, -1}, 2), ir.tensor("rows", {-2}, 2)
+    regrouped, _, grouping = collapse(Graph((x, rows), (("out", x * 2.0),)), (-2, -1), {})
+    assert grouping.axes == ((-2,), (-1,))
+    assert [(ir.name_of(i), i.extent) for i in regrouped.inputs] == [("x", {0, 1}), ("rows", {0})]
 
 
 def test_few_very_long_rows_are_shared_by_many_blocks():
