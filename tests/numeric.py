@@ -121,3 +121,10 @@ def assert_same_bits(ours, eager):
         torch.testing.assert_close(
             a, b, rtol=0, atol=0, equal_nan=True, msg=lambda m, name=name: f"{name}: {m}"
         )
+
+
+def has_right_second_derivatives(function, tensors):
+    """torch's gradgradcheck, with every cotangent there: that any may be missing is shown in
+    test_gradients.py, and each set of them is a build.
+    """
+    return torch.autograd.gradgradcheck(function, tensors, check_undefined_grad=False)

@@ -45,11 +45,12 @@ TAME = [
         "layernorm",
         "softmax",
         "log_softmax",
-        "mean",
-        "amax",
         "dropout",
     ),
+    *("rms_norm", "normalize", "group_norm", "instance_norm", "batch_norm"),
+    *("mean", "amax", "sum", "max", "logsumexp", "var"),
 ]
+REDUCTIONS = [name for name in TAME if OPS[name].shaping == "reduce"]
 
 
 @dataclass(frozen=True)
@@ -98,13 +99,15 @@ def chains(draw, longest=6):
             operands[f"t{len(operands)}"] = wide
             steps.append(f"{draw(st.sampled_from(['add', 'mul']))}(t{len(operands) - 1})")
         if shape == wide and draw(st.integers(0, 3)) == 0:
-            changes = [pooling(shape)] * (len(shape) > 1) + [view(shape)]
+            changes = [pooling(shape)] * (len(shape) > 1) + [view(shape), dropped(shape)]
             changed = draw(st.one_of(changes))
             seen = torch.empty(shape, device="meta", dtype=torch.float64)
             shape = wide = tuple(fusegen.compile(changed).reference(seen).shape)
             # What was kept has the shape of before; at times it is used, where it broadcasts.
             kept = kept if draw(st.integers(0, 3)) == 0 else []
             steps.append(changed)
+        if not shape:
+            break  # all is one number, and most steps want an axis
     text = " | ".join(steps)
     return Case(text, x, tuple((name, operands[name]) for name in chain(text).operands))
 
@@ -119,12 +122,14 @@ def step(draw, name, shape, operands, kept):
         axis = draw(st.integers(-len(shape), len(shape) - 1))
     if name == "dropout":
         return f"{draw(st.sampled_from(['dropout', 'alpha_dropout']))}(0.3, training=False)"
-    if "dim" in [p.name for p in op.parameters]:
+    if name in ("normalize", "rms_norm", "group_norm", "instance_norm", "batch_norm"):
+        return draw(norm(name, shape, operands, axis))
+    if name in REDUCTIONS:
         # A kept axis is widened again, so that what follows has the shape that it was drawn for.
-        if op.shaping == "same":
-            return f"{name}({axis})"
         wide = draw(operand(shape, operands, exact=True))
-        return f"{name}({axis}, keepdim=True) | add({wide})"
+        return f"{draw(reduction(name, shape))}, keepdim=True) | add({wide})"
+    if "dim" in [p.name for p in op.parameters]:
+        return f"{name}({axis})"
     if name == "layernorm":
         count = draw(st.integers(1, len(shape)))
         along = shape[-count:]
@@ -156,6 +161,46 @@ def step(draw, name, shape, operands, kept):
         elif p.name == "axis":
             arguments.append(f"axis={axis}")
     return f"{name}({', '.join(arguments)})"
+
+
+@st.composite
+def norm(draw, name, shape, operands, axis):
+    """A norm of some kind; of the last axis, where the shape has too few values for the kind."""
+    if name == "normalize":
+        return f"normalize({draw(st.sampled_from([1.0, 2.0, 3.0]))}, {axis}, 0.1)"
+    channels = shape[1] if len(shape) > 1 else 1
+    groups = draw(st.sampled_from([n for n in range(1, channels + 1) if channels % n == 0]))
+    values = {
+        "group_norm": math.prod(shape[1:]) // groups,
+        "instance_norm": math.prod(shape[2:]),
+        "batch_norm": math.prod(shape) // channels * (len(shape) > 1),
+    }
+    arguments = ["eps=0.1"]
+    along = (channels,)
+    if values.get(name, 0) < 2:
+        name, along = "rms_norm", (shape[-1],)
+    if name == "group_norm":
+        arguments.insert(0, str(groups))
+    if name == "batch_norm":
+        arguments.append("training=True")
+    # torch's group_norm wants no bias without a weight.
+    for parameter in ("weight",) if name == "rms_norm" else ("weight", "bias"):
+        if parameter == "bias" and "weight" not in arguments[-1]:
+            break
+        if draw(st.booleans()):
+            arguments.append(f"{parameter}={draw(operand(along, operands, exact=True))}")
+    return f"{name}({', '.join(arguments)})"
+
+
+@st.composite
+def reduction(draw, name, shape):
+    """The beginning of a reduction: of one axis, or at times of several."""
+    dims = [draw(st.integers(0, len(shape) - 1))]
+    if name != "max" and draw(st.integers(0, 2)) == 0:
+        dims = draw(st.lists(st.sampled_from(range(len(shape))), min_size=1, unique=True))
+    if name == "var" and math.prod(shape[d] for d in dims) < 2:
+        name = "mean"
+    return f"{name}({dims[0] if len(dims) == 1 else tuple(dims)}"
 
 
 @st.composite
@@ -211,6 +256,12 @@ def view(draw, shape):
         count //= parts[-1]
     sizes = tuple(draw(st.permutations([*parts, -1])))
     return f"reshape({sizes})" if kind == "reshape" else f"unflatten({first}, {sizes})"
+
+
+@st.composite
+def dropped(draw, shape):
+    """A reduction whose axes are gone."""
+    return f"{draw(reduction(draw(st.sampled_from(REDUCTIONS)), shape))})"
 
 
 def is_accepted(case):

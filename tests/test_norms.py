@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from numeric import outcome
+from numeric import has_right_second_derivatives, outcome
 from torch.nn import functional
 
 import fusegen
@@ -59,7 +59,7 @@ def test_a_chain_of_norms_is_eagers(text, operands, layout, device):
 def test_second_derivatives_are_right(text, operands, device):
     operands = [(2, *s[1:]) if s == SHAPE else s for s in operands]
     tensors = tensors_of(operands, device, shape=(2, *SHAPE[1:]))
-    assert torch.autograd.gradgradcheck(fusegen.compile(text), tensors)
+    assert has_right_second_derivatives(fusegen.compile(text), tensors)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from numeric import has_right_second_derivatives
 
 import fusegen
 from fusegen.dsl import chain
@@ -155,7 +156,7 @@ def test_values_and_gradients_pass_the_cuts(text: str) -> None:
     expected = torch.autograd.grad(wanted, tensors, cotangent)
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
-    assert torch.autograd.gradgradcheck(fused, tensors)
+    assert has_right_second_derivatives(fused, tensors)
 
 
 def test_the_last_segment_writes_into_out() -> None:
