@@ -52,6 +52,19 @@ class WindowView(KernelView):
         return self.window_size // self.inner_size
 
     @property
+    def place_of_position(self) -> tuple[str, str]:
+        """The line in which a position of a window lies, and where in it."""
+        size, p = self.inner_size, "position_value"
+        behind = (
+            self.reduced[self.reduced.index(self.inner_window) + 1 :] if self.inner_window else ()
+        )
+        step = math.prod(self.grouping.windows[-1 - g] for g in behind)
+        if step == 1:
+            return f"{p} / {size}", f"{p} % {size}"
+        # What is innermost in memory is not the last axis, as in an x that was transposed.
+        return f"{p} / {step * size} * {step} + {p} % {step}", f"{p} / {step} % {size}"
+
+    @property
     def row_groups(self) -> tuple[int, ...]:
         """The groups that tell the rows which leave partials: down to the last that a sum keeps."""
         kept = {g for _, buffer in self.kernel.sums for g in buffer.extent}

@@ -20,6 +20,7 @@ _NORM = "layernorm(weight, bias) | gelu"
 _CHANNEL = "layernorm(weight, bias, axis=1)"
 _SPREAD = "keep(y) | sum({0}) | keep(s) | recall(y) | amin({0}) | mul(s) | mul(y)"
 _CHAIN_A = "leaky_relu(0.2) | add_channel | clamp(-1, 1) | gelu"
+_LAST = "channels_last"
 _POOL = "leaky_relu(0.2) | mul_channel | max_pool2d(2)"
 # chain, x's shape, the operands' shapes, what else; the families that must be in the source
 CASES = [
@@ -118,6 +119,10 @@ CASES = [
     ),
     ("adaptive_avg_pool2d((3, 2)) | gelu | add_channel", (2, 3, 7, 5), [(3,)], {}, "slide cover"),
     (_POOL, (2, 8, 6, 16), [(8,)], {"layout": "channels_last"}, "window"),
+    # Innermost in memory is not the last of the pooled axes.
+    ("relu | mul(w) | max_pool3d(2)", (3, 4, 6, 8), [(4, 1, 1)], {"layout": _LAST}, "window"),
+    ("relu | max_pool3d(2)", (3, 17, 6, 9), [], {"layout": _LAST}, "window"),
+    ("mul(w) | avg_pool3d(2) | tanh", (3, 8, 6, 8), [(6, 8)], {"layout": _LAST}, "window"),
     # Maxima of rows: within a warp, over warps, over a team of blocks in one turn and in two.
     ("gelu | softmax(-1) | mul(2)", (9, 70), [], {}, "row"),
     ("softmax(-1)", (70, 3), [], {}, "row"),
