@@ -94,4 +94,4 @@ class Entry:
     arguments: tuple[Buffer, ...]  # inputs, then outputs
     grouping: Grouping
     compute: str
-    alike: frozenset[str] = frozenset()
+    alike: frozenset[str]

@@ -56,7 +56,9 @@ class WindowView(KernelView):
         """The line in which a position of a window lies, and where in it."""
         size, p = self.inner_size, "position_value"
         behind = (
-            self.reduced[self.reduced.index(self.inner_window) + 1 :] if self.inner_window else ()
+            self.reduced[self.reduced.index(self.inner_window) + 1 :]
+            if self.inner_window is not None
+            else ()
         )
         step = math.prod(self.grouping.windows[-1 - g] for g in behind)
         if step == 1:

@@ -127,7 +127,7 @@ def step(draw, name, shape, operands, kept):
     if name in REDUCTIONS:
         # A kept axis is widened again, so that what follows has the shape that it was drawn for.
         wide = draw(operand(shape, operands, exact=True))
-        return f"{draw(reduction(name, shape))}, keepdim=True) | add({wide})"
+        return f"{draw(reduction(name, shape, keepdim=True))} | add({wide})"
     if "dim" in [p.name for p in op.parameters]:
         return f"{name}({axis})"
     if name == "layernorm":
@@ -193,14 +193,14 @@ def norm(draw, name, shape, operands, axis):
 
 
 @st.composite
-def reduction(draw, name, shape):
-    """The beginning of a reduction: of one axis, or at times of several."""
+def reduction(draw, name, shape, keepdim):
+    """A reduction of one axis, or at times of several."""
     dims = [draw(st.integers(0, len(shape) - 1))]
     if name != "max" and draw(st.integers(0, 2)) == 0:
         dims = draw(st.lists(st.sampled_from(range(len(shape))), min_size=1, unique=True))
     if name == "var" and math.prod(shape[d] for d in dims) < 2:
         name = "mean"
-    return f"{name}({dims[0] if len(dims) == 1 else tuple(dims)}"
+    return f"{name}({dims[0] if len(dims) == 1 else tuple(dims)}, keepdim={keepdim})"
 
 
 @st.composite
@@ -261,7 +261,7 @@ def view(draw, shape):
 @st.composite
 def dropped(draw, shape):
     """A reduction whose axes are gone."""
-    return f"{draw(reduction(draw(st.sampled_from(REDUCTIONS)), shape))})"
+    return draw(reduction(draw(st.sampled_from(REDUCTIONS)), shape, keepdim=False))
 
 
 def is_accepted(case):

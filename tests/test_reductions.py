@@ -138,7 +138,9 @@ def test_a_maximum_is_found_again_behind_functions(text, axis, dtype, device):
     tensors = [t.requires_grad_() for t in (x, *operands)]
     ours, eager = outcome(fused, tensors), outcome(fused.reference, tensors)
     for a, b in zip(ours.tensors, eager.tensors, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+        # A maximum that is not found again is a NaN; the rest is rounding of a few operations.
+        tolerance = 1e-4 if dtype == torch.float32 else 1e-11
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize(
