@@ -31,6 +31,7 @@ def make_entry(program: Program, signature: Signature) -> Entry:
     if tier is not None and program.name != "forward":
         tier, allow_fused = tier.for_derivatives, tier.holds_derivatives and allow_fused
         tier = tier if tier.holds_derivatives else None
+    held = [g for g, axes in enumerate(grouping.axes) if signature.tier_axes.intersection(axes)]
     kernels = schedule(
         graph,
         dtypes,
@@ -39,6 +40,7 @@ def make_entry(program: Program, signature: Signature) -> Entry:
         prefix=program.name,
         allow_fused=allow_fused,
         tier=tier,
+        tier_axes=frozenset(held),
         holds_dear=TARGETS[signature.target].holds_dear,
         is_sliding=bool(grouping.slides),
     )
@@ -67,12 +69,32 @@ def make_entry(program: Program, signature: Signature) -> Entry:
 
 
 def _depends_on_sums(graph: Graph) -> bool:
-    """Whether elements depend on what others add up to; a maximum is exact in any order."""
+    """Whether elements depend on what others add up to, or are only added up; a maximum is exact in
+    any order.
+    """
     nodes = ir.topological(graph.roots)
+    if _adds_all_up(graph):
+        return True
     used = {a for n in nodes for a in n.args}
     saved = tuple(STATISTIC + kind for kind in _SUMS)
     is_saved = any(ir.name_of(leaf).startswith(saved) for leaf in graph.inputs)
-    return is_saved or any(n.op == "reduce" and n.attrs[0] in _SUMS and n in used for n in nodes)
+    return is_saved or any(_is_sum(n) and n in used for n in nodes)
+
+
+def _adds_all_up(graph: Graph) -> bool:
+    """Whether nothing is computed of elements but what goes into sums."""
+    widest = max((len(n.extent) for n in ir.topological(graph.roots)), default=0)
+    waiting, beyond = list(graph.roots), set[Expr]()
+    while waiting:
+        node = waiting.pop()
+        if node not in beyond and not _is_sum(node):
+            beyond.add(node)
+            waiting += node.args
+    return not any(n.op in ir.ARITY and len(n.extent) == widest for n in beyond)
+
+
+def _is_sum(node: Expr) -> bool:
+    return node.op == "reduce" and node.attrs[0] in _SUMS
 
 
 def _compares_with_maxima(graph: Graph) -> bool:

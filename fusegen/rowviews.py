@@ -265,6 +265,8 @@ class RowView(StretchingView):
             fits = words <= most and self.lanes > 1 and not held
             most_threads = 1024 if fits and self._words == 1 else 512
             return most_threads // self.threads
+        if self.is_light:
+            return max(1, self.kernel.tier.resident // self.threads)
         # Doubles take two registers each.
         few_threads = 512 // self._words
         if self.sums:

@@ -9,7 +9,7 @@ once. Where they are in cache it cuts what is dear: to keep what was merely read
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fusegen import ir
@@ -26,14 +26,18 @@ Stage = tuple[Reduction, ...]
 Held = tuple[tuple[tuple[Expr, Expr], ...], ...]
 
 
-def rowwise_kernel(state: Pass, tier: Tier | None, holds_dear: Sequence[str] = ()) -> None:
+def rowwise_kernel(
+    state: Pass, tier: Tier | None, tier_axes: Extent, holds_dear: Sequence[str] = ()
+) -> None:
     """One kernel for every full-size output whose reductions share their axes: a row, or a column
-    of strided rows. With a tier, or in a family that holds what is dear, the sums over rows are
-    part of it.
+    of strided rows. With a tier, which is for rows along certain axes, or in a family that holds
+    what is dear, the sums over rows are part of it.
     """
     domain = frozenset[int]().union(*(e.extent for e in ir.topological(state.pending.values())))
     axes = _axes_of_rows(state, domain)
-    if axes is None:
+    if tier is not None and axes is None and _reduces_packs(state, domain, tier, tier_axes):
+        axes = tier_axes
+    if axes is None or (tier is not None and axes != tier_axes):
         return
     rest = domain - axes
     family: Family = "row" if max(axes) == max(domain) else "column"
@@ -92,7 +96,9 @@ def rowwise_kernel(state: Pass, tier: Tier | None, holds_dear: Sequence[str] = (
         values = [next(images) for _ in values]
         marks = remarked(marks, dict(zip(nodes, images, strict=True)))
         alone = Staged(tuple(stages), tuple(values), marks=marks)
-        work = carry(alone, levels, domain, state.fresh, is_on_chip=tier is not None)
+        narrow = {i for i, b in state.buffers.items() if ITEM_BYTES[b.dtype] <= 2}
+        narrow = narrow if tier is not None and tier.resident else set()
+        work = carry(alone, levels, domain, state.fresh, is_on_chip=tier is not None, narrow=narrow)
         if tier is not None and tier.is_shared and len(stages) == 1:
             in_place = _in_place(work, levels, domain, state)
             if in_place is None:  # what was read is at hand for the next stage
@@ -165,6 +171,16 @@ def _axes_of_rows(state: Pass, domain: Extent) -> Extent | None:
     return axes if groups == list(range(groups[0], groups[-1] + 1)) else None
 
 
+def _reduces_packs(state: Pass, domain: Extent, tier: Tier, axes: Extent) -> bool:
+    """Whether rows of which nothing is used again are reduced at once by a block that holds them,
+    in packs.
+    """
+    if tier.is_shared or (max(axes) == max(domain) and tier.lanes == 1):
+        return False
+    found = [r for r in reduces_below(state.pending.values()) if r.args[0].extent == domain]
+    return bool(found) and all(ir.reduction(r)[1] == axes for r in found)
+
+
 def _rows_first(reduces: Sequence[Expr], domain: Extent, axes: Extent) -> dict[Expr, Expr]:
     """Sums over more than a row, or over more than all rows, taken in two steps."""
     new = {}
@@ -226,9 +242,11 @@ def carry(
     fresh: Callable[[str], str],
     *,
     is_on_chip: bool,
+    narrow: Collection[Expr] = (),
 ) -> Staged:
     """The same work, where each stage leaves for later ones what they need of it: on the chip, all
-    but what was read; else what is dear. Each value is computed at its level.
+    but what was read, or follows in a few instructions from two tensors that are narrow, which
+    take no more room; else what is dear. Each value is computed at its level.
     """
     # Every expression with its level: a stage's terms at its own.
     exprs = [(r.value, i) for i, stage in enumerate(work.stages) for r in stage]
@@ -240,7 +258,7 @@ def carry(
         unknown = {leaf for s in work.stages[i:] for r in s for _, leaf in r.results}
         later = [e for e, level in exprs if level > i]
         if is_on_chip:
-            cut = _values_to_carry(later, domain, unknown)
+            cut = _values_to_carry(later, domain, unknown, narrow)
         else:
             now = set(ir.topological([e for e, level in exprs if level == i]))
             dear = {n for n in now if n.op in FUNCTIONS}
@@ -280,7 +298,9 @@ def _in_place(
     return dict(zip(left, free, strict=False)) if len(left) <= len(free) else None
 
 
-def _values_to_carry(later: Sequence[Expr], domain: Extent, unknown: set[Expr]) -> list[Expr]:
+def _values_to_carry(
+    later: Sequence[Expr], domain: Extent, unknown: set[Expr], narrow: Collection[Expr]
+) -> list[Expr]:
     """What has to be kept of the elements until the unknown is known, apart from what was read."""
 
     def is_read(node: Expr) -> bool:
@@ -291,8 +311,9 @@ def _values_to_carry(later: Sequence[Expr], domain: Extent, unknown: set[Expr]) 
         below = ir.topological([node])
         sources = [n for n in below if is_read(n)]
         is_dear = any(n.op in DEAR for n in below if n.extent == domain)
-        # What follows from one tensor in a few instructions is had again from that.
-        kept += [node] if is_dear or len(sources) > 1 else sources
+        # What follows from one tensor, or two narrow ones, in a few instructions is had again.
+        is_small = len(sources) == 1 or (len(sources) == 2 and all(n in narrow for n in sources))
+        kept += [node] if is_dear or not is_small else sources
     return [n for n in dict.fromkeys(kept) if n.op != "input"]
 
 

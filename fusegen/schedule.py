@@ -42,6 +42,7 @@ def schedule(
     prefix: str,
     allow_fused: bool = True,
     tier: Tier | None = None,
+    tier_axes: ir.Extent = frozenset(),
     holds_dear: Sequence[str] = (),
     is_sliding: bool = False,
 ) -> tuple[Kernel, ...]:
@@ -49,8 +50,9 @@ def schedule(
 
     dtypes names each input's and output's element type; sums and statistics pass through memory as
     sum_dtype. With allow_fused False, reductions that elements use again take a pass each, over
-    many blocks: for rows that are too long to be worked on as a whole. With a tier, rows are held
-    on the chip; where their family is among holds_dear, what is dear of them is held in cache.
+    many blocks: for rows that are too long to be worked on as a whole. With a tier, rows along
+    tier_axes are held on the chip; where their family is among holds_dear, what is dear of them is
+    held in cache.
     is_sliding says that windows are no tiles.
     """
     verify(graph)
@@ -76,10 +78,11 @@ def schedule(
         slidewise_kernels(state, window)
     elif window:
         windowwise_kernel(state, window)
-    elif allow_fused:
-        rowwise_kernel(state, tier, holds_dear)
     while state.pending:
-        _level(state)
+        if allow_fused and not window:
+            rowwise_kernel(state, tier, tier_axes, holds_dear)
+        if state.pending:
+            _level(state)
     return tuple(state.kernels)
 
 

@@ -35,6 +35,7 @@ class Signature:
     index_bits: int
     allow_fused: bool
     tier: Tier | None
+    tier_axes: ir.Extent = frozenset()  # of the rows that are held by it
 
     def text(self, programs: Sequence[Program]) -> str:
         """A line for the banner."""
@@ -95,10 +96,10 @@ def signature(
     mentioned = {name for p in programs for name in (*p.input_names, *p.output_names)}
     dtypes = {name: dtype for name, dtype in dtypes.items() if name in mentioned}
     _require_exact_positions(programs, dtypes, bound)
-    tier = None
+    tier, axes = None, _last_reduced(programs[0])
     allow_fused = not _has_few_long_rows(programs[0], bound)
     if TARGETS[target].holds_rows and not bound.windows:
-        tier = _tier(programs, dtypes, bound, order, processors)
+        tier = _tier(axes, programs, dtypes, bound, order, processors) if axes else None
         allow_fused = tier is not None
     return Signature(
         target,
@@ -107,6 +108,7 @@ def signature(
         64 if TARGETS[target].is_wide or math.prod(bound.domain) >= 1 << 31 else 32,
         allow_fused,
         tier,
+        axes if tier is not None else frozenset(),
     )
 
 
@@ -129,17 +131,14 @@ def _require_exact_positions(
 
 
 def _tier(
+    axes: ir.Extent,
     programs: Sequence[Program],
     dtypes: Mapping[str, str],
     bound: Bound,
     order: Sequence[int],
     processors: int,
 ) -> Tier | None:
-    """How the first program's rows, and the others' after it, are held on the chip."""
-    reduced = _reduced(programs[0])
-    if len(reduced) != 1:
-        return None
-    (axes,) = reduced
+    """How rows along these axes are held on the chip, in the first program and the others."""
     widest = max(_widest(p, axes, dtypes) for p in programs)
     words = [_words(p, dtypes) for p in programs]
     length = math.prod(bound.domain[a] for a in axes)
@@ -173,6 +172,19 @@ def _stretch(
     if {a for a in order if a in axes and a not in lead} != set(order[-len(axes - lead) :]):
         return 0
     return math.prod(bound.domain[a] for a in axes - lead)
+
+
+def _last_reduced(program: Program) -> ir.Extent:
+    """The axes reduced last: none over others depends on those; () where there are none such."""
+    nodes = [n for n in ir.topological(program.graph.roots) if n.op == "reduce"]
+    found, before = set[ir.Extent](), set[ir.Extent]()
+    for node in nodes:
+        _, axes = ir.reduction(node)
+        found.add(axes)
+        below = (n for n in ir.topological(node.args) if n.op == "reduce")
+        before |= {ir.reduction(n)[1] for n in below} - {axes}
+    last = found - before
+    return last.pop() if len(last) == 1 else frozenset()
 
 
 def _reduced(program: Program) -> set[ir.Extent]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
+from fusegen import ir
 from fusegen.indexing import Read
 from fusegen.mergeviews import MergingView
 from fusegen.reductionviews import ReductionView
 from fusegen.statements import ElementFunction
+from fusegen.target import DEAR, ITEM_BYTES
 from fusegen.tiers import LEAST_STRETCH
 
+_MOST_HELD = 36864  # registers of a multiprocessor for light kernels' elements
 MOST_AT_ONCE = 16  # elements of a row in the hands of a thread
 
 
@@ -21,7 +25,23 @@ class StretchingView(MergingView):
         """How many elements of a row a thread holds."""
         assert self.kernel.tier is not None
         tier = self.kernel.tier
-        return tier.summing_elements if self.sums or self.stretches else tier.elements
+        if self.sums or self.stretches:
+            return tier.summing_elements
+        return tier.light_elements if self.is_light else tier.elements
+
+    @cached_property
+    def is_light(self) -> bool:
+        """Whether a thread holds so little that many fit on a multiprocessor."""
+        tier = self.kernel.tier
+        if tier is None or not tier.resident or self.sums or self.stretches:
+            return False
+        full = [r for r in self._loaded if r.extent >= {*self.domain, *self.reduced}]
+        words = sum(ITEM_BYTES[r.buffer.dtype] for r in full) / 4
+        for _, value in (pair for pairs in self.kernel.held for pair in pairs):
+            # What is dear to compute takes registers of its own.
+            words += 2 if any(n.op in DEAR for n in ir.topological([value])) else 1
+        words += len(self.stages) > 1 and bool(self.element_stores)
+        return words * tier.light_elements * tier.resident <= _MOST_HELD
 
     @property
     def is_crowded(self) -> bool:

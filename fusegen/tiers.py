@@ -8,30 +8,68 @@ fixed when the kernel is compiled; the tiers are few so that a new shape seldom 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-# (longest row, elements a thread, the same where it adds up columns too, threads a block), measured
-# on an H200: forward kernels gain from fewer and longer shares, sums by column from more threads.
+
+class _Rows(NamedTuple):
+    """Rows of up to so many elements: how many a thread holds, the same where it adds up columns
+    too, threads a block, and what a Tier has of light kernels.
+    """
+
+    longest: int
+    elements: int
+    summing_elements: int
+    threads: int
+    light_elements: int = 0
+    resident: int = 0
+
+
+# Measured on an H200: forward kernels gain from fewer and longer shares, as long as enough blocks
+# are there at once to wait for each other; sums by column from more threads.
 _ROWS = (
-    (512, 16, 8, 256),
-    (768, 24, 8, 256),
-    (4096, 16, 8, 512),
-    (8192, 16, 8, 1024),
-    (8192, 16, 16, 512),
-    (16384, 32, 8, 512),
+    _Rows(512, 16, 8, 256),
+    _Rows(768, 24, 8, 256),
+    _Rows(4096, 16, 8, 512),
+    _Rows(8192, 16, 8, 1024, 32, 768),
+    _Rows(8192, 16, 16, 512, 32, 768),
+    _Rows(16384, 32, 8, 512),
+)
+_ROWS_OF_SEVERAL = (  # of two and more tensors
+    _Rows(512, 16, 8, 256),
+    _Rows(768, 24, 8, 256, 12, 1024),
+    _Rows(768, 16, 8, 512, 12, 1024),
+    _Rows(4096, 16, 8, 512, 16, 768),
+    _Rows(8192, 16, 8, 1024),
+    _Rows(8192, 16, 16, 512),
+    _Rows(16384, 32, 8, 512),
 )
 _NARROW_ROWS = (  # elements of two bytes
-    (512, 16, 8, 256),
-    (4096, 32, 16, 256),
-    (8192, 32, 16, 512),
-    (16384, 32, 16, 512),
+    _Rows(512, 16, 8, 256),
+    _Rows(4096, 32, 16, 256, 32, 1536),
+    _Rows(8192, 32, 16, 512, 32, 1536),
+    _Rows(16384, 32, 16, 512, 32, 1536),
 )
-_NARROW_ROWS_OF_SEVERAL = (  # of two and more tensors
-    (512, 16, 8, 256),
-    (1024, 32, 16, 256),
-    (4096, 16, 16, 256),
-    (8192, 32, 16, 512),
-    (16384, 32, 16, 512),
+_NARROW_ROWS_OF_SEVERAL = (
+    _Rows(512, 16, 8, 256),
+    _Rows(1024, 32, 16, 256, 32, 1024),
+    _Rows(4096, 16, 16, 256, 32, 1024),
+    _Rows(8192, 32, 16, 512, 32, 1024),
+    _Rows(16384, 32, 16, 512, 32, 1024),
 )
+_SINGLE_ROWS = (  # where neighbours come one by one
+    _Rows(128, 8, 8, 256, 8, 1536),
+    _Rows(2048, 16, 8, 256, 24, 768),
+    _Rows(4096, 16, 8, 512, 24, 768),
+    _Rows(8192, 16, 8, 1024, 24, 768),
+    _Rows(8192, 16, 16, 512, 24, 768),
+    _Rows(16384, 32, 8, 512),
+)
+_TABLES = {  # by whether elements have two bytes, and whether there are several tensors
+    (False, False): _ROWS,
+    (False, True): _ROWS_OF_SEVERAL,
+    (True, False): _NARROW_ROWS,
+    (True, True): _NARROW_ROWS_OF_SEVERAL,
+}
 _TEAM_ELEMENTS, _TEAM_THREADS = 16, 512  # of a block that has a share of a row
 _NARROW_TEAM_ELEMENTS = 32
 # Rows that fall into stretches gain from twice the blocks, while a team has no more than these.
@@ -65,7 +103,9 @@ class Tier:
     blocks may be needed. has_stretches says that rows fall into stretches of equal length, and not
     too short ones: what tensors and gradients have one value of, such as the channels of a group.
     holds_derivatives says that rows are held for gradients too, and not gone over twice;
-    derivative_elements is how many a thread holds there, where they are not as many.
+    derivative_elements is how many a thread holds there, where they are not as many. Forward
+    kernels that hold little are light: light_elements a thread, and so many threads resident, which
+    is how many a multiprocessor is to have at once; 0 where there are none such.
     """
 
     elements: int
@@ -76,11 +116,13 @@ class Tier:
     has_stretches: bool = False
     holds_derivatives: bool = True
     derivative_elements: int = 0
+    light_elements: int = 0
+    resident: int = 0
 
     @property
     def for_derivatives(self) -> Tier:
         """The tier of gradients, which hold more of each element."""
-        return replace(self, elements=self.derivative_elements or self.elements)
+        return replace(self, elements=self.derivative_elements or self.elements, resident=0)
 
     @property
     def is_shared(self) -> bool:
@@ -130,19 +172,23 @@ def row_tier(
     # Single elements need an address each.
     most = _WORDS // 2 if lanes == 1 else _WORDS
     is_narrow = widest <= 2
-    narrow = _NARROW_ROWS_OF_SEVERAL if forward_words > 1 else _NARROW_ROWS
-    for longest, elements, summing, threads in narrow if is_narrow else _ROWS:
+    table = _SINGLE_ROWS if lanes == 1 else _TABLES[is_narrow, forward_words > 1]
+    for row in table:
+        longest, elements, summing, threads, *light = row
         fits = elements * (forward_words if is_narrow and lanes > 1 else words) <= most
         fits = fits and summing * words <= (most if threads <= 512 else _FEW_WORDS)
         if length <= longest and fits:
             # Three tensors in shares take longer than two passes over memory.
             is_held = not is_narrow or words < 3 or length <= summing * threads
             fewer = elements if elements * words <= most else summing
+            light = [0, 0] if has_stretches else light
             return Tier(
                 *(elements, summing, lanes, threads, longest),
                 has_stretches=has_stretches,
                 holds_derivatives=is_held,
                 derivative_elements=fewer,
+                light_elements=light[0],
+                resident=light[1],
             )
     # Many tensors, wide elements or long rows: shares for a team of blocks.
     whole = _NARROW_TEAM_ELEMENTS if widest <= 2 and lanes > 1 else _TEAM_ELEMENTS

@@ -301,6 +301,16 @@ class KernelView(Indexing):
         return [r for r in self.partial_reads if self.last in r.extent]
 
     @property
+    def steady(self) -> list[tuple[str, str]]:
+        """(type, name) of what is the same all along the innermost group, and is asked for at each
+        of its elements.
+        """
+        uniform = {r.name for r in self.uniform_reads}
+        once = self.values.once
+        found = {name for _, name in once.results} if once else set[str]()
+        return [pair for pair in self.values.leaves if pair[1] in uniform | found]
+
+    @property
     def single_reads(self) -> list[Read]:
         """What is asked for element by element: positions, and noise."""
         return [r for r in self.reads if r.buffer.is_computed or r.buffer.dtype == "noise"]
@@ -318,7 +328,7 @@ class KernelView(Indexing):
     @property
     def threads(self) -> int:
         """Threads in a block."""
-        return {"pointwise": 128, "finalise": 512}.get(self.family, 256)
+        return {"pointwise": 64, "finalise": 512}.get(self.family, 256)
 
     @property
     def accumulated(self) -> list[ReductionView]:
@@ -359,7 +369,7 @@ class KernelView(Indexing):
     @property
     def accumulator_bytes(self) -> int:
         """The size of the largest accumulator."""
-        numbers = {"sum": 1, "moments": 3, "max": 2, "peak": 1, "pick": 1}
+        numbers = {"sum": 1, "moments": 4, "max": 2, "peak": 1, "pick": 1}
         width = 8 if self.compute == "double" or self.family == "finalise" else 4
         return width * max((numbers[r.kind] for r in self.reductions), default=0)
 

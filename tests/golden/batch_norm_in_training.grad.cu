@@ -46,6 +46,11 @@ __device__ __forceinline__ float exp2_flushed(float x) {
   return result;
 }
 
+// A quotient of what is small beside the mean.
+[[maybe_unused]] __device__ __forceinline__ float ratio(float a, float b) { return b > 0 ? __fdividef(a,
+    b) : 0.0f; }
+[[maybe_unused]] __device__ __forceinline__ double ratio(double a, double b) { return b > 0 ? a / b : 0.0; }
+
 // N neighbours, moved by one access.
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Pack {
@@ -88,18 +93,18 @@ __device__ __forceinline__ Pack<T, N> load(const T* from) {
   return pack;
 }
 
-// Neighbours wherever they lie: by as few accesses as their address allows.
+// Neighbours, the first `left` of them here, the others in another row, by as few accesses as their addresses allow.
 template <int N, typename T>
-__device__ __forceinline__ Pack<T, N> load_anywhere(const T* from) {
+__device__ __forceinline__ Pack<T, N> load_anywhere(const T* here, const T* next, Index left) {
   constexpr int kPart = sizeof(T) * N > 16 ? 16 / sizeof(T) : N;
   Pack<T, N> pack;
-  if (reinterpret_cast<uintptr_t>(from) % (sizeof(T) * kPart) == 0) {
+  if (left >= N && reinterpret_cast<uintptr_t>(here) % (sizeof(T) * kPart) == 0) {
 #pragma unroll
     for (int n = 0; n < N; n += kPart) *reinterpret_cast<Pack<T,
-        kPart>*>(pack.at + n) = load<kPart>(from + n);
+        kPart>*>(pack.at + n) = load<kPart>(here + n);
   } else {
 #pragma unroll
-    for (int n = 0; n < N; ++n) pack.at[n] = from[n];
+    for (int n = 0; n < N; ++n) pack.at[n] = n < left ? here[n] : next[n - left];
   }
   return pack;
 }
@@ -121,31 +126,30 @@ struct Sum {
   __device__ T sum() const { return total; }
 };
 
-// A step towards a mean: what it is off by is mended by the steps after it.
-[[maybe_unused]] __device__ __forceinline__ float step(float gap, float count) { return __fdividef(gap,
-    count); }
-[[maybe_unused]] __device__ __forceinline__ double step(double gap, double count) { return gap / count; }
-
-// Count, mean and the sum of squared distances from it: Welford's way, merged by Chan's formula.
+// How many values, the first, and what they are off by from it, and squared; merged, by Chan's formula, from their mean.
 template <typename T>
 struct Moments {
-  T count = 0, centre = 0, distances = 0;
+  T count = 0, centre = 0, off = 0, squares = 0;
   __device__ void add(T term) {
+    centre = count == 0 ? term : centre;
     count += 1;
-    const T gap = term - centre;
-    centre += step(gap, count);
-    distances += gap * (term - centre);
+    const T distance = term - centre;
+    off += distance;
+    squares = fma(distance, distance, squares);
   }
   template <typename U>
   __device__ void merge(const Moments<U>& other) {
     if (other.count == 0) return;
-    const T all = count + other.count, gap = other.centre - centre, share = other.count / all;
-    centre += gap * share;
-    distances += other.distances + gap * gap * (count * share);
+    const T all = count + other.count, gap = other.mean() - mean(), share = ratio(other.count, all);
+    squares = distances() + other.distances() + gap * gap * (count * share);
+    centre = mean() + gap * share;
+    off = 0;
     count = all;
   }
-  __device__ T mean() const { return centre; }
-  __device__ T variance() const { return distances / count; }
+  __device__ T beyond() const { return ratio(off, count); }
+  __device__ T distances() const { return squares - off * beyond(); }
+  __device__ T mean() const { return centre + beyond(); }
+  __device__ T variance() const { return distances() / count; }
 };
 
 // Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
@@ -177,7 +181,7 @@ __global__ void __launch_bounds__(256)
 forward_inner(const float* __restrict__ x, Moments<float>* __restrict__ mean_partials, ForwardSizes sizes,
     Index rows, Index pieces, Index piece_length) {
   constexpr int kLanes = 4, kPacks = 2;
-  __shared__ alignas(16) unsigned char shared[256 * 12];
+  __shared__ alignas(16) unsigned char shared[256 * 16];
   const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
   const bool is_live = task < rows * pieces;
   const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
@@ -243,7 +247,7 @@ forward_finalise(float* __restrict__ batch_mean_1, float* __restrict__ batch_var
     float* __restrict__ variance_scratch, const Moments<float>* __restrict__ mean_partials,
     ForwardSizes sizes, Index slots) {
   const float count_of_outer_inner_value = static_cast<float>(sizes.outer.value * sizes.inner.value);
-  __shared__ alignas(16) unsigned char shared[512 * 24];
+  __shared__ alignas(16) unsigned char shared[512 * 32];
   const Index columns = 1, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
   Moments<double> mean_sum;
@@ -294,39 +298,64 @@ __device__ __forceinline__ void forward_pointwise_values(const float x, const fl
 }
 
 // Reads x, mean by (middle), variance by (middle), weight by (middle), bias by (middle); writes out.
-__global__ void __launch_bounds__(128, 2)
+template <bool kMayCross>
+__global__ void __launch_bounds__(64, 2)
 forward_pointwise(const float* __restrict__ x, const float* __restrict__ mean,
     const float* __restrict__ variance, const float* __restrict__ weight, const float* __restrict__ bias,
     float* __restrict__ out, ForwardSizes sizes, Index count) {
   constexpr int kLanes = 4, kPacks = 4;
-  const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 128 + threadIdx.x) * kLanes;
+  const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 64 + threadIdx.x) * kLanes;
   Pack<float, kLanes> x_in[kPacks];
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
-    const Index i = first + static_cast<Index>(p) * 128 * kLanes;
+    const Index i = first + static_cast<Index>(p) * 64 * kLanes;
     if (i + kLanes > count) break;
     x_in[p] = load<kLanes>(x + i);
   }
-#pragma unroll
-  for (int p = 0; p < kPacks; ++p) {
-    const Index i = first + static_cast<Index>(p) * 128 * kLanes;
-    if (i >= count) return;
+  // What element i's row has one of, where it is in what its row shares with others, and how many are left of the row.
+  const auto enter_row = [&](Index i, float& mean_row, float& inverse_root_row, float& weight_row,
+      float& bias_row) {
     const Index above_inner = divide(i, sizes.inner);
     const Index inner = i - above_inner * sizes.inner.value;
     const Index above_middle = divide(above_inner, sizes.middle);
     const Index middle = above_inner - above_middle * sizes.middle.value;
-    const bool is_whole = i + kLanes <= count && sizes.inner.value - inner >= kLanes;
-    if (is_whole) {
-      const float mean_value = widen(mean[middle]);
-      const float variance_value = widen(variance[middle]);
-      const float weight_value = widen(weight[middle]);
-      const float bias_value = widen(bias[middle]);
-      float inverse_root_value;
-      forward_pointwise_values_once(variance_value, inverse_root_value);
+    const float mean_value = widen(mean[middle]);
+    const float variance_value = widen(variance[middle]);
+    const float weight_value = widen(weight[middle]);
+    const float bias_value = widen(bias[middle]);
+    float inverse_root_value;
+    forward_pointwise_values_once(variance_value, inverse_root_value);
+    mean_row = mean_value;
+    inverse_root_row = inverse_root_value;
+    weight_row = weight_value;
+    bias_row = bias_value;
+    return sizes.inner.value - inner;
+  };
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = first + static_cast<Index>(p) * 64 * kLanes;
+    if (i >= count) return;
+    float mean_here;
+    float inverse_root_here;
+    float weight_here;
+    float bias_here;
+    const Index left = enter_row(i, mean_here, inverse_root_here, weight_here, bias_here);
+    const bool is_crossing = kMayCross && left < kLanes;
+    if (i + kLanes <= count && (left >= kLanes || (kMayCross && sizes.inner.value >= kLanes))) {
+      float mean_next = mean_here;
+      float inverse_root_next = inverse_root_here;
+      float weight_next = weight_here;
+      float bias_next = bias_here;
+      if (is_crossing) enter_row(i + left, mean_next, inverse_root_next, weight_next, bias_next);
       Pack<float, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
+        const bool is_next = kMayCross && lane >= left;
         const float x_value = widen(x_in[p], lane);
+        const float mean_value = is_next ? mean_next : mean_here;
+        const float inverse_root_value = is_next ? inverse_root_next : inverse_root_here;
+        const float weight_value = is_next ? weight_next : weight_here;
+        const float bias_value = is_next ? bias_next : bias_here;
         float out_value;
         forward_pointwise_values(x_value, mean_value, inverse_root_value, weight_value, bias_value,
             out_value);
@@ -336,15 +365,11 @@ forward_pointwise(const float* __restrict__ x, const float* __restrict__ mean,
     } else {
 #pragma unroll 1
       for (Index j = i; j < count && j < i + kLanes; ++j) {
-        const Index above_inner = divide(j, sizes.inner);
-        const Index above_middle = divide(above_inner, sizes.middle);
-        const Index middle = above_inner - above_middle * sizes.middle.value;
-        const float mean_value = widen(mean[middle]);
-        const float variance_value = widen(variance[middle]);
-        const float weight_value = widen(weight[middle]);
-        const float bias_value = widen(bias[middle]);
-        float inverse_root_value;
-        forward_pointwise_values_once(variance_value, inverse_root_value);
+        enter_row(j, mean_here, inverse_root_here, weight_here, bias_here);
+        const float mean_value = mean_here;
+        const float inverse_root_value = inverse_root_here;
+        const float weight_value = weight_here;
+        const float bias_value = bias_here;
         const float x_value = widen(x[j]);
         float out_value;
         forward_pointwise_values(x_value, mean_value, inverse_root_value, weight_value, bias_value,
@@ -528,7 +553,8 @@ __device__ __forceinline__ void backward_pointwise_values(const float x, const f
 }
 
 // Reads x, d_out, saved_mean by (middle), total by (middle), weight by (middle), saved_variance by (middle), bias by (middle), total_2 by (middle); writes d_x.
-__global__ void __launch_bounds__(128, 2)
+template <bool kMayCross>
+__global__ void __launch_bounds__(64, 2)
 backward_pointwise(const float* __restrict__ x, const float* __restrict__ saved_mean,
     const float* __restrict__ total, const float* __restrict__ weight,
     const float* __restrict__ saved_variance, const float* __restrict__ d_out,
@@ -536,42 +562,76 @@ backward_pointwise(const float* __restrict__ x, const float* __restrict__ saved_
     BackwardSizes sizes, Index count) {
   const float count_of_outer_inner_value = static_cast<float>(sizes.outer.value * sizes.inner.value);
   constexpr int kLanes = 4, kPacks = 4;
-  const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 128 + threadIdx.x) * kLanes;
+  const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 64 + threadIdx.x) * kLanes;
   Pack<float, kLanes> x_in[kPacks];
   Pack<float, kLanes> d_out_in[kPacks];
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
-    const Index i = first + static_cast<Index>(p) * 128 * kLanes;
+    const Index i = first + static_cast<Index>(p) * 64 * kLanes;
     if (i + kLanes > count) break;
     x_in[p] = load<kLanes>(x + i);
     d_out_in[p] = load<kLanes>(d_out + i);
   }
-#pragma unroll
-  for (int p = 0; p < kPacks; ++p) {
-    const Index i = first + static_cast<Index>(p) * 128 * kLanes;
-    if (i >= count) return;
+  // What element i's row has one of, where it is in what its row shares with others, and how many are left of the row.
+  const auto enter_row = [&](Index i, float& saved_mean_row, float& quotient_row, float& inverse_root_row,
+      float& weight_row, float& bias_row, float& quotient_2_row) {
     const Index above_inner = divide(i, sizes.inner);
     const Index inner = i - above_inner * sizes.inner.value;
     const Index above_middle = divide(above_inner, sizes.middle);
     const Index middle = above_inner - above_middle * sizes.middle.value;
-    const bool is_whole = i + kLanes <= count && sizes.inner.value - inner >= kLanes;
-    if (is_whole) {
-      const float saved_mean_value = widen(saved_mean[middle]);
-      const float total_value = widen(total[middle]);
-      const float weight_value = widen(weight[middle]);
-      const float saved_variance_value = widen(saved_variance[middle]);
-      const float bias_value = widen(bias[middle]);
-      const float total_2_value = widen(total_2[middle]);
-      float inverse_root_value;
-      float quotient_value;
-      float quotient_2_value;
-      backward_pointwise_values_once(saved_variance_value, total_value, weight_value,
-          count_of_outer_inner_value, total_2_value, inverse_root_value, quotient_value, quotient_2_value);
+    const float saved_mean_value = widen(saved_mean[middle]);
+    const float total_value = widen(total[middle]);
+    const float weight_value = widen(weight[middle]);
+    const float saved_variance_value = widen(saved_variance[middle]);
+    const float bias_value = widen(bias[middle]);
+    const float total_2_value = widen(total_2[middle]);
+    float inverse_root_value;
+    float quotient_value;
+    float quotient_2_value;
+    backward_pointwise_values_once(saved_variance_value, total_value, weight_value,
+        count_of_outer_inner_value, total_2_value, inverse_root_value, quotient_value, quotient_2_value);
+    saved_mean_row = saved_mean_value;
+    quotient_row = quotient_value;
+    inverse_root_row = inverse_root_value;
+    weight_row = weight_value;
+    bias_row = bias_value;
+    quotient_2_row = quotient_2_value;
+    return sizes.inner.value - inner;
+  };
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = first + static_cast<Index>(p) * 64 * kLanes;
+    if (i >= count) return;
+    float saved_mean_here;
+    float quotient_here;
+    float inverse_root_here;
+    float weight_here;
+    float bias_here;
+    float quotient_2_here;
+    const Index left = enter_row(i, saved_mean_here, quotient_here, inverse_root_here, weight_here,
+        bias_here, quotient_2_here);
+    const bool is_crossing = kMayCross && left < kLanes;
+    if (i + kLanes <= count && (left >= kLanes || (kMayCross && sizes.inner.value >= kLanes))) {
+      float saved_mean_next = saved_mean_here;
+      float quotient_next = quotient_here;
+      float inverse_root_next = inverse_root_here;
+      float weight_next = weight_here;
+      float bias_next = bias_here;
+      float quotient_2_next = quotient_2_here;
+      if (is_crossing) enter_row(i + left, saved_mean_next, quotient_next, inverse_root_next, weight_next,
+          bias_next, quotient_2_next);
       Pack<float, kLanes> d_x_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
+        const bool is_next = kMayCross && lane >= left;
         const float x_value = widen(x_in[p], lane);
         const float d_out_value = widen(d_out_in[p], lane);
+        const float saved_mean_value = is_next ? saved_mean_next : saved_mean_here;
+        const float quotient_value = is_next ? quotient_next : quotient_here;
+        const float inverse_root_value = is_next ? inverse_root_next : inverse_root_here;
+        const float weight_value = is_next ? weight_next : weight_here;
+        const float bias_value = is_next ? bias_next : bias_here;
+        const float quotient_2_value = is_next ? quotient_2_next : quotient_2_here;
         float d_x_value;
         backward_pointwise_values(x_value, saved_mean_value, quotient_value, d_out_value, inverse_root_value,
             weight_value, bias_value, quotient_2_value, d_x_value);
@@ -581,20 +641,14 @@ backward_pointwise(const float* __restrict__ x, const float* __restrict__ saved_
     } else {
 #pragma unroll 1
       for (Index j = i; j < count && j < i + kLanes; ++j) {
-        const Index above_inner = divide(j, sizes.inner);
-        const Index above_middle = divide(above_inner, sizes.middle);
-        const Index middle = above_inner - above_middle * sizes.middle.value;
-        const float saved_mean_value = widen(saved_mean[middle]);
-        const float total_value = widen(total[middle]);
-        const float weight_value = widen(weight[middle]);
-        const float saved_variance_value = widen(saved_variance[middle]);
-        const float bias_value = widen(bias[middle]);
-        const float total_2_value = widen(total_2[middle]);
-        float inverse_root_value;
-        float quotient_value;
-        float quotient_2_value;
-        backward_pointwise_values_once(saved_variance_value, total_value, weight_value,
-            count_of_outer_inner_value, total_2_value, inverse_root_value, quotient_value, quotient_2_value);
+        enter_row(j, saved_mean_here, quotient_here, inverse_root_here, weight_here, bias_here,
+            quotient_2_here);
+        const float saved_mean_value = saved_mean_here;
+        const float quotient_value = quotient_here;
+        const float inverse_root_value = inverse_root_here;
+        const float weight_value = weight_here;
+        const float bias_value = bias_here;
+        const float quotient_2_value = quotient_2_here;
         const float x_value = widen(x[j]);
         const float d_out_value = widen(d_out[j]);
         float d_x_value;
@@ -661,7 +715,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const int device = static_cast<int>(a[12]);
   const DeviceGuard guard(device);
   const int64_t forward_inner_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value), forward_inner_length = static_cast<int64_t>(sizes.inner.value);
-  const int64_t forward_inner_pieces = ceil_divide(forward_inner_length, 8192);
+  const int64_t forward_inner_pieces = ceil_divide(forward_inner_length, 16384);
   const int64_t mean_partials_slots = static_cast<int64_t>(sizes.outer.value) * forward_inner_pieces;
   auto* const mean_partials = scratch.take<Moments<float>>(static_cast<int64_t>(sizes.middle.value) * mean_partials_slots);
   auto* const mean_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value));
@@ -679,20 +733,23 @@ extern "C" int64_t run_forward(const int64_t* a) {
   }
   {
     const int64_t columns = 1, results = static_cast<int64_t>(sizes.middle.value);
-    // Threads for all slots of a column, up to 64, and columns beside each other for the rest.
-    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 512 / power_of_two(mean_partials_slots,
-        1, 64)));
-    const dim3 block(width, 512 / width);
+    // Threads for all slots of a column, up to 64 or what is left of a block, and columns beside each other.
+    const int64_t slots = mean_partials_slots;
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 512 / power_of_two(slots, 1, 64)));
+    const dim3 block(width, static_cast<unsigned>(power_of_two(slots, width < 32 ? 32 / width : 1,
+        512 / width)));
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
     forward_finalise<<<blocks, block, 0, stream>>>(batch_mean_1, batch_variance_1, saved_mean,
-        saved_variance, mean_scratch, variance_scratch, mean_partials, sizes,
-        static_cast<Index>(mean_partials_slots));
+        saved_variance, mean_scratch, variance_scratch, mean_partials, sizes, static_cast<Index>(slots));
   }
   {
     const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value);
-    const auto blocks = static_cast<unsigned>(ceil_divide(count, 2048));
-    forward_pointwise<<<blocks, 128, 0, stream>>>(x, mean_scratch, variance_scratch, weight, bias, out,
-        sizes, static_cast<Index>(count));
+    const auto blocks = static_cast<unsigned>(ceil_divide(count, 1024));
+    // Packs that lie in two rows: none where rows are whole packs, and few where they are long.
+    const bool may_cross = sizes.inner.value % 4 != 0 && sizes.inner.value < 4096;
+    const auto run = may_cross ? forward_pointwise<true> : forward_pointwise<false>;
+    run<<<blocks, 64, 0, stream>>>(x, mean_scratch, variance_scratch, weight, bias, out, sizes,
+        static_cast<Index>(count));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
@@ -717,7 +774,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const int device = static_cast<int>(a[13]);
   const DeviceGuard guard(device);
   const int64_t backward_inner_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value), backward_inner_length = static_cast<int64_t>(sizes.inner.value);
-  const int64_t backward_inner_pieces = ceil_divide(backward_inner_length, 8192);
+  const int64_t backward_inner_pieces = ceil_divide(backward_inner_length, 16384);
   const int64_t total_partials_slots = static_cast<int64_t>(sizes.outer.value) * backward_inner_pieces;
   const int64_t total_2_partials_slots = static_cast<int64_t>(sizes.outer.value) * backward_inner_pieces;
   auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.middle.value) * total_partials_slots);
@@ -737,19 +794,23 @@ extern "C" int64_t run_backward(const int64_t* a) {
   }
   {
     const int64_t columns = 1, results = static_cast<int64_t>(sizes.middle.value);
-    // Threads for all slots of a column, up to 64, and columns beside each other for the rest.
-    const auto width = static_cast<unsigned>(power_of_two(columns, 1,
-        512 / power_of_two(total_partials_slots, 1, 64)));
-    const dim3 block(width, 512 / width);
+    // Threads for all slots of a column, up to 64 or what is left of a block, and columns beside each other.
+    const int64_t slots = total_partials_slots;
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 512 / power_of_two(slots, 1, 64)));
+    const dim3 block(width, static_cast<unsigned>(power_of_two(slots, width < 32 ? 32 / width : 1,
+        512 / width)));
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
     backward_finalise<<<blocks, block, 0, stream>>>(saved_variance, d_weight, d_bias, total_scratch,
-        total_2_scratch, total_partials, total_2_partials, sizes, static_cast<Index>(total_partials_slots));
+        total_2_scratch, total_partials, total_2_partials, sizes, static_cast<Index>(slots));
   }
   {
     const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value);
-    const auto blocks = static_cast<unsigned>(ceil_divide(count, 2048));
-    backward_pointwise<<<blocks, 128, 0, stream>>>(x, saved_mean, total_scratch, weight, saved_variance,
-        d_out, bias, total_2_scratch, d_x, sizes, static_cast<Index>(count));
+    const auto blocks = static_cast<unsigned>(ceil_divide(count, 1024));
+    // Packs that lie in two rows: none where rows are whole packs, and few where they are long.
+    const bool may_cross = sizes.inner.value % 4 != 0 && sizes.inner.value < 4096;
+    const auto run = may_cross ? backward_pointwise<true> : backward_pointwise<false>;
+    run<<<blocks, 64, 0, stream>>>(x, saved_mean, total_scratch, weight, saved_variance, d_out, bias,
+        total_2_scratch, d_x, sizes, static_cast<Index>(count));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

@@ -538,7 +538,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const int device = static_cast<int>(a[11]);
   const DeviceGuard guard(device);
   const int64_t backward_inner_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value), backward_inner_length = static_cast<int64_t>(sizes.inner.value);
-  const int64_t backward_inner_pieces = ceil_divide(backward_inner_length, 8192);
+  const int64_t backward_inner_pieces = ceil_divide(backward_inner_length, 16384);
   const int64_t total_partials_slots = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value) * backward_inner_pieces;
   auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.axis_1.value) * total_partials_slots);
   if (is_measuring) return scratch.used;
@@ -554,13 +554,13 @@ extern "C" int64_t run_backward(const int64_t* a) {
   }
   {
     const int64_t columns = 1, results = static_cast<int64_t>(sizes.axis_1.value);
-    // Threads for all slots of a column, up to 64, and columns beside each other for the rest.
-    const auto width = static_cast<unsigned>(power_of_two(columns, 1,
-        512 / power_of_two(total_partials_slots, 1, 64)));
-    const dim3 block(width, 512 / width);
+    // Threads for all slots of a column, up to 64 or what is left of a block, and columns beside each other.
+    const int64_t slots = total_partials_slots;
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 512 / power_of_two(slots, 1, 64)));
+    const dim3 block(width, static_cast<unsigned>(power_of_two(slots, width < 32 ? 32 / width : 1,
+        512 / width)));
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    backward_finalise<<<blocks, block, 0, stream>>>(d_bias, total_partials, sizes,
-        static_cast<Index>(total_partials_slots));
+    backward_finalise<<<blocks, block, 0, stream>>>(d_bias, total_partials, sizes, static_cast<Index>(slots));
   }
   {
     const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2_unpooled.value) * static_cast<int64_t>(sizes.inner_unpooled.value);

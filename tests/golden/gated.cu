@@ -86,18 +86,18 @@ __device__ __forceinline__ Pack<T, N> load(const T* from) {
   return pack;
 }
 
-// Neighbours wherever they lie: by as few accesses as their address allows.
+// Neighbours, the first `left` of them here, the others in another row, by as few accesses as their addresses allow.
 template <int N, typename T>
-__device__ __forceinline__ Pack<T, N> load_anywhere(const T* from) {
+__device__ __forceinline__ Pack<T, N> load_anywhere(const T* here, const T* next, Index left) {
   constexpr int kPart = sizeof(T) * N > 16 ? 16 / sizeof(T) : N;
   Pack<T, N> pack;
-  if (reinterpret_cast<uintptr_t>(from) % (sizeof(T) * kPart) == 0) {
+  if (left >= N && reinterpret_cast<uintptr_t>(here) % (sizeof(T) * kPart) == 0) {
 #pragma unroll
     for (int n = 0; n < N; n += kPart) *reinterpret_cast<Pack<T,
-        kPart>*>(pack.at + n) = load<kPart>(from + n);
+        kPart>*>(pack.at + n) = load<kPart>(here + n);
   } else {
 #pragma unroll
-    for (int n = 0; n < N; ++n) pack.at[n] = from[n];
+    for (int n = 0; n < N; ++n) pack.at[n] = n < left ? here[n] : next[n - left];
   }
   return pack;
 }
@@ -122,26 +122,25 @@ __device__ __forceinline__ void forward_pointwise_values(const float x, const fl
 }
 
 // Reads x, gate; writes out.
-__global__ void __launch_bounds__(128)
+__global__ void __launch_bounds__(64)
 forward_pointwise(const float* __restrict__ x, const float* __restrict__ gate, float* __restrict__ out,
     ForwardSizes sizes, Index count) {
   constexpr int kLanes = 4, kPacks = 4;
-  const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 128 + threadIdx.x) * kLanes;
+  const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 64 + threadIdx.x) * kLanes;
   Pack<float, kLanes> x_in[kPacks];
   Pack<float, kLanes> gate_in[kPacks];
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
-    const Index i = first + static_cast<Index>(p) * 128 * kLanes;
+    const Index i = first + static_cast<Index>(p) * 64 * kLanes;
     if (i + kLanes > count) break;
     x_in[p] = load<kLanes>(x + i);
     gate_in[p] = load<kLanes>(gate + i);
   }
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
-    const Index i = first + static_cast<Index>(p) * 128 * kLanes;
+    const Index i = first + static_cast<Index>(p) * 64 * kLanes;
     if (i >= count) return;
-    const bool is_whole = i + kLanes <= count;
-    if (is_whole) {
+    if (i + kLanes <= count) {
       Pack<float, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
@@ -210,8 +209,8 @@ extern "C" int64_t run_forward(const int64_t* a) {
   if (is_measuring) return scratch.used;
   {
     const int64_t count = static_cast<int64_t>(sizes.element.value);
-    const auto blocks = static_cast<unsigned>(ceil_divide(count, 2048));
-    forward_pointwise<<<blocks, 128, 0, stream>>>(x, gate, out, sizes, static_cast<Index>(count));
+    const auto blocks = static_cast<unsigned>(ceil_divide(count, 1024));
+    forward_pointwise<<<blocks, 64, 0, stream>>>(x, gate, out, sizes, static_cast<Index>(count));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

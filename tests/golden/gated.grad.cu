@@ -86,18 +86,18 @@ __device__ __forceinline__ Pack<T, N> load(const T* from) {
   return pack;
 }
 
-// Neighbours wherever they lie: by as few accesses as their address allows.
+// Neighbours, the first `left` of them here, the others in another row, by as few accesses as their addresses allow.
 template <int N, typename T>
-__device__ __forceinline__ Pack<T, N> load_anywhere(const T* from) {
+__device__ __forceinline__ Pack<T, N> load_anywhere(const T* here, const T* next, Index left) {
   constexpr int kPart = sizeof(T) * N > 16 ? 16 / sizeof(T) : N;
   Pack<T, N> pack;
-  if (reinterpret_cast<uintptr_t>(from) % (sizeof(T) * kPart) == 0) {
+  if (left >= N && reinterpret_cast<uintptr_t>(here) % (sizeof(T) * kPart) == 0) {
 #pragma unroll
     for (int n = 0; n < N; n += kPart) *reinterpret_cast<Pack<T,
-        kPart>*>(pack.at + n) = load<kPart>(from + n);
+        kPart>*>(pack.at + n) = load<kPart>(here + n);
   } else {
 #pragma unroll
-    for (int n = 0; n < N; ++n) pack.at[n] = from[n];
+    for (int n = 0; n < N; ++n) pack.at[n] = n < left ? here[n] : next[n - left];
   }
   return pack;
 }
@@ -122,26 +122,25 @@ __device__ __forceinline__ void forward_pointwise_values(const float x, const fl
 }
 
 // Reads x, gate; writes out.
-__global__ void __launch_bounds__(128)
+__global__ void __launch_bounds__(64)
 forward_pointwise(const float* __restrict__ x, const float* __restrict__ gate, float* __restrict__ out,
     ForwardSizes sizes, Index count) {
   constexpr int kLanes = 4, kPacks = 4;
-  const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 128 + threadIdx.x) * kLanes;
+  const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 64 + threadIdx.x) * kLanes;
   Pack<float, kLanes> x_in[kPacks];
   Pack<float, kLanes> gate_in[kPacks];
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
-    const Index i = first + static_cast<Index>(p) * 128 * kLanes;
+    const Index i = first + static_cast<Index>(p) * 64 * kLanes;
     if (i + kLanes > count) break;
     x_in[p] = load<kLanes>(x + i);
     gate_in[p] = load<kLanes>(gate + i);
   }
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
-    const Index i = first + static_cast<Index>(p) * 128 * kLanes;
+    const Index i = first + static_cast<Index>(p) * 64 * kLanes;
     if (i >= count) return;
-    const bool is_whole = i + kLanes <= count;
-    if (is_whole) {
+    if (i + kLanes <= count) {
       Pack<float, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
@@ -184,18 +183,18 @@ __device__ __forceinline__ void backward_pointwise_values(const float d_out, con
 }
 
 // Reads d_out, gate, x; writes d_x, d_gate.
-__global__ void __launch_bounds__(128, 1)
+__global__ void __launch_bounds__(64, 1)
 backward_pointwise(const float* __restrict__ d_out, const float* __restrict__ gate,
     const float* __restrict__ x, float* __restrict__ d_x, float* __restrict__ d_gate, BackwardSizes sizes,
     Index count) {
   constexpr int kLanes = 4, kPacks = 2;
-  const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 128 + threadIdx.x) * kLanes;
+  const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 64 + threadIdx.x) * kLanes;
   Pack<float, kLanes> d_out_in[kPacks];
   Pack<float, kLanes> gate_in[kPacks];
   Pack<float, kLanes> x_in[kPacks];
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
-    const Index i = first + static_cast<Index>(p) * 128 * kLanes;
+    const Index i = first + static_cast<Index>(p) * 64 * kLanes;
     if (i + kLanes > count) break;
     d_out_in[p] = load<kLanes>(d_out + i);
     gate_in[p] = load<kLanes>(gate + i);
@@ -203,10 +202,9 @@ backward_pointwise(const float* __restrict__ d_out, const float* __restrict__ ga
   }
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
-    const Index i = first + static_cast<Index>(p) * 128 * kLanes;
+    const Index i = first + static_cast<Index>(p) * 64 * kLanes;
     if (i >= count) return;
-    const bool is_whole = i + kLanes <= count;
-    if (is_whole) {
+    if (i + kLanes <= count) {
       Pack<float, kLanes> d_x_out;
       Pack<float, kLanes> d_gate_out;
 #pragma unroll
@@ -283,8 +281,8 @@ extern "C" int64_t run_forward(const int64_t* a) {
   if (is_measuring) return scratch.used;
   {
     const int64_t count = static_cast<int64_t>(sizes.element.value);
-    const auto blocks = static_cast<unsigned>(ceil_divide(count, 2048));
-    forward_pointwise<<<blocks, 128, 0, stream>>>(x, gate, out, sizes, static_cast<Index>(count));
+    const auto blocks = static_cast<unsigned>(ceil_divide(count, 1024));
+    forward_pointwise<<<blocks, 64, 0, stream>>>(x, gate, out, sizes, static_cast<Index>(count));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
@@ -307,8 +305,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
   if (is_measuring) return scratch.used;
   {
     const int64_t count = static_cast<int64_t>(sizes.element.value);
-    const auto blocks = static_cast<unsigned>(ceil_divide(count, 1024));
-    backward_pointwise<<<blocks, 128, 0, stream>>>(d_out, gate, x, d_x, d_gate, sizes,
+    const auto blocks = static_cast<unsigned>(ceil_divide(count, 512));
+    backward_pointwise<<<blocks, 64, 0, stream>>>(d_out, gate, x, d_x, d_gate, sizes,
         static_cast<Index>(count));
   }
   return -static_cast<int64_t>(cudaGetLastError());

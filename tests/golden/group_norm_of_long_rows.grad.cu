@@ -46,6 +46,11 @@ __device__ __forceinline__ float exp2_flushed(float x) {
   return result;
 }
 
+// A quotient of what is small beside the mean.
+[[maybe_unused]] __device__ __forceinline__ float ratio(float a, float b) { return b > 0 ? __fdividef(a,
+    b) : 0.0f; }
+[[maybe_unused]] __device__ __forceinline__ double ratio(double a, double b) { return b > 0 ? a / b : 0.0; }
+
 // N neighbours, moved by one access.
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Pack {
@@ -356,11 +361,6 @@ __device__ __forceinline__ Counts<T> counted(T mine) {
   }
   return {mine, all};
 }
-
-// A quotient of what is small beside the mean.
-[[maybe_unused]] __device__ __forceinline__ float ratio(float a, float b) { return b > 0 ? __fdividef(a,
-    b) : 0.0f; }
-[[maybe_unused]] __device__ __forceinline__ double ratio(double a, double b) { return b > 0 ? a / b : 0.0; }
 
 // The same for means and squared distances from them: a warp finds its own mean before it adds up the distances from it,
 // and what warps have is merged by Chan's formula, so that there is one barrier.
@@ -1032,11 +1032,11 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const int device = static_cast<int>(a[13]);
   const DeviceGuard guard(device);
   const int64_t backward_inner_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value), backward_inner_length = static_cast<int64_t>(sizes.inner.value);
-  const int64_t backward_inner_pieces = ceil_divide(backward_inner_length, 8192);
+  const int64_t backward_inner_pieces = ceil_divide(backward_inner_length, 16384);
   const int64_t total_partials_slots = static_cast<int64_t>(sizes.axis_2.value) * backward_inner_pieces;
   const int64_t total_2_partials_slots = static_cast<int64_t>(sizes.axis_2.value) * backward_inner_pieces;
   const int64_t backward_inner_2_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value), backward_inner_2_length = static_cast<int64_t>(sizes.inner.value);
-  const int64_t backward_inner_2_pieces = ceil_divide(backward_inner_2_length, 8192);
+  const int64_t backward_inner_2_pieces = ceil_divide(backward_inner_2_length, 16384);
   const int64_t total_3_partials_slots = static_cast<int64_t>(sizes.outer.value) * backward_inner_2_pieces;
   const int64_t total_4_partials_slots = static_cast<int64_t>(sizes.outer.value) * backward_inner_2_pieces;
   auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * total_partials_slots);
@@ -1059,13 +1059,14 @@ extern "C" int64_t run_backward(const int64_t* a) {
   {
     const int64_t columns = 1,
         results = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value);
-    // Threads for all slots of a column, up to 64, and columns beside each other for the rest.
-    const auto width = static_cast<unsigned>(power_of_two(columns, 1,
-        512 / power_of_two(total_partials_slots, 1, 64)));
-    const dim3 block(width, 512 / width);
+    // Threads for all slots of a column, up to 64 or what is left of a block, and columns beside each other.
+    const int64_t slots = total_partials_slots;
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 512 / power_of_two(slots, 1, 64)));
+    const dim3 block(width, static_cast<unsigned>(power_of_two(slots, width < 32 ? 32 / width : 1,
+        512 / width)));
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
     backward_finalise<<<blocks, block, 0, stream>>>(total_scratch, total_2_scratch, total_partials,
-        total_2_partials, sizes, static_cast<Index>(total_partials_slots));
+        total_2_partials, sizes, static_cast<Index>(slots));
   }
   {
     const int64_t piece_length = ceil_divide(backward_inner_2_length, backward_inner_2_pieces);
@@ -1081,13 +1082,14 @@ extern "C" int64_t run_backward(const int64_t* a) {
   {
     const int64_t columns = 1,
         results = static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value);
-    // Threads for all slots of a column, up to 64, and columns beside each other for the rest.
-    const auto width = static_cast<unsigned>(power_of_two(columns, 1,
-        512 / power_of_two(total_3_partials_slots, 1, 64)));
-    const dim3 block(width, 512 / width);
+    // Threads for all slots of a column, up to 64 or what is left of a block, and columns beside each other.
+    const int64_t slots = total_3_partials_slots;
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 512 / power_of_two(slots, 1, 64)));
+    const dim3 block(width, static_cast<unsigned>(power_of_two(slots, width < 32 ? 32 / width : 1,
+        512 / width)));
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
     backward_finalise_2<<<blocks, block, 0, stream>>>(d_weight, d_bias, total_3_partials, total_4_partials,
-        sizes, static_cast<Index>(total_3_partials_slots));
+        sizes, static_cast<Index>(slots));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

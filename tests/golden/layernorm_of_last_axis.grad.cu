@@ -46,6 +46,11 @@ __device__ __forceinline__ float exp2_flushed(float x) {
   return result;
 }
 
+// A quotient of what is small beside the mean.
+[[maybe_unused]] __device__ __forceinline__ float ratio(float a, float b) { return b > 0 ? __fdividef(a,
+    b) : 0.0f; }
+[[maybe_unused]] __device__ __forceinline__ double ratio(double a, double b) { return b > 0 ? a / b : 0.0; }
+
 // N neighbours, moved by one access.
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Pack {
@@ -240,11 +245,6 @@ __device__ __forceinline__ Counts<T> counted(T mine) {
   }
   return {mine, all};
 }
-
-// A quotient of what is small beside the mean.
-[[maybe_unused]] __device__ __forceinline__ float ratio(float a, float b) { return b > 0 ? __fdividef(a,
-    b) : 0.0f; }
-[[maybe_unused]] __device__ __forceinline__ double ratio(double a, double b) { return b > 0 ? a / b : 0.0; }
 
 // The same for means and squared distances from them: a warp finds its own mean before it adds up the distances from it,
 // and what warps have is merged by Chan's formula, so that there is one barrier.
@@ -781,13 +781,14 @@ extern "C" int64_t run_backward(const int64_t* a) {
   {
     const int64_t columns = static_cast<int64_t>(sizes.inner.value),
         results = static_cast<int64_t>(sizes.inner.value);
-    // Threads for all slots of a column, up to 64, and columns beside each other for the rest.
-    const auto width = static_cast<unsigned>(power_of_two(columns, 1,
-        512 / power_of_two(total_partials_slots, 1, 64)));
-    const dim3 block(width, 512 / width);
+    // Threads for all slots of a column, up to 64 or what is left of a block, and columns beside each other.
+    const int64_t slots = total_partials_slots;
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 512 / power_of_two(slots, 1, 64)));
+    const dim3 block(width, static_cast<unsigned>(power_of_two(slots, width < 32 ? 32 / width : 1,
+        512 / width)));
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
     backward_finalise<<<blocks, block, 0, stream>>>(d_weight, d_bias, total_partials, total_2_partials,
-        sizes, static_cast<Index>(total_partials_slots));
+        sizes, static_cast<Index>(slots));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

@@ -116,18 +116,18 @@ __device__ __forceinline__ Pack<T, N> load(const T* from) {
   return pack;
 }
 
-// Neighbours wherever they lie: by as few accesses as their address allows.
+// Neighbours, the first `left` of them here, the others in another row, by as few accesses as their addresses allow.
 template <int N, typename T>
-__device__ __forceinline__ Pack<T, N> load_anywhere(const T* from) {
+__device__ __forceinline__ Pack<T, N> load_anywhere(const T* here, const T* next, Index left) {
   constexpr int kPart = sizeof(T) * N > 16 ? 16 / sizeof(T) : N;
   Pack<T, N> pack;
-  if (reinterpret_cast<uintptr_t>(from) % (sizeof(T) * kPart) == 0) {
+  if (left >= N && reinterpret_cast<uintptr_t>(here) % (sizeof(T) * kPart) == 0) {
 #pragma unroll
     for (int n = 0; n < N; n += kPart) *reinterpret_cast<Pack<T,
-        kPart>*>(pack.at + n) = load<kPart>(from + n);
+        kPart>*>(pack.at + n) = load<kPart>(here + n);
   } else {
 #pragma unroll
-    for (int n = 0; n < N; ++n) pack.at[n] = from[n];
+    for (int n = 0; n < N; ++n) pack.at[n] = n < left ? here[n] : next[n - left];
   }
   return pack;
 }
@@ -312,41 +312,57 @@ __device__ __forceinline__ void backward_pointwise_values(const float quotient, 
 }
 
 // Reads x, d_out by (outer), saved_sum by (outer), saved_bound by (outer); writes d_x.
-__global__ void __launch_bounds__(128, 2)
+template <bool kMayCross>
+__global__ void __launch_bounds__(64, 2)
 backward_pointwise(const float* __restrict__ d_out, const float* __restrict__ saved_sum,
     const float* __restrict__ saved_bound, const float* __restrict__ x, float* __restrict__ d_x,
     BackwardSizes sizes, Index count) {
   constexpr int kLanes = 4, kPacks = 4;
-  const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 128 + threadIdx.x) * kLanes;
+  const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 64 + threadIdx.x) * kLanes;
   Pack<float, kLanes> x_in[kPacks];
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
-    const Index i = first + static_cast<Index>(p) * 128 * kLanes;
+    const Index i = first + static_cast<Index>(p) * 64 * kLanes;
     if (i + kLanes > count) break;
     x_in[p] = load<kLanes>(x + i);
   }
-#pragma unroll
-  for (int p = 0; p < kPacks; ++p) {
-    const Index i = first + static_cast<Index>(p) * 128 * kLanes;
-    if (i >= count) return;
+  // What element i's row has one of, where it is in what its row shares with others, and how many are left of the row.
+  const auto enter_row = [&](Index i, float& quotient_row, float& chosen_row) {
     const Index above_inner = divide(i, sizes.inner);
     const Index inner = i - above_inner * sizes.inner.value;
     const Index outer = above_inner;
-    const bool is_whole = i + kLanes <= count && sizes.inner.value - inner >= kLanes;
-    if (is_whole) {
-      const float d_out_value = widen(d_out[outer]);
-      const float saved_sum_value = widen(saved_sum[outer]);
-      const float saved_bound_value = widen(saved_bound[outer]);
-      float chosen_value;
-      float sum_value;
-      float abs_of_row_value;
-      float quotient_value;
-      backward_pointwise_values_once(saved_bound_value, saved_sum_value, d_out_value, chosen_value,
-          sum_value, abs_of_row_value, quotient_value);
+    const float d_out_value = widen(d_out[outer]);
+    const float saved_sum_value = widen(saved_sum[outer]);
+    const float saved_bound_value = widen(saved_bound[outer]);
+    float chosen_value;
+    float sum_value;
+    float abs_of_row_value;
+    float quotient_value;
+    backward_pointwise_values_once(saved_bound_value, saved_sum_value, d_out_value, chosen_value, sum_value,
+        abs_of_row_value, quotient_value);
+    quotient_row = quotient_value;
+    chosen_row = chosen_value;
+    return sizes.inner.value - inner;
+  };
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = first + static_cast<Index>(p) * 64 * kLanes;
+    if (i >= count) return;
+    float quotient_here;
+    float chosen_here;
+    const Index left = enter_row(i, quotient_here, chosen_here);
+    const bool is_crossing = kMayCross && left < kLanes;
+    if (i + kLanes <= count && (left >= kLanes || (kMayCross && sizes.inner.value >= kLanes))) {
+      float quotient_next = quotient_here;
+      float chosen_next = chosen_here;
+      if (is_crossing) enter_row(i + left, quotient_next, chosen_next);
       Pack<float, kLanes> d_x_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
+        const bool is_next = kMayCross && lane >= left;
         const float x_value = widen(x_in[p], lane);
+        const float quotient_value = is_next ? quotient_next : quotient_here;
+        const float chosen_value = is_next ? chosen_next : chosen_here;
         float d_x_value;
         backward_pointwise_values(quotient_value, x_value, chosen_value, d_x_value);
         d_x_out.at[lane] = narrow<float>(d_x_value);
@@ -355,17 +371,9 @@ backward_pointwise(const float* __restrict__ d_out, const float* __restrict__ sa
     } else {
 #pragma unroll 1
       for (Index j = i; j < count && j < i + kLanes; ++j) {
-        const Index above_inner = divide(j, sizes.inner);
-        const Index outer = above_inner;
-        const float d_out_value = widen(d_out[outer]);
-        const float saved_sum_value = widen(saved_sum[outer]);
-        const float saved_bound_value = widen(saved_bound[outer]);
-        float chosen_value;
-        float sum_value;
-        float abs_of_row_value;
-        float quotient_value;
-        backward_pointwise_values_once(saved_bound_value, saved_sum_value, d_out_value, chosen_value,
-            sum_value, abs_of_row_value, quotient_value);
+        enter_row(j, quotient_here, chosen_here);
+        const float quotient_value = quotient_here;
+        const float chosen_value = chosen_here;
         const float x_value = widen(x[j]);
         float d_x_value;
         backward_pointwise_values(quotient_value, x_value, chosen_value, d_x_value);
@@ -462,9 +470,11 @@ extern "C" int64_t run_backward(const int64_t* a) {
   if (is_measuring) return scratch.used;
   {
     const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value);
-    const auto blocks = static_cast<unsigned>(ceil_divide(count, 2048));
-    backward_pointwise<<<blocks, 128, 0, stream>>>(d_out, saved_sum, saved_bound, x, d_x, sizes,
-        static_cast<Index>(count));
+    const auto blocks = static_cast<unsigned>(ceil_divide(count, 1024));
+    // Packs that lie in two rows: none where rows are whole packs, and few where they are long.
+    const bool may_cross = sizes.inner.value % 4 != 0 && sizes.inner.value < 4096;
+    const auto run = may_cross ? backward_pointwise<true> : backward_pointwise<false>;
+    run<<<blocks, 64, 0, stream>>>(d_out, saved_sum, saved_bound, x, d_x, sizes, static_cast<Index>(count));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

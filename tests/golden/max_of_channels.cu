@@ -51,11 +51,13 @@ template <typename T>
 struct Peak {
   T best = static_cast<T>(-INFINITY);
   __device__ void add(T value) { best = maximum(value, best); }
+  __device__ void add_if(bool is_here, T value) { add(is_here ? value : best); }
   template <typename U>
   __device__ void merge(const Peak<U>& other) {
     add(other.best);
   }
   __device__ T max() const { return best; }
+  __device__ T number() const { return best; }
 };
 
 // N neighbours, moved by one access.
@@ -100,112 +102,155 @@ __device__ __forceinline__ Pack<T, N> load(const T* from) {
   return pack;
 }
 
+// A pack on its way into shared memory, where the thread that sent it will read it.
+template <int N, typename T>
+__device__ __forceinline__ void send(Pack<T, N>* to, const T* from) {
+  const auto target = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  if constexpr (sizeof(T) * N == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(target), "l"(from), "n"(sizeof(T) * N) : "memory");
+  }
+}
+
+__device__ __forceinline__ void send_off() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until no more than so many of the latest are on their way.
+template <int N>
+__device__ __forceinline__ void wait_for_sent() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
 template <int N, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   using Whole = typename Bits<sizeof(T) * N>::type;
   *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
 }
 
-// Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
-template <typename Accumulator>
-__device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, int cell, int stride,
-    void* memory) {
-  Accumulator* const cells = static_cast<Accumulator*>(memory);
-  cells[cell] = mine;
-  __syncthreads();
-  for (int half = lanes / 2; half > 0; half /= 2) {
-    if (lane < half) cells[cell].merge(cells[cell + half * stride]);
-    __syncthreads();
+template <typename T>
+struct Sum {
+  T total = 0;
+  __device__ void add(T term) { total += term; }
+  __device__ void add_if(bool is_here, T term) { total += is_here ? term : T(0); }
+  __device__ void add(T factor, T by) { total = fma(factor, by, total); }
+  __device__ void add_if(bool is_here, T factor, T by) { total = is_here ? fma(factor, by, total) : total; }
+  template <typename U>
+  __device__ void merge(const Sum<U>& other) {
+    total += other.total;
   }
-  const Accumulator all = cells[cell - lane * stride];
+  __device__ T sum() const { return total; }
+  __device__ T number() const { return total; }
+};
+
+// The accumulator of the thread whose number in the warp differs in one bit.
+template <template <typename> class Kind, typename T>
+__device__ __forceinline__ Kind<T> exchange(Kind<T> mine, int bit) {
+  return {__shfl_xor_sync(0xffffffffu, mine.number(), bit)};
+}
+
+// Merges the accumulators of the threads with the same x, in a fixed order: within warps, then over them.
+template <template <typename> class Kind, typename T, int N, int L>
+__device__ __forceinline__ void combine_across(Kind<T> (&mine)[N][L], T* cells, T* totals) {
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x, warp = thread / 32,
+      warps = blockDim.x * blockDim.y / 32;
+  const int width = blockDim.x * N * L;
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+#pragma unroll
+    for (int lane = 0; lane < L; ++lane) {
+      for (int bit = blockDim.x; bit < 32; bit *= 2) mine[n][lane].merge(exchange(mine[n][lane], bit));
+      if (thread % 32 < blockDim.x) cells[warp * width + threadIdx.x * N * L + n * L + lane] = mine[n][lane].number();
+    }
+  }
   __syncthreads();
-  return all;
+  for (int i = thread; i < width; i += blockDim.x * blockDim.y) {
+    Kind<T> all;
+    for (int other = 0; other < warps; ++other) all.merge(Kind<T>{cells[other * width + i]});
+    totals[i] = all.number();
+  }
+  __syncthreads();
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+#pragma unroll
+    for (int lane = 0; lane < L; ++lane) mine[n][lane] = {totals[threadIdx.x * N * L + n * L + lane]};
+  }
 }
 
 struct ForwardSizes {
   Size outer, middle, inner;
 };
 
-__device__ __forceinline__ void forward_outer_values(const float x, float& peak_term) {
+__device__ __forceinline__ void forward_column_stage_1(const float x, float& peak_term) {
   peak_term = x;
 }
 
-// Reads x; leaves partials of peak.
-template <int kLanes>
-__global__ void __launch_bounds__(256, 4)
-forward_outer(const float* __restrict__ x, Peak<float>* __restrict__ peak_partials, ForwardSizes sizes,
-    Index slots) {
-  constexpr int kRows = 2;
-  __shared__ alignas(16) unsigned char shared[256 * 4];
-  const Index rows = sizes.middle.value, columns = sizes.inner.value;
-  const Index strips = (columns + blockDim.x * kLanes - 1) / (blockDim.x * kLanes);
-  const Index task = blockIdx.x / strips;  // (kept, slot)
-  const Index column = (blockIdx.x % strips * blockDim.x + threadIdx.x) * kLanes;
-  const Index kept_index = task / slots, slot = task % slots;
-  const Index outer = kept_index;
-  Peak<float> peak_sum[kLanes];
-  if (column < columns) {
-    const Index share = (rows + slots - 1) / slots, end = min(rows, (slot + 1) * share);
-    for (Index from = slot * share + threadIdx.y; from < end; from += blockDim.y * kRows) {
-      Pack<float, kLanes> x_in[kRows];
-#pragma unroll
-      for (int p = 0; p < kRows; ++p) {
-        const bool is_here = from + p * blockDim.y < end;
-        const Index row = is_here ? from + p * blockDim.y : from;
-        const Index middle = row;
-        if (is_here) x_in[p] = load<kLanes>(x + (((outer) * sizes.middle.value + middle) * columns + column));
-      }
-#pragma unroll
-      for (int p = 0; p < kRows; ++p) {
-        const bool is_here = from + p * blockDim.y < end;
-#pragma unroll
-        for (int lane = 0; lane < kLanes; ++lane) {
-          const float x_value = widen(x_in[p], lane);
-          float peak_term_value;
-          forward_outer_values(x_value, peak_term_value);
-          if (is_here) peak_sum[lane].add(peak_term_value);
-        }
-      }
-    }
-  }
-#pragma unroll
-  for (int lane = 0; lane < kLanes; ++lane) {
-    peak_sum[lane] = merge_tree(peak_sum[lane], threadIdx.y, blockDim.y,
-        threadIdx.y * blockDim.x + threadIdx.x, blockDim.x, shared);
-    if (threadIdx.y == 0 && column + lane < columns) peak_partials[task * columns + column + lane] = peak_sum[lane];
-  }
-}
-
-__device__ __forceinline__ void forward_finalise_values(const float peak, float& out) {
+__device__ __forceinline__ void forward_column_row_values(const float peak, float& out) {
   // tanh
   out = tanhf(peak);
 }
 
-// Merges partials into peak; writes out.
-__global__ void __launch_bounds__(512)
-forward_finalise(float* __restrict__ out, const Peak<float>* __restrict__ peak_partials, ForwardSizes sizes,
-    Index slots) {
-  __shared__ alignas(16) unsigned char shared[512 * 8];
-  const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
-  const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
-  Peak<double> peak_sum;
-  if (column < columns) {
-#pragma unroll 8
-    for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
-      peak_sum.merge(peak_partials[(above * slots + slot) * columns + column]);
+// Reads x; writes out.
+__global__ void __launch_bounds__(256, 2)
+forward_column(const float* __restrict__ x, float* __restrict__ out, ForwardSizes sizes) {
+  constexpr int kLanes = 4, kPacks = 8;
+  __shared__ float cells[1024], totals[64];
+  const Index length = sizes.middle.value, behind = sizes.inner.value;
+  const Index strips = (behind + blockDim.x * kLanes - 1) / (blockDim.x * kLanes),
+      tiles = sizes.outer.value * strips;
+  extern __shared__ uint4 room[];
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
+  const auto send_tile = [&](Index tile) {
+    if (tile >= tiles) return send_off();
+    const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
+    const bool is_beside = beside < behind;
+    const Index base = above * length * behind + beside, end = is_beside ? length : 0;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = p * blockDim.y + threadIdx.y;
+      const bool is_here = i < end;
+      if (is_here) send(&x_next[p * 256], x + (base + i * behind));
+    }
+    send_off();
+  };
+  send_tile(blockIdx.x);
+  for (Index tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
+    const bool is_beside = beside < behind;
+    const Index base = above * length * behind + beside, end = is_beside ? length : 0;
+    const Index outer = above;
+    Pack<float, kLanes> x_in[kPacks];
+    wait_for_sent<0>();
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      x_in[p] = x_next[p * 256];
+    }
+    send_tile(tile + gridDim.x);
+    Peak<float> peaks_1[1][kLanes];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = p * blockDim.y + threadIdx.y;
+      const bool is_here = i < end;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        float peak_term_value;
+        forward_column_stage_1(x_value, peak_term_value);
+        peaks_1[0][lane].add_if(is_here, peak_term_value);
+      }
+    }
+    combine_across(peaks_1, cells, totals);
+    if (end > 0 && threadIdx.y == 0) {
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const Index inner = (beside + lane);
+        const float peak_value = peaks_1[0][lane].best;
+        float out_value;
+        forward_column_row_values(peak_value, out_value);
+        out[(outer) * sizes.inner.value + inner] = narrow<float>(out_value);
+      }
     }
   }
-  peak_sum = merge_tree(peak_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
-      blockDim.x, shared);
-  if (threadIdx.y != 0 || column >= columns) return;
-  const float peak_value = static_cast<float>(peak_sum.max());
-  const Index result = above * columns + column;
-  const Index above_inner = divide(result, sizes.inner);
-  const Index inner = result - above_inner * sizes.inner.value;
-  const Index outer = above_inner;
-  float out_value;
-  forward_finalise_values(peak_value, out_value);
-  out[(outer) * sizes.inner.value + inner] = narrow<float>(out_value);
 }
 
 }  // namespace
@@ -270,6 +315,13 @@ static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes,
   return oldest.blocks;
 }
 
+// Threads beside each other along x, in whole warps with those along a strided row.
+static dim3 column_block(int64_t beside, int64_t along, int64_t most_beside, int64_t most) {
+  int64_t x = power_of_two(beside, 1, most_beside);
+  while (x > 1 && x * ceil_divide(along, 32 / x) * (32 / x) > most) x /= 2;
+  return dim3(static_cast<unsigned>(x), static_cast<unsigned>(ceil_divide(along, 32 / x) * (32 / x)));
+}
+
 // a: x, out, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
@@ -282,40 +334,18 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const auto stream = reinterpret_cast<cudaStream_t>(a[7]);
   const int device = static_cast<int>(a[6]);
   const DeviceGuard guard(device);
-  const int64_t forward_outer_rows = static_cast<int64_t>(sizes.middle.value),
-      forward_outer_columns = static_cast<int64_t>(sizes.inner.value),
-      forward_outer_kept = static_cast<int64_t>(sizes.outer.value);
-  const bool forward_outer_is_packed = forward_outer_columns % 4 == 0;
-  const auto forward_outer_kernel = forward_outer_is_packed ? &forward_outer<4> : &forward_outer<1>;
-  const auto forward_outer_width = static_cast<unsigned>(power_of_two(ceil_divide(forward_outer_columns,
-      forward_outer_is_packed ? 4 : 1), 1, 32));
-  const dim3 forward_outer_block(forward_outer_width, 256 / forward_outer_width);
-  const int64_t forward_outer_strips = ceil_divide(forward_outer_columns,
-      forward_outer_width * (forward_outer_is_packed ? 4 : 1));
-  const int64_t forward_outer_most = ceil_divide(forward_outer_rows, forward_outer_block.y * 2);
-  // No more than work at once: a few blocks behind the others would take as long again.
-  const int64_t forward_outer_room = resident_blocks(forward_outer_kernel, forward_outer_block, 0,
-      device) / (forward_outer_strips * forward_outer_kept);
-  const int64_t forward_outer_wanted = forward_outer_room > 0 ? forward_outer_room : 1;
-  const int64_t forward_outer_slots = forward_outer_wanted < forward_outer_most ? forward_outer_wanted : forward_outer_most;
-  const int64_t peak_partials_slots = forward_outer_slots;
-  auto* const peak_partials = scratch.take<Peak<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * peak_partials_slots);
+  const int64_t forward_column_length = static_cast<int64_t>(sizes.middle.value),
+      forward_column_behind = static_cast<int64_t>(sizes.inner.value);
+  const dim3 forward_column_block = column_block(ceil_divide(forward_column_behind, 4),
+      ceil_divide(forward_column_length, 8), 16, 256);
+  const int64_t forward_column_tasks = static_cast<int64_t>(sizes.outer.value) * ceil_divide(forward_column_behind, forward_column_block.x * 4);
+  const int64_t forward_column_resident = resident_blocks(forward_column, forward_column_block, 32768,
+      device);
+  const int64_t forward_column_slots = forward_column_tasks < forward_column_resident ? forward_column_tasks : forward_column_resident;
   if (is_measuring) return scratch.used;
   {
-    const auto blocks = static_cast<unsigned>(forward_outer_kept * forward_outer_slots * forward_outer_strips);
-    forward_outer_kernel<<<blocks, forward_outer_block, 0, stream>>>(x, peak_partials, sizes,
-        static_cast<Index>(forward_outer_slots));
-  }
-  {
-    const int64_t columns = static_cast<int64_t>(sizes.inner.value),
-        results = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value);
-    // Threads for all slots of a column, up to 64, and columns beside each other for the rest.
-    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 512 / power_of_two(peak_partials_slots,
-        1, 64)));
-    const dim3 block(width, 512 / width);
-    const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    forward_finalise<<<blocks, block, 0, stream>>>(out, peak_partials, sizes,
-        static_cast<Index>(peak_partials_slots));
+    forward_column<<<static_cast<unsigned>(forward_column_slots), forward_column_block, 32768, stream>>>(x,
+        out, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

@@ -108,6 +108,25 @@ __device__ __forceinline__ Pack<T, N> load(const T* from) {
   return pack;
 }
 
+// A pack on its way into shared memory, where the thread that sent it will read it.
+template <int N, typename T>
+__device__ __forceinline__ void send(Pack<T, N>* to, const T* from) {
+  const auto target = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  if constexpr (sizeof(T) * N == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(target), "l"(from), "n"(sizeof(T) * N) : "memory");
+  }
+}
+
+__device__ __forceinline__ void send_off() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until no more than so many of the latest are on their way.
+template <int N>
+__device__ __forceinline__ void wait_for_sent() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
 template <int N, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   using Whole = typename Bits<sizeof(T) * N>::type;
@@ -128,22 +147,6 @@ struct Sum {
   __device__ T sum() const { return total; }
   __device__ T number() const { return total; }
 };
-
-// Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
-template <typename Accumulator>
-__device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, int cell, int stride,
-    void* memory) {
-  Accumulator* const cells = static_cast<Accumulator*>(memory);
-  cells[cell] = mine;
-  __syncthreads();
-  for (int half = lanes / 2; half > 0; half /= 2) {
-    if (lane < half) cells[cell].merge(cells[cell + half * stride]);
-    __syncthreads();
-  }
-  const Accumulator all = cells[cell - lane * stride];
-  __syncthreads();
-  return all;
-}
 
 // The accumulator of the thread whose number in the warp differs in one bit.
 template <template <typename> class Kind, typename T>
@@ -183,89 +186,81 @@ struct ForwardSizes {
   Size outer, middle, inner;
 };
 
-__device__ __forceinline__ void forward_outer_values(const float x, float& peak_term) {
+__device__ __forceinline__ void forward_column_stage_1(const float x, float& peak_term) {
   peak_term = x;
 }
 
-// Reads x; leaves partials of peak.
-template <int kLanes>
-__global__ void __launch_bounds__(256, 4)
-forward_outer(const float* __restrict__ x, Peak<float>* __restrict__ peak_partials, ForwardSizes sizes,
-    Index slots) {
-  constexpr int kRows = 2;
-  __shared__ alignas(16) unsigned char shared[256 * 4];
-  const Index rows = sizes.middle.value, columns = sizes.inner.value;
-  const Index strips = (columns + blockDim.x * kLanes - 1) / (blockDim.x * kLanes);
-  const Index task = blockIdx.x / strips;  // (kept, slot)
-  const Index column = (blockIdx.x % strips * blockDim.x + threadIdx.x) * kLanes;
-  const Index kept_index = task / slots, slot = task % slots;
-  const Index outer = kept_index;
-  Peak<float> peak_sum[kLanes];
-  if (column < columns) {
-    const Index share = (rows + slots - 1) / slots, end = min(rows, (slot + 1) * share);
-    for (Index from = slot * share + threadIdx.y; from < end; from += blockDim.y * kRows) {
-      Pack<float, kLanes> x_in[kRows];
-#pragma unroll
-      for (int p = 0; p < kRows; ++p) {
-        const bool is_here = from + p * blockDim.y < end;
-        const Index row = is_here ? from + p * blockDim.y : from;
-        const Index middle = row;
-        if (is_here) x_in[p] = load<kLanes>(x + (((outer) * sizes.middle.value + middle) * columns + column));
-      }
-#pragma unroll
-      for (int p = 0; p < kRows; ++p) {
-        const bool is_here = from + p * blockDim.y < end;
-#pragma unroll
-        for (int lane = 0; lane < kLanes; ++lane) {
-          const float x_value = widen(x_in[p], lane);
-          float peak_term_value;
-          forward_outer_values(x_value, peak_term_value);
-          if (is_here) peak_sum[lane].add(peak_term_value);
-        }
-      }
-    }
-  }
-#pragma unroll
-  for (int lane = 0; lane < kLanes; ++lane) {
-    peak_sum[lane] = merge_tree(peak_sum[lane], threadIdx.y, blockDim.y,
-        threadIdx.y * blockDim.x + threadIdx.x, blockDim.x, shared);
-    if (threadIdx.y == 0 && column + lane < columns) peak_partials[task * columns + column + lane] = peak_sum[lane];
-  }
-}
-
-__device__ __forceinline__ void forward_finalise_values(const float peak, float& out, float& saved_max) {
+__device__ __forceinline__ void forward_column_row_values(const float peak, float& out, float& saved_max) {
   // tanh
   out = tanhf(peak);
   saved_max = peak;
 }
 
-// Merges partials into peak; writes out, saved_max.
-__global__ void __launch_bounds__(512)
-forward_finalise(float* __restrict__ out, float* __restrict__ saved_max,
-    const Peak<float>* __restrict__ peak_partials, ForwardSizes sizes, Index slots) {
-  __shared__ alignas(16) unsigned char shared[512 * 8];
-  const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
-  const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
-  Peak<double> peak_sum;
-  if (column < columns) {
-#pragma unroll 8
-    for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
-      peak_sum.merge(peak_partials[(above * slots + slot) * columns + column]);
+// Reads x; writes out, saved_max.
+__global__ void __launch_bounds__(256, 2)
+forward_column(const float* __restrict__ x, float* __restrict__ out, float* __restrict__ saved_max,
+    ForwardSizes sizes) {
+  constexpr int kLanes = 4, kPacks = 8;
+  __shared__ float cells[1024], totals[64];
+  const Index length = sizes.middle.value, behind = sizes.inner.value;
+  const Index strips = (behind + blockDim.x * kLanes - 1) / (blockDim.x * kLanes),
+      tiles = sizes.outer.value * strips;
+  extern __shared__ uint4 room[];
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
+  const auto send_tile = [&](Index tile) {
+    if (tile >= tiles) return send_off();
+    const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
+    const bool is_beside = beside < behind;
+    const Index base = above * length * behind + beside, end = is_beside ? length : 0;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = p * blockDim.y + threadIdx.y;
+      const bool is_here = i < end;
+      if (is_here) send(&x_next[p * 256], x + (base + i * behind));
+    }
+    send_off();
+  };
+  send_tile(blockIdx.x);
+  for (Index tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
+    const bool is_beside = beside < behind;
+    const Index base = above * length * behind + beside, end = is_beside ? length : 0;
+    const Index outer = above;
+    Pack<float, kLanes> x_in[kPacks];
+    wait_for_sent<0>();
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      x_in[p] = x_next[p * 256];
+    }
+    send_tile(tile + gridDim.x);
+    Peak<float> peaks_1[1][kLanes];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = p * blockDim.y + threadIdx.y;
+      const bool is_here = i < end;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        float peak_term_value;
+        forward_column_stage_1(x_value, peak_term_value);
+        peaks_1[0][lane].add_if(is_here, peak_term_value);
+      }
+    }
+    combine_across(peaks_1, cells, totals);
+    if (end > 0 && threadIdx.y == 0) {
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const Index inner = (beside + lane);
+        const float peak_value = peaks_1[0][lane].best;
+        float out_value;
+        float saved_max_value;
+        forward_column_row_values(peak_value, out_value, saved_max_value);
+        out[(outer) * sizes.inner.value + inner] = narrow<float>(out_value);
+        saved_max[(outer) * sizes.inner.value + inner] = narrow<float>(saved_max_value);
+      }
     }
   }
-  peak_sum = merge_tree(peak_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
-      blockDim.x, shared);
-  if (threadIdx.y != 0 || column >= columns) return;
-  const float peak_value = static_cast<float>(peak_sum.max());
-  const Index result = above * columns + column;
-  const Index above_inner = divide(result, sizes.inner);
-  const Index inner = result - above_inner * sizes.inner.value;
-  const Index outer = above_inner;
-  float out_value;
-  float saved_max_value;
-  forward_finalise_values(peak_value, out_value, saved_max_value);
-  out[(outer) * sizes.inner.value + inner] = narrow<float>(out_value);
-  saved_max[(outer) * sizes.inner.value + inner] = narrow<float>(saved_max_value);
 }
 
 struct BackwardSizes {
@@ -472,40 +467,18 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const auto stream = reinterpret_cast<cudaStream_t>(a[8]);
   const int device = static_cast<int>(a[7]);
   const DeviceGuard guard(device);
-  const int64_t forward_outer_rows = static_cast<int64_t>(sizes.middle.value),
-      forward_outer_columns = static_cast<int64_t>(sizes.inner.value),
-      forward_outer_kept = static_cast<int64_t>(sizes.outer.value);
-  const bool forward_outer_is_packed = forward_outer_columns % 4 == 0;
-  const auto forward_outer_kernel = forward_outer_is_packed ? &forward_outer<4> : &forward_outer<1>;
-  const auto forward_outer_width = static_cast<unsigned>(power_of_two(ceil_divide(forward_outer_columns,
-      forward_outer_is_packed ? 4 : 1), 1, 32));
-  const dim3 forward_outer_block(forward_outer_width, 256 / forward_outer_width);
-  const int64_t forward_outer_strips = ceil_divide(forward_outer_columns,
-      forward_outer_width * (forward_outer_is_packed ? 4 : 1));
-  const int64_t forward_outer_most = ceil_divide(forward_outer_rows, forward_outer_block.y * 2);
-  // No more than work at once: a few blocks behind the others would take as long again.
-  const int64_t forward_outer_room = resident_blocks(forward_outer_kernel, forward_outer_block, 0,
-      device) / (forward_outer_strips * forward_outer_kept);
-  const int64_t forward_outer_wanted = forward_outer_room > 0 ? forward_outer_room : 1;
-  const int64_t forward_outer_slots = forward_outer_wanted < forward_outer_most ? forward_outer_wanted : forward_outer_most;
-  const int64_t peak_partials_slots = forward_outer_slots;
-  auto* const peak_partials = scratch.take<Peak<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * peak_partials_slots);
+  const int64_t forward_column_length = static_cast<int64_t>(sizes.middle.value),
+      forward_column_behind = static_cast<int64_t>(sizes.inner.value);
+  const dim3 forward_column_block = column_block(ceil_divide(forward_column_behind, 4),
+      ceil_divide(forward_column_length, 8), 16, 256);
+  const int64_t forward_column_tasks = static_cast<int64_t>(sizes.outer.value) * ceil_divide(forward_column_behind, forward_column_block.x * 4);
+  const int64_t forward_column_resident = resident_blocks(forward_column, forward_column_block, 32768,
+      device);
+  const int64_t forward_column_slots = forward_column_tasks < forward_column_resident ? forward_column_tasks : forward_column_resident;
   if (is_measuring) return scratch.used;
   {
-    const auto blocks = static_cast<unsigned>(forward_outer_kept * forward_outer_slots * forward_outer_strips);
-    forward_outer_kernel<<<blocks, forward_outer_block, 0, stream>>>(x, peak_partials, sizes,
-        static_cast<Index>(forward_outer_slots));
-  }
-  {
-    const int64_t columns = static_cast<int64_t>(sizes.inner.value),
-        results = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value);
-    // Threads for all slots of a column, up to 64, and columns beside each other for the rest.
-    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 512 / power_of_two(peak_partials_slots,
-        1, 64)));
-    const dim3 block(width, 512 / width);
-    const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    forward_finalise<<<blocks, block, 0, stream>>>(out, saved_max, peak_partials, sizes,
-        static_cast<Index>(peak_partials_slots));
+    forward_column<<<static_cast<unsigned>(forward_column_slots), forward_column_block, 32768, stream>>>(x,
+        out, saved_max, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

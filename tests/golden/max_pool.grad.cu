@@ -476,13 +476,14 @@ extern "C" int64_t run_backward(const int64_t* a) {
   }
   {
     const int64_t columns = 1, results = static_cast<int64_t>(sizes.axis_1.value);
-    // Threads for all slots of a column, up to 64, and columns beside each other for the rest.
-    const auto width = static_cast<unsigned>(power_of_two(columns, 1,
-        512 / power_of_two(total_partials_slots, 1, 64)));
-    const dim3 block(width, 512 / width);
+    // Threads for all slots of a column, up to 64 or what is left of a block, and columns beside each other.
+    const int64_t slots = total_partials_slots;
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 512 / power_of_two(slots, 1, 64)));
+    const dim3 block(width, static_cast<unsigned>(power_of_two(slots, width < 32 ? 32 / width : 1,
+        512 / width)));
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
     backward_finalise<<<blocks, block, 0, stream>>>(d_scale, total_partials, sizes,
-        static_cast<Index>(total_partials_slots));
+        static_cast<Index>(slots));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

@@ -146,18 +146,18 @@ __device__ __forceinline__ Pack<T, N> load(const T* from) {
   return pack;
 }
 
-// Neighbours wherever they lie: by as few accesses as their address allows.
+// Neighbours, the first `left` of them here, the others in another row, by as few accesses as their addresses allow.
 template <int N, typename T>
-__device__ __forceinline__ Pack<T, N> load_anywhere(const T* from) {
+__device__ __forceinline__ Pack<T, N> load_anywhere(const T* here, const T* next, Index left) {
   constexpr int kPart = sizeof(T) * N > 16 ? 16 / sizeof(T) : N;
   Pack<T, N> pack;
-  if (reinterpret_cast<uintptr_t>(from) % (sizeof(T) * kPart) == 0) {
+  if (left >= N && reinterpret_cast<uintptr_t>(here) % (sizeof(T) * kPart) == 0) {
 #pragma unroll
     for (int n = 0; n < N; n += kPart) *reinterpret_cast<Pack<T,
-        kPart>*>(pack.at + n) = load<kPart>(from + n);
+        kPart>*>(pack.at + n) = load<kPart>(here + n);
   } else {
 #pragma unroll
-    for (int n = 0; n < N; ++n) pack.at[n] = from[n];
+    for (int n = 0; n < N; ++n) pack.at[n] = n < left ? here[n] : next[n - left];
   }
   return pack;
 }
@@ -182,35 +182,51 @@ __device__ __forceinline__ void forward_pointwise_values(const float x, const fl
 }
 
 // Reads x, bias by (middle), scale by (); writes out.
-__global__ void __launch_bounds__(128, 2)
+template <bool kMayCross>
+__global__ void __launch_bounds__(64, 2)
 forward_pointwise(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict__ bias,
     const __nv_bfloat16* __restrict__ scale, float8_e4m3fn* __restrict__ out, ForwardSizes sizes,
     Index count) {
   constexpr int kLanes = 8, kPacks = 4;
-  const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 128 + threadIdx.x) * kLanes;
+  const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 64 + threadIdx.x) * kLanes;
   Pack<__nv_bfloat16, kLanes> x_in[kPacks];
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
-    const Index i = first + static_cast<Index>(p) * 128 * kLanes;
+    const Index i = first + static_cast<Index>(p) * 64 * kLanes;
     if (i + kLanes > count) break;
     x_in[p] = load<kLanes>(x + i);
   }
-#pragma unroll
-  for (int p = 0; p < kPacks; ++p) {
-    const Index i = first + static_cast<Index>(p) * 128 * kLanes;
-    if (i >= count) return;
+  // What element i's row has one of, where it is in what its row shares with others, and how many are left of the row.
+  const auto enter_row = [&](Index i, float& bias_row, float& scale_row) {
     const Index above_inner = divide(i, sizes.inner);
     const Index inner = i - above_inner * sizes.inner.value;
     const Index above_middle = divide(above_inner, sizes.middle);
     const Index middle = above_inner - above_middle * sizes.middle.value;
-    const bool is_whole = i + kLanes <= count && sizes.inner.value - inner >= kLanes;
-    if (is_whole) {
-      const float bias_value = widen(bias[middle]);
-      const float scale_value = widen(scale[0]);
+    const float bias_value = widen(bias[middle]);
+    const float scale_value = widen(scale[0]);
+    bias_row = bias_value;
+    scale_row = scale_value;
+    return sizes.inner.value - inner;
+  };
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = first + static_cast<Index>(p) * 64 * kLanes;
+    if (i >= count) return;
+    float bias_here;
+    float scale_here;
+    const Index left = enter_row(i, bias_here, scale_here);
+    const bool is_crossing = kMayCross && left < kLanes;
+    if (i + kLanes <= count && (left >= kLanes || (kMayCross && sizes.inner.value >= kLanes))) {
+      float bias_next = bias_here;
+      float scale_next = scale_here;
+      if (is_crossing) enter_row(i + left, bias_next, scale_next);
       Pack<float8_e4m3fn, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
+        const bool is_next = kMayCross && lane >= left;
         const float x_value = widen(x_in[p], lane);
+        const float bias_value = is_next ? bias_next : bias_here;
+        const float scale_value = is_next ? scale_next : scale_here;
         float out_value;
         forward_pointwise_values(x_value, bias_value, scale_value, out_value);
         out_out.at[lane] = narrow<float8_e4m3fn>(out_value);
@@ -219,11 +235,9 @@ forward_pointwise(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __re
     } else {
 #pragma unroll 1
       for (Index j = i; j < count && j < i + kLanes; ++j) {
-        const Index above_inner = divide(j, sizes.inner);
-        const Index above_middle = divide(above_inner, sizes.middle);
-        const Index middle = above_inner - above_middle * sizes.middle.value;
-        const float bias_value = widen(bias[middle]);
-        const float scale_value = widen(scale[0]);
+        enter_row(j, bias_here, scale_here);
+        const float bias_value = bias_here;
+        const float scale_value = scale_here;
         const float x_value = widen(x[j]);
         float out_value;
         forward_pointwise_values(x_value, bias_value, scale_value, out_value);
@@ -279,8 +293,11 @@ extern "C" int64_t run_forward(const int64_t* a) {
   if (is_measuring) return scratch.used;
   {
     const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value);
-    const auto blocks = static_cast<unsigned>(ceil_divide(count, 4096));
-    forward_pointwise<<<blocks, 128, 0, stream>>>(x, bias, scale, out, sizes, static_cast<Index>(count));
+    const auto blocks = static_cast<unsigned>(ceil_divide(count, 2048));
+    // Packs that lie in two rows: none where rows are whole packs, and few where they are long.
+    const bool may_cross = sizes.inner.value % 8 != 0 && sizes.inner.value < 4096;
+    const auto run = may_cross ? forward_pointwise<true> : forward_pointwise<false>;
+    run<<<blocks, 64, 0, stream>>>(x, bias, scale, out, sizes, static_cast<Index>(count));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

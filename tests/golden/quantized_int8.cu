@@ -74,18 +74,18 @@ __device__ __forceinline__ Pack<T, N> load(const T* from) {
   return pack;
 }
 
-// Neighbours wherever they lie: by as few accesses as their address allows.
+// Neighbours, the first `left` of them here, the others in another row, by as few accesses as their addresses allow.
 template <int N, typename T>
-__device__ __forceinline__ Pack<T, N> load_anywhere(const T* from) {
+__device__ __forceinline__ Pack<T, N> load_anywhere(const T* here, const T* next, Index left) {
   constexpr int kPart = sizeof(T) * N > 16 ? 16 / sizeof(T) : N;
   Pack<T, N> pack;
-  if (reinterpret_cast<uintptr_t>(from) % (sizeof(T) * kPart) == 0) {
+  if (left >= N && reinterpret_cast<uintptr_t>(here) % (sizeof(T) * kPart) == 0) {
 #pragma unroll
     for (int n = 0; n < N; n += kPart) *reinterpret_cast<Pack<T,
-        kPart>*>(pack.at + n) = load<kPart>(from + n);
+        kPart>*>(pack.at + n) = load<kPart>(here + n);
   } else {
 #pragma unroll
-    for (int n = 0; n < N; ++n) pack.at[n] = from[n];
+    for (int n = 0; n < N; ++n) pack.at[n] = n < left ? here[n] : next[n - left];
   }
   return pack;
 }
@@ -110,27 +110,38 @@ __device__ __forceinline__ void forward_pointwise_values(const float x, const fl
 }
 
 // Reads x, bias by (inner); writes out.
-__global__ void __launch_bounds__(128)
+template <bool kMayCross>
+__global__ void __launch_bounds__(64)
 forward_pointwise(const float* __restrict__ x, const float* __restrict__ bias, int8_t* __restrict__ out,
     ForwardSizes sizes, Index count) {
   constexpr int kLanes = 4, kPacks = 4;
-  const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 128 + threadIdx.x) * kLanes;
+  const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 64 + threadIdx.x) * kLanes;
   Pack<float, kLanes> x_in[kPacks];
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
-    const Index i = first + static_cast<Index>(p) * 128 * kLanes;
+    const Index i = first + static_cast<Index>(p) * 64 * kLanes;
     if (i + kLanes > count) break;
     x_in[p] = load<kLanes>(x + i);
   }
-#pragma unroll
-  for (int p = 0; p < kPacks; ++p) {
-    const Index i = first + static_cast<Index>(p) * 128 * kLanes;
-    if (i >= count) return;
+  // What element i's row has one of, where it is in what its row shares with others, and how many are left of the row.
+  const auto enter_row = [&](Index i, Index& bias_row) {
     const Index above_inner = divide(i, sizes.inner);
     const Index inner = i - above_inner * sizes.inner.value;
-    const bool is_whole = i + kLanes <= count && sizes.inner.value - inner >= kLanes;
-    if (is_whole) {
-      const auto bias_in = load_anywhere<kLanes>(bias + (inner));
+    bias_row = inner;
+    return sizes.inner.value - inner;
+  };
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = first + static_cast<Index>(p) * 64 * kLanes;
+    if (i >= count) return;
+    Index bias_here;
+    const Index left = enter_row(i, bias_here);
+    const bool is_crossing = kMayCross && left < kLanes;
+    if (i + kLanes <= count && (left >= kLanes || (kMayCross && sizes.inner.value >= kLanes))) {
+      Index bias_next = bias_here;
+      if (is_crossing) enter_row(i + left, bias_next);
+      const auto bias_in = load_anywhere<kLanes>(bias + bias_here, bias + bias_next,
+          is_crossing ? left : kLanes);
       Pack<int8_t, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
@@ -144,9 +155,8 @@ forward_pointwise(const float* __restrict__ x, const float* __restrict__ bias, i
     } else {
 #pragma unroll 1
       for (Index j = i; j < count && j < i + kLanes; ++j) {
-        const Index above_inner = divide(j, sizes.inner);
-        const Index inner = j - above_inner * sizes.inner.value;
-        const float bias_value = widen(bias[inner]);
+        enter_row(j, bias_here);
+        const float bias_value = widen(bias[bias_here]);
         const float x_value = widen(x[j]);
         float out_value;
         forward_pointwise_values(x_value, bias_value, out_value);
@@ -201,8 +211,11 @@ extern "C" int64_t run_forward(const int64_t* a) {
   if (is_measuring) return scratch.used;
   {
     const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value);
-    const auto blocks = static_cast<unsigned>(ceil_divide(count, 2048));
-    forward_pointwise<<<blocks, 128, 0, stream>>>(x, bias, out, sizes, static_cast<Index>(count));
+    const auto blocks = static_cast<unsigned>(ceil_divide(count, 1024));
+    // Packs that lie in two rows: none where rows are whole packs, and few where they are long.
+    const bool may_cross = sizes.inner.value % 4 != 0 && sizes.inner.value < 4096;
+    const auto run = may_cross ? forward_pointwise<true> : forward_pointwise<false>;
+    run<<<blocks, 64, 0, stream>>>(x, bias, out, sizes, static_cast<Index>(count));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
