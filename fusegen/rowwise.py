@@ -33,7 +33,7 @@ def rowwise_kernel(
     of strided rows. With a tier, which is for rows along certain axes, or in a family that holds
     what is dear, the sums over rows are part of it.
     """
-    domain = frozenset[int]().union(*(e.extent for e in ir.topological(state.pending.values())))
+    domain = domain_of(state)
     axes = _axes_of_rows(state, domain)
     if tier is not None and axes is None and _reduces_packs(state, domain, tier, tier_axes):
         axes = tier_axes
@@ -97,7 +97,7 @@ def rowwise_kernel(
         marks = remarked(marks, dict(zip(nodes, images, strict=True)))
         alone = Staged(tuple(stages), tuple(values), marks=marks)
         narrow = {i for i, b in state.buffers.items() if ITEM_BYTES[b.dtype] <= 2}
-        narrow = narrow if tier is not None and tier.resident else set()
+        narrow = narrow if tier is not None and tier.resident and tier.lanes > 1 else set()
         work = carry(alone, levels, domain, state.fresh, is_on_chip=tier is not None, narrow=narrow)
         if tier is not None and tier.is_shared and len(stages) == 1:
             in_place = _in_place(work, levels, domain, state)
@@ -147,6 +147,11 @@ def rowwise_kernel(
         finalise(state, extent, alike, (lead,))
 
 
+def domain_of(state: Pass) -> Extent:
+    """All groups along which something varies that is still to be computed."""
+    return frozenset[int]().union(*(e.extent for e in ir.topological(state.pending.values())))
+
+
 def _by_inverse_count(node: Expr) -> Expr:
     """A division by a count as a multiplication: the inverse is found once for all rows."""
     if node.op == "div" and node.args[1].op == "count":
@@ -167,18 +172,23 @@ def _axes_of_rows(state: Pass, domain: Extent) -> Extent | None:
     if len(found) != 1:
         return None
     (axes,) = found
-    groups = sorted(axes)
-    return axes if groups == list(range(groups[0], groups[-1] + 1)) else None
+    return axes if _lie_together(axes) else None
+
+
+def _lie_together(axes: Extent) -> bool:
+    return max(axes) - min(axes) == len(axes) - 1
 
 
 def _reduces_packs(state: Pass, domain: Extent, tier: Tier, axes: Extent) -> bool:
     """Whether rows of which nothing is used again are reduced at once by a block that holds them,
     in packs.
     """
-    if tier.is_shared or (max(axes) == max(domain) and tier.lanes == 1):
-        return False
     found = [r for r in reduces_below(state.pending.values()) if r.args[0].extent == domain]
-    return bool(found) and all(ir.reduction(r)[1] == axes for r in found)
+    if not found or not _lie_together(axes) or tier.is_shared:
+        return False
+    if tier.lanes == 1 and max(axes) == max(domain):
+        return False
+    return all(ir.reduction(r)[1] == axes for r in found)
 
 
 def _rows_first(reduces: Sequence[Expr], domain: Extent, axes: Extent) -> dict[Expr, Expr]:

@@ -18,7 +18,7 @@ from fusegen.grouping import ordered
 from fusegen.ir import Expr, Graph
 from fusegen.kernel import Buffer, Family, Kernel, Reduction
 from fusegen.lower import Mark, remarked
-from fusegen.rowwise import rowwise_kernel
+from fusegen.rowwise import domain_of, rowwise_kernel
 from fusegen.slidewise import slidewise_kernels
 from fusegen.staging import (
     Pass,
@@ -78,8 +78,10 @@ def schedule(
         slidewise_kernels(state, window)
     elif window:
         windowwise_kernel(state, window)
+    whole = domain_of(state)
     while state.pending:
-        if allow_fused and not window:
+        # A tier is for rows of elements, not of what is left of them.
+        if allow_fused and not window and (tier is None or domain_of(state) == whole):
             rowwise_kernel(state, tier, tier_axes, holds_dear)
         if state.pending:
             _level(state)

@@ -33,10 +33,13 @@ class StretchingView(MergingView):
     def is_light(self) -> bool:
         """Whether a thread holds so little that many fit on a multiprocessor."""
         tier = self.kernel.tier
-        if tier is None or not tier.resident or self.sums or self.stretches:
+        is_double = self.compute == "double"
+        if tier is None or not tier.resident or is_double or self.sums or self.stretches:
             return False
         full = [r for r in self._loaded if r.extent >= {*self.domain, *self.reduced}]
-        words = sum(ITEM_BYTES[r.buffer.dtype] for r in full) / 4
+        # One by one, each takes a register, and an address.
+        sizes = [ITEM_BYTES[r.buffer.dtype] for r in full]
+        words = sum(sizes) / 4 if tier.lanes > 1 else len(sizes) + 1
         for _, value in (pair for pairs in self.kernel.held for pair in pairs):
             # What is dear to compute takes registers of its own.
             words += 2 if any(n.op in DEAR for n in ir.topological([value])) else 1

@@ -304,18 +304,18 @@ _SPOKEN_FOR = """
     exp2_flushed exp_of expect f factor families finite first float16 fold found from gap given
     guard half head here high home i index inner inverse inverse_length is_beside is_here is_it
     is_live j join kept kernel lane lanes lanes_for larger largest last launch least leave left
-    length lengths line lines load load_again load_anywhere low lower lowest magnitude meeting merge
-    merge_beside merge_moments merge_numbers merge_tree methods mine minimum moments moments_about
-    more most most_beside move n narrow narrow_div narrow_sigmoid narrow_sqrt needed next normal
-    number offset oldest on_each order other out outer output p pack packs pad padded pair part pick
-    picked piece piece_length pieces pieces_of place polynomial position position_of_best power
-    power_of_two previous q r rank ratio reach resident_blocks rest result results room root rounded
-    rounded_to row row_block row_cells rows rows_together rr run scratch send send_off send_row
-    send_tile share shared shared_bytes shift side sigmoid sign size size_of sizes slot slot_before
-    slots slots_of special split squares start step store stream stretch stretch_length stride
-    strips subnormal sum sum_of sums t tail take target task tasks term theirs thread threads tile
-    to together top total tt turn type used value values w wait_for_sent wanted warps whole widen
-    width window word words x y z
+    length lengths line lines load load_again load_anywhere low lower lowest magnitude may_cross
+    meeting merge merge_beside merge_moments merge_numbers merge_tree methods mine minimum moments
+    moments_about more most most_beside move n narrow narrow_div narrow_sigmoid narrow_sqrt needed
+    next normal number offset oldest on_each order other out outer output p pack packs pad padded
+    pair part pick picked piece piece_length pieces pieces_of place polynomial position
+    position_of_best power power_of_two previous q r rank ratio reach resident_blocks rest result
+    results room root rounded rounded_to row row_block row_cells rows rows_together rr run scratch
+    send send_off send_row send_tile share shared shared_bytes shift side sigmoid sign size size_of
+    sizes slot slot_before slots slots_of special split squares start step store stream stretch
+    stretch_length stride strips subnormal sum sum_of sums t tail take target task tasks term theirs
+    thread threads tile to together top total tt turn type used value values w wait_for_sent wanted
+    warps whole widen width window word words x y z
 
     alignas alignof and asm auto bool break case catch char class compl const constexpr continue
     decltype default delete do double dynamic_cast else enum explicit export extern false float for

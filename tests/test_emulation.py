@@ -171,6 +171,14 @@ CASES = [
     ("mul(p) | add(q)", (3, 5, 251), [(5, 1), (1, 251)], {}, "pointwise"),
     ("mul(p) | add(q)", (3, 5, 251), [(5, 1), (1, 251)], {"dtype": "bfloat16"}, "pointwise"),
     ("add_channel | gelu", (2, 3, 4099), [(3,)], {}, "pointwise"),
+    ("softmin(0) | sum((0, 2))", (3, 4, 5, 8), [], {}, "outer"),
+    ("max", (8, 16), [], {}, "row"),
+    ("rpow(0.75) | rdiv(3)", (7, 9), [], {}, "pointwise"),
+    # Of what a first sum leaves, other neighbours lie together.
+    *(
+        ("sum(1) | tanh | sum(1) | mul(q)", (2, 3, 4, 5), [(5,)], more, "finalise")
+        for more in ({}, {"layout": "channels_last"}, {"dtype": "float64"})
+    ),
     ("gelu | mean((2, 3)) | tanh", (3, 5, 7, 9), [], {}, "inner finalise"),
     ("sub(p) | mean(1, keepdim=True) | gelu | add(o)", (6, 70), [(70,), (6, 70)], {}, "inner"),
     ("group_norm(2, weight, bias) | gelu", (3, 6, 5, 7), [(6,), (6,)], {}, "row"),

@@ -197,7 +197,6 @@ forward_pointwise(const ForwardDrawnNoise noise, const float* __restrict__ x, co
       Pack<float, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const bool is_next = kMayCross && lane >= left;
         const float noise_value = widen(noise_in[p], lane);
         const float x_value = widen(x_in[p], lane);
         const float bias_value = widen(bias_in, lane);

@@ -284,21 +284,21 @@ struct ForwardSizes {
   Size outer, inner;
 };
 
-__device__ __forceinline__ void forward_row_stage_1(const float x, const float residual, float& mean_term) {
+__device__ __forceinline__ void forward_row_stage_1(const float x, const float residual, float& mean_term,
+    float& carried_after_add) {
   // add(residual)
   mean_term = x + residual;
+  carried_after_add = mean_term;
 }
 
 __device__ __forceinline__ void forward_row_values_once(const float variance, float& inverse_root) {
   inverse_root = rsqrtf(variance + 1e-05f);
 }
 
-__device__ __forceinline__ void forward_row_values(const float x, const float residual, const float mean,
+__device__ __forceinline__ void forward_row_values(const float carried_after_add, const float mean,
     const float inverse_root, const float weight, const float bias, float& out) {
-  // add(residual)
-  const float after_add = x + residual;
   // layernorm(1023, weight, bias)
-  const float after_layernorm = fmaf((after_add - mean) * inverse_root, weight, bias);
+  const float after_layernorm = fmaf((carried_after_add - mean) * inverse_root, weight, bias);
   // gelu
   const float series = polynomial(fabsf(after_layernorm), -1.00008726f, -1.14964569f, -0.463089466f,
       -0.0490143038f, 0.00606240798f, -0.000345090288f);
@@ -307,11 +307,11 @@ __device__ __forceinline__ void forward_row_values(const float x, const float re
 }
 
 // Reads x, residual, weight by (inner), bias by (inner); writes out.
-__global__ void __launch_bounds__(256, 3)
+__global__ void __launch_bounds__(256, 2)
 forward_row(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict__ residual,
     const __nv_bfloat16* __restrict__ weight, const __nv_bfloat16* __restrict__ bias,
     __nv_bfloat16* __restrict__ out, ForwardSizes sizes) {
-  constexpr int kLanes = 1, kPacks = 24;
+  constexpr int kLanes = 1, kPacks = 16;
   __shared__ float cells[2][24];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
@@ -326,26 +326,27 @@ forward_row(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
-      if (!is_here) continue;
       if (is_here) x_in[p] = load<kLanes>(x + (base + i));
       if (is_here) residual_in[p] = load<kLanes>(residual + (base + i));
     }
     Spread<float> spreads_1[1];
+    float carried_after_add[kPacks][kLanes];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
-      if (!is_here) continue;
       float mean_term_lanes[kLanes];
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
         const float residual_value = widen(residual_in[p], lane);
         float mean_term_value;
-        forward_row_stage_1(x_value, residual_value, mean_term_value);
+        float carried_after_add_value;
+        forward_row_stage_1(x_value, residual_value, mean_term_value, carried_after_add_value);
         mean_term_lanes[lane] = mean_term_value;
+        carried_after_add[p][lane] = carried_after_add_value;
       }
-      if (is_here) spreads_1[0].add_if(true, p == 0, mean_term_lanes);
+      spreads_1[0].add_if(is_here, p == 0, mean_term_lanes);
     }
     {
       const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes, length);
@@ -360,7 +361,6 @@ forward_row(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
-      if (!is_here) continue;
       Pack<__nv_bfloat16, kLanes> weight_in;
       if (is_here) weight_in = load<kLanes>(weight + i);
       Pack<__nv_bfloat16, kLanes> bias_in;
@@ -368,12 +368,11 @@ forward_row(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict
       Pack<__nv_bfloat16, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const float x_value = widen(x_in[p], lane);
-        const float residual_value = widen(residual_in[p], lane);
         const float weight_value = widen(weight_in, lane);
         const float bias_value = widen(bias_in, lane);
+        const float carried_after_add_value = carried_after_add[p][lane];
         float out_value;
-        forward_row_values(x_value, residual_value, mean_value, inverse_root_value, weight_value, bias_value,
+        forward_row_values(carried_after_add_value, mean_value, inverse_root_value, weight_value, bias_value,
             out_value);
         out_out.at[lane] = narrow<__nv_bfloat16>(out_value);
       }
@@ -441,7 +440,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const DeviceGuard guard(device);
   const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value),
       forward_row_length = static_cast<int64_t>(sizes.inner.value);
-  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 24));
+  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 16));
   const int64_t forward_row_tasks = ceil_divide(forward_row_rows, forward_row_block.y);
   const int64_t forward_row_slots = forward_row_tasks;
   if (is_measuring) return scratch.used;

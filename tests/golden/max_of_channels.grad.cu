@@ -39,7 +39,7 @@ __device__ __forceinline__ Value maximum(Value a, Value b) {
 }
 #if __CUDA_ARCH__ >= 800
 template <>
-__device__ __forceinline__ float maximum<float>(float a, float b) {
+[[maybe_unused]] __device__ __forceinline__ float maximum<float>(float a, float b) {
   float result;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
   return result;
@@ -225,7 +225,7 @@ forward_column(const float* __restrict__ x, float* __restrict__ out, float* __re
   for (Index tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
     const bool is_beside = beside < behind;
-    const Index base = above * length * behind + beside, end = is_beside ? length : 0;
+    const Index end = is_beside ? length : 0;
     const Index outer = above;
     Pack<float, kLanes> x_in[kPacks];
     wait_for_sent<0>();

@@ -39,7 +39,7 @@ __device__ __forceinline__ Value maximum(Value a, Value b) {
 }
 #if __CUDA_ARCH__ >= 800
 template <>
-__device__ __forceinline__ float maximum<float>(float a, float b) {
+[[maybe_unused]] __device__ __forceinline__ float maximum<float>(float a, float b) {
   float result;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
   return result;
