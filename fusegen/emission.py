@@ -31,6 +31,7 @@ def make_entry(program: Program, signature: Signature) -> Entry:
     if tier is not None and program.name != "forward":
         tier, allow_fused = tier.for_derivatives, tier.holds_derivatives and allow_fused
         tier = tier if tier.holds_derivatives else None
+    is_exact = _compares_with_maxima(graph)
     held = [g for g, axes in enumerate(grouping.axes) if signature.tier_axes.intersection(axes)]
     kernels = schedule(
         graph,
@@ -43,10 +44,11 @@ def make_entry(program: Program, signature: Signature) -> Entry:
         tier_axes=frozenset(held),
         holds_dear=TARGETS[signature.target].holds_dear,
         is_sliding=bool(grouping.slides),
+        is_exact=is_exact,
     )
     target = TARGETS[signature.target]
     kernels = shortened(kernels)
-    if not _compares_with_maxima(graph):
+    if not is_exact:
         narrow = narrow_type(graph, dtypes)
         is_short = target.is_contracted and _depends_on_sums(graph)
         if narrow:

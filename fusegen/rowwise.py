@@ -91,7 +91,8 @@ def rowwise_kernel(
     if is_holding:
         terms = [r.value for stage in stages for r in stage]
         nodes = [m.node for m in marks]
-        images = iter(ir.rewrite([*terms, *values, *nodes], _by_inverse_count))
+        rule = (lambda node: node) if state.is_exact else _by_inverse_count
+        images = iter(ir.rewrite([*terms, *values, *nodes], rule))
         stages = [tuple(replace(r, value=next(images)) for r in stage) for stage in stages]
         values = [next(images) for _ in values]
         marks = remarked(marks, dict(zip(nodes, images, strict=True)))

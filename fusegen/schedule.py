@@ -45,6 +45,7 @@ def schedule(
     tier_axes: ir.Extent = frozenset(),
     holds_dear: Sequence[str] = (),
     is_sliding: bool = False,
+    is_exact: bool = False,
 ) -> tuple[Kernel, ...]:
     """The kernels that compute a collapsed graph's outputs, in launch order.
 
@@ -53,7 +54,8 @@ def schedule(
     many blocks: for rows that are too long to be worked on as a whole. With a tier, rows along
     tier_axes are held on the chip; where their family is among holds_dear, what is dear of them is
     held in cache.
-    is_sliding says that windows are no tiles.
+    is_sliding says that windows are no tiles, is_exact that a value must be the same to the last bit
+    in whatever kernel it is computed.
     """
     verify(graph)
     leaves = {
@@ -66,7 +68,7 @@ def schedule(
     state = Pass(dtypes, sum_dtype, outputs, leaves, marks, prefix=prefix)
     # No value is called as a function that the lines may call, such as maximum.
     state.taken |= {*dtypes, *(node.op for node in ir.topological(graph.roots))}
-    state.is_sliding = is_sliding
+    state.is_sliding, state.is_exact = is_sliding, is_exact
     images = positions_as_numbers(state, means_as_sums(nodes))
     new = dict(zip(nodes, images, strict=True))
     state.pending = outputs = {name: new[expr] for name, expr in outputs.items()}

@@ -30,6 +30,7 @@ class Pass:
     taken: set[str] = field(default_factory=set)
     prefix: str = ""
     is_sliding: bool = False  # whether windows are no tiles
+    is_exact: bool = False  # whether a value is the same to the last bit in every kernel
 
     def fresh(self, stem: str) -> str:
         """stem, or stem_2, stem_3 ...: a name not used before in this graph."""

@@ -215,6 +215,15 @@ CASES = [
     ("gelu | amax(-1, True) | mul(2)", (6, 40), [], {"dtype": "bfloat16"}, "row"),
     ("gelu | softmax(-1) | amax(-1, True) | mul(2)", (6, 40), [], {}, "row"),
     ("mul(w) | layernorm(w, b) | gelu | amax(-1, True)", (9, 64), [(64,)] * 2, {}, "row"),
+    (
+        "selu | rms_norm(eps=0.1) | logsigmoid | rms_norm(weight=w, eps=0.1) | amax(1, True) | add(o)",
+        (2, 5, 6, 6),
+        [(6,), (2, 5, 6, 6)],
+        {"dtype": "float64"},
+        "inner column",
+    ),
+    ("mul(w) | layernorm(w, b) | gelu | amax(1, True)", (3, 9, 64), [(64,)] * 2, {}, "column"),
+    ("gelu | group_norm(2) | amax(-1, True) | mul(2)", (3, 4, 5, 8), [], {}, "row"),
     # Masks: by element, by row and column, and what the winner of a window saw.
     ("masked_fill(m, 0.5) | gelu | mul_channel", (3, 5, 7, 8), [(3, 5, 7, 8), (5,)], {}, "inner"),
     ("keep(y) | gt(0) | logical_or(m) | where(y, 0.1)", (9, 33), [(33,)], {}, "pointwise"),
