@@ -185,7 +185,7 @@ def _reduces_packs(state: Pass, domain: Extent, tier: Tier, axes: Extent) -> boo
     in packs.
     """
     found = [r for r in reduces_below(state.pending.values()) if r.args[0].extent == domain]
-    if not found or not _lie_together(axes) or tier.is_shared:
+    if not (found and axes and _lie_together(axes)) or tier.is_shared:
         return False
     if tier.lanes == 1 and max(axes) == max(domain):
         return False

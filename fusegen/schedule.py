@@ -54,8 +54,8 @@ def schedule(
     many blocks: for rows that are too long to be worked on as a whole. With a tier, rows along
     tier_axes are held on the chip; where their family is among holds_dear, what is dear of them is
     held in cache.
-    is_sliding says that windows are no tiles, is_exact that a value must be the same to the last bit
-    in whatever kernel it is computed.
+    is_sliding says that windows are no tiles, is_exact that a value must be the same to the last
+    bit in whatever kernel it is computed.
     """
     verify(graph)
     leaves = {

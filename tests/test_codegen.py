@@ -7,6 +7,7 @@ import pytest
 
 import fusegen
 from fusegen.codegen import TEMPLATES
+from fusegen.describe import Situation, sources
 from fusegen.target import code_name
 
 _JINJA = re.compile(r"\{\{.*?\}\}|\{%.*?%\}|\{#.*?#\}", re.DOTALL)
@@ -51,3 +52,24 @@ def test_an_ordinary_operand_keeps_its_name() -> None:
 def test_a_term_that_takes_many_instructions_is_found_without_a_branch() -> None:
     assert "sums_2[0].add_if(is_here, " in fusegen.compile("logsumexp(-1)").source("cuda")
     assert "if (is_here) sums_1[0].add(" in fusegen.compile("rms_norm").source("cuda")
+
+
+@pytest.mark.parametrize(
+    ("chain", "dtype", "is_light"),
+    [
+        ("add(r) | layernorm(w, b) | gelu", "bfloat16", True),
+        ("add(r) | layernorm(w, b) | gelu", "float32", True),
+        ("layernorm(w, b)", "bfloat16", True),
+        # What is dear stays in registers until the row is known.
+        ("tanh | add(r) | layernorm(w, b)", "bfloat16", False),
+        ("add(r) | layernorm(w, b)", "float64", False),
+    ],
+)
+def test_rows_of_light_kernels_are_not_sent_for_ahead(
+    chain: str, dtype: str, is_light: bool
+) -> None:
+    """Where a multiprocessor has many blocks, they hide each other's waits."""
+    parsed = fusegen.chain(chain)
+    situation = Situation((64, 1024), {"r": (64, 1024)} if "r" in parsed.operands else {}, dtype)
+    (module,) = sources(parsed, "cuda", situation, grad=False)
+    assert ("send_row" not in module.text) == is_light

@@ -173,6 +173,7 @@ CASES = [
     ("add_channel | gelu", (2, 3, 4099), [(3,)], {}, "pointwise"),
     ("softmin(0) | sum((0, 2))", (3, 4, 5, 8), [], {}, "outer"),
     ("max", (8, 16), [], {}, "row"),
+    ("sum(1, True) | mul(w) | add(o)", (7, 1), [(9, 7, 9), (9,)], {}, "pointwise"),
     ("rpow(0.75) | rdiv(3)", (7, 9), [], {}, "pointwise"),
     # Of what a first sum leaves, other neighbours lie together.
     *(
@@ -216,7 +217,7 @@ CASES = [
     ("gelu | softmax(-1) | amax(-1, True) | mul(2)", (6, 40), [], {}, "row"),
     ("mul(w) | layernorm(w, b) | gelu | amax(-1, True)", (9, 64), [(64,)] * 2, {}, "row"),
     (
-        "selu | rms_norm(eps=0.1) | logsigmoid | rms_norm(weight=w, eps=0.1) | amax(1, True) | add(o)",
+        "selu | rms_norm(eps=0.1) | logsigmoid | rms_norm(w, eps=0.1) | amax(1, True) | add(o)",
         (2, 5, 6, 6),
         [(6,), (2, 5, 6, 6)],
         {"dtype": "float64"},

@@ -399,6 +399,16 @@ def test_what_depends_on_sums_takes_the_shorter_erf() -> None:
         assert any("erf" in m.text.replace("erfc", "") for m in modules) == has_erf
 
 
+@pytest.mark.parametrize("chain", ["gelu | mean((0, 1))", "gelu | sum(1) | mul(2)"])
+def test_what_is_only_added_up_takes_the_shorter_erf(chain: str) -> None:
+    alone, with_gradients = (
+        sources(fusegen.chain(chain), "cuda", Situation(shape=(4, 6)), grad=grad)
+        for grad in (False, True)
+    )
+    assert not any("erff(" in m.text for m in alone)
+    assert any("erff(" in m.text for m in with_gradients)  # the gradient of each element
+
+
 @pytest.mark.parametrize("chain", ["gelu | max_pool2d(2) | relu", "gelu | amax(1, True) | relu"])
 @pytest.mark.parametrize("grad", [False, True])
 def test_a_maximum_is_no_sum(chain: str, grad: bool) -> None:

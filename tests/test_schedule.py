@@ -17,7 +17,7 @@ from fusegen.signature import element_types, signature, with_derivative
 X = (8, 6, 10, 12)
 
 
-def entries(text, x=X, dtype="float32", order=None, **operands):
+def entries(text, x=X, dtype="float32", order=None, target="cpp", **operands):
     """The forward and backward entries of a chain, every input needing a gradient."""
     parsed = chain(text)
     shape, others = assumed_shapes(parsed, Situation(x, operands, dtype, "contiguous"))
@@ -29,12 +29,42 @@ def entries(text, x=X, dtype="float32", order=None, **operands):
     types = with_derivative(program, back, types)
     layout = order or tuple(range(-len(bound.domain), 0))
     programs = [program, back.program]
-    signed = signature("cpp", layout, programs, types, bound)
+    signed = signature(target, layout, programs, types, bound)
     return [make_entry(p, signed) for p in programs]
 
 
 def families(text, **arguments):
     return [[k.family for k in entry.kernels] for entry in entries(text, **arguments)]
+
+
+@pytest.mark.parametrize(
+    ("text", "families_of_forward"),
+    [
+        ("group_norm(2) | tanh | logsumexp(1)", ["inner", "finalise", "column"]),
+        ("layernorm | softmax(1)", ["inner", "finalise", "column"]),
+        ("softmax(1) | layernorm", ["outer", "finalise", "outer", "finalise", "row"]),
+        # Nothing is used again, but a block has all of a row.
+        ("max(1)", ["column"]),
+        ("gelu | sum(-1)", ["row"]),
+        # Of what a first sum leaves, other neighbours lie together.
+        ("sum(1) | tanh | sum(1)", ["outer", "finalise", "outer", "finalise"]),
+        # Each depends on the other; axes that do not lie together.
+        ("softmax(1) | softmax(2) | sum(1)", None),
+        (
+            "softmax(1) | sum((0, 2))",
+            ["outer", "finalise", "outer", "finalise", "outer", "finalise"],
+        ),
+    ],
+)
+def test_rows_that_are_reduced_last_are_held_on_the_chip(text, families_of_forward):
+    ahead, _ = entries(text, target="cuda")
+    found = [k.family for k in ahead.kernels]
+    held = [k for k in ahead.kernels if k.tier is not None]
+    assert len(held) == sum(f in ("row", "column") for f in found)
+    if families_of_forward is None:
+        assert not held
+    else:
+        assert found == families_of_forward
 
 
 @pytest.mark.parametrize(
