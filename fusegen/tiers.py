@@ -57,11 +57,11 @@ _NARROW_ROWS_OF_SEVERAL = (
     _Rows(16384, 32, 16, 512, 32, 1024),
 )
 _SINGLE_ROWS = (  # where neighbours come one by one
-    _Rows(128, 8, 8, 256, 8, 1536),
-    _Rows(2048, 16, 8, 256, 24, 768),
-    _Rows(4096, 16, 8, 512, 24, 768),
-    _Rows(8192, 16, 8, 1024, 24, 768),
-    _Rows(8192, 16, 16, 512, 24, 768),
+    _Rows(128, 8, 8, 256, 8, 1280),
+    _Rows(2048, 16, 8, 256, 20, 768),
+    _Rows(4096, 16, 8, 512, 20, 768),
+    _Rows(8192, 16, 8, 1024, 22, 768),
+    _Rows(8192, 16, 16, 512, 22, 768),
     _Rows(16384, 32, 8, 512),
 )
 _TABLES = {  # by whether elements have two bytes, and whether there are several tensors

@@ -600,7 +600,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const DeviceGuard guard(device);
   const int64_t forward_inner_rows = static_cast<int64_t>(sizes.outer.value),
       forward_inner_length = static_cast<int64_t>(sizes.inner.value);
-  const int64_t forward_inner_pieces = ceil_divide(forward_inner_length, 16384);
+  const int64_t forward_inner_pieces = ceil_divide(forward_inner_length, 8192);
   const int64_t mean_partials_slots = 1 * forward_inner_pieces;
   auto* const mean_partials = scratch.take<Moments<float>>(static_cast<int64_t>(sizes.outer.value) * mean_partials_slots);
   auto* const mean_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value));
@@ -655,7 +655,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const DeviceGuard guard(device);
   const int64_t backward_inner_rows = static_cast<int64_t>(sizes.outer.value),
       backward_inner_length = static_cast<int64_t>(sizes.inner.value);
-  const int64_t backward_inner_pieces = ceil_divide(backward_inner_length, 16384);
+  const int64_t backward_inner_pieces = ceil_divide(backward_inner_length, 8192);
   const int64_t total_partials_slots = 1 * backward_inner_pieces;
   const int64_t total_2_partials_slots = 1 * backward_inner_pieces;
   auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.outer.value) * total_partials_slots);

@@ -506,7 +506,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const int device = static_cast<int>(a[12]);
   const DeviceGuard guard(device);
   const int64_t backward_inner_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value), backward_inner_length = static_cast<int64_t>(sizes.inner.value);
-  const int64_t backward_inner_pieces = ceil_divide(backward_inner_length, 16384);
+  const int64_t backward_inner_pieces = ceil_divide(backward_inner_length, 8192);
   const int64_t total_partials_slots = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value) * backward_inner_pieces;
   auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.axis_1.value) * total_partials_slots);
   if (is_measuring) return scratch.used;

@@ -274,6 +274,6 @@ static PyMethodDef methods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
-static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "fusegen_4f4d61ea95e6", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "fusegen_0b10dea5fc91", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
 
-PyMODINIT_FUNC PyInit_fusegen_4f4d61ea95e6() { return PyModule_Create(&definition); }
+PyMODINIT_FUNC PyInit_fusegen_0b10dea5fc91() { return PyModule_Create(&definition); }
