@@ -35,7 +35,7 @@ class Signature:
     index_bits: int
     allow_fused: bool
     tier: Tier | None
-    tier_axes: ir.Extent = frozenset()  # of the rows that are held by it
+    tier_axes: ir.Extent  # of the rows that it holds; none without one
 
     def text(self, programs: Sequence[Program]) -> str:
         """A line for the banner."""

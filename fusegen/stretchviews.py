@@ -33,12 +33,10 @@ class StretchingView(MergingView):
     def is_light(self) -> bool:
         """Whether a thread holds so little that many fit on a multiprocessor."""
         tier = self.kernel.tier
-        is_double = self.compute == "double"
-        if tier is None or not tier.resident or is_double or self.sums or self.stretches:
+        if tier is None or not tier.resident or self._words > 1 or self.sums or self.stretches:
             return False
-        full = [r for r in self._loaded if r.extent >= {*self.domain, *self.reduced}]
         # One by one, each takes a register, and an address.
-        sizes = [ITEM_BYTES[r.buffer.dtype] for r in full]
+        sizes = [ITEM_BYTES[r.buffer.dtype] for r in self.full_reads]
         words = sum(sizes) / 4 if tier.lanes > 1 else len(sizes) + 1
         for _, value in (pair for pairs in self.kernel.held for pair in pairs):
             # What is dear to compute takes registers of its own.
