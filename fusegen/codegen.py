@@ -50,6 +50,7 @@ def emit(
     views = [EntryView(entry, target) for entry in entries]
     nodes = [n for e in views for k in e.kernels for n in ir.topological(k.expressions)]
     operations = sorted({n.op for n in nodes})
+    by_rows = [k for e in views for k in e.kernels if isinstance(k, RowView)]
     context = {
         "version": __version__,
         "target": target,
@@ -62,6 +63,8 @@ def emit(
         "sums_by_row": any(k.sums for e in views for k in e.kernels if k.family in _BY_ROW),
         "carries": any(k.carried for e in views for k in e.kernels),
         "teams": any(k.is_team for e in views for k in e.kernels),
+        "is_shifted": any(k.is_shifted for k in by_rows),
+        "persistent": any(k.is_persistent for k in by_rows),
         "spreads": any(k.has_moments for e in views for k in e.kernels),
         "has_positions": any(k.positions for e in views for k in e.kernels),
         "ahead": any(k.is_sent_ahead for e in views for k in e.kernels),

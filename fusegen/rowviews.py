@@ -1,101 +1,30 @@
-"""Views of the kernels that take packs of neighbours row by row: with a tier, and column sums.
-
-How a tensor is reached follows from its extent: by the flat index, by the index along the row, or
-by the row; whatever is none of these goes element by element.
-"""
+"""Views of the kernels that take packs of neighbours row by row: with a tier, and column sums."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
 
 from fusegen import ir
 from fusegen.indexing import Read
 from fusegen.mergeviews import Merged
+from fusegen.placeviews import PlacedView
 from fusegen.reductionviews import ReductionView, StageView
 from fusegen.statements import ElementFunction
-from fusegen.stretchviews import MOST_AT_ONCE, StretchingView
+from fusegen.stretchviews import MOST_AT_ONCE
 from fusegen.target import ITEM_BYTES
 from fusegen.tiers import MOST_BLOCKS, MOST_SHARED_BYTES
 
 # What a block may hold and add up in registers, of 65,536 that a multiprocessor has.
 _REGISTERS = 32768
-_MOST_KEPT = 40960  # registers, where what every row reads is kept too
+_MOST_ALONG_BYTES = 32 << 10  # of a block, for what every row reads; more where packs are long
+_FEW_LANES = 4
+_MOST_KEEPING = 1024  # threads of a multiprocessor, of kernels that are light but for that
+_FEW_KEPT = 40  # registers of a thread that has few
+_MOST_KEPT, _MOST_KEPT_SHIFTED = 40960, 28672  # registers, where what every row reads is kept too
 
 
-class RowView(StretchingView):
+class RowView(PlacedView):
     """A kernel whose blocks go from row to row, or down columns."""
-
-    @property
-    def full_reads(self) -> list[Read]:
-        """What varies along every group: reached by the flat index."""
-        return [r for r in self._loaded if r.extent == self._all]
-
-    @property
-    def full_stores(self) -> list[Read]:
-        """What is written by the flat index."""
-        return self.stores if self.family == "outer" else self.element_stores
-
-    @cached_property
-    def _all(self) -> frozenset[int]:
-        return frozenset(self.domain) | frozenset(self.reduced)
-
-    @property
-    def _along(self) -> frozenset[int]:
-        return frozenset({self.last} if self.family == "outer" else self.reduced)
-
-    @property
-    def along_reads(self) -> list[Read]:
-        """What varies along the row only: the same for every row."""
-        if self.family == "column":
-            return []
-        along = [r for r in self.partial_reads if r.extent == self._along]
-        return [r for r in along if not r.buffer.is_computed]
-
-    @property
-    def row_reads(self) -> list[Read]:
-        """What does not vary along the row."""
-        return [r for r in self.partial_reads if not r.extent & self._along]
-
-    @property
-    def single_reads(self) -> list[Read]:
-        """What is reached by its own offset at every element."""
-        known = {r.name for r in self.full_reads + self.along_reads + self.row_reads}
-        known |= {r.name for r in self.stretch_reads}
-        return [r for r in self.reads if r.name not in known]
-
-    @property
-    def partial_reads(self) -> list[Read]:
-        """What is broadcast along some group."""
-        return [r for r in self.reads if r.extent != self._all or r.buffer.is_computed]
-
-    @property
-    def needed(self) -> set[int]:
-        """The groups whose indices something asks for."""
-        tensors = (*self.row_reads, *self.single_reads, *self.stretch_reads)
-        groups = {g for r in tensors for g in r.extent}
-        groups |= {g for s in self.row_stores for g in s.extent}
-        return groups | (set(self.domain[:-1]) if self.kept else set())
-
-    @property
-    def reads_here(self) -> list[Read]:
-        """What asks for a row's indices in the turn of the row, rather than ahead of it."""
-        own = [] if self.is_sent_ahead else self.row_reads
-        return self.single_reads + self.stretch_reads + self.row_stores + own
-
-    def locate_all(self, index: str, groups: Sequence[int], tensors: Sequence[Read]) -> list[str]:
-        """Lines that take an index apart as far as some tensors ask for it."""
-        return self.taken_apart(index, groups, {g for r in tensors for g in r.extent})
-
-    @property
-    def flat_row(self) -> str:
-        """In column sums: the index of a row among all."""
-        return self.compact(self.domain[:-1]) if self.kept else "row"
-
-    @property
-    def packed(self) -> list[Read]:
-        """What is moved in packs, and so must be aligned."""
-        return self.full_reads + self.along_reads + self.full_stores
 
     @property
     def adds_products(self) -> bool:
@@ -105,12 +34,34 @@ class RowView(StretchingView):
     @property
     def keeps_along(self) -> bool:
         """Whether a block that goes from row to row keeps what every row reads in registers."""
-        if self.family != "row" or not self.sums or self.has_shared_sums:
+        if self.family != "row" or self.has_shared_sums:
             return False
+        if not self.sums:
+            # From memory they would come element by element, and shared memory is full.
+            words = self.elements * (len(self.full_reads) + len(self.along_reads)) * self._words
+            is_apt = self.lanes == 1 or (self.is_shifted and self.is_team)
+            return is_apt and bool(self.along_reads) and words <= _FEW_KEPT
         kept = sum(ITEM_BYTES[r.buffer.dtype] for r in self.full_reads + self.along_reads) / 4
         kept += (self._most_held - len(self.full_reads)) * self._words
         held = self.elements * (kept + len(self.sums) * self._words)
-        return held * self.threads * self.least_blocks <= _MOST_KEPT
+        most = _MOST_KEPT_SHIFTED if self.is_shifted else _MOST_KEPT
+        return held * self.threads * self.least_blocks <= most
+
+    @property
+    def is_persistent(self) -> bool:
+        """Whether there are as many blocks as work at once, which go from task to task."""
+        is_kept = self.keeps_along or self.stages_along
+        return bool(self.sums) or self.is_sent_ahead or self.is_team or is_kept
+
+    @property
+    def stages_along(self) -> bool:
+        """Whether a block has what every row reads in shared memory, in packs that lie as its rows'
+        do: from memory they would come element by element.
+        """
+        if not self.is_shifted or self.keeps_along:
+            return False
+        size = self._most_along_bytes
+        return size > 0 and (self.lanes > _FEW_LANES or size <= _MOST_ALONG_BYTES)
 
     @property
     def varying(self) -> tuple[int, ...]:
@@ -158,19 +109,12 @@ class RowView(StretchingView):
         return 32 if self.lanes == 1 else 16
 
     @property
-    def is_team(self) -> bool:
-        """Whether a row may be longer than a block can hold, so that several blocks share it."""
-        tier = self.kernel.tier
-        if tier is None or self.family != "row":
-            return False
-        return self.elements * tier.threads < tier.longest
-
-    @property
     def is_skewed(self) -> bool:
         """Whether a block finishes a row a turn after it added it up: where the next stage is the
         last, and all that it reads is still in shared memory.
         """
-        fits = 3 * self._bytes_a_turn <= MOST_SHARED_BYTES and self.is_sent_ahead
+        bytes_taken = 3 * self._bytes_a_turn + self._along_bytes
+        fits = bytes_taken <= MOST_SHARED_BYTES and self.is_sent_ahead
         held = [name for name in self.carried if name not in self.in_place]
         is_held = any(f.reads(n) for f in (self.values, self.row_values) for n in held)
         return self.is_team and fits and len(self.stages) == 1 and not is_held
@@ -193,23 +137,14 @@ class RowView(StretchingView):
         held = {read for leaf, read in self.in_place.items() if self.values.reads(leaf)}
         return [r for r in self.full_reads if self.values.reads(r.name) or r.name in held]
 
-    @property
-    def column(self) -> str:
-        """The index along the row of the first element of a thread's pack."""
-        return "begin + i" if self.is_team else "i"
-
-    @property
-    def reach(self) -> str:
-        """How many elements of a row a block has."""
-        return "reach" if self.is_team else "length"
-
     def counts_of(self, kind: Merged, place: str) -> str:
         """What means need beside their accumulators, in a block or over those of a team."""
         if not kind.is_spread:
             return ""
         if place == "team":
-            return f"static_cast<{self.compute}>(end), static_cast<{self.compute}>(length), "
-        return f"counts, static_cast<{self.compute}>({self.reach}), "
+            mine = "own" if self.is_shifted else "end"
+            return f"static_cast<{self.compute}>({mine}), static_cast<{self.compute}>(length), "
+        return f"counts, static_cast<{self.compute}>({self.own}), "
 
     @property
     def cells_a_block(self) -> int:
@@ -266,7 +201,10 @@ class RowView(StretchingView):
             most_threads = 1024 if fits and self._words == 1 else 512
             return most_threads // self.threads
         if self.is_light:
-            return max(1, self.kernel.tier.resident // self.threads)
+            resident = self.kernel.tier.resident
+            if self.keeps_along:
+                resident = min(resident, _MOST_KEEPING)
+            return max(1, resident // self.threads)
         # Doubles take two registers each.
         few_threads = 512 // self._words
         if self.sums:
@@ -323,7 +261,7 @@ class RowView(StretchingView):
         is_alone = self.least_blocks * self.threads < 768 or bool(self.sums) or self.is_team
         widths = [ITEM_BYTES[r.buffer.dtype] * self.lanes for r in self.full_reads]
         fits = (
-            self._sums_bytes + self._bytes_a_turn <= MOST_SHARED_BYTES
+            self._sums_bytes + self._along_bytes + self._bytes_a_turn <= MOST_SHARED_BYTES
             and min(widths, default=4) >= 4
         )
         return fits and (self.is_crowded if self.family == "column" else is_alone)
@@ -340,6 +278,10 @@ class RowView(StretchingView):
     def _bytes_ahead(self, read: Read) -> int:
         return self.elements * self.threads * ITEM_BYTES[read.buffer.dtype]
 
+    def _edge_bytes(self, read: Read) -> int:
+        """What one turn's edges take, each with the pack in which it lies."""
+        return self.most_edges_beside * self.lanes * ITEM_BYTES[read.buffer.dtype]
+
     @property
     def turns_ahead(self) -> int:
         """How many turns of the loop ahead packs are sent for: two where there is room."""
@@ -347,20 +289,54 @@ class RowView(StretchingView):
             return 3
         if self.family == "column":
             return 1
-        room = MOST_SHARED_BYTES // self.least_blocks - self._sums_bytes
+        room = MOST_SHARED_BYTES // self.least_blocks - self._sums_bytes - self._along_bytes
         return 2 if 2 * self._bytes_a_turn <= room else 1
 
     @property
     def room_bytes(self) -> int:
         """Dynamic shared memory: what threads have of their own there."""
-        ahead = self.turns_ahead * self._bytes_a_turn if self.is_sent_ahead else 0
+        a_turn = self._bytes_a_turn + sum(self._edge_bytes(r) for r in self.full_reads)
+        ahead = self.turns_ahead * a_turn if self.is_sent_ahead else 0
         return self._sums_bytes + ahead
+
+    @property
+    def _most_along_bytes(self) -> int:
+        return 16 * self.packs * self.threads * len(self.along_reads)
+
+    @property
+    def _along_bytes(self) -> int:
+        """What stages_along takes at most."""
+        return self._most_along_bytes if self.stages_along else 0
+
+    @property
+    def most_room_bytes(self) -> int:
+        """Dynamic shared memory at most."""
+        return self.room_bytes + self._along_bytes
+
+    @property
+    def host_room(self) -> str:
+        """Dynamic shared memory in bytes, where the launch is set up."""
+        if not self.stages_along:
+            return str(self.room_bytes)
+        a_thread = 16 * self.packs * len(self.along_reads)
+        return f"{self.room_bytes} + {a_thread} * {self.name}_block.x"
 
     def ahead(self, read: Read) -> str:
         """Where the pack that a tensor has at p was sent, counted in packs."""
         turn = self._bytes_a_turn // (ITEM_BYTES[read.buffer.dtype] * self.lanes)
         at = f"p * {self.threads}"
         return f"slot * {turn} + {at}" if self.turns_ahead > 1 else at
+
+    @property
+    def edge_turn(self) -> str:
+        """Where a turn's edges were sent, counted in packs."""
+        return f" + slot * {self.most_edges_beside}" if self.turns_ahead > 1 else ""
+
+    def place_edges(self, read: Read) -> int:
+        """Where a tensor's edges are sent, in 16 bytes from the start: behind all packs."""
+        before = self.full_reads[: [r.name for r in self.full_reads].index(read.name)]
+        packs = self._sums_bytes + self.turns_ahead * self._bytes_a_turn
+        return (packs + self.turns_ahead * sum(self._edge_bytes(r) for r in before)) // 16
 
     def place_ahead(self, read: Read) -> int:
         """Where a tensor's packs are sent, in 16 bytes from the start."""

@@ -64,14 +64,36 @@ _SINGLE_ROWS = (  # where neighbours come one by one
     _Rows(8192, 16, 16, 512, 22, 768),
     _Rows(16384, 32, 8, 512),
 )
-_TABLES = {  # by whether elements have two bytes, and whether there are several tensors
-    (False, False): _ROWS,
-    (False, True): _ROWS_OF_SEVERAL,
-    (True, False): _NARROW_ROWS,
-    (True, True): _NARROW_ROWS_OF_SEVERAL,
+# Where rows begin anywhere, what is taken one by one at their edges takes registers too.
+_SHIFTED_ROWS = (*_ROWS[:3], _Rows(8192, 16, 16, 512, 32, 768), _Rows(16384, 32, 8, 448, 40, 896))
+_SHIFTED_ROWS_OF_SEVERAL = (
+    *_ROWS_OF_SEVERAL[:4],
+    _Rows(8192, 16, 16, 512),
+    _Rows(16384, 32, 8, 448, 40, 896),
+)
+_SHIFTED_NARROW_ROWS = (
+    _Rows(512, 16, 8, 256),
+    _Rows(4096, 32, 16, 256, 32, 1024),
+    _Rows(8192, 32, 16, 512, 32, 1024),
+    _Rows(16384, 32, 16, 512, 32, 1024),
+)
+_TABLES = {  # by whether rows begin anywhere, elements have two bytes, and tensors are several
+    (False, False, False): _ROWS,
+    (False, False, True): _ROWS_OF_SEVERAL,
+    (False, True, False): _NARROW_ROWS,
+    (False, True, True): _NARROW_ROWS_OF_SEVERAL,
+    (True, False, False): _SHIFTED_ROWS,
+    (True, False, True): _SHIFTED_ROWS_OF_SEVERAL,
+    (True, True, False): _SHIFTED_NARROW_ROWS,
+    (True, True, True): _NARROW_ROWS_OF_SEVERAL,
 }
 _TEAM_ELEMENTS, _TEAM_THREADS = 16, 512  # of a block that has a share of a row
 _NARROW_TEAM_ELEMENTS = 32
+# The same where rows begin anywhere, by the size of the widest element, and length.
+_SHIFTED_SHARES = {
+    2: ((4 * 24 * 512, 24, 512), (1 << 30, 16, 512)),
+    4: ((1 << 30, 12, 448),),
+}
 # Rows that fall into stretches gain from twice the blocks, while a team has no more than these.
 _FEWER_TEAM_THREADS, _MOST_SMALL_BLOCKS = 256, 64
 _ANY_LENGTH = 1 << 30
@@ -93,6 +115,13 @@ _PACK_WORDS = 4
 _FEW_WORDS = 16  # of a thread that has 1,023 beside it, and as many sums to keep
 MOST_SHARED_BYTES = 156 << 10  # of a block, beside its fixed share; sm_80 has 163 KiB in all
 _STRETCH_BYTES = 24 << 10  # of those, for sums of stretches
+# Of rows whose packs begin somewhere behind them; shorter ones are mostly edges.
+_LEAST_SHIFTED, _LEAST_SHIFTED_NARROW = 128, 96
+_FEW_LANES = 4  # packs of so many, and doubles, are as fast where each row begins with one
+# Of short rows the shares are to come out even; the first of equals is taken.
+_SHORT = 512
+_SHORT_SHARES, _SHORT_SUMS = (16, 24, 32, 8), (8, 16, 24)
+_SINGLE_SHARES = (8, 9, 10, 6, 7)
 LEAST_STRETCH = 64  # elements; neighbouring packs lie in two stretches at most
 
 
@@ -105,7 +134,9 @@ class Tier:
     holds_derivatives says that rows are held for gradients too, and not gone over twice;
     derivative_elements is how many a thread holds there, where they are not as many. Forward
     kernels that hold little are light: light_elements a thread, and so many threads resident, which
-    is how many a multiprocessor is to have at once; 0 where there are none such.
+    is how many a multiprocessor is to have at once; 0 where there are none such. is_shifted says
+    that rows are not whole packs long, so that packs begin somewhere behind their row's start; such
+    rows are longer than shortest.
     """
 
     elements: int
@@ -118,6 +149,8 @@ class Tier:
     derivative_elements: int = 0
     light_elements: int = 0
     resident: int = 0
+    is_shifted: bool = False
+    shortest: int = 0
 
     @property
     def for_derivatives(self) -> Tier:
@@ -168,44 +201,94 @@ def row_tier(
     processors how many a device has. has_stretches says that rows fall into stretches of equal
     length, and not too short ones.
     """
-    lanes = lanes_of(length, widest)
+    sizes = (widest, words, forward_words, processors)
+    lanes, whole = lanes_of(length, widest), 16 // widest
+    least = _LEAST_SHIFTED_NARROW if widest <= 2 else _LEAST_SHIFTED * lanes
+    is_apt = widest <= 4 and lanes < _FEW_LANES and lanes < whole and not has_stretches
+    if is_apt and length >= least:
+        tier = _tier_of(length, whole, *sizes, is_shifted=True)
+        if tier is not None:
+            return tier
+    return _tier_of(length, lanes, *sizes, has_stretches=has_stretches)
+
+
+def _tier_of(
+    length: int,
+    lanes: int,
+    widest: int,
+    words: int,
+    forward_words: int,
+    processors: int,
+    *,
+    has_stretches: bool = False,
+    is_shifted: bool = False,
+) -> Tier | None:
+    """The tier of rows whose packs have so many elements, in packs of so many lanes."""
     # Single elements need an address each.
     most = _WORDS // 2 if lanes == 1 else _WORDS
     is_narrow = widest <= 2
-    table = _SINGLE_ROWS if lanes == 1 else _TABLES[is_narrow, forward_words > 1]
+    table = _SINGLE_ROWS if lanes == 1 else _TABLES[is_shifted, is_narrow, forward_words > 1]
+    kind = {"has_stretches": has_stretches, "is_shifted": is_shifted}
+    # Longer teams would have most processors in one, and the rest without work; and as many as
+    # there are lanes have rows that begin alike, each its own.
+    most_blocks = min(processors, MOST_BLOCKS) // (lanes if is_shifted else 1)
+    shortest = 0
     for row in table:
+        if row.longest < length:
+            shortest = row.longest if is_shifted else 0
+            continue
         longest, elements, summing, threads, *light = row
+        if longest <= _SHORT and not has_stretches:
+            elements, summing = _fitted(length, lanes, 2 * lanes if is_shifted else 1)
+            light = [elements, *light[1:]]
         fits = elements * (forward_words if is_narrow and lanes > 1 else words) <= most
         fits = fits and summing * words <= (most if threads <= 512 else _FEW_WORDS)
-        if length <= longest and fits:
-            # Three tensors in shares take longer than two passes over memory.
-            is_held = not is_narrow or words < 3 or length <= summing * threads
-            fewer = elements if elements * words <= most else summing
-            light = [0, 0] if has_stretches else light
-            return Tier(
-                *(elements, summing, lanes, threads, longest),
-                has_stretches=has_stretches,
-                holds_derivatives=is_held,
-                derivative_elements=fewer,
-                light_elements=light[0],
-                resident=light[1],
-            )
+        if not fits or (is_shifted and length > summing * threads * most_blocks):
+            continue
+        # Three tensors in shares take longer than two passes over memory.
+        is_held = not is_narrow or words < 3 or length <= summing * threads
+        fewer = elements if elements * words <= most else summing
+        light_elements, resident = light if light[1:] and not has_stretches else (0, 0)
+        return Tier(
+            *(elements, summing, lanes, threads, longest),
+            holds_derivatives=is_held,
+            derivative_elements=fewer,
+            light_elements=light_elements,
+            resident=resident,
+            shortest=shortest,
+            **kind,
+        )
     # Many tensors, wide elements or long rows: shares for a team of blocks.
-    whole = _NARROW_TEAM_ELEMENTS if widest <= 2 and lanes > 1 else _TEAM_ELEMENTS
-    elements = whole
+    whole = _NARROW_TEAM_ELEMENTS if is_narrow and lanes > 1 else _TEAM_ELEMENTS
+    elements, threads = whole, _TEAM_THREADS
+    if is_shifted:
+        shares = _SHIFTED_SHARES[max(widest, 2)]
+        elements, threads = next((e, n) for longest, e, n in shares if length <= longest)
     while elements * words > min(2 * whole, most) and elements > lanes:
-        elements //= 2
+        elements = elements - lanes if is_shifted else elements // 2
     summing = max(min(elements, whole // 2), lanes)
-    blocks = -(-length // (summing * _TEAM_THREADS))
-    # Longer ones would have most processors in one team, and the rest without work.
-    if elements * words > most or blocks > min(processors, MOST_BLOCKS):
+    blocks = -(-length // (summing * threads))
+    if elements * words > most or blocks > most_blocks:
         return None
     if blocks <= 1:
-        longest = summing * _TEAM_THREADS
-        return Tier(elements, summing, lanes, _TEAM_THREADS, longest, has_stretches=has_stretches)
+        return Tier(elements, summing, lanes, threads, summing * threads, **kind)
     are_few = length <= elements * _FEWER_TEAM_THREADS * _MOST_SMALL_BLOCKS
-    threads = _FEWER_TEAM_THREADS if has_stretches and are_few else _TEAM_THREADS
-    return Tier(elements, summing, lanes, threads, _ANY_LENGTH, has_stretches=has_stretches)
+    threads = _FEWER_TEAM_THREADS if has_stretches and are_few else threads
+    return Tier(elements, summing, lanes, threads, _ANY_LENGTH, shortest=shortest, **kind)
+
+
+def _fitted(length: int, lanes: int, least: int) -> tuple[int, int]:
+    """How many elements a thread holds of a short row, and the same where it adds up columns: as
+    many as leave the fewest threads without any, where a row has a power of two of them.
+    """
+    whole = length // lanes * lanes
+
+    def idle(elements: int) -> int:
+        wanted = max(least, -(-whole // elements))
+        return elements << (wanted - 1).bit_length()
+
+    shares, sums = (_SHORT_SHARES, _SHORT_SUMS) if lanes > 1 else (_SINGLE_SHARES, _SINGLE_SHARES)
+    return min(shares, key=idle), min(sums, key=idle)
 
 
 def column_tier(length: int, behind: int, widest: int, words: int) -> Tier | None:

@@ -62,14 +62,14 @@ def translated(text: str) -> str:
     return text.replace("__shared__ alignas(16)", "alignas(16) __shared__")
 
 
-def build(text: str, folder: Path) -> ctypes.CDLL:
+def build(text: str, folder: Path, processors: int = 6) -> ctypes.CDLL:
     """The translated source as a library with its run_<program> functions."""
     folder.mkdir(parents=True, exist_ok=True)
     file, library = folder / "emulated.cpp", folder / "emulated.so"
     file.write_text(translated(text))
     command = ["g++", "-O1", "-std=c++17", "-fPIC", "-shared", "-ffp-contract=off", "-w"]
     command += ["-fno-gnu-unique", "-U_FORTIFY_SOURCE"]  # globals of its own; jumps between stacks
-    command += [f"-I{HEADER}", "-o", str(library), str(file)]
+    command += [f"-DPROCESSORS={processors}", f"-I{HEADER}", "-o", str(library), str(file)]
     subprocess.run(command, check=True, capture_output=True, text=True)
     return ctypes.CDLL(str(library))
 
@@ -92,8 +92,11 @@ def run(
     dtype: str = "float32",
     layout: str = "contiguous",
     x: torch.Tensor | None = None,
+    processors: int = 6,
 ) -> Emulated:
-    """The result, then the gradients of x and every operand; x is random where it is not given."""
+    """The result, then the gradients of x and every operand, on a device of so many processors; x
+    is random where it is not given.
+    """
     chain = dsl.parse(chain_text)
     assert len(segments(chain)) == 1
     kind = getattr(torch, dtype)
@@ -119,8 +122,10 @@ def run(
         found = derivative(program, range(len(shapes)), (0,), shapes)
         types = with_derivative(program, found, types)
         programs.append(found.program)
-    text = source(chain, programs, signature("cuda", order, programs, types, bound, 6)).text
-    library = build(text, folder)
+    text = source(
+        chain, programs, signature("cuda", order, programs, types, bound, processors)
+    ).text
+    library = build(text, folder, processors)
     windows = dict(bound.windows)
     pooled = {a: windows_along(w, bound.domain[a]) for a, w in windows.items()}
 

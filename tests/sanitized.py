@@ -22,6 +22,11 @@ FAMILIES = [
     ("add(residual) | layernorm(weight, bias) | gelu", (5, 3000), [(5, 3000), (3000,), (3000,)]),
     ("layernorm(weight, bias)", (150, 8192), [(8192,), (8192,)]),
     ("layernorm(weight, bias)", (3, 12288), [(12288,), (12288,)]),
+    # Of no whole packs, by blocks and by teams.
+    ("layernorm(weight, bias) | gelu", (600, 1023), [(1023,), (1023,)]),
+    ("layernorm(weight, bias)", (300, 8191), [(8191,), (8191,)]),
+    ("layernorm(weight, bias)", (300, 12289), [(12289,), (12289,)]),
+    ("layernorm(weight, bias)", (70, 40001), [(40001,), (40001,)]),
     # Shared by a team of blocks, and too long for one.
     ("layernorm(weight, bias) | gelu", (3, 20001), [(20001,), (20001,)]),
     ("layernorm(weight, bias)", (40, 65536), [(65536,), (65536,)]),

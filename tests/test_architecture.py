@@ -60,6 +60,7 @@ ORDER = (
     "lineviews",
     "mergeviews",
     "stretchviews",
+    "placeviews",
     "rowviews",
     "windowviews",
     "slideviews",

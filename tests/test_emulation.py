@@ -38,6 +38,17 @@ CASES = [
     (_NORM, (4, 8002), [(8002,)] * 2, {"dtype": "float64"}, "row"),
     ("add(r) | layernorm | mul(y)", (3, 20000), [(20000,), (3, 1)], {}, "row"),
     (_NORM, (3, 20008), [(20008,)] * 2, {"dtype": "bfloat16"}, "row"),
+    # Of no whole packs: side by side, in one block, in teams; each block's rows begin alike.
+    (_NORM, (37, 129), [(129,)] * 2, {}, "row"),
+    (_NORM, (75, 101), [(101,)] * 2, {"dtype": "bfloat16"}, "row"),
+    (_NORM, (21, 1023), [(1023,)] * 2, {"dtype": "bfloat16"}, "row"),
+    (_NORM, (11, 1002), [(1002,)] * 2, {}, "row"),
+    ("add(r) | layernorm(w, b) | mul(y)", (9, 515), [(9, 515), *[(515,)] * 3], {}, "row"),
+    ("softmax(-1)", (30, 2, 131), [], {"dtype": "bfloat16"}, "row"),
+    ("layernorm(w, b) | dropout(0.3)", (9, 7, 137), [(137,)] * 2, {}, "row"),
+    (_NORM, (18, 9001), [(9001,)] * 2, {"processors": 16}, "row"),
+    (_NORM, (18, 9001), [(9001,)] * 2, {"processors": 16, "dtype": "bfloat16"}, "row"),
+    ("add(r) | layernorm | mul(y)", (9, 20001), [(20001,), (9, 1)], {"processors": 24}, "row"),
     # Longer than a team may be.
     (_NORM, (3, 25001), [(25001,)] * 2, {}, "inner outer"),
     # More sums by column than a block has room for.
@@ -254,7 +265,7 @@ CASES = [
 @pytest.mark.parametrize(
     ("chain", "shape", "operands", "more", "families"),
     CASES,
-    ids=[f"{'-'.join(map(str, c[1]))} {c[0]} {' '.join(c[3].values())}" for c in CASES],
+    ids=[f"{'-'.join(map(str, c[1]))} {c[0]} {' '.join(map(str, c[3].values()))}" for c in CASES],
 )
 def test_a_cuda_source_computes_what_torch_does(
     chain: str, shape: tuple[int, ...], operands: list, more: dict, families: str, tmp_path: Path

@@ -209,9 +209,12 @@ inline void __nanosleep(unsigned) {
   emulation::yield();
 }
 
-// The host's side: a device of six multiprocessors with room for one block each.
+// The host's side: a device of a few multiprocessors with room for one block each.
 using cudaStream_t = void*;
-constexpr unsigned kProcessors = 6;
+#ifndef PROCESSORS
+#define PROCESSORS 6
+#endif
+constexpr unsigned kProcessors = PROCESSORS;
 struct cudaLaunchAttribute {
   int id;
   struct {

@@ -421,12 +421,14 @@ static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
   return power;
 }
 
-// How many blocks of a kernel the device works on at once, each with so much shared memory of its own. Asked once for
-// each kernel, device and size of block: the runtime takes microseconds to answer.
+// How many blocks of a kernel the device works on at once, each with so much shared memory of its own, and at most so much
+// in any launch. Asked once for each kernel, device and size of block: the runtime takes microseconds to answer.
 template <typename Kernel>
-static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes, int device) {
+static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes, int64_t most_bytes,
+    int device) {
   struct Answer {
     Kernel* kernel;
+    int64_t shared_bytes;
     int threads, device;
     int64_t blocks;
   };
@@ -434,16 +436,18 @@ static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes,
   thread_local int next = 0;
   const int threads = static_cast<int>(block.x * block.y);
   for (const Answer& known : answers) {
-    if (known.kernel == kernel && known.threads == threads && known.device == device) return known.blocks;
+    if (known.kernel == kernel && known.shared_bytes == shared_bytes && known.threads == threads && known.device == device) {
+      return known.blocks;
+    }
   }
   int on_each = 0, processors = 0;
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(most_bytes));
   cudaOccupancyMaxActiveBlocksPerMultiprocessor(&on_each, kernel, threads, shared_bytes);
   cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
   if (on_each == 0) return 1;  // the launch will say why
   Answer& oldest = answers[next];
   next = (next + 1) % 8;
-  oldest = {kernel, threads, device, static_cast<int64_t>(on_each) * processors};
+  oldest = {kernel, shared_bytes, threads, device, static_cast<int64_t>(on_each) * processors};
   return oldest.blocks;
 }
 
@@ -498,7 +502,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
       backward_outer_width * (backward_outer_is_packed ? 4 : 1));
   const int64_t backward_outer_most = ceil_divide(backward_outer_rows, backward_outer_block.y * 2);
   // No more than work at once: a few blocks behind the others would take as long again.
-  const int64_t backward_outer_room = resident_blocks(backward_outer_kernel, backward_outer_block, 0,
+  const int64_t backward_outer_room = resident_blocks(backward_outer_kernel, backward_outer_block, 0, 0,
       device) / (backward_outer_strips * backward_outer_kept);
   const int64_t backward_outer_wanted = backward_outer_room > 0 ? backward_outer_room : 1;
   const int64_t backward_outer_slots = backward_outer_wanted < backward_outer_most ? backward_outer_wanted : backward_outer_most;

@@ -695,8 +695,8 @@ static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
 }
 
 // A row's threads along x: a power of two within a warp, or whole warps; rows beside each other along y.
-static dim3 row_block(int64_t wanted) {
-  const int64_t along = wanted <= 32 ? power_of_two(wanted, 1, 32) : ceil_divide(wanted, 32) * 32;
+static dim3 row_block(int64_t wanted, int64_t least = 1) {
+  const int64_t along = wanted <= 32 ? power_of_two(wanted, least, 32) : ceil_divide(wanted, 32) * 32;
   return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < 256 ? 256 / along : 1));
 }
 

@@ -204,22 +204,27 @@ __device__ __forceinline__ void merge_numbers(const unsigned int* words, int blo
   found = all.number();
 }
 
-// Means of shares and squared distances from them: the mean and the variance of the whole, by Chan's formula.
+// Means of shares and squared distances from them: the mean and the variance of the row, by Chan's formula. The first share
+// has all that is in no whole pack.
 template <int kCells, typename T>
 __device__ __forceinline__ void merge_moments(const unsigned int* words, int blocks, Index share,
-    Index length, T& centre,
+    Index whole, Index length, T& centre,
     T& variance) {
   const int width = lanes_for(blocks);
   constexpr int kWords = sizeof(T) / 4;
   const T inverse_length = 1 / static_cast<T>(length);
+  const auto count_of = [&](Index other) {
+    const Index begin = other * share;
+    return static_cast<T>((begin < whole ? min(share,
+        whole - begin) : 0) + (other == 0 ? length - whole : 0));
+  };
   T base;
   assemble(words, base);
   Sum<T> beyond, squares;
   for (int other = threadIdx.x % width; other < blocks; other += 32) {
     T mine;
     assemble(words + other * kCells, mine);
-    const Index begin = other * share;
-    if (begin < length) beyond.add(static_cast<T>(min(share, length - begin)) * (mine - base));
+    if (other * share < whole) beyond.add(count_of(other) * (mine - base));
   }
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) {
@@ -230,9 +235,8 @@ __device__ __forceinline__ void merge_moments(const unsigned int* words, int blo
     T mine, distances;
     assemble(words + other * kCells, mine);
     assemble(words + other * kCells + kWords, distances);
-    const Index begin = other * share;
     const T gap = mine - mean;
-    if (begin < length) squares.add(distances + static_cast<T>(min(share, length - begin)) * gap * gap);
+    if (other * share < whole) squares.add(distances + count_of(other) * gap * gap);
   }
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) {
@@ -522,7 +526,7 @@ forward_row(const double* __restrict__ x, const double* __restrict__ weight, con
       }
       __syncthreads();
       double found[2];
-      merge_moments<kCells>(words + 0, blocks, share, length, found[0], found[1]);
+      merge_moments<kCells>(words + 0, blocks, share, length, length, found[0], found[1]);
       const double mean_value = found[0];
       const double variance_value = found[1];
       Pack<double, kLanes> x_in[kPacks];
@@ -536,9 +540,9 @@ forward_row(const double* __restrict__ x, const double* __restrict__ weight, con
         if (!is_here) continue;
         x_in[p] = x_next[slot * 4096 + p * 512];
         Pack<double, kLanes> weight_in;
-        if (is_here) weight_in = load<kLanes>(weight + begin + i);
+        if (is_here) weight_in = load<kLanes>(weight + i + begin);
         Pack<double, kLanes> bias_in;
-        if (is_here) bias_in = load<kLanes>(bias + begin + i);
+        if (is_here) bias_in = load<kLanes>(bias + i + begin);
         Pack<double, kLanes> out_out;
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
@@ -593,12 +597,14 @@ static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
   return power;
 }
 
-// How many blocks of a kernel the device works on at once, each with so much shared memory of its own. Asked once for
-// each kernel, device and size of block: the runtime takes microseconds to answer.
+// How many blocks of a kernel the device works on at once, each with so much shared memory of its own, and at most so much
+// in any launch. Asked once for each kernel, device and size of block: the runtime takes microseconds to answer.
 template <typename Kernel>
-static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes, int device) {
+static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes, int64_t most_bytes,
+    int device) {
   struct Answer {
     Kernel* kernel;
+    int64_t shared_bytes;
     int threads, device;
     int64_t blocks;
   };
@@ -606,22 +612,24 @@ static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes,
   thread_local int next = 0;
   const int threads = static_cast<int>(block.x * block.y);
   for (const Answer& known : answers) {
-    if (known.kernel == kernel && known.threads == threads && known.device == device) return known.blocks;
+    if (known.kernel == kernel && known.shared_bytes == shared_bytes && known.threads == threads && known.device == device) {
+      return known.blocks;
+    }
   }
   int on_each = 0, processors = 0;
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(most_bytes));
   cudaOccupancyMaxActiveBlocksPerMultiprocessor(&on_each, kernel, threads, shared_bytes);
   cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
   if (on_each == 0) return 1;  // the launch will say why
   Answer& oldest = answers[next];
   next = (next + 1) % 8;
-  oldest = {kernel, threads, device, static_cast<int64_t>(on_each) * processors};
+  oldest = {kernel, shared_bytes, threads, device, static_cast<int64_t>(on_each) * processors};
   return oldest.blocks;
 }
 
 // A row's threads along x: a power of two within a warp, or whole warps; rows beside each other along y.
-static dim3 row_block(int64_t wanted) {
-  const int64_t along = wanted <= 32 ? power_of_two(wanted, 1, 32) : ceil_divide(wanted, 32) * 32;
+static dim3 row_block(int64_t wanted, int64_t least = 1) {
+  const int64_t along = wanted <= 32 ? power_of_two(wanted, least, 32) : ceil_divide(wanted, 32) * 32;
   return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < 256 ? 256 / along : 1));
 }
 
@@ -644,10 +652,10 @@ extern "C" int64_t run_forward(const int64_t* a) {
   // So many blocks share a row; there are as many such teams as the device works on at once.
   const int64_t forward_row_blocks = ceil_divide(forward_row_length, 4096);
   const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, forward_row_blocks * 8));
-  const int64_t forward_row_resident = resident_blocks(forward_row, forward_row_block, 98304,
+  const int64_t forward_row_resident = resident_blocks(forward_row, forward_row_block, 98304, 98304,
       device) / forward_row_blocks;
-  if (forward_row_resident == 0) return -static_cast<int64_t>(cudaErrorCooperativeLaunchTooLarge);
   const int64_t forward_row_slots = forward_row_rows < forward_row_resident ? forward_row_rows : forward_row_resident;
+  if (forward_row_slots == 0) return -static_cast<int64_t>(cudaErrorCooperativeLaunchTooLarge);
   const int64_t forward_row_meeting_cells = forward_row_slots * forward_row_blocks * 16;
   auto* const forward_row_meetings = scratch.take<uint64_t>(forward_row_meeting_cells);
   if (is_measuring) return scratch.used;

@@ -115,6 +115,15 @@ __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
 }
 
+// Neighbours that lie anywhere, one by one.
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load_singly(const T* from) {
+  Pack<T, N> pack;
+#pragma unroll
+  for (int lane = 0; lane < N; ++lane) pack.at[lane] = from[lane];
+  return pack;
+}
+
 template <typename T>
 struct Sum {
   T total = 0;
@@ -180,6 +189,12 @@ struct Spread {
       off += distance;
       squares = fma(distance, distance, squares);
     }
+  }
+  __device__ void add_if(bool is_here, bool is_first, T value) {
+    if (is_first) centre = is_here ? value : T(0);
+    const T distance = is_here ? value - centre : T(0);
+    off += distance;
+    squares = fma(distance, distance, squares);
   }
   // The same elements around another centre.
   __device__ void move(T to, T count) {
@@ -284,21 +299,21 @@ struct ForwardSizes {
   Size outer, inner;
 };
 
-__device__ __forceinline__ void forward_row_stage_1(const float x, const float residual, float& mean_term,
-    float& carried_after_add) {
+__device__ __forceinline__ void forward_row_stage_1(const float x, const float residual, float& mean_term) {
   // add(residual)
   mean_term = x + residual;
-  carried_after_add = mean_term;
 }
 
 __device__ __forceinline__ void forward_row_values_once(const float variance, float& inverse_root) {
   inverse_root = rsqrtf(variance + 1e-05f);
 }
 
-__device__ __forceinline__ void forward_row_values(const float carried_after_add, const float mean,
+__device__ __forceinline__ void forward_row_values(const float x, const float residual, const float mean,
     const float inverse_root, const float weight, const float bias, float& out) {
+  // add(residual)
+  const float after_add = x + residual;
   // layernorm(1023, weight, bias)
-  const float after_layernorm = fmaf((carried_after_add - mean) * inverse_root, weight, bias);
+  const float after_layernorm = fmaf((after_add - mean) * inverse_root, weight, bias);
   // gelu
   const float series = polynomial(fabsf(after_layernorm), -1.00008726f, -1.14964569f, -0.463089466f,
       -0.0490143038f, 0.00606240798f, -0.000345090288f);
@@ -307,49 +322,79 @@ __device__ __forceinline__ void forward_row_values(const float carried_after_add
 }
 
 // Reads x, residual, weight by (inner), bias by (inner); writes out.
-__global__ void __launch_bounds__(256, 2)
+__global__ void __launch_bounds__(256, 4)
 forward_row(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict__ residual,
     const __nv_bfloat16* __restrict__ weight, const __nv_bfloat16* __restrict__ bias,
     __nv_bfloat16* __restrict__ out, ForwardSizes sizes) {
-  constexpr int kLanes = 1, kPacks = 16;
+  constexpr int kLanes = 8, kPacks = 4;
   __shared__ float cells[2][24];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
+  // Packs begin at multiples of their size in memory: `head` elements behind the start of each of this block's rows, which
+  // are multiples of kLanes apart. What stands before the first pack and behind the last is taken one by one.
+  const Index head = (kLanes - blockIdx.x % kLanes * length % kLanes) % kLanes,
+      whole = (length - head) / kLanes * kLanes;
+  const Index edge = threadIdx.x < head ? threadIdx.x : whole + threadIdx.x;
+  const bool is_edge = threadIdx.x < length - whole;
+  extern __shared__ uint4 room[];
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  const __nv_bfloat16 weight_edge = is_edge ? weight[edge] : __nv_bfloat16();
+  const __nv_bfloat16 bias_edge = is_edge ? bias[edge] : __nv_bfloat16();
+  auto* const weight_along = reinterpret_cast<Pack<__nv_bfloat16, kLanes>*>(room + 0);
+  auto* const bias_along = reinterpret_cast<Pack<__nv_bfloat16, kLanes>*>(room + 0 + kPacks * blockDim.x * 1);
+  for (Index i = thread; i < whole; i += blockDim.x * blockDim.y) {
+    weight_along[i / kLanes].at[i % kLanes] = weight[i + head];
+    bias_along[i / kLanes].at[i % kLanes] = bias[i + head];
+  }
+  __syncthreads();
   const Index stride = gridDim.x * blockDim.y;
-  Index first = blockIdx.x * blockDim.y;
+  Index first = blockIdx.x / kLanes * kLanes * blockDim.y + blockIdx.x % kLanes;
   for (; first < rows; first += stride) {
-    const bool is_live = first + threadIdx.y < rows;
-    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+    const bool is_live = first + threadIdx.y * kLanes < rows;
+    const Index row = is_live ? first + threadIdx.y * kLanes : 0, base = row * length + head,
+        end = is_live ? whole : 0;
     Pack<__nv_bfloat16, kLanes> x_in[kPacks];
     Pack<__nv_bfloat16, kLanes> residual_in[kPacks];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
+      if (!is_here) continue;
       if (is_here) x_in[p] = load<kLanes>(x + (base + i));
       if (is_here) residual_in[p] = load<kLanes>(residual + (base + i));
     }
+    __nv_bfloat16 x_edge = {};
+    if (is_edge && is_live) x_edge = x[row * length + edge];
+    __nv_bfloat16 residual_edge = {};
+    if (is_edge && is_live) residual_edge = residual[row * length + edge];
     Spread<float> spreads_1[1];
-    float carried_after_add[kPacks][kLanes];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
+      if (!is_here) continue;
       float mean_term_lanes[kLanes];
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
         const float residual_value = widen(residual_in[p], lane);
         float mean_term_value;
-        float carried_after_add_value;
-        forward_row_stage_1(x_value, residual_value, mean_term_value, carried_after_add_value);
+        forward_row_stage_1(x_value, residual_value, mean_term_value);
         mean_term_lanes[lane] = mean_term_value;
-        carried_after_add[p][lane] = carried_after_add_value;
       }
-      spreads_1[0].add_if(is_here, p == 0, mean_term_lanes);
+      if (is_here) spreads_1[0].add_if(true, p == 0, mean_term_lanes);
+    }
+    if (is_edge) {
+      const bool is_here = is_live;
+      const float x_value = widen(x_edge);
+      const float residual_value = widen(residual_edge);
+      float mean_term_value;
+      forward_row_stage_1(x_value, residual_value, mean_term_value);
+      spreads_1[0].add_if(is_here, threadIdx.x * kLanes >= whole, mean_term_value);
     }
     {
-      const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes, length);
+      const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes,
+          whole) + is_edge;
       const Counts<float> counts = counted<false>(elements);
     combine<8, false>(spreads_1, counts, static_cast<float>(length), cells[turn++ & 1]);
     }
@@ -361,22 +406,34 @@ forward_row(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
+      if (!is_here) continue;
       Pack<__nv_bfloat16, kLanes> weight_in;
-      if (is_here) weight_in = load<kLanes>(weight + i);
+      if (is_here) weight_in = weight_along[p * blockDim.x + threadIdx.x];
       Pack<__nv_bfloat16, kLanes> bias_in;
-      if (is_here) bias_in = load<kLanes>(bias + i);
+      if (is_here) bias_in = bias_along[p * blockDim.x + threadIdx.x];
       Pack<__nv_bfloat16, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        const float residual_value = widen(residual_in[p], lane);
         const float weight_value = widen(weight_in, lane);
         const float bias_value = widen(bias_in, lane);
-        const float carried_after_add_value = carried_after_add[p][lane];
         float out_value;
-        forward_row_values(carried_after_add_value, mean_value, inverse_root_value, weight_value, bias_value,
+        forward_row_values(x_value, residual_value, mean_value, inverse_root_value, weight_value, bias_value,
             out_value);
         out_out.at[lane] = narrow<__nv_bfloat16>(out_value);
       }
       if (is_here) store(out + (base + i), out_out);
+    }
+    if (is_edge && is_live) {
+      const float x_value = widen(x_edge);
+      const float residual_value = widen(residual_edge);
+      const float weight_value = widen(weight_edge);
+      const float bias_value = widen(bias_edge);
+      float out_value;
+      forward_row_values(x_value, residual_value, mean_value, inverse_root_value, weight_value, bias_value,
+          out_value);
+      out[row * length + edge] = narrow<__nv_bfloat16>(out_value);
     }
   }
 }
@@ -417,9 +474,39 @@ static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
   return power;
 }
 
+// How many blocks of a kernel the device works on at once, each with so much shared memory of its own, and at most so much
+// in any launch. Asked once for each kernel, device and size of block: the runtime takes microseconds to answer.
+template <typename Kernel>
+static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes, int64_t most_bytes,
+    int device) {
+  struct Answer {
+    Kernel* kernel;
+    int64_t shared_bytes;
+    int threads, device;
+    int64_t blocks;
+  };
+  thread_local Answer answers[8] = {};
+  thread_local int next = 0;
+  const int threads = static_cast<int>(block.x * block.y);
+  for (const Answer& known : answers) {
+    if (known.kernel == kernel && known.shared_bytes == shared_bytes && known.threads == threads && known.device == device) {
+      return known.blocks;
+    }
+  }
+  int on_each = 0, processors = 0;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(most_bytes));
+  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&on_each, kernel, threads, shared_bytes);
+  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  if (on_each == 0) return 1;  // the launch will say why
+  Answer& oldest = answers[next];
+  next = (next + 1) % 8;
+  oldest = {kernel, shared_bytes, threads, device, static_cast<int64_t>(on_each) * processors};
+  return oldest.blocks;
+}
+
 // A row's threads along x: a power of two within a warp, or whole warps; rows beside each other along y.
-static dim3 row_block(int64_t wanted) {
-  const int64_t along = wanted <= 32 ? power_of_two(wanted, 1, 32) : ceil_divide(wanted, 32) * 32;
+static dim3 row_block(int64_t wanted, int64_t least = 1) {
+  const int64_t along = wanted <= 32 ? power_of_two(wanted, least, 32) : ceil_divide(wanted, 32) * 32;
   return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < 256 ? 256 / along : 1));
 }
 
@@ -432,7 +519,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   auto* const bias = reinterpret_cast<const __nv_bfloat16*>(a[3]);
   auto* const out = reinterpret_cast<__nv_bfloat16*>(a[4]);
   const bool is_measuring = a[5] == -1;
-  if (!is_measuring && ((a[0] | a[1] | a[2] | a[3] | a[4]) & 15) != 0) return 1;
+  if (!is_measuring && ((a[0] | a[1] | a[4]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[5])};
   const ForwardSizes sizes{ size_of(a[6]), size_of(a[7]) };
   const auto stream = reinterpret_cast<cudaStream_t>(a[9]);
@@ -440,13 +527,17 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const DeviceGuard guard(device);
   const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value),
       forward_row_length = static_cast<int64_t>(sizes.inner.value);
-  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 16));
-  const int64_t forward_row_tasks = ceil_divide(forward_row_rows, forward_row_block.y);
-  const int64_t forward_row_slots = forward_row_tasks;
+  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length / 8 * 8, 32), 16);
+  // Rows that begin alike within a pack go to the same blocks.
+  const int64_t forward_row_tasks = ceil_divide(forward_row_rows, 8 * forward_row_block.y) * 8;
+  const int64_t forward_row_each = resident_blocks(forward_row, forward_row_block,
+      0 + 128 * forward_row_block.x, 32768, device) / 8;
+  const int64_t forward_row_resident = 8 * (forward_row_each > 0 ? forward_row_each : 1);
+  const int64_t forward_row_slots = forward_row_tasks < forward_row_resident ? forward_row_tasks : forward_row_resident;
   if (is_measuring) return scratch.used;
   {
-    forward_row<<<static_cast<unsigned>(forward_row_slots), forward_row_block, 0, stream>>>(x, residual,
-        weight, bias, out, sizes);
+    forward_row<<<static_cast<unsigned>(forward_row_slots), forward_row_block, 0 + 128 * forward_row_block.x,
+        stream>>>(x, residual, weight, bias, out, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

@@ -116,10 +116,46 @@ __device__ __forceinline__ Pack<T, N> load(const T* from) {
   return pack;
 }
 
+// A pack on its way into shared memory, where the thread that sent it will read it.
+template <int N, typename T>
+__device__ __forceinline__ void send(Pack<T, N>* to, const T* from) {
+  const auto target = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  if constexpr (sizeof(T) * N == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(target), "l"(from), "n"(sizeof(T) * N) : "memory");
+  }
+}
+
+__device__ __forceinline__ void send_off() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until no more than so many of the latest are on their way.
+template <int N>
+__device__ __forceinline__ void wait_for_sent() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
 template <int N, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   using Whole = typename Bits<sizeof(T) * N>::type;
   *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
+}
+
+// Neighbours that lie anywhere, one by one.
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load_singly(const T* from) {
+  Pack<T, N> pack;
+#pragma unroll
+  for (int lane = 0; lane < N; ++lane) pack.at[lane] = from[lane];
+  return pack;
+}
+
+// The pack in which an element lies, on its way; from behind the last whole pack of a tensor, that element alone.
+template <int N, typename T, typename Tensor>
+__device__ __forceinline__ void send_around(Pack<T, N>* to, Tensor tensor, Index at, Index count) {
+  const Index from = at / N * N;
+  if (from + N <= count) send(to, tensor + from);
+  else to->at[at - from] = tensor[at];
 }
 
 template <typename T>
@@ -215,6 +251,12 @@ struct Spread {
       off += distance;
       squares = fma(distance, distance, squares);
     }
+  }
+  __device__ void add_if(bool is_here, bool is_first, T value) {
+    if (is_first) centre = is_here ? value : T(0);
+    const T distance = is_here ? value - centre : T(0);
+    off += distance;
+    squares = fma(distance, distance, squares);
   }
   // The same elements around another centre.
   __device__ void move(T to, T count) {
@@ -319,21 +361,21 @@ struct ForwardSizes {
   Size outer, inner;
 };
 
-__device__ __forceinline__ void forward_row_stage_1(const float x, const float residual, float& mean_term,
-    float& carried_after_add) {
+__device__ __forceinline__ void forward_row_stage_1(const float x, const float residual, float& mean_term) {
   // add(residual)
   mean_term = x + residual;
-  carried_after_add = mean_term;
 }
 
 __device__ __forceinline__ void forward_row_values_once(const float variance, float& inverse_root) {
   inverse_root = rsqrtf(variance + 1e-05f);
 }
 
-__device__ __forceinline__ void forward_row_values(const float carried_after_add, const float mean,
+__device__ __forceinline__ void forward_row_values(const float x, const float residual, const float mean,
     const float inverse_root, const float weight, const float bias, float& out) {
+  // add(residual)
+  const float after_add = x + residual;
   // layernorm(1023, weight, bias)
-  const float after_layernorm = fmaf((carried_after_add - mean) * inverse_root, weight, bias);
+  const float after_layernorm = fmaf((after_add - mean) * inverse_root, weight, bias);
   // gelu
   const float series = polynomial(fabsf(after_layernorm), -1.00008726f, -1.14964569f, -0.463089466f,
       -0.0490143038f, 0.00606240798f, -0.000345090288f);
@@ -348,20 +390,38 @@ __device__ __forceinline__ void forward_row_row_values(const float mean, const f
 }
 
 // Reads x, residual, weight by (inner), bias by (inner); writes out, saved_mean, saved_variance.
-__global__ void __launch_bounds__(512, 1)
+__global__ void __launch_bounds__(256, 4)
 forward_row(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict__ residual,
     const __nv_bfloat16* __restrict__ weight, const __nv_bfloat16* __restrict__ bias,
     __nv_bfloat16* __restrict__ out, float* __restrict__ saved_mean, float* __restrict__ saved_variance,
     ForwardSizes sizes) {
-  constexpr int kLanes = 1, kPacks = 8;
-  __shared__ float cells[2][48];
+  constexpr int kLanes = 8, kPacks = 4;
+  __shared__ float cells[2][24];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
+  // Packs begin at multiples of their size in memory: `head` elements behind the start of each of this block's rows, which
+  // are multiples of kLanes apart. What stands before the first pack and behind the last is taken one by one.
+  const Index head = (kLanes - blockIdx.x % kLanes * length % kLanes) % kLanes,
+      whole = (length - head) / kLanes * kLanes;
+  const Index edge = threadIdx.x < head ? threadIdx.x : whole + threadIdx.x;
+  const bool is_edge = threadIdx.x < length - whole;
+  extern __shared__ uint4 room[];
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  const __nv_bfloat16 weight_edge = is_edge ? weight[edge] : __nv_bfloat16();
+  const __nv_bfloat16 bias_edge = is_edge ? bias[edge] : __nv_bfloat16();
+  auto* const weight_along = reinterpret_cast<Pack<__nv_bfloat16, kLanes>*>(room + 0);
+  auto* const bias_along = reinterpret_cast<Pack<__nv_bfloat16, kLanes>*>(room + 0 + kPacks * blockDim.x * 1);
+  for (Index i = thread; i < whole; i += blockDim.x * blockDim.y) {
+    weight_along[i / kLanes].at[i % kLanes] = weight[i + head];
+    bias_along[i / kLanes].at[i % kLanes] = bias[i + head];
+  }
+  __syncthreads();
   const Index stride = gridDim.x * blockDim.y;
-  Index first = blockIdx.x * blockDim.y;
+  Index first = blockIdx.x / kLanes * kLanes * blockDim.y + blockIdx.x % kLanes;
   for (; first < rows; first += stride) {
-    const bool is_live = first + threadIdx.y < rows;
-    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+    const bool is_live = first + threadIdx.y * kLanes < rows;
+    const Index row = is_live ? first + threadIdx.y * kLanes : 0, base = row * length + head,
+        end = is_live ? whole : 0;
     const Index outer = row;
     Pack<__nv_bfloat16, kLanes> x_in[kPacks];
     Pack<__nv_bfloat16, kLanes> residual_in[kPacks];
@@ -369,32 +429,44 @@ forward_row(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
+      if (!is_here) continue;
       if (is_here) x_in[p] = load<kLanes>(x + (base + i));
       if (is_here) residual_in[p] = load<kLanes>(residual + (base + i));
     }
+    __nv_bfloat16 x_edge = {};
+    if (is_edge && is_live) x_edge = x[row * length + edge];
+    __nv_bfloat16 residual_edge = {};
+    if (is_edge && is_live) residual_edge = residual[row * length + edge];
     Spread<float> spreads_1[1];
-    float carried_after_add[kPacks][kLanes];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
+      if (!is_here) continue;
       float mean_term_lanes[kLanes];
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
         const float residual_value = widen(residual_in[p], lane);
         float mean_term_value;
-        float carried_after_add_value;
-        forward_row_stage_1(x_value, residual_value, mean_term_value, carried_after_add_value);
+        forward_row_stage_1(x_value, residual_value, mean_term_value);
         mean_term_lanes[lane] = mean_term_value;
-        carried_after_add[p][lane] = carried_after_add_value;
       }
-      spreads_1[0].add_if(is_here, p == 0, mean_term_lanes);
+      if (is_here) spreads_1[0].add_if(true, p == 0, mean_term_lanes);
+    }
+    if (is_edge) {
+      const bool is_here = is_live;
+      const float x_value = widen(x_edge);
+      const float residual_value = widen(residual_edge);
+      float mean_term_value;
+      forward_row_stage_1(x_value, residual_value, mean_term_value);
+      spreads_1[0].add_if(is_here, threadIdx.x * kLanes >= whole, mean_term_value);
     }
     {
-      const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes, length);
+      const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes,
+          whole) + is_edge;
       const Counts<float> counts = counted<false>(elements);
-    combine<16, false>(spreads_1, counts, static_cast<float>(length), cells[turn++ & 1]);
+    combine<8, false>(spreads_1, counts, static_cast<float>(length), cells[turn++ & 1]);
     }
     const float mean_value = spreads_1[0].centre;
     const float variance_value = spreads_1[0].squares / static_cast<float>(length);
@@ -411,22 +483,34 @@ forward_row(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
+      if (!is_here) continue;
       Pack<__nv_bfloat16, kLanes> weight_in;
-      if (is_here) weight_in = load<kLanes>(weight + i);
+      if (is_here) weight_in = weight_along[p * blockDim.x + threadIdx.x];
       Pack<__nv_bfloat16, kLanes> bias_in;
-      if (is_here) bias_in = load<kLanes>(bias + i);
+      if (is_here) bias_in = bias_along[p * blockDim.x + threadIdx.x];
       Pack<__nv_bfloat16, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        const float residual_value = widen(residual_in[p], lane);
         const float weight_value = widen(weight_in, lane);
         const float bias_value = widen(bias_in, lane);
-        const float carried_after_add_value = carried_after_add[p][lane];
         float out_value;
-        forward_row_values(carried_after_add_value, mean_value, inverse_root_value, weight_value, bias_value,
+        forward_row_values(x_value, residual_value, mean_value, inverse_root_value, weight_value, bias_value,
             out_value);
         out_out.at[lane] = narrow<__nv_bfloat16>(out_value);
       }
       if (is_here) store(out + (base + i), out_out);
+    }
+    if (is_edge && is_live) {
+      const float x_value = widen(x_edge);
+      const float residual_value = widen(residual_edge);
+      const float weight_value = widen(weight_edge);
+      const float bias_value = widen(bias_edge);
+      float out_value;
+      forward_row_values(x_value, residual_value, mean_value, inverse_root_value, weight_value, bias_value,
+          out_value);
+      out[row * length + edge] = narrow<__nv_bfloat16>(out_value);
     }
   }
 }
@@ -481,46 +565,114 @@ __device__ __forceinline__ void backward_row_values(const float carried, const f
 }
 
 // Reads d_out, x, residual, saved_mean by (outer), saved_variance by (outer), weight by (inner), bias by (inner); leaves partials of total, total_2; writes d_x.
-__global__ void __launch_bounds__(512, 1)
+__global__ void __launch_bounds__(256, 2)
 backward_row(const __nv_bfloat16* __restrict__ d_out, const __nv_bfloat16* __restrict__ x,
     const __nv_bfloat16* __restrict__ residual, const float* __restrict__ saved_mean,
     const float* __restrict__ saved_variance, const __nv_bfloat16* __restrict__ weight,
     const __nv_bfloat16* __restrict__ bias, __nv_bfloat16* __restrict__ d_x,
     Sum<float>* __restrict__ total_partials, Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes) {
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
-  constexpr int kLanes = 1, kPacks = 8;
-  __shared__ float cells[2][32];
+  constexpr int kLanes = 8, kPacks = 2;
+  __shared__ float cells[2][16];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
+  // Packs begin at multiples of their size in memory: `head` elements behind the start of each of this block's rows, which
+  // are multiples of kLanes apart. What stands before the first pack and behind the last is taken one by one.
+  const Index head = (kLanes - blockIdx.x % kLanes * length % kLanes) % kLanes,
+      whole = (length - head) / kLanes * kLanes;
+  const Index edge = threadIdx.x < head ? threadIdx.x : whole + threadIdx.x;
+  const bool is_edge = threadIdx.x < length - whole;
+  const int edge_lane = (threadIdx.x + kLanes - head) % kLanes;
+  extern __shared__ uint4 room[];
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   Sum<float> total_sum[kPacks][kLanes];
   Sum<float> total_2_sum[kPacks][kLanes];
-  Pack<__nv_bfloat16, kLanes> weight_in[kPacks];
-  Pack<__nv_bfloat16, kLanes> bias_in[kPacks];
-#pragma unroll
-  for (int p = 0; p < kPacks; ++p) {
-    const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
-    if (i < length) weight_in[p] = load<kLanes>(weight + i);
-    if (i < length) bias_in[p] = load<kLanes>(bias + i);
+  auto* const d_out_next = reinterpret_cast<Pack<__nv_bfloat16, kLanes>*>(room + 0) + thread;
+  auto* const d_out_edge_next = reinterpret_cast<Pack<__nv_bfloat16,
+      kLanes>*>(room + 3072) + threadIdx.y * 2 * kLanes + threadIdx.x;
+  auto* const x_next = reinterpret_cast<Pack<__nv_bfloat16, kLanes>*>(room + 512) + thread;
+  auto* const x_edge_next = reinterpret_cast<Pack<__nv_bfloat16,
+      kLanes>*>(room + 3328) + threadIdx.y * 2 * kLanes + threadIdx.x;
+  auto* const residual_next = reinterpret_cast<Pack<__nv_bfloat16, kLanes>*>(room + 1024) + thread;
+  auto* const residual_edge_next = reinterpret_cast<Pack<__nv_bfloat16,
+      kLanes>*>(room + 3584) + threadIdx.y * 2 * kLanes + threadIdx.x;
+  const __nv_bfloat16 weight_edge = is_edge ? weight[edge] : __nv_bfloat16();
+  const __nv_bfloat16 bias_edge = is_edge ? bias[edge] : __nv_bfloat16();
+  // Sums at edges take no registers of threads that have none.
+  const int place = is_edge ? threadIdx.y * 2 * kLanes + threadIdx.x : 0;
+  __shared__ float total_edges[128];
+  auto& total_edge = reinterpret_cast<Sum<float>*>(total_edges)[place];
+  if (is_edge) total_edge = Sum<float>();
+  __shared__ float total_2_edges[128];
+  auto& total_2_edge = reinterpret_cast<Sum<float>*>(total_2_edges)[place];
+  if (is_edge) total_2_edge = Sum<float>();
+  auto* const weight_along = reinterpret_cast<Pack<__nv_bfloat16, kLanes>*>(room + 3840);
+  auto* const bias_along = reinterpret_cast<Pack<__nv_bfloat16,
+      kLanes>*>(room + 3840 + kPacks * blockDim.x * 1);
+  for (Index i = thread; i < whole; i += blockDim.x * blockDim.y) {
+    weight_along[i / kLanes].at[i % kLanes] = weight[i + head];
+    bias_along[i / kLanes].at[i % kLanes] = bias[i + head];
   }
+  __syncthreads();
   const Index stride = gridDim.x * blockDim.y;
-  Index first = blockIdx.x * blockDim.y;
-  for (; first < rows; first += stride) {
-    const bool is_live = first + threadIdx.y < rows;
-    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
-    const Index outer = row;
-    Pack<__nv_bfloat16, kLanes> d_out_in[kPacks];
-    Pack<__nv_bfloat16, kLanes> x_in[kPacks];
-    Pack<__nv_bfloat16, kLanes> residual_in[kPacks];
+  Index first = blockIdx.x / kLanes * kLanes * blockDim.y + blockIdx.x % kLanes;
+  int slot = 0;
+  float saved_mean_ahead[2];
+  float saved_variance_ahead[2];
+  const auto send_row = [&](Index first) {
+    const bool is_live = first + threadIdx.y * kLanes < rows;
+    const Index row = is_live ? first + threadIdx.y * kLanes : 0, base = row * length + head,
+        end = is_live ? whole : 0;
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
-      if (is_here) d_out_in[p] = load<kLanes>(d_out + (base + i));
-      if (is_here) x_in[p] = load<kLanes>(x + (base + i));
-      if (is_here) residual_in[p] = load<kLanes>(residual + (base + i));
+      if (is_here) send(&d_out_next[slot * 1536 + p * 256], d_out + (base + i));
+      if (is_here) send(&x_next[slot * 1536 + p * 256], x + (base + i));
+      if (is_here) send(&residual_next[slot * 1536 + p * 256], residual + (base + i));
     }
-    const float saved_mean_value = widen(saved_mean[outer]);
-    const float saved_variance_value = widen(saved_variance[outer]);
+    if (is_edge && is_live) send_around(d_out_edge_next + slot * 128, d_out, row * length + edge,
+        rows * length);
+    if (is_edge && is_live) send_around(x_edge_next + slot * 128, x, row * length + edge, rows * length);
+    if (is_edge && is_live) send_around(residual_edge_next + slot * 128, residual, row * length + edge,
+        rows * length);
+    send_off();
+    const Index outer = row;
+    saved_mean_ahead[1] = widen(saved_mean[outer]);
+    saved_variance_ahead[1] = widen(saved_variance[outer]);
+  };
+  send_row(first);
+  saved_mean_ahead[0] = saved_mean_ahead[1];
+  saved_variance_ahead[0] = saved_variance_ahead[1];
+  slot = 1;
+  send_row(first + stride);
+  slot = 0;
+  for (; first < rows; first += stride) {
+    const bool is_live = first + threadIdx.y * kLanes < rows;
+    const Index row = is_live ? first + threadIdx.y * kLanes : 0, base = row * length + head,
+        end = is_live ? whole : 0;
+    Pack<__nv_bfloat16, kLanes> d_out_in[kPacks];
+    Pack<__nv_bfloat16, kLanes> x_in[kPacks];
+    Pack<__nv_bfloat16, kLanes> residual_in[kPacks];
+    wait_for_sent<1>();
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      d_out_in[p] = d_out_next[slot * 1536 + p * 256];
+      x_in[p] = x_next[slot * 1536 + p * 256];
+      residual_in[p] = residual_next[slot * 1536 + p * 256];
+    }
+    const float saved_mean_value = saved_mean_ahead[0];
+    const float saved_variance_value = saved_variance_ahead[0];
+    __nv_bfloat16 d_out_edge = {};
+    if (is_edge) d_out_edge = (d_out_edge_next + slot * 128)->at[edge_lane];
+    __nv_bfloat16 x_edge = {};
+    if (is_edge) x_edge = (x_edge_next + slot * 128)->at[edge_lane];
+    __nv_bfloat16 residual_edge = {};
+    if (is_edge) residual_edge = (residual_edge_next + slot * 128)->at[edge_lane];
+    saved_mean_ahead[0] = saved_mean_ahead[1];
+    saved_variance_ahead[0] = saved_variance_ahead[1];
+    send_row(first + 2 * stride);
+    slot ^= 1;
     Sum<float> sums_1[2];
     float carried[kPacks][kLanes];
     float carried_2[kPacks][kLanes];
@@ -530,13 +682,17 @@ backward_row(const __nv_bfloat16* __restrict__ d_out, const __nv_bfloat16* __res
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
+      Pack<__nv_bfloat16, kLanes> weight_in;
+      if (is_here) weight_in = weight_along[p * blockDim.x + threadIdx.x];
+      Pack<__nv_bfloat16, kLanes> bias_in;
+      if (is_here) bias_in = bias_along[p * blockDim.x + threadIdx.x];
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float d_out_value = widen(d_out_in[p], lane);
         const float x_value = widen(x_in[p], lane);
         const float residual_value = widen(residual_in[p], lane);
-        const float weight_value = widen(weight_in[p], lane);
-        const float bias_value = widen(bias_in[p], lane);
+        const float weight_value = widen(weight_in, lane);
+        const float bias_value = widen(bias_in, lane);
         float total_3_term_value;
         float total_3_term_by_value;
         float total_4_term_value;
@@ -559,7 +715,37 @@ backward_row(const __nv_bfloat16* __restrict__ d_out, const __nv_bfloat16* __res
         if (is_here) total_2_sum[p][lane].add(total_2_term_value, total_2_term_by_value);
       }
     }
-    combine<16, false>(sums_1, cells[turn++ & 1]);
+    float carried_edge = {};
+    float carried_2_edge = {};
+    if (is_edge) {
+      const bool is_here = is_live;
+      const float d_out_value = widen(d_out_edge);
+      const float x_value = widen(x_edge);
+      const float residual_value = widen(residual_edge);
+      const float weight_value = widen(weight_edge);
+      const float bias_value = widen(bias_edge);
+      float total_3_term_value;
+      float total_3_term_by_value;
+      float total_4_term_value;
+      float total_4_term_by_value;
+      float carried_value;
+      float carried_2_value;
+      float total_term_value;
+      float total_term_by_value;
+      float total_2_term_value;
+      float total_2_term_by_value;
+      backward_row_stage_1(d_out_value, x_value, residual_value, saved_mean_value, inverse_root_value,
+          weight_value, bias_value, total_3_term_value, total_3_term_by_value, total_4_term_value,
+          total_4_term_by_value, carried_value, carried_2_value, total_term_value, total_term_by_value,
+          total_2_term_value, total_2_term_by_value);
+      if (is_here) sums_1[0].add(total_3_term_value, total_3_term_by_value);
+      if (is_here) sums_1[1].add(total_4_term_value, total_4_term_by_value);
+      carried_edge = carried_value;
+      carried_2_edge = carried_2_value;
+      if (is_here) total_edge.add(total_term_value, total_term_by_value);
+      if (is_here) total_2_edge.add(total_2_term_value, total_2_term_by_value);
+    }
+    combine<8, false>(sums_1, cells[turn++ & 1]);
     const float total_3_value = sums_1[0].total;
     const float total_4_value = sums_1[1].total;
     float negated_value;
@@ -581,21 +767,34 @@ backward_row(const __nv_bfloat16* __restrict__ d_out, const __nv_bfloat16* __res
       }
       if (is_here) store(d_x + (base + i), d_x_out);
     }
+    if (is_edge && is_live) {
+      const float carried_value = carried_edge;
+      const float carried_2_value = carried_2_edge;
+      float d_x_value;
+      backward_row_values(carried_value, negated_value, carried_2_value, product_value, d_x_value);
+      d_x[row * length + edge] = narrow<__nv_bfloat16>(d_x_value);
+    }
   }
   // One partial for each column and block: the rows that the block took side by side are merged here.
-  __shared__ Sum<float> beside[512];
+  __shared__ Sum<float> beside[256];
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
     const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
 #pragma unroll
     for (int lane = 0; lane < kLanes; ++lane) {
-      const bool is_mine = threadIdx.y == 0 && i < length;
+      const bool is_mine = threadIdx.y == 0 && i < whole;
       merge_beside(total_sum[p][lane], beside);
-      if (is_mine) total_partials[blockIdx.x * length + i + lane] = total_sum[p][lane];
+      if (is_mine) total_partials[blockIdx.x * length + i + head + lane] = total_sum[p][lane];
       merge_beside(total_2_sum[p][lane], beside);
-      if (is_mine) total_2_partials[blockIdx.x * length + i + lane] = total_2_sum[p][lane];
+      if (is_mine) total_2_partials[blockIdx.x * length + i + head + lane] = total_2_sum[p][lane];
     }
   }
+  auto total_mine = is_edge ? total_edge : Sum<float>();
+  merge_beside(total_mine, beside);
+  if (is_edge && threadIdx.y == 0) total_partials[blockIdx.x * length + edge] = total_mine;
+  auto total_2_mine = is_edge ? total_2_edge : Sum<float>();
+  merge_beside(total_2_mine, beside);
+  if (is_edge && threadIdx.y == 0) total_2_partials[blockIdx.x * length + edge] = total_2_mine;
 }
 
 __device__ __forceinline__ void backward_finalise_values(const float total, const float total_2,
@@ -673,12 +872,14 @@ static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
   return power;
 }
 
-// How many blocks of a kernel the device works on at once, each with so much shared memory of its own. Asked once for
-// each kernel, device and size of block: the runtime takes microseconds to answer.
+// How many blocks of a kernel the device works on at once, each with so much shared memory of its own, and at most so much
+// in any launch. Asked once for each kernel, device and size of block: the runtime takes microseconds to answer.
 template <typename Kernel>
-static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes, int device) {
+static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes, int64_t most_bytes,
+    int device) {
   struct Answer {
     Kernel* kernel;
+    int64_t shared_bytes;
     int threads, device;
     int64_t blocks;
   };
@@ -686,22 +887,24 @@ static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes,
   thread_local int next = 0;
   const int threads = static_cast<int>(block.x * block.y);
   for (const Answer& known : answers) {
-    if (known.kernel == kernel && known.threads == threads && known.device == device) return known.blocks;
+    if (known.kernel == kernel && known.shared_bytes == shared_bytes && known.threads == threads && known.device == device) {
+      return known.blocks;
+    }
   }
   int on_each = 0, processors = 0;
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(most_bytes));
   cudaOccupancyMaxActiveBlocksPerMultiprocessor(&on_each, kernel, threads, shared_bytes);
   cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
   if (on_each == 0) return 1;  // the launch will say why
   Answer& oldest = answers[next];
   next = (next + 1) % 8;
-  oldest = {kernel, threads, device, static_cast<int64_t>(on_each) * processors};
+  oldest = {kernel, shared_bytes, threads, device, static_cast<int64_t>(on_each) * processors};
   return oldest.blocks;
 }
 
 // A row's threads along x: a power of two within a warp, or whole warps; rows beside each other along y.
-static dim3 row_block(int64_t wanted) {
-  const int64_t along = wanted <= 32 ? power_of_two(wanted, 1, 32) : ceil_divide(wanted, 32) * 32;
+static dim3 row_block(int64_t wanted, int64_t least = 1) {
+  const int64_t along = wanted <= 32 ? power_of_two(wanted, least, 32) : ceil_divide(wanted, 32) * 32;
   return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < 256 ? 256 / along : 1));
 }
 
@@ -716,7 +919,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   auto* const saved_mean = reinterpret_cast<float*>(a[5]);
   auto* const saved_variance = reinterpret_cast<float*>(a[6]);
   const bool is_measuring = a[7] == -1;
-  if (!is_measuring && ((a[0] | a[1] | a[2] | a[3] | a[4]) & 15) != 0) return 1;
+  if (!is_measuring && ((a[0] | a[1] | a[4]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[7])};
   const ForwardSizes sizes{ size_of(a[8]), size_of(a[9]) };
   const auto stream = reinterpret_cast<cudaStream_t>(a[11]);
@@ -724,13 +927,17 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const DeviceGuard guard(device);
   const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value),
       forward_row_length = static_cast<int64_t>(sizes.inner.value);
-  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 8));
-  const int64_t forward_row_tasks = ceil_divide(forward_row_rows, forward_row_block.y);
-  const int64_t forward_row_slots = forward_row_tasks;
+  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length / 8 * 8, 32), 16);
+  // Rows that begin alike within a pack go to the same blocks.
+  const int64_t forward_row_tasks = ceil_divide(forward_row_rows, 8 * forward_row_block.y) * 8;
+  const int64_t forward_row_each = resident_blocks(forward_row, forward_row_block,
+      0 + 128 * forward_row_block.x, 32768, device) / 8;
+  const int64_t forward_row_resident = 8 * (forward_row_each > 0 ? forward_row_each : 1);
+  const int64_t forward_row_slots = forward_row_tasks < forward_row_resident ? forward_row_tasks : forward_row_resident;
   if (is_measuring) return scratch.used;
   {
-    forward_row<<<static_cast<unsigned>(forward_row_slots), forward_row_block, 0, stream>>>(x, residual,
-        weight, bias, out, saved_mean, saved_variance, sizes);
+    forward_row<<<static_cast<unsigned>(forward_row_slots), forward_row_block, 0 + 128 * forward_row_block.x,
+        stream>>>(x, residual, weight, bias, out, saved_mean, saved_variance, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
@@ -749,7 +956,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
   auto* const d_weight = reinterpret_cast<__nv_bfloat16*>(a[8]);
   auto* const d_bias = reinterpret_cast<__nv_bfloat16*>(a[9]);
   const bool is_measuring = a[10] == -1;
-  if (!is_measuring && ((a[0] | a[1] | a[2] | a[3] | a[6] | a[7]) & 15) != 0) return 1;
+  if (!is_measuring && ((a[0] | a[1] | a[6] | a[7]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[10])};
   const BackwardSizes sizes{ size_of(a[11]), size_of(a[12]) };
   const auto stream = reinterpret_cast<cudaStream_t>(a[14]);
@@ -757,9 +964,12 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const DeviceGuard guard(device);
   const int64_t backward_row_rows = static_cast<int64_t>(sizes.outer.value),
       backward_row_length = static_cast<int64_t>(sizes.inner.value);
-  const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, 8));
-  const int64_t backward_row_tasks = ceil_divide(backward_row_rows, backward_row_block.y);
-  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 0, device);
+  const dim3 backward_row_block = row_block(ceil_divide(backward_row_length / 8 * 8, 16), 16);
+  // Rows that begin alike within a pack go to the same blocks.
+  const int64_t backward_row_tasks = ceil_divide(backward_row_rows, 8 * backward_row_block.y) * 8;
+  const int64_t backward_row_each = resident_blocks(backward_row, backward_row_block,
+      61440 + 64 * backward_row_block.x, 77824, device) / 8;
+  const int64_t backward_row_resident = 8 * (backward_row_each > 0 ? backward_row_each : 1);
   const int64_t backward_row_slots = backward_row_tasks < backward_row_resident ? backward_row_tasks : backward_row_resident;
   const int64_t total_partials_slots = backward_row_slots;
   const int64_t total_2_partials_slots = backward_row_slots;
@@ -767,8 +977,9 @@ extern "C" int64_t run_backward(const int64_t* a) {
   auto* const total_2_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.inner.value) * total_2_partials_slots);
   if (is_measuring) return scratch.used;
   {
-    backward_row<<<static_cast<unsigned>(backward_row_slots), backward_row_block, 0, stream>>>(d_out, x,
-        residual, saved_mean, saved_variance, weight, bias, d_x, total_partials, total_2_partials, sizes);
+    backward_row<<<static_cast<unsigned>(backward_row_slots), backward_row_block,
+        61440 + 64 * backward_row_block.x, stream>>>(d_out, x, residual, saved_mean, saved_variance, weight,
+        bias, d_x, total_partials, total_2_partials, sizes);
   }
   {
     const int64_t columns = static_cast<int64_t>(sizes.inner.value),

@@ -365,12 +365,14 @@ static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
   return power;
 }
 
-// How many blocks of a kernel the device works on at once, each with so much shared memory of its own. Asked once for
-// each kernel, device and size of block: the runtime takes microseconds to answer.
+// How many blocks of a kernel the device works on at once, each with so much shared memory of its own, and at most so much
+// in any launch. Asked once for each kernel, device and size of block: the runtime takes microseconds to answer.
 template <typename Kernel>
-static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes, int device) {
+static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes, int64_t most_bytes,
+    int device) {
   struct Answer {
     Kernel* kernel;
+    int64_t shared_bytes;
     int threads, device;
     int64_t blocks;
   };
@@ -378,16 +380,18 @@ static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes,
   thread_local int next = 0;
   const int threads = static_cast<int>(block.x * block.y);
   for (const Answer& known : answers) {
-    if (known.kernel == kernel && known.threads == threads && known.device == device) return known.blocks;
+    if (known.kernel == kernel && known.shared_bytes == shared_bytes && known.threads == threads && known.device == device) {
+      return known.blocks;
+    }
   }
   int on_each = 0, processors = 0;
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(most_bytes));
   cudaOccupancyMaxActiveBlocksPerMultiprocessor(&on_each, kernel, threads, shared_bytes);
   cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
   if (on_each == 0) return 1;  // the launch will say why
   Answer& oldest = answers[next];
   next = (next + 1) % 8;
-  oldest = {kernel, threads, device, static_cast<int64_t>(on_each) * processors};
+  oldest = {kernel, shared_bytes, threads, device, static_cast<int64_t>(on_each) * processors};
   return oldest.blocks;
 }
 
@@ -416,7 +420,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const dim3 forward_column_block = column_block(ceil_divide(forward_column_behind, 4),
       ceil_divide(forward_column_length, 8), 16, 256);
   const int64_t forward_column_tasks = static_cast<int64_t>(sizes.outer.value) * ceil_divide(forward_column_behind, forward_column_block.x * 4);
-  const int64_t forward_column_resident = resident_blocks(forward_column, forward_column_block, 32768,
+  const int64_t forward_column_resident = resident_blocks(forward_column, forward_column_block, 32768, 32768,
       device);
   const int64_t forward_column_slots = forward_column_tasks < forward_column_resident ? forward_column_tasks : forward_column_resident;
   if (is_measuring) return scratch.used;

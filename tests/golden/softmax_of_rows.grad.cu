@@ -551,12 +551,14 @@ static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
   return power;
 }
 
-// How many blocks of a kernel the device works on at once, each with so much shared memory of its own. Asked once for
-// each kernel, device and size of block: the runtime takes microseconds to answer.
+// How many blocks of a kernel the device works on at once, each with so much shared memory of its own, and at most so much
+// in any launch. Asked once for each kernel, device and size of block: the runtime takes microseconds to answer.
 template <typename Kernel>
-static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes, int device) {
+static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes, int64_t most_bytes,
+    int device) {
   struct Answer {
     Kernel* kernel;
+    int64_t shared_bytes;
     int threads, device;
     int64_t blocks;
   };
@@ -564,22 +566,24 @@ static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes,
   thread_local int next = 0;
   const int threads = static_cast<int>(block.x * block.y);
   for (const Answer& known : answers) {
-    if (known.kernel == kernel && known.threads == threads && known.device == device) return known.blocks;
+    if (known.kernel == kernel && known.shared_bytes == shared_bytes && known.threads == threads && known.device == device) {
+      return known.blocks;
+    }
   }
   int on_each = 0, processors = 0;
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(most_bytes));
   cudaOccupancyMaxActiveBlocksPerMultiprocessor(&on_each, kernel, threads, shared_bytes);
   cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
   if (on_each == 0) return 1;  // the launch will say why
   Answer& oldest = answers[next];
   next = (next + 1) % 8;
-  oldest = {kernel, threads, device, static_cast<int64_t>(on_each) * processors};
+  oldest = {kernel, shared_bytes, threads, device, static_cast<int64_t>(on_each) * processors};
   return oldest.blocks;
 }
 
 // A row's threads along x: a power of two within a warp, or whole warps; rows beside each other along y.
-static dim3 row_block(int64_t wanted) {
-  const int64_t along = wanted <= 32 ? power_of_two(wanted, 1, 32) : ceil_divide(wanted, 32) * 32;
+static dim3 row_block(int64_t wanted, int64_t least = 1) {
+  const int64_t along = wanted <= 32 ? power_of_two(wanted, least, 32) : ceil_divide(wanted, 32) * 32;
   return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < 256 ? 256 / along : 1));
 }
 
@@ -632,7 +636,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
       backward_row_length = static_cast<int64_t>(sizes.inner.value);
   const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, 8));
   const int64_t backward_row_tasks = ceil_divide(backward_row_rows, backward_row_block.y);
-  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 65536, device);
+  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 65536, 65536,
+      device);
   const int64_t backward_row_slots = backward_row_tasks < backward_row_resident ? backward_row_tasks : backward_row_resident;
   const int64_t total_partials_slots = backward_row_slots;
   auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.inner.value) * total_partials_slots);

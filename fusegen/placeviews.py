@@ -1,0 +1,153 @@
+"""Views of how kernels that go by rows reach a tensor, and where a row's packs lie.
+
+How a tensor is reached follows from its extent: by the flat index, by the index along the row, or
+by the row; whatever is none of these goes element by element. Packs lie from a row's start on, or
+shifted, where rows begin anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from fusegen.indexing import Read
+from fusegen.stretchviews import StretchingView
+
+
+class PlacedView(StretchingView):
+    """A kernel whose threads take packs of a row, or of a block's share of it, or of a column."""
+
+    @property
+    def full_reads(self) -> list[Read]:
+        """What varies along every group: reached by the flat index."""
+        return [r for r in self._loaded if r.extent == self._all]
+
+    @property
+    def full_stores(self) -> list[Read]:
+        """What is written by the flat index."""
+        return self.stores if self.family == "outer" else self.element_stores
+
+    @cached_property
+    def _all(self) -> frozenset[int]:
+        return frozenset(self.domain) | frozenset(self.reduced)
+
+    @property
+    def _along(self) -> frozenset[int]:
+        return frozenset({self.last} if self.family == "outer" else self.reduced)
+
+    @property
+    def along_reads(self) -> list[Read]:
+        """What varies along the row only: the same for every row."""
+        if self.family == "column":
+            return []
+        along = [r for r in self.partial_reads if r.extent == self._along]
+        return [r for r in along if not r.buffer.is_computed]
+
+    @property
+    def row_reads(self) -> list[Read]:
+        """What does not vary along the row."""
+        return [r for r in self.partial_reads if not r.extent & self._along]
+
+    @property
+    def single_reads(self) -> list[Read]:
+        """What is reached by its own offset at every element."""
+        known = {r.name for r in self.full_reads + self.along_reads + self.row_reads}
+        known |= {r.name for r in self.stretch_reads}
+        return [r for r in self.reads if r.name not in known]
+
+    @property
+    def partial_reads(self) -> list[Read]:
+        """What is broadcast along some group."""
+        return [r for r in self.reads if r.extent != self._all or r.buffer.is_computed]
+
+    @property
+    def needed(self) -> set[int]:
+        """The groups whose indices something asks for."""
+        tensors = (*self.row_reads, *self.single_reads, *self.stretch_reads)
+        groups = {g for r in tensors for g in r.extent}
+        groups |= {g for s in self.row_stores for g in s.extent}
+        return groups | (set(self.domain[:-1]) if self.kept else set())
+
+    @property
+    def reads_here(self) -> list[Read]:
+        """What asks for a row's indices in the turn of the row, rather than ahead of it."""
+        own = [] if self.is_sent_ahead else self.row_reads
+        return self.single_reads + self.stretch_reads + self.row_stores + own
+
+    def locate_all(self, index: str, groups: Sequence[int], tensors: Sequence[Read]) -> list[str]:
+        """Lines that take an index apart as far as some tensors ask for it."""
+        return self.taken_apart(index, groups, {g for r in tensors for g in r.extent})
+
+    @property
+    def flat_row(self) -> str:
+        """In column sums: the index of a row among all."""
+        return self.compact(self.domain[:-1]) if self.kept else "row"
+
+    @property
+    def packed(self) -> list[Read]:
+        """What is moved in packs, and so must be aligned."""
+        along = [] if self.is_shifted else self.along_reads
+        return self.full_reads + along + self.full_stores
+
+    @property
+    def is_shifted(self) -> bool:
+        """Whether packs begin at multiples of their size in memory, not where their row does."""
+        tier = self.kernel.tier
+        return tier is not None and tier.is_shifted and self.family == "row"
+
+    @property
+    def is_team(self) -> bool:
+        """Whether a row may be longer than a block can hold, so that several blocks share it."""
+        tier = self.kernel.tier
+        if tier is None or self.family != "row":
+            return False
+        return self.elements * tier.threads < tier.longest
+
+    @property
+    def base(self) -> str:
+        """Where the packs of a row, or of a block's share of it, begin in memory."""
+        return "row * length" + self._offset
+
+    @property
+    def column(self) -> str:
+        """The index along the row of the first element of a thread's pack."""
+        return "i" + self._offset
+
+    @property
+    def _offset(self) -> str:
+        return (" + begin" if self.is_team else "") + (" + head" if self.is_shifted else "")
+
+    @property
+    def span(self) -> str:
+        """How many elements a row's packs have."""
+        return "whole" if self.is_shifted else "length"
+
+    @property
+    def host_span(self) -> str:
+        """span at most, where the launch is set up."""
+        length = f"{self.name}_length"
+        return f"{length} / {self.lanes} * {self.lanes}" if self.is_shifted else length
+
+    @property
+    def most_edges_beside(self) -> int:
+        """How many elements at edges a block has at most, those of all its rows beside each other;
+        fewer where rows are longer.
+        """
+        tier = self.kernel.tier
+        if tier is None or not self.is_shifted:
+            return 0
+        edges = 2 * self.lanes
+        along = max(edges, tier.shortest // self.elements)
+        return edges * max(1, 256 // (1 << along.bit_length() - 1))
+
+    @property
+    def reach(self) -> str:
+        """How many elements a block's packs have."""
+        return "reach" if self.is_team else self.span
+
+    @property
+    def own(self) -> str:
+        """How many elements of a row a block has."""
+        if not self.is_team:
+            return "length"
+        return "own" if self.is_shifted else "reach"
