@@ -46,7 +46,7 @@ CASES = [
     ("add(r) | layernorm(w, b) | mul(y)", (9, 515), [(9, 515), *[(515,)] * 3], {}, "row"),
     ("softmax(-1)", (30, 2, 131), [], {"dtype": "bfloat16"}, "row"),
     ("max(1)", (30, 131), [], {}, "row"),
-    ("keep(y) | max(-1) | mul(y) | mul(w)", (3, 5, 7, 131), [(5, 1, 131)], {}, "row"),
+    ("keep(y) | max(-1, keepdim=True) | mul(y) | mul(w)", (3, 5, 7, 131), [(5, 1, 131)], {}, "row"),
     ("layernorm(w, b) | dropout(0.3)", (9, 7, 137), [(137,)] * 2, {}, "row"),
     (_NORM, (18, 9001), [(9001,)] * 2, {"processors": 16}, "row"),
     (_NORM, (18, 9001), [(9001,)] * 2, {"processors": 16, "dtype": "bfloat16"}, "row"),
