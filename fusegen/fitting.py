@@ -8,6 +8,7 @@ from fusegen import ir
 from fusegen.axes import Shape, Value
 from fusegen.errors import ArgumentError
 from fusegen.ops import Definition, Step
+from fusegen.ops.schema import integers
 from fusegen.windowing import Window, size_of, windows_along
 
 
@@ -29,8 +30,7 @@ def dims_of(step: Step, running: Shape) -> tuple[int, ...]:
     rank = len(running)
     if dim is None:
         return tuple(range(rank))
-    assert isinstance(dim, int | tuple)
-    dims = (dim,) if isinstance(dim, int) else dim
+    dims = integers(dim)
     is_new = step.definition is not None and step.definition.shaping == "unsqueeze"
     room = rank + is_new
     if not all(-room <= d < room for d in dims):

@@ -1,6 +1,7 @@
 """Dropout: what is drawn, that it comes back, and that gradients see the same mask."""
 
 import copy
+import itertools
 import math
 
 import pytest
@@ -147,6 +148,55 @@ def test_checkpointing_finds_the_mask_again():
     torch.rand(3)  # the generator goes on between
     kept.square().sum().backward()
     assert torch.equal(plain, x.grad)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("text", ["dropout(0.25)", "layernorm | dropout(0.25) | gelu"])
+def test_a_gpu_has_the_mask_of_the_drawn_seed(text, gpu):
+    x = torch.rand(300, 1023, device=gpu) + 1
+    fused = fusegen.compile(text)
+    first, again = seeded(fused, x), seeded(fused, x)
+    assert torch.equal(first, again)
+    assert not torch.equal(first == 0, fused(x) == 0)
+    torch.manual_seed(0)
+    seed = torch.randint(-(1 << 63), (1 << 63) - 1, (1,), dtype=torch.int64, device=gpu).item()
+    kept = mixed(seed, torch.arange(2000)) >= 0.25
+    assert torch.equal(first.flatten()[:2000].cpu() != 0, kept)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "text", ["dropout(0.25)", "dropout(0.25) | layernorm(w)", "dropout2d(0.5)"]
+)
+def test_every_replay_of_a_cuda_graph_drops_anew_in_both_directions(text, gpu):
+    fused = fusegen.compile(text)
+    tensors = [torch.rand(64, 33, 257, device=gpu) + 1]
+    tensors += [torch.rand(257, device=gpu) + 1] * text.count("w")
+    x = tensors[0].requires_grad_()
+
+    def step():
+        result = fused(*tensors)
+        return result, *torch.autograd.grad(result, x, torch.ones_like(result))
+
+    warm = torch.cuda.Stream()
+    warm.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(warm):
+        step()
+    torch.cuda.current_stream().wait_stream(warm)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result, gradient = step()
+    masks = []
+    for _ in range(3):
+        graph.replay()
+        torch.cuda.synchronize()
+        masks.append(gradient == 0)
+        if "norm" not in text:
+            assert torch.equal(result == 0, masks[-1])
+    dropped = [mask.double().mean().item() for mask in masks]
+    expected = 0.5 if "2d" in text else 0.25
+    assert all(abs(d - expected) < (0.05 if "2d" in text else 0.01) for d in dropped)
+    assert not any(torch.equal(a, b) for a, b in itertools.pairwise(masks))
 
 
 @pytest.mark.parametrize(

@@ -260,6 +260,8 @@ CHAINS = {
     "windows of nothing": ("avg_pool1d(0)", ["kernel_size wants one size, each at least 1"]),
     "a divisor of 0": ("avg_pool2d(2, divisor_override=0)", ["divisor_override cannot be 0"]),
     "a norm of infinity": ("lp_pool2d(inf, 2)", ["norm_type wants a number other than 0"]),
+    "parts of a word": ("adaptive_avg_pool2d(('a', 1))", ["integers or None", "('a', 1)"]),
+    "None in a tuple of integers": ("sum((0, None))", ["a tuple of integers", "(0, None)"]),
     "no parts": ("adaptive_avg_pool2d(0)", ["output_size wants one size or 2", "got 0"]),
 }
 

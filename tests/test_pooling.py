@@ -50,6 +50,9 @@ CASES = [
     ("adaptive_avg_pool1d(4) | exp", (2, 2, 6), []),
     ("adaptive_max_pool3d((1, 2, 2))", (1, 2, 3, 4, 3), []),
     ("adaptive_avg_pool2d(1) | tanh", (2, 2, 7, 5), []),
+    ("adaptive_avg_pool2d((None, 2)) | tanh", (2, 2, 7, 5), []),
+    ("adaptive_avg_pool2d((1, None)) | tanh", (2, 2, 7, 5), []),
+    ("adaptive_max_pool3d((None, 1, 2))", (1, 2, 3, 4, 3), []),
     (
         "gelu | mul_channel | adaptive_avg_pool2d(1) | sigmoid | add_channel",
         (2, 2, 7, 5),

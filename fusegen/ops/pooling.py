@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from fusegen.ir import Expr, primitive, reduce_max, reduce_mean, reduce_sum
 from fusegen.ops.registry import op
 from fusegen.windowing import Window, adaptive, covered, sliding, windows
 
 _Sizes = int | tuple[int, ...]
+_Parts = int | None | tuple[int | None, ...]  # None leaves an axis as it is
+_Size = TypeVar("_Size")
 
 
-def _each(size: _Sizes, axis_count: int) -> tuple[int, ...]:
+def _each(size: _Size | tuple[_Size, ...], axis_count: int) -> tuple[_Size, ...]:
     """One size for each pooled axis."""
-    sizes = (size,) if isinstance(size, int) else size
+    sizes = size if isinstance(size, tuple) else (size,)
     return sizes * axis_count if len(sizes) == 1 else sizes
 
 
@@ -50,9 +52,9 @@ def _problem(axis_count: int) -> Callable[..., str | None]:
 
 
 def _adaptive_problem(axis_count: int) -> Callable[..., str | None]:
-    def problem(output_size: _Sizes) -> str | None:
+    def problem(output_size: _Parts) -> str | None:
         sizes = _each(output_size, axis_count)
-        if len(sizes) != axis_count or min(sizes) < 1:
+        if len(sizes) != axis_count or any(size is not None and size < 1 for size in sizes):
             some = f"one size or {axis_count}" if axis_count > 1 else "one size"
             return f"output_size wants {some}, each at least 1, got {output_size}"
         return None
@@ -76,17 +78,20 @@ def _windows(lengths: tuple[int, ...], **attributes: Any) -> tuple[Window, ...]:
 
 
 def _adaptive_windows(
-    lengths: tuple[int, ...], *, output_size: _Sizes, **_: object
+    lengths: tuple[int, ...], *, output_size: _Parts, **_: object
 ) -> tuple[Window, ...]:
     sizes = _each(output_size, len(lengths))
-    return tuple(adaptive(length, size) for length, size in zip(lengths, sizes, strict=True))
+    return tuple(
+        adaptive(length, length if size is None else size)
+        for length, size in zip(lengths, sizes, strict=True)
+    )
 
 
 def _mean_windows(
-    lengths: tuple[int, ...], *, output_size: _Sizes, **_: object
+    lengths: tuple[int, ...], *, output_size: _Parts, **_: object
 ) -> tuple[Window, ...] | None:
     """None where the mean is over whole axes: a reduction as others are."""
-    if max(_each(output_size, len(lengths))) == 1:
+    if set(_each(output_size, len(lengths))) == {1}:
         return None
     return _adaptive_windows(lengths, output_size=output_size)
 
@@ -114,9 +119,9 @@ def _average(
     return total / float(math.prod(kernel))
 
 
-def _adaptive_average(x: Expr, output_size: _Sizes, axis_count: int) -> Expr:
+def _adaptive_average(x: Expr, output_size: _Parts, axis_count: int) -> Expr:
     axes = x.axes[-axis_count:]
-    if max(_each(output_size, axis_count)) == 1:
+    if set(_each(output_size, axis_count)) == {1}:
         return reduce_mean(x, axes)
     return reduce_sum(x, windows(x, axes)) / covered(x, axes)
 
@@ -328,14 +333,16 @@ def _register_adaptive(axis_count: int) -> None:
     """adaptive_avg_pool and adaptive_max_pool of this many axes."""
     axes = {1: "the last axis", 2: "the last two axes", 3: "the last three axes"}[axis_count]
 
-    def average(x: Expr, output_size: int | tuple[int, ...]) -> Expr:
+    def average(x: Expr, output_size: int | tuple[int | None, ...]) -> Expr:
         return _adaptive_average(x, output_size, axis_count)
 
-    def maximum(x: Expr, output_size: int | tuple[int, ...]) -> Expr:
+    def maximum(x: Expr, output_size: int | tuple[int | None, ...]) -> Expr:
         return _maximum(x, axis_count)
 
-    average.__doc__ = f"The means of {axes}, divided evenly into output_size parts."
-    maximum.__doc__ = f"The maxima of {axes}, divided evenly into output_size parts; NaN wins."
+    as_is = " None leaves an axis as it is." if axis_count > 1 else ""
+    parts = f"of {axes}, divided evenly into output_size parts"
+    average.__doc__ = f"The means {parts}.{as_is}"
+    maximum.__doc__ = f"The maxima {parts}; NaN wins.{as_is}"
     table = (("avg", average, _mean_windows, None), ("max", maximum, _adaptive_windows, 0))
     for kind, function, windowing, ulp in table:
         function.__name__ = f"adaptive_{kind}_pool{axis_count}d"

@@ -16,7 +16,7 @@ from fusegen.ir import Expr, Kind
 
 Role = Literal["operand", "attribute", "either"]
 Placement = Literal["broadcast", "channel", "trailing", "slope", "mask", "noise", "channel_noise"]
-Attribute = float | int | str | tuple[int, ...] | None
+Attribute = float | int | str | tuple[int | None, ...] | None
 
 # Annotations of operands. Plain Expr is any tensor that broadcasts; these say how it lies, and Mask
 # that it holds conditions.
@@ -160,6 +160,14 @@ def spell(value: Attribute) -> str:
     return text.removesuffix(".0") if value != 0 or text == "0.0" else text
 
 
+def integers(value: Attribute) -> tuple[int, ...]:
+    """An integer, or a tuple of integers, as a tuple."""
+    numbers = value if isinstance(value, tuple) else (value,)
+    found = tuple(n for n in numbers if isinstance(n, int))
+    assert len(found) == len(numbers)
+    return found
+
+
 def canonical(where: str, parameter: Parameter, value: object) -> Attribute:
     """The value as the parameter holds it (2 as 2.0 for a float), or BadArgument."""
     for kind in parameter.accepts:
@@ -187,8 +195,12 @@ def _accept(kind: object, value: object) -> tuple[bool, Attribute]:
             return False, None
         return not math.isnan(number), number
     if get_origin(kind) is tuple and isinstance(value, tuple | list):
-        fits = all(isinstance(v, Integral) and not isinstance(v, bool) for v in value)
-        return fits and len(value) > 0, tuple(map(int, value)) if fits else None
+        lacks = [None] if _may_lack(kind) else []
+        fits = all(
+            v in lacks or (isinstance(v, Integral) and not isinstance(v, bool)) for v in value
+        )
+        numbers = tuple(v if v is None else int(v) for v in value) if fits else None
+        return fits and len(value) > 0, numbers
     if get_origin(kind) is Literal:
         word = _word(value)
         return word in get_args(kind), word
@@ -206,7 +218,7 @@ def _describe(kind: object) -> str:
     if get_origin(kind) is Literal:
         return " or ".join(repr(v) for v in get_args(kind))
     if get_origin(kind) is tuple:
-        return "a tuple of integers"
+        return "a tuple of integers or None" if _may_lack(kind) else "a tuple of integers"
     return {float: "a number", int: "an integer", bool: "True or False", None: "None"}[kind]  # type: ignore[index]
 
 
@@ -214,7 +226,7 @@ def _type_name(kind: object) -> str:
     if get_origin(kind) is Literal:
         return " | ".join(repr(v) for v in get_args(kind))
     if get_origin(kind) is tuple:
-        return "tuple[int, ...]"
+        return "tuple[int | None, ...]" if _may_lack(kind) else "tuple[int, ...]"
     return "None" if kind is None else str(getattr(kind, "__name__", kind))
 
 
@@ -266,7 +278,12 @@ def alternatives(annotation: object) -> tuple[Placement | None, tuple[object, ..
 def _is_constant(kind: object) -> bool:
     if get_origin(kind) is Literal:
         return all(isinstance(v, str) for v in get_args(kind))
-    return kind in (float, int, bool) or get_args(kind) == (int, ...)
+    return kind in (float, int, bool) or get_args(kind) in ((int, ...), (int | None, ...))
+
+
+def _may_lack(kind: object) -> bool:
+    """Whether a tuple's places may be None instead of an integer."""
+    return get_args(kind) == (int | None, ...)
 
 
 def parameters_of(function: Callable[..., Any]) -> tuple[Parameter, ...]:

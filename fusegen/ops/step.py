@@ -11,7 +11,7 @@ from typing import Literal
 
 from fusegen import ir
 from fusegen.ir import Expr
-from fusegen.ops.schema import Attribute, Parameter, parameters_of, spell
+from fusegen.ops.schema import Attribute, Parameter, integers, parameters_of, spell
 from fusegen.windowing import Slide, Window, size_of, sliding
 
 Shaping = Literal["same", "reduce", "squeeze", "unsqueeze", "merge", "split", "view"]
@@ -116,9 +116,8 @@ class Step:
         if self.definition is not None and self.definition.windowing is not None:
             found = self.definition.windowing(lengths, **attributes)
         else:
-            size = attributes["kernel_size"]
-            sizes = (size,) * len(lengths) if isinstance(size, int) else size
-            assert isinstance(sizes, tuple)
+            sizes = integers(attributes["kernel_size"])
+            sizes = sizes * len(lengths) if len(sizes) == 1 else sizes
             found = tuple(sliding(n, k) for n, k in zip(lengths, sizes, strict=True))
         if found is None:
             return None
