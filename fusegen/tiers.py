@@ -7,6 +7,7 @@ fixed when the kernel is compiled; the tiers are few so that a new shape seldom 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -120,8 +121,13 @@ _LEAST_SHIFTED, _LEAST_SHIFTED_NARROW = 128, 96
 _FEW_LANES = 4  # packs of so many, and doubles, are as fast where each row begins with one
 # Of short rows the shares are to come out even; the first of equals is taken.
 _SHORT = 512
-_SHORT_SHARES, _SHORT_SUMS = (16, 24, 32, 8), (8, 16, 24)
-_SINGLE_SHARES = (8, 9, 10, 6, 7)
+_SHORT_SHARES = {  # by whether rows begin anywhere and have two bytes: elements, and for sums
+    (False, False): ((16, 24, 32, 8), (8, 16)),
+    (False, True): ((16, 24, 32, 8), (8, 16)),
+    (True, False): ((24,), (8, 16)),
+    (True, True): ((32, 16, 24, 8), (8, 16)),
+}
+_SINGLE_SHARES = ((8, 9, 10, 6, 7), (8, 9, 10, 6, 7))
 LEAST_STRETCH = 64  # elements; neighbouring packs lie in two stretches at most
 
 
@@ -238,10 +244,14 @@ def _tier_of(
             shortest = row.longest if is_shifted else 0
             continue
         longest, elements, summing, threads, *light = row
+        held_words = forward_words if is_narrow and lanes > 1 else words
         if longest <= _SHORT and not has_stretches:
-            elements, summing = _fitted(length, lanes, 2 * lanes if is_shifted else 1)
+            shares, sums = _SINGLE_SHARES if lanes == 1 else _SHORT_SHARES[is_shifted, is_narrow]
+            even = (length // lanes * lanes, 2 * lanes if is_shifted else 1)
+            elements = _fitted(*even, shares, most // held_words)
+            summing = _fitted(*even, sums, most // words)
             light = [elements, *light[1:]]
-        fits = elements * (forward_words if is_narrow and lanes > 1 else words) <= most
+        fits = elements * held_words <= most
         fits = fits and summing * words <= (most if threads <= 512 else _FEW_WORDS)
         if not fits or (is_shifted and length > summing * threads * most_blocks):
             continue
@@ -262,8 +272,8 @@ def _tier_of(
     whole = _NARROW_TEAM_ELEMENTS if is_narrow and lanes > 1 else _TEAM_ELEMENTS
     elements, threads = whole, _TEAM_THREADS
     if is_shifted:
-        shares = _SHIFTED_SHARES[max(widest, 2)]
-        elements, threads = next((e, n) for longest, e, n in shares if length <= longest)
+        found = (s for s in _SHIFTED_SHARES[max(widest, 2)] if length <= s[0])
+        _, elements, threads = next(found)
     while elements * words > min(2 * whole, most) and elements > lanes:
         elements = elements - lanes if is_shifted else elements // 2
     summing = max(min(elements, whole // 2), lanes)
@@ -277,18 +287,17 @@ def _tier_of(
     return Tier(elements, summing, lanes, threads, _ANY_LENGTH, shortest=shortest, **kind)
 
 
-def _fitted(length: int, lanes: int, least: int) -> tuple[int, int]:
-    """How many elements a thread holds of a short row, and the same where it adds up columns: as
-    many as leave the fewest threads without any, where a row has a power of two of them.
+def _fitted(length: int, least: int, shares: Sequence[int], most: int) -> int:
+    """How many elements a thread holds of a short row, `most` at most: as many as leave the fewest
+    threads without any, where a row has a power of two of them, and no fewer than `least`; of
+    equals, within a warp.
     """
-    whole = length // lanes * lanes
 
-    def idle(elements: int) -> int:
-        wanted = max(least, -(-whole // elements))
-        return elements << (wanted - 1).bit_length()
+    def idle(elements: int) -> tuple[int, bool]:
+        wanted = max(least, -(-length // elements))
+        return elements << (wanted - 1).bit_length(), wanted > 32
 
-    shares, sums = (_SHORT_SHARES, _SHORT_SUMS) if lanes > 1 else (_SINGLE_SHARES, _SINGLE_SHARES)
-    return min(shares, key=idle), min(sums, key=idle)
+    return min((e for e in shares if e <= most), key=idle, default=most // 8 * 8 or 8)
 
 
 def column_tier(length: int, behind: int, widest: int, words: int) -> Tier | None:
