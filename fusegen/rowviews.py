@@ -60,8 +60,10 @@ class RowView(PlacedView):
         """
         if not self.is_shifted or self.keeps_along:
             return False
-        size = self._most_along_bytes
-        return size > 0 and (self.lanes > _FEW_LANES or size <= _MOST_ALONG_BYTES)
+        most = MOST_SHARED_BYTES - self._sums_bytes
+        if self.lanes <= _FEW_LANES:
+            most = min(most, _MOST_ALONG_BYTES)
+        return 0 < self._most_along_bytes <= most
 
     @property
     def varying(self) -> tuple[int, ...]:

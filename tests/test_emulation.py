@@ -21,6 +21,8 @@ _CHANNEL = "layernorm(weight, bias, axis=1)"
 _SPREAD = "keep(y) | sum({0}) | keep(s) | recall(y) | amin({0}) | mul(s) | mul(y)"
 _CHAIN_A = "leaky_relu(0.2) | add_channel | clamp(-1, 1) | gelu"
 _LAST = "channels_last"
+# So many tensors that every row reads do not fit on the chip.
+_MANY = f"layernorm(w, b) | {' | '.join(f'add(a{i})' for i in range(9))}"
 _POOL = "leaky_relu(0.2) | mul_channel | max_pool2d(2)"
 # chain, x's shape, the operands' shapes, what else; the families that must be in the source
 CASES = [
@@ -46,6 +48,7 @@ CASES = [
     ("add(r) | layernorm(w, b) | mul(y)", (9, 515), [(9, 515), *[(515,)] * 3], {}, "row"),
     ("softmax(-1)", (30, 2, 131), [], {"dtype": "bfloat16"}, "row"),
     ("max(1)", (30, 131), [], {}, "row"),
+    (_MANY, (9, 9001), [(9001,)] * 11, {"processors": 24, "dtype": "bfloat16"}, "row"),
     ("keep(y) | max(-1, keepdim=True) | mul(y) | mul(w)", (3, 5, 7, 131), [(5, 1, 131)], {}, "row"),
     ("layernorm(w, b) | dropout(0.3)", (9, 7, 137), [(137,)] * 2, {}, "row"),
     (_NORM, (18, 9001), [(9001,)] * 2, {"processors": 16}, "row"),
