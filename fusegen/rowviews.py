@@ -115,7 +115,7 @@ class RowView(PlacedView):
         """Whether a block finishes a row a turn after it added it up: where the next stage is the
         last, and all that it reads is still in shared memory.
         """
-        bytes_taken = 3 * self._bytes_a_turn + self._along_bytes
+        bytes_taken = 3 * (self._bytes_a_turn + self._edges_a_turn) + self._along_bytes
         fits = bytes_taken <= MOST_SHARED_BYTES and self.is_sent_ahead
         held = [name for name in self.carried if name not in self.in_place]
         is_held = any(f.reads(n) for f in (self.values, self.row_values) for n in held)
@@ -263,7 +263,8 @@ class RowView(PlacedView):
         is_alone = self.least_blocks * self.threads < 768 or bool(self.sums) or self.is_team
         widths = [ITEM_BYTES[r.buffer.dtype] * self.lanes for r in self.full_reads]
         fits = (
-            self._sums_bytes + self._along_bytes + self._bytes_a_turn <= MOST_SHARED_BYTES
+            self._sums_bytes + self._along_bytes + self._bytes_a_turn + self._edges_a_turn
+            <= MOST_SHARED_BYTES
             and min(widths, default=4) >= 4
         )
         return fits and (self.is_crowded if self.family == "column" else is_alone)
@@ -280,6 +281,10 @@ class RowView(PlacedView):
     def _bytes_ahead(self, read: Read) -> int:
         return self.elements * self.threads * ITEM_BYTES[read.buffer.dtype]
 
+    @property
+    def _edges_a_turn(self) -> int:
+        return sum(self._edge_bytes(r) for r in self.full_reads)
+
     def _edge_bytes(self, read: Read) -> int:
         """What one turn's edges take, each with the pack in which it lies."""
         return self.most_edges_beside * self.lanes * ITEM_BYTES[read.buffer.dtype]
@@ -292,12 +297,12 @@ class RowView(PlacedView):
         if self.family == "column":
             return 1
         room = MOST_SHARED_BYTES // self.least_blocks - self._sums_bytes - self._along_bytes
-        return 2 if 2 * self._bytes_a_turn <= room else 1
+        return 2 if 2 * (self._bytes_a_turn + self._edges_a_turn) <= room else 1
 
     @property
     def room_bytes(self) -> int:
         """Dynamic shared memory: what threads have of their own there."""
-        a_turn = self._bytes_a_turn + sum(self._edge_bytes(r) for r in self.full_reads)
+        a_turn = self._bytes_a_turn + self._edges_a_turn
         ahead = self.turns_ahead * a_turn if self.is_sent_ahead else 0
         return self._sums_bytes + ahead
 

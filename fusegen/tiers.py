@@ -72,12 +72,7 @@ _SHIFTED_ROWS_OF_SEVERAL = (
     _Rows(8192, 16, 16, 512),
     _Rows(16384, 32, 8, 448, 40, 896),
 )
-_SHIFTED_NARROW_ROWS = (
-    _Rows(512, 16, 8, 256),
-    _Rows(4096, 32, 16, 256, 32, 1024),
-    _Rows(8192, 32, 16, 512, 32, 1024),
-    _Rows(16384, 32, 16, 512, 32, 1024),
-)
+_SHIFTED_NARROW_ROWS = tuple(r._replace(resident=min(r.resident, 1024)) for r in _NARROW_ROWS)
 _TABLES = {  # by whether rows begin anywhere, elements have two bytes, and tensors are several
     (False, False, False): _ROWS,
     (False, False, True): _ROWS_OF_SEVERAL,
