@@ -56,7 +56,7 @@ def make_entry(program: Program, signature: Signature) -> Entry:
         elif is_short and compute == "float":
             kernels = shorter(kernels, target)
         if not narrow:
-            kernels = contracted(kernels, target)
+            kernels = contracted(kernels, target, is_short=is_short)
         if is_short:
             kernels = with_inverses(kernels)
     arguments = [

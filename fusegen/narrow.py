@@ -341,6 +341,7 @@ _WIDE = Precision(
     LOG2_ERFC_WIDE,
     {
         "mul": _Algebra.of_product,
+        "div": _Algebra.of_product,
         "add": _Algebra.of_sum,
         "sub": _Algebra.of_sum,
         "exp": _Algebra.of_bell,

@@ -114,8 +114,11 @@ def _shorter(node: Expr) -> Expr:
     return primitive("where", condition, 1.0, square / (square + 2))
 
 
-def contracted(kernels: Iterable[Kernel], target: Target) -> tuple[Kernel, ...]:
-    """The kernels, products joined with the sums they go into where rows are held on the chip.
+def contracted(
+    kernels: Iterable[Kernel], target: Target, *, is_short: bool
+) -> tuple[Kernel, ...]:
+    """The kernels, products joined with the sums they go into where rows are held on the chip, or
+    everywhere.
 
     Those are not the same to the last bit as eager's in any case, which adds in another order; and
     they wait for arithmetic, unlike kernels without reductions.
@@ -123,11 +126,12 @@ def contracted(kernels: Iterable[Kernel], target: Target) -> tuple[Kernel, ...]:
 
     def joined(kernel: Kernel) -> Kernel:
         # What a row has one of is found once, and has no part in that.
-        return rewritten(
-            kernel, lambda roots, named: joined_products(roots, set(named), kernel.reduced)
-        )
+        along = kernel.reduced or kernel.domain[-1:]
+        return rewritten(kernel, lambda roots, named: joined_products(roots, set(named), along))
 
-    return tuple(joined(k) if k.tier and target.is_contracted else k for k in kernels)
+    if not target.is_contracted:
+        return tuple(kernels)
+    return tuple(joined(k) if k.tier or is_short else k for k in kernels)
 
 
 def users_of(roots: Sequence[Expr]) -> Counter[Expr]:

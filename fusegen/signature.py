@@ -144,14 +144,18 @@ def _tier(
     length = math.prod(bound.domain[a] for a in axes)
     if set(order[-len(axes) :]) == axes:
         forward = [n for n, p in zip(words, programs, strict=True) if p.name == "forward"]
-        has_stretches = _stretch(programs, axes, bound, order) >= LEAST_STRETCH
+        stretch = _stretch(programs, axes, bound, order)
+        has_stretches = stretch >= LEAST_STRETCH
         each = max(words), max(forward or words)
         tier = row_tier(length, widest, *each, processors, has_stretches=has_stretches)
         if tier is None or not has_stretches:
             return tier
         # Two passes over memory are faster than a team that adds up stretches.
-        is_held = tier.holds_derivatives and not tier.may_be_shared
-        return replace(tier, holds_derivatives=is_held)
+        return replace(
+            tier,
+            has_long_stretches=tier.is_shared and stretch >= tier.elements * tier.threads,
+            holds_derivatives=tier.holds_derivatives and not tier.may_be_shared,
+        )
     inner = max(order.index(a) for a in axes)
     behind = math.prod(bound.domain[a] for a in order[inner + 1 :])
     return column_tier(length, behind, widest, max(words))

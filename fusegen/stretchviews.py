@@ -53,10 +53,18 @@ class StretchingView(MergingView):
     def stretch_reads(self) -> list[Read]:
         """What is the same all along each stretch of a row; none where there is no room for it."""
         lead = self.kernel.lead
-        if lead is None or (self.is_crowded and not self.stretches):
+        if lead is None:
+            return []
+        if self.is_crowded and not self.stretches and not self.has_long_stretches:
             return []
         found = [r for r in self._loaded if r.extent & frozenset(self.reduced) == {lead}]
         return [r for r in found if r.buffer.dtype != "noise"]
+
+    @property
+    def has_long_stretches(self) -> bool:
+        """Whether the share that a block has of each row lies in two stretches at most."""
+        tier = self.kernel.tier
+        return tier is not None and tier.has_long_stretches and self.is_skewed
 
     @property
     def row_groups(self) -> tuple[int, ...]:

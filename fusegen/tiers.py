@@ -131,7 +131,8 @@ class Tier:
     """How rows are held on the chip: elements a thread, fewer where it adds up columns too, in
     packs of so many neighbours; threads a block at most; and the longest row, for which a team of
     blocks may be needed. has_stretches says that rows fall into stretches of equal length, and not
-    too short ones: what tensors and gradients have one value of, such as the channels of a group.
+    too short ones: what tensors and gradients have one value of, such as the channels of a group; has_long_stretches that
+    a block's share lies in two of them at most.
     holds_derivatives says that rows are held for gradients too, and not gone over twice;
     derivative_elements is how many a thread holds there, where they are not as many. Forward
     kernels that hold little are light: light_elements a thread, and so many threads resident, which
@@ -146,6 +147,7 @@ class Tier:
     threads: int
     longest: int
     has_stretches: bool = False
+    has_long_stretches: bool = False
     holds_derivatives: bool = True
     derivative_elements: int = 0
     light_elements: int = 0

@@ -164,7 +164,7 @@ __device__ __forceinline__ void forward_window_stage_1(const float x, float& tot
 
 __device__ __forceinline__ void forward_window_row_values(const float total, const float scale, float& out) {
   // avg_pool2d(2)
-  const float after_avg_pool2d = total / 4.0f;
+  const float after_avg_pool2d = total * 0.25f;
   // mul_channel(scale)
   const float after_mul_channel = after_avg_pool2d * scale;
   // tanh
@@ -231,7 +231,7 @@ __device__ __forceinline__ void backward_window_stage_1(const float x, float& to
 __device__ __forceinline__ void backward_window_values(const float d_out, const float total_2,
     const float scale, const float x, float& d_x) {
   // avg_pool2d(2)
-  const float after_avg_pool2d = total_2 / 4.0f;
+  const float after_avg_pool2d = total_2 * 0.25f;
   // mul_channel(scale)
   const float after_mul_channel = after_avg_pool2d * scale;
   // tanh
@@ -241,19 +241,20 @@ __device__ __forceinline__ void backward_window_values(const float d_out, const 
   // backward, down to avg_pool2d(2)
   const float d_after_avg_pool2d = d_after_mul_channel * scale;
   // backward, down to gelu
-  const float d_after_gelu = d_after_avg_pool2d / 4.0f;
+  const float d_after_gelu = d_after_avg_pool2d * 0.25f;
   const float series = polynomial(fabsf(x), 0.0f, -1.15110552f, -0.459209114f, -0.0524738058f,
       0.00698745623f, -2.51266702e-05f, -0.000272270845f, 7.59166942e-05f, -1.1191165e-05f, 9.13259044e-07f,
       -3.24377396e-08f);
   const float power = exp2_flushed(series);
-  const float sum = x * 0.5f * exp2_flushed(x * x * -0.721347511f + -0.325748056f) + (x < 0.0f ? power : 2.0f - power) * 0.5f;
+  const float sum = fmaf(x * 0.5f, exp2_flushed(fmaf(x * x, -0.721347511f, -0.325748056f)),
+      (x < 0.0f ? power : 2.0f - power) * 0.5f);
   d_x = d_after_gelu * sum;
 }
 
 __device__ __forceinline__ void backward_window_row_values(const float total_2, const float d_out,
     const float scale, float& total_term) {
   // avg_pool2d(2)
-  const float after_avg_pool2d = total_2 / 4.0f;
+  const float after_avg_pool2d = total_2 * 0.25f;
   // mul_channel(scale)
   const float after_mul_channel = after_avg_pool2d * scale;
   // tanh
@@ -343,7 +344,7 @@ backward_window(const float* __restrict__ x, const float* __restrict__ d_out,
 }
 
 __device__ __forceinline__ void backward_finalise_values(const float total, float& d_scale) {
-  d_scale = total / 4.0f;
+  d_scale = total * 0.25f;
 }
 
 // Merges partials into total; writes d_scale.

@@ -269,7 +269,7 @@ __device__ __forceinline__ void forward_pointwise_values_once(const float varian
 __device__ __forceinline__ void forward_pointwise_values(const float x, const float mean,
     const float inverse_root, const float weight, const float bias, float& out) {
   // batch_norm(running_mean, running_var, weight, bias, training=True)
-  const float after_batch_norm = (x - mean) * inverse_root * weight + bias;
+  const float after_batch_norm = fmaf((x - mean) * inverse_root, weight, bias);
   // gelu
   const float series = polynomial(fabsf(after_batch_norm), -1.0f, -1.15110552f, -0.459209114f,
       -0.0524738058f, 0.00698745623f, -2.51266702e-05f, -0.000272270845f, 7.59166942e-05f, -1.1191165e-05f,

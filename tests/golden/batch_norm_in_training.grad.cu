@@ -288,7 +288,7 @@ __device__ __forceinline__ void forward_pointwise_values_once(const float varian
 __device__ __forceinline__ void forward_pointwise_values(const float x, const float mean,
     const float inverse_root, const float weight, const float bias, float& out) {
   // batch_norm(running_mean, running_var, weight, bias, training=True)
-  const float after_batch_norm = (x - mean) * inverse_root * weight + bias;
+  const float after_batch_norm = fmaf((x - mean) * inverse_root, weight, bias);
   // gelu
   const float series = polynomial(fabsf(after_batch_norm), -1.0f, -1.15110552f, -0.459209114f,
       -0.0524738058f, 0.00698745623f, -2.51266702e-05f, -0.000272270845f, 7.59166942e-05f, -1.1191165e-05f,
@@ -393,14 +393,15 @@ __device__ __forceinline__ void backward_inner_values(const float d_out, const f
     float& total_term, float& total_2_term) {
   // batch_norm(running_mean, running_var, weight, bias, training=True)
   const float difference = x - saved_mean;
-  const float after_batch_norm = difference * inverse_root * weight + bias;
+  const float after_batch_norm = fmaf(difference * inverse_root, weight, bias);
   // backward, down to batch_norm(running_mean, running_var, weight, bias, training=True)
-  const float sum = after_batch_norm * after_batch_norm * -0.721347511f + -1.32574809f;
+  const float sum = fmaf(after_batch_norm * after_batch_norm, -0.721347511f, -1.32574809f);
   const float series = polynomial(fabsf(after_batch_norm), -1.0f, -1.15110552f, -0.459209114f,
       -0.0524738058f, 0.00698745623f, -2.51266702e-05f, -0.000272270845f, 7.59166942e-05f, -1.1191165e-05f,
       9.13259044e-07f, -3.24377396e-08f);
   const float power = exp2_flushed(series);
-  const float sum_2 = after_batch_norm * exp2_flushed(sum) + (after_batch_norm < 0.0f ? power : 1.0f - power);
+  const float sum_2 = fmaf(after_batch_norm, exp2_flushed(sum),
+      after_batch_norm < 0.0f ? power : 1.0f - power);
   const float d_after_batch_norm = d_out * sum_2;
   total_term = d_after_batch_norm * difference;
   total_2_term = d_after_batch_norm;
@@ -539,16 +540,17 @@ __device__ __forceinline__ void backward_pointwise_values(const float x, const f
     const float quotient_2, float& d_x) {
   // batch_norm(running_mean, running_var, weight, bias, training=True)
   const float difference = x - saved_mean;
-  const float after_batch_norm = difference * inverse_root * weight + bias;
+  const float after_batch_norm = fmaf(difference * inverse_root, weight, bias);
   // backward, down to batch_norm(running_mean, running_var, weight, bias, training=True)
-  const float sum = after_batch_norm * after_batch_norm * -0.721347511f + -1.32574809f;
+  const float sum = fmaf(after_batch_norm * after_batch_norm, -0.721347511f, -1.32574809f);
   const float series = polynomial(fabsf(after_batch_norm), -1.0f, -1.15110552f, -0.459209114f,
       -0.0524738058f, 0.00698745623f, -2.51266702e-05f, -0.000272270845f, 7.59166942e-05f, -1.1191165e-05f,
       9.13259044e-07f, -3.24377396e-08f);
   const float power = exp2_flushed(series);
-  const float sum_2 = after_batch_norm * exp2_flushed(sum) + (after_batch_norm < 0.0f ? power : 1.0f - power);
+  const float sum_2 = fmaf(after_batch_norm, exp2_flushed(sum),
+      after_batch_norm < 0.0f ? power : 1.0f - power);
   const float d_after_batch_norm = d_out * sum_2;
-  const float sum_3 = difference * quotient + d_after_batch_norm * weight * inverse_root;
+  const float sum_3 = fmaf(difference, quotient, d_after_batch_norm * weight * inverse_root);
   d_x = sum_3 - quotient_2;
 }
 

@@ -453,7 +453,7 @@ __device__ __forceinline__ void backward_pointwise_values_once(const float saved
 
 __device__ __forceinline__ void backward_pointwise_values(const float x, const float saved_mean,
     const float quotient, const float d_out, const float inverse_root, const float quotient_2, float& d_x) {
-  d_x = (x - saved_mean) * quotient + d_out * inverse_root - quotient_2;
+  d_x = fmaf(x - saved_mean, quotient, d_out * inverse_root) - quotient_2;
 }
 
 // Reads x, d_out, saved_mean by (outer), total by (outer), saved_variance by (outer), total_2 by (outer); writes d_x.

@@ -206,66 +206,64 @@ __device__ __forceinline__ unsigned int await_word(const volatile uint64_t* cell
   number = __longlong_as_double(static_cast<uint64_t>(words[1]) << 32 | words[0]);
 }
 
-// A power of two of lanes, enough for so many blocks, or a whole warp.
-[[maybe_unused]] __device__ __forceinline__ int lanes_for(int blocks) { return min(32,
-    1 << (32 - __clz(blocks - 1))); }
+// What the blocks of a team left for a row: as it was seen, where `asked` threads looked before, or as it comes.
+struct Left {
+  const volatile uint64_t* cells;
+  const uint64_t* seen;
+  int turn, asked;
+  template <typename T>
+  __device__ T number(int cell) const {
+    unsigned int words[sizeof(T) / 4];
+#pragma unroll
+    for (int w = 0; w < sizeof(T) / 4; ++w, ++cell) words[w] = await_word(cells + cell, turn,
+        cell < asked ? seen[cell] : 0);
+    T result;
+    assemble(words, result);
+    return result;
+  }
+};
 
-// What the blocks of a team left, merged by each warp in a fixed order.
+// What the blocks of a team left, merged by one warp in a fixed order.
 template <typename Accumulator, int kCells, typename T>
-__device__ __forceinline__ void merge_numbers(const unsigned int* words, int blocks, T& found) {
-  const int width = lanes_for(blocks);
+__device__ __forceinline__ void merge_numbers(const Left& left, int place, int blocks, T& found) {
   Accumulator all;
-  for (int other = threadIdx.x % width; other < blocks; other += 32) {
-    T theirs;
-    assemble(words + other * kCells, theirs);
-    all.merge(Accumulator{theirs});
+  for (int other = threadIdx.x % 32; other < blocks; other += 32) {
+    all.merge(Accumulator{left.number<T>(other * kCells + place)});
   }
 #pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) {
-    if (bit < width) all.merge(exchange(all, bit));
-  }
-  found = all.number();
+  for (int bit = 16; bit > 0; bit /= 2) all.merge(exchange(all, bit));
+  if (threadIdx.x % 32 == 0) found = all.number();
 }
 
 // Means of shares and squared distances from them: the mean and the variance of the row, by Chan's formula. The first share
 // has all that is in no whole pack.
 template <int kCells, typename T>
-__device__ __forceinline__ void merge_moments(const unsigned int* words, int blocks, Index share,
+__device__ __forceinline__ void merge_moments(const Left& left, int place, int blocks, Index share,
     Index whole, Index length, T& centre,
     T& variance) {
-  const int width = lanes_for(blocks);
-  constexpr int kWords = sizeof(T) / 4;
   const T inverse_length = 1 / static_cast<T>(length);
   const auto count_of = [&](Index other) {
     const Index begin = other * share;
     return static_cast<T>((begin < whole ? min(share,
         whole - begin) : 0) + (other == 0 ? length - whole : 0));
   };
-  T base;
-  assemble(words, base);
+  const T base = left.number<T>(place);
   Sum<T> beyond, squares;
-  for (int other = threadIdx.x % width; other < blocks; other += 32) {
-    T mine;
-    assemble(words + other * kCells, mine);
-    if (other * share < whole) beyond.add(count_of(other) * (mine - base));
+  for (int other = threadIdx.x % 32; other < blocks; other += 32) {
+    const T gap = left.number<T>(other * kCells + place) - base;
+    if (other * share < whole) beyond.add(count_of(other) * gap);
   }
 #pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) {
-    if (bit < width) beyond.merge(exchange(beyond, bit));
-  }
+  for (int bit = 16; bit > 0; bit /= 2) beyond.merge(exchange(beyond, bit));
   const T mean = base + beyond.total * inverse_length;
-  for (int other = threadIdx.x % width; other < blocks; other += 32) {
-    T mine, distances;
-    assemble(words + other * kCells, mine);
-    assemble(words + other * kCells + kWords, distances);
-    const T gap = mine - mean;
+  for (int other = threadIdx.x % 32; other < blocks; other += 32) {
+    const T gap = left.number<T>(other * kCells + place) - mean;
+    const T distances = left.number<T>(other * kCells + place + sizeof(T) / 4);
     if (other * share < whole) squares.add(distances + count_of(other) * gap * gap);
   }
 #pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) {
-    if (bit < width) squares.merge(exchange(squares, bit));
-  }
-  centre = mean, variance = squares.total * inverse_length;
+  for (int bit = 16; bit > 0; bit /= 2) squares.merge(exchange(squares, bit));
+  if (threadIdx.x % 32 == 0) centre = mean, variance = squares.total * inverse_length;
 }
 
 // Merges a row's accumulators over the blocks of its team, in a fixed order. All blocks of a launch are resident, so that
