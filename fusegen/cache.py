@@ -8,6 +8,7 @@ The root is `FUSEGEN_CACHE_DIR`, else `$XDG_CACHE_HOME/fusegen`, else `~/.cache/
     quarantine/                 the last few entries that failed their checksum or did not load
     failed/                     the last few attempts that failed, with source and compiler.log
     facts/                      small remembered answers, such as a compiler's version
+    shared/                     files that many builds are made with, their digests in their names
 
 Why: an attempt has a directory of its own and is published by one rename, so a reader sees a whole
 entry or none, and a killed builder leaves nothing that a later one could trip over. The lock is an
@@ -174,6 +175,28 @@ def remember(question: str, answer: Callable[[], str]) -> str:
     return known
 
 
+def keep(name: str, make: Callable[[Path], None]) -> Path:
+    """A file that many builds are made with, made by `make(path)` where there is no whole one; the
+    name must say all that it depends on. Where the cache cannot be written, it is this process's.
+    """
+    folder = cache_root() / "shared"
+    for path in folder.glob(f"{name}-*"):
+        if path.name == f"{name}-{_digest(path)}":
+            return path
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkstemp(dir=folder)[1])
+    except OSError:
+        folder = Path(_private_directory().name)
+        made = Path(tempfile.mkstemp(dir=folder)[1])
+    try:
+        make(made)
+        made.chmod(0o644)  # not mkstemp's, which would keep a shared cache's readers out
+        return made.rename(folder / f"{name}-{_digest(made)}")
+    finally:
+        made.unlink(missing_ok=True)
+
+
 def list_entries() -> list[Published]:
     """The cache's finished builds, oldest first."""
     pattern = "[0-9a-f]" * CHAIN_HASH_DIGITS + f"/*/{MANIFEST_NAME}"
@@ -190,7 +213,7 @@ def clear() -> int:
     root, count = cache_root(), len(list_entries())
     for path in root.glob("[0-9a-f]" * CHAIN_HASH_DIGITS):
         shutil.rmtree(path, ignore_errors=True)
-    for name in ("quarantine", "failed", "facts"):
+    for name in ("quarantine", "failed", "facts", "shared"):
         shutil.rmtree(root / name, ignore_errors=True)
     for path in (root / "locks").glob("*"):
         with contextlib.suppress(OSError), open(path) as lock:
@@ -208,9 +231,7 @@ def _look_up(root: Path, entry: Entry, load: Callable[[Path], Loaded]) -> Loaded
         return None
     try:
         path = directory / MODULE_NAME
-        if hashlib.sha256(path.read_bytes()).hexdigest() != manifest.sha256:
-            return None
-        return load(path)
+        return load(path) if _digest(path) == manifest.sha256 else None
     except (ImportError, OSError, SystemError):
         return None
 
@@ -291,6 +312,10 @@ def _set_aside(directory: Path, shelf: Path) -> Path:
     return kept
 
 
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 @functools.cache
 def _private_directory() -> tempfile.TemporaryDirectory[str]:
     """A cache root of this process, removed when it ends."""
@@ -305,12 +330,12 @@ def _read_manifest(directory: Path) -> Manifest | None:
 
 
 def _write_manifest(directory: Path, entry: Entry, build_seconds: float) -> None:
-    module = (directory / MODULE_NAME).read_bytes()
+    module = directory / MODULE_NAME
     manifest = Manifest(
         **asdict(entry),
         fusegen_version=__version__,
-        sha256=hashlib.sha256(module).hexdigest(),
-        size_bytes=len(module),
+        sha256=_digest(module),
+        size_bytes=module.stat().st_size,
         build_seconds=round(build_seconds, 3),
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )

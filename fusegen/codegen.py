@@ -62,6 +62,7 @@ def emit(
         "families": sorted({k.family for e in views for k in e.kernels}),
         "sums_by_row": any(k.sums for e in views for k in e.kernels if k.family in _BY_ROW),
         "carries": any(k.carried for e in views for k in e.kernels),
+        "followers": any(k.is_following for e in views for k in e.kernels),
         "teams": any(k.is_team for e in views for k in e.kernels),
         "is_shifted": any(k.is_shifted for k in by_rows),
         "persistent": any(k.is_persistent for k in by_rows),
@@ -78,7 +79,7 @@ def emit(
     text = tidy(_environment().get_template(module).render(context))
     name = f"fusegen_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     context["module_name"] = name
-    binding = tidy(_environment().get_template("binding.cpp.jinja").render(context))
+    binding = tidy(_environment().get_template("table.cpp.jinja").render(context))
     return Source(target.name, name, text, binding, chain.text, chain.hash)
 
 

@@ -60,7 +60,7 @@ class _Text:
 def _generator() -> str:
     """What stands for the generator itself: every file of the package, by size and time."""
     root = Path(__file__).parent
-    files = sorted([*root.rglob("*.py"), *root.glob("templates/**/*.jinja")])
+    files = sorted([*root.rglob("*.py"), *root.glob("templates/**/*.*")])
     return "\n".join(f"{f} {(s := f.stat()).st_size} {s.st_mtime_ns}" for f in files)
 
 

@@ -97,7 +97,8 @@ class RowView(PlacedView):
     def is_wide(self) -> str:
         """Whether a row always has more threads than a warp."""
         tier = self.kernel.tier
-        return str(bool(tier and tier.is_shared)).lower()
+        beyond = 32 * self.elements + (2 * self.lanes if self.is_shifted else 0)
+        return str(tier is not None and (tier.is_shared or tier.shortest >= beyond)).lower()
 
     @property
     def lanes(self) -> int:

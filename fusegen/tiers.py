@@ -90,8 +90,13 @@ _SHIFTED_SHARES = {
     2: ((4 * 24 * 512, 24, 512), (1 << 30, 16, 512)),
     4: ((1 << 30, 12, 448),),
 }
-# Rows that fall into stretches gain from twice the blocks, while a team has no more than these.
-_FEWER_TEAM_THREADS, _MOST_SMALL_BLOCKS = 256, 64
+# The same of rows that fall into stretches, which gain from smaller blocks, and from longer shares
+# where a team would have too many of those.
+_STRETCHED_SHARES = {
+    2: ((1 << 17, 32, 256), (1 << 30, 48, 256)),
+    4: ((1 << 16, 16, 256), (1 << 18, 24, 256), (1 << 30, 32, 256)),
+    8: ((1 << 30, 16, 256),),
+}
 _ANY_LENGTH = 1 << 30
 MOST_BLOCKS = 160  # of a team
 # (packs a thread, the same for gradients, longest row, threads a block), for strided rows; more
@@ -131,14 +136,13 @@ class Tier:
     """How rows are held on the chip: elements a thread, fewer where it adds up columns too, in
     packs of so many neighbours; threads a block at most; and the longest row, for which a team of
     blocks may be needed. has_stretches says that rows fall into stretches of equal length, and not
-    too short ones: what tensors and gradients have one value of, such as the channels of a group; has_long_stretches that
-    a block's share lies in two of them at most.
-    holds_derivatives says that rows are held for gradients too, and not gone over twice;
-    derivative_elements is how many a thread holds there, where they are not as many. Forward
-    kernels that hold little are light: light_elements a thread, and so many threads resident, which
-    is how many a multiprocessor is to have at once; 0 where there are none such. is_shifted says
-    that rows are not whole packs long, so that packs begin somewhere behind their row's start; such
-    rows are longer than shortest.
+    too short ones: what tensors and gradients have one value of, such as the channels of a group;
+    has_long_stretches that a block's share lies in two of them at most. holds_derivatives says that
+    rows are held for gradients too, and not gone over twice; derivative_elements is how many a
+    thread holds there, where they are not as many. Forward kernels that hold little are light:
+    light_elements a thread, and so many threads resident, which is how many a multiprocessor is to
+    have at once; 0 where there are none such. is_shifted says that rows are not whole packs long,
+    so that packs begin somewhere behind their row's start. Rows are longer than shortest.
     """
 
     elements: int
@@ -238,7 +242,7 @@ def _tier_of(
     shortest = 0
     for row in table:
         if row.longest < length:
-            shortest = row.longest if is_shifted else 0
+            shortest = row.longest
             continue
         longest, elements, summing, threads, *light = row
         held_words = forward_words if is_narrow and lanes > 1 else words
@@ -268,19 +272,20 @@ def _tier_of(
     # Many tensors, wide elements or long rows: shares for a team of blocks.
     whole = _NARROW_TEAM_ELEMENTS if is_narrow and lanes > 1 else _TEAM_ELEMENTS
     elements, threads = whole, _TEAM_THREADS
-    if is_shifted:
-        found = (s for s in _SHIFTED_SHARES[max(widest, 2)] if length <= s[0])
+    table_of = _SHIFTED_SHARES if is_shifted else _STRETCHED_SHARES
+    if is_shifted or (has_stretches and lanes > 1):
+        found = (s for s in table_of[max(widest, 2)] if length <= s[0])
         _, elements, threads = next(found)
-    while elements * words > min(2 * whole, most) and elements > lanes:
+    # Gradients of stretches are not added up in shares.
+    held_words = forward_words if has_stretches else words
+    while elements * held_words > min(2 * whole, most) and elements > lanes:
         elements = elements - lanes if is_shifted else elements // 2
-    summing = max(min(elements, whole // 2), lanes)
+    summing = elements if has_stretches else max(min(elements, whole // 2), lanes)
     blocks = -(-length // (summing * threads))
-    if elements * words > most or blocks > most_blocks:
+    if elements * held_words > most or blocks > most_blocks:
         return None
     if blocks <= 1:
         return Tier(elements, summing, lanes, threads, summing * threads, **kind)
-    are_few = length <= elements * _FEWER_TEAM_THREADS * _MOST_SMALL_BLOCKS
-    threads = _FEWER_TEAM_THREADS if has_stretches and are_few else threads
     return Tier(elements, summing, lanes, threads, _ANY_LENGTH, shortest=shortest, **kind)
 
 

@@ -20,6 +20,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -50,7 +51,7 @@ class Source(Protocol):
 
     @property
     def binding(self) -> str:
-        """The C++ text of the CPython binding; with cpp, what follows the kernels in their file."""
+        """The C++ text that tells BINDING of them; with cpp, what follows them in their file."""
 
     @property
     def chain_text(self) -> str:
@@ -96,6 +97,10 @@ FLAGS = {
     ),
 }
 
+# The binding to Python, which is the same for every module: compiled once, and linked to each.
+BINDING = Path(__file__).parent / "templates" / "binding.cpp"
+BINDING_FLAGS = ("-O2", "-std=c++17", "-fPIC")
+
 # What load_inline appends to every link.
 TORCH_LIBRARIES = ("c10", "c10_cuda", "torch", "torch_cpu", "torch_cuda", "torch_python")
 EMPTY_ARCHIVE = "!<arch>\n"
@@ -119,7 +124,8 @@ def load(source: Source, arch: str | None = None) -> ModuleType:
     Raises BuildError and CacheError as `cache.load_or_build` does.
     """
     facts = fingerprint(source.target, arch)
-    key = cache.build_key(source.module_name, source.text, source.binding, *facts, *facts.values())
+    texts = (source.text, source.binding, BINDING.read_text())
+    key = cache.build_key(source.module_name, *texts, *facts, *facts.values())
     entry = cache.Entry(source.chain_text, source.chain_hash, source.target, key, facts)
     return cache.load_or_build(
         entry, partial(build, source, arch), partial(import_module, source.module_name)
@@ -173,6 +179,7 @@ def build(source: Source, arch: str | None, directory: Path) -> Path:
     module_path = directory / f"{name}.so"
     is_cuda = source.target == "cuda"
     try:
+        shutil.copyfile(_binding_object(), stubs / "binding.o")
         with _load_inline_lock, _load_inline_with(cuda_home) as load_inline:
             load_inline(
                 name,
@@ -180,7 +187,7 @@ def build(source: Source, arch: str | None, directory: Path) -> Path:
                 cuda_sources=source.text if is_cuda else None,
                 extra_cflags=list(flags.cxx),
                 extra_cuda_cflags=[*flags.nvcc, gencode_flag(arch)] if is_cuda else None,
-                extra_ldflags=[*flags.link, "-Lstubs"],
+                extra_ldflags=["stubs/binding.o", *flags.link, "-Lstubs"],
                 build_directory=str(directory),
                 with_cuda=is_cuda,
                 is_python_module=False,
@@ -199,6 +206,21 @@ def build(source: Source, arch: str | None, directory: Path) -> Path:
         if path != module_path and path.suffix not in (".cpp", ".cu"):
             path.unlink()
     return module_path
+
+
+def _binding_object() -> Path:
+    """BINDING compiled, which the cache keeps; RuntimeError with what the compiler said."""
+    cxx, include = cxx_path(), sysconfig.get_path("include")
+    assert cxx is not None  # _check_tools saw to that
+
+    def compile_to(path: Path) -> None:
+        command = [cxx, *BINDING_FLAGS, f"-I{include}", "-c", str(BINDING), "-o", str(path)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise RuntimeError(f"{' '.join(command)}: exit {done.returncode}\n{done.stderr}")
+
+    facts = (BINDING.read_text(), compiler_version(cxx), *BINDING_FLAGS, str(include))
+    return cache.keep(f"binding-{cache.build_key(*facts)}", compile_to)
 
 
 def import_module(name: str, path: Path) -> ModuleType:

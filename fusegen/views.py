@@ -41,11 +41,8 @@ class KernelView(Indexing):
         self.kernel = kernel
         self.target = target
         self.compute = entry.compute
-        self.name = kernel.name
-        self.family = kernel.family
-        self.domain = kernel.domain
-        self.reduced = kernel.reduced
-        self.kept = kernel.kept
+        self.name, self.family = kernel.name, kernel.family
+        self.domain, self.reduced, self.kept = kernel.domain, kernel.reduced, kernel.kept
         self.marks = kernel.marks
         self.entry_name = entry.name
         self.sizes_type = sizes_type(entry.name)
@@ -72,6 +69,8 @@ class KernelView(Indexing):
         self.element_stores = [s for s in self.stores if s.name not in row_names]
         self.values = self._function("values", [r for r in results if r[0] not in row_names])
         self.row_values = self._function("row_values", [r for r in results if r[0] in row_names])
+        is_first = kernel is entry.kernels[0] or self.is_team
+        self.is_following = target.reports_errors and not is_first
 
     def _function(self, stem: str, results: Sequence[tuple[str, ir.Expr]]) -> ElementFunction:
         name = f"{self.name}_{stem}"
@@ -168,16 +167,18 @@ class KernelView(Indexing):
 
     @property
     def parameters(self) -> list[str]:
-        """The pointers that the kernel takes, declared."""
+        """The pointers that the kernel takes; reads are to stay behind the wait for who wrote."""
+        promise = "" if self.is_following else " __restrict__"
         taken = [
             f"const {noise_type(self.entry_name, r.buffer)} {r.name}"
             if r.buffer.dtype == "noise"
-            else f"const {r.type}* __restrict__ {r.name}"
+            else f"const {r.type}*{promise} {r.name}"
             for r in self._loaded
         ]
         taken += [f"{s.type}* __restrict__ {s.name}" for s in self.stores]
-        constness = "const " if self.family == "finalise" else ""
-        return taken + [f"{constness}{s.type}* __restrict__ {s.partials}" for s in self.left]
+        if self.family == "finalise":
+            return taken + [f"const {s.type}*{promise} {s.partials}" for s in self.left]
+        return taken + [f"{s.type}* __restrict__ {s.partials}" for s in self.left]
 
     @property
     def argument_names(self) -> list[str]:
@@ -364,7 +365,8 @@ class KernelView(Indexing):
     def packs(self) -> int:
         """How many 16-byte accesses of each tensor a thread has in flight."""
         # Fewer wait for memory, of more the instructions do not fit in their cache.
-        return 4 if self.family == "pointwise" and len(self.full_reads) < 3 else 2
+        is_short = self.family == "pointwise" and len(self.full_reads) < 3
+        return 4 if is_short and not self.varying_reads else 2
 
     @property
     def accumulator_bytes(self) -> int:

@@ -28,7 +28,8 @@ from fusegen.windowing import windows_along
 
 HEADER = Path(__file__).parent / "emulation"
 _LAUNCH = re.compile(r"(\w+)<<<(.*?),\s*stream>>>\((.*?)\);", re.DOTALL)
-_TOGETHER = re.compile(r"cudaLaunchKernelEx\(&launch,\s*(\w+),\s*(.*?)\);", re.DOTALL)
+_FOLLOW = re.compile(r"\bfollow\((\w+),\s+(.*?),\s+stream,\s+(.*?)\);", re.DOTALL)
+_TOGETHER = re.compile(r"cudaLaunchKernelEx\(&launch,\s*(?!kernel)(\w+),\s*(.*?)\);", re.DOTALL)
 _ASYNC_COPY = re.compile(r'asm volatile\("cp\.async\.c[ag].*?\);', re.DOTALL)
 _ASYNC_ORDER = re.compile(r'asm volatile\("cp\.async\.(commit|wait).*?\);', re.DOTALL)
 _INSTRUCTION = re.compile(
@@ -53,6 +54,7 @@ def _as_c(instruction: re.Match[str]) -> str:
 def translated(text: str) -> str:
     """A .cu file as C++: launches, dynamic shared memory and asynchronous copies put otherwise."""
     text = _LAUNCH.sub(r"emulation::launch(\2, [=] { \1(\3); });", text)
+    text = _FOLLOW.sub(r"emulation::launch(\2, [=] { \1(\3); });", text)
     if _TOGETHER.search(text):
         text = f"#define RESIDENT_TOGETHER\n{text}"
     text = _TOGETHER.sub(r"emulation::launch_together(launch, [=] { \1(\2); });", text)

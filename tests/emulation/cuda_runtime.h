@@ -215,10 +215,11 @@ using cudaStream_t = void*;
 #define PROCESSORS 6
 #endif
 constexpr unsigned kProcessors = PROCESSORS;
+#define __CUDA_ARCH_LIST__ 800
 struct cudaLaunchAttribute {
   int id;
   struct {
-    int cooperative;
+    int cooperative, programmaticStreamSerializationAllowed;
   } val;
 };
 struct cudaLaunchConfig_t {
@@ -228,7 +229,7 @@ struct cudaLaunchConfig_t {
   cudaLaunchAttribute* attrs;
   unsigned numAttrs;
 };
-enum { cudaLaunchAttributeCooperative, cudaErrorCooperativeLaunchTooLarge = 720 };
+enum { cudaLaunchAttributeCooperative, cudaLaunchAttributeProgrammaticStreamSerialization, cudaErrorCooperativeLaunchTooLarge = 720 };
 inline int cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t) {
   std::memset(to, value, bytes);
   return 0;

@@ -1,7 +1,5 @@
 // fusegen 0.1.0   chain d8963ba78a90   signature forward: out float32, scale float32, x float32; 64-bit offsets
 //   gelu | avg_pool2d(2) | mul_channel(scale) | tanh
-#include <Python.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -1,7 +1,5 @@
 // fusegen 0.1.0   chain 70984f86c2ad   signature forward+backward: batch_mean_1 float32, batch_variance_1 float32, bias float32, d_bias float32, d_out float32, d_weight float32, d_x float32, out float32, saved_mean float32, saved_variance float32, weight float32, x float32; 64-bit offsets
 //   batch_norm(running_mean, running_var, weight, bias, training=True) | gelu
-#include <Python.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

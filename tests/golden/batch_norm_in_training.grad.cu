@@ -168,6 +168,13 @@ __device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, 
   return all;
 }
 
+// The kernel before this one in the stream is done, and what it wrote is there.
+__device__ __forceinline__ void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 struct ForwardSizes {
   Size outer, middle, inner;
 };
@@ -244,8 +251,9 @@ __device__ __forceinline__ void forward_finalise_values(const float mean, const 
 __global__ void __launch_bounds__(512)
 forward_finalise(float* __restrict__ batch_mean_1, float* __restrict__ batch_variance_1,
     float* __restrict__ saved_mean, float* __restrict__ saved_variance, float* __restrict__ mean_scratch,
-    float* __restrict__ variance_scratch, const Moments<float>* __restrict__ mean_partials,
-    ForwardSizes sizes, Index slots) {
+    float* __restrict__ variance_scratch, const Moments<float>* mean_partials, ForwardSizes sizes,
+    Index slots) {
+  wait_for_kernel_before();
   const float count_of_outer_inner_value = static_cast<float>(sizes.outer.value * sizes.inner.value);
   __shared__ alignas(16) unsigned char shared[512 * 32];
   const Index columns = 1, strips = (columns + blockDim.x - 1) / blockDim.x;
@@ -300,9 +308,9 @@ __device__ __forceinline__ void forward_pointwise_values(const float x, const fl
 // Reads x, mean by (middle), variance by (middle), weight by (middle), bias by (middle); writes out.
 template <bool kMayCross>
 __global__ void __launch_bounds__(64, 2)
-forward_pointwise(const float* __restrict__ x, const float* __restrict__ mean,
-    const float* __restrict__ variance, const float* __restrict__ weight, const float* __restrict__ bias,
-    float* __restrict__ out, ForwardSizes sizes, Index count) {
+forward_pointwise(const float* x, const float* mean, const float* variance, const float* weight,
+    const float* bias, float* __restrict__ out, ForwardSizes sizes, Index count) {
+  wait_for_kernel_before();
   constexpr int kLanes = 4, kPacks = 4;
   const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 64 + threadIdx.x) * kLanes;
   Pack<float, kLanes> x_in[kPacks];
@@ -489,10 +497,10 @@ __device__ __forceinline__ void backward_finalise_values(const float total, cons
 
 // Reads saved_variance; merges partials into total, total_2; writes d_weight, d_bias, total_scratch, total_2_scratch.
 __global__ void __launch_bounds__(512)
-backward_finalise(const float* __restrict__ saved_variance, float* __restrict__ d_weight,
-    float* __restrict__ d_bias, float* __restrict__ total_scratch, float* __restrict__ total_2_scratch,
-    const Sum<float>* __restrict__ total_partials, const Sum<float>* __restrict__ total_2_partials,
-    BackwardSizes sizes, Index slots) {
+backward_finalise(const float* saved_variance, float* __restrict__ d_weight, float* __restrict__ d_bias,
+    float* __restrict__ total_scratch, float* __restrict__ total_2_scratch, const Sum<float>* total_partials,
+    const Sum<float>* total_2_partials, BackwardSizes sizes, Index slots) {
+  wait_for_kernel_before();
   __shared__ alignas(16) unsigned char shared[512 * 8];
   const Index columns = 1, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
@@ -529,15 +537,15 @@ backward_finalise(const float* __restrict__ saved_variance, float* __restrict__ 
 
 __device__ __forceinline__ void backward_pointwise_values_once(const float saved_variance, const float total,
     const float weight, const float count_of_outer_inner, const float total_2, float& inverse_root,
-    float& quotient, float& quotient_2) {
+    float& quotient, float& negated) {
   inverse_root = rsqrtf(saved_variance + 1e-05f);
   quotient = -(total * weight * inverse_root * inverse_root * inverse_root) / count_of_outer_inner;
-  quotient_2 = total_2 * weight * inverse_root / count_of_outer_inner;
+  negated = -(total_2 * weight * inverse_root / count_of_outer_inner);
 }
 
 __device__ __forceinline__ void backward_pointwise_values(const float x, const float saved_mean,
     const float quotient, const float d_out, const float inverse_root, const float weight, const float bias,
-    const float quotient_2, float& d_x) {
+    const float negated, float& d_x) {
   // batch_norm(running_mean, running_var, weight, bias, training=True)
   const float difference = x - saved_mean;
   const float after_batch_norm = fmaf(difference * inverse_root, weight, bias);
@@ -550,18 +558,16 @@ __device__ __forceinline__ void backward_pointwise_values(const float x, const f
   const float sum_2 = fmaf(after_batch_norm, exp2_flushed(sum),
       after_batch_norm < 0.0f ? power : 1.0f - power);
   const float d_after_batch_norm = d_out * sum_2;
-  const float sum_3 = fmaf(difference, quotient, d_after_batch_norm * weight * inverse_root);
-  d_x = sum_3 - quotient_2;
+  d_x = fmaf(difference, quotient, fmaf(d_after_batch_norm * weight, inverse_root, negated));
 }
 
 // Reads x, d_out, saved_mean by (middle), total by (middle), weight by (middle), saved_variance by (middle), bias by (middle), total_2 by (middle); writes d_x.
 template <bool kMayCross>
 __global__ void __launch_bounds__(64, 2)
-backward_pointwise(const float* __restrict__ x, const float* __restrict__ saved_mean,
-    const float* __restrict__ total, const float* __restrict__ weight,
-    const float* __restrict__ saved_variance, const float* __restrict__ d_out,
-    const float* __restrict__ bias, const float* __restrict__ total_2, float* __restrict__ d_x,
-    BackwardSizes sizes, Index count) {
+backward_pointwise(const float* x, const float* saved_mean, const float* total, const float* weight,
+    const float* saved_variance, const float* d_out, const float* bias, const float* total_2,
+    float* __restrict__ d_x, BackwardSizes sizes, Index count) {
+  wait_for_kernel_before();
   const float count_of_outer_inner_value = static_cast<float>(sizes.outer.value * sizes.inner.value);
   constexpr int kLanes = 4, kPacks = 4;
   const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 64 + threadIdx.x) * kLanes;
@@ -576,7 +582,7 @@ backward_pointwise(const float* __restrict__ x, const float* __restrict__ saved_
   }
   // What element i's row has one of, where it is in what its row shares with others, and how many are left of the row.
   const auto enter_row = [&](Index i, float& saved_mean_row, float& quotient_row, float& inverse_root_row,
-      float& weight_row, float& bias_row, float& quotient_2_row) {
+      float& weight_row, float& bias_row, float& negated_row) {
     const Index above_inner = divide(i, sizes.inner);
     const Index inner = i - above_inner * sizes.inner.value;
     const Index above_middle = divide(above_inner, sizes.middle);
@@ -589,15 +595,15 @@ backward_pointwise(const float* __restrict__ x, const float* __restrict__ saved_
     const float total_2_value = widen(total_2[middle]);
     float inverse_root_value;
     float quotient_value;
-    float quotient_2_value;
+    float negated_value;
     backward_pointwise_values_once(saved_variance_value, total_value, weight_value,
-        count_of_outer_inner_value, total_2_value, inverse_root_value, quotient_value, quotient_2_value);
+        count_of_outer_inner_value, total_2_value, inverse_root_value, quotient_value, negated_value);
     saved_mean_row = saved_mean_value;
     quotient_row = quotient_value;
     inverse_root_row = inverse_root_value;
     weight_row = weight_value;
     bias_row = bias_value;
-    quotient_2_row = quotient_2_value;
+    negated_row = negated_value;
     return sizes.inner.value - inner;
   };
 #pragma unroll
@@ -609,9 +615,9 @@ backward_pointwise(const float* __restrict__ x, const float* __restrict__ saved_
     float inverse_root_here;
     float weight_here;
     float bias_here;
-    float quotient_2_here;
+    float negated_here;
     const Index left = enter_row(i, saved_mean_here, quotient_here, inverse_root_here, weight_here,
-        bias_here, quotient_2_here);
+        bias_here, negated_here);
     const bool is_crossing = kMayCross && left < kLanes;
     if (i + kLanes <= count && (left >= kLanes || (kMayCross && sizes.inner.value >= kLanes))) {
       float saved_mean_next = saved_mean_here;
@@ -619,9 +625,9 @@ backward_pointwise(const float* __restrict__ x, const float* __restrict__ saved_
       float inverse_root_next = inverse_root_here;
       float weight_next = weight_here;
       float bias_next = bias_here;
-      float quotient_2_next = quotient_2_here;
+      float negated_next = negated_here;
       if (is_crossing) enter_row(i + left, saved_mean_next, quotient_next, inverse_root_next, weight_next,
-          bias_next, quotient_2_next);
+          bias_next, negated_next);
       Pack<float, kLanes> d_x_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
@@ -633,29 +639,28 @@ backward_pointwise(const float* __restrict__ x, const float* __restrict__ saved_
         const float inverse_root_value = is_next ? inverse_root_next : inverse_root_here;
         const float weight_value = is_next ? weight_next : weight_here;
         const float bias_value = is_next ? bias_next : bias_here;
-        const float quotient_2_value = is_next ? quotient_2_next : quotient_2_here;
+        const float negated_value = is_next ? negated_next : negated_here;
         float d_x_value;
         backward_pointwise_values(x_value, saved_mean_value, quotient_value, d_out_value, inverse_root_value,
-            weight_value, bias_value, quotient_2_value, d_x_value);
+            weight_value, bias_value, negated_value, d_x_value);
         d_x_out.at[lane] = narrow<float>(d_x_value);
       }
       store(d_x + i, d_x_out);
     } else {
 #pragma unroll 1
       for (Index j = i; j < count && j < i + kLanes; ++j) {
-        enter_row(j, saved_mean_here, quotient_here, inverse_root_here, weight_here, bias_here,
-            quotient_2_here);
+        enter_row(j, saved_mean_here, quotient_here, inverse_root_here, weight_here, bias_here, negated_here);
         const float saved_mean_value = saved_mean_here;
         const float quotient_value = quotient_here;
         const float inverse_root_value = inverse_root_here;
         const float weight_value = weight_here;
         const float bias_value = bias_here;
-        const float quotient_2_value = quotient_2_here;
+        const float negated_value = negated_here;
         const float x_value = widen(x[j]);
         const float d_out_value = widen(d_out[j]);
         float d_x_value;
         backward_pointwise_values(x_value, saved_mean_value, quotient_value, d_out_value, inverse_root_value,
-            weight_value, bias_value, quotient_2_value, d_x_value);
+            weight_value, bias_value, negated_value, d_x_value);
         d_x[j] = narrow<float>(d_x_value);
       }
     }
@@ -696,6 +701,24 @@ static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
   int64_t power = least;
   while (power < n && power < most) power *= 2;
   return power;
+}
+
+// Sets a kernel up while the one before it in the stream ends, where devices can: it waits for that itself.
+template <typename... Parameters, typename... Arguments>
+static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64_t shared_bytes,
+    cudaStream_t stream,
+    Arguments... arguments) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = blocks;
+  launch.blockDim = block;
+  launch.dynamicSmemBytes = shared_bytes;
+  launch.stream = stream;
+  launch.attrs = &early;
+  launch.numAttrs = __CUDA_ARCH_LIST__ >= 900;
+  cudaLaunchKernelEx(&launch, kernel, static_cast<Parameters>(arguments)...);
 }
 
 // a: x, weight, bias, out, batch_mean_1, batch_variance_1, saved_mean, saved_variance, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
@@ -741,7 +764,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
     const dim3 block(width, static_cast<unsigned>(power_of_two(slots, width < 32 ? 32 / width : 1,
         512 / width)));
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    forward_finalise<<<blocks, block, 0, stream>>>(batch_mean_1, batch_variance_1, saved_mean,
+    follow(forward_finalise, blocks, block, 0, stream, batch_mean_1, batch_variance_1, saved_mean,
         saved_variance, mean_scratch, variance_scratch, mean_partials, sizes, static_cast<Index>(slots));
   }
   {
@@ -750,7 +773,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
     // Packs that lie in two rows: none where rows are whole packs, and few where they are long.
     const bool may_cross = sizes.inner.value % 4 != 0 && sizes.inner.value < 4096;
     const auto run = may_cross ? forward_pointwise<true> : forward_pointwise<false>;
-    run<<<blocks, 64, 0, stream>>>(x, mean_scratch, variance_scratch, weight, bias, out, sizes,
+    follow(run, blocks, 64, 0, stream, x, mean_scratch, variance_scratch, weight, bias, out, sizes,
         static_cast<Index>(count));
   }
   return -static_cast<int64_t>(cudaGetLastError());
@@ -802,7 +825,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
     const dim3 block(width, static_cast<unsigned>(power_of_two(slots, width < 32 ? 32 / width : 1,
         512 / width)));
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    backward_finalise<<<blocks, block, 0, stream>>>(saved_variance, d_weight, d_bias, total_scratch,
+    follow(backward_finalise, blocks, block, 0, stream, saved_variance, d_weight, d_bias, total_scratch,
         total_2_scratch, total_partials, total_2_partials, sizes, static_cast<Index>(slots));
   }
   {
@@ -811,7 +834,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
     // Packs that lie in two rows: none where rows are whole packs, and few where they are long.
     const bool may_cross = sizes.inner.value % 4 != 0 && sizes.inner.value < 4096;
     const auto run = may_cross ? backward_pointwise<true> : backward_pointwise<false>;
-    run<<<blocks, 64, 0, stream>>>(x, saved_mean, total_scratch, weight, saved_variance, d_out, bias,
+    follow(run, blocks, 64, 0, stream, x, saved_mean, total_scratch, weight, saved_variance, d_out, bias,
         total_2_scratch, d_x, sizes, static_cast<Index>(count));
   }
   return -static_cast<int64_t>(cudaGetLastError());

@@ -112,7 +112,7 @@ template <bool kMayCross>
 __global__ void __launch_bounds__(64)
 forward_pointwise(const float* __restrict__ x, const float* __restrict__ bias, float* __restrict__ out,
     ForwardSizes sizes, Index count) {
-  constexpr int kLanes = 4, kPacks = 4;
+  constexpr int kLanes = 4, kPacks = 2;
   const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 64 + threadIdx.x) * kLanes;
   Pack<float, kLanes> x_in[kPacks];
 #pragma unroll
@@ -209,7 +209,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   if (is_measuring) return scratch.used;
   {
     const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value);
-    const auto blocks = static_cast<unsigned>(ceil_divide(count, 1024));
+    const auto blocks = static_cast<unsigned>(ceil_divide(count, 512));
     // Packs that lie in two rows: none where rows are whole packs, and few where they are long.
     const bool may_cross = sizes.inner.value % 4 != 0 && sizes.inner.value < 4096;
     const auto run = may_cross ? forward_pointwise<true> : forward_pointwise<false>;

@@ -1,7 +1,5 @@
 // fusegen 0.1.0   chain 6beb62936165   signature forward+backward: bias float32, d_bias float32, d_out float32, d_x float32, out float32, x float32; 64-bit offsets
 //   add_channel(bias, axis=-1) | relu
-#include <Python.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

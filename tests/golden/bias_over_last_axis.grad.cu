@@ -123,6 +123,13 @@ __device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, 
   return all;
 }
 
+// The kernel before this one in the stream is done, and what it wrote is there.
+__device__ __forceinline__ void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 struct ForwardSizes {
   Size outer, inner;
 };
@@ -139,7 +146,7 @@ template <bool kMayCross>
 __global__ void __launch_bounds__(64)
 forward_pointwise(const float* __restrict__ x, const float* __restrict__ bias, float* __restrict__ out,
     ForwardSizes sizes, Index count) {
-  constexpr int kLanes = 4, kPacks = 4;
+  constexpr int kLanes = 4, kPacks = 2;
   const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 64 + threadIdx.x) * kLanes;
   Pack<float, kLanes> x_in[kPacks];
 #pragma unroll
@@ -264,8 +271,9 @@ __device__ __forceinline__ void backward_finalise_values(const float total, floa
 
 // Merges partials into total; writes d_bias.
 __global__ void __launch_bounds__(512)
-backward_finalise(float* __restrict__ d_bias, const Sum<float>* __restrict__ total_partials,
-    BackwardSizes sizes, Index slots) {
+backward_finalise(float* __restrict__ d_bias, const Sum<float>* total_partials, BackwardSizes sizes,
+    Index slots) {
+  wait_for_kernel_before();
   __shared__ alignas(16) unsigned char shared[512 * 8];
   const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
@@ -353,6 +361,24 @@ static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes,
   return oldest.blocks;
 }
 
+// Sets a kernel up while the one before it in the stream ends, where devices can: it waits for that itself.
+template <typename... Parameters, typename... Arguments>
+static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64_t shared_bytes,
+    cudaStream_t stream,
+    Arguments... arguments) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = blocks;
+  launch.blockDim = block;
+  launch.dynamicSmemBytes = shared_bytes;
+  launch.stream = stream;
+  launch.attrs = &early;
+  launch.numAttrs = __CUDA_ARCH_LIST__ >= 900;
+  cudaLaunchKernelEx(&launch, kernel, static_cast<Parameters>(arguments)...);
+}
+
 // a: x, bias, out, scratch (-1: return the bytes it needs), outer, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
@@ -369,7 +395,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   if (is_measuring) return scratch.used;
   {
     const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value);
-    const auto blocks = static_cast<unsigned>(ceil_divide(count, 1024));
+    const auto blocks = static_cast<unsigned>(ceil_divide(count, 512));
     // Packs that lie in two rows: none where rows are whole packs, and few where they are long.
     const bool may_cross = sizes.inner.value % 4 != 0 && sizes.inner.value < 4096;
     const auto run = may_cross ? forward_pointwise<true> : forward_pointwise<false>;
@@ -425,7 +451,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
     const dim3 block(width, static_cast<unsigned>(power_of_two(slots, width < 32 ? 32 / width : 1,
         512 / width)));
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    backward_finalise<<<blocks, block, 0, stream>>>(d_bias, total_partials, sizes, static_cast<Index>(slots));
+    follow(backward_finalise, blocks, block, 0, stream, d_bias, total_partials, sizes,
+        static_cast<Index>(slots));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

@@ -1,7 +1,5 @@
 // fusegen 0.1.0   chain d26a99bf70f0   signature forward: bias bfloat16, out bfloat16, x bfloat16; 64-bit offsets
 //   add_channel(bias, axis=-1) | gelu
-#include <Python.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -1,7 +1,5 @@
 // fusegen 0.1.0   chain 8c68499c9411   signature forward+backward: bias float32, d_bias float32, d_out float32, d_x float32, noise noise, out float32, x float32; 64-bit offsets
 //   gelu | dropout(0.1, noise) | add_channel(bias)
-#include <Python.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -1,7 +1,5 @@
 // fusegen 0.1.0   chain 903a2d1ee013   signature forward+backward: bias float32, d_bias float32, d_out float32, d_x float32, noise noise, out float32, x float32; 64-bit offsets
 //   dropout(noise) | avg_pool2d(3, 2, 1, ceil_mode=True, count_include_pad=False) | add_channel(bias)
-#include <Python.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -199,6 +199,13 @@ __device__ __forceinline__ float noise_at(int64_t seed, uint64_t place) {
   return static_cast<float>(mixed >> 40) * 0x1p-24f;
 }
 
+// The kernel before this one in the stream is done, and what it wrote is there.
+__device__ __forceinline__ void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 struct ForwardSizes {
   Size outer, axis_1, axis_2, inner, axis_2_unpooled, inner_unpooled;
 };
@@ -396,8 +403,9 @@ __device__ __forceinline__ void backward_finalise_values(const float total, floa
 
 // Merges partials into total; writes d_bias.
 __global__ void __launch_bounds__(512)
-backward_finalise(float* __restrict__ d_bias, const Sum<float>* __restrict__ total_partials,
-    BackwardSizes sizes, Index slots) {
+backward_finalise(float* __restrict__ d_bias, const Sum<float>* total_partials, BackwardSizes sizes,
+    Index slots) {
+  wait_for_kernel_before();
   __shared__ alignas(16) unsigned char shared[512 * 8];
   const Index columns = 1, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
@@ -428,8 +436,9 @@ __device__ __forceinline__ void backward_cover_values(const float noise, const f
 
 // Reads noise, d_out by (outer, axis_1, axis_2, inner); writes d_x.
 __global__ void __launch_bounds__(256)
-backward_cover(const BackwardDrawnNoise noise, const float* __restrict__ d_out, float* __restrict__ d_x,
+backward_cover(const BackwardDrawnNoise noise, const float* d_out, float* __restrict__ d_x,
     BackwardSizes sizes, Index count) {
+  wait_for_kernel_before();
   const Index task = static_cast<Index>(blockIdx.x) * 256 + threadIdx.x;
   if (task >= count) return;
   [[maybe_unused]] const Slide<3, 2, 1, 1> along_axis_2{static_cast<int>(sizes.axis_2_unpooled.value),
@@ -499,6 +508,24 @@ static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
   return power;
 }
 
+// Sets a kernel up while the one before it in the stream ends, where devices can: it waits for that itself.
+template <typename... Parameters, typename... Arguments>
+static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64_t shared_bytes,
+    cudaStream_t stream,
+    Arguments... arguments) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = blocks;
+  launch.blockDim = block;
+  launch.dynamicSmemBytes = shared_bytes;
+  launch.stream = stream;
+  launch.attrs = &early;
+  launch.numAttrs = __CUDA_ARCH_LIST__ >= 900;
+  cudaLaunchKernelEx(&launch, kernel, static_cast<Parameters>(arguments)...);
+}
+
 // a: x, noise, bias, out, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, inner, axis_2_unpooled, inner_unpooled, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
@@ -560,12 +587,13 @@ extern "C" int64_t run_backward(const int64_t* a) {
     const dim3 block(width, static_cast<unsigned>(power_of_two(slots, width < 32 ? 32 / width : 1,
         512 / width)));
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    backward_finalise<<<blocks, block, 0, stream>>>(d_bias, total_partials, sizes, static_cast<Index>(slots));
+    follow(backward_finalise, blocks, block, 0, stream, d_bias, total_partials, sizes,
+        static_cast<Index>(slots));
   }
   {
     const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2_unpooled.value) * static_cast<int64_t>(sizes.inner_unpooled.value);
     const auto blocks = static_cast<unsigned>(ceil_divide(count, 256));
-    backward_cover<<<blocks, 256, 0, stream>>>(noise, d_out, d_x, sizes, static_cast<Index>(count));
+    follow(backward_cover, blocks, 256, 0, stream, noise, d_out, d_x, sizes, static_cast<Index>(count));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

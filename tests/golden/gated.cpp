@@ -1,7 +1,5 @@
 // fusegen 0.1.0   chain 6bc262b9ec83   signature forward: gate float32, out float32, x float32; 64-bit offsets
 //   keep(y) | sigmoid | mul(y) | mul(gate)
-#include <Python.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -1,7 +1,5 @@
 // fusegen 0.1.0   chain 97467a09e48a   signature forward: bias float32, out float32, weight float32, x float32; 64-bit offsets
 //   gelu | group_norm(4, weight, bias)
-#include <Python.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

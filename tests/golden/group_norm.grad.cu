@@ -280,6 +280,13 @@ __device__ __forceinline__ void combine(Spread<T> (&mine)[N], const Counts<T>& c
   }
 }
 
+// The kernel before this one in the stream is done, and what it wrote is there.
+__device__ __forceinline__ void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 struct ForwardSizes {
   Size outer, axis_1, axis_2, inner;
 };
@@ -433,30 +440,30 @@ __device__ __forceinline__ void backward_row_stage_1(const float d_out, const fl
 
 __device__ __forceinline__ void backward_row_values_once(const float saved_variance, const float total_3,
     const float count_of_axis_2_inner, const float total_4, float& inverse_root_2, float& negated,
-    float& product) {
+    float& negated_2) {
   inverse_root_2 = rsqrtf(saved_variance + 1e-05f);
   const float quotient = 1.0f / count_of_axis_2_inner;
-  const float product_2 = total_3 * inverse_root_2 * inverse_root_2 * inverse_root_2 * quotient;
-  negated = -product_2;
-  product = total_4 * inverse_root_2 * quotient;
+  const float product = total_3 * inverse_root_2 * inverse_root_2 * inverse_root_2 * quotient;
+  negated = -product;
+  negated_2 = -(total_4 * inverse_root_2 * quotient);
 }
 
 __device__ __forceinline__ void backward_row_values(const float x, const float saved_mean,
     const float negated, const float d_out, const float weight, const float inverse_root_2,
-    const float product, float& d_x) {
+    const float negated_2, float& d_x) {
   // gelu
-  const float product_2 = x * 0.5f;
+  const float product = x * 0.5f;
   const float series = polynomial(fabsf(x), 0.0f, -1.15110552f, -0.459209114f, -0.0524738058f,
       0.00698745623f, -2.51266702e-05f, -0.000272270845f, 7.59166942e-05f, -1.1191165e-05f, 9.13259044e-07f,
       -3.24377396e-08f);
   const float power = exp2_flushed(series);
   const float chosen = x < 0.0f ? power : 2.0f - power;
-  const float after_gelu = product_2 * chosen;
+  const float after_gelu = product * chosen;
   // backward, down to gelu
-  const float sum = fmaf(after_gelu - saved_mean, negated, d_out * weight * inverse_root_2);
-  const float d_after_gelu = sum - product;
-  const float sum_2 = fmaf(product_2, exp2_flushed(fmaf(x * x, -0.721347511f, -0.325748056f)), chosen * 0.5f);
-  d_x = d_after_gelu * sum_2;
+  const float d_after_gelu = fmaf(after_gelu - saved_mean, negated, fmaf(d_out * weight, inverse_root_2,
+      negated_2));
+  const float sum = fmaf(product, exp2_flushed(fmaf(x * x, -0.721347511f, -0.325748056f)), chosen * 0.5f);
+  d_x = d_after_gelu * sum;
 }
 
 // Reads d_out, x, weight by (axis_1, axis_2), saved_mean by (outer, axis_1), saved_variance by (outer, axis_1); leaves partials of total, total_2; writes d_x.
@@ -582,9 +589,9 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ weight, 
     const float total_4_value = sums_1[1].total;
     float inverse_root_2_value;
     float negated_value;
-    float product_value;
+    float negated_2_value;
     backward_row_values_once(saved_variance_value, total_3_value, count_of_axis_2_inner_value, total_4_value,
-        inverse_root_2_value, negated_value, product_value);
+        inverse_root_2_value, negated_value, negated_2_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -609,7 +616,7 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ weight, 
         const float x_value = widen(x_in[p], lane);
         float d_x_value;
         backward_row_values(x_value, saved_mean_value, negated_value, d_out_value, weight_value,
-            inverse_root_2_value, product_value, d_x_value);
+            inverse_root_2_value, negated_2_value, d_x_value);
         d_x_out.at[lane] = narrow<float>(d_x_value);
       }
       if (is_here) store(d_x + (base + i), d_x_out);
@@ -625,9 +632,9 @@ __device__ __forceinline__ void backward_finalise_values(const float total, cons
 
 // Merges partials into total, total_2; writes d_weight, d_bias.
 __global__ void __launch_bounds__(512)
-backward_finalise(float* __restrict__ d_weight, float* __restrict__ d_bias,
-    const Sum<float>* __restrict__ total_partials, const Sum<float>* __restrict__ total_2_partials,
-    BackwardSizes sizes, Index slots) {
+backward_finalise(float* __restrict__ d_weight, float* __restrict__ d_bias, const Sum<float>* total_partials,
+    const Sum<float>* total_2_partials, BackwardSizes sizes, Index slots) {
+  wait_for_kernel_before();
   __shared__ alignas(16) unsigned char shared[512 * 8];
   const Index columns = sizes.axis_2.value, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
@@ -700,6 +707,24 @@ static dim3 row_block(int64_t wanted, int64_t least = 1) {
   return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < 256 ? 256 / along : 1));
 }
 
+// Sets a kernel up while the one before it in the stream ends, where devices can: it waits for that itself.
+template <typename... Parameters, typename... Arguments>
+static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64_t shared_bytes,
+    cudaStream_t stream,
+    Arguments... arguments) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = blocks;
+  launch.blockDim = block;
+  launch.dynamicSmemBytes = shared_bytes;
+  launch.stream = stream;
+  launch.attrs = &early;
+  launch.numAttrs = __CUDA_ARCH_LIST__ >= 900;
+  cudaLaunchKernelEx(&launch, kernel, static_cast<Parameters>(arguments)...);
+}
+
 // a: x, weight, bias, out, saved_mean, saved_variance, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
@@ -768,7 +793,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
     const dim3 block(width, static_cast<unsigned>(power_of_two(slots, width < 32 ? 32 / width : 1,
         512 / width)));
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    backward_finalise<<<blocks, block, 0, stream>>>(d_weight, d_bias, total_partials, total_2_partials,
+    follow(backward_finalise, blocks, block, 0, stream, d_weight, d_bias, total_partials, total_2_partials,
         sizes, static_cast<Index>(slots));
   }
   return -static_cast<int64_t>(cudaGetLastError());

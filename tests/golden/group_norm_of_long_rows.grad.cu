@@ -213,64 +213,81 @@ __device__ __forceinline__ unsigned int await_word(const volatile uint64_t* cell
   number = __longlong_as_double(static_cast<uint64_t>(words[1]) << 32 | words[0]);
 }
 
-// What the blocks of a team left for a row: as it was seen, where `asked` threads looked before, or as it comes.
-struct Left {
-  const volatile uint64_t* cells;
-  const uint64_t* seen;
-  int turn, asked;
-  template <typename T>
-  __device__ T number(int cell) const {
-    unsigned int words[sizeof(T) / 4];
-#pragma unroll
-    for (int w = 0; w < sizeof(T) / 4; ++w, ++cell) words[w] = await_word(cells + cell, turn,
-        cell < asked ? seen[cell] : 0);
-    T result;
-    assemble(words, result);
-    return result;
-  }
-};
+// A power of two of lanes, enough for so many blocks, or a whole warp.
+[[maybe_unused]] __device__ __forceinline__ int lanes_for(int blocks) { return min(32,
+    1 << (32 - __clz(blocks - 1))); }
 
-// What the blocks of a team left, merged by one warp in a fixed order.
+// What the blocks of a team left, merged by each warp in a fixed order.
 template <typename Accumulator, int kCells, typename T>
-__device__ __forceinline__ void merge_numbers(const Left& left, int place, int blocks, T& found) {
+__device__ __forceinline__ void merge_numbers(const unsigned int* words, int blocks, T& found) {
+  const int width = lanes_for(blocks);
   Accumulator all;
-  for (int other = threadIdx.x % 32; other < blocks; other += 32) {
-    all.merge(Accumulator{left.number<T>(other * kCells + place)});
+  for (int other = threadIdx.x % width; other < blocks; other += 32) {
+    T theirs;
+    assemble(words + other * kCells, theirs);
+    all.merge(Accumulator{theirs});
   }
 #pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) all.merge(exchange(all, bit));
-  if (threadIdx.x % 32 == 0) found = all.number();
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (bit < width) all.merge(exchange(all, bit));
+  }
+  found = all.number();
 }
 
-// Means of shares and squared distances from them: the mean and the variance of the row, by Chan's formula. The first share
-// has all that is in no whole pack.
-template <int kCells, typename T>
-__device__ __forceinline__ void merge_moments(const Left& left, int place, int blocks, Index share,
-    Index whole, Index length, T& centre,
-    T& variance) {
-  const T inverse_length = 1 / static_cast<T>(length);
-  const auto count_of = [&](Index other) {
+// How many elements the blocks of a team have, that one whose numbers this thread merges first, and all of them.
+template <typename T>
+struct Shares {
+  int blocks, width;
+  Index share, whole, length;
+  T count, inverse_length;
+  __device__ Shares(int blocks, Index share, Index whole, Index length)
+      : blocks(blocks), width(lanes_for(blocks)), share(share), whole(whole), length(length),
+        count(threadIdx.x % width < blocks ? count_of(threadIdx.x % width) : T(0)),
+            inverse_length(1 / static_cast<T>(length)) {}
+  // The first share has all that is in no whole pack.
+  __device__ T count_of(Index other) const {
     const Index begin = other * share;
     return static_cast<T>((begin < whole ? min(share,
         whole - begin) : 0) + (other == 0 ? length - whole : 0));
-  };
-  const T base = left.number<T>(place);
+  }
+};
+
+// Means of shares and squared distances from them: the mean and the variance of the row, by Chan's formula.
+template <int kCells, typename T>
+__device__ __forceinline__ void merge_moments(const unsigned int* words, const Shares<T>& shares, T& centre,
+    T& variance) {
+  constexpr int kWords = sizeof(T) / 4;
+  const int first = threadIdx.x % shares.width;
+  T base, mine, distances;
+  assemble(words, base);
+  assemble(words + first * kCells, mine);
+  assemble(words + first * kCells + kWords, distances);
   Sum<T> beyond, squares;
-  for (int other = threadIdx.x % 32; other < blocks; other += 32) {
-    const T gap = left.number<T>(other * kCells + place) - base;
-    if (other * share < whole) beyond.add(count_of(other) * gap);
+  if (shares.count > 0) beyond.add(shares.count * (mine - base));
+#pragma unroll 1
+  for (int other = first + 32; other < shares.blocks; other += 32) {
+    T theirs;
+    assemble(words + other * kCells, theirs);
+    if (shares.count_of(other) > 0) beyond.add(shares.count_of(other) * (theirs - base));
   }
 #pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) beyond.merge(exchange(beyond, bit));
-  const T mean = base + beyond.total * inverse_length;
-  for (int other = threadIdx.x % 32; other < blocks; other += 32) {
-    const T gap = left.number<T>(other * kCells + place) - mean;
-    const T distances = left.number<T>(other * kCells + place + sizeof(T) / 4);
-    if (other * share < whole) squares.add(distances + count_of(other) * gap * gap);
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (bit < shares.width) beyond.merge(exchange(beyond, bit));
+  }
+  const T mean = fma(beyond.total, shares.inverse_length, base), gap = mine - mean;
+  if (shares.count > 0) squares.add(fma(shares.count * gap, gap, distances));
+#pragma unroll 1
+  for (int other = first + 32; other < shares.blocks; other += 32) {
+    assemble(words + other * kCells, mine);
+    assemble(words + other * kCells + kWords, distances);
+    const T gap = mine - mean;
+    if (shares.count_of(other) > 0) squares.add(fma(shares.count_of(other) * gap, gap, distances));
   }
 #pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) squares.merge(exchange(squares, bit));
-  if (threadIdx.x % 32 == 0) centre = mean, variance = squares.total * inverse_length;
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (bit < shares.width) squares.merge(exchange(squares, bit));
+  }
+  centre = mean, variance = squares.total * shares.inverse_length;
 }
 
 // Merges a row's accumulators over the blocks of its team, in a fixed order. All blocks of a launch are resident, so that
@@ -456,6 +473,13 @@ __device__ __forceinline__ void combine_team(Spread<T> (&mine)[N], T count, T le
   }
 }
 
+// The kernel before this one in the stream is done, and what it wrote is there.
+__device__ __forceinline__ void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 struct ForwardSizes {
   Size outer, axis_1, axis_2, inner;
 };
@@ -494,9 +518,7 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, const
     ForwardSizes sizes, uint64_t* meetings, Index blocks) {
   constexpr int kLanes = 4, kPacks = 4, kCells = 2;
   __shared__ float cells[2][24];
-  // What the other blocks' cells had when they were asked, and what follows from all of a team.
-  __shared__ uint64_t seen[160 * kCells];
-  __shared__ float found[2];
+  __shared__ unsigned int words[160 * kCells];
   int turn = 0;
   const Index rows = sizes.outer.value * sizes.axis_1.value, length = sizes.axis_2.value * sizes.inner.value;
   // This block's share of every row of its team.
@@ -509,6 +531,7 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, const
   const int share_edge = static_cast<int>((stretch + 1) * sizes.inner.value - begin);
   const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes, reach);
   const Counts<float> counts = counted<true>(elements);
+  const Shares<float> shares(blocks, share, length, length);
   extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
@@ -527,9 +550,9 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, const
   int number = 0, slot = 0;
   for (Index first = team; first < rows + stride; first += stride) {
     // The other blocks' numbers for the row before are asked for now, and needed only after this row's are known.
-    const volatile uint64_t* const theirs = meeting + (number & 3) * blocks * kCells;
+    const volatile uint64_t* const theirs = meeting + (number & 3) * blocks * kCells + threadIdx.x;
     const bool is_asking = number > 0 && threadIdx.x < blocks * kCells;
-    const uint64_t word = is_asking ? theirs[threadIdx.x] : 0;
+    uint64_t word = is_asking ? *theirs : 0;
     ++number;
     {
       const Index end = first < rows ? reach : 0;
@@ -554,7 +577,6 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, const
         if (is_here) spreads_1[0].add_if(true, p == 0, mean_term_lanes);
         x_next[slot * 1024 + p * 256] = x_in[p];
       }
-      if (is_asking) seen[threadIdx.x] = word;
       combine<8, true, false>(spreads_1, counts, static_cast<float>(reach), cells[turn++ & 1]);
       if (threadIdx.x == 0) {
         uint64_t* const mine = meeting + ((number & 3) * blocks + rank) * kCells;
@@ -581,11 +603,13 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, const
         weight_high = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
         bias_high = widen(bias[(axis_1) * sizes.axis_2.value + axis_2]);
       }
-      if (threadIdx.x / 32 == 1) {
-        const Left left = {theirs, seen, number - 1, static_cast<int>(blockDim.x)};
-        merge_moments<kCells>(left, 0, blocks, share, length, length, found[0], found[1]);
+      if (is_asking) words[threadIdx.x] = await_word(theirs, number - 1, word);
+      for (int i = threadIdx.x + blockDim.x; i < blocks * kCells; i += blockDim.x) {
+        words[i] = await_word(theirs + (i - threadIdx.x), number - 1, 0);
       }
       __syncthreads();
+      float found[2];
+      merge_moments<kCells>(words + 0, shares, found[0], found[1]);
       const float mean_value = found[0];
       const float variance_value = found[1];
       if (threadIdx.x == 0 && rank == 0) {
@@ -719,8 +743,8 @@ __device__ __forceinline__ void backward_finalise_values(const float total, cons
 // Merges partials into total, total_2; writes total_scratch, total_2_scratch.
 __global__ void __launch_bounds__(512)
 backward_finalise(float* __restrict__ total_scratch, float* __restrict__ total_2_scratch,
-    const Sum<float>* __restrict__ total_partials, const Sum<float>* __restrict__ total_2_partials,
-    BackwardSizes sizes, Index slots) {
+    const Sum<float>* total_partials, const Sum<float>* total_2_partials, BackwardSizes sizes, Index slots) {
+  wait_for_kernel_before();
   __shared__ alignas(16) unsigned char shared[512 * 8];
   const Index columns = 1, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
@@ -753,15 +777,15 @@ backward_finalise(float* __restrict__ total_scratch, float* __restrict__ total_2
 
 __device__ __forceinline__ void backward_inner_2_values_once(const float saved_variance, const float total,
     const float count_of_axis_2_inner, const float total_2, float& inverse_root, float& quotient,
-    float& quotient_2) {
+    float& negated) {
   inverse_root = rsqrtf(saved_variance + 1e-05f);
   quotient = -(total * inverse_root * inverse_root * inverse_root) / count_of_axis_2_inner;
-  quotient_2 = total_2 * inverse_root / count_of_axis_2_inner;
+  negated = -(total_2 * inverse_root / count_of_axis_2_inner);
 }
 
 __device__ __forceinline__ void backward_inner_2_values(const float x, const float saved_mean,
     const float quotient, const float d_out, const float weight, const float inverse_root,
-    const float quotient_2, float& d_x, float& total_3_term, float& total_4_term) {
+    const float negated, float& d_x, float& total_3_term, float& total_4_term) {
   // gelu
   const float product = x * 0.5f;
   const float series = polynomial(fabsf(x), 0.0f, -1.15110552f, -0.459209114f, -0.0524738058f,
@@ -772,7 +796,7 @@ __device__ __forceinline__ void backward_inner_2_values(const float x, const flo
   const float after_gelu = product * chosen;
   // backward, down to gelu
   const float difference = after_gelu - saved_mean;
-  const float d_after_gelu = fmaf(difference, quotient, d_out * weight * inverse_root) - quotient_2;
+  const float d_after_gelu = fmaf(difference, quotient, fmaf(d_out * weight, inverse_root, negated));
   const float sum = fmaf(product, exp2_flushed(fmaf(x * x, -0.721347511f, -0.325748056f)), chosen * 0.5f);
   d_x = d_after_gelu * sum;
   total_3_term = d_out * (difference * inverse_root);
@@ -781,12 +805,11 @@ __device__ __forceinline__ void backward_inner_2_values(const float x, const flo
 
 // Reads d_out, x, saved_mean by (outer, axis_1), saved_variance by (outer, axis_1), total by (outer, axis_1), weight by (axis_1, axis_2), total_2 by (outer, axis_1); leaves partials of total_3, total_4; writes d_x.
 __global__ void __launch_bounds__(256)
-backward_inner_2(const float* __restrict__ d_out, const float* __restrict__ x,
-    const float* __restrict__ saved_mean, const float* __restrict__ saved_variance,
-    const float* __restrict__ total, const float* __restrict__ weight, const float* __restrict__ total_2,
-    float* __restrict__ d_x, Sum<float>* __restrict__ total_3_partials,
-    Sum<float>* __restrict__ total_4_partials, BackwardSizes sizes, Index rows, Index pieces,
-    Index piece_length) {
+backward_inner_2(const float* d_out, const float* x, const float* saved_mean, const float* saved_variance,
+    const float* total, const float* weight, const float* total_2, float* __restrict__ d_x,
+    Sum<float>* __restrict__ total_3_partials, Sum<float>* __restrict__ total_4_partials,
+    BackwardSizes sizes, Index rows, Index pieces, Index piece_length) {
+  wait_for_kernel_before();
   const float count_of_axis_2_inner_value = static_cast<float>(sizes.axis_2.value * sizes.inner.value);
   constexpr int kLanes = 4, kPacks = 2;
   __shared__ alignas(16) unsigned char shared[256 * 4];
@@ -805,9 +828,9 @@ backward_inner_2(const float* __restrict__ d_out, const float* __restrict__ x,
   const float total_2_value = widen(total_2[(outer) * sizes.axis_1.value + axis_1]);
   float inverse_root_value;
   float quotient_value;
-  float quotient_2_value;
+  float negated_value;
   backward_inner_2_values_once(saved_variance_value, total_value, count_of_axis_2_inner_value, total_2_value,
-      inverse_root_value, quotient_value, quotient_2_value);
+      inverse_root_value, quotient_value, negated_value);
   Sum<float> total_3_sum;
   Sum<float> total_4_sum;
   const auto element = [&](Index inner, float d_out_value, float x_value, float& d_x_stored) {
@@ -815,7 +838,7 @@ backward_inner_2(const float* __restrict__ d_out, const float* __restrict__ x,
     float total_3_term_value;
     float total_4_term_value;
     backward_inner_2_values(x_value, saved_mean_value, quotient_value, d_out_value, weight_value,
-        inverse_root_value, quotient_2_value, d_x_value, total_3_term_value, total_4_term_value);
+        inverse_root_value, negated_value, d_x_value, total_3_term_value, total_4_term_value);
     d_x_stored = narrow<float>(d_x_value);
     total_3_sum.add(total_3_term_value);
     total_4_sum.add(total_4_term_value);
@@ -872,8 +895,9 @@ __device__ __forceinline__ void backward_finalise_2_values(const float total_3, 
 // Merges partials into total_3, total_4; writes d_weight, d_bias.
 __global__ void __launch_bounds__(512)
 backward_finalise_2(float* __restrict__ d_weight, float* __restrict__ d_bias,
-    const Sum<float>* __restrict__ total_3_partials, const Sum<float>* __restrict__ total_4_partials,
-    BackwardSizes sizes, Index slots) {
+    const Sum<float>* total_3_partials, const Sum<float>* total_4_partials, BackwardSizes sizes,
+    Index slots) {
+  wait_for_kernel_before();
   __shared__ alignas(16) unsigned char shared[512 * 8];
   const Index columns = 1, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
@@ -976,6 +1000,24 @@ static dim3 row_block(int64_t wanted, int64_t least = 1) {
   return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < 256 ? 256 / along : 1));
 }
 
+// Sets a kernel up while the one before it in the stream ends, where devices can: it waits for that itself.
+template <typename... Parameters, typename... Arguments>
+static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64_t shared_bytes,
+    cudaStream_t stream,
+    Arguments... arguments) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = blocks;
+  launch.blockDim = block;
+  launch.dynamicSmemBytes = shared_bytes;
+  launch.stream = stream;
+  launch.attrs = &early;
+  launch.numAttrs = __CUDA_ARCH_LIST__ >= 900;
+  cudaLaunchKernelEx(&launch, kernel, static_cast<Parameters>(arguments)...);
+}
+
 // a: x, weight, bias, out, saved_mean, saved_variance, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
@@ -1073,7 +1115,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
     const dim3 block(width, static_cast<unsigned>(power_of_two(slots, width < 32 ? 32 / width : 1,
         512 / width)));
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    backward_finalise<<<blocks, block, 0, stream>>>(total_scratch, total_2_scratch, total_partials,
+    follow(backward_finalise, blocks, block, 0, stream, total_scratch, total_2_scratch, total_partials,
         total_2_partials, sizes, static_cast<Index>(slots));
   }
   {
@@ -1082,7 +1124,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
     const dim3 block(lanes, 256 / lanes);
     const auto blocks = static_cast<unsigned>(ceil_divide(backward_inner_2_rows * backward_inner_2_pieces,
         block.y));
-    backward_inner_2<<<blocks, block, 0, stream>>>(d_out, x, saved_mean, saved_variance, total_scratch,
+    follow(backward_inner_2, blocks, block, 0, stream, d_out, x, saved_mean, saved_variance, total_scratch,
         weight, total_2_scratch, d_x, total_3_partials, total_4_partials, sizes,
         static_cast<Index>(backward_inner_2_rows), static_cast<Index>(backward_inner_2_pieces),
         static_cast<Index>(piece_length));
@@ -1096,8 +1138,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
     const dim3 block(width, static_cast<unsigned>(power_of_two(slots, width < 32 ? 32 / width : 1,
         512 / width)));
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    backward_finalise_2<<<blocks, block, 0, stream>>>(d_weight, d_bias, total_3_partials, total_4_partials,
-        sizes, static_cast<Index>(slots));
+    follow(backward_finalise_2, blocks, block, 0, stream, d_weight, d_bias, total_3_partials,
+        total_4_partials, sizes, static_cast<Index>(slots));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

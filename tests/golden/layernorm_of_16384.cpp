@@ -1,7 +1,5 @@
 // fusegen 0.1.0   chain 0c48df6ca1ed   signature forward: bias float32, out float32, weight float32, x float32; 64-bit offsets
 //   layernorm(16384, weight, bias)
-#include <Python.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

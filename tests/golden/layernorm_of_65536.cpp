@@ -1,7 +1,5 @@
 // fusegen 0.1.0   chain cdad5e129ef1   signature forward: bias float32, out float32, weight float32, x float32; 64-bit offsets
 //   layernorm(weight, bias)
-#include <Python.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

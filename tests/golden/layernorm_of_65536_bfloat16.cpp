@@ -1,7 +1,5 @@
 // fusegen 0.1.0   chain cdad5e129ef1   signature forward: bias bfloat16, out bfloat16, weight bfloat16, x bfloat16; 64-bit offsets
 //   layernorm(weight, bias)
-#include <Python.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

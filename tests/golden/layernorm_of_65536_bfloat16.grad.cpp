@@ -1,7 +1,5 @@
 // fusegen 0.1.0   chain cdad5e129ef1   signature forward+backward: bias bfloat16, d_bias bfloat16, d_out bfloat16, d_weight bfloat16, d_x bfloat16, out bfloat16, saved_mean float32, saved_variance float32, weight bfloat16, x bfloat16; 64-bit offsets
 //   layernorm(weight, bias)
-#include <Python.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

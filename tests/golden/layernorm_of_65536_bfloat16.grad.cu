@@ -222,64 +222,81 @@ __device__ __forceinline__ unsigned int await_word(const volatile uint64_t* cell
   number = __longlong_as_double(static_cast<uint64_t>(words[1]) << 32 | words[0]);
 }
 
-// What the blocks of a team left for a row: as it was seen, where `asked` threads looked before, or as it comes.
-struct Left {
-  const volatile uint64_t* cells;
-  const uint64_t* seen;
-  int turn, asked;
-  template <typename T>
-  __device__ T number(int cell) const {
-    unsigned int words[sizeof(T) / 4];
-#pragma unroll
-    for (int w = 0; w < sizeof(T) / 4; ++w, ++cell) words[w] = await_word(cells + cell, turn,
-        cell < asked ? seen[cell] : 0);
-    T result;
-    assemble(words, result);
-    return result;
-  }
-};
+// A power of two of lanes, enough for so many blocks, or a whole warp.
+[[maybe_unused]] __device__ __forceinline__ int lanes_for(int blocks) { return min(32,
+    1 << (32 - __clz(blocks - 1))); }
 
-// What the blocks of a team left, merged by one warp in a fixed order.
+// What the blocks of a team left, merged by each warp in a fixed order.
 template <typename Accumulator, int kCells, typename T>
-__device__ __forceinline__ void merge_numbers(const Left& left, int place, int blocks, T& found) {
+__device__ __forceinline__ void merge_numbers(const unsigned int* words, int blocks, T& found) {
+  const int width = lanes_for(blocks);
   Accumulator all;
-  for (int other = threadIdx.x % 32; other < blocks; other += 32) {
-    all.merge(Accumulator{left.number<T>(other * kCells + place)});
+  for (int other = threadIdx.x % width; other < blocks; other += 32) {
+    T theirs;
+    assemble(words + other * kCells, theirs);
+    all.merge(Accumulator{theirs});
   }
 #pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) all.merge(exchange(all, bit));
-  if (threadIdx.x % 32 == 0) found = all.number();
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (bit < width) all.merge(exchange(all, bit));
+  }
+  found = all.number();
 }
 
-// Means of shares and squared distances from them: the mean and the variance of the row, by Chan's formula. The first share
-// has all that is in no whole pack.
-template <int kCells, typename T>
-__device__ __forceinline__ void merge_moments(const Left& left, int place, int blocks, Index share,
-    Index whole, Index length, T& centre,
-    T& variance) {
-  const T inverse_length = 1 / static_cast<T>(length);
-  const auto count_of = [&](Index other) {
+// How many elements the blocks of a team have, that one whose numbers this thread merges first, and all of them.
+template <typename T>
+struct Shares {
+  int blocks, width;
+  Index share, whole, length;
+  T count, inverse_length;
+  __device__ Shares(int blocks, Index share, Index whole, Index length)
+      : blocks(blocks), width(lanes_for(blocks)), share(share), whole(whole), length(length),
+        count(threadIdx.x % width < blocks ? count_of(threadIdx.x % width) : T(0)),
+            inverse_length(1 / static_cast<T>(length)) {}
+  // The first share has all that is in no whole pack.
+  __device__ T count_of(Index other) const {
     const Index begin = other * share;
     return static_cast<T>((begin < whole ? min(share,
         whole - begin) : 0) + (other == 0 ? length - whole : 0));
-  };
-  const T base = left.number<T>(place);
+  }
+};
+
+// Means of shares and squared distances from them: the mean and the variance of the row, by Chan's formula.
+template <int kCells, typename T>
+__device__ __forceinline__ void merge_moments(const unsigned int* words, const Shares<T>& shares, T& centre,
+    T& variance) {
+  constexpr int kWords = sizeof(T) / 4;
+  const int first = threadIdx.x % shares.width;
+  T base, mine, distances;
+  assemble(words, base);
+  assemble(words + first * kCells, mine);
+  assemble(words + first * kCells + kWords, distances);
   Sum<T> beyond, squares;
-  for (int other = threadIdx.x % 32; other < blocks; other += 32) {
-    const T gap = left.number<T>(other * kCells + place) - base;
-    if (other * share < whole) beyond.add(count_of(other) * gap);
+  if (shares.count > 0) beyond.add(shares.count * (mine - base));
+#pragma unroll 1
+  for (int other = first + 32; other < shares.blocks; other += 32) {
+    T theirs;
+    assemble(words + other * kCells, theirs);
+    if (shares.count_of(other) > 0) beyond.add(shares.count_of(other) * (theirs - base));
   }
 #pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) beyond.merge(exchange(beyond, bit));
-  const T mean = base + beyond.total * inverse_length;
-  for (int other = threadIdx.x % 32; other < blocks; other += 32) {
-    const T gap = left.number<T>(other * kCells + place) - mean;
-    const T distances = left.number<T>(other * kCells + place + sizeof(T) / 4);
-    if (other * share < whole) squares.add(distances + count_of(other) * gap * gap);
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (bit < shares.width) beyond.merge(exchange(beyond, bit));
+  }
+  const T mean = fma(beyond.total, shares.inverse_length, base), gap = mine - mean;
+  if (shares.count > 0) squares.add(fma(shares.count * gap, gap, distances));
+#pragma unroll 1
+  for (int other = first + 32; other < shares.blocks; other += 32) {
+    assemble(words + other * kCells, mine);
+    assemble(words + other * kCells + kWords, distances);
+    const T gap = mine - mean;
+    if (shares.count_of(other) > 0) squares.add(fma(shares.count_of(other) * gap, gap, distances));
   }
 #pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) squares.merge(exchange(squares, bit));
-  if (threadIdx.x % 32 == 0) centre = mean, variance = squares.total * inverse_length;
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (bit < shares.width) squares.merge(exchange(squares, bit));
+  }
+  centre = mean, variance = squares.total * shares.inverse_length;
 }
 
 // Merges a row's accumulators over the blocks of its team, in a fixed order. All blocks of a launch are resident, so that
@@ -331,6 +348,7 @@ __device__ void merge_beside(Sum<T>& mine, Sum<T>* cells) {
   cells[threadIdx.y * blockDim.x + threadIdx.x] = mine;
   __syncthreads();
   if (threadIdx.y == 0) {
+#pragma unroll 1
     for (int other = 1; other < blockDim.y; ++other) mine.merge(cells[other * blockDim.x + threadIdx.x]);
   }
   __syncthreads();
@@ -477,6 +495,13 @@ __device__ __forceinline__ void combine_team(Spread<T> (&mine)[N], T count, T le
   }
 }
 
+// The kernel before this one in the stream is done, and what it wrote is there.
+__device__ __forceinline__ void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 struct ForwardSizes {
   Size outer, inner;
 };
@@ -508,9 +533,7 @@ forward_row(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict
     float* __restrict__ saved_variance, ForwardSizes sizes, uint64_t* meetings, Index blocks) {
   constexpr int kLanes = 8, kPacks = 4, kCells = 2;
   __shared__ float cells[2][48];
-  // What the other blocks' cells had when they were asked, and what follows from all of a team.
-  __shared__ uint64_t seen[160 * kCells];
-  __shared__ float found[2];
+  __shared__ unsigned int words[160 * kCells];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   // This block's share of every row of its team.
@@ -521,6 +544,7 @@ forward_row(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict
   const Index stride = gridDim.x / blocks;
   const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes, reach);
   const Counts<float> counts = counted<true>(elements);
+  const Shares<float> shares(blocks, share, length, length);
   extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   auto* const x_next = reinterpret_cast<Pack<__nv_bfloat16, kLanes>*>(room + 0) + thread;
@@ -540,9 +564,9 @@ forward_row(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict
   int number = 0, slot = 0;
   for (Index first = team; first < rows + stride; first += stride) {
     // The other blocks' numbers for the row before are asked for now, and needed only after this row's are known.
-    const volatile uint64_t* const theirs = meeting + (number & 3) * blocks * kCells;
+    const volatile uint64_t* const theirs = meeting + (number & 3) * blocks * kCells + threadIdx.x;
     const bool is_asking = number > 0 && threadIdx.x < blocks * kCells;
-    const uint64_t word = is_asking ? theirs[threadIdx.x] : 0;
+    uint64_t word = is_asking ? *theirs : 0;
     ++number;
     {
       const Index end = first < rows ? reach : 0;
@@ -565,7 +589,6 @@ forward_row(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict
         }
         if (is_here) spreads_1[0].add_if(true, p == 0, mean_term_lanes);
       }
-      if (is_asking) seen[threadIdx.x] = word;
       combine<16, true, false>(spreads_1, counts, static_cast<float>(reach), cells[turn++ & 1]);
       if (threadIdx.x == 0) {
         uint64_t* const mine = meeting + ((number & 3) * blocks + rank) * kCells;
@@ -578,11 +601,13 @@ forward_row(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict
       // The row before.
       const Index row = first - stride, base = row * length + begin, end = reach;
       const Index outer = row;
-      if (threadIdx.x / 32 == 1) {
-        const Left left = {theirs, seen, number - 1, static_cast<int>(blockDim.x)};
-        merge_moments<kCells>(left, 0, blocks, share, length, length, found[0], found[1]);
+      if (is_asking) words[threadIdx.x] = await_word(theirs, number - 1, word);
+      for (int i = threadIdx.x + blockDim.x; i < blocks * kCells; i += blockDim.x) {
+        words[i] = await_word(theirs + (i - threadIdx.x), number - 1, 0);
       }
       __syncthreads();
+      float found[2];
+      merge_moments<kCells>(words + 0, shares, found[0], found[1]);
       const float mean_value = found[0];
       const float variance_value = found[1];
       if (threadIdx.x == 0 && rank == 0) {
@@ -646,18 +671,19 @@ __device__ __forceinline__ void backward_row_stage_1(const float d_out, const fl
 }
 
 __device__ __forceinline__ void backward_row_values_once(const float saved_variance, const float total_3,
-    const float count_of_inner, const float total_4, float& inverse_root_2, float& negated, float& product) {
+    const float count_of_inner, const float total_4, float& inverse_root_2, float& negated,
+    float& negated_2) {
   inverse_root_2 = rsqrtf(saved_variance + 1e-05f);
   const float quotient = narrow_div(1.0f, count_of_inner);
-  const float product_2 = total_3 * inverse_root_2 * inverse_root_2 * inverse_root_2 * quotient;
-  negated = -product_2;
-  product = total_4 * inverse_root_2 * quotient;
+  const float product = total_3 * inverse_root_2 * inverse_root_2 * inverse_root_2 * quotient;
+  negated = -product;
+  negated_2 = -(total_4 * inverse_root_2 * quotient);
 }
 
 __device__ __forceinline__ void backward_row_values(const float x, const float saved_mean,
     const float negated, const float d_out, const float weight, const float inverse_root_2,
-    const float product, float& d_x) {
-  d_x = fmaf(x - saved_mean, negated, d_out * weight * inverse_root_2) - product;
+    const float negated_2, float& d_x) {
+  d_x = fmaf(x - saved_mean, negated, fmaf(d_out * weight, inverse_root_2, negated_2));
 }
 
 // Reads d_out, x, weight by (inner), saved_mean by (outer), saved_variance by (outer); leaves partials of total, total_2; writes d_x.
@@ -670,9 +696,7 @@ backward_row(const __nv_bfloat16* __restrict__ d_out, const __nv_bfloat16* __res
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
   constexpr int kLanes = 8, kPacks = 2, kCells = 2;
   __shared__ float cells[2][32];
-  // What the other blocks' cells had when they were asked, and what follows from all of a team.
-  __shared__ uint64_t seen[160 * kCells];
-  __shared__ float found[2];
+  __shared__ unsigned int words[160 * kCells];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   // This block's share of every row of its team.
@@ -717,9 +741,9 @@ backward_row(const __nv_bfloat16* __restrict__ d_out, const __nv_bfloat16* __res
   int number = 0, slot = 0;
   for (Index first = team; first < rows + stride; first += stride) {
     // The other blocks' numbers for the row before are asked for now, and needed only after this row's are known.
-    const volatile uint64_t* const theirs = meeting + (number & 3) * blocks * kCells;
+    const volatile uint64_t* const theirs = meeting + (number & 3) * blocks * kCells + threadIdx.x;
     const bool is_asking = number > 0 && threadIdx.x < blocks * kCells;
-    const uint64_t word = is_asking ? theirs[threadIdx.x] : 0;
+    uint64_t word = is_asking ? *theirs : 0;
     ++number;
     {
       const Index end = first < rows ? reach : 0;
@@ -758,7 +782,6 @@ backward_row(const __nv_bfloat16* __restrict__ d_out, const __nv_bfloat16* __res
           if (is_here) total_2_sum[p][lane].add(total_2_term_value);
         }
       }
-      if (is_asking) seen[threadIdx.x] = word;
       combine<16, true, false>(sums_1, cells[turn++ & 1]);
       if (threadIdx.x == 0) {
         uint64_t* const mine = meeting + ((number & 3) * blocks + rank) * kCells;
@@ -770,12 +793,14 @@ backward_row(const __nv_bfloat16* __restrict__ d_out, const __nv_bfloat16* __res
     if (number > 1) {
       // The row before.
       const Index row = first - stride, base = row * length + begin, end = reach;
-      if (threadIdx.x / 32 == 1) {
-        const Left left = {theirs, seen, number - 1, static_cast<int>(blockDim.x)};
-        merge_numbers<Sum<float>, kCells>(left, 0, blocks, found[0]);
-        merge_numbers<Sum<float>, kCells>(left, 1, blocks, found[1]);
+      if (is_asking) words[threadIdx.x] = await_word(theirs, number - 1, word);
+      for (int i = threadIdx.x + blockDim.x; i < blocks * kCells; i += blockDim.x) {
+        words[i] = await_word(theirs + (i - threadIdx.x), number - 1, 0);
       }
       __syncthreads();
+      float found[2];
+      merge_numbers<Sum<float>, kCells>(words + 0, blocks, found[0]);
+      merge_numbers<Sum<float>, kCells>(words + 1, blocks, found[1]);
       const float total_3_value = found[0];
       const float total_4_value = found[1];
       const float saved_mean_value = saved_mean_ahead[0];
@@ -785,9 +810,9 @@ backward_row(const __nv_bfloat16* __restrict__ d_out, const __nv_bfloat16* __res
       const int slot = slot_before;
       float inverse_root_2_value;
       float negated_value;
-      float product_value;
+      float negated_2_value;
       backward_row_values_once(saved_variance_value, total_3_value, count_of_inner_value, total_4_value,
-          inverse_root_2_value, negated_value, product_value);
+          inverse_root_2_value, negated_value, negated_2_value);
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
         const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -802,7 +827,7 @@ backward_row(const __nv_bfloat16* __restrict__ d_out, const __nv_bfloat16* __res
           const float weight_value = widen(weight_in[p], lane);
           float d_x_value;
           backward_row_values(x_value, saved_mean_value, negated_value, d_out_value, weight_value,
-              inverse_root_2_value, product_value, d_x_value);
+              inverse_root_2_value, negated_2_value, d_x_value);
           d_x_out.at[lane] = narrow<__nv_bfloat16>(d_x_value);
         }
         if (is_here) store(d_x + (base + i), d_x_out);
@@ -836,8 +861,8 @@ __device__ __forceinline__ void backward_finalise_values(const float total, cons
 // Merges partials into total, total_2; writes d_weight, d_bias.
 __global__ void __launch_bounds__(512)
 backward_finalise(__nv_bfloat16* __restrict__ d_weight, __nv_bfloat16* __restrict__ d_bias,
-    const Sum<float>* __restrict__ total_partials, const Sum<float>* __restrict__ total_2_partials,
-    BackwardSizes sizes, Index slots) {
+    const Sum<float>* total_partials, const Sum<float>* total_2_partials, BackwardSizes sizes, Index slots) {
+  wait_for_kernel_before();
   __shared__ alignas(16) unsigned char shared[512 * 8];
   const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
@@ -936,6 +961,24 @@ static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes,
 static dim3 row_block(int64_t wanted, int64_t least = 1) {
   const int64_t along = wanted <= 32 ? power_of_two(wanted, least, 32) : ceil_divide(wanted, 32) * 32;
   return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < 256 ? 256 / along : 1));
+}
+
+// Sets a kernel up while the one before it in the stream ends, where devices can: it waits for that itself.
+template <typename... Parameters, typename... Arguments>
+static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64_t shared_bytes,
+    cudaStream_t stream,
+    Arguments... arguments) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = blocks;
+  launch.blockDim = block;
+  launch.dynamicSmemBytes = shared_bytes;
+  launch.stream = stream;
+  launch.attrs = &early;
+  launch.numAttrs = __CUDA_ARCH_LIST__ >= 900;
+  cudaLaunchKernelEx(&launch, kernel, static_cast<Parameters>(arguments)...);
 }
 
 // a: x, weight, bias, out, saved_mean, saved_variance, scratch (-1: return the bytes it needs), outer, inner, device, stream.
@@ -1043,7 +1086,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
     const dim3 block(width, static_cast<unsigned>(power_of_two(slots, width < 32 ? 32 / width : 1,
         512 / width)));
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    backward_finalise<<<blocks, block, 0, stream>>>(d_weight, d_bias, total_partials, total_2_partials,
+    follow(backward_finalise, blocks, block, 0, stream, d_weight, d_bias, total_partials, total_2_partials,
         sizes, static_cast<Index>(slots));
   }
   return -static_cast<int64_t>(cudaGetLastError());

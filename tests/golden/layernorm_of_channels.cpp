@@ -1,7 +1,5 @@
 // fusegen 0.1.0   chain 4b84aacee5b2   signature forward: bias float32, out float32, weight float32, x float32; 64-bit offsets
 //   layernorm(weight, bias, axis=1)
-#include <Python.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -148,6 +148,7 @@ __device__ void merge_beside(Sum<T>& mine, Sum<T>* cells) {
   cells[threadIdx.y * blockDim.x + threadIdx.x] = mine;
   __syncthreads();
   if (threadIdx.y == 0) {
+#pragma unroll 1
     for (int other = 1; other < blockDim.y; ++other) mine.merge(cells[other * blockDim.x + threadIdx.x]);
   }
   __syncthreads();
@@ -242,6 +243,13 @@ __device__ __forceinline__ void combine_across(Spread<T> (&mine)[N][L], T count,
       mine[n][lane].squares = distances[n][lane].total - drift * distances[n + N][lane].total;
     }
   }
+}
+
+// The kernel before this one in the stream is done, and what it wrote is there.
+__device__ __forceinline__ void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 struct ForwardSizes {
@@ -390,18 +398,19 @@ __device__ __forceinline__ void backward_column_stage_1(const float d_out, const
 }
 
 __device__ __forceinline__ void backward_column_values_once(const float saved_variance, const float total_3,
-    const float count_of_middle, const float total_4, float& inverse_root_2, float& negated, float& product) {
+    const float count_of_middle, const float total_4, float& inverse_root_2, float& negated,
+    float& negated_2) {
   inverse_root_2 = rsqrtf(saved_variance + 1e-05f);
   const float quotient = 1.0f / count_of_middle;
-  const float product_2 = total_3 * inverse_root_2 * inverse_root_2 * inverse_root_2 * quotient;
-  negated = -product_2;
-  product = total_4 * inverse_root_2 * quotient;
+  const float product = total_3 * inverse_root_2 * inverse_root_2 * inverse_root_2 * quotient;
+  negated = -product;
+  negated_2 = -(total_4 * inverse_root_2 * quotient);
 }
 
 __device__ __forceinline__ void backward_column_values(const float x, const float saved_mean,
     const float negated, const float d_out, const float weight, const float inverse_root_2,
-    const float product, float& d_x) {
-  d_x = fmaf(x - saved_mean, negated, d_out * weight * inverse_root_2) - product;
+    const float negated_2, float& d_x) {
+  d_x = fmaf(x - saved_mean, negated, fmaf(d_out * weight, inverse_root_2, negated_2));
 }
 
 // Reads d_out, x, weight by (middle), saved_mean by (outer, inner), saved_variance by (outer, inner); leaves partials of total, total_2; writes d_x.
@@ -480,7 +489,7 @@ backward_column(const float* __restrict__ d_out, const float* __restrict__ weigh
     combine_across(sums_1, cells, totals);
     float inverse_root_2_beside[kLanes];
     float negated_beside[kLanes];
-    float product_beside[kLanes];
+    float negated_2_beside[kLanes];
 #pragma unroll
     for (int lane = 0; lane < kLanes; ++lane) {
       const float total_3_value = sums_1[0][lane].total;
@@ -488,12 +497,12 @@ backward_column(const float* __restrict__ d_out, const float* __restrict__ weigh
       const float saved_variance_value = saved_variance_here[lane];
       float inverse_root_2_value;
       float negated_value;
-      float product_value;
+      float negated_2_value;
       backward_column_values_once(saved_variance_value, total_3_value, count_of_middle_value, total_4_value,
-          inverse_root_2_value, negated_value, product_value);
+          inverse_root_2_value, negated_value, negated_2_value);
       inverse_root_2_beside[lane] = inverse_root_2_value;
       negated_beside[lane] = negated_value;
-      product_beside[lane] = product_value;
+      negated_2_beside[lane] = negated_2_value;
     }
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
@@ -510,9 +519,9 @@ backward_column(const float* __restrict__ d_out, const float* __restrict__ weigh
         float d_x_value;
         const float inverse_root_2_value = inverse_root_2_beside[lane];
         const float negated_value = negated_beside[lane];
-        const float product_value = product_beside[lane];
+        const float negated_2_value = negated_2_beside[lane];
         backward_column_values(x_value, saved_mean_value, negated_value, d_out_value, weight_value,
-            inverse_root_2_value, product_value, d_x_value);
+            inverse_root_2_value, negated_2_value, d_x_value);
         d_x_out.at[lane] = narrow<float>(d_x_value);
       }
       if (is_here) store(d_x + (base + i * behind), d_x_out);
@@ -542,9 +551,9 @@ __device__ __forceinline__ void backward_finalise_values(const float total, cons
 
 // Merges partials into total, total_2; writes d_weight, d_bias.
 __global__ void __launch_bounds__(512)
-backward_finalise(float* __restrict__ d_weight, float* __restrict__ d_bias,
-    const Sum<float>* __restrict__ total_partials, const Sum<float>* __restrict__ total_2_partials,
-    BackwardSizes sizes, Index slots) {
+backward_finalise(float* __restrict__ d_weight, float* __restrict__ d_bias, const Sum<float>* total_partials,
+    const Sum<float>* total_2_partials, BackwardSizes sizes, Index slots) {
+  wait_for_kernel_before();
   __shared__ alignas(16) unsigned char shared[512 * 8];
   const Index columns = sizes.middle.value, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
@@ -646,6 +655,24 @@ static dim3 column_block(int64_t beside, int64_t along, int64_t most_beside, int
   return dim3(static_cast<unsigned>(x), static_cast<unsigned>(ceil_divide(along, 32 / x) * (32 / x)));
 }
 
+// Sets a kernel up while the one before it in the stream ends, where devices can: it waits for that itself.
+template <typename... Parameters, typename... Arguments>
+static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64_t shared_bytes,
+    cudaStream_t stream,
+    Arguments... arguments) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = blocks;
+  launch.blockDim = block;
+  launch.dynamicSmemBytes = shared_bytes;
+  launch.stream = stream;
+  launch.attrs = &early;
+  launch.numAttrs = __CUDA_ARCH_LIST__ >= 900;
+  cudaLaunchKernelEx(&launch, kernel, static_cast<Parameters>(arguments)...);
+}
+
 // a: x, weight, bias, out, saved_mean, saved_variance, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
@@ -722,7 +749,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
     const dim3 block(width, static_cast<unsigned>(power_of_two(slots, width < 32 ? 32 / width : 1,
         512 / width)));
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    backward_finalise<<<blocks, block, 0, stream>>>(d_weight, d_bias, total_partials, total_2_partials,
+    follow(backward_finalise, blocks, block, 0, stream, d_weight, d_bias, total_partials, total_2_partials,
         sizes, static_cast<Index>(slots));
   }
   return -static_cast<int64_t>(cudaGetLastError());

@@ -143,6 +143,13 @@ __device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, 
   return all;
 }
 
+// The kernel before this one in the stream is done, and what it wrote is there.
+__device__ __forceinline__ void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 struct ForwardSizes {
   Size outer, inner;
 };
@@ -211,7 +218,8 @@ __device__ __forceinline__ void forward_finalise_values(const float mean, const 
 // Merges partials into mean; writes mean_scratch, variance_scratch.
 __global__ void __launch_bounds__(512)
 forward_finalise(float* __restrict__ mean_scratch, float* __restrict__ variance_scratch,
-    const Moments<float>* __restrict__ mean_partials, ForwardSizes sizes, Index slots) {
+    const Moments<float>* mean_partials, ForwardSizes sizes, Index slots) {
+  wait_for_kernel_before();
   __shared__ alignas(16) unsigned char shared[512 * 32];
   const Index columns = 1, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
@@ -249,8 +257,9 @@ __device__ __forceinline__ void forward_pointwise_values(const float x, const fl
 // Reads x, mean by (outer), variance by (outer); writes out.
 template <bool kMayCross>
 __global__ void __launch_bounds__(64, 2)
-forward_pointwise(const float* __restrict__ x, const float* __restrict__ mean,
-    const float* __restrict__ variance, float* __restrict__ out, ForwardSizes sizes, Index count) {
+forward_pointwise(const float* x, const float* mean, const float* variance, float* __restrict__ out,
+    ForwardSizes sizes, Index count) {
+  wait_for_kernel_before();
   constexpr int kLanes = 4, kPacks = 4;
   const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 64 + threadIdx.x) * kLanes;
   Pack<float, kLanes> x_in[kPacks];
@@ -348,6 +357,24 @@ static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
   return power;
 }
 
+// Sets a kernel up while the one before it in the stream ends, where devices can: it waits for that itself.
+template <typename... Parameters, typename... Arguments>
+static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64_t shared_bytes,
+    cudaStream_t stream,
+    Arguments... arguments) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = blocks;
+  launch.blockDim = block;
+  launch.dynamicSmemBytes = shared_bytes;
+  launch.stream = stream;
+  launch.attrs = &early;
+  launch.numAttrs = __CUDA_ARCH_LIST__ >= 900;
+  cudaLaunchKernelEx(&launch, kernel, static_cast<Parameters>(arguments)...);
+}
+
 // a: x, out, scratch (-1: return the bytes it needs), outer, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
@@ -386,7 +413,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
     const dim3 block(width, static_cast<unsigned>(power_of_two(slots, width < 32 ? 32 / width : 1,
         512 / width)));
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    forward_finalise<<<blocks, block, 0, stream>>>(mean_scratch, variance_scratch, mean_partials, sizes,
+    follow(forward_finalise, blocks, block, 0, stream, mean_scratch, variance_scratch, mean_partials, sizes,
         static_cast<Index>(slots));
   }
   {
@@ -395,7 +422,8 @@ extern "C" int64_t run_forward(const int64_t* a) {
     // Packs that lie in two rows: none where rows are whole packs, and few where they are long.
     const bool may_cross = sizes.inner.value % 4 != 0 && sizes.inner.value < 4096;
     const auto run = may_cross ? forward_pointwise<true> : forward_pointwise<false>;
-    run<<<blocks, 64, 0, stream>>>(x, mean_scratch, variance_scratch, out, sizes, static_cast<Index>(count));
+    follow(run, blocks, 64, 0, stream, x, mean_scratch, variance_scratch, out, sizes,
+        static_cast<Index>(count));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

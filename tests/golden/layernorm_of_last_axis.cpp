@@ -1,7 +1,5 @@
 // fusegen 0.1.0   chain 3ef4da3fd893   signature forward: bias float32, out float32, weight float32, x float32; 64-bit offsets
 //   layernorm(64, weight, bias) | gelu | mul(0.5)
-#include <Python.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

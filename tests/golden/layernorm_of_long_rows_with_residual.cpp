@@ -1,7 +1,5 @@
 // fusegen 0.1.0   chain dbcb9d4669e1   signature forward: bias float32, out float32, residual float32, weight float32, x float32; 64-bit offsets
 //   add(residual) | layernorm(8192, weight, bias) | gelu
-#include <Python.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

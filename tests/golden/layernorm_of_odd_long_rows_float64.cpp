@@ -1,7 +1,5 @@
 // fusegen 0.1.0   chain 7856e0743087   signature forward: bias float64, out float64, weight float64, x float64; 64-bit offsets
 //   layernorm(weight, bias) | gelu
-#include <Python.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

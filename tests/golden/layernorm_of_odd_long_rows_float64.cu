@@ -183,64 +183,81 @@ __device__ __forceinline__ unsigned int await_word(const volatile uint64_t* cell
   number = __longlong_as_double(static_cast<uint64_t>(words[1]) << 32 | words[0]);
 }
 
-// What the blocks of a team left for a row: as it was seen, where `asked` threads looked before, or as it comes.
-struct Left {
-  const volatile uint64_t* cells;
-  const uint64_t* seen;
-  int turn, asked;
-  template <typename T>
-  __device__ T number(int cell) const {
-    unsigned int words[sizeof(T) / 4];
-#pragma unroll
-    for (int w = 0; w < sizeof(T) / 4; ++w, ++cell) words[w] = await_word(cells + cell, turn,
-        cell < asked ? seen[cell] : 0);
-    T result;
-    assemble(words, result);
-    return result;
-  }
-};
+// A power of two of lanes, enough for so many blocks, or a whole warp.
+[[maybe_unused]] __device__ __forceinline__ int lanes_for(int blocks) { return min(32,
+    1 << (32 - __clz(blocks - 1))); }
 
-// What the blocks of a team left, merged by one warp in a fixed order.
+// What the blocks of a team left, merged by each warp in a fixed order.
 template <typename Accumulator, int kCells, typename T>
-__device__ __forceinline__ void merge_numbers(const Left& left, int place, int blocks, T& found) {
+__device__ __forceinline__ void merge_numbers(const unsigned int* words, int blocks, T& found) {
+  const int width = lanes_for(blocks);
   Accumulator all;
-  for (int other = threadIdx.x % 32; other < blocks; other += 32) {
-    all.merge(Accumulator{left.number<T>(other * kCells + place)});
+  for (int other = threadIdx.x % width; other < blocks; other += 32) {
+    T theirs;
+    assemble(words + other * kCells, theirs);
+    all.merge(Accumulator{theirs});
   }
 #pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) all.merge(exchange(all, bit));
-  if (threadIdx.x % 32 == 0) found = all.number();
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (bit < width) all.merge(exchange(all, bit));
+  }
+  found = all.number();
 }
 
-// Means of shares and squared distances from them: the mean and the variance of the row, by Chan's formula. The first share
-// has all that is in no whole pack.
-template <int kCells, typename T>
-__device__ __forceinline__ void merge_moments(const Left& left, int place, int blocks, Index share,
-    Index whole, Index length, T& centre,
-    T& variance) {
-  const T inverse_length = 1 / static_cast<T>(length);
-  const auto count_of = [&](Index other) {
+// How many elements the blocks of a team have, that one whose numbers this thread merges first, and all of them.
+template <typename T>
+struct Shares {
+  int blocks, width;
+  Index share, whole, length;
+  T count, inverse_length;
+  __device__ Shares(int blocks, Index share, Index whole, Index length)
+      : blocks(blocks), width(lanes_for(blocks)), share(share), whole(whole), length(length),
+        count(threadIdx.x % width < blocks ? count_of(threadIdx.x % width) : T(0)),
+            inverse_length(1 / static_cast<T>(length)) {}
+  // The first share has all that is in no whole pack.
+  __device__ T count_of(Index other) const {
     const Index begin = other * share;
     return static_cast<T>((begin < whole ? min(share,
         whole - begin) : 0) + (other == 0 ? length - whole : 0));
-  };
-  const T base = left.number<T>(place);
+  }
+};
+
+// Means of shares and squared distances from them: the mean and the variance of the row, by Chan's formula.
+template <int kCells, typename T>
+__device__ __forceinline__ void merge_moments(const unsigned int* words, const Shares<T>& shares, T& centre,
+    T& variance) {
+  constexpr int kWords = sizeof(T) / 4;
+  const int first = threadIdx.x % shares.width;
+  T base, mine, distances;
+  assemble(words, base);
+  assemble(words + first * kCells, mine);
+  assemble(words + first * kCells + kWords, distances);
   Sum<T> beyond, squares;
-  for (int other = threadIdx.x % 32; other < blocks; other += 32) {
-    const T gap = left.number<T>(other * kCells + place) - base;
-    if (other * share < whole) beyond.add(count_of(other) * gap);
+  if (shares.count > 0) beyond.add(shares.count * (mine - base));
+#pragma unroll 1
+  for (int other = first + 32; other < shares.blocks; other += 32) {
+    T theirs;
+    assemble(words + other * kCells, theirs);
+    if (shares.count_of(other) > 0) beyond.add(shares.count_of(other) * (theirs - base));
   }
 #pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) beyond.merge(exchange(beyond, bit));
-  const T mean = base + beyond.total * inverse_length;
-  for (int other = threadIdx.x % 32; other < blocks; other += 32) {
-    const T gap = left.number<T>(other * kCells + place) - mean;
-    const T distances = left.number<T>(other * kCells + place + sizeof(T) / 4);
-    if (other * share < whole) squares.add(distances + count_of(other) * gap * gap);
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (bit < shares.width) beyond.merge(exchange(beyond, bit));
+  }
+  const T mean = fma(beyond.total, shares.inverse_length, base), gap = mine - mean;
+  if (shares.count > 0) squares.add(fma(shares.count * gap, gap, distances));
+#pragma unroll 1
+  for (int other = first + 32; other < shares.blocks; other += 32) {
+    assemble(words + other * kCells, mine);
+    assemble(words + other * kCells + kWords, distances);
+    const T gap = mine - mean;
+    if (shares.count_of(other) > 0) squares.add(fma(shares.count_of(other) * gap, gap, distances));
   }
 #pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) squares.merge(exchange(squares, bit));
-  if (threadIdx.x % 32 == 0) centre = mean, variance = squares.total * inverse_length;
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (bit < shares.width) squares.merge(exchange(squares, bit));
+  }
+  centre = mean, variance = squares.total * shares.inverse_length;
 }
 
 // Merges a row's accumulators over the blocks of its team, in a fixed order. All blocks of a launch are resident, so that
@@ -452,9 +469,7 @@ forward_row(const double* __restrict__ x, const double* __restrict__ weight, con
     double* __restrict__ out, ForwardSizes sizes, uint64_t* meetings, Index blocks) {
   constexpr int kLanes = 1, kPacks = 8, kCells = 4;
   __shared__ double cells[2][48];
-  // What the other blocks' cells had when they were asked, and what follows from all of a team.
-  __shared__ uint64_t seen[160 * kCells];
-  __shared__ double found[2];
+  __shared__ unsigned int words[160 * kCells];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   // This block's share of every row of its team.
@@ -465,6 +480,7 @@ forward_row(const double* __restrict__ x, const double* __restrict__ weight, con
   const Index stride = gridDim.x / blocks;
   const double elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes, reach);
   const Counts<double> counts = counted<true>(elements);
+  const Shares<double> shares(blocks, share, length, length);
   extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   auto* const x_next = reinterpret_cast<Pack<double, kLanes>*>(room + 0) + thread;
@@ -484,9 +500,9 @@ forward_row(const double* __restrict__ x, const double* __restrict__ weight, con
   int number = 0, slot = 0;
   for (Index first = team; first < rows + stride; first += stride) {
     // The other blocks' numbers for the row before are asked for now, and needed only after this row's are known.
-    const volatile uint64_t* const theirs = meeting + (number & 3) * blocks * kCells;
+    const volatile uint64_t* const theirs = meeting + (number & 3) * blocks * kCells + threadIdx.x;
     const bool is_asking = number > 0 && threadIdx.x < blocks * kCells;
-    const uint64_t word = is_asking ? theirs[threadIdx.x] : 0;
+    uint64_t word = is_asking ? *theirs : 0;
     ++number;
     {
       const Index end = first < rows ? reach : 0;
@@ -509,7 +525,6 @@ forward_row(const double* __restrict__ x, const double* __restrict__ weight, con
         }
         if (is_here) spreads_1[0].add_if(true, p == 0, mean_term_lanes);
       }
-      if (is_asking) seen[threadIdx.x] = word;
       combine<16, true, false>(spreads_1, counts, static_cast<double>(reach), cells[turn++ & 1]);
       if (threadIdx.x == 0) {
         uint64_t* const mine = meeting + ((number & 3) * blocks + rank) * kCells;
@@ -521,11 +536,13 @@ forward_row(const double* __restrict__ x, const double* __restrict__ weight, con
     if (number > 1) {
       // The row before.
       const Index row = first - stride, base = row * length + begin, end = reach;
-      if (threadIdx.x / 32 == 1) {
-        const Left left = {theirs, seen, number - 1, static_cast<int>(blockDim.x)};
-        merge_moments<kCells>(left, 0, blocks, share, length, length, found[0], found[1]);
+      if (is_asking) words[threadIdx.x] = await_word(theirs, number - 1, word);
+      for (int i = threadIdx.x + blockDim.x; i < blocks * kCells; i += blockDim.x) {
+        words[i] = await_word(theirs + (i - threadIdx.x), number - 1, 0);
       }
       __syncthreads();
+      double found[2];
+      merge_moments<kCells>(words + 0, shares, found[0], found[1]);
       const double mean_value = found[0];
       const double variance_value = found[1];
       Pack<double, kLanes> x_in[kPacks];

@@ -1,7 +1,5 @@
 // fusegen 0.1.0   chain 7856e0743087   signature forward+backward: bias float64, d_bias float64, d_out float64, d_weight float64, d_x float64, out float64, saved_mean float64, saved_variance float64, weight float64, x float64; 64-bit offsets
 //   layernorm(weight, bias) | gelu
-#include <Python.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -1,7 +1,5 @@
 // fusegen 0.1.0   chain 7fb0b777ff94   signature forward+backward: d_out float32, d_x float32, out float32, winner_index uint8, x float32; 64-bit offsets
 //   max_pool2d(2)
-#include <Python.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

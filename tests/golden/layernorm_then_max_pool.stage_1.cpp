@@ -1,7 +1,5 @@
 // fusegen 0.1.0   chain b1d23cb647a0   signature forward: out float32, x float32; 64-bit offsets
 //   layernorm
-#include <Python.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

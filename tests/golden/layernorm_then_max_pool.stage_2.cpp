@@ -1,7 +1,5 @@
 // fusegen 0.1.0   chain 7fb0b777ff94   signature forward: out float32, x float32; 64-bit offsets
 //   max_pool2d(2)
-#include <Python.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

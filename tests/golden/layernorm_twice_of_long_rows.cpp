@@ -1,7 +1,5 @@
 // fusegen 0.1.0   chain e920762074c6   signature forward: out float32, x float32; 64-bit offsets
 //   layernorm | gelu | layernorm
-#include <Python.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -1,7 +1,5 @@
 // fusegen 0.1.0   chain e920762074c6   signature forward+backward: d_out float32, d_x float32, out float32, saved_mean float32, saved_mean_ float32, saved_variance float32, saved_variance_ float32, x float32; 64-bit offsets
 //   layernorm | gelu | layernorm
-#include <Python.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

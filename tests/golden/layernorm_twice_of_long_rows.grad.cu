@@ -197,64 +197,81 @@ __device__ __forceinline__ unsigned int await_word(const volatile uint64_t* cell
   number = __longlong_as_double(static_cast<uint64_t>(words[1]) << 32 | words[0]);
 }
 
-// What the blocks of a team left for a row: as it was seen, where `asked` threads looked before, or as it comes.
-struct Left {
-  const volatile uint64_t* cells;
-  const uint64_t* seen;
-  int turn, asked;
-  template <typename T>
-  __device__ T number(int cell) const {
-    unsigned int words[sizeof(T) / 4];
-#pragma unroll
-    for (int w = 0; w < sizeof(T) / 4; ++w, ++cell) words[w] = await_word(cells + cell, turn,
-        cell < asked ? seen[cell] : 0);
-    T result;
-    assemble(words, result);
-    return result;
-  }
-};
+// A power of two of lanes, enough for so many blocks, or a whole warp.
+[[maybe_unused]] __device__ __forceinline__ int lanes_for(int blocks) { return min(32,
+    1 << (32 - __clz(blocks - 1))); }
 
-// What the blocks of a team left, merged by one warp in a fixed order.
+// What the blocks of a team left, merged by each warp in a fixed order.
 template <typename Accumulator, int kCells, typename T>
-__device__ __forceinline__ void merge_numbers(const Left& left, int place, int blocks, T& found) {
+__device__ __forceinline__ void merge_numbers(const unsigned int* words, int blocks, T& found) {
+  const int width = lanes_for(blocks);
   Accumulator all;
-  for (int other = threadIdx.x % 32; other < blocks; other += 32) {
-    all.merge(Accumulator{left.number<T>(other * kCells + place)});
+  for (int other = threadIdx.x % width; other < blocks; other += 32) {
+    T theirs;
+    assemble(words + other * kCells, theirs);
+    all.merge(Accumulator{theirs});
   }
 #pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) all.merge(exchange(all, bit));
-  if (threadIdx.x % 32 == 0) found = all.number();
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (bit < width) all.merge(exchange(all, bit));
+  }
+  found = all.number();
 }
 
-// Means of shares and squared distances from them: the mean and the variance of the row, by Chan's formula. The first share
-// has all that is in no whole pack.
-template <int kCells, typename T>
-__device__ __forceinline__ void merge_moments(const Left& left, int place, int blocks, Index share,
-    Index whole, Index length, T& centre,
-    T& variance) {
-  const T inverse_length = 1 / static_cast<T>(length);
-  const auto count_of = [&](Index other) {
+// How many elements the blocks of a team have, that one whose numbers this thread merges first, and all of them.
+template <typename T>
+struct Shares {
+  int blocks, width;
+  Index share, whole, length;
+  T count, inverse_length;
+  __device__ Shares(int blocks, Index share, Index whole, Index length)
+      : blocks(blocks), width(lanes_for(blocks)), share(share), whole(whole), length(length),
+        count(threadIdx.x % width < blocks ? count_of(threadIdx.x % width) : T(0)),
+            inverse_length(1 / static_cast<T>(length)) {}
+  // The first share has all that is in no whole pack.
+  __device__ T count_of(Index other) const {
     const Index begin = other * share;
     return static_cast<T>((begin < whole ? min(share,
         whole - begin) : 0) + (other == 0 ? length - whole : 0));
-  };
-  const T base = left.number<T>(place);
+  }
+};
+
+// Means of shares and squared distances from them: the mean and the variance of the row, by Chan's formula.
+template <int kCells, typename T>
+__device__ __forceinline__ void merge_moments(const unsigned int* words, const Shares<T>& shares, T& centre,
+    T& variance) {
+  constexpr int kWords = sizeof(T) / 4;
+  const int first = threadIdx.x % shares.width;
+  T base, mine, distances;
+  assemble(words, base);
+  assemble(words + first * kCells, mine);
+  assemble(words + first * kCells + kWords, distances);
   Sum<T> beyond, squares;
-  for (int other = threadIdx.x % 32; other < blocks; other += 32) {
-    const T gap = left.number<T>(other * kCells + place) - base;
-    if (other * share < whole) beyond.add(count_of(other) * gap);
+  if (shares.count > 0) beyond.add(shares.count * (mine - base));
+#pragma unroll 1
+  for (int other = first + 32; other < shares.blocks; other += 32) {
+    T theirs;
+    assemble(words + other * kCells, theirs);
+    if (shares.count_of(other) > 0) beyond.add(shares.count_of(other) * (theirs - base));
   }
 #pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) beyond.merge(exchange(beyond, bit));
-  const T mean = base + beyond.total * inverse_length;
-  for (int other = threadIdx.x % 32; other < blocks; other += 32) {
-    const T gap = left.number<T>(other * kCells + place) - mean;
-    const T distances = left.number<T>(other * kCells + place + sizeof(T) / 4);
-    if (other * share < whole) squares.add(distances + count_of(other) * gap * gap);
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (bit < shares.width) beyond.merge(exchange(beyond, bit));
+  }
+  const T mean = fma(beyond.total, shares.inverse_length, base), gap = mine - mean;
+  if (shares.count > 0) squares.add(fma(shares.count * gap, gap, distances));
+#pragma unroll 1
+  for (int other = first + 32; other < shares.blocks; other += 32) {
+    assemble(words + other * kCells, mine);
+    assemble(words + other * kCells + kWords, distances);
+    const T gap = mine - mean;
+    if (shares.count_of(other) > 0) squares.add(fma(shares.count_of(other) * gap, gap, distances));
   }
 #pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) squares.merge(exchange(squares, bit));
-  if (threadIdx.x % 32 == 0) centre = mean, variance = squares.total * inverse_length;
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (bit < shares.width) squares.merge(exchange(squares, bit));
+  }
+  centre = mean, variance = squares.total * shares.inverse_length;
 }
 
 // Merges a row's accumulators over the blocks of its team, in a fixed order. All blocks of a launch are resident, so that
@@ -643,52 +660,52 @@ __device__ __forceinline__ void backward_row_stage_1(const float d_out, const fl
 
 __device__ __forceinline__ void backward_row_stage_2_once(const float saved_variance,
     const float saved_variance_, const float total, const float count_of_inner, const float total_2,
-    float& inverse_root_2, float& inverse_root_3, float& negated, float& product) {
+    float& inverse_root_2, float& inverse_root_3, float& negated, float& negated_2) {
   inverse_root_2 = rsqrtf(saved_variance + 1e-05f);
   inverse_root_3 = rsqrtf(saved_variance_ + 1e-05f);
   const float quotient = 1.0f / count_of_inner;
-  const float product_2 = total * inverse_root_3 * inverse_root_3 * inverse_root_3 * quotient;
-  negated = -product_2;
-  product = total_2 * inverse_root_3 * quotient;
+  const float product = total * inverse_root_3 * inverse_root_3 * inverse_root_3 * quotient;
+  negated = -product;
+  negated_2 = -(total_2 * inverse_root_3 * quotient);
 }
 
 __device__ __forceinline__ void backward_row_stage_2(const float x, const float saved_mean,
     const float inverse_root_2, const float saved_mean_, const float negated, const float d_out,
-    const float inverse_root_3, const float product, float& total_3_term, float& total_3_term_by,
+    const float inverse_root_3, const float negated_2, float& total_3_term, float& total_3_term_by,
     float& total_4_term, float& total_4_term_by, float& carried) {
   // layernorm
   const float after_layernorm = (x - saved_mean) * inverse_root_2;
   // gelu
-  const float product_2 = after_layernorm * 0.5f;
+  const float product = after_layernorm * 0.5f;
   const float series = polynomial(fabsf(after_layernorm), 0.0f, -1.15110552f, -0.459209114f, -0.0524738058f,
       0.00698745623f, -2.51266702e-05f, -0.000272270845f, 7.59166942e-05f, -1.1191165e-05f, 9.13259044e-07f,
       -3.24377396e-08f);
   const float power = exp2_flushed(series);
   const float chosen = after_layernorm < 0.0f ? power : 2.0f - power;
-  const float after_gelu = product_2 * chosen;
+  const float after_gelu = product * chosen;
   // backward, down to gelu
-  const float d_after_gelu = fmaf(after_gelu - saved_mean_, negated, d_out * inverse_root_3) - product;
+  const float d_after_gelu = fmaf(after_gelu - saved_mean_, negated, fmaf(d_out, inverse_root_3, negated_2));
   // backward, down to layernorm
   const float sum = fmaf(after_layernorm * after_layernorm, -0.721347511f, -0.325748056f);
-  const float d_after_layernorm = d_after_gelu * fmaf(product_2, exp2_flushed(sum), chosen * 0.5f);
+  const float d_after_layernorm = d_after_gelu * fmaf(product, exp2_flushed(sum), chosen * 0.5f);
   total_3_term = d_after_layernorm;
   total_3_term_by = x - saved_mean;
   total_4_term = d_after_gelu;
-  total_4_term_by = fmaf(product_2, exp2_flushed(sum), chosen * 0.5f);
+  total_4_term_by = fmaf(product, exp2_flushed(sum), chosen * 0.5f);
   carried = d_after_layernorm * inverse_root_2;
 }
 
 __device__ __forceinline__ void backward_row_values_once(const float total_3, const float saved_variance,
-    const float count_of_inner, const float total_4, float& negated_2, float& product_2) {
+    const float count_of_inner, const float total_4, float& negated_3, float& product) {
   const float inverse_root = rsqrtf(saved_variance + 1e-05f);
   const float quotient = 1.0f / count_of_inner;
-  negated_2 = -(total_3 * inverse_root * inverse_root * inverse_root * quotient);
-  product_2 = total_4 * inverse_root * quotient;
+  negated_3 = -(total_3 * inverse_root * inverse_root * inverse_root * quotient);
+  product = total_4 * inverse_root * quotient;
 }
 
 __device__ __forceinline__ void backward_row_values(const float x, const float saved_mean,
-    const float negated_2, const float carried, const float product_2, float& d_x) {
-  d_x = fmaf(x - saved_mean, negated_2, carried) - product_2;
+    const float negated_3, const float carried, const float product, float& d_x) {
+  d_x = fmaf(x - saved_mean, negated_3, carried) - product;
 }
 
 // Reads d_out, x, saved_mean by (outer), saved_variance by (outer), saved_mean_ by (outer), saved_variance_ by (outer); writes d_x.
@@ -794,9 +811,9 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
     float inverse_root_2_value;
     float inverse_root_3_value;
     float negated_value;
-    float product_value;
+    float negated_2_value;
     backward_row_stage_2_once(saved_variance_value, saved_variance__value, total_value, count_of_inner_value,
-        total_2_value, inverse_root_2_value, inverse_root_3_value, negated_value, product_value);
+        total_2_value, inverse_root_2_value, inverse_root_3_value, negated_value, negated_2_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -811,7 +828,7 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
         float total_4_term_by_value;
         float carried_value;
         backward_row_stage_2(x_value, saved_mean_value, inverse_root_2_value, saved_mean__value,
-            negated_value, d_out_value, inverse_root_3_value, product_value, total_3_term_value,
+            negated_value, d_out_value, inverse_root_3_value, negated_2_value, total_3_term_value,
             total_3_term_by_value, total_4_term_value, total_4_term_by_value, carried_value);
         sums_2[0].add_if(is_here, total_3_term_value, total_3_term_by_value);
         sums_2[1].add_if(is_here, total_4_term_value, total_4_term_by_value);
@@ -822,10 +839,10 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
     combine_team<2>(sums_2, meeting, rank, blocks, turn, team_totals);
     const float total_3_value = sums_2[0].total;
     const float total_4_value = sums_2[1].total;
-    float negated_2_value;
-    float product_2_value;
+    float negated_3_value;
+    float product_value;
     backward_row_values_once(total_3_value, saved_variance_value, count_of_inner_value, total_4_value,
-        negated_2_value, product_2_value);
+        negated_3_value, product_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -836,7 +853,7 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
         const float x_value = widen(x_in[p], lane);
         const float carried_value = carried[p][lane];
         float d_x_value;
-        backward_row_values(x_value, saved_mean_value, negated_2_value, carried_value, product_2_value,
+        backward_row_values(x_value, saved_mean_value, negated_3_value, carried_value, product_value,
             d_x_value);
         d_x_out.at[lane] = narrow<float>(d_x_value);
       }

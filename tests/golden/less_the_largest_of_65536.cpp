@@ -1,7 +1,5 @@
 // fusegen 0.1.0   chain 2cb6071d872f   signature forward: out float32, x float32; 64-bit offsets
 //   keep(y) | amax(-1, keepdim=True) | rsub(y)
-#include <Python.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -1,7 +1,5 @@
 // fusegen 0.1.0   chain a16145c8a181   signature forward: out float32, x float32; 64-bit offsets
 //   log_softmax(-1)
-#include <Python.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -1,7 +1,5 @@
 // fusegen 0.1.0   chain 403f50d3fe60   signature forward: out float32, x float32; 64-bit offsets
 //   logsumexp(1) | gelu
-#include <Python.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

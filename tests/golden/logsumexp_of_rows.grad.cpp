@@ -1,7 +1,5 @@
 // fusegen 0.1.0   chain 403f50d3fe60   signature forward+backward: d_out float32, d_x float32, out float32, saved_bound float32, saved_sum float32, x float32; 64-bit offsets
 //   logsumexp(1) | gelu
-#include <Python.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

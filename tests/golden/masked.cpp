@@ -1,7 +1,5 @@
 // fusegen 0.1.0   chain ef2df1b8679f   signature forward: bias float32, mask bool, out float32, scale float32, x float32; 64-bit offsets
 //   sub_channel(bias) | masked_fill(mask, 0) | to('bfloat16') | to('float32') | mul_channel(scale)
-#include <Python.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -1,7 +1,5 @@
 // fusegen 0.1.0   chain 61cf382a6af0   signature forward: out float32, x float32; 64-bit offsets
 //   max(1) | tanh
-#include <Python.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -1,7 +1,5 @@
 // fusegen 0.1.0   chain 61cf382a6af0   signature forward+backward: d_out float32, d_x float32, out float32, saved_max float32, x float32; 64-bit offsets
 //   max(1) | tanh
-#include <Python.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -1,7 +1,5 @@
 // fusegen 0.1.0   chain 0fc799c91c80   signature forward: out float32, scale float32, x float32; 64-bit offsets
 //   leaky_relu(0.2) | mul_channel(scale) | leaky_relu(0.2) | max_pool3d(2)
-#include <Python.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

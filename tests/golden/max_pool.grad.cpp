@@ -1,7 +1,5 @@
 // fusegen 0.1.0   chain 0fc799c91c80   signature forward+backward: d_out float32, d_scale float32, d_x float32, out float32, picked_x float32, scale float32, winner_index uint8, x float32; 64-bit offsets
 //   leaky_relu(0.2) | mul_channel(scale) | leaky_relu(0.2) | max_pool3d(2)
-#include <Python.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -1,7 +1,5 @@
 // fusegen 0.1.0   chain 8842489dfe80   signature forward: bias float32, out float32, x float32; 64-bit offsets
 //   relu | max_pool2d(3, 2, 1) | add_channel(bias)
-#include <Python.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -1,7 +1,5 @@
 // fusegen 0.1.0   chain 8842489dfe80   signature forward+backward: bias float32, d_bias float32, d_out float32, d_x float32, out float32, picked_x float32, winner_index uint8, x float32; 64-bit offsets
 //   relu | max_pool2d(3, 2, 1) | add_channel(bias)
-#include <Python.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

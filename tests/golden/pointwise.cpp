@@ -1,7 +1,5 @@
 // fusegen 0.1.0   chain f8c0d91a637e   signature forward: bias float32, out float32, x float32; 64-bit offsets
 //   leaky_relu(0.2) | add_channel(bias) | clamp(-1, 1) | gelu
-#include <Python.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

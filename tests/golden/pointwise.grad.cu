@@ -123,6 +123,13 @@ __device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, 
   return all;
 }
 
+// The kernel before this one in the stream is done, and what it wrote is there.
+__device__ __forceinline__ void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 struct ForwardSizes {
   Size outer, middle, inner;
 };
@@ -292,8 +299,9 @@ __device__ __forceinline__ void backward_finalise_values(const float total, floa
 
 // Merges partials into total; writes d_bias.
 __global__ void __launch_bounds__(512)
-backward_finalise(float* __restrict__ d_bias, const Sum<float>* __restrict__ total_partials,
-    BackwardSizes sizes, Index slots) {
+backward_finalise(float* __restrict__ d_bias, const Sum<float>* total_partials, BackwardSizes sizes,
+    Index slots) {
+  wait_for_kernel_before();
   __shared__ alignas(16) unsigned char shared[512 * 8];
   const Index columns = 1, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
@@ -349,6 +357,24 @@ static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
   int64_t power = least;
   while (power < n && power < most) power *= 2;
   return power;
+}
+
+// Sets a kernel up while the one before it in the stream ends, where devices can: it waits for that itself.
+template <typename... Parameters, typename... Arguments>
+static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64_t shared_bytes,
+    cudaStream_t stream,
+    Arguments... arguments) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = blocks;
+  launch.blockDim = block;
+  launch.dynamicSmemBytes = shared_bytes;
+  launch.stream = stream;
+  launch.attrs = &early;
+  launch.numAttrs = __CUDA_ARCH_LIST__ >= 900;
+  cudaLaunchKernelEx(&launch, kernel, static_cast<Parameters>(arguments)...);
 }
 
 // a: x, bias, out, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
@@ -414,7 +440,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
     const dim3 block(width, static_cast<unsigned>(power_of_two(slots, width < 32 ? 32 / width : 1,
         512 / width)));
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    backward_finalise<<<blocks, block, 0, stream>>>(d_bias, total_partials, sizes, static_cast<Index>(slots));
+    follow(backward_finalise, blocks, block, 0, stream, d_bias, total_partials, sizes,
+        static_cast<Index>(slots));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

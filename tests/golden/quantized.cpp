@@ -1,7 +1,5 @@
 // fusegen 0.1.0   chain 4fb27e017310   signature forward: bias bfloat16, out float8_e4m3fn, scale bfloat16, x bfloat16; 64-bit offsets
 //   add_channel(bias) | quantize(scale, dtype='float8_e4m3fn')
-#include <Python.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -1,7 +1,5 @@
 // fusegen 0.1.0   chain 8a5e6fe217fa   signature forward: bias float32, out int8, x float32; 64-bit offsets
 //   add_channel(bias) | quantize(0.05)
-#include <Python.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

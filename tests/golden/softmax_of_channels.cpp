@@ -1,7 +1,5 @@
 // fusegen 0.1.0   chain 9ce7cf08a2eb   signature forward: bias float32, out float32, x float32; 64-bit offsets
 //   gelu | softmax(1) | add_channel(bias)
-#include <Python.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -1,7 +1,5 @@
 // fusegen 0.1.0   chain 4bc0549bb524   signature forward: out float32, weight float32, x float32; 64-bit offsets
 //   softmax(-1) | mul(weight)
-#include <Python.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -1,7 +1,5 @@
 // fusegen 0.1.0   chain 4bc0549bb524   signature forward+backward: d_out float32, d_weight float32, d_x float32, out float32, saved_bound float32, saved_sum float32, weight float32, x float32; 64-bit offsets
 //   softmax(-1) | mul(weight)
-#include <Python.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -201,9 +201,17 @@ __device__ void merge_beside(Sum<T>& mine, Sum<T>* cells) {
   cells[threadIdx.y * blockDim.x + threadIdx.x] = mine;
   __syncthreads();
   if (threadIdx.y == 0) {
+#pragma unroll 1
     for (int other = 1; other < blockDim.y; ++other) mine.merge(cells[other * blockDim.x + threadIdx.x]);
   }
   __syncthreads();
+}
+
+// The kernel before this one in the stream is done, and what it wrote is there.
+__device__ __forceinline__ void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 struct ForwardSizes {
@@ -274,7 +282,7 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, float
         peaks_1[0].add_if(is_here, peak_term_value);
       }
     }
-    combine<8, false>(peaks_1, cells[turn++ & 1]);
+    combine<8, true>(peaks_1, cells[turn++ & 1]);
     const float peak_value = peaks_1[0].best;
     Sum<float> sums_2[1];
     float carried[kPacks][kLanes];
@@ -292,7 +300,7 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, float
         carried[p][lane] = carried_value;
       }
     }
-    combine<8, false>(sums_2, cells[turn++ & 1]);
+    combine<8, true>(sums_2, cells[turn++ & 1]);
     const float total_value = sums_2[0].total;
     if (is_live && threadIdx.x == 0) {
       float saved_bound_value;
@@ -452,7 +460,7 @@ backward_row(const float* __restrict__ x, const float* __restrict__ saved_bound,
         if (is_here) total_sum[p][lane].add(total_term_value, total_term_by_value);
       }
     }
-    combine<16, false>(sums_1, cells[turn++ & 1]);
+    combine<16, true>(sums_1, cells[turn++ & 1]);
     const float total_2_value = sums_1[0].total;
     float quotient_value;
     backward_row_values_once(total_2_value, saved_sum_value, quotient_value);
@@ -492,8 +500,9 @@ __device__ __forceinline__ void backward_finalise_values(const float total, floa
 
 // Merges partials into total; writes d_weight.
 __global__ void __launch_bounds__(512)
-backward_finalise(float* __restrict__ d_weight, const Sum<float>* __restrict__ total_partials,
-    BackwardSizes sizes, Index slots) {
+backward_finalise(float* __restrict__ d_weight, const Sum<float>* total_partials, BackwardSizes sizes,
+    Index slots) {
+  wait_for_kernel_before();
   __shared__ alignas(16) unsigned char shared[512 * 8];
   const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
@@ -587,6 +596,24 @@ static dim3 row_block(int64_t wanted, int64_t least = 1) {
   return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < 256 ? 256 / along : 1));
 }
 
+// Sets a kernel up while the one before it in the stream ends, where devices can: it waits for that itself.
+template <typename... Parameters, typename... Arguments>
+static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64_t shared_bytes,
+    cudaStream_t stream,
+    Arguments... arguments) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = blocks;
+  launch.blockDim = block;
+  launch.dynamicSmemBytes = shared_bytes;
+  launch.stream = stream;
+  launch.attrs = &early;
+  launch.numAttrs = __CUDA_ARCH_LIST__ >= 900;
+  cudaLaunchKernelEx(&launch, kernel, static_cast<Parameters>(arguments)...);
+}
+
 // a: x, weight, out, saved_bound, saved_sum, scratch (-1: return the bytes it needs), outer, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
@@ -655,7 +682,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
     const dim3 block(width, static_cast<unsigned>(power_of_two(slots, width < 32 ? 32 / width : 1,
         512 / width)));
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    backward_finalise<<<blocks, block, 0, stream>>>(d_weight, total_partials, sizes,
+    follow(backward_finalise, blocks, block, 0, stream, d_weight, total_partials, sizes,
         static_cast<Index>(slots));
   }
   return -static_cast<int64_t>(cudaGetLastError());

@@ -1,4 +1,60 @@
-{# A planned call: what is known of it beforehand stays here, so that a call reads pointers, allocates and launches. #}
+// The binding of generated modules to Python: the same for all of them, built once and linked to each.
+#include <Python.h>
+
+#include <cstdint>
+#include <cstring>
+
+// A program takes pointers to inputs, outputs and scratch memory, sizes, and where to run.
+struct Program {
+  const char* name;
+  int64_t (*run)(const int64_t*);
+  int64_t inputs, outputs, arguments;
+};
+
+constexpr Py_ssize_t kMostArguments = 1024;
+
+// What this module has; with a text for errors, its programs hold Python up.
+static const Program* programs = nullptr;
+static int64_t program_count = 0;
+static const char* (*error_text)(int64_t) = nullptr;
+
+static const Program* program_named(const char* name) {
+  for (int64_t i = 0; i < program_count; ++i) {
+    if (std::strcmp(programs[i].name, name) == 0) return &programs[i];
+  }
+  return static_cast<const Program*>(static_cast<void*>(PyErr_Format(PyExc_LookupError, "the module has no program %s", name)));
+}
+
+// What the program returns: 0, or 1 where a tensor is not aligned. -1 for a Python error.
+static int64_t run(const Program& program, const int64_t* a) {
+  int64_t result;
+  if (error_text == nullptr) {
+    Py_BEGIN_ALLOW_THREADS;
+    result = program.run(a);
+    Py_END_ALLOW_THREADS;
+    return result;
+  }
+  result = program.run(a);
+  if (result >= 0) return result;
+  PyErr_SetString(PyExc_RuntimeError, error_text(result));
+  return -1;
+}
+
+// launch(program, its arguments...): what it returns.
+static PyObject* launch(PyObject*, PyObject* const* args, Py_ssize_t given) {
+  const char* const name = given > 0 ? PyUnicode_AsUTF8(args[0]) : "";
+  const Program* const program = name == nullptr ? nullptr : program_named(name);
+  if (program == nullptr) return nullptr;
+  if (given != program->arguments + 1) return PyErr_Format(PyExc_TypeError, "%s takes %zd integers, got %zd", name, program->arguments, given - 1);
+  int64_t a[kMostArguments];
+  for (Py_ssize_t i = 0; i < program->arguments; ++i) a[i] = PyLong_AsLongLong(args[i + 1]);
+  if (PyErr_Occurred()) return nullptr;
+  const int64_t result = run(*program, a);
+  return result < 0 ? nullptr : PyLong_FromLongLong(result);
+}
+
+// A planned call: what is known of it beforehand stays here, so that a call reads pointers, allocates and launches.
+
 // A tensor as DLPack's C exchange API shows it: no Python object is made for a size or a stride.
 struct Tensor {
   char* data;
@@ -136,11 +192,11 @@ static PyObject* attempt(PyObject* self, PyObject* const* args, Py_ssize_t given
   const Plan& plan = plan_of(self);
   const Py_ssize_t count = plan.program.inputs;
   if (given != 2 || !PyTuple_Check(args[1]) || PyTuple_GET_SIZE(args[1]) != count - 1) Py_RETURN_NONE;
-  PyObject* inputs[kMostArguments] = {args[0]};
+  PyObject* inputs[kMostArguments];
   int64_t a[kMostArguments];
   const int64_t* seen = plan.seen;
   for (Py_ssize_t i = 0; i < count; ++i) {
-    if (i > 0) inputs[i] = PyTuple_GET_ITEM(args[1], i - 1);
+    inputs[i] = i == 0 ? args[0] : PyTuple_GET_ITEM(args[1], i - 1);
     Tensor tensor;
     if (!read(plan, inputs[i], &tensor) || !is_as_described(tensor, &seen)) Py_RETURN_NONE;
     a[i] = tensor.pointer();
@@ -214,4 +270,20 @@ static PyObject* plan(PyObject*, PyObject* args) {
   else if (fill(made, inputs, facts)) result = Py_BuildValue("NN", PyCFunction_New(&attempt_method, capsule), PyCFunction_New(&run_method, capsule));
   Py_XDECREF(capsule);
   return result;
+}
+
+static PyMethodDef methods[] = {
+    {"launch", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(launch)), METH_FASTCALL, nullptr},
+    {"plan", plan, METH_VARARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+extern "C" PyObject* make_module(const char* name, const Program* given, int64_t count, const char* (*text)(int64_t)) {
+  static PyModuleDef definition = {PyModuleDef_HEAD_INIT, name, nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+  programs = given, program_count = count, error_text = text;
+  for (int64_t i = 0; i < count; ++i) {
+    if (given[i].arguments <= kMostArguments) continue;
+    return PyErr_Format(PyExc_ImportError, "%s takes %zd arguments, and %zd at most are allowed", given[i].name, given[i].arguments, kMostArguments);
+  }
+  return PyModule_Create(&definition);
 }
