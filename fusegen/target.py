@@ -317,6 +317,7 @@ _SPOKEN_FOR = """
     stride strips subnormal sum sum_of sums t tail take target task tasks tensor term theirs thread
     threads tile to together top total tt turn type used value values w wait_for_kernel_before
     wait_for_sent wanted warps whole widen width window word words x y z
+
     alignas alignof and asm auto bool break case catch char class compl const constexpr continue
     decltype default delete do double dynamic_cast else enum explicit export extern false float for
     friend goto if inline int long mutable namespace new noexcept not nullptr operator or private

@@ -395,6 +395,40 @@ class Terminal(io.StringIO):
         return True
 
 
+def test_a_file_is_kept_until_it_is_damaged(root):
+    made = []
+
+    def make(path):
+        made.append(path)
+        path.write_text("an object")
+
+    first = cache.keep("binding", make)
+    assert cache.keep("binding", make) == first and len(made) == 1
+    assert cache.keep("another", make) != first
+    first.write_text("an obj")
+    assert cache.keep("binding", make).read_text() == "an object"
+    assert len(made) == 3
+    assert len(list((root / "shared").iterdir())) == 2
+    assert stat.S_IMODE(first.stat().st_mode) == 0o644
+
+
+def test_a_file_that_cannot_be_made_leaves_no_trace(root):
+    def make(path):
+        path.write_text("half of it")
+        raise RuntimeError("no room")
+
+    with pytest.raises(RuntimeError, match="no room"):
+        cache.keep("binding", make)
+    assert not list((root / "shared").iterdir())
+
+
+def test_a_file_is_this_processs_own_where_the_cache_is_read_only(root, make_read_only):
+    root.mkdir()
+    make_read_only(root)
+    path = cache.keep("binding", lambda path: path.write_text("an object"))
+    assert path.read_text() == "an object" and root not in path.parents
+
+
 def test_a_build_shows_a_line_on_a_terminal(monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)

@@ -73,3 +73,31 @@ def test_rows_of_light_kernels_are_not_sent_for_ahead(
     situation = Situation((64, 1024), {"r": (64, 1024)} if "r" in parsed.operands else {}, dtype)
     (module,) = sources(parsed, "cuda", situation, grad=False)
     assert ("send_row" not in module.text) == is_light
+
+
+def test_a_kernel_behind_another_waits_for_it_before_it_reads() -> None:
+    """It may be set up while the other ends; reads that nobody is promised not to write under are
+    not moved before the wait.
+    """
+    chain = fusegen.chain("layernorm(w, b)")
+    (module,) = sources(chain, "cuda", Situation((64, 1024)), grad=True)
+    kernels = re.split(r"__global__ ", module.text)[1:]
+    assert [re.search(r"\b(\w+)\(", k[k.index(")") :])[1] for k in kernels] == [  # type: ignore[index]
+        "forward_row",
+        "backward_row",
+        "backward_finalise",
+    ]
+    assert ["wait_for_kernel_before" in k.split("{", 1)[1] for k in kernels] == [False, False, True]
+    assert "const Sum<float>* __restrict__" not in kernels[2]
+    assert module.text.count("follow(backward_finalise") == 1
+
+
+@pytest.mark.parametrize(("groups", "length", "is_long"), [(2, 123039, True), (1, 6400, False)])
+def test_a_share_in_two_long_stretches_reads_their_values_once(
+    groups: int, length: int, is_long: bool
+) -> None:
+    chain = fusegen.chain(f"silu | group_norm({groups}, w, b)")
+    situation = Situation((4, 8, length), {"w": (8,), "b": (8,)})
+    (module,) = sources(chain, "cuda", situation, grad=False)
+    assert ("share_edge" in module.text) == is_long
+    assert "kCells" in module.text, "rows of this length are shared by a team"

@@ -190,12 +190,30 @@ def test_no_build_wins_over_a_missing_compiler(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(toolchain.nvcc_path() is None, reason="no nvcc on this machine")
 def test_cuda_is_compiled_even_where_torch_has_none(tmp_path):
-    path = toolchain.build(CUDA, "sm_90", tmp_path)
+    directory = tmp_path / "build"
+    directory.mkdir()
+    path = toolchain.build(CUDA, "sm_90", directory)
     assert path.read_bytes().startswith(b"\x7fELF")
-    assert sorted(p.suffix for p in tmp_path.iterdir() if p.is_file()) == [".cpp", ".cu", ".so"]
+    assert sorted(p.suffix for p in directory.iterdir()) == [".cpp", ".cu", ".so"]
     needed = path.read_bytes()
     assert b"libcudart.so" in needed
     assert b"libtorch" not in needed
+
+
+def test_the_binding_to_python_is_compiled_once(root):
+    for expression in ("x + 1", "x + 2"):
+        toolchain.load(cpp(expression))
+    (binding,) = (root / "shared").iterdir()
+    built = binding.stat().st_mtime_ns
+    binding.write_bytes(binding.read_bytes()[:-1])  # a damaged one is not linked
+    toolchain.load(cpp("x + 3"))
+    assert binding.stat().st_mtime_ns > built
+
+
+def test_a_compiler_that_cannot_build_the_binding_is_reported(monkeypatch):
+    monkeypatch.setattr(toolchain, "BINDING_FLAGS", ("-fno-such-flag",))
+    with pytest.raises(BuildError, match=r"was not built: .*no-such-flag"):
+        toolchain.load(cpp("x + 4"))
 
 
 @pytest.mark.skipif(toolchain.nvcc_path() is None, reason="no nvcc on this machine")
