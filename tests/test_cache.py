@@ -403,7 +403,8 @@ def test_a_file_is_kept_until_it_is_damaged(root):
         path.write_text("an object")
 
     first = cache.keep("binding", make)
-    assert cache.keep("binding", make) == first and len(made) == 1
+    assert cache.keep("binding", make) == first
+    assert len(made) == 1
     assert cache.keep("another", make) != first
     first.write_text("an obj")
     assert cache.keep("binding", make).read_text() == "an object"
@@ -426,7 +427,8 @@ def test_a_file_is_this_processs_own_where_the_cache_is_read_only(root, make_rea
     root.mkdir()
     make_read_only(root)
     path = cache.keep("binding", lambda path: path.write_text("an object"))
-    assert path.read_text() == "an object" and root not in path.parents
+    assert path.read_text() == "an object"
+    assert root not in path.parents
 
 
 def test_a_build_shows_a_line_on_a_terminal(monkeypatch):

@@ -92,7 +92,7 @@ def test_a_kernel_behind_another_waits_for_it_before_it_reads() -> None:
     assert module.text.count("follow(backward_finalise") == 1
 
 
-@pytest.mark.parametrize(("groups", "length", "is_long"), [(2, 123039, True), (1, 6400, False)])
+@pytest.mark.parametrize(("groups", "length", "is_long"), [(2, 123039, True), (1, 3200, False)])
 def test_a_share_in_two_long_stretches_reads_their_values_once(
     groups: int, length: int, is_long: bool
 ) -> None:
