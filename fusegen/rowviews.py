@@ -215,6 +215,8 @@ class RowView(PlacedView):
         words = self.elements * len(self.full_reads) * self._words
         is_crowded = self.is_guarded and len(self.stages) <= 1
         most = MOST_AT_ONCE * (2 if is_crowded else 1)
+        if self.family == "column" and self.lanes == 1 and words <= most:
+            return max(1, 768 // self._words // self.threads)
         fits = words <= most and (self.lanes > 1 or is_crowded)
         fits = fits and self._leaves_little and not (self.stretches and self._words > 1)
         is_full = self.carried or any(r.is_dear for s in self.stages for r in s.reductions)

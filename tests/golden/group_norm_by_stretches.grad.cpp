@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <memory>
 #include <type_traits>
 
 #ifdef __linux__
@@ -92,6 +91,15 @@ inline Index rows_together(Index length) {
 }
 
 inline Index padded(Index width) { return (width + 15) / 16 * 16; }
+
+// What a thread keeps of its rows. (std::unique_ptr takes a quarter of a second to compile.)
+template <typename Value>
+struct Values {
+  Value* const at;
+  explicit Values(Index count) : at(new Value[count]) {}
+  Values(const Values&) = delete;
+  ~Values() { delete[] at; }
+};
 
 // The end of a line is filled up with copies of its last element.
 template <typename Value>
@@ -374,7 +382,7 @@ static void backward_row(const float* __restrict__ d_out, const float* __restric
   const Index tasks = (rows + together - 1) / together;
 #pragma omp parallel num_threads(threads) firstprivate(sizes) if (rows * length > kSerial)
   {
-    const std::unique_ptr<float[]> carried_rows(new float[together * padded(length)]);
+    const Values<float> carried_rows(together * padded(length));
 #pragma omp for schedule(static)
     for (Index task = 0; task < tasks; ++task) {
       const Index top = task * together, bottom = std::min(rows, top + together);
@@ -392,7 +400,7 @@ static void backward_row(const float* __restrict__ d_out, const float* __restric
           const Index above_inner = divide(first, sizes.inner);
           const Index inner = first - above_inner * sizes.inner.value;
           const Index axis_2 = above_inner;
-          float* const carried_line = carried_rows.get() + place + first;
+          float* const carried_line = carried_rows.at + place + first;
           float d_out_room[kLine];
           const float* const d_out_line = load<1>(d_out + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, d_out_room);
           float x_room[kLine];
@@ -450,7 +458,7 @@ static void backward_row(const float* __restrict__ d_out, const float* __restric
           const Index above_inner = divide(first, sizes.inner);
           const Index inner = first - above_inner * sizes.inner.value;
           const Index axis_2 = above_inner;
-          float* const carried_line = carried_rows.get() + place + first;
+          float* const carried_line = carried_rows.at + place + first;
           float x_room[kLine];
           const float* const x_line = load<1>(x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, x_room);
           const float saved_mean_value = widen(saved_mean[(outer) * sizes.axis_1.value + axis_1]);

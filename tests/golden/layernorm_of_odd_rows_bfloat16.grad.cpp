@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <memory>
 #include <type_traits>
 
 #ifdef __linux__
@@ -107,6 +106,15 @@ inline Index rows_together(Index length) {
 }
 
 inline Index padded(Index width) { return (width + 15) / 16 * 16; }
+
+// What a thread keeps of its rows. (std::unique_ptr takes a quarter of a second to compile.)
+template <typename Value>
+struct Values {
+  Value* const at;
+  explicit Values(Index count) : at(new Value[count]) {}
+  Values(const Values&) = delete;
+  ~Values() { delete[] at; }
+};
 
 // The end of a line is filled up with copies of its last element.
 template <typename Value>
@@ -415,7 +423,7 @@ static void backward_row(const bfloat16* __restrict__ d_out, const bfloat16* __r
   const Index tasks = slots_of(rows, length);
 #pragma omp parallel num_threads(threads) firstprivate(sizes) if (rows * length > kSerial)
   {
-    const std::unique_ptr<float[]> carried_rows(new float[together * padded(length)]);
+    const Values<float> carried_rows(together * padded(length));
 #pragma omp for schedule(static)
     for (Index task = 0; task < tasks; ++task) {
       Sum* const total_columns = total_partials + task * length;
@@ -435,7 +443,7 @@ static void backward_row(const bfloat16* __restrict__ d_out, const bfloat16* __r
           for (Index first = 0; first < length; first += kLine) {
             const Index width = std::min(kLine, length - first);
             const Index inner = first;
-            float* const carried_line = carried_rows.get() + place + first;
+            float* const carried_line = carried_rows.at + place + first;
             float d_out_room[kLine];
             const float* const d_out_line = load<1>(d_out + (outer) * sizes.inner.value + inner, width,
                 d_out_room);
@@ -491,7 +499,7 @@ static void backward_row(const bfloat16* __restrict__ d_out, const bfloat16* __r
           for (Index first = 0; first < length; first += kLine) {
             const Index width = std::min(kLine, length - first);
             const Index inner = first;
-            float* const carried_line = carried_rows.get() + place + first;
+            float* const carried_line = carried_rows.at + place + first;
             float x_room[kLine];
             const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
             float residual_room[kLine];

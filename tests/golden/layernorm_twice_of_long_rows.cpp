@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <memory>
 #include <type_traits>
 
 #ifdef __linux__
@@ -97,6 +96,15 @@ inline Index rows_together(Index length) {
 }
 
 inline Index padded(Index width) { return (width + 15) / 16 * 16; }
+
+// What a thread keeps of its rows. (std::unique_ptr takes a quarter of a second to compile.)
+template <typename Value>
+struct Values {
+  Value* const at;
+  explicit Values(Index count) : at(new Value[count]) {}
+  Values(const Values&) = delete;
+  ~Values() { delete[] at; }
+};
 
 // The end of a line is filled up with copies of its last element.
 template <typename Value>
@@ -244,7 +252,7 @@ static void forward_row(const float* __restrict__ x, float* __restrict__ out, co
   const Index tasks = (rows + together - 1) / together;
 #pragma omp parallel num_threads(threads) firstprivate(sizes) if (rows * length > kSerial)
   {
-    const std::unique_ptr<float[]> carried_after_gelu_rows(new float[together * padded(length)]);
+    const Values<float> carried_after_gelu_rows(together * padded(length));
 #pragma omp for schedule(static)
     for (Index task = 0; task < tasks; ++task) {
       const Index top = task * together, bottom = std::min(rows, top + together);
@@ -274,7 +282,7 @@ static void forward_row(const float* __restrict__ x, float* __restrict__ out, co
         for (Index first = 0; first < length; first += kLine) {
           const Index width = std::min(kLine, length - first);
           const Index inner = first;
-          float* const carried_after_gelu_line = carried_after_gelu_rows.get() + place + first;
+          float* const carried_after_gelu_line = carried_after_gelu_rows.at + place + first;
           float x_room[kLine];
           const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
           float mean_2_term_line[kLine];
@@ -301,7 +309,7 @@ static void forward_row(const float* __restrict__ x, float* __restrict__ out, co
         for (Index first = 0; first < length; first += kLine) {
           const Index width = std::min(kLine, length - first);
           const Index inner = first;
-          float* const carried_after_gelu_line = carried_after_gelu_rows.get() + place + first;
+          float* const carried_after_gelu_line = carried_after_gelu_rows.at + place + first;
           float out_room[kLine];
           float* const out_line = target<1>(out + (outer) * sizes.inner.value + inner, width, out_room);
 #pragma omp simd

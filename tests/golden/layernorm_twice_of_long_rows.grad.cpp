@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <memory>
 #include <type_traits>
 
 #ifdef __linux__
@@ -116,6 +115,15 @@ inline Index rows_together(Index length) {
 }
 
 inline Index padded(Index width) { return (width + 15) / 16 * 16; }
+
+// What a thread keeps of its rows. (std::unique_ptr takes a quarter of a second to compile.)
+template <typename Value>
+struct Values {
+  Value* const at;
+  explicit Values(Index count) : at(new Value[count]) {}
+  Values(const Values&) = delete;
+  ~Values() { delete[] at; }
+};
 
 // The end of a line is filled up with copies of its last element.
 template <typename Value>
@@ -287,7 +295,7 @@ static void forward_row(const float* __restrict__ x, float* __restrict__ out, fl
   const Index tasks = (rows + together - 1) / together;
 #pragma omp parallel num_threads(threads) firstprivate(sizes) if (rows * length > kSerial)
   {
-    const std::unique_ptr<float[]> carried_after_gelu_rows(new float[together * padded(length)]);
+    const Values<float> carried_after_gelu_rows(together * padded(length));
 #pragma omp for schedule(static)
     for (Index task = 0; task < tasks; ++task) {
       const Index top = task * together, bottom = std::min(rows, top + together);
@@ -317,7 +325,7 @@ static void forward_row(const float* __restrict__ x, float* __restrict__ out, fl
         for (Index first = 0; first < length; first += kLine) {
           const Index width = std::min(kLine, length - first);
           const Index inner = first;
-          float* const carried_after_gelu_line = carried_after_gelu_rows.get() + place + first;
+          float* const carried_after_gelu_line = carried_after_gelu_rows.at + place + first;
           float x_room[kLine];
           const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
           float mean_2_term_line[kLine];
@@ -344,7 +352,7 @@ static void forward_row(const float* __restrict__ x, float* __restrict__ out, fl
         for (Index first = 0; first < length; first += kLine) {
           const Index width = std::min(kLine, length - first);
           const Index inner = first;
-          float* const carried_after_gelu_line = carried_after_gelu_rows.get() + place + first;
+          float* const carried_after_gelu_line = carried_after_gelu_rows.at + place + first;
           float out_room[kLine];
           float* const out_line = target<1>(out + (outer) * sizes.inner.value + inner, width, out_room);
 #pragma omp simd
@@ -439,8 +447,8 @@ static void backward_row(const float* __restrict__ d_out, const float* __restric
   const Index tasks = (rows + together - 1) / together;
 #pragma omp parallel num_threads(threads) firstprivate(sizes) if (rows * length > kSerial)
   {
-    const std::unique_ptr<float[]> carried_rows(new float[together * padded(length)]);
-    const std::unique_ptr<float[]> carried_2_rows(new float[together * padded(length)]);
+    const Values<float> carried_rows(together * padded(length));
+    const Values<float> carried_2_rows(together * padded(length));
 #pragma omp for schedule(static)
     for (Index task = 0; task < tasks; ++task) {
       const Index top = task * together, bottom = std::min(rows, top + together);
@@ -454,7 +462,7 @@ static void backward_row(const float* __restrict__ d_out, const float* __restric
         for (Index first = 0; first < length; first += kLine) {
           const Index width = std::min(kLine, length - first);
           const Index inner = first;
-          float* const carried_line = carried_rows.get() + place + first;
+          float* const carried_line = carried_rows.at + place + first;
           float d_out_room[kLine];
           const float* const d_out_line = load<1>(d_out + (outer) * sizes.inner.value + inner, width,
               d_out_room);
@@ -493,8 +501,8 @@ static void backward_row(const float* __restrict__ d_out, const float* __restric
         for (Index first = 0; first < length; first += kLine) {
           const Index width = std::min(kLine, length - first);
           const Index inner = first;
-          float* const carried_line = carried_rows.get() + place + first;
-          float* const carried_2_line = carried_2_rows.get() + place + first;
+          float* const carried_line = carried_rows.at + place + first;
+          float* const carried_2_line = carried_2_rows.at + place + first;
           float d_out_room[kLine];
           const float* const d_out_line = load<1>(d_out + (outer) * sizes.inner.value + inner, width,
               d_out_room);
@@ -535,7 +543,7 @@ static void backward_row(const float* __restrict__ d_out, const float* __restric
         for (Index first = 0; first < length; first += kLine) {
           const Index width = std::min(kLine, length - first);
           const Index inner = first;
-          float* const carried_2_line = carried_2_rows.get() + place + first;
+          float* const carried_2_line = carried_2_rows.at + place + first;
           float x_room[kLine];
           const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
           const float saved_mean_value = widen(saved_mean[outer]);

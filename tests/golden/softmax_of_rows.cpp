@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <memory>
 #include <type_traits>
 
 #ifdef __linux__
@@ -92,6 +91,15 @@ inline Index rows_together(Index length) {
 }
 
 inline Index padded(Index width) { return (width + 15) / 16 * 16; }
+
+// What a thread keeps of its rows. (std::unique_ptr takes a quarter of a second to compile.)
+template <typename Value>
+struct Values {
+  Value* const at;
+  explicit Values(Index count) : at(new Value[count]) {}
+  Values(const Values&) = delete;
+  ~Values() { delete[] at; }
+};
 
 // The end of a line is filled up with copies of its last element.
 template <typename Value>
@@ -234,7 +242,7 @@ static void forward_row(const float* __restrict__ x, const float* __restrict__ w
   const Index tasks = (rows + together - 1) / together;
 #pragma omp parallel num_threads(threads) firstprivate(sizes) if (rows * length > kSerial)
   {
-    const std::unique_ptr<float[]> carried_rows(new float[together * padded(length)]);
+    const Values<float> carried_rows(together * padded(length));
 #pragma omp for schedule(static)
     for (Index task = 0; task < tasks; ++task) {
       const Index top = task * together, bottom = std::min(rows, top + together);
@@ -260,7 +268,7 @@ static void forward_row(const float* __restrict__ x, const float* __restrict__ w
         for (Index first = 0; first < length; first += kLine) {
           const Index width = std::min(kLine, length - first);
           const Index inner = first;
-          float* const carried_line = carried_rows.get() + place + first;
+          float* const carried_line = carried_rows.at + place + first;
           float x_room[kLine];
           const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
           float total_term_line[kLine];
@@ -284,7 +292,7 @@ static void forward_row(const float* __restrict__ x, const float* __restrict__ w
         for (Index first = 0; first < length; first += kLine) {
           const Index width = std::min(kLine, length - first);
           const Index inner = first;
-          float* const carried_line = carried_rows.get() + place + first;
+          float* const carried_line = carried_rows.at + place + first;
           float weight_room[kLine];
           const float* const weight_line = load<1>(weight + inner, width, weight_room);
           float out_room[kLine];

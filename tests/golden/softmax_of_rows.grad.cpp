@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <memory>
 #include <type_traits>
 
 #ifdef __linux__
@@ -97,6 +96,15 @@ inline Index rows_together(Index length) {
 }
 
 inline Index padded(Index width) { return (width + 15) / 16 * 16; }
+
+// What a thread keeps of its rows. (std::unique_ptr takes a quarter of a second to compile.)
+template <typename Value>
+struct Values {
+  Value* const at;
+  explicit Values(Index count) : at(new Value[count]) {}
+  Values(const Values&) = delete;
+  ~Values() { delete[] at; }
+};
 
 // The end of a line is filled up with copies of its last element.
 template <typename Value>
@@ -255,7 +263,7 @@ static void forward_row(const float* __restrict__ x, const float* __restrict__ w
   const Index tasks = (rows + together - 1) / together;
 #pragma omp parallel num_threads(threads) firstprivate(sizes) if (rows * length > kSerial)
   {
-    const std::unique_ptr<float[]> carried_rows(new float[together * padded(length)]);
+    const Values<float> carried_rows(together * padded(length));
 #pragma omp for schedule(static)
     for (Index task = 0; task < tasks; ++task) {
       const Index top = task * together, bottom = std::min(rows, top + together);
@@ -281,7 +289,7 @@ static void forward_row(const float* __restrict__ x, const float* __restrict__ w
         for (Index first = 0; first < length; first += kLine) {
           const Index width = std::min(kLine, length - first);
           const Index inner = first;
-          float* const carried_line = carried_rows.get() + place + first;
+          float* const carried_line = carried_rows.at + place + first;
           float x_room[kLine];
           const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
           float total_term_line[kLine];
@@ -305,7 +313,7 @@ static void forward_row(const float* __restrict__ x, const float* __restrict__ w
         for (Index first = 0; first < length; first += kLine) {
           const Index width = std::min(kLine, length - first);
           const Index inner = first;
-          float* const carried_line = carried_rows.get() + place + first;
+          float* const carried_line = carried_rows.at + place + first;
           float weight_room[kLine];
           const float* const weight_line = load<1>(weight + inner, width, weight_room);
           float out_room[kLine];
@@ -368,7 +376,7 @@ static void backward_row(const float* __restrict__ x, const float* __restrict__ 
   const Index tasks = slots_of(rows, length);
 #pragma omp parallel num_threads(threads) firstprivate(sizes) if (rows * length > kSerial)
   {
-    const std::unique_ptr<float[]> carried_rows(new float[together * padded(length)]);
+    const Values<float> carried_rows(together * padded(length));
 #pragma omp for schedule(static)
     for (Index task = 0; task < tasks; ++task) {
       Sum* const total_columns = total_partials + task * length;
@@ -384,7 +392,7 @@ static void backward_row(const float* __restrict__ x, const float* __restrict__ 
           for (Index first = 0; first < length; first += kLine) {
             const Index width = std::min(kLine, length - first);
             const Index inner = first;
-            float* const carried_line = carried_rows.get() + place + first;
+            float* const carried_line = carried_rows.at + place + first;
             float x_room[kLine];
             const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
             const float saved_bound_value = widen(saved_bound[outer]);
@@ -422,7 +430,7 @@ static void backward_row(const float* __restrict__ x, const float* __restrict__ 
           for (Index first = 0; first < length; first += kLine) {
             const Index width = std::min(kLine, length - first);
             const Index inner = first;
-            float* const carried_line = carried_rows.get() + place + first;
+            float* const carried_line = carried_rows.at + place + first;
             float d_out_room[kLine];
             const float* const d_out_line = load<1>(d_out + (outer) * sizes.inner.value + inner, width,
                 d_out_room);
