@@ -329,7 +329,7 @@ class KernelView(Indexing):
     @property
     def threads(self) -> int:
         """Threads in a block."""
-        return {"pointwise": 64, "finalise": 512}.get(self.family, 256)
+        return {"pointwise": 64, "inner": 128, "finalise": 512}.get(self.family, 256)
 
     @property
     def accumulated(self) -> list[ReductionView]:

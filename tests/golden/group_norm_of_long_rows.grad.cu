@@ -666,13 +666,13 @@ __device__ __forceinline__ void backward_inner_values(const float d_out, const f
 }
 
 // Reads d_out, x, weight by (axis_1, axis_2), saved_mean by (outer, axis_1); leaves partials of total, total_2.
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(128)
 backward_inner(const float* __restrict__ d_out, const float* __restrict__ weight,
     const float* __restrict__ x, const float* __restrict__ saved_mean,
     Sum<float>* __restrict__ total_partials, Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes,
     Index rows, Index pieces, Index piece_length) {
   constexpr int kLanes = 4, kPacks = 2;
-  __shared__ alignas(16) unsigned char shared[256 * 4];
+  __shared__ alignas(16) unsigned char shared[128 * 4];
   const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
   const bool is_live = task < rows * pieces;
   const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
@@ -804,7 +804,7 @@ __device__ __forceinline__ void backward_inner_2_values(const float x, const flo
 }
 
 // Reads d_out, x, saved_mean by (outer, axis_1), saved_variance by (outer, axis_1), total by (outer, axis_1), weight by (axis_1, axis_2), total_2 by (outer, axis_1); leaves partials of total_3, total_4; writes d_x.
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(128)
 backward_inner_2(const float* d_out, const float* x, const float* saved_mean, const float* saved_variance,
     const float* total, const float* weight, const float* total_2, float* __restrict__ d_x,
     Sum<float>* __restrict__ total_3_partials, Sum<float>* __restrict__ total_4_partials,
@@ -812,7 +812,7 @@ backward_inner_2(const float* d_out, const float* x, const float* saved_mean, co
   wait_for_kernel_before();
   const float count_of_axis_2_inner_value = static_cast<float>(sizes.axis_2.value * sizes.inner.value);
   constexpr int kLanes = 4, kPacks = 2;
-  __shared__ alignas(16) unsigned char shared[256 * 4];
+  __shared__ alignas(16) unsigned char shared[128 * 4];
   const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
   const bool is_live = task < rows * pieces;
   const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
@@ -1098,8 +1098,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
   if (is_measuring) return scratch.used;
   {
     const int64_t piece_length = ceil_divide(backward_inner_length, backward_inner_pieces);
-    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 32, 256));
-    const dim3 block(lanes, 256 / lanes);
+    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 32, 128));
+    const dim3 block(lanes, 128 / lanes);
     const auto blocks = static_cast<unsigned>(ceil_divide(backward_inner_rows * backward_inner_pieces,
         block.y));
     backward_inner<<<blocks, block, 0, stream>>>(d_out, weight, x, saved_mean, total_partials,
@@ -1120,8 +1120,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
   }
   {
     const int64_t piece_length = ceil_divide(backward_inner_2_length, backward_inner_2_pieces);
-    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 32, 256));
-    const dim3 block(lanes, 256 / lanes);
+    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 32, 128));
+    const dim3 block(lanes, 128 / lanes);
     const auto blocks = static_cast<unsigned>(ceil_divide(backward_inner_2_rows * backward_inner_2_pieces,
         block.y));
     follow(backward_inner_2, blocks, block, 0, stream, d_out, x, saved_mean, saved_variance, total_scratch,

@@ -159,11 +159,11 @@ __device__ __forceinline__ void forward_inner_values(const float x, float& mean_
 }
 
 // Reads x; leaves partials of mean.
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(128)
 forward_inner(const float* __restrict__ x, Moments<float>* __restrict__ mean_partials, ForwardSizes sizes,
     Index rows, Index pieces, Index piece_length) {
   constexpr int kLanes = 4, kPacks = 2;
-  __shared__ alignas(16) unsigned char shared[256 * 16];
+  __shared__ alignas(16) unsigned char shared[128 * 16];
   const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
   const bool is_live = task < rows * pieces;
   const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
@@ -397,8 +397,8 @@ extern "C" int64_t run_forward(const int64_t* a) {
   if (is_measuring) return scratch.used;
   {
     const int64_t piece_length = ceil_divide(forward_inner_length, forward_inner_pieces);
-    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 32, 256));
-    const dim3 block(lanes, 256 / lanes);
+    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 32, 128));
+    const dim3 block(lanes, 128 / lanes);
     const auto blocks = static_cast<unsigned>(ceil_divide(forward_inner_rows * forward_inner_pieces,
         block.y));
     forward_inner<<<blocks, block, 0, stream>>>(x, mean_partials, sizes,

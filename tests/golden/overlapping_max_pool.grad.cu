@@ -308,11 +308,11 @@ __device__ __forceinline__ void backward_inner_values(const float d_out, float& 
 }
 
 // Reads d_out; leaves partials of total.
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(128)
 backward_inner(const float* __restrict__ d_out, Sum<float>* __restrict__ total_partials, BackwardSizes sizes,
     Index rows, Index pieces, Index piece_length) {
   constexpr int kLanes = 4, kPacks = 2;
-  __shared__ alignas(16) unsigned char shared[256 * 4];
+  __shared__ alignas(16) unsigned char shared[128 * 4];
   const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
   const bool is_live = task < rows * pieces;
   const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
@@ -539,8 +539,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
   if (is_measuring) return scratch.used;
   {
     const int64_t piece_length = ceil_divide(backward_inner_length, backward_inner_pieces);
-    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 32, 256));
-    const dim3 block(lanes, 256 / lanes);
+    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 32, 128));
+    const dim3 block(lanes, 128 / lanes);
     const auto blocks = static_cast<unsigned>(ceil_divide(backward_inner_rows * backward_inner_pieces,
         block.y));
     backward_inner<<<blocks, block, 0, stream>>>(d_out, total_partials, sizes,
