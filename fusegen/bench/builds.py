@@ -1,7 +1,8 @@
 """First calls in a new process, cold and from the cache, and what the built kernels take.
 
-A run has a cache of its own, empty at first: one process makes every first call in it, which
-builds; a second makes them again, which loads; then the run itself uses what is there.
+A run has a cache of its own, empty at first: one process makes the first calls of some works in
+it, one after the other, which builds; a second makes them again, which loads. What other works need
+is then built side by side, and the run itself uses what is there.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -76,6 +78,28 @@ def build_times(
         "works": by_work,
     }
     return times, {key: name for key, (name, _) in cold["built"].items()}
+
+
+def prebuild(works: Sequence[Work], device: str, modules: Sequence[str]) -> dict[str, str]:
+    """Builds what works need in several processes, and tells which work built each module.
+
+    What fails there is left to the measurement, which can say more of it.
+    """
+    count = min(len(works), max(1, (os.cpu_count() or 1) // 2))
+
+    def build(part: int) -> dict[str, str]:
+        try:
+            found = _first_calls(works[part::count], device, modules)
+        except FusegenError:
+            return {}
+        return {key: name for key, (name, _) in found["built"].items()}
+
+    built_by: dict[str, str] = {}
+    if works:
+        with ThreadPoolExecutor(count) as pool:
+            for found in pool.map(build, range(count)):
+                built_by |= found
+    return built_by
 
 
 def _first_calls(works: Sequence[Work], device: str, modules: Sequence[str]) -> dict[str, Any]:

@@ -704,6 +704,12 @@ backward_inner(const float* __restrict__ d_out, const float* __restrict__ weight
       element(i - base, widen(d_out[i]), widen(x[i]));
     }
     for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
+      // Added up a turn at a time: a sum that runs through all of them would lose digits.
+      const Sum<float> total_mine = total_sum;
+      total_sum = Sum<float>();
+      // Added up a turn at a time: a sum that runs through all of them would lose digits.
+      const Sum<float> total_2_mine = total_2_sum;
+      total_2_sum = Sum<float>();
       Pack<float, kLanes> d_out_in[kPacks];
       Pack<float, kLanes> x_in[kPacks];
 #pragma unroll
@@ -722,6 +728,8 @@ backward_inner(const float* __restrict__ d_out, const float* __restrict__ weight
           element(i + lane - base, widen(d_out_in[p], lane), widen(x_in[p], lane));
         }
       }
+      total_sum.merge(total_mine);
+      total_2_sum.merge(total_2_mine);
     }
   }
   total_sum = merge_tree(total_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,
@@ -854,6 +862,12 @@ backward_inner_2(const float* d_out, const float* x, const float* saved_mean, co
       element(i - base, widen(d_out[i]), widen(x[i]), d_x[i]);
     }
     for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
+      // Added up a turn at a time: a sum that runs through all of them would lose digits.
+      const Sum<float> total_3_mine = total_3_sum;
+      total_3_sum = Sum<float>();
+      // Added up a turn at a time: a sum that runs through all of them would lose digits.
+      const Sum<float> total_4_mine = total_4_sum;
+      total_4_sum = Sum<float>();
       Pack<float, kLanes> d_out_in[kPacks];
       Pack<float, kLanes> x_in[kPacks];
 #pragma unroll
@@ -874,6 +888,8 @@ backward_inner_2(const float* d_out, const float* x, const float* saved_mean, co
         }
         store(d_x + i, d_x_out);
       }
+      total_3_sum.merge(total_3_mine);
+      total_4_sum.merge(total_4_mine);
     }
   }
   total_3_sum = merge_tree(total_3_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,

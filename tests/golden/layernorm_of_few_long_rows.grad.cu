@@ -383,6 +383,12 @@ backward_inner(const float* __restrict__ d_out, const float* __restrict__ x,
       element(i - base, widen(d_out[i]), widen(x[i]));
     }
     for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
+      // Added up a turn at a time: a sum that runs through all of them would lose digits.
+      const Sum<float> total_mine = total_sum;
+      total_sum = Sum<float>();
+      // Added up a turn at a time: a sum that runs through all of them would lose digits.
+      const Sum<float> total_2_mine = total_2_sum;
+      total_2_sum = Sum<float>();
       Pack<float, kLanes> d_out_in[kPacks];
       Pack<float, kLanes> x_in[kPacks];
 #pragma unroll
@@ -401,6 +407,8 @@ backward_inner(const float* __restrict__ d_out, const float* __restrict__ x,
           element(i + lane - base, widen(d_out_in[p], lane), widen(x_in[p], lane));
         }
       }
+      total_sum.merge(total_mine);
+      total_2_sum.merge(total_2_mine);
     }
   }
   total_sum = merge_tree(total_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,

@@ -309,6 +309,12 @@ backward_inner(const bool* __restrict__ mask, const float* __restrict__ d_out,
       element(i - base, widen(d_out[i]), widen(x[i]), d_x[i]);
     }
     for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
+      // Added up a turn at a time: a sum that runs through all of them would lose digits.
+      const Sum<float> total_mine = total_sum;
+      total_sum = Sum<float>();
+      // Added up a turn at a time: a sum that runs through all of them would lose digits.
+      const Sum<float> total_2_mine = total_2_sum;
+      total_2_sum = Sum<float>();
       Pack<float, kLanes> d_out_in[kPacks];
       Pack<float, kLanes> x_in[kPacks];
 #pragma unroll
@@ -329,6 +335,8 @@ backward_inner(const bool* __restrict__ mask, const float* __restrict__ d_out,
         }
         store(d_x + i, d_x_out);
       }
+      total_sum.merge(total_mine);
+      total_2_sum.merge(total_2_mine);
     }
   }
   total_sum = merge_tree(total_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,

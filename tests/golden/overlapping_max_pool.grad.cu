@@ -338,6 +338,9 @@ backward_inner(const float* __restrict__ d_out, Sum<float>* __restrict__ total_p
       element(i - base, widen(d_out[i]));
     }
     for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
+      // Added up a turn at a time: a sum that runs through all of them would lose digits.
+      const Sum<float> total_mine = total_sum;
+      total_sum = Sum<float>();
       Pack<float, kLanes> d_out_in[kPacks];
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
@@ -354,6 +357,7 @@ backward_inner(const float* __restrict__ d_out, Sum<float>* __restrict__ total_p
           element(i + lane - base, widen(d_out_in[p], lane));
         }
       }
+      total_sum.merge(total_mine);
     }
   }
   total_sum = merge_tree(total_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,

@@ -264,6 +264,9 @@ backward_inner(const float* __restrict__ x, const float* __restrict__ bias, cons
       element(i - base, widen(x[i]), widen(d_out[i]), d_x[i]);
     }
     for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
+      // Added up a turn at a time: a sum that runs through all of them would lose digits.
+      const Sum<float> total_mine = total_sum;
+      total_sum = Sum<float>();
       Pack<float, kLanes> x_in[kPacks];
       Pack<float, kLanes> d_out_in[kPacks];
 #pragma unroll
@@ -284,6 +287,7 @@ backward_inner(const float* __restrict__ x, const float* __restrict__ bias, cons
         }
         store(d_x + i, d_x_out);
       }
+      total_sum.merge(total_mine);
     }
   }
   total_sum = merge_tree(total_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,
