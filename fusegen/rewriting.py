@@ -147,35 +147,26 @@ def operation(op: str, *args: Expr) -> Expr:
 def joined_products(
     roots: Sequence[Expr], named: Collection[Expr], along: Collection[int] = ()
 ) -> dict[Expr, Expr]:
-    """Every node below the roots, a product that only a sum uses joined with it into one fma, and a
-    sum of two products that only a sum uses, into two; with `along`, if a product varies along one
-    of those groups.
+    """Every node below the roots, a product that only a sum uses joined with it into one fma; with
+    `along`, if it varies along one of those groups.
     """
     users = users_of(roots)
     new: dict[Expr, Expr] = {}
-
-    def is_inner(node: Expr, op: str) -> bool:
-        is_apt = node.op == op and users[node] == 1 and node not in named
-        return is_apt and (not along or bool(node.extent & set(along)))
-
     for node in ir.topological(roots):
         args = tuple(new[a] for a in node.args)
         new[node] = ir.rebuild(node, args)
         if node.op not in ("add", "sub"):
             continue
-        for i, part in enumerate(node.args):
-            products = [part] if is_inner(part, "mul") else []
-            if is_inner(part, "add") and all(is_inner(p, "mul") for p in part.args):
-                products = [*part.args]
-            if not products:
+        for i, product in enumerate(node.args):
+            if product.op != "mul" or users[product] > 1 or product in named:
                 continue
-            total, is_taken = args[1 - i], node.op == "sub" and i == 1
-            if node.op == "sub" and i == 0:
-                total = _minus(total)
-            for product in reversed(products):
-                a, b = (new[factor] for factor in product.args)
-                total = operation("fma", _minus(a) if is_taken else a, b, total)
-            new[node] = total
+            if along and not product.extent & set(along):
+                continue
+            a, b = (new[factor] for factor in product.args)
+            other = args[1 - i]
+            if node.op == "sub":
+                a, other = (a, _minus(other)) if i == 0 else (_minus(a), other)
+            new[node] = operation("fma", a, b, other)
             break
     return new
 

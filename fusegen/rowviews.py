@@ -97,8 +97,12 @@ class RowView(PlacedView):
     def is_wide(self) -> str:
         """Whether a row always has more threads than a warp."""
         tier = self.kernel.tier
+        if tier is None or tier.is_shared:
+            return str(tier is not None).lower()
         beyond = 32 * self.elements + (2 * self.lanes if self.is_shifted else 0)
-        return str(tier is not None and (tier.is_shared or tier.shortest >= beyond)).lower()
+        # Measured: with registers full, the compiler does better without knowing.
+        is_full = self.has_shared_sums and self.lanes <= _FEW_LANES
+        return str(tier.shortest >= beyond and not is_full).lower()
 
     @property
     def lanes(self) -> int:

@@ -545,15 +545,15 @@ backward_finalise(const float* saved_variance, float* __restrict__ d_weight, flo
 
 __device__ __forceinline__ void backward_pointwise_values_once(const float saved_variance, const float total,
     const float weight, const float count_of_outer_inner, const float total_2, float& inverse_root,
-    float& quotient, float& negated) {
+    float& quotient, float& quotient_2) {
   inverse_root = rsqrtf(saved_variance + 1e-05f);
   quotient = -(total * weight * inverse_root * inverse_root * inverse_root) / count_of_outer_inner;
-  negated = -(total_2 * weight * inverse_root / count_of_outer_inner);
+  quotient_2 = total_2 * weight * inverse_root / count_of_outer_inner;
 }
 
 __device__ __forceinline__ void backward_pointwise_values(const float x, const float saved_mean,
     const float quotient, const float d_out, const float inverse_root, const float weight, const float bias,
-    const float negated, float& d_x) {
+    const float quotient_2, float& d_x) {
   // batch_norm(running_mean, running_var, weight, bias, training=True)
   const float difference = x - saved_mean;
   const float after_batch_norm = fmaf(difference * inverse_root, weight, bias);
@@ -566,7 +566,8 @@ __device__ __forceinline__ void backward_pointwise_values(const float x, const f
   const float sum_2 = fmaf(after_batch_norm, exp2_flushed(sum),
       after_batch_norm < 0.0f ? power : 1.0f - power);
   const float d_after_batch_norm = d_out * sum_2;
-  d_x = fmaf(difference, quotient, fmaf(d_after_batch_norm * weight, inverse_root, negated));
+  const float sum_3 = fmaf(difference, quotient, d_after_batch_norm * weight * inverse_root);
+  d_x = sum_3 - quotient_2;
 }
 
 // Reads x, d_out, saved_mean by (middle), total by (middle), weight by (middle), saved_variance by (middle), bias by (middle), total_2 by (middle); writes d_x.
@@ -590,7 +591,7 @@ backward_pointwise(const float* x, const float* saved_mean, const float* total, 
   }
   // What element i's row has one of, where it is in what its row shares with others, and how many are left of the row.
   const auto enter_row = [&](Index i, float& saved_mean_row, float& quotient_row, float& inverse_root_row,
-      float& weight_row, float& bias_row, float& negated_row) {
+      float& weight_row, float& bias_row, float& quotient_2_row) {
     const Index above_inner = divide(i, sizes.inner);
     const Index inner = i - above_inner * sizes.inner.value;
     const Index above_middle = divide(above_inner, sizes.middle);
@@ -603,15 +604,15 @@ backward_pointwise(const float* x, const float* saved_mean, const float* total, 
     const float total_2_value = widen(total_2[middle]);
     float inverse_root_value;
     float quotient_value;
-    float negated_value;
+    float quotient_2_value;
     backward_pointwise_values_once(saved_variance_value, total_value, weight_value,
-        count_of_outer_inner_value, total_2_value, inverse_root_value, quotient_value, negated_value);
+        count_of_outer_inner_value, total_2_value, inverse_root_value, quotient_value, quotient_2_value);
     saved_mean_row = saved_mean_value;
     quotient_row = quotient_value;
     inverse_root_row = inverse_root_value;
     weight_row = weight_value;
     bias_row = bias_value;
-    negated_row = negated_value;
+    quotient_2_row = quotient_2_value;
     return sizes.inner.value - inner;
   };
 #pragma unroll
@@ -623,9 +624,9 @@ backward_pointwise(const float* x, const float* saved_mean, const float* total, 
     float inverse_root_here;
     float weight_here;
     float bias_here;
-    float negated_here;
+    float quotient_2_here;
     const Index left = enter_row(i, saved_mean_here, quotient_here, inverse_root_here, weight_here,
-        bias_here, negated_here);
+        bias_here, quotient_2_here);
     const bool is_crossing = kMayCross && left < kLanes;
     if (i + kLanes <= count && (left >= kLanes || (kMayCross && sizes.inner.value >= kLanes))) {
       float saved_mean_next = saved_mean_here;
@@ -633,9 +634,9 @@ backward_pointwise(const float* x, const float* saved_mean, const float* total, 
       float inverse_root_next = inverse_root_here;
       float weight_next = weight_here;
       float bias_next = bias_here;
-      float negated_next = negated_here;
+      float quotient_2_next = quotient_2_here;
       if (is_crossing) enter_row(i + left, saved_mean_next, quotient_next, inverse_root_next, weight_next,
-          bias_next, negated_next);
+          bias_next, quotient_2_next);
       Pack<float, kLanes> d_x_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
@@ -647,28 +648,29 @@ backward_pointwise(const float* x, const float* saved_mean, const float* total, 
         const float inverse_root_value = is_next ? inverse_root_next : inverse_root_here;
         const float weight_value = is_next ? weight_next : weight_here;
         const float bias_value = is_next ? bias_next : bias_here;
-        const float negated_value = is_next ? negated_next : negated_here;
+        const float quotient_2_value = is_next ? quotient_2_next : quotient_2_here;
         float d_x_value;
         backward_pointwise_values(x_value, saved_mean_value, quotient_value, d_out_value, inverse_root_value,
-            weight_value, bias_value, negated_value, d_x_value);
+            weight_value, bias_value, quotient_2_value, d_x_value);
         d_x_out.at[lane] = narrow<float>(d_x_value);
       }
       store(d_x + i, d_x_out);
     } else {
 #pragma unroll 1
       for (Index j = i; j < count && j < i + kLanes; ++j) {
-        enter_row(j, saved_mean_here, quotient_here, inverse_root_here, weight_here, bias_here, negated_here);
+        enter_row(j, saved_mean_here, quotient_here, inverse_root_here, weight_here, bias_here,
+            quotient_2_here);
         const float saved_mean_value = saved_mean_here;
         const float quotient_value = quotient_here;
         const float inverse_root_value = inverse_root_here;
         const float weight_value = weight_here;
         const float bias_value = bias_here;
-        const float negated_value = negated_here;
+        const float quotient_2_value = quotient_2_here;
         const float x_value = widen(x[j]);
         const float d_out_value = widen(d_out[j]);
         float d_x_value;
         backward_pointwise_values(x_value, saved_mean_value, quotient_value, d_out_value, inverse_root_value,
-            weight_value, bias_value, negated_value, d_x_value);
+            weight_value, bias_value, quotient_2_value, d_x_value);
         d_x[j] = narrow<float>(d_x_value);
       }
     }

@@ -440,30 +440,30 @@ __device__ __forceinline__ void backward_row_stage_1(const float d_out, const fl
 
 __device__ __forceinline__ void backward_row_values_once(const float saved_variance, const float total_3,
     const float count_of_axis_2_inner, const float total_4, float& inverse_root_2, float& negated,
-    float& negated_2) {
+    float& product) {
   inverse_root_2 = rsqrtf(saved_variance + 1e-05f);
   const float quotient = 1.0f / count_of_axis_2_inner;
-  const float product = total_3 * inverse_root_2 * inverse_root_2 * inverse_root_2 * quotient;
-  negated = -product;
-  negated_2 = -(total_4 * inverse_root_2 * quotient);
+  const float product_2 = total_3 * inverse_root_2 * inverse_root_2 * inverse_root_2 * quotient;
+  negated = -product_2;
+  product = total_4 * inverse_root_2 * quotient;
 }
 
 __device__ __forceinline__ void backward_row_values(const float x, const float saved_mean,
     const float negated, const float d_out, const float weight, const float inverse_root_2,
-    const float negated_2, float& d_x) {
+    const float product, float& d_x) {
   // gelu
-  const float product = x * 0.5f;
+  const float product_2 = x * 0.5f;
   const float series = polynomial(fabsf(x), 0.0f, -1.15110552f, -0.459209114f, -0.0524738058f,
       0.00698745623f, -2.51266702e-05f, -0.000272270845f, 7.59166942e-05f, -1.1191165e-05f, 9.13259044e-07f,
       -3.24377396e-08f);
   const float power = exp2_flushed(series);
   const float chosen = x < 0.0f ? power : 2.0f - power;
-  const float after_gelu = product * chosen;
+  const float after_gelu = product_2 * chosen;
   // backward, down to gelu
-  const float d_after_gelu = fmaf(after_gelu - saved_mean, negated, fmaf(d_out * weight, inverse_root_2,
-      negated_2));
-  const float sum = fmaf(product, exp2_flushed(fmaf(x * x, -0.721347511f, -0.325748056f)), chosen * 0.5f);
-  d_x = d_after_gelu * sum;
+  const float sum = fmaf(after_gelu - saved_mean, negated, d_out * weight * inverse_root_2);
+  const float d_after_gelu = sum - product;
+  const float sum_2 = fmaf(product_2, exp2_flushed(fmaf(x * x, -0.721347511f, -0.325748056f)), chosen * 0.5f);
+  d_x = d_after_gelu * sum_2;
 }
 
 // Reads d_out, x, weight by (axis_1, axis_2), saved_mean by (outer, axis_1), saved_variance by (outer, axis_1); leaves partials of total, total_2; writes d_x.
@@ -589,9 +589,9 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ weight, 
     const float total_4_value = sums_1[1].total;
     float inverse_root_2_value;
     float negated_value;
-    float negated_2_value;
+    float product_value;
     backward_row_values_once(saved_variance_value, total_3_value, count_of_axis_2_inner_value, total_4_value,
-        inverse_root_2_value, negated_value, negated_2_value);
+        inverse_root_2_value, negated_value, product_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -616,7 +616,7 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ weight, 
         const float x_value = widen(x_in[p], lane);
         float d_x_value;
         backward_row_values(x_value, saved_mean_value, negated_value, d_out_value, weight_value,
-            inverse_root_2_value, negated_2_value, d_x_value);
+            inverse_root_2_value, product_value, d_x_value);
         d_x_out.at[lane] = narrow<float>(d_x_value);
       }
       if (is_here) store(d_x + (base + i), d_x_out);

@@ -785,15 +785,15 @@ backward_finalise(float* __restrict__ total_scratch, float* __restrict__ total_2
 
 __device__ __forceinline__ void backward_inner_2_values_once(const float saved_variance, const float total,
     const float count_of_axis_2_inner, const float total_2, float& inverse_root, float& quotient,
-    float& negated) {
+    float& quotient_2) {
   inverse_root = rsqrtf(saved_variance + 1e-05f);
   quotient = -(total * inverse_root * inverse_root * inverse_root) / count_of_axis_2_inner;
-  negated = -(total_2 * inverse_root / count_of_axis_2_inner);
+  quotient_2 = total_2 * inverse_root / count_of_axis_2_inner;
 }
 
 __device__ __forceinline__ void backward_inner_2_values(const float x, const float saved_mean,
     const float quotient, const float d_out, const float weight, const float inverse_root,
-    const float negated, float& d_x, float& total_3_term, float& total_4_term) {
+    const float quotient_2, float& d_x, float& total_3_term, float& total_4_term) {
   // gelu
   const float product = x * 0.5f;
   const float series = polynomial(fabsf(x), 0.0f, -1.15110552f, -0.459209114f, -0.0524738058f,
@@ -804,7 +804,7 @@ __device__ __forceinline__ void backward_inner_2_values(const float x, const flo
   const float after_gelu = product * chosen;
   // backward, down to gelu
   const float difference = after_gelu - saved_mean;
-  const float d_after_gelu = fmaf(difference, quotient, fmaf(d_out * weight, inverse_root, negated));
+  const float d_after_gelu = fmaf(difference, quotient, d_out * weight * inverse_root) - quotient_2;
   const float sum = fmaf(product, exp2_flushed(fmaf(x * x, -0.721347511f, -0.325748056f)), chosen * 0.5f);
   d_x = d_after_gelu * sum;
   total_3_term = d_out * (difference * inverse_root);
@@ -836,9 +836,9 @@ backward_inner_2(const float* d_out, const float* x, const float* saved_mean, co
   const float total_2_value = widen(total_2[(outer) * sizes.axis_1.value + axis_1]);
   float inverse_root_value;
   float quotient_value;
-  float negated_value;
+  float quotient_2_value;
   backward_inner_2_values_once(saved_variance_value, total_value, count_of_axis_2_inner_value, total_2_value,
-      inverse_root_value, quotient_value, negated_value);
+      inverse_root_value, quotient_value, quotient_2_value);
   Sum<float> total_3_sum;
   Sum<float> total_4_sum;
   const auto element = [&](Index inner, float d_out_value, float x_value, float& d_x_stored) {
@@ -846,7 +846,7 @@ backward_inner_2(const float* d_out, const float* x, const float* saved_mean, co
     float total_3_term_value;
     float total_4_term_value;
     backward_inner_2_values(x_value, saved_mean_value, quotient_value, d_out_value, weight_value,
-        inverse_root_value, negated_value, d_x_value, total_3_term_value, total_4_term_value);
+        inverse_root_value, quotient_2_value, d_x_value, total_3_term_value, total_4_term_value);
     d_x_stored = narrow<float>(d_x_value);
     total_3_sum.add(total_3_term_value);
     total_4_sum.add(total_4_term_value);

@@ -325,7 +325,6 @@ __device__ void merge_beside(Sum<T>& mine, Sum<T>* cells) {
   cells[threadIdx.y * blockDim.x + threadIdx.x] = mine;
   __syncthreads();
   if (threadIdx.y == 0) {
-#pragma unroll 1
     for (int other = 1; other < blockDim.y; ++other) mine.merge(cells[other * blockDim.x + threadIdx.x]);
   }
   __syncthreads();
@@ -604,19 +603,18 @@ __device__ __forceinline__ void backward_row_stage_1(const float d_out, const fl
 }
 
 __device__ __forceinline__ void backward_row_values_once(const float saved_variance, const float total_3,
-    const float count_of_inner, const float total_4, float& inverse_root_2, float& negated,
-    float& negated_2) {
+    const float count_of_inner, const float total_4, float& inverse_root_2, float& negated, float& product) {
   inverse_root_2 = rsqrtf(saved_variance + 1e-05f);
   const float quotient = 1.0f / count_of_inner;
-  const float product = total_3 * inverse_root_2 * inverse_root_2 * inverse_root_2 * quotient;
-  negated = -product;
-  negated_2 = -(total_4 * inverse_root_2 * quotient);
+  const float product_2 = total_3 * inverse_root_2 * inverse_root_2 * inverse_root_2 * quotient;
+  negated = -product_2;
+  product = total_4 * inverse_root_2 * quotient;
 }
 
 __device__ __forceinline__ void backward_row_values(const float x, const float saved_mean,
     const float negated, const float d_out, const float weight, const float inverse_root_2,
-    const float negated_2, float& d_x) {
-  d_x = fmaf(x - saved_mean, negated, fmaf(d_out * weight, inverse_root_2, negated_2));
+    const float product, float& d_x) {
+  d_x = fmaf(x - saved_mean, negated, d_out * weight * inverse_root_2) - product;
 }
 
 // Reads d_out, x, weight by (inner), saved_mean by (outer), saved_variance by (outer); leaves partials of total, total_2; writes d_x.
@@ -742,9 +740,9 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ weight, 
       const int slot = slot_before;
       float inverse_root_2_value;
       float negated_value;
-      float negated_2_value;
+      float product_value;
       backward_row_values_once(saved_variance_value, total_3_value, count_of_inner_value, total_4_value,
-          inverse_root_2_value, negated_value, negated_2_value);
+          inverse_root_2_value, negated_value, product_value);
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
         const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -759,7 +757,7 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ weight, 
           const float weight_value = widen(weight_in[p], lane);
           float d_x_value;
           backward_row_values(x_value, saved_mean_value, negated_value, d_out_value, weight_value,
-              inverse_root_2_value, negated_2_value, d_x_value);
+              inverse_root_2_value, product_value, d_x_value);
           d_x_out.at[lane] = narrow<float>(d_x_value);
         }
         if (is_here) store(d_x + (base + i), d_x_out);

@@ -148,7 +148,6 @@ __device__ void merge_beside(Sum<T>& mine, Sum<T>* cells) {
   cells[threadIdx.y * blockDim.x + threadIdx.x] = mine;
   __syncthreads();
   if (threadIdx.y == 0) {
-#pragma unroll 1
     for (int other = 1; other < blockDim.y; ++other) mine.merge(cells[other * blockDim.x + threadIdx.x]);
   }
   __syncthreads();
@@ -398,8 +397,7 @@ __device__ __forceinline__ void backward_column_values(const float x, const floa
   const float inverse_root = rsqrtf(saved_variance + 1e-05f);
   const float quotient = 1.0f / count_of_middle;
   const float negated = -(total_3 * inverse_root * inverse_root * inverse_root * quotient);
-  const float sum = fmaf(d_out * weight, inverse_root, -(total_4 * inverse_root * quotient));
-  d_x = fmaf(x - saved_mean, negated, sum);
+  d_x = fmaf(x - saved_mean, negated, d_out * weight * inverse_root) - total_4 * inverse_root * quotient;
 }
 
 // Reads d_out, x, weight by (middle), saved_mean by (outer, inner), saved_variance by (outer, inner); leaves partials of total, total_2; writes d_x.

@@ -461,15 +461,16 @@ backward_finalise(float* __restrict__ total_scratch, float* __restrict__ total_2
 }
 
 __device__ __forceinline__ void backward_pointwise_values_once(const float saved_variance, const float total,
-    const float count_of_inner, const float total_2, float& inverse_root, float& quotient, float& negated) {
+    const float count_of_inner, const float total_2, float& inverse_root, float& quotient,
+    float& quotient_2) {
   inverse_root = rsqrtf(saved_variance + 1e-05f);
   quotient = -(total * inverse_root * inverse_root * inverse_root) / count_of_inner;
-  negated = -(total_2 * inverse_root / count_of_inner);
+  quotient_2 = total_2 * inverse_root / count_of_inner;
 }
 
 __device__ __forceinline__ void backward_pointwise_values(const float x, const float saved_mean,
-    const float quotient, const float d_out, const float inverse_root, const float negated, float& d_x) {
-  d_x = fmaf(x - saved_mean, quotient, fmaf(d_out, inverse_root, negated));
+    const float quotient, const float d_out, const float inverse_root, const float quotient_2, float& d_x) {
+  d_x = fmaf(x - saved_mean, quotient, d_out * inverse_root) - quotient_2;
 }
 
 // Reads x, d_out, saved_mean by (outer), total by (outer), saved_variance by (outer), total_2 by (outer); writes d_x.
@@ -492,7 +493,7 @@ backward_pointwise(const float* x, const float* saved_mean, const float* total, 
   }
   // What element i's row has one of, where it is in what its row shares with others, and how many are left of the row.
   const auto enter_row = [&](Index i, float& saved_mean_row, float& quotient_row, float& inverse_root_row,
-      float& negated_row) {
+      float& quotient_2_row) {
     const Index above_inner = divide(i, sizes.inner);
     const Index inner = i - above_inner * sizes.inner.value;
     const Index outer = above_inner;
@@ -502,13 +503,13 @@ backward_pointwise(const float* x, const float* saved_mean, const float* total, 
     const float total_2_value = widen(total_2[outer]);
     float inverse_root_value;
     float quotient_value;
-    float negated_value;
+    float quotient_2_value;
     backward_pointwise_values_once(saved_variance_value, total_value, count_of_inner_value, total_2_value,
-        inverse_root_value, quotient_value, negated_value);
+        inverse_root_value, quotient_value, quotient_2_value);
     saved_mean_row = saved_mean_value;
     quotient_row = quotient_value;
     inverse_root_row = inverse_root_value;
-    negated_row = negated_value;
+    quotient_2_row = quotient_2_value;
     return sizes.inner.value - inner;
   };
 #pragma unroll
@@ -518,15 +519,16 @@ backward_pointwise(const float* x, const float* saved_mean, const float* total, 
     float saved_mean_here;
     float quotient_here;
     float inverse_root_here;
-    float negated_here;
-    const Index left = enter_row(i, saved_mean_here, quotient_here, inverse_root_here, negated_here);
+    float quotient_2_here;
+    const Index left = enter_row(i, saved_mean_here, quotient_here, inverse_root_here, quotient_2_here);
     const bool is_crossing = kMayCross && left < kLanes;
     if (i + kLanes <= count && (left >= kLanes || (kMayCross && sizes.inner.value >= kLanes))) {
       float saved_mean_next = saved_mean_here;
       float quotient_next = quotient_here;
       float inverse_root_next = inverse_root_here;
-      float negated_next = negated_here;
-      if (is_crossing) enter_row(i + left, saved_mean_next, quotient_next, inverse_root_next, negated_next);
+      float quotient_2_next = quotient_2_here;
+      if (is_crossing) enter_row(i + left, saved_mean_next, quotient_next, inverse_root_next,
+          quotient_2_next);
       Pack<float, kLanes> d_x_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
@@ -536,26 +538,26 @@ backward_pointwise(const float* x, const float* saved_mean, const float* total, 
         const float saved_mean_value = is_next ? saved_mean_next : saved_mean_here;
         const float quotient_value = is_next ? quotient_next : quotient_here;
         const float inverse_root_value = is_next ? inverse_root_next : inverse_root_here;
-        const float negated_value = is_next ? negated_next : negated_here;
+        const float quotient_2_value = is_next ? quotient_2_next : quotient_2_here;
         float d_x_value;
         backward_pointwise_values(x_value, saved_mean_value, quotient_value, d_out_value, inverse_root_value,
-            negated_value, d_x_value);
+            quotient_2_value, d_x_value);
         d_x_out.at[lane] = narrow<float>(d_x_value);
       }
       store(d_x + i, d_x_out);
     } else {
 #pragma unroll 1
       for (Index j = i; j < count && j < i + kLanes; ++j) {
-        enter_row(j, saved_mean_here, quotient_here, inverse_root_here, negated_here);
+        enter_row(j, saved_mean_here, quotient_here, inverse_root_here, quotient_2_here);
         const float saved_mean_value = saved_mean_here;
         const float quotient_value = quotient_here;
         const float inverse_root_value = inverse_root_here;
-        const float negated_value = negated_here;
+        const float quotient_2_value = quotient_2_here;
         const float x_value = widen(x[j]);
         const float d_out_value = widen(d_out[j]);
         float d_x_value;
         backward_pointwise_values(x_value, saved_mean_value, quotient_value, d_out_value, inverse_root_value,
-            negated_value, d_x_value);
+            quotient_2_value, d_x_value);
         d_x[j] = narrow<float>(d_x_value);
       }
     }

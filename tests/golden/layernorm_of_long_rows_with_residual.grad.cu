@@ -192,7 +192,6 @@ __device__ void merge_beside(Sum<T>& mine, Sum<T>* cells) {
   cells[threadIdx.y * blockDim.x + threadIdx.x] = mine;
   __syncthreads();
   if (threadIdx.y == 0) {
-#pragma unroll 1
     for (int other = 1; other < blockDim.y; ++other) mine.merge(cells[other * blockDim.x + threadIdx.x]);
   }
   __syncthreads();
@@ -589,7 +588,7 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
         if (is_here) total_2_sum[(p * kLanes + lane) * 512].add(total_2_term_value, total_2_term_by_value);
       }
     }
-    combine<16, true>(sums_1, cells[turn++ & 1]);
+    combine<16, false>(sums_1, cells[turn++ & 1]);
     const float total_3_value = sums_1[0].total;
     const float total_4_value = sums_1[1].total;
     float negated_value;

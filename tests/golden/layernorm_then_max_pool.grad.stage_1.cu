@@ -374,16 +374,16 @@ __device__ __forceinline__ void backward_row_stage_1(const float d_out, const fl
 }
 
 __device__ __forceinline__ void backward_row_values_once(const float saved_variance, const float total,
-    const float count_of_inner, const float total_2, float& inverse_root, float& negated, float& negated_2) {
+    const float count_of_inner, const float total_2, float& inverse_root, float& negated, float& product) {
   inverse_root = rsqrtf(saved_variance + 1e-05f);
   const float quotient = 1.0f / count_of_inner;
   negated = -(total * inverse_root * inverse_root * inverse_root * quotient);
-  negated_2 = -(total_2 * inverse_root * quotient);
+  product = total_2 * inverse_root * quotient;
 }
 
 __device__ __forceinline__ void backward_row_values(const float x, const float saved_mean,
-    const float negated, const float d_out, const float inverse_root, const float negated_2, float& d_x) {
-  d_x = fmaf(x - saved_mean, negated, fmaf(d_out, inverse_root, negated_2));
+    const float negated, const float d_out, const float inverse_root, const float product, float& d_x) {
+  d_x = fmaf(x - saved_mean, negated, d_out * inverse_root) - product;
 }
 
 // Reads d_out, x, saved_mean by (outer), saved_variance by (outer); writes d_x.
@@ -466,9 +466,9 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
     const float total_2_value = sums_1[1].total;
     float inverse_root_value;
     float negated_value;
-    float negated_2_value;
+    float product_value;
     backward_row_values_once(saved_variance_value, total_value, count_of_inner_value, total_2_value,
-        inverse_root_value, negated_value, negated_2_value);
+        inverse_root_value, negated_value, product_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -480,7 +480,7 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
         const float x_value = widen(x_in[p], lane);
         float d_x_value;
         backward_row_values(x_value, saved_mean_value, negated_value, d_out_value, inverse_root_value,
-            negated_2_value, d_x_value);
+            product_value, d_x_value);
         d_x_out.at[lane] = narrow<float>(d_x_value);
       }
       if (is_here) store(d_x + (base + i), d_x_out);

@@ -660,52 +660,52 @@ __device__ __forceinline__ void backward_row_stage_1(const float d_out, const fl
 
 __device__ __forceinline__ void backward_row_stage_2_once(const float saved_variance,
     const float saved_variance_, const float total, const float count_of_inner, const float total_2,
-    float& inverse_root_2, float& inverse_root_3, float& negated, float& negated_2) {
+    float& inverse_root_2, float& inverse_root_3, float& negated, float& product) {
   inverse_root_2 = rsqrtf(saved_variance + 1e-05f);
   inverse_root_3 = rsqrtf(saved_variance_ + 1e-05f);
   const float quotient = 1.0f / count_of_inner;
-  const float product = total * inverse_root_3 * inverse_root_3 * inverse_root_3 * quotient;
-  negated = -product;
-  negated_2 = -(total_2 * inverse_root_3 * quotient);
+  const float product_2 = total * inverse_root_3 * inverse_root_3 * inverse_root_3 * quotient;
+  negated = -product_2;
+  product = total_2 * inverse_root_3 * quotient;
 }
 
 __device__ __forceinline__ void backward_row_stage_2(const float x, const float saved_mean,
     const float inverse_root_2, const float saved_mean_, const float negated, const float d_out,
-    const float inverse_root_3, const float negated_2, float& total_3_term, float& total_3_term_by,
+    const float inverse_root_3, const float product, float& total_3_term, float& total_3_term_by,
     float& total_4_term, float& total_4_term_by, float& carried) {
   // layernorm
   const float after_layernorm = (x - saved_mean) * inverse_root_2;
   // gelu
-  const float product = after_layernorm * 0.5f;
+  const float product_2 = after_layernorm * 0.5f;
   const float series = polynomial(fabsf(after_layernorm), 0.0f, -1.15110552f, -0.459209114f, -0.0524738058f,
       0.00698745623f, -2.51266702e-05f, -0.000272270845f, 7.59166942e-05f, -1.1191165e-05f, 9.13259044e-07f,
       -3.24377396e-08f);
   const float power = exp2_flushed(series);
   const float chosen = after_layernorm < 0.0f ? power : 2.0f - power;
-  const float after_gelu = product * chosen;
+  const float after_gelu = product_2 * chosen;
   // backward, down to gelu
-  const float d_after_gelu = fmaf(after_gelu - saved_mean_, negated, fmaf(d_out, inverse_root_3, negated_2));
+  const float d_after_gelu = fmaf(after_gelu - saved_mean_, negated, d_out * inverse_root_3) - product;
   // backward, down to layernorm
   const float sum = fmaf(after_layernorm * after_layernorm, -0.721347511f, -0.325748056f);
-  const float d_after_layernorm = d_after_gelu * fmaf(product, exp2_flushed(sum), chosen * 0.5f);
+  const float d_after_layernorm = d_after_gelu * fmaf(product_2, exp2_flushed(sum), chosen * 0.5f);
   total_3_term = d_after_layernorm;
   total_3_term_by = x - saved_mean;
   total_4_term = d_after_gelu;
-  total_4_term_by = fmaf(product, exp2_flushed(sum), chosen * 0.5f);
+  total_4_term_by = fmaf(product_2, exp2_flushed(sum), chosen * 0.5f);
   carried = d_after_layernorm * inverse_root_2;
 }
 
 __device__ __forceinline__ void backward_row_values_once(const float total_3, const float saved_variance,
-    const float count_of_inner, const float total_4, float& negated_3, float& product) {
+    const float count_of_inner, const float total_4, float& negated_2, float& product_2) {
   const float inverse_root = rsqrtf(saved_variance + 1e-05f);
   const float quotient = 1.0f / count_of_inner;
-  negated_3 = -(total_3 * inverse_root * inverse_root * inverse_root * quotient);
-  product = total_4 * inverse_root * quotient;
+  negated_2 = -(total_3 * inverse_root * inverse_root * inverse_root * quotient);
+  product_2 = total_4 * inverse_root * quotient;
 }
 
 __device__ __forceinline__ void backward_row_values(const float x, const float saved_mean,
-    const float negated_3, const float carried, const float product, float& d_x) {
-  d_x = fmaf(x - saved_mean, negated_3, carried) - product;
+    const float negated_2, const float carried, const float product_2, float& d_x) {
+  d_x = fmaf(x - saved_mean, negated_2, carried) - product_2;
 }
 
 // Reads d_out, x, saved_mean by (outer), saved_variance by (outer), saved_mean_ by (outer), saved_variance_ by (outer); writes d_x.
@@ -811,9 +811,9 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
     float inverse_root_2_value;
     float inverse_root_3_value;
     float negated_value;
-    float negated_2_value;
+    float product_value;
     backward_row_stage_2_once(saved_variance_value, saved_variance__value, total_value, count_of_inner_value,
-        total_2_value, inverse_root_2_value, inverse_root_3_value, negated_value, negated_2_value);
+        total_2_value, inverse_root_2_value, inverse_root_3_value, negated_value, product_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -828,7 +828,7 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
         float total_4_term_by_value;
         float carried_value;
         backward_row_stage_2(x_value, saved_mean_value, inverse_root_2_value, saved_mean__value,
-            negated_value, d_out_value, inverse_root_3_value, negated_2_value, total_3_term_value,
+            negated_value, d_out_value, inverse_root_3_value, product_value, total_3_term_value,
             total_3_term_by_value, total_4_term_value, total_4_term_by_value, carried_value);
         sums_2[0].add_if(is_here, total_3_term_value, total_3_term_by_value);
         sums_2[1].add_if(is_here, total_4_term_value, total_4_term_by_value);
@@ -839,10 +839,10 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
     combine_team<2>(sums_2, meeting, rank, blocks, turn, team_totals);
     const float total_3_value = sums_2[0].total;
     const float total_4_value = sums_2[1].total;
-    float negated_3_value;
-    float product_value;
+    float negated_2_value;
+    float product_2_value;
     backward_row_values_once(total_3_value, saved_variance_value, count_of_inner_value, total_4_value,
-        negated_3_value, product_value);
+        negated_2_value, product_2_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -853,7 +853,7 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
         const float x_value = widen(x_in[p], lane);
         const float carried_value = carried[p][lane];
         float d_x_value;
-        backward_row_values(x_value, saved_mean_value, negated_3_value, carried_value, product_value,
+        backward_row_values(x_value, saved_mean_value, negated_2_value, carried_value, product_2_value,
             d_x_value);
         d_x_out.at[lane] = narrow<float>(d_x_value);
       }

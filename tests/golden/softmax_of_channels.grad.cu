@@ -185,7 +185,6 @@ __device__ void merge_beside(Sum<T>& mine, Sum<T>* cells) {
   cells[threadIdx.y * blockDim.x + threadIdx.x] = mine;
   __syncthreads();
   if (threadIdx.y == 0) {
-#pragma unroll 1
     for (int other = 1; other < blockDim.y; ++other) mine.merge(cells[other * blockDim.x + threadIdx.x]);
   }
   __syncthreads();
