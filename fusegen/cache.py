@@ -26,6 +26,7 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -183,15 +184,15 @@ def keep(name: str, make: Callable[[Path], None]) -> Path:
     for path in folder.glob(f"{name}-*"):
         if path.name == f"{name}-{_digest(path)}":
             return path
+    unique = f"building-{name}-{os.getpid()}-{threading.get_ident()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkstemp(dir=folder)[1])
+        (folder / unique).touch()
     except OSError:
         folder = Path(_private_directory().name)
-        made = Path(tempfile.mkstemp(dir=folder)[1])
+    made = folder / unique
     try:
         make(made)
-        made.chmod(0o644)  # not mkstemp's, which would keep a shared cache's readers out
         return made.rename(folder / f"{name}-{_digest(made)}")
     finally:
         made.unlink(missing_ok=True)

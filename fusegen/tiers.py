@@ -272,9 +272,9 @@ def _tier_of(
     # Many tensors, wide elements or long rows: shares for a team of blocks.
     whole = _NARROW_TEAM_ELEMENTS if is_narrow and lanes > 1 else _TEAM_ELEMENTS
     elements, threads = whole, _TEAM_THREADS
-    table_of = _SHIFTED_SHARES if is_shifted else _STRETCHED_SHARES
+    by_width = _SHIFTED_SHARES if is_shifted else _STRETCHED_SHARES
     if is_shifted or (has_stretches and lanes > 1):
-        found = (s for s in table_of[max(widest, 2)] if length <= s[0])
+        found = (s for s in by_width[max(widest, 2)] if length <= s[0])
         _, elements, threads = next(found)
     # Gradients of stretches are not added up in shares.
     held_words = forward_words if has_stretches else words

@@ -125,7 +125,7 @@ def load(source: Source, arch: str | None = None) -> ModuleType:
     """
     facts = fingerprint(source.target, arch)
     texts = (source.text, source.binding, BINDING.read_text())
-    key = cache.build_key(source.module_name, *texts, *facts, *facts.values())
+    key = cache.build_key(source.module_name, *texts, *BINDING_FLAGS, *facts, *facts.values())
     entry = cache.Entry(source.chain_text, source.chain_hash, source.target, key, facts)
     return cache.load_or_build(
         entry, partial(build, source, arch), partial(import_module, source.module_name)
