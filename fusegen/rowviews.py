@@ -100,9 +100,9 @@ class RowView(PlacedView):
         if tier is None or tier.is_shared:
             return str(tier is not None).lower()
         beyond = 32 * self.elements + (2 * self.lanes if self.is_shifted else 0)
-        # Measured: with registers full, the compiler does better without knowing.
-        is_full = self.has_shared_sums and self.lanes <= _FEW_LANES
-        return str(tier.shortest >= beyond and not is_full).lower()
+        # Measured: where registers are short, and in forward kernels, it is better not to know.
+        gains = bool(self.sums) and self.packs <= 2 and self.threads <= 512
+        return str(gains and tier.shortest >= beyond).lower()
 
     @property
     def lanes(self) -> int:

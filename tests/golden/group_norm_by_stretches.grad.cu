@@ -371,8 +371,8 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, const
     }
     {
       const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes, length);
-      const Counts<float> counts = counted<true>(elements);
-    combine<8, true>(spreads_1, counts, static_cast<float>(length), cells[turn++ & 1]);
+      const Counts<float> counts = counted<false>(elements);
+    combine<8, false>(spreads_1, counts, static_cast<float>(length), cells[turn++ & 1]);
     }
     const float mean_value = spreads_1[0].centre;
     const float variance_value = spreads_1[0].squares / static_cast<float>(length);
@@ -586,7 +586,7 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
         if (is_here && edge < 2 * kLanes) total_2_edges[threadIdx.y * sizes.axis_2.value + stretch + 1] = total_2_high;
       }
     }
-    combine<16, true>(sums_1, cells[turn++ & 1]);
+    combine<16, false>(sums_1, cells[turn++ & 1]);
     __syncthreads();
     for (Index n = (threadIdx.y * blockDim.x + threadIdx.x) / 32; n < blockDim.y * sizes.axis_2.value; n += blockDim.x * blockDim.y / 32) {
       const Index stretch_length = sizes.inner.value, pair = 2 * kLanes;

@@ -418,8 +418,8 @@ forward_row(const float* __restrict__ x, const float* __restrict__ residual,
     }
     {
       const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes, length);
-      const Counts<float> counts = counted<true>(elements);
-    combine<16, true>(spreads_1, counts, static_cast<float>(length), cells[turn++ & 1]);
+      const Counts<float> counts = counted<false>(elements);
+    combine<16, false>(spreads_1, counts, static_cast<float>(length), cells[turn++ & 1]);
     }
     const float mean_value = spreads_1[0].centre;
     const float variance_value = spreads_1[0].squares / static_cast<float>(length);

@@ -220,7 +220,7 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, float
         peaks_1[0].add_if(is_here, peak_term_value);
       }
     }
-    combine<8, true>(peaks_1, cells[turn++ & 1]);
+    combine<8, false>(peaks_1, cells[turn++ & 1]);
     const float peak_value = peaks_1[0].best;
     Sum<float> sums_2[1];
     float carried[kPacks][kLanes];
@@ -238,7 +238,7 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, float
         carried[p][lane] = carried_value;
       }
     }
-    combine<8, true>(sums_2, cells[turn++ & 1]);
+    combine<8, false>(sums_2, cells[turn++ & 1]);
     const float total_value = sums_2[0].total;
     float chosen_value;
     float inverse_value;
