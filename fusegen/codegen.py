@@ -68,6 +68,7 @@ def emit(
         "persistent": any(k.is_persistent for k in by_rows),
         "spreads": any(k.has_moments for e in views for k in e.kernels),
         "has_positions": any(k.positions for e in views for k in e.kernels),
+        "loads_anywhere": any(_reads_neighbours(k) for e in views for k in e.kernels),
         "ahead": any(k.is_sent_ahead for e in views for k in e.kernels),
         "accumulators": sorted({r.kind for e in views for k in e.kernels for r in k.accumulated}),
         "operations": operations,
@@ -203,6 +204,13 @@ class EntryView:
 
 
 _BY_ROW = ("row", "column")
+
+
+def _reads_neighbours(kernel: KernelView) -> bool:
+    """Whether packs of what varies along few groups begin anywhere in memory."""
+    if isinstance(kernel, RowView):
+        return bool(kernel.reads_beside)
+    return kernel.family in ("pointwise", "inner") and bool(kernel.varying_reads)
 
 
 def _view_of(kernel: Kernel, target: Target) -> type[KernelView]:

@@ -82,6 +82,12 @@ class Kernel:
     stretches: tuple[tuple[Reduction, Buffer], ...] = ()
     in_place: tuple[tuple[Expr, Expr], ...] = ()  # (leaf, input): what is held where that was read
 
+    @property
+    def only_reads_columns(self) -> bool:
+        """Whether strided rows are reduced, and nothing of their size is written or added up."""
+        is_written = any(set(buffer.extent) & set(self.reduced) for buffer, _ in self.stores)
+        return self.family == "column" and not self.sums and not is_written
+
 
 @dataclass(frozen=True)
 class Entry:

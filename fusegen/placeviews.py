@@ -49,6 +49,15 @@ class PlacedView(StretchingView):
         return [r for r in self.partial_reads if not r.extent & self._along]
 
     @property
+    def reads_beside(self) -> list[Read]:
+        """What strided rows have of their own that lies beside each other as they do."""
+        if self.family != "column" or not self.groups_behind:
+            return []
+        behind = set(self.groups_behind)
+        found = [r for r in self.row_reads if behind <= r.extent and not r.buffer.is_computed]
+        return [r for r in found if r.buffer.dtype != "noise"]
+
+    @property
     def single_reads(self) -> list[Read]:
         """What is reached by its own offset at every element."""
         known = {r.name for r in self.full_reads + self.along_reads + self.row_reads}

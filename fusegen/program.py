@@ -120,18 +120,28 @@ def _with_winners(plain: Program) -> Program | None:
 
 
 def _with_statistics(plain: Program) -> Program | None:
-    """The program that also gives the results of its reductions, if it has any."""
+    """The program that also gives the results of its reductions, if it has any, and where the
+    maxima stand: their gradients go there, and need no more of what was reduced.
+    """
     out = plain.graph.roots[0]
     taken = {*plain.input_names, *plain.output_names}
-    outputs, saved = [], []
+    outputs: list[tuple[str, Expr]] = []
+    values: list[Expr | None] = []
+    saved = []
     for node in ir.topological([out]):
-        if node.op == "reduce" and node.kind == "number" and node != out:
-            name = _fresh(f"{STATISTIC}{node.attrs[0]}", taken)
-            outputs.append((name, node))
-            saved.append((node, ir.tensor(name, node.extent, node.rank)))
+        if node.op != "reduce" or node.kind != "number":
+            continue
+        kind, axes = ir.reduction(node)
+        found = [node] if node != out else []
+        found += [ir.reduce("argmax", axes, node.args[0])] if kind == "max" else []
+        for result in found:
+            name = _fresh(f"{STATISTIC}{result.attrs[0]}", taken)
+            outputs.append((name, result))
+            values.append(result if result.kind == "number" else None)
+            saved.append((result, ir.tensor(name, result.extent, result.rank)))
     if not outputs:
         return None
-    return _saving(plain, outputs, (*plain.values, *(node for node, _ in saved)), tuple(saved))
+    return _saving(plain, outputs, (*plain.values, *values), tuple(saved))
 
 
 def _saving(

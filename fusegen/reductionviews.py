@@ -68,9 +68,11 @@ class ReductionView:
         self.addends = ", ".join(["p == 0"] * (is_strided and self.kind == "moments") + given)
         along = set(kernel.kernel.reduced)
         inside = [n for n in ir.topological([value]) if n.op in ir.ARITY and n.extent & along]
-        is_dear = len(inside) > _FEW or any(n.op in DEAR for n in inside)
+        self.is_costly = len(inside) > _FEW or any(n.op in DEAR for n in inside)
         # Beside sums by column there are no registers for the terms of many elements at once.
-        self.is_dear = (is_dear and not kernel.kernel.sums) or reduction.kind == "peak"
+        is_dear = self.is_costly and not kernel.kernel.sums
+        is_dear |= buffer is None and kernel.kernel.only_reads_columns
+        self.is_dear = is_dear or reduction.kind == "peak"
         self.line = f"{ir.name_of(reduction.value) if self.is_plain else self.term}_line"
         self.has_index = reduction.index is not None
         self.partials = buffer.name if buffer else ""

@@ -113,7 +113,9 @@ class RowView(PlacedView):
     @property
     def most_beside(self) -> int:
         """How many threads a block has beside each other, at most, where rows are strided."""
-        return 32 if self.lanes == 1 else 16
+        is_small = self.most_reductions * self._words <= 2
+        is_wide = is_small and self.kernel.only_reads_columns and not self._passes_by
+        return 32 if self.lanes == 1 or is_wide else 16
 
     @property
     def is_skewed(self) -> bool:
@@ -274,7 +276,19 @@ class RowView(PlacedView):
             <= MOST_SHARED_BYTES
             and min(widths, default=4) >= 4
         )
-        return fits and (self.is_crowded if self.family == "column" else is_alone)
+        is_apt = self.is_crowded and not self._passes_by if self.family == "column" else is_alone
+        return fits and is_apt
+
+    @property
+    def _passes_by(self) -> bool:
+        """Whether strided rows are reduced in so few instructions that blocks hide each other's
+        waits.
+        """
+        is_short = len(self.stages) == 1 and self.threads <= 256
+        if not (is_short and self.kernel.only_reads_columns):
+            return False
+        found = self.stages[0].reductions
+        return all(r.kind in ("sum", "peak") and not r.is_costly for r in found)
 
     @property
     def _sums_bytes(self) -> int:

@@ -35,8 +35,9 @@ def rowwise_kernel(
     """
     domain = domain_of(state)
     axes = _axes_of_rows(state, domain)
-    if tier is not None and axes is None and _reduces_packs(state, domain, tier, tier_axes):
-        axes = tier_axes
+    if tier is not None and axes is None:
+        is_apt = _reduces_packs(state, domain, tier, tier_axes)
+        axes = tier_axes if is_apt or _shares_dear(state, domain, tier_axes) else None
     if axes is None or (tier is not None and axes != tier_axes):
         return
     rest = domain - axes
@@ -190,6 +191,16 @@ def _reduces_packs(state: Pass, domain: Extent, tier: Tier, axes: Extent) -> boo
     if tier.lanes == 1 and max(axes) == max(domain):
         return False
     return all(ir.reduction(r)[1] == axes for r in found)
+
+
+def _shares_dear(state: Pass, domain: Extent, axes: Extent) -> bool:
+    """Whether strided rows of which nothing is reduced have something dear of their own, which
+    kernels that go element by element would compute for each.
+    """
+    nodes = ir.topological(state.pending.values())
+    if not axes or max(axes) == max(domain) or any(n.op == "reduce" for n in nodes):
+        return False
+    return _lie_together(axes) and any(n.op in DEAR and n.extent == domain - axes for n in nodes)
 
 
 def _rows_first(reduces: Sequence[Expr], domain: Extent, axes: Extent) -> dict[Expr, Expr]:

@@ -205,10 +205,11 @@ def _widest(program: Program, axes: ir.Extent, dtypes: Mapping[str, str]) -> int
 
 def _words(program: Program, dtypes: Mapping[str, str]) -> int:
     """The registers that one element takes in all tensors of full size."""
-    full = max((leaf.extent for leaf in program.graph.inputs), key=len, default=frozenset())
+    tensors = [*program.graph.inputs, *program.graph.roots]
+    full = max((expr.extent for expr in tensors), key=len, default=frozenset())
     found = [dtypes[ir.name_of(leaf)] for leaf in program.graph.inputs if leaf.extent == full]
     # Doubles take two, and so does what is computed from them.
-    return sum(3 if dtype == "float64" else 1 for dtype in found)
+    return max(1, sum(3 if dtype == "float64" else 1 for dtype in found))
 
 
 def _has_few_long_rows(program: Program, bound: Bound) -> bool:

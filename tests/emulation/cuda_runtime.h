@@ -20,6 +20,7 @@
 #define __device__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __builtin_assume(condition)
 #ifdef RESIDENT_TOGETHER
 #define OF_ITS_BLOCK thread_local
 #else

@@ -93,47 +93,51 @@ __device__ __forceinline__ Pack<T, N> load(const T* from) {
   return pack;
 }
 
-// Neighbours, the first `left` of them here, the others in another row, by as few accesses as their addresses allow.
-template <int N, typename T>
-__device__ __forceinline__ Pack<T, N> load_anywhere(const T* here, const T* next, Index left) {
-  constexpr int kPart = sizeof(T) * N > 16 ? 16 / sizeof(T) : N;
-  Pack<T, N> pack;
-  if (left >= N && reinterpret_cast<uintptr_t>(here) % (sizeof(T) * kPart) == 0) {
-#pragma unroll
-    for (int n = 0; n < N; n += kPart) *reinterpret_cast<Pack<T,
-        kPart>*>(pack.at + n) = load<kPart>(here + n);
-  } else {
-#pragma unroll
-    for (int n = 0; n < N; ++n) pack.at[n] = n < left ? here[n] : next[n - left];
-  }
-  return pack;
-}
-
 template <int N, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   using Whole = typename Bits<sizeof(T) * N>::type;
   *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
 }
 
-// How many values, the first, and what they are off by from it, and squared; merged, by Chan's formula, from their mean.
+// How many values, the first, and what they are off by from it, and squared. Floats are merged from their mean, by Chan's
+// formula; doubles have the digits to stay with the first, which takes no division.
+template <typename T>
+struct Count {
+  using type = T;
+};
+template <>
+struct Count<float> {
+  using type = int;
+};
+
 template <typename T>
 struct Moments {
-  T count = 0, centre = 0, off = 0, squares = 0;
+  typename Count<T>::type count = 0;
+  T centre = 0, off = 0, squares = 0;
   __device__ void add(T term) {
     centre = count == 0 ? term : centre;
     count += 1;
+    __builtin_assume(count > 0);
     const T distance = term - centre;
     off += distance;
     squares = fma(distance, distance, squares);
   }
   template <typename U>
   __device__ void merge(const Moments<U>& other) {
-    if (other.count == 0) return;
-    const T all = count + other.count, gap = other.mean() - mean(), share = ratio(other.count, all);
-    squares = distances() + other.distances() + gap * gap * (count * share);
-    centre = mean() + gap * share;
-    off = 0;
-    count = all;
+    if constexpr (sizeof(T) == 8) {
+      centre = count == 0 ? static_cast<T>(other.centre) : centre;
+      const T gap = other.centre - centre, moved = other.count * gap;
+      squares += fma(gap, 2 * static_cast<T>(other.off) + moved, static_cast<T>(other.squares));
+      off += other.off + moved;
+      count += other.count;
+    } else {
+      if (other.count == 0) return;
+      const T all = count + other.count, gap = other.mean() - mean(), share = ratio(other.count, all);
+      squares = distances() + other.distances() + gap * gap * (count * share);
+      centre = mean() + gap * share;
+      off = 0;
+      count += other.count;
+    }
   }
   __device__ T beyond() const { return ratio(off, count); }
   __device__ T distances() const { return squares - off * beyond(); }
@@ -198,7 +202,8 @@ forward_inner(const float* __restrict__ x, Moments<float>* __restrict__ mean_par
     const Index packs = (end - head) / kLanes, tail = head + packs * kLanes;
     if (threadIdx.x < (head - begin) + (end - tail)) {
       const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
-      element(i - base, widen(x[i]));
+      const Index inner = i - base;
+      element(inner, widen(x[i]));
     }
     for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
       Pack<float, kLanes> x_in[kPacks];
@@ -458,9 +463,11 @@ extern "C" int64_t run_forward(const int64_t* a) {
   }
   {
     const int64_t columns = 1, results = static_cast<int64_t>(sizes.middle.value);
-    // Threads for all slots of a column, up to 64 or what is left of a block, and columns beside each other.
-    const int64_t slots = mean_partials_slots;
-    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 512 / power_of_two(slots, 1, 64)));
+    // Threads for all slots of a column, up to 64 or what is left of a block, and columns beside each other:
+    // more of those where there are many.
+    const int64_t slots = mean_partials_slots, most_along = columns < 4096 ? 64 : columns < 8192 ? 32 : 16;
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 512 / power_of_two(slots, 1,
+        most_along)));
     const dim3 block(width, static_cast<unsigned>(power_of_two(slots, width < 32 ? 32 / width : 1,
         512 / width)));
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));

@@ -701,7 +701,8 @@ backward_inner(const float* __restrict__ d_out, const float* __restrict__ weight
     const Index packs = (end - head) / kLanes, tail = head + packs * kLanes;
     if (threadIdx.x < (head - begin) + (end - tail)) {
       const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
-      element(i - base, widen(d_out[i]), widen(x[i]));
+      const Index inner = i - base;
+      element(inner, widen(d_out[i]), widen(x[i]));
     }
     for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
       // Added up a turn at a time: a sum that runs through all of them would lose digits.
@@ -859,7 +860,8 @@ backward_inner_2(const float* d_out, const float* x, const float* saved_mean, co
     const Index packs = (end - head) / kLanes, tail = head + packs * kLanes;
     if (threadIdx.x < (head - begin) + (end - tail)) {
       const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
-      element(i - base, widen(d_out[i]), widen(x[i]), d_x[i]);
+      const Index inner = i - base;
+      element(inner, widen(d_out[i]), widen(x[i]), d_x[i]);
     }
     for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
       // Added up a turn at a time: a sum that runs through all of them would lose digits.
@@ -1125,9 +1127,11 @@ extern "C" int64_t run_backward(const int64_t* a) {
   {
     const int64_t columns = 1,
         results = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value);
-    // Threads for all slots of a column, up to 64 or what is left of a block, and columns beside each other.
-    const int64_t slots = total_partials_slots;
-    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 512 / power_of_two(slots, 1, 64)));
+    // Threads for all slots of a column, up to 64 or what is left of a block, and columns beside each other:
+    // more of those where there are many.
+    const int64_t slots = total_partials_slots, most_along = columns < 4096 ? 64 : columns < 8192 ? 32 : 16;
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 512 / power_of_two(slots, 1,
+        most_along)));
     const dim3 block(width, static_cast<unsigned>(power_of_two(slots, width < 32 ? 32 / width : 1,
         512 / width)));
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
@@ -1148,9 +1152,11 @@ extern "C" int64_t run_backward(const int64_t* a) {
   {
     const int64_t columns = 1,
         results = static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value);
-    // Threads for all slots of a column, up to 64 or what is left of a block, and columns beside each other.
-    const int64_t slots = total_3_partials_slots;
-    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 512 / power_of_two(slots, 1, 64)));
+    // Threads for all slots of a column, up to 64 or what is left of a block, and columns beside each other:
+    // more of those where there are many.
+    const int64_t slots = total_3_partials_slots, most_along = columns < 4096 ? 64 : columns < 8192 ? 32 : 16;
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 512 / power_of_two(slots, 1,
+        most_along)));
     const dim3 block(width, static_cast<unsigned>(power_of_two(slots, width < 32 ? 32 / width : 1,
         512 / width)));
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));

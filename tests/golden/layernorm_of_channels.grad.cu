@@ -79,6 +79,22 @@ __device__ __forceinline__ Pack<T, N> load(const T* from) {
   return pack;
 }
 
+// Neighbours, the first `left` of them here, the others in another row, by as few accesses as their addresses allow.
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load_anywhere(const T* here, const T* next, Index left) {
+  constexpr int kPart = sizeof(T) * N > 16 ? 16 / sizeof(T) : N;
+  Pack<T, N> pack;
+  if (left >= N && reinterpret_cast<uintptr_t>(here) % (sizeof(T) * kPart) == 0) {
+#pragma unroll
+    for (int n = 0; n < N; n += kPart) *reinterpret_cast<Pack<T,
+        kPart>*>(pack.at + n) = load<kPart>(here + n);
+  } else {
+#pragma unroll
+    for (int n = 0; n < N; ++n) pack.at[n] = n < left ? here[n] : next[n - left];
+  }
+  return pack;
+}
+
 // A pack on its way into shared memory, where the thread that sent it will read it.
 template <int N, typename T>
 __device__ __forceinline__ void send(Pack<T, N>* to, const T* from) {
@@ -441,11 +457,16 @@ backward_column(const float* __restrict__ d_out, const float* __restrict__ weigh
     }
     float saved_mean_here[kLanes];
     float saved_variance_here[kLanes];
+    {
+      const Index inner = (is_beside ? beside : 0);
+      const auto saved_mean_in = load_anywhere<kLanes>(saved_mean + ((outer) * sizes.inner.value + inner),
+          saved_mean, kLanes);
+      const auto saved_variance_in = load_anywhere<kLanes>(saved_variance + ((outer) * sizes.inner.value + inner), saved_variance, kLanes);
 #pragma unroll
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const Index inner = (is_beside ? beside + lane : 0);
-      saved_mean_here[lane] = widen(saved_mean[(outer) * sizes.inner.value + inner]);
-      saved_variance_here[lane] = widen(saved_variance[(outer) * sizes.inner.value + inner]);
+      for (int lane = 0; lane < kLanes; ++lane) {
+        saved_mean_here[lane] = widen(saved_mean_in, lane);
+        saved_variance_here[lane] = widen(saved_variance_in, lane);
+      }
     }
     float inverse_root_beside[kLanes];
 #pragma unroll
@@ -741,9 +762,11 @@ extern "C" int64_t run_backward(const int64_t* a) {
   {
     const int64_t columns = static_cast<int64_t>(sizes.middle.value),
         results = static_cast<int64_t>(sizes.middle.value);
-    // Threads for all slots of a column, up to 64 or what is left of a block, and columns beside each other.
-    const int64_t slots = total_partials_slots;
-    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 512 / power_of_two(slots, 1, 64)));
+    // Threads for all slots of a column, up to 64 or what is left of a block, and columns beside each other:
+    // more of those where there are many.
+    const int64_t slots = total_partials_slots, most_along = columns < 4096 ? 64 : columns < 8192 ? 32 : 16;
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 512 / power_of_two(slots, 1,
+        most_along)));
     const dim3 block(width, static_cast<unsigned>(power_of_two(slots, width < 32 ? 32 / width : 1,
         512 / width)));
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));

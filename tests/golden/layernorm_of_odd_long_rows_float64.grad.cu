@@ -1077,9 +1077,11 @@ extern "C" int64_t run_backward(const int64_t* a) {
   {
     const int64_t columns = static_cast<int64_t>(sizes.inner.value),
         results = static_cast<int64_t>(sizes.inner.value);
-    // Threads for all slots of a column, up to 64 or what is left of a block, and columns beside each other.
-    const int64_t slots = total_partials_slots;
-    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 512 / power_of_two(slots, 1, 64)));
+    // Threads for all slots of a column, up to 64 or what is left of a block, and columns beside each other:
+    // more of those where there are many.
+    const int64_t slots = total_partials_slots, most_along = columns < 4096 ? 64 : columns < 8192 ? 32 : 16;
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 512 / power_of_two(slots, 1,
+        most_along)));
     const dim3 block(width, static_cast<unsigned>(power_of_two(slots, width < 32 ? 32 / width : 1,
         512 / width)));
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));

@@ -287,8 +287,8 @@ backward_inner(const bool* __restrict__ mask, const float* __restrict__ d_out,
   const float bias_value = widen(bias[middle]);
   Sum<float> total_sum;
   Sum<float> total_2_sum;
-  const auto element = [&](Index inner, float d_out_value, float x_value, float& d_x_stored) {
-    const bool mask_value = widen(mask[inner]);
+  const auto element = [&](Index inner, float d_out_value, float x_value, bool mask_value,
+      float& d_x_stored) {
     float d_x_value;
     float total_term_value;
     float total_2_term_value;
@@ -306,7 +306,8 @@ backward_inner(const bool* __restrict__ mask, const float* __restrict__ d_out,
     const Index packs = (end - head) / kLanes, tail = head + packs * kLanes;
     if (threadIdx.x < (head - begin) + (end - tail)) {
       const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
-      element(i - base, widen(d_out[i]), widen(x[i]), d_x[i]);
+      const Index inner = i - base;
+      element(inner, widen(d_out[i]), widen(x[i]), widen(mask[inner]), d_x[i]);
     }
     for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
       // Added up a turn at a time: a sum that runs through all of them would lose digits.
@@ -317,12 +318,14 @@ backward_inner(const bool* __restrict__ mask, const float* __restrict__ d_out,
       total_2_sum = Sum<float>();
       Pack<float, kLanes> d_out_in[kPacks];
       Pack<float, kLanes> x_in[kPacks];
+      Pack<bool, kLanes> mask_in[kPacks];
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
-        const Index i = head + (from + p * blockDim.x) * kLanes;
+        const Index i = head + (from + p * blockDim.x) * kLanes, inner = i - base;
         if (i >= tail) break;
         d_out_in[p] = load<kLanes>(d_out + i);
         x_in[p] = load<kLanes>(x + i);
+        mask_in[p] = load_anywhere<kLanes>(mask + (inner), mask, kLanes);
       }
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
@@ -331,7 +334,8 @@ backward_inner(const bool* __restrict__ mask, const float* __restrict__ d_out,
         Pack<float, kLanes> d_x_out;
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
-          element(i + lane - base, widen(d_out_in[p], lane), widen(x_in[p], lane), d_x_out.at[lane]);
+          element(i + lane - base, widen(d_out_in[p], lane), widen(x_in[p], lane), widen(mask_in[p], lane),
+              d_x_out.at[lane]);
         }
         store(d_x + i, d_x_out);
       }
@@ -506,9 +510,11 @@ extern "C" int64_t run_backward(const int64_t* a) {
   }
   {
     const int64_t columns = 1, results = static_cast<int64_t>(sizes.middle.value);
-    // Threads for all slots of a column, up to 64 or what is left of a block, and columns beside each other.
-    const int64_t slots = total_partials_slots;
-    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 512 / power_of_two(slots, 1, 64)));
+    // Threads for all slots of a column, up to 64 or what is left of a block, and columns beside each other:
+    // more of those where there are many.
+    const int64_t slots = total_partials_slots, most_along = columns < 4096 ? 64 : columns < 8192 ? 32 : 16;
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 512 / power_of_two(slots, 1,
+        most_along)));
     const dim3 block(width, static_cast<unsigned>(power_of_two(slots, width < 32 ? 32 / width : 1,
         512 / width)));
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));

@@ -102,25 +102,6 @@ __device__ __forceinline__ Pack<T, N> load(const T* from) {
   return pack;
 }
 
-// A pack on its way into shared memory, where the thread that sent it will read it.
-template <int N, typename T>
-__device__ __forceinline__ void send(Pack<T, N>* to, const T* from) {
-  const auto target = static_cast<unsigned>(__cvta_generic_to_shared(to));
-  if constexpr (sizeof(T) * N == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(from) : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(target), "l"(from), "n"(sizeof(T) * N) : "memory");
-  }
-}
-
-__device__ __forceinline__ void send_off() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-// Until no more than so many of the latest are on their way.
-template <int N>
-__device__ __forceinline__ void wait_for_sent() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
-
 template <int N, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   using Whole = typename Bits<sizeof(T) * N>::type;
@@ -197,35 +178,18 @@ forward_column(const float* __restrict__ x, float* __restrict__ out, ForwardSize
   const Index length = sizes.middle.value, behind = sizes.inner.value;
   const Index strips = (behind + blockDim.x * kLanes - 1) / (blockDim.x * kLanes),
       tiles = sizes.outer.value * strips;
-  extern __shared__ uint4 room[];
-  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
-  auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
-  const auto send_tile = [&](Index tile) {
-    if (tile >= tiles) return send_off();
+  for (Index tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
     const bool is_beside = beside < behind;
     const Index base = above * length * behind + beside, end = is_beside ? length : 0;
+    const Index outer = above;
+    Pack<float, kLanes> x_in[kPacks];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = p * blockDim.y + threadIdx.y;
       const bool is_here = i < end;
-      if (is_here) send(&x_next[p * 256], x + (base + i * behind));
+      if (is_here) x_in[p] = load<kLanes>(x + (base + i * behind));
     }
-    send_off();
-  };
-  send_tile(blockIdx.x);
-  for (Index tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
-    const bool is_beside = beside < behind;
-    const Index end = is_beside ? length : 0;
-    const Index outer = above;
-    Pack<float, kLanes> x_in[kPacks];
-    wait_for_sent<0>();
-#pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      x_in[p] = x_next[p * 256];
-    }
-    send_tile(tile + gridDim.x);
     Peak<float> peaks_1[1][kLanes];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
@@ -289,36 +253,6 @@ static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
   return power;
 }
 
-// How many blocks of a kernel the device works on at once, each with so much shared memory of its own, and at most so much
-// in any launch. Asked once for each kernel, device and size of block: the runtime takes microseconds to answer.
-template <typename Kernel>
-static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes, int64_t most_bytes,
-    int device) {
-  struct Answer {
-    Kernel* kernel;
-    int64_t shared_bytes;
-    int threads, device;
-    int64_t blocks;
-  };
-  thread_local Answer answers[8] = {};
-  thread_local int next = 0;
-  const int threads = static_cast<int>(block.x * block.y);
-  for (const Answer& known : answers) {
-    if (known.kernel == kernel && known.shared_bytes == shared_bytes && known.threads == threads && known.device == device) {
-      return known.blocks;
-    }
-  }
-  int on_each = 0, processors = 0;
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(most_bytes));
-  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&on_each, kernel, threads, shared_bytes);
-  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  if (on_each == 0) return 1;  // the launch will say why
-  Answer& oldest = answers[next];
-  next = (next + 1) % 8;
-  oldest = {kernel, shared_bytes, threads, device, static_cast<int64_t>(on_each) * processors};
-  return oldest.blocks;
-}
-
 // Threads beside each other along x, in whole warps with those along a strided row.
 static dim3 column_block(int64_t beside, int64_t along, int64_t most_beside, int64_t most) {
   int64_t x = power_of_two(beside, 1, most_beside);
@@ -343,13 +277,11 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const dim3 forward_column_block = column_block(ceil_divide(forward_column_behind, 4),
       ceil_divide(forward_column_length, 8), 16, 256);
   const int64_t forward_column_tasks = static_cast<int64_t>(sizes.outer.value) * ceil_divide(forward_column_behind, forward_column_block.x * 4);
-  const int64_t forward_column_resident = resident_blocks(forward_column, forward_column_block, 32768, 32768,
-      device);
-  const int64_t forward_column_slots = forward_column_tasks < forward_column_resident ? forward_column_tasks : forward_column_resident;
+  const int64_t forward_column_slots = forward_column_tasks;
   if (is_measuring) return scratch.used;
   {
-    forward_column<<<static_cast<unsigned>(forward_column_slots), forward_column_block, 32768, stream>>>(x,
-        out, sizes);
+    forward_column<<<static_cast<unsigned>(forward_column_slots), forward_column_block, 0, stream>>>(x, out,
+        sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

@@ -1,4 +1,4 @@
-// fusegen 0.1.0   chain 61cf382a6af0   signature forward+backward: d_out float32, d_x float32, out float32, saved_max float32, x float32; 64-bit offsets
+// fusegen 0.1.0   chain 61cf382a6af0   signature forward+backward: d_out float32, d_x float32, out float32, saved_argmax float32, saved_max float32, x float32; 64-bit offsets
 //   max(1) | tanh
 #include <algorithm>
 #include <cmath>
@@ -66,11 +66,6 @@ inline Index pieces_of(Index length) { return std::max<Index>(1, (length + kPiec
 
 // Below this many elements one thread does it all: waking another costs more.
 constexpr Index kSerial = 16384;
-
-// How many blocks of rows leave partials of their own, where columns are added up.
-inline Index slots_of(Index rows, Index columns) {
-  return std::max<Index>(1, std::min<Index>(std::min<Index>(rows, 64), rows * columns / kPiece));
-}
 
 // Elements are worked on by lines: up to so many neighbours, widened into arrays, so that conversions,
 // arithmetic and sums are a plain loop each. Arithmetic goes on to a whole vector, over copies of the last
@@ -184,92 +179,25 @@ struct ForwardSizes {
   Size outer, middle, inner;
 };
 
-static inline __attribute__((always_inline)) void forward_outer_values(const float x, float& peak_term) {
-  peak_term = x;
+static inline __attribute__((always_inline)) void forward_column_stage_2(const float x, const float peak_2,
+    const float position_along, float& peak_3_term) {
+  peak_3_term = (x >= peak_2 || x != x) ? -position_along : -INFINITY;
 }
 
-static void forward_outer(const float* __restrict__ x, Peak* __restrict__ peak_partials,
-    const ForwardSizes sizes, int threads) {
-  const Index kept = sizes.outer.value, rows = sizes.middle.value, columns = sizes.inner.value;
-  const Index slots = slots_of(rows, columns);
-#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (kept * rows * columns > kSerial)
-  for (Index task = 0; task < kept * slots; ++task) {
-    const Index kept_index = task / slots, slot = task % slots;
-    const Index outer = kept_index;
-    for (Index first = 0; first < columns; first += kLine) {
-      const Index width = std::min(kLine, columns - first);
-      PeakLanes peak_lanes(width);
-      for (Index row = rows * slot / slots; row < rows * (slot + 1) / slots; ++row) {
-        const Index middle = row;
-        const Index inner = first;
-        float x_room[kLine];
-        const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-        float peak_term_line[kLine];
-#pragma omp simd
-        for (Index i = 0; i < padded(width); ++i) {
-          const float x_value = x_line[i];
-          float peak_term_value;
-          forward_outer_values(x_value, peak_term_value);
-          peak_term_line[i] = peak_term_value;
-        }
-        peak_lanes.add(peak_term_line, width);
-      }
-      for (Index i = 0; i < width; ++i) peak_partials[task * columns + first + i] = peak_lanes.at(i);
-    }
-  }
-}
-
-static inline __attribute__((always_inline)) void forward_finalise_values(const float peak, float& out,
-    float& saved_max) {
+static inline __attribute__((always_inline)) void forward_column_row_values(const float peak,
+    const float peak_3, float& out, float& saved_max, float& saved_argmax) {
   // tanh
   out = tanhf(peak);
   saved_max = peak;
+  saved_argmax = -peak_3;
 }
 
-static void forward_finalise(float* __restrict__ out, float* __restrict__ saved_max,
-    const Peak* __restrict__ peak_partials, const ForwardSizes sizes, Index slots, int threads) {
+static void forward_column(const float* __restrict__ x, float* __restrict__ out,
+    float* __restrict__ saved_max, float* __restrict__ saved_argmax, const ForwardSizes sizes, int threads) {
+  const Positions position_along{};
   expect(out, sizes.outer.value * sizes.inner.value);
   expect(saved_max, sizes.outer.value * sizes.inner.value);
-  const Index columns = sizes.inner.value, results = sizes.outer.value * sizes.inner.value;
-#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
-  for (Index result = 0; result < results; ++result) {
-    const Index above = result / columns, column = result % columns;
-    Peak peak_sum;
-    for (Index slot = 0; slot < slots; ++slot) peak_sum.merge(peak_partials[(above * slots + slot) * columns + column]);
-    const float peak_value = static_cast<float>(peak_sum.max());
-    const Index above_inner = divide(result, sizes.inner);
-    const Index inner = result - above_inner * sizes.inner.value;
-    const Index outer = above_inner;
-    float out_value;
-    float saved_max_value;
-    forward_finalise_values(peak_value, out_value, saved_max_value);
-    out[(outer) * sizes.inner.value + inner] = narrow<float>(out_value);
-    saved_max[(outer) * sizes.inner.value + inner] = narrow<float>(saved_max_value);
-  }
-}
-
-struct BackwardSizes {
-  Size outer, middle, inner;
-};
-
-static inline __attribute__((always_inline)) void backward_column_stage_2(const float x, const float peak,
-    const float position_along, float& peak_2_term) {
-  peak_2_term = (x >= peak || x != x) ? -position_along : -INFINITY;
-}
-
-static inline __attribute__((always_inline)) void backward_column_values(const float position_along,
-    const float peak_2, const float d_out, const float saved_max, float& d_x) {
-  // tanh
-  const float after_tanh = tanhf(saved_max);
-  // backward, down to max(1)
-  const float d_after_max = d_out * (1.0f - after_tanh * after_tanh);
-  d_x = position_along == -peak_2 ? d_after_max : 0.0f;
-}
-
-static void backward_column(const float* __restrict__ x, const float* __restrict__ d_out,
-    const float* __restrict__ saved_max, float* __restrict__ d_x, const BackwardSizes sizes, int threads) {
-  const Positions position_along{};
-  expect(d_x, sizes.outer.value * sizes.middle.value * sizes.inner.value);
+  expect(saved_argmax, sizes.outer.value * sizes.inner.value);
   const Index above = sizes.outer.value, length = sizes.middle.value, beside = sizes.inner.value;
   const Index blocks = (beside + kColumns - 1) / kColumns;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (above * length * beside > kSerial)
@@ -287,30 +215,90 @@ static void backward_column(const float* __restrict__ x, const float* __restrict
     }
     float peak_line[kLine];
     for (Index i = 0; i < padded(width); ++i) peak_line[i] = static_cast<float>(peak_lanes.max(i));
-    PeakLanes peak_2_lanes(width);
+    float peak_2_line[kLine];
+    for (Index i = 0; i < padded(width); ++i) peak_2_line[i] = static_cast<float>(peak_lanes.max(i));
+    PeakLanes peak_3_lanes(width);
     for (Index r = 0; r < length; ++r) {
       const Index middle = r;
       const Index inner = first;
       float x_room[kLine];
       const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
       const float position_along_value = widen(position_along[middle]);
-      float peak_2_term_line[kLine];
+      float peak_3_term_line[kLine];
 #pragma omp simd
       for (Index i = 0; i < padded(width); ++i) {
         const float x_value = x_line[i];
-        const float peak_value = peak_line[i];
-        float peak_2_term_value;
-        backward_column_stage_2(x_value, peak_value, position_along_value, peak_2_term_value);
-        peak_2_term_line[i] = peak_2_term_value;
+        const float peak_2_value = peak_2_line[i];
+        float peak_3_term_value;
+        forward_column_stage_2(x_value, peak_2_value, position_along_value, peak_3_term_value);
+        peak_3_term_line[i] = peak_3_term_value;
       }
-      peak_2_lanes.add(peak_2_term_line, width);
+      peak_3_lanes.add(peak_3_term_line, width);
     }
-    float peak_2_line[kLine];
-    for (Index i = 0; i < padded(width); ++i) peak_2_line[i] = static_cast<float>(peak_2_lanes.max(i));
-    for (Index r = 0; r < length; ++r) {
-      const Index middle = r;
+    float peak_3_line[kLine];
+    for (Index i = 0; i < padded(width); ++i) peak_3_line[i] = static_cast<float>(peak_3_lanes.max(i));
+    {
+      const Index inner = first;
+      float out_room[kLine];
+      float* const out_line = target<1>(out + (outer) * sizes.inner.value + inner, width, out_room);
+      float saved_max_room[kLine];
+      float* const saved_max_line = target<1>(saved_max + (outer) * sizes.inner.value + inner, width,
+          saved_max_room);
+      float saved_argmax_room[kLine];
+      float* const saved_argmax_line = target<1>(saved_argmax + (outer) * sizes.inner.value + inner, width,
+          saved_argmax_room);
+#pragma omp simd
+      for (Index i = 0; i < padded(width); ++i) {
+        const float peak_value = peak_line[i];
+        const float peak_3_value = peak_3_line[i];
+        float out_value;
+        float saved_max_value;
+        float saved_argmax_value;
+        forward_column_row_values(peak_value, peak_3_value, out_value, saved_max_value, saved_argmax_value);
+        out_line[i] = out_value;
+        saved_max_line[i] = saved_max_value;
+        saved_argmax_line[i] = saved_argmax_value;
+      }
+      store<1>(out_line, width, out + (outer) * sizes.inner.value + inner);
+      store<1>(saved_max_line, width, saved_max + (outer) * sizes.inner.value + inner);
+      store<1>(saved_argmax_line, width, saved_argmax + (outer) * sizes.inner.value + inner);
+    }
+  }
+}
+
+struct BackwardSizes {
+  Size outer, middle, inner;
+};
+
+static inline __attribute__((always_inline)) void backward_pointwise_values(const float position_along,
+    const float saved_argmax, const float d_out, const float saved_max, float& d_x) {
+  // tanh
+  const float after_tanh = tanhf(saved_max);
+  // backward, down to max(1)
+  const float d_after_max = d_out * (1.0f - after_tanh * after_tanh);
+  d_x = position_along == saved_argmax ? d_after_max : 0.0f;
+}
+
+static void backward_pointwise(const float* __restrict__ saved_argmax, const float* __restrict__ d_out,
+    const float* __restrict__ saved_max, float* __restrict__ d_x, const BackwardSizes sizes, int threads) {
+  const Positions position_along{};
+  expect(d_x, sizes.outer.value * sizes.middle.value * sizes.inner.value);
+  const Index rows = sizes.outer.value * sizes.middle.value, length = sizes.inner.value;
+  const Index pieces = pieces_of(length);
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
+  for (Index task = 0; task < rows * pieces; ++task) {
+    const Index row = task / pieces, piece = task % pieces;
+    const Index end = std::min(length, (piece + 1) * kPiece);
+    const Index above_middle = divide(row, sizes.middle);
+    const Index middle = row - above_middle * sizes.middle.value;
+    const Index outer = above_middle;
+    for (Index first = piece * kPiece; first < end; first += kLine) {
+      const Index width = std::min(kLine, end - first);
       const Index inner = first;
       const float position_along_value = widen(position_along[middle]);
+      float saved_argmax_room[kLine];
+      const float* const saved_argmax_line = load<1>(saved_argmax + (outer) * sizes.inner.value + inner,
+          width, saved_argmax_room);
       float d_out_room[kLine];
       const float* const d_out_line = load<1>(d_out + (outer) * sizes.inner.value + inner, width, d_out_room);
       float saved_max_room[kLine];
@@ -320,11 +308,12 @@ static void backward_column(const float* __restrict__ x, const float* __restrict
       float* const d_x_line = target<1>(d_x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_x_room);
 #pragma omp simd
       for (Index i = 0; i < padded(width); ++i) {
-        const float peak_2_value = peak_2_line[i];
+        const float saved_argmax_value = saved_argmax_line[i];
         const float d_out_value = d_out_line[i];
         const float saved_max_value = saved_max_line[i];
         float d_x_value;
-        backward_column_values(position_along_value, peak_2_value, d_out_value, saved_max_value, d_x_value);
+        backward_pointwise_values(position_along_value, saved_argmax_value, d_out_value, saved_max_value,
+            d_x_value);
         d_x_line[i] = d_x_value;
       }
       store<1>(d_x_line, width, d_x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner);
@@ -334,28 +323,25 @@ static void backward_column(const float* __restrict__ x, const float* __restrict
 
 }  // namespace
 
-// a: x, out, saved_max, scratch (-1: return the bytes it needs), outer, middle, inner, threads.
+// a: x, out, saved_max, saved_argmax, scratch (-1: return the bytes it needs), outer, middle, inner, threads.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const out = reinterpret_cast<float*>(a[1]);
   auto* const saved_max = reinterpret_cast<float*>(a[2]);
-  const bool is_measuring = a[3] == -1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[3])};
-  const ForwardSizes sizes{ {a[4]}, {a[5]}, {a[6]} };
-  const int threads = static_cast<int>(a[7]);
-  const Index peak_partials_slots = slots_of(sizes.middle.value, sizes.inner.value)
-;
-  auto* const peak_partials = scratch.take<Peak>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * peak_partials_slots);
+  auto* const saved_argmax = reinterpret_cast<float*>(a[3]);
+  const bool is_measuring = a[4] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
+  const ForwardSizes sizes{ {a[5]}, {a[6]}, {a[7]} };
+  const int threads = static_cast<int>(a[8]);
   if (is_measuring) return scratch.used;
-  forward_outer(x, peak_partials, sizes, threads);
-  forward_finalise(out, saved_max, peak_partials, sizes, peak_partials_slots, threads);
+  forward_column(x, out, saved_max, saved_argmax, sizes, threads);
   return 0;
 }
 
-// a: x, saved_max, d_out, d_x, scratch (-1: return the bytes it needs), outer, middle, inner, threads.
+// a: saved_max, saved_argmax, d_out, d_x, scratch (-1: return the bytes it needs), outer, middle, inner, threads.
 extern "C" int64_t run_backward(const int64_t* a) {
-  auto* const x = reinterpret_cast<const float*>(a[0]);
-  auto* const saved_max = reinterpret_cast<const float*>(a[1]);
+  auto* const saved_max = reinterpret_cast<const float*>(a[0]);
+  auto* const saved_argmax = reinterpret_cast<const float*>(a[1]);
   auto* const d_out = reinterpret_cast<const float*>(a[2]);
   auto* const d_x = reinterpret_cast<float*>(a[3]);
   const bool is_measuring = a[4] == -1;
@@ -363,6 +349,6 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const BackwardSizes sizes{ {a[5]}, {a[6]}, {a[7]} };
   const int threads = static_cast<int>(a[8]);
   if (is_measuring) return scratch.used;
-  backward_column(x, d_out, saved_max, d_x, sizes, threads);
+  backward_pointwise(saved_argmax, d_out, saved_max, d_x, sizes, threads);
   return 0;
 }

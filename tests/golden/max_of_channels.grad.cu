@@ -1,4 +1,4 @@
-// fusegen 0.1.0   chain 61cf382a6af0   signature forward+backward: d_out float32, d_x float32, out float32, saved_max float32, x float32; 32-bit offsets
+// fusegen 0.1.0   chain 61cf382a6af0   signature forward+backward: d_out float32, d_x float32, out float32, saved_argmax float32, saved_max float32, x float32; 32-bit offsets
 //   max(1) | tanh
 #include <cstdint>
 #include <cuda_runtime.h>
@@ -108,6 +108,22 @@ __device__ __forceinline__ Pack<T, N> load(const T* from) {
   return pack;
 }
 
+// Neighbours, the first `left` of them here, the others in another row, by as few accesses as their addresses allow.
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load_anywhere(const T* here, const T* next, Index left) {
+  constexpr int kPart = sizeof(T) * N > 16 ? 16 / sizeof(T) : N;
+  Pack<T, N> pack;
+  if (left >= N && reinterpret_cast<uintptr_t>(here) % (sizeof(T) * kPart) == 0) {
+#pragma unroll
+    for (int n = 0; n < N; n += kPart) *reinterpret_cast<Pack<T,
+        kPart>*>(pack.at + n) = load<kPart>(here + n);
+  } else {
+#pragma unroll
+    for (int n = 0; n < N; ++n) pack.at[n] = n < left ? here[n] : next[n - left];
+  }
+  return pack;
+}
+
 // A pack on its way into shared memory, where the thread that sent it will read it.
 template <int N, typename T>
 __device__ __forceinline__ void send(Pack<T, N>* to, const T* from) {
@@ -190,18 +206,26 @@ __device__ __forceinline__ void forward_column_stage_1(const float x, float& pea
   peak_term = x;
 }
 
-__device__ __forceinline__ void forward_column_row_values(const float peak, float& out, float& saved_max) {
+__device__ __forceinline__ void forward_column_stage_2(const float x, const float peak_2,
+    const float position_along, float& peak_3_term) {
+  peak_3_term = (x >= peak_2 || x != x) ? -position_along : -INFINITY;
+}
+
+__device__ __forceinline__ void forward_column_row_values(const float peak, const float peak_3, float& out,
+    float& saved_max, float& saved_argmax) {
   // tanh
   out = tanhf(peak);
   saved_max = peak;
+  saved_argmax = -peak_3;
 }
 
-// Reads x; writes out, saved_max.
+// Reads x, position_along by (middle); writes out, saved_max, saved_argmax.
 __global__ void __launch_bounds__(256, 2)
 forward_column(const float* __restrict__ x, float* __restrict__ out, float* __restrict__ saved_max,
-    ForwardSizes sizes) {
+    float* __restrict__ saved_argmax, ForwardSizes sizes) {
+  const Positions<float> position_along{};
   constexpr int kLanes = 4, kPacks = 8;
-  __shared__ float cells[1024], totals[64];
+  __shared__ float cells[2048], totals[128];
   const Index length = sizes.middle.value, behind = sizes.inner.value;
   const Index strips = (behind + blockDim.x * kLanes - 1) / (blockDim.x * kLanes),
       tiles = sizes.outer.value * strips;
@@ -248,16 +272,36 @@ forward_column(const float* __restrict__ x, float* __restrict__ out, float* __re
       }
     }
     combine_across(peaks_1, cells, totals);
+    Peak<float> peaks_2[1][kLanes];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = p * blockDim.y + threadIdx.y;
+      const bool is_here = i < end;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const Index middle = (is_here ? i : 0);
+        const float peak_2_value = peaks_1[0][lane].best;
+        const float x_value = widen(x_in[p], lane);
+        const float position_along_value = widen(position_along[middle]);
+        float peak_3_term_value;
+        forward_column_stage_2(x_value, peak_2_value, position_along_value, peak_3_term_value);
+        peaks_2[0][lane].add_if(is_here, peak_3_term_value);
+      }
+    }
+    combine_across(peaks_2, cells, totals);
     if (end > 0 && threadIdx.y == 0) {
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const Index inner = (beside + lane);
         const float peak_value = peaks_1[0][lane].best;
+        const float peak_3_value = peaks_2[0][lane].best;
         float out_value;
         float saved_max_value;
-        forward_column_row_values(peak_value, out_value, saved_max_value);
+        float saved_argmax_value;
+        forward_column_row_values(peak_value, peak_3_value, out_value, saved_max_value, saved_argmax_value);
         out[(outer) * sizes.inner.value + inner] = narrow<float>(out_value);
         saved_max[(outer) * sizes.inner.value + inner] = narrow<float>(saved_max_value);
+        saved_argmax[(outer) * sizes.inner.value + inner] = narrow<float>(saved_argmax_value);
       }
     }
   }
@@ -267,36 +311,25 @@ struct BackwardSizes {
   Size outer, middle, inner;
 };
 
-__device__ __forceinline__ void backward_column_stage_1(const float x, float& peak_term) {
-  peak_term = x;
-}
-
-__device__ __forceinline__ void backward_column_stage_2(const float x, const float peak,
-    const float position_along, float& peak_2_term) {
-  peak_2_term = (x >= peak || x != x) ? -position_along : -INFINITY;
-}
-
-__device__ __forceinline__ void backward_column_values_once(const float peak_2, const float d_out,
-    const float saved_max, float& negated, float& d_after_max) {
+__device__ __forceinline__ void backward_column_values_once(const float d_out, const float saved_max,
+    float& d_after_max) {
   // tanh
   const float after_tanh = tanhf(saved_max);
   // backward, down to max(1)
-  negated = -peak_2;
   d_after_max = d_out * (1.0f - after_tanh * after_tanh);
 }
 
-__device__ __forceinline__ void backward_column_values(const float position_along, const float negated,
+__device__ __forceinline__ void backward_column_values(const float position_along, const float saved_argmax,
     const float d_after_max, float& d_x) {
-  d_x = position_along == negated ? d_after_max : 0.0f;
+  d_x = position_along == saved_argmax ? d_after_max : 0.0f;
 }
 
-// Reads x, position_along by (middle), d_out by (outer, inner), saved_max by (outer, inner); writes d_x.
+// Reads position_along by (middle), saved_argmax by (outer, inner), d_out by (outer, inner), saved_max by (outer, inner); writes d_x.
 __global__ void __launch_bounds__(256, 4)
-backward_column(const float* __restrict__ x, const float* __restrict__ d_out,
+backward_column(const float* __restrict__ saved_argmax, const float* __restrict__ d_out,
     const float* __restrict__ saved_max, float* __restrict__ d_x, BackwardSizes sizes) {
   const Positions<float> position_along{};
   constexpr int kLanes = 4, kPacks = 4;
-  __shared__ float cells[1024], totals[64];
   const Index length = sizes.middle.value, behind = sizes.inner.value;
   const Index strips = (behind + blockDim.x * kLanes - 1) / (blockDim.x * kLanes),
       tiles = sizes.outer.value * strips;
@@ -305,64 +338,30 @@ backward_column(const float* __restrict__ x, const float* __restrict__ d_out,
     const bool is_beside = beside < behind;
     const Index base = above * length * behind + beside, end = is_beside ? length : 0;
     const Index outer = above;
-    Pack<float, kLanes> x_in[kPacks];
-#pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      const Index i = p * blockDim.y + threadIdx.y;
-      const bool is_here = i < end;
-      if (is_here) x_in[p] = load<kLanes>(x + (base + i * behind));
-    }
+    float saved_argmax_here[kLanes];
     float d_out_here[kLanes];
     float saved_max_here[kLanes];
-#pragma unroll
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const Index inner = (is_beside ? beside + lane : 0);
-      d_out_here[lane] = widen(d_out[(outer) * sizes.inner.value + inner]);
-      saved_max_here[lane] = widen(saved_max[(outer) * sizes.inner.value + inner]);
-    }
-    Peak<float> peaks_1[1][kLanes];
-#pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      const Index i = p * blockDim.y + threadIdx.y;
-      const bool is_here = i < end;
+    {
+      const Index inner = (is_beside ? beside : 0);
+      const auto saved_argmax_in = load_anywhere<kLanes>(saved_argmax + ((outer) * sizes.inner.value + inner), saved_argmax, kLanes);
+      const auto d_out_in = load_anywhere<kLanes>(d_out + ((outer) * sizes.inner.value + inner), d_out,
+          kLanes);
+      const auto saved_max_in = load_anywhere<kLanes>(saved_max + ((outer) * sizes.inner.value + inner),
+          saved_max, kLanes);
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const float x_value = widen(x_in[p], lane);
-        float peak_term_value;
-        backward_column_stage_1(x_value, peak_term_value);
-        peaks_1[0][lane].add_if(is_here, peak_term_value);
+        saved_argmax_here[lane] = widen(saved_argmax_in, lane);
+        d_out_here[lane] = widen(d_out_in, lane);
+        saved_max_here[lane] = widen(saved_max_in, lane);
       }
     }
-    combine_across(peaks_1, cells, totals);
-    Peak<float> peaks_2[1][kLanes];
-#pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      const Index i = p * blockDim.y + threadIdx.y;
-      const bool is_here = i < end;
-#pragma unroll
-      for (int lane = 0; lane < kLanes; ++lane) {
-        const Index middle = (is_here ? i : 0);
-        const float peak_value = peaks_1[0][lane].best;
-        const float x_value = widen(x_in[p], lane);
-        const float position_along_value = widen(position_along[middle]);
-        float peak_2_term_value;
-        backward_column_stage_2(x_value, peak_value, position_along_value, peak_2_term_value);
-        peaks_2[0][lane].add_if(is_here, peak_2_term_value);
-      }
-    }
-    combine_across(peaks_2, cells, totals);
-    float negated_beside[kLanes];
     float d_after_max_beside[kLanes];
 #pragma unroll
     for (int lane = 0; lane < kLanes; ++lane) {
-      const float peak_2_value = peaks_2[0][lane].best;
       const float d_out_value = d_out_here[lane];
       const float saved_max_value = saved_max_here[lane];
-      float negated_value;
       float d_after_max_value;
-      backward_column_values_once(peak_2_value, d_out_value, saved_max_value, negated_value,
-          d_after_max_value);
-      negated_beside[lane] = negated_value;
+      backward_column_values_once(d_out_value, saved_max_value, d_after_max_value);
       d_after_max_beside[lane] = d_after_max_value;
     }
 #pragma unroll
@@ -373,11 +372,11 @@ backward_column(const float* __restrict__ x, const float* __restrict__ d_out,
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const Index middle = (is_here ? i : 0);
+        const float saved_argmax_value = saved_argmax_here[lane];
         const float position_along_value = widen(position_along[middle]);
         float d_x_value;
-        const float negated_value = negated_beside[lane];
         const float d_after_max_value = d_after_max_beside[lane];
-        backward_column_values(position_along_value, negated_value, d_after_max_value, d_x_value);
+        backward_column_values(position_along_value, saved_argmax_value, d_after_max_value, d_x_value);
         d_x_out.at[lane] = narrow<float>(d_x_value);
       }
       if (is_here) store(d_x + (base + i * behind), d_x_out);
@@ -458,23 +457,24 @@ static dim3 column_block(int64_t beside, int64_t along, int64_t most_beside, int
   return dim3(static_cast<unsigned>(x), static_cast<unsigned>(ceil_divide(along, 32 / x) * (32 / x)));
 }
 
-// a: x, out, saved_max, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
+// a: x, out, saved_max, saved_argmax, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const out = reinterpret_cast<float*>(a[1]);
   auto* const saved_max = reinterpret_cast<float*>(a[2]);
-  const bool is_measuring = a[3] == -1;
+  auto* const saved_argmax = reinterpret_cast<float*>(a[3]);
+  const bool is_measuring = a[4] == -1;
   if (!is_measuring && ((a[0]) & 15) != 0) return 1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[3])};
-  const ForwardSizes sizes{ size_of(a[4]), size_of(a[5]), size_of(a[6]) };
-  const auto stream = reinterpret_cast<cudaStream_t>(a[8]);
-  const int device = static_cast<int>(a[7]);
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
+  const ForwardSizes sizes{ size_of(a[5]), size_of(a[6]), size_of(a[7]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[9]);
+  const int device = static_cast<int>(a[8]);
   const DeviceGuard guard(device);
   const int64_t forward_column_length = static_cast<int64_t>(sizes.middle.value),
       forward_column_behind = static_cast<int64_t>(sizes.inner.value);
   const dim3 forward_column_block = column_block(ceil_divide(forward_column_behind, 4),
-      ceil_divide(forward_column_length, 8), 16, 256);
+      ceil_divide(forward_column_length, 8), 32, 256);
   const int64_t forward_column_tasks = static_cast<int64_t>(sizes.outer.value) * ceil_divide(forward_column_behind, forward_column_block.x * 4);
   const int64_t forward_column_resident = resident_blocks(forward_column, forward_column_block, 32768, 32768,
       device);
@@ -482,20 +482,20 @@ extern "C" int64_t run_forward(const int64_t* a) {
   if (is_measuring) return scratch.used;
   {
     forward_column<<<static_cast<unsigned>(forward_column_slots), forward_column_block, 32768, stream>>>(x,
-        out, saved_max, sizes);
+        out, saved_max, saved_argmax, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
 
-// a: x, saved_max, d_out, d_x, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
+// a: saved_max, saved_argmax, d_out, d_x, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_backward(const int64_t* a) {
-  auto* const x = reinterpret_cast<const float*>(a[0]);
-  auto* const saved_max = reinterpret_cast<const float*>(a[1]);
+  auto* const saved_max = reinterpret_cast<const float*>(a[0]);
+  auto* const saved_argmax = reinterpret_cast<const float*>(a[1]);
   auto* const d_out = reinterpret_cast<const float*>(a[2]);
   auto* const d_x = reinterpret_cast<float*>(a[3]);
   const bool is_measuring = a[4] == -1;
-  if (!is_measuring && ((a[0] | a[3]) & 15) != 0) return 1;
+  if (!is_measuring && ((a[3]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
   const BackwardSizes sizes{ size_of(a[5]), size_of(a[6]), size_of(a[7]) };
   const auto stream = reinterpret_cast<cudaStream_t>(a[9]);
@@ -509,8 +509,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const int64_t backward_column_slots = backward_column_tasks;
   if (is_measuring) return scratch.used;
   {
-    backward_column<<<static_cast<unsigned>(backward_column_slots), backward_column_block, 0, stream>>>(x,
-        d_out, saved_max, d_x, sizes);
+    backward_column<<<static_cast<unsigned>(backward_column_slots), backward_column_block, 0,
+        stream>>>(saved_argmax, d_out, saved_max, d_x, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
