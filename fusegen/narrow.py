@@ -86,14 +86,16 @@ def narrowed(kernels: Iterable[Kernel], dtype: str, target: Target) -> tuple[Ker
 
 
 def shorter(kernels: Iterable[Kernel], target: Target) -> tuple[Kernel, ...]:
-    """The kernels with 1 + erf(a) and erf's derivative in fewer instructions, at single precision:
-    for elements that depend on sums, which are not the same to the last bit as eager's either.
+    """The kernels with 1 + erf(a), erf's derivative and quotients in fewer instructions, at single
+    precision: for elements that depend on sums, which are not the same to the last bit as eager's
+    either.
     """
 
-    def new(roots: Sequence[Expr], named: Sequence[Expr]) -> dict[Expr, Expr]:
-        return _Algebra(roots, named, _WIDE, target).images
+    def shortened_in(kernel: Kernel) -> Kernel:
+        along = frozenset(kernel.reduced if kernel.tier else kernel.domain[-1:])
+        return rewritten(kernel, lambda r, named: _Algebra(r, named, _WIDE, target, along).images)
 
-    return tuple(rewritten(kernel, new) for kernel in kernels)
+    return tuple(map(shortened_in, kernels))
 
 
 def respelled(
@@ -145,10 +147,17 @@ class Precision:
 
 
 class _Algebra:
-    """One walk over a kernel's expressions, arguments first; `images` has what each becomes."""
+    """One walk over a kernel's expressions, arguments first; `images` has what each becomes. What
+    varies along the groups `along` is found for each element.
+    """
 
     def __init__(
-        self, roots: Sequence[Expr], named: Collection[Expr], precision: Precision, target: Target
+        self,
+        roots: Sequence[Expr],
+        named: Collection[Expr],
+        precision: Precision,
+        target: Target,
+        along: frozenset[int] = frozenset(),
     ) -> None:
         self.images: dict[Expr, Expr] = {}
         self.scaled: dict[Expr, Callable[[float], Expr]] = {}  # the image, times a number
@@ -156,6 +165,7 @@ class _Algebra:
         self.named = frozenset(named)
         self.precision = precision
         self.target = target
+        self.along = along
         for node in ir.topological(roots):
             self.images[node] = self.image(node)
 
@@ -229,6 +239,13 @@ class _Algebra:
         takes = any(self.images[p] in self.scaled and self.is_inner(p) for p in parts)
         is_shorter = count > 1 or (count == 1 and (takes or node.op == "div"))
         return self.product(number, parts) if is_shorter else None
+
+    def of_quotient(self, node: Expr) -> Expr | None:
+        """A product with the inverse of a number; of elements, a quotient within 2 ulp."""
+        found = self.of_product(node)
+        if found is not None or constant(node.args[1]) is not None or not node.extent & self.along:
+            return found
+        return operation("narrow_div", *(self.images[a] for a in node.args))
 
     # Sums.
 
@@ -341,7 +358,7 @@ _WIDE = Precision(
     LOG2_ERFC_WIDE,
     {
         "mul": _Algebra.of_product,
-        "div": _Algebra.of_product,
+        "div": _Algebra.of_quotient,
         "add": _Algebra.of_sum,
         "sub": _Algebra.of_sum,
         "exp": _Algebra.of_bell,

@@ -16,6 +16,7 @@ from fusegen.tiers import MOST_BLOCKS, MOST_SHARED_BYTES
 
 # What a block may hold and add up in registers, of 65,536 that a multiprocessor has.
 _REGISTERS = 32768
+_MOST_IN_PAIRS = 16  # elements of a row that a thread has in column sums, where rows come in twos
 _MOST_ALONG_BYTES = 32 << 10  # of a block, for what every row reads; more where packs are long
 _FEW_LANES = 4
 _MOST_KEEPING = 1024  # threads of a multiprocessor, of kernels that are light but for that
@@ -200,8 +201,10 @@ class RowView(PlacedView):
         registers a thread may have.
         """
         if not self.kernel.tier:
-            wide = self.rows_in_flight * self.lanes * len(self.full_reads) * self._words
-            return 4 if wide <= 16 and self._words == 1 else 2
+            if self._words > 1:
+                return 2
+            wide = self.lanes * len(self.full_reads)
+            return 4 if wide <= 8 else 2 if wide <= _MOST_IN_PAIRS else 3
         if self.is_team:
             words = self.elements * (len(self.full_reads) + len(self.sums)) * self._words
             most = MOST_AT_ONCE * (2 if len(self.stages) <= 1 else 1)
@@ -381,4 +384,4 @@ class RowView(PlacedView):
     @property
     def rows_in_flight(self) -> int:
         """In column sums: how many rows a thread loads before it uses the first."""
-        return 2
+        return 2 if self.lanes * len(self.full_reads) <= _MOST_IN_PAIRS else 1

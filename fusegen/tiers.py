@@ -276,16 +276,18 @@ def _tier_of(
     if is_shifted or (has_stretches and lanes > 1):
         found = (s for s in by_width[max(widest, 2)] if length <= s[0])
         _, elements, threads = next(found)
-    # Gradients of stretches are not added up in shares.
-    held_words = forward_words if has_stretches else words
-    while elements * held_words > min(2 * whole, most) and elements > lanes:
+    # Gradients of stretches are not added up in shares, nor in one block where they do not fit.
+    held_words, fitting = forward_words if has_stretches else words, min(2 * whole, most)
+    while elements * held_words > fitting and elements > lanes:
         elements = elements - lanes if is_shifted else elements // 2
     summing = elements if has_stretches else max(min(elements, whole // 2), lanes)
     blocks = -(-length // (summing * threads))
     if elements * held_words > most or blocks > most_blocks:
         return None
     if blocks <= 1:
-        return Tier(elements, summing, lanes, threads, summing * threads, **kind)
+        is_held = elements * words <= fitting
+        longest = summing * threads
+        return Tier(elements, summing, lanes, threads, longest, holds_derivatives=is_held, **kind)
     return Tier(elements, summing, lanes, threads, _ANY_LENGTH, shortest=shortest, **kind)
 
 

@@ -172,6 +172,18 @@ CASES = [
     ("logsumexp(1) | gelu", (37, 63), [], {}, "row pointwise"),
     ("max(1) | tanh", (3, 9, 5, 8), [], {}, "column"),
     ("max(1) | tanh", (2, 1030, 3), [], {}, "outer finalise"),
+    # Gradients of strided rows that have something dear of their own.
+    ("logsumexp(1, True) | relu", (2, 19, 5, 8), [], {}, "column"),
+    ("logsumexp(1, True) | relu", (2, 19, 5, 7), [], {"dtype": "bfloat16"}, "column"),
+    ("min(1) | gelu | mul(p)", (2, 9, 5, 8), [(8,)], {}, "column"),
+    ("max(1) | masked_fill(m, 0) | tanh", (3, 9, 5, 8), [(5, 8)], {}, "column"),
+    ("mean(1) | gelu", (2, 300, 5, 4), [], {"dtype": "float64"}, "column"),
+    # Neighbours of what passes by in pieces, some of which begin between packs.
+    ("group_norm(2, w, b) | tanh | logsumexp(1)", (3, 6, 5, 7), [(6,), (6,)], {}, "inner column"),
+    ("masked_fill(m, 0.5) | gelu | mul_channel", (3, 5, 7, 8), [(7, 8), (5,)], {}, "inner"),
+    # Many columns in the end.
+    ("add(b) | gelu", (9, 4096), [(4096,)], {}, "outer finalise"),
+    ("add(b) | gelu", (9, 8192), [(8192,)], {"dtype": "bfloat16"}, "outer finalise"),
     ("min(-1, keepdim=True) | tanh", (3, 9, 33), [], {}, "row"),
     ("amax((1, 3))", (3, 4, 5, 8), [], {}, "inner"),
     ("norm(inf, -1) | tanh", (9, 1000), [], {}, "row"),

@@ -399,6 +399,19 @@ def test_what_depends_on_sums_takes_the_shorter_erf() -> None:
         assert any("erf" in m.text.replace("erfc", "") for m in modules) == has_erf
 
 
+@pytest.mark.parametrize(
+    ("chain", "is_short"),
+    [("layernorm | div(p)", True), ("sigmoid | div(p)", False), ("layernorm | div(3)", False)],
+)
+def test_quotients_of_elements_that_depend_on_sums_take_few_instructions(
+    chain: str, is_short: bool
+) -> None:
+    for target in ("cuda", "cpp"):
+        shapes = {"p": (4, 6)} if "(p)" in chain else {}
+        (module,) = sources(fusegen.chain(chain), target, Situation((4, 6), shapes), grad=False)
+        assert ("narrow_div(" in module.text) == (is_short and target == "cuda")
+
+
 @pytest.mark.parametrize("chain", ["gelu | mean((0, 1))", "gelu | sum(1) | mul(2)"])
 def test_what_is_only_added_up_takes_the_shorter_erf(chain: str) -> None:
     alone, with_gradients = (

@@ -128,6 +128,29 @@ def test_a_backward_reads_x_and_the_cotangent_once():
     assert sorted(b.name for _, b in whole[0].inputs) == ["bias", "d_out", "x"]
 
 
+@pytest.mark.parametrize("text", ["max(1)", "min(1, keepdim=True) | tanh", "neg | max(1)"])
+@pytest.mark.parametrize("target", ["cpp", "cuda"])
+def test_the_gradient_of_a_maximum_goes_where_it_stands_and_reads_nothing_of_x(text, target):
+    ahead, back = entries(text, target=target)
+    assert "saved_argmax" in [b.name for k in ahead.kernels for b, _ in k.stores]
+    assert "x" not in [b.name for b in back.arguments]
+
+
+@pytest.mark.parametrize(
+    ("text", "back"),
+    [
+        ("logsumexp(1, True) | relu", ["column"]),  # what is dear of a row is found once
+        ("max(1) | tanh", ["column"]),
+        ("logsumexp(-1, True) | relu", ["pointwise"]),  # as it is there
+        ("max(1) | relu", ["pointwise"]),  # nothing is dear
+    ],
+)
+def test_what_strided_rows_have_of_their_own_is_found_once(text, back):
+    _, backward = entries(text, target="cuda")
+    assert [k.family for k in backward.kernels] == back
+    assert not any(k.stages or k.sums for k in backward.kernels)
+
+
 def test_neighbouring_axes_form_one_group():
     forward_entry, _ = entries("leaky_relu(0.2) | add_channel | gelu")
     assert forward_entry.grouping.axes == ((-4,), (-3,), (-2, -1))

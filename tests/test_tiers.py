@@ -96,3 +96,11 @@ def test_gradients_hold_no_more_than_registers_have() -> None:
         assert tier is not None
         assert tier.for_derivatives.elements * 3 <= 64
         assert tier.elements * 2 <= 64
+
+
+def test_rows_of_stretches_are_held_for_gradients_only_where_they_fit() -> None:
+    for words, is_held in ((2, True), (6, False)):
+        tier = row_tier(4096, 4, words, 2, 132, has_stretches=True)
+        assert tier is not None
+        assert not tier.is_shared
+        assert tier.holds_derivatives == is_held
