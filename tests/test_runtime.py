@@ -505,3 +505,43 @@ def test_a_cuda_graph_captures_forward_and_backward(text, shape, operands, gpu):
     graph.replay()
     for found, expected in zip(captured, step(), strict=True):
         assert torch.equal(found, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_captured", [False, True])
+def test_a_kernel_behind_what_is_no_kernel_waits_for_it(is_captured, gpu):
+    """Copies by other engines, fills and other streams, in a stream and in a graph."""
+    fused = fusegen.compile("mul(b) | relu")
+    given = torch.empty(1 << 22).pin_memory()
+    x, b, other = (torch.randn(1 << 22, device=gpu) for _ in range(3))
+    aside = torch.cuda.Stream()
+
+    def step():
+        x.copy_(given, non_blocking=True)
+        found = [fused(x, b)]
+        x.fill_(0)
+        found.append(fused(x, b))
+        here = torch.cuda.current_stream()
+        aside.wait_stream(here)
+        with torch.cuda.stream(aside):
+            x.copy_(other)
+        here.wait_stream(aside)
+        return [*found, fused(x, b)]
+
+    graph = torch.cuda.CUDAGraph()
+    given.normal_()
+    step()
+    torch.cuda.synchronize()
+    if is_captured:
+        with torch.cuda.graph(graph):
+            found = step()
+    for seed in range(20):
+        torch.cuda.synchronize()
+        given.normal_(generator=torch.Generator().manual_seed(seed))
+        if is_captured:
+            graph.replay()
+        else:
+            found = step()
+        expected = [(t.to(gpu) * b).relu() for t in (given, torch.zeros(1), other)]
+        for have, want in zip(found, expected, strict=True):
+            assert torch.equal(have, want.expand_as(have))
