@@ -198,9 +198,10 @@ def _shares_dear(state: Pass, domain: Extent, axes: Extent) -> bool:
     kernels that go element by element would compute for each.
     """
     nodes = ir.topological(state.pending.values())
-    if not axes or max(axes) == max(domain) or any(n.op == "reduce" for n in nodes):
+    if not (axes and axes < domain) or any(n.op == "reduce" for n in nodes):
         return False
-    return _lie_together(axes) and any(n.op in DEAR and n.extent == domain - axes for n in nodes)
+    is_strided = _lie_together(axes) and max(axes) != max(domain)
+    return is_strided and any(n.op in DEAR and n.extent == domain - axes for n in nodes)
 
 
 def _rows_first(reduces: Sequence[Expr], domain: Extent, axes: Extent) -> dict[Expr, Expr]:

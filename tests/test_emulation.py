@@ -181,6 +181,8 @@ CASES = [
     # Neighbours of what passes by in pieces, some of which begin between packs.
     ("group_norm(2, w, b) | tanh | logsumexp(1)", (3, 6, 5, 7), [(6,), (6,)], {}, "inner column"),
     ("masked_fill(m, 0.5) | gelu | mul_channel", (3, 5, 7, 8), [(7, 8), (5,)], {}, "inner"),
+    ("mul(s) | tanh", (700,), [()], {}, "inner"),
+    ("mean | tanh", (9, 40), [], {}, "row"),
     # Many columns in the end.
     ("add(b) | gelu", (9, 4096), [(4096,)], {}, "outer finalise"),
     ("add(b) | gelu", (9, 8192), [(8192,)], {"dtype": "bfloat16"}, "outer finalise"),

@@ -526,7 +526,8 @@ def test_a_kernel_behind_what_is_no_kernel_waits_for_it(is_captured, gpu):
         with torch.cuda.stream(aside):
             x.copy_(other)
         here.wait_stream(aside)
-        return [*found, fused(x, b)]
+        found.append(fused(x, b))
+        return [*found, fused(other.clone(), b.clone())]
 
     graph = torch.cuda.CUDAGraph()
     given.normal_()
@@ -542,6 +543,6 @@ def test_a_kernel_behind_what_is_no_kernel_waits_for_it(is_captured, gpu):
             graph.replay()
         else:
             found = step()
-        expected = [(t.to(gpu) * b).relu() for t in (given, torch.zeros(1), other)]
+        expected = [(t.to(gpu) * b).relu() for t in (given, torch.zeros(1), other, other)]
         for have, want in zip(found, expected, strict=True):
             assert torch.equal(have, want.expand_as(have))

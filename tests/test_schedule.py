@@ -46,6 +46,7 @@ def families(text, **arguments):
         # Nothing is used again, but a block has all of a row.
         ("max(1)", ["column"]),
         ("gelu | sum(-1)", ["row"]),
+        ("mean | tanh", ["row"]),
         # Of what a first sum leaves, other neighbours lie together.
         ("sum(1) | tanh | sum(1)", ["outer", "finalise", "outer", "finalise"]),
         # Each depends on the other; axes that do not lie together.

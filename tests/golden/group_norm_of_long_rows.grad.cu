@@ -665,10 +665,10 @@ __device__ __forceinline__ void backward_inner_values(const float d_out, const f
 
 // Reads d_out, x, weight by (axis_1, axis_2), saved_mean by (outer, axis_1); leaves partials of total, total_2.
 __global__ void __launch_bounds__(128)
-backward_inner(const float* d_out, const float* weight, const float* x, const float* saved_mean,
+backward_inner(const float* __restrict__ d_out, const float* __restrict__ weight,
+    const float* __restrict__ x, const float* __restrict__ saved_mean,
     Sum<float>* __restrict__ total_partials, Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes,
     Index rows, Index pieces, Index piece_length) {
-  wait_for_kernel_before();
   constexpr int kLanes = 4, kPacks = 2;
   __shared__ alignas(16) unsigned char shared[128 * 4];
   const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
@@ -683,7 +683,7 @@ backward_inner(const float* d_out, const float* weight, const float* x, const fl
   const float saved_mean_value = widen(saved_mean[(outer) * sizes.axis_1.value + axis_1]);
   Sum<float> total_sum;
   Sum<float> total_2_sum;
-  const auto element = [&](Index inner, float d_out_value, float x_value) {
+  const auto take = [&](Index inner, float d_out_value, float x_value) {
     float total_term_value;
     float total_2_term_value;
     backward_inner_values(d_out_value, weight_value, x_value, saved_mean_value, total_term_value,
@@ -700,7 +700,7 @@ backward_inner(const float* d_out, const float* weight, const float* x, const fl
     if (threadIdx.x < (head - begin) + (end - tail)) {
       const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
       const Index inner = i - base;
-      element(inner, widen(d_out[i]), widen(x[i]));
+      take(inner, widen(d_out[i]), widen(x[i]));
     }
     for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
       // Added up a turn at a time: a sum that runs through all of them would lose digits.
@@ -724,7 +724,7 @@ backward_inner(const float* d_out, const float* weight, const float* x, const fl
         if (i >= tail) break;
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
-          element(i + lane - base, widen(d_out_in[p], lane), widen(x_in[p], lane));
+          take(i + lane - base, widen(d_out_in[p], lane), widen(x_in[p], lane));
         }
       }
       total_sum.merge(total_mine);
@@ -840,7 +840,7 @@ backward_inner_2(const float* d_out, const float* x, const float* saved_mean, co
       inverse_root_value, quotient_value, quotient_2_value);
   Sum<float> total_3_sum;
   Sum<float> total_4_sum;
-  const auto element = [&](Index inner, float d_out_value, float x_value, float& d_x_stored) {
+  const auto take = [&](Index inner, float d_out_value, float x_value, float& d_x_stored) {
     float d_x_value;
     float total_3_term_value;
     float total_4_term_value;
@@ -859,7 +859,7 @@ backward_inner_2(const float* d_out, const float* x, const float* saved_mean, co
     if (threadIdx.x < (head - begin) + (end - tail)) {
       const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
       const Index inner = i - base;
-      element(inner, widen(d_out[i]), widen(x[i]), d_x[i]);
+      take(inner, widen(d_out[i]), widen(x[i]), d_x[i]);
     }
     for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
       // Added up a turn at a time: a sum that runs through all of them would lose digits.
@@ -884,7 +884,7 @@ backward_inner_2(const float* d_out, const float* x, const float* saved_mean, co
         Pack<float, kLanes> d_x_out;
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
-          element(i + lane - base, widen(d_out_in[p], lane), widen(x_in[p], lane), d_x_out.at[lane]);
+          take(i + lane - base, widen(d_out_in[p], lane), widen(x_in[p], lane), d_x_out.at[lane]);
         }
         store(d_x + i, d_x_out);
       }
@@ -1118,7 +1118,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
     const dim3 block(lanes, 128 / lanes);
     const auto blocks = static_cast<unsigned>(ceil_divide(backward_inner_rows * backward_inner_pieces,
         block.y));
-    follow(backward_inner, blocks, block, 0, stream, d_out, weight, x, saved_mean, total_partials,
+    backward_inner<<<blocks, block, 0, stream>>>(d_out, weight, x, saved_mean, total_partials,
         total_2_partials, sizes, static_cast<Index>(backward_inner_rows),
         static_cast<Index>(backward_inner_pieces), static_cast<Index>(piece_length));
   }

@@ -164,9 +164,8 @@ __device__ __forceinline__ void forward_inner_values(const float x, float& mean_
 
 // Reads x; leaves partials of mean.
 __global__ void __launch_bounds__(128)
-forward_inner(const float* x, Moments<float>* __restrict__ mean_partials, ForwardSizes sizes, Index rows,
-    Index pieces, Index piece_length) {
-  wait_for_kernel_before();
+forward_inner(const float* __restrict__ x, Moments<float>* __restrict__ mean_partials, ForwardSizes sizes,
+    Index rows, Index pieces, Index piece_length) {
   constexpr int kLanes = 4, kPacks = 2;
   __shared__ alignas(16) unsigned char shared[128 * 16];
   const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
@@ -174,7 +173,7 @@ forward_inner(const float* x, Moments<float>* __restrict__ mean_partials, Forwar
   const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
   const Index outer = row;
   Moments<float> mean_sum;
-  const auto element = [&](Index inner, float x_value) {
+  const auto take = [&](Index inner, float x_value) {
     float mean_term_value;
     forward_inner_values(x_value, mean_term_value);
     mean_sum.add(mean_term_value);
@@ -188,7 +187,7 @@ forward_inner(const float* x, Moments<float>* __restrict__ mean_partials, Forwar
     if (threadIdx.x < (head - begin) + (end - tail)) {
       const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
       const Index inner = i - base;
-      element(inner, widen(x[i]));
+      take(inner, widen(x[i]));
     }
     for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
       Pack<float, kLanes> x_in[kPacks];
@@ -204,7 +203,7 @@ forward_inner(const float* x, Moments<float>* __restrict__ mean_partials, Forwar
         if (i >= tail) break;
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
-          element(i + lane - base, widen(x_in[p], lane));
+          take(i + lane - base, widen(x_in[p], lane));
         }
       }
     }
@@ -407,7 +406,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
     const dim3 block(lanes, 128 / lanes);
     const auto blocks = static_cast<unsigned>(ceil_divide(forward_inner_rows * forward_inner_pieces,
         block.y));
-    follow(forward_inner, blocks, block, 0, stream, x, mean_partials, sizes,
+    forward_inner<<<blocks, block, 0, stream>>>(x, mean_partials, sizes,
         static_cast<Index>(forward_inner_rows), static_cast<Index>(forward_inner_pieces),
         static_cast<Index>(piece_length));
   }

@@ -175,9 +175,8 @@ __device__ __forceinline__ void forward_inner_values(const float x, float& mean_
 
 // Reads x; leaves partials of mean.
 __global__ void __launch_bounds__(128)
-forward_inner(const float* x, Moments<float>* __restrict__ mean_partials, ForwardSizes sizes, Index rows,
-    Index pieces, Index piece_length) {
-  wait_for_kernel_before();
+forward_inner(const float* __restrict__ x, Moments<float>* __restrict__ mean_partials, ForwardSizes sizes,
+    Index rows, Index pieces, Index piece_length) {
   constexpr int kLanes = 4, kPacks = 2;
   __shared__ alignas(16) unsigned char shared[128 * 16];
   const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
@@ -185,7 +184,7 @@ forward_inner(const float* x, Moments<float>* __restrict__ mean_partials, Forwar
   const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
   const Index outer = row;
   Moments<float> mean_sum;
-  const auto element = [&](Index inner, float x_value) {
+  const auto take = [&](Index inner, float x_value) {
     float mean_term_value;
     forward_inner_values(x_value, mean_term_value);
     mean_sum.add(mean_term_value);
@@ -199,7 +198,7 @@ forward_inner(const float* x, Moments<float>* __restrict__ mean_partials, Forwar
     if (threadIdx.x < (head - begin) + (end - tail)) {
       const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
       const Index inner = i - base;
-      element(inner, widen(x[i]));
+      take(inner, widen(x[i]));
     }
     for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
       Pack<float, kLanes> x_in[kPacks];
@@ -215,7 +214,7 @@ forward_inner(const float* x, Moments<float>* __restrict__ mean_partials, Forwar
         if (i >= tail) break;
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
-          element(i + lane - base, widen(x_in[p], lane));
+          take(i + lane - base, widen(x_in[p], lane));
         }
       }
     }
@@ -358,10 +357,10 @@ __device__ __forceinline__ void backward_inner_values(const float d_out, const f
 
 // Reads d_out, x, saved_mean by (outer); leaves partials of total, total_2.
 __global__ void __launch_bounds__(128)
-backward_inner(const float* d_out, const float* x, const float* saved_mean,
-    Sum<float>* __restrict__ total_partials, Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes,
-    Index rows, Index pieces, Index piece_length) {
-  wait_for_kernel_before();
+backward_inner(const float* __restrict__ d_out, const float* __restrict__ x,
+    const float* __restrict__ saved_mean, Sum<float>* __restrict__ total_partials,
+    Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes, Index rows, Index pieces,
+    Index piece_length) {
   constexpr int kLanes = 4, kPacks = 2;
   __shared__ alignas(16) unsigned char shared[128 * 4];
   const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
@@ -371,7 +370,7 @@ backward_inner(const float* d_out, const float* x, const float* saved_mean,
   const float saved_mean_value = widen(saved_mean[outer]);
   Sum<float> total_sum;
   Sum<float> total_2_sum;
-  const auto element = [&](Index inner, float d_out_value, float x_value) {
+  const auto take = [&](Index inner, float d_out_value, float x_value) {
     float total_term_value;
     float total_2_term_value;
     backward_inner_values(d_out_value, x_value, saved_mean_value, total_term_value, total_2_term_value);
@@ -387,7 +386,7 @@ backward_inner(const float* d_out, const float* x, const float* saved_mean,
     if (threadIdx.x < (head - begin) + (end - tail)) {
       const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
       const Index inner = i - base;
-      element(inner, widen(d_out[i]), widen(x[i]));
+      take(inner, widen(d_out[i]), widen(x[i]));
     }
     for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
       // Added up a turn at a time: a sum that runs through all of them would lose digits.
@@ -411,7 +410,7 @@ backward_inner(const float* d_out, const float* x, const float* saved_mean,
         if (i >= tail) break;
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
-          element(i + lane - base, widen(d_out_in[p], lane), widen(x_in[p], lane));
+          take(i + lane - base, widen(d_out_in[p], lane), widen(x_in[p], lane));
         }
       }
       total_sum.merge(total_mine);
@@ -653,7 +652,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
     const dim3 block(lanes, 128 / lanes);
     const auto blocks = static_cast<unsigned>(ceil_divide(forward_inner_rows * forward_inner_pieces,
         block.y));
-    follow(forward_inner, blocks, block, 0, stream, x, mean_partials, sizes,
+    forward_inner<<<blocks, block, 0, stream>>>(x, mean_partials, sizes,
         static_cast<Index>(forward_inner_rows), static_cast<Index>(forward_inner_pieces),
         static_cast<Index>(piece_length));
   }
@@ -713,7 +712,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
     const dim3 block(lanes, 128 / lanes);
     const auto blocks = static_cast<unsigned>(ceil_divide(backward_inner_rows * backward_inner_pieces,
         block.y));
-    follow(backward_inner, blocks, block, 0, stream, d_out, x, saved_mean, total_partials, total_2_partials,
+    backward_inner<<<blocks, block, 0, stream>>>(d_out, x, saved_mean, total_partials, total_2_partials,
         sizes, static_cast<Index>(backward_inner_rows), static_cast<Index>(backward_inner_pieces),
         static_cast<Index>(piece_length));
   }

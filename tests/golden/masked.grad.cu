@@ -173,9 +173,8 @@ __device__ __forceinline__ void forward_pointwise_values(const bool mask, const 
 // Reads x, mask by (inner), bias by (middle), scale by (middle); writes out.
 template <bool kMayCross>
 __global__ void __launch_bounds__(64, 2)
-forward_pointwise(const bool* mask, const float* x, const float* bias, const float* scale,
-    float* __restrict__ out, ForwardSizes sizes, Index count) {
-  wait_for_kernel_before();
+forward_pointwise(const bool* __restrict__ mask, const float* __restrict__ x, const float* __restrict__ bias,
+    const float* __restrict__ scale, float* __restrict__ out, ForwardSizes sizes, Index count) {
   constexpr int kLanes = 4, kPacks = 2;
   const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 64 + threadIdx.x) * kLanes;
   Pack<float, kLanes> x_in[kPacks];
@@ -271,11 +270,11 @@ __device__ __forceinline__ void backward_inner_values(const bool mask, const flo
 
 // Reads d_out, x, mask by (inner), scale by (middle), bias by (middle); leaves partials of total, total_2; writes d_x.
 __global__ void __launch_bounds__(128)
-backward_inner(const bool* mask, const float* d_out, const float* scale, const float* x, const float* bias,
+backward_inner(const bool* __restrict__ mask, const float* __restrict__ d_out,
+    const float* __restrict__ scale, const float* __restrict__ x, const float* __restrict__ bias,
     float* __restrict__ d_x, Sum<float>* __restrict__ total_partials,
     Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes, Index rows, Index pieces,
     Index piece_length) {
-  wait_for_kernel_before();
   constexpr int kLanes = 4, kPacks = 2;
   __shared__ alignas(16) unsigned char shared[128 * 4];
   const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
@@ -288,8 +287,7 @@ backward_inner(const bool* mask, const float* d_out, const float* scale, const f
   const float bias_value = widen(bias[middle]);
   Sum<float> total_sum;
   Sum<float> total_2_sum;
-  const auto element = [&](Index inner, float d_out_value, float x_value, bool mask_value,
-      float& d_x_stored) {
+  const auto take = [&](Index inner, float d_out_value, float x_value, bool mask_value, float& d_x_stored) {
     float d_x_value;
     float total_term_value;
     float total_2_term_value;
@@ -308,7 +306,7 @@ backward_inner(const bool* mask, const float* d_out, const float* scale, const f
     if (threadIdx.x < (head - begin) + (end - tail)) {
       const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
       const Index inner = i - base;
-      element(inner, widen(d_out[i]), widen(x[i]), widen(mask[inner]), d_x[i]);
+      take(inner, widen(d_out[i]), widen(x[i]), widen(mask[inner]), d_x[i]);
     }
     for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
       // Added up a turn at a time: a sum that runs through all of them would lose digits.
@@ -335,7 +333,7 @@ backward_inner(const bool* mask, const float* d_out, const float* scale, const f
         Pack<float, kLanes> d_x_out;
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
-          element(i + lane - base, widen(d_out_in[p], lane), widen(x_in[p], lane), widen(mask_in[p], lane),
+          take(i + lane - base, widen(d_out_in[p], lane), widen(x_in[p], lane), widen(mask_in[p], lane),
               d_x_out.at[lane]);
         }
         store(d_x + i, d_x_out);
@@ -469,7 +467,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
     // Packs that lie in two rows: none where rows are whole packs, and few where they are long.
     const bool may_cross = sizes.inner.value % 4 != 0 && sizes.inner.value < 4096;
     const auto run = may_cross ? forward_pointwise<true> : forward_pointwise<false>;
-    follow(run, blocks, 64, 0, stream, mask, x, bias, scale, out, sizes, static_cast<Index>(count));
+    run<<<blocks, 64, 0, stream>>>(mask, x, bias, scale, out, sizes, static_cast<Index>(count));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
@@ -505,7 +503,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
     const dim3 block(lanes, 128 / lanes);
     const auto blocks = static_cast<unsigned>(ceil_divide(backward_inner_rows * backward_inner_pieces,
         block.y));
-    follow(backward_inner, blocks, block, 0, stream, mask, d_out, scale, x, bias, d_x, total_partials,
+    backward_inner<<<blocks, block, 0, stream>>>(mask, d_out, scale, x, bias, d_x, total_partials,
         total_2_partials, sizes, static_cast<Index>(backward_inner_rows),
         static_cast<Index>(backward_inner_pieces), static_cast<Index>(piece_length));
   }

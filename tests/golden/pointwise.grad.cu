@@ -133,9 +133,8 @@ __device__ __forceinline__ void forward_pointwise_values(const float x, const fl
 // Reads x, bias by (middle); writes out.
 template <bool kMayCross>
 __global__ void __launch_bounds__(64)
-forward_pointwise(const float* x, const float* bias, float* __restrict__ out, ForwardSizes sizes,
-    Index count) {
-  wait_for_kernel_before();
+forward_pointwise(const float* __restrict__ x, const float* __restrict__ bias, float* __restrict__ out,
+    ForwardSizes sizes, Index count) {
   constexpr int kLanes = 4, kPacks = 4;
   const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 64 + threadIdx.x) * kLanes;
   Pack<float, kLanes> x_in[kPacks];
@@ -218,10 +217,9 @@ __device__ __forceinline__ void backward_inner_values(const float x, const float
 
 // Reads x, d_out, bias by (middle); leaves partials of total; writes d_x.
 __global__ void __launch_bounds__(128)
-backward_inner(const float* x, const float* bias, const float* d_out, float* __restrict__ d_x,
-    Sum<float>* __restrict__ total_partials, BackwardSizes sizes, Index rows, Index pieces,
-    Index piece_length) {
-  wait_for_kernel_before();
+backward_inner(const float* __restrict__ x, const float* __restrict__ bias, const float* __restrict__ d_out,
+    float* __restrict__ d_x, Sum<float>* __restrict__ total_partials, BackwardSizes sizes, Index rows,
+    Index pieces, Index piece_length) {
   constexpr int kLanes = 4, kPacks = 2;
   __shared__ alignas(16) unsigned char shared[128 * 4];
   const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
@@ -232,7 +230,7 @@ backward_inner(const float* x, const float* bias, const float* d_out, float* __r
   const Index outer = above_middle;
   const float bias_value = widen(bias[middle]);
   Sum<float> total_sum;
-  const auto element = [&](Index inner, float x_value, float d_out_value, float& d_x_stored) {
+  const auto take = [&](Index inner, float x_value, float d_out_value, float& d_x_stored) {
     float d_x_value;
     float total_term_value;
     backward_inner_values(x_value, bias_value, d_out_value, d_x_value, total_term_value);
@@ -248,7 +246,7 @@ backward_inner(const float* x, const float* bias, const float* d_out, float* __r
     if (threadIdx.x < (head - begin) + (end - tail)) {
       const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
       const Index inner = i - base;
-      element(inner, widen(x[i]), widen(d_out[i]), d_x[i]);
+      take(inner, widen(x[i]), widen(d_out[i]), d_x[i]);
     }
     for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
       // Added up a turn at a time: a sum that runs through all of them would lose digits.
@@ -270,7 +268,7 @@ backward_inner(const float* x, const float* bias, const float* d_out, float* __r
         Pack<float, kLanes> d_x_out;
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
-          element(i + lane - base, widen(x_in[p], lane), widen(d_out_in[p], lane), d_x_out.at[lane]);
+          take(i + lane - base, widen(x_in[p], lane), widen(d_out_in[p], lane), d_x_out.at[lane]);
         }
         store(d_x + i, d_x_out);
       }
@@ -388,7 +386,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
     // Packs that lie in two rows: none where rows are whole packs, and few where they are long.
     const bool may_cross = sizes.inner.value % 4 != 0 && sizes.inner.value < 4096;
     const auto run = may_cross ? forward_pointwise<true> : forward_pointwise<false>;
-    follow(run, blocks, 64, 0, stream, x, bias, out, sizes, static_cast<Index>(count));
+    run<<<blocks, 64, 0, stream>>>(x, bias, out, sizes, static_cast<Index>(count));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
@@ -419,7 +417,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
     const dim3 block(lanes, 128 / lanes);
     const auto blocks = static_cast<unsigned>(ceil_divide(backward_inner_rows * backward_inner_pieces,
         block.y));
-    follow(backward_inner, blocks, block, 0, stream, x, bias, d_out, d_x, total_partials, sizes,
+    backward_inner<<<blocks, block, 0, stream>>>(x, bias, d_out, d_x, total_partials, sizes,
         static_cast<Index>(backward_inner_rows), static_cast<Index>(backward_inner_pieces),
         static_cast<Index>(piece_length));
   }
