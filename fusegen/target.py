@@ -307,8 +307,8 @@ _SPOKEN_FOR = """
     last launch least leave left length lengths line lines load load_again load_anywhere load_singly
     low lower lowest magnitude may_cross meeting merge merge_beside merge_moments merge_numbers
     merge_tree methods mine minimum moments moments_about more most most_beside most_bytes move n
-    narrow narrow_div narrow_sigmoid narrow_sqrt needed next normal number of_warp offset oldest
-    on_each order other out outer output own p pack packs pad padded pair part pick picked piece
+    narrow narrow_div narrow_sigmoid narrow_sqrt needed next normal number offset oldest on_each
+    order other out outer output own p pack packs pad padded pair part pick picked piece
     piece_length pieces pieces_of place polynomial position position_of_best power power_of_two
     previous q r rank ratio reach resident_blocks rest result results room root rounded rounded_to
     row row_block row_cells rows rows_together rr run scratch send send_around send_off send_row

@@ -185,11 +185,6 @@ T __shfl_sync(unsigned, T value, int lane, int width) {
   return emulation::shuffle(value, here / width * width + lane % width);
 }
 
-inline int __reduce_add_sync(unsigned mask, int value) {
-  for (int bit = 16; bit > 0; bit /= 2) value += __shfl_xor_sync(mask, value, bit);
-  return value;
-}
-
 template <typename A, typename B>
 auto min(A a, B b) {
   return a < b ? a : b;

@@ -355,12 +355,14 @@ struct Counts {
   T mine, of_warp;
 };
 
-// Where a warp has threads of several rows, each of those is in it as a whole.
 template <bool kIsWide, typename T>
-__device__ __forceinline__ Counts<T> counted(int mine, Index length) {
-  const int of_warp = kIsWide || blockDim.x >= 32 ? __reduce_add_sync(0xffffffffu,
-      mine) : static_cast<int>(length);
-  return {static_cast<T>(mine), static_cast<T>(of_warp)};
+__device__ __forceinline__ Counts<T> counted(T mine) {
+  T all = mine;
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (kIsWide || bit < blockDim.x) all += __shfl_xor_sync(0xffffffffu, all, bit);
+  }
+  return {mine, all};
 }
 
 // The same for means and squared distances from them: a warp finds its own mean before it adds up the distances from it,
@@ -497,8 +499,8 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, const
   const Index stride = gridDim.x / blocks;
   const Index stretch = divide(begin, sizes.inner), next_stretch = min(stretch + 1, sizes.axis_2.value - 1);
   const int share_edge = static_cast<int>((stretch + 1) * sizes.inner.value - begin);
-  const int elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes, reach);
-  const Counts<float> counts = counted<true, float>(elements, length);
+  const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes, reach);
+  const Counts<float> counts = counted<true>(elements);
   const Shares<float> shares(blocks, share, length, length);
   extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;

@@ -194,12 +194,14 @@ struct Counts {
   T mine, of_warp;
 };
 
-// Where a warp has threads of several rows, each of those is in it as a whole.
 template <bool kIsWide, typename T>
-__device__ __forceinline__ Counts<T> counted(int mine, Index length) {
-  const int of_warp = kIsWide || blockDim.x >= 32 ? __reduce_add_sync(0xffffffffu,
-      mine) : static_cast<int>(length);
-  return {static_cast<T>(mine), static_cast<T>(of_warp)};
+__device__ __forceinline__ Counts<T> counted(T mine) {
+  T all = mine;
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (kIsWide || bit < blockDim.x) all += __shfl_xor_sync(0xffffffffu, all, bit);
+  }
+  return {mine, all};
 }
 
 // The same for means and squared distances from them: a warp finds its own mean before it adds up the distances from it,
@@ -328,8 +330,8 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restr
       spreads_1[0].add_if(is_here, p == 0, mean_term_lanes);
     }
     {
-      const int elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes, length);
-      const Counts<float> counts = counted<false, float>(elements, length);
+      const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes, length);
+      const Counts<float> counts = counted<false>(elements);
     combine<8, false>(spreads_1, counts, static_cast<float>(length), cells[turn++ & 1]);
     }
     const float mean_value = spreads_1[0].centre;
