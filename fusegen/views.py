@@ -69,7 +69,7 @@ class KernelView(Indexing):
         self.element_stores = [s for s in self.stores if s.name not in row_names]
         self.values = self._function("values", [r for r in results if r[0] not in row_names])
         self.row_values = self._function("row_values", [r for r in results if r[0] in row_names])
-        is_first = kernel is entry.kernels[0] or self.is_team  # for a copy, it would not wait
+        is_first = kernel is entry.kernels[0] or self.is_team
         self.is_following = target.reports_errors and not is_first
 
     def _function(self, stem: str, results: Sequence[tuple[str, ir.Expr]]) -> ElementFunction:
