@@ -64,7 +64,8 @@ def _program(module: Module, program: Program, bandwidth: float) -> tuple[list[s
     lines = [program.name]
     total = 0.0
     for kernel in entry.kernels:
-        read = {b.name: _size(b, entry, module.bound) for _, b in kernel.inputs}
+        inputs = [b for _, b in kernel.inputs if not b.is_computed]
+        read = {b.name: _size(b, entry, module.bound) for b in inputs}
         written = {b.name: _size(b, entry, module.bound) for b, _ in kernel.stores}
         moved = sum((*read.values(), *written.values()))
         total += moved

@@ -67,6 +67,12 @@ def test_a_kernel_names_every_step_that_it_holds() -> None:
     assert "holds  softmax(1) | layernorm\n" in told("softmax(1) | layernorm", (64, 1024))
 
 
+def test_positions_are_not_read_from_memory() -> None:
+    forward, backward = told("max(1) | tanh").split("\nbackward\n")
+    assert "reads  x 1.05 MB\n" in forward
+    assert "reads  saved_argmax 16.4 kB, d_out 16.4 kB, saved_max 16.4 kB\n" in backward
+
+
 def test_pooled_tensors_are_counted_pooled() -> None:
     text = told("relu | max_pool2d(2)")
     assert "reads  x 1.05 MB" in text
