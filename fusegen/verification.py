@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusegen.ir import ARITY, Graph, check_kinds, name_of, reduction, topological, union
+from fusegen.ir import ARITY, Expr, Graph, check_kinds, name_of, reduction, topological, union
 
 
 def verify(graph: Graph) -> None:
@@ -22,5 +22,12 @@ def verify(graph: Graph) -> None:
             assert axes & node.args[0].extent, f"{node} reduces nothing"
             assert not axes & node.extent
             assert (kind == "pick") == (len(node.args) == 2)
+            assert kind != "pick" or _is_index(node.args[1])
         else:
             assert node.op in ("const", "count", "position", "covered"), f"{node.op} is left"
+
+
+def _is_index(node: Expr) -> bool:
+    """Whether it says where something stands; what another program saved of that is a number."""
+    is_saved = node.op == "input" and name_of(node).startswith("saved_argmax")
+    return node.kind == "index" or is_saved
