@@ -69,8 +69,8 @@ class KernelView(Indexing):
         self.element_stores = [s for s in self.stores if s.name not in row_names]
         self.values = self._function("values", [r for r in results if r[0] not in row_names])
         self.row_values = self._function("row_values", [r for r in results if r[0] in row_names])
-        is_first = kernel is entry.kernels[0] or self.is_team
-        self.is_following = target.reports_errors and not is_first
+        # All but teams, whose blocks are to be there at once, wait themselves for who wrote before.
+        self.is_following = target.reports_errors and not self.is_team
 
     def _function(self, stem: str, results: Sequence[tuple[str, ir.Expr]]) -> ElementFunction:
         name = f"{self.name}_{stem}"

@@ -181,8 +181,8 @@ __device__ __forceinline__ void forward_window_row_values(const float total, con
 // Reads x, scale by (axis_1); writes out.
 template <bool kIsWide>
 __global__ void __launch_bounds__(256)
-forward_window(const float* __restrict__ x, const float* __restrict__ scale, float* __restrict__ out,
-    ForwardSizes sizes) {
+forward_window(const float* x, const float* scale, float* __restrict__ out, ForwardSizes sizes) {
+  wait_for_kernel_before();
   constexpr int kWindows = kIsWide ? 2 : 1;  // side by side
   const Index results = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.inner.value;
   const Index result = (static_cast<Index>(blockIdx.x) * 256 + threadIdx.x) * kWindows;
@@ -274,9 +274,10 @@ __device__ __forceinline__ void backward_window_row_values(const float total_2, 
 // Reads x, d_out by (outer, axis_1, axis_2, inner), scale by (axis_1); leaves partials of total; writes d_x.
 template <bool kIsWide>
 __global__ void __launch_bounds__(256)
-backward_window(const float* __restrict__ x, const float* __restrict__ d_out,
-    const float* __restrict__ scale, float* __restrict__ d_x, Sum<float>* __restrict__ total_partials,
-    BackwardSizes sizes, Index rows, Index pieces, Index piece_length) {
+backward_window(const float* x, const float* d_out, const float* scale, float* __restrict__ d_x,
+    Sum<float>* __restrict__ total_partials, BackwardSizes sizes, Index rows, Index pieces,
+    Index piece_length) {
+  wait_for_kernel_before();
   constexpr int kWindows = kIsWide ? 2 : 1;  // side by side
   __shared__ alignas(16) unsigned char shared[256 * 4];
   const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
@@ -454,7 +455,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
     const auto run = is_wide ? forward_window<true> : forward_window<false>;
     const int64_t windows = is_wide ? 2 : 1;
     const auto blocks = static_cast<unsigned>(ceil_divide(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value), 256 * windows));
-    run<<<blocks, 256, 0, stream>>>(x, scale, out, sizes);
+    follow(run, blocks, 256, 0, stream, x, scale, out, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
@@ -489,7 +490,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
     const dim3 block(lanes, 256 / lanes);
     const auto blocks = static_cast<unsigned>(ceil_divide(backward_window_rows * backward_window_pieces,
         block.y));
-    run<<<blocks, block, 0, stream>>>(x, d_out, scale, d_x, total_partials, sizes,
+    follow(run, blocks, block, 0, stream, x, d_out, scale, d_x, total_partials, sizes,
         static_cast<Index>(backward_window_rows), static_cast<Index>(backward_window_pieces),
         static_cast<Index>(piece_length));
   }

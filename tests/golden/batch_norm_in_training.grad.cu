@@ -189,8 +189,9 @@ __device__ __forceinline__ void forward_inner_values(const float x, float& mean_
 
 // Reads x; leaves partials of mean.
 __global__ void __launch_bounds__(128)
-forward_inner(const float* __restrict__ x, Moments<float>* __restrict__ mean_partials, ForwardSizes sizes,
-    Index rows, Index pieces, Index piece_length) {
+forward_inner(const float* x, Moments<float>* __restrict__ mean_partials, ForwardSizes sizes, Index rows,
+    Index pieces, Index piece_length) {
+  wait_for_kernel_before();
   constexpr int kLanes = 4, kPacks = 2;
   __shared__ alignas(16) unsigned char shared[128 * 16];
   const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
@@ -422,11 +423,11 @@ __device__ __forceinline__ void backward_inner_values(const float d_out, const f
 
 // Reads d_out, x, saved_mean by (middle), saved_variance by (middle), weight by (middle), bias by (middle); leaves partials of total, total_2.
 __global__ void __launch_bounds__(128)
-backward_inner(const float* __restrict__ d_out, const float* __restrict__ x,
-    const float* __restrict__ saved_mean, const float* __restrict__ saved_variance,
-    const float* __restrict__ weight, const float* __restrict__ bias,
-    Sum<float>* __restrict__ total_partials, Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes,
-    Index rows, Index pieces, Index piece_length) {
+backward_inner(const float* d_out, const float* x, const float* saved_mean, const float* saved_variance,
+    const float* weight, const float* bias, Sum<float>* __restrict__ total_partials,
+    Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes, Index rows, Index pieces,
+    Index piece_length) {
+  wait_for_kernel_before();
   constexpr int kLanes = 4, kPacks = 2;
   __shared__ alignas(16) unsigned char shared[128 * 4];
   const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
@@ -768,7 +769,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
     const dim3 block(lanes, 128 / lanes);
     const auto blocks = static_cast<unsigned>(ceil_divide(forward_inner_rows * forward_inner_pieces,
         block.y));
-    forward_inner<<<blocks, block, 0, stream>>>(x, mean_partials, sizes,
+    follow(forward_inner, blocks, block, 0, stream, x, mean_partials, sizes,
         static_cast<Index>(forward_inner_rows), static_cast<Index>(forward_inner_pieces),
         static_cast<Index>(piece_length));
   }
@@ -831,7 +832,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
     const dim3 block(lanes, 128 / lanes);
     const auto blocks = static_cast<unsigned>(ceil_divide(backward_inner_rows * backward_inner_pieces,
         block.y));
-    backward_inner<<<blocks, block, 0, stream>>>(d_out, x, saved_mean, saved_variance, weight, bias,
+    follow(backward_inner, blocks, block, 0, stream, d_out, x, saved_mean, saved_variance, weight, bias,
         total_partials, total_2_partials, sizes, static_cast<Index>(backward_inner_rows),
         static_cast<Index>(backward_inner_pieces), static_cast<Index>(piece_length));
   }

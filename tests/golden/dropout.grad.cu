@@ -196,8 +196,9 @@ __device__ __forceinline__ void forward_pointwise_values(const float noise, cons
 // Reads noise, x, bias by (inner); writes out.
 template <bool kMayCross>
 __global__ void __launch_bounds__(64, 2)
-forward_pointwise(const ForwardDrawnNoise noise, const float* __restrict__ x, const float* __restrict__ bias,
-    float* __restrict__ out, ForwardSizes sizes, Index count) {
+forward_pointwise(const ForwardDrawnNoise noise, const float* x, const float* bias, float* __restrict__ out,
+    ForwardSizes sizes, Index count) {
+  wait_for_kernel_before();
   constexpr int kLanes = 4, kPacks = 2;
   const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 64 + threadIdx.x) * kLanes;
   Pack<float, kLanes> noise_in[kPacks];
@@ -311,8 +312,9 @@ __device__ __forceinline__ void backward_outer_values(const float noise, const f
 // Reads d_out, noise, x; leaves partials of total; writes d_x.
 template <int kLanes>
 __global__ void __launch_bounds__(256, 2)
-backward_outer(const float* __restrict__ d_out, const BackwardDrawnNoise noise, const float* __restrict__ x,
-    float* __restrict__ d_x, Sum<float>* __restrict__ total_partials, BackwardSizes sizes, Index slots) {
+backward_outer(const float* d_out, const BackwardDrawnNoise noise, const float* x, float* __restrict__ d_x,
+    Sum<float>* __restrict__ total_partials, BackwardSizes sizes, Index slots) {
+  wait_for_kernel_before();
   constexpr int kRows = 2;
   __shared__ alignas(16) unsigned char shared[256 * 4];
   const Index rows = sizes.outer.value * sizes.middle.value, columns = sizes.inner.value;
@@ -498,7 +500,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
     // Packs that lie in two rows: none where rows are whole packs, and few where they are long.
     const bool may_cross = sizes.inner.value % 4 != 0 && sizes.inner.value < 4096;
     const auto run = may_cross ? forward_pointwise<true> : forward_pointwise<false>;
-    run<<<blocks, 64, 0, stream>>>(noise, x, bias, out, sizes, static_cast<Index>(count));
+    follow(run, blocks, 64, 0, stream, noise, x, bias, out, sizes, static_cast<Index>(count));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
@@ -537,8 +539,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
   if (is_measuring) return scratch.used;
   {
     const auto blocks = static_cast<unsigned>(backward_outer_kept * backward_outer_slots * backward_outer_strips);
-    backward_outer_kernel<<<blocks, backward_outer_block, 0, stream>>>(d_out, noise, x, d_x, total_partials,
-        sizes, static_cast<Index>(backward_outer_slots));
+    follow(backward_outer_kernel, blocks, backward_outer_block, 0, stream, d_out, noise, x, d_x,
+        total_partials, sizes, static_cast<Index>(backward_outer_slots));
   }
   {
     const int64_t columns = static_cast<int64_t>(sizes.inner.value),

@@ -267,8 +267,9 @@ __device__ __forceinline__ void forward_slide_row_values(const float total,
 
 // Reads noise, x, bias by (axis_1); writes out.
 __global__ void __launch_bounds__(256)
-forward_slide(const ForwardDrawnNoise noise, const float* __restrict__ x, const float* __restrict__ bias,
-    float* __restrict__ out, ForwardSizes sizes, Index count) {
+forward_slide(const ForwardDrawnNoise noise, const float* x, const float* bias, float* __restrict__ out,
+    ForwardSizes sizes, Index count) {
+  wait_for_kernel_before();
   const Index task = static_cast<Index>(blockIdx.x) * 256 + threadIdx.x;
   if (task >= count) return;
   [[maybe_unused]] const Slide<3, 2, 1, 1> along_axis_2{static_cast<int>(sizes.axis_2_unpooled.value),
@@ -350,8 +351,9 @@ __device__ __forceinline__ void backward_inner_values(const float d_out, float& 
 
 // Reads d_out; leaves partials of total.
 __global__ void __launch_bounds__(128)
-backward_inner(const float* __restrict__ d_out, Sum<float>* __restrict__ total_partials, BackwardSizes sizes,
-    Index rows, Index pieces, Index piece_length) {
+backward_inner(const float* d_out, Sum<float>* __restrict__ total_partials, BackwardSizes sizes, Index rows,
+    Index pieces, Index piece_length) {
+  wait_for_kernel_before();
   constexpr int kLanes = 4, kPacks = 2;
   __shared__ alignas(16) unsigned char shared[128 * 4];
   const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
@@ -556,7 +558,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   {
     const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value);
     const auto blocks = static_cast<unsigned>(ceil_divide(count, 256));
-    forward_slide<<<blocks, 256, 0, stream>>>(noise, x, bias, out, sizes, static_cast<Index>(count));
+    follow(forward_slide, blocks, 256, 0, stream, noise, x, bias, out, sizes, static_cast<Index>(count));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
@@ -587,7 +589,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
     const dim3 block(lanes, 128 / lanes);
     const auto blocks = static_cast<unsigned>(ceil_divide(backward_inner_rows * backward_inner_pieces,
         block.y));
-    backward_inner<<<blocks, block, 0, stream>>>(d_out, total_partials, sizes,
+    follow(backward_inner, blocks, block, 0, stream, d_out, total_partials, sizes,
         static_cast<Index>(backward_inner_rows), static_cast<Index>(backward_inner_pieces),
         static_cast<Index>(piece_length));
   }

@@ -667,10 +667,10 @@ __device__ __forceinline__ void backward_inner_values(const float d_out, const f
 
 // Reads d_out, x, weight by (axis_1, axis_2), saved_mean by (outer, axis_1); leaves partials of total, total_2.
 __global__ void __launch_bounds__(128)
-backward_inner(const float* __restrict__ d_out, const float* __restrict__ weight,
-    const float* __restrict__ x, const float* __restrict__ saved_mean,
+backward_inner(const float* d_out, const float* weight, const float* x, const float* saved_mean,
     Sum<float>* __restrict__ total_partials, Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes,
     Index rows, Index pieces, Index piece_length) {
+  wait_for_kernel_before();
   constexpr int kLanes = 4, kPacks = 2;
   __shared__ alignas(16) unsigned char shared[128 * 4];
   const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
@@ -1120,7 +1120,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
     const dim3 block(lanes, 128 / lanes);
     const auto blocks = static_cast<unsigned>(ceil_divide(backward_inner_rows * backward_inner_pieces,
         block.y));
-    backward_inner<<<blocks, block, 0, stream>>>(d_out, weight, x, saved_mean, total_partials,
+    follow(backward_inner, blocks, block, 0, stream, d_out, weight, x, saved_mean, total_partials,
         total_2_partials, sizes, static_cast<Index>(backward_inner_rows),
         static_cast<Index>(backward_inner_pieces), static_cast<Index>(piece_length));
   }

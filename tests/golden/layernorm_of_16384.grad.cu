@@ -504,9 +504,9 @@ __device__ __forceinline__ void forward_row_row_values(const float mean, const f
 
 // Reads x, weight by (inner), bias by (inner); writes out, saved_mean, saved_variance.
 __global__ void __launch_bounds__(512, 2)
-forward_row(const float* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
-    float* __restrict__ out, float* __restrict__ saved_mean, float* __restrict__ saved_variance,
-    ForwardSizes sizes) {
+forward_row(const float* x, const float* weight, const float* bias, float* __restrict__ out,
+    float* __restrict__ saved_mean, float* __restrict__ saved_variance, ForwardSizes sizes) {
+  wait_for_kernel_before();
   constexpr int kLanes = 4, kPacks = 8;
   __shared__ float cells[2][48];
   int turn = 0;
@@ -934,8 +934,8 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const int64_t forward_row_slots = forward_row_tasks;
   if (is_measuring) return scratch.used;
   {
-    forward_row<<<static_cast<unsigned>(forward_row_slots), forward_row_block, 0, stream>>>(x, weight, bias,
-        out, saved_mean, saved_variance, sizes);
+    follow(forward_row, static_cast<unsigned>(forward_row_slots), forward_row_block, 0, stream, x, weight,
+        bias, out, saved_mean, saved_variance, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

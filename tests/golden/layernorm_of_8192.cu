@@ -250,6 +250,13 @@ __device__ __forceinline__ void combine(Spread<T> (&mine)[N], const Counts<T>& c
   }
 }
 
+// The kernel before this one in the stream is done, and what it wrote is there.
+__device__ __forceinline__ void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 struct ForwardSizes {
   Size outer, inner;
 };
@@ -270,8 +277,9 @@ __device__ __forceinline__ void forward_row_values(const float x, const float me
 
 // Reads x, weight by (inner), bias by (inner); writes out.
 __global__ void __launch_bounds__(256, 3)
-forward_row(const float* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
-    float* __restrict__ out, ForwardSizes sizes) {
+forward_row(const float* x, const float* weight, const float* bias, float* __restrict__ out,
+    ForwardSizes sizes) {
+  wait_for_kernel_before();
   constexpr int kLanes = 4, kPacks = 8;
   __shared__ float cells[2][24];
   int turn = 0;
@@ -380,6 +388,24 @@ static dim3 row_block(int64_t wanted, int64_t least = 1) {
   return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < 256 ? 256 / along : 1));
 }
 
+// Sets a kernel up while the one before it in the stream ends, where devices can: it waits for that itself.
+template <typename... Parameters, typename... Arguments>
+static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64_t shared_bytes,
+    cudaStream_t stream,
+    Arguments... arguments) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = blocks;
+  launch.blockDim = block;
+  launch.dynamicSmemBytes = shared_bytes;
+  launch.stream = stream;
+  launch.attrs = &early;
+  launch.numAttrs = __CUDA_ARCH_LIST__ >= 900;
+  cudaLaunchKernelEx(&launch, kernel, static_cast<Parameters>(arguments)...);
+}
+
 // a: x, weight, bias, out, scratch (-1: return the bytes it needs), outer, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
@@ -401,8 +427,8 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const int64_t forward_row_slots = forward_row_tasks;
   if (is_measuring) return scratch.used;
   {
-    forward_row<<<static_cast<unsigned>(forward_row_slots), forward_row_block, 0, stream>>>(x, weight, bias,
-        out, sizes);
+    follow(forward_row, static_cast<unsigned>(forward_row_slots), forward_row_block, 0, stream, x, weight,
+        bias, out, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

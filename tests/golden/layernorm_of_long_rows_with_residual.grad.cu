@@ -353,9 +353,10 @@ __device__ __forceinline__ void forward_row_row_values(const float mean, const f
 
 // Reads x, residual, weight by (inner), bias by (inner); writes out, saved_mean, saved_variance.
 __global__ void __launch_bounds__(512, 1)
-forward_row(const float* __restrict__ x, const float* __restrict__ residual,
-    const float* __restrict__ weight, const float* __restrict__ bias, float* __restrict__ out,
-    float* __restrict__ saved_mean, float* __restrict__ saved_variance, ForwardSizes sizes) {
+forward_row(const float* x, const float* residual, const float* weight, const float* bias,
+    float* __restrict__ out, float* __restrict__ saved_mean, float* __restrict__ saved_variance,
+    ForwardSizes sizes) {
+  wait_for_kernel_before();
   constexpr int kLanes = 4, kPacks = 4;
   __shared__ float cells[2][48];
   int turn = 0;
@@ -508,11 +509,10 @@ __device__ __forceinline__ void backward_row_values(const float carried, const f
 
 // Reads d_out, x, residual, saved_mean by (outer), saved_variance by (outer), weight by (inner), bias by (inner); leaves partials of total, total_2; writes d_x.
 __global__ void __launch_bounds__(512, 1)
-backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
-    const float* __restrict__ residual, const float* __restrict__ saved_mean,
-    const float* __restrict__ saved_variance, const float* __restrict__ weight,
-    const float* __restrict__ bias, float* __restrict__ d_x, Sum<float>* __restrict__ total_partials,
-    Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes) {
+backward_row(const float* d_out, const float* x, const float* residual, const float* saved_mean,
+    const float* saved_variance, const float* weight, const float* bias, float* __restrict__ d_x,
+    Sum<float>* __restrict__ total_partials, Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes) {
+  wait_for_kernel_before();
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
   constexpr int kLanes = 4, kPacks = 4;
   __shared__ float cells[2][32];
@@ -782,8 +782,8 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const int64_t forward_row_slots = forward_row_tasks < forward_row_resident ? forward_row_tasks : forward_row_resident;
   if (is_measuring) return scratch.used;
   {
-    forward_row<<<static_cast<unsigned>(forward_row_slots), forward_row_block, 131072, stream>>>(x, residual,
-        weight, bias, out, saved_mean, saved_variance, sizes);
+    follow(forward_row, static_cast<unsigned>(forward_row_slots), forward_row_block, 131072, stream, x,
+        residual, weight, bias, out, saved_mean, saved_variance, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
@@ -821,8 +821,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
   auto* const total_2_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.inner.value) * total_2_partials_slots);
   if (is_measuring) return scratch.used;
   {
-    backward_row<<<static_cast<unsigned>(backward_row_slots), backward_row_block, 65536, stream>>>(d_out, x,
-        residual, saved_mean, saved_variance, weight, bias, d_x, total_partials, total_2_partials, sizes);
+    follow(backward_row, static_cast<unsigned>(backward_row_slots), backward_row_block, 65536, stream, d_out,
+        x, residual, saved_mean, saved_variance, weight, bias, d_x, total_partials, total_2_partials, sizes);
   }
   {
     const int64_t columns = static_cast<int64_t>(sizes.inner.value),

@@ -269,6 +269,13 @@ __device__ __forceinline__ void combine(Spread<T> (&mine)[N], const Counts<T>& c
   }
 }
 
+// The kernel before this one in the stream is done, and what it wrote is there.
+__device__ __forceinline__ void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 struct ForwardSizes {
   Size outer, inner;
 };
@@ -295,8 +302,9 @@ __device__ __forceinline__ void forward_row_row_values(const float mean, const f
 
 // Reads x; writes out, saved_mean, saved_variance.
 __global__ void __launch_bounds__(256, 4)
-forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restrict__ saved_mean,
+forward_row(const float* x, float* __restrict__ out, float* __restrict__ saved_mean,
     float* __restrict__ saved_variance, ForwardSizes sizes) {
+  wait_for_kernel_before();
   constexpr int kLanes = 2, kPacks = 8;
   __shared__ float cells[2][24];
   int turn = 0;
@@ -388,9 +396,9 @@ __device__ __forceinline__ void backward_row_values(const float x, const float s
 
 // Reads d_out, x, saved_mean by (outer), saved_variance by (outer); writes d_x.
 __global__ void __launch_bounds__(256, 2)
-backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
-    const float* __restrict__ saved_mean, const float* __restrict__ saved_variance, float* __restrict__ d_x,
-    BackwardSizes sizes) {
+backward_row(const float* d_out, const float* x, const float* saved_mean, const float* saved_variance,
+    float* __restrict__ d_x, BackwardSizes sizes) {
+  wait_for_kernel_before();
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
   constexpr int kLanes = 2, kPacks = 8;
   __shared__ float cells[2][16];
@@ -560,6 +568,24 @@ static dim3 row_block(int64_t wanted, int64_t least = 1) {
   return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < 256 ? 256 / along : 1));
 }
 
+// Sets a kernel up while the one before it in the stream ends, where devices can: it waits for that itself.
+template <typename... Parameters, typename... Arguments>
+static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64_t shared_bytes,
+    cudaStream_t stream,
+    Arguments... arguments) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = blocks;
+  launch.blockDim = block;
+  launch.dynamicSmemBytes = shared_bytes;
+  launch.stream = stream;
+  launch.attrs = &early;
+  launch.numAttrs = __CUDA_ARCH_LIST__ >= 900;
+  cudaLaunchKernelEx(&launch, kernel, static_cast<Parameters>(arguments)...);
+}
+
 // a: x, out, saved_mean, saved_variance, scratch (-1: return the bytes it needs), outer, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
@@ -581,7 +607,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const int64_t forward_row_slots = forward_row_tasks;
   if (is_measuring) return scratch.used;
   {
-    forward_row<<<static_cast<unsigned>(forward_row_slots), forward_row_block, 0, stream>>>(x, out,
+    follow(forward_row, static_cast<unsigned>(forward_row_slots), forward_row_block, 0, stream, x, out,
         saved_mean, saved_variance, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
@@ -611,8 +637,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const int64_t backward_row_slots = backward_row_tasks < backward_row_resident ? backward_row_tasks : backward_row_resident;
   if (is_measuring) return scratch.used;
   {
-    backward_row<<<static_cast<unsigned>(backward_row_slots), backward_row_block, 65536, stream>>>(d_out, x,
-        saved_mean, saved_variance, d_x, sizes);
+    follow(backward_row, static_cast<unsigned>(backward_row_slots), backward_row_block, 65536, stream, d_out,
+        x, saved_mean, saved_variance, d_x, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

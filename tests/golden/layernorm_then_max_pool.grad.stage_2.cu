@@ -120,6 +120,13 @@ struct Maximum {
   __device__ int argmax() const { return at; }
 };
 
+// The kernel before this one in the stream is done, and what it wrote is there.
+__device__ __forceinline__ void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 struct ForwardSizes {
   Size outer, middle, inner, middle_unpooled, inner_unpooled;
 };
@@ -137,8 +144,9 @@ __device__ __forceinline__ void forward_window_row_values(const float maximum, c
 // Reads x; writes out, winner_index.
 template <bool kIsWide>
 __global__ void __launch_bounds__(256)
-forward_window(const float* __restrict__ x, float* __restrict__ out, uint8_t* __restrict__ winner_index,
+forward_window(const float* x, float* __restrict__ out, uint8_t* __restrict__ winner_index,
     ForwardSizes sizes) {
+  wait_for_kernel_before();
   constexpr int kWindows = kIsWide ? 2 : 1;  // side by side
   const Index results = sizes.outer.value * sizes.middle.value * sizes.inner.value;
   const Index result = (static_cast<Index>(blockIdx.x) * 256 + threadIdx.x) * kWindows;
@@ -192,8 +200,9 @@ __device__ __forceinline__ void backward_window_values(const int position, const
 // Reads winner_index by (outer, middle, inner), d_out by (outer, middle, inner); writes d_x.
 template <bool kIsWide>
 __global__ void __launch_bounds__(256)
-backward_window(const uint8_t* __restrict__ winner_index, const float* __restrict__ d_out,
-    float* __restrict__ d_x, BackwardSizes sizes) {
+backward_window(const uint8_t* winner_index, const float* d_out, float* __restrict__ d_x,
+    BackwardSizes sizes) {
+  wait_for_kernel_before();
   constexpr int kWindows = kIsWide ? 2 : 1;  // side by side
   const Index results = sizes.outer.value * sizes.middle.value * sizes.inner.value;
   const Index result = (static_cast<Index>(blockIdx.x) * 256 + threadIdx.x) * kWindows;
@@ -266,6 +275,24 @@ struct DeviceGuard {
 
 static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// Sets a kernel up while the one before it in the stream ends, where devices can: it waits for that itself.
+template <typename... Parameters, typename... Arguments>
+static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64_t shared_bytes,
+    cudaStream_t stream,
+    Arguments... arguments) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = blocks;
+  launch.blockDim = block;
+  launch.dynamicSmemBytes = shared_bytes;
+  launch.stream = stream;
+  launch.attrs = &early;
+  launch.numAttrs = __CUDA_ARCH_LIST__ >= 900;
+  cudaLaunchKernelEx(&launch, kernel, static_cast<Parameters>(arguments)...);
+}
+
 // a: x, out, winner_index, scratch (-1: return the bytes it needs), outer, middle, inner, middle_unpooled, inner_unpooled, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
@@ -285,7 +312,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
     const auto run = is_wide ? forward_window<true> : forward_window<false>;
     const int64_t windows = is_wide ? 2 : 1;
     const auto blocks = static_cast<unsigned>(ceil_divide(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value), 256 * windows));
-    run<<<blocks, 256, 0, stream>>>(x, out, winner_index, sizes);
+    follow(run, blocks, 256, 0, stream, x, out, winner_index, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
@@ -309,7 +336,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
     const auto run = is_wide ? backward_window<true> : backward_window<false>;
     const int64_t windows = is_wide ? 2 : 1;
     const auto blocks = static_cast<unsigned>(ceil_divide(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value), 256 * windows));
-    run<<<blocks, 256, 0, stream>>>(winner_index, d_out, d_x, sizes);
+    follow(run, blocks, 256, 0, stream, winner_index, d_out, d_x, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

@@ -173,8 +173,9 @@ __device__ __forceinline__ void forward_pointwise_values(const bool mask, const 
 // Reads x, mask by (inner), bias by (middle), scale by (middle); writes out.
 template <bool kMayCross>
 __global__ void __launch_bounds__(64, 2)
-forward_pointwise(const bool* __restrict__ mask, const float* __restrict__ x, const float* __restrict__ bias,
-    const float* __restrict__ scale, float* __restrict__ out, ForwardSizes sizes, Index count) {
+forward_pointwise(const bool* mask, const float* x, const float* bias, const float* scale,
+    float* __restrict__ out, ForwardSizes sizes, Index count) {
+  wait_for_kernel_before();
   constexpr int kLanes = 4, kPacks = 2;
   const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 64 + threadIdx.x) * kLanes;
   Pack<float, kLanes> x_in[kPacks];
@@ -270,11 +271,11 @@ __device__ __forceinline__ void backward_inner_values(const bool mask, const flo
 
 // Reads d_out, x, mask by (inner), scale by (middle), bias by (middle); leaves partials of total, total_2; writes d_x.
 __global__ void __launch_bounds__(128)
-backward_inner(const bool* __restrict__ mask, const float* __restrict__ d_out,
-    const float* __restrict__ scale, const float* __restrict__ x, const float* __restrict__ bias,
+backward_inner(const bool* mask, const float* d_out, const float* scale, const float* x, const float* bias,
     float* __restrict__ d_x, Sum<float>* __restrict__ total_partials,
     Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes, Index rows, Index pieces,
     Index piece_length) {
+  wait_for_kernel_before();
   constexpr int kLanes = 4, kPacks = 2;
   __shared__ alignas(16) unsigned char shared[128 * 4];
   const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
@@ -467,7 +468,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
     // Packs that lie in two rows: none where rows are whole packs, and few where they are long.
     const bool may_cross = sizes.inner.value % 4 != 0 && sizes.inner.value < 4096;
     const auto run = may_cross ? forward_pointwise<true> : forward_pointwise<false>;
-    run<<<blocks, 64, 0, stream>>>(mask, x, bias, scale, out, sizes, static_cast<Index>(count));
+    follow(run, blocks, 64, 0, stream, mask, x, bias, scale, out, sizes, static_cast<Index>(count));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
@@ -503,7 +504,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
     const dim3 block(lanes, 128 / lanes);
     const auto blocks = static_cast<unsigned>(ceil_divide(backward_inner_rows * backward_inner_pieces,
         block.y));
-    backward_inner<<<blocks, block, 0, stream>>>(mask, d_out, scale, x, bias, d_x, total_partials,
+    follow(backward_inner, blocks, block, 0, stream, mask, d_out, scale, x, bias, d_x, total_partials,
         total_2_partials, sizes, static_cast<Index>(backward_inner_rows),
         static_cast<Index>(backward_inner_pieces), static_cast<Index>(piece_length));
   }

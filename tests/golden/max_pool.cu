@@ -120,6 +120,13 @@ struct Maximum {
   __device__ int argmax() const { return at; }
 };
 
+// The kernel before this one in the stream is done, and what it wrote is there.
+__device__ __forceinline__ void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 struct ForwardSizes {
   Size outer, axis_1, axis_2, axis_3, inner, axis_2_unpooled, axis_3_unpooled, inner_unpooled;
 };
@@ -141,8 +148,8 @@ __device__ __forceinline__ void forward_window_row_values(const float maximum, f
 // Reads x, scale by (axis_1); writes out.
 template <bool kIsWide>
 __global__ void __launch_bounds__(256)
-forward_window(const float* __restrict__ x, const float* __restrict__ scale, float* __restrict__ out,
-    ForwardSizes sizes) {
+forward_window(const float* x, const float* scale, float* __restrict__ out, ForwardSizes sizes) {
+  wait_for_kernel_before();
   constexpr int kWindows = kIsWide ? 2 : 1;  // side by side
   const Index results = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.axis_3.value * sizes.inner.value;
   const Index result = (static_cast<Index>(blockIdx.x) * 256 + threadIdx.x) * kWindows;
@@ -215,6 +222,24 @@ struct DeviceGuard {
 
 static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// Sets a kernel up while the one before it in the stream ends, where devices can: it waits for that itself.
+template <typename... Parameters, typename... Arguments>
+static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64_t shared_bytes,
+    cudaStream_t stream,
+    Arguments... arguments) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = blocks;
+  launch.blockDim = block;
+  launch.dynamicSmemBytes = shared_bytes;
+  launch.stream = stream;
+  launch.attrs = &early;
+  launch.numAttrs = __CUDA_ARCH_LIST__ >= 900;
+  cudaLaunchKernelEx(&launch, kernel, static_cast<Parameters>(arguments)...);
+}
+
 // a: x, scale, out, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, axis_3, inner, axis_2_unpooled, axis_3_unpooled, inner_unpooled, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
@@ -235,7 +260,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
     const auto run = is_wide ? forward_window<true> : forward_window<false>;
     const int64_t windows = is_wide ? 2 : 1;
     const auto blocks = static_cast<unsigned>(ceil_divide(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.axis_3.value) * static_cast<int64_t>(sizes.inner.value), 256 * windows));
-    run<<<blocks, 256, 0, stream>>>(x, scale, out, sizes);
+    follow(run, blocks, 256, 0, stream, x, scale, out, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

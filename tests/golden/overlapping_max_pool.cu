@@ -127,6 +127,13 @@ struct WindowPick {
   __device__ __forceinline__ T pick() const { return value; }
 };
 
+// The kernel before this one in the stream is done, and what it wrote is there.
+__device__ __forceinline__ void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 struct ForwardSizes {
   Size outer, axis_1, axis_2, inner, axis_2_unpooled, inner_unpooled;
 };
@@ -143,8 +150,8 @@ __device__ __forceinline__ void forward_slide_row_values(const float maximum, co
 
 // Reads x, bias by (axis_1); writes out.
 __global__ void __launch_bounds__(256)
-forward_slide(const float* __restrict__ x, const float* __restrict__ bias, float* __restrict__ out,
-    ForwardSizes sizes, Index count) {
+forward_slide(const float* x, const float* bias, float* __restrict__ out, ForwardSizes sizes, Index count) {
+  wait_for_kernel_before();
   const Index task = static_cast<Index>(blockIdx.x) * 256 + threadIdx.x;
   if (task >= count) return;
   [[maybe_unused]] const Slide<3, 2, 1, 1> along_axis_2{static_cast<int>(sizes.axis_2_unpooled.value),
@@ -208,6 +215,24 @@ struct DeviceGuard {
 
 static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// Sets a kernel up while the one before it in the stream ends, where devices can: it waits for that itself.
+template <typename... Parameters, typename... Arguments>
+static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64_t shared_bytes,
+    cudaStream_t stream,
+    Arguments... arguments) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = blocks;
+  launch.blockDim = block;
+  launch.dynamicSmemBytes = shared_bytes;
+  launch.stream = stream;
+  launch.attrs = &early;
+  launch.numAttrs = __CUDA_ARCH_LIST__ >= 900;
+  cudaLaunchKernelEx(&launch, kernel, static_cast<Parameters>(arguments)...);
+}
+
 // a: x, bias, out, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, inner, axis_2_unpooled, inner_unpooled, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
@@ -225,7 +250,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   {
     const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value);
     const auto blocks = static_cast<unsigned>(ceil_divide(count, 256));
-    forward_slide<<<blocks, 256, 0, stream>>>(x, bias, out, sizes, static_cast<Index>(count));
+    follow(forward_slide, blocks, 256, 0, stream, x, bias, out, sizes, static_cast<Index>(count));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

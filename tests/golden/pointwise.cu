@@ -80,6 +80,13 @@ __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
 }
 
+// The kernel before this one in the stream is done, and what it wrote is there.
+__device__ __forceinline__ void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 struct ForwardSizes {
   Size outer, middle, inner;
 };
@@ -99,8 +106,9 @@ __device__ __forceinline__ void forward_pointwise_values(const float x, const fl
 // Reads x, bias by (middle); writes out.
 template <bool kMayCross>
 __global__ void __launch_bounds__(64)
-forward_pointwise(const float* __restrict__ x, const float* __restrict__ bias, float* __restrict__ out,
-    ForwardSizes sizes, Index count) {
+forward_pointwise(const float* x, const float* bias, float* __restrict__ out, ForwardSizes sizes,
+    Index count) {
+  wait_for_kernel_before();
   constexpr int kLanes = 4, kPacks = 4;
   const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 64 + threadIdx.x) * kLanes;
   Pack<float, kLanes> x_in[kPacks];
@@ -184,6 +192,24 @@ struct DeviceGuard {
 
 static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// Sets a kernel up while the one before it in the stream ends, where devices can: it waits for that itself.
+template <typename... Parameters, typename... Arguments>
+static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64_t shared_bytes,
+    cudaStream_t stream,
+    Arguments... arguments) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = blocks;
+  launch.blockDim = block;
+  launch.dynamicSmemBytes = shared_bytes;
+  launch.stream = stream;
+  launch.attrs = &early;
+  launch.numAttrs = __CUDA_ARCH_LIST__ >= 900;
+  cudaLaunchKernelEx(&launch, kernel, static_cast<Parameters>(arguments)...);
+}
+
 // a: x, bias, out, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
@@ -204,7 +230,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
     // Packs that lie in two rows: none where rows are whole packs, and few where they are long.
     const bool may_cross = sizes.inner.value % 4 != 0 && sizes.inner.value < 4096;
     const auto run = may_cross ? forward_pointwise<true> : forward_pointwise<false>;
-    run<<<blocks, 64, 0, stream>>>(x, bias, out, sizes, static_cast<Index>(count));
+    follow(run, blocks, 64, 0, stream, x, bias, out, sizes, static_cast<Index>(count));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

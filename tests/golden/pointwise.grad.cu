@@ -133,8 +133,9 @@ __device__ __forceinline__ void forward_pointwise_values(const float x, const fl
 // Reads x, bias by (middle); writes out.
 template <bool kMayCross>
 __global__ void __launch_bounds__(64)
-forward_pointwise(const float* __restrict__ x, const float* __restrict__ bias, float* __restrict__ out,
-    ForwardSizes sizes, Index count) {
+forward_pointwise(const float* x, const float* bias, float* __restrict__ out, ForwardSizes sizes,
+    Index count) {
+  wait_for_kernel_before();
   constexpr int kLanes = 4, kPacks = 4;
   const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 64 + threadIdx.x) * kLanes;
   Pack<float, kLanes> x_in[kPacks];
@@ -217,9 +218,10 @@ __device__ __forceinline__ void backward_inner_values(const float x, const float
 
 // Reads x, d_out, bias by (middle); leaves partials of total; writes d_x.
 __global__ void __launch_bounds__(128)
-backward_inner(const float* __restrict__ x, const float* __restrict__ bias, const float* __restrict__ d_out,
-    float* __restrict__ d_x, Sum<float>* __restrict__ total_partials, BackwardSizes sizes, Index rows,
-    Index pieces, Index piece_length) {
+backward_inner(const float* x, const float* bias, const float* d_out, float* __restrict__ d_x,
+    Sum<float>* __restrict__ total_partials, BackwardSizes sizes, Index rows, Index pieces,
+    Index piece_length) {
+  wait_for_kernel_before();
   constexpr int kLanes = 4, kPacks = 2;
   __shared__ alignas(16) unsigned char shared[128 * 4];
   const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
@@ -386,7 +388,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
     // Packs that lie in two rows: none where rows are whole packs, and few where they are long.
     const bool may_cross = sizes.inner.value % 4 != 0 && sizes.inner.value < 4096;
     const auto run = may_cross ? forward_pointwise<true> : forward_pointwise<false>;
-    run<<<blocks, 64, 0, stream>>>(x, bias, out, sizes, static_cast<Index>(count));
+    follow(run, blocks, 64, 0, stream, x, bias, out, sizes, static_cast<Index>(count));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
@@ -417,7 +419,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
     const dim3 block(lanes, 128 / lanes);
     const auto blocks = static_cast<unsigned>(ceil_divide(backward_inner_rows * backward_inner_pieces,
         block.y));
-    backward_inner<<<blocks, block, 0, stream>>>(x, bias, d_out, d_x, total_partials, sizes,
+    follow(backward_inner, blocks, block, 0, stream, x, bias, d_out, d_x, total_partials, sizes,
         static_cast<Index>(backward_inner_rows), static_cast<Index>(backward_inner_pieces),
         static_cast<Index>(piece_length));
   }

@@ -249,8 +249,9 @@ __device__ __forceinline__ void forward_row_row_values(const float peak, const f
 
 // Reads x, weight by (inner); writes out, saved_bound, saved_sum.
 __global__ void __launch_bounds__(256, 4)
-forward_row(const float* __restrict__ x, const float* __restrict__ weight, float* __restrict__ out,
-    float* __restrict__ saved_bound, float* __restrict__ saved_sum, ForwardSizes sizes) {
+forward_row(const float* x, const float* weight, float* __restrict__ out, float* __restrict__ saved_bound,
+    float* __restrict__ saved_sum, ForwardSizes sizes) {
+  wait_for_kernel_before();
   constexpr int kLanes = 4, kPacks = 4;
   __shared__ float cells[2][8];
   int turn = 0;
@@ -368,9 +369,10 @@ __device__ __forceinline__ void backward_row_values(const float carried, const f
 
 // Reads x, d_out, saved_bound by (outer), weight by (inner), saved_sum by (outer); leaves partials of total; writes d_x.
 __global__ void __launch_bounds__(512, 1)
-backward_row(const float* __restrict__ x, const float* __restrict__ saved_bound,
-    const float* __restrict__ d_out, const float* __restrict__ weight, const float* __restrict__ saved_sum,
-    float* __restrict__ d_x, Sum<float>* __restrict__ total_partials, BackwardSizes sizes) {
+backward_row(const float* x, const float* saved_bound, const float* d_out, const float* weight,
+    const float* saved_sum, float* __restrict__ d_x, Sum<float>* __restrict__ total_partials,
+    BackwardSizes sizes) {
+  wait_for_kernel_before();
   constexpr int kLanes = 4, kPacks = 2;
   __shared__ float cells[2][16];
   int turn = 0;
@@ -635,8 +637,8 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const int64_t forward_row_slots = forward_row_tasks;
   if (is_measuring) return scratch.used;
   {
-    forward_row<<<static_cast<unsigned>(forward_row_slots), forward_row_block, 0, stream>>>(x, weight, out,
-        saved_bound, saved_sum, sizes);
+    follow(forward_row, static_cast<unsigned>(forward_row_slots), forward_row_block, 0, stream, x, weight,
+        out, saved_bound, saved_sum, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
@@ -669,7 +671,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
   auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.inner.value) * total_partials_slots);
   if (is_measuring) return scratch.used;
   {
-    backward_row<<<static_cast<unsigned>(backward_row_slots), backward_row_block, 65536, stream>>>(x,
+    follow(backward_row, static_cast<unsigned>(backward_row_slots), backward_row_block, 65536, stream, x,
         saved_bound, d_out, weight, saved_sum, d_x, total_partials, sizes);
   }
   {
