@@ -7,14 +7,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
 from fusegen.bind import bind
 from fusegen.bound import Bound
 from fusegen.errors import ArgumentError, UnsupportedError
+from fusegen.layouts import dtype_name
 from fusegen.modules import target_of
 from fusegen.ops import Chain
-from fusegen.plan import dtype_name
 from fusegen.segments import Segment, bind_all
 
 
@@ -96,6 +98,15 @@ def check_out(out: Any, chain: Chain, bound: Bound, tensors: Sequence[Tensor]) -
             f"argument 'out': got an expanded tensor of shape {have[0]}, where one place in memory "
             "stands for more than one element; pass one that torch.empty gives"
         )
+
+
+# What stands for tensors while torch.compile or torch.export records operators.
+_STAND_INS = (FakeTensor, FunctionalTensor)
+
+
+def is_recorded(tensors: Sequence[Tensor]) -> bool:
+    """Whether some are a tracer's stand-ins, which have no memory."""
+    return any(isinstance(t, _STAND_INS) for t in tensors)
 
 
 tracing_state = torch._C._get_tracing_state

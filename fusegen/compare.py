@@ -18,8 +18,8 @@ from torch import Tensor
 
 from fusegen.describe import Situation, assumed_shapes, element_type, has_gradient, is_positive
 from fusegen.errors import ArgumentError
+from fusegen.layouts import dtype_name
 from fusegen.ops import Chain
-from fusegen.plan import dtype_name
 from fusegen.promotion import QUANTISED
 from fusegen.runtime import Fused
 

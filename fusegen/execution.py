@@ -7,10 +7,8 @@ that it can be differentiated in its turn.
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -18,20 +16,21 @@ import torch
 from torch import Tensor
 
 from fusegen.arguments import (
-    bound_of,
     check_out,
     check_tensors,
+    is_recorded,
     is_watched,
     refuse_what_looks_inside,
 )
 from fusegen.bound import Bound
+from fusegen.layouts import Meta, Target
 from fusegen.modules import load, processors, target_of
 from fusegen.ops import Chain
-from fusegen.plan import Meta, Plan, Target, dtype_name, make_plan, memory_order, remember
-from fusegen.program import Derivative, Program, derivative, forward
-from fusegen.promotion import refuse_gradients
+from fusegen.plan import Plan, make_plan, remember
+from fusegen.prepared import Programs, no_collection, targets_of
+from fusegen.program import Derivative, Program
 from fusegen.running import update
-from fusegen.signature import Signature, element_types, signature, with_derivative
+from fusegen.signature import Signature, signature, with_derivative
 
 
 class Part:
@@ -40,39 +39,35 @@ class Part:
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
         self.plans: dict[Any, Call] = {}
-        self.programs: dict[Any, Program] = {}
-        self.derivatives: dict[Any, Derivative] = {}
+        self.programs = Programs(chain)
         self.modules: dict[Any, ModuleType] = {}
-        # The operands that the programs read: all but those that are updated.
-        self.read = [i for i, name in enumerate(chain.operands) if chain.reads(name)]
-        self.reads_all = len(self.read) == len(chain.operands)
+        # Which of x and the operands the programs read: all but those that are updated.
+        operands = [i for i, name in enumerate(chain.operands, start=1) if chain.reads(name)]
+        self.read = (0, *operands)
+        self.reads_all = len(operands) == len(chain.operands)
         self.recent: tuple[Call, ...] = ()  # asked first, for they recognise their tensors in C
 
     def __call__(self, x: Tensor, operands: Sequence[Tensor], out: Tensor | None) -> Tensor:
         tensors = given = (x, *operands)
         wanted = None
         try:
-            parts: list[Any] = [(t.dtype, t.shape, t.stride(), t.device) for t in tensors]
+            parts = _key(given)
             if not self.reads_all:
-                tensors = (x, *[operands[i] for i in self.read])
+                tensors = self.read_of(given)
             if _is_grad_enabled():
                 needs = tuple([t.requires_grad for t in tensors])
                 if True in needs:
                     wanted = needs
-                    parts.append(needs)
         except (AttributeError, RuntimeError):
             check_tensors(self.chain, given)
             raise
         if is_watched():
             refuse_what_looks_inside(tensors)
-        key = tuple(parts)
-        call = self.plans.get(key)
-        if call is None:
-            with _no_collection():
-                call = self._first_call(given, tensors, wanted)
-            remember(self.plans, key, call)
+        if is_recorded(given):
+            return self._recorded(given, wanted, out)
+        call = self._planned(parts, given, tensors, wanted)
         if call.bound.updates:
-            call = call.updating(dict(zip(self.chain.operands, operands, strict=True)))
+            call = call.updating(self._named(given))
         if out is not None:
             return self._into(out, call, given, tensors)
         # Two threads may both be here; what one of them puts first is lost, and found again.
@@ -81,31 +76,60 @@ class Part:
         results = call.run(tensors) if wanted is None else apply(call, *tensors)
         return results[0]
 
+    def read_of(self, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Those of x and the operands that the programs read."""
+        return tuple(given) if self.reads_all else tuple([given[i] for i in self.read])
+
+    def _named(self, given: Sequence[Tensor]) -> dict[str, Tensor]:
+        return dict(zip(self.chain.operands, given[1:], strict=True))
+
+    def planned(self, given: Sequence[Tensor], wanted: tuple[bool, ...] | None) -> Call:
+        """The call for these tensors, of which those wanted get a gradient."""
+        return self._planned(_key(given), given, self.read_of(given), wanted)
+
+    def _planned(
+        self,
+        parts: list[Any],
+        given: Sequence[Tensor],
+        tensors: Sequence[Tensor],
+        wanted: tuple[bool, ...] | None,
+    ) -> Call:
+        key = (*parts, wanted)
+        call = self.plans.get(key)
+        if call is None:
+            with no_collection():
+                call = self._first_call(given, tensors, wanted)
+            remember(self.plans, key, call)
+        return call
+
+    def _recorded(
+        self, given: Sequence[Tensor], wanted: tuple[bool, ...] | None, out: Tensor | None
+    ) -> Tensor:
+        """The call as an operator, for what records operators. It is registered by then."""
+        found = self.programs.forward(given, self.read_of(given), wanted)
+        if out is not None:
+            check_out(out, self.chain, found.bound, given)
+        result, *more = torch.ops.fusegen.forward(list(given), self.chain.text, wanted or ())
+        update(found.bound.updates, more, self._named(given))
+        return result if out is None else out.copy_(result)
+
     def _first_call(
         self,
         given: Sequence[Tensor],
         tensors: Sequence[Tensor],
         wanted: tuple[bool, ...] | None,
     ) -> Call:
-        x = tensors[0]
-        bound = bound_of(self.chain, given)
-        if wanted is not None:
-            refuse_gradients(self.chain, bound.dtype)
-        order, is_dense = memory_order(tuple(x.shape), x.stride())
-        order = bound.memory_order(order if is_dense else None)
-        key = (bound.pattern, wanted is not None)
-        if key not in self.programs:
-            self.programs[key] = forward(bound, is_training=wanted is not None)
-        program = self.programs[key]
-        dtypes = element_types(program, bound, [dtype_name(t.dtype) for t in tensors])
-        targets = []
-        for name, expr in program.graph.outputs:
-            if name == "out":
-                extent = frozenset(a for axes in bound.result for a in axes)
-                targets.append(Target(extent, bound.result_shape, getattr(torch, bound.dtype)))
-            else:
-                targets.append(Target(expr.extent, None, getattr(torch, dtypes[name])))
-        return self.prepare(program, bound, order, tensors, targets, dtypes, x.device, wanted)
+        found = self.programs.forward(given, tensors, wanted)
+        return self.prepare(
+            found.program,
+            found.bound,
+            found.order,
+            tensors,
+            found.targets,
+            found.dtypes,
+            tensors[0].device,
+            wanted,
+        )
 
     def prepare(
         self,
@@ -128,9 +152,9 @@ class Part:
         metas = tuple([Meta.of(t) for t in tensors])
         foreseen = None
         if wanted is not None:
-            foreseen = self.derivative(program, wanted, _differentiable(program), metas)
+            foreseen = self.programs.derivative(program, wanted, _differentiable(program), metas)
             if program.name == "forward":
-                first = self.derivative(program, wanted, (0,), metas)
+                first = self.programs.derivative(program, wanted, (0,), metas)
                 programs.append(first.program)
                 dtypes = with_derivative(program, first, dtypes)
         if built_with is not None and (id(program), built_with) in self.modules:
@@ -142,22 +166,6 @@ class Part:
         module = self.module(programs, build_with, device)
         plan = make_plan(program, bound, order, tensors, targets, device, module, wanted)
         return Call(self, program, plan, bound, order, metas, dtypes, foreseen, build_with)
-
-    def derivative(
-        self,
-        program: Program,
-        wanted: Iterable[bool],
-        present: Iterable[int],
-        metas: Sequence[Meta],
-    ) -> Derivative:
-        """The derivative of a program on inputs of these kinds, made once."""
-        needs = tuple(i for i, w in enumerate(wanted) if w)
-        kinds = [(m.shape, m.dtype) for m in metas]
-        alike = tuple([kinds.index(kind) for kind in kinds])
-        key = (id(program), needs, tuple(present), alike)
-        if key not in self.derivatives:
-            self.derivatives[key] = derivative(program, needs, key[2], alike)
-        return self.derivatives[key]
 
     def module(
         self, programs: Sequence[Program], signature: Signature, device: torch.device
@@ -261,7 +269,7 @@ class Call:
         """The derivative for these cotangents and these inputs."""
         step = self.steps.get((present, needs))
         if step is None:
-            found = self.part.derivative(self.program, needs, present, self.metas)
+            found = self.part.programs.derivative(self.program, needs, present, self.metas)
             count = len(self.program.graph.inputs)
             sources = []
             for pool, i in found.sources:
@@ -278,13 +286,10 @@ class Call:
         wanted = tuple([t.requires_grad for t in tensors]) if again else None
         key = (wanted, *[(t.shape, t.stride()) for t in tensors])
         if key not in step.calls:
-            found, leaves = step.found, self.program.graph.inputs
-            targets = [
-                Target(leaves[i].extent, self.metas[i].shape, self.metas[i].dtype)
-                for i in found.targets
-            ]
+            found = step.found
+            targets = targets_of(found, self.program, self.metas)
             dtypes = with_derivative(self.program, found, self.dtypes)
-            with _no_collection():
+            with no_collection():
                 call = self.part.prepare(
                     found.program,
                     self.bound,
@@ -380,16 +385,8 @@ def apply(call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:
     return _apply(call, *tensors)
 
 
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """No garbage collection while a graph is made: a full one walks all of torch, for 100 ms."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+def _key(given: Sequence[Tensor]) -> list[Any]:
+    return [(t.dtype, t.shape, t.stride(), t.device) for t in given]
 
 
 _MOST_RECENT = 4  # to be asked in vain takes 0.1 us

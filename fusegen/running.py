@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from fusegen.bound import Update
@@ -22,18 +21,17 @@ def update(
 
     statistics are a mean and an unbiased variance for each update; named are the call's operands.
     """
-    with torch.no_grad():
-        for i, each in enumerate(updates):
-            tensors = {parameter: named[name] for parameter, name in each.tensors}
-            counter = tensors.get(COUNTER)
-            if counter is not None:
-                counter.add_(1)
-            for parameter, batch in zip(RUNNING, statistics[2 * i : 2 * i + 2], strict=True):
-                running = tensors[parameter]
-                new = batch.reshape(running.shape).to(running.dtype)
-                if each.momentum is not None:
-                    running.lerp_(new, each.momentum)
-                else:
-                    assert counter is not None
-                    # On the device, so that nothing waits for the number.
-                    running.lerp_(new, counter.to(running.dtype).reciprocal())
+    for i, each in enumerate(updates):
+        tensors = {parameter: named[name].detach() for parameter, name in each.tensors}
+        counter = tensors.get(COUNTER)
+        if counter is not None:
+            counter.add_(1)
+        for parameter, batch in zip(RUNNING, statistics[2 * i : 2 * i + 2], strict=True):
+            running = tensors[parameter]
+            new = batch.detach().reshape(running.shape).to(running.dtype)
+            if each.momentum is not None:
+                running.lerp_(new, each.momentum)
+            else:
+                assert counter is not None
+                # On the device, so that nothing waits for the number.
+                running.lerp_(new, counter.to(running.dtype).reciprocal())

@@ -8,20 +8,24 @@ differentiated in their turn.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
 
 from fusegen.arguments import check_all, check_tensor, tracing_state
 from fusegen.autocasting import is_sensitive, under_autocast
+from fusegen.dsl import chain
 from fusegen.errors import ArgumentError
 from fusegen.execution import Part, apply_matched
+from fusegen.layouts import dtype_name
 from fusegen.modules import target_of
+from fusegen.operators import LIBRARY
 from fusegen.ops import Chain
-from fusegen.plan import dtype_name
 from fusegen.reference import run_eagerly
 from fusegen.segments import segments
 
@@ -44,6 +48,9 @@ class Fused:
         self._is_sensitive = is_sensitive(chain)
         self._autocast: dict[Any, Fused] = {}
         self._draws = bool(chain.drawn)
+        self._updates = not all(chain.reads(name) for name in chain.operands)
+        # Plain attributes, which dynamo can read.
+        self._text, self._given = chain.text, chain.given
 
     def __call__(
         self, x: Tensor, *operands: Tensor, out: Tensor | None = None, **named: Tensor
@@ -54,6 +61,8 @@ class Fused:
         dtype and device, must not overlap x, and nothing that needs a gradient may go in. Raises
         ArgumentError for a mistake in the arguments.
         """
+        if is_dynamo_compiling() and out is None:
+            return self._shown(x, operands, named)
         if self._is_sensitive and torch._C._is_any_autocast_enabled():
             cast = self._under_autocast(x, operands, named)
             if cast is not None:
@@ -73,6 +82,17 @@ class Fused:
         if single is not None:
             return single(x, operands, out)
         return self._through(x, operands, out)
+
+    def _shown(self, x: Tensor, operands: Sequence[Tensor], named: Mapping[str, Tensor]) -> Tensor:
+        """The call as one operator: dynamo reads this instead of running it."""
+        if named or len(operands) != len(self._given):
+            operands = self._by_name(operands, named)
+        result: Tensor
+        if self._updates:
+            result = torch.ops.fusegen.call_(x, operands, self._text)
+        else:
+            result = torch.ops.fusegen.call(x, operands, self._text)
+        return result
 
     def _through(self, x: Tensor, operands: Sequence[Tensor], out: Tensor | None) -> Tensor:
         """One segment after the other, with the values that later ones need."""
@@ -94,9 +114,9 @@ class Fused:
         self, x: Tensor, operands: Sequence[Tensor], named: Mapping[str, Tensor]
     ) -> Fused | None:
         """The chain that autocast makes of this one for these tensors; None if it changes none."""
-        if named or len(operands) != len(self.chain.given):
+        if named or len(operands) != len(self._given):
             operands = self._by_name(operands, named)
-        for name, value in zip(("x", *self.chain.given), (x, *operands), strict=True):
+        for name, value in zip(("x", *self._given), (x, *operands), strict=True):
             check_tensor(name, value)
         device = x.device.type
         target_of(x.device)
@@ -106,7 +126,7 @@ class Fused:
         key = (device, narrow, *[(t.dtype, t.dim()) for t in (x, *operands)])
         if key not in self._autocast:
             x_kind, *kinds = [(tuple(t.shape), dtype_name(t.dtype)) for t in (x, *operands)]
-            given = dict(zip(self.chain.given, kinds, strict=True))
+            given = dict(zip(self._given, kinds, strict=True))
             given |= dict.fromkeys(self.chain.drawn, ((1,), "int64"))
             chain = under_autocast(self.chain, x_kind, given, device, narrow)
             self._autocast[key] = self if chain == self.chain else Fused(chain)
@@ -119,10 +139,10 @@ class Fused:
         """The call with a seed for each noise, drawn as torch's own dropout draws: one after the
         other, from the default generator of x's device.
         """
-        if named or len(operands) != len(self.chain.given):
+        if named or len(operands) != len(self._given):
             operands = self._by_name(operands, named)
         check_tensor("x", x)
-        known = dict(zip(self.chain.given, operands, strict=True))
+        known = dict(zip(self._given, operands, strict=True))
         for name in self.chain.drawn:
             known[name] = torch.randint(_LEAST, _MOST, (1,), dtype=torch.int64, device=x.device)
         tensors = tuple(known[name] for name in self.chain.operands)
@@ -133,9 +153,9 @@ class Fused:
     def _by_name(
         self, operands: Sequence[Tensor], named: Mapping[str, Tensor]
     ) -> tuple[Tensor, ...]:
-        names = self.chain.given
+        names = self._given
         given = dict(zip(names, operands, strict=False))
-        expected = f"the chain {self.chain.text!r} takes x" + "".join(f", {n}" for n in names)
+        expected = f"the chain {self._text!r} takes x" + "".join(f", {n}" for n in names)
         if len(operands) > len(names):
             raise ArgumentError(f"got {len(operands)} operands, wanted {len(names)}: {expected}")
         for name in named:
@@ -151,9 +171,9 @@ class Fused:
 
     def reference(self, x: Tensor, *operands: Tensor, **named: Tensor) -> Tensor:
         """The same chain run with torch's own operations, one by one. What is drawn differs."""
-        if named or len(operands) != len(self.chain.given):
+        if named or len(operands) != len(self._given):
             operands = self._by_name(operands, named)
-        return run_eagerly(self.chain, x, dict(zip(self.chain.given, operands, strict=True)))
+        return run_eagerly(self.chain, x, dict(zip(self._given, operands, strict=True)))
 
     def source(
         self,
@@ -192,3 +212,17 @@ class Fused:
 
     def __deepcopy__(self, memo: object) -> Fused:
         return self  # it holds no state but caches
+
+
+@functools.cache
+def _fused(text: str) -> Fused:
+    return Fused(chain(text))
+
+
+def _call(x: Tensor, operands: Sequence[Tensor], text: str) -> Tensor:
+    """What stands behind the operators that dynamo is shown; other tracers look into it."""
+    return _fused(text)(x, *operands)
+
+
+for _name in ("call", "call_"):
+    torch.library.impl(LIBRARY, _name, "CompositeImplicitAutograd")(_call)

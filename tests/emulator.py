@@ -18,7 +18,7 @@ from fusegen.describe import axes_in_memory, is_mask
 from fusegen.emission import source
 from fusegen.execution import Part
 from fusegen.grouping import collapse
-from fusegen.plan import dense_strides
+from fusegen.layouts import dense_strides
 from fusegen.program import derivative, forward
 from fusegen.promotion import FLOATING
 from fusegen.reference import run_eagerly

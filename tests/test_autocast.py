@@ -9,8 +9,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import fusegen
 from fusegen.autocasting import _NARROWED, _WIDENED, is_sensitive, under_autocast
 from fusegen.bind import bind
+from fusegen.layouts import dtype_name
 from fusegen.ops import OPS
-from fusegen.plan import dtype_name
 
 NARROW = (torch.bfloat16, torch.float16)
 EACH = [(name, example) for name, i, example in EXAMPLES if i == 0]

@@ -9,7 +9,7 @@ import torch
 from numeric import assert_as_accurate, outcome
 
 import fusegen
-from fusegen.plan import memory_order
+from fusegen.layouts import memory_order
 
 SHAPE = (2, 6, 8, 10)
 

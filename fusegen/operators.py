@@ -1,0 +1,163 @@
+"""Operators: a fused call as torch.compile and torch.export record it.
+
+Where a call meets a tracer's stand-ins for tensors, it becomes the operator `fusegen::forward`,
+whose gradients are `fusegen::backward`; both name their chain by its text. What they give is told
+from shapes alone, and what they do is what an ordinary call does. Dynamo, which reads Python
+instead of running it, is shown `fusegen::call` and `fusegen::call_`, for the call as a whole.
+
+A process that runs an exported program without compiling a chain itself imports `fusegen.Fused`
+first.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusegen.dsl import chain
+from fusegen.errors import UnsupportedError
+from fusegen.execution import Part
+from fusegen.layouts import Meta, Target, outputs_of
+from fusegen.prepared import Prepared, targets_of
+from fusegen.program import Derivative, Program
+
+LIBRARY: Any = torch.library.Library("fusegen", "DEF")  # type: ignore[no-untyped-call]
+LIBRARY.define("call(Tensor x, Tensor[] operands, str chain) -> Tensor")
+LIBRARY.define("call_(Tensor x, Tensor(a!)[] operands, str chain) -> Tensor")  # updates some
+LIBRARY.define("forward(Tensor[] tensors, str chain, bool[] wanted) -> Tensor[]")
+LIBRARY.define(
+    "backward(Tensor[] tensors, str chain, bool[] wanted, SymInt[] sizes, int[] ranks, "
+    "ScalarType[] dtypes) -> Tensor[]"
+)
+_OUT = (0,)  # the outputs that have a cotangent: all others are the derivative's own
+
+
+@functools.cache
+def _part(text: str) -> Part:
+    return Part(chain(text))
+
+
+def _prepared(text: str, given: Sequence[Tensor], wanted: Sequence[bool]) -> Prepared:
+    part = _part(text)
+    return part.programs.forward(given, part.read_of(given), tuple(wanted) or None)
+
+
+def _stand_ins(
+    found: Prepared, program: Program, targets: Sequence[Target], device: torch.device
+) -> list[Tensor]:
+    """What a program gives, in shape, type and layout."""
+    outputs = outputs_of(program, found.bound, found.order, targets, device)
+    return [output.hand_over(output.allocate((), device)) for output in outputs]
+
+
+@torch.library.impl(LIBRARY, "forward", "CompositeExplicitAutograd")
+def _forward(tensors: list[Tensor], text: str, wanted: list[bool]) -> list[Tensor]:
+    """What a chain's forward program gives: the result, and what a derivative wants."""
+    part = _part(text)
+    return list(part.planned(tensors, tuple(wanted) or None).run(part.read_of(tensors)))
+
+
+def _forward_of_stand_ins(tensors: list[Tensor], text: str, wanted: list[bool]) -> list[Tensor]:
+    found = _prepared(text, tensors, wanted)
+    return _stand_ins(found, found.program, found.targets, tensors[0].device)
+
+
+@torch.library.impl(LIBRARY, "backward", "CompositeExplicitAutograd")
+def _backward(
+    tensors: list[Tensor],
+    text: str,
+    wanted: list[bool],
+    sizes: list[int],
+    ranks: list[int],
+    dtypes: list[torch.dtype],
+) -> list[Tensor]:
+    """The gradients of a call of `forward` whose tensors had these sizes, strides and types."""
+    part, device = _part(text), tensors[0].device
+    metas = _metas(sizes, ranks, dtypes)
+    call = part.plans.get((*[(m.dtype, m.shape, m.stride, device) for m in metas], tuple(wanted)))
+    if call is None:  # forgotten for other shapes, or it ran elsewhere
+        call = part.planned(_blanks(metas, device), tuple(wanted))
+    with torch.no_grad():
+        step = call.backward_step(_OUT, tuple(wanted))
+        return list(call.next_call(step, tuple(tensors)).run(tensors))
+
+
+def _backward_of_stand_ins(
+    tensors: list[Tensor],
+    text: str,
+    wanted: list[bool],
+    sizes: list[int],
+    ranks: list[int],
+    dtypes: list[torch.dtype],
+) -> list[Tensor]:
+    device = tensors[0].device
+    forward = _prepared(text, _blanks(_metas(sizes, ranks, dtypes), device), wanted)
+    found = _derivative(text, forward, wanted)
+    targets = targets_of(found, forward.program, forward.metas)
+    return _stand_ins(forward, found.program, targets, device)
+
+
+def _derivative(text: str, forward: Prepared, wanted: Sequence[bool]) -> Derivative:
+    return _part(text).programs.derivative(forward.program, wanted, _OUT, forward.metas)
+
+
+def _metas(sizes: list[int], ranks: list[int], dtypes: list[torch.dtype]) -> list[Meta]:
+    """Shape and strides of each tensor, one after the other in sizes."""
+    found = []
+    ends = pairwise(accumulate((2 * r for r in ranks), initial=0))
+    for rank, (begin, end), dtype in zip(ranks, ends, dtypes, strict=True):
+        middle = begin + rank
+        found.append(Meta(tuple(sizes[begin:middle]), tuple(sizes[middle:end]), dtype))
+    return found
+
+
+def _blanks(metas: Sequence[Meta], device: torch.device) -> list[Tensor]:
+    return [torch.empty_strided(m.shape, m.stride, dtype=m.dtype, device=device) for m in metas]
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    """Save what the derivative reads, and how the forward was called."""
+    given, text, wanted = inputs
+    tensors = _part(text).read_of(given)
+    ctx.text, ctx.wanted = text, wanted
+    foreseen = wanted or [False] * len(tensors)
+    ctx.is_foreseen = all(w or not t.requires_grad for t, w in zip(tensors, foreseen, strict=True))
+    if not ctx.is_foreseen:
+        return
+    ctx.sizes = [n for t in given for n in (*t.shape, *t.stride())]
+    ctx.ranks, ctx.dtypes = [t.dim() for t in given], [t.dtype for t in given]
+    ctx.found = _derivative(text, _prepared(text, given, wanted), wanted)
+    pools = {"input": tensors, "output": output}
+    ctx.save_for_backward(*[pools[pool][i] for pool, i in ctx.found.sources if pool in pools])
+
+
+def _differentiate(ctx: Any, cotangents: list[Tensor]) -> tuple[Any, ...]:
+    if not ctx.is_foreseen:
+        raise UnsupportedError(
+            f"{ctx.text}: it was recorded without a gradient for a tensor that needs one now; "
+            "export it with gradients enabled and requires_grad set as it will be"
+        )
+    saved = iter(ctx.saved_tensors)
+    tensors = [next(saved) if p != "cotangent" else cotangents[i] for p, i in ctx.found.sources]
+    gradients = torch.ops.fusegen.backward(
+        tensors, ctx.text, ctx.wanted, ctx.sizes, ctx.ranks, ctx.dtypes
+    )
+    shares: list[Tensor | None] = [None] * len(ctx.ranks)
+    place = _part(ctx.text).read
+    for i, gradient in zip(ctx.found.targets, gradients, strict=True):
+        shares[place[i]] = gradient
+    for i, output in ctx.found.shared:
+        shares[place[i]] = gradients[output]
+    return shares, None, None
+
+
+torch.library.register_fake("fusegen::forward", _forward_of_stand_ins, lib=LIBRARY)
+torch.library.register_fake("fusegen::backward", _backward_of_stand_ins, lib=LIBRARY)
+torch.library.register_autograd(
+    "fusegen::forward", _differentiate, setup_context=_keep, lib=LIBRARY
+)

@@ -1,0 +1,111 @@
+"""Prepared calls: the program that a call runs and what its outputs will be, told by shapes, types
+and layouts alone.
+
+Neither a module nor a tensor's memory is needed, so this is also how a tracer's stand-ins for
+tensors are answered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusegen.arguments import bound_of
+from fusegen.bound import Bound
+from fusegen.layouts import Meta, Target, dtype_name, memory_order
+from fusegen.ops import Chain
+from fusegen.program import Derivative, Program, derivative, forward
+from fusegen.promotion import refuse_gradients
+from fusegen.signature import element_types
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A program bound to the tensors of a call: metas are those of its inputs, targets what its
+    outputs must be, order the axes of the graph from outermost in memory to innermost.
+    """
+
+    program: Program
+    bound: Bound
+    order: tuple[int, ...]
+    metas: tuple[Meta, ...]
+    targets: tuple[Target, ...]
+    dtypes: dict[str, str]
+
+
+class Programs:
+    """The programs of a chain, each made once."""
+
+    def __init__(self, chain: Chain) -> None:
+        self.chain = chain
+        self.forwards: dict[Any, Program] = {}
+        self.derivatives: dict[Any, Derivative] = {}
+
+    def forward(
+        self, given: Sequence[Tensor], tensors: Sequence[Tensor], wanted: tuple[bool, ...] | None
+    ) -> Prepared:
+        """The forward program for what is given, of which it reads `tensors`.
+
+        wanted tells which of those get a gradient; None is for none. Raises ArgumentError where
+        something given does not fit.
+        """
+        bound = bound_of(self.chain, given)
+        if wanted is not None:
+            refuse_gradients(self.chain, bound.dtype)
+        metas = tuple([Meta.of(t) for t in tensors])
+        order, is_dense = memory_order(metas[0].shape, metas[0].stride)
+        order = bound.memory_order(order if is_dense else None)
+        key = (bound.pattern, wanted is not None)
+        if key not in self.forwards:
+            self.forwards[key] = forward(bound, is_training=wanted is not None)
+        program = self.forwards[key]
+        dtypes = element_types(program, bound, [dtype_name(m.dtype) for m in metas])
+        targets = []
+        for name, expr in program.graph.outputs:
+            if name == "out":
+                extent = frozenset(a for axes in bound.result for a in axes)
+                targets.append(Target(extent, bound.result_shape, getattr(torch, bound.dtype)))
+            else:
+                targets.append(Target(expr.extent, None, getattr(torch, dtypes[name])))
+        return Prepared(program, bound, order, metas, tuple(targets), dtypes)
+
+    def derivative(
+        self,
+        program: Program,
+        wanted: Iterable[bool],
+        present: Iterable[int],
+        metas: Sequence[Meta],
+    ) -> Derivative:
+        """The derivative of a program on inputs of these kinds, made once."""
+        needs = tuple(i for i, w in enumerate(wanted) if w)
+        # Ranks first, so that sizes of different ones are not compared: each such test is a guard.
+        kinds = [(len(m.shape), m.dtype, m.shape) for m in metas]
+        alike = tuple([kinds.index(kind) for kind in kinds])
+        key = (id(program), needs, tuple(present), alike)
+        if key not in self.derivatives:
+            self.derivatives[key] = derivative(program, needs, key[2], alike)
+        return self.derivatives[key]
+
+
+def targets_of(found: Derivative, program: Program, metas: Sequence[Meta]) -> list[Target]:
+    """What the gradients must be, which are those of the program's inputs."""
+    leaves = program.graph.inputs
+    return [Target(leaves[i].extent, metas[i].shape, metas[i].dtype) for i in found.targets]
+
+
+@contextlib.contextmanager
+def no_collection() -> Iterator[None]:
+    """No garbage collection while a graph is made: a full one walks all of torch, for 100 ms."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
