@@ -28,7 +28,9 @@ from fusegen.program import Derivative, Program
 
 LIBRARY: Any = torch.library.Library("fusegen", "DEF")  # type: ignore[no-untyped-call]
 LIBRARY.define("call(Tensor x, Tensor[] operands, str chain) -> Tensor")
-LIBRARY.define("call_(Tensor x, Tensor(a!)[] operands, str chain) -> Tensor")  # updates some
+LIBRARY.define(  # for what updates operands, or writes into out
+    "call_(Tensor x, Tensor(a!)[] operands, str chain, Tensor(b!)? out) -> Tensor"
+)
 LIBRARY.define("forward(Tensor[] tensors, str chain, bool[] wanted) -> Tensor[]")
 LIBRARY.define(
     "backward(Tensor[] tensors, str chain, bool[] wanted, SymInt[] sizes, int[] ranks, "

@@ -61,8 +61,8 @@ class Fused:
         dtype and device, must not overlap x, and nothing that needs a gradient may go in. Raises
         ArgumentError for a mistake in the arguments.
         """
-        if is_dynamo_compiling() and out is None:
-            return self._shown(x, operands, named)
+        if is_dynamo_compiling():
+            return self._shown(x, operands, named, out)
         if self._is_sensitive and torch._C._is_any_autocast_enabled():
             cast = self._under_autocast(x, operands, named)
             if cast is not None:
@@ -83,16 +83,17 @@ class Fused:
             return single(x, operands, out)
         return self._through(x, operands, out)
 
-    def _shown(self, x: Tensor, operands: Sequence[Tensor], named: Mapping[str, Tensor]) -> Tensor:
+    def _shown(
+        self, x: Tensor, operands: Sequence[Tensor], named: Mapping[str, Tensor], out: Tensor | None
+    ) -> Tensor:
         """The call as one operator: dynamo reads this instead of running it."""
         if named or len(operands) != len(self._given):
             operands = self._by_name(operands, named)
-        result: Tensor
-        if self._updates:
-            result = torch.ops.fusegen.call_(x, operands, self._text)
+        if self._updates or out is not None:
+            result: Tensor = torch.ops.fusegen.call_(x, operands, self._text, out)
         else:
             result = torch.ops.fusegen.call(x, operands, self._text)
-        return result
+        return result if out is None else out
 
     def _through(self, x: Tensor, operands: Sequence[Tensor], out: Tensor | None) -> Tensor:
         """One segment after the other, with the values that later ones need."""
@@ -219,9 +220,10 @@ def _fused(text: str) -> Fused:
     return Fused(chain(text))
 
 
-def _call(x: Tensor, operands: Sequence[Tensor], text: str) -> Tensor:
+def _call(x: Tensor, operands: Sequence[Tensor], text: str, out: Tensor | None = None) -> Tensor:
     """What stands behind the operators that dynamo is shown; other tracers look into it."""
-    return _fused(text)(x, *operands)
+    result = _fused(text)(x, *operands, out=out)
+    return result if out is None else result.detach()  # an operator may not give what it was given
 
 
 for _name in ("call", "call_"):

@@ -84,6 +84,21 @@ def test_inductor_runs_it_between_kernels_of_its_own(device):
         torch.testing.assert_close(have, want)
 
 
+def test_a_compiled_call_writes_into_out(device):
+    torch._dynamo.reset()
+    fused = fusegen.compile("add(p) | gelu")
+    x, p, out = torch.randn(3, 4, 6, device=device)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def compiled(x, p, out):
+        return fused(x, p, out=out) + 1
+
+    assert torch.equal(compiled(x, p, out), fused(x, p) + 1)
+    assert torch.equal(out, fused(x, p))
+    with pytest.raises(RuntimeError, match="argument 'out': got shape"):
+        compiled(x, p, out[:, :3][0])
+
+
 def test_autocast_and_names_reach_a_compiled_call(device):
     torch._dynamo.reset()
     fused = fusegen.compile("add(p) | layernorm(w, b) | gelu")
