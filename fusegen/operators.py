@@ -22,7 +22,7 @@ from torch import Tensor
 from fusegen.dsl import chain
 from fusegen.errors import UnsupportedError
 from fusegen.execution import Part
-from fusegen.layouts import Meta, Target, outputs_of
+from fusegen.layouts import Meta, Target, dtype_name, outputs_of
 from fusegen.prepared import Prepared, targets_of
 from fusegen.program import Derivative, Program
 
@@ -34,7 +34,7 @@ LIBRARY.define(  # for what updates operands, or writes into out
 LIBRARY.define("forward(Tensor[] tensors, str chain, bool[] wanted) -> Tensor[]")
 LIBRARY.define(
     "backward(Tensor[] tensors, str chain, bool[] wanted, SymInt[] sizes, int[] ranks, "
-    "ScalarType[] dtypes) -> Tensor[]"
+    "str[] dtypes) -> Tensor[]"
 )
 _OUT = (0,)  # the outputs that have a cotangent: all others are the derivative's own
 
@@ -76,7 +76,7 @@ def _backward(
     wanted: list[bool],
     sizes: list[int],
     ranks: list[int],
-    dtypes: list[torch.dtype],
+    dtypes: list[str],
 ) -> list[Tensor]:
     """The gradients of a call of `forward` whose tensors had these sizes, strides and types."""
     part, device = _part(text), tensors[0].device
@@ -95,7 +95,7 @@ def _backward_of_stand_ins(
     wanted: list[bool],
     sizes: list[int],
     ranks: list[int],
-    dtypes: list[torch.dtype],
+    dtypes: list[str],
 ) -> list[Tensor]:
     device = tensors[0].device
     forward = _prepared(text, _blanks(_metas(sizes, ranks, dtypes), device), wanted)
@@ -108,13 +108,15 @@ def _derivative(text: str, forward: Prepared, wanted: Sequence[bool]) -> Derivat
     return _part(text).programs.derivative(forward.program, wanted, _OUT, forward.metas)
 
 
-def _metas(sizes: list[int], ranks: list[int], dtypes: list[torch.dtype]) -> list[Meta]:
+def _metas(sizes: list[int], ranks: list[int], dtypes: list[str]) -> list[Meta]:
     """Shape and strides of each tensor, one after the other in sizes."""
     found = []
     ends = pairwise(accumulate((2 * r for r in ranks), initial=0))
     for rank, (begin, end), dtype in zip(ranks, ends, dtypes, strict=True):
         middle = begin + rank
-        found.append(Meta(tuple(sizes[begin:middle]), tuple(sizes[middle:end]), dtype))
+        found.append(
+            Meta(tuple(sizes[begin:middle]), tuple(sizes[middle:end]), getattr(torch, dtype))
+        )
     return found
 
 
@@ -132,7 +134,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     if not ctx.is_foreseen:
         return
     ctx.sizes = [n for t in given for n in (*t.shape, *t.stride())]
-    ctx.ranks, ctx.dtypes = [t.dim() for t in given], [t.dtype for t in given]
+    ctx.ranks, ctx.dtypes = [t.dim() for t in given], [dtype_name(t.dtype) for t in given]
     ctx.found = _derivative(text, _prepared(text, given, wanted), wanted)
     pools = {"input": tensors, "output": output}
     ctx.save_for_backward(*[pools[pool][i] for pool, i in ctx.found.sources if pool in pools])
