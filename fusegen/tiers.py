@@ -122,7 +122,7 @@ _FEW_LANES = 4  # packs of so many, and doubles, are as fast where each row begi
 # Of short rows the shares are to come out even; the first of equals is taken.
 _SHORT = 512
 _SHORT_SHARES = {  # by whether rows begin anywhere and have two bytes: elements, and for sums
-    (False, False): ((16, 24, 32, 8), (8,)),
+    (False, False): ((16, 12, 20, 24, 32, 8), (8,)),
     (False, True): ((16, 24, 32, 8), (8, 16)),
     (True, False): ((24,), (8,)),
     (True, True): ((32, 16, 24, 8), (8, 16)),

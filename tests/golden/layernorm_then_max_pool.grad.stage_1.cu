@@ -305,7 +305,7 @@ __global__ void __launch_bounds__(256, 4)
 forward_row(const float* x, float* __restrict__ out, float* __restrict__ saved_mean,
     float* __restrict__ saved_variance, ForwardSizes sizes) {
   wait_for_kernel_before();
-  constexpr int kLanes = 2, kPacks = 8;
+  constexpr int kLanes = 2, kPacks = 6;
   __shared__ float cells[2][24];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
@@ -400,14 +400,14 @@ backward_row(const float* d_out, const float* x, const float* saved_mean, const 
     float* __restrict__ d_x, BackwardSizes sizes) {
   wait_for_kernel_before();
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
-  constexpr int kLanes = 2, kPacks = 8;
+  constexpr int kLanes = 2, kPacks = 6;
   __shared__ float cells[2][16];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   auto* const d_out_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
-  auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 1024) + thread;
+  auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 768) + thread;
   const Index stride = gridDim.x * blockDim.y;
   Index first = blockIdx.x * blockDim.y;
   int slot = 0;
@@ -420,8 +420,8 @@ backward_row(const float* d_out, const float* x, const float* saved_mean, const 
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
-      if (is_here) send(&d_out_next[slot * 4096 + p * 256], d_out + (base + i));
-      if (is_here) send(&x_next[slot * 4096 + p * 256], x + (base + i));
+      if (is_here) send(&d_out_next[slot * 3072 + p * 256], d_out + (base + i));
+      if (is_here) send(&x_next[slot * 3072 + p * 256], x + (base + i));
     }
     send_off();
     const Index outer = row;
@@ -442,8 +442,8 @@ backward_row(const float* d_out, const float* x, const float* saved_mean, const 
     wait_for_sent<1>();
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      d_out_in[p] = d_out_next[slot * 4096 + p * 256];
-      x_in[p] = x_next[slot * 4096 + p * 256];
+      d_out_in[p] = d_out_next[slot * 3072 + p * 256];
+      x_in[p] = x_next[slot * 3072 + p * 256];
     }
     const float saved_mean_value = saved_mean_ahead[0];
     const float saved_variance_value = saved_variance_ahead[0];
@@ -602,7 +602,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const DeviceGuard guard(device);
   const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value),
       forward_row_length = static_cast<int64_t>(sizes.inner.value);
-  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 16));
+  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 12));
   const int64_t forward_row_tasks = ceil_divide(forward_row_rows, forward_row_block.y);
   const int64_t forward_row_slots = forward_row_tasks;
   if (is_measuring) return scratch.used;
@@ -630,14 +630,14 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const DeviceGuard guard(device);
   const int64_t backward_row_rows = static_cast<int64_t>(sizes.outer.value),
       backward_row_length = static_cast<int64_t>(sizes.inner.value);
-  const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, 16));
+  const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, 12));
   const int64_t backward_row_tasks = ceil_divide(backward_row_rows, backward_row_block.y);
-  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 65536, 65536,
+  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 49152, 49152,
       device);
   const int64_t backward_row_slots = backward_row_tasks < backward_row_resident ? backward_row_tasks : backward_row_resident;
   if (is_measuring) return scratch.used;
   {
-    follow(backward_row, static_cast<unsigned>(backward_row_slots), backward_row_block, 65536, stream, d_out,
+    follow(backward_row, static_cast<unsigned>(backward_row_slots), backward_row_block, 49152, stream, d_out,
         x, saved_mean, saved_variance, d_x, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());

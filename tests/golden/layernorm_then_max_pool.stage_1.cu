@@ -279,7 +279,7 @@ __device__ __forceinline__ void forward_row_values(const float x, const float me
 __global__ void __launch_bounds__(256, 4)
 forward_row(const float* x, float* __restrict__ out, ForwardSizes sizes) {
   wait_for_kernel_before();
-  constexpr int kLanes = 2, kPacks = 8;
+  constexpr int kLanes = 2, kPacks = 6;
   __shared__ float cells[2][24];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
@@ -410,7 +410,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const DeviceGuard guard(device);
   const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value),
       forward_row_length = static_cast<int64_t>(sizes.inner.value);
-  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 16));
+  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 12));
   const int64_t forward_row_tasks = ceil_divide(forward_row_rows, forward_row_block.y);
   const int64_t forward_row_slots = forward_row_tasks;
   if (is_measuring) return scratch.used;
