@@ -121,12 +121,21 @@ _LEAST_SHIFTED, _LEAST_SHIFTED_NARROW = 128, 96
 _FEW_LANES = 4  # packs of so many, and doubles, are as fast where each row begins with one
 # Of short rows the shares are to come out even; the first of equals is taken.
 _SHORT = 512
+_PACK_BYTES = 16
 _SHORT_SHARES = {  # by whether rows begin anywhere and have two bytes: elements, and for sums
     (False, False): ((16, 12, 20, 24, 32, 8), (8,)),
     (False, True): ((16, 24, 32, 8), (8, 16)),
     (True, False): ((24,), (8,)),
     (True, True): ((32, 16, 24, 8), (8, 16)),
 }
+# The same of light kernels whose packs are whole: elements, and threads resident; by whether they
+# have two bytes, and tensors are several. Registers allow no more threads.
+_SHORT_LIGHT = {
+    (False, True): {8: 1280, 12: 1024, 16: 768},
+    (True, False): {24: 1536, 32: 1280, 40: 1024},
+    (True, True): dict.fromkeys((24, 32), 1024),
+}
+_LEAST_BESIDE = 4  # threads of a row of those: with fewer, an access of a warp has too many rows
 _SINGLE_SHARES = ((8, 9, 10, 6, 7), (8, 9, 10, 6, 7))
 LEAST_STRETCH = 64  # elements; neighbouring packs lie in two stretches at most
 
@@ -186,7 +195,7 @@ class Tier:
 
 def lanes_of(length: int, widest: int) -> int:
     """The most neighbours of up to `widest` bytes each in 16 bytes that divide a length."""
-    lanes = 16 // widest
+    lanes = _PACK_BYTES // widest
     while length % lanes:
         lanes //= 2
     return lanes
@@ -209,7 +218,7 @@ def row_tier(
     length, and not too short ones.
     """
     sizes = (widest, words, forward_words, processors)
-    lanes, whole = lanes_of(length, widest), 16 // widest
+    lanes, whole = lanes_of(length, widest), _PACK_BYTES // widest
     least = _LEAST_SHIFTED_NARROW if widest <= 2 else _LEAST_SHIFTED * lanes
     is_apt = widest <= 4 and lanes < _FEW_LANES and lanes < whole and not has_stretches
     if is_apt and length >= least:
@@ -252,6 +261,11 @@ def _tier_of(
             elements = _fitted(*even, shares, most // held_words)
             summing = _fitted(*even, sums, most // words)
             light = [elements, *light[1:]]
+            options = _SHORT_LIGHT.get((is_narrow, forward_words > 1), {})
+            if options and lanes * widest == _PACK_BYTES and not is_shifted:
+                least = _LEAST_BESIDE if is_narrow else 1
+                light_elements = _fitted(length, least, tuple(options), most // held_words)
+                light = [light_elements, options.get(light_elements, 0)]
         fits = elements * held_words <= most
         fits = fits and summing * words <= (most if threads <= 512 else _FEW_WORDS)
         if not fits or (is_shifted and length > summing * threads * most_blocks):
