@@ -25,6 +25,14 @@ CASES = {
     "bias_over_last_axis": ("add_channel(axis=-1) | relu", Situation()),
     "layernorm_of_last_axis": ("layernorm(64, weight, bias) | gelu | mul(0.5)", Situation()),
     "layernorm_of_channels": ("layernorm(weight, bias, axis=1)", Situation()),
+    "layernorm_of_short_rows_bfloat16": (
+        "layernorm(weight, bias)",
+        Situation(shape=(64, 256), dtype="bfloat16"),
+    ),
+    "layernorm_of_short_rows_with_residual": (
+        "add(residual) | layernorm(weight, bias) | gelu",
+        Situation(shape=(64, 96), operands={"residual": (64, 96)}),
+    ),
     "layernorm_of_8192": ("layernorm(8192, weight, bias)", Situation(shape=(8, 8192))),
     "layernorm_of_16384": ("layernorm(16384, weight, bias)", Situation(shape=(8, 16384))),
     "layernorm_of_65536": ("layernorm(weight, bias)", Situation(shape=(8, 65536))),

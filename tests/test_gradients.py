@@ -5,7 +5,7 @@ import torch
 from numeric import outcome
 
 import fusegen
-from fusegen import execution
+from fusegen import prepared
 
 # One chain for each way a derivative is scheduled: (chain, shape of x, shapes of the operands).
 FAMILIES = {
@@ -123,13 +123,13 @@ def test_each_input_alone_may_need_a_gradient(family, device):
 
 def test_a_gradient_that_nobody_needs_is_not_computed(device, monkeypatch):
     made = []
-    real = execution.derivative
+    real = prepared.derivative
 
     def noted(*arguments):
         made.append(real(*arguments))
         return made[-1]
 
-    monkeypatch.setattr(execution, "derivative", noted)
+    monkeypatch.setattr(prepared, "derivative", noted)
     fused = fusegen.compile("add_channel | mul(other) | tanh")
     x = torch.randn(2, 3, 4, device=device, requires_grad=True)
     bias, other = torch.randn(3, device=device), torch.randn(4, device=device, requires_grad=True)
