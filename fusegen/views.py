@@ -32,9 +32,7 @@ def noise_type(entry_name: str, buffer: Buffer) -> str:
 
 
 class KernelView(Indexing):
-    """A Kernel as its template sees it: names, types, index arithmetic and calls, all finished
-    text.
-    """
+    """A Kernel as its template sees it."""
 
     def __init__(self, kernel: Kernel, entry: Entry, target: Target) -> None:
         super().__init__(entry.grouping)
@@ -69,8 +67,9 @@ class KernelView(Indexing):
         self.element_stores = [s for s in self.stores if s.name not in row_names]
         self.values = self._function("values", [r for r in results if r[0] not in row_names])
         self.row_values = self._function("row_values", [r for r in results if r[0] in row_names])
-        # All but teams, whose blocks are to be there at once, wait themselves for who wrote before.
-        self.is_following = target.reports_errors and not self.is_team
+        # A team's blocks are to be there at once; strided rows read faster what nobody writes under.
+        is_apart = self.is_team or (kernel.family == "column" and kernel is entry.kernels[0])
+        self.is_following = target.reports_errors and not is_apart
 
     def _function(self, stem: str, results: Sequence[tuple[str, ir.Expr]]) -> ElementFunction:
         name = f"{self.name}_{stem}"

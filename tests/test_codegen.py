@@ -95,6 +95,16 @@ def test_a_kernel_waits_for_the_one_before_it_before_it_reads() -> None:
     assert "<<<" not in module.text
 
 
+def test_first_kernels_of_strided_rows_are_started_in_their_turn() -> None:
+    """They read faster what nobody is promised to write under."""
+    chain = fusegen.chain("layernorm(w, b, axis=1)")
+    (module,) = sources(chain, "cuda", Situation((4, 64, 32, 32)), grad=True)
+    kernels = re.split(r"__global__ ", module.text)[1:]
+    waits = ["wait_for_kernel_before()" in k.split("\n}")[0] for k in kernels]
+    assert waits == [False, False, True]
+    assert "const float* __restrict__ x" in kernels[0]
+
+
 @pytest.mark.parametrize(("groups", "length", "is_long"), [(2, 123039, True), (1, 3200, False)])
 def test_a_share_in_two_long_stretches_reads_their_values_once(
     groups: int, length: int, is_long: bool

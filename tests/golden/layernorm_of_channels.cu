@@ -216,13 +216,6 @@ __device__ __forceinline__ void combine_across(Spread<T> (&mine)[N][L], T count,
   }
 }
 
-// The kernel before this one in the stream is done, and what it wrote is there.
-__device__ __forceinline__ void wait_for_kernel_before() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
 struct ForwardSizes {
   Size outer, middle, inner;
 };
@@ -243,9 +236,8 @@ __device__ __forceinline__ void forward_column_values(const float x, const float
 
 // Reads x, weight by (middle), bias by (middle); writes out.
 __global__ void __launch_bounds__(256, 2)
-forward_column(const float* x, const float* weight, const float* bias, float* __restrict__ out,
-    ForwardSizes sizes) {
-  wait_for_kernel_before();
+forward_column(const float* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
+    float* __restrict__ out, ForwardSizes sizes) {
   constexpr int kLanes = 4, kPacks = 8;
   __shared__ float cells[3072], totals[192];
   const Index length = sizes.middle.value, behind = sizes.inner.value;
@@ -399,24 +391,6 @@ static dim3 column_block(int64_t beside, int64_t along, int64_t most_beside, int
   return dim3(static_cast<unsigned>(x), static_cast<unsigned>(ceil_divide(along, 32 / x) * (32 / x)));
 }
 
-// Sets a kernel up while the one before it in the stream ends, where devices can: it waits for that itself.
-template <typename... Parameters, typename... Arguments>
-static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64_t shared_bytes,
-    cudaStream_t stream,
-    Arguments... arguments) {
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t launch{};
-  launch.gridDim = blocks;
-  launch.blockDim = block;
-  launch.dynamicSmemBytes = shared_bytes;
-  launch.stream = stream;
-  launch.attrs = &early;
-  launch.numAttrs = __CUDA_ARCH_LIST__ >= 900;
-  cudaLaunchKernelEx(&launch, kernel, static_cast<Parameters>(arguments)...);
-}
-
 // a: x, weight, bias, out, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
@@ -441,8 +415,8 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const int64_t forward_column_slots = forward_column_tasks < forward_column_resident ? forward_column_tasks : forward_column_resident;
   if (is_measuring) return scratch.used;
   {
-    follow(forward_column, static_cast<unsigned>(forward_column_slots), forward_column_block, 32768, stream,
-        x, weight, bias, out, sizes);
+    forward_column<<<static_cast<unsigned>(forward_column_slots), forward_column_block, 32768, stream>>>(x,
+        weight, bias, out, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

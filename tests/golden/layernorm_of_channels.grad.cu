@@ -293,9 +293,9 @@ __device__ __forceinline__ void forward_column_row_values(const float mean, cons
 
 // Reads x, weight by (middle), bias by (middle); writes out, saved_mean, saved_variance.
 __global__ void __launch_bounds__(256, 2)
-forward_column(const float* x, const float* weight, const float* bias, float* __restrict__ out,
-    float* __restrict__ saved_mean, float* __restrict__ saved_variance, ForwardSizes sizes) {
-  wait_for_kernel_before();
+forward_column(const float* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
+    float* __restrict__ out, float* __restrict__ saved_mean, float* __restrict__ saved_variance,
+    ForwardSizes sizes) {
   constexpr int kLanes = 4, kPacks = 8;
   __shared__ float cells[3072], totals[192];
   const Index length = sizes.middle.value, behind = sizes.inner.value;
@@ -429,10 +429,10 @@ __device__ __forceinline__ void backward_column_values(const float x, const floa
 
 // Reads d_out, x, weight by (middle), saved_mean by (outer, inner), saved_variance by (outer, inner); leaves partials of total, total_2; writes d_x.
 __global__ void __launch_bounds__(256, 2)
-backward_column(const float* d_out, const float* weight, const float* x, const float* saved_mean,
-    const float* saved_variance, float* __restrict__ d_x, Sum<float>* __restrict__ total_partials,
-    Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes) {
-  wait_for_kernel_before();
+backward_column(const float* __restrict__ d_out, const float* __restrict__ weight,
+    const float* __restrict__ x, const float* __restrict__ saved_mean,
+    const float* __restrict__ saved_variance, float* __restrict__ d_x,
+    Sum<float>* __restrict__ total_partials, Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes) {
   const float count_of_middle_value = static_cast<float>(sizes.middle.value);
   constexpr int kLanes = 4, kPacks = 4;
   __shared__ float cells[2048], totals[128];
@@ -718,8 +718,8 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const int64_t forward_column_slots = forward_column_tasks < forward_column_resident ? forward_column_tasks : forward_column_resident;
   if (is_measuring) return scratch.used;
   {
-    follow(forward_column, static_cast<unsigned>(forward_column_slots), forward_column_block, 32768, stream,
-        x, weight, bias, out, saved_mean, saved_variance, sizes);
+    forward_column<<<static_cast<unsigned>(forward_column_slots), forward_column_block, 32768, stream>>>(x,
+        weight, bias, out, saved_mean, saved_variance, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
@@ -756,8 +756,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
   auto* const total_2_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.middle.value) * total_2_partials_slots);
   if (is_measuring) return scratch.used;
   {
-    follow(backward_column, static_cast<unsigned>(backward_column_slots), backward_column_block, 0, stream,
-        d_out, weight, x, saved_mean, saved_variance, d_x, total_partials, total_2_partials, sizes);
+    backward_column<<<static_cast<unsigned>(backward_column_slots), backward_column_block, 0,
+        stream>>>(d_out, weight, x, saved_mean, saved_variance, d_x, total_partials, total_2_partials, sizes);
   }
   {
     const int64_t columns = static_cast<int64_t>(sizes.middle.value),

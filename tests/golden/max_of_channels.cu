@@ -157,13 +157,6 @@ __device__ __forceinline__ void combine_across(Kind<T> (&mine)[N][L], T* cells, 
   }
 }
 
-// The kernel before this one in the stream is done, and what it wrote is there.
-__device__ __forceinline__ void wait_for_kernel_before() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
 struct ForwardSizes {
   Size outer, middle, inner;
 };
@@ -179,8 +172,7 @@ __device__ __forceinline__ void forward_column_row_values(const float peak, floa
 
 // Reads x; writes out.
 __global__ void __launch_bounds__(256, 2)
-forward_column(const float* x, float* __restrict__ out, ForwardSizes sizes) {
-  wait_for_kernel_before();
+forward_column(const float* __restrict__ x, float* __restrict__ out, ForwardSizes sizes) {
   constexpr int kLanes = 4, kPacks = 8;
   __shared__ float cells[1024], totals[64];
   const Index length = sizes.middle.value, behind = sizes.inner.value;
@@ -268,24 +260,6 @@ static dim3 column_block(int64_t beside, int64_t along, int64_t most_beside, int
   return dim3(static_cast<unsigned>(x), static_cast<unsigned>(ceil_divide(along, 32 / x) * (32 / x)));
 }
 
-// Sets a kernel up while the one before it in the stream ends, where devices can: it waits for that itself.
-template <typename... Parameters, typename... Arguments>
-static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64_t shared_bytes,
-    cudaStream_t stream,
-    Arguments... arguments) {
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t launch{};
-  launch.gridDim = blocks;
-  launch.blockDim = block;
-  launch.dynamicSmemBytes = shared_bytes;
-  launch.stream = stream;
-  launch.attrs = &early;
-  launch.numAttrs = __CUDA_ARCH_LIST__ >= 900;
-  cudaLaunchKernelEx(&launch, kernel, static_cast<Parameters>(arguments)...);
-}
-
 // a: x, out, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
@@ -306,8 +280,8 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const int64_t forward_column_slots = forward_column_tasks;
   if (is_measuring) return scratch.used;
   {
-    follow(forward_column, static_cast<unsigned>(forward_column_slots), forward_column_block, 0, stream, x,
-        out, sizes);
+    forward_column<<<static_cast<unsigned>(forward_column_slots), forward_column_block, 0, stream>>>(x, out,
+        sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

@@ -198,13 +198,6 @@ __device__ __forceinline__ void combine_across(Kind<T> (&mine)[N][L], T* cells, 
   }
 }
 
-// The kernel before this one in the stream is done, and what it wrote is there.
-__device__ __forceinline__ void wait_for_kernel_before() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
 struct ForwardSizes {
   Size outer, middle, inner;
 };
@@ -228,9 +221,8 @@ __device__ __forceinline__ void forward_column_row_values(const float peak, cons
 
 // Reads x, position_along by (middle); writes out, saved_max, saved_argmax.
 __global__ void __launch_bounds__(256, 2)
-forward_column(const float* x, float* __restrict__ out, float* __restrict__ saved_max,
+forward_column(const float* __restrict__ x, float* __restrict__ out, float* __restrict__ saved_max,
     float* __restrict__ saved_argmax, ForwardSizes sizes) {
-  wait_for_kernel_before();
   const Positions<float> position_along{};
   constexpr int kLanes = 4, kPacks = 8;
   __shared__ float cells[2048], totals[128];
@@ -334,9 +326,8 @@ __device__ __forceinline__ void backward_column_values(const float position_alon
 
 // Reads position_along by (middle), saved_argmax by (outer, inner), d_out by (outer, inner), saved_max by (outer, inner); writes d_x.
 __global__ void __launch_bounds__(256, 4)
-backward_column(const float* saved_argmax, const float* d_out, const float* saved_max,
-    float* __restrict__ d_x, BackwardSizes sizes) {
-  wait_for_kernel_before();
+backward_column(const float* __restrict__ saved_argmax, const float* __restrict__ d_out,
+    const float* __restrict__ saved_max, float* __restrict__ d_x, BackwardSizes sizes) {
   const Positions<float> position_along{};
   constexpr int kLanes = 4, kPacks = 4;
   const Index length = sizes.middle.value, behind = sizes.inner.value;
@@ -466,24 +457,6 @@ static dim3 column_block(int64_t beside, int64_t along, int64_t most_beside, int
   return dim3(static_cast<unsigned>(x), static_cast<unsigned>(ceil_divide(along, 32 / x) * (32 / x)));
 }
 
-// Sets a kernel up while the one before it in the stream ends, where devices can: it waits for that itself.
-template <typename... Parameters, typename... Arguments>
-static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64_t shared_bytes,
-    cudaStream_t stream,
-    Arguments... arguments) {
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t launch{};
-  launch.gridDim = blocks;
-  launch.blockDim = block;
-  launch.dynamicSmemBytes = shared_bytes;
-  launch.stream = stream;
-  launch.attrs = &early;
-  launch.numAttrs = __CUDA_ARCH_LIST__ >= 900;
-  cudaLaunchKernelEx(&launch, kernel, static_cast<Parameters>(arguments)...);
-}
-
 // a: x, out, saved_max, saved_argmax, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
@@ -508,8 +481,8 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const int64_t forward_column_slots = forward_column_tasks < forward_column_resident ? forward_column_tasks : forward_column_resident;
   if (is_measuring) return scratch.used;
   {
-    follow(forward_column, static_cast<unsigned>(forward_column_slots), forward_column_block, 32768, stream,
-        x, out, saved_max, saved_argmax, sizes);
+    forward_column<<<static_cast<unsigned>(forward_column_slots), forward_column_block, 32768, stream>>>(x,
+        out, saved_max, saved_argmax, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
@@ -536,8 +509,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const int64_t backward_column_slots = backward_column_tasks;
   if (is_measuring) return scratch.used;
   {
-    follow(backward_column, static_cast<unsigned>(backward_column_slots), backward_column_block, 0, stream,
-        saved_argmax, d_out, saved_max, d_x, sizes);
+    backward_column<<<static_cast<unsigned>(backward_column_slots), backward_column_block, 0,
+        stream>>>(saved_argmax, d_out, saved_max, d_x, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

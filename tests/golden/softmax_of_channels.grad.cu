@@ -284,9 +284,8 @@ __device__ __forceinline__ void forward_column_row_values(const float peak, cons
 
 // Reads x, bias by (middle); writes out, saved_bound, saved_sum.
 __global__ void __launch_bounds__(256, 2)
-forward_column(const float* x, const float* bias, float* __restrict__ out, float* __restrict__ saved_bound,
-    float* __restrict__ saved_sum, ForwardSizes sizes) {
-  wait_for_kernel_before();
+forward_column(const float* __restrict__ x, const float* __restrict__ bias, float* __restrict__ out,
+    float* __restrict__ saved_bound, float* __restrict__ saved_sum, ForwardSizes sizes) {
   constexpr int kLanes = 4, kPacks = 8;
   __shared__ float cells[1024], totals[64];
   const Index length = sizes.middle.value, behind = sizes.inner.value;
@@ -450,9 +449,9 @@ __device__ __forceinline__ void backward_column_values(const float carried, cons
 
 // Reads x, d_out, saved_bound by (outer, inner), saved_sum by (outer, inner); leaves partials of total; writes d_x.
 __global__ void __launch_bounds__(256, 2)
-backward_column(const float* x, const float* saved_bound, const float* d_out, const float* saved_sum,
-    float* __restrict__ d_x, Sum<float>* __restrict__ total_partials, BackwardSizes sizes) {
-  wait_for_kernel_before();
+backward_column(const float* __restrict__ x, const float* __restrict__ saved_bound,
+    const float* __restrict__ d_out, const float* __restrict__ saved_sum, float* __restrict__ d_x,
+    Sum<float>* __restrict__ total_partials, BackwardSizes sizes) {
   constexpr int kLanes = 4, kPacks = 4;
   __shared__ float cells[1024], totals[64];
   const Index length = sizes.middle.value, behind = sizes.inner.value;
@@ -707,8 +706,8 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const int64_t forward_column_slots = forward_column_tasks < forward_column_resident ? forward_column_tasks : forward_column_resident;
   if (is_measuring) return scratch.used;
   {
-    follow(forward_column, static_cast<unsigned>(forward_column_slots), forward_column_block, 32768, stream,
-        x, bias, out, saved_bound, saved_sum, sizes);
+    forward_column<<<static_cast<unsigned>(forward_column_slots), forward_column_block, 32768, stream>>>(x,
+        bias, out, saved_bound, saved_sum, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
@@ -741,8 +740,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
   auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.middle.value) * total_partials_slots);
   if (is_measuring) return scratch.used;
   {
-    follow(backward_column, static_cast<unsigned>(backward_column_slots), backward_column_block, 0, stream,
-        x, saved_bound, d_out, saved_sum, d_x, total_partials, sizes);
+    backward_column<<<static_cast<unsigned>(backward_column_slots), backward_column_block, 0, stream>>>(x,
+        saved_bound, d_out, saved_sum, d_x, total_partials, sizes);
   }
   {
     const int64_t columns = static_cast<int64_t>(sizes.middle.value),
