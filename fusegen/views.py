@@ -67,7 +67,7 @@ class KernelView(Indexing):
         self.element_stores = [s for s in self.stores if s.name not in row_names]
         self.values = self._function("values", [r for r in results if r[0] not in row_names])
         self.row_values = self._function("row_values", [r for r in results if r[0] in row_names])
-        # A team's blocks are to be there at once; strided rows read faster what nobody writes under.
+        # A team's blocks are to be there at once; strided rows are faster with pointers promised.
         is_apart = self.is_team or (kernel.family == "column" and kernel is entry.kernels[0])
         self.is_following = target.reports_errors and not is_apart
 
