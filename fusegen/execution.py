@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -22,12 +23,11 @@ from fusegen.arguments import (
     is_watched,
     refuse_what_looks_inside,
 )
-from fusegen.bound import Bound
-from fusegen.layouts import Meta, Target
+from fusegen.layouts import Meta
 from fusegen.modules import load, processors, target_of
 from fusegen.ops import Chain
 from fusegen.plan import Plan, make_plan, remember
-from fusegen.prepared import Programs, no_collection, targets_of
+from fusegen.prepared import Prepared, Programs, no_collection
 from fusegen.program import Derivative, Program
 from fusegen.running import update
 from fusegen.signature import Signature, signature, with_derivative
@@ -87,6 +87,13 @@ class Part:
         """The call for these tensors, of which those wanted get a gradient."""
         return self._planned(_key(given), given, self.read_of(given), wanted)
 
+    def find(self, metas: Sequence[Meta], device: torch.device, wanted: tuple[bool, ...]) -> Call:
+        """The same for tensors that would be like these, of which some get a gradient."""
+        parts = [(m.dtype, m.shape, m.stride, device) for m in metas]
+        call = self.plans.get((*parts, wanted))
+        # Forgotten for other shapes, or it ran elsewhere.
+        return call or self.planned([m.blank(device) for m in metas], wanted)
+
     def _planned(
         self,
         parts: list[Any],
@@ -98,7 +105,7 @@ class Part:
         call = self.plans.get(key)
         if call is None:
             with no_collection():
-                call = self._first_call(given, tensors, wanted)
+                call = self.prepare(self.programs.forward(given, tensors, wanted), tensors, wanted)
             remember(self.plans, key, call)
         return call
 
@@ -113,33 +120,10 @@ class Part:
         update(found.bound.updates, more, self._named(given))
         return result if out is None else out.copy_(result)
 
-    def _first_call(
-        self,
-        given: Sequence[Tensor],
-        tensors: Sequence[Tensor],
-        wanted: tuple[bool, ...] | None,
-    ) -> Call:
-        found = self.programs.forward(given, tensors, wanted)
-        return self.prepare(
-            found.program,
-            found.bound,
-            found.order,
-            tensors,
-            found.targets,
-            found.dtypes,
-            tensors[0].device,
-            wanted,
-        )
-
     def prepare(
         self,
-        program: Program,
-        bound: Bound,
-        order: tuple[int, ...],
+        found: Prepared,
         tensors: Sequence[Tensor],
-        targets: Sequence[Target],
-        dtypes: dict[str, str],
-        device: torch.device,
         wanted: tuple[bool, ...] | None,
         built_with: Signature | None = None,
     ) -> Call:
@@ -148,24 +132,27 @@ class Part:
 
         built_with is the signature of a module that may hold the program already.
         """
+        program, dtypes, device = found.program, found.dtypes, found.device
         programs = [program]
-        metas = tuple([Meta.of(t) for t in tensors])
+        derive = self.programs.derivative
         foreseen = None
         if wanted is not None:
-            foreseen = self.programs.derivative(program, wanted, _differentiable(program), metas)
+            foreseen = derive(program, wanted, _differentiable(program), found.metas)
             if program.name == "forward":
-                first = self.programs.derivative(program, wanted, (0,), metas)
+                first = derive(program, wanted, (0,), found.metas)
                 programs.append(first.program)
                 dtypes = with_derivative(program, first, dtypes)
         if built_with is not None and (id(program), built_with) in self.modules:
             build_with = built_with
         else:
             build_with = signature(
-                target_of(device), order, programs, dtypes, bound, processors(device)
+                target_of(device), found.order, programs, dtypes, found.bound, processors(device)
             )
         module = self.module(programs, build_with, device)
-        plan = make_plan(program, bound, order, tensors, targets, device, module, wanted)
-        return Call(self, program, plan, bound, order, metas, dtypes, foreseen, build_with)
+        plan = make_plan(
+            program, found.bound, found.order, tensors, found.targets, device, module, wanted
+        )
+        return Call(self, replace(found, dtypes=dtypes), plan, foreseen, build_with)
 
     def module(
         self, programs: Sequence[Program], signature: Signature, device: torch.device
@@ -201,13 +188,11 @@ class Call:
     __slots__ = (
         "attempt",
         "bound",
-        "dtypes",
         "fixed",
         "foreseen",
+        "found",
         "keeps_inputs",
         "kept",
-        "metas",
-        "order",
         "part",
         "plan",
         "program",
@@ -220,25 +205,19 @@ class Call:
     def __init__(
         self,
         part: Part,
-        program: Program,
+        found: Prepared,
         plan: Plan,
-        bound: Bound,
-        order: tuple[int, ...],
-        metas: tuple[Meta, ...],
-        dtypes: dict[str, str],
         foreseen: Derivative | None,
         signature: Signature,
     ) -> None:
         self.part = part
-        self.program = program
+        self.found = found
+        self.program = program = found.program
         self.plan = plan
         self.run: Callable[..., tuple[Tensor, ...]] = plan.run
         self.run_planned = plan.run_planned
         self.attempt = plan.attempt
-        self.bound = bound
-        self.order = order
-        self.metas = metas
-        self.dtypes = dtypes
+        self.bound = found.bound
         self.foreseen = foreseen
         self.signature = signature
         count = len(program.graph.inputs)
@@ -269,7 +248,7 @@ class Call:
         """The derivative for these cotangents and these inputs."""
         step = self.steps.get((present, needs))
         if step is None:
-            found = self.part.programs.derivative(self.program, needs, present, self.metas)
+            found = self.part.programs.derivative(self.program, needs, present, self.found.metas)
             count = len(self.program.graph.inputs)
             sources = []
             for pool, i in found.sources:
@@ -286,21 +265,9 @@ class Call:
         wanted = tuple([t.requires_grad for t in tensors]) if again else None
         key = (wanted, *[(t.shape, t.stride()) for t in tensors])
         if key not in step.calls:
-            found = step.found
-            targets = targets_of(found, self.program, self.metas)
-            dtypes = with_derivative(self.program, found, self.dtypes)
+            found = self.found.derived(step.found, tensors)
             with no_collection():
-                call = self.part.prepare(
-                    found.program,
-                    self.bound,
-                    self.order,
-                    tensors,
-                    targets,
-                    dtypes,
-                    self.plan.device,
-                    wanted,
-                    self.signature,
-                )
+                call = self.part.prepare(found, tensors, wanted, self.signature)
             remember(step.calls, key, call)
         return step.calls[key]
 

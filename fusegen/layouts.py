@@ -36,6 +36,10 @@ class Meta:
         """A tensor's."""
         return Meta(tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
+    def blank(self, device: torch.device) -> Tensor:
+        """A tensor that lies so, whatever is in it."""
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device)
+
 
 @dataclass(frozen=True)
 class Target:

@@ -22,9 +22,9 @@ from torch import Tensor
 from fusegen.dsl import chain
 from fusegen.errors import UnsupportedError
 from fusegen.execution import Part
-from fusegen.layouts import Meta, Target, dtype_name, outputs_of
-from fusegen.prepared import Prepared, targets_of
-from fusegen.program import Derivative, Program
+from fusegen.layouts import Meta, dtype_name
+from fusegen.prepared import Prepared
+from fusegen.program import Derivative
 
 LIBRARY: Any = torch.library.Library("fusegen", "DEF")  # type: ignore[no-untyped-call]
 LIBRARY.define("call(Tensor x, Tensor[] operands, str chain) -> Tensor")
@@ -33,7 +33,7 @@ LIBRARY.define(  # for what updates operands, or writes into out
 )
 LIBRARY.define("forward(Tensor[] tensors, str chain, bool[] wanted) -> Tensor[]")
 LIBRARY.define(
-    "backward(Tensor[] tensors, str chain, bool[] wanted, SymInt[] sizes, int[] ranks, "
+    "backward(Tensor d_out, Tensor[] saved, str chain, bool[] wanted, SymInt[] sizes, int[] ranks, "
     "str[] dtypes) -> Tensor[]"
 )
 _OUT = (0,)  # the outputs that have a cotangent: all others are the derivative's own
@@ -49,12 +49,9 @@ def _prepared(text: str, given: Sequence[Tensor], wanted: Sequence[bool]) -> Pre
     return part.programs.forward(given, part.read_of(given), tuple(wanted) or None)
 
 
-def _stand_ins(
-    found: Prepared, program: Program, targets: Sequence[Target], device: torch.device
-) -> list[Tensor]:
+def _stand_ins(found: Prepared) -> list[Tensor]:
     """What a program gives, in shape, type and layout."""
-    outputs = outputs_of(program, found.bound, found.order, targets, device)
-    return [output.hand_over(output.allocate((), device)) for output in outputs]
+    return [o.hand_over(o.allocate((), found.device)) for o in found.outputs]
 
 
 @torch.library.impl(LIBRARY, "forward", "CompositeExplicitAutograd")
@@ -65,13 +62,13 @@ def _forward(tensors: list[Tensor], text: str, wanted: list[bool]) -> list[Tenso
 
 
 def _forward_of_stand_ins(tensors: list[Tensor], text: str, wanted: list[bool]) -> list[Tensor]:
-    found = _prepared(text, tensors, wanted)
-    return _stand_ins(found, found.program, found.targets, tensors[0].device)
+    return _stand_ins(_prepared(text, tensors, wanted))
 
 
 @torch.library.impl(LIBRARY, "backward", "CompositeExplicitAutograd")
 def _backward(
-    tensors: list[Tensor],
+    d_out: Tensor,
+    saved: list[Tensor],
     text: str,
     wanted: list[bool],
     sizes: list[int],
@@ -79,29 +76,33 @@ def _backward(
     dtypes: list[str],
 ) -> list[Tensor]:
     """The gradients of a call of `forward` whose tensors had these sizes, strides and types."""
-    part, device = _part(text), tensors[0].device
     metas = _metas(sizes, ranks, dtypes)
-    call = part.plans.get((*[(m.dtype, m.shape, m.stride, device) for m in metas], tuple(wanted)))
-    if call is None:  # forgotten for other shapes, or it ran elsewhere
-        call = part.planned(_blanks(metas, device), tuple(wanted))
+    call = _part(text).find(metas, d_out.device, tuple(wanted))
+    step = call.backward_step(_OUT, tuple(wanted))
+    tensors = _inputs(step.found, d_out, saved)
     with torch.no_grad():
-        step = call.backward_step(_OUT, tuple(wanted))
-        return list(call.next_call(step, tuple(tensors)).run(tensors))
+        return list(call.next_call(step, tensors).run(tensors))
 
 
 def _backward_of_stand_ins(
-    tensors: list[Tensor],
+    d_out: Tensor,
+    saved: list[Tensor],
     text: str,
     wanted: list[bool],
     sizes: list[int],
     ranks: list[int],
     dtypes: list[str],
 ) -> list[Tensor]:
-    device = tensors[0].device
-    forward = _prepared(text, _blanks(_metas(sizes, ranks, dtypes), device), wanted)
+    given = [m.blank(d_out.device) for m in _metas(sizes, ranks, dtypes)]
+    forward = _prepared(text, given, wanted)
     found = _derivative(text, forward, wanted)
-    targets = targets_of(found, forward.program, forward.metas)
-    return _stand_ins(forward, found.program, targets, device)
+    return _stand_ins(forward.derived(found, _inputs(found, d_out, saved)))
+
+
+def _inputs(found: Derivative, d_out: Tensor, saved: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """What a derivative reads, in its order; of some it reads nothing, as of a step function's."""
+    rest = iter(saved)
+    return tuple([d_out if pool == "cotangent" else next(rest) for pool, _ in found.sources])
 
 
 def _derivative(text: str, forward: Prepared, wanted: Sequence[bool]) -> Derivative:
@@ -118,10 +119,6 @@ def _metas(sizes: list[int], ranks: list[int], dtypes: list[str]) -> list[Meta]:
             Meta(tuple(sizes[begin:middle]), tuple(sizes[middle:end]), getattr(torch, dtype))
         )
     return found
-
-
-def _blanks(metas: Sequence[Meta], device: torch.device) -> list[Tensor]:
-    return [torch.empty_strided(m.shape, m.stride, dtype=m.dtype, device=device) for m in metas]
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
@@ -146,10 +143,9 @@ def _differentiate(ctx: Any, cotangents: list[Tensor]) -> tuple[Any, ...]:
             f"{ctx.text}: it was recorded without a gradient for a tensor that needs one now; "
             "export it with gradients enabled and requires_grad set as it will be"
         )
-    saved = iter(ctx.saved_tensors)
-    tensors = [next(saved) if p != "cotangent" else cotangents[i] for p, i in ctx.found.sources]
+    saved = list(ctx.saved_tensors)
     gradients = torch.ops.fusegen.backward(
-        tensors, ctx.text, ctx.wanted, ctx.sizes, ctx.ranks, ctx.dtypes
+        cotangents[0], saved, ctx.text, ctx.wanted, ctx.sizes, ctx.ranks, ctx.dtypes
     )
     shares: list[Tensor | None] = [None] * len(ctx.ranks)
     place = _part(ctx.text).read

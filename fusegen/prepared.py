@@ -18,11 +18,11 @@ from torch import Tensor
 
 from fusegen.arguments import bound_of
 from fusegen.bound import Bound
-from fusegen.layouts import Meta, Target, dtype_name, memory_order
+from fusegen.layouts import Meta, Output, Target, dtype_name, memory_order, outputs_of
 from fusegen.ops import Chain
 from fusegen.program import Derivative, Program, derivative, forward
 from fusegen.promotion import refuse_gradients
-from fusegen.signature import element_types
+from fusegen.signature import element_types, with_derivative
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,26 @@ class Prepared:
     metas: tuple[Meta, ...]
     targets: tuple[Target, ...]
     dtypes: dict[str, str]
+    device: torch.device
+
+    @property
+    def outputs(self) -> list[Output]:
+        """How the program's outputs are allocated and handed over."""
+        return outputs_of(self.program, self.bound, self.order, self.targets, self.device)
+
+    def derived(self, found: Derivative, tensors: Sequence[Tensor]) -> Prepared:
+        """A derivative of the program, on these tensors; its outputs are gradients of inputs."""
+        leaves, metas = self.program.graph.inputs, self.metas
+        targets = [Target(leaves[i].extent, metas[i].shape, metas[i].dtype) for i in found.targets]
+        return Prepared(
+            found.program,
+            self.bound,
+            self.order,
+            tuple([Meta.of(t) for t in tensors]),
+            tuple(targets),
+            with_derivative(self.program, found, self.dtypes),
+            self.device,
+        )
 
 
 class Programs:
@@ -73,7 +93,7 @@ class Programs:
                 targets.append(Target(extent, bound.result_shape, getattr(torch, bound.dtype)))
             else:
                 targets.append(Target(expr.extent, None, getattr(torch, dtypes[name])))
-        return Prepared(program, bound, order, metas, tuple(targets), dtypes)
+        return Prepared(program, bound, order, metas, tuple(targets), dtypes, tensors[0].device)
 
     def derivative(
         self,
@@ -91,12 +111,6 @@ class Programs:
         if key not in self.derivatives:
             self.derivatives[key] = derivative(program, needs, key[2], alike)
         return self.derivatives[key]
-
-
-def targets_of(found: Derivative, program: Program, metas: Sequence[Meta]) -> list[Target]:
-    """What the gradients must be, which are those of the program's inputs."""
-    leaves = program.graph.inputs
-    return [Target(leaves[i].extent, metas[i].shape, metas[i].dtype) for i in found.targets]
 
 
 @contextlib.contextmanager

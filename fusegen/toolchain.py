@@ -21,9 +21,10 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -180,12 +181,18 @@ def build(source: Source, arch: str | None, directory: Path) -> Path:
     is_cuda = source.target == "cuda"
     try:
         shutil.copyfile(_binding_object(), stubs / "binding.o")
+        cflags = list(flags.cxx)
+        if not is_cuda:
+            headers = _headers(source)
+            (stubs / "headers.h").write_text(headers)
+            (stubs / "headers.h.gch").symlink_to(_precompiled(headers, flags.cxx))
+            cflags += ["-include", "stubs/headers.h"]
         with _load_inline_lock, _load_inline_with(cuda_home) as load_inline:
             load_inline(
                 name,
                 cpp_sources=source.binding if is_cuda else source.text + source.binding,
                 cuda_sources=source.text if is_cuda else None,
-                extra_cflags=list(flags.cxx),
+                extra_cflags=cflags,
                 extra_cuda_cflags=[*flags.nvcc, gencode_flag(arch)] if is_cuda else None,
                 extra_ldflags=["stubs/binding.o", *flags.link, "-Lstubs"],
                 build_directory=str(directory),
@@ -210,17 +217,37 @@ def build(source: Source, arch: str | None, directory: Path) -> Path:
 
 def _binding_object() -> Path:
     """BINDING compiled, which the cache keeps; RuntimeError with what the compiler said."""
-    cxx, include = cxx_path(), sysconfig.get_path("include")
+    return _compiled("binding", BINDING.read_text(), (*BINDING_FLAGS, "-xc++", "-c"))
+
+
+def _headers(source: Source) -> str:
+    """The lines of a source that include the compiler's own headers."""
+    return "".join(f"{s}\n" for s in source.text.splitlines() if s.startswith("#include <"))
+
+
+def _precompiled(headers: str, flags: Sequence[str]) -> Path:
+    """Headers as the compiler has read them, which takes it as long as all the rest of a short
+    module; the cache keeps them. A compiler that cannot use them reads the headers themselves.
+    """
+    return _compiled("headers", headers, (*flags, "-fPIC", "-xc++-header"))
+
+
+def _compiled(stem: str, text: str, flags: Sequence[str]) -> Path:
+    """What the C++ compiler makes of a text; RuntimeError with what it said."""
+    cxx, include = cxx_path(), f"-I{sysconfig.get_path('include')}"
     assert cxx is not None  # _check_tools saw to that
 
     def compile_to(path: Path) -> None:
-        command = [cxx, *BINDING_FLAGS, f"-I{include}", "-c", str(BINDING), "-o", str(path)]
-        done = subprocess.run(command, capture_output=True, text=True)
+        with tempfile.TemporaryDirectory() as directory:
+            file = Path(directory) / stem  # of headers to precompile, a pipe will not do
+            file.write_text(text)
+            command = [cxx, *flags, include, str(file), "-o", str(path)]
+            done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:
             raise RuntimeError(f"{' '.join(command)}: exit {done.returncode}\n{done.stderr}")
 
-    facts = (BINDING.read_text(), compiler_version(cxx), *BINDING_FLAGS, str(include))
-    return cache.keep(f"binding-{cache.build_key(*facts)}", compile_to)
+    facts = (text, compiler_version(cxx), *flags, include, cpu_features())
+    return cache.keep(f"{stem}-{cache.build_key(*facts)}", compile_to)
 
 
 def import_module(name: str, path: Path) -> ModuleType:

@@ -21,6 +21,7 @@ CHAINS = [
     ("softmax(1) | flatten(1) | add(b)", (6, 8, 9), [(432,)]),
     ("gelu | dropout(0.5)", (6, 8), []),
     ("mul(2) | sum", (6, 8), []),
+    ("floor", (6, 8), []),  # a gradient that is made of nothing
 ]
 UPDATED = ("running_mean", "running_var")
 

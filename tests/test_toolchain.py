@@ -203,11 +203,31 @@ def test_cuda_is_compiled_even_where_torch_has_none(tmp_path):
 def test_the_binding_to_python_is_compiled_once(root):
     for expression in ("x + 1", "x + 2"):
         toolchain.load(cpp(expression))
-    (binding,) = (root / "shared").iterdir()
+    (binding,) = (root / "shared").glob("binding-*")
     built = binding.stat().st_mtime_ns
     binding.write_bytes(binding.read_bytes()[:-1])  # a damaged one is not linked
     toolchain.load(cpp("x + 3"))
     assert binding.stat().st_mtime_ns > built
+
+
+@pytest.mark.skipif(
+    "clang" in toolchain.compiler_version(toolchain.cxx_path()), reason="-H tells less there"
+)
+def test_the_compilers_headers_are_read_once(root, tmp_path):
+    for expression in ("x + 1", "x + 2"):
+        toolchain.load(cpp(expression))
+    (headers,) = (root / "shared").glob("headers-*")
+    source = cpp("x + 3")
+    (tmp_path / "module.cpp").write_text(source.text)
+    (tmp_path / "headers.h.gch").symlink_to(headers)
+    flags = [*toolchain.FLAGS["cpp"].cxx, "-fPIC", "-include", "headers.h", "-H", "-c"]
+    done = subprocess.run(
+        [str(toolchain.cxx_path()), *flags, "module.cpp"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stderr.startswith("! ./headers.h.gch")  # x stands there where it is not used
 
 
 def test_a_compiler_that_cannot_build_the_binding_is_reported(monkeypatch):
