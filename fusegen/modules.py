@@ -57,7 +57,7 @@ class _Text:
 
 
 @functools.cache
-def _generator() -> str:
+def generator() -> str:
     """What stands for the generator itself: every file of the package, by size and time."""
     root = Path(__file__).parent
     files = sorted([*root.rglob("*.py"), *root.glob("templates/**/*.*")])
@@ -74,7 +74,7 @@ def _emitted(chain: Chain, programs: Sequence[Program], signature: Signature) ->
         return json.dumps(asdict(source(chain, programs, signature)))
 
     outlines = [p.outline for p in programs]
-    question = "\n\n".join([_generator(), chain.hash, chain.text, repr(signature), *outlines])
+    question = "\n\n".join([generator(), chain.hash, chain.text, repr(signature), *outlines])
     try:
         return _Text(**json.loads(cache.remember(question, emit)))
     except (ValueError, TypeError):  # damaged on disk; what is printed anew is right

@@ -27,9 +27,10 @@ from fusegen.prepared import Prepared
 from fusegen.program import Derivative
 
 LIBRARY: Any = torch.library.Library("fusegen", "DEF")  # type: ignore[no-untyped-call]
-LIBRARY.define("call(Tensor x, Tensor[] operands, str chain) -> Tensor")
+# What torch.compile keeps on disk goes by the graph: another generator's is not to be taken for it.
+LIBRARY.define("call(Tensor x, Tensor[] operands, str chain, str generator) -> Tensor")
 LIBRARY.define(  # for what updates operands, or writes into out
-    "call_(Tensor x, Tensor(a!)[] operands, str chain, Tensor(b!)? out) -> Tensor"
+    "call_(Tensor x, Tensor(a!)[] operands, str chain, str generator, Tensor(b!)? out) -> Tensor"
 )
 LIBRARY.define("forward(Tensor[] tensors, str chain, bool[] wanted) -> Tensor[]")
 LIBRARY.define(

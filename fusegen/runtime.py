@@ -19,11 +19,12 @@ from torch.compiler import is_dynamo_compiling
 
 from fusegen.arguments import check_all, check_tensor, tracing_state
 from fusegen.autocasting import is_sensitive, under_autocast
+from fusegen.cache import build_key
 from fusegen.dsl import chain
 from fusegen.errors import ArgumentError
 from fusegen.execution import Part, apply_matched
 from fusegen.layouts import dtype_name
-from fusegen.modules import target_of
+from fusegen.modules import generator, target_of
 from fusegen.operators import LIBRARY
 from fusegen.ops import Chain
 from fusegen.reference import run_eagerly
@@ -51,6 +52,7 @@ class Fused:
         self._updates = not all(chain.reads(name) for name in chain.operands)
         # Plain attributes, which dynamo can read.
         self._text, self._given = chain.text, chain.given
+        self._generator = build_key(generator())
 
     def __call__(
         self, x: Tensor, *operands: Tensor, out: Tensor | None = None, **named: Tensor
@@ -90,9 +92,9 @@ class Fused:
         if named or len(operands) != len(self._given):
             operands = self._by_name(operands, named)
         if self._updates or out is not None:
-            result: Tensor = torch.ops.fusegen.call_(x, operands, self._text, out)
+            result: Tensor = torch.ops.fusegen.call_(x, operands, self._text, self._generator, out)
         else:
-            result = torch.ops.fusegen.call(x, operands, self._text)
+            result = torch.ops.fusegen.call(x, operands, self._text, self._generator)
         return result if out is None else out
 
     def _through(self, x: Tensor, operands: Sequence[Tensor], out: Tensor | None) -> Tensor:
@@ -220,7 +222,9 @@ def _fused(text: str) -> Fused:
     return Fused(chain(text))
 
 
-def _call(x: Tensor, operands: Sequence[Tensor], text: str, out: Tensor | None = None) -> Tensor:
+def _call(
+    x: Tensor, operands: Sequence[Tensor], text: str, made_by: str, out: Tensor | None = None
+) -> Tensor:
     """What stands behind the operators that dynamo is shown; other tracers look into it."""
     result = _fused(text)(x, *operands, out=out)
     return result if out is None else result.detach()  # an operator may not give what it was given

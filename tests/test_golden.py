@@ -155,7 +155,7 @@ def digests() -> str:
     return "\n".join(hashlib.sha256(text.encode()).hexdigest() for text in texts().values())
 
 
-@pytest.mark.parametrize("hash_seed", ["0", "1", "2", "3"])
+@pytest.mark.parametrize("hash_seed", ["0", "1"])
 def test_the_text_is_the_same_under_every_hash_seed(hash_seed: str) -> None:
     result = subprocess.run(
         [sys.executable, "-c", "import test_golden; print(test_golden.digests())"],
