@@ -246,7 +246,8 @@ def _compiled(stem: str, text: str, flags: Sequence[str]) -> Path:
         if done.returncode != 0:
             raise RuntimeError(f"{' '.join(command)}: exit {done.returncode}\n{done.stderr}")
 
-    facts = (text, compiler_version(cxx), *flags, include, cpu_features())
+    processor = cpu_features() if "-march=native" in flags else ""
+    facts = (text, compiler_version(cxx), *flags, include, processor)
     return cache.keep(f"{stem}-{cache.build_key(*facts)}", compile_to)
 
 
