@@ -45,15 +45,14 @@ def bound_of(chain: Chain, tensors: Sequence[Tensor]) -> Bound:
     return bind(chain, _kind(x), dict(zip(chain.operands, kinds, strict=True)))
 
 
-def check_all(
-    chain: Chain, found: Sequence[Segment], tensors: Sequence[Tensor], out: Tensor | None
-) -> None:
-    """Raise ArgumentError where a chain in segments does not fit the tensors, or its result out."""
+def check_all(chain: Chain, found: Sequence[Segment], tensors: Sequence[Tensor]) -> Bound:
+    """The last of a chain's segments bound to what these tensors make of it.
+
+    Raises ArgumentError where one of them does not fit.
+    """
     check_devices(chain, tensors)
     kinds = [_kind(t) for t in tensors]
-    bounds = bind_all(found, kinds[0], dict(zip(chain.operands, kinds[1:], strict=True)))
-    if out is not None:
-        check_out(out, chain, bounds[-1], tensors)
+    return bind_all(found, kinds[0], dict(zip(chain.operands, kinds[1:], strict=True)))[-1]
 
 
 def _kind(tensor: Tensor) -> tuple[tuple[int, ...], str]:

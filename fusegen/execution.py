@@ -76,6 +76,16 @@ class Part:
         results = call.run(tensors) if wanted is None else apply(call, *tensors)
         return results[0]
 
+    def recognised(self, x: Tensor, operands: Sequence[Tensor]) -> Tensor | None:
+        """The result, if the tensors are like those of a recent call; else None, and nothing is
+        done. Nothing may watch.
+        """
+        for call in self.recent:
+            results = call.attempt(x, operands)
+            if results is not None:
+                return _apply_matched(call, x, operands) if results is True else results[0]
+        return None
+
     def read_of(self, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Those of x and the operands that the programs read."""
         return tuple(given) if self.reads_all else tuple([given[i] for i in self.read])
@@ -335,7 +345,7 @@ class _Launch(torch.autograd.Function):
 _apply: Callable[..., tuple[Tensor, ...]] = super(torch.autograd.Function, _Launch).apply
 
 
-def apply_matched(call: Call, x: Tensor, operands: Sequence[Tensor]) -> Tensor:
+def _apply_matched(call: Call, x: Tensor, operands: Sequence[Tensor]) -> Tensor:
     """The result of a call whose attempt said that it is the right one, but not for C alone."""
     if call.foreseen is None:
         return call.run((x, *operands))[0]

@@ -17,16 +17,25 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
-from fusegen.arguments import check_all, check_tensor, tracing_state
+from fusegen.arguments import (
+    check_all,
+    check_out,
+    check_tensor,
+    check_tensors,
+    is_recorded,
+    tracing_state,
+)
 from fusegen.autocasting import is_sensitive, under_autocast
+from fusegen.bound import Bound
 from fusegen.cache import build_key
 from fusegen.dsl import chain
 from fusegen.errors import ArgumentError
-from fusegen.execution import Part, apply_matched
+from fusegen.execution import Part
 from fusegen.layouts import dtype_name
 from fusegen.modules import generator, target_of
 from fusegen.operators import LIBRARY
 from fusegen.ops import Chain
+from fusegen.plan import remember
 from fusegen.reference import run_eagerly
 from fusegen.segments import segments
 
@@ -47,6 +56,7 @@ class Fused:
         self._parts = tuple(Part(segment.chain) for segment in self._segments)
         self._single = self._parts[0] if len(self._parts) == 1 else None
         self._is_sensitive = is_sensitive(chain)
+        self._fitting: dict[Any, Bound] = {}  # the last segment, bound to what was called with
         self._autocast: dict[Any, Fused] = {}
         self._draws = bool(chain.drawn)
         self._updates = not all(chain.reads(name) for name in chain.operands)
@@ -75,15 +85,14 @@ class Fused:
         is_plain = out is None and not named and tracing_state() is None
         # What looks inside, and would not see a planned call, is refused further down.
         if single is not None and is_plain and forward_ad._current_level < 0:
-            for call in single.recent:
-                results = call.attempt(x, operands)
-                if results is not None:
-                    return apply_matched(call, x, operands) if results is True else results[0]
+            result = single.recognised(x, operands)
+            if result is not None:
+                return result
         if named or len(operands) != len(self.chain.operands):
             operands = self._by_name(operands, named)
         if single is not None:
             return single(x, operands, out)
-        return self._through(x, operands, out)
+        return self._through(x, operands, out, is_plain=is_plain)
 
     def _shown(
         self, x: Tensor, operands: Sequence[Tensor], named: Mapping[str, Tensor], out: Tensor | None
@@ -97,10 +106,18 @@ class Fused:
             result = torch.ops.fusegen.call(x, operands, self._text, self._generator)
         return result if out is None else out
 
-    def _through(self, x: Tensor, operands: Sequence[Tensor], out: Tensor | None) -> Tensor:
+    def _through(
+        self,
+        x: Tensor,
+        operands: Sequence[Tensor],
+        out: Tensor | None,
+        *,
+        is_plain: bool = False,
+    ) -> Tensor:
         """One segment after the other, with the values that later ones need."""
         # Whatever a later segment or out= has to complain of is told before the first is launched.
-        check_all(self.chain, self._segments, (x, *operands), out)
+        self._check(x, operands, out)
+        is_plain = is_plain and forward_ad._current_level < 0
         known = dict(zip(self.chain.operands, operands, strict=True))
         for part, segment in zip(self._parts, self._segments, strict=True):
             if segment.source is not None:
@@ -108,10 +125,30 @@ class Fused:
             for name in segment.entering:
                 known[name] = x
             mine = [known[name] for name in part.chain.operands]
-            x = part(x, mine, out if part is self._parts[-1] else None)
+            result = part.recognised(x, mine) if is_plain else None
+            if result is None:
+                result = part(x, mine, out if part is self._parts[-1] else None)
+            x = result
             for name in segment.leaving:
                 known[name] = x
         return x
+
+    def _check(self, x: Tensor, operands: Sequence[Tensor], out: Tensor | None) -> None:
+        """What `check_all` does, once for tensors of the same kinds."""
+        tensors = (x, *operands)
+        try:
+            key = tuple([(t.shape, t.dtype, t.device, t.layout) for t in tensors])
+        except AttributeError:
+            check_tensors(self.chain, tensors)
+            raise
+        is_known = not is_recorded(tensors)  # what is recorded may have no sizes yet
+        result = self._fitting.get(key) if is_known else None
+        if result is None:
+            result = check_all(self.chain, self._segments, tensors)
+            if is_known:
+                remember(self._fitting, key, result)
+        if out is not None:
+            check_out(out, self.chain, result, tensors)
 
     def _under_autocast(
         self, x: Tensor, operands: Sequence[Tensor], named: Mapping[str, Tensor]

@@ -107,6 +107,30 @@ def test_a_mistake_in_a_later_segment_is_told_before_anything_runs() -> None:
     assert all(not part.plans for part in fused._parts)
 
 
+def test_what_was_checked_once_is_not_checked_again(monkeypatch) -> None:
+    fused = fusegen.compile("layernorm(w) | max_pool2d(2)")
+    x, w = torch.randn(2, 3, 4, 8), torch.randn(8)
+    trained = x.clone().requires_grad_()
+    first = fused(x, w)
+    fused(trained, w)
+
+    def fail(*_: object) -> None:
+        raise AssertionError("a call like one before looks into the chain again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fusegen.runtime.check_all", fail)
+        patch.setattr("fusegen.execution.Part.__call__", fail)
+        torch.testing.assert_close(fused(x, w), first, rtol=0, atol=0)
+        assert fused(trained, w).requires_grad
+    # Another kind of tensor is looked at.
+    with pytest.raises(fusegen.ArgumentError, match="wanted"):
+        fused(x, w[:5])
+    with pytest.raises(fusegen.ArgumentError, match="got ndarray"):
+        fused(x.numpy(), w)
+    with pytest.raises(fusegen.ArgumentError, match="argument 'out'"):
+        fused(x, w, out=torch.empty(3))
+
+
 def test_a_chain_that_throws_its_last_segment_away_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="leave out the steps that follow that value"):
         fusegen.compile("tanh | keep(y) | layernorm | max_pool2d(2) | recall(y)")
