@@ -76,7 +76,7 @@ class Part:
         results = call.run(tensors) if wanted is None else apply(call, *tensors)
         return results[0]
 
-    def recognised(self, x: Tensor, operands: Sequence[Tensor]) -> Tensor | None:
+    def recognised(self, x: Tensor, operands: tuple[Tensor, ...]) -> Tensor | None:
         """The result, if the tensors are like those of a recent call; else None, and nothing is
         done. Nothing may watch.
         """
@@ -345,7 +345,7 @@ class _Launch(torch.autograd.Function):
 _apply: Callable[..., tuple[Tensor, ...]] = super(torch.autograd.Function, _Launch).apply
 
 
-def _apply_matched(call: Call, x: Tensor, operands: Sequence[Tensor]) -> Tensor:
+def _apply_matched(call: Call, x: Tensor, operands: tuple[Tensor, ...]) -> Tensor:
     """The result of a call whose attempt said that it is the right one, but not for C alone."""
     if call.foreseen is None:
         return call.run((x, *operands))[0]

@@ -124,7 +124,7 @@ class Fused:
                 x = known[segment.source]
             for name in segment.entering:
                 known[name] = x
-            mine = [known[name] for name in part.chain.operands]
+            mine = tuple([known[name] for name in part.chain.operands])
             result = part.recognised(x, mine) if is_plain else None
             if result is None:
                 result = part(x, mine, out if part is self._parts[-1] else None)
