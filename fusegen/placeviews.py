@@ -58,10 +58,20 @@ class PlacedView(StretchingView):
         return [r for r in found if r.buffer.dtype != "noise"]
 
     @property
+    def own_reads(self) -> list[Read]:
+        """What rows have of their own all along, but share with some others: neighbours lie
+        together, at any address.
+        """
+        if self.family != "row" or self.kernel.tier is None or self.lanes == 1 or self.is_shifted:
+            return []
+        found = [r for r in self.partial_reads if r.extent > self._along]
+        return [r for r in found if not r.buffer.is_computed and r.buffer.dtype != "noise"]
+
+    @property
     def single_reads(self) -> list[Read]:
         """What is reached by its own offset at every element."""
         known = {r.name for r in self.full_reads + self.along_reads + self.row_reads}
-        known |= {r.name for r in self.stretch_reads}
+        known |= {r.name for r in self.stretch_reads + self.own_reads}
         return [r for r in self.reads if r.name not in known]
 
     @property
@@ -72,7 +82,7 @@ class PlacedView(StretchingView):
     @property
     def needed(self) -> set[int]:
         """The groups whose indices something asks for."""
-        tensors = (*self.row_reads, *self.single_reads, *self.stretch_reads)
+        tensors = (*self.row_reads, *self.single_reads, *self.stretch_reads, *self.own_reads)
         groups = {g for r in tensors for g in r.extent}
         groups |= {g for s in self.row_stores for g in s.extent}
         return groups | (set(self.domain[:-1]) if self.kept else set())
@@ -81,7 +91,7 @@ class PlacedView(StretchingView):
     def reads_here(self) -> list[Read]:
         """What asks for a row's indices in the turn of the row, rather than ahead of it."""
         own = [] if self.is_sent_ahead else self.row_reads
-        return self.single_reads + self.stretch_reads + self.row_stores + own
+        return self.single_reads + self.own_reads + self.stretch_reads + self.row_stores + own
 
     def locate_all(self, index: str, groups: Sequence[int], tensors: Sequence[Read]) -> list[str]:
         """Lines that take an index apart as far as some tensors ask for it."""
@@ -116,6 +126,11 @@ class PlacedView(StretchingView):
     def base(self) -> str:
         """Where the packs of a row, or of a block's share of it, begin in memory."""
         return "row * length" + self._offset
+
+    def own_offset(self, read: Read) -> str:
+        """Where a thread's pack lies in what rows have of their own."""
+        rows = [g for g in read.buffer.extent if g not in self.reduced]
+        return f"({self.compact(rows)}) * length + {self.column}"
 
     @property
     def column(self) -> str:

@@ -150,8 +150,15 @@ def rowwise_kernel(
 
 
 def domain_of(state: Pass) -> Extent:
-    """All groups along which something varies that is still to be computed."""
-    return frozenset[int]().union(*(e.extent for e in ir.topological(state.pending.values())))
+    """All groups along which something varies that is still to be computed; or, where nothing
+    varies along all of them, those of what is reduced first.
+    """
+    nodes = ir.topological(state.pending.values())
+    every = frozenset[int]().union(*(n.extent for n in nodes))
+    reduced = [r.args[0].extent for r in nodes if r.op == "reduce"]
+    if any(n.extent == every for n in nodes) or not reduced:
+        return every
+    return max(reduced, key=len)
 
 
 def _by_inverse_count(node: Expr) -> Expr:

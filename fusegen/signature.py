@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from fusegen import ir
 from fusegen.bound import Bound
 from fusegen.errors import UnsupportedError
+from fusegen.ir import Expr
 from fusegen.program import STATISTIC, Derivative, Program
 from fusegen.target import ITEM_BYTES, TARGETS
 from fusegen.tiers import LEAST_STRETCH, Tier, column_tier, row_tier
@@ -96,7 +97,7 @@ def signature(
     mentioned = {name for p in programs for name in (*p.input_names, *p.output_names)}
     dtypes = {name: dtype for name, dtype in dtypes.items() if name in mentioned}
     _require_exact_positions(programs, dtypes, bound)
-    tier, axes = None, _last_reduced(programs[0])
+    tier, axes = None, _held_axes(programs[0], bound)
     allow_fused = not _has_few_long_rows(programs[0], bound)
     if TARGETS[target].holds_rows and not bound.windows:
         tier = _tier(axes, programs, dtypes, bound, order, processors) if axes else None
@@ -178,16 +179,51 @@ def _stretch(
     return math.prod(bound.domain[a] for a in axes - lead)
 
 
-def _last_reduced(program: Program) -> ir.Extent:
-    """The axes reduced last: none over others depends on those; () where there are none such."""
-    nodes = [n for n in ir.topological(program.graph.roots) if n.op == "reduce"]
-    found, before = set[ir.Extent](), set[ir.Extent]()
-    for node in nodes:
-        _, axes = ir.reduction(node)
-        found.add(axes)
+def _held_axes(program: Program, bound: Bound) -> ir.Extent:
+    """The axes along which rows are best held on the chip; () where none are.
+
+    That is those which, of the reductions over most elements, are reduced last: none over others
+    depends on those. But where only others are used again at each element, and more reductions
+    over those wait for each other, so many passes are spared by holding those.
+    """
+    nodes = ir.topological(program.graph.roots)
+
+    def elements(node: Expr) -> int:
+        return math.prod(bound.domain[a] for a in node.extent if a < 0)
+
+    reduces = [n for n in nodes if n.op == "reduce"]
+    most = max((elements(r.args[0]) for r in reduces), default=0)
+    largest = [r for r in reduces if elements(r.args[0]) == most]
+    depths = _depths(largest)
+    small = [a for n in nodes if elements(n) == most for a in n.args if elements(a) < most]
+    again = {ir.reduction(n)[1] for n in ir.topological(small) if n in largest}
+    last = _last(largest)
+    if last and len(again) == 1 and max(depths[a] for a in again) > depths[last]:
+        (last,) = again
+    return last
+
+
+def _depths(reduces: Sequence[Expr]) -> dict[ir.Extent, int]:
+    """By axes, how many reductions over them wait for each other."""
+    depths: dict[Expr, int] = {}
+    found: dict[ir.Extent, int] = {}
+    for node in reduces:
+        kind, axes = ir.reduction(node)
+        below = [n for n in ir.topological(node.args) if n in depths]
+        alike = max((depths[n] for n in below if ir.reduction(n)[1] == axes), default=0)
+        # Where the largest stands is known once it is.
+        depths[node] = alike + (2 if kind == "argmax" else 1)
+        found[axes] = max(found.get(axes, 0), depths[node])
+    return found
+
+
+def _last(reduces: Sequence[Expr]) -> ir.Extent:
+    """The axes reduced last; () where those are none, or differ."""
+    before = set[ir.Extent]()
+    for node in reduces:
         below = (n for n in ir.topological(node.args) if n.op == "reduce")
-        before |= {ir.reduction(n)[1] for n in below} - {axes}
-    last = found - before
+        before |= {ir.reduction(n)[1] for n in below} - {ir.reduction(node)[1]}
+    last = {ir.reduction(n)[1] for n in reduces} - before
     return last.pop() if len(last) == 1 else frozenset()
 
 

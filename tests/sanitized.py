@@ -46,6 +46,9 @@ FAMILIES = [
     ("softmax(1) | mul(0.5)", (4, 37, 6, 5), []),
     ("gelu | log_softmax(1) | add_channel", (2, 200, 4, 9), [(200,)]),
     ("group_norm(4, weight, bias) | silu", (3, 16, 9, 7), [(16,), (16,)]),
+    ("add(bias) | group_norm(4, weight, bias_2)", (37, 64), [(64,), (64,), (64,)]),
+    ("layernorm(weight) | amin(0)", (37, 64), [(64,)]),
+    ("softmax(1) | mean((2, 3))", (5, 7, 3, 4), []),
     # Stretches of rows; and a team that holds in place what its rows are finished from.
     ("group_norm(4, weight, bias) | silu", (3, 16, 9, 11), [(16,), (16,)]),
     ("gelu | group_norm(2, weight, bias)", (3, 8, 71, 142), [(8,), (8,)]),

@@ -201,7 +201,7 @@ CASES = [
     ("mul(p) | add(q)", (3, 5, 251), [(5, 1), (1, 251)], {}, "pointwise"),
     ("mul(p) | add(q)", (3, 5, 251), [(5, 1), (1, 251)], {"dtype": "bfloat16"}, "pointwise"),
     ("add_channel | gelu", (2, 3, 4099), [(3,)], {}, "pointwise"),
-    ("softmin(0) | sum((0, 2))", (3, 4, 5, 8), [], {}, "outer"),
+    ("keep(y) | softmin(0) | mul(y) | sum((0, 2))", (3, 4, 5, 8), [], {}, "outer"),
     ("max", (8, 16), [], {}, "row"),
     ("sum(1, True) | mul(w) | add(o)", (7, 1), [(9, 7, 9), (9,)], {}, "pointwise"),
     ("rpow(0.75) | rdiv(3)", (7, 9), [], {}, "pointwise"),
@@ -270,6 +270,13 @@ CASES = [
     ("unflatten(1, (3, -1)) | softmax(2) | mul(w)", (2, 12, 35), [(4, 1)], {}, "column"),
     ("max_pool2d(2) | flatten(1) | add(b)", (2, 3, 6, 8), [(36,)], {}, "window"),
     ("reshape(6, -1) | logsumexp(1) | gelu", (3, 4, 33), [], {}, "row"),
+    # What rows have of their own, but share with others.
+    ("add(b) | group_norm(4, w, v) | gelu", (7, 64), [(64,)] * 3, {}, "row"),
+    ("add(b) | group_norm(2, w, v)", (7, 128), [(128,)] * 3, {"dtype": "bfloat16"}, "row"),
+    # Rows first, and what is left of them in the general way.
+    ("softmax(1) | mul(w) | mean((2, 3))", (3, 7, 5, 6), [(7, 1, 1)], {}, "column inner"),
+    ("max(1) | sum(1)", (3, 7, 5, 8), [], {}, "column outer"),
+    ("layernorm | max(0) | add(w)", (9, 16), [(3, 1)], {}, "inner column"),
     # Packs of eight, and of one.
     (_NORM, (70, 96), [(96,)] * 2, {"dtype": "bfloat16"}, "row"),
     (_NORM, (9, 1023), [(1023,)] * 2, {"dtype": "bfloat16"}, "row"),

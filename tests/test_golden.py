@@ -48,6 +48,10 @@ CASES = {
         "gelu | group_norm(8, weight, bias)",
         Situation(shape=(16, 64, 66, 66)),
     ),
+    "group_norm_of_short_rows": (
+        "group_norm(64, weight, bias) | silu",
+        Situation(shape=(256, 4096)),
+    ),
     "layernorm_of_odd_long_rows_float64": (
         "layernorm(weight, bias) | gelu",
         Situation(shape=(8, 65537), dtype="float64"),

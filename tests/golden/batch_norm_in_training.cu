@@ -248,21 +248,20 @@ forward_finalise(float* __restrict__ batch_mean_1, float* __restrict__ batch_var
   wait_for_kernel_before();
   const float count_of_outer_inner_value = static_cast<float>(sizes.outer.value * sizes.inner.value);
   __shared__ alignas(16) unsigned char shared[512 * 32];
-  const Index columns = 1, strips = (columns + blockDim.x - 1) / blockDim.x;
-  const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
+  const Index result = blockIdx.x * blockDim.x + threadIdx.x;
+  const bool is_live = result < sizes.middle.value;
   Moments<double> mean_sum;
-  if (column < columns) {
+  if (is_live) {
 #pragma unroll 8
     for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
-      mean_sum.merge(mean_partials[(above * slots + slot) * columns + column]);
+      mean_sum.merge(mean_partials[result * slots + slot]);
     }
   }
   mean_sum = merge_tree(mean_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
       blockDim.x, shared);
-  if (threadIdx.y != 0 || column >= columns) return;
+  if (threadIdx.y != 0 || !is_live) return;
   const float mean_value = static_cast<float>(mean_sum.mean());
   const float variance_value = static_cast<float>(mean_sum.variance());
-  const Index result = above * columns + column;
   const Index middle = result;
   float batch_mean_1_value;
   float batch_variance_1_value;
@@ -454,7 +453,8 @@ extern "C" int64_t run_forward(const int64_t* a) {
   if (is_measuring) return scratch.used;
   {
     const int64_t piece_length = ceil_divide(forward_inner_length, forward_inner_pieces);
-    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 32, 128));
+    // A row has a thread for each element at its edges, at least.
+    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 8, 128));
     const dim3 block(lanes, 128 / lanes);
     const auto blocks = static_cast<unsigned>(ceil_divide(forward_inner_rows * forward_inner_pieces,
         block.y));
@@ -463,15 +463,11 @@ extern "C" int64_t run_forward(const int64_t* a) {
         static_cast<Index>(piece_length));
   }
   {
-    const int64_t columns = 1, results = static_cast<int64_t>(sizes.middle.value);
-    // Threads for all slots of a column, up to 64 or what is left of a block, and columns beside each other:
-    // more of those where there are many.
-    const int64_t slots = mean_partials_slots, most_along = columns < 4096 ? 64 : columns < 8192 ? 32 : 16;
-    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 512 / power_of_two(slots, 1,
-        most_along)));
-    const dim3 block(width, static_cast<unsigned>(power_of_two(slots, width < 32 ? 32 / width : 1,
-        512 / width)));
-    const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
+    // Threads for all slots of a result; where those are few, results beside each other.
+    const int64_t results = static_cast<int64_t>(sizes.middle.value), slots = mean_partials_slots;
+    const auto along = static_cast<unsigned>(power_of_two(slots, 1, 512));
+    const dim3 block(along < 32 ? 128 / along : 1, along);
+    const auto blocks = static_cast<unsigned>(ceil_divide(results, block.x));
     follow(forward_finalise, blocks, block, 0, stream, batch_mean_1, batch_variance_1, mean_scratch,
         variance_scratch, mean_partials, sizes, static_cast<Index>(slots));
   }

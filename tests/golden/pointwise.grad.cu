@@ -294,20 +294,19 @@ backward_finalise(float* __restrict__ d_bias, const Sum<float>* total_partials, 
     Index slots) {
   wait_for_kernel_before();
   __shared__ alignas(16) unsigned char shared[512 * 8];
-  const Index columns = 1, strips = (columns + blockDim.x - 1) / blockDim.x;
-  const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
+  const Index result = blockIdx.x * blockDim.x + threadIdx.x;
+  const bool is_live = result < sizes.middle.value;
   Sum<double> total_sum;
-  if (column < columns) {
+  if (is_live) {
 #pragma unroll 8
     for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
-      total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
+      total_sum.merge(total_partials[result * slots + slot]);
     }
   }
   total_sum = merge_tree(total_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
       blockDim.x, shared);
-  if (threadIdx.y != 0 || column >= columns) return;
+  if (threadIdx.y != 0 || !is_live) return;
   const float total_value = static_cast<float>(total_sum.sum());
-  const Index result = above * columns + column;
   const Index middle = result;
   float d_bias_value;
   backward_finalise_values(total_value, d_bias_value);
@@ -415,7 +414,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
   if (is_measuring) return scratch.used;
   {
     const int64_t piece_length = ceil_divide(backward_inner_length, backward_inner_pieces);
-    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 32, 128));
+    // A row has a thread for each element at its edges, at least.
+    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 8, 128));
     const dim3 block(lanes, 128 / lanes);
     const auto blocks = static_cast<unsigned>(ceil_divide(backward_inner_rows * backward_inner_pieces,
         block.y));
@@ -424,15 +424,11 @@ extern "C" int64_t run_backward(const int64_t* a) {
         static_cast<Index>(piece_length));
   }
   {
-    const int64_t columns = 1, results = static_cast<int64_t>(sizes.middle.value);
-    // Threads for all slots of a column, up to 64 or what is left of a block, and columns beside each other:
-    // more of those where there are many.
-    const int64_t slots = total_partials_slots, most_along = columns < 4096 ? 64 : columns < 8192 ? 32 : 16;
-    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 512 / power_of_two(slots, 1,
-        most_along)));
-    const dim3 block(width, static_cast<unsigned>(power_of_two(slots, width < 32 ? 32 / width : 1,
-        512 / width)));
-    const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
+    // Threads for all slots of a result; where those are few, results beside each other.
+    const int64_t results = static_cast<int64_t>(sizes.middle.value), slots = total_partials_slots;
+    const auto along = static_cast<unsigned>(power_of_two(slots, 1, 512));
+    const dim3 block(along < 32 ? 128 / along : 1, along);
+    const auto blocks = static_cast<unsigned>(ceil_divide(results, block.x));
     follow(backward_finalise, blocks, block, 0, stream, d_bias, total_partials, sizes,
         static_cast<Index>(slots));
   }

@@ -507,8 +507,10 @@ backward_finalise(float* __restrict__ d_weight, const Sum<float>* total_partials
   __shared__ alignas(16) unsigned char shared[512 * 8];
   const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
+  const Index result = above * columns + column;
+  const bool is_live = column < columns;
   Sum<double> total_sum;
-  if (column < columns) {
+  if (is_live) {
 #pragma unroll 8
     for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
       total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
@@ -516,9 +518,8 @@ backward_finalise(float* __restrict__ d_weight, const Sum<float>* total_partials
   }
   total_sum = merge_tree(total_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
       blockDim.x, shared);
-  if (threadIdx.y != 0 || column >= columns) return;
+  if (threadIdx.y != 0 || !is_live) return;
   const float total_value = static_cast<float>(total_sum.sum());
-  const Index result = above * columns + column;
   const Index inner = result;
   float d_weight_value;
   backward_finalise_values(total_value, d_weight_value);

@@ -1,0 +1,893 @@
+// fusegen 0.1.0   chain d386628db37e   signature forward+backward: bias float32, d_bias float32, d_out float32, d_weight float32, d_x float32, out float32, saved_mean float32, saved_variance float32, weight float32, x float32; 32-bit offsets
+//   group_norm(64, weight, bias) | silu
+#include <cstdint>
+#include <cuda_runtime.h>
+
+using Index = uint32_t;
+
+// A size with what it takes to divide by it: two instructions instead of twenty, for dividends below 2^31.
+struct Size {
+  uint32_t value, multiplier, shift;
+};
+
+static Size size_of(int64_t value) {
+  uint32_t shift = 0;
+  while ((uint64_t{1} << shift) < static_cast<uint64_t>(value)) ++shift;
+  const uint64_t excess = (uint64_t{1} << 32) * ((uint64_t{1} << shift) - value);
+  return {static_cast<uint32_t>(value), static_cast<uint32_t>(excess / value + 1), shift};
+}
+
+namespace {
+
+[[maybe_unused]] __device__ __forceinline__ Index divide(Index n, Size d) { return (__umulhi(n,
+    d.multiplier) + n) >> d.shift; }
+
+template <typename Stored>
+__device__ __forceinline__ Stored widen(Stored x) {
+  return x;
+}
+
+template <typename Stored, typename Value>
+__device__ __forceinline__ Stored narrow(Value x) {
+  return static_cast<Stored>(x);
+}
+
+// 1 / (1 + exp(-x)) without a division's branch for what cannot come: an inverse and a step of Newton's, both terms times
+// 2^-24, as the inverse of what is above 2^126 would be flushed to zero.
+[[maybe_unused]] __device__ __forceinline__ float sigmoid(float x) {
+  const float sum = fmaf(expf(-x), 0x1p-24f, 0x1p-24f);
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(sum));
+  const float better = fmaf(fmaf(-sum, inverse, 1.0f), inverse, inverse);
+  return (sum > 0x1p126f ? inverse : better) * 0x1p-24f;
+}
+
+[[maybe_unused]] __device__ __forceinline__ double sigmoid(double x) { return 1 / (1 + exp(-x)); }
+
+// A quotient of what is small beside the mean.
+[[maybe_unused]] __device__ __forceinline__ float ratio(float a, float b) { return b > 0 ? __fdividef(a,
+    b) : 0.0f; }
+[[maybe_unused]] __device__ __forceinline__ double ratio(double a, double b) { return b > 0 ? a / b : 0.0; }
+
+// N neighbours, moved by one access.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T at[N];
+};
+
+template <typename T, int N>
+__device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
+  return widen(pack.at[lane]);
+}
+
+template <int Bytes>
+struct Bits;
+template <>
+struct Bits<16> {
+  using type = uint4;
+};
+template <>
+struct Bits<8> {
+  using type = uint2;
+};
+template <>
+struct Bits<4> {
+  using type = unsigned int;
+};
+template <>
+struct Bits<2> {
+  using type = unsigned short;
+};
+template <>
+struct Bits<1> {
+  using type = unsigned char;
+};
+
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load(const T* from) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  Pack<T, N> pack;
+  *reinterpret_cast<Whole*>(&pack) = *reinterpret_cast<const Whole*>(from);
+  return pack;
+}
+
+// Neighbours, the first `left` of them here, the others in another row, by as few accesses as their addresses allow.
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load_anywhere(const T* here, const T* next, Index left) {
+  constexpr int kPart = sizeof(T) * N > 16 ? 16 / sizeof(T) : N;
+  Pack<T, N> pack;
+  if (left >= N && reinterpret_cast<uintptr_t>(here) % (sizeof(T) * kPart) == 0) {
+#pragma unroll
+    for (int n = 0; n < N; n += kPart) *reinterpret_cast<Pack<T,
+        kPart>*>(pack.at + n) = load<kPart>(here + n);
+  } else {
+#pragma unroll
+    for (int n = 0; n < N; ++n) pack.at[n] = n < left ? here[n] : next[n - left];
+  }
+  return pack;
+}
+
+// A pack on its way into shared memory, where the thread that sent it will read it.
+template <int N, typename T>
+__device__ __forceinline__ void send(Pack<T, N>* to, const T* from) {
+  const auto target = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  if constexpr (sizeof(T) * N == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(target), "l"(from), "n"(sizeof(T) * N) : "memory");
+  }
+}
+
+__device__ __forceinline__ void send_off() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until no more than so many of the latest are on their way.
+template <int N>
+__device__ __forceinline__ void wait_for_sent() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+template <int N, typename T>
+__device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
+}
+
+template <typename T>
+struct Sum {
+  T total = 0;
+  __device__ void add(T term) { total += term; }
+  __device__ void add_if(bool is_here, T term) { total += is_here ? term : T(0); }
+  __device__ void add(T factor, T by) { total = fma(factor, by, total); }
+  __device__ void add_if(bool is_here, T factor, T by) { total = is_here ? fma(factor, by, total) : total; }
+  template <typename U>
+  __device__ void merge(const Sum<U>& other) {
+    total += other.total;
+  }
+  __device__ T sum() const { return total; }
+  __device__ T number() const { return total; }
+};
+
+// Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
+template <typename Accumulator>
+__device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, int cell, int stride,
+    void* memory) {
+  Accumulator* const cells = static_cast<Accumulator*>(memory);
+  cells[cell] = mine;
+  __syncthreads();
+  for (int half = lanes / 2; half > 0; half /= 2) {
+    if (lane < half) cells[cell].merge(cells[cell + half * stride]);
+    __syncthreads();
+  }
+  const Accumulator all = cells[cell - lane * stride];
+  __syncthreads();
+  return all;
+}
+
+// The accumulator of the thread whose number in the warp differs in one bit.
+template <template <typename> class Kind, typename T>
+__device__ __forceinline__ Kind<T> exchange(Kind<T> mine, int bit) {
+  return {__shfl_xor_sync(0xffffffffu, mine.number(), bit)};
+}
+
+// Merges a row's accumulators over its threads, in a fixed tree: within each warp, then over the warps, kWarps at most.
+// A row has a power of two of threads, or whole warps; kIsWide, more than one. The cells are free again two calls later.
+// Not for all, only the first warp knows.
+template <int kWarps, bool kIsWide, bool kForAll = true, template <typename> class Kind, typename T, int N>
+__device__ __forceinline__ void combine(Kind<T> (&mine)[N], T* cells) {
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (!kIsWide && bit >= blockDim.x) continue;
+#pragma unroll
+    for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
+  }
+  if (!kIsWide && blockDim.x <= 32) return;
+  const int warps = blockDim.x / 32, warp = threadIdx.x / 32, place = threadIdx.x % 32;
+  T* const row_cells = cells + threadIdx.y * warps * N;
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    if (place == 0) row_cells[warp * N + n] = mine[n].number();
+  }
+  __syncthreads();
+  if (!kForAll && warp > 0) return;
+  const int other = place % kWarps;
+#pragma unroll
+  for (int n = 0; n < N; ++n) mine[n] = other < warps ? Kind<T>{row_cells[other * N + n]} : Kind<T>();
+#pragma unroll
+  for (int bit = kWarps / 2; bit > 0; bit /= 2) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
+  }
+}
+
+// A thread's elements around the mean of the first of them: what they are off by, and squared. Merged, around their mean.
+template <typename T>
+struct Spread {
+  T centre = 0, off = 0, squares = 0;
+  template <int kLanes>
+  __device__ void add_if(bool is_here, bool is_first, const T (&values)[kLanes]) {
+#pragma unroll
+    for (int lane = 0; lane < kLanes && is_first; ++lane) centre += is_here ? values[lane] / kLanes : T(0);
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const T distance = is_here ? values[lane] - centre : T(0);
+      off += distance;
+      squares = fma(distance, distance, squares);
+    }
+  }
+  // The same elements around another centre.
+  __device__ void move(T to, T count) {
+    const T gap = centre - to;
+    squares = fma(gap, fma(count, gap, 2 * off), squares);
+    off = fma(count, gap, off);
+    centre = to;
+  }
+};
+
+// How many of a row's elements this thread has, which come in packs of neighbours, so many apart.
+template <int kPacks, int kLanes>
+__device__ __forceinline__ int elements_of(Index first, Index apart, Index length) {
+  int packs = 0;
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) packs += first + p * apart < length;
+  return packs * kLanes;
+}
+
+// How many of a row's elements a thread has, and how many those of its warp that share the row.
+template <typename T>
+struct Counts {
+  T mine, of_warp;
+};
+
+template <bool kIsWide, typename T>
+__device__ __forceinline__ Counts<T> counted(T mine) {
+  T all = mine;
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (kIsWide || bit < blockDim.x) all += __shfl_xor_sync(0xffffffffu, all, bit);
+  }
+  return {mine, all};
+}
+
+// The same for means and squared distances from them: a warp finds its own mean before it adds up the distances from it,
+// and what warps have is merged by Chan's formula, so that there is one barrier.
+template <int kWarps, bool kIsWide, bool kForAll = true, typename T, int N>
+__device__ __forceinline__ void combine(Spread<T> (&mine)[N], const Counts<T>& counts, T length, T* cells) {
+  T beyond[N], base[N];
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    base[n] = __shfl_sync(0xffffffffu, mine[n].centre, 0, kIsWide ? 32 : min(32, blockDim.x));
+    beyond[n] = fma(counts.mine, mine[n].centre - base[n], mine[n].off);
+  }
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (!kIsWide && bit >= blockDim.x) continue;
+#pragma unroll
+    for (int n = 0; n < N; ++n) beyond[n] += __shfl_xor_sync(0xffffffffu, beyond[n], bit);
+  }
+#pragma unroll
+  for (int n = 0; n < N; ++n) mine[n].move(base[n] + ratio(beyond[n], counts.of_warp), counts.mine);
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (!kIsWide && bit >= blockDim.x) continue;
+#pragma unroll
+    for (int n = 0; n < N; ++n) mine[n].squares += __shfl_xor_sync(0xffffffffu, mine[n].squares, bit);
+  }
+  if (!kIsWide && blockDim.x <= 32) return;
+  constexpr int kCells = 2 * N + 1;
+  const int warps = blockDim.x / 32, warp = threadIdx.x / 32, place = threadIdx.x % 32;
+  T* const row_cells = cells + threadIdx.y * warps * kCells;
+  if (place == 0) {
+    row_cells[warp * kCells] = counts.of_warp;
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      row_cells[warp * kCells + 2 * n + 1] = mine[n].centre;
+      row_cells[warp * kCells + 2 * n + 2] = mine[n].squares;
+    }
+  }
+  __syncthreads();
+  if (!kForAll && warp > 0) return;
+  const int other = place % kWarps;
+  const T count = other < warps ? row_cells[other * kCells] : T(0);
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    base[n] = row_cells[2 * n + 1];
+    mine[n].centre = other < warps ? row_cells[other * kCells + 2 * n + 1] : T(0);
+    mine[n].squares = other < warps ? row_cells[other * kCells + 2 * n + 2] : T(0);
+    beyond[n] = count * (mine[n].centre - base[n]);
+  }
+#pragma unroll
+  for (int bit = kWarps / 2; bit > 0; bit /= 2) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) beyond[n] += __shfl_xor_sync(0xffffffffu, beyond[n], bit);
+  }
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    const T mean = base[n] + ratio(beyond[n], length), gap = mine[n].centre - mean;
+    mine[n].squares = fma(count * gap, gap, mine[n].squares);
+    mine[n].centre = mean;
+  }
+#pragma unroll
+  for (int bit = kWarps / 2; bit > 0; bit /= 2) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) mine[n].squares += __shfl_xor_sync(0xffffffffu, mine[n].squares, bit);
+  }
+}
+
+// The kernel before this one in the stream is done, and what it wrote is there.
+__device__ __forceinline__ void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+struct ForwardSizes {
+  Size outer, middle, inner;
+};
+
+__device__ __forceinline__ void forward_row_stage_1(const float x, float& mean_term) {
+  mean_term = x;
+}
+
+__device__ __forceinline__ void forward_row_values_once(const float variance, float& inverse_root) {
+  inverse_root = rsqrtf(variance + 1e-05f);
+}
+
+__device__ __forceinline__ void forward_row_values(const float x, const float mean, const float inverse_root,
+    const float weight, const float bias, float& out) {
+  // group_norm(64, weight, bias)
+  const float after_group_norm = fmaf((x - mean) * inverse_root, weight, bias);
+  // silu
+  out = after_group_norm * (sigmoid(after_group_norm));
+}
+
+__device__ __forceinline__ void forward_row_row_values(const float mean, const float variance,
+    float& saved_mean, float& saved_variance) {
+  saved_mean = mean;
+  saved_variance = variance;
+}
+
+// Reads x, weight by (middle, inner), bias by (middle, inner); writes out, saved_mean, saved_variance.
+__global__ void __launch_bounds__(256, 4)
+forward_row(const float* x, const float* weight, const float* bias, float* __restrict__ out,
+    float* __restrict__ saved_mean, float* __restrict__ saved_variance, ForwardSizes sizes) {
+  wait_for_kernel_before();
+  constexpr int kLanes = 4, kPacks = 4;
+  __shared__ float cells[2][24];
+  int turn = 0;
+  const Index rows = sizes.outer.value * sizes.middle.value, length = sizes.inner.value;
+  const Index stride = gridDim.x * blockDim.y;
+  Index first = blockIdx.x * blockDim.y;
+  for (; first < rows; first += stride) {
+    const bool is_live = first + threadIdx.y < rows;
+    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+    const Index above_middle = divide(row, sizes.middle);
+    const Index middle = row - above_middle * sizes.middle.value;
+    const Index outer = above_middle;
+    Pack<float, kLanes> x_in[kPacks];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      if (is_here) x_in[p] = load<kLanes>(x + (base + i));
+    }
+    Spread<float> spreads_1[1];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      float mean_term_lanes[kLanes];
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        float mean_term_value;
+        forward_row_stage_1(x_value, mean_term_value);
+        mean_term_lanes[lane] = mean_term_value;
+      }
+      spreads_1[0].add_if(is_here, p == 0, mean_term_lanes);
+    }
+    {
+      const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes, length);
+      const Counts<float> counts = counted<false>(elements);
+    combine<8, false>(spreads_1, counts, static_cast<float>(length), cells[turn++ & 1]);
+    }
+    const float mean_value = spreads_1[0].centre;
+    const float variance_value = spreads_1[0].squares / static_cast<float>(length);
+    if (is_live && threadIdx.x == 0) {
+      float saved_mean_value;
+      float saved_variance_value;
+      forward_row_row_values(mean_value, variance_value, saved_mean_value, saved_variance_value);
+      saved_mean[(outer) * sizes.middle.value + middle] = narrow<float>(saved_mean_value);
+      saved_variance[(outer) * sizes.middle.value + middle] = narrow<float>(saved_variance_value);
+    }
+    float inverse_root_value;
+    forward_row_values_once(variance_value, inverse_root_value);
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      Pack<float, kLanes> weight_in;
+      if (is_here) weight_in = load_anywhere<kLanes>(weight + ((middle) * length + i), weight, kLanes);
+      Pack<float, kLanes> bias_in;
+      if (is_here) bias_in = load_anywhere<kLanes>(bias + ((middle) * length + i), bias, kLanes);
+      Pack<float, kLanes> out_out;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        const float weight_value = widen(weight_in, lane);
+        const float bias_value = widen(bias_in, lane);
+        float out_value;
+        forward_row_values(x_value, mean_value, inverse_root_value, weight_value, bias_value, out_value);
+        out_out.at[lane] = narrow<float>(out_value);
+      }
+      if (is_here) store(out + (base + i), out_out);
+    }
+  }
+}
+
+struct BackwardSizes {
+  Size outer, middle, inner;
+};
+
+__device__ __forceinline__ void backward_row_stage_1_once(const float saved_variance, float& inverse_root) {
+  inverse_root = rsqrtf(saved_variance + 1e-05f);
+}
+
+__device__ __forceinline__ void backward_row_stage_1(const float d_out, const float x,
+    const float saved_mean, const float inverse_root, const float weight, const float bias,
+    float& total_term, float& total_term_by, float& total_2_term, float& total_2_term_by, float& carried) {
+  // group_norm(64, weight, bias)
+  const float after_group_norm = fmaf((x - saved_mean) * inverse_root, weight, bias);
+  // backward, down to group_norm(64, weight, bias)
+  const float sigmoid_value = sigmoid(after_group_norm);
+  const float d_after_group_norm = d_out * sigmoid_value * fmaf(after_group_norm, 1.0f - sigmoid_value, 1.0f);
+  total_term = d_after_group_norm * weight;
+  total_term_by = x - saved_mean;
+  total_2_term = d_after_group_norm;
+  total_2_term_by = weight;
+  carried = total_term * inverse_root;
+}
+
+__device__ __forceinline__ void backward_row_values_once(const float total, const float saved_variance,
+    const float count_of_inner, const float total_2, float& negated, float& product) {
+  const float inverse_root = rsqrtf(saved_variance + 1e-05f);
+  const float quotient = 1.0f / count_of_inner;
+  negated = -(total * inverse_root * inverse_root * inverse_root * quotient);
+  product = total_2 * inverse_root * quotient;
+}
+
+__device__ __forceinline__ void backward_row_values(const float x, const float saved_mean,
+    const float negated, const float carried, const float product, float& d_x) {
+  d_x = fmaf(x - saved_mean, negated, carried) - product;
+}
+
+// Reads d_out, x, saved_mean by (outer, middle), saved_variance by (outer, middle), weight by (middle, inner), bias by (middle, inner); writes d_x.
+__global__ void __launch_bounds__(256, 2)
+backward_row(const float* d_out, const float* x, const float* saved_mean, const float* saved_variance,
+    const float* weight, const float* bias, float* __restrict__ d_x, BackwardSizes sizes) {
+  wait_for_kernel_before();
+  const float count_of_inner_value = static_cast<float>(sizes.inner.value);
+  constexpr int kLanes = 4, kPacks = 4;
+  __shared__ float cells[2][16];
+  int turn = 0;
+  const Index rows = sizes.outer.value * sizes.middle.value, length = sizes.inner.value;
+  extern __shared__ uint4 room[];
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  auto* const d_out_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
+  auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 1024) + thread;
+  const Index stride = gridDim.x * blockDim.y;
+  Index first = blockIdx.x * blockDim.y;
+  int slot = 0;
+  float saved_mean_ahead[2];
+  float saved_variance_ahead[2];
+  const auto send_row = [&](Index first) {
+    const bool is_live = first + threadIdx.y < rows;
+    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      if (is_here) send(&d_out_next[slot * 2048 + p * 256], d_out + (base + i));
+      if (is_here) send(&x_next[slot * 2048 + p * 256], x + (base + i));
+    }
+    send_off();
+    const Index above_middle = divide(row, sizes.middle);
+    const Index middle = row - above_middle * sizes.middle.value;
+    const Index outer = above_middle;
+    saved_mean_ahead[1] = widen(saved_mean[(outer) * sizes.middle.value + middle]);
+    saved_variance_ahead[1] = widen(saved_variance[(outer) * sizes.middle.value + middle]);
+  };
+  send_row(first);
+  saved_mean_ahead[0] = saved_mean_ahead[1];
+  saved_variance_ahead[0] = saved_variance_ahead[1];
+  slot = 1;
+  send_row(first + stride);
+  slot = 0;
+  for (; first < rows; first += stride) {
+    const bool is_live = first + threadIdx.y < rows;
+    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+    const Index above_middle = divide(row, sizes.middle);
+    const Index middle = row - above_middle * sizes.middle.value;
+    Pack<float, kLanes> d_out_in[kPacks];
+    Pack<float, kLanes> x_in[kPacks];
+    wait_for_sent<1>();
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      d_out_in[p] = d_out_next[slot * 2048 + p * 256];
+      x_in[p] = x_next[slot * 2048 + p * 256];
+    }
+    const float saved_mean_value = saved_mean_ahead[0];
+    const float saved_variance_value = saved_variance_ahead[0];
+    saved_mean_ahead[0] = saved_mean_ahead[1];
+    saved_variance_ahead[0] = saved_variance_ahead[1];
+    send_row(first + 2 * stride);
+    slot ^= 1;
+    Sum<float> sums_1[2];
+    float carried[kPacks][kLanes];
+    float inverse_root_value;
+    backward_row_stage_1_once(saved_variance_value, inverse_root_value);
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      Pack<float, kLanes> weight_in;
+      if (is_here) weight_in = load_anywhere<kLanes>(weight + ((middle) * length + i), weight, kLanes);
+      Pack<float, kLanes> bias_in;
+      if (is_here) bias_in = load_anywhere<kLanes>(bias + ((middle) * length + i), bias, kLanes);
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float d_out_value = widen(d_out_in[p], lane);
+        const float x_value = widen(x_in[p], lane);
+        const float weight_value = widen(weight_in, lane);
+        const float bias_value = widen(bias_in, lane);
+        float total_term_value;
+        float total_term_by_value;
+        float total_2_term_value;
+        float total_2_term_by_value;
+        float carried_value;
+        backward_row_stage_1(d_out_value, x_value, saved_mean_value, inverse_root_value, weight_value,
+            bias_value, total_term_value, total_term_by_value, total_2_term_value, total_2_term_by_value,
+            carried_value);
+        sums_1[0].add_if(is_here, total_term_value, total_term_by_value);
+        sums_1[1].add_if(is_here, total_2_term_value, total_2_term_by_value);
+        carried[p][lane] = carried_value;
+      }
+    }
+    combine<8, false>(sums_1, cells[turn++ & 1]);
+    const float total_value = sums_1[0].total;
+    const float total_2_value = sums_1[1].total;
+    float negated_value;
+    float product_value;
+    backward_row_values_once(total_value, saved_variance_value, count_of_inner_value, total_2_value,
+        negated_value, product_value);
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      Pack<float, kLanes> d_x_out;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        const float carried_value = carried[p][lane];
+        float d_x_value;
+        backward_row_values(x_value, saved_mean_value, negated_value, carried_value, product_value,
+            d_x_value);
+        d_x_out.at[lane] = narrow<float>(d_x_value);
+      }
+      if (is_here) store(d_x + (base + i), d_x_out);
+    }
+  }
+}
+
+__device__ __forceinline__ void backward_outer_values(const float d_out, const float x,
+    const float saved_mean, const float saved_variance, const float weight, const float bias,
+    float& total_3_term, float& total_4_term) {
+  // group_norm(64, weight, bias)
+  const float product = (x - saved_mean) * (rsqrtf(saved_variance + 1e-05f));
+  const float after_group_norm = fmaf(product, weight, bias);
+  // backward, down to group_norm(64, weight, bias)
+  const float sigmoid_value = sigmoid(after_group_norm);
+  const float d_after_group_norm = d_out * sigmoid_value * fmaf(after_group_norm, 1.0f - sigmoid_value, 1.0f);
+  total_3_term = d_after_group_norm * product;
+  total_4_term = d_after_group_norm;
+}
+
+// Reads d_out, x, saved_mean by (outer, middle), saved_variance by (outer, middle), weight by (middle, inner), bias by (middle, inner); leaves partials of total_3, total_4.
+template <int kLanes>
+__global__ void __launch_bounds__(256, 4)
+backward_outer(const float* d_out, const float* x, const float* saved_mean, const float* saved_variance,
+    const float* weight, const float* bias, Sum<float>* __restrict__ total_3_partials,
+    Sum<float>* __restrict__ total_4_partials, BackwardSizes sizes, Index slots) {
+  wait_for_kernel_before();
+  constexpr int kRows = 2;
+  __shared__ alignas(16) unsigned char shared[256 * 4];
+  const Index rows = sizes.outer.value, columns = sizes.inner.value;
+  const Index strips = (columns + blockDim.x * kLanes - 1) / (blockDim.x * kLanes);
+  const Index task = blockIdx.x / strips;  // (kept, slot)
+  const Index column = (blockIdx.x % strips * blockDim.x + threadIdx.x) * kLanes;
+  const Index kept_index = task / slots, slot = task % slots;
+  const Index middle = kept_index;
+  Sum<float> total_3_sum[kLanes];
+  Sum<float> total_4_sum[kLanes];
+  if (column < columns) {
+    const Index share = (rows + slots - 1) / slots, end = min(rows, (slot + 1) * share);
+    for (Index from = slot * share + threadIdx.y; from < end; from += blockDim.y * kRows) {
+      Pack<float, kLanes> d_out_in[kRows];
+      Pack<float, kLanes> x_in[kRows];
+#pragma unroll
+      for (int p = 0; p < kRows; ++p) {
+        const bool is_here = from + p * blockDim.y < end;
+        const Index row = is_here ? from + p * blockDim.y : from;
+        const Index outer = row;
+        if (is_here) d_out_in[p] = load<kLanes>(d_out + (((outer) * sizes.middle.value + middle) * columns + column));
+        if (is_here) x_in[p] = load<kLanes>(x + (((outer) * sizes.middle.value + middle) * columns + column));
+      }
+#pragma unroll
+      for (int p = 0; p < kRows; ++p) {
+        const bool is_here = from + p * blockDim.y < end;
+        const Index row = is_here ? from + p * blockDim.y : from;
+        const Index outer = row;
+        const float saved_mean_value = widen(saved_mean[(outer) * sizes.middle.value + middle]);
+        const float saved_variance_value = widen(saved_variance[(outer) * sizes.middle.value + middle]);
+#pragma unroll
+        for (int lane = 0; lane < kLanes; ++lane) {
+          const Index inner = column + lane;
+          const float d_out_value = widen(d_out_in[p], lane);
+          const float x_value = widen(x_in[p], lane);
+          const float weight_value = widen(weight[(middle) * sizes.inner.value + inner]);
+          const float bias_value = widen(bias[(middle) * sizes.inner.value + inner]);
+          float total_3_term_value;
+          float total_4_term_value;
+          backward_outer_values(d_out_value, x_value, saved_mean_value, saved_variance_value, weight_value,
+              bias_value, total_3_term_value, total_4_term_value);
+          if (is_here) total_3_sum[lane].add(total_3_term_value);
+          if (is_here) total_4_sum[lane].add(total_4_term_value);
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (int lane = 0; lane < kLanes; ++lane) {
+    total_3_sum[lane] = merge_tree(total_3_sum[lane], threadIdx.y, blockDim.y,
+        threadIdx.y * blockDim.x + threadIdx.x, blockDim.x, shared);
+    if (threadIdx.y == 0 && column + lane < columns) total_3_partials[task * columns + column + lane] = total_3_sum[lane];
+    total_4_sum[lane] = merge_tree(total_4_sum[lane], threadIdx.y, blockDim.y,
+        threadIdx.y * blockDim.x + threadIdx.x, blockDim.x, shared);
+    if (threadIdx.y == 0 && column + lane < columns) total_4_partials[task * columns + column + lane] = total_4_sum[lane];
+  }
+}
+
+__device__ __forceinline__ void backward_finalise_values(const float total_3, const float total_4,
+    float& d_weight, float& d_bias) {
+  d_weight = total_3;
+  d_bias = total_4;
+}
+
+// Merges partials into total_3, total_4; writes d_weight, d_bias.
+__global__ void __launch_bounds__(512)
+backward_finalise(float* __restrict__ d_weight, float* __restrict__ d_bias,
+    const Sum<float>* total_3_partials, const Sum<float>* total_4_partials, BackwardSizes sizes,
+    Index slots) {
+  wait_for_kernel_before();
+  __shared__ alignas(16) unsigned char shared[512 * 8];
+  const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
+  const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
+  const Index result = above * columns + column;
+  const bool is_live = column < columns;
+  Sum<double> total_3_sum;
+  Sum<double> total_4_sum;
+  if (is_live) {
+#pragma unroll 8
+    for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
+      total_3_sum.merge(total_3_partials[(above * slots + slot) * columns + column]);
+      total_4_sum.merge(total_4_partials[(above * slots + slot) * columns + column]);
+    }
+  }
+  total_3_sum = merge_tree(total_3_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+      blockDim.x, shared);
+  total_4_sum = merge_tree(total_4_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+      blockDim.x, shared);
+  if (threadIdx.y != 0 || !is_live) return;
+  const float total_3_value = static_cast<float>(total_3_sum.sum());
+  const float total_4_value = static_cast<float>(total_4_sum.sum());
+  const Index above_inner = divide(result, sizes.inner);
+  const Index inner = result - above_inner * sizes.inner.value;
+  const Index middle = above_inner;
+  float d_weight_value;
+  float d_bias_value;
+  backward_finalise_values(total_3_value, total_4_value, d_weight_value, d_bias_value);
+  d_weight[(middle) * sizes.inner.value + inner] = narrow<float>(d_weight_value);
+  d_bias[(middle) * sizes.inner.value + inner] = narrow<float>(d_bias_value);
+}
+
+}  // namespace
+
+// Scratch memory, handed out piece by piece; with no base it only counts.
+struct Scratch {
+  char* base;
+  int64_t used = 0;
+  template <typename T>
+  T* take(int64_t count) {
+    T* const piece = reinterpret_cast<T*>(base + used);
+    used += (count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
+    return piece;
+  }
+};
+
+// The caller's device stays current.
+struct DeviceGuard {
+  int previous = 0;
+  explicit DeviceGuard(int device) {
+    cudaGetDevice(&previous);
+    if (previous != device) cudaSetDevice(device);
+    else previous = -1;
+  }
+  ~DeviceGuard() {
+    if (previous >= 0) cudaSetDevice(previous);
+  }
+};
+
+static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The smallest power of two that is at least n, between two others.
+static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
+  int64_t power = least;
+  while (power < n && power < most) power *= 2;
+  return power;
+}
+
+// How many blocks of a kernel the device works on at once, each with so much shared memory of its own, and at most so much
+// in any launch. Asked once for each kernel, device and size of block: the runtime takes microseconds to answer.
+template <typename Kernel>
+static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes, int64_t most_bytes,
+    int device) {
+  struct Answer {
+    Kernel* kernel;
+    int64_t shared_bytes;
+    int threads, device;
+    int64_t blocks;
+  };
+  thread_local Answer answers[8] = {};
+  thread_local int next = 0;
+  const int threads = static_cast<int>(block.x * block.y);
+  for (const Answer& known : answers) {
+    if (known.kernel == kernel && known.shared_bytes == shared_bytes && known.threads == threads && known.device == device) {
+      return known.blocks;
+    }
+  }
+  int on_each = 0, processors = 0;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(most_bytes));
+  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&on_each, kernel, threads, shared_bytes);
+  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  if (on_each == 0) return 1;  // the launch will say why
+  Answer& oldest = answers[next];
+  next = (next + 1) % 8;
+  oldest = {kernel, shared_bytes, threads, device, static_cast<int64_t>(on_each) * processors};
+  return oldest.blocks;
+}
+
+// A row's threads along x: a power of two within a warp, or whole warps; rows beside each other along y.
+static dim3 row_block(int64_t wanted, int64_t least = 1) {
+  const int64_t along = wanted <= 32 ? power_of_two(wanted, least, 32) : ceil_divide(wanted, 32) * 32;
+  return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < 256 ? 256 / along : 1));
+}
+
+// Sets a kernel up while the one before it in the stream ends, where devices can: it waits for that itself.
+template <typename... Parameters, typename... Arguments>
+static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64_t shared_bytes,
+    cudaStream_t stream,
+    Arguments... arguments) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = blocks;
+  launch.blockDim = block;
+  launch.dynamicSmemBytes = shared_bytes;
+  launch.stream = stream;
+  launch.attrs = &early;
+  launch.numAttrs = __CUDA_ARCH_LIST__ >= 900;
+  cudaLaunchKernelEx(&launch, kernel, static_cast<Parameters>(arguments)...);
+}
+
+// a: x, weight, bias, out, saved_mean, saved_variance, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
+// Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
+extern "C" int64_t run_forward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const float*>(a[0]);
+  auto* const weight = reinterpret_cast<const float*>(a[1]);
+  auto* const bias = reinterpret_cast<const float*>(a[2]);
+  auto* const out = reinterpret_cast<float*>(a[3]);
+  auto* const saved_mean = reinterpret_cast<float*>(a[4]);
+  auto* const saved_variance = reinterpret_cast<float*>(a[5]);
+  const bool is_measuring = a[6] == -1;
+  if (!is_measuring && ((a[0] | a[3]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[6])};
+  const ForwardSizes sizes{ size_of(a[7]), size_of(a[8]), size_of(a[9]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[11]);
+  const int device = static_cast<int>(a[10]);
+  const DeviceGuard guard(device);
+  const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value), forward_row_length = static_cast<int64_t>(sizes.inner.value);
+  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 16));
+  const int64_t forward_row_tasks = ceil_divide(forward_row_rows, forward_row_block.y);
+  const int64_t forward_row_slots = forward_row_tasks;
+  if (is_measuring) return scratch.used;
+  {
+    follow(forward_row, static_cast<unsigned>(forward_row_slots), forward_row_block, 0, stream, x, weight,
+        bias, out, saved_mean, saved_variance, sizes);
+  }
+  return -static_cast<int64_t>(cudaGetLastError());
+}
+
+// a: x, weight, bias, saved_mean, saved_variance, d_out, d_x, d_weight, d_bias, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
+// Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
+extern "C" int64_t run_backward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const float*>(a[0]);
+  auto* const weight = reinterpret_cast<const float*>(a[1]);
+  auto* const bias = reinterpret_cast<const float*>(a[2]);
+  auto* const saved_mean = reinterpret_cast<const float*>(a[3]);
+  auto* const saved_variance = reinterpret_cast<const float*>(a[4]);
+  auto* const d_out = reinterpret_cast<const float*>(a[5]);
+  auto* const d_x = reinterpret_cast<float*>(a[6]);
+  auto* const d_weight = reinterpret_cast<float*>(a[7]);
+  auto* const d_bias = reinterpret_cast<float*>(a[8]);
+  const bool is_measuring = a[9] == -1;
+  if (!is_measuring && ((a[0] | a[5] | a[6]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[9])};
+  const BackwardSizes sizes{ size_of(a[10]), size_of(a[11]), size_of(a[12]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[14]);
+  const int device = static_cast<int>(a[13]);
+  const DeviceGuard guard(device);
+  const int64_t backward_row_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value), backward_row_length = static_cast<int64_t>(sizes.inner.value);
+  const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, 16));
+  const int64_t backward_row_tasks = ceil_divide(backward_row_rows, backward_row_block.y);
+  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 65536, 65536,
+      device);
+  const int64_t backward_row_slots = backward_row_tasks < backward_row_resident ? backward_row_tasks : backward_row_resident;
+  const int64_t backward_outer_rows = static_cast<int64_t>(sizes.outer.value),
+      backward_outer_columns = static_cast<int64_t>(sizes.inner.value),
+      backward_outer_kept = static_cast<int64_t>(sizes.middle.value);
+  const bool backward_outer_is_packed = backward_outer_columns % 4 == 0;
+  const auto backward_outer_kernel = backward_outer_is_packed ? &backward_outer<4> : &backward_outer<1>;
+  const auto backward_outer_width = static_cast<unsigned>(power_of_two(ceil_divide(backward_outer_columns,
+      backward_outer_is_packed ? 4 : 1), 1, 32));
+  const dim3 backward_outer_block(backward_outer_width, 256 / backward_outer_width);
+  const int64_t backward_outer_strips = ceil_divide(backward_outer_columns,
+      backward_outer_width * (backward_outer_is_packed ? 4 : 1));
+  const int64_t backward_outer_most = ceil_divide(backward_outer_rows, backward_outer_block.y * 2);
+  // No more than work at once: a few blocks behind the others would take as long again.
+  const int64_t backward_outer_room = resident_blocks(backward_outer_kernel, backward_outer_block, 0, 0,
+      device) / (backward_outer_strips * backward_outer_kept);
+  const int64_t backward_outer_wanted = backward_outer_room > 0 ? backward_outer_room : 1;
+  const int64_t backward_outer_slots = backward_outer_wanted < backward_outer_most ? backward_outer_wanted : backward_outer_most;
+  const int64_t total_3_partials_slots = backward_outer_slots;
+  const int64_t total_4_partials_slots = backward_outer_slots;
+  auto* const total_3_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value) * total_3_partials_slots);
+  auto* const total_4_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value) * total_4_partials_slots);
+  if (is_measuring) return scratch.used;
+  {
+    follow(backward_row, static_cast<unsigned>(backward_row_slots), backward_row_block, 65536, stream, d_out,
+        x, saved_mean, saved_variance, weight, bias, d_x, sizes);
+  }
+  {
+    const auto blocks = static_cast<unsigned>(backward_outer_kept * backward_outer_slots * backward_outer_strips);
+    follow(backward_outer_kernel, blocks, backward_outer_block, 0, stream, d_out, x, saved_mean,
+        saved_variance, weight, bias, total_3_partials, total_4_partials, sizes,
+        static_cast<Index>(backward_outer_slots));
+  }
+  {
+    const int64_t columns = static_cast<int64_t>(sizes.inner.value),
+        results = static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value);
+    // Threads for all slots of a column, up to 64 or what is left of a block, and columns beside each other:
+    // more of those where there are many.
+    const int64_t slots = total_3_partials_slots, most_along = columns < 4096 ? 64 : columns < 8192 ? 32 : 16;
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 512 / power_of_two(slots, 1,
+        most_along)));
+    const dim3 block(width, static_cast<unsigned>(power_of_two(slots, width < 32 ? 32 / width : 1,
+        512 / width)));
+    const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
+    follow(backward_finalise, blocks, block, 0, stream, d_weight, d_bias, total_3_partials, total_4_partials,
+        sizes, static_cast<Index>(slots));
+  }
+  return -static_cast<int64_t>(cudaGetLastError());
+}
+
+extern "C" const char* error_text(int64_t code) { return cudaGetErrorString(static_cast<cudaError_t>(-code)); }
