@@ -85,7 +85,12 @@ class PlacedView(StretchingView):
         tensors = (*self.row_reads, *self.single_reads, *self.stretch_reads, *self.own_reads)
         groups = {g for r in tensors for g in r.extent}
         groups |= {g for s in self.row_stores for g in s.extent}
-        return groups | (set(self.domain[:-1]) if self.kept else set())
+        return groups | (set(self.domain[:-1]) if self.kept and self.family == "outer" else set())
+
+    @property
+    def kept_words(self) -> str:
+        """The indices that sums keep of those of a row."""
+        return ", ".join(self.word(g) for g in self.kept)
 
     @property
     def reads_here(self) -> list[Read]:

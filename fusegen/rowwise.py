@@ -64,9 +64,14 @@ def rowwise_kernel(
         for r in reduces_below(state.pending.values())
         if is_holding and _is_column_sum(r, domain, rest) and is_local(r.args[0])
     ]
+    kept = frozenset[int]()
+    if not columns and family == "row" and tier is not None and tier.keeps_alike:
+        found = [r for r in reduces_below(state.pending.values()) if is_local(r.args[0])]
+        kept, columns = _sums_of_alike(found, domain, rest)
     if tier is not None:  # the others take a pass of their own
         columns = columns[: tier.most_sums(ITEM_BYTES[state.sum_dtype])]
-    mine, known = partials(state, columns, ordered(axes))
+    summed_by = ordered(axes | kept)
+    mine, known = partials(state, columns, summed_by)
     state.resolve(known)
     stretches: list[tuple[Reduction, Buffer]] = []
     if tier is not None and lead is not None and not tier.may_be_shared:
@@ -130,7 +135,8 @@ def rowwise_kernel(
             tuple(stores),
             tuple(stages),
             sums=tuple(sums),
-            columns=ordered(axes) if sums else (),
+            kept=ordered(kept),
+            columns=summed_by if sums else (),
             marks=marks,
             tier=tier,
             held=held,
@@ -142,7 +148,7 @@ def rowwise_kernel(
     )
     state.resolve({node: leaf_of[node] for node in results})
     if sums:
-        finalise(state, ordered(axes), tuple(sums), ordered(axes))
+        finalise(state, summed_by, tuple(sums), summed_by)
     for extent in dict.fromkeys(b.extent for _, b in stretches):
         alike = tuple((r, b) for r, b in stretches if b.extent == extent)
         assert lead is not None
@@ -226,6 +232,22 @@ def _rows_first(reduces: Sequence[Expr], domain: Extent, axes: Extent) -> dict[E
 
 def _is_column_sum(node: Expr, domain: Extent, rest: Extent) -> bool:
     return ir.reduction(node) == ("sum", rest) and node.args[0].extent == domain
+
+
+def _sums_of_alike(
+    reduces: Sequence[Expr], domain: Extent, rest: Extent
+) -> tuple[Extent, list[Expr]]:
+    """The innermost groups that tell rows apart which sums over the other rows keep, and these
+    sums; those that keep the fewest.
+    """
+    found: dict[Extent, list[Expr]] = {}
+    for node in reduces:
+        kind, axes = ir.reduction(node)
+        kept = rest - axes
+        is_apt = kind == "sum" and node.args[0].extent == domain and axes < rest
+        if is_apt and min(kept) > max(axes):
+            found.setdefault(kept, []).append(node)
+    return min(found.items(), key=lambda pair: len(pair[0]), default=(frozenset(), []))
 
 
 def _lead(state: Pass, domain: Extent, axes: Extent) -> int | None:

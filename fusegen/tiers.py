@@ -183,6 +183,13 @@ class Tier:
         """Whether several blocks may share a row in kernels that add up for a gradient."""
         return self.summing_elements * self.threads < self.longest
 
+    @property
+    def keeps_alike(self) -> bool:
+        """Whether a block can be given rows of which each has as many before it, by a multiple of
+        anything, and add them up.
+        """
+        return not (self.is_shifted or self.may_be_shared)
+
     def most_stretches(self, width: int) -> int:
         """How many sums of stretches, of `width` bytes each, a block has room for."""
         pairs = self.summing_elements // self.lanes * self.threads // 2

@@ -273,6 +273,11 @@ CASES = [
     # What rows have of their own, but share with others.
     ("add(b) | group_norm(4, w, v) | gelu", (7, 64), [(64,)] * 3, {}, "row"),
     ("add(b) | group_norm(2, w, v)", (7, 128), [(128,)] * 3, {"dtype": "bfloat16"}, "row"),
+    # All rows of a thread are of the same group, whose gradients it adds up.
+    ("group_norm(6, w, v) | gelu", (7, 96), [(96,)] * 2, {}, "row"),
+    ("group_norm(3, w, v)", (50, 24), [(24,)] * 2, {}, "row"),
+    ("silu | group_norm(40, w, v)", (9, 1280), [(1280,)] * 2, {}, "row"),
+    ("group_norm(5, w, v)", (30, 500), [(500,)] * 2, {"dtype": "bfloat16"}, "row"),
     # Rows first, and what is left of them in the general way.
     ("softmax(1) | mul(w) | mean((2, 3))", (3, 7, 5, 6), [(7, 1, 1)], {}, "column inner"),
     ("max(1) | sum(1)", (3, 7, 5, 8), [], {}, "column outer"),

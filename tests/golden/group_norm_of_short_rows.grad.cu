@@ -199,6 +199,18 @@ __device__ __forceinline__ void combine(Kind<T> (&mine)[N], T* cells) {
   }
 }
 
+// Merges the accumulators of a block's rows, in order, into the first row's.
+template <typename T>
+__device__ void merge_beside(Sum<T>& mine, Sum<T>* cells) {
+  if (blockDim.y == 1) return;
+  cells[threadIdx.y * blockDim.x + threadIdx.x] = mine;
+  __syncthreads();
+  if (threadIdx.y == 0) {
+    for (int other = 1; other < blockDim.y; ++other) mine.merge(cells[other * blockDim.x + threadIdx.x]);
+  }
+  __syncthreads();
+}
+
 // A thread's elements around the mean of the first of them: what they are off by, and squared. Merged, around their mean.
 template <typename T>
 struct Spread {
@@ -434,25 +446,30 @@ __device__ __forceinline__ void backward_row_stage_1_once(const float saved_vari
 
 __device__ __forceinline__ void backward_row_stage_1(const float d_out, const float x,
     const float saved_mean, const float inverse_root, const float weight, const float bias,
-    float& total_term, float& total_term_by, float& total_2_term, float& total_2_term_by, float& carried) {
+    float& total_3_term, float& total_3_term_by, float& total_4_term, float& total_4_term_by, float& carried,
+    float& total_term, float& total_term_by, float& total_2_term, float& total_2_term_by) {
   // group_norm(64, weight, bias)
   const float after_group_norm = fmaf((x - saved_mean) * inverse_root, weight, bias);
   // backward, down to group_norm(64, weight, bias)
   const float sigmoid_value = sigmoid(after_group_norm);
   const float d_after_group_norm = d_out * sigmoid_value * fmaf(after_group_norm, 1.0f - sigmoid_value, 1.0f);
-  total_term = d_after_group_norm * weight;
-  total_term_by = x - saved_mean;
-  total_2_term = d_after_group_norm;
-  total_2_term_by = weight;
-  carried = total_term * inverse_root;
+  total_3_term = d_after_group_norm * weight;
+  total_3_term_by = x - saved_mean;
+  total_4_term = d_after_group_norm;
+  total_4_term_by = weight;
+  carried = total_3_term * inverse_root;
+  total_term = d_after_group_norm;
+  total_term_by = total_3_term_by * inverse_root;
+  total_2_term = d_out * sigmoid_value;
+  total_2_term_by = fmaf(after_group_norm, 1.0f - sigmoid_value, 1.0f);
 }
 
-__device__ __forceinline__ void backward_row_values_once(const float total, const float saved_variance,
-    const float count_of_inner, const float total_2, float& negated, float& product) {
+__device__ __forceinline__ void backward_row_values_once(const float total_3, const float saved_variance,
+    const float count_of_inner, const float total_4, float& negated, float& product) {
   const float inverse_root = rsqrtf(saved_variance + 1e-05f);
   const float quotient = 1.0f / count_of_inner;
-  negated = -(total * inverse_root * inverse_root * inverse_root * quotient);
-  product = total_2 * inverse_root * quotient;
+  negated = -(total_3 * inverse_root * inverse_root * inverse_root * quotient);
+  product = total_4 * inverse_root * quotient;
 }
 
 __device__ __forceinline__ void backward_row_values(const float x, const float saved_mean,
@@ -460,20 +477,23 @@ __device__ __forceinline__ void backward_row_values(const float x, const float s
   d_x = fmaf(x - saved_mean, negated, carried) - product;
 }
 
-// Reads d_out, x, saved_mean by (outer, middle), saved_variance by (outer, middle), weight by (middle, inner), bias by (middle, inner); writes d_x.
+// Reads d_out, x, saved_mean by (outer, middle), saved_variance by (outer, middle), weight by (middle, inner), bias by (middle, inner); leaves partials of total, total_2; writes d_x.
 __global__ void __launch_bounds__(256, 2)
 backward_row(const float* d_out, const float* x, const float* saved_mean, const float* saved_variance,
-    const float* weight, const float* bias, float* __restrict__ d_x, BackwardSizes sizes) {
+    const float* weight, const float* bias, float* __restrict__ d_x, Sum<float>* __restrict__ total_partials,
+    Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes) {
   wait_for_kernel_before();
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
-  constexpr int kLanes = 4, kPacks = 4;
+  constexpr int kLanes = 4, kPacks = 2;
   __shared__ float cells[2][16];
   int turn = 0;
   const Index rows = sizes.outer.value * sizes.middle.value, length = sizes.inner.value;
   extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  Sum<float> total_sum[kPacks][kLanes];
+  Sum<float> total_2_sum[kPacks][kLanes];
   auto* const d_out_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
-  auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 1024) + thread;
+  auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 512) + thread;
   const Index stride = gridDim.x * blockDim.y;
   Index first = blockIdx.x * blockDim.y;
   int slot = 0;
@@ -486,8 +506,8 @@ backward_row(const float* d_out, const float* x, const float* saved_mean, const 
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
-      if (is_here) send(&d_out_next[slot * 2048 + p * 256], d_out + (base + i));
-      if (is_here) send(&x_next[slot * 2048 + p * 256], x + (base + i));
+      if (is_here) send(&d_out_next[slot * 1024 + p * 256], d_out + (base + i));
+      if (is_here) send(&x_next[slot * 1024 + p * 256], x + (base + i));
     }
     send_off();
     const Index above_middle = divide(row, sizes.middle);
@@ -512,8 +532,8 @@ backward_row(const float* d_out, const float* x, const float* saved_mean, const 
     wait_for_sent<1>();
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      d_out_in[p] = d_out_next[slot * 2048 + p * 256];
-      x_in[p] = x_next[slot * 2048 + p * 256];
+      d_out_in[p] = d_out_next[slot * 1024 + p * 256];
+      x_in[p] = x_next[slot * 1024 + p * 256];
     }
     const float saved_mean_value = saved_mean_ahead[0];
     const float saved_variance_value = saved_variance_ahead[0];
@@ -539,25 +559,31 @@ backward_row(const float* d_out, const float* x, const float* saved_mean, const 
         const float x_value = widen(x_in[p], lane);
         const float weight_value = widen(weight_in, lane);
         const float bias_value = widen(bias_in, lane);
+        float total_3_term_value;
+        float total_3_term_by_value;
+        float total_4_term_value;
+        float total_4_term_by_value;
+        float carried_value;
         float total_term_value;
         float total_term_by_value;
         float total_2_term_value;
         float total_2_term_by_value;
-        float carried_value;
         backward_row_stage_1(d_out_value, x_value, saved_mean_value, inverse_root_value, weight_value,
-            bias_value, total_term_value, total_term_by_value, total_2_term_value, total_2_term_by_value,
-            carried_value);
-        sums_1[0].add_if(is_here, total_term_value, total_term_by_value);
-        sums_1[1].add_if(is_here, total_2_term_value, total_2_term_by_value);
+            bias_value, total_3_term_value, total_3_term_by_value, total_4_term_value, total_4_term_by_value,
+            carried_value, total_term_value, total_term_by_value, total_2_term_value, total_2_term_by_value);
+        if (is_here) sums_1[0].add(total_3_term_value, total_3_term_by_value);
+        if (is_here) sums_1[1].add(total_4_term_value, total_4_term_by_value);
         carried[p][lane] = carried_value;
+        if (is_here) total_sum[p][lane].add(total_term_value, total_term_by_value);
+        if (is_here) total_2_sum[p][lane].add(total_2_term_value, total_2_term_by_value);
       }
     }
     combine<8, false>(sums_1, cells[turn++ & 1]);
-    const float total_value = sums_1[0].total;
-    const float total_2_value = sums_1[1].total;
+    const float total_3_value = sums_1[0].total;
+    const float total_4_value = sums_1[1].total;
     float negated_value;
     float product_value;
-    backward_row_values_once(total_value, saved_variance_value, count_of_inner_value, total_2_value,
+    backward_row_values_once(total_3_value, saved_variance_value, count_of_inner_value, total_4_value,
         negated_value, product_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
@@ -576,125 +602,58 @@ backward_row(const float* d_out, const float* x, const float* saved_mean, const 
       if (is_here) store(d_x + (base + i), d_x_out);
     }
   }
-}
-
-__device__ __forceinline__ void backward_outer_values(const float d_out, const float x,
-    const float saved_mean, const float saved_variance, const float weight, const float bias,
-    float& total_3_term, float& total_4_term) {
-  // group_norm(64, weight, bias)
-  const float product = (x - saved_mean) * (rsqrtf(saved_variance + 1e-05f));
-  const float after_group_norm = fmaf(product, weight, bias);
-  // backward, down to group_norm(64, weight, bias)
-  const float sigmoid_value = sigmoid(after_group_norm);
-  const float d_after_group_norm = d_out * sigmoid_value * fmaf(after_group_norm, 1.0f - sigmoid_value, 1.0f);
-  total_3_term = d_after_group_norm * product;
-  total_4_term = d_after_group_norm;
-}
-
-// Reads d_out, x, saved_mean by (outer, middle), saved_variance by (outer, middle), weight by (middle, inner), bias by (middle, inner); leaves partials of total_3, total_4.
-template <int kLanes>
-__global__ void __launch_bounds__(256, 4)
-backward_outer(const float* d_out, const float* x, const float* saved_mean, const float* saved_variance,
-    const float* weight, const float* bias, Sum<float>* __restrict__ total_3_partials,
-    Sum<float>* __restrict__ total_4_partials, BackwardSizes sizes, Index slots) {
-  wait_for_kernel_before();
-  constexpr int kRows = 2;
-  __shared__ alignas(16) unsigned char shared[256 * 4];
-  const Index rows = sizes.outer.value, columns = sizes.inner.value;
-  const Index strips = (columns + blockDim.x * kLanes - 1) / (blockDim.x * kLanes);
-  const Index task = blockIdx.x / strips;  // (kept, slot)
-  const Index column = (blockIdx.x % strips * blockDim.x + threadIdx.x) * kLanes;
-  const Index kept_index = task / slots, slot = task % slots;
-  const Index middle = kept_index;
-  Sum<float> total_3_sum[kLanes];
-  Sum<float> total_4_sum[kLanes];
-  if (column < columns) {
-    const Index share = (rows + slots - 1) / slots, end = min(rows, (slot + 1) * share);
-    for (Index from = slot * share + threadIdx.y; from < end; from += blockDim.y * kRows) {
-      Pack<float, kLanes> d_out_in[kRows];
-      Pack<float, kLanes> x_in[kRows];
+  // One partial for each column and thread: all rows of a thread have the same middle.
+  const Index slot_row = blockIdx.x * blockDim.y + threadIdx.y;
 #pragma unroll
-      for (int p = 0; p < kRows; ++p) {
-        const bool is_here = from + p * blockDim.y < end;
-        const Index row = is_here ? from + p * blockDim.y : from;
-        const Index outer = row;
-        if (is_here) d_out_in[p] = load<kLanes>(d_out + (((outer) * sizes.middle.value + middle) * columns + column));
-        if (is_here) x_in[p] = load<kLanes>(x + (((outer) * sizes.middle.value + middle) * columns + column));
-      }
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
 #pragma unroll
-      for (int p = 0; p < kRows; ++p) {
-        const bool is_here = from + p * blockDim.y < end;
-        const Index row = is_here ? from + p * blockDim.y : from;
-        const Index outer = row;
-        const float saved_mean_value = widen(saved_mean[(outer) * sizes.middle.value + middle]);
-        const float saved_variance_value = widen(saved_variance[(outer) * sizes.middle.value + middle]);
-#pragma unroll
-        for (int lane = 0; lane < kLanes; ++lane) {
-          const Index inner = column + lane;
-          const float d_out_value = widen(d_out_in[p], lane);
-          const float x_value = widen(x_in[p], lane);
-          const float weight_value = widen(weight[(middle) * sizes.inner.value + inner]);
-          const float bias_value = widen(bias[(middle) * sizes.inner.value + inner]);
-          float total_3_term_value;
-          float total_4_term_value;
-          backward_outer_values(d_out_value, x_value, saved_mean_value, saved_variance_value, weight_value,
-              bias_value, total_3_term_value, total_4_term_value);
-          if (is_here) total_3_sum[lane].add(total_3_term_value);
-          if (is_here) total_4_sum[lane].add(total_4_term_value);
-        }
-      }
+    for (int lane = 0; lane < kLanes; ++lane) {
+      if (i < length) total_partials[slot_row * length + i + lane] = total_sum[p][lane];
+      if (i < length) total_2_partials[slot_row * length + i + lane] = total_2_sum[p][lane];
     }
   }
-#pragma unroll
-  for (int lane = 0; lane < kLanes; ++lane) {
-    total_3_sum[lane] = merge_tree(total_3_sum[lane], threadIdx.y, blockDim.y,
-        threadIdx.y * blockDim.x + threadIdx.x, blockDim.x, shared);
-    if (threadIdx.y == 0 && column + lane < columns) total_3_partials[task * columns + column + lane] = total_3_sum[lane];
-    total_4_sum[lane] = merge_tree(total_4_sum[lane], threadIdx.y, blockDim.y,
-        threadIdx.y * blockDim.x + threadIdx.x, blockDim.x, shared);
-    if (threadIdx.y == 0 && column + lane < columns) total_4_partials[task * columns + column + lane] = total_4_sum[lane];
-  }
 }
 
-__device__ __forceinline__ void backward_finalise_values(const float total_3, const float total_4,
+__device__ __forceinline__ void backward_finalise_values(const float total, const float total_2,
     float& d_weight, float& d_bias) {
-  d_weight = total_3;
-  d_bias = total_4;
+  d_weight = total;
+  d_bias = total_2;
 }
 
-// Merges partials into total_3, total_4; writes d_weight, d_bias.
+// Merges partials into total, total_2; writes d_weight, d_bias.
 __global__ void __launch_bounds__(512)
-backward_finalise(float* __restrict__ d_weight, float* __restrict__ d_bias,
-    const Sum<float>* total_3_partials, const Sum<float>* total_4_partials, BackwardSizes sizes,
-    Index slots) {
+backward_finalise(float* __restrict__ d_weight, float* __restrict__ d_bias, const Sum<float>* total_partials,
+    const Sum<float>* total_2_partials, BackwardSizes sizes, Index slots) {
   wait_for_kernel_before();
   __shared__ alignas(16) unsigned char shared[512 * 8];
-  const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
+  const Index columns = sizes.middle.value * sizes.inner.value,
+      strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
   const Index result = above * columns + column;
   const bool is_live = column < columns;
-  Sum<double> total_3_sum;
-  Sum<double> total_4_sum;
+  Sum<double> total_sum;
+  Sum<double> total_2_sum;
   if (is_live) {
 #pragma unroll 8
     for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
-      total_3_sum.merge(total_3_partials[(above * slots + slot) * columns + column]);
-      total_4_sum.merge(total_4_partials[(above * slots + slot) * columns + column]);
+      total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
+      total_2_sum.merge(total_2_partials[(above * slots + slot) * columns + column]);
     }
   }
-  total_3_sum = merge_tree(total_3_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+  total_sum = merge_tree(total_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
       blockDim.x, shared);
-  total_4_sum = merge_tree(total_4_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+  total_2_sum = merge_tree(total_2_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
       blockDim.x, shared);
   if (threadIdx.y != 0 || !is_live) return;
-  const float total_3_value = static_cast<float>(total_3_sum.sum());
-  const float total_4_value = static_cast<float>(total_4_sum.sum());
+  const float total_value = static_cast<float>(total_sum.sum());
+  const float total_2_value = static_cast<float>(total_2_sum.sum());
   const Index above_inner = divide(result, sizes.inner);
   const Index inner = result - above_inner * sizes.inner.value;
   const Index middle = above_inner;
   float d_weight_value;
   float d_bias_value;
-  backward_finalise_values(total_3_value, total_4_value, d_weight_value, d_bias_value);
+  backward_finalise_values(total_value, total_2_value, d_weight_value, d_bias_value);
   d_weight[(middle) * sizes.inner.value + inner] = narrow<float>(d_weight_value);
   d_bias[(middle) * sizes.inner.value + inner] = narrow<float>(d_bias_value);
 }
@@ -837,54 +796,38 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const int device = static_cast<int>(a[13]);
   const DeviceGuard guard(device);
   const int64_t backward_row_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value), backward_row_length = static_cast<int64_t>(sizes.inner.value);
-  const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, 16));
+  const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, 8));
   const int64_t backward_row_tasks = ceil_divide(backward_row_rows, backward_row_block.y);
-  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 65536, 65536,
+  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 32768, 32768,
       device);
-  const int64_t backward_row_slots = backward_row_tasks < backward_row_resident ? backward_row_tasks : backward_row_resident;
-  const int64_t backward_outer_rows = static_cast<int64_t>(sizes.outer.value),
-      backward_outer_columns = static_cast<int64_t>(sizes.inner.value),
-      backward_outer_kept = static_cast<int64_t>(sizes.middle.value);
-  const bool backward_outer_is_packed = backward_outer_columns % 4 == 0;
-  const auto backward_outer_kernel = backward_outer_is_packed ? &backward_outer<4> : &backward_outer<1>;
-  const auto backward_outer_width = static_cast<unsigned>(power_of_two(ceil_divide(backward_outer_columns,
-      backward_outer_is_packed ? 4 : 1), 1, 32));
-  const dim3 backward_outer_block(backward_outer_width, 256 / backward_outer_width);
-  const int64_t backward_outer_strips = ceil_divide(backward_outer_columns,
-      backward_outer_width * (backward_outer_is_packed ? 4 : 1));
-  const int64_t backward_outer_most = ceil_divide(backward_outer_rows, backward_outer_block.y * 2);
-  // No more than work at once: a few blocks behind the others would take as long again.
-  const int64_t backward_outer_room = resident_blocks(backward_outer_kernel, backward_outer_block, 0, 0,
-      device) / (backward_outer_strips * backward_outer_kept);
-  const int64_t backward_outer_wanted = backward_outer_room > 0 ? backward_outer_room : 1;
-  const int64_t backward_outer_slots = backward_outer_wanted < backward_outer_most ? backward_outer_wanted : backward_outer_most;
-  const int64_t total_3_partials_slots = backward_outer_slots;
-  const int64_t total_4_partials_slots = backward_outer_slots;
-  auto* const total_3_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value) * total_3_partials_slots);
-  auto* const total_4_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value) * total_4_partials_slots);
+  // So many at a time that all rows of a thread have the same middle.
+  const int64_t backward_row_alike = static_cast<int64_t>(sizes.middle.value),
+      backward_row_beside = backward_row_block.y;
+  const int64_t backward_row_common = power_of_two(backward_row_alike & -backward_row_alike, 1,
+      backward_row_beside);
+  const int64_t backward_row_step = backward_row_alike / backward_row_common,
+      backward_row_steps = backward_row_resident / backward_row_step;
+  const int64_t backward_row_slots = backward_row_step * (backward_row_tasks < backward_row_resident ? ceil_divide(backward_row_tasks, backward_row_step) : backward_row_steps > 0 ? backward_row_steps : 1);
+  const int64_t total_partials_slots = backward_row_slots * backward_row_beside / backward_row_alike;
+  const int64_t total_2_partials_slots = backward_row_slots * backward_row_beside / backward_row_alike;
+  auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value) * total_partials_slots);
+  auto* const total_2_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value) * total_2_partials_slots);
   if (is_measuring) return scratch.used;
   {
-    follow(backward_row, static_cast<unsigned>(backward_row_slots), backward_row_block, 65536, stream, d_out,
-        x, saved_mean, saved_variance, weight, bias, d_x, sizes);
+    follow(backward_row, static_cast<unsigned>(backward_row_slots), backward_row_block, 32768, stream, d_out,
+        x, saved_mean, saved_variance, weight, bias, d_x, total_partials, total_2_partials, sizes);
   }
   {
-    const auto blocks = static_cast<unsigned>(backward_outer_kept * backward_outer_slots * backward_outer_strips);
-    follow(backward_outer_kernel, blocks, backward_outer_block, 0, stream, d_out, x, saved_mean,
-        saved_variance, weight, bias, total_3_partials, total_4_partials, sizes,
-        static_cast<Index>(backward_outer_slots));
-  }
-  {
-    const int64_t columns = static_cast<int64_t>(sizes.inner.value),
-        results = static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value);
+    const int64_t columns = static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value), results = static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value);
     // Threads for all slots of a column, up to 64 or what is left of a block, and columns beside each other:
     // more of those where there are many.
-    const int64_t slots = total_3_partials_slots, most_along = columns < 4096 ? 64 : columns < 8192 ? 32 : 16;
+    const int64_t slots = total_partials_slots, most_along = columns < 4096 ? 64 : columns < 8192 ? 32 : 16;
     const auto width = static_cast<unsigned>(power_of_two(columns, 1, 512 / power_of_two(slots, 1,
         most_along)));
     const dim3 block(width, static_cast<unsigned>(power_of_two(slots, width < 32 ? 32 / width : 1,
         512 / width)));
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    follow(backward_finalise, blocks, block, 0, stream, d_weight, d_bias, total_3_partials, total_4_partials,
+    follow(backward_finalise, blocks, block, 0, stream, d_weight, d_bias, total_partials, total_2_partials,
         sizes, static_cast<Index>(slots));
   }
   return -static_cast<int64_t>(cudaGetLastError());
