@@ -94,53 +94,31 @@ __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
 }
 
-// How many of so many neighbours go in one access, and whether these do: where all begin at a multiple of their size, or
-// these happen to.
-template <int N, typename T>
-constexpr int kTogether = ((N * sizeof(T)) % 16 == 0 ? 16 : (N * sizeof(T)) & -(N * sizeof(T))) / sizeof(T);
-
-template <bool kIsWide, int N, typename T>
-__device__ __forceinline__ bool are_together(const T* at) {
-  return kIsWide || (kTogether<N, T> > 1 && reinterpret_cast<uintptr_t>(at) % (kTogether<N,
-      T> * sizeof(T)) == 0);
-}
-
+// Neighbours in as few accesses as their size allows, where they begin at a multiple of it; else one by one.
 template <bool kIsWide, int N, typename T>
 __device__ __forceinline__ void load_line(const T* from, T (&to)[N]) {
-  constexpr int kLanes = kTogether<N, T>;
-  if (are_together<kIsWide, N>(from)) {
-    using Whole = typename Bits<sizeof(T) * kLanes>::type;
+  constexpr int kBytes = N * sizeof(T),
+      kLanes = kIsWide ? (kBytes % 16 == 0 ? 16 : kBytes & -kBytes) / sizeof(T) : 1;
+  using Whole = typename Bits<sizeof(T) * kLanes>::type;
 #pragma unroll
-    for (int i = 0; i < N; i += kLanes) {
-      Pack<T, kLanes> pack;
-      *reinterpret_cast<Whole*>(&pack) = *reinterpret_cast<const Whole*>(from + i);
+  for (int i = 0; i < N; i += kLanes) {
+    Pack<T, kLanes> pack;
+    *reinterpret_cast<Whole*>(&pack) = *reinterpret_cast<const Whole*>(from + i);
 #pragma unroll
-      for (int lane = 0; lane < kLanes; ++lane) to[i + lane] = pack.at[lane];
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < N; ++i) to[i] = from[i];
+    for (int lane = 0; lane < kLanes; ++lane) to[i + lane] = pack.at[lane];
   }
 }
 
 template <bool kIsWide, int N, typename T>
 __device__ __forceinline__ void store_line(const T (&from)[N], T* to) {
-  constexpr int kLanes = kTogether<N, T>;
-  if (are_together<kIsWide, N>(to)) {
+  constexpr int kBytes = N * sizeof(T),
+      kLanes = kIsWide ? (kBytes % 16 == 0 ? 16 : kBytes & -kBytes) / sizeof(T) : 1;
 #pragma unroll
-    for (int i = 0; i < N; i += kLanes) {
-      Pack<T, kLanes> pack;
+  for (int i = 0; i < N; i += kLanes) {
+    Pack<T, kLanes> pack;
 #pragma unroll
-      for (int lane = 0; lane < kLanes; ++lane) pack.at[lane] = from[i + lane];
-      store(to + i, pack);
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      Pack<T, 1> pack;
-      pack.at[0] = from[i];
-      store(to + i, pack);
-    }
+    for (int lane = 0; lane < kLanes; ++lane) pack.at[lane] = from[i + lane];
+    store(to + i, pack);
   }
 }
 
