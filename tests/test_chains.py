@@ -84,6 +84,45 @@ CHAINS = [
         (4, 8, 7, 6),
         [(8,)] * 4 + [(4, 8, 7, 6)],
     ),
+    # Several families in one chain.
+    ("softmax(1) | max_pool3d(2) | max_pool3d(2)", (2, 5, 4, 9, 8), []),
+    (
+        "div(2) | max_pool3d(2) | adaptive_avg_pool3d(1) | add(p) | sum(1)",
+        (2, 3, 4, 6, 8),
+        [(3, 1, 1, 1)],
+    ),
+    ("max_pool2d(2) | hardtanh | mean((2, 3), keepdim=True) | tanh", (2, 8, 9, 8), []),
+    (
+        "batch_norm(running_mean, running_var, weight, bias, training=True) | tanh | max_pool2d(2) "
+        "| group_norm(4, w, b)",
+        (3, 8, 9, 8),
+        [(8,)] * 6,
+    ),
+    (
+        "batch_norm(running_mean, running_var, weight, training=True) | keep(y) "
+        "| mean((2, 3, 4), keepdim=True) | keep(m) | recall(y) | sub(m)",
+        (3, 5, 2, 4, 6),
+        [(5,)] * 3,  # a bias would have the gradient 0
+    ),
+    (
+        "mean(2, keepdim=True) | add(p) | softmax(1) | tanh | mul(2)",
+        (2, 5, 4, 6, 7),
+        [(5, 1, 1, 1)],
+    ),
+    ("min(2) | softmax(1)", (2, 8, 3, 5, 7), []),
+    ("hardswish | relu | softmax(1) | mul(p) | mean((2, 3, 4))", (2, 5, 3, 4, 6), [(5, 1, 1, 1)]),
+    ("min(1, keepdim=True) | sum(2, keepdim=True) | gelu | add(p)", (2, 8, 7, 6), [(1, 1, 1)]),
+    ("silu | add(p) | group_norm(8, weight, bias)", (33, 64), [(64,)] * 3),
+    ("group_norm(3, weight, bias) | silu | mul(p) | silu", (9, 36), [(36,)] * 3),
+    ("avg_pool3d(2) | clamp(0, 1) | flatten(2) | softmax(2) | mul(p)", (2, 3, 4, 6, 8), [(3, 1)]),
+    (
+        "group_norm(8, weight, bias) | min(1, keepdim=True) | add(p)",
+        (9, 64),
+        [(64,), (64,), (1, 64, 1, 1)],
+    ),
+    ("mul(p) | instance_norm | clamp(-1, 1) | mul(p) | max(1)", (2, 8, 3, 5, 6), [(8, 1, 1, 1)]),
+    ("group_norm(4, weight, bias) | mul(p) | max_pool2d(4)", (2, 8, 9, 8), [(8,), (8,), (8, 1, 1)]),
+    ("max_pool3d(2) | softmax(1) | sub(p) | silu | max(1)", (2, 8, 4, 6, 8), [(8, 1, 1, 1)]),
 ]
 KINDS = {
     "fp64": (torch.float64, False),
