@@ -88,6 +88,12 @@ class PlacedView(StretchingView):
         return groups | (set(self.domain[:-1]) if self.kept and self.family == "outer" else set())
 
     @property
+    def outermost_kept(self) -> int | None:
+        """The group that sums keep of those of a row, where others are further in."""
+        is_outer = bool(self.kept) and self.kept != self.domain[-len(self.kept) :]
+        return self.kept[0] if is_outer and self.family == "row" else None
+
+    @property
     def kept_words(self) -> str:
         """The indices that sums keep of those of a row."""
         return ", ".join(self.word(g) for g in self.kept)

@@ -237,15 +237,15 @@ def _is_column_sum(node: Expr, domain: Extent, rest: Extent) -> bool:
 def _sums_of_alike(
     reduces: Sequence[Expr], domain: Extent, rest: Extent
 ) -> tuple[Extent, list[Expr]]:
-    """The innermost groups that tell rows apart which sums over the other rows keep, and these
-    sums; those that keep the fewest.
+    """The groups that tell rows apart which sums over the other rows keep, and these sums; those
+    that keep the fewest. They are the innermost of such groups, or the outermost one.
     """
     found: dict[Extent, list[Expr]] = {}
     for node in reduces:
         kind, axes = ir.reduction(node)
         kept = rest - axes
         is_apt = kind == "sum" and node.args[0].extent == domain and axes < rest
-        if is_apt and min(kept) > max(axes):
+        if is_apt and (min(kept) > max(axes) or kept == {min(rest)}):
             found.setdefault(kept, []).append(node)
     return min(found.items(), key=lambda pair: len(pair[0]), default=(frozenset(), []))
 

@@ -84,6 +84,8 @@ CHAINS = [
         (4, 8, 7, 6),
         [(8,)] * 4 + [(4, 8, 7, 6)],
     ),
+    ("layernorm | mul(scale) | add(shift)", (3, 9, 64), [(3, 1, 64)] * 2),
+    ("mul(0.125) | add(mask) | softmax(-1)", (3, 4, 5, 40), [(3, 1, 1, 40)]),
     # Several families in one chain.
     ("softmax(1) | max_pool3d(2) | max_pool3d(2)", (2, 5, 4, 9, 8), []),
     (

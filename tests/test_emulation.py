@@ -278,6 +278,13 @@ CASES = [
     ("group_norm(3, w, v)", (50, 24), [(24,)] * 2, {}, "row"),
     ("silu | group_norm(40, w, v)", (9, 1280), [(1280,)] * 2, {}, "row"),
     ("group_norm(5, w, v)", (30, 500), [(500,)] * 2, {"dtype": "bfloat16"}, "row"),
+    # Or of the same sample.
+    ("layernorm | mul(s) | add(t)", (3, 9, 64), [(3, 1, 64)] * 2, {}, "row"),
+    ("layernorm | mul(s) | add(t)", (5, 70, 1152), [(5, 1, 1152)] * 2, {}, "row"),
+    ("rms_norm | mul(s) | gelu", (4, 11, 96), [(4, 1, 96)], {"dtype": "bfloat16"}, "row"),
+    ("add(m) | softmax(-1)", (3, 4, 5, 64), [(3, 1, 1, 64)], {}, "row"),
+    ("add(m) | softmax(-1)", (3, 4, 5, 48), [(4, 5, 48)], {}, "row"),
+    ("layernorm | mul(s)", (600, 2, 36), [(600, 1, 36)], {}, "row"),
     # Rows first, and what is left of them in the general way.
     ("softmax(1) | mul(w) | mean((2, 3))", (3, 7, 5, 6), [(7, 1, 1)], {}, "column inner"),
     ("max(1) | sum(1)", (3, 7, 5, 8), [], {}, "column outer"),

@@ -52,6 +52,10 @@ CASES = {
         "group_norm(64, weight, bias) | silu",
         Situation(shape=(256, 4096)),
     ),
+    "layernorm_modulated": (
+        "layernorm | mul(scale) | add(shift)",
+        Situation(shape=(4, 64, 768), operands={"scale": (4, 1, 768), "shift": (4, 1, 768)}),
+    ),
     "layernorm_of_odd_long_rows_float64": (
         "layernorm(weight, bias) | gelu",
         Situation(shape=(8, 65537), dtype="float64"),

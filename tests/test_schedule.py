@@ -68,6 +68,20 @@ def test_rows_that_are_reduced_last_are_held_on_the_chip(text, families_of_forwa
         assert found == families_of_forward
 
 
+@pytest.mark.parametrize(
+    ("text", "x", "operands"),
+    [
+        ("silu | group_norm(8, w, b)", (33, 64), {}),
+        ("layernorm | mul(s) | add(t)", (4, 9, 64), {"s": (4, 1, 64), "t": (4, 1, 64)}),
+        ("add(mask) | softmax(-1)", (4, 6, 9, 64), {"mask": (6, 9, 64)}),
+    ],
+)
+def test_gradients_of_what_some_rows_share_come_with_the_rows(text, x, operands):
+    forward, back = families(text, x=x, target="cuda", **operands)
+    assert forward == ["row"]
+    assert back == ["row", "finalise"]
+
+
 def test_an_axis_that_x_lacks_is_no_part_of_its_rows():
     text = "group_norm(2) | max(1) | add(wider)"
     found = families(text, target="cuda", wider=(5, 1, 1, 1))[0]

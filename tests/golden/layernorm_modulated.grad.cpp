@@ -1,0 +1,589 @@
+// fusegen 0.1.0   chain 701694947dd9   signature forward+backward: d_out float32, d_scale float32, d_shift_operand float32, d_x float32, out float32, saved_mean float32, saved_variance float32, scale float32, shift_operand float32, x float32; 64-bit offsets
+//   layernorm | mul(scale) | add(shift)
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+using Index = int64_t;
+
+namespace {
+
+struct Size {
+  Index value;
+};
+
+inline Index divide(Index n, Size d) { return n / d.value; }
+
+template <typename To, typename From>
+inline To bits_of(From x) {
+  static_assert(sizeof(To) == sizeof(From));
+  To bits;
+  __builtin_memcpy(&bits, &x, sizeof(To));
+  return bits;
+}
+
+template <typename Stored>
+inline Stored widen(Stored x) {
+  return x;
+}
+
+template <typename Stored, typename Value>
+inline Stored narrow(Value x) {
+  return static_cast<Stored>(x);
+}
+
+// Scratch memory, handed out piece by piece; with no base it only counts.
+struct Scratch {
+  char* base;
+  Index used = 0;
+  template <typename T>
+  T* take(Index count) {
+    T* const piece = reinterpret_cast<T*>(base + used);
+    used += (count * static_cast<Index>(sizeof(T)) + 63) / 64 * 64;
+    return piece;
+  }
+};
+
+// Work is cut into pieces that depend on the sizes alone, never on the number of threads: so are the results.
+constexpr Index kPiece = 16384;
+
+inline Index pieces_of(Index length) { return std::max<Index>(1, (length + kPiece - 1) / kPiece); }
+
+// Below this many elements one thread does it all: waking another costs more.
+constexpr Index kSerial = 16384;
+
+// How many blocks of rows leave partials of their own, where columns are added up.
+inline Index slots_of(Index rows, Index columns) {
+  return std::max<Index>(1, std::min<Index>(std::min<Index>(rows, 64), rows * columns / kPiece));
+}
+
+// Elements are worked on by lines: up to so many neighbours, widened into arrays, so that conversions,
+// arithmetic and sums are a plain loop each. Arithmetic goes on to a whole vector, over copies of the last
+// element, so that no short row ends in scalar calls.
+constexpr Index kLine = 512;
+
+// Short rows go through each stage together: what one row waits for is hidden behind the others. So many
+// elements still lie in the fastest cache when the next stage comes.
+constexpr Index kTogether = 64;
+
+inline Index rows_together(Index length) {
+  return std::min<Index>(kTogether, std::max<Index>(1, 4096 / std::max<Index>(1, length)));
+}
+
+inline Index padded(Index width) { return (width + 15) / 16 * 16; }
+
+// The end of a line is filled up with copies of its last element.
+template <typename Value>
+inline void pad(Value* line, Index width) {
+  const Value last = line[width - 1];
+  for (Index i = width; i < padded(width); ++i) line[i] = last;
+}
+
+// Elements of the arithmetic's own type that fill whole vectors are worked on where they lie.
+template <Index stride, typename Stored, typename Value>
+inline bool is_line(Index width) {
+  return std::is_same<Stored, Value>::value && stride == 1 && width == padded(width);
+}
+
+// A line to read; room is where it is put if it cannot stay.
+template <Index stride, typename Stored, typename Value>
+inline const Value* load(const Stored* from, Index width, Value* room) {
+  if (is_line<stride, Stored, Value>(width)) return reinterpret_cast<const Value*>(from);
+#pragma omp simd
+  for (Index i = 0; i < width; ++i) room[i] = static_cast<Value>(widen(from[i * stride]));
+  pad(room, width);
+  return room;
+}
+
+// A line to be written before store.
+template <Index stride, typename Stored, typename Value>
+inline Value* target(Stored* to, Index width, Value* room) {
+  return is_line<stride, Stored, Value>(width) ? reinterpret_cast<Value*>(to) : room;
+}
+
+template <Index stride, typename Stored, typename Value>
+inline void store(const Value* line, Index width, Stored* to) {
+  if (is_line<stride, Stored, Value>(width)) return;
+#pragma omp simd
+  for (Index i = 0; i < width; ++i) to[i * stride] = narrow<Stored>(line[i]);
+}
+
+// Fresh memory comes in pages of 4 KiB, whose faults cost more than most chains (writing 55 MB: 15 ms, and 4
+// in large pages). So large outputs ask for those, as torch's allocator does under THP_MEM_ALLOC_ENABLE.
+template <typename Stored>
+inline void expect(Stored* output, Index count) {
+#ifdef __linux__
+  constexpr uintptr_t kPage = 65536;
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(output) + kPage - 1) / kPage * kPage;
+  const uintptr_t end = reinterpret_cast<uintptr_t>(output + count) / kPage * kPage;
+  if (begin + (4u << 20) <= end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+}
+
+// Sixteen numbers side by side. gcc would add the ends of a reduction up one by one, through memory.
+template <typename Value>
+struct Lanes {
+  typedef Value Pack __attribute__((vector_size(16 * sizeof(Value))));
+  Pack at = {};
+  void load(const Value* from) { __builtin_memcpy(&at, from, sizeof(at)); }
+  Value sum() const {
+    Value left[16];
+    __builtin_memcpy(left, &at, sizeof(at));
+    fold<8>(left);
+    fold<4>(left);
+    fold<2>(left);
+    return left[0] + left[1];
+  }
+  template <int half>
+  static void fold(Value* left) {
+    for (int i = 0; i < half; ++i) left[i] += left[i + half];
+  }
+};
+
+inline Index whole(Index width) { return width / 16 * 16; }
+
+template <typename Value>
+inline double sum_of(const Value* line, Index width) {
+  Lanes<Value> lanes, next;
+  for (Index i = 0; i < whole(width); i += 16) {
+    next.load(line + i);
+    lanes.at += next.at;
+  }
+  Value total = lanes.sum();
+  for (Index i = whole(width); i < width; ++i) total += line[i];
+  return total;
+}
+
+struct Sum {
+  double total = 0;
+  void merge(const Sum& other) { total += other.total; }
+  template <typename Value>
+  void add(const Value* line, Index width) {
+    total += sum_of(line, width);
+  }
+  double sum() const { return total; }
+};
+
+// A sum for each place of a line.
+struct SumLanes {
+  double total[kLine];
+  explicit SumLanes(Index width) { std::fill(total, total + padded(width), 0.0); }
+  template <typename Value>
+  void add(const Value* line, Index width) {
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) total[i] += line[i];
+  }
+  double sum(Index i) const { return total[i]; }
+  Sum at(Index i) const { return {total[i]}; }
+};
+
+// Count, mean and the sum of squared distances from it; merged by Chan's formula.
+struct Moments {
+  double count = 0, centre = 0, distances = 0;
+  void merge(const Moments& other) {
+    if (count == 0) *this = other;
+    else if (other.count != 0) {
+      const double all = count + other.count, gap = other.centre - centre, share = other.count / all;
+      centre += gap * share;
+      distances += other.distances + gap * gap * count * share;
+      count = all;
+    }
+  }
+  // Distances about a first guess of the mean, mended by their own mean.
+  template <typename Value>
+  void add(const Value* line, Index width) {
+    const double n = static_cast<double>(width);
+    const Value about = static_cast<Value>(sum_of(line, width) / n);
+    Lanes<Value> lanes, all_squares, all_drift;
+    for (Index i = 0; i < whole(width); i += 16) {
+      lanes.load(line + i);
+      lanes.at -= about;
+      all_squares.at += lanes.at * lanes.at;
+      all_drift.at += lanes.at;
+    }
+    Value squares = all_squares.sum(), drift = all_drift.sum();
+    for (Index i = whole(width); i < width; ++i) {
+      const Value distance = line[i] - about;
+      squares += distance * distance;
+      drift += distance;
+    }
+    const double mean_drift = drift / n;
+    merge({n, about + mean_drift, squares - drift * mean_drift});
+  }
+  double mean() const { return centre; }
+  double variance() const { return distances / count; }
+};
+
+// Moments for each place of a line, by Welford's recurrence.
+struct MomentsLanes {
+  double count = 0, centre[kLine], distances[kLine];
+  explicit MomentsLanes(Index width) {
+    std::fill(centre, centre + padded(width), 0.0);
+    std::fill(distances, distances + padded(width), 0.0);
+  }
+  template <typename Value>
+  void add(const Value* line, Index width) {
+    const double share = 1 / ++count;
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) {
+      const double gap = line[i] - centre[i];
+      centre[i] += gap * share;
+      distances[i] += gap * (line[i] - centre[i]);
+    }
+  }
+  double mean(Index i) const { return centre[i]; }
+  double variance(Index i) const { return distances[i] / count; }
+  Moments at(Index i) const { return {count, centre[i], distances[i]}; }
+};
+
+struct ForwardSizes {
+  Size outer, middle, inner;
+};
+
+static inline __attribute__((always_inline)) void forward_row_values(const float x, const float mean,
+    const float variance, const float scale, const float shift_operand, float& out) {
+  // layernorm
+  const float after_layernorm = (x - mean) * (1.0f / sqrtf(variance + 1e-05f));
+  // mul(scale)
+  const float after_mul = after_layernorm * scale;
+  // add(shift)
+  out = after_mul + shift_operand;
+}
+
+static inline __attribute__((always_inline)) void forward_row_row_values(const float mean,
+    const float variance, float& saved_mean, float& saved_variance) {
+  saved_mean = mean;
+  saved_variance = variance;
+}
+
+static void forward_row(const float* __restrict__ x, const float* __restrict__ scale,
+    const float* __restrict__ shift_operand, float* __restrict__ out, float* __restrict__ saved_mean,
+    float* __restrict__ saved_variance, const ForwardSizes sizes, int threads) {
+  expect(out, sizes.outer.value * sizes.middle.value * sizes.inner.value);
+  expect(saved_mean, sizes.outer.value * sizes.middle.value);
+  expect(saved_variance, sizes.outer.value * sizes.middle.value);
+  const Index rows = sizes.outer.value * sizes.middle.value, length = sizes.inner.value;
+  const Index together = rows_together(length);
+  const Index tasks = (rows + together - 1) / together;
+#pragma omp parallel num_threads(threads) firstprivate(sizes) if (rows * length > kSerial)
+  {
+#pragma omp for schedule(static)
+    for (Index task = 0; task < tasks; ++task) {
+      const Index top = task * together, bottom = std::min(rows, top + together);
+      float mean_of_rows[kTogether];
+      float variance_of_rows[kTogether];
+      for (Index row = top; row < bottom; ++row) {
+        const Index above_middle = divide(row, sizes.middle);
+        const Index middle = row - above_middle * sizes.middle.value;
+        const Index outer = above_middle;
+        Moments mean_sum;
+        for (Index first = 0; first < length; first += kLine) {
+          const Index width = std::min(kLine, length - first);
+          const Index inner = first;
+          float x_room[kLine];
+          const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
+          mean_sum.add(x_line, width);
+        }
+        mean_of_rows[row - top] = static_cast<float>(mean_sum.mean());
+        variance_of_rows[row - top] = static_cast<float>(mean_sum.variance());
+      }
+      for (Index row = top; row < bottom; ++row) {
+        const Index above_middle = divide(row, sizes.middle);
+        const Index middle = row - above_middle * sizes.middle.value;
+        const Index outer = above_middle;
+        const float mean_value = mean_of_rows[row - top];
+        const float variance_value = variance_of_rows[row - top];
+        for (Index first = 0; first < length; first += kLine) {
+          const Index width = std::min(kLine, length - first);
+          const Index inner = first;
+          float x_room[kLine];
+          const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
+          float scale_room[kLine];
+          const float* const scale_line = load<1>(scale + (outer) * sizes.inner.value + inner, width,
+              scale_room);
+          float shift_operand_room[kLine];
+          const float* const shift_operand_line = load<1>(shift_operand + (outer) * sizes.inner.value + inner, width, shift_operand_room);
+          float out_room[kLine];
+          float* const out_line = target<1>(out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, out_room);
+#pragma omp simd
+          for (Index i = 0; i < padded(width); ++i) {
+            const float x_value = x_line[i];
+            const float scale_value = scale_line[i];
+            const float shift_operand_value = shift_operand_line[i];
+            float out_value;
+            forward_row_values(x_value, mean_value, variance_value, scale_value, shift_operand_value,
+                out_value);
+            out_line[i] = out_value;
+          }
+          store<1>(out_line, width,
+              out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner);
+        }
+        {
+          const Index above_middle = divide(row, sizes.middle);
+          const Index middle = row - above_middle * sizes.middle.value;
+          const Index outer = above_middle;
+          const float mean_value = mean_of_rows[row - top];
+          const float variance_value = variance_of_rows[row - top];
+          float saved_mean_value;
+          float saved_variance_value;
+          forward_row_row_values(mean_value, variance_value, saved_mean_value, saved_variance_value);
+          saved_mean[(outer) * sizes.middle.value + middle] = narrow<float>(saved_mean_value);
+          saved_variance[(outer) * sizes.middle.value + middle] = narrow<float>(saved_variance_value);
+        }
+      }
+    }
+  }
+}
+
+struct BackwardSizes {
+  Size outer, middle, inner;
+};
+
+static inline __attribute__((always_inline)) void backward_row_stage_1(const float d_out, const float scale,
+    const float x, const float saved_mean, float& total_term, float& total_2_term) {
+  // backward, down to layernorm
+  const float d_after_layernorm = d_out * scale;
+  total_term = d_after_layernorm * (x - saved_mean);
+  total_2_term = d_after_layernorm;
+}
+
+static inline __attribute__((always_inline)) void backward_row_values(const float x, const float saved_mean,
+    const float total, const float saved_variance, const float count_of_inner, const float d_out,
+    const float scale, const float total_2, float& d_x) {
+  // backward, down to layernorm
+  const float d_after_layernorm = d_out * scale;
+  const float inverse_root = 1.0f / sqrtf(saved_variance + 1e-05f);
+  const float product = 2.0f * (-0.5f * total * (inverse_root * inverse_root * inverse_root));
+  const float quotient = 1.0f / count_of_inner;
+  const float sum = (x - saved_mean) * (product * quotient) + d_after_layernorm * inverse_root;
+  d_x = sum - total_2 * inverse_root * quotient;
+}
+
+static void backward_row(const float* __restrict__ d_out, const float* __restrict__ scale,
+    const float* __restrict__ x, const float* __restrict__ saved_mean,
+    const float* __restrict__ saved_variance, float* __restrict__ d_x, const BackwardSizes sizes,
+    int threads) {
+  const float count_of_inner_value = static_cast<float>(sizes.inner.value);
+  expect(d_x, sizes.outer.value * sizes.middle.value * sizes.inner.value);
+  const Index rows = sizes.outer.value * sizes.middle.value, length = sizes.inner.value;
+  const Index together = rows_together(length);
+  const Index tasks = (rows + together - 1) / together;
+#pragma omp parallel num_threads(threads) firstprivate(sizes) if (rows * length > kSerial)
+  {
+#pragma omp for schedule(static)
+    for (Index task = 0; task < tasks; ++task) {
+      const Index top = task * together, bottom = std::min(rows, top + together);
+      float total_of_rows[kTogether];
+      float total_2_of_rows[kTogether];
+      for (Index row = top; row < bottom; ++row) {
+        const Index above_middle = divide(row, sizes.middle);
+        const Index middle = row - above_middle * sizes.middle.value;
+        const Index outer = above_middle;
+        Sum total_sum;
+        Sum total_2_sum;
+        for (Index first = 0; first < length; first += kLine) {
+          const Index width = std::min(kLine, length - first);
+          const Index inner = first;
+          float d_out_room[kLine];
+          const float* const d_out_line = load<1>(d_out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_out_room);
+          float scale_room[kLine];
+          const float* const scale_line = load<1>(scale + (outer) * sizes.inner.value + inner, width,
+              scale_room);
+          float x_room[kLine];
+          const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
+          const float saved_mean_value = widen(saved_mean[(outer) * sizes.middle.value + middle]);
+          float total_term_line[kLine];
+          float total_2_term_line[kLine];
+#pragma omp simd
+          for (Index i = 0; i < padded(width); ++i) {
+            const float d_out_value = d_out_line[i];
+            const float scale_value = scale_line[i];
+            const float x_value = x_line[i];
+            float total_term_value;
+            float total_2_term_value;
+            backward_row_stage_1(d_out_value, scale_value, x_value, saved_mean_value, total_term_value,
+                total_2_term_value);
+            total_term_line[i] = total_term_value;
+            total_2_term_line[i] = total_2_term_value;
+          }
+          total_sum.add(total_term_line, width);
+          total_2_sum.add(total_2_term_line, width);
+        }
+        total_of_rows[row - top] = static_cast<float>(total_sum.sum());
+        total_2_of_rows[row - top] = static_cast<float>(total_2_sum.sum());
+      }
+      for (Index row = top; row < bottom; ++row) {
+        const Index above_middle = divide(row, sizes.middle);
+        const Index middle = row - above_middle * sizes.middle.value;
+        const Index outer = above_middle;
+        const float total_value = total_of_rows[row - top];
+        const float total_2_value = total_2_of_rows[row - top];
+        for (Index first = 0; first < length; first += kLine) {
+          const Index width = std::min(kLine, length - first);
+          const Index inner = first;
+          float d_out_room[kLine];
+          const float* const d_out_line = load<1>(d_out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_out_room);
+          float scale_room[kLine];
+          const float* const scale_line = load<1>(scale + (outer) * sizes.inner.value + inner, width,
+              scale_room);
+          float x_room[kLine];
+          const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
+          const float saved_mean_value = widen(saved_mean[(outer) * sizes.middle.value + middle]);
+          const float saved_variance_value = widen(saved_variance[(outer) * sizes.middle.value + middle]);
+          float d_x_room[kLine];
+          float* const d_x_line = target<1>(d_x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_x_room);
+#pragma omp simd
+          for (Index i = 0; i < padded(width); ++i) {
+            const float x_value = x_line[i];
+            const float d_out_value = d_out_line[i];
+            const float scale_value = scale_line[i];
+            float d_x_value;
+            backward_row_values(x_value, saved_mean_value, total_value, saved_variance_value,
+                count_of_inner_value, d_out_value, scale_value, total_2_value, d_x_value);
+            d_x_line[i] = d_x_value;
+          }
+          store<1>(d_x_line, width,
+              d_x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner);
+        }
+      }
+    }
+  }
+}
+
+static inline __attribute__((always_inline)) void backward_outer_values(const float d_out, const float x,
+    const float saved_mean, const float saved_variance, float& total_3_term, float& total_4_term) {
+  // layernorm
+  const float after_layernorm = (x - saved_mean) * (1.0f / sqrtf(saved_variance + 1e-05f));
+  total_3_term = d_out * after_layernorm;
+  total_4_term = d_out;
+}
+
+static void backward_outer(const float* __restrict__ d_out, const float* __restrict__ x,
+    const float* __restrict__ saved_mean, const float* __restrict__ saved_variance,
+    Sum* __restrict__ total_3_partials, Sum* __restrict__ total_4_partials, const BackwardSizes sizes,
+    int threads) {
+  const Index kept = sizes.outer.value, rows = sizes.middle.value, columns = sizes.inner.value;
+  const Index slots = slots_of(rows, columns);
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (kept * rows * columns > kSerial)
+  for (Index task = 0; task < kept * slots; ++task) {
+    const Index kept_index = task / slots, slot = task % slots;
+    const Index outer = kept_index;
+    for (Index first = 0; first < columns; first += kLine) {
+      const Index width = std::min(kLine, columns - first);
+      SumLanes total_3_lanes(width);
+      SumLanes total_4_lanes(width);
+      for (Index row = rows * slot / slots; row < rows * (slot + 1) / slots; ++row) {
+        const Index middle = row;
+        const Index inner = first;
+        float d_out_room[kLine];
+        const float* const d_out_line = load<1>(d_out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_out_room);
+        float x_room[kLine];
+        const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
+        const float saved_mean_value = widen(saved_mean[(outer) * sizes.middle.value + middle]);
+        const float saved_variance_value = widen(saved_variance[(outer) * sizes.middle.value + middle]);
+        float total_3_term_line[kLine];
+        float total_4_term_line[kLine];
+#pragma omp simd
+        for (Index i = 0; i < padded(width); ++i) {
+          const float d_out_value = d_out_line[i];
+          const float x_value = x_line[i];
+          float total_3_term_value;
+          float total_4_term_value;
+          backward_outer_values(d_out_value, x_value, saved_mean_value, saved_variance_value,
+              total_3_term_value, total_4_term_value);
+          total_3_term_line[i] = total_3_term_value;
+          total_4_term_line[i] = total_4_term_value;
+        }
+        total_3_lanes.add(total_3_term_line, width);
+        total_4_lanes.add(total_4_term_line, width);
+      }
+      for (Index i = 0; i < width; ++i) total_3_partials[task * columns + first + i] = total_3_lanes.at(i);
+      for (Index i = 0; i < width; ++i) total_4_partials[task * columns + first + i] = total_4_lanes.at(i);
+    }
+  }
+}
+
+static inline __attribute__((always_inline)) void backward_finalise_values(const float total_3,
+    const float total_4, float& d_scale, float& d_shift_operand) {
+  d_scale = total_3;
+  d_shift_operand = total_4;
+}
+
+static void backward_finalise(float* __restrict__ d_scale, float* __restrict__ d_shift_operand,
+    const Sum* __restrict__ total_3_partials, const Sum* __restrict__ total_4_partials,
+    const BackwardSizes sizes, Index slots, int threads) {
+  expect(d_scale, sizes.outer.value * sizes.inner.value);
+  expect(d_shift_operand, sizes.outer.value * sizes.inner.value);
+  const Index columns = sizes.inner.value, results = sizes.outer.value * sizes.inner.value;
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
+  for (Index result = 0; result < results; ++result) {
+    const Index above = result / columns, column = result % columns;
+    Sum total_3_sum;
+    for (Index slot = 0; slot < slots; ++slot) total_3_sum.merge(total_3_partials[(above * slots + slot) * columns + column]);
+    Sum total_4_sum;
+    for (Index slot = 0; slot < slots; ++slot) total_4_sum.merge(total_4_partials[(above * slots + slot) * columns + column]);
+    const float total_3_value = static_cast<float>(total_3_sum.sum());
+    const float total_4_value = static_cast<float>(total_4_sum.sum());
+    const Index above_inner = divide(result, sizes.inner);
+    const Index inner = result - above_inner * sizes.inner.value;
+    const Index outer = above_inner;
+    float d_scale_value;
+    float d_shift_operand_value;
+    backward_finalise_values(total_3_value, total_4_value, d_scale_value, d_shift_operand_value);
+    d_scale[(outer) * sizes.inner.value + inner] = narrow<float>(d_scale_value);
+    d_shift_operand[(outer) * sizes.inner.value + inner] = narrow<float>(d_shift_operand_value);
+  }
+}
+
+}  // namespace
+
+// a: x, scale, shift_operand, out, saved_mean, saved_variance, scratch (-1: return the bytes it needs), outer, middle, inner, threads.
+extern "C" int64_t run_forward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const float*>(a[0]);
+  auto* const scale = reinterpret_cast<const float*>(a[1]);
+  auto* const shift_operand = reinterpret_cast<const float*>(a[2]);
+  auto* const out = reinterpret_cast<float*>(a[3]);
+  auto* const saved_mean = reinterpret_cast<float*>(a[4]);
+  auto* const saved_variance = reinterpret_cast<float*>(a[5]);
+  const bool is_measuring = a[6] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[6])};
+  const ForwardSizes sizes{ {a[7]}, {a[8]}, {a[9]} };
+  const int threads = static_cast<int>(a[10]);
+  if (is_measuring) return scratch.used;
+  forward_row(x, scale, shift_operand, out, saved_mean, saved_variance, sizes, threads);
+  return 0;
+}
+
+// a: x, scale, saved_mean, saved_variance, d_out, d_x, d_scale, d_shift_operand, scratch (-1: return the bytes it needs), outer, middle, inner, threads.
+extern "C" int64_t run_backward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const float*>(a[0]);
+  auto* const scale = reinterpret_cast<const float*>(a[1]);
+  auto* const saved_mean = reinterpret_cast<const float*>(a[2]);
+  auto* const saved_variance = reinterpret_cast<const float*>(a[3]);
+  auto* const d_out = reinterpret_cast<const float*>(a[4]);
+  auto* const d_x = reinterpret_cast<float*>(a[5]);
+  auto* const d_scale = reinterpret_cast<float*>(a[6]);
+  auto* const d_shift_operand = reinterpret_cast<float*>(a[7]);
+  const bool is_measuring = a[8] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[8])};
+  const BackwardSizes sizes{ {a[9]}, {a[10]}, {a[11]} };
+  const int threads = static_cast<int>(a[12]);
+  const Index total_3_partials_slots = slots_of(sizes.middle.value, sizes.inner.value)
+;
+  const Index total_4_partials_slots = slots_of(sizes.middle.value, sizes.inner.value)
+;
+  auto* const total_3_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * total_3_partials_slots);
+  auto* const total_4_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * total_4_partials_slots);
+  if (is_measuring) return scratch.used;
+  backward_row(d_out, scale, x, saved_mean, saved_variance, d_x, sizes, threads);
+  backward_outer(d_out, x, saved_mean, saved_variance, total_3_partials, total_4_partials, sizes, threads);
+  backward_finalise(d_scale, d_shift_operand, total_3_partials, total_4_partials, sizes,
+      total_3_partials_slots, threads);
+  return 0;
+}
