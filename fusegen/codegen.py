@@ -209,7 +209,7 @@ _BY_ROW = ("row", "column")
 def _reads_neighbours(kernel: KernelView) -> bool:
     """Whether packs of what varies along few groups begin anywhere in memory."""
     if isinstance(kernel, RowView):
-        return bool(kernel.reads_beside or kernel.own_reads)
+        return bool(kernel.reads_beside)
     return kernel.family in ("pointwise", "inner") and bool(kernel.varying_reads)
 
 

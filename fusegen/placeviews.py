@@ -59,10 +59,9 @@ class PlacedView(StretchingView):
 
     @property
     def own_reads(self) -> list[Read]:
-        """What rows have of their own all along, but share with some others: neighbours lie
-        together, at any address.
-        """
-        if self.family != "row" or self.kernel.tier is None or self.lanes == 1 or self.is_shifted:
+        """What rows have of their own all along, but share with some others."""
+        tier = self.kernel.tier
+        if self.family != "row" or tier is None or tier.lanes == 1 or self.is_shifted:
             return []
         found = [r for r in self.partial_reads if r.extent > self._along]
         return [r for r in found if not r.buffer.is_computed and r.buffer.dtype != "noise"]
@@ -117,7 +116,7 @@ class PlacedView(StretchingView):
     def packed(self) -> list[Read]:
         """What is moved in packs, and so must be aligned."""
         along = [] if self.is_shifted else self.along_reads
-        return self.full_reads + along + self.full_stores
+        return self.full_reads + along + self.own_reads + self.full_stores
 
     @property
     def is_shifted(self) -> bool:

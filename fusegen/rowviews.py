@@ -20,6 +20,7 @@ _MOST_IN_PAIRS = 16  # elements of a row that a thread has in column sums, where
 _MOST_ALONG_BYTES = 32 << 10  # of a block, for what every row reads; more where packs are long
 _FEW_LANES = 4
 _MOST_KEEPING = 1024  # threads of a multiprocessor, of kernels that are light but for that
+_MANY_SUMS = 48  # registers of a thread, for sums
 _FEW_KEPT = 40  # registers of a thread that has few
 _MOST_KEPT, _MOST_KEPT_SHIFTED = 40960, 28672  # registers, where what every row reads is kept too
 
@@ -216,7 +217,9 @@ class RowView(PlacedView):
             resident = self.kernel.tier.resident
             if self.keeps_along:
                 resident = min(resident, _MOST_KEEPING)
-            return max(1, resident // self.threads)
+            # A block less leaves registers for more packs of what rows share.
+            shares_many = len(self.along_reads + self.own_reads) > 2
+            return max(1, resident // self.threads - shares_many)
         # Doubles take two registers each.
         few_threads = 512 // self._words
         if self.sums:
@@ -262,6 +265,8 @@ class RowView(PlacedView):
         taken = held * self._words * self.threads
         if len(self.stages) > 1:  # what a stage leaves for another is there twice for a while
             taken *= 2 * self.least_blocks
+        elif self.sums_a_thread * len(self.sums) >= _MANY_SUMS:  # and so are their terms
+            taken *= 2
         return taken > _REGISTERS
 
     @property

@@ -52,6 +52,14 @@ CASES = {
         "group_norm(64, weight, bias) | silu",
         Situation(shape=(256, 4096)),
     ),
+    "layernorm_with_bias_and_residual_bfloat16": (
+        "add(bias) | add(residual) | layernorm(weight, bias_2) | gelu",
+        Situation(
+            shape=(64, 1024),
+            operands={"bias": (1024,), "residual": (64, 1024)},
+            dtype="bfloat16",
+        ),
+    ),
     "layernorm_modulated": (
         "layernorm | mul(scale) | add(shift)",
         Situation(shape=(4, 64, 768), operands={"scale": (4, 1, 768), "shift": (4, 1, 768)}),

@@ -91,22 +91,6 @@ __device__ __forceinline__ Pack<T, N> load(const T* from) {
   return pack;
 }
 
-// Neighbours, the first `left` of them here, the others in another row, by as few accesses as their addresses allow.
-template <int N, typename T>
-__device__ __forceinline__ Pack<T, N> load_anywhere(const T* here, const T* next, Index left) {
-  constexpr int kPart = sizeof(T) * N > 16 ? 16 / sizeof(T) : N;
-  Pack<T, N> pack;
-  if (left >= N && reinterpret_cast<uintptr_t>(here) % (sizeof(T) * kPart) == 0) {
-#pragma unroll
-    for (int n = 0; n < N; n += kPart) *reinterpret_cast<Pack<T,
-        kPart>*>(pack.at + n) = load<kPart>(here + n);
-  } else {
-#pragma unroll
-    for (int n = 0; n < N; ++n) pack.at[n] = n < left ? here[n] : next[n - left];
-  }
-  return pack;
-}
-
 template <int N, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   using Whole = typename Bits<sizeof(T) * N>::type;
@@ -357,9 +341,9 @@ forward_row(const float* x, const float* weight, const float* bias, float* __res
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
       Pack<float, kLanes> weight_in;
-      if (is_here) weight_in = load_anywhere<kLanes>(weight + ((middle) * length + i), weight, kLanes);
+      if (is_here) weight_in = load<kLanes>(weight + ((middle) * length + i));
       Pack<float, kLanes> bias_in;
-      if (is_here) bias_in = load_anywhere<kLanes>(bias + ((middle) * length + i), bias, kLanes);
+      if (is_here) bias_in = load<kLanes>(bias + ((middle) * length + i));
       Pack<float, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
@@ -443,7 +427,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   auto* const bias = reinterpret_cast<const float*>(a[2]);
   auto* const out = reinterpret_cast<float*>(a[3]);
   const bool is_measuring = a[4] == -1;
-  if (!is_measuring && ((a[0] | a[3]) & 15) != 0) return 1;
+  if (!is_measuring && ((a[0] | a[1] | a[2] | a[3]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
   const ForwardSizes sizes{ size_of(a[5]), size_of(a[6]), size_of(a[7]) };
   const auto stream = reinterpret_cast<cudaStream_t>(a[9]);

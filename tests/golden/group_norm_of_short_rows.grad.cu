@@ -91,22 +91,6 @@ __device__ __forceinline__ Pack<T, N> load(const T* from) {
   return pack;
 }
 
-// Neighbours, the first `left` of them here, the others in another row, by as few accesses as their addresses allow.
-template <int N, typename T>
-__device__ __forceinline__ Pack<T, N> load_anywhere(const T* here, const T* next, Index left) {
-  constexpr int kPart = sizeof(T) * N > 16 ? 16 / sizeof(T) : N;
-  Pack<T, N> pack;
-  if (left >= N && reinterpret_cast<uintptr_t>(here) % (sizeof(T) * kPart) == 0) {
-#pragma unroll
-    for (int n = 0; n < N; n += kPart) *reinterpret_cast<Pack<T,
-        kPart>*>(pack.at + n) = load<kPart>(here + n);
-  } else {
-#pragma unroll
-    for (int n = 0; n < N; ++n) pack.at[n] = n < left ? here[n] : next[n - left];
-  }
-  return pack;
-}
-
 // A pack on its way into shared memory, where the thread that sent it will read it.
 template <int N, typename T>
 __device__ __forceinline__ void send(Pack<T, N>* to, const T* from) {
@@ -418,9 +402,9 @@ forward_row(const float* x, const float* weight, const float* bias, float* __res
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
       Pack<float, kLanes> weight_in;
-      if (is_here) weight_in = load_anywhere<kLanes>(weight + ((middle) * length + i), weight, kLanes);
+      if (is_here) weight_in = load<kLanes>(weight + ((middle) * length + i));
       Pack<float, kLanes> bias_in;
-      if (is_here) bias_in = load_anywhere<kLanes>(bias + ((middle) * length + i), bias, kLanes);
+      if (is_here) bias_in = load<kLanes>(bias + ((middle) * length + i));
       Pack<float, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
@@ -550,9 +534,9 @@ backward_row(const float* d_out, const float* x, const float* saved_mean, const 
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
       Pack<float, kLanes> weight_in;
-      if (is_here) weight_in = load_anywhere<kLanes>(weight + ((middle) * length + i), weight, kLanes);
+      if (is_here) weight_in = load<kLanes>(weight + ((middle) * length + i));
       Pack<float, kLanes> bias_in;
-      if (is_here) bias_in = load_anywhere<kLanes>(bias + ((middle) * length + i), bias, kLanes);
+      if (is_here) bias_in = load<kLanes>(bias + ((middle) * length + i));
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float d_out_value = widen(d_out_in[p], lane);
@@ -758,7 +742,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   auto* const saved_mean = reinterpret_cast<float*>(a[4]);
   auto* const saved_variance = reinterpret_cast<float*>(a[5]);
   const bool is_measuring = a[6] == -1;
-  if (!is_measuring && ((a[0] | a[3]) & 15) != 0) return 1;
+  if (!is_measuring && ((a[0] | a[1] | a[2] | a[3]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[6])};
   const ForwardSizes sizes{ size_of(a[7]), size_of(a[8]), size_of(a[9]) };
   const auto stream = reinterpret_cast<cudaStream_t>(a[11]);
@@ -789,7 +773,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
   auto* const d_weight = reinterpret_cast<float*>(a[7]);
   auto* const d_bias = reinterpret_cast<float*>(a[8]);
   const bool is_measuring = a[9] == -1;
-  if (!is_measuring && ((a[0] | a[5] | a[6]) & 15) != 0) return 1;
+  if (!is_measuring && ((a[0] | a[1] | a[2] | a[5] | a[6]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[9])};
   const BackwardSizes sizes{ size_of(a[10]), size_of(a[11]), size_of(a[12]) };
   const auto stream = reinterpret_cast<cudaStream_t>(a[14]);

@@ -79,22 +79,6 @@ __device__ __forceinline__ Pack<T, N> load(const T* from) {
   return pack;
 }
 
-// Neighbours, the first `left` of them here, the others in another row, by as few accesses as their addresses allow.
-template <int N, typename T>
-__device__ __forceinline__ Pack<T, N> load_anywhere(const T* here, const T* next, Index left) {
-  constexpr int kPart = sizeof(T) * N > 16 ? 16 / sizeof(T) : N;
-  Pack<T, N> pack;
-  if (left >= N && reinterpret_cast<uintptr_t>(here) % (sizeof(T) * kPart) == 0) {
-#pragma unroll
-    for (int n = 0; n < N; n += kPart) *reinterpret_cast<Pack<T,
-        kPart>*>(pack.at + n) = load<kPart>(here + n);
-  } else {
-#pragma unroll
-    for (int n = 0; n < N; ++n) pack.at[n] = n < left ? here[n] : next[n - left];
-  }
-  return pack;
-}
-
 template <int N, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   using Whole = typename Bits<sizeof(T) * N>::type;
@@ -350,10 +334,9 @@ forward_row(const float* x, const float* scale, const float* shift_operand, floa
       const bool is_here = i < end;
       if (!is_here) continue;
       Pack<float, kLanes> scale_in;
-      if (is_here) scale_in = load_anywhere<kLanes>(scale + ((outer) * length + i), scale, kLanes);
+      if (is_here) scale_in = load<kLanes>(scale + ((outer) * length + i));
       Pack<float, kLanes> shift_operand_in;
-      if (is_here) shift_operand_in = load_anywhere<kLanes>(shift_operand + ((outer) * length + i),
-          shift_operand, kLanes);
+      if (is_here) shift_operand_in = load<kLanes>(shift_operand + ((outer) * length + i));
       Pack<float, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
@@ -438,7 +421,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   auto* const shift_operand = reinterpret_cast<const float*>(a[2]);
   auto* const out = reinterpret_cast<float*>(a[3]);
   const bool is_measuring = a[4] == -1;
-  if (!is_measuring && ((a[0] | a[3]) & 15) != 0) return 1;
+  if (!is_measuring && ((a[0] | a[1] | a[2] | a[3]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
   const ForwardSizes sizes{ size_of(a[5]), size_of(a[6]), size_of(a[7]) };
   const auto stream = reinterpret_cast<cudaStream_t>(a[9]);

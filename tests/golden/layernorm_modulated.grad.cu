@@ -79,22 +79,6 @@ __device__ __forceinline__ Pack<T, N> load(const T* from) {
   return pack;
 }
 
-// Neighbours, the first `left` of them here, the others in another row, by as few accesses as their addresses allow.
-template <int N, typename T>
-__device__ __forceinline__ Pack<T, N> load_anywhere(const T* here, const T* next, Index left) {
-  constexpr int kPart = sizeof(T) * N > 16 ? 16 / sizeof(T) : N;
-  Pack<T, N> pack;
-  if (left >= N && reinterpret_cast<uintptr_t>(here) % (sizeof(T) * kPart) == 0) {
-#pragma unroll
-    for (int n = 0; n < N; n += kPart) *reinterpret_cast<Pack<T,
-        kPart>*>(pack.at + n) = load<kPart>(here + n);
-  } else {
-#pragma unroll
-    for (int n = 0; n < N; ++n) pack.at[n] = n < left ? here[n] : next[n - left];
-  }
-  return pack;
-}
-
 // A pack on its way into shared memory, where the thread that sent it will read it.
 template <int N, typename T>
 __device__ __forceinline__ void send(Pack<T, N>* to, const T* from) {
@@ -411,10 +395,9 @@ forward_row(const float* x, const float* scale, const float* shift_operand, floa
       const bool is_here = i < end;
       if (!is_here) continue;
       Pack<float, kLanes> scale_in;
-      if (is_here) scale_in = load_anywhere<kLanes>(scale + ((outer) * length + i), scale, kLanes);
+      if (is_here) scale_in = load<kLanes>(scale + ((outer) * length + i));
       Pack<float, kLanes> shift_operand_in;
-      if (is_here) shift_operand_in = load_anywhere<kLanes>(shift_operand + ((outer) * length + i),
-          shift_operand, kLanes);
+      if (is_here) shift_operand_in = load<kLanes>(shift_operand + ((outer) * length + i));
       Pack<float, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
@@ -546,7 +529,7 @@ backward_row(const float* d_out, const float* scale, const float* x, const float
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
       Pack<float, kLanes> scale_in;
-      if (is_here) scale_in = load_anywhere<kLanes>(scale + ((outer) * length + i), scale, kLanes);
+      if (is_here) scale_in = load<kLanes>(scale + ((outer) * length + i));
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float d_out_value = widen(d_out_in[p], lane);
@@ -581,7 +564,7 @@ backward_row(const float* d_out, const float* scale, const float* x, const float
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
       Pack<float, kLanes> scale_in;
-      if (is_here) scale_in = load_anywhere<kLanes>(scale + ((outer) * length + i), scale, kLanes);
+      if (is_here) scale_in = load<kLanes>(scale + ((outer) * length + i));
       Pack<float, kLanes> d_x_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
@@ -752,7 +735,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   auto* const saved_mean = reinterpret_cast<float*>(a[4]);
   auto* const saved_variance = reinterpret_cast<float*>(a[5]);
   const bool is_measuring = a[6] == -1;
-  if (!is_measuring && ((a[0] | a[3]) & 15) != 0) return 1;
+  if (!is_measuring && ((a[0] | a[1] | a[2] | a[3]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[6])};
   const ForwardSizes sizes{ size_of(a[7]), size_of(a[8]), size_of(a[9]) };
   const auto stream = reinterpret_cast<cudaStream_t>(a[11]);
@@ -782,7 +765,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
   auto* const d_scale = reinterpret_cast<float*>(a[6]);
   auto* const d_shift_operand = reinterpret_cast<float*>(a[7]);
   const bool is_measuring = a[8] == -1;
-  if (!is_measuring && ((a[0] | a[4] | a[5]) & 15) != 0) return 1;
+  if (!is_measuring && ((a[0] | a[1] | a[4] | a[5]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[8])};
   const BackwardSizes sizes{ size_of(a[9]), size_of(a[10]), size_of(a[11]) };
   const auto stream = reinterpret_cast<cudaStream_t>(a[13]);
