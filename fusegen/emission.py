@@ -32,7 +32,10 @@ def make_entry(program: Program, signature: Signature) -> Entry:
         tier, allow_fused = tier.for_derivatives, tier.holds_derivatives and allow_fused
         tier = tier if tier.holds_derivatives else None
     is_exact = _compares_with_maxima(graph)
-    held = [g for g, axes in enumerate(grouping.axes) if signature.tier_axes.intersection(axes)]
+    rows = {g for g, axes in enumerate(grouping.axes) if signature.tier_axes.intersection(axes)}
+    held = {g for g, axes in enumerate(grouping.axes) if signature.tier_domain.issuperset(axes)}
+    if tier is not None and {a for g in held for a in grouping.axes[g]} != signature.tier_domain:
+        tier, allow_fused = None, False  # what is left of the rows lies otherwise
     kernels = schedule(
         graph,
         dtypes,
@@ -41,7 +44,8 @@ def make_entry(program: Program, signature: Signature) -> Entry:
         prefix=program.name,
         allow_fused=allow_fused,
         tier=tier,
-        tier_axes=frozenset(held),
+        tier_axes=frozenset(rows),
+        tier_domain=frozenset(held),
         holds_dear=TARGETS[signature.target].holds_dear,
         is_sliding=bool(grouping.slides),
         is_exact=is_exact,

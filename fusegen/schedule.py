@@ -43,6 +43,7 @@ def schedule(
     allow_fused: bool = True,
     tier: Tier | None = None,
     tier_axes: ir.Extent = frozenset(),
+    tier_domain: ir.Extent = frozenset(),
     holds_dear: Sequence[str] = (),
     is_sliding: bool = False,
     is_exact: bool = False,
@@ -52,10 +53,9 @@ def schedule(
     dtypes names each input's and output's element type; sums and statistics pass through memory as
     sum_dtype. With allow_fused False, reductions that elements use again take a pass each, over
     many blocks: for rows that are too long to be worked on as a whole. With a tier, rows along
-    tier_axes are held on the chip; where their family is among holds_dear, what is dear of them is
-    held in cache.
-    is_sliding says that windows are no tiles, is_exact that a value must be the same to the last
-    bit in whatever kernel it is computed.
+    tier_axes, which make up tier_domain, are held on the chip; where their family is among
+    holds_dear, what is dear of them is held in cache. is_sliding says that windows are no tiles,
+    is_exact that a value must be the same to the last bit in whatever kernel it is computed.
     """
     verify(graph)
     leaves = {
@@ -80,10 +80,9 @@ def schedule(
         slidewise_kernels(state, window)
     elif window:
         windowwise_kernel(state, window)
-    whole = domain_of(state)
     while state.pending:
         # A tier is for rows of elements, not of what is left of them.
-        if allow_fused and not window and (tier is None or domain_of(state) == whole):
+        if allow_fused and not window and (tier is None or domain_of(state) == tier_domain):
             rowwise_kernel(state, tier, tier_axes, holds_dear)
         if state.pending:
             _level(state)

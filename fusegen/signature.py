@@ -37,6 +37,7 @@ class Signature:
     allow_fused: bool
     tier: Tier | None
     tier_axes: ir.Extent  # of the rows that it holds; none without one
+    tier_domain: ir.Extent  # of all these rows together
 
     def text(self, programs: Sequence[Program]) -> str:
         """A line for the banner."""
@@ -97,10 +98,11 @@ def signature(
     mentioned = {name for p in programs for name in (*p.input_names, *p.output_names)}
     dtypes = {name: dtype for name, dtype in dtypes.items() if name in mentioned}
     _require_exact_positions(programs, dtypes, bound)
-    tier, axes = None, _held_axes(programs[0], bound)
+    tier, (axes, domain) = None, _held_rows(programs[0], bound)
     allow_fused = not _has_few_long_rows(programs[0], bound)
     if TARGETS[target].holds_rows and not bound.windows:
-        tier = _tier(axes, programs, dtypes, bound, order, processors) if axes else None
+        around = [a for a in order if a in domain]
+        tier = _tier(axes, programs, dtypes, bound, around, processors) if axes else None
         allow_fused = tier is not None
     return Signature(
         target,
@@ -110,6 +112,7 @@ def signature(
         allow_fused,
         tier,
         axes if tier is not None else frozenset(),
+        domain if tier is not None else frozenset(),
     )
 
 
@@ -139,7 +142,10 @@ def _tier(
     order: Sequence[int],
     processors: int,
 ) -> Tier | None:
-    """How rows along these axes are held on the chip, in the first program and the others."""
+    """How rows along these axes are held on the chip, in the first program and the others.
+
+    order lists the axes of all rows together, outermost in memory first.
+    """
     widest = max(_widest(p, axes, dtypes) for p in programs)
     words = [_words(p, dtypes) for p in programs]
     length = math.prod(bound.domain[a] for a in axes)
@@ -179,8 +185,9 @@ def _stretch(
     return math.prod(bound.domain[a] for a in axes - lead)
 
 
-def _held_axes(program: Program, bound: Bound) -> ir.Extent:
-    """The axes along which rows are best held on the chip; () where none are.
+def _held_rows(program: Program, bound: Bound) -> tuple[ir.Extent, ir.Extent]:
+    """The axes along which rows are best held on the chip, and those of all rows together; () where
+    none are.
 
     That is those which, of the reductions over most elements, are reduced last: none over others
     depends on those. But where only others are used again at each element, and more reductions
@@ -200,7 +207,8 @@ def _held_axes(program: Program, bound: Bound) -> ir.Extent:
     last = _last(largest)
     if last and len(again) == 1 and max(depths[a] for a in again) > depths[last]:
         (last,) = again
-    return last
+    domains = {r.args[0].extent for r in largest if ir.reduction(r)[1] == last}
+    return (last, domains.pop()) if len(domains) == 1 else (frozenset(), frozenset())
 
 
 def _depths(reduces: Sequence[Expr]) -> dict[ir.Extent, int]:

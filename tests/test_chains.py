@@ -90,6 +90,8 @@ CHAINS = [
 ]
 # Others, of several families each.
 MIXED = [
+    ("mean(2) | softmax(1)", (2, 3, 4, 3, 5), []),
+    ("max(1) | add(wider)", (2, 5, 3, 1), [(4,)]),
     ("mul(0.125) | add(mask) | softmax(-1)", (3, 4, 5, 40), [(3, 1, 1, 40)]),
     ("softmax(1) | max_pool3d(2) | max_pool3d(2)", (2, 5, 4, 9, 8), []),
     (

@@ -288,6 +288,10 @@ CASES = [
     # Rows first, and what is left of them in the general way.
     ("softmax(1) | mul(w) | mean((2, 3))", (3, 7, 5, 6), [(7, 1, 1)], {}, "column inner"),
     ("max(1) | sum(1)", (3, 7, 5, 8), [], {}, "column outer"),
+    # What is left of rows lies otherwise, and so does what is smaller than the result.
+    ("mean(2) | softmax(1)", (2, 3, 4, 3, 5), [], {}, "column outer"),
+    ("max(1) | add(p)", (2, 5, 3, 1), [(4,)], {}, "column pointwise"),
+    ("softmax(1) | add(p)", (2, 5, 3, 1), [(4,)], {}, "outer"),
     ("layernorm | max(0) | add(w)", (9, 16), [(3, 1)], {}, "inner column"),
     # Packs of eight, and of one.
     (_NORM, (70, 96), [(96,)] * 2, {"dtype": "bfloat16"}, "row"),
