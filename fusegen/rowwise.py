@@ -70,6 +70,7 @@ def rowwise_kernel(
         kept, columns = _sums_of_alike(found, domain, rest)
     if tier is not None:  # the others take a pass of their own
         columns = columns[: tier.most_sums(ITEM_BYTES[state.sum_dtype])]
+    kept = kept if columns else frozenset()
     summed_by = ordered(axes | kept)
     mine, known = partials(state, columns, summed_by)
     state.resolve(known)
