@@ -57,7 +57,8 @@ class Kernel:
     """One kernel: its loop over `domain`, what it reads, accumulates and writes.
 
     stages are the reductions of one level each, over `reduced`; sums are the reductions that go to
-    partials, one array of (kept, slot, column) each; stores are the finished values by buffer. A
+    partials, one array of (kept, slot, column) each, where in a row kernel what sums keep of the
+    groups of rows is part of the column; stores are the finished values by buffer. A
     kernel with a tier holds its rows on the chip: held are the values that each stage computes and
     later ones use, stretches the sums over what is alike in `lead`, the first of the groups of a
     row, which go to partials of their own; and placed says at which stage the term of each of its
