@@ -56,14 +56,20 @@ def sources(chain: Chain, target: str, situation: Situation, *, grad: bool) -> t
     """The modules that a call builds: one for each segment of the chain.
 
     With grad they hold the forward that saves what its backward wants, and the backward for x and
-    every operand. Raises ArgumentError for a situation that the chain does not fit.
+    every operand. Raises ArgumentError for a situation that the chain does not fit, and
+    UnsupportedError for gradients of a quantised result.
     """
     found = modules(chain, target, situation, grad=grad)
+    if grad:
+        refuse_gradients(chain, found[-1].bound.dtype)
     return tuple(source(m.segment.chain, m.programs, m.signature) for m in found)
 
 
 def modules(chain: Chain, target: str, situation: Situation, *, grad: bool) -> tuple[Module, ...]:
-    """What each module is made from; the same, before it is text."""
+    """What each module is made from; the same, before it is text.
+
+    There is no backward where a result that is no floating-point number would be differentiated.
+    """
     _require("target", target, TARGETS)
     _require("dtype", situation.dtype, FLOATING)
     _require("layout", situation.layout, LAYOUTS)
@@ -80,15 +86,14 @@ def modules(chain: Chain, target: str, situation: Situation, *, grad: bool) -> t
         dtype = dtype if part.source is None else types[part.source]
         kept |= dict.fromkeys(part.entering, running)
         types |= dict.fromkeys(part.entering, dtype)
-        if grad:
-            refuse_gradients(part.chain, bound.dtype)
+        is_training = grad and {bound.dtype, bounds[-1].dtype} <= {*FLOATING}
         order = bound.memory_order(running[1])
-        program = forward(bound, is_training=grad)
+        program = forward(bound, is_training=is_training)
         input_count = len(program.graph.inputs)
         given = [dtype, *(types[operand.name] for operand in bound.operands)]
         found_types = element_types(program, bound, given)
         programs = [program]
-        if grad:
+        if is_training:
             kinds = [running[0], *(kept[operand.name][0] for operand in bound.operands)]
             backward = derivative(program, range(input_count), (0,), kinds)
             programs.append(backward.program)

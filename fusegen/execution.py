@@ -73,7 +73,7 @@ class Part:
         # Two threads may both be here; what one of them puts first is lost, and found again.
         if self.reads_all and not call.bound.updates:
             self.recent = (call, *[c for c in self.recent if c is not call][: _MOST_RECENT - 1])
-        results = call.run(tensors) if wanted is None else apply(call, *tensors)
+        results = call.run(tensors) if call.foreseen is None else apply(call, *tensors)
         return results[0]
 
     def recognised(self, x: Tensor, operands: tuple[Tensor, ...]) -> Tensor | None:
@@ -146,8 +146,9 @@ class Part:
         programs = [program]
         derive = self.programs.derivative
         foreseen = None
-        if wanted is not None:
-            foreseen = derive(program, wanted, _differentiable(program), found.metas)
+        present = _differentiable(program)
+        if wanted is not None and present:
+            foreseen = derive(program, wanted, present, found.metas)
             if program.name == "forward":
                 first = derive(program, wanted, (0,), found.metas)
                 programs.append(first.program)

@@ -16,6 +16,7 @@ from fusegen.emission import make_entry
 from fusegen.kernel import Buffer, Entry, Kernel
 from fusegen.ops import Chain
 from fusegen.program import Program
+from fusegen.promotion import FLOATING
 from fusegen.target import ITEM_BYTES
 from fusegen.windowing import windows_along
 
@@ -52,6 +53,9 @@ def explain(chain: Chain, target: str, situation: Situation, bandwidth: float) -
             if program.name == "forward":
                 lines += _copies(module, program)
             totals[program.name] = totals.get(program.name, 0.0) + moved
+        if len(module.programs) == 1:
+            fixed = {module.bound.dtype, found[-1].bound.dtype}.difference(FLOATING)
+            lines += ["", f"no backward: a result of {min(fixed)} has no gradient"]
     lines.append("")
     for name, moved in totals.items():
         lines.append(f"{name} in all: {_bytes(moved)}, {_limit(moved, bandwidth)}")

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from fusegen import ir
 from fusegen.axes import Axes
 from fusegen.bound import Bound, Operand, Place
-from fusegen.errors import UnsupportedError
 from fusegen.ir import Expr, Graph
 from fusegen.ops import Step
 from fusegen.promotion import as_wanted, run_body
@@ -75,11 +74,6 @@ def lower(bound: Bound) -> Lowered:
             statistics[i] = mean, variance
         running = body.result()
         marks.append(Mark(running, f"after_{step.op}", step.text))
-    if running.kind != "number":
-        raise UnsupportedError(
-            f"{bound.chain.text}: the chain ends in a condition, wanted numbers; end it with "
-            "where(a, b), for example"
-        )
     outputs = [("out", running)]
     for number, update in enumerate(bound.updates, start=1):
         for name, value in zip(("mean", "variance"), statistics[update.step], strict=True):

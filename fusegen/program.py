@@ -88,9 +88,10 @@ def forward(bound: Bound, *, is_training: bool) -> Program:
     graph, marks = _simplified(lowered.graph, lowered.marks)
     out, *statistics = graph.roots
     spans = (frozenset(a for axes in bound.result for a in axes), *(s.extent for s in statistics))
-    values: tuple[Expr | None, ...] = (out, *(None for _ in statistics))
+    is_number = out.kind == "number"
+    values: tuple[Expr | None, ...] = (out if is_number else None, *(None for _ in statistics))
     plain = Program("forward", graph, marks, values, (), bound.windows, spans)
-    if not is_training:
+    if not is_training or not is_number:
         return plain
     if plain.windows:
         return _with_winners(plain) or plain

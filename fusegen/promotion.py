@@ -183,10 +183,12 @@ def run_body(
         raise ArgumentError(f"{step.text}: its body does not work here: {error}") from error
 
 
-def _refuse_conditions(root: Expr) -> None:
-    for node in ir.topological([root]):
-        if node.op == "reduce" and node.args[0].kind == "truth":
-            raise ChainError("conditions have no sum and no maximum; make numbers of them first")
+def _refuse_conditions(step: Step, dtype: str, root: Expr) -> None:
+    assert step.definition is not None
+    is_pooled = step.definition.window_axes > 0 and dtype == "bool"
+    reduced = [n.args[0] for n in ir.topological([root]) if n.op == "reduce"]
+    if is_pooled or any(a.kind == "truth" for a in reduced):
+        raise ChainError("conditions have no sum and no maximum; make numbers of them first")
 
 
 def result_type(
@@ -214,7 +216,7 @@ def result_type(
             kinds[node] = _NUMBER
     try:
         root = run_body(step, x, named)
-        _refuse_conditions(root)
+        _refuse_conditions(step, before[1], root)
     except ChainError as error:
         if before[1] != "bool":
             raise

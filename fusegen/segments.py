@@ -111,11 +111,6 @@ def bind_all(
     bounds: list[Bound] = []
     for segment in found:
         x = x if segment.source is None else known[segment.source]
-        if x[1] == "bool" and bounds and segment.source is None:
-            raise UnsupportedError(
-                f"{segment.chain.steps[0].text}: got a condition where the chain is cut, since "
-                f"{segment.reason}; make numbers of it before, with where(a, b)"
-            )
         known |= dict.fromkeys(segment.entering, x)
         bound = bind(segment.chain, x, {n: known[n] for n in segment.chain.operands})
         bounds.append(bound)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fusegen
-from fusegen import ArgumentError, ChainError, FusegenError, UnsupportedError
+from fusegen import ArgumentError, ChainError, FusegenError
 from fusegen.plan import Plan
 
 X = (2, 3, 4, 6)
@@ -273,11 +273,6 @@ def test_a_bad_chain_is_told(mistake):
         fusegen.compile(text)
     for part in parts:
         assert part in str(caught.value)
-
-
-def test_a_chain_cannot_end_in_a_condition():
-    with pytest.raises(UnsupportedError, match=r"gt\(0\): the chain ends in a condition.*where"):
-        fusegen.compile("gt(0)")(ones(*X))
 
 
 def test_every_mistake_is_one_kind_of_error():

@@ -7,7 +7,7 @@ import pytest
 
 from fusegen import chain, ir
 from fusegen.bind import bind
-from fusegen.errors import ArgumentError, UnsupportedError
+from fusegen.errors import ArgumentError
 from fusegen.lower import lower
 from fusegen.promotion import FLOATING, promote
 
@@ -161,9 +161,9 @@ def test_a_recalled_value_goes_on_where_it_was_kept():
     assert recalled.graph == plain.graph
 
 
-def test_a_chain_that_ends_in_a_condition_is_refused():
-    with pytest.raises(UnsupportedError, match=r"gt\(0\): the chain ends in a condition"):
-        lower(bound("gt(0)", (4, 5)))
+def test_a_result_may_be_a_condition():
+    lowered = lower(bound("gt(0)", (4, 5)))
+    assert [root.kind for root in lowered.graph.roots] == ["truth"]
 
 
 def test_no_torch_is_imported():
