@@ -86,6 +86,7 @@ FLAGS = {
             "-fno-trapping-math",
             "-ffp-contract=off",
             "-fno-thread-jumps",
+            "-fno-tree-pre",
             "-std=gnu++14",
         ),
         nvcc=(),
