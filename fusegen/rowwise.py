@@ -86,9 +86,12 @@ def rowwise_kernel(
             stretches += more
             state.resolve(known)
     below = reduces_below(state.pending.values())
-    results = [r for r in below if is_local(r) and (is_holding or _is_below(r, chosen))]
+    takes_all = is_holding or not chosen
+    results = [r for r in below if is_local(r) and (takes_all or _is_below(r, chosen))]
     summed = [r.value for r, _ in (*mine, *stretches)]
     roots = [*summed, *chosen.values(), *results]
+    if not roots:
+        return
     stages, leaf_of, values = staged(state, roots)
     values = values[: len(summed) + len(chosen)]
     levels = [_level_of(v, stages) for v in values[: len(summed)]] + [len(stages)] * len(chosen)

@@ -10,7 +10,7 @@ import fusegen
 from fusegen.cli import OK, main
 from fusegen.describe import Situation, modules, sources
 from fusegen.dsl import chain
-from fusegen.errors import ArgumentError, ChainError, UnsupportedError
+from fusegen.errors import ArgumentError, ChainError
 from fusegen.explain import explain
 from fusegen.segments import bind_all, segments
 
@@ -307,14 +307,16 @@ def test_a_shape_that_does_not_fit_is_told(text, message):
     assert all(not part.plans for part in fused._parts)
 
 
-def test_a_condition_that_would_pass_a_cut_is_told():
-    fused = fusegen.compile("gelu | gt(0) | reshape(8, -1) | where(a, 0.5)")
-    with pytest.raises(UnsupportedError, match=r"reshape\(\(8, -1\)\): got a condition where the"):
-        fused(torch.ones(SHAPE), torch.ones(8, 30))
-    # Where axes can be followed there is no cut.
-    text = "keep(y) | gt(0) | flatten(1) | where(a, 0.5)"
-    x, a = torch.randn(SHAPE), torch.randn(120)
-    assert torch.equal(fusegen.compile(text)(x, a), torch.where((x > 0).flatten(1), a, 0.5))
+def test_a_condition_is_seen_in_another_shape(device):
+    x = torch.randn(SHAPE, device=device)
+    # With a cut, and where axes can be followed, without one.
+    for text, shape in (
+        ("gelu | gt(0) | reshape(8, -1) | where(a, 0.5)", (8, -1)),
+        ("gelu | gt(0) | flatten(1) | where(a, 0.5)", (SHAPE[0], -1)),
+    ):
+        wanted = (torch.nn.functional.gelu(x) > 0).reshape(shape)
+        a = torch.randn(wanted.shape, device=device)
+        assert torch.equal(fusegen.compile(text)(x, a), torch.where(wanted, a, 0.5))
 
 
 def test_an_operations_body_cannot_change_the_shape():

@@ -91,9 +91,9 @@ inline Index pieces_of(Index length) { return std::max<Index>(1, (length + kPiec
 // Below this many elements one thread does it all: waking another costs more.
 constexpr Index kSerial = 16384;
 
-// How many blocks of rows leave partials of their own, where columns are added up.
-inline Index slots_of(Index rows, Index columns) {
-  return std::max<Index>(1, std::min<Index>(std::min<Index>(rows, 64), rows * columns / kPiece));
+// How many blocks of rows leave partials of their own, where columns are added up; in as many tasks anyway.
+inline Index slots_of(Index rows, Index columns, Index tasks = 1) {
+  return std::max<Index>(1, std::min<Index>(std::min<Index>(rows, 64 / tasks), rows * columns / kPiece));
 }
 
 // Elements are worked on by lines: up to so many neighbours, widened into arrays, so that conversions,

@@ -87,6 +87,9 @@ constexpr Index kSerial = 16384;
 // element, so that no short row ends in scalar calls.
 constexpr Index kLine = 512;
 
+// So many results of partials are worked on by one thread at a time.
+constexpr Index kResults = 32;
+
 inline Index padded(Index width) { return (width + 15) / 16 * 16; }
 
 // The end of a line is filled up with copies of its last element.
@@ -266,23 +269,47 @@ static void forward_finalise(float* __restrict__ batch_mean_1, float* __restrict
   expect(variance_scratch, sizes.middle.value);
   const Index columns = 1, results = sizes.middle.value;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
-  for (Index result = 0; result < results; ++result) {
-    const Index above = result / columns, column = result % columns;
-    Moments mean_sum;
-    for (Index slot = 0; slot < slots; ++slot) mean_sum.merge(mean_partials[(above * slots + slot) * columns + column]);
-    const float mean_value = static_cast<float>(mean_sum.mean());
-    const float variance_value = static_cast<float>(mean_sum.variance());
-    const Index middle = result;
-    float batch_mean_1_value;
-    float batch_variance_1_value;
-    float mean_scratch_value;
-    float variance_scratch_value;
-    forward_finalise_values(mean_value, variance_value, count_of_outer_inner_value, batch_mean_1_value,
-        batch_variance_1_value, mean_scratch_value, variance_scratch_value);
-    batch_mean_1[middle] = narrow<float>(batch_mean_1_value);
-    batch_variance_1[middle] = narrow<float>(batch_variance_1_value);
-    mean_scratch[middle] = narrow<float>(mean_scratch_value);
-    variance_scratch[middle] = narrow<float>(variance_scratch_value);
+  for (Index first = 0; first < results; first += kResults) {
+    const Index width = std::min(kResults, results - first);
+    float mean_line[kResults];
+    float variance_line[kResults];
+    for (Index i = 0; i < width; ++i) {
+      const Index above = (first + i) / columns, column = (first + i) % columns;
+      Moments mean_sum;
+      for (Index slot = 0; slot < slots; ++slot) mean_sum.merge(mean_partials[(above * slots + slot) * columns + column]);
+      mean_line[i] = static_cast<float>(mean_sum.mean());
+      variance_line[i] = static_cast<float>(mean_sum.variance());
+    }
+    pad(mean_line, width);
+    pad(variance_line, width);
+    const Index middle = first;
+    float batch_mean_1_room[kLine];
+    float* const batch_mean_1_line = target<1>(batch_mean_1 + middle, width, batch_mean_1_room);
+    float batch_variance_1_room[kLine];
+    float* const batch_variance_1_line = target<1>(batch_variance_1 + middle, width, batch_variance_1_room);
+    float mean_scratch_room[kLine];
+    float* const mean_scratch_line = target<1>(mean_scratch + middle, width, mean_scratch_room);
+    float variance_scratch_room[kLine];
+    float* const variance_scratch_line = target<1>(variance_scratch + middle, width, variance_scratch_room);
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) {
+      const float mean_value = mean_line[i];
+      const float variance_value = variance_line[i];
+      float batch_mean_1_value;
+      float batch_variance_1_value;
+      float mean_scratch_value;
+      float variance_scratch_value;
+      forward_finalise_values(mean_value, variance_value, count_of_outer_inner_value, batch_mean_1_value,
+          batch_variance_1_value, mean_scratch_value, variance_scratch_value);
+      batch_mean_1_line[i] = batch_mean_1_value;
+      batch_variance_1_line[i] = batch_variance_1_value;
+      mean_scratch_line[i] = mean_scratch_value;
+      variance_scratch_line[i] = variance_scratch_value;
+    }
+    store<1>(batch_mean_1_line, width, batch_mean_1 + middle);
+    store<1>(batch_variance_1_line, width, batch_variance_1 + middle);
+    store<1>(mean_scratch_line, width, mean_scratch + middle);
+    store<1>(variance_scratch_line, width, variance_scratch + middle);
   }
 }
 

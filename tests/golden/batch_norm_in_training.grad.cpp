@@ -106,6 +106,9 @@ constexpr Index kSerial = 16384;
 // element, so that no short row ends in scalar calls.
 constexpr Index kLine = 512;
 
+// So many results of partials are worked on by one thread at a time.
+constexpr Index kResults = 32;
+
 inline Index padded(Index width) { return (width + 15) / 16 * 16; }
 
 // The end of a line is filled up with copies of its last element.
@@ -300,28 +303,58 @@ static void forward_finalise(float* __restrict__ batch_mean_1, float* __restrict
   expect(variance_scratch, sizes.middle.value);
   const Index columns = 1, results = sizes.middle.value;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
-  for (Index result = 0; result < results; ++result) {
-    const Index above = result / columns, column = result % columns;
-    Moments mean_sum;
-    for (Index slot = 0; slot < slots; ++slot) mean_sum.merge(mean_partials[(above * slots + slot) * columns + column]);
-    const float mean_value = static_cast<float>(mean_sum.mean());
-    const float variance_value = static_cast<float>(mean_sum.variance());
-    const Index middle = result;
-    float batch_mean_1_value;
-    float batch_variance_1_value;
-    float saved_mean_value;
-    float saved_variance_value;
-    float mean_scratch_value;
-    float variance_scratch_value;
-    forward_finalise_values(mean_value, variance_value, count_of_outer_inner_value, batch_mean_1_value,
-        batch_variance_1_value, saved_mean_value, saved_variance_value, mean_scratch_value,
-        variance_scratch_value);
-    batch_mean_1[middle] = narrow<float>(batch_mean_1_value);
-    batch_variance_1[middle] = narrow<float>(batch_variance_1_value);
-    saved_mean[middle] = narrow<float>(saved_mean_value);
-    saved_variance[middle] = narrow<float>(saved_variance_value);
-    mean_scratch[middle] = narrow<float>(mean_scratch_value);
-    variance_scratch[middle] = narrow<float>(variance_scratch_value);
+  for (Index first = 0; first < results; first += kResults) {
+    const Index width = std::min(kResults, results - first);
+    float mean_line[kResults];
+    float variance_line[kResults];
+    for (Index i = 0; i < width; ++i) {
+      const Index above = (first + i) / columns, column = (first + i) % columns;
+      Moments mean_sum;
+      for (Index slot = 0; slot < slots; ++slot) mean_sum.merge(mean_partials[(above * slots + slot) * columns + column]);
+      mean_line[i] = static_cast<float>(mean_sum.mean());
+      variance_line[i] = static_cast<float>(mean_sum.variance());
+    }
+    pad(mean_line, width);
+    pad(variance_line, width);
+    const Index middle = first;
+    float batch_mean_1_room[kLine];
+    float* const batch_mean_1_line = target<1>(batch_mean_1 + middle, width, batch_mean_1_room);
+    float batch_variance_1_room[kLine];
+    float* const batch_variance_1_line = target<1>(batch_variance_1 + middle, width, batch_variance_1_room);
+    float saved_mean_room[kLine];
+    float* const saved_mean_line = target<1>(saved_mean + middle, width, saved_mean_room);
+    float saved_variance_room[kLine];
+    float* const saved_variance_line = target<1>(saved_variance + middle, width, saved_variance_room);
+    float mean_scratch_room[kLine];
+    float* const mean_scratch_line = target<1>(mean_scratch + middle, width, mean_scratch_room);
+    float variance_scratch_room[kLine];
+    float* const variance_scratch_line = target<1>(variance_scratch + middle, width, variance_scratch_room);
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) {
+      const float mean_value = mean_line[i];
+      const float variance_value = variance_line[i];
+      float batch_mean_1_value;
+      float batch_variance_1_value;
+      float saved_mean_value;
+      float saved_variance_value;
+      float mean_scratch_value;
+      float variance_scratch_value;
+      forward_finalise_values(mean_value, variance_value, count_of_outer_inner_value, batch_mean_1_value,
+          batch_variance_1_value, saved_mean_value, saved_variance_value, mean_scratch_value,
+          variance_scratch_value);
+      batch_mean_1_line[i] = batch_mean_1_value;
+      batch_variance_1_line[i] = batch_variance_1_value;
+      saved_mean_line[i] = saved_mean_value;
+      saved_variance_line[i] = saved_variance_value;
+      mean_scratch_line[i] = mean_scratch_value;
+      variance_scratch_line[i] = variance_scratch_value;
+    }
+    store<1>(batch_mean_1_line, width, batch_mean_1 + middle);
+    store<1>(batch_variance_1_line, width, batch_variance_1 + middle);
+    store<1>(saved_mean_line, width, saved_mean + middle);
+    store<1>(saved_variance_line, width, saved_variance + middle);
+    store<1>(mean_scratch_line, width, mean_scratch + middle);
+    store<1>(variance_scratch_line, width, variance_scratch + middle);
   }
 }
 
@@ -453,26 +486,55 @@ static void backward_finalise(const float* __restrict__ saved_variance, float* _
   expect(total_2_scratch, sizes.middle.value);
   const Index columns = 1, results = sizes.middle.value;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
-  for (Index result = 0; result < results; ++result) {
-    const Index above = result / columns, column = result % columns;
-    Sum total_sum;
-    for (Index slot = 0; slot < slots; ++slot) total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
-    Sum total_2_sum;
-    for (Index slot = 0; slot < slots; ++slot) total_2_sum.merge(total_2_partials[(above * slots + slot) * columns + column]);
-    const float total_value = static_cast<float>(total_sum.sum());
-    const float total_2_value = static_cast<float>(total_2_sum.sum());
-    const Index middle = result;
-    const float saved_variance_value = widen(saved_variance[middle]);
-    float d_weight_value;
-    float d_bias_value;
-    float total_scratch_value;
-    float total_2_scratch_value;
-    backward_finalise_values(total_value, saved_variance_value, total_2_value, d_weight_value, d_bias_value,
-        total_scratch_value, total_2_scratch_value);
-    d_weight[middle] = narrow<float>(d_weight_value);
-    d_bias[middle] = narrow<float>(d_bias_value);
-    total_scratch[middle] = narrow<float>(total_scratch_value);
-    total_2_scratch[middle] = narrow<float>(total_2_scratch_value);
+  for (Index first = 0; first < results; first += kResults) {
+    const Index width = std::min(kResults, results - first);
+    float total_line[kResults];
+    for (Index i = 0; i < width; ++i) {
+      const Index above = (first + i) / columns, column = (first + i) % columns;
+      Sum total_sum;
+      for (Index slot = 0; slot < slots; ++slot) total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
+      total_line[i] = static_cast<float>(total_sum.sum());
+    }
+    pad(total_line, width);
+    float total_2_line[kResults];
+    for (Index i = 0; i < width; ++i) {
+      const Index above = (first + i) / columns, column = (first + i) % columns;
+      Sum total_2_sum;
+      for (Index slot = 0; slot < slots; ++slot) total_2_sum.merge(total_2_partials[(above * slots + slot) * columns + column]);
+      total_2_line[i] = static_cast<float>(total_2_sum.sum());
+    }
+    pad(total_2_line, width);
+    const Index middle = first;
+    float saved_variance_room[kLine];
+    const float* const saved_variance_line = load<1>(saved_variance + middle, width, saved_variance_room);
+    float d_weight_room[kLine];
+    float* const d_weight_line = target<1>(d_weight + middle, width, d_weight_room);
+    float d_bias_room[kLine];
+    float* const d_bias_line = target<1>(d_bias + middle, width, d_bias_room);
+    float total_scratch_room[kLine];
+    float* const total_scratch_line = target<1>(total_scratch + middle, width, total_scratch_room);
+    float total_2_scratch_room[kLine];
+    float* const total_2_scratch_line = target<1>(total_2_scratch + middle, width, total_2_scratch_room);
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) {
+      const float total_value = total_line[i];
+      const float saved_variance_value = saved_variance_line[i];
+      const float total_2_value = total_2_line[i];
+      float d_weight_value;
+      float d_bias_value;
+      float total_scratch_value;
+      float total_2_scratch_value;
+      backward_finalise_values(total_value, saved_variance_value, total_2_value, d_weight_value,
+          d_bias_value, total_scratch_value, total_2_scratch_value);
+      d_weight_line[i] = d_weight_value;
+      d_bias_line[i] = d_bias_value;
+      total_scratch_line[i] = total_scratch_value;
+      total_2_scratch_line[i] = total_2_scratch_value;
+    }
+    store<1>(d_weight_line, width, d_weight + middle);
+    store<1>(d_bias_line, width, d_bias + middle);
+    store<1>(total_scratch_line, width, total_scratch + middle);
+    store<1>(total_2_scratch_line, width, total_2_scratch + middle);
   }
 }
 

@@ -87,15 +87,18 @@ inline Index pieces_of(Index length) { return std::max<Index>(1, (length + kPiec
 // Below this many elements one thread does it all: waking another costs more.
 constexpr Index kSerial = 16384;
 
-// How many blocks of rows leave partials of their own, where columns are added up.
-inline Index slots_of(Index rows, Index columns) {
-  return std::max<Index>(1, std::min<Index>(std::min<Index>(rows, 64), rows * columns / kPiece));
+// How many blocks of rows leave partials of their own, where columns are added up; in as many tasks anyway.
+inline Index slots_of(Index rows, Index columns, Index tasks = 1) {
+  return std::max<Index>(1, std::min<Index>(std::min<Index>(rows, 64 / tasks), rows * columns / kPiece));
 }
 
 // Elements are worked on by lines: up to so many neighbours, widened into arrays, so that conversions,
 // arithmetic and sums are a plain loop each. Arithmetic goes on to a whole vector, over copies of the last
 // element, so that no short row ends in scalar calls.
 constexpr Index kLine = 512;
+
+// So many results of partials are worked on by one thread at a time.
+constexpr Index kResults = 32;
 
 inline Index padded(Index width) { return (width + 15) / 16 * 16; }
 
@@ -274,42 +277,39 @@ static void backward_outer(const bfloat16* __restrict__ d_out, const bfloat16* _
     const BackwardSizes sizes, int threads) {
   expect(d_x, sizes.outer.value * sizes.inner.value);
   const Index kept = 1, rows = sizes.outer.value, columns = sizes.inner.value;
-  const Index slots = slots_of(rows, columns);
+  const Index lines = (columns + kLine - 1) / kLine, slots = slots_of(rows, columns, kept * lines);
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (kept * rows * columns > kSerial)
-  for (Index task = 0; task < kept * slots; ++task) {
-    const Index kept_index = task / slots, slot = task % slots;
-    for (Index first = 0; first < columns; first += kLine) {
-      const Index width = std::min(kLine, columns - first);
-      SumLanes total_lanes(width);
-      for (Index row = rows * slot / slots; row < rows * (slot + 1) / slots; ++row) {
-        const Index outer = row;
-        const Index inner = first;
-        float d_out_room[kLine];
-        const float* const d_out_line = load<1>(d_out + (outer) * sizes.inner.value + inner, width,
-            d_out_room);
-        float x_room[kLine];
-        const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
-        float bias_room[kLine];
-        const float* const bias_line = load<1>(bias + inner, width, bias_room);
-        float d_x_room[kLine];
-        float* const d_x_line = target<1>(d_x + (outer) * sizes.inner.value + inner, width, d_x_room);
-        float total_term_line[kLine];
+  for (Index task = 0; task < kept * slots * lines; ++task) {
+    const Index block = task / lines, first = task % lines * kLine, width = std::min(kLine, columns - first);
+    const Index kept_index = block / slots, slot = block % slots;
+    SumLanes total_lanes(width);
+    for (Index row = rows * slot / slots; row < rows * (slot + 1) / slots; ++row) {
+      const Index outer = row;
+      const Index inner = first;
+      float d_out_room[kLine];
+      const float* const d_out_line = load<1>(d_out + (outer) * sizes.inner.value + inner, width, d_out_room);
+      float x_room[kLine];
+      const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
+      float bias_room[kLine];
+      const float* const bias_line = load<1>(bias + inner, width, bias_room);
+      float d_x_room[kLine];
+      float* const d_x_line = target<1>(d_x + (outer) * sizes.inner.value + inner, width, d_x_room);
+      float total_term_line[kLine];
 #pragma omp simd
-        for (Index i = 0; i < padded(width); ++i) {
-          const float d_out_value = d_out_line[i];
-          const float x_value = x_line[i];
-          const float bias_value = bias_line[i];
-          float d_x_value;
-          float total_term_value;
-          backward_outer_values(d_out_value, x_value, bias_value, d_x_value, total_term_value);
-          d_x_line[i] = d_x_value;
-          total_term_line[i] = total_term_value;
-        }
-        store<1>(d_x_line, width, d_x + (outer) * sizes.inner.value + inner);
-        total_lanes.add(total_term_line, width);
+      for (Index i = 0; i < padded(width); ++i) {
+        const float d_out_value = d_out_line[i];
+        const float x_value = x_line[i];
+        const float bias_value = bias_line[i];
+        float d_x_value;
+        float total_term_value;
+        backward_outer_values(d_out_value, x_value, bias_value, d_x_value, total_term_value);
+        d_x_line[i] = d_x_value;
+        total_term_line[i] = total_term_value;
       }
-      for (Index i = 0; i < width; ++i) total_partials[task * columns + first + i] = total_lanes.at(i);
+      store<1>(d_x_line, width, d_x + (outer) * sizes.inner.value + inner);
+      total_lanes.add(total_term_line, width);
     }
+    for (Index i = 0; i < width; ++i) total_partials[block * columns + first + i] = total_lanes.at(i);
   }
 }
 
@@ -322,15 +322,27 @@ static void backward_finalise(bfloat16* __restrict__ d_bias, const Sum* __restri
   expect(d_bias, sizes.inner.value);
   const Index columns = sizes.inner.value, results = sizes.inner.value;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
-  for (Index result = 0; result < results; ++result) {
-    const Index above = result / columns, column = result % columns;
-    Sum total_sum;
-    for (Index slot = 0; slot < slots; ++slot) total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
-    const float total_value = static_cast<float>(total_sum.sum());
-    const Index inner = result;
-    float d_bias_value;
-    backward_finalise_values(total_value, d_bias_value);
-    d_bias[inner] = narrow<bfloat16>(d_bias_value);
+  for (Index first = 0; first < results; first += kResults) {
+    const Index width = std::min(kResults, results - first);
+    float total_line[kResults];
+    for (Index i = 0; i < width; ++i) {
+      const Index above = (first + i) / columns, column = (first + i) % columns;
+      Sum total_sum;
+      for (Index slot = 0; slot < slots; ++slot) total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
+      total_line[i] = static_cast<float>(total_sum.sum());
+    }
+    pad(total_line, width);
+    const Index inner = first;
+    float d_bias_room[kLine];
+    float* const d_bias_line = target<1>(d_bias + inner, width, d_bias_room);
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) {
+      const float total_value = total_line[i];
+      float d_bias_value;
+      backward_finalise_values(total_value, d_bias_value);
+      d_bias_line[i] = d_bias_value;
+    }
+    store<1>(d_bias_line, width, d_bias + inner);
   }
 }
 
@@ -361,7 +373,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[5])};
   const BackwardSizes sizes{ {a[6]}, {a[7]} };
   const int threads = static_cast<int>(a[8]);
-  const Index total_partials_slots = slots_of(sizes.outer.value, sizes.inner.value)
+  const Index total_partials_slots = slots_of(sizes.outer.value, sizes.inner.value,
+      1 * ((sizes.inner.value + kLine - 1) / kLine))
 ;
   auto* const total_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.inner.value) * total_partials_slots);
   if (is_measuring) return scratch.used;

@@ -114,6 +114,9 @@ inline Index rows_together(Index length) {
   return std::min<Index>(kTogether, std::max<Index>(1, 4096 / std::max<Index>(1, length)));
 }
 
+// So many results of partials are worked on by one thread at a time.
+constexpr Index kResults = 32;
+
 inline Index padded(Index width) { return (width + 15) / 16 * 16; }
 
 // What a thread keeps of its rows. (std::unique_ptr takes a quarter of a second to compile.)
@@ -338,19 +341,23 @@ static void forward_row(const float* __restrict__ x, const float* __restrict__ w
           const Index axis_2 = above_inner;
           float* const carried_after_gelu_line = carried_after_gelu_rows.at + place + first;
           float weight_line[kLine];
-          for (Index i = 0; i < width; ++i) {
+          for (Index i = 0, end = 0; i < width; i = end) {
+            end = std::min(width, i + sizes.inner.value - (first + i) % sizes.inner.value);
             const Index above_inner = divide((first + i), sizes.inner);
             const Index inner = (first + i) - above_inner * sizes.inner.value;
             const Index axis_2 = above_inner;
-            weight_line[i] = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
+            const auto from = weight + (axis_1) * sizes.axis_2.value + axis_2;
+            for (Index j = i; j < end; ++j) weight_line[j] = widen(from[0]);
           }
           pad(weight_line, width);
           float bias_line[kLine];
-          for (Index i = 0; i < width; ++i) {
+          for (Index i = 0, end = 0; i < width; i = end) {
+            end = std::min(width, i + sizes.inner.value - (first + i) % sizes.inner.value);
             const Index above_inner = divide((first + i), sizes.inner);
             const Index inner = (first + i) - above_inner * sizes.inner.value;
             const Index axis_2 = above_inner;
-            bias_line[i] = widen(bias[(axis_1) * sizes.axis_2.value + axis_2]);
+            const auto from = bias + (axis_1) * sizes.axis_2.value + axis_2;
+            for (Index j = i; j < end; ++j) bias_line[j] = widen(from[0]);
           }
           pad(bias_line, width);
           float out_room[kLine];
@@ -448,11 +455,13 @@ static void backward_row(const float* __restrict__ d_out, const float* __restric
           float d_out_room[kLine];
           const float* const d_out_line = load<1>(d_out + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, d_out_room);
           float weight_line[kLine];
-          for (Index i = 0; i < width; ++i) {
+          for (Index i = 0, end = 0; i < width; i = end) {
+            end = std::min(width, i + sizes.inner.value - (first + i) % sizes.inner.value);
             const Index above_inner = divide((first + i), sizes.inner);
             const Index inner = (first + i) - above_inner * sizes.inner.value;
             const Index axis_2 = above_inner;
-            weight_line[i] = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
+            const auto from = weight + (axis_1) * sizes.axis_2.value + axis_2;
+            for (Index j = i; j < end; ++j) weight_line[j] = widen(from[0]);
           }
           pad(weight_line, width);
           float x_room[kLine];
@@ -496,11 +505,13 @@ static void backward_row(const float* __restrict__ d_out, const float* __restric
           float d_out_room[kLine];
           const float* const d_out_line = load<1>(d_out + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, d_out_room);
           float weight_line[kLine];
-          for (Index i = 0; i < width; ++i) {
+          for (Index i = 0, end = 0; i < width; i = end) {
+            end = std::min(width, i + sizes.inner.value - (first + i) % sizes.inner.value);
             const Index above_inner = divide((first + i), sizes.inner);
             const Index inner = (first + i) - above_inner * sizes.inner.value;
             const Index axis_2 = above_inner;
-            weight_line[i] = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
+            const auto from = weight + (axis_1) * sizes.axis_2.value + axis_2;
+            for (Index j = i; j < end; ++j) weight_line[j] = widen(from[0]);
           }
           pad(weight_line, width);
           float x_room[kLine];
@@ -597,22 +608,44 @@ static void backward_finalise(float* __restrict__ d_weight, float* __restrict__ 
   expect(d_bias, sizes.axis_1.value * sizes.axis_2.value);
   const Index columns = 1, results = sizes.axis_1.value * sizes.axis_2.value;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
-  for (Index result = 0; result < results; ++result) {
-    const Index above = result / columns, column = result % columns;
-    Sum total_3_sum;
-    for (Index slot = 0; slot < slots; ++slot) total_3_sum.merge(total_3_partials[(above * slots + slot) * columns + column]);
-    Sum total_4_sum;
-    for (Index slot = 0; slot < slots; ++slot) total_4_sum.merge(total_4_partials[(above * slots + slot) * columns + column]);
-    const float total_3_value = static_cast<float>(total_3_sum.sum());
-    const float total_4_value = static_cast<float>(total_4_sum.sum());
-    const Index above_axis_2 = divide(result, sizes.axis_2);
-    const Index axis_2 = result - above_axis_2 * sizes.axis_2.value;
+  for (Index first = 0; first < results; first += kResults) {
+    const Index width = std::min(kResults, results - first);
+    float total_3_line[kResults];
+    for (Index i = 0; i < width; ++i) {
+      const Index above = (first + i) / columns, column = (first + i) % columns;
+      Sum total_3_sum;
+      for (Index slot = 0; slot < slots; ++slot) total_3_sum.merge(total_3_partials[(above * slots + slot) * columns + column]);
+      total_3_line[i] = static_cast<float>(total_3_sum.sum());
+    }
+    pad(total_3_line, width);
+    float total_4_line[kResults];
+    for (Index i = 0; i < width; ++i) {
+      const Index above = (first + i) / columns, column = (first + i) % columns;
+      Sum total_4_sum;
+      for (Index slot = 0; slot < slots; ++slot) total_4_sum.merge(total_4_partials[(above * slots + slot) * columns + column]);
+      total_4_line[i] = static_cast<float>(total_4_sum.sum());
+    }
+    pad(total_4_line, width);
+    const Index above_axis_2 = divide(first, sizes.axis_2);
+    const Index axis_2 = first - above_axis_2 * sizes.axis_2.value;
     const Index axis_1 = above_axis_2;
-    float d_weight_value;
-    float d_bias_value;
-    backward_finalise_values(total_3_value, total_4_value, d_weight_value, d_bias_value);
-    d_weight[(axis_1) * sizes.axis_2.value + axis_2] = narrow<float>(d_weight_value);
-    d_bias[(axis_1) * sizes.axis_2.value + axis_2] = narrow<float>(d_bias_value);
+    float d_weight_room[kLine];
+    float* const d_weight_line = target<1>(d_weight + (axis_1) * sizes.axis_2.value + axis_2, width,
+        d_weight_room);
+    float d_bias_room[kLine];
+    float* const d_bias_line = target<1>(d_bias + (axis_1) * sizes.axis_2.value + axis_2, width, d_bias_room);
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) {
+      const float total_3_value = total_3_line[i];
+      const float total_4_value = total_4_line[i];
+      float d_weight_value;
+      float d_bias_value;
+      backward_finalise_values(total_3_value, total_4_value, d_weight_value, d_bias_value);
+      d_weight_line[i] = d_weight_value;
+      d_bias_line[i] = d_bias_value;
+    }
+    store<1>(d_weight_line, width, d_weight + (axis_1) * sizes.axis_2.value + axis_2);
+    store<1>(d_bias_line, width, d_bias + (axis_1) * sizes.axis_2.value + axis_2);
   }
 }
 

@@ -267,19 +267,23 @@ static void forward_row(const float* __restrict__ x, const float* __restrict__ w
           float x_room[kLine];
           const float* const x_line = load<1>(x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, x_room);
           float weight_line[kLine];
-          for (Index i = 0; i < width; ++i) {
+          for (Index i = 0, end = 0; i < width; i = end) {
+            end = std::min(width, i + sizes.inner.value - (first + i) % sizes.inner.value);
             const Index above_inner = divide((first + i), sizes.inner);
             const Index inner = (first + i) - above_inner * sizes.inner.value;
             const Index axis_2 = above_inner;
-            weight_line[i] = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
+            const auto from = weight + (axis_1) * sizes.axis_2.value + axis_2;
+            for (Index j = i; j < end; ++j) weight_line[j] = widen(from[0]);
           }
           pad(weight_line, width);
           float bias_line[kLine];
-          for (Index i = 0; i < width; ++i) {
+          for (Index i = 0, end = 0; i < width; i = end) {
+            end = std::min(width, i + sizes.inner.value - (first + i) % sizes.inner.value);
             const Index above_inner = divide((first + i), sizes.inner);
             const Index inner = (first + i) - above_inner * sizes.inner.value;
             const Index axis_2 = above_inner;
-            bias_line[i] = widen(bias[(axis_1) * sizes.axis_2.value + axis_2]);
+            const auto from = bias + (axis_1) * sizes.axis_2.value + axis_2;
+            for (Index j = i; j < end; ++j) bias_line[j] = widen(from[0]);
           }
           pad(bias_line, width);
           float out_room[kLine];

@@ -58,9 +58,9 @@ inline Index pieces_of(Index length) { return std::max<Index>(1, (length + kPiec
 // Below this many elements one thread does it all: waking another costs more.
 constexpr Index kSerial = 16384;
 
-// How many blocks of rows leave partials of their own, where columns are added up.
-inline Index slots_of(Index rows, Index columns) {
-  return std::max<Index>(1, std::min<Index>(std::min<Index>(rows, 64), rows * columns / kPiece));
+// How many blocks of rows leave partials of their own, where columns are added up; in as many tasks anyway.
+inline Index slots_of(Index rows, Index columns, Index tasks = 1) {
+  return std::max<Index>(1, std::min<Index>(std::min<Index>(rows, 64 / tasks), rows * columns / kPiece));
 }
 
 // Elements are worked on by lines: up to so many neighbours, widened into arrays, so that conversions,
@@ -75,6 +75,9 @@ constexpr Index kTogether = 64;
 inline Index rows_together(Index length) {
   return std::min<Index>(kTogether, std::max<Index>(1, 4096 / std::max<Index>(1, length)));
 }
+
+// So many results of partials are worked on by one thread at a time.
+constexpr Index kResults = 32;
 
 inline Index padded(Index width) { return (width + 15) / 16 * 16; }
 
@@ -469,43 +472,41 @@ static void backward_outer(const float* __restrict__ d_out, const float* __restr
     Sum* __restrict__ total_3_partials, Sum* __restrict__ total_4_partials, const BackwardSizes sizes,
     int threads) {
   const Index kept = sizes.outer.value, rows = sizes.middle.value, columns = sizes.inner.value;
-  const Index slots = slots_of(rows, columns);
+  const Index lines = (columns + kLine - 1) / kLine, slots = slots_of(rows, columns, kept * lines);
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (kept * rows * columns > kSerial)
-  for (Index task = 0; task < kept * slots; ++task) {
-    const Index kept_index = task / slots, slot = task % slots;
+  for (Index task = 0; task < kept * slots * lines; ++task) {
+    const Index block = task / lines, first = task % lines * kLine, width = std::min(kLine, columns - first);
+    const Index kept_index = block / slots, slot = block % slots;
     const Index outer = kept_index;
-    for (Index first = 0; first < columns; first += kLine) {
-      const Index width = std::min(kLine, columns - first);
-      SumLanes total_3_lanes(width);
-      SumLanes total_4_lanes(width);
-      for (Index row = rows * slot / slots; row < rows * (slot + 1) / slots; ++row) {
-        const Index middle = row;
-        const Index inner = first;
-        float d_out_room[kLine];
-        const float* const d_out_line = load<1>(d_out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_out_room);
-        float x_room[kLine];
-        const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-        const float saved_mean_value = widen(saved_mean[(outer) * sizes.middle.value + middle]);
-        const float saved_variance_value = widen(saved_variance[(outer) * sizes.middle.value + middle]);
-        float total_3_term_line[kLine];
-        float total_4_term_line[kLine];
+    SumLanes total_3_lanes(width);
+    SumLanes total_4_lanes(width);
+    for (Index row = rows * slot / slots; row < rows * (slot + 1) / slots; ++row) {
+      const Index middle = row;
+      const Index inner = first;
+      float d_out_room[kLine];
+      const float* const d_out_line = load<1>(d_out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_out_room);
+      float x_room[kLine];
+      const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
+      const float saved_mean_value = widen(saved_mean[(outer) * sizes.middle.value + middle]);
+      const float saved_variance_value = widen(saved_variance[(outer) * sizes.middle.value + middle]);
+      float total_3_term_line[kLine];
+      float total_4_term_line[kLine];
 #pragma omp simd
-        for (Index i = 0; i < padded(width); ++i) {
-          const float d_out_value = d_out_line[i];
-          const float x_value = x_line[i];
-          float total_3_term_value;
-          float total_4_term_value;
-          backward_outer_values(d_out_value, x_value, saved_mean_value, saved_variance_value,
-              total_3_term_value, total_4_term_value);
-          total_3_term_line[i] = total_3_term_value;
-          total_4_term_line[i] = total_4_term_value;
-        }
-        total_3_lanes.add(total_3_term_line, width);
-        total_4_lanes.add(total_4_term_line, width);
+      for (Index i = 0; i < padded(width); ++i) {
+        const float d_out_value = d_out_line[i];
+        const float x_value = x_line[i];
+        float total_3_term_value;
+        float total_4_term_value;
+        backward_outer_values(d_out_value, x_value, saved_mean_value, saved_variance_value,
+            total_3_term_value, total_4_term_value);
+        total_3_term_line[i] = total_3_term_value;
+        total_4_term_line[i] = total_4_term_value;
       }
-      for (Index i = 0; i < width; ++i) total_3_partials[task * columns + first + i] = total_3_lanes.at(i);
-      for (Index i = 0; i < width; ++i) total_4_partials[task * columns + first + i] = total_4_lanes.at(i);
+      total_3_lanes.add(total_3_term_line, width);
+      total_4_lanes.add(total_4_term_line, width);
     }
+    for (Index i = 0; i < width; ++i) total_3_partials[block * columns + first + i] = total_3_lanes.at(i);
+    for (Index i = 0; i < width; ++i) total_4_partials[block * columns + first + i] = total_4_lanes.at(i);
   }
 }
 
@@ -522,22 +523,44 @@ static void backward_finalise(float* __restrict__ d_scale, float* __restrict__ d
   expect(d_shift_operand, sizes.outer.value * sizes.inner.value);
   const Index columns = sizes.inner.value, results = sizes.outer.value * sizes.inner.value;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
-  for (Index result = 0; result < results; ++result) {
-    const Index above = result / columns, column = result % columns;
-    Sum total_3_sum;
-    for (Index slot = 0; slot < slots; ++slot) total_3_sum.merge(total_3_partials[(above * slots + slot) * columns + column]);
-    Sum total_4_sum;
-    for (Index slot = 0; slot < slots; ++slot) total_4_sum.merge(total_4_partials[(above * slots + slot) * columns + column]);
-    const float total_3_value = static_cast<float>(total_3_sum.sum());
-    const float total_4_value = static_cast<float>(total_4_sum.sum());
-    const Index above_inner = divide(result, sizes.inner);
-    const Index inner = result - above_inner * sizes.inner.value;
+  for (Index first = 0; first < results; first += kResults) {
+    const Index width = std::min(kResults, results - first);
+    float total_3_line[kResults];
+    for (Index i = 0; i < width; ++i) {
+      const Index above = (first + i) / columns, column = (first + i) % columns;
+      Sum total_3_sum;
+      for (Index slot = 0; slot < slots; ++slot) total_3_sum.merge(total_3_partials[(above * slots + slot) * columns + column]);
+      total_3_line[i] = static_cast<float>(total_3_sum.sum());
+    }
+    pad(total_3_line, width);
+    float total_4_line[kResults];
+    for (Index i = 0; i < width; ++i) {
+      const Index above = (first + i) / columns, column = (first + i) % columns;
+      Sum total_4_sum;
+      for (Index slot = 0; slot < slots; ++slot) total_4_sum.merge(total_4_partials[(above * slots + slot) * columns + column]);
+      total_4_line[i] = static_cast<float>(total_4_sum.sum());
+    }
+    pad(total_4_line, width);
+    const Index above_inner = divide(first, sizes.inner);
+    const Index inner = first - above_inner * sizes.inner.value;
     const Index outer = above_inner;
-    float d_scale_value;
-    float d_shift_operand_value;
-    backward_finalise_values(total_3_value, total_4_value, d_scale_value, d_shift_operand_value);
-    d_scale[(outer) * sizes.inner.value + inner] = narrow<float>(d_scale_value);
-    d_shift_operand[(outer) * sizes.inner.value + inner] = narrow<float>(d_shift_operand_value);
+    float d_scale_room[kLine];
+    float* const d_scale_line = target<1>(d_scale + (outer) * sizes.inner.value + inner, width, d_scale_room);
+    float d_shift_operand_room[kLine];
+    float* const d_shift_operand_line = target<1>(d_shift_operand + (outer) * sizes.inner.value + inner,
+        width, d_shift_operand_room);
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) {
+      const float total_3_value = total_3_line[i];
+      const float total_4_value = total_4_line[i];
+      float d_scale_value;
+      float d_shift_operand_value;
+      backward_finalise_values(total_3_value, total_4_value, d_scale_value, d_shift_operand_value);
+      d_scale_line[i] = d_scale_value;
+      d_shift_operand_line[i] = d_shift_operand_value;
+    }
+    store<1>(d_scale_line, width, d_scale + (outer) * sizes.inner.value + inner);
+    store<1>(d_shift_operand_line, width, d_shift_operand + (outer) * sizes.inner.value + inner);
   }
 }
 
@@ -574,9 +597,11 @@ extern "C" int64_t run_backward(const int64_t* a) {
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[8])};
   const BackwardSizes sizes{ {a[9]}, {a[10]}, {a[11]} };
   const int threads = static_cast<int>(a[12]);
-  const Index total_3_partials_slots = slots_of(sizes.middle.value, sizes.inner.value)
+  const Index total_3_partials_slots = slots_of(sizes.middle.value, sizes.inner.value,
+      sizes.outer.value * ((sizes.inner.value + kLine - 1) / kLine))
 ;
-  const Index total_4_partials_slots = slots_of(sizes.middle.value, sizes.inner.value)
+  const Index total_4_partials_slots = slots_of(sizes.middle.value, sizes.inner.value,
+      sizes.outer.value * ((sizes.inner.value + kLine - 1) / kLine))
 ;
   auto* const total_3_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * total_3_partials_slots);
   auto* const total_4_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * total_4_partials_slots);

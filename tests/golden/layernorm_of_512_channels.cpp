@@ -62,7 +62,11 @@ constexpr Index kSerial = 16384;
 // arithmetic and sums are a plain loop each. Arithmetic goes on to a whole vector, over copies of the last
 // element, so that no short row ends in scalar calls.
 constexpr Index kLine = 512;
-constexpr Index kColumns = 64;
+
+// Strided rows go side by side, so many that they still lie in the fastest cache when the next stage comes.
+inline Index columns_together(Index length) {
+  return std::min<Index>(kLine, std::max<Index>(64, 8192 / std::max<Index>(1, length) / 16 * 16));
+}
 
 inline Index padded(Index width) { return (width + 15) / 16 * 16; }
 
@@ -221,11 +225,11 @@ static void forward_column(const float* __restrict__ x, const float* __restrict_
     const float* __restrict__ bias, float* __restrict__ out, const ForwardSizes sizes, int threads) {
   expect(out, sizes.outer.value * sizes.middle.value * sizes.inner.value);
   const Index above = sizes.outer.value, length = sizes.middle.value, beside = sizes.inner.value;
-  const Index blocks = (beside + kColumns - 1) / kColumns;
+  const Index side = columns_together(length), blocks = (beside + side - 1) / side;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (above * length * beside > kSerial)
   for (Index task = 0; task < above * blocks; ++task) {
-    const Index above_index = task / blocks, first = task % blocks * kColumns;
-    const Index width = std::min(kColumns, beside - first);
+    const Index above_index = task / blocks, first = task % blocks * side;
+    const Index width = std::min(side, beside - first);
     const Index outer = above_index;
     MomentsLanes mean_lanes(width);
     for (Index r = 0; r < length; ++r) {

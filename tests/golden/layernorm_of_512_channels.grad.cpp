@@ -62,7 +62,14 @@ constexpr Index kSerial = 16384;
 // arithmetic and sums are a plain loop each. Arithmetic goes on to a whole vector, over copies of the last
 // element, so that no short row ends in scalar calls.
 constexpr Index kLine = 512;
-constexpr Index kColumns = 64;
+
+// Strided rows go side by side, so many that they still lie in the fastest cache when the next stage comes.
+inline Index columns_together(Index length) {
+  return std::min<Index>(kLine, std::max<Index>(64, 8192 / std::max<Index>(1, length) / 16 * 16));
+}
+
+// So many results of partials are worked on by one thread at a time.
+constexpr Index kResults = 32;
 
 inline Index padded(Index width) { return (width + 15) / 16 * 16; }
 
@@ -253,11 +260,11 @@ static void forward_column(const float* __restrict__ x, const float* __restrict_
   expect(saved_mean, sizes.outer.value * sizes.inner.value);
   expect(saved_variance, sizes.outer.value * sizes.inner.value);
   const Index above = sizes.outer.value, length = sizes.middle.value, beside = sizes.inner.value;
-  const Index blocks = (beside + kColumns - 1) / kColumns;
+  const Index side = columns_together(length), blocks = (beside + side - 1) / side;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (above * length * beside > kSerial)
   for (Index task = 0; task < above * blocks; ++task) {
-    const Index above_index = task / blocks, first = task % blocks * kColumns;
-    const Index width = std::min(kColumns, beside - first);
+    const Index above_index = task / blocks, first = task % blocks * side;
+    const Index width = std::min(side, beside - first);
     const Index outer = above_index;
     MomentsLanes mean_lanes(width);
     for (Index r = 0; r < length; ++r) {
@@ -341,11 +348,11 @@ static void backward_column(const float* __restrict__ d_out, const float* __rest
   const float count_of_middle_value = static_cast<float>(sizes.middle.value);
   expect(d_x, sizes.outer.value * sizes.middle.value * sizes.inner.value);
   const Index above = sizes.outer.value, length = sizes.middle.value, beside = sizes.inner.value;
-  const Index blocks = (beside + kColumns - 1) / kColumns;
+  const Index side = columns_together(length), blocks = (beside + side - 1) / side;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (above * length * beside > kSerial)
   for (Index task = 0; task < above * blocks; ++task) {
-    const Index above_index = task / blocks, first = task % blocks * kColumns;
-    const Index width = std::min(kColumns, beside - first);
+    const Index above_index = task / blocks, first = task % blocks * side;
+    const Index width = std::min(side, beside - first);
     const Index outer = above_index;
     SumLanes total_lanes(width);
     SumLanes total_2_lanes(width);
@@ -485,20 +492,41 @@ static void backward_finalise(float* __restrict__ d_weight, float* __restrict__ 
   expect(d_bias, sizes.middle.value);
   const Index columns = 1, results = sizes.middle.value;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
-  for (Index result = 0; result < results; ++result) {
-    const Index above = result / columns, column = result % columns;
-    Sum total_3_sum;
-    for (Index slot = 0; slot < slots; ++slot) total_3_sum.merge(total_3_partials[(above * slots + slot) * columns + column]);
-    Sum total_4_sum;
-    for (Index slot = 0; slot < slots; ++slot) total_4_sum.merge(total_4_partials[(above * slots + slot) * columns + column]);
-    const float total_3_value = static_cast<float>(total_3_sum.sum());
-    const float total_4_value = static_cast<float>(total_4_sum.sum());
-    const Index middle = result;
-    float d_weight_value;
-    float d_bias_value;
-    backward_finalise_values(total_3_value, total_4_value, d_weight_value, d_bias_value);
-    d_weight[middle] = narrow<float>(d_weight_value);
-    d_bias[middle] = narrow<float>(d_bias_value);
+  for (Index first = 0; first < results; first += kResults) {
+    const Index width = std::min(kResults, results - first);
+    float total_3_line[kResults];
+    for (Index i = 0; i < width; ++i) {
+      const Index above = (first + i) / columns, column = (first + i) % columns;
+      Sum total_3_sum;
+      for (Index slot = 0; slot < slots; ++slot) total_3_sum.merge(total_3_partials[(above * slots + slot) * columns + column]);
+      total_3_line[i] = static_cast<float>(total_3_sum.sum());
+    }
+    pad(total_3_line, width);
+    float total_4_line[kResults];
+    for (Index i = 0; i < width; ++i) {
+      const Index above = (first + i) / columns, column = (first + i) % columns;
+      Sum total_4_sum;
+      for (Index slot = 0; slot < slots; ++slot) total_4_sum.merge(total_4_partials[(above * slots + slot) * columns + column]);
+      total_4_line[i] = static_cast<float>(total_4_sum.sum());
+    }
+    pad(total_4_line, width);
+    const Index middle = first;
+    float d_weight_room[kLine];
+    float* const d_weight_line = target<1>(d_weight + middle, width, d_weight_room);
+    float d_bias_room[kLine];
+    float* const d_bias_line = target<1>(d_bias + middle, width, d_bias_room);
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) {
+      const float total_3_value = total_3_line[i];
+      const float total_4_value = total_4_line[i];
+      float d_weight_value;
+      float d_bias_value;
+      backward_finalise_values(total_3_value, total_4_value, d_weight_value, d_bias_value);
+      d_weight_line[i] = d_weight_value;
+      d_bias_line[i] = d_bias_value;
+    }
+    store<1>(d_weight_line, width, d_weight + middle);
+    store<1>(d_bias_line, width, d_bias + middle);
   }
 }
 

@@ -58,9 +58,9 @@ inline Index pieces_of(Index length) { return std::max<Index>(1, (length + kPiec
 // Below this many elements one thread does it all: waking another costs more.
 constexpr Index kSerial = 16384;
 
-// How many blocks of rows leave partials of their own, where columns are added up.
-inline Index slots_of(Index rows, Index columns) {
-  return std::max<Index>(1, std::min<Index>(std::min<Index>(rows, 64), rows * columns / kPiece));
+// How many blocks of rows leave partials of their own, where columns are added up; in as many tasks anyway.
+inline Index slots_of(Index rows, Index columns, Index tasks = 1) {
+  return std::max<Index>(1, std::min<Index>(std::min<Index>(rows, 64 / tasks), rows * columns / kPiece));
 }
 
 // Elements are worked on by lines: up to so many neighbours, widened into arrays, so that conversions,
@@ -75,6 +75,9 @@ constexpr Index kTogether = 64;
 inline Index rows_together(Index length) {
   return std::min<Index>(kTogether, std::max<Index>(1, 4096 / std::max<Index>(1, length)));
 }
+
+// So many results of partials are worked on by one thread at a time.
+constexpr Index kResults = 32;
 
 inline Index padded(Index width) { return (width + 15) / 16 * 16; }
 
@@ -435,20 +438,41 @@ static void backward_finalise(float* __restrict__ d_weight, float* __restrict__ 
   expect(d_bias, sizes.inner.value);
   const Index columns = sizes.inner.value, results = sizes.inner.value;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
-  for (Index result = 0; result < results; ++result) {
-    const Index above = result / columns, column = result % columns;
-    Sum total_sum;
-    for (Index slot = 0; slot < slots; ++slot) total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
-    Sum total_2_sum;
-    for (Index slot = 0; slot < slots; ++slot) total_2_sum.merge(total_2_partials[(above * slots + slot) * columns + column]);
-    const float total_value = static_cast<float>(total_sum.sum());
-    const float total_2_value = static_cast<float>(total_2_sum.sum());
-    const Index inner = result;
-    float d_weight_value;
-    float d_bias_value;
-    backward_finalise_values(total_value, total_2_value, d_weight_value, d_bias_value);
-    d_weight[inner] = narrow<float>(d_weight_value);
-    d_bias[inner] = narrow<float>(d_bias_value);
+  for (Index first = 0; first < results; first += kResults) {
+    const Index width = std::min(kResults, results - first);
+    float total_line[kResults];
+    for (Index i = 0; i < width; ++i) {
+      const Index above = (first + i) / columns, column = (first + i) % columns;
+      Sum total_sum;
+      for (Index slot = 0; slot < slots; ++slot) total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
+      total_line[i] = static_cast<float>(total_sum.sum());
+    }
+    pad(total_line, width);
+    float total_2_line[kResults];
+    for (Index i = 0; i < width; ++i) {
+      const Index above = (first + i) / columns, column = (first + i) % columns;
+      Sum total_2_sum;
+      for (Index slot = 0; slot < slots; ++slot) total_2_sum.merge(total_2_partials[(above * slots + slot) * columns + column]);
+      total_2_line[i] = static_cast<float>(total_2_sum.sum());
+    }
+    pad(total_2_line, width);
+    const Index inner = first;
+    float d_weight_room[kLine];
+    float* const d_weight_line = target<1>(d_weight + inner, width, d_weight_room);
+    float d_bias_room[kLine];
+    float* const d_bias_line = target<1>(d_bias + inner, width, d_bias_room);
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) {
+      const float total_value = total_line[i];
+      const float total_2_value = total_2_line[i];
+      float d_weight_value;
+      float d_bias_value;
+      backward_finalise_values(total_value, total_2_value, d_weight_value, d_bias_value);
+      d_weight_line[i] = d_weight_value;
+      d_bias_line[i] = d_bias_value;
+    }
+    store<1>(d_weight_line, width, d_weight + inner);
+    store<1>(d_bias_line, width, d_bias + inner);
   }
 }
 

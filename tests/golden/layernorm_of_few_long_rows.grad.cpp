@@ -63,6 +63,9 @@ constexpr Index kSerial = 16384;
 // element, so that no short row ends in scalar calls.
 constexpr Index kLine = 512;
 
+// So many results of partials are worked on by one thread at a time.
+constexpr Index kResults = 32;
+
 inline Index padded(Index width) { return (width + 15) / 16 * 16; }
 
 // The end of a line is filled up with copies of its last element.
@@ -249,23 +252,47 @@ static void forward_finalise(float* __restrict__ saved_mean, float* __restrict__
   expect(variance_scratch, sizes.outer.value);
   const Index columns = 1, results = sizes.outer.value;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
-  for (Index result = 0; result < results; ++result) {
-    const Index above = result / columns, column = result % columns;
-    Moments mean_sum;
-    for (Index slot = 0; slot < slots; ++slot) mean_sum.merge(mean_partials[(above * slots + slot) * columns + column]);
-    const float mean_value = static_cast<float>(mean_sum.mean());
-    const float variance_value = static_cast<float>(mean_sum.variance());
-    const Index outer = result;
-    float saved_mean_value;
-    float saved_variance_value;
-    float mean_scratch_value;
-    float variance_scratch_value;
-    forward_finalise_values(mean_value, variance_value, saved_mean_value, saved_variance_value,
-        mean_scratch_value, variance_scratch_value);
-    saved_mean[outer] = narrow<float>(saved_mean_value);
-    saved_variance[outer] = narrow<float>(saved_variance_value);
-    mean_scratch[outer] = narrow<float>(mean_scratch_value);
-    variance_scratch[outer] = narrow<float>(variance_scratch_value);
+  for (Index first = 0; first < results; first += kResults) {
+    const Index width = std::min(kResults, results - first);
+    float mean_line[kResults];
+    float variance_line[kResults];
+    for (Index i = 0; i < width; ++i) {
+      const Index above = (first + i) / columns, column = (first + i) % columns;
+      Moments mean_sum;
+      for (Index slot = 0; slot < slots; ++slot) mean_sum.merge(mean_partials[(above * slots + slot) * columns + column]);
+      mean_line[i] = static_cast<float>(mean_sum.mean());
+      variance_line[i] = static_cast<float>(mean_sum.variance());
+    }
+    pad(mean_line, width);
+    pad(variance_line, width);
+    const Index outer = first;
+    float saved_mean_room[kLine];
+    float* const saved_mean_line = target<1>(saved_mean + outer, width, saved_mean_room);
+    float saved_variance_room[kLine];
+    float* const saved_variance_line = target<1>(saved_variance + outer, width, saved_variance_room);
+    float mean_scratch_room[kLine];
+    float* const mean_scratch_line = target<1>(mean_scratch + outer, width, mean_scratch_room);
+    float variance_scratch_room[kLine];
+    float* const variance_scratch_line = target<1>(variance_scratch + outer, width, variance_scratch_room);
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) {
+      const float mean_value = mean_line[i];
+      const float variance_value = variance_line[i];
+      float saved_mean_value;
+      float saved_variance_value;
+      float mean_scratch_value;
+      float variance_scratch_value;
+      forward_finalise_values(mean_value, variance_value, saved_mean_value, saved_variance_value,
+          mean_scratch_value, variance_scratch_value);
+      saved_mean_line[i] = saved_mean_value;
+      saved_variance_line[i] = saved_variance_value;
+      mean_scratch_line[i] = mean_scratch_value;
+      variance_scratch_line[i] = variance_scratch_value;
+    }
+    store<1>(saved_mean_line, width, saved_mean + outer);
+    store<1>(saved_variance_line, width, saved_variance + outer);
+    store<1>(mean_scratch_line, width, mean_scratch + outer);
+    store<1>(variance_scratch_line, width, variance_scratch + outer);
   }
 }
 
@@ -369,20 +396,41 @@ static void backward_finalise(float* __restrict__ total_scratch, float* __restri
   expect(total_2_scratch, sizes.outer.value);
   const Index columns = 1, results = sizes.outer.value;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
-  for (Index result = 0; result < results; ++result) {
-    const Index above = result / columns, column = result % columns;
-    Sum total_sum;
-    for (Index slot = 0; slot < slots; ++slot) total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
-    Sum total_2_sum;
-    for (Index slot = 0; slot < slots; ++slot) total_2_sum.merge(total_2_partials[(above * slots + slot) * columns + column]);
-    const float total_value = static_cast<float>(total_sum.sum());
-    const float total_2_value = static_cast<float>(total_2_sum.sum());
-    const Index outer = result;
-    float total_scratch_value;
-    float total_2_scratch_value;
-    backward_finalise_values(total_value, total_2_value, total_scratch_value, total_2_scratch_value);
-    total_scratch[outer] = narrow<float>(total_scratch_value);
-    total_2_scratch[outer] = narrow<float>(total_2_scratch_value);
+  for (Index first = 0; first < results; first += kResults) {
+    const Index width = std::min(kResults, results - first);
+    float total_line[kResults];
+    for (Index i = 0; i < width; ++i) {
+      const Index above = (first + i) / columns, column = (first + i) % columns;
+      Sum total_sum;
+      for (Index slot = 0; slot < slots; ++slot) total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
+      total_line[i] = static_cast<float>(total_sum.sum());
+    }
+    pad(total_line, width);
+    float total_2_line[kResults];
+    for (Index i = 0; i < width; ++i) {
+      const Index above = (first + i) / columns, column = (first + i) % columns;
+      Sum total_2_sum;
+      for (Index slot = 0; slot < slots; ++slot) total_2_sum.merge(total_2_partials[(above * slots + slot) * columns + column]);
+      total_2_line[i] = static_cast<float>(total_2_sum.sum());
+    }
+    pad(total_2_line, width);
+    const Index outer = first;
+    float total_scratch_room[kLine];
+    float* const total_scratch_line = target<1>(total_scratch + outer, width, total_scratch_room);
+    float total_2_scratch_room[kLine];
+    float* const total_2_scratch_line = target<1>(total_2_scratch + outer, width, total_2_scratch_room);
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) {
+      const float total_value = total_line[i];
+      const float total_2_value = total_2_line[i];
+      float total_scratch_value;
+      float total_2_scratch_value;
+      backward_finalise_values(total_value, total_2_value, total_scratch_value, total_2_scratch_value);
+      total_scratch_line[i] = total_scratch_value;
+      total_2_scratch_line[i] = total_2_scratch_value;
+    }
+    store<1>(total_scratch_line, width, total_scratch + outer);
+    store<1>(total_2_scratch_line, width, total_2_scratch + outer);
   }
 }
 

@@ -72,6 +72,9 @@ constexpr Index kSerial = 16384;
 // element, so that no short row ends in scalar calls.
 constexpr Index kLine = 512;
 
+// So many results of partials are worked on by one thread at a time.
+constexpr Index kResults = 32;
+
 inline Index padded(Index width) { return (width + 15) / 16 * 16; }
 
 // The end of a line is filled up with copies of its last element.
@@ -242,18 +245,36 @@ static void forward_finalise(double* __restrict__ mean_scratch, double* __restri
   expect(variance_scratch, sizes.outer.value);
   const Index columns = 1, results = sizes.outer.value;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
-  for (Index result = 0; result < results; ++result) {
-    const Index above = result / columns, column = result % columns;
-    Moments mean_sum;
-    for (Index slot = 0; slot < slots; ++slot) mean_sum.merge(mean_partials[(above * slots + slot) * columns + column]);
-    const double mean_value = static_cast<double>(mean_sum.mean());
-    const double variance_value = static_cast<double>(mean_sum.variance());
-    const Index outer = result;
-    double mean_scratch_value;
-    double variance_scratch_value;
-    forward_finalise_values(mean_value, variance_value, mean_scratch_value, variance_scratch_value);
-    mean_scratch[outer] = narrow<double>(mean_scratch_value);
-    variance_scratch[outer] = narrow<double>(variance_scratch_value);
+  for (Index first = 0; first < results; first += kResults) {
+    const Index width = std::min(kResults, results - first);
+    double mean_line[kResults];
+    double variance_line[kResults];
+    for (Index i = 0; i < width; ++i) {
+      const Index above = (first + i) / columns, column = (first + i) % columns;
+      Moments mean_sum;
+      for (Index slot = 0; slot < slots; ++slot) mean_sum.merge(mean_partials[(above * slots + slot) * columns + column]);
+      mean_line[i] = static_cast<double>(mean_sum.mean());
+      variance_line[i] = static_cast<double>(mean_sum.variance());
+    }
+    pad(mean_line, width);
+    pad(variance_line, width);
+    const Index outer = first;
+    double mean_scratch_room[kLine];
+    double* const mean_scratch_line = target<1>(mean_scratch + outer, width, mean_scratch_room);
+    double variance_scratch_room[kLine];
+    double* const variance_scratch_line = target<1>(variance_scratch + outer, width, variance_scratch_room);
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) {
+      const double mean_value = mean_line[i];
+      const double variance_value = variance_line[i];
+      double mean_scratch_value;
+      double variance_scratch_value;
+      forward_finalise_values(mean_value, variance_value, mean_scratch_value, variance_scratch_value);
+      mean_scratch_line[i] = mean_scratch_value;
+      variance_scratch_line[i] = variance_scratch_value;
+    }
+    store<1>(mean_scratch_line, width, mean_scratch + outer);
+    store<1>(variance_scratch_line, width, variance_scratch + outer);
   }
 }
 

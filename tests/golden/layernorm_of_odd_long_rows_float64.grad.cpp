@@ -68,15 +68,18 @@ inline Index pieces_of(Index length) { return std::max<Index>(1, (length + kPiec
 // Below this many elements one thread does it all: waking another costs more.
 constexpr Index kSerial = 16384;
 
-// How many blocks of rows leave partials of their own, where columns are added up.
-inline Index slots_of(Index rows, Index columns) {
-  return std::max<Index>(1, std::min<Index>(std::min<Index>(rows, 64), rows * columns / kPiece));
+// How many blocks of rows leave partials of their own, where columns are added up; in as many tasks anyway.
+inline Index slots_of(Index rows, Index columns, Index tasks = 1) {
+  return std::max<Index>(1, std::min<Index>(std::min<Index>(rows, 64 / tasks), rows * columns / kPiece));
 }
 
 // Elements are worked on by lines: up to so many neighbours, widened into arrays, so that conversions,
 // arithmetic and sums are a plain loop each. Arithmetic goes on to a whole vector, over copies of the last
 // element, so that no short row ends in scalar calls.
 constexpr Index kLine = 512;
+
+// So many results of partials are worked on by one thread at a time.
+constexpr Index kResults = 32;
 
 inline Index padded(Index width) { return (width + 15) / 16 * 16; }
 
@@ -299,23 +302,47 @@ static void forward_finalise(double* __restrict__ saved_mean, double* __restrict
   expect(variance_scratch, sizes.outer.value);
   const Index columns = 1, results = sizes.outer.value;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
-  for (Index result = 0; result < results; ++result) {
-    const Index above = result / columns, column = result % columns;
-    Moments mean_sum;
-    for (Index slot = 0; slot < slots; ++slot) mean_sum.merge(mean_partials[(above * slots + slot) * columns + column]);
-    const double mean_value = static_cast<double>(mean_sum.mean());
-    const double variance_value = static_cast<double>(mean_sum.variance());
-    const Index outer = result;
-    double saved_mean_value;
-    double saved_variance_value;
-    double mean_scratch_value;
-    double variance_scratch_value;
-    forward_finalise_values(mean_value, variance_value, saved_mean_value, saved_variance_value,
-        mean_scratch_value, variance_scratch_value);
-    saved_mean[outer] = narrow<double>(saved_mean_value);
-    saved_variance[outer] = narrow<double>(saved_variance_value);
-    mean_scratch[outer] = narrow<double>(mean_scratch_value);
-    variance_scratch[outer] = narrow<double>(variance_scratch_value);
+  for (Index first = 0; first < results; first += kResults) {
+    const Index width = std::min(kResults, results - first);
+    double mean_line[kResults];
+    double variance_line[kResults];
+    for (Index i = 0; i < width; ++i) {
+      const Index above = (first + i) / columns, column = (first + i) % columns;
+      Moments mean_sum;
+      for (Index slot = 0; slot < slots; ++slot) mean_sum.merge(mean_partials[(above * slots + slot) * columns + column]);
+      mean_line[i] = static_cast<double>(mean_sum.mean());
+      variance_line[i] = static_cast<double>(mean_sum.variance());
+    }
+    pad(mean_line, width);
+    pad(variance_line, width);
+    const Index outer = first;
+    double saved_mean_room[kLine];
+    double* const saved_mean_line = target<1>(saved_mean + outer, width, saved_mean_room);
+    double saved_variance_room[kLine];
+    double* const saved_variance_line = target<1>(saved_variance + outer, width, saved_variance_room);
+    double mean_scratch_room[kLine];
+    double* const mean_scratch_line = target<1>(mean_scratch + outer, width, mean_scratch_room);
+    double variance_scratch_room[kLine];
+    double* const variance_scratch_line = target<1>(variance_scratch + outer, width, variance_scratch_room);
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) {
+      const double mean_value = mean_line[i];
+      const double variance_value = variance_line[i];
+      double saved_mean_value;
+      double saved_variance_value;
+      double mean_scratch_value;
+      double variance_scratch_value;
+      forward_finalise_values(mean_value, variance_value, saved_mean_value, saved_variance_value,
+          mean_scratch_value, variance_scratch_value);
+      saved_mean_line[i] = saved_mean_value;
+      saved_variance_line[i] = saved_variance_value;
+      mean_scratch_line[i] = mean_scratch_value;
+      variance_scratch_line[i] = variance_scratch_value;
+    }
+    store<1>(saved_mean_line, width, saved_mean + outer);
+    store<1>(saved_variance_line, width, saved_variance + outer);
+    store<1>(mean_scratch_line, width, mean_scratch + outer);
+    store<1>(variance_scratch_line, width, variance_scratch + outer);
   }
 }
 
@@ -446,20 +473,41 @@ static void backward_finalise(double* __restrict__ total_scratch, double* __rest
   expect(total_2_scratch, sizes.outer.value);
   const Index columns = 1, results = sizes.outer.value;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
-  for (Index result = 0; result < results; ++result) {
-    const Index above = result / columns, column = result % columns;
-    Sum total_sum;
-    for (Index slot = 0; slot < slots; ++slot) total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
-    Sum total_2_sum;
-    for (Index slot = 0; slot < slots; ++slot) total_2_sum.merge(total_2_partials[(above * slots + slot) * columns + column]);
-    const double total_value = static_cast<double>(total_sum.sum());
-    const double total_2_value = static_cast<double>(total_2_sum.sum());
-    const Index outer = result;
-    double total_scratch_value;
-    double total_2_scratch_value;
-    backward_finalise_values(total_value, total_2_value, total_scratch_value, total_2_scratch_value);
-    total_scratch[outer] = narrow<double>(total_scratch_value);
-    total_2_scratch[outer] = narrow<double>(total_2_scratch_value);
+  for (Index first = 0; first < results; first += kResults) {
+    const Index width = std::min(kResults, results - first);
+    double total_line[kResults];
+    for (Index i = 0; i < width; ++i) {
+      const Index above = (first + i) / columns, column = (first + i) % columns;
+      Sum total_sum;
+      for (Index slot = 0; slot < slots; ++slot) total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
+      total_line[i] = static_cast<double>(total_sum.sum());
+    }
+    pad(total_line, width);
+    double total_2_line[kResults];
+    for (Index i = 0; i < width; ++i) {
+      const Index above = (first + i) / columns, column = (first + i) % columns;
+      Sum total_2_sum;
+      for (Index slot = 0; slot < slots; ++slot) total_2_sum.merge(total_2_partials[(above * slots + slot) * columns + column]);
+      total_2_line[i] = static_cast<double>(total_2_sum.sum());
+    }
+    pad(total_2_line, width);
+    const Index outer = first;
+    double total_scratch_room[kLine];
+    double* const total_scratch_line = target<1>(total_scratch + outer, width, total_scratch_room);
+    double total_2_scratch_room[kLine];
+    double* const total_2_scratch_line = target<1>(total_2_scratch + outer, width, total_2_scratch_room);
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) {
+      const double total_value = total_line[i];
+      const double total_2_value = total_2_line[i];
+      double total_scratch_value;
+      double total_2_scratch_value;
+      backward_finalise_values(total_value, total_2_value, total_scratch_value, total_2_scratch_value);
+      total_scratch_line[i] = total_scratch_value;
+      total_2_scratch_line[i] = total_2_scratch_value;
+    }
+    store<1>(total_scratch_line, width, total_scratch + outer);
+    store<1>(total_2_scratch_line, width, total_2_scratch + outer);
   }
 }
 
@@ -491,57 +539,55 @@ static void backward_outer(const double* __restrict__ d_out, const double* __res
   const double count_of_inner_value = static_cast<double>(sizes.inner.value);
   expect(d_x, sizes.outer.value * sizes.inner.value);
   const Index kept = 1, rows = sizes.outer.value, columns = sizes.inner.value;
-  const Index slots = slots_of(rows, columns);
+  const Index lines = (columns + kLine - 1) / kLine, slots = slots_of(rows, columns, kept * lines);
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (kept * rows * columns > kSerial)
-  for (Index task = 0; task < kept * slots; ++task) {
-    const Index kept_index = task / slots, slot = task % slots;
-    for (Index first = 0; first < columns; first += kLine) {
-      const Index width = std::min(kLine, columns - first);
-      SumLanes total_3_lanes(width);
-      SumLanes total_4_lanes(width);
-      for (Index row = rows * slot / slots; row < rows * (slot + 1) / slots; ++row) {
-        const Index outer = row;
-        const Index inner = first;
-        double d_out_room[kLine];
-        const double* const d_out_line = load<1>(d_out + (outer) * sizes.inner.value + inner, width,
-            d_out_room);
-        double x_room[kLine];
-        const double* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
-        const double saved_mean_value = widen(saved_mean[outer]);
-        const double saved_variance_value = widen(saved_variance[outer]);
-        double weight_room[kLine];
-        const double* const weight_line = load<1>(weight + inner, width, weight_room);
-        double bias_room[kLine];
-        const double* const bias_line = load<1>(bias + inner, width, bias_room);
-        const double total_value = widen(total[outer]);
-        const double total_2_value = widen(total_2[outer]);
-        double d_x_room[kLine];
-        double* const d_x_line = target<1>(d_x + (outer) * sizes.inner.value + inner, width, d_x_room);
-        double total_3_term_line[kLine];
-        double total_4_term_line[kLine];
+  for (Index task = 0; task < kept * slots * lines; ++task) {
+    const Index block = task / lines, first = task % lines * kLine, width = std::min(kLine, columns - first);
+    const Index kept_index = block / slots, slot = block % slots;
+    SumLanes total_3_lanes(width);
+    SumLanes total_4_lanes(width);
+    for (Index row = rows * slot / slots; row < rows * (slot + 1) / slots; ++row) {
+      const Index outer = row;
+      const Index inner = first;
+      double d_out_room[kLine];
+      const double* const d_out_line = load<1>(d_out + (outer) * sizes.inner.value + inner, width,
+          d_out_room);
+      double x_room[kLine];
+      const double* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
+      const double saved_mean_value = widen(saved_mean[outer]);
+      const double saved_variance_value = widen(saved_variance[outer]);
+      double weight_room[kLine];
+      const double* const weight_line = load<1>(weight + inner, width, weight_room);
+      double bias_room[kLine];
+      const double* const bias_line = load<1>(bias + inner, width, bias_room);
+      const double total_value = widen(total[outer]);
+      const double total_2_value = widen(total_2[outer]);
+      double d_x_room[kLine];
+      double* const d_x_line = target<1>(d_x + (outer) * sizes.inner.value + inner, width, d_x_room);
+      double total_3_term_line[kLine];
+      double total_4_term_line[kLine];
 #pragma omp simd
-        for (Index i = 0; i < padded(width); ++i) {
-          const double x_value = x_line[i];
-          const double d_out_value = d_out_line[i];
-          const double weight_value = weight_line[i];
-          const double bias_value = bias_line[i];
-          double d_x_value;
-          double total_3_term_value;
-          double total_4_term_value;
-          backward_outer_values(x_value, saved_mean_value, total_value, saved_variance_value,
-              count_of_inner_value, d_out_value, weight_value, bias_value, total_2_value, d_x_value,
-              total_3_term_value, total_4_term_value);
-          d_x_line[i] = d_x_value;
-          total_3_term_line[i] = total_3_term_value;
-          total_4_term_line[i] = total_4_term_value;
-        }
-        store<1>(d_x_line, width, d_x + (outer) * sizes.inner.value + inner);
-        total_3_lanes.add(total_3_term_line, width);
-        total_4_lanes.add(total_4_term_line, width);
+      for (Index i = 0; i < padded(width); ++i) {
+        const double x_value = x_line[i];
+        const double d_out_value = d_out_line[i];
+        const double weight_value = weight_line[i];
+        const double bias_value = bias_line[i];
+        double d_x_value;
+        double total_3_term_value;
+        double total_4_term_value;
+        backward_outer_values(x_value, saved_mean_value, total_value, saved_variance_value,
+            count_of_inner_value, d_out_value, weight_value, bias_value, total_2_value, d_x_value,
+            total_3_term_value, total_4_term_value);
+        d_x_line[i] = d_x_value;
+        total_3_term_line[i] = total_3_term_value;
+        total_4_term_line[i] = total_4_term_value;
       }
-      for (Index i = 0; i < width; ++i) total_3_partials[task * columns + first + i] = total_3_lanes.at(i);
-      for (Index i = 0; i < width; ++i) total_4_partials[task * columns + first + i] = total_4_lanes.at(i);
+      store<1>(d_x_line, width, d_x + (outer) * sizes.inner.value + inner);
+      total_3_lanes.add(total_3_term_line, width);
+      total_4_lanes.add(total_4_term_line, width);
     }
+    for (Index i = 0; i < width; ++i) total_3_partials[block * columns + first + i] = total_3_lanes.at(i);
+    for (Index i = 0; i < width; ++i) total_4_partials[block * columns + first + i] = total_4_lanes.at(i);
   }
 }
 
@@ -558,20 +604,41 @@ static void backward_finalise_2(double* __restrict__ d_weight, double* __restric
   expect(d_bias, sizes.inner.value);
   const Index columns = sizes.inner.value, results = sizes.inner.value;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
-  for (Index result = 0; result < results; ++result) {
-    const Index above = result / columns, column = result % columns;
-    Sum total_3_sum;
-    for (Index slot = 0; slot < slots; ++slot) total_3_sum.merge(total_3_partials[(above * slots + slot) * columns + column]);
-    Sum total_4_sum;
-    for (Index slot = 0; slot < slots; ++slot) total_4_sum.merge(total_4_partials[(above * slots + slot) * columns + column]);
-    const double total_3_value = static_cast<double>(total_3_sum.sum());
-    const double total_4_value = static_cast<double>(total_4_sum.sum());
-    const Index inner = result;
-    double d_weight_value;
-    double d_bias_value;
-    backward_finalise_2_values(total_3_value, total_4_value, d_weight_value, d_bias_value);
-    d_weight[inner] = narrow<double>(d_weight_value);
-    d_bias[inner] = narrow<double>(d_bias_value);
+  for (Index first = 0; first < results; first += kResults) {
+    const Index width = std::min(kResults, results - first);
+    double total_3_line[kResults];
+    for (Index i = 0; i < width; ++i) {
+      const Index above = (first + i) / columns, column = (first + i) % columns;
+      Sum total_3_sum;
+      for (Index slot = 0; slot < slots; ++slot) total_3_sum.merge(total_3_partials[(above * slots + slot) * columns + column]);
+      total_3_line[i] = static_cast<double>(total_3_sum.sum());
+    }
+    pad(total_3_line, width);
+    double total_4_line[kResults];
+    for (Index i = 0; i < width; ++i) {
+      const Index above = (first + i) / columns, column = (first + i) % columns;
+      Sum total_4_sum;
+      for (Index slot = 0; slot < slots; ++slot) total_4_sum.merge(total_4_partials[(above * slots + slot) * columns + column]);
+      total_4_line[i] = static_cast<double>(total_4_sum.sum());
+    }
+    pad(total_4_line, width);
+    const Index inner = first;
+    double d_weight_room[kLine];
+    double* const d_weight_line = target<1>(d_weight + inner, width, d_weight_room);
+    double d_bias_room[kLine];
+    double* const d_bias_line = target<1>(d_bias + inner, width, d_bias_room);
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) {
+      const double total_3_value = total_3_line[i];
+      const double total_4_value = total_4_line[i];
+      double d_weight_value;
+      double d_bias_value;
+      backward_finalise_2_values(total_3_value, total_4_value, d_weight_value, d_bias_value);
+      d_weight_line[i] = d_weight_value;
+      d_bias_line[i] = d_bias_value;
+    }
+    store<1>(d_weight_line, width, d_weight + inner);
+    store<1>(d_bias_line, width, d_bias + inner);
   }
 }
 
@@ -621,9 +688,11 @@ extern "C" int64_t run_backward(const int64_t* a) {
 ;
   const Index total_2_partials_slots = 1 * pieces_of(sizes.inner.value)
 ;
-  const Index total_3_partials_slots = slots_of(sizes.outer.value, sizes.inner.value)
+  const Index total_3_partials_slots = slots_of(sizes.outer.value, sizes.inner.value,
+      1 * ((sizes.inner.value + kLine - 1) / kLine))
 ;
-  const Index total_4_partials_slots = slots_of(sizes.outer.value, sizes.inner.value)
+  const Index total_4_partials_slots = slots_of(sizes.outer.value, sizes.inner.value,
+      1 * ((sizes.inner.value + kLine - 1) / kLine))
 ;
   auto* const total_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.outer.value) * total_partials_slots);
   auto* const total_2_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.outer.value) * total_2_partials_slots);

@@ -223,11 +223,11 @@ inline Value larger(Value a, Value b) {
   return b > a || b != b ? b : a;
 }
 
+template <typename Value>
 struct Peak {
-  double best = -std::numeric_limits<double>::infinity();
+  Value best = -std::numeric_limits<Value>::infinity();
   void merge(const Peak& other) { best = larger(best, other.best); }
   // Behind its end a line has copies of its last element, which change nothing.
-  template <typename Value>
   void add(const Value* line, Index width) {
     Value largest[16];
     std::copy(line, line + 16, largest);
@@ -235,9 +235,9 @@ struct Peak {
 #pragma omp simd
       for (Index i = 0; i < 16; ++i) largest[i] = larger(largest[i], line[first + i]);
     }
-    for (Value each : largest) best = larger<double>(best, each);
+    for (Value each : largest) best = larger(best, each);
   }
-  double max() const { return best; }
+  Value max() const { return best; }
 };
 
 struct ForwardSizes {
@@ -271,7 +271,7 @@ static void forward_row(const float* __restrict__ x, float* __restrict__ out, co
       float peak_of_rows[kTogether];
       for (Index row = top; row < bottom; ++row) {
         const Index outer = row;
-        Peak peak_sum;
+        Peak<float> peak_sum;
         for (Index first = 0; first < length; first += kLine) {
           const Index width = std::min(kLine, length - first);
           const Index inner = first;

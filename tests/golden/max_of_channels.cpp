@@ -67,15 +67,18 @@ inline Index pieces_of(Index length) { return std::max<Index>(1, (length + kPiec
 // Below this many elements one thread does it all: waking another costs more.
 constexpr Index kSerial = 16384;
 
-// How many blocks of rows leave partials of their own, where columns are added up.
-inline Index slots_of(Index rows, Index columns) {
-  return std::max<Index>(1, std::min<Index>(std::min<Index>(rows, 64), rows * columns / kPiece));
+// How many blocks of rows leave partials of their own, where columns are added up; in as many tasks anyway.
+inline Index slots_of(Index rows, Index columns, Index tasks = 1) {
+  return std::max<Index>(1, std::min<Index>(std::min<Index>(rows, 64 / tasks), rows * columns / kPiece));
 }
 
 // Elements are worked on by lines: up to so many neighbours, widened into arrays, so that conversions,
 // arithmetic and sums are a plain loop each. Arithmetic goes on to a whole vector, over copies of the last
 // element, so that no short row ends in scalar calls.
 constexpr Index kLine = 512;
+
+// So many results of partials are worked on by one thread at a time.
+constexpr Index kResults = 32;
 
 inline Index padded(Index width) { return (width + 15) / 16 * 16; }
 
@@ -133,11 +136,11 @@ inline Value larger(Value a, Value b) {
   return b > a || b != b ? b : a;
 }
 
+template <typename Value>
 struct Peak {
-  double best = -std::numeric_limits<double>::infinity();
+  Value best = -std::numeric_limits<Value>::infinity();
   void merge(const Peak& other) { best = larger(best, other.best); }
   // Behind its end a line has copies of its last element, which change nothing.
-  template <typename Value>
   void add(const Value* line, Index width) {
     Value largest[16];
     std::copy(line, line + 16, largest);
@@ -145,23 +148,23 @@ struct Peak {
 #pragma omp simd
       for (Index i = 0; i < 16; ++i) largest[i] = larger(largest[i], line[first + i]);
     }
-    for (Value each : largest) best = larger<double>(best, each);
+    for (Value each : largest) best = larger(best, each);
   }
-  double max() const { return best; }
+  Value max() const { return best; }
 };
 
 // The largest number at each place of a line.
+template <typename Value>
 struct PeakLanes {
-  double best[kLine];
+  Value best[kLine];
   explicit PeakLanes(Index width) { std::fill(best, best + padded(width),
-      -std::numeric_limits<double>::infinity()); }
-  template <typename Value>
+      -std::numeric_limits<Value>::infinity()); }
   void add(const Value* line, Index width) {
 #pragma omp simd
-    for (Index i = 0; i < padded(width); ++i) best[i] = larger<double>(best[i], line[i]);
+    for (Index i = 0; i < padded(width); ++i) best[i] = larger(best[i], line[i]);
   }
-  double max(Index i) const { return best[i]; }
-  Peak at(Index i) const { return {best[i]}; }
+  Value max(Index i) const { return best[i]; }
+  Peak<Value> at(Index i) const { return {best[i]}; }
 };
 
 struct ForwardSizes {
@@ -172,34 +175,32 @@ static inline __attribute__((always_inline)) void forward_outer_values(const flo
   peak_term = x;
 }
 
-static void forward_outer(const float* __restrict__ x, Peak* __restrict__ peak_partials,
+static void forward_outer(const float* __restrict__ x, Peak<float>* __restrict__ peak_partials,
     const ForwardSizes sizes, int threads) {
   const Index kept = sizes.outer.value, rows = sizes.middle.value, columns = sizes.inner.value;
-  const Index slots = slots_of(rows, columns);
+  const Index lines = (columns + kLine - 1) / kLine, slots = slots_of(rows, columns, kept * lines);
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (kept * rows * columns > kSerial)
-  for (Index task = 0; task < kept * slots; ++task) {
-    const Index kept_index = task / slots, slot = task % slots;
+  for (Index task = 0; task < kept * slots * lines; ++task) {
+    const Index block = task / lines, first = task % lines * kLine, width = std::min(kLine, columns - first);
+    const Index kept_index = block / slots, slot = block % slots;
     const Index outer = kept_index;
-    for (Index first = 0; first < columns; first += kLine) {
-      const Index width = std::min(kLine, columns - first);
-      PeakLanes peak_lanes(width);
-      for (Index row = rows * slot / slots; row < rows * (slot + 1) / slots; ++row) {
-        const Index middle = row;
-        const Index inner = first;
-        float x_room[kLine];
-        const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-        float peak_term_line[kLine];
+    PeakLanes<float> peak_lanes(width);
+    for (Index row = rows * slot / slots; row < rows * (slot + 1) / slots; ++row) {
+      const Index middle = row;
+      const Index inner = first;
+      float x_room[kLine];
+      const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
+      float peak_term_line[kLine];
 #pragma omp simd
-        for (Index i = 0; i < padded(width); ++i) {
-          const float x_value = x_line[i];
-          float peak_term_value;
-          forward_outer_values(x_value, peak_term_value);
-          peak_term_line[i] = peak_term_value;
-        }
-        peak_lanes.add(peak_term_line, width);
+      for (Index i = 0; i < padded(width); ++i) {
+        const float x_value = x_line[i];
+        float peak_term_value;
+        forward_outer_values(x_value, peak_term_value);
+        peak_term_line[i] = peak_term_value;
       }
-      for (Index i = 0; i < width; ++i) peak_partials[task * columns + first + i] = peak_lanes.at(i);
+      peak_lanes.add(peak_term_line, width);
     }
+    for (Index i = 0; i < width; ++i) peak_partials[block * columns + first + i] = peak_lanes.at(i);
   }
 }
 
@@ -208,22 +209,34 @@ static inline __attribute__((always_inline)) void forward_finalise_values(const 
   out = tanhf(peak);
 }
 
-static void forward_finalise(float* __restrict__ out, const Peak* __restrict__ peak_partials,
+static void forward_finalise(float* __restrict__ out, const Peak<float>* __restrict__ peak_partials,
     const ForwardSizes sizes, Index slots, int threads) {
   expect(out, sizes.outer.value * sizes.inner.value);
   const Index columns = sizes.inner.value, results = sizes.outer.value * sizes.inner.value;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
-  for (Index result = 0; result < results; ++result) {
-    const Index above = result / columns, column = result % columns;
-    Peak peak_sum;
-    for (Index slot = 0; slot < slots; ++slot) peak_sum.merge(peak_partials[(above * slots + slot) * columns + column]);
-    const float peak_value = static_cast<float>(peak_sum.max());
-    const Index above_inner = divide(result, sizes.inner);
-    const Index inner = result - above_inner * sizes.inner.value;
+  for (Index first = 0; first < results; first += kResults) {
+    const Index width = std::min(kResults, results - first);
+    float peak_line[kResults];
+    for (Index i = 0; i < width; ++i) {
+      const Index above = (first + i) / columns, column = (first + i) % columns;
+      Peak<float> peak_sum;
+      for (Index slot = 0; slot < slots; ++slot) peak_sum.merge(peak_partials[(above * slots + slot) * columns + column]);
+      peak_line[i] = static_cast<float>(peak_sum.max());
+    }
+    pad(peak_line, width);
+    const Index above_inner = divide(first, sizes.inner);
+    const Index inner = first - above_inner * sizes.inner.value;
     const Index outer = above_inner;
-    float out_value;
-    forward_finalise_values(peak_value, out_value);
-    out[(outer) * sizes.inner.value + inner] = narrow<float>(out_value);
+    float out_room[kLine];
+    float* const out_line = target<1>(out + (outer) * sizes.inner.value + inner, width, out_room);
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) {
+      const float peak_value = peak_line[i];
+      float out_value;
+      forward_finalise_values(peak_value, out_value);
+      out_line[i] = out_value;
+    }
+    store<1>(out_line, width, out + (outer) * sizes.inner.value + inner);
   }
 }
 
@@ -237,9 +250,10 @@ extern "C" int64_t run_forward(const int64_t* a) {
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[2])};
   const ForwardSizes sizes{ {a[3]}, {a[4]}, {a[5]} };
   const int threads = static_cast<int>(a[6]);
-  const Index peak_partials_slots = slots_of(sizes.middle.value, sizes.inner.value)
+  const Index peak_partials_slots = slots_of(sizes.middle.value, sizes.inner.value,
+      sizes.outer.value * ((sizes.inner.value + kLine - 1) / kLine))
 ;
-  auto* const peak_partials = scratch.take<Peak>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * peak_partials_slots);
+  auto* const peak_partials = scratch.take<Peak<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * peak_partials_slots);
   if (is_measuring) return scratch.used;
   forward_outer(x, peak_partials, sizes, threads);
   forward_finalise(out, peak_partials, sizes, peak_partials_slots, threads);

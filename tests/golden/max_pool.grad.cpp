@@ -58,15 +58,18 @@ inline Index pieces_of(Index length) { return std::max<Index>(1, (length + kPiec
 // Below this many elements one thread does it all: waking another costs more.
 constexpr Index kSerial = 16384;
 
-// How many blocks of rows leave partials of their own, where columns are added up.
-inline Index slots_of(Index rows, Index columns) {
-  return std::max<Index>(1, std::min<Index>(std::min<Index>(rows, 64), rows * columns / kPiece));
+// How many blocks of rows leave partials of their own, where columns are added up; in as many tasks anyway.
+inline Index slots_of(Index rows, Index columns, Index tasks = 1) {
+  return std::max<Index>(1, std::min<Index>(std::min<Index>(rows, 64 / tasks), rows * columns / kPiece));
 }
 
 // Elements are worked on by lines: up to so many neighbours, widened into arrays, so that conversions,
 // arithmetic and sums are a plain loop each. Arithmetic goes on to a whole vector, over copies of the last
 // element, so that no short row ends in scalar calls.
 constexpr Index kLine = 512;
+
+// So many results of partials are worked on by one thread at a time.
+constexpr Index kResults = 32;
 
 inline Index padded(Index width) { return (width + 15) / 16 * 16; }
 
@@ -512,15 +515,27 @@ static void backward_finalise(float* __restrict__ d_scale, const Sum* __restrict
   expect(d_scale, sizes.axis_1.value);
   const Index columns = 1, results = sizes.axis_1.value;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
-  for (Index result = 0; result < results; ++result) {
-    const Index above = result / columns, column = result % columns;
-    Sum total_sum;
-    for (Index slot = 0; slot < slots; ++slot) total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
-    const float total_value = static_cast<float>(total_sum.sum());
-    const Index axis_1 = result;
-    float d_scale_value;
-    backward_finalise_values(total_value, d_scale_value);
-    d_scale[axis_1] = narrow<float>(d_scale_value);
+  for (Index first = 0; first < results; first += kResults) {
+    const Index width = std::min(kResults, results - first);
+    float total_line[kResults];
+    for (Index i = 0; i < width; ++i) {
+      const Index above = (first + i) / columns, column = (first + i) % columns;
+      Sum total_sum;
+      for (Index slot = 0; slot < slots; ++slot) total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
+      total_line[i] = static_cast<float>(total_sum.sum());
+    }
+    pad(total_line, width);
+    const Index axis_1 = first;
+    float d_scale_room[kLine];
+    float* const d_scale_line = target<1>(d_scale + axis_1, width, d_scale_room);
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) {
+      const float total_value = total_line[i];
+      float d_scale_value;
+      backward_finalise_values(total_value, d_scale_value);
+      d_scale_line[i] = d_scale_value;
+    }
+    store<1>(d_scale_line, width, d_scale + axis_1);
   }
 }
 

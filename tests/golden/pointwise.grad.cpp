@@ -106,6 +106,9 @@ constexpr Index kSerial = 16384;
 // element, so that no short row ends in scalar calls.
 constexpr Index kLine = 512;
 
+// So many results of partials are worked on by one thread at a time.
+constexpr Index kResults = 32;
+
 inline Index padded(Index width) { return (width + 15) / 16 * 16; }
 
 // The end of a line is filled up with copies of its last element.
@@ -326,15 +329,27 @@ static void backward_finalise(float* __restrict__ d_bias, const Sum* __restrict_
   expect(d_bias, sizes.middle.value);
   const Index columns = 1, results = sizes.middle.value;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
-  for (Index result = 0; result < results; ++result) {
-    const Index above = result / columns, column = result % columns;
-    Sum total_sum;
-    for (Index slot = 0; slot < slots; ++slot) total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
-    const float total_value = static_cast<float>(total_sum.sum());
-    const Index middle = result;
-    float d_bias_value;
-    backward_finalise_values(total_value, d_bias_value);
-    d_bias[middle] = narrow<float>(d_bias_value);
+  for (Index first = 0; first < results; first += kResults) {
+    const Index width = std::min(kResults, results - first);
+    float total_line[kResults];
+    for (Index i = 0; i < width; ++i) {
+      const Index above = (first + i) / columns, column = (first + i) % columns;
+      Sum total_sum;
+      for (Index slot = 0; slot < slots; ++slot) total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
+      total_line[i] = static_cast<float>(total_sum.sum());
+    }
+    pad(total_line, width);
+    const Index middle = first;
+    float d_bias_room[kLine];
+    float* const d_bias_line = target<1>(d_bias + middle, width, d_bias_room);
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) {
+      const float total_value = total_line[i];
+      float d_bias_value;
+      backward_finalise_values(total_value, d_bias_value);
+      d_bias_line[i] = d_bias_value;
+    }
+    store<1>(d_bias_line, width, d_bias + middle);
   }
 }
 

@@ -105,7 +105,11 @@ constexpr Index kSerial = 16384;
 // arithmetic and sums are a plain loop each. Arithmetic goes on to a whole vector, over copies of the last
 // element, so that no short row ends in scalar calls.
 constexpr Index kLine = 512;
-constexpr Index kColumns = 64;
+
+// Strided rows go side by side, so many that they still lie in the fastest cache when the next stage comes.
+inline Index columns_together(Index length) {
+  return std::min<Index>(kLine, std::max<Index>(64, 8192 / std::max<Index>(1, length) / 16 * 16));
+}
 
 inline Index padded(Index width) { return (width + 15) / 16 * 16; }
 
@@ -220,11 +224,11 @@ inline Value larger(Value a, Value b) {
   return b > a || b != b ? b : a;
 }
 
+template <typename Value>
 struct Peak {
-  double best = -std::numeric_limits<double>::infinity();
+  Value best = -std::numeric_limits<Value>::infinity();
   void merge(const Peak& other) { best = larger(best, other.best); }
   // Behind its end a line has copies of its last element, which change nothing.
-  template <typename Value>
   void add(const Value* line, Index width) {
     Value largest[16];
     std::copy(line, line + 16, largest);
@@ -232,23 +236,23 @@ struct Peak {
 #pragma omp simd
       for (Index i = 0; i < 16; ++i) largest[i] = larger(largest[i], line[first + i]);
     }
-    for (Value each : largest) best = larger<double>(best, each);
+    for (Value each : largest) best = larger(best, each);
   }
-  double max() const { return best; }
+  Value max() const { return best; }
 };
 
 // The largest number at each place of a line.
+template <typename Value>
 struct PeakLanes {
-  double best[kLine];
+  Value best[kLine];
   explicit PeakLanes(Index width) { std::fill(best, best + padded(width),
-      -std::numeric_limits<double>::infinity()); }
-  template <typename Value>
+      -std::numeric_limits<Value>::infinity()); }
   void add(const Value* line, Index width) {
 #pragma omp simd
-    for (Index i = 0; i < padded(width); ++i) best[i] = larger<double>(best[i], line[i]);
+    for (Index i = 0; i < padded(width); ++i) best[i] = larger(best[i], line[i]);
   }
-  double max(Index i) const { return best[i]; }
-  Peak at(Index i) const { return {best[i]}; }
+  Value max(Index i) const { return best[i]; }
+  Peak<Value> at(Index i) const { return {best[i]}; }
 };
 
 struct ForwardSizes {
@@ -281,13 +285,13 @@ static void forward_column(const float* __restrict__ x, const float* __restrict_
     float* __restrict__ out, const ForwardSizes sizes, int threads) {
   expect(out, sizes.outer.value * sizes.middle.value * sizes.inner.value);
   const Index above = sizes.outer.value, length = sizes.middle.value, beside = sizes.inner.value;
-  const Index blocks = (beside + kColumns - 1) / kColumns;
+  const Index side = columns_together(length), blocks = (beside + side - 1) / side;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (above * length * beside > kSerial)
   for (Index task = 0; task < above * blocks; ++task) {
-    const Index above_index = task / blocks, first = task % blocks * kColumns;
-    const Index width = std::min(kColumns, beside - first);
+    const Index above_index = task / blocks, first = task % blocks * side;
+    const Index width = std::min(side, beside - first);
     const Index outer = above_index;
-    PeakLanes peak_lanes(width);
+    PeakLanes<float> peak_lanes(width);
     for (Index r = 0; r < length; ++r) {
       const Index middle = r;
       const Index inner = first;

@@ -105,7 +105,14 @@ constexpr Index kSerial = 16384;
 // arithmetic and sums are a plain loop each. Arithmetic goes on to a whole vector, over copies of the last
 // element, so that no short row ends in scalar calls.
 constexpr Index kLine = 512;
-constexpr Index kColumns = 64;
+
+// Strided rows go side by side, so many that they still lie in the fastest cache when the next stage comes.
+inline Index columns_together(Index length) {
+  return std::min<Index>(kLine, std::max<Index>(64, 8192 / std::max<Index>(1, length) / 16 * 16));
+}
+
+// So many results of partials are worked on by one thread at a time.
+constexpr Index kResults = 32;
 
 inline Index padded(Index width) { return (width + 15) / 16 * 16; }
 
@@ -220,11 +227,11 @@ inline Value larger(Value a, Value b) {
   return b > a || b != b ? b : a;
 }
 
+template <typename Value>
 struct Peak {
-  double best = -std::numeric_limits<double>::infinity();
+  Value best = -std::numeric_limits<Value>::infinity();
   void merge(const Peak& other) { best = larger(best, other.best); }
   // Behind its end a line has copies of its last element, which change nothing.
-  template <typename Value>
   void add(const Value* line, Index width) {
     Value largest[16];
     std::copy(line, line + 16, largest);
@@ -232,23 +239,23 @@ struct Peak {
 #pragma omp simd
       for (Index i = 0; i < 16; ++i) largest[i] = larger(largest[i], line[first + i]);
     }
-    for (Value each : largest) best = larger<double>(best, each);
+    for (Value each : largest) best = larger(best, each);
   }
-  double max() const { return best; }
+  Value max() const { return best; }
 };
 
 // The largest number at each place of a line.
+template <typename Value>
 struct PeakLanes {
-  double best[kLine];
+  Value best[kLine];
   explicit PeakLanes(Index width) { std::fill(best, best + padded(width),
-      -std::numeric_limits<double>::infinity()); }
-  template <typename Value>
+      -std::numeric_limits<Value>::infinity()); }
   void add(const Value* line, Index width) {
 #pragma omp simd
-    for (Index i = 0; i < padded(width); ++i) best[i] = larger<double>(best[i], line[i]);
+    for (Index i = 0; i < padded(width); ++i) best[i] = larger(best[i], line[i]);
   }
-  double max(Index i) const { return best[i]; }
-  Peak at(Index i) const { return {best[i]}; }
+  Value max(Index i) const { return best[i]; }
+  Peak<Value> at(Index i) const { return {best[i]}; }
 };
 
 struct ForwardSizes {
@@ -290,13 +297,13 @@ static void forward_column(const float* __restrict__ x, const float* __restrict_
   expect(saved_bound, sizes.outer.value * sizes.inner.value);
   expect(saved_sum, sizes.outer.value * sizes.inner.value);
   const Index above = sizes.outer.value, length = sizes.middle.value, beside = sizes.inner.value;
-  const Index blocks = (beside + kColumns - 1) / kColumns;
+  const Index side = columns_together(length), blocks = (beside + side - 1) / side;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (above * length * beside > kSerial)
   for (Index task = 0; task < above * blocks; ++task) {
-    const Index above_index = task / blocks, first = task % blocks * kColumns;
-    const Index width = std::min(kColumns, beside - first);
+    const Index above_index = task / blocks, first = task % blocks * side;
+    const Index width = std::min(side, beside - first);
     const Index outer = above_index;
-    PeakLanes peak_lanes(width);
+    PeakLanes<float> peak_lanes(width);
     for (Index r = 0; r < length; ++r) {
       const Index middle = r;
       const Index inner = first;
@@ -405,11 +412,11 @@ static void backward_column(const float* __restrict__ x, const float* __restrict
     const BackwardSizes sizes, int threads) {
   expect(d_x, sizes.outer.value * sizes.middle.value * sizes.inner.value);
   const Index above = sizes.outer.value, length = sizes.middle.value, beside = sizes.inner.value;
-  const Index blocks = (beside + kColumns - 1) / kColumns;
+  const Index side = columns_together(length), blocks = (beside + side - 1) / side;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (above * length * beside > kSerial)
   for (Index task = 0; task < above * blocks; ++task) {
-    const Index above_index = task / blocks, first = task % blocks * kColumns;
-    const Index width = std::min(kColumns, beside - first);
+    const Index above_index = task / blocks, first = task % blocks * side;
+    const Index width = std::min(side, beside - first);
     const Index outer = above_index;
     SumLanes total_lanes(width);
     for (Index r = 0; r < length; ++r) {
@@ -514,15 +521,27 @@ static void backward_finalise(float* __restrict__ d_bias, const Sum* __restrict_
   expect(d_bias, sizes.middle.value);
   const Index columns = 1, results = sizes.middle.value;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
-  for (Index result = 0; result < results; ++result) {
-    const Index above = result / columns, column = result % columns;
-    Sum total_2_sum;
-    for (Index slot = 0; slot < slots; ++slot) total_2_sum.merge(total_2_partials[(above * slots + slot) * columns + column]);
-    const float total_2_value = static_cast<float>(total_2_sum.sum());
-    const Index middle = result;
-    float d_bias_value;
-    backward_finalise_values(total_2_value, d_bias_value);
-    d_bias[middle] = narrow<float>(d_bias_value);
+  for (Index first = 0; first < results; first += kResults) {
+    const Index width = std::min(kResults, results - first);
+    float total_2_line[kResults];
+    for (Index i = 0; i < width; ++i) {
+      const Index above = (first + i) / columns, column = (first + i) % columns;
+      Sum total_2_sum;
+      for (Index slot = 0; slot < slots; ++slot) total_2_sum.merge(total_2_partials[(above * slots + slot) * columns + column]);
+      total_2_line[i] = static_cast<float>(total_2_sum.sum());
+    }
+    pad(total_2_line, width);
+    const Index middle = first;
+    float d_bias_room[kLine];
+    float* const d_bias_line = target<1>(d_bias + middle, width, d_bias_room);
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) {
+      const float total_2_value = total_2_line[i];
+      float d_bias_value;
+      backward_finalise_values(total_2_value, d_bias_value);
+      d_bias_line[i] = d_bias_value;
+    }
+    store<1>(d_bias_line, width, d_bias + middle);
   }
 }
 
