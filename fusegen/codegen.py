@@ -51,6 +51,8 @@ def emit(
     nodes = [n for e in views for k in e.kernels for n in ir.topological(k.expressions)]
     operations = sorted({n.op for n in nodes})
     by_rows = [k for e in views for k in e.kernels if isinstance(k, RowView)]
+    by_windows = [k for e in views for k in e.kernels if isinstance(k, WindowView)]
+    by_lines = [k for e in views for k in e.kernels if isinstance(k, LineView)]
     context = {
         "version": __version__,
         "target": target,
@@ -71,6 +73,10 @@ def emit(
         "loads_anywhere": any(_reads_neighbours(k) for e in views for k in e.kernels),
         "ahead": any(k.is_sent_ahead for e in views for k in e.kernels),
         "accumulators": sorted({r.kind for e in views for k in e.kernels for r in k.accumulated}),
+        "in_lines": set[str]().union(
+            *(k.in_lines for k in by_lines), *(k.in_lines for k in by_windows)
+        ),
+        "at_once": {kind for k in by_windows for kind in k.at_once},
         "operations": operations,
         "rounds": any(op in ir.CASTS for op in operations),
         "vector_functions": sorted(_vector_functions(views, target)),

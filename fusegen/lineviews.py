@@ -29,3 +29,9 @@ class LineView(KernelView):
         reductions = [*stage.reductions, *stage.sums] if stage else []
         plain = {ir.name_of(r.reduction.value) for r in reductions if r.is_plain}
         return [r for r in self.reads if function.reads(r.name) or r.name in plain]
+
+    @property
+    def in_lines(self) -> set[str]:
+        """The kinds of reductions that go on at each place of a line."""
+        is_beside = self.family in ("outer", "column")
+        return {r.kind for r in (*self.reductions, *self.sums) if is_beside}

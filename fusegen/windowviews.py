@@ -10,15 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from fusegen import ir
 from fusegen.indexing import Read
+from fusegen.reductionviews import StageView
 from fusegen.statements import ElementFunction
-from fusegen.target import ITEM_BYTES
+from fusegen.target import FUNCTIONS, ITEM_BYTES
 from fusegen.views import KernelView
 
 _WIDEST_BYTES = 16
 # What a thread may hold of its windows in registers, a quarter of the most it can have: beyond, it
 # goes back to memory for every use.
 _HELD_BYTES = 256
+_MOST_AT_ONCE = 16  # positions of a window that are gone through at each place of a line
 
 
 class WindowView(KernelView):
@@ -176,3 +179,21 @@ class WindowView(KernelView):
         if self.inner_window is None:
             return self.size_of(self.last)
         return f"sizes.{self.grouping.names[self.last]}_unpooled.value"
+
+    def is_at_once(self, stage: StageView) -> bool:
+        """Where windows go by lines: whether a stage goes through all of a window at each place,
+        and nothing of it through memory; or along a line for each position.
+        """
+        nodes = ir.topological([r.reduction.value for r in stage.reductions])
+        return self.window_size <= _MOST_AT_ONCE and not any(n.op in FUNCTIONS for n in nodes)
+
+    @property
+    def at_once(self) -> set[str]:
+        """The kinds of reductions of such stages."""
+        return {r.kind for s in self.stages if self.is_at_once(s) for r in s.reductions}
+
+    @property
+    def in_lines(self) -> set[str]:
+        """The kinds of reductions that go on at each place of a line."""
+        found = [r for s in self.stages if not self.is_at_once(s) for r in s.reductions]
+        return {r.kind for r in (*found, *(self.sums if self.is_by_column else ()))}

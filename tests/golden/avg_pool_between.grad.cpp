@@ -245,7 +245,7 @@ struct SumLanes {
     for (Index i = 0; i < padded(width); ++i) total[i] += line[i];
   }
   template <typename Value>
-  void add(Index i, Value value) {
+  void add(Index i, Value value, int = 0) {
     total[i] += value;
   }
   double sum(Index i) const { return total[i]; }
@@ -312,7 +312,7 @@ static void forward_window(const float* __restrict__ x, const float* __restrict_
         const float x_value = x_rooms[position_value][i];
         float total_term_value;
         forward_window_stage_1(x_value, total_term_value);
-        total_lanes.add(i, total_term_value);
+        total_lanes.add(i, total_term_value, position_value);
       }
     }
     float total_line[kLine];
@@ -439,7 +439,7 @@ static void backward_window(const float* __restrict__ x, const float* __restrict
           const float x_value = x_rooms[position_value][i];
           float total_2_term_value;
           backward_window_stage_1(x_value, total_2_term_value);
-          total_2_lanes.add(i, total_2_term_value);
+          total_2_lanes.add(i, total_2_term_value, position_value);
         }
       }
       float total_2_line[kLine];

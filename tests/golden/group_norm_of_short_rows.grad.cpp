@@ -251,28 +251,6 @@ struct Moments {
   double variance() const { return distances / count; }
 };
 
-// Moments for each place of a line, by Welford's recurrence.
-struct MomentsLanes {
-  double count = 0, centre[kLine], distances[kLine];
-  explicit MomentsLanes(Index width) {
-    std::fill(centre, centre + padded(width), 0.0);
-    std::fill(distances, distances + padded(width), 0.0);
-  }
-  template <typename Value>
-  void add(const Value* line, Index width) {
-    const double share = 1 / ++count;
-#pragma omp simd
-    for (Index i = 0; i < padded(width); ++i) {
-      const double gap = line[i] - centre[i];
-      centre[i] += gap * share;
-      distances[i] += gap * (line[i] - centre[i]);
-    }
-  }
-  double mean(Index i) const { return centre[i]; }
-  double variance(Index i) const { return distances[i] / count; }
-  Moments at(Index i) const { return {count, centre[i], distances[i]}; }
-};
-
 struct ForwardSizes {
   Size outer, middle, inner;
 };

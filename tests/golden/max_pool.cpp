@@ -136,22 +136,18 @@ inline void expect(Stored* output, Index count) {
 #endif
 }
 
-// The first maximum at each place of a line and where it stood; a NaN beats every number, as in torch.
+// The first maximum and where it stood; a NaN beats every number, as in torch.
 template <typename Value>
-struct MaximumLanes {
-  Value best[kLine];
-  int position_of_best[kLine];
-  explicit MaximumLanes(Index width) {
-    std::fill(best, best + padded(width), -std::numeric_limits<Value>::infinity());
-    std::fill(position_of_best, position_of_best + padded(width), 0);
+struct Maximum {
+  Value best = -std::numeric_limits<Value>::infinity();
+  int position_of_best = 0;
+  void add(Value value, int position) {
+    const bool beats = value > best || value != value;
+    best = beats ? value : best;
+    position_of_best = beats ? position : position_of_best;
   }
-  void add(Index i, Value value, int position) {
-    const bool beats = value > best[i] || value != value;
-    best[i] = beats ? value : best[i];
-    position_of_best[i] = beats ? position : position_of_best[i];
-  }
-  Value max(Index i) const { return best[i]; }
-  int argmax(Index i) const { return position_of_best[i]; }
+  Value max() const { return best; }
+  int argmax() const { return position_of_best; }
 };
 
 struct ForwardSizes {
@@ -211,19 +207,20 @@ static void forward_window(const float* __restrict__ x, const float* __restrict_
     }
     for (auto& line : x_rooms) pad(line, width);
     pad(scale_line, width);
-    MaximumLanes<float> maximum_lanes(width);
-    for (int position_value = 0; position_value < 8; ++position_value) {
+    float maximum_line[kSide];
 #pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
+    for (Index i = 0; i < padded(width); ++i) {
+      Maximum<float> maximum_sum;
+#pragma GCC unroll 8
+      for (int position_value = 0; position_value < 8; ++position_value) {
         const float x_value = x_rooms[position_value][i];
         const float scale_value = scale_line[i];
         float maximum_term_value;
         forward_window_stage_1(x_value, scale_value, maximum_term_value);
-        maximum_lanes.add(i, maximum_term_value, position_value);
+        maximum_sum.add(maximum_term_value, position_value);
       }
+      maximum_line[i] = static_cast<float>(maximum_sum.max());
     }
-    float maximum_line[kLine];
-    for (Index i = 0; i < padded(width); ++i) maximum_line[i] = static_cast<float>(maximum_lanes.max(i));
     float out_line[kSide];
 #pragma omp simd
     for (Index i = 0; i < padded(width); ++i) {

@@ -183,49 +183,26 @@ struct Sum {
   double sum() const { return total; }
 };
 
-// A sum for each place of a line.
-struct SumLanes {
-  double total[kLine];
-  explicit SumLanes(Index width) { std::fill(total, total + padded(width), 0.0); }
-  template <typename Value>
-  void add(const Value* line, Index width) {
-#pragma omp simd
-    for (Index i = 0; i < padded(width); ++i) total[i] += line[i];
+// The first maximum and where it stood; a NaN beats every number, as in torch.
+template <typename Value>
+struct Maximum {
+  Value best = -std::numeric_limits<Value>::infinity();
+  int position_of_best = 0;
+  void add(Value value, int position) {
+    const bool beats = value > best || value != value;
+    best = beats ? value : best;
+    position_of_best = beats ? position : position_of_best;
   }
-  template <typename Value>
-  void add(Index i, Value value) {
-    total[i] += value;
-  }
-  double sum(Index i) const { return total[i]; }
-  Sum at(Index i) const { return {total[i]}; }
+  Value max() const { return best; }
+  int argmax() const { return position_of_best; }
 };
 
-// The first maximum at each place of a line and where it stood; a NaN beats every number, as in torch.
+// The value at one position.
 template <typename Value>
-struct MaximumLanes {
-  Value best[kLine];
-  int position_of_best[kLine];
-  explicit MaximumLanes(Index width) {
-    std::fill(best, best + padded(width), -std::numeric_limits<Value>::infinity());
-    std::fill(position_of_best, position_of_best + padded(width), 0);
-  }
-  void add(Index i, Value value, int position) {
-    const bool beats = value > best[i] || value != value;
-    best[i] = beats ? value : best[i];
-    position_of_best[i] = beats ? position : position_of_best[i];
-  }
-  Value max(Index i) const { return best[i]; }
-  int argmax(Index i) const { return position_of_best[i]; }
-};
-
-// The value at one position, which each place of a line names.
-template <typename Value>
-struct PickedLanes {
-  Value picked[kLine];
-  explicit PickedLanes(Index width) { std::fill(picked, picked + padded(width), Value()); }
-  void add(Index i, Value value, int wanted,
-      int position) { picked[i] = wanted == position ? value : picked[i]; }
-  Value pick(Index i) const { return picked[i]; }
+struct Picked {
+  Value picked = Value();
+  void add(Value value, int wanted, int position) { picked = wanted == position ? value : picked; }
+  Value pick() const { return picked; }
 };
 
 struct ForwardSizes {
@@ -299,36 +276,38 @@ static void forward_window(const float* __restrict__ x, const float* __restrict_
     }
     for (auto& line : x_rooms) pad(line, width);
     pad(scale_line, width);
-    MaximumLanes<float> maximum_lanes(width);
-    for (int position_value = 0; position_value < 8; ++position_value) {
+    float maximum_line[kSide];
+    int winner_index_2_line[kSide];
 #pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
+    for (Index i = 0; i < padded(width); ++i) {
+      Maximum<float> maximum_sum;
+#pragma GCC unroll 8
+      for (int position_value = 0; position_value < 8; ++position_value) {
         const float x_value = x_rooms[position_value][i];
         const float scale_value = scale_line[i];
         float maximum_term_value;
         forward_window_stage_1(x_value, scale_value, maximum_term_value);
-        maximum_lanes.add(i, maximum_term_value, position_value);
+        maximum_sum.add(maximum_term_value, position_value);
       }
+      maximum_line[i] = static_cast<float>(maximum_sum.max());
+      winner_index_2_line[i] = static_cast<int>(maximum_sum.argmax());
     }
-    float maximum_line[kLine];
-    for (Index i = 0; i < padded(width); ++i) maximum_line[i] = static_cast<float>(maximum_lanes.max(i));
-    int winner_index_2_line[kLine];
-    for (Index i = 0; i < padded(width); ++i) winner_index_2_line[i] = static_cast<int>(maximum_lanes.argmax(i));
-    PickedLanes<float> picked_x_2_lanes(width);
-    for (int position_value = 0; position_value < 8; ++position_value) {
+    float picked_x_2_line[kSide];
 #pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
+    for (Index i = 0; i < padded(width); ++i) {
+      Picked<float> picked_x_2_sum;
+#pragma GCC unroll 8
+      for (int position_value = 0; position_value < 8; ++position_value) {
         const float x_value = x_rooms[position_value][i];
         const int winner_index_2_value = winner_index_2_line[i];
         float picked_x_2_term_value;
         int picked_x_2_term_at_value;
         forward_window_stage_2(x_value, winner_index_2_value, picked_x_2_term_value,
             picked_x_2_term_at_value);
-        picked_x_2_lanes.add(i, picked_x_2_term_value, picked_x_2_term_at_value, position_value);
+        picked_x_2_sum.add(picked_x_2_term_value, picked_x_2_term_at_value, position_value);
       }
+      picked_x_2_line[i] = static_cast<float>(picked_x_2_sum.pick());
     }
-    float picked_x_2_line[kLine];
-    for (Index i = 0; i < padded(width); ++i) picked_x_2_line[i] = static_cast<float>(picked_x_2_lanes.pick(i));
     float out_line[kSide];
     float picked_x_line[kSide];
     int winner_index_line[kSide];

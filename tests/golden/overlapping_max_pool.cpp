@@ -113,24 +113,6 @@ inline void expect(Stored* output, Index count) {
 #endif
 }
 
-// The first maximum at each place of a line and where it stood; a NaN beats every number, as in torch.
-template <typename Value>
-struct MaximumLanes {
-  Value best[kLine];
-  int position_of_best[kLine];
-  explicit MaximumLanes(Index width) {
-    std::fill(best, best + padded(width), -std::numeric_limits<Value>::infinity());
-    std::fill(position_of_best, position_of_best + padded(width), 0);
-  }
-  void add(Index i, Value value, int position) {
-    const bool beats = value > best[i] || value != value;
-    best[i] = beats ? value : best[i];
-    position_of_best[i] = beats ? position : position_of_best[i];
-  }
-  Value max(Index i) const { return best[i]; }
-  int argmax(Index i) const { return position_of_best[i]; }
-};
-
 // Windows along one axis: window i takes the elements begin(i) + j * kDilation, j < kSize, as far as there are any.
 template <int kSize, int kStride, int kPadding, int kDilation>
 struct Slide {

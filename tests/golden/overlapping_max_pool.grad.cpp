@@ -160,34 +160,6 @@ struct Sum {
   double sum() const { return total; }
 };
 
-// The first maximum at each place of a line and where it stood; a NaN beats every number, as in torch.
-template <typename Value>
-struct MaximumLanes {
-  Value best[kLine];
-  int position_of_best[kLine];
-  explicit MaximumLanes(Index width) {
-    std::fill(best, best + padded(width), -std::numeric_limits<Value>::infinity());
-    std::fill(position_of_best, position_of_best + padded(width), 0);
-  }
-  void add(Index i, Value value, int position) {
-    const bool beats = value > best[i] || value != value;
-    best[i] = beats ? value : best[i];
-    position_of_best[i] = beats ? position : position_of_best[i];
-  }
-  Value max(Index i) const { return best[i]; }
-  int argmax(Index i) const { return position_of_best[i]; }
-};
-
-// The value at one position, which each place of a line names.
-template <typename Value>
-struct PickedLanes {
-  Value picked[kLine];
-  explicit PickedLanes(Index width) { std::fill(picked, picked + padded(width), Value()); }
-  void add(Index i, Value value, int wanted,
-      int position) { picked[i] = wanted == position ? value : picked[i]; }
-  Value pick(Index i) const { return picked[i]; }
-};
-
 // Windows along one axis: window i takes the elements begin(i) + j * kDilation, j < kSize, as far as there are any.
 template <int kSize, int kStride, int kPadding, int kDilation>
 struct Slide {
