@@ -73,13 +73,20 @@ class SlideView(KernelView):
     @property
     def covered(self) -> list[tuple[str, str]]:
         """(name, how many positions a window has) of every such number."""
+        return self.covered_at("")
+
+    def covered_at(self, ahead: str) -> list[tuple[str, str]]:
+        """The same of a window so many ahead along the innermost group."""
         nodes = [n for n in ir.topological(self.expressions) if n.op == "covered"]
         found = {}
         for node in nodes:
             call = "padded" if node.attrs[1] else "covered"
-            parts = [
-                f"{self.along(w)}.{call}({self.word(self.pooled_by(w))})" for w in ir.axes_of(node)
-            ]
+            parts = []
+            for window in ir.axes_of(node):
+                group = self.pooled_by(window)
+                is_ahead = ahead and group == self.last
+                index = f"{self.word(group)} + {ahead}" if is_ahead else self.word(group)
+                parts.append(f"{self.along(window)}.{call}({index})")
             found[leaf_name(node, self.grouping.names)] = " * ".join(parts)
         return sorted(found.items())
 
@@ -126,8 +133,10 @@ class SlideView(KernelView):
 
     def element_lines(self, index: str) -> list[str]:
         """Lines that take the index of an element apart."""
+        return self._element_lines(index, self._places)
+
+    def _element_lines(self, index: str, places: Sequence[tuple[str, str]]) -> list[str]:
         lines: list[str] = []
-        places = self._places
         for depth in range(len(places) - 1, -1, -1):
             word, size = places[depth]
             if depth == 0:
@@ -164,3 +173,58 @@ class SlideView(KernelView):
                 size = f"sizes.{self.grouping.names[group]}_unpooled.value"
             text = coordinate if not text else f"({text}) * {size} + {coordinate}"
         return text or "0"
+
+    # By lines along the innermost group.
+
+    @property
+    def inner_window(self) -> int | None:
+        """The window group that splits the innermost group, where one does."""
+        return next((w for w in self.reduced if self.pooled_by(w) == self.last), None)
+
+    @property
+    def outer_windows(self) -> list[int]:
+        """The other window groups."""
+        return [w for w in self.reduced if w != self.inner_window]
+
+    @property
+    def inner_stride(self) -> int:
+        """How many elements lie between those of neighbouring windows of a line."""
+        if self.inner_window is None:
+            return 1
+        return self.grouping.slides[-1 - self.inner_window].stride
+
+    @property
+    def goes_by_lines(self) -> bool:
+        """Whether windows that are neighbours have their elements at one distance."""
+        is_uneven = self.inner_window is not None and (
+            self.grouping.slides[-1 - self.inner_window].parts > 0
+        )
+        writes_elements = self.family == "slide" and bool(self.element_stores)
+        return bool(self.domain) and not is_uneven and not writes_elements
+
+    def step(self, read: Read) -> int:
+        """The distance in memory from a window of a line to the next; 0 for what they share."""
+        if self.last not in read.extent:
+            return 0
+        if read.buffer.is_windowed:
+            return self.inner_stride if self.last in self.grouping.pooled else 1
+        # A window's own groups lie behind all others.
+        return math.prod(self.grouping.windows[-1 - g] for g in read.buffer.extent if g < 0)
+
+    def row_lines(self, index: str) -> list[str]:
+        """Lines that take the index of a row of windows apart."""
+        return self.taken_apart(index, self.domain[:-1], set(self.domain[:-1]))
+
+    @property
+    def last_place(self) -> tuple[str, str]:
+        """(index, size) of the innermost group of a cover kernel's domain."""
+        return self._places[-1]
+
+    @property
+    def rows_of_elements(self) -> str:
+        """How many rows of elements there are."""
+        return " * ".join(f"{size}.value" for _, size in self._places[:-1]) or "1"
+
+    def element_row_lines(self, index: str) -> list[str]:
+        """Lines that take the index of a row of elements apart."""
+        return self._element_lines(index, self._places[:-1])

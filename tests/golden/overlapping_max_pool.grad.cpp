@@ -192,6 +192,14 @@ struct Slide {
     const int distance = static_cast<int>(element) - begin(window);
     return distance % kDilation == 0 ? distance / kDilation : -1;
   }
+  // The first window whose element at a position does not lie before another one, of those there are.
+  inline Index behind(Index element, Index position) const {
+    const Index gap = element + kPadding - position * kDilation;
+    return gap > 0 ? std::min<Index>(windows, (gap + kStride - 1) / kStride) : 0;
+  }
+  // The windows that have an element at a position.
+  inline Index begins(Index position) const { return behind(0, position); }
+  inline Index ends(Index position) const { return behind(elements, position); }
 };
 
 // An axis divided into parts as evenly as may be: neighbours share an element where it does not come out even. kSize is the most one has.
@@ -239,6 +247,41 @@ struct WindowPick {
   inline T pick() const { return value; }
 };
 
+// The same at each place of a line.
+template <typename T>
+struct WindowSumLanes {
+  T total[kLine];
+  explicit WindowSumLanes(Index width) { std::fill(total, total + width, T(0)); }
+  void add(Index i, T term, int) { total[i] += term; }
+  T sum(Index i) const { return total[i]; }
+};
+
+template <typename T>
+struct WindowMaximumLanes {
+  T best[kLine];
+  int at[kLine];
+  explicit WindowMaximumLanes(Index width) {
+    std::fill(best, best + width, T(0));
+    std::fill(at, at + width, -1);
+  }
+  void add(Index i, T value, int position) {
+    const bool beats = (at[i] < 0) | (value > best[i]) | (value != value);
+    best[i] = beats ? value : best[i];
+    at[i] = beats ? position : at[i];
+  }
+  T max(Index i) const { return best[i]; }
+  int argmax(Index i) const { return at[i]; }
+};
+
+template <typename T>
+struct WindowPickLanes {
+  T value[kLine];
+  explicit WindowPickLanes(Index width) { std::fill(value, value + width, T(0)); }
+  void add(Index i, T candidate, int position,
+      int wanted) { value[i] = position == wanted ? candidate : value[i]; }
+  T pick(Index i) const { return value[i]; }
+};
+
 struct ForwardSizes {
   Size outer, axis_1, axis_2, inner, axis_2_unpooled, inner_unpooled;
 };
@@ -273,55 +316,89 @@ static void forward_slide(const float* __restrict__ x, const float* __restrict__
       static_cast<int>(sizes.axis_2.value)};
   [[maybe_unused]] const Slide<3, 2, 1, 1> along_inner{static_cast<int>(sizes.inner_unpooled.value),
       static_cast<int>(sizes.inner.value)};
-  const Index count = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.inner.value;
-#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (count * 9 > kSerial)
-  for (Index task = 0; task < count; ++task) {
-    const Index above_inner = divide(task, sizes.inner);
-    const Index inner = task - above_inner * sizes.inner.value;
-    const Index above_axis_2 = divide(above_inner, sizes.axis_2);
-    const Index axis_2 = above_inner - above_axis_2 * sizes.axis_2.value;
+  const Index rows = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value, length = sizes.inner.value,
+      lines = (length + kLine - 1) / kLine;
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length * 9 > kSerial)
+  for (Index task = 0; task < rows * lines; ++task) {
+    const Index row = task / lines, first = task % lines * kLine, width = std::min(kLine, length - first);
+    const Index above_axis_2 = divide(row, sizes.axis_2);
+    const Index axis_2 = row - above_axis_2 * sizes.axis_2.value;
     const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
     const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
     const Index outer = above_axis_1;
+    WindowMaximumLanes<float> maximum_lanes(width);
+    for (int position_value = 0; position_value < 9; ++position_value) {
+      const Index above_window_2 = position_value / 3;
+      const Index window_2 = position_value - above_window_2 * 3;
+      const Index window_1 = above_window_2;
+      if (!(along_axis_2.has(axis_2, window_1))) continue;
+      const Index from = std::max(first, along_inner.begins(window_2)) - first;
+      const Index to = std::min(first + width, along_inner.ends(window_2)) - first;
+      const Index inner = first + from;
+      [[maybe_unused]] const Index axis_2_at = static_cast<Index>(along_axis_2.at(axis_2, window_1));
+      [[maybe_unused]] const Index inner_at = static_cast<Index>(along_inner.at(inner, window_2));
+      const auto x_from = x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at;
+#pragma omp simd
+      for (Index i = from; i < to; ++i) {
+        const float x_value = static_cast<float>(widen(x_from[(i - from) * 2]));
+        float maximum_term_value;
+        forward_slide_stage_1(x_value, maximum_term_value);
+        maximum_lanes.add(i, maximum_term_value, position_value);
+      }
+    }
+    float maximum_line[kLine];
+    for (Index i = 0; i < width; ++i) maximum_line[i] = maximum_lanes.max(i);
+    int winner_index_2_line[kLine];
+    for (Index i = 0; i < width; ++i) winner_index_2_line[i] = maximum_lanes.argmax(i);
+    WindowPickLanes<float> picked_x_2_lanes(width);
+    for (int position_value = 0; position_value < 9; ++position_value) {
+      const Index above_window_2 = position_value / 3;
+      const Index window_2 = position_value - above_window_2 * 3;
+      const Index window_1 = above_window_2;
+      if (!(along_axis_2.has(axis_2, window_1))) continue;
+      const Index from = std::max(first, along_inner.begins(window_2)) - first;
+      const Index to = std::min(first + width, along_inner.ends(window_2)) - first;
+      const Index inner = first + from;
+      [[maybe_unused]] const Index axis_2_at = static_cast<Index>(along_axis_2.at(axis_2, window_1));
+      [[maybe_unused]] const Index inner_at = static_cast<Index>(along_inner.at(inner, window_2));
+      const auto x_from = x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at;
+#pragma omp simd
+      for (Index i = from; i < to; ++i) {
+        const float x_value = static_cast<float>(widen(x_from[(i - from) * 2]));
+        const int winner_index_2_value = winner_index_2_line[i];
+        float picked_x_2_term_value;
+        int picked_x_2_term_at_value;
+        forward_slide_stage_2(x_value, winner_index_2_value, picked_x_2_term_value, picked_x_2_term_at_value);
+        picked_x_2_lanes.add(i, picked_x_2_term_value, position_value, picked_x_2_term_at_value);
+      }
+    }
+    float picked_x_2_line[kLine];
+    for (Index i = 0; i < width; ++i) picked_x_2_line[i] = picked_x_2_lanes.pick(i);
+    const Index inner = first;
+    float out_line[kLine];
+    float picked_x_line[kLine];
+    int winner_index_line[kLine];
     const float bias_value = static_cast<float>(widen(bias[axis_1]));
-    WindowMaximum<float> maximum_sum;
-    for (int position_value = 0; position_value < 9; ++position_value) {
-      const Index above_window_2 = position_value / 3;
-      const Index window_2 = position_value - above_window_2 * 3;
-      const Index window_1 = above_window_2;
-      if (!(along_axis_2.has(axis_2, window_1) && along_inner.has(inner, window_2))) continue;
-      [[maybe_unused]] const Index axis_2_at = static_cast<Index>(along_axis_2.at(axis_2, window_1));
-      [[maybe_unused]] const Index inner_at = static_cast<Index>(along_inner.at(inner, window_2));
-      const float x_value = static_cast<float>(widen(x[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at]));
-      float maximum_term_value;
-      forward_slide_stage_1(x_value, maximum_term_value);
-      maximum_sum.add(maximum_term_value, position_value);
+#pragma omp simd
+    for (Index i = 0; i < width; ++i) {
+      const float maximum_value = maximum_line[i];
+      const int winner_index_2_value = winner_index_2_line[i];
+      const float picked_x_2_value = picked_x_2_line[i];
+      float out_value;
+      float picked_x_value;
+      int winner_index_value;
+      forward_slide_row_values(maximum_value, bias_value, picked_x_2_value, winner_index_2_value, out_value,
+          picked_x_value, winner_index_value);
+      out_line[i] = out_value;
+      picked_x_line[i] = picked_x_value;
+      winner_index_line[i] = winner_index_value;
     }
-    const float maximum_value = maximum_sum.max();
-    const int winner_index_2_value = maximum_sum.argmax();
-    WindowPick<float> picked_x_2_sum;
-    for (int position_value = 0; position_value < 9; ++position_value) {
-      const Index above_window_2 = position_value / 3;
-      const Index window_2 = position_value - above_window_2 * 3;
-      const Index window_1 = above_window_2;
-      if (!(along_axis_2.has(axis_2, window_1) && along_inner.has(inner, window_2))) continue;
-      [[maybe_unused]] const Index axis_2_at = static_cast<Index>(along_axis_2.at(axis_2, window_1));
-      [[maybe_unused]] const Index inner_at = static_cast<Index>(along_inner.at(inner, window_2));
-      const float x_value = static_cast<float>(widen(x[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at]));
-      float picked_x_2_term_value;
-      int picked_x_2_term_at_value;
-      forward_slide_stage_2(x_value, winner_index_2_value, picked_x_2_term_value, picked_x_2_term_at_value);
-      picked_x_2_sum.add(picked_x_2_term_value, position_value, picked_x_2_term_at_value);
-    }
-    const float picked_x_2_value = picked_x_2_sum.pick();
-    float out_value;
-    float picked_x_value;
-    int winner_index_value;
-    forward_slide_row_values(maximum_value, bias_value, picked_x_2_value, winner_index_2_value, out_value,
-        picked_x_value, winner_index_value);
-    out[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner] = narrow<float>(out_value);
-    picked_x[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner] = narrow<float>(picked_x_value);
-    winner_index[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner] = narrow<uint8_t>(winner_index_value);
+    store<1>(out_line, width,
+        out + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner);
+    store<1>(picked_x_line, width,
+        picked_x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner);
+    store<1>(winner_index_line, width,
+        winner_index + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner);
   }
 }
 
@@ -413,33 +490,45 @@ static void backward_cover(const uint8_t* __restrict__ winner_index, const float
       static_cast<int>(sizes.axis_2.value)};
   [[maybe_unused]] const Slide<3, 2, 1, 1> along_inner{static_cast<int>(sizes.inner_unpooled.value),
       static_cast<int>(sizes.inner.value)};
-  const Index count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2_unpooled.value) * static_cast<int64_t>(sizes.inner_unpooled.value);
-#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (count > kSerial)
-  for (Index task = 0; task < count; ++task) {
-    const Index above_inner_at = divide(task, sizes.inner_unpooled);
-    const Index inner_at = task - above_inner_at * sizes.inner_unpooled.value;
-    const Index above_axis_2_at = divide(above_inner_at, sizes.axis_2_unpooled);
-    const Index axis_2_at = above_inner_at - above_axis_2_at * sizes.axis_2_unpooled.value;
+  const Index rows = sizes.outer.value * sizes.axis_1.value * sizes.axis_2_unpooled.value,
+      length = sizes.inner_unpooled.value, lines = (length + kLine - 1) / kLine;
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
+  for (Index task = 0; task < rows * lines; ++task) {
+    const Index row = task / lines, first = task % lines * kLine, width = std::min(kLine, length - first);
+    const Index above_axis_2_at = divide(row, sizes.axis_2_unpooled);
+    const Index axis_2_at = row - above_axis_2_at * sizes.axis_2_unpooled.value;
     const Index above_axis_1 = divide(above_axis_2_at, sizes.axis_1);
     const Index axis_1 = above_axis_2_at - above_axis_1 * sizes.axis_1.value;
     const Index outer = above_axis_1;
-    float d_x_sum = 0;
+    float d_x_line[kLine];
+    std::fill(d_x_line, d_x_line + width, float(0));
     for (int axis_2 = along_axis_2.first(axis_2_at); axis_2 <= along_axis_2.last(axis_2_at); ++axis_2) {
       [[maybe_unused]] const int window_1 = along_axis_2.position(axis_2_at, axis_2);
       if (window_1 < 0) continue;
-      for (int inner = along_inner.first(inner_at); inner <= along_inner.last(inner_at); ++inner) {
-        [[maybe_unused]] const int window_2 = along_inner.position(inner_at, inner);
-        if (window_2 < 0) continue;
+      // Backwards, so that each element has its windows in order.
+      for (int window_2 = 3 - 1; window_2 >= 0; --window_2) {
+        const Index from = along_inner.behind(first, window_2), to = along_inner.behind(first + width,
+            window_2);
+        const Index inner = from, inner_at = along_inner.at(from, window_2);
         const int position_value = (window_1) * 3 + window_2;
-        const int winner_index_value = static_cast<int>(widen(winner_index[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner]));
-        const float picked_x_value = static_cast<float>(widen(picked_x[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner]));
-        const float d_out_value = static_cast<float>(widen(d_out[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner]));
-        float d_x_value;
-        backward_cover_values(position_value, winner_index_value, picked_x_value, d_out_value, d_x_value);
-        d_x_sum += d_x_value;
+        auto* const d_x_sums = d_x_line + (inner_at - first);
+        const auto winner_index_from = winner_index + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner;
+        const auto picked_x_from = picked_x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner;
+        const auto d_out_from = d_out + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner;
+#pragma omp simd
+        for (Index i = from; i < to; ++i) {
+          const int winner_index_value = static_cast<int>(widen(winner_index_from[i - from]));
+          const float picked_x_value = static_cast<float>(widen(picked_x_from[i - from]));
+          const float d_out_value = static_cast<float>(widen(d_out_from[i - from]));
+          float d_x_value;
+          backward_cover_values(position_value, winner_index_value, picked_x_value, d_out_value, d_x_value);
+          d_x_sums[(i - from) * 2] += d_x_value;
+        }
       }
     }
-    d_x[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at] = narrow<float>(d_x_sum);
+    const Index inner_at = first;
+    store<1>(d_x_line, width,
+        d_x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at);
   }
 }
 

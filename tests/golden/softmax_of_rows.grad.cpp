@@ -77,10 +77,12 @@ inline Index pieces_of(Index length) { return std::max<Index>(1, (length + kPiec
 // Below this many elements one thread does it all: waking another costs more.
 constexpr Index kSerial = 16384;
 
-// How many blocks of rows leave partials of their own, where columns are added up; in as many tasks anyway.
-inline Index slots_of(Index rows, Index columns, Index tasks = 1) {
-  return std::max<Index>(1, std::min<Index>(std::min<Index>(rows, 64 / tasks), rows * columns / kPiece));
+// The same where rows are worked on as a whole: few of eight rows or less, for partials are written and read.
+inline Index slots_of(Index rows) {
+  return std::min<Index>(64, std::max<Index>(rows / 8, std::min<Index>(rows, 4)));
 }
+
+constexpr Index kUnmerged = 16;
 
 // Elements are worked on by lines: up to so many neighbours, widened into arrays, so that conversions,
 // arithmetic and sums are a plain loop each. Arithmetic goes on to a whole vector, over copies of the last
@@ -201,11 +203,20 @@ struct Sum {
   double sum() const { return total; }
 };
 
+// A few rows are added up in the arithmetic's type, and then to the sums of all.
 template <typename Value>
-inline void add_to_columns(Sum* sums, const Value* line, Index width) {
+inline void add_to_columns(Value* block, const Value* line, Index width) {
 #pragma omp simd
-  for (Index i = 0; i < whole(width); ++i) sums[i].total += line[i];
-  for (Index i = whole(width); i < width; ++i) sums[i].total += line[i];
+  for (Index i = 0; i < width; ++i) block[i] += line[i];
+}
+
+template <typename Value>
+inline void merge_columns(Sum* sums, Value* block, Index length) {
+#pragma omp simd
+  for (Index i = 0; i < length; ++i) {
+    sums[i].total += block[i];
+    block[i] = Value();
+  }
 }
 
 // The largest number; a NaN beats every number, as in torch.
@@ -376,16 +387,18 @@ static void backward_row(const float* __restrict__ x, const float* __restrict__ 
   expect(d_x, sizes.outer.value * sizes.inner.value);
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   const Index together = rows_together(length);
-  const Index tasks = slots_of(rows, length);
+  const Index tasks = slots_of(rows);
 #pragma omp parallel num_threads(threads) firstprivate(sizes) if (rows * length > kSerial)
   {
     const Values<float> carried_rows(together * padded(length));
+    const Values<float> total_block(length);
+    std::fill(total_block.at, total_block.at + length, float());
 #pragma omp for schedule(static)
     for (Index task = 0; task < tasks; ++task) {
       Sum* const total_columns = total_partials + task * length;
       std::fill(total_columns, total_columns + length, Sum());
       const Index last = rows * (task + 1) / tasks;
-      for (Index top = rows * task / tasks; top < last; top += together) {
+      for (Index top = rows * task / tasks, unmerged = 0; top < last; top += together) {
         const Index bottom = std::min(last, top + together);
         float total_2_of_rows[kTogether];
         for (Index row = top; row < bottom; ++row) {
@@ -422,7 +435,7 @@ static void backward_row(const float* __restrict__ x, const float* __restrict__ 
               total_term_line[i] = total_term_value;
             }
             total_2_sum.add(total_2_term_line, width);
-            add_to_columns(total_columns + first, total_term_line, width);
+            add_to_columns(total_block.at + first, total_term_line, width);
           }
           total_2_of_rows[row - top] = static_cast<float>(total_2_sum.sum());
         }
@@ -455,6 +468,10 @@ static void backward_row(const float* __restrict__ x, const float* __restrict__ 
             store<1>(d_x_line, width, d_x + (outer) * sizes.inner.value + inner);
           }
         }
+        unmerged += bottom - top;
+        if (unmerged < kUnmerged && bottom < last) continue;
+        merge_columns(total_columns, total_block.at, length);
+        unmerged = 0;
       }
     }
   }
@@ -525,7 +542,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[7])};
   const BackwardSizes sizes{ {a[8]}, {a[9]} };
   const int threads = static_cast<int>(a[10]);
-  const Index total_partials_slots = slots_of(sizes.outer.value, sizes.inner.value)
+  const Index total_partials_slots = slots_of(sizes.outer.value)
 ;
   auto* const total_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.inner.value) * total_partials_slots);
   if (is_measuring) return scratch.used;
