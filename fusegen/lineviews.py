@@ -17,14 +17,16 @@ class LineView(KernelView):
         """Whether the lines that are read are added up as they are."""
         is_read = reduction.value in {leaf for leaf, _ in self.kernel.inputs}
         is_full = reduction.value.extent == {*self.domain, *self.reduced}
-        return is_read and is_full and self.family in ("row", "column")
+        return is_read and is_full and self.family in ("row", "column", "inner", "outer")
 
     @property
     def row_groups(self) -> tuple[int, ...]:
         """The groups that tell the rows which leave partials."""
         return self.domain if self.family == "row" else super().row_groups
 
-    def lines_of(self, function: ElementFunction, stage: StageView | None = None) -> list[Read]:
+    def lines_of(
+        self, function: ElementFunction, stage: StageView | LineView | None = None
+    ) -> list[Read]:
         """The tensors that a function reads, and those that its stage reduces as they are."""
         reductions = [*stage.reductions, *stage.sums] if stage else []
         plain = {ir.name_of(r.reduction.value) for r in reductions if r.is_plain}

@@ -242,7 +242,7 @@ CPP = Target(
     definitions={"erf_of": _ERF_OF, "exp_of": _EXP_OF},
     accumulators={
         "sum": "Sum",
-        "moments": "Moments",
+        "moments": "Moments<{compute}>",
         "max": "Maximum<{compute}>",
         "peak": "Peak<{compute}>",
         "pick": "Picked<{compute}>",
@@ -302,22 +302,23 @@ _SPOKEN_FOR = """
     combine combine_across combine_team count count_of counted counts cudaGetErrorString d
     definition device distance distances divide drift e early edge edge_lane edges element
     elements elements_of end enter_row erf_of error_text excess exchange exp2_flushed exp_of
-    expect f factor families finite first float16 fold follow found from gap given guard half
-    head here high home i index inner inverse inverse_length is_beside is_edge is_here is_it
-    is_live j join kept kernel lane lanes lanes_for larger largest last launch least leave left
-    length lengths line lines load load_again load_anywhere load_singly low lower lowest
-    magnitude may_cross meeting merge merge_beside merge_moments merge_numbers merge_tree
-    methods mine minimum moments moments_about more most most_beside most_bytes move n narrow
-    narrow_div narrow_sigmoid narrow_sqrt needed next normal number offset oldest on_each order
-    other out outer output own p pack packs pad padded pair part pick picked piece piece_length
-    pieces pieces_of place polynomial position position_of_best power power_of_two previous q r
-    rank ratio reach resident_blocks rest result results room root rounded rounded_to row
-    row_block row_cells rows rows_together rr run scratch send send_around send_off send_row
-    send_tile share shared shared_bytes shares shift side sigmoid sign size size_of sizes slot
-    slot_before slots slots_of special split squares start step store stream stretch
-    stretch_length stride strips subnormal sum sum_of sums t tail take target task tasks tensor
-    term theirs thread threads tile to together top total tt turn type used value values w
-    wait_for_kernel_before wait_for_sent wanted warps whole widen width window word words x y z
+    expect f factor families finish finite first float16 fold follow found from gap given guard
+    half head here high home i index inner inverse inverse_length is_beside is_edge is_here
+    is_it is_live j join kept kernel lane lanes lanes_for larger largest last launch least leave
+    left length lengths line lines load load_again load_anywhere load_singly low lower lowest
+    magnitude may_cross meeting merge merge_beside merge_columns merge_moments merge_numbers
+    merge_tree methods mine minimum moments moments_about more most most_beside most_bytes move
+    n narrow narrow_div narrow_sigmoid narrow_sqrt needed next normal number offset oldest
+    on_each order other out outer output own p pack packs pad padded pair part pick picked piece
+    piece_length pieces pieces_of place places polynomial position position_of_best power
+    power_of_two previous q r rank ratio reach resident_blocks rest result results room root
+    rounded rounded_to row row_block row_cells rows rows_together rr run scratch send
+    send_around send_off send_row send_tile share shared shared_bytes shares shift side sides
+    sigmoid sign size size_of sizes slot slot_before slots slots_of special split squares start
+    step store stream stretch stretch_length stride strips subnormal sum sum_of sums t tail take
+    target task tasks tensor term theirs thread threads tile to together top total tt turn type
+    unmerged used value values w wait_for_kernel_before wait_for_sent wanted warps whole widen
+    width window word words x y z
 
     alignas alignof and asm auto bool break case catch char class compl const constexpr continue
     decltype default delete do double dynamic_cast else enum explicit export extern false float for
@@ -336,8 +337,9 @@ _BEGINNINGS = """
     mean peak picked_ position_ run_ spreads_ sums_ total variance window winner
 """
 _ENDINGS = """
-    _ahead _along _columns _edge _edges _here _high _in _lanes _line _low _mine _next _out _pairs
-    _part _partials _room _rooms _row _rows _scratch _slots _stored _sum _t _value
+    _ahead _along _block _columns _edge _edges _from _here _high _in _lanes _line _low _mine
+    _next _out _pairs _part _partials _room _rooms _row _rows _scratch _slots _stored _sum _sums
+    _t _value
 """
 _DERIVED = tuple(_BEGINNINGS.split()), tuple(_ENDINGS.split())
 

@@ -213,14 +213,15 @@ struct Sum {
   double sum() const { return total; }
 };
 
-// A sum for each place of a line.
+// A sum for each of so many places.
+template <Index places>
 struct SumLanes {
-  double total[kLine];
+  double total[places];
   explicit SumLanes(Index width) { std::fill(total, total + padded(width), 0.0); }
   template <typename Value>
-  void add(const Value* line, Index width) {
+  void add(const Value* line, Index width, Index at = 0) {
 #pragma omp simd
-    for (Index i = 0; i < padded(width); ++i) total[i] += line[i];
+    for (Index i = 0; i < padded(width); ++i) total[at + i] += line[i];
   }
   template <typename Value>
   void add(Index i, Value value, int = 0) {
@@ -283,7 +284,7 @@ static void forward_window(const float* __restrict__ x, const float* __restrict_
     }
     for (auto& line : x_rooms) pad(line, width);
     pad(scale_line, width);
-    SumLanes total_lanes(width);
+    SumLanes<kLine> total_lanes(width);
     for (int position_value = 0; position_value < 4; ++position_value) {
 #pragma omp simd
       for (Index i = 0; i < padded(width); ++i) {

@@ -204,6 +204,7 @@ struct Sum {
 };
 
 // Count, mean and the sum of squared distances from it; merged by Chan's formula.
+template <typename Value>
 struct Moments {
   double count = 0, centre = 0, distances = 0;
   void merge(const Moments& other) {
@@ -216,7 +217,6 @@ struct Moments {
     }
   }
   // Distances about a first guess of the mean, mended by their own mean.
-  template <typename Value>
   void add(const Value* line, Index width) {
     const double n = static_cast<double>(width);
     const Value about = static_cast<Value>(sum_of(line, width) / n);
@@ -244,11 +244,7 @@ struct ForwardSizes {
   Size outer, middle, inner;
 };
 
-static inline __attribute__((always_inline)) void forward_inner_values(const float x, float& mean_term) {
-  mean_term = x;
-}
-
-static void forward_inner(const float* __restrict__ x, Moments* __restrict__ mean_partials,
+static void forward_inner(const float* __restrict__ x, Moments<float>* __restrict__ mean_partials,
     const ForwardSizes sizes, int threads) {
   const Index rows = sizes.outer.value * sizes.middle.value, length = sizes.inner.value;
   const Index pieces = pieces_of(length);
@@ -259,21 +255,13 @@ static void forward_inner(const float* __restrict__ x, Moments* __restrict__ mea
     const Index above_middle = divide(row, sizes.middle);
     const Index middle = row - above_middle * sizes.middle.value;
     const Index outer = above_middle;
-    Moments mean_sum;
+    Moments<float> mean_sum;
     for (Index first = piece * kPiece; first < end; first += kLine) {
       const Index width = std::min(kLine, end - first);
       const Index inner = first;
       float x_room[kLine];
       const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-      float mean_term_line[kLine];
-#pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float x_value = x_line[i];
-        float mean_term_value;
-        forward_inner_values(x_value, mean_term_value);
-        mean_term_line[i] = mean_term_value;
-      }
-      mean_sum.add(mean_term_line, width);
+      mean_sum.add(x_line, width);
     }
     mean_partials[(middle) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = mean_sum;
   }
@@ -292,7 +280,7 @@ static inline __attribute__((always_inline)) void forward_finalise_values(const 
 
 static void forward_finalise(float* __restrict__ batch_mean_1, float* __restrict__ batch_variance_1,
     float* __restrict__ saved_mean, float* __restrict__ saved_variance, float* __restrict__ mean_scratch,
-    float* __restrict__ variance_scratch, const Moments* __restrict__ mean_partials,
+    float* __restrict__ variance_scratch, const Moments<float>* __restrict__ mean_partials,
     const ForwardSizes sizes, Index slots, int threads) {
   const float count_of_outer_inner_value = static_cast<float>(sizes.outer.value * sizes.inner.value);
   expect(batch_mean_1, sizes.middle.value);
@@ -309,7 +297,7 @@ static void forward_finalise(float* __restrict__ batch_mean_1, float* __restrict
     float variance_line[kResults];
     for (Index i = 0; i < width; ++i) {
       const Index above = (first + i) / columns, column = (first + i) % columns;
-      Moments mean_sum;
+      Moments<float> mean_sum;
       for (Index slot = 0; slot < slots; ++slot) mean_sum.merge(mean_partials[(above * slots + slot) * columns + column]);
       mean_line[i] = static_cast<float>(mean_sum.mean());
       variance_line[i] = static_cast<float>(mean_sum.variance());
@@ -617,7 +605,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const int threads = static_cast<int>(a[12]);
   const Index mean_partials_slots = sizes.outer.value * pieces_of(sizes.inner.value)
 ;
-  auto* const mean_partials = scratch.take<Moments>(static_cast<int64_t>(sizes.middle.value) * mean_partials_slots);
+  auto* const mean_partials = scratch.take<Moments<float>>(static_cast<int64_t>(sizes.middle.value) * mean_partials_slots);
   auto* const mean_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value));
   auto* const variance_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value));
   if (is_measuring) return scratch.used;

@@ -430,11 +430,6 @@ inline void split(BackwardDrawnNoise from, Index count, Value (*rooms)[side], In
   }
 }
 
-static inline __attribute__((always_inline)) void backward_inner_values(const float d_out,
-    float& total_term) {
-  total_term = d_out;
-}
-
 static void backward_inner(const float* __restrict__ d_out, Sum* __restrict__ total_partials,
     const BackwardSizes sizes, int threads) {
   const Index rows = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value, length = sizes.inner.value;
@@ -454,15 +449,7 @@ static void backward_inner(const float* __restrict__ d_out, Sum* __restrict__ to
       const Index inner = first;
       float d_out_room[kLine];
       const float* const d_out_line = load<1>(d_out + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, d_out_room);
-      float total_term_line[kLine];
-#pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float d_out_value = d_out_line[i];
-        float total_term_value;
-        backward_inner_values(d_out_value, total_term_value);
-        total_term_line[i] = total_term_value;
-      }
-      total_sum.add(total_term_line, width);
+      total_sum.add(d_out_line, width);
     }
     total_partials[(axis_1) * (sizes.outer.value * sizes.axis_2.value * pieces) + ((outer) * sizes.axis_2.value + axis_2) * pieces + piece] = total_sum;
   }

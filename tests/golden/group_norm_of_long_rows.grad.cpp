@@ -221,6 +221,7 @@ struct Sum {
 };
 
 // Count, mean and the sum of squared distances from it; merged by Chan's formula.
+template <typename Value>
 struct Moments {
   double count = 0, centre = 0, distances = 0;
   void merge(const Moments& other) {
@@ -233,7 +234,6 @@ struct Moments {
     }
   }
   // Distances about a first guess of the mean, mended by their own mean.
-  template <typename Value>
   void add(const Value* line, Index width) {
     const double n = static_cast<double>(width);
     const Value about = static_cast<Value>(sum_of(line, width) / n);
@@ -303,7 +303,7 @@ static void forward_row(const float* __restrict__ x, const float* __restrict__ w
         const Index axis_1 = row - above_axis_1 * sizes.axis_1.value;
         const Index outer = above_axis_1;
         const Index place = (row - top) * padded(length);
-        Moments mean_sum;
+        Moments<float> mean_sum;
         for (Index first = 0; first < length; first += kLine) {
           const Index width = std::min(kLine, length - first);
           const Index above_inner = divide(first, sizes.inner);
@@ -540,12 +540,11 @@ static void backward_row(const float* __restrict__ d_out, const float* __restric
 }
 
 static inline __attribute__((always_inline)) void backward_inner_values(const float d_out, const float x,
-    const float saved_mean, const float saved_variance, float& total_3_term, float& total_4_term) {
+    const float saved_mean, const float saved_variance, float& total_3_term) {
   // gelu
   const float after_gelu = x * 0.5f * (1.0f + erf_of(x * 0.707106769f));
   const float product = (after_gelu - saved_mean) * (1.0f / sqrtf(saved_variance + 1e-05f));
   total_3_term = d_out * product;
-  total_4_term = d_out;
 }
 
 static void backward_inner(const float* __restrict__ d_out, const float* __restrict__ x,
@@ -575,20 +574,17 @@ static void backward_inner(const float* __restrict__ d_out, const float* __restr
       const float saved_mean_value = widen(saved_mean[(outer) * sizes.axis_1.value + axis_1]);
       const float saved_variance_value = widen(saved_variance[(outer) * sizes.axis_1.value + axis_1]);
       float total_3_term_line[kLine];
-      float total_4_term_line[kLine];
 #pragma omp simd
       for (Index i = 0; i < padded(width); ++i) {
         const float d_out_value = d_out_line[i];
         const float x_value = x_line[i];
         float total_3_term_value;
-        float total_4_term_value;
         backward_inner_values(d_out_value, x_value, saved_mean_value, saved_variance_value,
-            total_3_term_value, total_4_term_value);
+            total_3_term_value);
         total_3_term_line[i] = total_3_term_value;
-        total_4_term_line[i] = total_4_term_value;
       }
       total_3_sum.add(total_3_term_line, width);
-      total_4_sum.add(total_4_term_line, width);
+      total_4_sum.add(d_out_line, width);
     }
     total_3_partials[((axis_1) * sizes.axis_2.value + axis_2) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_3_sum;
     total_4_partials[((axis_1) * sizes.axis_2.value + axis_2) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_4_sum;

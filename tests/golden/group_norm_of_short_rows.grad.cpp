@@ -87,6 +87,9 @@ inline Index slots_of(Index rows, Index columns, Index tasks = 1) {
 // element, so that no short row ends in scalar calls.
 constexpr Index kLine = 512;
 
+// So many columns are added up side by side.
+constexpr Index kBeside = 4 * kLine;
+
 // Short rows go through each stage together: what one row waits for is hidden behind the others. So many
 // elements still lie in the fastest cache when the next stage comes.
 constexpr Index kTogether = 64;
@@ -201,20 +204,22 @@ struct Sum {
   double sum() const { return total; }
 };
 
-// A sum for each place of a line.
+// A sum for each of so many places.
+template <Index places>
 struct SumLanes {
-  double total[kLine];
+  double total[places];
   explicit SumLanes(Index width) { std::fill(total, total + padded(width), 0.0); }
   template <typename Value>
-  void add(const Value* line, Index width) {
+  void add(const Value* line, Index width, Index at = 0) {
 #pragma omp simd
-    for (Index i = 0; i < padded(width); ++i) total[i] += line[i];
+    for (Index i = 0; i < padded(width); ++i) total[at + i] += line[i];
   }
   double sum(Index i) const { return total[i]; }
   Sum at(Index i) const { return {total[i]}; }
 };
 
 // Count, mean and the sum of squared distances from it; merged by Chan's formula.
+template <typename Value>
 struct Moments {
   double count = 0, centre = 0, distances = 0;
   void merge(const Moments& other) {
@@ -227,7 +232,6 @@ struct Moments {
     }
   }
   // Distances about a first guess of the mean, mended by their own mean.
-  template <typename Value>
   void add(const Value* line, Index width) {
     const double n = static_cast<double>(width);
     const Value about = static_cast<Value>(sum_of(line, width) / n);
@@ -289,7 +293,7 @@ static void forward_row(const float* __restrict__ x, const float* __restrict__ w
         const Index above_middle = divide(row, sizes.middle);
         const Index middle = row - above_middle * sizes.middle.value;
         const Index outer = above_middle;
-        Moments mean_sum;
+        Moments<float> mean_sum;
         for (Index first = 0; first < length; first += kLine) {
           const Index width = std::min(kLine, length - first);
           const Index inner = first;
@@ -494,48 +498,52 @@ static void backward_outer(const float* __restrict__ d_out, const float* __restr
     const float* __restrict__ weight, const float* __restrict__ bias, Sum* __restrict__ total_3_partials,
     Sum* __restrict__ total_4_partials, const BackwardSizes sizes, int threads) {
   const Index kept = sizes.middle.value, rows = sizes.outer.value, columns = sizes.inner.value;
-  const Index lines = (columns + kLine - 1) / kLine, slots = slots_of(rows, columns, kept * lines);
+  const Index sides = (columns + kBeside - 1) / kBeside, slots = slots_of(rows, columns, kept * sides);
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (kept * rows * columns > kSerial)
-  for (Index task = 0; task < kept * slots * lines; ++task) {
-    const Index block = task / lines, first = task % lines * kLine, width = std::min(kLine, columns - first);
+  for (Index task = 0; task < kept * slots * sides; ++task) {
+    const Index block = task / sides, begin = task % sides * kBeside, end = std::min(columns,
+        begin + kBeside);
     const Index kept_index = block / slots, slot = block % slots;
     const Index middle = kept_index;
-    SumLanes total_3_lanes(width);
-    SumLanes total_4_lanes(width);
+    SumLanes<kBeside> total_3_lanes(end - begin);
+    SumLanes<kBeside> total_4_lanes(end - begin);
     for (Index row = rows * slot / slots; row < rows * (slot + 1) / slots; ++row) {
       const Index outer = row;
-      const Index inner = first;
-      float d_out_room[kLine];
-      const float* const d_out_line = load<1>(d_out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_out_room);
-      float x_room[kLine];
-      const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-      const float saved_mean_value = widen(saved_mean[(outer) * sizes.middle.value + middle]);
-      const float saved_variance_value = widen(saved_variance[(outer) * sizes.middle.value + middle]);
-      float weight_room[kLine];
-      const float* const weight_line = load<1>(weight + (middle) * sizes.inner.value + inner, width,
-          weight_room);
-      float bias_room[kLine];
-      const float* const bias_line = load<1>(bias + (middle) * sizes.inner.value + inner, width, bias_room);
-      float total_3_term_line[kLine];
-      float total_4_term_line[kLine];
+      for (Index first = begin; first < end; first += kLine) {
+        const Index width = std::min(kLine, end - first);
+        const Index inner = first;
+        float d_out_room[kLine];
+        const float* const d_out_line = load<1>(d_out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_out_room);
+        float x_room[kLine];
+        const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
+        const float saved_mean_value = widen(saved_mean[(outer) * sizes.middle.value + middle]);
+        const float saved_variance_value = widen(saved_variance[(outer) * sizes.middle.value + middle]);
+        float weight_room[kLine];
+        const float* const weight_line = load<1>(weight + (middle) * sizes.inner.value + inner, width,
+            weight_room);
+        float bias_room[kLine];
+        const float* const bias_line = load<1>(bias + (middle) * sizes.inner.value + inner, width, bias_room);
+        float total_3_term_line[kLine];
+        float total_4_term_line[kLine];
 #pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float d_out_value = d_out_line[i];
-        const float x_value = x_line[i];
-        const float weight_value = weight_line[i];
-        const float bias_value = bias_line[i];
-        float total_3_term_value;
-        float total_4_term_value;
-        backward_outer_values(d_out_value, x_value, saved_mean_value, saved_variance_value, weight_value,
-            bias_value, total_3_term_value, total_4_term_value);
-        total_3_term_line[i] = total_3_term_value;
-        total_4_term_line[i] = total_4_term_value;
+        for (Index i = 0; i < padded(width); ++i) {
+          const float d_out_value = d_out_line[i];
+          const float x_value = x_line[i];
+          const float weight_value = weight_line[i];
+          const float bias_value = bias_line[i];
+          float total_3_term_value;
+          float total_4_term_value;
+          backward_outer_values(d_out_value, x_value, saved_mean_value, saved_variance_value, weight_value,
+              bias_value, total_3_term_value, total_4_term_value);
+          total_3_term_line[i] = total_3_term_value;
+          total_4_term_line[i] = total_4_term_value;
+        }
+        total_3_lanes.add(total_3_term_line, width, first - begin);
+        total_4_lanes.add(total_4_term_line, width, first - begin);
       }
-      total_3_lanes.add(total_3_term_line, width);
-      total_4_lanes.add(total_4_term_line, width);
     }
-    for (Index i = 0; i < width; ++i) total_3_partials[block * columns + first + i] = total_3_lanes.at(i);
-    for (Index i = 0; i < width; ++i) total_4_partials[block * columns + first + i] = total_4_lanes.at(i);
+    for (Index i = 0; i < end - begin; ++i) total_3_partials[block * columns + begin + i] = total_3_lanes.at(i);
+    for (Index i = 0; i < end - begin; ++i) total_4_partials[block * columns + begin + i] = total_4_lanes.at(i);
   }
 }
 
@@ -628,10 +636,10 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const BackwardSizes sizes{ {a[10]}, {a[11]}, {a[12]} };
   const int threads = static_cast<int>(a[13]);
   const Index total_3_partials_slots = slots_of(sizes.outer.value, sizes.inner.value,
-      sizes.middle.value * ((sizes.inner.value + kLine - 1) / kLine))
+      sizes.middle.value * ((sizes.inner.value + kBeside - 1) / kBeside))
 ;
   const Index total_4_partials_slots = slots_of(sizes.outer.value, sizes.inner.value,
-      sizes.middle.value * ((sizes.inner.value + kLine - 1) / kLine))
+      sizes.middle.value * ((sizes.inner.value + kBeside - 1) / kBeside))
 ;
   auto* const total_3_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value) * total_3_partials_slots);
   auto* const total_4_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value) * total_4_partials_slots);

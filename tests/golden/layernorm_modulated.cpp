@@ -156,6 +156,7 @@ inline double sum_of(const Value* line, Index width) {
 }
 
 // Count, mean and the sum of squared distances from it; merged by Chan's formula.
+template <typename Value>
 struct Moments {
   double count = 0, centre = 0, distances = 0;
   void merge(const Moments& other) {
@@ -168,7 +169,6 @@ struct Moments {
     }
   }
   // Distances about a first guess of the mean, mended by their own mean.
-  template <typename Value>
   void add(const Value* line, Index width) {
     const double n = static_cast<double>(width);
     const Value about = static_cast<Value>(sum_of(line, width) / n);
@@ -223,7 +223,7 @@ static void forward_row(const float* __restrict__ x, const float* __restrict__ s
         const Index above_middle = divide(row, sizes.middle);
         const Index middle = row - above_middle * sizes.middle.value;
         const Index outer = above_middle;
-        Moments mean_sum;
+        Moments<float> mean_sum;
         for (Index first = 0; first < length; first += kLine) {
           const Index width = std::min(kLine, length - first);
           const Index inner = first;

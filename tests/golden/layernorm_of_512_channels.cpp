@@ -153,6 +153,7 @@ inline double sum_of(const Value* line, Index width) {
 }
 
 // Count, mean and the sum of squared distances from it; merged by Chan's formula.
+template <typename Value>
 struct Moments {
   double count = 0, centre = 0, distances = 0;
   void merge(const Moments& other) {
@@ -165,7 +166,6 @@ struct Moments {
     }
   }
   // Distances about a first guess of the mean, mended by their own mean.
-  template <typename Value>
   void add(const Value* line, Index width) {
     const double n = static_cast<double>(width);
     const Value about = static_cast<Value>(sum_of(line, width) / n);
@@ -189,26 +189,49 @@ struct Moments {
   double variance() const { return distances / count; }
 };
 
-// Moments for each place of a line, by Welford's recurrence.
+// Moments for each of so many places. Some lines together are taken as distances from the first of them.
+template <typename Value, Index places>
 struct MomentsLanes {
-  double count = 0, centre[kLine], distances[kLine];
+  double count = 0, centre[places], distances[places];
+  int together = 0;
+  Value about[places], drift[places], squares[places];
   explicit MomentsLanes(Index width) {
     std::fill(centre, centre + padded(width), 0.0);
     std::fill(distances, distances + padded(width), 0.0);
   }
-  template <typename Value>
-  void add(const Value* line, Index width) {
-    const double share = 1 / ++count;
+  void add(const Value* line, Index width, Index at = 0) {
+    if (together == 0) {
+      std::copy(line, line + padded(width), about + at);
+      std::fill(drift + at, drift + at + padded(width), Value());
+      std::fill(squares + at, squares + at + padded(width), Value());
+      return;
+    }
 #pragma omp simd
     for (Index i = 0; i < padded(width); ++i) {
-      const double gap = line[i] - centre[i];
-      centre[i] += gap * share;
-      distances[i] += gap * (line[i] - centre[i]);
+      const Value distance = line[i] - about[at + i];
+      drift[at + i] += distance;
+      squares[at + i] += distance * distance;
     }
+  }
+  void next(Index width) {
+    if (++together == 16) finish(width);
+  }
+  // Merges the last lines with those before.
+  void finish(Index width) {
+    if (together == 0) return;
+    const double n = together, all = count + n, share = n / all;
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) {
+      const double mean_drift = drift[i] / n, gap = about[i] + mean_drift - centre[i];
+      distances[i] += squares[i] - drift[i] * mean_drift + gap * gap * count * share;
+      centre[i] += gap * share;
+    }
+    count = all;
+    together = 0;
   }
   double mean(Index i) const { return centre[i]; }
   double variance(Index i) const { return distances[i] / count; }
-  Moments at(Index i) const { return {count, centre[i], distances[i]}; }
+  Moments<Value> at(Index i) const { return {count, centre[i], distances[i]}; }
 };
 
 struct ForwardSizes {
@@ -231,14 +254,16 @@ static void forward_column(const float* __restrict__ x, const float* __restrict_
     const Index above_index = task / blocks, first = task % blocks * side;
     const Index width = std::min(side, beside - first);
     const Index outer = above_index;
-    MomentsLanes mean_lanes(width);
+    MomentsLanes<float, kLine> mean_lanes(width);
     for (Index r = 0; r < length; ++r) {
       const Index middle = r;
       const Index inner = first;
       float x_room[kLine];
       const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
       mean_lanes.add(x_line, width);
+      mean_lanes.next(width);
     }
+    mean_lanes.finish(width);
     float mean_line[kLine];
     for (Index i = 0; i < padded(width); ++i) mean_line[i] = static_cast<float>(mean_lanes.mean(i));
     float variance_line[kLine];

@@ -165,20 +165,22 @@ struct Sum {
   double sum() const { return total; }
 };
 
-// A sum for each place of a line.
+// A sum for each of so many places.
+template <Index places>
 struct SumLanes {
-  double total[kLine];
+  double total[places];
   explicit SumLanes(Index width) { std::fill(total, total + padded(width), 0.0); }
   template <typename Value>
-  void add(const Value* line, Index width) {
+  void add(const Value* line, Index width, Index at = 0) {
 #pragma omp simd
-    for (Index i = 0; i < padded(width); ++i) total[i] += line[i];
+    for (Index i = 0; i < padded(width); ++i) total[at + i] += line[i];
   }
   double sum(Index i) const { return total[i]; }
   Sum at(Index i) const { return {total[i]}; }
 };
 
 // Count, mean and the sum of squared distances from it; merged by Chan's formula.
+template <typename Value>
 struct Moments {
   double count = 0, centre = 0, distances = 0;
   void merge(const Moments& other) {
@@ -191,7 +193,6 @@ struct Moments {
     }
   }
   // Distances about a first guess of the mean, mended by their own mean.
-  template <typename Value>
   void add(const Value* line, Index width) {
     const double n = static_cast<double>(width);
     const Value about = static_cast<Value>(sum_of(line, width) / n);
@@ -215,26 +216,49 @@ struct Moments {
   double variance() const { return distances / count; }
 };
 
-// Moments for each place of a line, by Welford's recurrence.
+// Moments for each of so many places. Some lines together are taken as distances from the first of them.
+template <typename Value, Index places>
 struct MomentsLanes {
-  double count = 0, centre[kLine], distances[kLine];
+  double count = 0, centre[places], distances[places];
+  int together = 0;
+  Value about[places], drift[places], squares[places];
   explicit MomentsLanes(Index width) {
     std::fill(centre, centre + padded(width), 0.0);
     std::fill(distances, distances + padded(width), 0.0);
   }
-  template <typename Value>
-  void add(const Value* line, Index width) {
-    const double share = 1 / ++count;
+  void add(const Value* line, Index width, Index at = 0) {
+    if (together == 0) {
+      std::copy(line, line + padded(width), about + at);
+      std::fill(drift + at, drift + at + padded(width), Value());
+      std::fill(squares + at, squares + at + padded(width), Value());
+      return;
+    }
 #pragma omp simd
     for (Index i = 0; i < padded(width); ++i) {
-      const double gap = line[i] - centre[i];
-      centre[i] += gap * share;
-      distances[i] += gap * (line[i] - centre[i]);
+      const Value distance = line[i] - about[at + i];
+      drift[at + i] += distance;
+      squares[at + i] += distance * distance;
     }
+  }
+  void next(Index width) {
+    if (++together == 16) finish(width);
+  }
+  // Merges the last lines with those before.
+  void finish(Index width) {
+    if (together == 0) return;
+    const double n = together, all = count + n, share = n / all;
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) {
+      const double mean_drift = drift[i] / n, gap = about[i] + mean_drift - centre[i];
+      distances[i] += squares[i] - drift[i] * mean_drift + gap * gap * count * share;
+      centre[i] += gap * share;
+    }
+    count = all;
+    together = 0;
   }
   double mean(Index i) const { return centre[i]; }
   double variance(Index i) const { return distances[i] / count; }
-  Moments at(Index i) const { return {count, centre[i], distances[i]}; }
+  Moments<Value> at(Index i) const { return {count, centre[i], distances[i]}; }
 };
 
 struct ForwardSizes {
@@ -266,14 +290,16 @@ static void forward_column(const float* __restrict__ x, const float* __restrict_
     const Index above_index = task / blocks, first = task % blocks * side;
     const Index width = std::min(side, beside - first);
     const Index outer = above_index;
-    MomentsLanes mean_lanes(width);
+    MomentsLanes<float, kLine> mean_lanes(width);
     for (Index r = 0; r < length; ++r) {
       const Index middle = r;
       const Index inner = first;
       float x_room[kLine];
       const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
       mean_lanes.add(x_line, width);
+      mean_lanes.next(width);
     }
+    mean_lanes.finish(width);
     float mean_line[kLine];
     for (Index i = 0; i < padded(width); ++i) mean_line[i] = static_cast<float>(mean_lanes.mean(i));
     float variance_line[kLine];
@@ -354,8 +380,8 @@ static void backward_column(const float* __restrict__ d_out, const float* __rest
     const Index above_index = task / blocks, first = task % blocks * side;
     const Index width = std::min(side, beside - first);
     const Index outer = above_index;
-    SumLanes total_lanes(width);
-    SumLanes total_2_lanes(width);
+    SumLanes<kLine> total_lanes(width);
+    SumLanes<kLine> total_2_lanes(width);
     for (Index r = 0; r < length; ++r) {
       const Index middle = r;
       const Index inner = first;
@@ -423,9 +449,8 @@ static void backward_column(const float* __restrict__ d_out, const float* __rest
 }
 
 static inline __attribute__((always_inline)) void backward_inner_values(const float d_out, const float x,
-    const float saved_mean, const float saved_variance, float& total_3_term, float& total_4_term) {
+    const float saved_mean, const float saved_variance, float& total_3_term) {
   total_3_term = d_out * ((x - saved_mean) * (1.0f / sqrtf(saved_variance + 1e-05f)));
-  total_4_term = d_out;
 }
 
 static void backward_inner(const float* __restrict__ d_out, const float* __restrict__ x,
@@ -457,7 +482,6 @@ static void backward_inner(const float* __restrict__ d_out, const float* __restr
       const float* const saved_variance_line = load<1>(saved_variance + (outer) * sizes.inner.value + inner,
           width, saved_variance_room);
       float total_3_term_line[kLine];
-      float total_4_term_line[kLine];
 #pragma omp simd
       for (Index i = 0; i < padded(width); ++i) {
         const float d_out_value = d_out_line[i];
@@ -465,14 +489,12 @@ static void backward_inner(const float* __restrict__ d_out, const float* __restr
         const float saved_mean_value = saved_mean_line[i];
         const float saved_variance_value = saved_variance_line[i];
         float total_3_term_value;
-        float total_4_term_value;
         backward_inner_values(d_out_value, x_value, saved_mean_value, saved_variance_value,
-            total_3_term_value, total_4_term_value);
+            total_3_term_value);
         total_3_term_line[i] = total_3_term_value;
-        total_4_term_line[i] = total_4_term_value;
       }
       total_3_sum.add(total_3_term_line, width);
-      total_4_sum.add(total_4_term_line, width);
+      total_4_sum.add(d_out_line, width);
     }
     total_3_partials[(middle) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_3_sum;
     total_4_partials[(middle) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_4_sum;

@@ -201,6 +201,7 @@ inline void merge_columns(Sum* sums, Value* block, Index length) {
 }
 
 // Count, mean and the sum of squared distances from it; merged by Chan's formula.
+template <typename Value>
 struct Moments {
   double count = 0, centre = 0, distances = 0;
   void merge(const Moments& other) {
@@ -213,7 +214,6 @@ struct Moments {
     }
   }
   // Distances about a first guess of the mean, mended by their own mean.
-  template <typename Value>
   void add(const Value* line, Index width) {
     const double n = static_cast<double>(width);
     const Value about = static_cast<Value>(sum_of(line, width) / n);
@@ -271,7 +271,7 @@ static void forward_row(const float* __restrict__ x, const float* __restrict__ w
       float variance_of_rows[kTogether];
       for (Index row = top; row < bottom; ++row) {
         const Index outer = row;
-        Moments mean_sum;
+        Moments<float> mean_sum;
         for (Index first = 0; first < length; first += kLine) {
           const Index width = std::min(kLine, length - first);
           const Index inner = first;

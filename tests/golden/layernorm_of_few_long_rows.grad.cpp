@@ -161,6 +161,7 @@ struct Sum {
 };
 
 // Count, mean and the sum of squared distances from it; merged by Chan's formula.
+template <typename Value>
 struct Moments {
   double count = 0, centre = 0, distances = 0;
   void merge(const Moments& other) {
@@ -173,7 +174,6 @@ struct Moments {
     }
   }
   // Distances about a first guess of the mean, mended by their own mean.
-  template <typename Value>
   void add(const Value* line, Index width) {
     const double n = static_cast<double>(width);
     const Value about = static_cast<Value>(sum_of(line, width) / n);
@@ -201,11 +201,7 @@ struct ForwardSizes {
   Size outer, inner;
 };
 
-static inline __attribute__((always_inline)) void forward_inner_values(const float x, float& mean_term) {
-  mean_term = x;
-}
-
-static void forward_inner(const float* __restrict__ x, Moments* __restrict__ mean_partials,
+static void forward_inner(const float* __restrict__ x, Moments<float>* __restrict__ mean_partials,
     const ForwardSizes sizes, int threads) {
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   const Index pieces = pieces_of(length);
@@ -214,21 +210,13 @@ static void forward_inner(const float* __restrict__ x, Moments* __restrict__ mea
     const Index row = task / pieces, piece = task % pieces;
     const Index end = std::min(length, (piece + 1) * kPiece);
     const Index outer = row;
-    Moments mean_sum;
+    Moments<float> mean_sum;
     for (Index first = piece * kPiece; first < end; first += kLine) {
       const Index width = std::min(kLine, end - first);
       const Index inner = first;
       float x_room[kLine];
       const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
-      float mean_term_line[kLine];
-#pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float x_value = x_line[i];
-        float mean_term_value;
-        forward_inner_values(x_value, mean_term_value);
-        mean_term_line[i] = mean_term_value;
-      }
-      mean_sum.add(mean_term_line, width);
+      mean_sum.add(x_line, width);
     }
     mean_partials[(outer) * (1 * pieces) + (0) * pieces + piece] = mean_sum;
   }
@@ -245,7 +233,7 @@ static inline __attribute__((always_inline)) void forward_finalise_values(const 
 
 static void forward_finalise(float* __restrict__ saved_mean, float* __restrict__ saved_variance,
     float* __restrict__ mean_scratch, float* __restrict__ variance_scratch,
-    const Moments* __restrict__ mean_partials, const ForwardSizes sizes, Index slots, int threads) {
+    const Moments<float>* __restrict__ mean_partials, const ForwardSizes sizes, Index slots, int threads) {
   expect(saved_mean, sizes.outer.value);
   expect(saved_variance, sizes.outer.value);
   expect(mean_scratch, sizes.outer.value);
@@ -258,7 +246,7 @@ static void forward_finalise(float* __restrict__ saved_mean, float* __restrict__
     float variance_line[kResults];
     for (Index i = 0; i < width; ++i) {
       const Index above = (first + i) / columns, column = (first + i) % columns;
-      Moments mean_sum;
+      Moments<float> mean_sum;
       for (Index slot = 0; slot < slots; ++slot) mean_sum.merge(mean_partials[(above * slots + slot) * columns + column]);
       mean_line[i] = static_cast<float>(mean_sum.mean());
       variance_line[i] = static_cast<float>(mean_sum.variance());
@@ -338,9 +326,8 @@ struct BackwardSizes {
 };
 
 static inline __attribute__((always_inline)) void backward_inner_values(const float d_out, const float x,
-    const float saved_mean, float& total_term, float& total_2_term) {
+    const float saved_mean, float& total_term) {
   total_term = d_out * (x - saved_mean);
-  total_2_term = d_out;
 }
 
 static void backward_inner(const float* __restrict__ d_out, const float* __restrict__ x,
@@ -364,19 +351,16 @@ static void backward_inner(const float* __restrict__ d_out, const float* __restr
       const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
       const float saved_mean_value = widen(saved_mean[outer]);
       float total_term_line[kLine];
-      float total_2_term_line[kLine];
 #pragma omp simd
       for (Index i = 0; i < padded(width); ++i) {
         const float d_out_value = d_out_line[i];
         const float x_value = x_line[i];
         float total_term_value;
-        float total_2_term_value;
-        backward_inner_values(d_out_value, x_value, saved_mean_value, total_term_value, total_2_term_value);
+        backward_inner_values(d_out_value, x_value, saved_mean_value, total_term_value);
         total_term_line[i] = total_term_value;
-        total_2_term_line[i] = total_2_term_value;
       }
       total_sum.add(total_term_line, width);
-      total_2_sum.add(total_2_term_line, width);
+      total_2_sum.add(d_out_line, width);
     }
     total_partials[(outer) * (1 * pieces) + (0) * pieces + piece] = total_sum;
     total_2_partials[(outer) * (1 * pieces) + (0) * pieces + piece] = total_2_sum;
@@ -497,7 +481,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const int threads = static_cast<int>(a[7]);
   const Index mean_partials_slots = 1 * pieces_of(sizes.inner.value)
 ;
-  auto* const mean_partials = scratch.take<Moments>(static_cast<int64_t>(sizes.outer.value) * mean_partials_slots);
+  auto* const mean_partials = scratch.take<Moments<float>>(static_cast<int64_t>(sizes.outer.value) * mean_partials_slots);
   auto* const mean_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value));
   auto* const variance_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value));
   if (is_measuring) return scratch.used;

@@ -160,6 +160,7 @@ inline double sum_of(const Value* line, Index width) {
 }
 
 // Count, mean and the sum of squared distances from it; merged by Chan's formula.
+template <typename Value>
 struct Moments {
   double count = 0, centre = 0, distances = 0;
   void merge(const Moments& other) {
@@ -172,7 +173,6 @@ struct Moments {
     }
   }
   // Distances about a first guess of the mean, mended by their own mean.
-  template <typename Value>
   void add(const Value* line, Index width) {
     const double n = static_cast<double>(width);
     const Value about = static_cast<Value>(sum_of(line, width) / n);
@@ -200,11 +200,7 @@ struct ForwardSizes {
   Size outer, inner;
 };
 
-static inline __attribute__((always_inline)) void forward_inner_values(const double x, double& mean_term) {
-  mean_term = x;
-}
-
-static void forward_inner(const double* __restrict__ x, Moments* __restrict__ mean_partials,
+static void forward_inner(const double* __restrict__ x, Moments<double>* __restrict__ mean_partials,
     const ForwardSizes sizes, int threads) {
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   const Index pieces = pieces_of(length);
@@ -213,21 +209,13 @@ static void forward_inner(const double* __restrict__ x, Moments* __restrict__ me
     const Index row = task / pieces, piece = task % pieces;
     const Index end = std::min(length, (piece + 1) * kPiece);
     const Index outer = row;
-    Moments mean_sum;
+    Moments<double> mean_sum;
     for (Index first = piece * kPiece; first < end; first += kLine) {
       const Index width = std::min(kLine, end - first);
       const Index inner = first;
       double x_room[kLine];
       const double* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
-      double mean_term_line[kLine];
-#pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const double x_value = x_line[i];
-        double mean_term_value;
-        forward_inner_values(x_value, mean_term_value);
-        mean_term_line[i] = mean_term_value;
-      }
-      mean_sum.add(mean_term_line, width);
+      mean_sum.add(x_line, width);
     }
     mean_partials[(outer) * (1 * pieces) + (0) * pieces + piece] = mean_sum;
   }
@@ -240,7 +228,7 @@ static inline __attribute__((always_inline)) void forward_finalise_values(const 
 }
 
 static void forward_finalise(double* __restrict__ mean_scratch, double* __restrict__ variance_scratch,
-    const Moments* __restrict__ mean_partials, const ForwardSizes sizes, Index slots, int threads) {
+    const Moments<double>* __restrict__ mean_partials, const ForwardSizes sizes, Index slots, int threads) {
   expect(mean_scratch, sizes.outer.value);
   expect(variance_scratch, sizes.outer.value);
   const Index columns = 1, results = sizes.outer.value;
@@ -251,7 +239,7 @@ static void forward_finalise(double* __restrict__ mean_scratch, double* __restri
     double variance_line[kResults];
     for (Index i = 0; i < width; ++i) {
       const Index above = (first + i) / columns, column = (first + i) % columns;
-      Moments mean_sum;
+      Moments<double> mean_sum;
       for (Index slot = 0; slot < slots; ++slot) mean_sum.merge(mean_partials[(above * slots + slot) * columns + column]);
       mean_line[i] = static_cast<double>(mean_sum.mean());
       variance_line[i] = static_cast<double>(mean_sum.variance());
@@ -338,7 +326,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const int threads = static_cast<int>(a[7]);
   const Index mean_partials_slots = 1 * pieces_of(sizes.inner.value)
 ;
-  auto* const mean_partials = scratch.take<Moments>(static_cast<int64_t>(sizes.outer.value) * mean_partials_slots);
+  auto* const mean_partials = scratch.take<Moments<double>>(static_cast<int64_t>(sizes.outer.value) * mean_partials_slots);
   auto* const mean_scratch = scratch.take<double>(static_cast<int64_t>(sizes.outer.value));
   auto* const variance_scratch = scratch.take<double>(static_cast<int64_t>(sizes.outer.value));
   if (is_measuring) return scratch.used;

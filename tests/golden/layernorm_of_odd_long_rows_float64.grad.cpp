@@ -78,6 +78,9 @@ inline Index slots_of(Index rows, Index columns, Index tasks = 1) {
 // element, so that no short row ends in scalar calls.
 constexpr Index kLine = 512;
 
+// So many columns are added up side by side.
+constexpr Index kBeside = 4 * kLine;
+
 // So many results of partials are worked on by one thread at a time.
 constexpr Index kResults = 32;
 
@@ -175,20 +178,22 @@ struct Sum {
   double sum() const { return total; }
 };
 
-// A sum for each place of a line.
+// A sum for each of so many places.
+template <Index places>
 struct SumLanes {
-  double total[kLine];
+  double total[places];
   explicit SumLanes(Index width) { std::fill(total, total + padded(width), 0.0); }
   template <typename Value>
-  void add(const Value* line, Index width) {
+  void add(const Value* line, Index width, Index at = 0) {
 #pragma omp simd
-    for (Index i = 0; i < padded(width); ++i) total[i] += line[i];
+    for (Index i = 0; i < padded(width); ++i) total[at + i] += line[i];
   }
   double sum(Index i) const { return total[i]; }
   Sum at(Index i) const { return {total[i]}; }
 };
 
 // Count, mean and the sum of squared distances from it; merged by Chan's formula.
+template <typename Value>
 struct Moments {
   double count = 0, centre = 0, distances = 0;
   void merge(const Moments& other) {
@@ -201,7 +206,6 @@ struct Moments {
     }
   }
   // Distances about a first guess of the mean, mended by their own mean.
-  template <typename Value>
   void add(const Value* line, Index width) {
     const double n = static_cast<double>(width);
     const Value about = static_cast<Value>(sum_of(line, width) / n);
@@ -229,11 +233,7 @@ struct ForwardSizes {
   Size outer, inner;
 };
 
-static inline __attribute__((always_inline)) void forward_inner_values(const double x, double& mean_term) {
-  mean_term = x;
-}
-
-static void forward_inner(const double* __restrict__ x, Moments* __restrict__ mean_partials,
+static void forward_inner(const double* __restrict__ x, Moments<double>* __restrict__ mean_partials,
     const ForwardSizes sizes, int threads) {
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   const Index pieces = pieces_of(length);
@@ -242,21 +242,13 @@ static void forward_inner(const double* __restrict__ x, Moments* __restrict__ me
     const Index row = task / pieces, piece = task % pieces;
     const Index end = std::min(length, (piece + 1) * kPiece);
     const Index outer = row;
-    Moments mean_sum;
+    Moments<double> mean_sum;
     for (Index first = piece * kPiece; first < end; first += kLine) {
       const Index width = std::min(kLine, end - first);
       const Index inner = first;
       double x_room[kLine];
       const double* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
-      double mean_term_line[kLine];
-#pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const double x_value = x_line[i];
-        double mean_term_value;
-        forward_inner_values(x_value, mean_term_value);
-        mean_term_line[i] = mean_term_value;
-      }
-      mean_sum.add(mean_term_line, width);
+      mean_sum.add(x_line, width);
     }
     mean_partials[(outer) * (1 * pieces) + (0) * pieces + piece] = mean_sum;
   }
@@ -273,7 +265,7 @@ static inline __attribute__((always_inline)) void forward_finalise_values(const 
 
 static void forward_finalise(double* __restrict__ saved_mean, double* __restrict__ saved_variance,
     double* __restrict__ mean_scratch, double* __restrict__ variance_scratch,
-    const Moments* __restrict__ mean_partials, const ForwardSizes sizes, Index slots, int threads) {
+    const Moments<double>* __restrict__ mean_partials, const ForwardSizes sizes, Index slots, int threads) {
   expect(saved_mean, sizes.outer.value);
   expect(saved_variance, sizes.outer.value);
   expect(mean_scratch, sizes.outer.value);
@@ -286,7 +278,7 @@ static void forward_finalise(double* __restrict__ saved_mean, double* __restrict
     double variance_line[kResults];
     for (Index i = 0; i < width; ++i) {
       const Index above = (first + i) / columns, column = (first + i) % columns;
-      Moments mean_sum;
+      Moments<double> mean_sum;
       for (Index slot = 0; slot < slots; ++slot) mean_sum.merge(mean_partials[(above * slots + slot) * columns + column]);
       mean_line[i] = static_cast<double>(mean_sum.mean());
       variance_line[i] = static_cast<double>(mean_sum.variance());
@@ -517,55 +509,59 @@ static void backward_outer(const double* __restrict__ d_out, const double* __res
   const double count_of_inner_value = static_cast<double>(sizes.inner.value);
   expect(d_x, sizes.outer.value * sizes.inner.value);
   const Index kept = 1, rows = sizes.outer.value, columns = sizes.inner.value;
-  const Index lines = (columns + kLine - 1) / kLine, slots = slots_of(rows, columns, kept * lines);
+  const Index sides = (columns + kBeside - 1) / kBeside, slots = slots_of(rows, columns, kept * sides);
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (kept * rows * columns > kSerial)
-  for (Index task = 0; task < kept * slots * lines; ++task) {
-    const Index block = task / lines, first = task % lines * kLine, width = std::min(kLine, columns - first);
+  for (Index task = 0; task < kept * slots * sides; ++task) {
+    const Index block = task / sides, begin = task % sides * kBeside, end = std::min(columns,
+        begin + kBeside);
     const Index kept_index = block / slots, slot = block % slots;
-    SumLanes total_3_lanes(width);
-    SumLanes total_4_lanes(width);
+    SumLanes<kBeside> total_3_lanes(end - begin);
+    SumLanes<kBeside> total_4_lanes(end - begin);
     for (Index row = rows * slot / slots; row < rows * (slot + 1) / slots; ++row) {
       const Index outer = row;
-      const Index inner = first;
-      double d_out_room[kLine];
-      const double* const d_out_line = load<1>(d_out + (outer) * sizes.inner.value + inner, width,
-          d_out_room);
-      double x_room[kLine];
-      const double* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
-      const double saved_mean_value = widen(saved_mean[outer]);
-      const double saved_variance_value = widen(saved_variance[outer]);
-      double weight_room[kLine];
-      const double* const weight_line = load<1>(weight + inner, width, weight_room);
-      double bias_room[kLine];
-      const double* const bias_line = load<1>(bias + inner, width, bias_room);
-      const double total_value = widen(total[outer]);
-      const double total_2_value = widen(total_2[outer]);
-      double d_x_room[kLine];
-      double* const d_x_line = target<1>(d_x + (outer) * sizes.inner.value + inner, width, d_x_room);
-      double total_3_term_line[kLine];
-      double total_4_term_line[kLine];
+      for (Index first = begin; first < end; first += kLine) {
+        const Index width = std::min(kLine, end - first);
+        const Index inner = first;
+        double d_out_room[kLine];
+        const double* const d_out_line = load<1>(d_out + (outer) * sizes.inner.value + inner, width,
+            d_out_room);
+        double x_room[kLine];
+        const double* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
+        const double saved_mean_value = widen(saved_mean[outer]);
+        const double saved_variance_value = widen(saved_variance[outer]);
+        double weight_room[kLine];
+        const double* const weight_line = load<1>(weight + inner, width, weight_room);
+        double bias_room[kLine];
+        const double* const bias_line = load<1>(bias + inner, width, bias_room);
+        const double total_value = widen(total[outer]);
+        const double total_2_value = widen(total_2[outer]);
+        double d_x_room[kLine];
+        double* const d_x_line = target<1>(d_x + (outer) * sizes.inner.value + inner, width, d_x_room);
+        double total_3_term_line[kLine];
+        double total_4_term_line[kLine];
 #pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const double x_value = x_line[i];
-        const double d_out_value = d_out_line[i];
-        const double weight_value = weight_line[i];
-        const double bias_value = bias_line[i];
-        double d_x_value;
-        double total_3_term_value;
-        double total_4_term_value;
-        backward_outer_values(x_value, saved_mean_value, total_value, saved_variance_value,
-            count_of_inner_value, d_out_value, weight_value, bias_value, total_2_value, d_x_value,
-            total_3_term_value, total_4_term_value);
-        d_x_line[i] = d_x_value;
-        total_3_term_line[i] = total_3_term_value;
-        total_4_term_line[i] = total_4_term_value;
+        for (Index i = 0; i < padded(width); ++i) {
+          const double x_value = x_line[i];
+          const double d_out_value = d_out_line[i];
+          const double weight_value = weight_line[i];
+          const double bias_value = bias_line[i];
+          double d_x_value;
+          double total_3_term_value;
+          double total_4_term_value;
+          backward_outer_values(x_value, saved_mean_value, total_value, saved_variance_value,
+              count_of_inner_value, d_out_value, weight_value, bias_value, total_2_value, d_x_value,
+              total_3_term_value, total_4_term_value);
+          d_x_line[i] = d_x_value;
+          total_3_term_line[i] = total_3_term_value;
+          total_4_term_line[i] = total_4_term_value;
+        }
+        store<1>(d_x_line, width, d_x + (outer) * sizes.inner.value + inner);
+        total_3_lanes.add(total_3_term_line, width, first - begin);
+        total_4_lanes.add(total_4_term_line, width, first - begin);
       }
-      store<1>(d_x_line, width, d_x + (outer) * sizes.inner.value + inner);
-      total_3_lanes.add(total_3_term_line, width);
-      total_4_lanes.add(total_4_term_line, width);
     }
-    for (Index i = 0; i < width; ++i) total_3_partials[block * columns + first + i] = total_3_lanes.at(i);
-    for (Index i = 0; i < width; ++i) total_4_partials[block * columns + first + i] = total_4_lanes.at(i);
+    for (Index i = 0; i < end - begin; ++i) total_3_partials[block * columns + begin + i] = total_3_lanes.at(i);
+    for (Index i = 0; i < end - begin; ++i) total_4_partials[block * columns + begin + i] = total_4_lanes.at(i);
   }
 }
 
@@ -636,7 +632,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const int threads = static_cast<int>(a[9]);
   const Index mean_partials_slots = 1 * pieces_of(sizes.inner.value)
 ;
-  auto* const mean_partials = scratch.take<Moments>(static_cast<int64_t>(sizes.outer.value) * mean_partials_slots);
+  auto* const mean_partials = scratch.take<Moments<double>>(static_cast<int64_t>(sizes.outer.value) * mean_partials_slots);
   auto* const mean_scratch = scratch.take<double>(static_cast<int64_t>(sizes.outer.value));
   auto* const variance_scratch = scratch.take<double>(static_cast<int64_t>(sizes.outer.value));
   if (is_measuring) return scratch.used;
@@ -667,10 +663,10 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const Index total_2_partials_slots = 1 * pieces_of(sizes.inner.value)
 ;
   const Index total_3_partials_slots = slots_of(sizes.outer.value, sizes.inner.value,
-      1 * ((sizes.inner.value + kLine - 1) / kLine))
+      1 * ((sizes.inner.value + kBeside - 1) / kBeside))
 ;
   const Index total_4_partials_slots = slots_of(sizes.outer.value, sizes.inner.value,
-      1 * ((sizes.inner.value + kLine - 1) / kLine))
+      1 * ((sizes.inner.value + kBeside - 1) / kBeside))
 ;
   auto* const total_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.outer.value) * total_partials_slots);
   auto* const total_2_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.outer.value) * total_2_partials_slots);

@@ -77,6 +77,9 @@ inline Index slots_of(Index rows, Index columns, Index tasks = 1) {
 // element, so that no short row ends in scalar calls.
 constexpr Index kLine = 512;
 
+// So many columns are added up side by side.
+constexpr Index kBeside = 4 * kLine;
+
 // So many results of partials are worked on by one thread at a time.
 constexpr Index kResults = 32;
 
@@ -153,15 +156,15 @@ struct Peak {
   Value max() const { return best; }
 };
 
-// The largest number at each place of a line.
-template <typename Value>
+// The largest number at each of so many places.
+template <typename Value, Index places>
 struct PeakLanes {
-  Value best[kLine];
+  Value best[places];
   explicit PeakLanes(Index width) { std::fill(best, best + padded(width),
       -std::numeric_limits<Value>::infinity()); }
-  void add(const Value* line, Index width) {
+  void add(const Value* line, Index width, Index at = 0) {
 #pragma omp simd
-    for (Index i = 0; i < padded(width); ++i) best[i] = larger(best[i], line[i]);
+    for (Index i = 0; i < padded(width); ++i) best[at + i] = larger(best[at + i], line[i]);
   }
   Value max(Index i) const { return best[i]; }
   Peak<Value> at(Index i) const { return {best[i]}; }
@@ -171,36 +174,28 @@ struct ForwardSizes {
   Size outer, middle, inner;
 };
 
-static inline __attribute__((always_inline)) void forward_outer_values(const float x, float& peak_term) {
-  peak_term = x;
-}
-
 static void forward_outer(const float* __restrict__ x, Peak<float>* __restrict__ peak_partials,
     const ForwardSizes sizes, int threads) {
   const Index kept = sizes.outer.value, rows = sizes.middle.value, columns = sizes.inner.value;
-  const Index lines = (columns + kLine - 1) / kLine, slots = slots_of(rows, columns, kept * lines);
+  const Index sides = (columns + kBeside - 1) / kBeside, slots = slots_of(rows, columns, kept * sides);
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (kept * rows * columns > kSerial)
-  for (Index task = 0; task < kept * slots * lines; ++task) {
-    const Index block = task / lines, first = task % lines * kLine, width = std::min(kLine, columns - first);
+  for (Index task = 0; task < kept * slots * sides; ++task) {
+    const Index block = task / sides, begin = task % sides * kBeside, end = std::min(columns,
+        begin + kBeside);
     const Index kept_index = block / slots, slot = block % slots;
     const Index outer = kept_index;
-    PeakLanes<float> peak_lanes(width);
+    PeakLanes<float, kBeside> peak_lanes(end - begin);
     for (Index row = rows * slot / slots; row < rows * (slot + 1) / slots; ++row) {
       const Index middle = row;
-      const Index inner = first;
-      float x_room[kLine];
-      const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-      float peak_term_line[kLine];
-#pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float x_value = x_line[i];
-        float peak_term_value;
-        forward_outer_values(x_value, peak_term_value);
-        peak_term_line[i] = peak_term_value;
+      for (Index first = begin; first < end; first += kLine) {
+        const Index width = std::min(kLine, end - first);
+        const Index inner = first;
+        float x_room[kLine];
+        const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
+        peak_lanes.add(x_line, width, first - begin);
       }
-      peak_lanes.add(peak_term_line, width);
     }
-    for (Index i = 0; i < width; ++i) peak_partials[block * columns + first + i] = peak_lanes.at(i);
+    for (Index i = 0; i < end - begin; ++i) peak_partials[block * columns + begin + i] = peak_lanes.at(i);
   }
 }
 
@@ -251,7 +246,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const ForwardSizes sizes{ {a[3]}, {a[4]}, {a[5]} };
   const int threads = static_cast<int>(a[6]);
   const Index peak_partials_slots = slots_of(sizes.middle.value, sizes.inner.value,
-      sizes.outer.value * ((sizes.inner.value + kLine - 1) / kLine))
+      sizes.outer.value * ((sizes.inner.value + kBeside - 1) / kBeside))
 ;
   auto* const peak_partials = scratch.take<Peak<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * peak_partials_slots);
   if (is_measuring) return scratch.used;

@@ -165,15 +165,15 @@ struct Peak {
   Value max() const { return best; }
 };
 
-// The largest number at each place of a line.
-template <typename Value>
+// The largest number at each of so many places.
+template <typename Value, Index places>
 struct PeakLanes {
-  Value best[kLine];
+  Value best[places];
   explicit PeakLanes(Index width) { std::fill(best, best + padded(width),
       -std::numeric_limits<Value>::infinity()); }
-  void add(const Value* line, Index width) {
+  void add(const Value* line, Index width, Index at = 0) {
 #pragma omp simd
-    for (Index i = 0; i < padded(width); ++i) best[i] = larger(best[i], line[i]);
+    for (Index i = 0; i < padded(width); ++i) best[at + i] = larger(best[at + i], line[i]);
   }
   Value max(Index i) const { return best[i]; }
   Peak<Value> at(Index i) const { return {best[i]}; }
@@ -209,7 +209,7 @@ static void forward_column(const float* __restrict__ x, float* __restrict__ out,
     const Index above_index = task / blocks, first = task % blocks * side;
     const Index width = std::min(side, beside - first);
     const Index outer = above_index;
-    PeakLanes<float> peak_lanes(width);
+    PeakLanes<float, kLine> peak_lanes(width);
     for (Index r = 0; r < length; ++r) {
       const Index middle = r;
       const Index inner = first;
@@ -221,7 +221,7 @@ static void forward_column(const float* __restrict__ x, float* __restrict__ out,
     for (Index i = 0; i < padded(width); ++i) peak_line[i] = static_cast<float>(peak_lanes.max(i));
     float peak_2_line[kLine];
     for (Index i = 0; i < padded(width); ++i) peak_2_line[i] = static_cast<float>(peak_lanes.max(i));
-    PeakLanes<float> peak_3_lanes(width);
+    PeakLanes<float, kLine> peak_3_lanes(width);
     for (Index r = 0; r < length; ++r) {
       const Index middle = r;
       const Index inner = first;

@@ -111,6 +111,9 @@ inline Index slots_of(Index rows, Index columns, Index tasks = 1) {
 // element, so that no short row ends in scalar calls.
 constexpr Index kLine = 512;
 
+// So many columns are added up side by side.
+constexpr Index kBeside = 4 * kLine;
+
 // So many results of partials are worked on by one thread at a time.
 constexpr Index kResults = 32;
 
@@ -208,14 +211,15 @@ struct Sum {
   double sum() const { return total; }
 };
 
-// A sum for each place of a line.
+// A sum for each of so many places.
+template <Index places>
 struct SumLanes {
-  double total[kLine];
+  double total[places];
   explicit SumLanes(Index width) { std::fill(total, total + padded(width), 0.0); }
   template <typename Value>
-  void add(const Value* line, Index width) {
+  void add(const Value* line, Index width, Index at = 0) {
 #pragma omp simd
-    for (Index i = 0; i < padded(width); ++i) total[i] += line[i];
+    for (Index i = 0; i < padded(width); ++i) total[at + i] += line[i];
   }
   double sum(Index i) const { return total[i]; }
   Sum at(Index i) const { return {total[i]}; }
@@ -302,39 +306,44 @@ static void backward_outer(const bfloat16* __restrict__ x, const bfloat16* __res
     const BackwardSizes sizes, int threads) {
   expect(d_x, sizes.outer.value * sizes.inner.value);
   const Index kept = 1, rows = sizes.outer.value, columns = sizes.inner.value;
-  const Index lines = (columns + kLine - 1) / kLine, slots = slots_of(rows, columns, kept * lines);
+  const Index sides = (columns + kBeside - 1) / kBeside, slots = slots_of(rows, columns, kept * sides);
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (kept * rows * columns > kSerial)
-  for (Index task = 0; task < kept * slots * lines; ++task) {
-    const Index block = task / lines, first = task % lines * kLine, width = std::min(kLine, columns - first);
+  for (Index task = 0; task < kept * slots * sides; ++task) {
+    const Index block = task / sides, begin = task % sides * kBeside, end = std::min(columns,
+        begin + kBeside);
     const Index kept_index = block / slots, slot = block % slots;
-    SumLanes total_lanes(width);
+    SumLanes<kBeside> total_lanes(end - begin);
     for (Index row = rows * slot / slots; row < rows * (slot + 1) / slots; ++row) {
       const Index outer = row;
-      const Index inner = first;
-      float x_room[kLine];
-      const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
-      float bias_room[kLine];
-      const float* const bias_line = load<1>(bias + inner, width, bias_room);
-      float d_out_room[kLine];
-      const float* const d_out_line = load<1>(d_out + (outer) * sizes.inner.value + inner, width, d_out_room);
-      float d_x_room[kLine];
-      float* const d_x_line = target<1>(d_x + (outer) * sizes.inner.value + inner, width, d_x_room);
-      float total_term_line[kLine];
+      for (Index first = begin; first < end; first += kLine) {
+        const Index width = std::min(kLine, end - first);
+        const Index inner = first;
+        float x_room[kLine];
+        const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
+        float bias_room[kLine];
+        const float* const bias_line = load<1>(bias + inner, width, bias_room);
+        float d_out_room[kLine];
+        const float* const d_out_line = load<1>(d_out + (outer) * sizes.inner.value + inner, width,
+            d_out_room);
+        float d_x_room[kLine];
+        float* const d_x_line = target<1>(d_x + (outer) * sizes.inner.value + inner, width, d_x_room);
+        float total_term_line[kLine];
 #pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float x_value = x_line[i];
-        const float bias_value = bias_line[i];
-        const float d_out_value = d_out_line[i];
-        float d_x_value;
-        float total_term_value;
-        backward_outer_values(x_value, bias_value, d_out_value, d_x_value, total_term_value);
-        d_x_line[i] = d_x_value;
-        total_term_line[i] = total_term_value;
+        for (Index i = 0; i < padded(width); ++i) {
+          const float x_value = x_line[i];
+          const float bias_value = bias_line[i];
+          const float d_out_value = d_out_line[i];
+          float d_x_value;
+          float total_term_value;
+          backward_outer_values(x_value, bias_value, d_out_value, d_x_value, total_term_value);
+          d_x_line[i] = d_x_value;
+          total_term_line[i] = total_term_value;
+        }
+        store<1>(d_x_line, width, d_x + (outer) * sizes.inner.value + inner);
+        total_lanes.add(total_term_line, width, first - begin);
       }
-      store<1>(d_x_line, width, d_x + (outer) * sizes.inner.value + inner);
-      total_lanes.add(total_term_line, width);
     }
-    for (Index i = 0; i < width; ++i) total_partials[block * columns + first + i] = total_lanes.at(i);
+    for (Index i = 0; i < end - begin; ++i) total_partials[block * columns + begin + i] = total_lanes.at(i);
   }
 }
 
@@ -399,7 +408,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const BackwardSizes sizes{ {a[6]}, {a[7]} };
   const int threads = static_cast<int>(a[8]);
   const Index total_partials_slots = slots_of(sizes.outer.value, sizes.inner.value,
-      1 * ((sizes.inner.value + kLine - 1) / kLine))
+      1 * ((sizes.inner.value + kBeside - 1) / kBeside))
 ;
   auto* const total_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.inner.value) * total_partials_slots);
   if (is_measuring) return scratch.used;

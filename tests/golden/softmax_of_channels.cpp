@@ -205,14 +205,15 @@ struct Sum {
   double sum() const { return total; }
 };
 
-// A sum for each place of a line.
+// A sum for each of so many places.
+template <Index places>
 struct SumLanes {
-  double total[kLine];
+  double total[places];
   explicit SumLanes(Index width) { std::fill(total, total + padded(width), 0.0); }
   template <typename Value>
-  void add(const Value* line, Index width) {
+  void add(const Value* line, Index width, Index at = 0) {
 #pragma omp simd
-    for (Index i = 0; i < padded(width); ++i) total[i] += line[i];
+    for (Index i = 0; i < padded(width); ++i) total[at + i] += line[i];
   }
   double sum(Index i) const { return total[i]; }
   Sum at(Index i) const { return {total[i]}; }
@@ -241,15 +242,15 @@ struct Peak {
   Value max() const { return best; }
 };
 
-// The largest number at each place of a line.
-template <typename Value>
+// The largest number at each of so many places.
+template <typename Value, Index places>
 struct PeakLanes {
-  Value best[kLine];
+  Value best[places];
   explicit PeakLanes(Index width) { std::fill(best, best + padded(width),
       -std::numeric_limits<Value>::infinity()); }
-  void add(const Value* line, Index width) {
+  void add(const Value* line, Index width, Index at = 0) {
 #pragma omp simd
-    for (Index i = 0; i < padded(width); ++i) best[i] = larger(best[i], line[i]);
+    for (Index i = 0; i < padded(width); ++i) best[at + i] = larger(best[at + i], line[i]);
   }
   Value max(Index i) const { return best[i]; }
   Peak<Value> at(Index i) const { return {best[i]}; }
@@ -291,7 +292,7 @@ static void forward_column(const float* __restrict__ x, const float* __restrict_
     const Index above_index = task / blocks, first = task % blocks * side;
     const Index width = std::min(side, beside - first);
     const Index outer = above_index;
-    PeakLanes<float> peak_lanes(width);
+    PeakLanes<float, kLine> peak_lanes(width);
     for (Index r = 0; r < length; ++r) {
       const Index middle = r;
       const Index inner = first;
@@ -309,7 +310,7 @@ static void forward_column(const float* __restrict__ x, const float* __restrict_
     }
     float peak_line[kLine];
     for (Index i = 0; i < padded(width); ++i) peak_line[i] = static_cast<float>(peak_lanes.max(i));
-    SumLanes total_lanes(width);
+    SumLanes<kLine> total_lanes(width);
     for (Index r = 0; r < length; ++r) {
       const Index middle = r;
       const Index inner = first;

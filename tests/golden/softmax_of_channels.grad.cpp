@@ -208,14 +208,15 @@ struct Sum {
   double sum() const { return total; }
 };
 
-// A sum for each place of a line.
+// A sum for each of so many places.
+template <Index places>
 struct SumLanes {
-  double total[kLine];
+  double total[places];
   explicit SumLanes(Index width) { std::fill(total, total + padded(width), 0.0); }
   template <typename Value>
-  void add(const Value* line, Index width) {
+  void add(const Value* line, Index width, Index at = 0) {
 #pragma omp simd
-    for (Index i = 0; i < padded(width); ++i) total[i] += line[i];
+    for (Index i = 0; i < padded(width); ++i) total[at + i] += line[i];
   }
   double sum(Index i) const { return total[i]; }
   Sum at(Index i) const { return {total[i]}; }
@@ -244,15 +245,15 @@ struct Peak {
   Value max() const { return best; }
 };
 
-// The largest number at each place of a line.
-template <typename Value>
+// The largest number at each of so many places.
+template <typename Value, Index places>
 struct PeakLanes {
-  Value best[kLine];
+  Value best[places];
   explicit PeakLanes(Index width) { std::fill(best, best + padded(width),
       -std::numeric_limits<Value>::infinity()); }
-  void add(const Value* line, Index width) {
+  void add(const Value* line, Index width, Index at = 0) {
 #pragma omp simd
-    for (Index i = 0; i < padded(width); ++i) best[i] = larger(best[i], line[i]);
+    for (Index i = 0; i < padded(width); ++i) best[at + i] = larger(best[at + i], line[i]);
   }
   Value max(Index i) const { return best[i]; }
   Peak<Value> at(Index i) const { return {best[i]}; }
@@ -303,7 +304,7 @@ static void forward_column(const float* __restrict__ x, const float* __restrict_
     const Index above_index = task / blocks, first = task % blocks * side;
     const Index width = std::min(side, beside - first);
     const Index outer = above_index;
-    PeakLanes<float> peak_lanes(width);
+    PeakLanes<float, kLine> peak_lanes(width);
     for (Index r = 0; r < length; ++r) {
       const Index middle = r;
       const Index inner = first;
@@ -321,7 +322,7 @@ static void forward_column(const float* __restrict__ x, const float* __restrict_
     }
     float peak_line[kLine];
     for (Index i = 0; i < padded(width); ++i) peak_line[i] = static_cast<float>(peak_lanes.max(i));
-    SumLanes total_lanes(width);
+    SumLanes<kLine> total_lanes(width);
     for (Index r = 0; r < length; ++r) {
       const Index middle = r;
       const Index inner = first;
@@ -418,7 +419,7 @@ static void backward_column(const float* __restrict__ x, const float* __restrict
     const Index above_index = task / blocks, first = task % blocks * side;
     const Index width = std::min(side, beside - first);
     const Index outer = above_index;
-    SumLanes total_lanes(width);
+    SumLanes<kLine> total_lanes(width);
     for (Index r = 0; r < length; ++r) {
       const Index middle = r;
       const Index inner = first;
@@ -475,11 +476,6 @@ static void backward_column(const float* __restrict__ x, const float* __restrict
   }
 }
 
-static inline __attribute__((always_inline)) void backward_inner_values(const float d_out,
-    float& total_2_term) {
-  total_2_term = d_out;
-}
-
 static void backward_inner(const float* __restrict__ d_out, Sum* __restrict__ total_2_partials,
     const BackwardSizes sizes, int threads) {
   const Index rows = sizes.outer.value * sizes.middle.value, length = sizes.inner.value;
@@ -497,15 +493,7 @@ static void backward_inner(const float* __restrict__ d_out, Sum* __restrict__ to
       const Index inner = first;
       float d_out_room[kLine];
       const float* const d_out_line = load<1>(d_out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_out_room);
-      float total_2_term_line[kLine];
-#pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float d_out_value = d_out_line[i];
-        float total_2_term_value;
-        backward_inner_values(d_out_value, total_2_term_value);
-        total_2_term_line[i] = total_2_term_value;
-      }
-      total_2_sum.add(total_2_term_line, width);
+      total_2_sum.add(d_out_line, width);
     }
     total_2_partials[(middle) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_2_sum;
   }
