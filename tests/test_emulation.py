@@ -334,6 +334,28 @@ def test_a_quantised_end_has_the_bits_of_torch(dtype: str, kind: str, tmp_path: 
     assert (have - want).abs().max() <= want.abs().max() * (0.25 if kind == "bfloat16" else 0.0)
 
 
+@pytest.mark.parametrize(
+    ("chain", "shape", "operands", "family"),
+    [
+        ("gt(0) | logical_and(m)", (5, 7, 33), [(33,)], "pointwise"),
+        ("mul(p) | le(0.1)", (5, 7, 33), [(7, 1)], "pointwise"),
+        ("softmax(-1) | ge(t)", (9, 64), [(9, 1)], "row"),
+        ("softmax(1) | lt(0.2)", (2, 7, 5, 8), [], "column"),
+        ("max_pool2d(2) | gt(0.5)", (2, 3, 6, 8), [], "window"),
+        ("avg_pool2d(3, 1, 1) | le(t)", (2, 3, 6, 8), [(3, 1, 1)], "slide"),
+        ("mean(1, True) | gt(0)", (2, 300, 5, 4), [], "column"),
+    ],
+)
+def test_a_result_may_be_a_condition(
+    chain: str, shape: tuple[int, ...], operands: list, family: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    done = run(chain, shape, operands, tmp_path)
+    assert re.search(rf"^forward_{family}\(", done.text, re.M)
+    assert done.results[0].dtype == torch.bool
+    assert torch.equal(done.results[0], done.expected[0].bool())
+
+
 @pytest.mark.parametrize("wanted", ["bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float64"])
 def test_a_cast_is_torchs(wanted: str, kind: str, tmp_path: Path) -> None:
