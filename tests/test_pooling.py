@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from numeric import has_right_second_derivatives
+from numeric import EPSILON, has_right_second_derivatives, outcome
 
 import fusegen
 from fusegen.errors import ArgumentError
@@ -217,3 +217,25 @@ def test_a_shape_that_does_not_fit_is_told(text, shape, parts):
         fusegen.compile(text)(torch.ones(shape))
     for part in parts:
         assert part in str(caught.value)
+
+
+# Lines of windows and of elements that fill whole vectors, that do not, and that are more than one.
+@pytest.mark.parametrize("width", [16, 31, 32, 64, 512, 700])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mul(w) | max_pool2d(3, 1, 1)",
+        "relu | max_pool2d(3, 2, 1)",
+        "avg_pool2d(3, 1, 1, count_include_pad=False) | gelu",
+        "gelu | avg_pool2d((2, 3), (1, 2), (0, 1))",
+    ],
+)
+def test_windows_go_by_lines_of_any_width(text, width, device):
+    for dtype in (torch.float64, torch.float32):
+        torch.manual_seed(3)
+        fused = fusegen.compile(text)
+        shapes = [(2, 3, 5, width), *[(5, width)] * len(fused.chain.operands)]
+        tensors = [torch.randn(s, dtype=dtype, device=device).requires_grad_() for s in shapes]
+        ours, eager = outcome(fused, tensors), outcome(fused.reference, tensors)
+        for a, b in zip(ours.tensors, eager.tensors, strict=True):
+            torch.testing.assert_close(a, b, rtol=32 * EPSILON[dtype], atol=32 * EPSILON[dtype])

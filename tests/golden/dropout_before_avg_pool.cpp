@@ -378,7 +378,8 @@ static void forward_slide(const ForwardDrawnNoise noise, const float* __restrict
     float total_line[kLine];
     for (Index i = 0; i < width; ++i) total_line[i] = total_lanes.sum(i);
     const Index inner = first;
-    float out_line[kLine];
+    float out_room[kLine];
+    float* const out_line = target<1>(out + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, out_room);
     const float bias_value = static_cast<float>(widen(bias[axis_1]));
 #pragma omp simd
     for (Index i = 0; i < width; ++i) {

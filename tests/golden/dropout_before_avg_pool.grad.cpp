@@ -381,7 +381,8 @@ static void forward_slide(const ForwardDrawnNoise noise, const float* __restrict
     float total_line[kLine];
     for (Index i = 0; i < width; ++i) total_line[i] = total_lanes.sum(i);
     const Index inner = first;
-    float out_line[kLine];
+    float out_room[kLine];
+    float* const out_line = target<1>(out + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, out_room);
     const float bias_value = static_cast<float>(widen(bias[axis_1]));
 #pragma omp simd
     for (Index i = 0; i < width; ++i) {
@@ -513,7 +514,9 @@ static void backward_cover(const BackwardDrawnNoise noise, const float* __restri
     const Index above_axis_1 = divide(above_axis_2_at, sizes.axis_1);
     const Index axis_1 = above_axis_2_at - above_axis_1 * sizes.axis_1.value;
     const Index outer = above_axis_1;
-    float d_x_line[kLine];
+    const Index inner_at = first;
+    float d_x_room[kLine];
+    float* const d_x_line = target<1>(d_x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at, width, d_x_room);
     std::fill(d_x_line, d_x_line + width, float(0));
     for (int axis_2 = along_axis_2.first(axis_2_at); axis_2 <= along_axis_2.last(axis_2_at); ++axis_2) {
       [[maybe_unused]] const int window_1 = along_axis_2.position(axis_2_at, axis_2);
@@ -537,7 +540,6 @@ static void backward_cover(const BackwardDrawnNoise noise, const float* __restri
         }
       }
     }
-    const Index inner_at = first;
     store<1>(d_x_line, width,
         d_x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at);
   }

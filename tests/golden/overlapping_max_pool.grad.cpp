@@ -375,9 +375,12 @@ static void forward_slide(const float* __restrict__ x, const float* __restrict__
     float picked_x_2_line[kLine];
     for (Index i = 0; i < width; ++i) picked_x_2_line[i] = picked_x_2_lanes.pick(i);
     const Index inner = first;
-    float out_line[kLine];
-    float picked_x_line[kLine];
-    int winner_index_line[kLine];
+    float out_room[kLine];
+    float* const out_line = target<1>(out + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, out_room);
+    float picked_x_room[kLine];
+    float* const picked_x_line = target<1>(picked_x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, picked_x_room);
+    int winner_index_room[kLine];
+    int* const winner_index_line = target<1>(winner_index + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, winner_index_room);
     const float bias_value = static_cast<float>(widen(bias[axis_1]));
 #pragma omp simd
     for (Index i = 0; i < width; ++i) {
@@ -487,7 +490,9 @@ static void backward_cover(const uint8_t* __restrict__ winner_index, const float
     const Index above_axis_1 = divide(above_axis_2_at, sizes.axis_1);
     const Index axis_1 = above_axis_2_at - above_axis_1 * sizes.axis_1.value;
     const Index outer = above_axis_1;
-    float d_x_line[kLine];
+    const Index inner_at = first;
+    float d_x_room[kLine];
+    float* const d_x_line = target<1>(d_x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at, width, d_x_room);
     std::fill(d_x_line, d_x_line + width, float(0));
     for (int axis_2 = along_axis_2.first(axis_2_at); axis_2 <= along_axis_2.last(axis_2_at); ++axis_2) {
       [[maybe_unused]] const int window_1 = along_axis_2.position(axis_2_at, axis_2);
@@ -513,7 +518,6 @@ static void backward_cover(const uint8_t* __restrict__ winner_index, const float
         }
       }
     }
-    const Index inner_at = first;
     store<1>(d_x_line, width,
         d_x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at);
   }
