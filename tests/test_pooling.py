@@ -237,5 +237,6 @@ def test_windows_go_by_lines_of_any_width(text, width, device):
         shapes = [(2, 3, 5, width), *[(5, width)] * len(fused.chain.operands)]
         tensors = [torch.randn(s, dtype=dtype, device=device).requires_grad_() for s in shapes]
         ours, eager = outcome(fused, tensors), outcome(fused.reference, tensors)
+        close = 32 * EPSILON[dtype]  # sums of up to 18 terms, and a gelu
         for a, b in zip(ours.tensors, eager.tensors, strict=True):
-            torch.testing.assert_close(a, b, rtol=32 * EPSILON[dtype], atol=32 * EPSILON[dtype])
+            torch.testing.assert_close(a, b, rtol=close, atol=close)
