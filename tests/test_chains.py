@@ -118,7 +118,8 @@ MIXED = [
         [(5, 1, 1, 1)],
     ),
     ("min(2) | softmax(1)", (2, 8, 3, 5, 7), []),
-    ("min(1, keepdim=True) | sum(2, keepdim=True) | gelu | add(p)", (2, 8, 7, 6), [(1, 1, 1)]),
+    # Of more minima, the sums would be so far from 0 that gelu's gradient is mostly their rounding.
+    ("min(1, keepdim=True) | sum(2, keepdim=True) | gelu | add(p)", (2, 8, 3, 6), [(1, 1, 1)]),
     ("group_norm(3, weight, bias) | silu | mul(p) | silu", (9, 36), [(36,)] * 3),
     ("avg_pool3d(2) | clamp(0, 1) | flatten(2) | softmax(2) | mul(p)", (2, 3, 4, 6, 8), [(3, 1)]),
     (
