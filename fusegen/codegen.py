@@ -67,6 +67,8 @@ def emit(
         "followers": any(k.is_following for e in views for k in e.kernels),
         "teams": any(k.is_team for e in views for k in e.kernels),
         "is_shifted": any(k.is_shifted for k in by_rows),
+        "alone": any(k.is_alone for k in by_rows),
+        "across": any(k.family == "column" and not k.is_alone for k in by_rows),
         "persistent": any(k.is_persistent for k in by_rows),
         "spreads": any(k.has_moments for e in views for k in e.kernels),
         "has_positions": any(k.positions for e in views for k in e.kernels),

@@ -17,6 +17,14 @@ from fusegen.stretchviews import StretchingView
 class PlacedView(StretchingView):
     """A kernel whose threads take packs of a row, or of a block's share of it, or of a column."""
 
+    strips = 16  # of rows beside each other, whose sums a thread leaves
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether a thread has strided rows to itself."""
+        tier = self.kernel.tier
+        return tier is not None and tier.is_alone and self.family == "column"
+
     @property
     def full_reads(self) -> list[Read]:
         """What varies along every group: reached by the flat index."""

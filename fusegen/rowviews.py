@@ -52,6 +52,8 @@ class RowView(PlacedView):
     @property
     def is_persistent(self) -> bool:
         """Whether there are as many blocks as work at once, which go from task to task."""
+        if self.is_alone:
+            return bool(self.sums) and not self.kept
         is_kept = self.keeps_along or self.stages_along
         return bool(self.sums) or self.is_sent_ahead or self.is_team or is_kept
 
@@ -171,7 +173,8 @@ class RowView(PlacedView):
     @property
     def packs(self) -> int:
         """How many packs of each tensor a thread holds."""
-        return self.elements // self.lanes
+        tier = self.kernel.tier
+        return tier.longest if tier and self.is_alone else self.elements // self.lanes
 
     @property
     def sums_a_thread(self) -> int:
@@ -225,6 +228,9 @@ class RowView(PlacedView):
         if self.sums:
             return max(1, few_threads // self.threads)
         words = self.elements * len(self.full_reads) * self._words
+        if self.is_alone:
+            words += self.elements * len(self.carried) * self._words
+            return (768 if words <= MOST_AT_ONCE else 640) // self.threads
         is_crowded = self.is_guarded and len(self.stages) <= 1
         most = MOST_AT_ONCE * (2 if is_crowded else 1)
         if self.family == "column" and self.lanes == 1 and words <= most:
@@ -275,16 +281,16 @@ class RowView(PlacedView):
 
         It pays where a multiprocessor has room for few blocks; else they hide each other's waits.
         """
-        if not self.kernel.tier:
+        if not self.kernel.tier or self.is_alone:
             return False
-        is_alone = self.least_blocks * self.threads < 768 or bool(self.sums) or self.is_team
+        is_few = self.least_blocks * self.threads < 768 or bool(self.sums) or self.is_team
         widths = [ITEM_BYTES[r.buffer.dtype] * self.lanes for r in self.full_reads]
         fits = (
             self._sums_bytes + self._along_bytes + self._bytes_a_turn + self._edges_a_turn
             <= MOST_SHARED_BYTES
             and min(widths, default=4) >= 4
         )
-        is_apt = self.is_crowded and not self._passes_by if self.family == "column" else is_alone
+        is_apt = self.is_crowded and not self._passes_by if self.family == "column" else is_few
         return fits and is_apt
 
     @property

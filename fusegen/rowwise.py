@@ -1,29 +1,23 @@
 """Row kernels: reductions over a row whose results its elements use again, all in one kernel.
 
 The sums over all rows that a gradient of a parameter is made of are taken on the way, by columns,
-and end as partials; a sum over rows and columns is a sum over each row first. Between two
-reductions a kernel carries a minimum cut of the graph, so that nothing dear is computed twice and
-no more is kept than must be. Where rows fit on the chip it cuts what was read, and memory is read
-once. Where they are in cache it cuts what is dear: to keep what was merely read would cost time.
+and end as partials; a sum over rows and columns is a sum over each row first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from fusegen import ir
-from fusegen.cut import minimum_cut
+from fusegen.carrying import Held, Staged, carry
 from fusegen.grouping import ordered
 from fusegen.ir import Expr, Extent
 from fusegen.kernel import Buffer, Family, Kernel, Reduction
-from fusegen.lower import Mark, remarked
+from fusegen.lower import remarked
 from fusegen.staging import Pass, finalise, partials, reduces_below, staged
-from fusegen.target import DEAR, FUNCTIONS, ITEM_BYTES
+from fusegen.target import DEAR, ITEM_BYTES
 from fusegen.tiers import Tier
-
-Stage = tuple[Reduction, ...]
-Held = tuple[tuple[tuple[Expr, Expr], ...], ...]
 
 
 def rowwise_kernel(
@@ -68,6 +62,9 @@ def rowwise_kernel(
     if not columns and family == "row" and tier is not None and tier.keeps_alike:
         found = [r for r in reduces_below(state.pending.values()) if is_local(r.args[0])]
         kept, columns = _sums_of_alike(found, domain, rest)
+    elif not columns and tier is not None and tier.is_alone:
+        found = [r for r in reduces_below(state.pending.values()) if is_local(r.args[0])]
+        kept, columns = _sums_behind(found, domain, axes)
     if tier is not None:  # the others take a pass of their own
         columns = columns[: tier.most_sums(ITEM_BYTES[state.sum_dtype])]
     kept = kept if columns else frozenset()
@@ -109,7 +106,9 @@ def rowwise_kernel(
         alone = Staged(tuple(stages), tuple(values), marks=marks)
         narrow = {i for i, b in state.buffers.items() if ITEM_BYTES[b.dtype] <= 2}
         narrow = narrow if tier is not None and tier.resident and tier.lanes > 1 else set()
-        work = carry(alone, levels, domain, state.fresh, is_on_chip=tier is not None, narrow=narrow)
+        is_alone = tier is not None and tier.is_alone
+        ways = {"is_on_chip": tier is not None, "spares_dear": tier is None or is_alone}
+        work = carry(alone, levels, domain, state.fresh, narrow=narrow, **ways)
         if tier is not None and tier.is_shared and len(stages) == 1:
             in_place = _in_place(work, levels, domain, state)
             if in_place is None:  # what was read is at hand for the next stage
@@ -122,10 +121,12 @@ def rowwise_kernel(
     sums, stretches = accumulated[: len(mine)], accumulated[len(mine) :]
     outputs = values[len(summed) :]
     stores = [(state.output(n, e), e) for n, e in zip(chosen, outputs, strict=True)]
+    written = {expr: buffer for buffer, expr in stores if buffer.dtype == state.sum_dtype}
     for node in results:
         leaf = leaf_of[node]
-        state.buffers[leaf] = state.scratch(leaf)
-        stores.append((state.buffers[leaf], leaf))
+        state.buffers[leaf] = written.get(leaf) or state.scratch(leaf)
+        if leaf not in written:
+            stores.append((state.buffers[leaf], leaf))
     exprs = [r.value for stage in stages for r in stage] + values
     exprs += [value for pairs in held for _, value in pairs]
     own = [*leaf_of.values(), *(leaf for pairs in held for leaf, _ in pairs)]
@@ -254,6 +255,16 @@ def _sums_of_alike(
     return min(found.items(), key=lambda pair: len(pair[0]), default=(frozenset(), []))
 
 
+def _sums_behind(
+    reduces: Sequence[Expr], domain: Extent, axes: Extent
+) -> tuple[Extent, list[Expr]]:
+    """The groups before strided rows, and the sums over all that lies behind."""
+    kept = frozenset(g for g in domain if g < min(axes))
+    along = domain - axes - kept
+    of_all = [r for r in reduces if r.args[0].extent == domain]
+    return kept, [r for r in of_all if kept and ir.reduction(r) == ("sum", along)]
+
+
 def _lead(state: Pass, domain: Extent, axes: Extent) -> int | None:
     """The first of two groups of a row, if it is all that anything in part along the row has."""
     if len(axes) != 2:
@@ -281,64 +292,6 @@ def _level_of(expr: Expr, stages: Sequence[Sequence[Reduction]]) -> int:
     return max(used, default=-1) + 1
 
 
-@dataclass(frozen=True)
-class Staged:
-    """Stages and values over what earlier stages leave; what that is, by stage; and the marks."""
-
-    stages: tuple[Stage, ...]
-    values: tuple[Expr, ...]
-    held: Held = ()
-    marks: tuple[Mark, ...] = ()
-
-
-def carry(
-    work: Staged,
-    levels: Sequence[int],
-    domain: Extent,
-    fresh: Callable[[str], str],
-    *,
-    is_on_chip: bool,
-    narrow: Collection[Expr] = (),
-) -> Staged:
-    """The same work, where each stage leaves for later ones what they need of it: on the chip, all
-    but what was read, or follows in a few instructions from two tensors that are narrow, which
-    take no more room; else what is dear. Each value is computed at its level.
-    """
-    # Every expression with its level: a stage's terms at its own.
-    exprs = [(r.value, i) for i, stage in enumerate(work.stages) for r in stage]
-    exprs += zip(work.values, levels, strict=True)
-    names = {m.node: m.name for m in work.marks}
-    held: list[tuple[tuple[Expr, Expr], ...]] = []
-    new_marks, marks = work.marks, list(work.marks)
-    for i in range(len(work.stages)):
-        unknown = {leaf for s in work.stages[i:] for r in s for _, leaf in r.results}
-        later = [e for e, level in exprs if level > i]
-        if is_on_chip:
-            cut = _values_to_carry(later, domain, unknown, narrow)
-        else:
-            now = set(ir.topological([e for e, level in exprs if level == i]))
-            dear = {n for n in now if n.op in FUNCTIONS}
-            cut = _cut_before(later, domain, unknown, dear.__contains__)
-        leaf_of = {
-            node: ir.tensor(
-                fresh("carried" + (f"_{names[node]}" if node in names else "")),
-                node.extent,
-                0,
-            )
-            for node in dict.fromkeys(cut)
-        }
-        held.append(tuple((leaf, node) for node, leaf in leaf_of.items()))
-        images = iter(ir.substitute(later, leaf_of))
-        exprs = [(next(images) if level > i else e, level) for e, level in exprs]
-        nodes = [m.node for m in new_marks]
-        known = dict(zip(nodes, ir.substitute(nodes, leaf_of), strict=True))
-        new_marks = remarked(new_marks, known)
-        marks += new_marks
-    results = iter([e for e, _ in exprs])
-    stages = tuple(tuple(replace(r, value=next(results)) for r in s) for s in work.stages)
-    return Staged(stages, tuple(results), tuple(held), tuple(dict.fromkeys(marks)))
-
-
 def _in_place(
     work: Staged, levels: Sequence[int], domain: Extent, state: Pass
 ) -> dict[Expr, Expr] | None:
@@ -352,45 +305,3 @@ def _in_place(
     free = [i for i in free if state.buffers[i].dtype == state.sum_dtype]
     left = [leaf for leaf, _ in held if leaf in later]
     return dict(zip(left, free, strict=False)) if len(left) <= len(free) else None
-
-
-def _values_to_carry(
-    later: Sequence[Expr], domain: Extent, unknown: set[Expr], narrow: Collection[Expr]
-) -> list[Expr]:
-    """What has to be kept of the elements until the unknown is known, apart from what was read."""
-
-    def is_read(node: Expr) -> bool:
-        return node.op == "input" and node.extent == domain
-
-    kept: list[Expr] = []
-    for node in _cut_before(later, domain, unknown, is_read):
-        below = ir.topological([node])
-        sources = [n for n in below if is_read(n)]
-        is_dear = any(n.op in DEAR for n in below if n.extent == domain)
-        # What follows from one tensor, or two narrow ones, in a few instructions is had again.
-        is_small = len(sources) == 1 or (len(sources) == 2 and all(n in narrow for n in sources))
-        kept += [node] if is_dear or not is_small else sources
-    return [n for n in dict.fromkeys(kept) if n.op != "input"]
-
-
-def _cut_before(
-    later: Sequence[Expr], domain: Extent, unknown: set[Expr], is_source: Callable[[Expr], bool]
-) -> list[Expr]:
-    """The fewest elements that spare the later expressions their sources, of those that need not
-    wait for the unknown.
-    """
-    order = ir.topological(later)
-    waits: set[Expr] = set()
-    for node in order:
-        if node in unknown or any(a in waits for a in node.args):
-            waits.add(node)
-    ready = {a for n in order if n in waits for a in n.args} | set(later)
-    sinks = [n for n in order if n in ready and n not in waits and n.extent == domain]
-    return minimum_cut(
-        sinks,
-        lambda node: node.extent == domain and is_source(node),
-        # What was read is at hand, whatever it is; conditions and positions are not carried.
-        lambda node: (
-            node.extent == domain and (node.op == "input" or node.kind in ("number", "noise"))
-        ),
-    )

@@ -15,7 +15,7 @@ from fusegen.errors import UnsupportedError
 from fusegen.ir import Expr
 from fusegen.program import STATISTIC, Derivative, Program
 from fusegen.target import ITEM_BYTES, TARGETS
-from fusegen.tiers import LEAST_STRETCH, Tier, column_tier, row_tier
+from fusegen.tiers import LEAST_STRETCH, MOST_ALONE, Tier, column_tier, row_tier
 from fusegen.windowing import Window, size_of
 
 # Where rows are not held on the chip, one longer than this that shares the machine with too few
@@ -191,7 +191,8 @@ def _held_rows(program: Program, bound: Bound) -> tuple[ir.Extent, ir.Extent]:
 
     That is those which, of the reductions over most elements, are reduced last: none over others
     depends on those. But where only others are used again at each element, and more reductions
-    over those wait for each other, so many passes are spared by holding those.
+    over those wait for each other, so many passes are spared by holding those; and short rows
+    need no pass for sums taken last, which are added up on the way.
     """
     nodes = ir.topological(program.graph.roots)
 
@@ -205,8 +206,12 @@ def _held_rows(program: Program, bound: Bound) -> tuple[ir.Extent, ir.Extent]:
     small = [a for n in nodes if elements(n) == most for a in n.args if elements(a) < most]
     again = {ir.reduction(n)[1] for n in ir.topological(small) if n in largest}
     last = _last(largest)
-    if last and len(again) == 1 and max(depths[a] for a in again) > depths[last]:
-        (last,) = again
+    if last and len(again) == 1:
+        (rows,) = again
+        kinds = {kind for kind, axes in map(ir.reduction, largest) if axes == last}
+        is_short = math.prod(bound.domain[a] for a in rows) <= MOST_ALONE
+        if depths[rows] > depths[last] or (is_short and kinds <= {"sum", "mean"}):
+            last = rows
     domains = {r.args[0].extent for r in largest if ir.reduction(r)[1] == last}
     return (last, domains.pop()) if len(domains) == 1 else (frozenset(), frozenset())
 

@@ -112,6 +112,7 @@ _SINGLE_COLUMNS = (
 )
 _SINGLE_WORDS = 32
 _WORDS = 64  # registers of a thread for what it holds, half of what 512 threads may have
+MOST_ALONE, _ALONE_THREADS = 32, 128  # the same of a thread that has whole rows, and a block
 _PACK_WORDS = 4
 _FEW_WORDS = 16  # of a thread that has 1,023 beside it, and as many sums to keep
 MOST_SHARED_BYTES = 156 << 10  # of a block, beside its fixed share; sm_80 has 163 KiB in all
@@ -152,6 +153,7 @@ class Tier:
     light_elements a thread, and so many threads resident, which is how many a multiprocessor is to
     have at once; 0 where there are none such. is_shifted says that rows are not whole packs long,
     so that packs begin somewhere behind their row's start. Rows are longer than shortest.
+    is_alone says that each thread has strided rows to itself, all as long as the longest.
     """
 
     elements: int
@@ -167,6 +169,7 @@ class Tier:
     resident: int = 0
     is_shifted: bool = False
     shortest: int = 0
+    is_alone: bool = False
 
     @property
     def for_derivatives(self) -> Tier:
@@ -328,6 +331,10 @@ def _fitted(length: int, least: int, shares: Sequence[int], most: int) -> int:
 def column_tier(length: int, behind: int, widest: int, words: int) -> Tier | None:
     """The tier of strided rows, of which neighbours lie `behind` each other in memory."""
     lanes = min(lanes_of(behind, widest), _PACK_WORDS)
+    if length * lanes * words <= MOST_ALONE:
+        elements = length * lanes
+        sizes = (elements, elements, lanes, _ALONE_THREADS, length)
+        return Tier(*sizes, derivative_elements=elements, is_alone=True)
     is_single = lanes == 1
     for packs, fewer, longest, threads in _SINGLE_COLUMNS if is_single else _COLUMNS:
         if fewer < packs and packs * lanes * words > _WORDS:

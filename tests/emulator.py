@@ -32,6 +32,7 @@ _FOLLOW = re.compile(r"\bfollow\((\w+),\s+(.*?),\s+stream,\s+(.*?)\);", re.DOTAL
 _TOGETHER = re.compile(r"cudaLaunchKernelEx\(&launch,\s*(?!kernel)(\w+),\s*(.*?)\);", re.DOTALL)
 _ASYNC_COPY = re.compile(r'asm volatile\("cp\.async\.c[ag].*?\);', re.DOTALL)
 _ASYNC_ORDER = re.compile(r'asm volatile\("cp\.async\.(commit|wait).*?\);', re.DOTALL)
+_NOTHING = re.compile(r'asm volatile\("" : "\+[fd]"\(\w+\)\);')
 _INSTRUCTION = re.compile(
     r'asm\("(?P<name>[\w.]+) %0, %1(?:, %2)?;" : "=f"\((?P<result>\w+)\) : '
     r'"f"\((?P<a>\w+)\)(?:, "f"\((?P<b>\w+)\))?\);'
@@ -59,7 +60,7 @@ def translated(text: str) -> str:
         text = f"#define RESIDENT_TOGETHER\n{text}"
     text = _TOGETHER.sub(r"emulation::launch_together(launch, [=] { \1(\2); });", text)
     text = _ASYNC_COPY.sub("std::memcpy(to, from, sizeof(*to)); static_cast<void>(target);", text)
-    text = _INSTRUCTION.sub(_as_c, _ASYNC_ORDER.sub("", text))
+    text = _INSTRUCTION.sub(_as_c, _NOTHING.sub("", _ASYNC_ORDER.sub("", text)))
     text = text.replace("extern __shared__ uint4 room[];", "uint4* const room = emulation::room;")
     return text.replace("__shared__ alignas(16)", "alignas(16) __shared__")
 

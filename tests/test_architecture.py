@@ -46,6 +46,7 @@ ORDER = (
     "kernel",
     "cut",
     "staging",
+    "carrying",
     "rowwise",
     "windowwise",
     "slidewise",

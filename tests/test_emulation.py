@@ -90,6 +90,19 @@ CASES = [
     (f"{_CHANNEL} | add(r)", (1, 700, 3, 4), [*[(700,)] * 2, (1, 700, 3, 4)], {}, "column"),
     (_CHANNEL, (1, 1500, 3, 4), [(1500,)] * 2, {}, "outer"),
     (_CHANNEL, (2, 96, 5, 8), [(96,)] * 2, {"layout": "channels_last"}, "row"),
+    # Strided rows that a thread has to itself; what lies behind them added up on the way.
+    (f"{_CHANNEL} | gelu", (3, 5, 7, 9), [(5,)] * 2, {}, "column"),
+    (_CHANNEL, (70, 4, 4, 8), [(4,)] * 2, {"processors": 1}, "column"),
+    (_CHANNEL, (2, 5, 7, 9), [(5,)] * 2, {"dtype": "float64"}, "column"),
+    (f"{_CHANNEL} | add(r)", (2, 7, 5, 9), [*[(7,)] * 2, (2, 7, 5, 9)], {}, "column"),
+    ("hardswish | softmax(1) | mul(w)", (2, 11, 7, 9), [(7, 1)], {"dtype": "bfloat16"}, "column"),
+    ("softmax(1) | dropout(0.3)", (2, 5, 7, 9), [], {}, "column"),
+    ("max(1) | tanh", (3, 9, 5, 7), [], {}, "column"),
+    ("hardswish | relu | softmax(1) | mean((2, 3))", (5, 7, 19, 29), [], {}, "column finalise"),
+    ("softmax(1) | mul(w) | sum((2, 3))", (40, 3, 3, 1), [(3, 1, 1)], {}, "column finalise"),
+    (f"{_CHANNEL} | gelu | mean((2, 3))", (3, 4, 9, 64), [(4,)] * 2, {}, "column finalise"),
+    ("softmax(1) | mean((2, 3))", (2, 6, 23, 29), [], {"dtype": "bfloat16"}, "column finalise"),
+    ("softmax(2) | mean(3) | tanh", (2, 3, 5, 77), [], {}, "column finalise"),
     # Sums along rows and down columns.
     (_CHAIN_A, (3, 5, 7, 9), [(5,)], {}, "pointwise inner"),
     (_CHAIN_A, (3, 8, 7, 9), [(8,)], {"layout": "channels_last"}, "pointwise outer"),
@@ -286,7 +299,7 @@ CASES = [
     ("add(m) | softmax(-1)", (3, 4, 5, 48), [(4, 5, 48)], {}, "row"),
     ("layernorm | mul(s)", (600, 2, 36), [(600, 1, 36)], {}, "row"),
     # Rows first, and what is left of them in the general way.
-    ("softmax(1) | mul(w) | mean((2, 3))", (3, 7, 5, 6), [(7, 1, 1)], {}, "column inner"),
+    ("softmax(1) | mul(w) | mean((2, 3))", (3, 40, 5, 6), [(40, 1, 1)], {}, "column inner"),
     ("max(1) | sum(1)", (3, 7, 5, 8), [], {}, "column outer"),
     # What is left of rows lies otherwise, and so does what is smaller than the result.
     ("mean(2) | softmax(1)", (2, 3, 4, 3, 5), [], {}, "column outer"),

@@ -51,7 +51,9 @@ def families(text, **arguments):
         ("sum(1) | tanh | sum(1)", ["column", "outer", "finalise"]),
         # What is used again at every element comes before what is only left.
         ("softmax(1) | sum((0, 2))", ["column", "outer", "finalise"]),
-        ("softmax(1) | mean((2, 3))", ["column", "inner", "finalise"]),
+        ("softmax(1) | mean((2, 3))", ["column", "finalise"]),
+        ("layernorm(axis=1) | gelu | mean((2, 3))", ["column", "finalise"]),
+        ("layernorm(axis=1) | gelu | amax((2, 3))", ["outer", "finalise", "row"]),
         ("group_norm(2) | max(1)", ["inner", "finalise", "column"]),
         # Each depends on the other; axes that do not lie together.
         ("softmax(1) | softmax(2) | sum(1)", None),

@@ -3,9 +3,9 @@
 import pytest
 
 from fusegen import ir
+from fusegen.carrying import Staged, carry
 from fusegen.ir import primitive
 from fusegen.kernel import Reduction
-from fusegen.rowwise import Staged, carry
 
 ELEMENTS = frozenset((0, 1))
 x = ir.tensor("x", ELEMENTS, 0)
@@ -23,9 +23,13 @@ def names():
     return fresh
 
 
-def carried(term, *values, is_on_chip=False, kind="sum"):
+def carried(term, *values, is_on_chip=False, spares_dear=None, kind="sum"):
     work = Staged(((Reduction(kind, term, ((kind, total),)),),), values)
-    return carry(work, [1] * len(values), ELEMENTS, names(), is_on_chip=is_on_chip)
+    ways = {
+        "is_on_chip": is_on_chip,
+        "spares_dear": not is_on_chip if spares_dear is None else spares_dear,
+    }
+    return carry(work, [1] * len(values), ELEMENTS, names(), **ways)
 
 
 @pytest.mark.parametrize("is_on_chip", [False, True])
@@ -64,3 +68,11 @@ def test_one_value_is_carried_where_two_dear_ones_meet():
 def test_what_no_stage_computes_is_not_carried():
     later = primitive("exp", x) * total
     assert carried(x, later).values == (later,)
+
+
+def test_where_there_is_room_what_is_dear_is_carried_beside_what_was_read():
+    power = primitive("exp", x)
+    values = (power * total, x * total)
+    assert carried(power, *values, is_on_chip=True).held == ((),)
+    (((_, value),),) = carried(power, *values, is_on_chip=True, spares_dear=True).held
+    assert value is power
