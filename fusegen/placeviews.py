@@ -12,11 +12,13 @@ from functools import cached_property
 
 from fusegen.indexing import Read
 from fusegen.stretchviews import StretchingView
+from fusegen.tiers import MOST_BLOCKS
 
 
 class PlacedView(StretchingView):
     """A kernel whose threads take packs of a row, or of a block's share of it, or of a column."""
 
+    most_blocks = MOST_BLOCKS  # of a team
     strips = 16  # of rows beside each other, whose sums a thread leaves
 
     @property

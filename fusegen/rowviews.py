@@ -12,7 +12,7 @@ from fusegen.reductionviews import ReductionView, StageView
 from fusegen.statements import ElementFunction
 from fusegen.stretchviews import MOST_AT_ONCE
 from fusegen.target import ITEM_BYTES
-from fusegen.tiers import MOST_BLOCKS, MOST_SHARED_BYTES
+from fusegen.tiers import MOST_ADDED_ALONE, MOST_SHARED_BYTES, resident_alone
 
 # What a block may hold and add up in registers, of 65,536 that a multiprocessor has.
 _REGISTERS = 32768
@@ -132,8 +132,6 @@ class RowView(PlacedView):
         is_held = any(f.reads(n) for f in (self.values, self.row_values) for n in held)
         return self.is_team and fits and len(self.stages) == 1 and not is_held
 
-    most_blocks = MOST_BLOCKS  # of a team
-
     @property
     def in_place(self) -> dict[str, str]:
         """By name, what a stage leaves in shared memory in the place of what was read."""
@@ -223,14 +221,16 @@ class RowView(PlacedView):
             # A block less leaves registers for more packs of what rows share.
             shares_many = len(self.along_reads + self.own_reads) > 2
             return max(1, resident // self.threads - shares_many)
+        if self.is_alone:
+            words = self.elements * (len(self.full_reads) + len(self.carried)) * self._words
+            if not self.has_shared_sums:
+                words += self.sums_a_thread * len(self.sums) * self._words
+            return resident_alone(words) // self.threads
         # Doubles take two registers each.
         few_threads = 512 // self._words
         if self.sums:
             return max(1, few_threads // self.threads)
         words = self.elements * len(self.full_reads) * self._words
-        if self.is_alone:
-            words += self.elements * len(self.carried) * self._words
-            return (768 if words <= MOST_AT_ONCE else 640) // self.threads
         is_crowded = self.is_guarded and len(self.stages) <= 1
         most = MOST_AT_ONCE * (2 if is_crowded else 1)
         if self.family == "column" and self.lanes == 1 and words <= most:
@@ -268,6 +268,8 @@ class RowView(PlacedView):
         if not self.kernel.tier or not self.sums:
             return False
         held = self.elements * self._most_held + self.sums_a_thread * len(self.sums)
+        if self.is_alone:
+            return held * self._words > MOST_ADDED_ALONE
         taken = held * self._words * self.threads
         if len(self.stages) > 1:  # what a stage leaves for another is there twice for a while
             taken *= 2 * self.least_blocks

@@ -106,8 +106,9 @@ def rowwise_kernel(
         alone = Staged(tuple(stages), tuple(values), marks=marks)
         narrow = {i for i, b in state.buffers.items() if ITEM_BYTES[b.dtype] <= 2}
         narrow = narrow if tier is not None and tier.resident and tier.lanes > 1 else set()
-        is_alone = tier is not None and tier.is_alone
-        ways = {"is_on_chip": tier is not None, "spares_dear": tier is None or is_alone}
+        read = sum(leaf.extent == domain for leaf in ir.inputs([*terms, *values]))
+        spares_dear = tier is None or tier.has_room_for(read + 1)
+        ways = {"is_on_chip": tier is not None, "spares_dear": spares_dear}
         work = carry(alone, levels, domain, state.fresh, narrow=narrow, **ways)
         if tier is not None and tier.is_shared and len(stages) == 1:
             in_place = _in_place(work, levels, domain, state)

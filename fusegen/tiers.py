@@ -112,7 +112,12 @@ _SINGLE_COLUMNS = (
 )
 _SINGLE_WORDS = 32
 _WORDS = 64  # registers of a thread for what it holds, half of what 512 threads may have
-MOST_ALONE, _ALONE_THREADS = 32, 128  # the same of a thread that has whole rows, and a block
+# Elements of a thread that has whole rows, the registers they may take, and threads a block.
+MOST_ALONE, _ALONE_WORDS, _ALONE_THREADS = 24, 48, 128
+# For up to so many registers of what such a thread holds and adds up, so many are resident; sums
+# that take more are in shared memory.
+_RESIDENT_ALONE = ((16, 768), (32, 640), (64, 512), (1 << 30, 384))
+MOST_ADDED_ALONE = 72
 _PACK_WORDS = 4
 _FEW_WORDS = 16  # of a thread that has 1,023 beside it, and as many sums to keep
 MOST_SHARED_BYTES = 156 << 10  # of a block, beside its fixed share; sm_80 has 163 KiB in all
@@ -197,6 +202,10 @@ class Tier:
         """How many sums of stretches, of `width` bytes each, a block has room for."""
         pairs = self.summing_elements // self.lanes * self.threads // 2
         return _STRETCH_BYTES // (pairs * width)
+
+    def has_room_for(self, values: int) -> bool:
+        """Whether a thread that has whole rows has registers for so many values of each element."""
+        return self.is_alone and values * self.elements <= _WORDS
 
     def most_sums(self, width: int) -> int:
         """How many sums by column, of `width` bytes each, a block has room for."""
@@ -328,10 +337,19 @@ def _fitted(length: int, least: int, shares: Sequence[int], most: int) -> int:
     return min((e for e in shares if e <= most), key=idle, default=most // 8 * 8 or 8)
 
 
+def resident_alone(words: int) -> int:
+    """How many threads that have whole rows a multiprocessor is to have, by the registers that one
+    takes for what it holds and adds up.
+    """
+    return next(resident for most, resident in _RESIDENT_ALONE if words <= most)
+
+
 def column_tier(length: int, behind: int, widest: int, words: int) -> Tier | None:
     """The tier of strided rows, of which neighbours lie `behind` each other in memory."""
     lanes = min(lanes_of(behind, widest), _PACK_WORDS)
-    if length * lanes * words <= MOST_ALONE:
+    if length <= MOST_ALONE and length * words <= _ALONE_WORDS:
+        while length * lanes > MOST_ALONE or length * lanes * words > _ALONE_WORDS:
+            lanes //= 2
         elements = length * lanes
         sizes = (elements, elements, lanes, _ALONE_THREADS, length)
         return Tier(*sizes, derivative_elements=elements, is_alone=True)
