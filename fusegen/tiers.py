@@ -116,8 +116,8 @@ _WORDS = 64  # registers of a thread for what it holds, half of what 512 threads
 MOST_ALONE, _ALONE_WORDS, _ALONE_THREADS = 24, 48, 128
 # For up to so many registers of what such a thread holds and adds up, so many are resident; sums
 # that take more are in shared memory.
-_RESIDENT_ALONE = ((16, 768), (32, 640), (64, 512), (1 << 30, 384))
-MOST_ADDED_ALONE = 72
+_RESIDENT_ALONE = ((66, 512), (80, 384), (1 << 30, 256))
+MOST_ADDED_ALONE = 48
 _PACK_WORDS = 4
 _FEW_WORDS = 16  # of a thread that has 1,023 beside it, and as many sums to keep
 MOST_SHARED_BYTES = 156 << 10  # of a block, beside its fixed share; sm_80 has 163 KiB in all

@@ -24,7 +24,11 @@ CASES = {
     "gated": ("keep(y) | sigmoid | mul(y) | mul(gate)", Situation()),
     "bias_over_last_axis": ("add_channel(axis=-1) | relu", Situation()),
     "layernorm_of_last_axis": ("layernorm(64, weight, bias) | gelu | mul(0.5)", Situation()),
-    "layernorm_of_channels": ("layernorm(weight, bias, axis=1)", Situation()),
+    "layernorm_of_channels": (
+        "layernorm(weight, bias, axis=1)",
+        Situation(shape=(4, 96, 28, 28)),
+    ),
+    "layernorm_of_few_channels": ("layernorm(weight, bias, axis=1)", Situation()),
     "layernorm_of_short_rows_bfloat16": (
         "layernorm(weight, bias)",
         Situation(shape=(64, 256), dtype="bfloat16"),
@@ -100,6 +104,14 @@ CASES = {
     ),
     "softmax_of_channels": ("gelu | softmax(1) | add_channel", Situation()),
     "logsumexp_of_rows": ("logsumexp(1) | gelu", Situation(shape=(16, 512))),
+    "softmax_of_channels_then_mean": (
+        "hardswish | softmax(1) | mean((2, 3))",
+        Situation(shape=(4, 16, 29, 31)),
+    ),
+    "softmax_of_many_channels": (
+        "gelu | softmax(1) | add_channel",
+        Situation(shape=(4, 96, 28, 28)),
+    ),
     "max_of_channels": ("max(1) | tanh", Situation()),
     "group_norm": ("gelu | group_norm(4, weight, bias)", Situation()),
     "batch_norm_in_training": (

@@ -129,32 +129,16 @@ __device__ __forceinline__ Kind<T> exchange(Kind<T> mine, int bit) {
   return {__shfl_xor_sync(0xffffffffu, mine.number(), bit)};
 }
 
-// Merges the accumulators of the threads with the same x, in a fixed order: within warps, then over them.
-template <template <typename> class Kind, typename T, int N, int L>
-__device__ __forceinline__ void combine_across(Kind<T> (&mine)[N][L], T* cells, T* totals) {
-  const int thread = threadIdx.y * blockDim.x + threadIdx.x, warp = thread / 32,
-      warps = blockDim.x * blockDim.y / 32;
-  const int width = blockDim.x * N * L;
-#pragma unroll
-  for (int n = 0; n < N; ++n) {
-#pragma unroll
-    for (int lane = 0; lane < L; ++lane) {
-      for (int bit = blockDim.x; bit < 32; bit *= 2) mine[n][lane].merge(exchange(mine[n][lane], bit));
-      if (thread % 32 < blockDim.x) cells[warp * width + threadIdx.x * N * L + n * L + lane] = mine[n][lane].number();
-    }
-  }
-  __syncthreads();
-  for (int i = thread; i < width; i += blockDim.x * blockDim.y) {
-    Kind<T> all;
-    for (int other = 0; other < warps; ++other) all.merge(Kind<T>{cells[other * width + i]});
-    totals[i] = all.number();
-  }
-  __syncthreads();
-#pragma unroll
-  for (int n = 0; n < N; ++n) {
-#pragma unroll
-    for (int lane = 0; lane < L; ++lane) mine[n][lane] = {totals[threadIdx.x * N * L + n * L + lane]};
-  }
+// The same number, from which everything is found again: conditions that a compiler keeps from one time through a row to
+// the next take more instructions than to find them.
+[[maybe_unused]] __device__ __forceinline__ float again(float x) {
+  asm volatile("" : "+f"(x));
+  return x;
+}
+
+[[maybe_unused]] __device__ __forceinline__ double again(double x) {
+  asm volatile("" : "+d"(x));
+  return x;
 }
 
 struct ForwardSizes {
@@ -171,30 +155,30 @@ __device__ __forceinline__ void forward_column_row_values(const float peak, floa
 }
 
 // Reads x; writes out.
-__global__ void __launch_bounds__(256, 2)
+__global__ void __launch_bounds__(128, 4)
 forward_column(const float* __restrict__ x, float* __restrict__ out, ForwardSizes sizes) {
-  constexpr int kLanes = 4, kPacks = 8;
-  __shared__ float cells[1024], totals[64];
-  const Index length = sizes.middle.value, behind = sizes.inner.value;
+  constexpr int kLanes = 4, kPacks = 3;
+  const Index length = kPacks, behind = sizes.inner.value;
   const Index strips = (behind + blockDim.x * kLanes - 1) / (blockDim.x * kLanes),
       tiles = sizes.outer.value * strips;
-  for (Index tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+  for (Index tile = blockIdx.x * blockDim.y + threadIdx.y; tile < tiles; tile += gridDim.x * blockDim.y) {
     const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
     const bool is_beside = beside < behind;
-    const Index base = above * length * behind + beside, end = is_beside ? length : 0;
+    if (!is_beside) continue;
+    const Index base = above * length * behind + beside;
     const Index outer = above;
     Pack<float, kLanes> x_in[kPacks];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Index i = p * blockDim.y + threadIdx.y;
-      const bool is_here = i < end;
+      [[maybe_unused]] const Index i = p;
+      constexpr bool is_here = true;
       if (is_here) x_in[p] = load<kLanes>(x + (base + i * behind));
     }
     Peak<float> peaks_1[1][kLanes];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Index i = p * blockDim.y + threadIdx.y;
-      const bool is_here = i < end;
+      [[maybe_unused]] const Index i = p;
+      constexpr bool is_here = true;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
@@ -203,8 +187,7 @@ forward_column(const float* __restrict__ x, float* __restrict__ out, ForwardSize
         peaks_1[0][lane].add_if(is_here, peak_term_value);
       }
     }
-    combine_across(peaks_1, cells, totals);
-    if (end > 0 && threadIdx.y == 0) {
+    {
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const Index inner = (beside + lane);
@@ -253,13 +236,6 @@ static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
   return power;
 }
 
-// Threads beside each other along x, in whole warps with those along a strided row.
-static dim3 column_block(int64_t beside, int64_t along, int64_t most_beside, int64_t most) {
-  int64_t x = power_of_two(beside, 1, most_beside);
-  while (x > 1 && x * ceil_divide(along, 32 / x) * (32 / x) > most) x /= 2;
-  return dim3(static_cast<unsigned>(x), static_cast<unsigned>(ceil_divide(along, 32 / x) * (32 / x)));
-}
-
 // a: x, out, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
@@ -272,11 +248,11 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const auto stream = reinterpret_cast<cudaStream_t>(a[7]);
   const int device = static_cast<int>(a[6]);
   const DeviceGuard guard(device);
-  const int64_t forward_column_length = static_cast<int64_t>(sizes.middle.value),
-      forward_column_behind = static_cast<int64_t>(sizes.inner.value);
-  const dim3 forward_column_block = column_block(ceil_divide(forward_column_behind, 4),
-      ceil_divide(forward_column_length, 8), 16, 256);
-  const int64_t forward_column_tasks = static_cast<int64_t>(sizes.outer.value) * ceil_divide(forward_column_behind, forward_column_block.x * 4);
+  const int64_t forward_column_behind = static_cast<int64_t>(sizes.inner.value);
+  const auto forward_column_beside = static_cast<unsigned>(power_of_two(ceil_divide(forward_column_behind,
+      4), 1, 32));
+  const dim3 forward_column_block(forward_column_beside, 128 / forward_column_beside);
+  const int64_t forward_column_tasks = ceil_divide(static_cast<int64_t>(sizes.outer.value) * ceil_divide(forward_column_behind, forward_column_block.x * 4), forward_column_block.y);
   const int64_t forward_column_slots = forward_column_tasks;
   if (is_measuring) return scratch.used;
   {

@@ -124,25 +124,6 @@ __device__ __forceinline__ Pack<T, N> load_anywhere(const T* here, const T* next
   return pack;
 }
 
-// A pack on its way into shared memory, where the thread that sent it will read it.
-template <int N, typename T>
-__device__ __forceinline__ void send(Pack<T, N>* to, const T* from) {
-  const auto target = static_cast<unsigned>(__cvta_generic_to_shared(to));
-  if constexpr (sizeof(T) * N == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(from) : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(target), "l"(from), "n"(sizeof(T) * N) : "memory");
-  }
-}
-
-__device__ __forceinline__ void send_off() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-// Until no more than so many of the latest are on their way.
-template <int N>
-__device__ __forceinline__ void wait_for_sent() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
-
 template <int N, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   using Whole = typename Bits<sizeof(T) * N>::type;
@@ -170,32 +151,16 @@ __device__ __forceinline__ Kind<T> exchange(Kind<T> mine, int bit) {
   return {__shfl_xor_sync(0xffffffffu, mine.number(), bit)};
 }
 
-// Merges the accumulators of the threads with the same x, in a fixed order: within warps, then over them.
-template <template <typename> class Kind, typename T, int N, int L>
-__device__ __forceinline__ void combine_across(Kind<T> (&mine)[N][L], T* cells, T* totals) {
-  const int thread = threadIdx.y * blockDim.x + threadIdx.x, warp = thread / 32,
-      warps = blockDim.x * blockDim.y / 32;
-  const int width = blockDim.x * N * L;
-#pragma unroll
-  for (int n = 0; n < N; ++n) {
-#pragma unroll
-    for (int lane = 0; lane < L; ++lane) {
-      for (int bit = blockDim.x; bit < 32; bit *= 2) mine[n][lane].merge(exchange(mine[n][lane], bit));
-      if (thread % 32 < blockDim.x) cells[warp * width + threadIdx.x * N * L + n * L + lane] = mine[n][lane].number();
-    }
-  }
-  __syncthreads();
-  for (int i = thread; i < width; i += blockDim.x * blockDim.y) {
-    Kind<T> all;
-    for (int other = 0; other < warps; ++other) all.merge(Kind<T>{cells[other * width + i]});
-    totals[i] = all.number();
-  }
-  __syncthreads();
-#pragma unroll
-  for (int n = 0; n < N; ++n) {
-#pragma unroll
-    for (int lane = 0; lane < L; ++lane) mine[n][lane] = {totals[threadIdx.x * N * L + n * L + lane]};
-  }
+// The same number, from which everything is found again: conditions that a compiler keeps from one time through a row to
+// the next take more instructions than to find them.
+[[maybe_unused]] __device__ __forceinline__ float again(float x) {
+  asm volatile("" : "+f"(x));
+  return x;
+}
+
+[[maybe_unused]] __device__ __forceinline__ double again(double x) {
+  asm volatile("" : "+d"(x));
+  return x;
 }
 
 struct ForwardSizes {
@@ -220,49 +185,32 @@ __device__ __forceinline__ void forward_column_row_values(const float peak, cons
 }
 
 // Reads x, position_along by (middle); writes out, saved_max, saved_argmax.
-__global__ void __launch_bounds__(256, 2)
+__global__ void __launch_bounds__(128, 4)
 forward_column(const float* __restrict__ x, float* __restrict__ out, float* __restrict__ saved_max,
     float* __restrict__ saved_argmax, ForwardSizes sizes) {
   const Positions<float> position_along{};
-  constexpr int kLanes = 4, kPacks = 8;
-  __shared__ float cells[2048], totals[128];
-  const Index length = sizes.middle.value, behind = sizes.inner.value;
+  constexpr int kLanes = 4, kPacks = 3;
+  const Index length = kPacks, behind = sizes.inner.value;
   const Index strips = (behind + blockDim.x * kLanes - 1) / (blockDim.x * kLanes),
       tiles = sizes.outer.value * strips;
-  extern __shared__ uint4 room[];
-  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
-  auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
-  const auto send_tile = [&](Index tile) {
-    if (tile >= tiles) return send_off();
+  for (Index tile = blockIdx.x * blockDim.y + threadIdx.y; tile < tiles; tile += gridDim.x * blockDim.y) {
     const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
     const bool is_beside = beside < behind;
-    const Index base = above * length * behind + beside, end = is_beside ? length : 0;
-#pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      const Index i = p * blockDim.y + threadIdx.y;
-      const bool is_here = i < end;
-      if (is_here) send(&x_next[p * 256], x + (base + i * behind));
-    }
-    send_off();
-  };
-  send_tile(blockIdx.x);
-  for (Index tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
-    const bool is_beside = beside < behind;
-    const Index end = is_beside ? length : 0;
+    if (!is_beside) continue;
+    const Index base = above * length * behind + beside;
     const Index outer = above;
     Pack<float, kLanes> x_in[kPacks];
-    wait_for_sent<0>();
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      x_in[p] = x_next[p * 256];
+      [[maybe_unused]] const Index i = p;
+      constexpr bool is_here = true;
+      if (is_here) x_in[p] = load<kLanes>(x + (base + i * behind));
     }
-    send_tile(tile + gridDim.x);
     Peak<float> peaks_1[1][kLanes];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Index i = p * blockDim.y + threadIdx.y;
-      const bool is_here = i < end;
+      [[maybe_unused]] const Index i = p;
+      constexpr bool is_here = true;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
@@ -271,25 +219,23 @@ forward_column(const float* __restrict__ x, float* __restrict__ out, float* __re
         peaks_1[0][lane].add_if(is_here, peak_term_value);
       }
     }
-    combine_across(peaks_1, cells, totals);
     Peak<float> peaks_2[1][kLanes];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Index i = p * blockDim.y + threadIdx.y;
-      const bool is_here = i < end;
+      [[maybe_unused]] const Index i = p;
+      constexpr bool is_here = true;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const Index middle = (is_here ? i : 0);
         const float peak_2_value = peaks_1[0][lane].best;
-        const float x_value = widen(x_in[p], lane);
+        const float x_value = again(widen(x_in[p], lane));
         const float position_along_value = widen(position_along[middle]);
         float peak_3_term_value;
         forward_column_stage_2(x_value, peak_2_value, position_along_value, peak_3_term_value);
         peaks_2[0][lane].add_if(is_here, peak_3_term_value);
       }
     }
-    combine_across(peaks_2, cells, totals);
-    if (end > 0 && threadIdx.y == 0) {
+    {
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const Index inner = (beside + lane);
@@ -325,18 +271,19 @@ __device__ __forceinline__ void backward_column_values(const float position_alon
 }
 
 // Reads position_along by (middle), saved_argmax by (outer, inner), d_out by (outer, inner), saved_max by (outer, inner); writes d_x.
-__global__ void __launch_bounds__(256, 4)
+__global__ void __launch_bounds__(128, 4)
 backward_column(const float* __restrict__ saved_argmax, const float* __restrict__ d_out,
     const float* __restrict__ saved_max, float* __restrict__ d_x, BackwardSizes sizes) {
   const Positions<float> position_along{};
-  constexpr int kLanes = 4, kPacks = 4;
-  const Index length = sizes.middle.value, behind = sizes.inner.value;
+  constexpr int kLanes = 4, kPacks = 3;
+  const Index length = kPacks, behind = sizes.inner.value;
   const Index strips = (behind + blockDim.x * kLanes - 1) / (blockDim.x * kLanes),
       tiles = sizes.outer.value * strips;
-  for (Index tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+  for (Index tile = blockIdx.x * blockDim.y + threadIdx.y; tile < tiles; tile += gridDim.x * blockDim.y) {
     const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
     const bool is_beside = beside < behind;
-    const Index base = above * length * behind + beside, end = is_beside ? length : 0;
+    if (!is_beside) continue;
+    const Index base = above * length * behind + beside;
     const Index outer = above;
     float saved_argmax_here[kLanes];
     float d_out_here[kLanes];
@@ -366,8 +313,8 @@ backward_column(const float* __restrict__ saved_argmax, const float* __restrict_
     }
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Index i = p * blockDim.y + threadIdx.y;
-      const bool is_here = i < end;
+      [[maybe_unused]] const Index i = p;
+      constexpr bool is_here = true;
       Pack<float, kLanes> d_x_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
@@ -420,43 +367,6 @@ static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
   return power;
 }
 
-// How many blocks of a kernel the device works on at once, each with so much shared memory of its own, and at most so much
-// in any launch. Asked once for each kernel, device and size of block: the runtime takes microseconds to answer.
-template <typename Kernel>
-static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes, int64_t most_bytes,
-    int device) {
-  struct Answer {
-    Kernel* kernel;
-    int64_t shared_bytes;
-    int threads, device;
-    int64_t blocks;
-  };
-  thread_local Answer answers[8] = {};
-  thread_local int next = 0;
-  const int threads = static_cast<int>(block.x * block.y);
-  for (const Answer& known : answers) {
-    if (known.kernel == kernel && known.shared_bytes == shared_bytes && known.threads == threads && known.device == device) {
-      return known.blocks;
-    }
-  }
-  int on_each = 0, processors = 0;
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(most_bytes));
-  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&on_each, kernel, threads, shared_bytes);
-  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  if (on_each == 0) return 1;  // the launch will say why
-  Answer& oldest = answers[next];
-  next = (next + 1) % 8;
-  oldest = {kernel, shared_bytes, threads, device, static_cast<int64_t>(on_each) * processors};
-  return oldest.blocks;
-}
-
-// Threads beside each other along x, in whole warps with those along a strided row.
-static dim3 column_block(int64_t beside, int64_t along, int64_t most_beside, int64_t most) {
-  int64_t x = power_of_two(beside, 1, most_beside);
-  while (x > 1 && x * ceil_divide(along, 32 / x) * (32 / x) > most) x /= 2;
-  return dim3(static_cast<unsigned>(x), static_cast<unsigned>(ceil_divide(along, 32 / x) * (32 / x)));
-}
-
 // a: x, out, saved_max, saved_argmax, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
@@ -471,18 +381,16 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const auto stream = reinterpret_cast<cudaStream_t>(a[9]);
   const int device = static_cast<int>(a[8]);
   const DeviceGuard guard(device);
-  const int64_t forward_column_length = static_cast<int64_t>(sizes.middle.value),
-      forward_column_behind = static_cast<int64_t>(sizes.inner.value);
-  const dim3 forward_column_block = column_block(ceil_divide(forward_column_behind, 4),
-      ceil_divide(forward_column_length, 8), 32, 256);
-  const int64_t forward_column_tasks = static_cast<int64_t>(sizes.outer.value) * ceil_divide(forward_column_behind, forward_column_block.x * 4);
-  const int64_t forward_column_resident = resident_blocks(forward_column, forward_column_block, 32768, 32768,
-      device);
-  const int64_t forward_column_slots = forward_column_tasks < forward_column_resident ? forward_column_tasks : forward_column_resident;
+  const int64_t forward_column_behind = static_cast<int64_t>(sizes.inner.value);
+  const auto forward_column_beside = static_cast<unsigned>(power_of_two(ceil_divide(forward_column_behind,
+      4), 1, 32));
+  const dim3 forward_column_block(forward_column_beside, 128 / forward_column_beside);
+  const int64_t forward_column_tasks = ceil_divide(static_cast<int64_t>(sizes.outer.value) * ceil_divide(forward_column_behind, forward_column_block.x * 4), forward_column_block.y);
+  const int64_t forward_column_slots = forward_column_tasks;
   if (is_measuring) return scratch.used;
   {
-    forward_column<<<static_cast<unsigned>(forward_column_slots), forward_column_block, 32768, stream>>>(x,
-        out, saved_max, saved_argmax, sizes);
+    forward_column<<<static_cast<unsigned>(forward_column_slots), forward_column_block, 0, stream>>>(x, out,
+        saved_max, saved_argmax, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
@@ -501,11 +409,11 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const auto stream = reinterpret_cast<cudaStream_t>(a[9]);
   const int device = static_cast<int>(a[8]);
   const DeviceGuard guard(device);
-  const int64_t backward_column_length = static_cast<int64_t>(sizes.middle.value),
-      backward_column_behind = static_cast<int64_t>(sizes.inner.value);
-  const dim3 backward_column_block = column_block(ceil_divide(backward_column_behind, 4),
-      ceil_divide(backward_column_length, 4), 16, 256);
-  const int64_t backward_column_tasks = static_cast<int64_t>(sizes.outer.value) * ceil_divide(backward_column_behind, backward_column_block.x * 4);
+  const int64_t backward_column_behind = static_cast<int64_t>(sizes.inner.value);
+  const auto backward_column_beside = static_cast<unsigned>(power_of_two(ceil_divide(backward_column_behind,
+      4), 1, 32));
+  const dim3 backward_column_block(backward_column_beside, 128 / backward_column_beside);
+  const int64_t backward_column_tasks = ceil_divide(static_cast<int64_t>(sizes.outer.value) * ceil_divide(backward_column_behind, backward_column_block.x * 4), backward_column_block.y);
   const int64_t backward_column_slots = backward_column_tasks;
   if (is_measuring) return scratch.used;
   {

@@ -132,25 +132,6 @@ __device__ __forceinline__ Pack<T, N> load_anywhere(const T* here, const T* next
   return pack;
 }
 
-// A pack on its way into shared memory, where the thread that sent it will read it.
-template <int N, typename T>
-__device__ __forceinline__ void send(Pack<T, N>* to, const T* from) {
-  const auto target = static_cast<unsigned>(__cvta_generic_to_shared(to));
-  if constexpr (sizeof(T) * N == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(from) : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(target), "l"(from), "n"(sizeof(T) * N) : "memory");
-  }
-}
-
-__device__ __forceinline__ void send_off() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-// Until no more than so many of the latest are on their way.
-template <int N>
-__device__ __forceinline__ void wait_for_sent() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
-
 template <int N, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   using Whole = typename Bits<sizeof(T) * N>::type;
@@ -206,32 +187,16 @@ __device__ void merge_beside(Sum<T>& mine, Sum<T>* cells) {
   __syncthreads();
 }
 
-// Merges the accumulators of the threads with the same x, in a fixed order: within warps, then over them.
-template <template <typename> class Kind, typename T, int N, int L>
-__device__ __forceinline__ void combine_across(Kind<T> (&mine)[N][L], T* cells, T* totals) {
-  const int thread = threadIdx.y * blockDim.x + threadIdx.x, warp = thread / 32,
-      warps = blockDim.x * blockDim.y / 32;
-  const int width = blockDim.x * N * L;
-#pragma unroll
-  for (int n = 0; n < N; ++n) {
-#pragma unroll
-    for (int lane = 0; lane < L; ++lane) {
-      for (int bit = blockDim.x; bit < 32; bit *= 2) mine[n][lane].merge(exchange(mine[n][lane], bit));
-      if (thread % 32 < blockDim.x) cells[warp * width + threadIdx.x * N * L + n * L + lane] = mine[n][lane].number();
-    }
-  }
-  __syncthreads();
-  for (int i = thread; i < width; i += blockDim.x * blockDim.y) {
-    Kind<T> all;
-    for (int other = 0; other < warps; ++other) all.merge(Kind<T>{cells[other * width + i]});
-    totals[i] = all.number();
-  }
-  __syncthreads();
-#pragma unroll
-  for (int n = 0; n < N; ++n) {
-#pragma unroll
-    for (int lane = 0; lane < L; ++lane) mine[n][lane] = {totals[threadIdx.x * N * L + n * L + lane]};
-  }
+// The same number, from which everything is found again: conditions that a compiler keeps from one time through a row to
+// the next take more instructions than to find them.
+[[maybe_unused]] __device__ __forceinline__ float again(float x) {
+  asm volatile("" : "+f"(x));
+  return x;
+}
+
+[[maybe_unused]] __device__ __forceinline__ double again(double x) {
+  asm volatile("" : "+d"(x));
+  return x;
 }
 
 // The kernel before this one in the stream is done, and what it wrote is there.
@@ -283,49 +248,32 @@ __device__ __forceinline__ void forward_column_row_values(const float peak, cons
 }
 
 // Reads x, bias by (middle); writes out, saved_bound, saved_sum.
-__global__ void __launch_bounds__(256, 2)
+__global__ void __launch_bounds__(128, 4)
 forward_column(const float* __restrict__ x, const float* __restrict__ bias, float* __restrict__ out,
     float* __restrict__ saved_bound, float* __restrict__ saved_sum, ForwardSizes sizes) {
-  constexpr int kLanes = 4, kPacks = 8;
-  __shared__ float cells[1024], totals[64];
-  const Index length = sizes.middle.value, behind = sizes.inner.value;
+  constexpr int kLanes = 4, kPacks = 3;
+  const Index length = kPacks, behind = sizes.inner.value;
   const Index strips = (behind + blockDim.x * kLanes - 1) / (blockDim.x * kLanes),
       tiles = sizes.outer.value * strips;
-  extern __shared__ uint4 room[];
-  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
-  auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
-  const auto send_tile = [&](Index tile) {
-    if (tile >= tiles) return send_off();
+  for (Index tile = blockIdx.x * blockDim.y + threadIdx.y; tile < tiles; tile += gridDim.x * blockDim.y) {
     const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
     const bool is_beside = beside < behind;
-    const Index base = above * length * behind + beside, end = is_beside ? length : 0;
-#pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      const Index i = p * blockDim.y + threadIdx.y;
-      const bool is_here = i < end;
-      if (is_here) send(&x_next[p * 256], x + (base + i * behind));
-    }
-    send_off();
-  };
-  send_tile(blockIdx.x);
-  for (Index tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
-    const bool is_beside = beside < behind;
-    const Index base = above * length * behind + beside, end = is_beside ? length : 0;
+    if (!is_beside) continue;
+    const Index base = above * length * behind + beside;
     const Index outer = above;
     Pack<float, kLanes> x_in[kPacks];
-    wait_for_sent<0>();
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      x_in[p] = x_next[p * 256];
+      [[maybe_unused]] const Index i = p;
+      constexpr bool is_here = true;
+      if (is_here) x_in[p] = load<kLanes>(x + (base + i * behind));
     }
-    send_tile(tile + gridDim.x);
     Peak<float> peaks_1[1][kLanes];
     float carried_after_gelu[kPacks][kLanes];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Index i = p * blockDim.y + threadIdx.y;
-      const bool is_here = i < end;
+      [[maybe_unused]] const Index i = p;
+      constexpr bool is_here = true;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
@@ -336,13 +284,12 @@ forward_column(const float* __restrict__ x, const float* __restrict__ bias, floa
         carried_after_gelu[p][lane] = carried_after_gelu_value;
       }
     }
-    combine_across(peaks_1, cells, totals);
     Sum<float> sums_2[1][kLanes];
     float carried[kPacks][kLanes];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Index i = p * blockDim.y + threadIdx.y;
-      const bool is_here = i < end;
+      [[maybe_unused]] const Index i = p;
+      constexpr bool is_here = true;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float peak_value = peaks_1[0][lane].best;
@@ -354,7 +301,6 @@ forward_column(const float* __restrict__ x, const float* __restrict__ bias, floa
         carried[p][lane] = carried_value;
       }
     }
-    combine_across(sums_2, cells, totals);
     float chosen_beside[kLanes];
     float inverse_beside[kLanes];
 #pragma unroll
@@ -368,8 +314,8 @@ forward_column(const float* __restrict__ x, const float* __restrict__ bias, floa
     }
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Index i = p * blockDim.y + threadIdx.y;
-      const bool is_here = i < end;
+      [[maybe_unused]] const Index i = p;
+      constexpr bool is_here = true;
       Pack<float, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
@@ -384,7 +330,7 @@ forward_column(const float* __restrict__ x, const float* __restrict__ bias, floa
       }
       if (is_here) store(out + (base + i * behind), out_out);
     }
-    if (end > 0 && threadIdx.y == 0) {
+    {
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const Index inner = (beside + lane);
@@ -413,7 +359,7 @@ __device__ __forceinline__ void backward_column_stage_1_once(const float saved_s
 
 __device__ __forceinline__ void backward_column_stage_1(const float x, const float saved_bound,
     const float d_out, const float inverse, const float chosen, float& total_2_term, float& total_2_term_by,
-    float& carried, float& total_term) {
+    float& carried, float& carried_2, float& carried_3, float& total_term) {
   // gelu
   const float series = polynomial(fabsf(x), 0.0f, -1.15110552f, -0.459209114f, -0.0524738058f,
       0.00698745623f, -2.51266702e-05f, -0.000272270845f, 7.59166942e-05f, -1.1191165e-05f, 9.13259044e-07f,
@@ -423,6 +369,8 @@ __device__ __forceinline__ void backward_column_stage_1(const float x, const flo
   total_2_term = expf(after_gelu - saved_bound);
   total_2_term_by = d_out;
   carried = d_out * inverse * chosen;
+  carried_2 = x < 0.0f ? power : 2.0f - power;
+  carried_3 = total_2_term;
   total_term = d_out;
 }
 
@@ -432,43 +380,41 @@ __device__ __forceinline__ void backward_column_values_once(const float total_2,
 }
 
 __device__ __forceinline__ void backward_column_values(const float carried, const float quotient,
-    const float x, const float saved_bound, float& d_x) {
-  // gelu
-  const float product = x * 0.5f;
-  const float series = polynomial(fabsf(x), 0.0f, -1.15110552f, -0.459209114f, -0.0524738058f,
-      0.00698745623f, -2.51266702e-05f, -0.000272270845f, 7.59166942e-05f, -1.1191165e-05f, 9.13259044e-07f,
-      -3.24377396e-08f);
-  const float power = exp2_flushed(series);
-  const float chosen = x < 0.0f ? power : 2.0f - power;
-  const float after_gelu = product * chosen;
+    const float carried_3, const float x, const float carried_2, float& d_x) {
   // backward, down to gelu
-  const float d_after_gelu = (carried - quotient) * expf(after_gelu - saved_bound);
-  const float sum = fmaf(product, exp2_flushed(fmaf(x * x, -0.721347511f, -0.325748056f)), chosen * 0.5f);
+  const float d_after_gelu = (carried - quotient) * carried_3;
+  const float sum = fmaf(x * 0.5f, exp2_flushed(fmaf(x * x, -0.721347511f, -0.325748056f)), carried_2 * 0.5f);
   d_x = d_after_gelu * sum;
 }
 
 // Reads x, d_out, saved_bound by (outer, inner), saved_sum by (outer, inner); leaves partials of total; writes d_x.
-__global__ void __launch_bounds__(256, 2)
+__global__ void __launch_bounds__(128, 4)
 backward_column(const float* __restrict__ x, const float* __restrict__ saved_bound,
     const float* __restrict__ d_out, const float* __restrict__ saved_sum, float* __restrict__ d_x,
     Sum<float>* __restrict__ total_partials, BackwardSizes sizes) {
-  constexpr int kLanes = 4, kPacks = 4;
-  __shared__ float cells[1024], totals[64];
-  const Index length = sizes.middle.value, behind = sizes.inner.value;
+  constexpr int kLanes = 4, kPacks = 3;
+  const Index length = kPacks, behind = sizes.inner.value;
   const Index strips = (behind + blockDim.x * kLanes - 1) / (blockDim.x * kLanes),
       tiles = sizes.outer.value * strips;
-  Sum<float> total_sum[kPacks];
-  for (Index tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+  extern __shared__ uint4 room[];
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  auto* const total_sum = reinterpret_cast<Sum<float>*>(room) + 0 + thread;
+#pragma unroll
+  for (int n = 0; n < 3; ++n) {
+    total_sum[n * 128] = Sum<float>();
+  }
+  for (Index tile = blockIdx.x * blockDim.y + threadIdx.y; tile < tiles; tile += gridDim.x * blockDim.y) {
     const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
     const bool is_beside = beside < behind;
-    const Index base = above * length * behind + beside, end = is_beside ? length : 0;
+    if (!is_beside) continue;
+    const Index base = above * length * behind + beside;
     const Index outer = above;
     Pack<float, kLanes> x_in[kPacks];
     Pack<float, kLanes> d_out_in[kPacks];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Index i = p * blockDim.y + threadIdx.y;
-      const bool is_here = i < end;
+      [[maybe_unused]] const Index i = p;
+      constexpr bool is_here = true;
       if (is_here) x_in[p] = load<kLanes>(x + (base + i * behind));
       if (is_here) d_out_in[p] = load<kLanes>(d_out + (base + i * behind));
     }
@@ -499,10 +445,12 @@ backward_column(const float* __restrict__ x, const float* __restrict__ saved_bou
     }
     Sum<float> sums_1[1][kLanes];
     float carried[kPacks][kLanes];
+    float carried_2[kPacks][kLanes];
+    float carried_3[kPacks][kLanes];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Index i = p * blockDim.y + threadIdx.y;
-      const bool is_here = i < end;
+      [[maybe_unused]] const Index i = p;
+      constexpr bool is_here = true;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
@@ -511,17 +459,21 @@ backward_column(const float* __restrict__ x, const float* __restrict__ saved_bou
         float total_2_term_value;
         float total_2_term_by_value;
         float carried_value;
+        float carried_2_value;
+        float carried_3_value;
         float total_term_value;
         const float chosen_value = chosen_beside[lane];
         const float inverse_value = inverse_beside[lane];
         backward_column_stage_1(x_value, saved_bound_value, d_out_value, inverse_value, chosen_value,
-            total_2_term_value, total_2_term_by_value, carried_value, total_term_value);
+            total_2_term_value, total_2_term_by_value, carried_value, carried_2_value, carried_3_value,
+            total_term_value);
         if (is_here) sums_1[0][lane].add(total_2_term_value, total_2_term_by_value);
         carried[p][lane] = carried_value;
-        if (is_here) total_sum[p].add(total_term_value);
+        carried_2[p][lane] = carried_2_value;
+        carried_3[p][lane] = carried_3_value;
+        if (is_here) total_sum[p * 128].add(total_term_value);
       }
     }
-    combine_across(sums_1, cells, totals);
     float quotient_beside[kLanes];
 #pragma unroll
     for (int lane = 0; lane < kLanes; ++lane) {
@@ -533,29 +485,33 @@ backward_column(const float* __restrict__ x, const float* __restrict__ saved_bou
     }
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Index i = p * blockDim.y + threadIdx.y;
-      const bool is_here = i < end;
+      [[maybe_unused]] const Index i = p;
+      constexpr bool is_here = true;
       Pack<float, kLanes> d_x_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const float x_value = widen(x_in[p], lane);
-        const float saved_bound_value = saved_bound_here[lane];
+        const float x_value = again(widen(x_in[p], lane));
         const float carried_value = carried[p][lane];
+        const float carried_2_value = carried_2[p][lane];
+        const float carried_3_value = carried_3[p][lane];
         float d_x_value;
         const float quotient_value = quotient_beside[lane];
-        backward_column_values(carried_value, quotient_value, x_value, saved_bound_value, d_x_value);
+        backward_column_values(carried_value, quotient_value, carried_3_value, x_value, carried_2_value,
+            d_x_value);
         d_x_out.at[lane] = narrow<float>(d_x_value);
       }
       if (is_here) store(d_x + (base + i * behind), d_x_out);
     }
   }
+  __shared__ Sum<float> beside[128];
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
-    const Index i = p * blockDim.y + threadIdx.y;
+    const Index i = p;
     {
-      Sum<float> total = total_sum[p];
+      Sum<float> total = total_sum[p * 128];
+      merge_beside(total, beside);
       for (int offset = blockDim.x / 2; offset > 0; offset /= 2) total.merge(exchange(total, offset));
-      if (threadIdx.x == 0 && i < length) total_partials[blockIdx.x * length + i] = total;
+      if (threadIdx.x == 0 && threadIdx.y == 0) total_partials[blockIdx.x * length + i] = total;
     }
   }
 }
@@ -657,13 +613,6 @@ static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes,
   return oldest.blocks;
 }
 
-// Threads beside each other along x, in whole warps with those along a strided row.
-static dim3 column_block(int64_t beside, int64_t along, int64_t most_beside, int64_t most) {
-  int64_t x = power_of_two(beside, 1, most_beside);
-  while (x > 1 && x * ceil_divide(along, 32 / x) * (32 / x) > most) x /= 2;
-  return dim3(static_cast<unsigned>(x), static_cast<unsigned>(ceil_divide(along, 32 / x) * (32 / x)));
-}
-
 // Sets a kernel up while the one before it in the stream ends, where devices can: it waits for that itself.
 template <typename... Parameters, typename... Arguments>
 static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64_t shared_bytes,
@@ -697,18 +646,16 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const auto stream = reinterpret_cast<cudaStream_t>(a[10]);
   const int device = static_cast<int>(a[9]);
   const DeviceGuard guard(device);
-  const int64_t forward_column_length = static_cast<int64_t>(sizes.middle.value),
-      forward_column_behind = static_cast<int64_t>(sizes.inner.value);
-  const dim3 forward_column_block = column_block(ceil_divide(forward_column_behind, 4),
-      ceil_divide(forward_column_length, 8), 16, 256);
-  const int64_t forward_column_tasks = static_cast<int64_t>(sizes.outer.value) * ceil_divide(forward_column_behind, forward_column_block.x * 4);
-  const int64_t forward_column_resident = resident_blocks(forward_column, forward_column_block, 32768, 32768,
-      device);
-  const int64_t forward_column_slots = forward_column_tasks < forward_column_resident ? forward_column_tasks : forward_column_resident;
+  const int64_t forward_column_behind = static_cast<int64_t>(sizes.inner.value);
+  const auto forward_column_beside = static_cast<unsigned>(power_of_two(ceil_divide(forward_column_behind,
+      4), 1, 32));
+  const dim3 forward_column_block(forward_column_beside, 128 / forward_column_beside);
+  const int64_t forward_column_tasks = ceil_divide(static_cast<int64_t>(sizes.outer.value) * ceil_divide(forward_column_behind, forward_column_block.x * 4), forward_column_block.y);
+  const int64_t forward_column_slots = forward_column_tasks;
   if (is_measuring) return scratch.used;
   {
-    forward_column<<<static_cast<unsigned>(forward_column_slots), forward_column_block, 32768, stream>>>(x,
-        bias, out, saved_bound, saved_sum, sizes);
+    forward_column<<<static_cast<unsigned>(forward_column_slots), forward_column_block, 0, stream>>>(x, bias,
+        out, saved_bound, saved_sum, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
@@ -729,19 +676,19 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const auto stream = reinterpret_cast<cudaStream_t>(a[11]);
   const int device = static_cast<int>(a[10]);
   const DeviceGuard guard(device);
-  const int64_t backward_column_length = static_cast<int64_t>(sizes.middle.value),
-      backward_column_behind = static_cast<int64_t>(sizes.inner.value);
-  const dim3 backward_column_block = column_block(ceil_divide(backward_column_behind, 4),
-      ceil_divide(backward_column_length, 4), 16, 256);
-  const int64_t backward_column_tasks = static_cast<int64_t>(sizes.outer.value) * ceil_divide(backward_column_behind, backward_column_block.x * 4);
-  const int64_t backward_column_resident = resident_blocks(backward_column, backward_column_block, 0, 0,
-      device);
+  const int64_t backward_column_behind = static_cast<int64_t>(sizes.inner.value);
+  const auto backward_column_beside = static_cast<unsigned>(power_of_two(ceil_divide(backward_column_behind,
+      4), 1, 32));
+  const dim3 backward_column_block(backward_column_beside, 128 / backward_column_beside);
+  const int64_t backward_column_tasks = ceil_divide(static_cast<int64_t>(sizes.outer.value) * ceil_divide(backward_column_behind, backward_column_block.x * 4), backward_column_block.y);
+  const int64_t backward_column_resident = resident_blocks(backward_column, backward_column_block, 1536,
+      1536, device);
   const int64_t backward_column_slots = backward_column_tasks < backward_column_resident ? backward_column_tasks : backward_column_resident;
   const int64_t total_partials_slots = backward_column_slots;
   auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.middle.value) * total_partials_slots);
   if (is_measuring) return scratch.used;
   {
-    backward_column<<<static_cast<unsigned>(backward_column_slots), backward_column_block, 0, stream>>>(x,
+    backward_column<<<static_cast<unsigned>(backward_column_slots), backward_column_block, 1536, stream>>>(x,
         saved_bound, d_out, saved_sum, d_x, total_partials, sizes);
   }
   {

@@ -1,0 +1,764 @@
+// fusegen 0.1.0   chain 9ce7cf08a2eb   signature forward+backward: bias float32, d_bias float32, d_out float32, d_x float32, out float32, saved_bound float32, saved_sum float32, x float32; 32-bit offsets
+//   gelu | softmax(1) | add_channel(bias)
+#include <cstdint>
+#include <cuda_runtime.h>
+
+using Index = uint32_t;
+
+// A size with what it takes to divide by it: two instructions instead of twenty, for dividends below 2^31.
+struct Size {
+  uint32_t value, multiplier, shift;
+};
+
+static Size size_of(int64_t value) {
+  uint32_t shift = 0;
+  while ((uint64_t{1} << shift) < static_cast<uint64_t>(value)) ++shift;
+  const uint64_t excess = (uint64_t{1} << 32) * ((uint64_t{1} << shift) - value);
+  return {static_cast<uint32_t>(value), static_cast<uint32_t>(excess / value + 1), shift};
+}
+
+namespace {
+
+[[maybe_unused]] __device__ __forceinline__ Index divide(Index n, Size d) { return (__umulhi(n,
+    d.multiplier) + n) >> d.shift; }
+
+template <typename Stored>
+__device__ __forceinline__ Stored widen(Stored x) {
+  return x;
+}
+
+template <typename Stored, typename Value>
+__device__ __forceinline__ Stored narrow(Value x) {
+  return static_cast<Stored>(x);
+}
+
+// NaN in either argument is the result, as in torch.
+template <typename Value>
+__device__ __forceinline__ Value maximum(Value a, Value b) {
+  return a != a || a > b ? a : b;
+}
+#if __CUDA_ARCH__ >= 800
+template <>
+[[maybe_unused]] __device__ __forceinline__ float maximum<float>(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+#endif
+
+// Coefficients from the lowest power on.
+__device__ __forceinline__ float polynomial(float, float coefficient) { return coefficient; }
+template <typename... More>
+__device__ __forceinline__ float polynomial(float x, float coefficient, More... more) {
+  return fmaf(x, polynomial(x, more...), coefficient);
+}
+
+// One instruction where exp2f takes four: what is below 2^-126 becomes zero. Relative error below 2^-22.
+__device__ __forceinline__ float exp2_flushed(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+// The largest number; a NaN beats every number, as in torch.
+template <typename T>
+struct Peak {
+  T best = static_cast<T>(-INFINITY);
+  __device__ void add(T value) { best = maximum(value, best); }
+  __device__ void add_if(bool is_here, T value) { add(is_here ? value : best); }
+  template <typename U>
+  __device__ void merge(const Peak<U>& other) {
+    add(other.best);
+  }
+  __device__ T max() const { return best; }
+  __device__ T number() const { return best; }
+};
+
+// N neighbours, moved by one access.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T at[N];
+};
+
+template <typename T, int N>
+__device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
+  return widen(pack.at[lane]);
+}
+
+template <int Bytes>
+struct Bits;
+template <>
+struct Bits<16> {
+  using type = uint4;
+};
+template <>
+struct Bits<8> {
+  using type = uint2;
+};
+template <>
+struct Bits<4> {
+  using type = unsigned int;
+};
+template <>
+struct Bits<2> {
+  using type = unsigned short;
+};
+template <>
+struct Bits<1> {
+  using type = unsigned char;
+};
+
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load(const T* from) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  Pack<T, N> pack;
+  *reinterpret_cast<Whole*>(&pack) = *reinterpret_cast<const Whole*>(from);
+  return pack;
+}
+
+// Neighbours, the first `left` of them here, the others in another row, by as few accesses as their addresses allow.
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load_anywhere(const T* here, const T* next, Index left) {
+  constexpr int kPart = sizeof(T) * N > 16 ? 16 / sizeof(T) : N;
+  Pack<T, N> pack;
+  if (left >= N && reinterpret_cast<uintptr_t>(here) % (sizeof(T) * kPart) == 0) {
+#pragma unroll
+    for (int n = 0; n < N; n += kPart) *reinterpret_cast<Pack<T,
+        kPart>*>(pack.at + n) = load<kPart>(here + n);
+  } else {
+#pragma unroll
+    for (int n = 0; n < N; ++n) pack.at[n] = n < left ? here[n] : next[n - left];
+  }
+  return pack;
+}
+
+// A pack on its way into shared memory, where the thread that sent it will read it.
+template <int N, typename T>
+__device__ __forceinline__ void send(Pack<T, N>* to, const T* from) {
+  const auto target = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  if constexpr (sizeof(T) * N == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(target), "l"(from), "n"(sizeof(T) * N) : "memory");
+  }
+}
+
+__device__ __forceinline__ void send_off() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until no more than so many of the latest are on their way.
+template <int N>
+__device__ __forceinline__ void wait_for_sent() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+template <int N, typename T>
+__device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
+}
+
+template <typename T>
+struct Sum {
+  T total = 0;
+  __device__ void add(T term) { total += term; }
+  __device__ void add_if(bool is_here, T term) { total += is_here ? term : T(0); }
+  __device__ void add(T factor, T by) { total = fma(factor, by, total); }
+  __device__ void add_if(bool is_here, T factor, T by) { total = is_here ? fma(factor, by, total) : total; }
+  template <typename U>
+  __device__ void merge(const Sum<U>& other) {
+    total += other.total;
+  }
+  __device__ T sum() const { return total; }
+  __device__ T number() const { return total; }
+};
+
+// Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
+template <typename Accumulator>
+__device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, int cell, int stride,
+    void* memory) {
+  Accumulator* const cells = static_cast<Accumulator*>(memory);
+  cells[cell] = mine;
+  __syncthreads();
+  for (int half = lanes / 2; half > 0; half /= 2) {
+    if (lane < half) cells[cell].merge(cells[cell + half * stride]);
+    __syncthreads();
+  }
+  const Accumulator all = cells[cell - lane * stride];
+  __syncthreads();
+  return all;
+}
+
+// The accumulator of the thread whose number in the warp differs in one bit.
+template <template <typename> class Kind, typename T>
+__device__ __forceinline__ Kind<T> exchange(Kind<T> mine, int bit) {
+  return {__shfl_xor_sync(0xffffffffu, mine.number(), bit)};
+}
+
+// Merges the accumulators of a block's rows, in order, into the first row's.
+template <typename T>
+__device__ void merge_beside(Sum<T>& mine, Sum<T>* cells) {
+  if (blockDim.y == 1) return;
+  cells[threadIdx.y * blockDim.x + threadIdx.x] = mine;
+  __syncthreads();
+  if (threadIdx.y == 0) {
+    for (int other = 1; other < blockDim.y; ++other) mine.merge(cells[other * blockDim.x + threadIdx.x]);
+  }
+  __syncthreads();
+}
+
+// Merges the accumulators of the threads with the same x, in a fixed order: within warps, then over them.
+template <template <typename> class Kind, typename T, int N, int L>
+__device__ __forceinline__ void combine_across(Kind<T> (&mine)[N][L], T* cells, T* totals) {
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x, warp = thread / 32,
+      warps = blockDim.x * blockDim.y / 32;
+  const int width = blockDim.x * N * L;
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+#pragma unroll
+    for (int lane = 0; lane < L; ++lane) {
+      for (int bit = blockDim.x; bit < 32; bit *= 2) mine[n][lane].merge(exchange(mine[n][lane], bit));
+      if (thread % 32 < blockDim.x) cells[warp * width + threadIdx.x * N * L + n * L + lane] = mine[n][lane].number();
+    }
+  }
+  __syncthreads();
+  for (int i = thread; i < width; i += blockDim.x * blockDim.y) {
+    Kind<T> all;
+    for (int other = 0; other < warps; ++other) all.merge(Kind<T>{cells[other * width + i]});
+    totals[i] = all.number();
+  }
+  __syncthreads();
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+#pragma unroll
+    for (int lane = 0; lane < L; ++lane) mine[n][lane] = {totals[threadIdx.x * N * L + n * L + lane]};
+  }
+}
+
+// The kernel before this one in the stream is done, and what it wrote is there.
+__device__ __forceinline__ void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+struct ForwardSizes {
+  Size outer, middle, inner;
+};
+
+__device__ __forceinline__ void forward_column_stage_1(const float x, float& peak_term,
+    float& carried_after_gelu) {
+  // gelu
+  const float series = polynomial(fabsf(x), -1.0f, -1.15110552f, -0.459209114f, -0.0524738058f,
+      0.00698745623f, -2.51266702e-05f, -0.000272270845f, 7.59166942e-05f, -1.1191165e-05f, 9.13259044e-07f,
+      -3.24377396e-08f);
+  const float power = exp2_flushed(series);
+  peak_term = x * (x < 0.0f ? power : 1.0f - power);
+  carried_after_gelu = peak_term;
+}
+
+__device__ __forceinline__ void forward_column_stage_2(const float carried_after_gelu, const float peak,
+    float& total_term, float& carried) {
+  total_term = expf(carried_after_gelu - peak);
+  carried = total_term;
+}
+
+__device__ __forceinline__ void forward_column_values_once(const float total, float& chosen, float& inverse) {
+  const float abs_value = fabsf(total);
+  chosen = abs_value < 7.88860905e-31f ? 1.84467441e+19f : (abs_value > 1.2676506e+30f ? 5.42101086e-20f : 1.0f);
+  inverse = 1.0f / (total * chosen);
+}
+
+__device__ __forceinline__ void forward_column_values(const float carried, const float inverse,
+    const float chosen, const float bias, float& out) {
+  // softmax(1)
+  const float after_softmax = carried * inverse * chosen;
+  // add_channel(bias)
+  out = after_softmax + bias;
+}
+
+__device__ __forceinline__ void forward_column_row_values(const float peak, const float total,
+    float& saved_bound, float& saved_sum) {
+  saved_bound = peak;
+  saved_sum = total;
+}
+
+// Reads x, bias by (middle); writes out, saved_bound, saved_sum.
+__global__ void __launch_bounds__(256, 2)
+forward_column(const float* __restrict__ x, const float* __restrict__ bias, float* __restrict__ out,
+    float* __restrict__ saved_bound, float* __restrict__ saved_sum, ForwardSizes sizes) {
+  constexpr int kLanes = 4, kPacks = 8;
+  __shared__ float cells[1024], totals[64];
+  const Index length = sizes.middle.value, behind = sizes.inner.value;
+  const Index strips = (behind + blockDim.x * kLanes - 1) / (blockDim.x * kLanes),
+      tiles = sizes.outer.value * strips;
+  extern __shared__ uint4 room[];
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
+  const auto send_tile = [&](Index tile) {
+    if (tile >= tiles) return send_off();
+    const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
+    const bool is_beside = beside < behind;
+    const Index base = above * length * behind + beside, end = is_beside ? length : 0;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = p * blockDim.y + threadIdx.y;
+      const bool is_here = i < end;
+      if (is_here) send(&x_next[p * 256], x + (base + i * behind));
+    }
+    send_off();
+  };
+  send_tile(blockIdx.x);
+  for (Index tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
+    const bool is_beside = beside < behind;
+    const Index base = above * length * behind + beside, end = is_beside ? length : 0;
+    const Index outer = above;
+    Pack<float, kLanes> x_in[kPacks];
+    wait_for_sent<0>();
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      x_in[p] = x_next[p * 256];
+    }
+    send_tile(tile + gridDim.x);
+    Peak<float> peaks_1[1][kLanes];
+    float carried_after_gelu[kPacks][kLanes];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = p * blockDim.y + threadIdx.y;
+      const bool is_here = i < end;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        float peak_term_value;
+        float carried_after_gelu_value;
+        forward_column_stage_1(x_value, peak_term_value, carried_after_gelu_value);
+        peaks_1[0][lane].add_if(is_here, peak_term_value);
+        carried_after_gelu[p][lane] = carried_after_gelu_value;
+      }
+    }
+    combine_across(peaks_1, cells, totals);
+    Sum<float> sums_2[1][kLanes];
+    float carried[kPacks][kLanes];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = p * blockDim.y + threadIdx.y;
+      const bool is_here = i < end;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float peak_value = peaks_1[0][lane].best;
+        const float carried_after_gelu_value = carried_after_gelu[p][lane];
+        float total_term_value;
+        float carried_value;
+        forward_column_stage_2(carried_after_gelu_value, peak_value, total_term_value, carried_value);
+        sums_2[0][lane].add_if(is_here, total_term_value);
+        carried[p][lane] = carried_value;
+      }
+    }
+    combine_across(sums_2, cells, totals);
+    float chosen_beside[kLanes];
+    float inverse_beside[kLanes];
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const float total_value = sums_2[0][lane].total;
+      float chosen_value;
+      float inverse_value;
+      forward_column_values_once(total_value, chosen_value, inverse_value);
+      chosen_beside[lane] = chosen_value;
+      inverse_beside[lane] = inverse_value;
+    }
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = p * blockDim.y + threadIdx.y;
+      const bool is_here = i < end;
+      Pack<float, kLanes> out_out;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const Index middle = (is_here ? i : 0);
+        const float carried_value = carried[p][lane];
+        const float bias_value = widen(bias[middle]);
+        float out_value;
+        const float chosen_value = chosen_beside[lane];
+        const float inverse_value = inverse_beside[lane];
+        forward_column_values(carried_value, inverse_value, chosen_value, bias_value, out_value);
+        out_out.at[lane] = narrow<float>(out_value);
+      }
+      if (is_here) store(out + (base + i * behind), out_out);
+    }
+    if (end > 0 && threadIdx.y == 0) {
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const Index inner = (beside + lane);
+        const float peak_value = peaks_1[0][lane].best;
+        const float total_value = sums_2[0][lane].total;
+        float saved_bound_value;
+        float saved_sum_value;
+        forward_column_row_values(peak_value, total_value, saved_bound_value, saved_sum_value);
+        saved_bound[(outer) * sizes.inner.value + inner] = narrow<float>(saved_bound_value);
+        saved_sum[(outer) * sizes.inner.value + inner] = narrow<float>(saved_sum_value);
+      }
+    }
+  }
+}
+
+struct BackwardSizes {
+  Size outer, middle, inner;
+};
+
+__device__ __forceinline__ void backward_column_stage_1_once(const float saved_sum, float& chosen,
+    float& inverse) {
+  const float abs_value = fabsf(saved_sum);
+  chosen = abs_value < 7.88860905e-31f ? 1.84467441e+19f : (abs_value > 1.2676506e+30f ? 5.42101086e-20f : 1.0f);
+  inverse = 1.0f / (saved_sum * chosen);
+}
+
+__device__ __forceinline__ void backward_column_stage_1(const float x, const float saved_bound,
+    const float d_out, const float inverse, const float chosen, float& total_2_term, float& total_2_term_by,
+    float& carried, float& total_term) {
+  // gelu
+  const float series = polynomial(fabsf(x), 0.0f, -1.15110552f, -0.459209114f, -0.0524738058f,
+      0.00698745623f, -2.51266702e-05f, -0.000272270845f, 7.59166942e-05f, -1.1191165e-05f, 9.13259044e-07f,
+      -3.24377396e-08f);
+  const float power = exp2_flushed(series);
+  const float after_gelu = x * 0.5f * (x < 0.0f ? power : 2.0f - power);
+  total_2_term = expf(after_gelu - saved_bound);
+  total_2_term_by = d_out;
+  carried = d_out * inverse * chosen;
+  total_term = d_out;
+}
+
+__device__ __forceinline__ void backward_column_values_once(const float total_2, const float saved_sum,
+    float& quotient) {
+  quotient = total_2 / saved_sum / saved_sum;
+}
+
+__device__ __forceinline__ void backward_column_values(const float carried, const float quotient,
+    const float x, const float saved_bound, float& d_x) {
+  // gelu
+  const float product = x * 0.5f;
+  const float series = polynomial(fabsf(x), 0.0f, -1.15110552f, -0.459209114f, -0.0524738058f,
+      0.00698745623f, -2.51266702e-05f, -0.000272270845f, 7.59166942e-05f, -1.1191165e-05f, 9.13259044e-07f,
+      -3.24377396e-08f);
+  const float power = exp2_flushed(series);
+  const float chosen = x < 0.0f ? power : 2.0f - power;
+  const float after_gelu = product * chosen;
+  // backward, down to gelu
+  const float d_after_gelu = (carried - quotient) * expf(after_gelu - saved_bound);
+  const float sum = fmaf(product, exp2_flushed(fmaf(x * x, -0.721347511f, -0.325748056f)), chosen * 0.5f);
+  d_x = d_after_gelu * sum;
+}
+
+// Reads x, d_out, saved_bound by (outer, inner), saved_sum by (outer, inner); leaves partials of total; writes d_x.
+__global__ void __launch_bounds__(256, 2)
+backward_column(const float* __restrict__ x, const float* __restrict__ saved_bound,
+    const float* __restrict__ d_out, const float* __restrict__ saved_sum, float* __restrict__ d_x,
+    Sum<float>* __restrict__ total_partials, BackwardSizes sizes) {
+  constexpr int kLanes = 4, kPacks = 4;
+  __shared__ float cells[1024], totals[64];
+  const Index length = sizes.middle.value, behind = sizes.inner.value;
+  const Index strips = (behind + blockDim.x * kLanes - 1) / (blockDim.x * kLanes),
+      tiles = sizes.outer.value * strips;
+  Sum<float> total_sum[kPacks];
+  for (Index tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
+    const bool is_beside = beside < behind;
+    const Index base = above * length * behind + beside, end = is_beside ? length : 0;
+    const Index outer = above;
+    Pack<float, kLanes> x_in[kPacks];
+    Pack<float, kLanes> d_out_in[kPacks];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = p * blockDim.y + threadIdx.y;
+      const bool is_here = i < end;
+      if (is_here) x_in[p] = load<kLanes>(x + (base + i * behind));
+      if (is_here) d_out_in[p] = load<kLanes>(d_out + (base + i * behind));
+    }
+    float saved_bound_here[kLanes];
+    float saved_sum_here[kLanes];
+    {
+      const Index inner = (is_beside ? beside : 0);
+      const auto saved_bound_in = load_anywhere<kLanes>(saved_bound + ((outer) * sizes.inner.value + inner),
+          saved_bound, kLanes);
+      const auto saved_sum_in = load_anywhere<kLanes>(saved_sum + ((outer) * sizes.inner.value + inner),
+          saved_sum, kLanes);
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        saved_bound_here[lane] = widen(saved_bound_in, lane);
+        saved_sum_here[lane] = widen(saved_sum_in, lane);
+      }
+    }
+    float chosen_beside[kLanes];
+    float inverse_beside[kLanes];
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const float saved_sum_value = saved_sum_here[lane];
+      float chosen_value;
+      float inverse_value;
+      backward_column_stage_1_once(saved_sum_value, chosen_value, inverse_value);
+      chosen_beside[lane] = chosen_value;
+      inverse_beside[lane] = inverse_value;
+    }
+    Sum<float> sums_1[1][kLanes];
+    float carried[kPacks][kLanes];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = p * blockDim.y + threadIdx.y;
+      const bool is_here = i < end;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        const float d_out_value = widen(d_out_in[p], lane);
+        const float saved_bound_value = saved_bound_here[lane];
+        float total_2_term_value;
+        float total_2_term_by_value;
+        float carried_value;
+        float total_term_value;
+        const float chosen_value = chosen_beside[lane];
+        const float inverse_value = inverse_beside[lane];
+        backward_column_stage_1(x_value, saved_bound_value, d_out_value, inverse_value, chosen_value,
+            total_2_term_value, total_2_term_by_value, carried_value, total_term_value);
+        if (is_here) sums_1[0][lane].add(total_2_term_value, total_2_term_by_value);
+        carried[p][lane] = carried_value;
+        if (is_here) total_sum[p].add(total_term_value);
+      }
+    }
+    combine_across(sums_1, cells, totals);
+    float quotient_beside[kLanes];
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const float total_2_value = sums_1[0][lane].total;
+      const float saved_sum_value = saved_sum_here[lane];
+      float quotient_value;
+      backward_column_values_once(total_2_value, saved_sum_value, quotient_value);
+      quotient_beside[lane] = quotient_value;
+    }
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = p * blockDim.y + threadIdx.y;
+      const bool is_here = i < end;
+      Pack<float, kLanes> d_x_out;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        const float saved_bound_value = saved_bound_here[lane];
+        const float carried_value = carried[p][lane];
+        float d_x_value;
+        const float quotient_value = quotient_beside[lane];
+        backward_column_values(carried_value, quotient_value, x_value, saved_bound_value, d_x_value);
+        d_x_out.at[lane] = narrow<float>(d_x_value);
+      }
+      if (is_here) store(d_x + (base + i * behind), d_x_out);
+    }
+  }
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = p * blockDim.y + threadIdx.y;
+    {
+      Sum<float> total = total_sum[p];
+      for (int offset = blockDim.x / 2; offset > 0; offset /= 2) total.merge(exchange(total, offset));
+      if (threadIdx.x == 0 && i < length) total_partials[blockIdx.x * length + i] = total;
+    }
+  }
+}
+
+__device__ __forceinline__ void backward_finalise_values(const float total, float& d_bias) {
+  d_bias = total;
+}
+
+// Merges partials into total; writes d_bias.
+__global__ void __launch_bounds__(512)
+backward_finalise(float* __restrict__ d_bias, const Sum<float>* total_partials, BackwardSizes sizes,
+    Index slots) {
+  wait_for_kernel_before();
+  __shared__ alignas(16) unsigned char shared[512 * 8];
+  const Index columns = sizes.middle.value, strips = (columns + blockDim.x - 1) / blockDim.x;
+  const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
+  const Index result = above * columns + column;
+  const bool is_live = column < columns;
+  Sum<double> total_sum;
+  if (is_live) {
+#pragma unroll 8
+    for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
+      total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
+    }
+  }
+  total_sum = merge_tree(total_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+      blockDim.x, shared);
+  if (threadIdx.y != 0 || !is_live) return;
+  const float total_value = static_cast<float>(total_sum.sum());
+  const Index middle = result;
+  float d_bias_value;
+  backward_finalise_values(total_value, d_bias_value);
+  d_bias[middle] = narrow<float>(d_bias_value);
+}
+
+}  // namespace
+
+// Scratch memory, handed out piece by piece; with no base it only counts.
+struct Scratch {
+  char* base;
+  int64_t used = 0;
+  template <typename T>
+  T* take(int64_t count) {
+    T* const piece = reinterpret_cast<T*>(base + used);
+    used += (count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
+    return piece;
+  }
+};
+
+// The caller's device stays current.
+struct DeviceGuard {
+  int previous = 0;
+  explicit DeviceGuard(int device) {
+    cudaGetDevice(&previous);
+    if (previous != device) cudaSetDevice(device);
+    else previous = -1;
+  }
+  ~DeviceGuard() {
+    if (previous >= 0) cudaSetDevice(previous);
+  }
+};
+
+static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The smallest power of two that is at least n, between two others.
+static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
+  int64_t power = least;
+  while (power < n && power < most) power *= 2;
+  return power;
+}
+
+// How many blocks of a kernel the device works on at once, each with so much shared memory of its own, and at most so much
+// in any launch. Asked once for each kernel, device and size of block: the runtime takes microseconds to answer.
+template <typename Kernel>
+static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes, int64_t most_bytes,
+    int device) {
+  struct Answer {
+    Kernel* kernel;
+    int64_t shared_bytes;
+    int threads, device;
+    int64_t blocks;
+  };
+  thread_local Answer answers[8] = {};
+  thread_local int next = 0;
+  const int threads = static_cast<int>(block.x * block.y);
+  for (const Answer& known : answers) {
+    if (known.kernel == kernel && known.shared_bytes == shared_bytes && known.threads == threads && known.device == device) {
+      return known.blocks;
+    }
+  }
+  int on_each = 0, processors = 0;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(most_bytes));
+  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&on_each, kernel, threads, shared_bytes);
+  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  if (on_each == 0) return 1;  // the launch will say why
+  Answer& oldest = answers[next];
+  next = (next + 1) % 8;
+  oldest = {kernel, shared_bytes, threads, device, static_cast<int64_t>(on_each) * processors};
+  return oldest.blocks;
+}
+
+// Threads beside each other along x, in whole warps with those along a strided row.
+static dim3 column_block(int64_t beside, int64_t along, int64_t most_beside, int64_t most) {
+  int64_t x = power_of_two(beside, 1, most_beside);
+  while (x > 1 && x * ceil_divide(along, 32 / x) * (32 / x) > most) x /= 2;
+  return dim3(static_cast<unsigned>(x), static_cast<unsigned>(ceil_divide(along, 32 / x) * (32 / x)));
+}
+
+// Sets a kernel up while the one before it in the stream ends, where devices can: it waits for that itself.
+template <typename... Parameters, typename... Arguments>
+static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64_t shared_bytes,
+    cudaStream_t stream,
+    Arguments... arguments) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = blocks;
+  launch.blockDim = block;
+  launch.dynamicSmemBytes = shared_bytes;
+  launch.stream = stream;
+  launch.attrs = &early;
+  launch.numAttrs = __CUDA_ARCH_LIST__ >= 900;
+  cudaLaunchKernelEx(&launch, kernel, static_cast<Parameters>(arguments)...);
+}
+
+// a: x, bias, out, saved_bound, saved_sum, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
+// Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
+extern "C" int64_t run_forward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const float*>(a[0]);
+  auto* const bias = reinterpret_cast<const float*>(a[1]);
+  auto* const out = reinterpret_cast<float*>(a[2]);
+  auto* const saved_bound = reinterpret_cast<float*>(a[3]);
+  auto* const saved_sum = reinterpret_cast<float*>(a[4]);
+  const bool is_measuring = a[5] == -1;
+  if (!is_measuring && ((a[0] | a[2]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[5])};
+  const ForwardSizes sizes{ size_of(a[6]), size_of(a[7]), size_of(a[8]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[10]);
+  const int device = static_cast<int>(a[9]);
+  const DeviceGuard guard(device);
+  const int64_t forward_column_length = static_cast<int64_t>(sizes.middle.value),
+      forward_column_behind = static_cast<int64_t>(sizes.inner.value);
+  const dim3 forward_column_block = column_block(ceil_divide(forward_column_behind, 4),
+      ceil_divide(forward_column_length, 8), 16, 256);
+  const int64_t forward_column_tasks = static_cast<int64_t>(sizes.outer.value) * ceil_divide(forward_column_behind, forward_column_block.x * 4);
+  const int64_t forward_column_resident = resident_blocks(forward_column, forward_column_block, 32768, 32768,
+      device);
+  const int64_t forward_column_slots = forward_column_tasks < forward_column_resident ? forward_column_tasks : forward_column_resident;
+  if (is_measuring) return scratch.used;
+  {
+    forward_column<<<static_cast<unsigned>(forward_column_slots), forward_column_block, 32768, stream>>>(x,
+        bias, out, saved_bound, saved_sum, sizes);
+  }
+  return -static_cast<int64_t>(cudaGetLastError());
+}
+
+// a: x, saved_bound, saved_sum, d_out, d_x, d_bias, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
+// Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
+extern "C" int64_t run_backward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const float*>(a[0]);
+  auto* const saved_bound = reinterpret_cast<const float*>(a[1]);
+  auto* const saved_sum = reinterpret_cast<const float*>(a[2]);
+  auto* const d_out = reinterpret_cast<const float*>(a[3]);
+  auto* const d_x = reinterpret_cast<float*>(a[4]);
+  auto* const d_bias = reinterpret_cast<float*>(a[5]);
+  const bool is_measuring = a[6] == -1;
+  if (!is_measuring && ((a[0] | a[3] | a[4]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[6])};
+  const BackwardSizes sizes{ size_of(a[7]), size_of(a[8]), size_of(a[9]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[11]);
+  const int device = static_cast<int>(a[10]);
+  const DeviceGuard guard(device);
+  const int64_t backward_column_length = static_cast<int64_t>(sizes.middle.value),
+      backward_column_behind = static_cast<int64_t>(sizes.inner.value);
+  const dim3 backward_column_block = column_block(ceil_divide(backward_column_behind, 4),
+      ceil_divide(backward_column_length, 4), 16, 256);
+  const int64_t backward_column_tasks = static_cast<int64_t>(sizes.outer.value) * ceil_divide(backward_column_behind, backward_column_block.x * 4);
+  const int64_t backward_column_resident = resident_blocks(backward_column, backward_column_block, 0, 0,
+      device);
+  const int64_t backward_column_slots = backward_column_tasks < backward_column_resident ? backward_column_tasks : backward_column_resident;
+  const int64_t total_partials_slots = backward_column_slots;
+  auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.middle.value) * total_partials_slots);
+  if (is_measuring) return scratch.used;
+  {
+    backward_column<<<static_cast<unsigned>(backward_column_slots), backward_column_block, 0, stream>>>(x,
+        saved_bound, d_out, saved_sum, d_x, total_partials, sizes);
+  }
+  {
+    const int64_t columns = static_cast<int64_t>(sizes.middle.value),
+        results = static_cast<int64_t>(sizes.middle.value);
+    // Threads for all slots of a column, up to 64 or what is left of a block, and columns beside each other:
+    // more of those where there are many.
+    const int64_t slots = total_partials_slots, most_along = columns < 4096 ? 64 : columns < 8192 ? 32 : 16;
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 512 / power_of_two(slots, 1,
+        most_along)));
+    const dim3 block(width, static_cast<unsigned>(power_of_two(slots, width < 32 ? 32 / width : 1,
+        512 / width)));
+    const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
+    follow(backward_finalise, blocks, block, 0, stream, d_bias, total_partials, sizes,
+        static_cast<Index>(slots));
+  }
+  return -static_cast<int64_t>(cudaGetLastError());
+}
+
+extern "C" const char* error_text(int64_t code) { return cudaGetErrorString(static_cast<cudaError_t>(-code)); }
