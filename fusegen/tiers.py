@@ -347,7 +347,7 @@ def resident_alone(words: int) -> int:
 def column_tier(length: int, behind: int, widest: int, words: int) -> Tier | None:
     """The tier of strided rows, of which neighbours lie `behind` each other in memory."""
     lanes = min(lanes_of(behind, widest), _PACK_WORDS)
-    if length <= MOST_ALONE and length * words <= _ALONE_WORDS:
+    if 0 < length <= MOST_ALONE and length * words <= _ALONE_WORDS:
         while length * lanes > MOST_ALONE or length * lanes * words > _ALONE_WORDS:
             lanes //= 2
         elements = length * lanes

@@ -97,6 +97,13 @@ CASES = [
     (f"{_CHANNEL} | add(r)", (2, 7, 5, 9), [*[(7,)] * 2, (2, 7, 5, 9)], {}, "column"),
     ("hardswish | softmax(1) | mul(w)", (2, 11, 7, 9), [(7, 1)], {"dtype": "bfloat16"}, "column"),
     ("softmax(1) | dropout(0.3)", (2, 5, 7, 9), [], {}, "column"),
+    (
+        "masked_fill(m, -3) | softmax(1) | masked_fill(m, 0)",
+        (2, 7, 5, 9),
+        [(2, 7, 5, 9)],
+        {},
+        "column",
+    ),
     ("max(1) | tanh", (3, 9, 5, 7), [], {}, "column"),
     ("hardswish | relu | softmax(1) | mean((2, 3))", (5, 7, 19, 29), [], {}, "column finalise"),
     ("softmax(1) | mul(w) | sum((2, 3))", (40, 3, 3, 1), [(3, 1, 1)], {}, "column finalise"),
