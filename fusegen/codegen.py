@@ -52,6 +52,7 @@ def emit(
     operations = sorted({n.op for n in nodes})
     by_rows = [k for e in views for k in e.kernels if isinstance(k, RowView)]
     by_windows = [k for e in views for k in e.kernels if isinstance(k, WindowView)]
+    by_slides = [k for e in views for k in e.kernels if isinstance(k, SlideView)]
     by_lines = [k for e in views for k in e.kernels if isinstance(k, LineView)]
     context = {
         "version": __version__,
@@ -78,6 +79,7 @@ def emit(
         "in_lines": set[str]().union(
             *(k.in_lines for k in by_lines), *(k.in_lines for k in by_windows)
         ),
+        "slid": {kind for k in by_slides for kind in k.in_lines},
         "at_once": {kind for k in by_windows for kind in k.at_once},
         "operations": operations,
         "rounds": any(op in ir.CASTS for op in operations),

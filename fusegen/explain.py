@@ -27,7 +27,7 @@ _WHAT = {
     "row": "rows on the chip",
     "column": "strided rows on the chip",
     "window": "pooling windows side by side",
-    "slide": "pooling windows that overlap or cross the edge, a thread each",
+    "slide": "pooling windows that overlap or cross the edge",
     "cover": "elements, each from the windows that cover it",
     "inner": "one pass, sums along it",
     "outer": "one pass, sums down columns",

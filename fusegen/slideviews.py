@@ -194,6 +194,12 @@ class SlideView(KernelView):
         return self.grouping.slides[-1 - self.inner_window].stride
 
     @property
+    def in_lines(self) -> set[str]:
+        """The kinds of reductions that go on at each place of a line."""
+        found = [r for s in self.stages for r in s.reductions]
+        return {r.kind for r in found} if self.goes_by_lines else set()
+
+    @property
     def goes_by_lines(self) -> bool:
         """Whether windows that are neighbours have their elements at one distance."""
         is_uneven = self.inner_window is not None and (

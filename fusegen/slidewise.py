@@ -1,10 +1,11 @@
 """Windows that overlap, leave gaps or cross the edge, as kernels.
 
-Two families. A slide kernel has a thread for each window: it reads what is inside the tensor, and
+Two families. A slide kernel goes from window to window: it reads what is inside the tensor, and
 computes what stands before the pooling again for every window that shares an element. A cover
-kernel is its transpose, with a thread for each element of a tensor: it goes through the windows
-that cover the element, in order, and adds up their shares. So nothing is scattered, there are no
-atomics, and the same inputs give the same bits.
+kernel is its transpose, and goes from element to element of a tensor: it takes the windows that
+cover the element, in order, and adds up their shares. So nothing is scattered, there are no
+atomics, and the same inputs give the same bits. Each goes on its own, or a line of them together:
+the skeletons decide.
 """
 
 from __future__ import annotations

@@ -110,6 +110,8 @@ CASES = [
     (f"{_CHANNEL} | gelu | mean((2, 3))", (3, 4, 9, 64), [(4,)] * 2, {}, "column finalise"),
     ("softmax(1) | mean((2, 3))", (2, 6, 23, 29), [], {"dtype": "bfloat16"}, "column finalise"),
     ("softmax(2) | mean(3) | tanh", (2, 3, 5, 77), [], {}, "column finalise"),
+    ("softmax(1) | mean((2, 3))", (3, 6, 9, 7), [], {"layout": "channels_last"}, "row finalise"),
+    ("layernorm | gelu | mean(1)", (5, 90, 16), [], {}, "row finalise"),
     # Sums along rows and down columns.
     (_CHAIN_A, (3, 5, 7, 9), [(5,)], {}, "pointwise inner"),
     (_CHAIN_A, (3, 8, 7, 9), [(8,)], {"layout": "channels_last"}, "pointwise outer"),

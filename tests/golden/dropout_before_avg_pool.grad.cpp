@@ -160,6 +160,15 @@ struct Sum {
   double sum() const { return total; }
 };
 
+// What the windows of a line come to, in their elements' order.
+template <typename T>
+struct WindowSumLanes {
+  T total[kLine];
+  explicit WindowSumLanes(Index width) { std::fill(total, total + width, T(0)); }
+  void add(Index i, T term, int) { total[i] += term; }
+  T sum(Index i) const { return total[i]; }
+};
+
 // Windows along one axis: window i takes the elements begin(i) + j * kDilation, j < kSize, as far as there are any.
 template <int kSize, int kStride, int kPadding, int kDilation>
 struct Slide {
@@ -245,41 +254,6 @@ struct WindowPick {
   T value = 0;
   inline void add(T candidate, int position, int wanted) { value = position == wanted ? candidate : value; }
   inline T pick() const { return value; }
-};
-
-// The same at each place of a line.
-template <typename T>
-struct WindowSumLanes {
-  T total[kLine];
-  explicit WindowSumLanes(Index width) { std::fill(total, total + width, T(0)); }
-  void add(Index i, T term, int) { total[i] += term; }
-  T sum(Index i) const { return total[i]; }
-};
-
-template <typename T>
-struct WindowMaximumLanes {
-  T best[kLine];
-  int at[kLine];
-  explicit WindowMaximumLanes(Index width) {
-    std::fill(best, best + width, T(0));
-    std::fill(at, at + width, -1);
-  }
-  void add(Index i, T value, int position) {
-    const bool beats = (at[i] < 0) | (value > best[i]) | (value != value);
-    best[i] = beats ? value : best[i];
-    at[i] = beats ? position : at[i];
-  }
-  T max(Index i) const { return best[i]; }
-  int argmax(Index i) const { return at[i]; }
-};
-
-template <typename T>
-struct WindowPickLanes {
-  T value[kLine];
-  explicit WindowPickLanes(Index width) { std::fill(value, value + width, T(0)); }
-  void add(Index i, T candidate, int position,
-      int wanted) { value[i] = position == wanted ? candidate : value[i]; }
-  T pick(Index i) const { return value[i]; }
 };
 
 // Uniform in [0, 1), in steps of 2^-24: the seed is stepped on by the place and its bits are mixed, as splitmix64 has it.
