@@ -69,8 +69,10 @@ def carry(
             )
             for node in dict.fromkeys(cut)
         }
-        held.append(tuple((leaf, node) for node, leaf in leaf_of.items()))
-        images = iter(ir.substitute(later, leaf_of))
+        seen = ir.substitute(later, leaf_of)
+        used = set(ir.inputs(seen))
+        held.append(tuple((leaf, node) for node, leaf in leaf_of.items() if leaf in used))
+        images = iter(seen)
         exprs = [(next(images) if level > i else e, level) for e, level in exprs]
         nodes = [m.node for m in new_marks]
         known = dict(zip(nodes, ir.substitute(nodes, leaf_of), strict=True))

@@ -222,10 +222,10 @@ class RowView(PlacedView):
             shares_many = len(self.along_reads + self.own_reads) > 2
             return max(1, resident // self.threads - shares_many)
         if self.is_alone:
-            words = self.elements * (len(self.full_reads) + len(self.carried)) * self._words
-            if not self.has_shared_sums:
-                words += self.sums_a_thread * len(self.sums) * self._words
-            return resident_alone(words) // self.threads
+            # Of sums in shared memory some are on their way there.
+            taken = self.sums_a_thread * (0.5 if self.has_shared_sums else len(self.sums))
+            taken += self.elements * (len(self.full_reads) + len(self.carried))
+            return resident_alone(taken * self._words) // self.threads
         # Doubles take two registers each.
         few_threads = 512 // self._words
         if self.sums:

@@ -116,7 +116,7 @@ _WORDS = 64  # registers of a thread for what it holds, half of what 512 threads
 MOST_ALONE, _ALONE_WORDS, _ALONE_THREADS = 24, 48, 128
 # For up to so many registers of what such a thread holds and adds up, so many are resident; sums
 # that take more are in shared memory.
-_RESIDENT_ALONE = ((66, 512), (80, 384), (1 << 30, 256))
+_RESIDENT_ALONE = ((64, 512), (85, 384), (1 << 30, 256))
 MOST_ADDED_ALONE = 48
 _PACK_WORDS = 4
 _FEW_WORDS = 16  # of a thread that has 1,023 beside it, and as many sums to keep
@@ -337,7 +337,7 @@ def _fitted(length: int, least: int, shares: Sequence[int], most: int) -> int:
     return min((e for e in shares if e <= most), key=idle, default=most // 8 * 8 or 8)
 
 
-def resident_alone(words: int) -> int:
+def resident_alone(words: float) -> int:
     """How many threads that have whole rows a multiprocessor is to have, by the registers that one
     takes for what it holds and adds up.
     """

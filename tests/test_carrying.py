@@ -76,3 +76,9 @@ def test_where_there_is_room_what_is_dear_is_carried_beside_what_was_read():
     assert carried(power, *values, is_on_chip=True).held == ((),)
     (((_, value),),) = carried(power, *values, is_on_chip=True, spares_dear=True).held
     assert value is power
+
+
+def test_what_is_dear_is_not_carried_where_another_value_stands_for_it():
+    both = primitive("exp", x) + y
+    found = carried(both, both * total, is_on_chip=True, spares_dear=True)
+    assert [value for _, value in found.held[0]] == [both]
