@@ -147,10 +147,10 @@ class PlacedView(StretchingView):
         """Where the packs of a row, or of a block's share of it, begin in memory."""
         return "row * length" + self._offset
 
-    def own_offset(self, read: Read) -> str:
-        """Where a thread's pack lies in what rows have of their own."""
+    def offset_along(self, read: Read, index: str = "i") -> str:
+        """Where a thread's pack lies in what all rows share, or in what some do."""
         rows = [g for g in read.buffer.extent if g not in self.reduced]
-        return f"({self.compact(rows)}) * length + {self.column}"
+        return (f"({self.compact(rows)}) * length + " if rows else "") + index + self._offset
 
     @property
     def column(self) -> str:
@@ -195,3 +195,44 @@ class PlacedView(StretchingView):
         if not self.is_team:
             return "length"
         return "own" if self.is_shifted else "reach"
+
+    @property
+    def threads(self) -> int:
+        """Threads in a block, at most."""
+        tier = self.kernel.tier
+        if tier is None or self.family != "row":
+            return tier.threads if tier else 256
+        return min(tier.threads, max(256, -(-tier.longest // (32 * self.elements)) * 32))
+
+    @property
+    def lanes(self) -> int:
+        """How many elements one access takes."""
+        lanes = super().lanes
+        return min(lanes, self.kernel.tier.lanes) if self.kernel.tier else lanes
+
+    @property
+    def packs(self) -> int:
+        """How many packs of each tensor a thread holds."""
+        tier = self.kernel.tier
+        return tier.longest if tier and self.is_alone else self.elements // self.lanes
+
+    @property
+    def sums_a_thread(self) -> int:
+        """How many columns a thread adds up for each of the sums."""
+        return self.packs if self.family == "column" else self.elements
+
+    @property
+    def warps(self) -> str:
+        """Warps in a block at most, as a power of two; whether a row always has more than one."""
+        return f"{1 << (self.threads // 32 - 1).bit_length()}, {self.is_wide}"
+
+    @property
+    def is_wide(self) -> str:
+        """Whether a row always has more threads than a warp."""
+        tier = self.kernel.tier
+        if tier is None or tier.is_shared:
+            return str(tier is not None).lower()
+        beyond = 32 * self.elements + (2 * self.lanes if self.is_shifted else 0)
+        # Measured: where registers are short, and in forward kernels, it is better not to know.
+        gains = bool(self.sums) and self.packs <= 2 and self.threads <= 512
+        return str(gains and tier.shortest >= beyond).lower()

@@ -21,7 +21,8 @@ _MOST_ALONG_BYTES = 32 << 10  # of a block, for what every row reads; more where
 _FEW_LANES = 4
 _MOST_KEEPING = 1024  # threads of a multiprocessor, of kernels that are light but for that
 _MANY_SUMS = 48  # registers of a thread, for sums
-_FEW_KEPT = 40  # registers of a thread that has few
+_FEW_REGISTERS, _FEW_KEPT = 64, 40  # of a thread, and of those for what is kept
+_MOST_EARLY = 0.65  # of a thread's registers, with what it asks for early
 _MOST_KEPT, _MOST_KEPT_SHIFTED = 40960, 28672  # registers, where what every row reads is kept too
 
 
@@ -85,36 +86,6 @@ class RowView(PlacedView):
     # How rows lie in a block.
 
     @property
-    def threads(self) -> int:
-        """Threads in a block, at most."""
-        tier = self.kernel.tier
-        if tier is None or self.family != "row":
-            return tier.threads if tier else 256
-        return min(tier.threads, max(256, -(-tier.longest // (32 * self.elements)) * 32))
-
-    @property
-    def warps(self) -> str:
-        """Warps in a block at most, as a power of two; whether a row always has more than one."""
-        return f"{1 << (self.threads // 32 - 1).bit_length()}, {self.is_wide}"
-
-    @property
-    def is_wide(self) -> str:
-        """Whether a row always has more threads than a warp."""
-        tier = self.kernel.tier
-        if tier is None or tier.is_shared:
-            return str(tier is not None).lower()
-        beyond = 32 * self.elements + (2 * self.lanes if self.is_shifted else 0)
-        # Measured: where registers are short, and in forward kernels, it is better not to know.
-        gains = bool(self.sums) and self.packs <= 2 and self.threads <= 512
-        return str(gains and tier.shortest >= beyond).lower()
-
-    @property
-    def lanes(self) -> int:
-        """How many elements one access takes."""
-        lanes = super().lanes
-        return min(lanes, self.kernel.tier.lanes) if self.kernel.tier else lanes
-
-    @property
     def most_beside(self) -> int:
         """How many threads a block has beside each other, at most, where rows are strided."""
         is_small = self.most_reductions * self._words <= 2
@@ -169,18 +140,46 @@ class RowView(PlacedView):
         return 4 if self.is_skewed else 2
 
     @property
-    def packs(self) -> int:
-        """How many packs of each tensor a thread holds."""
-        tier = self.kernel.tier
-        return tier.longest if tier and self.is_alone else self.elements // self.lanes
+    def _asked_again(self) -> list[Read]:
+        """What varies along a row and is asked for at each: all rows share it, or some."""
+        is_at_hand = self.family != "row" or bool(self.sums) or self.is_team
+        if is_at_hand or self.keeps_along or self.stages_along:
+            return []
+        return self.along_reads + self.own_reads
 
     @property
-    def sums_a_thread(self) -> int:
-        """How many columns a thread adds up for each of the sums."""
-        return self.packs if self.family == "column" else self.elements
+    def early_reads(self) -> list[Read]:
+        """What is asked for at the end of a row alone, each pack of it while the one before is
+        worked on: no load passes the stores between them by itself.
+        """
+        # Measured: narrow ones gain nothing, and beside what is carried there is no room.
+        if self.is_shifted or self.is_sent_ahead or self._is_narrow or self.carried:
+            return []
+        before = {r.name for s in self.stages for r in self.reads_of(s.function, self._asked_again)}
+        found = self.reads_of(self.values, self._asked_again)
+        found = [r for r in found if r.name not in before]
+        held = self.elements * len(self.full_reads) + 2 * self.lanes * len(found)
+        return found if held * self._words <= _MOST_EARLY * self._registers else []
+
+    @property
+    def _is_narrow(self) -> bool:
+        return any(ITEM_BYTES[r.buffer.dtype] < 4 for r in self.packed)
 
     @property
     def is_guarded(self) -> bool:
+        """Whether a branch stands before each pack. Else, where registers are few, the compiler
+        puts off the loads of what rows have of their own, behind those of what rows share.
+        """
+        asks = any(self.reads_of(s.function, self._asked_again) for s in self.stages)
+        return self._is_tight or (asks and (not self.carried or self._registers <= _FEW_REGISTERS))
+
+    @property
+    def _registers(self) -> int:
+        """How many a thread may have."""
+        return 2 * _REGISTERS // (self.least_blocks * self.threads)
+
+    @property
+    def _is_tight(self) -> bool:
         """Whether packs are worked on one by one: so many at once would not fit in registers.
 
         What is carried takes the place of what was read, but only where no branch is between.
@@ -218,8 +217,9 @@ class RowView(PlacedView):
             resident = self.kernel.tier.resident
             if self.keeps_along:
                 resident = min(resident, _MOST_KEEPING)
-            # A block less leaves registers for more packs of what rows share.
-            shares_many = len(self.along_reads + self.own_reads) > 2
+            # A block less leaves registers for more packs of what rows share; branches spare them.
+            is_short = self._is_narrow or (resident < _MOST_KEEPING and bool(self.carried))
+            shares_many = is_short and len(self.along_reads + self.own_reads) > 2
             return max(1, resident // self.threads - shares_many)
         if self.is_alone:
             # Of sums in shared memory some are on their way there.
@@ -231,7 +231,7 @@ class RowView(PlacedView):
         if self.sums:
             return max(1, few_threads // self.threads)
         words = self.elements * len(self.full_reads) * self._words
-        is_crowded = self.is_guarded and len(self.stages) <= 1
+        is_crowded = self._is_tight and len(self.stages) <= 1
         most = MOST_AT_ONCE * (2 if is_crowded else 1)
         if self.family == "column" and self.lanes == 1 and words <= most:
             return max(1, 768 // self._words // self.threads)

@@ -11,7 +11,8 @@ by level through scratch memory: correct for every graph, and never with atomics
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from fusegen import ir
 from fusegen.grouping import ordered
@@ -31,6 +32,9 @@ from fusegen.staging import (
 from fusegen.tiers import Tier
 from fusegen.verification import verify
 from fusegen.windowwise import windowwise_kernel
+
+# Families whose blocks can start with the last elements.
+_TURNING = ("pointwise", "inner", "outer", "column", "window", "slide", "cover")
 
 
 def schedule(
@@ -86,7 +90,25 @@ def schedule(
             rowwise_kernel(state, tier, tier_axes, holds_dear)
         if state.pending:
             _level(state)
-    return tuple(state.kernels)
+    return tuple(_to_and_fro(state.kernels))
+
+
+def _to_and_fro(kernels: Iterable[Kernel]) -> Iterator[Kernel]:
+    """The kernels, each turned round that reads what the one before it went over: it begins with
+    what that one touched last, which is still in a cache.
+    """
+    before: set[str] = set()
+    is_from_end = False
+    for kernel in kernels:
+        if kernel.family == "finalise":
+            yield kernel
+            continue
+        buffers = [buffer for _, buffer in kernel.inputs]
+        whole = max((len(b.extent) for b in buffers), default=0)
+        touched = {b.name for b in buffers if len(b.extent) == whole}
+        is_from_end = bool(touched & before) and not is_from_end and kernel.family in _TURNING
+        yield replace(kernel, is_from_end=is_from_end)
+        before = touched | {b.name for b, _ in kernel.stores if len(b.extent) == whole}
 
 
 def _level(state: Pass) -> None:
