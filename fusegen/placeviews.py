@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 
+from fusegen import ir
 from fusegen.indexing import Read
+from fusegen.mergeviews import Merged
+from fusegen.statements import ElementFunction
 from fusegen.stretchviews import StretchingView
 from fusegen.tiers import MOST_BLOCKS
 
@@ -236,3 +239,27 @@ class PlacedView(StretchingView):
         # Measured: where registers are short, and in forward kernels, it is better not to know.
         gains = bool(self.sums) and self.packs <= 2 and self.threads <= 512
         return str(gains and tier.shortest >= beyond).lower()
+
+    def held(self, function: ElementFunction) -> list[str]:
+        """What a function reads of the values that earlier stages left."""
+        return [name for s in self.stages for name in s.held if function.reads(name)]
+
+    @property
+    def in_place(self) -> dict[str, str]:
+        """By name, what a stage leaves in shared memory in the place of what was read."""
+        return {ir.name_of(leaf): ir.name_of(read) for leaf, read in self.kernel.in_place}
+
+    @property
+    def finishing_reads(self) -> list[Read]:
+        """The full-size tensors that a row is finished from, and what is held in their place."""
+        held = {read for leaf, read in self.in_place.items() if self.values.reads(leaf)}
+        return [r for r in self.full_reads if self.values.reads(r.name) or r.name in held]
+
+    def counts_of(self, kind: Merged, place: str) -> str:
+        """What means need beside their accumulators, in a block or over those of a team."""
+        if not kind.is_spread:
+            return ""
+        if place == "team":
+            mine = "own" if self.is_shifted else "end"
+            return f"static_cast<{self.compute}>({mine}), static_cast<{self.compute}>(length), "
+        return f"counts, static_cast<{self.compute}>({self.own}), "

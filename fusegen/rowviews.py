@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from fusegen import ir
 from fusegen.indexing import Read
-from fusegen.mergeviews import Merged
 from fusegen.placeviews import PlacedView
 from fusegen.reductionviews import ReductionView, StageView
-from fusegen.statements import ElementFunction
 from fusegen.stretchviews import MOST_AT_ONCE
 from fusegen.target import ITEM_BYTES
 from fusegen.tiers import MOST_ADDED_ALONE, MOST_SHARED_BYTES, resident_alone
@@ -22,7 +19,9 @@ _FEW_LANES = 4
 _MOST_KEEPING = 1024  # threads of a multiprocessor, of kernels that are light but for that
 _MANY_SUMS = 48  # registers of a thread, for sums
 _FEW_REGISTERS, _FEW_KEPT = 64, 40  # of a thread, and of those for what is kept
-_MOST_EARLY = 0.65  # of a thread's registers, with what it asks for early
+_MANY_KEPT = 80  # of a thread that has more of them
+_MANY_THREADS = 768  # of a multiprocessor
+_MOST_EARLY, _MOST_HELD_ALONG = 0.65, 0.45  # of a thread's registers, with what it holds beside
 _MOST_KEPT, _MOST_KEPT_SHIFTED = 40960, 28672  # registers, where what every row reads is kept too
 
 
@@ -43,6 +42,10 @@ class RowView(PlacedView):
             # From memory they would come element by element, and shared memory is full.
             words = self.elements * (len(self.full_reads) + len(self.along_reads)) * self._words
             is_apt = self.lanes == 1 or (self.is_shifted and self.is_team)
+            tier = self.kernel.tier
+            if tier and self._shares_many and not self._is_narrow:
+                has_room = tier.resident - self.threads < _MANY_THREADS
+                return has_room and bool(self.along_reads) and words <= _MANY_KEPT
             return is_apt and bool(self.along_reads) and words <= _FEW_KEPT
         kept = sum(ITEM_BYTES[r.buffer.dtype] for r in self.full_reads + self.along_reads) / 4
         kept += (self._most_held - len(self.full_reads)) * self._words
@@ -79,10 +82,6 @@ class RowView(PlacedView):
         is_full = self.family == "column" and self.is_crowded and bool(self.kernel.sums)
         return () if is_full else self.reduced
 
-    def held(self, function: ElementFunction) -> list[str]:
-        """What a function reads of the values that earlier stages left."""
-        return [name for s in self.stages for name in s.held if function.reads(name)]
-
     # How rows lie in a block.
 
     @property
@@ -103,30 +102,10 @@ class RowView(PlacedView):
         is_held = any(f.reads(n) for f in (self.values, self.row_values) for n in held)
         return self.is_team and fits and len(self.stages) == 1 and not is_held
 
-    @property
-    def in_place(self) -> dict[str, str]:
-        """By name, what a stage leaves in shared memory in the place of what was read."""
-        return {ir.name_of(leaf): ir.name_of(read) for leaf, read in self.kernel.in_place}
-
     def in_registers(self, stage: StageView) -> list[str]:
         """What a stage leaves in registers: all but what is in place."""
         placed = self.in_place if self.is_skewed else {}
         return [name for name in stage.held if name not in placed]
-
-    @property
-    def finishing_reads(self) -> list[Read]:
-        """The full-size tensors that a row is finished from, and what is held in their place."""
-        held = {read for leaf, read in self.in_place.items() if self.values.reads(leaf)}
-        return [r for r in self.full_reads if self.values.reads(r.name) or r.name in held]
-
-    def counts_of(self, kind: Merged, place: str) -> str:
-        """What means need beside their accumulators, in a block or over those of a team."""
-        if not kind.is_spread:
-            return ""
-        if place == "team":
-            mine = "own" if self.is_shifted else "end"
-            return f"static_cast<{self.compute}>({mine}), static_cast<{self.compute}>(length), "
-        return f"counts, static_cast<{self.compute}>({self.own}), "
 
     @property
     def cells_a_block(self) -> int:
@@ -155,11 +134,32 @@ class RowView(PlacedView):
         # Measured: narrow ones gain nothing, and beside what is carried there is no room.
         if self.is_shifted or self.is_sent_ahead or self._is_narrow or self.carried:
             return []
-        before = {r.name for s in self.stages for r in self.reads_of(s.function, self._asked_again)}
-        found = self.reads_of(self.values, self._asked_again)
-        found = [r for r in found if r.name not in before]
-        held = self.elements * len(self.full_reads) + 2 * self.lanes * len(found)
+        before = self._asked_before_sums
+        found = [r for r in self.reads_of(self.values, self._asked_again) if r not in before]
+        held = self.elements * len(self.full_reads + self.held_along) + 2 * self.lanes * len(found)
         return found if held * self._words <= _MOST_EARLY * self._registers else []
+
+    @property
+    def held_along(self) -> list[Read]:
+        """What is asked for with the row, and held as long: else the compiler puts off the loads
+        of the row until it has use for them, behind these.
+        """
+        found = self._asked_before_sums
+        if not found or self.is_shifted or self.is_sent_ahead or self._is_narrow or self._is_tight:
+            return []
+        held = self.elements * len(self.full_reads + found) * self._words
+        return found if held <= _MOST_HELD_ALONG * self._registers else []
+
+    @property
+    def _asked_before_sums(self) -> list[Read]:
+        again = self._asked_again
+        return [r for r in again if any(self.reads_of(s.function, [r]) for s in self.stages)]
+
+    @property
+    def _shares_many(self) -> bool:
+        """Whether a light kernel is to have a block less, for packs of what rows share."""
+        is_full = self._is_narrow or bool(self.carried)
+        return self.is_light and is_full and len(self.along_reads + self.own_reads) > 2
 
     @property
     def _is_narrow(self) -> bool:
@@ -167,10 +167,10 @@ class RowView(PlacedView):
 
     @property
     def is_guarded(self) -> bool:
-        """Whether a branch stands before each pack. Else, where registers are few, the compiler
-        puts off the loads of what rows have of their own, behind those of what rows share.
+        """Whether a branch stands before each pack: there is no room for more at once, or for what
+        rows share beside them.
         """
-        asks = any(self.reads_of(s.function, self._asked_again) for s in self.stages)
+        asks = len(self._asked_before_sums) > len(self.held_along)
         return self._is_tight or (asks and (not self.carried or self._registers <= _FEW_REGISTERS))
 
     @property
@@ -217,10 +217,7 @@ class RowView(PlacedView):
             resident = self.kernel.tier.resident
             if self.keeps_along:
                 resident = min(resident, _MOST_KEEPING)
-            # A block less leaves registers for more packs of what rows share; branches spare them.
-            is_short = self._is_narrow or (resident < _MOST_KEEPING and bool(self.carried))
-            shares_many = is_short and len(self.along_reads + self.own_reads) > 2
-            return max(1, resident // self.threads - shares_many)
+            return max(1, resident // self.threads - self._shares_many)
         if self.is_alone:
             # Of sums in shared memory some are on their way there.
             taken = self.sums_a_thread * (0.5 if self.has_shared_sums else len(self.sums))
@@ -285,7 +282,7 @@ class RowView(PlacedView):
         """
         if not self.kernel.tier or self.is_alone:
             return False
-        is_few = self.least_blocks * self.threads < 768 or bool(self.sums) or self.is_team
+        is_few = self.least_blocks * self.threads < _MANY_THREADS or bool(self.sums) or self.is_team
         widths = [ITEM_BYTES[r.buffer.dtype] * self.lanes for r in self.full_reads]
         fits = (
             self._sums_bytes + self._along_bytes + self._bytes_a_turn + self._edges_a_turn

@@ -52,6 +52,14 @@ FAMILIES = [
     ("layernorm(weight) | amin(0)", (37, 64), [(64,)]),
     ("softmax(1) | mean((2, 3))", (5, 7, 3, 4), []),
     ("layernorm | mul(scale) | add(shift)", (3, 9, 64), [(3, 1, 64), (3, 1, 64)]),
+    # What rows share: asked for before their sums, held with them, or kept from row to row.
+    ("add(p) | layernorm(weight, bias)", (37, 64), [(64,), (64,), (64,)]),
+    ("add(p) | add(r) | layernorm(weight)", (37, 764), [(764,), (37, 764), (764,)]),
+    (
+        "add(p) | add(r) | layernorm(weight, bias)",
+        (9, 4000),
+        [(4000,), (9, 4000), (4000,), (4000,)],
+    ),
     # Stretches of rows; and a team that holds in place what its rows are finished from.
     ("group_norm(4, weight, bias) | silu", (3, 16, 9, 11), [(16,), (16,)]),
     ("gelu | group_norm(2, weight, bias)", (3, 8, 71, 142), [(8,), (8,)]),

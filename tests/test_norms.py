@@ -55,6 +55,34 @@ def test_a_chain_of_norms_is_eagers(text, operands, layout, device):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
+# chain, length of the rows, operands along them: that all rows share ("row"), that those of a
+# sample share ("sample"), or of full size ("all")
+SHARING = [
+    ("add(p) | layernorm(weight, bias)", 64, ["row", "row", "row"]),
+    ("add(p) | layernorm(weight, bias) | gelu", 1024, ["row", "row", "row"]),
+    ("add(p) | layernorm(weight, bias)", 8192, ["row", "row", "row"]),
+    ("add(p) | add(r) | layernorm(weight, bias)", 768, ["row", "all", "row", "row"]),
+    ("add(p) | add(r) | layernorm(weight, bias)", 4096, ["row", "all", "row", "row"]),
+    ("add(r) | layernorm(weight, bias) | mul(q)", 4096, ["all", "row", "row", "sample"]),
+    ("mul(p) | add(q) | layernorm(weight, bias) | gelu", 4096, ["row", "row", "row", "row"]),
+    ("layernorm | mul(scale) | add(shift)", 1024, ["sample", "sample"]),
+    ("add(mask) | softmax(-1)", 1000, ["sample"]),
+    ("add(mask) | softmax(-1) | mul(p)", 48, ["sample", "row"]),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(("text", "length", "along"), SHARING)
+def test_what_rows_share_is_read_along_each(text, length, along, dtype, device):
+    shapes = {"row": (length,), "sample": (5, 1, length), "all": (5, 7, length)}
+    made = [torch.randn(s, device=device) for s in (shapes["all"], *(shapes[a] for a in along))]
+    tensors = [t.to(dtype) for t in made]
+    fused = fusegen.compile(text)
+    exact = fused.reference(*(t.double() for t in tensors))
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(fused(*tensors).double(), exact, rtol=tolerance, atol=tolerance)
+
+
 @each_norm
 def test_second_derivatives_are_right(text, operands, device):
     operands = [(2, *s[1:]) if s == SHAPE else s for s in operands]
