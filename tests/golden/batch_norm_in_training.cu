@@ -298,7 +298,7 @@ forward_pointwise(const float* x, const float* mean, const float* variance, cons
     const float* bias, float* __restrict__ out, ForwardSizes sizes, Index count) {
   wait_for_kernel_before();
   constexpr int kLanes = 4, kPacks = 4;
-  const Index first = (static_cast<Index>((gridDim.x - 1 - blockIdx.x)) * kPacks * 64 + threadIdx.x) * kLanes;
+  const Index first = (static_cast<Index>(gridDim.x - 1 - blockIdx.x) * kPacks * 64 + threadIdx.x) * kLanes;
   Pack<float, kLanes> x_in[kPacks];
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {

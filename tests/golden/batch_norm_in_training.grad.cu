@@ -317,7 +317,7 @@ forward_pointwise(const float* x, const float* mean, const float* variance, cons
     const float* bias, float* __restrict__ out, ForwardSizes sizes, Index count) {
   wait_for_kernel_before();
   constexpr int kLanes = 4, kPacks = 4;
-  const Index first = (static_cast<Index>((gridDim.x - 1 - blockIdx.x)) * kPacks * 64 + threadIdx.x) * kLanes;
+  const Index first = (static_cast<Index>(gridDim.x - 1 - blockIdx.x) * kPacks * 64 + threadIdx.x) * kLanes;
   Pack<float, kLanes> x_in[kPacks];
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
@@ -584,7 +584,7 @@ backward_pointwise(const float* x, const float* saved_mean, const float* total, 
   wait_for_kernel_before();
   const float count_of_outer_inner_value = static_cast<float>(sizes.outer.value * sizes.inner.value);
   constexpr int kLanes = 4, kPacks = 4;
-  const Index first = (static_cast<Index>((gridDim.x - 1 - blockIdx.x)) * kPacks * 64 + threadIdx.x) * kLanes;
+  const Index first = (static_cast<Index>(gridDim.x - 1 - blockIdx.x) * kPacks * 64 + threadIdx.x) * kLanes;
   Pack<float, kLanes> x_in[kPacks];
   Pack<float, kLanes> d_out_in[kPacks];
 #pragma unroll

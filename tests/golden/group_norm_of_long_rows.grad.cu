@@ -821,7 +821,7 @@ backward_inner_2(const float* d_out, const float* x, const float* saved_mean, co
   const float count_of_axis_2_inner_value = static_cast<float>(sizes.axis_2.value * sizes.inner.value);
   constexpr int kLanes = 4, kPacks = 2;
   __shared__ alignas(16) unsigned char shared[128 * 4];
-  const Index task = static_cast<Index>((gridDim.x - 1 - blockIdx.x)) * blockDim.y + threadIdx.y;
+  const Index task = static_cast<Index>(gridDim.x - 1 - blockIdx.x) * blockDim.y + threadIdx.y;
   const bool is_live = task < rows * pieces;
   const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
   const Index above_axis_2 = divide(row, sizes.axis_2);

@@ -409,7 +409,7 @@ __global__ void __launch_bounds__(256)
 backward_cover(const uint8_t* winner_index, const float* picked_x, const float* d_out,
     float* __restrict__ d_x, BackwardSizes sizes, Index count) {
   wait_for_kernel_before();
-  const Index task = static_cast<Index>((gridDim.x - 1 - blockIdx.x)) * 256 + threadIdx.x;
+  const Index task = static_cast<Index>(gridDim.x - 1 - blockIdx.x) * 256 + threadIdx.x;
   if (task >= count) return;
   [[maybe_unused]] const Slide<3, 2, 1, 1> along_axis_2{static_cast<int>(sizes.axis_2_unpooled.value),
       static_cast<int>(sizes.axis_2.value)};
