@@ -19,8 +19,7 @@ _FEW_LANES = 4
 _MOST_KEEPING = 1024  # threads of a multiprocessor, of kernels that are light but for that
 _MANY_SUMS = 48  # registers of a thread, for sums
 _FEW_REGISTERS, _FEW_KEPT = 64, 40  # of a thread, and of those for what is kept
-_MANY_KEPT = 80  # of a thread that has more of them
-_MANY_THREADS = 768  # of a multiprocessor
+_MANY_KEPT, _MANY_THREADS = 80, 768  # of a thread that has more; of a multiprocessor
 _MOST_EARLY, _MOST_HELD_ALONG = 0.65, 0.45  # of a thread's registers, with what it holds beside
 _MOST_KEPT, _MOST_KEPT_SHIFTED = 40960, 28672  # registers, where what every row reads is kept too
 
@@ -137,7 +136,8 @@ class RowView(PlacedView):
         before = self._asked_before_sums
         found = [r for r in self.reads_of(self.values, self._asked_again) if r not in before]
         held = self.elements * len(self.full_reads + self.held_along) + 2 * self.lanes * len(found)
-        return found if held * self._words <= _MOST_EARLY * self._registers else []
+        fits = len(found) <= 2 and held * self._words <= _MOST_EARLY * self._registers
+        return found if fits else []
 
     @property
     def held_along(self) -> list[Read]:
@@ -158,8 +158,11 @@ class RowView(PlacedView):
     @property
     def _shares_many(self) -> bool:
         """Whether a light kernel is to have a block less, for packs of what rows share."""
-        is_full = self._is_narrow or bool(self.carried)
-        return self.is_light and is_full and len(self.along_reads + self.own_reads) > 2
+        tier = self.kernel.tier
+        if tier is None or not self.is_light:
+            return False
+        is_full = self._is_narrow or bool(self.carried) or tier.resident > _MOST_KEEPING
+        return len(self.along_reads + self.own_reads) > (2 if is_full else 4)
 
     @property
     def _is_narrow(self) -> bool:
