@@ -135,7 +135,8 @@ class RowView(PlacedView):
             return []
         before = self._asked_before_sums
         found = [r for r in self.reads_of(self.values, self._asked_again) if r not in before]
-        held = self.elements * len(self.full_reads + self.held_along) + 2 * self.lanes * len(found)
+        coming = 2 * len(found) + sum(r in self.own_reads for r in found) + len(self.row_stores)
+        held = self.elements * len(self.full_reads + self.held_along) + self.lanes * coming
         fits = len(found) <= 2 and held * self._words <= _MOST_EARLY * self._registers
         return found if fits else []
 
@@ -158,8 +159,7 @@ class RowView(PlacedView):
     @property
     def _shares_many(self) -> bool:
         """Whether a light kernel is to have a block less, for packs of what rows share."""
-        tier = self.kernel.tier
-        if tier is None or not self.is_light:
+        if not (tier := self.kernel.tier) or not self.is_light:
             return False
         is_full = self._is_narrow or bool(self.carried) or tier.resident > _MOST_KEEPING
         return len(self.along_reads + self.own_reads) > (2 if is_full else 4)

@@ -316,9 +316,9 @@ _SPOKEN_FOR = """
     send_around send_off send_row send_tile settle share shared shared_bytes shares shift side
     sides sigmoid sign size size_of sizes slot slot_before slots slots_of special split squares
     start step store stream stretch stretch_length stride strip strips subnormal sum sum_of sums
-    t tail take target task tasks tensor term theirs thread threads tile to together top total
-    tt turn type unmerged used value values w wait_for_kernel_before wait_for_sent wanted warps
-    whole widen width window word words x y z
+    t tail take target task tasks tensor term theirs then thread threads tile to together top
+    total tt turn type unmerged used value values w wait_for_kernel_before wait_for_sent wanted
+    warps whole widen width window word words x y z
 
     alignas alignof and asm auto bool break case catch char class compl const constexpr continue
     decltype default delete do double dynamic_cast else enum explicit export extern false float for

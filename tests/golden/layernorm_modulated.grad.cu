@@ -357,10 +357,6 @@ forward_row(const float* x, const float* scale, const float* shift_operand, floa
       if (!is_here) continue;
       if (is_here) x_in[p] = load<kLanes>(x + (base + i));
     }
-    Pack<float, kLanes> scale_next[2];
-    if (threadIdx.x * kLanes < end) scale_next[0] = load<kLanes>(scale + ((outer) * length + threadIdx.x * kLanes));
-    Pack<float, kLanes> shift_operand_next[2];
-    if (threadIdx.x * kLanes < end) shift_operand_next[0] = load<kLanes>(shift_operand + ((outer) * length + threadIdx.x * kLanes));
     Spread<float> spreads_1[1];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
@@ -398,11 +394,10 @@ forward_row(const float* x, const float* scale, const float* shift_operand, floa
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
       if (!is_here) continue;
-      const Index then = i + blockDim.x * kLanes;
-      if (p + 1 < kPacks && then < end) scale_next[(p + 1) & 1] = load<kLanes>(scale + ((outer) * length + then));
-      const auto& scale_in = scale_next[p & 1];
-      if (p + 1 < kPacks && then < end) shift_operand_next[(p + 1) & 1] = load<kLanes>(shift_operand + ((outer) * length + then));
-      const auto& shift_operand_in = shift_operand_next[p & 1];
+      Pack<float, kLanes> scale_in;
+      if (is_here) scale_in = load<kLanes>(scale + ((outer) * length + i));
+      Pack<float, kLanes> shift_operand_in;
+      if (is_here) shift_operand_in = load<kLanes>(shift_operand + ((outer) * length + i));
       Pack<float, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {

@@ -351,10 +351,6 @@ forward_row(const float* x, const float* weight, const float* bias, float* __res
       if (!is_here) continue;
       if (is_here) x_in[p] = load<kLanes>(x + (base + i));
     }
-    Pack<float, kLanes> weight_next[2];
-    if (threadIdx.x * kLanes < end) weight_next[0] = load<kLanes>(weight + (threadIdx.x * kLanes));
-    Pack<float, kLanes> bias_next[2];
-    if (threadIdx.x * kLanes < end) bias_next[0] = load<kLanes>(bias + (threadIdx.x * kLanes));
     Spread<float> spreads_1[1];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
@@ -392,11 +388,10 @@ forward_row(const float* x, const float* weight, const float* bias, float* __res
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
       if (!is_here) continue;
-      const Index then = i + blockDim.x * kLanes;
-      if (p + 1 < kPacks && then < end) weight_next[(p + 1) & 1] = load<kLanes>(weight + (then));
-      const auto& weight_in = weight_next[p & 1];
-      if (p + 1 < kPacks && then < end) bias_next[(p + 1) & 1] = load<kLanes>(bias + (then));
-      const auto& bias_in = bias_next[p & 1];
+      Pack<float, kLanes> weight_in;
+      if (is_here) weight_in = load<kLanes>(weight + i);
+      Pack<float, kLanes> bias_in;
+      if (is_here) bias_in = load<kLanes>(bias + i);
       Pack<float, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
