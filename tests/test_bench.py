@@ -690,3 +690,12 @@ def test_a_name_that_is_nearly_a_works_is_offered() -> None:
     for typed, meant in (("bias-8192x8129", "bias-8192x8192"), ("ln-channl", "LN-channel")):
         with pytest.raises(ArgumentError, match=f"did you mean '{meant}'"):
             select([typed], quick=False)
+
+
+def test_a_build_is_told_by_its_chain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FUSEGEN_CACHE_DIR", str(tmp_path))
+    for text in ("relu | mul(3.125)", "sigmoid | max_pool1d(2) | softmax(1)"):
+        fusegen.compile(text)(torch.ones(2, 3, 4))
+    assert len(builds.keys()) == 3
+    assert len(builds.keys("relu | mul(3.125)")) == 1
+    assert len(builds.keys("sigmoid | max_pool1d(2) | softmax(1)")) == 2

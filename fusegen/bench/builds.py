@@ -26,7 +26,9 @@ import torch
 from fusegen import cache, toolchain
 from fusegen.bench.rivals import fused_of, gradients_of, inputs, leaves_of
 from fusegen.bench.works import MODES, Work
+from fusegen.dsl import parse
 from fusegen.errors import BuildError, FusegenError
+from fusegen.segments import segments
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -153,7 +155,7 @@ def _timed_calls(works: Sequence[Work], device: str) -> dict[str, Any]:
                 gradients_of(fused, leaves)
             _wait(device)
             seconds[work.name][mode] = time.perf_counter() - started
-            built |= dict.fromkeys(keys() - before, (work.name, mode))
+            built |= dict.fromkeys(keys(work.chain) - before, (work.name, mode))
     return {"seconds": seconds, "built": built}
 
 
@@ -162,9 +164,13 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def keys() -> set[str]:
-    """The build keys that are in the cache."""
-    return {entry.manifest.key for entry in cache.list_entries()}
+def keys(text: str = "") -> set[str]:
+    """The build keys that are in the cache; with a text, of that chain: other processes may build
+    others there.
+    """
+    built = [entry.manifest for entry in cache.list_entries()]
+    texts = {s.chain.text for s in segments(parse(text))} if text else {m.chain_text for m in built}
+    return {manifest.key for manifest in built if manifest.chain_text in texts}
 
 
 # What the kernels take.
