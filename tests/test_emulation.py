@@ -50,6 +50,16 @@ CASES = [
     ("max(1)", (30, 131), [], {}, "row"),
     (_MANY, (9, 9001), [(9001,)] * 11, {"processors": 24, "dtype": "bfloat16"}, "row"),
     ("keep(y) | max(-1, keepdim=True) | mul(y) | mul(w)", (3, 5, 7, 131), [(5, 1, 131)], {}, "row"),
+    # What rows share: behind branches, held with the row, kept from row to row, asked for early.
+    ("add(p) | layernorm(w, b)", (37, 64), [(64,)] * 3, {}, "row"),
+    ("add(p) | add(r) | layernorm(w)", (9, 764), [(764,), (9, 764), (764,)], {}, "row"),
+    (
+        "add(p) | add(r) | layernorm(w, b)",
+        (5, 4000),
+        [(4000,), (5, 4000), *[(4000,)] * 2],
+        {},
+        "row",
+    ),
     ("layernorm(w, b) | dropout(0.3)", (9, 7, 137), [(137,)] * 2, {}, "row"),
     (_NORM, (18, 9001), [(9001,)] * 2, {"processors": 16}, "row"),
     (_NORM, (18, 9001), [(9001,)] * 2, {"processors": 16, "dtype": "bfloat16"}, "row"),

@@ -79,7 +79,8 @@ def test_what_rows_share_is_read_along_each(text, length, along, dtype, device):
     tensors = [t.to(dtype) for t in made]
     fused = fusegen.compile(text)
     exact = fused.reference(*(t.double() for t in tensors))
-    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    # Arithmetic is in fp32, a few roundings of values of some units; bf16 rounds the result too.
+    tolerance = 1e-5 if dtype == torch.float32 else 2.0**-7
     torch.testing.assert_close(fused(*tensors).double(), exact, rtol=tolerance, atol=tolerance)
 
 
