@@ -54,7 +54,7 @@ FAMILIES = [
     ("layernorm | mul(scale) | add(shift)", (3, 9, 64), [(3, 1, 64), (3, 1, 64)]),
     # What rows share: asked for before their sums, held with them, or kept from row to row.
     ("add(p) | layernorm(weight, bias)", (37, 64), [(64,), (64,), (64,)]),
-    ("add(p) | add(r) | layernorm(weight)", (37, 764), [(764,), (37, 764), (764,)]),
+    ("add(p) | add(r) | layernorm(weight, bias)", (37, 764), [(764,), (37, 764), (764,), (764,)]),
     (
         "add(p) | add(r) | layernorm(weight, bias)",
         (9, 4000),

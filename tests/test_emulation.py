@@ -52,7 +52,7 @@ CASES = [
     ("keep(y) | max(-1, keepdim=True) | mul(y) | mul(w)", (3, 5, 7, 131), [(5, 1, 131)], {}, "row"),
     # What rows share: behind branches, held with the row, kept from row to row, asked for early.
     ("add(p) | layernorm(w, b)", (37, 64), [(64,)] * 3, {}, "row"),
-    ("add(p) | add(r) | layernorm(w)", (9, 764), [(764,), (9, 764), (764,)], {}, "row"),
+    ("add(p) | add(r) | layernorm(w, b)", (9, 764), [(764,), (9, 764), *[(764,)] * 2], {}, "row"),
     (
         "add(p) | add(r) | layernorm(w, b)",
         (5, 4000),
