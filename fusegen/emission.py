@@ -49,6 +49,7 @@ def make_entry(program: Program, signature: Signature) -> Entry:
         holds_dear=TARGETS[signature.target].holds_dear,
         is_sliding=bool(grouping.slides),
         is_exact=is_exact,
+        has_strips=signature.has_strips,
     )
     target = TARGETS[signature.target]
     kernels = shortened(kernels)

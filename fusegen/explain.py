@@ -73,7 +73,9 @@ def _program(module: Module, program: Program, bandwidth: float) -> tuple[list[s
         written = {b.name: _size(b, entry, module.bound) for b, _ in kernel.stores}
         moved = sum((*read.values(), *written.values()))
         total += moved
-        lines.append(f"  {kernel.name}: {_WHAT[kernel.family]}; {_limit(moved, bandwidth)}")
+        is_written = kernel.family == "outer" and not kernel.sums
+        what = "element by element, down columns" if is_written else _WHAT[kernel.family]
+        lines.append(f"  {kernel.name}: {what}; {_limit(moved, bandwidth)}")
         steps = _steps(kernel)
         if steps:
             lines.append(f"    holds  {' | '.join(steps)}")

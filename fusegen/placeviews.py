@@ -46,7 +46,7 @@ class PlacedView(StretchingView):
 
     @property
     def _along(self) -> frozenset[int]:
-        return frozenset({self.last} if self.family == "outer" else self.reduced)
+        return frozenset(self.kernel.columns if self.family == "outer" else self.reduced)
 
     @property
     def along_reads(self) -> list[Read]:
@@ -59,7 +59,8 @@ class PlacedView(StretchingView):
     @property
     def row_reads(self) -> list[Read]:
         """What does not vary along the row."""
-        return [r for r in self.partial_reads if not r.extent & self._along]
+        found = [r for r in self.partial_reads if not r.extent & self._along]
+        return [r for r in found if r not in self.column_reads]
 
     @property
     def reads_beside(self) -> list[Read]:
@@ -83,7 +84,7 @@ class PlacedView(StretchingView):
     def single_reads(self) -> list[Read]:
         """What is reached by its own offset at every element."""
         known = {r.name for r in self.full_reads + self.along_reads + self.row_reads}
-        known |= {r.name for r in self.stretch_reads + self.own_reads}
+        known |= {r.name for r in self.stretch_reads + self.own_reads + self.column_reads}
         return [r for r in self.reads if r.name not in known]
 
     @property
@@ -97,7 +98,7 @@ class PlacedView(StretchingView):
         tensors = (*self.row_reads, *self.single_reads, *self.stretch_reads, *self.own_reads)
         groups = {g for r in tensors for g in r.extent}
         groups |= {g for s in self.row_stores for g in s.extent}
-        return groups | (set(self.domain[:-1]) if self.kept and self.family == "outer" else set())
+        return groups | (set(self.row_groups) if self.kept and self.family == "outer" else set())
 
     @property
     def outermost_kept(self) -> int | None:
@@ -123,7 +124,38 @@ class PlacedView(StretchingView):
     @property
     def flat_row(self) -> str:
         """In column sums: the index of a row among all."""
-        return self.compact(self.domain[:-1]) if self.kept else "row"
+        return self.compact(self.row_groups) if self.kept else "row"
+
+    @property
+    def has_strips(self) -> bool:
+        """Whether threads stay in columns of several groups, and find what those have once."""
+        return self.family == "outer" and len(self.kernel.columns) > 1
+
+    @property
+    def passing(self) -> tuple[int, ...]:
+        """Of sums down columns: the groups along which rows pass by."""
+        return tuple(g for g in self.row_groups if g not in self.kept)
+
+    @property
+    def varying(self) -> tuple[int, ...]:
+        """The groups from one of whose elements to the next a function is called again."""
+        return self.passing if self.has_strips else ()
+
+    @property
+    def column_reads(self) -> list[Read]:
+        """What a thread that stays in its columns reads once, besides packs."""
+        if not self.has_strips:
+            return []
+        staying = {*self.kept, *self.kernel.columns}
+        found = [r for r in self.partial_reads if r.extent <= staying and r.extent != self._along]
+        return [r for r in found if not r.buffer.is_computed and r.buffer.dtype != "noise"]
+
+    @property
+    def staying(self) -> list[tuple[str, str]]:
+        """(type, name) of what is found once for a column, and asked for at each of its elements."""
+        once = self.values.once if self.has_strips else None
+        found = {r.name for r in self.column_reads} | {n for _, n in (once.results if once else ())}
+        return [pair for pair in self.values.leaves if pair[1] in found]
 
     @property
     def packed(self) -> list[Read]:

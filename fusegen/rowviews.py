@@ -76,7 +76,7 @@ class RowView(PlacedView):
     def varying(self) -> tuple[int, ...]:
         """The groups from one of whose elements to the next a function is called again."""
         if self.kernel.tier is None:
-            return ()
+            return super().varying
         # There, what a thread's rows side by side have each of its own would not fit in registers.
         is_full = self.family == "column" and self.is_crowded and bool(self.kernel.sums)
         return () if is_full else self.reduced
@@ -208,7 +208,7 @@ class RowView(PlacedView):
             if self._words > 1:
                 return 2
             wide = self.lanes * len(self.full_reads)
-            return 4 if wide <= 8 else 2 if wide <= _MOST_IN_PAIRS else 3
+            return (3 if self.staying else 4) if wide <= 8 else 2 if wide <= _MOST_IN_PAIRS else 3
         if self.is_team:
             words = self.elements * (len(self.full_reads) + len(self.sums)) * self._words
             most = MOST_AT_ONCE * (2 if len(self.stages) <= 1 else 1)

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from fusegen import ir
 from fusegen.grouping import ordered
-from fusegen.ir import Expr, Graph
+from fusegen.ir import Expr, Extent, Graph
 from fusegen.kernel import Buffer, Family, Kernel, Reduction
 from fusegen.lower import Mark, remarked
 from fusegen.rowwise import domain_of, rowwise_kernel
@@ -29,6 +29,7 @@ from fusegen.staging import (
     positions_as_numbers,
     reduces_below,
 )
+from fusegen.stripwise import take_strips
 from fusegen.tiers import Tier
 from fusegen.verification import verify
 from fusegen.windowwise import windowwise_kernel
@@ -51,6 +52,7 @@ def schedule(
     holds_dear: Sequence[str] = (),
     is_sliding: bool = False,
     is_exact: bool = False,
+    has_strips: bool = False,
 ) -> tuple[Kernel, ...]:
     """The kernels that compute a collapsed graph's outputs, in launch order.
 
@@ -59,7 +61,8 @@ def schedule(
     many blocks: for rows that are too long to be worked on as a whole. With a tier, rows along
     tier_axes, which make up tier_domain, are held on the chip; where their family is among
     holds_dear, what is dear of them is held in cache. is_sliding says that windows are no tiles,
-    is_exact that a value must be the same to the last bit in whatever kernel it is computed.
+    is_exact that a value must be the same to the last bit in whatever kernel it is computed,
+    has_strips that what reductions take lies in short runs, far from each other.
     """
     verify(graph)
     leaves = {
@@ -84,6 +87,8 @@ def schedule(
         slidewise_kernels(state, window)
     elif window:
         windowwise_kernel(state, window)
+    elif has_strips:
+        take_strips(state)
     while state.pending:
         # A tier is for rows of elements, not of what is left of them.
         if allow_fused and not window and (tier is None or domain_of(state) == tier_domain):
@@ -127,7 +132,8 @@ def _level(state: Pass) -> None:
         _, axes = ir.reduction(node)
         domain = ordered(node.args[0].extent)
         is_inner = domain[-1] in axes
-        kept = () if is_inner else tuple(g for g in domain[:-1] if g not in axes)
+        beside = _columns_of(state, domain, axes)
+        kept = () if is_inner else tuple(g for g in domain if g not in axes and g not in beside)
         batches.setdefault(("inner" if is_inner else "outer", domain, kept), []).append(node)
     for (family, domain, kept), nodes in batches.items():
         is_dense = all(g >= 0 for g in domain)
@@ -144,9 +150,21 @@ def _level(state: Pass) -> None:
         within = tuple(g for g in domain if g < 0)
         outside = tuple(g for g in domain if g >= 0)
         kind: Family = "pointwise" if not within else "cover" if state.is_sliding else "window"
+        strips = state.strips if state.strips and state.strips.domain == domain else None
+        kind = "outer" if strips else kind
         name = state.fresh(f"{state.prefix}_{kind}")
         read = state.inputs_of(exprs.values())
-        state.kernels.append(Kernel(kind, name, outside, within, read, stores, marks=state.marks))
+        kernel = Kernel(kind, name, outside, within, read, stores, marks=state.marks)
+        if strips:
+            kernel = replace(kernel, kept=strips.kept, columns=strips.columns)
+        state.kernels.append(kernel)
+
+
+def _columns_of(state: Pass, domain: tuple[int, ...], axes: Extent) -> tuple[int, ...]:
+    """The groups along which sums over others lie beside each other."""
+    strips = state.strips
+    is_strip = strips is not None and (domain, axes) == (strips.domain, strips.passing)
+    return strips.columns if strips is not None and is_strip else domain[-1:]
 
 
 def _reducing_kernel(
@@ -170,7 +188,8 @@ def _reducing_kernel(
         sums += mine
         finals.append((extent, mine))
     exprs = [r.value for r, _ in sums] + list(riders.values())
-    columns = domain[-1:] if family == "outer" else ()
+    axes = frozenset(ir.reduction(nodes[0])[1])
+    columns = _columns_of(state, domain, axes) if family == "outer" else ()
     state.kernels.append(
         Kernel(
             "inner" if family == "inner" else "outer",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from fusegen import ir
 from fusegen.bound import Bound
@@ -23,6 +24,8 @@ from fusegen.windowing import Window, size_of
 _LONG_ROW = 1 << 16
 _FEW_ROWS = 512
 _PROCESSORS = 132  # of a device that is not here: an H200
+# Runs this many times shorter than there are of them leave too many partials each on its own.
+_FEWER_IN_RUN = 8
 _MOST_POSITIONS = 1 << 24  # a float holds every integer up to here
 
 
@@ -38,6 +41,9 @@ class Signature:
     tier: Tier | None
     tier_axes: ir.Extent  # of the rows that it holds; none without one
     tier_domain: ir.Extent  # of all these rows together
+    has_strips: bool = (
+        False  # whether what a reduction takes lies in short runs, far from each other
+    )
 
     def text(self, programs: Sequence[Program]) -> str:
         """A line for the banner."""
@@ -98,11 +104,13 @@ def signature(
     mentioned = {name for p in programs for name in (*p.input_names, *p.output_names)}
     dtypes = {name: dtype for name, dtype in dtypes.items() if name in mentioned}
     _require_exact_positions(programs, dtypes, bound)
-    tier, (axes, domain) = None, _held_rows(programs[0], bound)
+    has_strips, tier, (axes, domain) = False, None, _held_rows(programs[0], bound)
     allow_fused = not _has_few_long_rows(programs[0], bound)
     if TARGETS[target].holds_rows and not bound.windows:
         around = [a for a in order if a in domain]
         tier = _tier(axes, programs, dtypes, bound, around, processors) if axes else None
+        has_strips = _has_short_runs(programs, axes, bound, order)
+        tier = None if has_strips else tier
         allow_fused = tier is not None
     return Signature(
         target,
@@ -113,6 +121,7 @@ def signature(
         tier,
         axes if tier is not None else frozenset(),
         domain if tier is not None else frozenset(),
+        has_strips,
     )
 
 
@@ -259,6 +268,30 @@ def _words(program: Program, dtypes: Mapping[str, str]) -> int:
     found = [dtypes[ir.name_of(leaf)] for leaf in program.graph.inputs if leaf.extent == full]
     # Doubles take two, and so does what is computed from them.
     return max(1, sum(3 if dtype == "float64" else 1 for dtype in found))
+
+
+def _has_short_runs(
+    programs: Iterable[Program], held: ir.Extent, bound: Bound, order: Sequence[int]
+) -> bool:
+    """Whether a reduction over most elements goes along the innermost axes and others further out,
+    but not along all between, and what lies together is much shorter than what does not: such as
+    a group's channels where those are innermost. Never where rows to be held lie together.
+    """
+    places = sorted(order.index(a) for a in held)
+    if places and places == list(range(places[0], places[0] + len(places))):
+        return False
+    nodes = ir.topological([root for p in programs for root in p.graph.roots])
+    reduces = [n for n in nodes if n.op == "reduce"]
+    most = max((len(r.args[0].extent) for r in reduces), default=0)
+    for node in (r for r in reduces if len(r.args[0].extent) == most):
+        axes = ir.reduction(node)[1]
+        inward = [a for a in reversed(order) if a in node.args[0].extent]
+        run = math.prod(bound.domain[a] for a in takewhile(axes.__contains__, inward))
+        others = math.prod(bound.domain[a] for a in axes) // max(run, 1)
+        is_along = bool(inward) and inward[0] in axes
+        if is_along and run * _FEWER_IN_RUN < others:
+            return True
+    return False
 
 
 def _has_few_long_rows(program: Program, bound: Bound) -> bool:

@@ -17,6 +17,22 @@ from fusegen.kernel import Buffer, Kernel, Reduction
 from fusegen.lower import Mark, remarked
 
 
+@dataclass(frozen=True)
+class Strips:
+    """How a domain is gone through by threads that stay in their columns: those are the innermost
+    groups, along `passing` rows pass by, and the other groups are kept apart.
+    """
+
+    domain: tuple[int, ...]
+    passing: Extent
+    columns: tuple[int, ...]
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """The groups that tell apart what a thread goes through."""
+        return tuple(g for g in self.domain if g not in self.passing and g not in self.columns)
+
+
 @dataclass
 class Pass:
     """The state of scheduling one graph."""
@@ -31,6 +47,7 @@ class Pass:
     prefix: str = ""
     is_sliding: bool = False  # whether windows are no tiles
     is_exact: bool = False  # whether a value is the same to the last bit in every kernel
+    strips: Strips | None = None
 
     def fresh(self, stem: str) -> str:
         """stem, or stem_2, stem_3 ...: a name not used before in this graph."""

@@ -337,7 +337,7 @@ _BEGINNINGS = """
     mean peak picked_ position_ run_ spreads_ sums_ total variance window winner
 """
 _ENDINGS = """
-    _ahead _along _block _columns _edge _edges _from _here _high _in _lanes _line _low _mine
+    _ahead _along _block _column _columns _edge _edges _from _here _high _in _lanes _line _low _mine
     _next _out _pairs _part _partials _room _rooms _row _rows _scratch _slots _stored _sum _sums
     _t _value
 """

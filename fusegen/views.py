@@ -231,7 +231,8 @@ class KernelView(Indexing):
     @property
     def row_groups(self) -> tuple[int, ...]:
         """The groups that tell the rows which leave partials."""
-        return self.domain[:-1]
+        columns = len(self.kernel.columns) if self.family == "outer" else 1
+        return self.domain[:-columns]
 
     @property
     def window_size(self) -> int:

@@ -50,6 +50,7 @@ ORDER = (
     "rowwise",
     "windowwise",
     "slidewise",
+    "stripwise",
     "schedule",
     "choices",
     "rewriting",

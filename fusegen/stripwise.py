@@ -1,0 +1,112 @@
+"""Strips: what a reduction takes lies in short runs far from each other, such as the channels of a
+group in a tensor whose channels are innermost.
+
+Run by run, each would leave a partial of its own. Instead threads stay in their columns while rows
+pass by, each column is reduced on its own, and what is left of them, which is small, in a second
+step. Elements are written so too: what depends on a column is then found once for all its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from fusegen import ir
+from fusegen.grouping import ordered
+from fusegen.ir import Expr, Extent
+from fusegen.rowwise import domain_of
+from fusegen.staging import Pass, Strips, reduces_below
+
+
+def take_strips(state: Pass) -> None:
+    """Find the strips, and part each reduction over more than what passes by."""
+    state.strips = strips = _strips_of(state)
+    if strips is None:
+        return
+
+    place = {n: i for i, n in enumerate(ir.topological(state.pending.values()))}
+
+    def rule(node: Expr) -> Expr:
+        if node.op != "reduce" or ordered(node.args[0].extent) != strips.domain:
+            return node
+        kind, axes = ir.reduction(node)
+        rest = axes - strips.passing
+        if not rest or not strips.passing < axes:
+            return node
+        return _in_two_steps(kind, node.args[0], strips.passing, rest, place)
+
+    reduces = reduces_below(state.pending.values())
+    state.resolve(dict(zip(reduces, ir.rewrite(reduces, rule), strict=True)))
+
+
+def _strips_of(state: Pass) -> Strips | None:
+    """The strips of everything of full size, if what reductions there take comes in runs: the
+    groups before the last that is not reduced pass by.
+    """
+    domain = ordered(domain_of(state))
+    passing: Extent = frozenset(domain)
+    is_in_runs = False
+    for node in reduces_below(state.pending.values()):
+        _, axes = ir.reduction(node)
+        kept = [g for g in domain if g not in axes]
+        if ordered(node.args[0].extent) == domain and domain[-1] in axes and kept:
+            before = {g for g in axes if g < kept[-1]}
+            is_in_runs = is_in_runs or bool(before)
+            passing &= before or passing
+    if not is_in_runs or not passing:
+        return None
+    return Strips(domain, passing, tuple(g for g in domain if g > max(passing)))
+
+
+def _in_two_steps(
+    kind: str, value: Expr, first: Extent, rest: Extent, place: Mapping[Expr, int]
+) -> Expr:
+    """A reduction along `first`, and of what that leaves along the rest, of which each has as many
+    elements as the others.
+    """
+    if kind == "sum":
+        return ir.reduce_sum(_sum(value, first, place), rest)
+    if kind == "mean":
+        return ir.reduce_mean(ir.reduce_mean(value, first), rest)
+    if kind == "variance":
+        within = ir.reduce_sum(ir.reduce_variance(value, first), rest) / ir.count(rest)
+        return within + ir.reduce_variance(ir.reduce_mean(value, first), rest)
+    assert kind in ir.MAXIMA, "positions have become numbers, and windows have no strips"
+    return ir.reduce(kind, rest, ir.reduce(kind, first, value))
+
+
+def _sum(value: Expr, axes: Extent, place: Mapping[Expr, int]) -> Expr:
+    """The sum along some axes, with every factor outside that does not vary along them, and the
+    others in one order: so that sums of which only such factors differ are one.
+    """
+    above, below = _factors(value)
+    inside = [f for f in above if f.extent & axes]
+    inverse = [f for f in below if f.extent & axes]
+    inside.sort(key=lambda f: place.get(f, len(place)))
+    found = _product(inside)
+    for factor in inverse:
+        found = found / factor
+    found = ir.reduce_sum(found, axes) * _product([f for f in above if not f.extent & axes])
+    for factor in (f for f in below if not f.extent & axes):
+        found = found / factor
+    return found
+
+
+def _factors(value: Expr) -> tuple[list[Expr], list[Expr]]:
+    """What a value is the product of, and what that is divided by."""
+    if value.op == "neg":
+        above, below = _factors(value.args[0])
+        return [ir.const(-1.0), *above], below
+    if value.op == "mul":
+        (a, under_a), (b, under_b) = map(_factors, value.args)
+        return a + b, under_a + under_b
+    if value.op == "div":
+        above, below = _factors(value.args[0])
+        return above, [*below, value.args[1]]
+    return [value], []
+
+
+def _product(factors: Iterable[Expr]) -> Expr:
+    found = None
+    for factor in factors:
+        found = factor if found is None else found * factor
+    return ir.const(1.0) if found is None else found
