@@ -73,6 +73,7 @@ def emit(
         "persistent": any(k.is_persistent for k in by_rows),
         "spreads": any(k.has_moments for e in views for k in e.kernels),
         "has_positions": any(k.positions for e in views for k in e.kernels),
+        "slides_are_packed": any(isinstance(k, SlideView) and k.is_packed for e in views for k in e.kernels),
         "loads_anywhere": any(_reads_neighbours(k) for e in views for k in e.kernels),
         "ahead": any(k.is_sent_ahead for e in views for k in e.kernels),
         "accumulators": sorted({r.kind for e in views for k in e.kernels for r in k.accumulated}),

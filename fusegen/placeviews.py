@@ -152,7 +152,7 @@ class PlacedView(StretchingView):
 
     @property
     def staying(self) -> list[tuple[str, str]]:
-        """(type, name) of what is found once for a column, and asked for at each of its elements."""
+        """(type, name) of what is found once for a column, and asked for at each element."""
         once = self.values.once if self.has_strips else None
         found = {r.name for r in self.column_reads} | {n for _, n in (once.results if once else ())}
         return [pair for pair in self.values.leaves if pair[1] in found]

@@ -41,9 +41,7 @@ class Signature:
     tier: Tier | None
     tier_axes: ir.Extent  # of the rows that it holds; none without one
     tier_domain: ir.Extent  # of all these rows together
-    has_strips: bool = (
-        False  # whether what a reduction takes lies in short runs, far from each other
-    )
+    has_strips: bool = False  # whether what a reduction takes lies in short runs far apart
 
     def text(self, programs: Sequence[Program]) -> str:
         """A line for the banner."""

@@ -174,6 +174,38 @@ class SlideView(KernelView):
             text = coordinate if not text else f"({text}) * {size} + {coordinate}"
         return text or "0"
 
+    # Side by side along an innermost group that no window splits.
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether neighbours go together, by accesses as wide as can be: they have their windows
+        alike.
+        """
+        if not self.target.is_flat or not self.goes_by_lines or not self.beside:
+            return False
+        is_plain = not any(r.buffer.dtype == "noise" or r.buffer.is_computed for r in self.reads)
+        tensors = self.reads + self.stores
+        is_split = self.last in self.grouping.pooled or any(self.step(t) > 1 for t in tensors)
+        return is_plain and not is_split
+
+    @property
+    def beside(self) -> list[Read]:
+        """What varies along the innermost group."""
+        return self.together(self.reads + self.stores)
+
+    def apart(self, tensors: Sequence[Read]) -> list[Read]:
+        """Those that are the same all along the innermost group."""
+        return [t for t in tensors if self.last not in t.extent]
+
+    def together(self, tensors: Sequence[Read]) -> list[Read]:
+        """Those that vary along it."""
+        return [t for t in tensors if self.last in t.extent]
+
+    @property
+    def packed(self) -> list[Read]:
+        """What is moved in packs, and so must be aligned."""
+        return self.beside if self.is_packed else []
+
     # By lines along the innermost group.
 
     @property

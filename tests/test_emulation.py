@@ -150,6 +150,35 @@ CASES = [
     # Windows that overlap, and that cross the edge.
     ("relu | max_pool2d(3, 2, 1)", (2, 3, 7, 9), [], {}, "slide cover"),
     ("relu | max_pool2d(3, 2, 1)", (2, 3, 7, 9), [], {"layout": "channels_last"}, "slide cover"),
+    # Neighbours beside each other that no window splits.
+    (
+        "mul_channel | relu | max_pool2d(3, 2, 1) | add(r)",
+        (2, 16, 7, 9),
+        [(16,), (2, 16, 4, 5)],
+        {"layout": "channels_last", "dtype": "bfloat16"},
+        "slide cover",
+    ),
+    (
+        "add(p) | avg_pool2d(3, 1, 1, count_include_pad=False) | gelu",
+        (2, 8, 5, 6),
+        [(8, 1, 1)],
+        {"layout": "channels_last"},
+        "slide cover",
+    ),
+    (
+        "add(p) | adaptive_avg_pool2d((3, 4)) | mul(q)",
+        (2, 8, 7, 9),
+        [(9,), (4,)],
+        {"layout": "channels_last"},
+        "slide cover",
+    ),
+    (
+        "max_pool2d(3, 2, 0, 2, ceil_mode=True) | tanh",
+        (2, 12, 9, 10),
+        [],
+        {"layout": "channels_last"},
+        "slide cover",
+    ),
     ("mul(w) | max_pool2d(2, 1, 0, 2)", (2, 3, 5, 6), [(5, 1)], {}, "slide cover"),
     (
         "addcmul(u, v) | avg_pool2d((2, 1), None, (1, 0))",
