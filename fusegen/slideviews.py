@@ -13,6 +13,7 @@ from fusegen.statements import ElementFunction, leaf_name
 from fusegen.views import KernelView
 
 _MOST_UNROLLED = 9
+_MOST_PACKED = 4  # packs from as many windows
 
 
 class SlideView(KernelView):
@@ -173,6 +174,34 @@ class SlideView(KernelView):
                 size = f"sizes.{self.grouping.names[group]}_unpooled.value"
             text = coordinate if not text else f"({text}) * {size} + {coordinate}"
         return text or "0"
+
+    # Elements, each from the windows that cover it.
+
+    @property
+    def is_unrolled(self) -> bool:
+        """Whether all windows that may cover an element are on their way at once, so that none
+        waits for another.
+        """
+        slides = [self.grouping.slides[-1 - w] for w in self.reduced]
+        if not self.target.is_flat or any(s.parts for s in slides):
+            return False
+        most = math.prod(((s.size - 1) * s.dilation + s.stride) // s.stride for s in slides)
+        return most <= (_MOST_PACKED if self.is_packed else _MOST_UNROLLED)
+
+    def nth(self, window: int) -> str:
+        """Which of the windows that cover an element along one group."""
+        return f"nth_{self.word(self.pooled_by(window))}"
+
+    @property
+    def is_covering(self) -> str:
+        """Whether the current window is there, and covers the current element."""
+        tests = []
+        for w in self.reduced:
+            element = self.element_word(self.pooled_by(w))
+            tests.append(f"{self.along(w)}.has_nth({element}, {self.nth(w)})")
+            if self.grouping.slides[-1 - w].dilation > 1:
+                tests.append(f"{self.word(w)} >= 0")
+        return " && ".join(tests)
 
     # Side by side along an innermost group that no window splits.
 

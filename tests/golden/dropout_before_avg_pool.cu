@@ -98,6 +98,10 @@ struct Sum {
   __device__ T sum() const { return total; }
 };
 
+// The nearest index there is.
+__device__ __forceinline__ int clamped(int index,
+    int count) { return index < 0 ? 0 : index < count ? index : count - 1; }
+
 // Windows along one axis: window i takes the elements begin(i) + j * kDilation, j < kSize, as far as there are any.
 template <int kSize, int kStride, int kPadding, int kDilation>
 struct Slide {
@@ -109,6 +113,15 @@ struct Slide {
     const int element = at(window, position);
     return element >= 0 && element < elements;
   }
+  // An element that is there: the one at a position, where that is.
+  __device__ __forceinline__ int near(Index window, Index position) const { return clamped(at(window,
+      position), elements); }
+  // The n-th of the windows that may cover an element, or any other where there are not so many.
+  static constexpr int kMost = ((kSize - 1) * kDilation + kStride) / kStride;
+  __device__ __forceinline__ int nth(Index element, int n) const { return clamped(first(element) + n,
+      windows); }
+  __device__ __forceinline__ bool has_nth(Index element,
+      int n) const { return first(element) + n <= last(element); }
   __device__ __forceinline__ int covered(Index window) const {
     const int from = begin(window), to = from + kSize;
     return (to < elements ? to : elements) - (from > 0 ? from : 0);
@@ -144,6 +157,8 @@ struct Parts {
       Index position) const { return begin(window) + static_cast<int>(position); }
   __device__ __forceinline__ bool has(Index window, Index position) const { return at(window,
       position) < end(window); }
+  __device__ __forceinline__ int near(Index window, Index position) const { return clamped(at(window,
+      position), elements); }
   __device__ __forceinline__ int covered(Index window) const { return end(window) - begin(window); }
   __device__ __forceinline__ int first(Index element) const { return static_cast<int>(static_cast<int64_t>(element) * windows / elements); }
   __device__ __forceinline__ int last(Index element) const {
@@ -275,14 +290,14 @@ forward_slide(const ForwardDrawnNoise noise, const float* x, const float* bias, 
     const Index above_window_2 = position_value / 3;
     const Index window_2 = position_value - above_window_2 * 3;
     const Index window_1 = above_window_2;
-    if (!(along_axis_2.has(axis_2, window_1) && along_inner.has(inner, window_2))) continue;
-    [[maybe_unused]] const Index axis_2_at = static_cast<Index>(along_axis_2.at(axis_2, window_1));
-    [[maybe_unused]] const Index inner_at = static_cast<Index>(along_inner.at(inner, window_2));
+    const bool is_inside = along_axis_2.has(axis_2, window_1) && along_inner.has(inner, window_2);
+    [[maybe_unused]] const Index axis_2_at = static_cast<Index>(along_axis_2.near(axis_2, window_1));
+    [[maybe_unused]] const Index inner_at = static_cast<Index>(along_inner.near(inner, window_2));
     const float noise_value = static_cast<float>(widen(noise[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at]));
     const float x_value = static_cast<float>(widen(x[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at]));
     float total_term_value;
     forward_slide_stage_1(noise_value, x_value, total_term_value);
-    total_sum.add(total_term_value, position_value);
+    if (is_inside) total_sum.add(total_term_value, position_value);
   }
   const float total_value = total_sum.sum();
   float out_value;

@@ -126,6 +126,10 @@ __device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, 
   return all;
 }
 
+// The nearest index there is.
+__device__ __forceinline__ int clamped(int index,
+    int count) { return index < 0 ? 0 : index < count ? index : count - 1; }
+
 // Windows along one axis: window i takes the elements begin(i) + j * kDilation, j < kSize, as far as there are any.
 template <int kSize, int kStride, int kPadding, int kDilation>
 struct Slide {
@@ -137,6 +141,15 @@ struct Slide {
     const int element = at(window, position);
     return element >= 0 && element < elements;
   }
+  // An element that is there: the one at a position, where that is.
+  __device__ __forceinline__ int near(Index window, Index position) const { return clamped(at(window,
+      position), elements); }
+  // The n-th of the windows that may cover an element, or any other where there are not so many.
+  static constexpr int kMost = ((kSize - 1) * kDilation + kStride) / kStride;
+  __device__ __forceinline__ int nth(Index element, int n) const { return clamped(first(element) + n,
+      windows); }
+  __device__ __forceinline__ bool has_nth(Index element,
+      int n) const { return first(element) + n <= last(element); }
   __device__ __forceinline__ int covered(Index window) const {
     const int from = begin(window), to = from + kSize;
     return (to < elements ? to : elements) - (from > 0 ? from : 0);
@@ -172,6 +185,8 @@ struct Parts {
       Index position) const { return begin(window) + static_cast<int>(position); }
   __device__ __forceinline__ bool has(Index window, Index position) const { return at(window,
       position) < end(window); }
+  __device__ __forceinline__ int near(Index window, Index position) const { return clamped(at(window,
+      position), elements); }
   __device__ __forceinline__ int covered(Index window) const { return end(window) - begin(window); }
   __device__ __forceinline__ int first(Index element) const { return static_cast<int>(static_cast<int64_t>(element) * windows / elements); }
   __device__ __forceinline__ int last(Index element) const {
@@ -264,13 +279,13 @@ forward_slide(const float* x, const float* bias, float* __restrict__ out, float*
     const Index above_window_2 = position_value / 3;
     const Index window_2 = position_value - above_window_2 * 3;
     const Index window_1 = above_window_2;
-    if (!(along_axis_2.has(axis_2, window_1) && along_inner.has(inner, window_2))) continue;
-    [[maybe_unused]] const Index axis_2_at = static_cast<Index>(along_axis_2.at(axis_2, window_1));
-    [[maybe_unused]] const Index inner_at = static_cast<Index>(along_inner.at(inner, window_2));
+    const bool is_inside = along_axis_2.has(axis_2, window_1) && along_inner.has(inner, window_2);
+    [[maybe_unused]] const Index axis_2_at = static_cast<Index>(along_axis_2.near(axis_2, window_1));
+    [[maybe_unused]] const Index inner_at = static_cast<Index>(along_inner.near(inner, window_2));
     const float x_value = static_cast<float>(widen(x[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at]));
     float maximum_term_value;
     forward_slide_stage_1(x_value, maximum_term_value);
-    maximum_sum.add(maximum_term_value, position_value);
+    if (is_inside) maximum_sum.add(maximum_term_value, position_value);
   }
   const float maximum_value = maximum_sum.max();
   const int winner_index_2_value = maximum_sum.argmax();
@@ -280,14 +295,14 @@ forward_slide(const float* x, const float* bias, float* __restrict__ out, float*
     const Index above_window_2 = position_value / 3;
     const Index window_2 = position_value - above_window_2 * 3;
     const Index window_1 = above_window_2;
-    if (!(along_axis_2.has(axis_2, window_1) && along_inner.has(inner, window_2))) continue;
-    [[maybe_unused]] const Index axis_2_at = static_cast<Index>(along_axis_2.at(axis_2, window_1));
-    [[maybe_unused]] const Index inner_at = static_cast<Index>(along_inner.at(inner, window_2));
+    const bool is_inside = along_axis_2.has(axis_2, window_1) && along_inner.has(inner, window_2);
+    [[maybe_unused]] const Index axis_2_at = static_cast<Index>(along_axis_2.near(axis_2, window_1));
+    [[maybe_unused]] const Index inner_at = static_cast<Index>(along_inner.near(inner, window_2));
     const float x_value = static_cast<float>(widen(x[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at]));
     float picked_x_2_term_value;
     int picked_x_2_term_at_value;
     forward_slide_stage_2(x_value, winner_index_2_value, picked_x_2_term_value, picked_x_2_term_at_value);
-    picked_x_2_sum.add(picked_x_2_term_value, position_value, picked_x_2_term_at_value);
+    if (is_inside) picked_x_2_sum.add(picked_x_2_term_value, position_value, picked_x_2_term_at_value);
   }
   const float picked_x_2_value = picked_x_2_sum.pick();
   float out_value;
@@ -423,21 +438,23 @@ backward_cover(const uint8_t* winner_index, const float* picked_x, const float* 
   const Index axis_1 = above_axis_2_at - above_axis_1 * sizes.axis_1.value;
   const Index outer = above_axis_1;
   float d_x_sum = 0;
-#pragma unroll 1
-  for (int axis_2 = along_axis_2.first(axis_2_at); axis_2 <= along_axis_2.last(axis_2_at); ++axis_2) {
+#pragma unroll
+  for (int nth_axis_2 = 0; nth_axis_2 < along_axis_2.kMost; ++nth_axis_2) {
+    const int axis_2 = along_axis_2.nth(axis_2_at, nth_axis_2);
     [[maybe_unused]] const int window_1 = along_axis_2.position(axis_2_at, axis_2);
-    if (window_1 < 0) continue;
-#pragma unroll 1
-    for (int inner = along_inner.first(inner_at); inner <= along_inner.last(inner_at); ++inner) {
+#pragma unroll
+    for (int nth_inner = 0; nth_inner < along_inner.kMost; ++nth_inner) {
+      const int inner = along_inner.nth(inner_at, nth_inner);
       [[maybe_unused]] const int window_2 = along_inner.position(inner_at, inner);
-      if (window_2 < 0) continue;
+      const bool is_covering = along_axis_2.has_nth(axis_2_at, nth_axis_2) && along_inner.has_nth(inner_at,
+          nth_inner);
       const int position_value = (window_1) * 3 + window_2;
       const int winner_index_value = static_cast<int>(widen(winner_index[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner]));
       const float picked_x_value = static_cast<float>(widen(picked_x[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner]));
       const float d_out_value = static_cast<float>(widen(d_out[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner]));
       float d_x_value;
       backward_cover_values(position_value, winner_index_value, picked_x_value, d_out_value, d_x_value);
-      d_x_sum += d_x_value;
+      d_x_sum += is_covering ? d_x_value : 0;
     }
   }
   d_x[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at] = narrow<float>(d_x_sum);
