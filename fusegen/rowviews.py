@@ -217,7 +217,7 @@ class RowView(PlacedView):
             most_threads = 1024 if fits and self._words == 1 else 512
             return most_threads // self.threads
         if self.is_light:
-            resident = self.kernel.tier.resident
+            resident = self.light_threads
             if self.keeps_along:
                 resident = min(resident, _MOST_KEEPING)
             return max(1, resident // self.threads - self._shares_many)

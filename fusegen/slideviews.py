@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from fusegen import ir
 from fusegen.indexing import Read
+from fusegen.reductionviews import ReductionView, StageView
 from fusegen.statements import ElementFunction, leaf_name
 from fusegen.views import KernelView
 
@@ -174,6 +175,20 @@ class SlideView(KernelView):
                 size = f"sizes.{self.grouping.names[group]}_unpooled.value"
             text = coordinate if not text else f"({text}) * {size} + {coordinate}"
         return text or "0"
+
+    def accumulator(self, reduction: ReductionView) -> str:
+        """The struct that a reduction over a window goes on in."""
+        is_peak = self.target.is_flat and [r for r, _ in reduction.results] == ["max"]
+        names = {"sum": "Sum", "max": "Peak" if is_peak else "Maximum", "pick": "Pick"}
+        return f"Window{names[reduction.kind]}"
+
+    def takes_twice(self, stage: StageView) -> bool:
+        """Whether an element may be taken twice, as a maximum does not tell: then the nearest one
+        that is there, which the window has too, stands for each that is not.
+        """
+        slides = [self.grouping.slides[-1 - w] for w in self.reduced]
+        is_close = not any(s.parts or s.dilation > 1 for s in slides)
+        return is_close and all(self.accumulator(r) == "WindowPeak" for r in stage.reductions)
 
     # Elements, each from the windows that cover it.
 

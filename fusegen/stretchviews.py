@@ -14,6 +14,7 @@ from fusegen.target import DEAR, ITEM_BYTES
 from fusegen.tiers import LEAST_STRETCH
 
 _MOST_HELD = 36864  # registers of a multiprocessor for light kernels' elements
+_FEWER_LIGHT = 768  # threads, where elements of two bytes leave no room for more
 MOST_AT_ONCE = 16  # elements of a row in the hands of a thread
 
 
@@ -29,12 +30,17 @@ class StretchingView(MergingView):
             return tier.summing_elements
         return tier.light_elements if self.is_light else tier.elements
 
-    @cached_property
+    @property
     def is_light(self) -> bool:
         """Whether a thread holds so little that many fit on a multiprocessor."""
+        return self.light_threads > 0
+
+    @cached_property
+    def light_threads(self) -> int:
+        """How many those are; 0 where it holds more."""
         tier = self.kernel.tier
         if tier is None or not tier.resident or self._words > 1 or self.sums or self.stretches:
-            return False
+            return 0
         # One by one, each takes a register, and an address.
         sizes = [ITEM_BYTES[r.buffer.dtype] for r in self.full_reads]
         words = sum(sizes) / 4 if tier.lanes > 1 else len(sizes) + 1
@@ -42,7 +48,9 @@ class StretchingView(MergingView):
             # What is dear to compute takes registers of its own.
             words += 2 if any(n.op in DEAR for n in ir.topological([value])) else 1
         words += len(self.stages) > 1 and bool(self.element_stores)
-        return words * tier.light_elements * tier.resident <= _MOST_HELD
+        room = _MOST_HELD / (words * tier.light_elements)
+        fewer = _FEWER_LIGHT if max(sizes, default=4) <= 2 else tier.resident
+        return next((n for n in (tier.resident, fewer) if n <= room), 0)
 
     @property
     def is_crowded(self) -> bool:
