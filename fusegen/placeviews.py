@@ -14,7 +14,8 @@ from fusegen import ir
 from fusegen.indexing import Read
 from fusegen.mergeviews import Merged
 from fusegen.statements import ElementFunction
-from fusegen.stretchviews import StretchingView
+from fusegen.stretchviews import MOST_AT_ONCE, StretchingView
+from fusegen.target import ITEM_BYTES
 from fusegen.tiers import MOST_BLOCKS
 
 
@@ -22,6 +23,7 @@ class PlacedView(StretchingView):
     """A kernel whose threads take packs of a row, or of a block's share of it, or of a column."""
 
     most_blocks = MOST_BLOCKS  # of a team
+    most_reading = 1280  # threads of a multiprocessor that only reduce rows
     strips = 16  # of rows beside each other, whose sums a thread leaves
 
     @property
@@ -206,6 +208,25 @@ class PlacedView(StretchingView):
         """span at most, where the launch is set up."""
         length = f"{self.name}_length"
         return f"{length} / {self.lanes} * {self.lanes}" if self.is_shifted else length
+
+    @property
+    def only_reads_rows(self) -> bool:
+        """Whether rows of a few floats a thread are reduced, and nothing of their size is kept."""
+        if self.family != "row" or self.element_stores or self.left or self.carried:
+            return False
+        is_costly = len(self.stages) > 1 or any(r.is_costly for r in self.reductions)
+        if self.has_moments and is_costly:
+            return False
+        is_plain = self.compute == "float" and not self.is_shifted and not self.partial_reads
+        dtypes = [r.buffer.dtype for r in self.full_reads]
+        return is_plain and dtypes == ["float32"] and self.elements <= MOST_AT_ONCE
+
+    @property
+    def leaves_much(self) -> bool:
+        """Whether many stages of reductions leave values of more elements than are held else."""
+        narrow = all(ITEM_BYTES[r.buffer.dtype] <= 2 for r in self.full_reads)
+        is_much = self.family == "row" and self.elements > MOST_AT_ONCE
+        return is_much and len(self.stages) > 2 and not narrow
 
     @property
     def most_edges_beside(self) -> int:

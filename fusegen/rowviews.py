@@ -217,17 +217,17 @@ class RowView(PlacedView):
             most_threads = 1024 if fits and self._words == 1 else 512
             return most_threads // self.threads
         if self.is_light:
-            resident = self.light_threads
-            if self.keeps_along:
-                resident = min(resident, _MOST_KEEPING)
+            resident = min(self.light_threads, _MOST_KEEPING if self.keeps_along else 1 << 30)
             return max(1, resident // self.threads - self._shares_many)
         if self.is_alone:
             # Of sums in shared memory some are on their way there.
             taken = self.sums_a_thread * (0.5 if self.has_shared_sums else len(self.sums))
             taken += self.elements * (len(self.full_reads) + len(self.carried))
             return resident_alone(taken * self._words) // self.threads
-        # Doubles take two registers each.
-        few_threads = 512 // self._words
+        if self.only_reads_rows:
+            return max(1, self.most_reading // self.threads)
+        # Doubles take two registers each; and what many stages leave, more than one.
+        few_threads = (256 if self.leaves_much else 512) // self._words
         if self.sums:
             return max(1, few_threads // self.threads)
         words = self.elements * len(self.full_reads) * self._words

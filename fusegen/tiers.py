@@ -30,6 +30,7 @@ class _Rows(NamedTuple):
 _ROWS = (
     _Rows(512, 16, 8, 256),
     _Rows(768, 24, 8, 256),
+    _Rows(896, 28, 8, 256),
     _Rows(4096, 16, 8, 512),
     _Rows(8192, 16, 8, 1024, 32, 768),
     _Rows(8192, 16, 16, 512, 32, 768),
@@ -66,7 +67,12 @@ _SINGLE_ROWS = (  # where neighbours come one by one
     _Rows(16384, 32, 8, 512),
 )
 # Where rows begin anywhere, what is taken one by one at their edges takes registers too.
-_SHIFTED_ROWS = (*_ROWS[:3], _Rows(8192, 16, 16, 512, 32, 768), _Rows(16384, 32, 8, 448, 40, 896))
+_SHIFTED_ROWS = (
+    *_ROWS[:2],
+    _Rows(4096, 16, 8, 512),
+    _Rows(8192, 16, 16, 512, 32, 768),
+    _Rows(16384, 32, 8, 448, 40, 896),
+)
 _SHIFTED_ROWS_OF_SEVERAL = (
     *_ROWS_OF_SEVERAL[:4],
     _Rows(8192, 16, 16, 512),

@@ -73,13 +73,24 @@ FAMILIES = [
     ("max_pool1d(2, 1) | softmax(1)", (3, 5, 33), []),
     ("rms_norm(weight) | dropout(0.3) | add(residual)", (7, 130), [(130,), (7, 130)]),
     ("dropout2d(0.3) | prelu | minimum(gate)", (3, 5, 8, 9), [(5,), (8, 1)]),
+    # Short runs far apart: by column first.
+    ("mul(p) | var((0, 2))", (90, 3, 4), [(4,)]),
+]
+# The same of an x whose channels are innermost.
+CHANNELS_LAST = [
+    ("group_norm(4, weight, bias) | silu", (2, 8, 16, 12), [(8,), (8,)]),
+    ("add_channel | group_norm(3, weight, bias)", (3, 9, 11, 13), [(9,), (9,), (9,)]),
+    ("mul_channel | relu | max_pool2d(3, 2, 1) | add(r)", (2, 16, 7, 9), [(16,), (2, 16, 4, 5)]),
+    ("add_channel | avg_pool2d(3, 1, 1)", (2, 5, 6, 7), [(5,)]),
 ]
 
 
-def run(text, shape, operand_shapes, dtype, device):
+def run(text, shape, operand_shapes, dtype, device, is_last=False):
     fused = fusegen.compile(text)
-    shapes = [shape, *operand_shapes]
-    tensors = [torch.randn(s, device=device, dtype=dtype).requires_grad_() for s in shapes]
+    tensors = [torch.randn(s, device=device, dtype=dtype) for s in (shape, *operand_shapes)]
+    if is_last:
+        tensors[0] = tensors[0].contiguous(memory_format=torch.channels_last)
+    tensors = [t.requires_grad_() for t in tensors]
     result = fused(*tensors)
     gradients = torch.autograd.grad(result, tensors, torch.randn_like(result))
     with torch.no_grad():
@@ -91,6 +102,8 @@ def main(device="cuda"):
     for dtype in (torch.float32, torch.bfloat16):
         for family in FAMILIES:
             run(*family, dtype, device)
+        for family in CHANNELS_LAST:
+            run(*family, dtype, device, is_last=True)
     print("ran every family")
 
 

@@ -123,6 +123,39 @@ def test_groups_are_found_in_memory_without_a_copy(layout, device):
     assert call.attempt(tensors[0], tuple(tensors[1:])) is not None
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    ("text", "shape", "operands"),
+    [
+        ("group_norm(4, weight, bias) | silu", (2, 32, 28, 25), [(32,), (32,)]),
+        (
+            "add(r) | group_norm(3, weight, bias) | gelu",
+            (3, 9, 16, 13),
+            [(3, 9, 16, 13), (9,), (9,)],
+        ),
+        ("gelu | group_norm(2) | mul(s)", (3, 8, 21, 9), [(3, 1, 1, 1)]),
+        ("batch_norm(weight=w, bias=b, training=True) | relu", (400, 6, 2, 2), [(6,), (6,)]),
+        ("tanh | std((0, 2, 3))", (90, 3, 2, 2), []),
+        ("mul(p) | amin((0, 2, 3), keepdim=True) | gelu", (90, 3, 2, 2), [(2,)]),
+    ],
+)
+def test_what_lies_in_short_runs_is_reduced_as_in_torch(text, shape, operands, dtype, device):
+    is_grouped = "group_norm" in text
+    tensors = [torch.randn(s, device=device).to(dtype) for s in (shape, *operands)]
+    if is_grouped:
+        tensors[0] = tensors[0].contiguous(memory_format=torch.channels_last)
+    tensors = [t.requires_grad_() for t in tensors]
+    fused = fusegen.compile(text)
+    ours = outcome(fused, tensors)
+    wide = outcome(fused.reference, tensors, dtype=torch.float64)
+    tolerance = {torch.float32: 2e-5, torch.float64: 1e-10, torch.bfloat16: 2**-6}[dtype]
+    for a, b in zip(ours.tensors, wide.tensors, strict=True):
+        # Sums of as many terms as d_weight has lose in proportion to what is added up.
+        torch.testing.assert_close(
+            a.double(), b, rtol=tolerance, atol=tolerance * max(1.0, float(b.abs().max()))
+        )
+
+
 # Running statistics.
 
 

@@ -122,6 +122,33 @@ def test_pooling_of_16_bits_adds_up_in_fp32(dtype):
         assert error <= 4 * torch.finfo(dtype).eps
 
 
+@pytest.mark.parametrize("channels", [16, 5])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "relu | max_pool2d(3, 2, 1)",
+        "mul_channel | max_pool2d(3, 2, 1) | gelu",
+        "add_channel | avg_pool2d(3, 1, 1, count_include_pad=False)",
+        "tanh | adaptive_avg_pool2d((3, 4))",
+        "max_pool2d(3, 2, 0, 2, ceil_mode=True) | sigmoid",
+    ],
+)
+def test_channels_beside_each_other_are_pooled_together(text, channels, device):
+    operands = [(channels,)] if "channel" in text else []
+    fused = fusegen.compile(text)
+    for dtype, tolerance in ((torch.float32, 2e-5), (torch.bfloat16, 2**-6)):
+        # Multiples of a 64th, so that every type agrees on the largest.
+        x = torch.randint(-128, 128, (2, channels, 9, 11), device=device) / 64
+        tensors = [x, *(torch.rand(s, device=device) + 1 for s in operands)]
+        tensors[0] = x.contiguous(memory_format=torch.channels_last)
+        tensors = [t.to(dtype).requires_grad_() for t in tensors]
+        ours = outcome(fused, tensors)
+        wide = outcome(fused.reference, tensors, dtype=torch.float64)
+        for a, b in zip(ours.tensors, wide.tensors, strict=True):
+            close = tolerance * max(1.0, float(b.abs().max()))
+            torch.testing.assert_close(a.double(), b, rtol=tolerance, atol=close)
+
+
 def test_ties_go_to_the_first_and_nan_wins():
     x = torch.tensor([[1.0, 1.0, 0.0, 1.0, math.nan, 2.0, 2.0, -math.inf, -math.inf]])
     for text in ("max_pool1d(3, 2, 1)", "max_pool1d(2)", "adaptive_max_pool1d(4)"):

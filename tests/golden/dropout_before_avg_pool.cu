@@ -117,7 +117,7 @@ struct Slide {
   __device__ __forceinline__ int near(Index window, Index position) const { return clamped(at(window,
       position), elements); }
   // The n-th of the windows that may cover an element, or any other where there are not so many.
-  static constexpr int kMost = ((kSize - 1) * kDilation + kStride) / kStride;
+  __device__ __forceinline__ static constexpr int most() { return ((kSize - 1) * kDilation + kStride) / kStride; }
   __device__ __forceinline__ int nth(Index element, int n) const { return clamped(first(element) + n,
       windows); }
   __device__ __forceinline__ bool has_nth(Index element,

@@ -32,6 +32,20 @@ __device__ __forceinline__ Stored narrow(Value x) {
   return static_cast<Stored>(x);
 }
 
+// NaN in either argument is the result, as in torch.
+template <typename Value>
+__device__ __forceinline__ Value maximum(Value a, Value b) {
+  return a != a || a > b ? a : b;
+}
+#if __CUDA_ARCH__ >= 800
+template <>
+[[maybe_unused]] __device__ __forceinline__ float maximum<float>(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+#endif
+
 // The first maximum and where it stands; a NaN beats every number, as in torch.
 template <typename T>
 struct Maximum {
@@ -63,7 +77,7 @@ struct Slide {
   __device__ __forceinline__ int near(Index window, Index position) const { return clamped(at(window,
       position), elements); }
   // The n-th of the windows that may cover an element, or any other where there are not so many.
-  static constexpr int kMost = ((kSize - 1) * kDilation + kStride) / kStride;
+  __device__ __forceinline__ static constexpr int most() { return ((kSize - 1) * kDilation + kStride) / kStride; }
   __device__ __forceinline__ int nth(Index element, int n) const { return clamped(first(element) + n,
       windows); }
   __device__ __forceinline__ bool has_nth(Index element,
@@ -134,6 +148,14 @@ struct WindowMaximum {
   __device__ __forceinline__ int argmax() const { return at; }
 };
 
+// The maximum, of which nobody asks where it stands.
+template <typename T>
+struct WindowPeak {
+  T best = static_cast<T>(-INFINITY);
+  __device__ __forceinline__ void add(T value, int) { best = maximum(value, best); }
+  __device__ __forceinline__ T max() const { return best; }
+};
+
 template <typename T>
 struct WindowPick {
   T value = 0;
@@ -181,19 +203,18 @@ forward_slide(const float* x, const float* bias, float* __restrict__ out, Forwar
   const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
   const Index outer = above_axis_1;
   const float bias_value = static_cast<float>(widen(bias[axis_1]));
-  WindowMaximum<float> maximum_sum;
+  WindowPeak<float> maximum_sum;
 #pragma unroll 9
   for (int position_value = 0; position_value < 9; ++position_value) {
     const Index above_window_2 = position_value / 3;
     const Index window_2 = position_value - above_window_2 * 3;
     const Index window_1 = above_window_2;
-    const bool is_inside = along_axis_2.has(axis_2, window_1) && along_inner.has(inner, window_2);
     [[maybe_unused]] const Index axis_2_at = static_cast<Index>(along_axis_2.near(axis_2, window_1));
     [[maybe_unused]] const Index inner_at = static_cast<Index>(along_inner.near(inner, window_2));
     const float x_value = static_cast<float>(widen(x[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at]));
     float maximum_term_value;
     forward_slide_stage_1(x_value, maximum_term_value);
-    if (is_inside) maximum_sum.add(maximum_term_value, position_value);
+    maximum_sum.add(maximum_term_value, position_value);
   }
   const float maximum_value = maximum_sum.max();
   float out_value;

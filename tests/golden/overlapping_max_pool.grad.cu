@@ -145,7 +145,7 @@ struct Slide {
   __device__ __forceinline__ int near(Index window, Index position) const { return clamped(at(window,
       position), elements); }
   // The n-th of the windows that may cover an element, or any other where there are not so many.
-  static constexpr int kMost = ((kSize - 1) * kDilation + kStride) / kStride;
+  __device__ __forceinline__ static constexpr int most() { return ((kSize - 1) * kDilation + kStride) / kStride; }
   __device__ __forceinline__ int nth(Index element, int n) const { return clamped(first(element) + n,
       windows); }
   __device__ __forceinline__ bool has_nth(Index element,
@@ -439,11 +439,11 @@ backward_cover(const uint8_t* winner_index, const float* picked_x, const float* 
   const Index outer = above_axis_1;
   float d_x_sum = 0;
 #pragma unroll
-  for (int nth_axis_2 = 0; nth_axis_2 < along_axis_2.kMost; ++nth_axis_2) {
+  for (int nth_axis_2 = 0; nth_axis_2 < along_axis_2.most(); ++nth_axis_2) {
     const int axis_2 = along_axis_2.nth(axis_2_at, nth_axis_2);
     [[maybe_unused]] const int window_1 = along_axis_2.position(axis_2_at, axis_2);
 #pragma unroll
-    for (int nth_inner = 0; nth_inner < along_inner.kMost; ++nth_inner) {
+    for (int nth_inner = 0; nth_inner < along_inner.most(); ++nth_inner) {
       const int inner = along_inner.nth(inner_at, nth_inner);
       [[maybe_unused]] const int window_2 = along_inner.position(inner_at, inner);
       const bool is_covering = along_axis_2.has_nth(axis_2_at, nth_axis_2) && along_inner.has_nth(inner_at,
