@@ -107,7 +107,7 @@ def signature(
     if TARGETS[target].holds_rows and not bound.windows:
         around = [a for a in order if a in domain]
         tier = _tier(axes, programs, dtypes, bound, around, processors) if axes else None
-        has_strips = _has_short_runs(programs, axes, bound, order)
+        has_strips = _has_short_runs(programs[0], axes, bound, order)
         tier = None if has_strips else tier
         allow_fused = tier is not None
     return Signature(
@@ -268,9 +268,7 @@ def _words(program: Program, dtypes: Mapping[str, str]) -> int:
     return max(1, sum(3 if dtype == "float64" else 1 for dtype in found))
 
 
-def _has_short_runs(
-    programs: Iterable[Program], held: ir.Extent, bound: Bound, order: Sequence[int]
-) -> bool:
+def _has_short_runs(program: Program, held: ir.Extent, bound: Bound, order: Sequence[int]) -> bool:
     """Whether a reduction over most elements goes along the innermost axes and others further out,
     but not along all between, and what lies together is much shorter than what does not: such as
     a group's channels where those are innermost. Never where rows to be held lie together.
@@ -278,7 +276,7 @@ def _has_short_runs(
     places = sorted(order.index(a) for a in held)
     if places and places == list(range(places[0], places[0] + len(places))):
         return False
-    nodes = ir.topological([root for p in programs for root in p.graph.roots])
+    nodes = ir.topological(program.graph.roots)
     reduces = [n for n in nodes if n.op == "reduce"]
     most = max((len(r.args[0].extent) for r in reduces), default=0)
     for node in (r for r in reduces if len(r.args[0].extent) == most):

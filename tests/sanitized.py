@@ -79,7 +79,7 @@ FAMILIES = [
 # The same of an x whose channels are innermost.
 CHANNELS_LAST = [
     ("group_norm(4, weight, bias) | silu", (2, 8, 16, 12), [(8,), (8,)]),
-    ("add_channel | group_norm(3, weight, bias)", (3, 9, 11, 13), [(9,), (9,), (9,)]),
+    ("add_channel | group_norm(3, weight, shift)", (3, 9, 11, 13), [(9,), (9,), (9,)]),
     ("mul_channel | relu | max_pool2d(3, 2, 1) | add(r)", (2, 16, 7, 9), [(16,), (2, 16, 4, 5)]),
     ("add_channel | avg_pool2d(3, 1, 1)", (2, 5, 6, 7), [(5,)]),
 ]

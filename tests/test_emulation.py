@@ -159,9 +159,9 @@ CASES = [
         "slide cover",
     ),
     (
-        "add(p) | avg_pool2d(3, 1, 1, count_include_pad=False) | gelu",
-        (2, 8, 5, 6),
-        [(8, 1, 1)],
+        "add_channel | avg_pool2d(3, 1, 1, count_include_pad=False)",
+        (2, 16, 9, 11),
+        [(16,)],
         {"layout": "channels_last"},
         "slide cover",
     ),

@@ -208,7 +208,7 @@ __device__ __forceinline__ void forward_row_row_values(const float total, const 
 }
 
 // Reads x; writes out.
-__global__ void __launch_bounds__(256, 4)
+__global__ void __launch_bounds__(256, 5)
 forward_row(const float* x, float* __restrict__ out, ForwardSizes sizes) {
   wait_for_kernel_before();
   constexpr int kLanes = 4, kPacks = 4;

@@ -211,7 +211,7 @@ __device__ __forceinline__ void forward_row_row_values(const float total, const 
 }
 
 // Reads x; writes out, saved_bound, saved_sum.
-__global__ void __launch_bounds__(256, 4)
+__global__ void __launch_bounds__(256, 5)
 forward_row(const float* x, float* __restrict__ out, float* __restrict__ saved_bound,
     float* __restrict__ saved_sum, ForwardSizes sizes) {
   wait_for_kernel_before();
