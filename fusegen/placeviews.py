@@ -33,6 +33,12 @@ class PlacedView(StretchingView):
         return tier is not None and tier.is_alone and self.family == "column"
 
     @property
+    def is_whole(self) -> bool:
+        """Whether threads that share strided rows have all their packs, or none."""
+        tier = self.kernel.tier
+        return tier is not None and tier.is_whole and self.family == "column"
+
+    @property
     def full_reads(self) -> list[Read]:
         """What varies along every group: reached by the flat index."""
         return [r for r in self._loaded if r.extent == self._all]

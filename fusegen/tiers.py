@@ -164,7 +164,8 @@ class Tier:
     light_elements a thread, and so many threads resident, which is how many a multiprocessor is to
     have at once; 0 where there are none such. is_shifted says that rows are not whole packs long,
     so that packs begin somewhere behind their row's start. Rows are longer than shortest.
-    is_alone says that each thread has strided rows to itself, all as long as the longest.
+    is_alone says that each thread has strided rows to itself, all as long as the longest; is_whole
+    that of the threads which share strided rows each has as many packs as it can hold.
     """
 
     elements: int
@@ -181,6 +182,7 @@ class Tier:
     is_shifted: bool = False
     shortest: int = 0
     is_alone: bool = False
+    is_whole: bool = False
 
     @property
     def for_derivatives(self) -> Tier:
@@ -367,8 +369,7 @@ def column_tier(length: int, behind: int, widest: int, words: int) -> Tier | Non
             lanes //= 2
         fits = not is_single or packs * words <= _SINGLE_WORDS
         if length <= longest and fits:
-            summing = fewer * lanes
-            return Tier(
-                packs * lanes, summing, lanes, threads, longest, derivative_elements=summing
-            )
+            sizes = (packs * lanes, fewer * lanes, lanes, threads, longest)
+            is_whole = length > 0 and length % packs == 0 == length % fewer
+            return Tier(*sizes, derivative_elements=fewer * lanes, is_whole=is_whole)
     return None

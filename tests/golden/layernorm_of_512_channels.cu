@@ -244,7 +244,9 @@ forward_column(const float* __restrict__ x, const float* __restrict__ weight, co
   const Index strips = (behind + blockDim.x * kLanes - 1) / (blockDim.x * kLanes),
       tiles = sizes.outer.value * strips;
   const float inverse_length = 1 / static_cast<float>(length);
-  const float count = elements_of<kPacks, 1>(threadIdx.y, blockDim.y, length);
+  const float count = threadIdx.y < length / kPacks ? kPacks : 0;
+  // So many threads have all of a row, as many packs each; those beyond see what the last one has.
+  const Index along = length / kPacks, y = min(threadIdx.y, along - 1), step = along * behind;
   extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
@@ -252,12 +254,12 @@ forward_column(const float* __restrict__ x, const float* __restrict__ weight, co
     if (tile >= tiles) return send_off();
     const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
     const bool is_beside = beside < behind;
-    const Index base = above * length * behind + beside, end = is_beside ? length : 0;
+    [[maybe_unused]] const bool is_here = is_beside && threadIdx.y < along;
+    const Index base = above * length * behind + y * behind + beside;
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Index i = p * blockDim.y + threadIdx.y;
-      const bool is_here = i < end;
-      if (is_here) send(&x_next[p * 512], x + (base + i * behind));
+      [[maybe_unused]] const Index i = p * along + y;
+      if (is_here) send(&x_next[p * 512], x + (base + p * step));
     }
     send_off();
   };
@@ -265,7 +267,8 @@ forward_column(const float* __restrict__ x, const float* __restrict__ weight, co
   for (Index tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
     const bool is_beside = beside < behind;
-    const Index base = above * length * behind + beside, end = is_beside ? length : 0;
+    [[maybe_unused]] const bool is_here = is_beside && threadIdx.y < along;
+    const Index base = above * length * behind + y * behind + beside;
     Pack<float, kLanes> x_in[kPacks];
     wait_for_sent<0>();
 #pragma unroll
@@ -276,15 +279,18 @@ forward_column(const float* __restrict__ x, const float* __restrict__ weight, co
     Spread<float> spreads_1[1][kLanes];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Index i = p * blockDim.y + threadIdx.y;
-      const bool is_here = i < end;
+      [[maybe_unused]] const Index i = p * along + y;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
         float mean_term_value;
         forward_column_stage_1(x_value, mean_term_value);
-        if (is_here) spreads_1[0][lane].add(p == 0, mean_term_value);
+        spreads_1[0][lane].add(p == 0, mean_term_value);
       }
+    }
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) {
+      if (!is_here) spreads_1[0][lane] = {};
     }
     combine_across(spreads_1, count, inverse_length, cells, totals);
     float inverse_root_beside[kLanes];
@@ -297,13 +303,12 @@ forward_column(const float* __restrict__ x, const float* __restrict__ weight, co
     }
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Index i = p * blockDim.y + threadIdx.y;
-      const bool is_here = i < end;
+      [[maybe_unused]] const Index i = p * along + y;
       if (!is_here) continue;
       Pack<float, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const Index middle = (is_here ? i : 0);
+        const Index middle = i;
         const float mean_value = spreads_1[0][lane].centre;
         const float x_value = widen(x_in[p], lane);
         const float weight_value = widen(weight[middle]);
@@ -313,7 +318,7 @@ forward_column(const float* __restrict__ x, const float* __restrict__ weight, co
         forward_column_values(x_value, mean_value, inverse_root_value, weight_value, bias_value, out_value);
         out_out.at[lane] = narrow<float>(out_value);
       }
-      if (is_here) store(out + (base + i * behind), out_out);
+      if (is_here) store(out + (base + p * step), out_out);
     }
   }
 }

@@ -302,7 +302,9 @@ forward_column(const float* __restrict__ x, const float* __restrict__ weight, co
   const Index strips = (behind + blockDim.x * kLanes - 1) / (blockDim.x * kLanes),
       tiles = sizes.outer.value * strips;
   const float inverse_length = 1 / static_cast<float>(length);
-  const float count = elements_of<kPacks, 1>(threadIdx.y, blockDim.y, length);
+  const float count = threadIdx.y < length / kPacks ? kPacks : 0;
+  // So many threads have all of a row, as many packs each; those beyond see what the last one has.
+  const Index along = length / kPacks, y = min(threadIdx.y, along - 1), step = along * behind;
   extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
@@ -310,12 +312,12 @@ forward_column(const float* __restrict__ x, const float* __restrict__ weight, co
     if (tile >= tiles) return send_off();
     const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
     const bool is_beside = beside < behind;
-    const Index base = above * length * behind + beside, end = is_beside ? length : 0;
+    [[maybe_unused]] const bool is_here = is_beside && threadIdx.y < along;
+    const Index base = above * length * behind + y * behind + beside;
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Index i = p * blockDim.y + threadIdx.y;
-      const bool is_here = i < end;
-      if (is_here) send(&x_next[p * 256], x + (base + i * behind));
+      [[maybe_unused]] const Index i = p * along + y;
+      if (is_here) send(&x_next[p * 256], x + (base + p * step));
     }
     send_off();
   };
@@ -323,7 +325,8 @@ forward_column(const float* __restrict__ x, const float* __restrict__ weight, co
   for (Index tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
     const bool is_beside = beside < behind;
-    const Index base = above * length * behind + beside, end = is_beside ? length : 0;
+    [[maybe_unused]] const bool is_here = is_beside && threadIdx.y < along;
+    const Index base = above * length * behind + y * behind + beside;
     const Index outer = above;
     Pack<float, kLanes> x_in[kPacks];
     wait_for_sent<0>();
@@ -335,15 +338,18 @@ forward_column(const float* __restrict__ x, const float* __restrict__ weight, co
     Spread<float> spreads_1[1][kLanes];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Index i = p * blockDim.y + threadIdx.y;
-      const bool is_here = i < end;
+      [[maybe_unused]] const Index i = p * along + y;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
         float mean_term_value;
         forward_column_stage_1(x_value, mean_term_value);
-        if (is_here) spreads_1[0][lane].add(p == 0, mean_term_value);
+        spreads_1[0][lane].add(p == 0, mean_term_value);
       }
+    }
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) {
+      if (!is_here) spreads_1[0][lane] = {};
     }
     combine_across(spreads_1, count, inverse_length, cells, totals);
     float inverse_root_beside[kLanes];
@@ -356,13 +362,12 @@ forward_column(const float* __restrict__ x, const float* __restrict__ weight, co
     }
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Index i = p * blockDim.y + threadIdx.y;
-      const bool is_here = i < end;
+      [[maybe_unused]] const Index i = p * along + y;
       if (!is_here) continue;
       Pack<float, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const Index middle = (is_here ? i : 0);
+        const Index middle = i;
         const float mean_value = spreads_1[0][lane].centre;
         const float x_value = widen(x_in[p], lane);
         const float weight_value = widen(weight[middle]);
@@ -372,9 +377,9 @@ forward_column(const float* __restrict__ x, const float* __restrict__ weight, co
         forward_column_values(x_value, mean_value, inverse_root_value, weight_value, bias_value, out_value);
         out_out.at[lane] = narrow<float>(out_value);
       }
-      if (is_here) store(out + (base + i * behind), out_out);
+      if (is_here) store(out + (base + p * step), out_out);
     }
-    if (end > 0 && threadIdx.y == 0) {
+    if (is_beside && threadIdx.y == 0) {
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const Index inner = (beside + lane);
@@ -439,21 +444,23 @@ backward_column(const float* __restrict__ d_out, const float* __restrict__ weigh
   const Index length = sizes.middle.value, behind = sizes.inner.value;
   const Index strips = (behind + blockDim.x * kLanes - 1) / (blockDim.x * kLanes),
       tiles = sizes.outer.value * strips;
+  // So many threads have all of a row, as many packs each; those beyond see what the last one has.
+  const Index along = length / kPacks, y = min(threadIdx.y, along - 1), step = along * behind;
   Sum<float> total_sum[kPacks];
   Sum<float> total_2_sum[kPacks];
   for (Index tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
     const bool is_beside = beside < behind;
-    const Index base = above * length * behind + beside, end = is_beside ? length : 0;
+    [[maybe_unused]] const bool is_here = is_beside && threadIdx.y < along;
+    const Index base = above * length * behind + y * behind + beside;
     const Index outer = above;
     Pack<float, kLanes> d_out_in[kPacks];
     Pack<float, kLanes> x_in[kPacks];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Index i = p * blockDim.y + threadIdx.y;
-      const bool is_here = i < end;
-      if (is_here) d_out_in[p] = load<kLanes>(d_out + (base + i * behind));
-      if (is_here) x_in[p] = load<kLanes>(x + (base + i * behind));
+      [[maybe_unused]] const Index i = p * along + y;
+      if (is_here) d_out_in[p] = load<kLanes>(d_out + (base + p * step));
+      if (is_here) x_in[p] = load<kLanes>(x + (base + p * step));
     }
     float saved_mean_here[kLanes];
     float saved_variance_here[kLanes];
@@ -479,11 +486,10 @@ backward_column(const float* __restrict__ d_out, const float* __restrict__ weigh
     Sum<float> sums_1[2][kLanes];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Index i = p * blockDim.y + threadIdx.y;
-      const bool is_here = i < end;
+      [[maybe_unused]] const Index i = p * along + y;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const Index middle = (is_here ? i : 0);
+        const Index middle = i;
         const float d_out_value = widen(d_out_in[p], lane);
         const float x_value = widen(x_in[p], lane);
         const float saved_mean_value = saved_mean_here[lane];
@@ -499,11 +505,16 @@ backward_column(const float* __restrict__ d_out, const float* __restrict__ weigh
         backward_column_stage_1(d_out_value, weight_value, x_value, saved_mean_value, inverse_root_value,
             total_3_term_value, total_3_term_by_value, total_4_term_value, total_4_term_by_value,
             total_term_value, total_term_by_value, total_2_term_value);
-        if (is_here) sums_1[0][lane].add(total_3_term_value, total_3_term_by_value);
-        if (is_here) sums_1[1][lane].add(total_4_term_value, total_4_term_by_value);
+        sums_1[0][lane].add(total_3_term_value, total_3_term_by_value);
+        sums_1[1][lane].add(total_4_term_value, total_4_term_by_value);
         if (is_here) total_sum[p].add(total_term_value, total_term_by_value);
         if (is_here) total_2_sum[p].add(total_2_term_value);
       }
+    }
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) {
+      if (!is_here) sums_1[0][lane] = {};
+      if (!is_here) sums_1[1][lane] = {};
     }
     combine_across(sums_1, cells, totals);
     float inverse_root_2_beside[kLanes];
@@ -525,12 +536,11 @@ backward_column(const float* __restrict__ d_out, const float* __restrict__ weigh
     }
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Index i = p * blockDim.y + threadIdx.y;
-      const bool is_here = i < end;
+      [[maybe_unused]] const Index i = p * along + y;
       Pack<float, kLanes> d_x_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const Index middle = (is_here ? i : 0);
+        const Index middle = i;
         const float d_out_value = widen(d_out_in[p], lane);
         const float x_value = widen(x_in[p], lane);
         const float saved_mean_value = saved_mean_here[lane];
@@ -543,21 +553,21 @@ backward_column(const float* __restrict__ d_out, const float* __restrict__ weigh
             inverse_root_2_value, product_value, d_x_value);
         d_x_out.at[lane] = narrow<float>(d_x_value);
       }
-      if (is_here) store(d_x + (base + i * behind), d_x_out);
+      if (is_here) store(d_x + (base + p * step), d_x_out);
     }
   }
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
-    const Index i = p * blockDim.y + threadIdx.y;
+    const Index i = p * along + y;
     {
       Sum<float> total = total_sum[p];
       for (int offset = blockDim.x / 2; offset > 0; offset /= 2) total.merge(exchange(total, offset));
-      if (threadIdx.x == 0 && i < length) total_partials[blockIdx.x * length + i] = total;
+      if (threadIdx.x == 0 && threadIdx.y < along) total_partials[blockIdx.x * length + i] = total;
     }
     {
       Sum<float> total = total_2_sum[p];
       for (int offset = blockDim.x / 2; offset > 0; offset /= 2) total.merge(exchange(total, offset));
-      if (threadIdx.x == 0 && i < length) total_2_partials[blockIdx.x * length + i] = total;
+      if (threadIdx.x == 0 && threadIdx.y < along) total_2_partials[blockIdx.x * length + i] = total;
     }
   }
 }

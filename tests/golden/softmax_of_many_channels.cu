@@ -234,6 +234,8 @@ forward_column(const float* __restrict__ x, const float* __restrict__ bias, floa
   const Index length = sizes.middle.value, behind = sizes.inner.value;
   const Index strips = (behind + blockDim.x * kLanes - 1) / (blockDim.x * kLanes),
       tiles = sizes.outer.value * strips;
+  // So many threads have all of a row, as many packs each; those beyond see what the last one has.
+  const Index along = length / kPacks, y = min(threadIdx.y, along - 1), step = along * behind;
   extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
@@ -241,12 +243,12 @@ forward_column(const float* __restrict__ x, const float* __restrict__ bias, floa
     if (tile >= tiles) return send_off();
     const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
     const bool is_beside = beside < behind;
-    const Index base = above * length * behind + beside, end = is_beside ? length : 0;
+    [[maybe_unused]] const bool is_here = is_beside && threadIdx.y < along;
+    const Index base = above * length * behind + y * behind + beside;
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Index i = p * blockDim.y + threadIdx.y;
-      const bool is_here = i < end;
-      if (is_here) send(&x_next[p * 256], x + (base + i * behind));
+      [[maybe_unused]] const Index i = p * along + y;
+      if (is_here) send(&x_next[p * 256], x + (base + p * step));
     }
     send_off();
   };
@@ -254,7 +256,8 @@ forward_column(const float* __restrict__ x, const float* __restrict__ bias, floa
   for (Index tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
     const bool is_beside = beside < behind;
-    const Index base = above * length * behind + beside, end = is_beside ? length : 0;
+    [[maybe_unused]] const bool is_here = is_beside && threadIdx.y < along;
+    const Index base = above * length * behind + y * behind + beside;
     Pack<float, kLanes> x_in[kPacks];
     wait_for_sent<0>();
 #pragma unroll
@@ -266,25 +269,27 @@ forward_column(const float* __restrict__ x, const float* __restrict__ bias, floa
     float carried_after_gelu[kPacks][kLanes];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Index i = p * blockDim.y + threadIdx.y;
-      const bool is_here = i < end;
+      [[maybe_unused]] const Index i = p * along + y;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
         float peak_term_value;
         float carried_after_gelu_value;
         forward_column_stage_1(x_value, peak_term_value, carried_after_gelu_value);
-        peaks_1[0][lane].add_if(is_here, peak_term_value);
+        peaks_1[0][lane].add(peak_term_value);
         carried_after_gelu[p][lane] = carried_after_gelu_value;
       }
+    }
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) {
+      if (!is_here) peaks_1[0][lane] = {};
     }
     combine_across(peaks_1, cells, totals);
     Sum<float> sums_2[1][kLanes];
     float carried[kPacks][kLanes];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Index i = p * blockDim.y + threadIdx.y;
-      const bool is_here = i < end;
+      [[maybe_unused]] const Index i = p * along + y;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float peak_value = peaks_1[0][lane].best;
@@ -292,9 +297,13 @@ forward_column(const float* __restrict__ x, const float* __restrict__ bias, floa
         float total_term_value;
         float carried_value;
         forward_column_stage_2(carried_after_gelu_value, peak_value, total_term_value, carried_value);
-        sums_2[0][lane].add_if(is_here, total_term_value);
+        sums_2[0][lane].add(total_term_value);
         carried[p][lane] = carried_value;
       }
+    }
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) {
+      if (!is_here) sums_2[0][lane] = {};
     }
     combine_across(sums_2, cells, totals);
     float chosen_beside[kLanes];
@@ -310,12 +319,11 @@ forward_column(const float* __restrict__ x, const float* __restrict__ bias, floa
     }
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Index i = p * blockDim.y + threadIdx.y;
-      const bool is_here = i < end;
+      [[maybe_unused]] const Index i = p * along + y;
       Pack<float, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const Index middle = (is_here ? i : 0);
+        const Index middle = i;
         const float carried_value = carried[p][lane];
         const float bias_value = widen(bias[middle]);
         float out_value;
@@ -324,7 +332,7 @@ forward_column(const float* __restrict__ x, const float* __restrict__ bias, floa
         forward_column_values(carried_value, inverse_value, chosen_value, bias_value, out_value);
         out_out.at[lane] = narrow<float>(out_value);
       }
-      if (is_here) store(out + (base + i * behind), out_out);
+      if (is_here) store(out + (base + p * step), out_out);
     }
   }
 }

@@ -291,6 +291,8 @@ forward_column(const float* __restrict__ x, const float* __restrict__ bias, floa
   const Index length = sizes.middle.value, behind = sizes.inner.value;
   const Index strips = (behind + blockDim.x * kLanes - 1) / (blockDim.x * kLanes),
       tiles = sizes.outer.value * strips;
+  // So many threads have all of a row, as many packs each; those beyond see what the last one has.
+  const Index along = length / kPacks, y = min(threadIdx.y, along - 1), step = along * behind;
   extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
@@ -298,12 +300,12 @@ forward_column(const float* __restrict__ x, const float* __restrict__ bias, floa
     if (tile >= tiles) return send_off();
     const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
     const bool is_beside = beside < behind;
-    const Index base = above * length * behind + beside, end = is_beside ? length : 0;
+    [[maybe_unused]] const bool is_here = is_beside && threadIdx.y < along;
+    const Index base = above * length * behind + y * behind + beside;
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Index i = p * blockDim.y + threadIdx.y;
-      const bool is_here = i < end;
-      if (is_here) send(&x_next[p * 256], x + (base + i * behind));
+      [[maybe_unused]] const Index i = p * along + y;
+      if (is_here) send(&x_next[p * 256], x + (base + p * step));
     }
     send_off();
   };
@@ -311,7 +313,8 @@ forward_column(const float* __restrict__ x, const float* __restrict__ bias, floa
   for (Index tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
     const bool is_beside = beside < behind;
-    const Index base = above * length * behind + beside, end = is_beside ? length : 0;
+    [[maybe_unused]] const bool is_here = is_beside && threadIdx.y < along;
+    const Index base = above * length * behind + y * behind + beside;
     const Index outer = above;
     Pack<float, kLanes> x_in[kPacks];
     wait_for_sent<0>();
@@ -324,25 +327,27 @@ forward_column(const float* __restrict__ x, const float* __restrict__ bias, floa
     float carried_after_gelu[kPacks][kLanes];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Index i = p * blockDim.y + threadIdx.y;
-      const bool is_here = i < end;
+      [[maybe_unused]] const Index i = p * along + y;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
         float peak_term_value;
         float carried_after_gelu_value;
         forward_column_stage_1(x_value, peak_term_value, carried_after_gelu_value);
-        peaks_1[0][lane].add_if(is_here, peak_term_value);
+        peaks_1[0][lane].add(peak_term_value);
         carried_after_gelu[p][lane] = carried_after_gelu_value;
       }
+    }
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) {
+      if (!is_here) peaks_1[0][lane] = {};
     }
     combine_across(peaks_1, cells, totals);
     Sum<float> sums_2[1][kLanes];
     float carried[kPacks][kLanes];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Index i = p * blockDim.y + threadIdx.y;
-      const bool is_here = i < end;
+      [[maybe_unused]] const Index i = p * along + y;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float peak_value = peaks_1[0][lane].best;
@@ -350,9 +355,13 @@ forward_column(const float* __restrict__ x, const float* __restrict__ bias, floa
         float total_term_value;
         float carried_value;
         forward_column_stage_2(carried_after_gelu_value, peak_value, total_term_value, carried_value);
-        sums_2[0][lane].add_if(is_here, total_term_value);
+        sums_2[0][lane].add(total_term_value);
         carried[p][lane] = carried_value;
       }
+    }
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) {
+      if (!is_here) sums_2[0][lane] = {};
     }
     combine_across(sums_2, cells, totals);
     float chosen_beside[kLanes];
@@ -368,12 +377,11 @@ forward_column(const float* __restrict__ x, const float* __restrict__ bias, floa
     }
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Index i = p * blockDim.y + threadIdx.y;
-      const bool is_here = i < end;
+      [[maybe_unused]] const Index i = p * along + y;
       Pack<float, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const Index middle = (is_here ? i : 0);
+        const Index middle = i;
         const float carried_value = carried[p][lane];
         const float bias_value = widen(bias[middle]);
         float out_value;
@@ -382,9 +390,9 @@ forward_column(const float* __restrict__ x, const float* __restrict__ bias, floa
         forward_column_values(carried_value, inverse_value, chosen_value, bias_value, out_value);
         out_out.at[lane] = narrow<float>(out_value);
       }
-      if (is_here) store(out + (base + i * behind), out_out);
+      if (is_here) store(out + (base + p * step), out_out);
     }
-    if (end > 0 && threadIdx.y == 0) {
+    if (is_beside && threadIdx.y == 0) {
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const Index inner = (beside + lane);
@@ -457,20 +465,22 @@ backward_column(const float* __restrict__ x, const float* __restrict__ saved_bou
   const Index length = sizes.middle.value, behind = sizes.inner.value;
   const Index strips = (behind + blockDim.x * kLanes - 1) / (blockDim.x * kLanes),
       tiles = sizes.outer.value * strips;
+  // So many threads have all of a row, as many packs each; those beyond see what the last one has.
+  const Index along = length / kPacks, y = min(threadIdx.y, along - 1), step = along * behind;
   Sum<float> total_sum[kPacks];
   for (Index tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
     const bool is_beside = beside < behind;
-    const Index base = above * length * behind + beside, end = is_beside ? length : 0;
+    [[maybe_unused]] const bool is_here = is_beside && threadIdx.y < along;
+    const Index base = above * length * behind + y * behind + beside;
     const Index outer = above;
     Pack<float, kLanes> x_in[kPacks];
     Pack<float, kLanes> d_out_in[kPacks];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Index i = p * blockDim.y + threadIdx.y;
-      const bool is_here = i < end;
-      if (is_here) x_in[p] = load<kLanes>(x + (base + i * behind));
-      if (is_here) d_out_in[p] = load<kLanes>(d_out + (base + i * behind));
+      [[maybe_unused]] const Index i = p * along + y;
+      if (is_here) x_in[p] = load<kLanes>(x + (base + p * step));
+      if (is_here) d_out_in[p] = load<kLanes>(d_out + (base + p * step));
     }
     float saved_bound_here[kLanes];
     float saved_sum_here[kLanes];
@@ -501,8 +511,7 @@ backward_column(const float* __restrict__ x, const float* __restrict__ saved_bou
     float carried[kPacks][kLanes];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Index i = p * blockDim.y + threadIdx.y;
-      const bool is_here = i < end;
+      [[maybe_unused]] const Index i = p * along + y;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
@@ -516,10 +525,14 @@ backward_column(const float* __restrict__ x, const float* __restrict__ saved_bou
         const float inverse_value = inverse_beside[lane];
         backward_column_stage_1(x_value, saved_bound_value, d_out_value, inverse_value, chosen_value,
             total_2_term_value, total_2_term_by_value, carried_value, total_term_value);
-        if (is_here) sums_1[0][lane].add(total_2_term_value, total_2_term_by_value);
+        sums_1[0][lane].add(total_2_term_value, total_2_term_by_value);
         carried[p][lane] = carried_value;
         if (is_here) total_sum[p].add(total_term_value);
       }
+    }
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) {
+      if (!is_here) sums_1[0][lane] = {};
     }
     combine_across(sums_1, cells, totals);
     float quotient_beside[kLanes];
@@ -533,8 +546,7 @@ backward_column(const float* __restrict__ x, const float* __restrict__ saved_bou
     }
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Index i = p * blockDim.y + threadIdx.y;
-      const bool is_here = i < end;
+      [[maybe_unused]] const Index i = p * along + y;
       Pack<float, kLanes> d_x_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
@@ -546,16 +558,16 @@ backward_column(const float* __restrict__ x, const float* __restrict__ saved_bou
         backward_column_values(carried_value, quotient_value, x_value, saved_bound_value, d_x_value);
         d_x_out.at[lane] = narrow<float>(d_x_value);
       }
-      if (is_here) store(d_x + (base + i * behind), d_x_out);
+      if (is_here) store(d_x + (base + p * step), d_x_out);
     }
   }
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
-    const Index i = p * blockDim.y + threadIdx.y;
+    const Index i = p * along + y;
     {
       Sum<float> total = total_sum[p];
       for (int offset = blockDim.x / 2; offset > 0; offset /= 2) total.merge(exchange(total, offset));
-      if (threadIdx.x == 0 && i < length) total_partials[blockIdx.x * length + i] = total;
+      if (threadIdx.x == 0 && threadIdx.y < along) total_partials[blockIdx.x * length + i] = total;
     }
   }
 }
