@@ -39,6 +39,13 @@ class PlacedView(StretchingView):
         return tier is not None and tier.is_whole and self.family == "column"
 
     @property
+    def reads_anyway(self) -> bool:
+        """Whether threads without a part of a row read what others do, which for packs is faster
+        than a branch around all loads, and not for single elements.
+        """
+        return self.is_whole and self.lanes > 1 and not self.is_sent_ahead
+
+    @property
     def full_reads(self) -> list[Read]:
         """What varies along every group: reached by the flat index."""
         return [r for r in self._loaded if r.extent == self._all]

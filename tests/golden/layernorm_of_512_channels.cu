@@ -245,7 +245,7 @@ forward_column(const float* __restrict__ x, const float* __restrict__ weight, co
       tiles = sizes.outer.value * strips;
   const float inverse_length = 1 / static_cast<float>(length);
   const float count = threadIdx.y < length / kPacks ? kPacks : 0;
-  // So many threads have all of a row, as many packs each; those beyond see what the last one has.
+  // So many threads have all of a row, as many packs each.
   const Index along = length / kPacks, y = min(threadIdx.y, along - 1), step = along * behind;
   extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;

@@ -234,7 +234,7 @@ forward_column(const float* __restrict__ x, const float* __restrict__ bias, floa
   const Index length = sizes.middle.value, behind = sizes.inner.value;
   const Index strips = (behind + blockDim.x * kLanes - 1) / (blockDim.x * kLanes),
       tiles = sizes.outer.value * strips;
-  // So many threads have all of a row, as many packs each; those beyond see what the last one has.
+  // So many threads have all of a row, as many packs each.
   const Index along = length / kPacks, y = min(threadIdx.y, along - 1), step = along * behind;
   extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;

@@ -291,7 +291,7 @@ forward_column(const float* __restrict__ x, const float* __restrict__ bias, floa
   const Index length = sizes.middle.value, behind = sizes.inner.value;
   const Index strips = (behind + blockDim.x * kLanes - 1) / (blockDim.x * kLanes),
       tiles = sizes.outer.value * strips;
-  // So many threads have all of a row, as many packs each; those beyond see what the last one has.
+  // So many threads have all of a row, as many packs each.
   const Index along = length / kPacks, y = min(threadIdx.y, along - 1), step = along * behind;
   extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
@@ -465,22 +465,22 @@ backward_column(const float* __restrict__ x, const float* __restrict__ saved_bou
   const Index length = sizes.middle.value, behind = sizes.inner.value;
   const Index strips = (behind + blockDim.x * kLanes - 1) / (blockDim.x * kLanes),
       tiles = sizes.outer.value * strips;
-  // So many threads have all of a row, as many packs each; those beyond see what the last one has.
+  // So many threads have all of a row, as many packs each.
   const Index along = length / kPacks, y = min(threadIdx.y, along - 1), step = along * behind;
   Sum<float> total_sum[kPacks];
   for (Index tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
     const bool is_beside = beside < behind;
     [[maybe_unused]] const bool is_here = is_beside && threadIdx.y < along;
-    const Index base = above * length * behind + y * behind + beside;
+    const Index base = above * length * behind + y * behind + min(beside, behind - kLanes);
     const Index outer = above;
     Pack<float, kLanes> x_in[kPacks];
     Pack<float, kLanes> d_out_in[kPacks];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       [[maybe_unused]] const Index i = p * along + y;
-      if (is_here) x_in[p] = load<kLanes>(x + (base + p * step));
-      if (is_here) d_out_in[p] = load<kLanes>(d_out + (base + p * step));
+      x_in[p] = load<kLanes>(x + (base + p * step));
+      d_out_in[p] = load<kLanes>(d_out + (base + p * step));
     }
     float saved_bound_here[kLanes];
     float saved_sum_here[kLanes];
