@@ -35,6 +35,10 @@ FAMILIES = [
     ("layernorm(weight, bias, axis=1)", (2, 19, 5, 7), [(19,), (19,)]),
     ("layernorm(weight, bias, axis=1)", (2, 45, 5, 7), [(45,), (45,)]),
     ("layernorm(weight, bias, axis=1) | gelu", (2, 200, 4, 9), [(200,), (200,)]),
+    # The same, as long as their threads have packs: with threads beyond, and columns beside.
+    ("layernorm(weight, bias, axis=1) | gelu", (2, 40, 5, 4), [(40,), (40,)]),
+    ("layernorm(weight, bias, axis=1)", (3, 384, 3, 4), [(384,), (384,)]),
+    ("softmax(1) | add_channel", (2, 208, 5, 1), [(208,)]),
     ("gelu | softmax(1) | mean((2, 3))", (3, 16, 19, 29), []),
     ("layernorm(weight, bias) | mul_channel", (3, 5, 7, 24), [(24,), (24,), (5,)]),
     ("add(residual) | mul(gate)", (5, 6, 7), [(5, 6, 7), (6, 1)]),

@@ -228,6 +228,14 @@ CASES = [
     ("softmax(1)", (1, 700, 3, 4), [], {"dtype": "float64"}, "column"),
     ("softmax(1)", (2, 96, 5, 8), [], {"dtype": "bfloat16"}, "column"),
     ("softmax(1)", (1, 1500, 3, 4), [], {}, "outer"),
+    # As long as their threads have packs: with threads beyond, and columns beside.
+    ("softmax(1) | add_channel", (2, 48, 5, 7), [(48,)], {}, "column"),
+    ("softmax(1) | add_channel", (2, 48, 5, 1), [(48,)], {}, "column"),
+    ("softmax(1) | add_channel", (2, 208, 5, 1), [(208,)], {}, "column"),
+    (_CHANNEL, (2, 40, 6, 6), [(40,), (40,)], {}, "column"),
+    (f"add(r) | {_CHANNEL} | gelu", (3, 40, 5, 4), [(3, 40, 5, 4), (40,), (40,)], {}, "column"),
+    (_CHANNEL, (5, 384, 3, 4), [(384,), (384,)], {"dtype": "bfloat16"}, "column"),
+    ("gelu | logsumexp(1)", (2, 72, 5, 4), [], {}, "column"),
     # Maxima, positions and sums of any axes.
     ("log_softmax(1)", (2, 19, 5, 7), [], {"layout": "channels_last"}, "row"),
     # What is reduced lies in short runs: by column first.

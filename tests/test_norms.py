@@ -137,9 +137,14 @@ def test_groups_are_found_in_memory_without_a_copy(layout, device):
         ("batch_norm(weight=w, bias=b, training=True) | relu", (400, 6, 2, 2), [(6,), (6,)]),
         ("tanh | std((0, 2, 3))", (90, 3, 2, 2), []),
         ("mul(p) | amin((0, 2, 3), keepdim=True) | gelu", (90, 3, 2, 2), [(2,)]),
+        # Strided rows as long as their threads have packs, with threads beyond, columns beside.
+        ("layernorm(weight, bias, axis=1) | gelu", (3, 40, 5, 4), [(40,), (40,)]),
+        ("layernorm(weight, bias, axis=1)", (2, 96, 9, 11), [(96,), (96,)]),
+        ("layernorm(weight, bias, axis=1)", (2, 384, 7, 7), [(384,), (384,)]),
+        ("add(r) | softmax(1) | add_channel", (2, 208, 5, 1), [(2, 208, 5, 1), (208,)]),
     ],
 )
-def test_what_lies_in_short_runs_is_reduced_as_in_torch(text, shape, operands, dtype, device):
+def test_what_lies_across_memory_is_reduced_as_in_torch(text, shape, operands, dtype, device):
     is_grouped = "group_norm" in text
     tensors = [torch.randn(s, device=device).to(dtype) for s in (shape, *operands)]
     if is_grouped:
