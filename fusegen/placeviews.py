@@ -34,9 +34,13 @@ class PlacedView(StretchingView):
 
     @property
     def is_whole(self) -> bool:
-        """Whether threads that share strided rows have all their packs, or none."""
+        """Whether threads that share strided rows have all their packs, or none; the tier knows so
+        of packs as long as its own.
+        """
         tier = self.kernel.tier
-        return tier is not None and tier.is_whole and self.family == "column"
+        if tier is None or self.family != "column":
+            return False
+        return tier.is_whole and self.lanes == tier.lanes
 
     @property
     def reads_anyway(self) -> bool:
