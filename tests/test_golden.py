@@ -88,6 +88,10 @@ CASES = {
         "layernorm(weight, bias, axis=1)",
         Situation(shape=(2, 512, 8, 8)),
     ),
+    "layernorm_of_768_channels_one_by_one": (
+        "layernorm(weight, bias, axis=1) | gelu",
+        Situation(shape=(2, 768, 7, 7)),
+    ),
     "bias_over_last_axis_bfloat16": (
         "add_channel(axis=-1) | gelu",
         Situation(shape=(64, 256), dtype="bfloat16"),
