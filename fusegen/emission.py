@@ -31,6 +31,8 @@ def make_entry(program: Program, signature: Signature) -> Entry:
     if tier is not None and program.name != "forward":
         tier, allow_fused = tier.for_derivatives, tier.holds_derivatives and allow_fused
         tier = tier if tier.holds_derivatives else None
+    elif tier is not None:
+        tier = tier.for_forward
     is_exact = _compares_with_maxima(graph)
     rows = {g for g, axes in enumerate(grouping.axes) if signature.tier_axes.intersection(axes)}
     held = {g for g, axes in enumerate(grouping.axes) if signature.tier_domain.issuperset(axes)}

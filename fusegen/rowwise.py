@@ -19,6 +19,8 @@ from fusegen.staging import Pass, finalise, partials, reduces_below, staged
 from fusegen.target import DEAR, ITEM_BYTES
 from fusegen.tiers import Tier
 
+_MOST_CARRIED = 32  # elements of a thread of 1,024 that leaves more of them than what was read
+
 
 def rowwise_kernel(
     state: Pass, tier: Tier | None, tier_axes: Extent, holds_dear: Sequence[str] = ()
@@ -105,7 +107,8 @@ def rowwise_kernel(
         marks = remarked(marks, dict(zip(nodes, images, strict=True)))
         alone = Staged(tuple(stages), tuple(values), marks=marks)
         narrow = {i for i, b in state.buffers.items() if ITEM_BYTES[b.dtype] <= 2}
-        narrow = narrow if tier is not None and tier.resident and tier.lanes > 1 else set()
+        is_light = tier is not None and (tier.resident or tier.is_full) and tier.lanes > 1
+        narrow = narrow if is_light else set()
         read = sum(leaf.extent == domain for leaf in ir.inputs([*terms, *values]))
         spares_dear = tier is None or tier.has_room_for(read + 1)
         ways = {"is_on_chip": tier is not None, "spares_dear": spares_dear}
@@ -114,6 +117,8 @@ def rowwise_kernel(
             in_place = _in_place(work, levels, domain, state)
             if in_place is None:  # what was read is at hand for the next stage
                 work = alone
+        elif tier is not None and tier.is_full and tier.elements > _MOST_CARRIED:
+            work = alone
         stages, values, held, marks = [*work.stages], [*work.values], work.held, work.marks
     accumulated = [
         (replace(r, value=value), b)
@@ -209,6 +214,8 @@ def _reduces_packs(state: Pass, domain: Extent, tier: Tier, axes: Extent) -> boo
         return False
     if tier.lanes == 1 and max(axes) == max(domain):
         return False
+    if tier.is_full and not any(reduces_below(r.args) for r in found):
+        return False  # one pass with many blocks
     return all(ir.reduction(r)[1] == axes for r in found)
 
 

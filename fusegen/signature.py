@@ -15,7 +15,7 @@ from fusegen.bound import Bound
 from fusegen.errors import UnsupportedError
 from fusegen.ir import Expr
 from fusegen.program import STATISTIC, Derivative, Program
-from fusegen.target import ITEM_BYTES, TARGETS
+from fusegen.target import DEAR, ITEM_BYTES, TARGETS
 from fusegen.tiers import LEAST_STRETCH, MOST_ALONE, Tier, column_tier, row_tier
 from fusegen.windowing import Window, size_of
 
@@ -162,6 +162,8 @@ def _tier(
         has_stretches = stretch >= LEAST_STRETCH
         each = max(words), max(forward or words)
         tier = row_tier(length, widest, *each, processors, has_stretches=has_stretches)
+        if tier is not None and tier.in_one_block and not _fits_one_block(programs, axes, tier):
+            tier = replace(tier, in_one_block=0)
         if tier is None or not has_stretches:
             return tier
         # Two passes over memory are faster than a team that adds up stretches.
@@ -173,6 +175,22 @@ def _tier(
     inner = max(order.index(a) for a in axes)
     behind = math.prod(bound.domain[a] for a in order[inner + 1 :])
     return column_tier(length, behind, widest, max(words))
+
+
+def _fits_one_block(programs: Sequence[Program], axes: ir.Extent, tier: Tier) -> bool:
+    """Whether a row in one block has room for all there is to do: no sums over rows; nothing that
+    all rows share, where packs begin anywhere; and of what reductions wait for, no more than one
+    exponential that is dear to compute.
+    """
+    forward = [p for p in programs if p.name == "forward"]
+    extents = [leaf.extent for p in forward for leaf in p.graph.inputs]
+    full = max(extents, key=len, default=frozenset())
+    if tier.is_shifted and any(extent & axes and extent != full for extent in extents):
+        return False
+    nodes = [n for p in forward for n in ir.topological(p.graph.roots)]
+    below = ir.topological(a for n in nodes if n.op == "reduce" for a in n.args)
+    dear = [n.op for n in below if n.extent == full and n.op in DEAR]
+    return all(_reduced(p) == {axes} for p in forward) and dear in ([], ["exp"])
 
 
 def _stretch(

@@ -105,6 +105,10 @@ _STRETCHED_SHARES = {
 }
 _ANY_LENGTH = 1 << 30
 MOST_BLOCKS = 160  # of a team
+# Longer rows of one tensor, or two narrow ones, have a block of so many threads each in forward
+# kernels, as long as a thread holds no more elements than these, of four bytes and of two.
+_ONE_BLOCK = {False: (32,), True: (32, 64)}
+_ONE_BLOCK_FROM, _ONE_BLOCK_THREADS, _ONE_BLOCK_BYTES = 16384, 1024, 128
 # (packs a thread, the same for gradients, longest row, threads a block), for strided rows; more
 # threads along a row leave fewer side by side
 _COLUMNS = ((8, 4, 128, 256), (4, 4, 128, 256), (8, 8, 1024, 512))
@@ -166,7 +170,9 @@ class Tier:
     have at once; 0 where there are none such. is_shifted says that rows are not whole packs long,
     so that packs begin somewhere behind their row's start. Rows are longer than shortest.
     is_alone says that each thread has strided rows to itself, all as long as the longest; is_whole
-    that of the threads which share strided rows each has as many packs as it can hold.
+    that of the threads which share strided rows each has as many packs as it can hold. In forward
+    kernels a row may have a block to itself, whose threads hold in_one_block elements, where that
+    is not 0; is_full says that it has, with no room for sums by column.
     """
 
     elements: int
@@ -184,6 +190,16 @@ class Tier:
     shortest: int = 0
     is_alone: bool = False
     is_whole: bool = False
+    in_one_block: int = 0
+    is_full: bool = False
+
+    @property
+    def for_forward(self) -> Tier:
+        """The tier of forward kernels."""
+        if not (n := self.in_one_block):
+            return self
+        each = replace(self, elements=n, summing_elements=n, threads=_ONE_BLOCK_THREADS)
+        return replace(each, longest=n * _ONE_BLOCK_THREADS, is_full=True)
 
     @property
     def for_derivatives(self) -> Tier:
@@ -218,7 +234,8 @@ class Tier:
 
     def most_sums(self, width: int) -> int:
         """How many sums by column, of `width` bytes each, a block has room for."""
-        return MOST_SHARED_BYTES // (self.summing_elements * self.threads * width)
+        each = self.summing_elements * self.threads * width
+        return 0 if self.is_full else MOST_SHARED_BYTES // each
 
 
 def lanes_of(length: int, widest: int) -> int:
@@ -330,7 +347,12 @@ def _tier_of(
         is_held = elements * words <= fitting
         longest = summing * threads
         return Tier(elements, summing, lanes, threads, longest, holds_derivatives=is_held, **kind)
-    return Tier(elements, summing, lanes, threads, _ANY_LENGTH, shortest=shortest, **kind)
+    shared = Tier(elements, summing, lanes, threads, _ANY_LENGTH, shortest=shortest, **kind)
+    if length <= _ONE_BLOCK_FROM or widest > 4 or lanes == 1 or has_stretches:
+        return shared
+    whole_rows = (n for n in _ONE_BLOCK[is_narrow] if length <= n * _ONE_BLOCK_THREADS)
+    alone = next((n for n in whole_rows if n * forward_words * widest <= _ONE_BLOCK_BYTES), 0)
+    return replace(shared, in_one_block=alone)
 
 
 def _fitted(length: int, least: int, shares: Sequence[int], most: int) -> int:

@@ -47,6 +47,8 @@ FAMILIES = [
     ("softmax(-1) | mul(weight)", (37, 128), [(128,)]),
     ("gelu | log_softmax(-1)", (5, 3000), []),
     ("softmax(-1) | mul(weight)", (3, 20001), [(20001,)]),
+    ("log_softmax(-1)", (3, 20001), []),
+    ("softmax(-1)", (300, 20000), []),
     ("keep(y) | amax(-1, keepdim=True) | rsub(y)", (40, 65536), []),
     ("softmax(-1)", (2, 600001), []),
     ("softmax(1) | mul(0.5)", (4, 37, 6, 5), []),

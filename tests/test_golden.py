@@ -101,6 +101,7 @@ CASES = {
         "softmax(-1) | mul(weight)",
         Situation(shape=(64, 3000), operands={"weight": (3000,)}),
     ),
+    "softmax_of_50257_bfloat16": ("softmax(-1)", Situation(shape=(8, 50257), dtype="bfloat16")),
     "log_softmax_of_65536": ("log_softmax(-1)", Situation(shape=(8, 65536))),
     "less_the_largest_of_65536": (
         "keep(y) | amax(-1, keepdim=True) | rsub(y)",

@@ -526,125 +526,97 @@ __device__ __forceinline__ void forward_row_row_values(const float mean, const f
 }
 
 // Reads x, weight by (inner), bias by (inner); writes out, saved_mean, saved_variance.
-__global__ void __launch_bounds__(512, 2)
-forward_row(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict__ weight,
-    const __nv_bfloat16* __restrict__ bias, __nv_bfloat16* __restrict__ out, float* __restrict__ saved_mean,
-    float* __restrict__ saved_variance, ForwardSizes sizes, uint64_t* meetings, Index blocks) {
-  constexpr int kLanes = 8, kPacks = 4, kCells = 2;
-  __shared__ float cells[2][48];
-  __shared__ unsigned int words[160 * kCells];
+__global__ void __launch_bounds__(1024, 1)
+forward_row(const __nv_bfloat16* x, const __nv_bfloat16* weight, const __nv_bfloat16* bias,
+    __nv_bfloat16* __restrict__ out, float* __restrict__ saved_mean, float* __restrict__ saved_variance,
+    ForwardSizes sizes) {
+  wait_for_kernel_before();
+  constexpr int kLanes = 8, kPacks = 8;
+  __shared__ float cells[2][96];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
-  // This block's share of every row of its team.
-  const Index rank = blockIdx.x % blocks, team = blockIdx.x / blocks;
-  const Index share = (length + blocks * kLanes - 1) / (blocks * kLanes) * kLanes, begin = rank * share;
-  const Index reach = begin < length ? min(share, length - begin) : 0;
-  uint64_t* const meeting = meetings + team * blocks * 8;
-  const Index stride = gridDim.x / blocks;
-  const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes, reach);
-  const Counts<float> counts = counted<true>(elements);
-  const Shares<float> shares(blocks, share, length, length);
   extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   auto* const x_next = reinterpret_cast<Pack<__nv_bfloat16, kLanes>*>(room + 0) + thread;
-  const auto send_row = [&](Index row, int slot) {
-    const Index end = row < rows ? reach : 0, base = row * length + begin;
+  const Index stride = gridDim.x * blockDim.y;
+  Index first = blockIdx.x * blockDim.y;
+  const auto send_row = [&](Index first) {
+    const bool is_live = first + threadIdx.y < rows;
+    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
       if (!is_here) continue;
-      if (is_here) send(&x_next[slot * 2048 + p * 512], x + (base + i));
+      if (is_here) send(&x_next[p * 1024], x + (base + i));
     }
     send_off();
   };
-  send_row(team, 0);
-  send_row(team + stride, 1);
-  int number = 0, slot = 0;
-  for (Index first = team; first < rows + stride; first += stride) {
-    // The other blocks' numbers for the row before are asked for now, and needed only after this row's are known.
-    const volatile uint64_t* const theirs = meeting + (number & 3) * blocks * kCells + threadIdx.x;
-    const bool is_asking = number > 0 && threadIdx.x < blocks * kCells;
-    uint64_t word = is_asking ? *theirs : 0;
-    ++number;
+  send_row(first);
+  for (; first < rows; first += stride) {
+    const bool is_live = first + threadIdx.y < rows;
+    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+    const Index outer = row;
+    Pack<__nv_bfloat16, kLanes> x_in[kPacks];
+    wait_for_sent<0>();
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      x_in[p] = x_next[p * 1024];
+    }
+    send_row(first + stride);
+    Spread<float> spreads_1[1];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      if (!is_here) continue;
+      float mean_term_lanes[kLanes];
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        float mean_term_value;
+        forward_row_stage_1(x_value, mean_term_value);
+        mean_term_lanes[lane] = mean_term_value;
+      }
+      if (is_here) spreads_1[0].add_if(true, p == 0, mean_term_lanes);
+    }
     {
-      const Index end = first < rows ? reach : 0;
-      wait_for_sent<1>();
-      Pack<__nv_bfloat16, kLanes> x_in[kPacks];
-      Spread<float> spreads_1[1];
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
-        const bool is_here = i < end;
-        if (!is_here) continue;
-        x_in[p] = x_next[slot * 2048 + p * 512];
-        float mean_term_lanes[kLanes];
-#pragma unroll
-        for (int lane = 0; lane < kLanes; ++lane) {
-          const float x_value = widen(x_in[p], lane);
-          float mean_term_value;
-          forward_row_stage_1(x_value, mean_term_value);
-          mean_term_lanes[lane] = mean_term_value;
-        }
-        if (is_here) spreads_1[0].add_if(true, p == 0, mean_term_lanes);
-      }
-      combine<16, true, false>(spreads_1, counts, static_cast<float>(reach), cells[turn++ & 1]);
-      if (threadIdx.x == 0) {
-        uint64_t* const mine = meeting + ((number & 3) * blocks + rank) * kCells;
-        leave(mine + 0, number, spreads_1[0].centre);
-        leave(mine + 1, number, spreads_1[0].squares);
-      }
+      const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes, length);
+      const Counts<float> counts = counted<false>(elements);
+    combine<32, false>(spreads_1, counts, static_cast<float>(length), cells[turn++ & 1]);
     }
-    const int slot_before = slot == 0 ? 2 : slot - 1;
-    if (number > 1) {
-      // The row before.
-      const Index row = first - stride, base = row * length + begin, end = reach;
-      const Index outer = row;
-      if (is_asking) words[threadIdx.x] = await_word(theirs, number - 1, word);
-      for (int i = threadIdx.x + blockDim.x; i < blocks * kCells; i += blockDim.x) {
-        words[i] = await_word(theirs + (i - threadIdx.x), number - 1, 0);
-      }
-      __syncthreads();
-      float found[2];
-      merge_moments<kCells>(words + 0, shares, found[0], found[1]);
-      const float mean_value = found[0];
-      const float variance_value = found[1];
-      if (threadIdx.x == 0 && rank == 0) {
-        float saved_mean_value;
-        float saved_variance_value;
-        forward_row_row_values(mean_value, variance_value, saved_mean_value, saved_variance_value);
-        saved_mean[outer] = narrow<float>(saved_mean_value);
-        saved_variance[outer] = narrow<float>(saved_variance_value);
-      }
-      Pack<__nv_bfloat16, kLanes> x_in[kPacks];
-      const int slot = slot_before;
-      float inverse_root_value;
-      forward_row_values_once(variance_value, inverse_root_value);
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
-        const bool is_here = i < end;
-        if (!is_here) continue;
-        x_in[p] = x_next[slot * 2048 + p * 512];
-        Pack<__nv_bfloat16, kLanes> weight_in;
-        if (is_here) weight_in = load<kLanes>(weight + i + begin);
-        Pack<__nv_bfloat16, kLanes> bias_in;
-        if (is_here) bias_in = load<kLanes>(bias + i + begin);
-        Pack<__nv_bfloat16, kLanes> out_out;
-#pragma unroll
-        for (int lane = 0; lane < kLanes; ++lane) {
-          const float x_value = widen(x_in[p], lane);
-          const float weight_value = widen(weight_in, lane);
-          const float bias_value = widen(bias_in, lane);
-          float out_value;
-          forward_row_values(x_value, mean_value, inverse_root_value, weight_value, bias_value, out_value);
-          out_out.at[lane] = narrow<__nv_bfloat16>(out_value);
-        }
-        if (is_here) store(out + (base + i), out_out);
-      }
+    const float mean_value = spreads_1[0].centre;
+    const float variance_value = spreads_1[0].squares / static_cast<float>(length);
+    if (is_live && threadIdx.x == 0) {
+      float saved_mean_value;
+      float saved_variance_value;
+      forward_row_row_values(mean_value, variance_value, saved_mean_value, saved_variance_value);
+      saved_mean[outer] = narrow<float>(saved_mean_value);
+      saved_variance[outer] = narrow<float>(saved_variance_value);
     }
-    send_row(first + 2 * stride, slot_before);
-    slot = slot == 2 ? 0 : slot + 1;
+    float inverse_root_value;
+    forward_row_values_once(variance_value, inverse_root_value);
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      if (!is_here) continue;
+      Pack<__nv_bfloat16, kLanes> weight_in;
+      if (is_here) weight_in = load<kLanes>(weight + i);
+      Pack<__nv_bfloat16, kLanes> bias_in;
+      if (is_here) bias_in = load<kLanes>(bias + i);
+      Pack<__nv_bfloat16, kLanes> out_out;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        const float weight_value = widen(weight_in, lane);
+        const float bias_value = widen(bias_in, lane);
+        float out_value;
+        forward_row_values(x_value, mean_value, inverse_root_value, weight_value, bias_value, out_value);
+        out_out.at[lane] = narrow<__nv_bfloat16>(out_value);
+      }
+      if (is_here) store(out + (base + i), out_out);
+    }
   }
 }
 
@@ -998,30 +970,15 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const DeviceGuard guard(device);
   const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value),
       forward_row_length = static_cast<int64_t>(sizes.inner.value);
-  // So many blocks share a row; there are as many such teams as the device works on at once.
-  const int64_t forward_row_blocks = ceil_divide(forward_row_length, 16384);
-  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, forward_row_blocks * 32));
-  const int64_t forward_row_resident = resident_blocks(forward_row, forward_row_block, 98304, 98304,
-      device) / forward_row_blocks;
-  const int64_t forward_row_slots = forward_row_rows < forward_row_resident ? forward_row_rows : forward_row_resident;
-  if (forward_row_slots == 0) return -static_cast<int64_t>(cudaErrorCooperativeLaunchTooLarge);
-  const int64_t forward_row_meeting_cells = forward_row_slots * forward_row_blocks * 8;
-  auto* const forward_row_meetings = scratch.take<uint64_t>(forward_row_meeting_cells);
+  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 64));
+  const int64_t forward_row_tasks = ceil_divide(forward_row_rows, forward_row_block.y);
+  const int64_t forward_row_resident = resident_blocks(forward_row, forward_row_block, 131072, 131072,
+      device);
+  const int64_t forward_row_slots = forward_row_tasks < forward_row_resident ? forward_row_tasks : forward_row_resident;
   if (is_measuring) return scratch.used;
   {
-    cudaMemsetAsync(forward_row_meetings, 0, forward_row_meeting_cells * sizeof(uint64_t), stream);
-    cudaLaunchAttribute together{};
-    together.id = cudaLaunchAttributeCooperative;
-    together.val.cooperative = 1;
-    cudaLaunchConfig_t launch{};
-    launch.gridDim = dim3(static_cast<unsigned>(forward_row_slots * forward_row_blocks));
-    launch.blockDim = forward_row_block;
-    launch.dynamicSmemBytes = 98304;
-    launch.stream = stream;
-    launch.attrs = &together;
-    launch.numAttrs = 1;
-    cudaLaunchKernelEx(&launch, forward_row, x, weight, bias, out, saved_mean, saved_variance, sizes,
-        forward_row_meetings, static_cast<Index>(forward_row_blocks));
+    follow(forward_row, static_cast<unsigned>(forward_row_slots), forward_row_block, 131072, stream, x,
+        weight, bias, out, saved_mean, saved_variance, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
