@@ -215,9 +215,9 @@ CASES = [
     ("log_softmax(-1)", (5, 12288), [], {"dtype": "bfloat16"}, "row"),
     ("log_softmax(-1)", (3, 20008), [], {"dtype": "bfloat16"}, "row"),
     # Long rows, each in a block of its own: beyond 32,768 in two bytes, odd ones, and reduced only.
-    ("softmax(-1)", (2, 33001), [], {"dtype": "bfloat16"}, "row"),
-    ("softmax(-1) | mul(2)", (3, 32768), [], {}, "row"),
-    ("layernorm(w, b) | gelu", (3, 20480), [(20480,)] * 2, {}, "row"),
+    ("softmax(-1)", (9, 33001), [], {"processors": 64, "dtype": "bfloat16"}, "row"),
+    ("softmax(-1) | mul(2)", (9, 32768), [], {"processors": 24}, "row"),
+    ("layernorm(w, b) | gelu", (3, 20480), [(20480,)] * 2, {"processors": 24}, "row"),
     ("add(r) | rms_norm(w)", (3, 20480), [(3, 20480), (20480,)], {"dtype": "bfloat16"}, "row"),
     ("logsumexp(-1)", (3, 20001), [], {}, "row"),
     ("layernorm(w) | softmax(-1)", (4, 3000), [(3000,)], {}, "row"),
