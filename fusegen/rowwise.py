@@ -19,7 +19,7 @@ from fusegen.staging import Pass, finalise, partials, reduces_below, staged
 from fusegen.target import DEAR, ITEM_BYTES
 from fusegen.tiers import Tier
 
-_MOST_CARRIED = 32  # elements of a thread of 1,024 that leaves more of them than what was read
+_MOST_CARRIED = 32  # elements of a thread of 1,024, in all tensors, with room for what is carried
 
 
 def rowwise_kernel(
@@ -107,8 +107,7 @@ def rowwise_kernel(
         marks = remarked(marks, dict(zip(nodes, images, strict=True)))
         alone = Staged(tuple(stages), tuple(values), marks=marks)
         narrow = {i for i, b in state.buffers.items() if ITEM_BYTES[b.dtype] <= 2}
-        is_light = tier is not None and (tier.resident or tier.is_full) and tier.lanes > 1
-        narrow = narrow if is_light else set()
+        narrow = narrow if tier is not None and tier.resident and tier.lanes > 1 else set()
         read = sum(leaf.extent == domain for leaf in ir.inputs([*terms, *values]))
         spares_dear = tier is None or tier.has_room_for(read + 1)
         ways = {"is_on_chip": tier is not None, "spares_dear": spares_dear}
@@ -117,7 +116,7 @@ def rowwise_kernel(
             in_place = _in_place(work, levels, domain, state)
             if in_place is None:  # what was read is at hand for the next stage
                 work = alone
-        elif tier is not None and tier.is_full and tier.elements > _MOST_CARRIED:
+        elif tier is not None and tier.is_full and read * tier.elements > _MOST_CARRIED:
             work = alone
         stages, values, held, marks = [*work.stages], [*work.values], work.held, work.marks
     accumulated = [

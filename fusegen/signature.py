@@ -16,11 +16,14 @@ from fusegen.errors import UnsupportedError
 from fusegen.ir import Expr
 from fusegen.program import STATISTIC, Derivative, Program
 from fusegen.target import DEAR, ITEM_BYTES, TARGETS
-from fusegen.tiers import LEAST_STRETCH, MOST_ALONE, Tier, column_tier, row_tier
+from fusegen.tiers import LEAST_STRETCH, MOST_ALONE, ONE_BLOCK_THREADS, Tier, column_tier, row_tier
 from fusegen.windowing import Window, size_of
 
 # Where rows are not held on the chip, one longer than this that shares the machine with too few
 # others is divided among all threads, in passes.
+# Rows longer than this may have a block each, whose threads hold up to so many elements by their
+# size in bytes, and so many bytes of all tensors.
+_ONE_BLOCK_FROM, _ONE_BLOCK, _ONE_BLOCK_BYTES = 16384, {4: (32,), 2: (32, 64)}, 128
 _LONG_ROW = 1 << 16
 _FEW_ROWS = 512
 _PROCESSORS = 132  # of a device that is not here: an H200
@@ -162,10 +165,18 @@ def _tier(
         has_stretches = stretch >= LEAST_STRETCH
         each = max(words), max(forward or words)
         tier = row_tier(length, widest, *each, processors, has_stretches=has_stretches)
-        if tier is not None and tier.in_one_block and not _fits_one_block(programs, axes, tier):
-            tier = replace(tier, in_one_block=0)
-        if tier is None or not has_stretches:
-            return tier
+        if tier is None:
+            return None
+        if not has_stretches:
+            own = [p for p in programs if p.name == "forward"]
+            others = [p for p in programs if p.name != "forward"]
+            forward_alone = elements_in_one_block(tier, length, widest, each[1])
+            alone = elements_in_one_block(tier, length, widest, each[0])
+            return replace(
+                tier,
+                in_one_block=forward_alone if _fits_one_block(own, axes, tier) else 0,
+                derivative_in_one_block=alone if _fits_one_block(others, axes, tier) else 0,
+            )
         # Two passes over memory are faster than a team that adds up stretches.
         return replace(
             tier,
@@ -177,20 +188,29 @@ def _tier(
     return column_tier(length, behind, widest, max(words))
 
 
+def elements_in_one_block(tier: Tier, length: int, widest: int, tensors: int) -> int:
+    """How many elements of so many tensors a thread holds where a long row, which a team would
+    share, has a block to itself; 0 where it would hold too many. widest is in bytes.
+    """
+    if not tier.is_shared or length <= _ONE_BLOCK_FROM or tier.lanes == 1:
+        return 0
+    fitting = (n for n in _ONE_BLOCK.get(max(widest, 2), ()) if length <= n * ONE_BLOCK_THREADS)
+    return next((n for n in fitting if n * tensors * widest <= _ONE_BLOCK_BYTES), 0)
+
+
 def _fits_one_block(programs: Sequence[Program], axes: ir.Extent, tier: Tier) -> bool:
-    """Whether a row in one block has room for all there is to do: no sums over rows; nothing that
-    all rows share, where packs begin anywhere; and of what reductions wait for, no more than one
+    """Whether such a block has room for all that programs do: no sums over rows; no more than one
+    tensor, where packs begin anywhere; and of what reductions wait for, no more than one
     exponential that is dear to compute.
     """
-    forward = [p for p in programs if p.name == "forward"]
-    extents = [leaf.extent for p in forward for leaf in p.graph.inputs]
+    extents = [leaf.extent for p in programs for leaf in p.graph.inputs]
     full = max(extents, key=len, default=frozenset())
-    if tier.is_shifted and any(extent & axes and extent != full for extent in extents):
+    if tier.is_shifted and sum(bool(extent & axes) for extent in extents) > 1:
         return False
-    nodes = [n for p in forward for n in ir.topological(p.graph.roots)]
+    nodes = [n for p in programs for n in ir.topological(p.graph.roots)]
     below = ir.topological(a for n in nodes if n.op == "reduce" for a in n.args)
     dear = [n.op for n in below if n.extent == full and n.op in DEAR]
-    return all(_reduced(p) == {axes} for p in forward) and dear in ([], ["exp"])
+    return all(_reduced(p) == {axes} for p in programs) and dear in ([], ["exp"])
 
 
 def _stretch(

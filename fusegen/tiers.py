@@ -105,10 +105,7 @@ _STRETCHED_SHARES = {
 }
 _ANY_LENGTH = 1 << 30
 MOST_BLOCKS = 160  # of a team
-# Longer rows of one tensor, or two narrow ones, have a block of so many threads each in forward
-# kernels, as long as a thread holds no more elements than these, of four bytes and of two.
-_ONE_BLOCK = {False: (32,), True: (32, 64)}
-_ONE_BLOCK_FROM, _ONE_BLOCK_THREADS, _ONE_BLOCK_BYTES = 16384, 1024, 128
+ONE_BLOCK_THREADS = 1024  # of a block that has a long row to itself
 # (packs a thread, the same for gradients, longest row, threads a block), for strided rows; more
 # threads along a row leave fewer side by side
 _COLUMNS = ((8, 4, 128, 256), (4, 4, 128, 256), (8, 8, 1024, 512))
@@ -172,7 +169,8 @@ class Tier:
     is_alone says that each thread has strided rows to itself, all as long as the longest; is_whole
     that of the threads which share strided rows each has as many packs as it can hold. In forward
     kernels a row may have a block to itself, whose threads hold in_one_block elements, where that
-    is not 0; is_full says that it has, with no room for sums by column.
+    is not 0, and in gradients derivative_in_one_block; is_full says that it has, with no room for
+    sums by column.
     """
 
     elements: int
@@ -191,20 +189,27 @@ class Tier:
     is_alone: bool = False
     is_whole: bool = False
     in_one_block: int = 0
+    derivative_in_one_block: int = 0
     is_full: bool = False
 
     @property
     def for_forward(self) -> Tier:
         """The tier of forward kernels."""
-        if not (n := self.in_one_block):
-            return self
-        each = replace(self, elements=n, summing_elements=n, threads=_ONE_BLOCK_THREADS)
-        return replace(each, longest=n * _ONE_BLOCK_THREADS, is_full=True)
+        return self._in_one_block(self.in_one_block)
 
     @property
     def for_derivatives(self) -> Tier:
         """The tier of gradients, which hold more of each element."""
-        return replace(self, elements=self.derivative_elements or self.elements, resident=0)
+        each = replace(self, elements=self.derivative_elements or self.elements, resident=0)
+        return each._in_one_block(self.derivative_in_one_block)
+
+    def _in_one_block(self, elements: int) -> Tier:
+        """The same where a row has a block to itself, and a thread so many elements, if any."""
+        if not elements:
+            return self
+        threads = ONE_BLOCK_THREADS
+        each = replace(self, elements=elements, summing_elements=elements, threads=threads)
+        return replace(each, longest=elements * threads, is_full=True)
 
     @property
     def is_shared(self) -> bool:
@@ -347,12 +352,7 @@ def _tier_of(
         is_held = elements * words <= fitting
         longest = summing * threads
         return Tier(elements, summing, lanes, threads, longest, holds_derivatives=is_held, **kind)
-    shared = Tier(elements, summing, lanes, threads, _ANY_LENGTH, shortest=shortest, **kind)
-    if length <= _ONE_BLOCK_FROM or widest > 4 or lanes == 1 or has_stretches:
-        return shared
-    whole_rows = (n for n in _ONE_BLOCK[is_narrow] if length <= n * _ONE_BLOCK_THREADS)
-    alone = next((n for n in whole_rows if n * forward_words * widest <= _ONE_BLOCK_BYTES), 0)
-    return replace(shared, in_one_block=alone)
+    return Tier(elements, summing, lanes, threads, _ANY_LENGTH, shortest=shortest, **kind)
 
 
 def _fitted(length: int, least: int, shares: Sequence[int], most: int) -> int:

@@ -218,6 +218,8 @@ CASES = [
     ("softmax(-1)", (9, 33001), [], {"processors": 64, "dtype": "bfloat16"}, "row"),
     ("softmax(-1) | mul(2)", (9, 32768), [], {"processors": 24}, "row"),
     ("layernorm(w, b) | gelu", (3, 20480), [(20480,)] * 2, {"processors": 24}, "row"),
+    ("log_softmax(-1)", (5, 20480), [], {"processors": 24, "dtype": "bfloat16"}, "row"),
+    ("layernorm | mul(2)", (3, 24000), [], {"processors": 24, "dtype": "bfloat16"}, "row"),
     ("add(r) | rms_norm(w)", (3, 20480), [(3, 20480), (20480,)], {"dtype": "bfloat16"}, "row"),
     ("logsumexp(-1)", (3, 20001), [], {}, "row"),
     ("layernorm(w) | softmax(-1)", (4, 3000), [(3000,)], {}, "row"),
