@@ -286,10 +286,10 @@ class RowView(PlacedView):
         if not self.kernel.tier or self.is_alone:
             return False
         is_few = self.least_blocks * self.threads < _MANY_THREADS or self.kernel.tier.is_full
+        is_few |= bool(self.sums) or self.is_team
         widths = [ITEM_BYTES[r.buffer.dtype] * self.lanes for r in self.full_reads]
         taken = self._sums_bytes + self._along_bytes + self._bytes_a_turn + self._edges_a_turn
         fits = taken <= MOST_SHARED_BYTES and min(widths, default=4) >= 4
-        is_few = is_few or bool(self.sums) or self.is_team
         is_apt = self.is_crowded and not self._passes_by if self.family == "column" else is_few
         return fits and is_apt
 

@@ -15,15 +15,15 @@ from fusegen.bound import Bound
 from fusegen.errors import UnsupportedError
 from fusegen.ir import Expr
 from fusegen.program import STATISTIC, Derivative, Program
-from fusegen.target import DEAR, ITEM_BYTES, TARGETS
+from fusegen.target import BRIEF, DEAR, ITEM_BYTES, TARGETS
 from fusegen.tiers import LEAST_STRETCH, MOST_ALONE, ONE_BLOCK_THREADS, Tier, column_tier, row_tier
 from fusegen.windowing import Window, size_of
 
-# Where rows are not held on the chip, one longer than this that shares the machine with too few
-# others is divided among all threads, in passes.
 # Rows longer than this may have a block each, whose threads hold up to so many elements by their
 # size in bytes, and so many bytes of all tensors.
 _ONE_BLOCK_FROM, _ONE_BLOCK, _ONE_BLOCK_BYTES = 16384, {4: (32,), 2: (32, 64)}, 128
+# Where rows are not held on the chip, one longer than this that shares the machine with too few
+# others is divided among all threads, in passes.
 _LONG_ROW = 1 << 16
 _FEW_ROWS = 512
 _PROCESSORS = 132  # of a device that is not here: an H200
@@ -200,17 +200,18 @@ def elements_in_one_block(tier: Tier, length: int, widest: int, tensors: int) ->
 
 def _fits_one_block(programs: Sequence[Program], axes: ir.Extent, tier: Tier) -> bool:
     """Whether such a block has room for all that programs do: no sums over rows; no more than one
-    tensor, where packs begin anywhere; and of what reductions wait for, no more than one
-    exponential that is dear to compute.
+    tensor, where packs begin anywhere; and of what is dear to compute before a reduction, one value
+    at most, which takes few registers, and nothing that rows share beside it.
     """
-    extents = [leaf.extent for p in programs for leaf in p.graph.inputs]
+    extents = [leaf.extent for p in programs for leaf in p.graph.inputs if leaf.extent & axes]
     full = max(extents, key=len, default=frozenset())
-    if tier.is_shifted and sum(bool(extent & axes) for extent in extents) > 1:
-        return False
     nodes = [n for p in programs for n in ir.topological(p.graph.roots)]
     below = ir.topological(a for n in nodes if n.op == "reduce" for a in n.args)
     dear = [n.op for n in below if n.extent == full and n.op in DEAR]
-    return all(_reduced(p) == {axes} for p in programs) and dear in ([], ["exp"])
+    if len(dear) > 1 or not BRIEF.issuperset(dear) or (tier.is_shifted and len(extents) > 1):
+        return False
+    shares = any(extent != full for extent in extents)
+    return not (shares and dear) and all(_reduced(p) == {axes} for p in programs)
 
 
 def _stretch(

@@ -179,6 +179,7 @@ _LIBRARY = {**{op: op for op in _CALLED}, "sigmoid": "exp", "exp2_flushed": "exp
 FUNCTIONS = frozenset(_LIBRARY)
 # Primitives that take many instructions: worth more than a register for their result.
 DEAR = FUNCTIONS | {"div", "sqrt", "rsqrt"}
+BRIEF = frozenset({"exp"})  # of those, what takes few registers on its way
 
 # A call of libmvec costs half as much again, and nothing overlaps with it. y and e below are
 # fitted to the relative error of the result; both functions were compared with double precision

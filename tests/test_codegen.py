@@ -105,6 +105,30 @@ def test_first_kernels_of_strided_rows_are_started_in_their_turn() -> None:
     assert "const float* __restrict__ x" in kernels[0]
 
 
+@pytest.mark.parametrize(
+    ("chain", "shape", "operands", "dtype", "kernels"),
+    [
+        ("softmax(-1)", (600, 32000), {}, "float32", 1),
+        ("softmax(-1)", (600, 50257), {}, "bfloat16", 1),
+        ("log_softmax(-1)", (600, 32000), {}, "bfloat16", 2),
+        ("log_softmax(-1)", (600, 32001), {}, "bfloat16", 1),  # two odd rows have no room
+        ("layernorm(w, b)", (600, 32000), {"w": (32000,), "b": (32000,)}, "bfloat16", 1),
+        ("layernorm(w)", (600, 32001), {"w": (32001,)}, "bfloat16", 0),
+        ("softmax(-1) | sum(0)", (600, 32000), {}, "float32", 0),
+        ("sum(-1)", (600, 32000), {}, "float32", 0),
+        ("gelu | softmax(-1)", (600, 32000), {}, "float32", 0),
+        ("softmax(-1)", (600, 32772), {}, "float32", 0),
+        ("softmax(-1)", (600, 16384), {}, "float32", 0),
+    ],
+)
+def test_long_rows_have_a_block_each_where_there_is_room(
+    chain: str, shape: tuple[int, ...], operands: dict, dtype: str, kernels: int
+) -> None:
+    situation = Situation(shape, operands, dtype=dtype)
+    (module,) = sources(fusegen.chain(chain), "cuda", situation, grad=True)
+    assert module.text.count("__launch_bounds__(1024, 1)") == kernels
+
+
 @pytest.mark.parametrize(("groups", "length", "is_long"), [(2, 123039, True), (1, 3200, False)])
 def test_a_share_in_two_long_stretches_reads_their_values_once(
     groups: int, length: int, is_long: bool
