@@ -24,7 +24,7 @@ from fusegen.arguments import (
     refuse_what_looks_inside,
 )
 from fusegen.layouts import Meta
-from fusegen.modules import load, processors, target_of
+from fusegen.modules import limits, load, target_of
 from fusegen.ops import Chain
 from fusegen.plan import Plan, make_plan, remember
 from fusegen.prepared import Prepared, Programs, no_collection
@@ -157,7 +157,7 @@ class Part:
             build_with = built_with
         else:
             build_with = signature(
-                target_of(device), found.order, programs, dtypes, found.bound, processors(device)
+                target_of(device), found.order, programs, dtypes, found.bound, limits(device)
             )
         module = self.module(programs, build_with, device)
         plan = make_plan(

@@ -16,6 +16,7 @@ from fusegen.errors import ArgumentError
 from fusegen.ops import Chain
 from fusegen.program import Program
 from fusegen.signature import Signature
+from fusegen.target import Limits
 
 _TARGET_OF_DEVICE = {"cpu": "cpp", "cuda": "cuda"}
 
@@ -37,11 +38,13 @@ def _arch(index: int) -> str:
 
 
 @functools.cache
-def processors(device: torch.device) -> int:
-    """How many multiprocessors a device has."""
+def limits(device: torch.device) -> Limits:
+    """What a device has; where none is divided into multiprocessors, one."""
     if device.type != "cuda":
-        return 1
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+        return Limits(1, 0)
+    found = torch.cuda.get_device_properties(device)
+    shared_bytes = found.shared_memory_per_block_optin  # type: ignore[attr-defined]  # torch's stub
+    return Limits(found.multi_processor_count, shared_bytes)
 
 
 @dataclass(frozen=True)

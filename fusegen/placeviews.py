@@ -16,7 +16,7 @@ from fusegen.mergeviews import Merged
 from fusegen.statements import ElementFunction
 from fusegen.stretchviews import MOST_AT_ONCE, StretchingView
 from fusegen.target import ITEM_BYTES
-from fusegen.tiers import MOST_BLOCKS
+from fusegen.tiers import MOST_BLOCKS, MOST_SHARED_BYTES
 
 
 class PlacedView(StretchingView):
@@ -25,6 +25,34 @@ class PlacedView(StretchingView):
     most_blocks = MOST_BLOCKS  # of a team
     most_reading = 1280  # threads of a multiprocessor that only reduce rows
     strips = 16  # of rows beside each other, whose sums a thread leaves
+
+    @property
+    def _most_room(self) -> int:
+        """How many bytes of shared memory a block may have beside what is not sent there."""
+        if self.kernel.tier is None:
+            return 0
+        taken = (self.pairs + self.most_edges) * len(self.stretches) if self.stretches else 0
+        if self.family == "column":
+            taken += (16 + 1) * self.most_beside * self.most_reductions * self.lanes
+        return min(MOST_SHARED_BYTES, self.kernel.tier.room - 4 * self._words * taken)
+
+    @property
+    def most_beside(self) -> int:
+        """How many threads a block has beside each other, at most, where rows are strided."""
+        is_small = self.most_reductions * self._words <= 2
+        is_wide = is_small and self.kernel.only_reads_columns and not self._passes_by
+        return 32 if self.lanes == 1 or is_wide else 16
+
+    @property
+    def _passes_by(self) -> bool:
+        """Whether strided rows are reduced in so few instructions that blocks hide each other's
+        waits.
+        """
+        is_short = len(self.stages) == 1 and self.threads <= 256
+        if not (is_short and self.kernel.only_reads_columns):
+            return False
+        found = self.stages[0].reductions
+        return all(r.kind in ("sum", "peak") and not r.is_costly for r in found)
 
     @property
     def is_alone(self) -> bool:

@@ -9,7 +9,7 @@ from fusegen.placeviews import PlacedView
 from fusegen.reductionviews import ReductionView, StageView
 from fusegen.stretchviews import MOST_AT_ONCE
 from fusegen.target import ITEM_BYTES
-from fusegen.tiers import MOST_ADDED_ALONE, MOST_SHARED_BYTES, resident_alone
+from fusegen.tiers import MOST_ADDED_ALONE, resident_alone
 
 # What a block may hold and add up in registers, of 65,536 that a multiprocessor has.
 _REGISTERS = 32768
@@ -67,7 +67,7 @@ class RowView(PlacedView):
         """
         if not self.is_shifted or self.keeps_along:
             return False
-        most = MOST_SHARED_BYTES - self._sums_bytes
+        most = self._most_room - self._sums_bytes
         if self.lanes <= _FEW_LANES:
             most = min(most, _MOST_ALONG_BYTES)
         return 0 < self._most_along_bytes <= most
@@ -84,19 +84,12 @@ class RowView(PlacedView):
     # How rows lie in a block.
 
     @property
-    def most_beside(self) -> int:
-        """How many threads a block has beside each other, at most, where rows are strided."""
-        is_small = self.most_reductions * self._words <= 2
-        is_wide = is_small and self.kernel.only_reads_columns and not self._passes_by
-        return 32 if self.lanes == 1 or is_wide else 16
-
-    @property
     def is_skewed(self) -> bool:
         """Whether a block finishes a row a turn after it added it up: where the next stage is the
         last, and all that it reads is still in shared memory.
         """
         bytes_taken = 3 * (self._bytes_a_turn + self._edges_a_turn) + self._along_bytes
-        fits = bytes_taken <= MOST_SHARED_BYTES and self.is_sent_ahead
+        fits = bytes_taken <= self._most_room and self.is_sent_ahead
         held = [name for name in self.carried if name not in self.in_place]
         is_held = any(f.reads(n) for f in (self.values, self.row_values) for n in held)
         return self.is_team and fits and len(self.stages) == 1 and not is_held
@@ -289,20 +282,9 @@ class RowView(PlacedView):
         is_few |= bool(self.sums) or self.is_team
         widths = [ITEM_BYTES[r.buffer.dtype] * self.lanes for r in self.full_reads]
         taken = self._sums_bytes + self._along_bytes + self._bytes_a_turn + self._edges_a_turn
-        fits = taken <= MOST_SHARED_BYTES and min(widths, default=4) >= 4
+        fits = taken <= self._most_room and min(widths, default=4) >= 4
         is_apt = self.is_crowded and not self._passes_by if self.family == "column" else is_few
         return fits and is_apt
-
-    @property
-    def _passes_by(self) -> bool:
-        """Whether strided rows are reduced in so few instructions that blocks hide each other's
-        waits.
-        """
-        is_short = len(self.stages) == 1 and self.threads <= 256
-        if not (is_short and self.kernel.only_reads_columns):
-            return False
-        found = self.stages[0].reductions
-        return all(r.kind in ("sum", "peak") and not r.is_costly for r in found)
 
     @property
     def _sums_bytes(self) -> int:
@@ -331,7 +313,7 @@ class RowView(PlacedView):
             return 3
         if self.family == "column":
             return 1
-        room = MOST_SHARED_BYTES // self.least_blocks - self._sums_bytes - self._along_bytes
+        room = self._most_room // self.least_blocks - self._sums_bytes - self._along_bytes
         return 2 if 2 * (self._bytes_a_turn + self._edges_a_turn) <= room else 1
 
     @property

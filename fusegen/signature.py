@@ -15,18 +15,26 @@ from fusegen.bound import Bound
 from fusegen.errors import UnsupportedError
 from fusegen.ir import Expr
 from fusegen.program import STATISTIC, Derivative, Program
-from fusegen.target import BRIEF, DEAR, ITEM_BYTES, TARGETS
-from fusegen.tiers import LEAST_STRETCH, MOST_ALONE, ONE_BLOCK_THREADS, Tier, column_tier, row_tier
+from fusegen.target import BRIEF, DEAR, H200, ITEM_BYTES, TARGETS, Limits
+from fusegen.tiers import (
+    LEAST_STRETCH,
+    MOST_ALONE,
+    MOST_SHARED_BYTES,
+    ONE_BLOCK_THREADS,
+    Tier,
+    column_tier,
+    row_tier,
+)
 from fusegen.windowing import Window, size_of
 
 # Rows longer than this may have a block each, whose threads hold up to so many elements by their
-# size in bytes, and so many bytes of all tensors.
-_ONE_BLOCK_FROM, _ONE_BLOCK, _ONE_BLOCK_BYTES = 16384, {4: (32,), 2: (32, 64)}, 128
+# size in bytes.
+_ONE_BLOCK_FROM, _ONE_BLOCK = 16384, {4: (32,), 2: (32, 64)}
+_FIXED_BYTES = 7 << 10  # of a block's shared memory, of a size known to the compiler
 # Where rows are not held on the chip, one longer than this that shares the machine with too few
 # others is divided among all threads, in passes.
 _LONG_ROW = 1 << 16
 _FEW_ROWS = 512
-_PROCESSORS = 132  # of a device that is not here: an H200
 # Runs this many times shorter than there are of them leave too many partials each on its own.
 _FEWER_IN_RUN = 8
 _MOST_POSITIONS = 1 << 24  # a float holds every integer up to here
@@ -99,9 +107,9 @@ def signature(
     programs: Sequence[Program],
     dtypes: Mapping[str, str],
     bound: Bound,
-    processors: int = _PROCESSORS,
+    limits: Limits = H200,
 ) -> Signature:
-    """What the module of these programs depends on, for a device of so many multiprocessors."""
+    """What the module of these programs depends on, for a device with such limits."""
     mentioned = {name for p in programs for name in (*p.input_names, *p.output_names)}
     dtypes = {name: dtype for name, dtype in dtypes.items() if name in mentioned}
     _require_exact_positions(programs, dtypes, bound)
@@ -109,7 +117,7 @@ def signature(
     allow_fused = not _has_few_long_rows(programs[0], bound)
     if TARGETS[target].holds_rows and not bound.windows:
         around = [a for a in order if a in domain]
-        tier = _tier(axes, programs, dtypes, bound, around, processors) if axes else None
+        tier = _tier(axes, programs, dtypes, bound, around, limits) if axes else None
         has_strips = _has_short_runs(programs[0], axes, bound, order)
         tier = None if has_strips else tier
         allow_fused = tier is not None
@@ -150,12 +158,13 @@ def _tier(
     dtypes: Mapping[str, str],
     bound: Bound,
     order: Sequence[int],
-    processors: int,
+    limits: Limits,
 ) -> Tier | None:
     """How rows along these axes are held on the chip, in the first program and the others.
 
     order lists the axes of all rows together, outermost in memory first.
     """
+    room = limits.shared_bytes - _FIXED_BYTES
     widest = max(_widest(p, axes, dtypes) for p in programs)
     words = [_words(p, dtypes) for p in programs]
     length = math.prod(bound.domain[a] for a in axes)
@@ -164,9 +173,10 @@ def _tier(
         stretch = _stretch(programs, axes, bound, order)
         has_stretches = stretch >= LEAST_STRETCH
         each = max(words), max(forward or words)
-        tier = row_tier(length, widest, *each, processors, has_stretches=has_stretches)
+        tier = row_tier(length, widest, *each, limits.processors, has_stretches=has_stretches)
         if tier is None:
             return None
+        tier = replace(tier, room=room)
         if not has_stretches:
             own = [p for p in programs if p.name == "forward"]
             others = [p for p in programs if p.name != "forward"]
@@ -185,7 +195,8 @@ def _tier(
         )
     inner = max(order.index(a) for a in axes)
     behind = math.prod(bound.domain[a] for a in order[inner + 1 :])
-    return column_tier(length, behind, widest, max(words))
+    columns = column_tier(length, behind, widest, max(words))
+    return columns and replace(columns, room=room)
 
 
 def elements_in_one_block(tier: Tier, length: int, widest: int, tensors: int) -> int:
@@ -194,8 +205,9 @@ def elements_in_one_block(tier: Tier, length: int, widest: int, tensors: int) ->
     """
     if not tier.is_shared or length <= _ONE_BLOCK_FROM or tier.lanes == 1:
         return 0
+    most = min(tier.room, MOST_SHARED_BYTES) // ONE_BLOCK_THREADS  # for the next row
     fitting = (n for n in _ONE_BLOCK.get(max(widest, 2), ()) if length <= n * ONE_BLOCK_THREADS)
-    return next((n for n in fitting if n * tensors * widest <= _ONE_BLOCK_BYTES), 0)
+    return next((n for n in fitting if n * tensors * widest <= most), 0)
 
 
 def _fits_one_block(programs: Sequence[Program], axes: ir.Extent, tier: Tier) -> bool:

@@ -8,6 +8,7 @@ import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fusegen.ir import CASTS, QUANTISING_CASTS
 
@@ -28,6 +29,16 @@ ITEM_BYTES = {
     "float8_e5m2": 1,
     "noise": 4,  # as it is computed: in memory there is only a seed
 }
+
+
+class Limits(NamedTuple):
+    """What a device has: multiprocessors, and bytes of shared memory that a block may have."""
+
+    processors: int
+    shared_bytes: int
+
+
+H200 = Limits(132, 227 << 10)  # stands for a device that is not here
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,7 @@ _RESIDENT_ALONE = ((64, 512), (85, 384), (1 << 30, 256))
 MOST_ADDED_ALONE = 48
 _PACK_WORDS = 4
 _FEW_WORDS = 16  # of a thread that has 1,023 beside it, and as many sums to keep
-MOST_SHARED_BYTES = 156 << 10  # of a block, beside its fixed share; sm_80 has 163 KiB in all
+MOST_SHARED_BYTES = 156 << 10  # of a block, beside its fixed share, where a device has as many
 _STRETCH_BYTES = 24 << 10  # of those, for sums of stretches
 # Of rows whose packs begin somewhere behind them; shorter ones are mostly edges.
 _LEAST_SHIFTED, _LEAST_SHIFTED_NARROW = 128, 96
@@ -170,7 +170,7 @@ class Tier:
     that of the threads which share strided rows each has as many packs as it can hold. In forward
     kernels a row may have a block to itself, whose threads hold in_one_block elements, where that
     is not 0, and in gradients derivative_in_one_block; is_full says that it has, with no room for
-    sums by column.
+    sums by column. room is how many bytes of shared memory a block may have.
     """
 
     elements: int
@@ -191,6 +191,7 @@ class Tier:
     in_one_block: int = 0
     derivative_in_one_block: int = 0
     is_full: bool = False
+    room: int = 2 * MOST_SHARED_BYTES
 
     @property
     def for_forward(self) -> Tier:
@@ -240,7 +241,7 @@ class Tier:
     def most_sums(self, width: int) -> int:
         """How many sums by column, of `width` bytes each, a block has room for."""
         each = self.summing_elements * self.threads * width
-        return 0 if self.is_full else MOST_SHARED_BYTES // each
+        return 0 if self.is_full else min(self.room, MOST_SHARED_BYTES) // each
 
 
 def lanes_of(length: int, widest: int) -> int:

@@ -24,6 +24,7 @@ from fusegen.promotion import FLOATING
 from fusegen.reference import run_eagerly
 from fusegen.segments import segments
 from fusegen.signature import element_types, signature, with_derivative
+from fusegen.target import H200, Limits
 from fusegen.windowing import windows_along
 
 HEADER = Path(__file__).parent / "emulation"
@@ -96,8 +97,9 @@ def run(
     layout: str = "contiguous",
     x: torch.Tensor | None = None,
     processors: int = 6,
+    shared_bytes: int = H200.shared_bytes,
 ) -> Emulated:
-    """The result, then the gradients of x and every operand, on a device of so many processors; x
+    """The result, then the gradients of x and every operand, on a device with these limits; x
     is random where it is not given.
     """
     chain = dsl.parse(chain_text)
@@ -126,7 +128,9 @@ def run(
         types = with_derivative(program, found, types)
         programs.append(found.program)
     text = source(
-        chain, programs, signature("cuda", order, programs, types, bound, processors)
+        chain,
+        programs,
+        signature("cuda", order, programs, types, bound, Limits(processors, shared_bytes)),
     ).text
     library = build(text, folder, processors)
     windows = dict(bound.windows)

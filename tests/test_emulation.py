@@ -220,6 +220,17 @@ CASES = [
     ("layernorm(w, b) | gelu", (3, 20480), [(20480,)] * 2, {"processors": 24}, "row"),
     ("log_softmax(-1)", (5, 20480), [], {"processors": 24, "dtype": "bfloat16"}, "row"),
     ("layernorm | mul(2)", (3, 24000), [], {"processors": 24, "dtype": "bfloat16"}, "row"),
+    # The same where a block has less shared memory: in teams, or without the next row on its way.
+    ("softmax(-1)", (9, 32768), [], {"processors": 24, "shared_bytes": 99 << 10}, "row"),
+    (
+        "softmax(-1)",
+        (9, 33001),
+        [],
+        {"processors": 64, "shared_bytes": 99 << 10, "dtype": "bfloat16"},
+        "row",
+    ),
+    ("layernorm(w, b)", (4, 8192), [(8192,)] * 2, {"shared_bytes": 99 << 10}, "row"),
+    ("layernorm(w, b)", (4, 8192), [(8192,)] * 2, {"shared_bytes": 48 << 10}, "row outer"),
     ("add(r) | rms_norm(w)", (3, 20480), [(3, 20480), (20480,)], {"dtype": "bfloat16"}, "row"),
     ("logsumexp(-1)", (3, 20001), [], {}, "row"),
     ("layernorm(w) | softmax(-1)", (4, 3000), [(3000,)], {}, "row"),
