@@ -113,7 +113,7 @@ def assert_gradients(
     size = max((_largest(v) for v in known.values()), default=0.0)
     for leaf, expected in zip(wrt, theirs, strict=True):
         if leaf not in ours:
-            assert expected is None or not expected.isfinite().any() or not expected.any(), leaf
+            assert expected is None or not expected[expected.isfinite()].any(), leaf
             continue
         if expected is None:
             continue
