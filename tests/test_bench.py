@@ -81,8 +81,14 @@ def test_every_line_of_the_table_of_targets_has_its_works() -> None:
         "LN-channel-channels_last LN-channel-512-channels_last bias-65536x256 bias-16384x4096 "
         "bias-8192x8192"
     )
+    vocabularies = [
+        f"{op}-{length}{ending}"
+        for op in ("softmax", "log_softmax")
+        for length in (32000, 50257)
+        for ending in ("", "-bf16")
+    ]
     named = {work.name for work in WORKS if not work.name.startswith("chain-")}
-    assert named == {*layernorms, *others.split()}
+    assert named == {*layernorms, *others.split(), *vocabularies}
     assert {work.name for work in HOST_WORKS} == {"small-1024", "small-65536"}
 
 

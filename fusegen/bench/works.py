@@ -179,6 +179,25 @@ def _channel_layernorms() -> list[Work]:
     return works
 
 
+def _vocabularies() -> list[Work]:
+    """Softmax over as many elements as a language model has words, some of them odd."""
+    limits = 1.0, 2.5
+    return [
+        Work(
+            f"{op}-{length}{ending}",
+            f"{op}(-1)",
+            None,
+            _rows(length, _CUDA_ELEMENTS),
+            _rows(length, _CPU_ELEMENTS),
+            targets=practice.targets(op, limits),
+            dtype=dtype,
+        )
+        for op in ("softmax", "log_softmax")
+        for length in (32000, 50257)
+        for dtype, ending in (("float32", ""), ("bfloat16", "-bf16"))
+    ]
+
+
 WORKS: tuple[Work, ...] = (
     *_chain_a(),
     Work(
@@ -226,6 +245,7 @@ WORKS: tuple[Work, ...] = (
         )
         for n, c in ((65536, 256), (16384, 4096), (8192, 8192))
     ),
+    *_vocabularies(),
     *(
         Work(
             *(f"chain-{name}", chain, None, cuda_shape, cpu_shape, operands),
