@@ -180,8 +180,7 @@ def _channel_layernorms() -> list[Work]:
 
 
 def _vocabularies() -> list[Work]:
-    """Softmax over as many elements as a language model has words, some of them odd."""
-    limits = 1.0, 2.5
+    """Rows as long as a language model's vocabulary: of whole packs, and of an odd length."""
     return [
         Work(
             f"{op}-{length}{ending}",
@@ -189,7 +188,7 @@ def _vocabularies() -> list[Work]:
             None,
             _rows(length, _CUDA_ELEMENTS),
             _rows(length, _CPU_ELEMENTS),
-            targets=practice.targets(op, limits),
+            targets=practice.targets(op, (1.0, 2.5)),
             dtype=dtype,
         )
         for op in ("softmax", "log_softmax")
