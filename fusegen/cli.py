@@ -20,7 +20,7 @@ from fusegen.errors import BuildError, CacheError, FusegenError
 from fusegen.explain import H200_GB_PER_S, explain
 from fusegen.ops import OPS, lookup
 from fusegen.promotion import FLOATING
-from fusegen.target import TARGETS
+from fusegen.target import GPUS, TARGETS, Limits
 
 OK, CHECK_FAILED, USER_MISTAKE, CANNOT_BUILD = range(4)
 INTERRUPTED, PIPE_CLOSED = 128 + 2, 128 + 13  # as a shell reports SIGINT and SIGPIPE
@@ -141,6 +141,8 @@ def _parser() -> argparse.ArgumentParser:
     situation = argparse.ArgumentParser(add_help=False, parents=[shapes])
     situation.add_argument("chain", metavar="CHAIN", help="such as 'add_channel | gelu'")
 
+    gpus = (*GPUS, "here")
+    gpu_help = "that CUDA is for (default: H200); here: the one that torch finds, as for a call"
     dump = commands.add_parser(
         "dump",
         parents=[situation],
@@ -148,6 +150,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Print the source that a chain becomes. Needs no torch, GPU or compiler.",
     )
     dump.add_argument("--target", choices=sorted(TARGETS), default="cuda")
+    dump.add_argument("--gpu", choices=gpus, default="H200", help=gpu_help)
     dump.add_argument("--dtype", choices=FLOATING, default="float32")
     dump.add_argument("--grad", action="store_true", help="with the backward for every input")
     dump.add_argument("-o", dest="output", type=Path, metavar="FILE", help="write there instead")
@@ -162,6 +165,7 @@ def _parser() -> argparse.ArgumentParser:
         "is. Needs no torch, GPU or compiler.",
     )
     told.add_argument("--target", choices=sorted(TARGETS), default="cuda")
+    told.add_argument("--gpu", choices=gpus, default="H200", help=gpu_help)
     told.add_argument("--dtype", choices=FLOATING, default="float32")
     told.add_argument(
         "--bandwidth",
@@ -243,15 +247,24 @@ def _named_shape(text: str) -> tuple[str, tuple[int, ...]]:
     return name.strip(), _shape(sizes)
 
 
-def _situation(options: argparse.Namespace, dtype: str) -> Situation:
-    return Situation(options.shape, dict(options.operand), dtype, options.layout)
+def _situation(options: argparse.Namespace, dtype: str, gpu: str = "H200") -> Situation:
+    return Situation(options.shape, dict(options.operand), dtype, options.layout, _limits(gpu))
+
+
+def _limits(gpu: str) -> Limits:
+    if gpu in GPUS:
+        return GPUS[gpu]
+    # Here, because it imports torch.
+    from fusegen.modules import limits_here
+
+    return limits_here()
 
 
 # The commands.
 
 
 def _dump(options: argparse.Namespace) -> int:
-    situation = _situation(options, options.dtype)
+    situation = _situation(options, options.dtype, options.gpu)
     found = sources(parse(options.chain), options.target, situation, grad=options.grad)
     text = "\n".join(source.text for source in found)
     if options.output is None:
@@ -262,7 +275,7 @@ def _dump(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    situation = _situation(options, options.dtype)
+    situation = _situation(options, options.dtype, options.gpu)
     print(explain(parse(options.chain), options.target, situation, options.bandwidth))
     return OK
 

@@ -21,7 +21,7 @@ from fusegen.program import Program, derivative, forward
 from fusegen.promotion import FLOATING, refuse_gradients
 from fusegen.segments import Segment, bind_all, segments
 from fusegen.signature import Signature, element_types, signature, with_derivative
-from fusegen.target import TARGETS
+from fusegen.target import H200, TARGETS, Limits
 from fusegen.viewing import shape_behind
 
 Kind = tuple[Shape, tuple[int, ...]]  # a tensor's shape; its axes, outermost in memory first
@@ -32,12 +32,15 @@ _ASSUMED_SIZES = (2, 3, 8, 10, 12, 12, 12, 12)
 
 @dataclass(frozen=True)
 class Situation:
-    """What a chain is called with; shapes that are None or left out are assumed."""
+    """What a chain is called with; shapes that are None or left out are assumed. And what the GPU
+    has that it is called on.
+    """
 
     shape: Shape | None = None
     operands: Mapping[str, Shape] = field(default_factory=dict)
     dtype: str = "float32"
     layout: str = "contiguous"
+    limits: Limits = H200
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ def modules(chain: Chain, target: str, situation: Situation, *, grad: bool) -> t
             backward = derivative(program, range(input_count), (0,), kinds)
             programs.append(backward.program)
             found_types = with_derivative(program, backward, found_types)
-        built_with = signature(target, order, programs, found_types, bound)
+        built_with = signature(target, order, programs, found_types, bound, situation.limits)
         found.append(Module(part, bound, tuple(programs), built_with, running[1], order))
         running = (bound.result_shape, _order_behind(bound, order))
         dtype = bound.dtype

@@ -37,6 +37,13 @@ def _arch(index: int) -> str:
     return f"sm_{major}{minor}"
 
 
+def limits_here() -> Limits:
+    """What the current GPU has; raises ArgumentError where torch finds none."""
+    if not torch.cuda.is_available():
+        raise ArgumentError("torch finds no GPU here; name one, such as H200")
+    return limits(torch.device("cuda", torch.cuda.current_device()))
+
+
 @functools.cache
 def limits(device: torch.device) -> Limits:
     """What a device has; where none is divided into multiprocessors, one."""

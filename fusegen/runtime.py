@@ -32,12 +32,13 @@ from fusegen.dsl import chain
 from fusegen.errors import ArgumentError
 from fusegen.execution import Part
 from fusegen.layouts import dtype_name
-from fusegen.modules import generator, target_of
+from fusegen.modules import generator, limits_here, target_of
 from fusegen.operators import LIBRARY
 from fusegen.ops import Chain
 from fusegen.plan import remember
 from fusegen.reference import run_eagerly
 from fusegen.segments import segments
+from fusegen.target import H200
 
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 
@@ -229,19 +230,22 @@ class Fused:
 
         target is "cuda" or "cpp", None the one that this machine runs; dtype is x's and the
         operands'; layout is "contiguous" or "channels_last". Shapes that are left out are assumed;
-        they decide little more than what broadcasts. Where the chain is in segments, there is a
-        module for each, one after the other.
+        they decide little more than what broadcasts. CUDA is for the current GPU, or an H200 where
+        there is none. Where the chain is in segments, there is a module for each, one after the
+        other.
         """
         # Here, because a call needs neither: both print text.
         from fusegen.describe import Situation, sources
 
+        has_gpu = torch.cuda.is_available()
         situation = Situation(
             None if shape is None else tuple(shape),
             {name: tuple(sizes) for name, sizes in (operands or {}).items()},
             dtype if isinstance(dtype, str) else dtype_name(dtype),
             layout,
+            limits_here() if has_gpu else H200,
         )
-        chosen = target or ("cuda" if torch.cuda.is_available() else "cpp")
+        chosen = target or ("cuda" if has_gpu else "cpp")
         return "\n".join(s.text for s in sources(self.chain, chosen, situation, grad=grad))
 
     def __repr__(self) -> str:

@@ -38,7 +38,16 @@ class Limits(NamedTuple):
     shared_bytes: int
 
 
-H200 = Limits(132, 227 << 10)  # stands for a device that is not here
+# By name, from NVIDIA's data sheets and the table of compute capabilities in the CUDA guide.
+GPUS: Mapping[str, Limits] = {
+    "A100": Limits(108, 163 << 10),
+    "B200": Limits(148, 227 << 10),
+    "H100": Limits(132, 227 << 10),
+    "H200": Limits(132, 227 << 10),
+    "L4": Limits(58, 99 << 10),
+    "L40S": Limits(142, 99 << 10),
+}
+H200 = GPUS["H200"]  # stands for a device that is not here
 
 
 @dataclass(frozen=True)

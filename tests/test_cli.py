@@ -90,6 +90,17 @@ def test_an_option_of_dump_changes_the_source(
     assert texts[0] != texts[1]
 
 
+@pytest.mark.parametrize("command", ["dump", "explain"])
+def test_a_smaller_gpu_gets_other_kernels(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = []
+    situation = ("group_norm(8)", "--shape", "16,256,64,64", "--dtype", "float64")
+    for gpu in ((), ("--gpu", "H200"), ("--gpu", "L4")):
+        assert run(command, *situation, *gpu) == OK
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+    assert texts[1] != texts[2]
+
+
 def test_dump_prints_both_stages_of_pooling_after_a_reduction(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -246,6 +257,7 @@ def test_a_mistake_in_an_imported_module_is_told_with_its_place(
         (("dump", "relu", "--shape", "2,x"), "wanted sizes"),
         (("dump", "relu", "--dtype", "int8"), "invalid choice: 'int8'"),
         (("dump", "relu", "--target", "metal"), "invalid choice: 'metal'"),
+        (("dump", "relu", "--gpu", "GTX"), "invalid choice: 'GTX'"),
         (("dump", "relu", "-o", "/nowhere/x.cu"), "/nowhere/x.cu: No such file"),
         (("dump", "relu", "--import", "no_such_module"), "No module named 'no_such_module'"),
         (("dump",), "CHAIN"),
@@ -275,6 +287,16 @@ def test_a_missing_gpu_is_told(capsys: pytest.CaptureFixture[str]) -> None:
         pytest.skip("this machine has one")
     assert run("check", "relu", "--device", "cuda") == USER_MISTAKE
     assert "device 'cuda'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["dump", "explain"])
+def test_a_missing_gpu_is_told_where_its_limits_are_asked_for(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has one")
+    assert run(command, "relu", "--gpu", "here") == USER_MISTAKE
+    assert "torch finds no GPU here; name one, such as H200" in capsys.readouterr().err
 
 
 def test_a_missing_torch_is_told_by_check() -> None:

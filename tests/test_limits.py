@@ -1,6 +1,5 @@
 """Devices smaller than the one the kernels were tuned on: what a block may have is kept to."""
 
-import functools
 import re
 import subprocess
 
@@ -9,11 +8,12 @@ import torch
 from numeric import assert_as_accurate, outcome
 
 import fusegen
-from fusegen import describe, execution, modules, toolchain
+from fusegen import execution, modules, toolchain
+from fusegen.cli import main
 from fusegen.describe import Situation, sources
-from fusegen.target import H200, Limits
+from fusegen.target import GPUS, H200
 
-SMALL = Limits(58, 99 << 10)  # an L4
+SMALL = GPUS["L4"]
 ROOM = SMALL.shared_bytes - (7 << 10)
 # Each has a kernel that asks for more of an H200; the others have sums beside what they ask for.
 WIDE = [
@@ -33,14 +33,10 @@ ASKED = re.compile(r"resident_blocks\((\w+), \w+,[^;]*?(\d+),\s+device\)")
 ENTRY = re.compile(r"Compiling entry function '(\w+)'(.*?)(?=Compiling entry|\Z)", re.DOTALL)
 
 
-def module_of(monkeypatch, text, shape, options, limits):
+def module_of(text, shape, options, limits):
     """The only module of a chain and its gradients, for a device with these limits."""
-    signature = functools.partial(describe.signature, limits=limits)
-    with monkeypatch.context() as patch:
-        patch.setattr(describe, "signature", signature)
-        (found,) = sources(
-            fusegen.chain(text), "cuda", Situation(shape=shape, **options), grad=True
-        )
+    situation = Situation(shape=shape, limits=limits, **options)
+    (found,) = sources(fusegen.chain(text), "cuda", situation, grad=True)
     return found.text
 
 
@@ -50,9 +46,9 @@ def asked(text):
 
 
 @pytest.mark.parametrize(("text", "shape", "options"), WIDE)
-def test_kernels_that_want_more_than_a_device_has_do_with_less(monkeypatch, text, shape, options):
-    on_large = asked(module_of(monkeypatch, text, shape, options, H200))
-    on_small = asked(module_of(monkeypatch, text, shape, options, SMALL))
+def test_kernels_that_want_more_than_a_device_has_do_with_less(text, shape, options):
+    on_large = asked(module_of(text, shape, options, H200))
+    on_small = asked(module_of(text, shape, options, SMALL))
     assert max(on_large.values()) > ROOM
     assert on_small
     assert max(on_small.values()) <= ROOM
@@ -63,7 +59,7 @@ def test_kernels_that_want_more_than_a_device_has_do_with_less(monkeypatch, text
 def test_what_kernels_ask_for_fits_beside_what_the_compiler_gave_them(
     monkeypatch, tmp_path, text, shape, options
 ):
-    source = module_of(monkeypatch, text, shape, options, SMALL)
+    source = module_of(text, shape, options, SMALL)
     file = tmp_path / "module.cu"
     file.write_text(source)
     flags = [*toolchain.FLAGS["cuda"].nvcc, "-arch", "sm_89", "-Xptxas", "-v"]
@@ -103,3 +99,25 @@ def test_results_are_right_within_smaller_limits(monkeypatch, text, shape, optio
     eager = outcome(fused.reference, inputs)
     exact = outcome(fused.reference, inputs, dtype=torch.float64)
     assert_as_accurate(outcome(fused, inputs), eager, exact)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("gpu", ["here", "L4"])
+def test_the_source_told_is_the_one_that_a_call_builds(monkeypatch, capsys, gpu):
+    loaded = []
+    load = toolchain.load
+
+    def load_and_note(source, arch):
+        loaded.append(source.text)
+        return load(source, arch)
+
+    monkeypatch.setattr(toolchain, "load", load_and_note)
+    monkeypatch.setattr("fusegen.modules._modules", {})
+    if gpu != "here":
+        monkeypatch.setattr(execution, "limits", lambda device: GPUS[gpu])
+    fused = fusegen.compile("layernorm")
+    fused(torch.randn(64, 8192, device="cuda"))
+    assert main(["dump", "layernorm", "--shape", "64,8192", "--gpu", gpu]) == 0
+    assert capsys.readouterr().out == loaded[0]
+    if gpu == "here":
+        assert fused.source(shape=(64, 8192)) == loaded[0]
