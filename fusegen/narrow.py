@@ -309,12 +309,16 @@ class _Algebra:
         return primitive("where", is_near, near, far)
 
     def of_exp(self, node: Expr) -> Expr:
-        """A power of two."""
+        """The square of a power of two, which is in range where its root's square is not: it takes
+        three instructions, and a power of two down to the least numbers five.
+        """
         bell = self.of_bell(node)
         if bell is not None:
             return bell
         factor, base = self.multiple(node.args[0])
-        return operation("exp2", primitive("mul", base, const(factor * _LOG2_E)))
+        exponent = primitive("mul", base, const(0.5 * factor * _LOG2_E))
+        root = operation("exp2_flushed", exponent)
+        return primitive("mul", root, root)
 
     def of_bell(self, node: Expr) -> Expr | None:
         """An exponential of minus a square, as erf's derivative has it: a power of two that takes

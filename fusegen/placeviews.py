@@ -34,7 +34,8 @@ class PlacedView(StretchingView):
         taken = (self.pairs + self.most_edges) * len(self.stretches) if self.stretches else 0
         if self.family == "column":
             taken += (16 + 1) * self.most_beside * self.most_reductions * self.lanes
-        return min(MOST_SHARED_BYTES, self.kernel.tier.room - 4 * self._words * taken)
+        room = self.kernel.tier.room - 4 * self._words * taken
+        return room if self.kernel.tier.is_full else min(MOST_SHARED_BYTES, room)
 
     @property
     def most_beside(self) -> int:

@@ -17,6 +17,7 @@ _MOST_IN_PAIRS = 16  # elements of a row that a thread has in column sums, where
 _MOST_ALONG_BYTES = 32 << 10  # of a block, for what every row reads; more where packs are long
 _FEW_LANES = 4
 _MOST_KEEPING = 1024  # threads of a multiprocessor, of kernels that are light but for that
+_MOST_PACKS = 8  # that a thread of 1,024 holds in registers
 _MANY_SUMS = 48  # registers of a thread, for sums
 _FEW_REGISTERS, _FEW_KEPT = 64, 40  # of a thread, and of those for what is kept
 _MANY_KEPT, _MANY_THREADS = 80, 768  # of a thread that has more; of a multiprocessor
@@ -208,7 +209,7 @@ class RowView(PlacedView):
             held = [name for name in self.carried if name not in self.in_place]
             fits = words <= most and self.lanes > 1 and not held
             most_threads = 1024 if fits and self._words == 1 else 512
-            return most_threads // self.threads
+            return max(1, most_threads // self.threads)
         if self.is_light:
             resident = min(self.light_threads, _MOST_KEEPING if self.keeps_along else 1 << 30)
             return max(1, resident // self.threads - self._shares_many)
@@ -287,6 +288,21 @@ class RowView(PlacedView):
         return fits and is_apt
 
     @property
+    def held_packs(self) -> int:
+        """How many packs of each tensor are in registers: of long rows, no more than those have
+        room for. The others stay where they were sent until the row is finished.
+        """
+        is_full = self.is_sent_ahead and self.kernel.tier and self.kernel.tier.is_full
+        if not is_full or self.packs * len(self.full_reads) <= _MOST_PACKS:
+            return self.packs
+        return (_MOST_PACKS - 1) // len(self.full_reads)
+
+    @property
+    def has_rest(self) -> bool:
+        """Whether packs stay in shared memory."""
+        return self.held_packs < self.packs
+
+    @property
     def _sums_bytes(self) -> int:
         each = self.sums_a_thread * self.threads * 4 * self._words
         return each * len(self.sums) if self.has_shared_sums else 0
@@ -311,7 +327,7 @@ class RowView(PlacedView):
         """How many turns of the loop ahead packs are sent for: two where there is room."""
         if self.is_skewed:
             return 3
-        if self.family == "column":
+        if self.family == "column" or self.has_rest:
             return 1
         room = self._most_room // self.least_blocks - self._sums_bytes - self._along_bytes
         return 2 if 2 * (self._bytes_a_turn + self._edges_a_turn) <= room else 1

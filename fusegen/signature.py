@@ -14,22 +14,18 @@ from fusegen import ir
 from fusegen.bound import Bound
 from fusegen.errors import UnsupportedError
 from fusegen.ir import Expr
+from fusegen.longrows import full_tier, reduced_axes
 from fusegen.program import STATISTIC, Derivative, Program
-from fusegen.target import BRIEF, DEAR, H200, ITEM_BYTES, TARGETS, Limits
+from fusegen.target import H200, ITEM_BYTES, TARGETS, Limits
 from fusegen.tiers import (
     LEAST_STRETCH,
     MOST_ALONE,
-    MOST_SHARED_BYTES,
-    ONE_BLOCK_THREADS,
     Tier,
     column_tier,
     row_tier,
 )
 from fusegen.windowing import Window, size_of
 
-# Rows longer than this may have a block each, whose threads hold up to so many elements by their
-# size in bytes.
-_ONE_BLOCK_FROM, _ONE_BLOCK = 16384, {4: (32,), 2: (32, 64)}
 _FIXED_BYTES = 7 << 10  # of a block's shared memory, of a size known to the compiler
 # Where rows are not held on the chip, one longer than this that shares the machine with too few
 # others is divided among all threads, in passes.
@@ -180,12 +176,11 @@ def _tier(
         if not has_stretches:
             own = [p for p in programs if p.name == "forward"]
             others = [p for p in programs if p.name != "forward"]
-            forward_alone = elements_in_one_block(tier, length, widest, each[1])
-            alone = elements_in_one_block(tier, length, widest, each[0])
+            size, count = (length, widest), limits.processors
             return replace(
                 tier,
-                in_one_block=forward_alone if _fits_one_block(own, axes, tier) else 0,
-                derivative_in_one_block=alone if _fits_one_block(others, axes, tier) else 0,
+                forward=full_tier(tier, *size, each[1], count, own, axes),
+                derivative=full_tier(tier, *size, each[0], count, others, axes),
             )
         # Two passes over memory are faster than a team that adds up stretches.
         return replace(
@@ -197,33 +192,6 @@ def _tier(
     behind = math.prod(bound.domain[a] for a in order[inner + 1 :])
     columns = column_tier(length, behind, widest, max(words))
     return columns and replace(columns, room=room)
-
-
-def elements_in_one_block(tier: Tier, length: int, widest: int, tensors: int) -> int:
-    """How many elements of so many tensors a thread holds where a long row, which a team would
-    share, has a block to itself; 0 where it would hold too many. widest is in bytes.
-    """
-    if not tier.is_shared or length <= _ONE_BLOCK_FROM or tier.lanes == 1:
-        return 0
-    most = min(tier.room, MOST_SHARED_BYTES) // ONE_BLOCK_THREADS  # for the next row
-    fitting = (n for n in _ONE_BLOCK.get(max(widest, 2), ()) if length <= n * ONE_BLOCK_THREADS)
-    return next((n for n in fitting if n * tensors * widest <= most), 0)
-
-
-def _fits_one_block(programs: Sequence[Program], axes: ir.Extent, tier: Tier) -> bool:
-    """Whether such a block has room for all that programs do: no sums over rows; no more than one
-    tensor, where packs begin anywhere; and of what is dear to compute before a reduction, one value
-    at most, which takes few registers, and nothing that rows share beside it.
-    """
-    extents = [leaf.extent for p in programs for leaf in p.graph.inputs if leaf.extent & axes]
-    full = max(extents, key=len, default=frozenset())
-    nodes = [n for p in programs for n in ir.topological(p.graph.roots)]
-    below = ir.topological(a for n in nodes if n.op == "reduce" for a in n.args)
-    dear = [n.op for n in below if n.extent == full and n.op in DEAR]
-    if len(dear) > 1 or not BRIEF.issuperset(dear) or (tier.is_shifted and len(extents) > 1):
-        return False
-    shares = any(extent != full for extent in extents)
-    return not (shares and dear) and all(_reduced(p) == {axes} for p in programs)
 
 
 def _stretch(
@@ -298,11 +266,6 @@ def _last(reduces: Sequence[Expr]) -> ir.Extent:
     return last.pop() if len(last) == 1 else frozenset()
 
 
-def _reduced(program: Program) -> set[ir.Extent]:
-    nodes = ir.topological(program.graph.roots)
-    return {ir.reduction(n)[1] for n in nodes if n.op == "reduce"}
-
-
 def _widest(program: Program, axes: ir.Extent, dtypes: Mapping[str, str]) -> int:
     """The size in bytes of the widest element of a tensor that varies along the rows."""
     tensors = [(ir.name_of(leaf), leaf.extent) for leaf in program.graph.inputs]
@@ -342,7 +305,7 @@ def _has_short_runs(program: Program, held: ir.Extent, bound: Bound, order: Sequ
 
 
 def _has_few_long_rows(program: Program, bound: Bound) -> bool:
-    for axes in _reduced(program):
+    for axes in reduced_axes(program):
         length = math.prod(bound.domain[a] for a in axes if a < 0)
         rows = math.prod(bound.domain) // max(1, length)
         if length > _LONG_ROW and rows < _FEW_ROWS:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class _Rows(NamedTuple):
@@ -103,9 +103,8 @@ _STRETCHED_SHARES = {
     4: ((1 << 16, 16, 256), (1 << 18, 24, 256), (1 << 30, 32, 256)),
     8: ((1 << 30, 16, 256),),
 }
-_ANY_LENGTH = 1 << 30
+ANY_LENGTH = 1 << 30
 MOST_BLOCKS = 160  # of a team
-ONE_BLOCK_THREADS = 1024  # of a block that has a long row to itself
 # (packs a thread, the same for gradients, longest row, threads a block), for strided rows; more
 # threads along a row leave fewer side by side
 _COLUMNS = ((8, 4, 128, 256), (4, 4, 128, 256), (8, 8, 1024, 512))
@@ -167,10 +166,10 @@ class Tier:
     have at once; 0 where there are none such. is_shifted says that rows are not whole packs long,
     so that packs begin somewhere behind their row's start. Rows are longer than shortest.
     is_alone says that each thread has strided rows to itself, all as long as the longest; is_whole
-    that of the threads which share strided rows each has as many packs as it can hold. In forward
-    kernels a row may have a block to itself, whose threads hold in_one_block elements, where that
-    is not 0, and in gradients derivative_in_one_block; is_full says that it has, with no room for
-    sums by column. room is how many bytes of shared memory a block may have.
+    that of the threads which share strided rows each has as many packs as it can hold. is_full says
+    that blocks are as large as can be, for long rows, with no room for sums by column; forward and
+    derivative are such tiers of forward kernels and of gradients, where there are. room is how many
+    bytes of shared memory a block may have.
     """
 
     elements: int
@@ -188,34 +187,26 @@ class Tier:
     shortest: int = 0
     is_alone: bool = False
     is_whole: bool = False
-    in_one_block: int = 0
-    derivative_in_one_block: int = 0
     is_full: bool = False
+    forward: Tier | None = None
+    derivative: Tier | None = None
     room: int = 2 * MOST_SHARED_BYTES
 
     @property
     def for_forward(self) -> Tier:
         """The tier of forward kernels."""
-        return self._in_one_block(self.in_one_block)
+        return self.forward or self
 
     @property
     def for_derivatives(self) -> Tier:
         """The tier of gradients, which hold more of each element."""
-        each = replace(self, elements=self.derivative_elements or self.elements, resident=0)
-        return each._in_one_block(self.derivative_in_one_block)
-
-    def _in_one_block(self, elements: int) -> Tier:
-        """The same where a row has a block to itself, and a thread so many elements, if any."""
-        if not elements:
-            return self
-        threads = ONE_BLOCK_THREADS
-        each = replace(self, elements=elements, summing_elements=elements, threads=threads)
-        return replace(each, longest=elements * threads, is_full=True)
+        fewer = replace(self, elements=self.derivative_elements or self.elements, resident=0)
+        return self.derivative or fewer
 
     @property
     def is_shared(self) -> bool:
         """Whether several blocks share a row in every kernel."""
-        return self.longest == _ANY_LENGTH
+        return self.longest == ANY_LENGTH
 
     @property
     def may_be_shared(self) -> bool:
@@ -295,10 +286,8 @@ def _tier_of(
     most = _WORDS // 2 if lanes == 1 else _WORDS
     is_narrow = widest <= 2
     table = _SINGLE_ROWS if lanes == 1 else _TABLES[is_shifted, is_narrow, forward_words > 1]
-    kind = {"has_stretches": has_stretches, "is_shifted": is_shifted}
-    # Longer teams would have most processors in one, and the rest without work; and as many as
-    # there are lanes have rows that begin alike, each its own.
-    most_blocks = min(processors, MOST_BLOCKS) // (lanes if is_shifted else 1)
+    kind: dict[str, Any] = {"has_stretches": has_stretches, "is_shifted": is_shifted}
+    longest_team = most_blocks(processors, lanes if is_shifted else 1)
     shortest = 0
     for row in table:
         if row.longest < length:
@@ -319,7 +308,7 @@ def _tier_of(
                 light = [light_elements, options.get(light_elements, 0)]
         fits = elements * held_words <= most
         fits = fits and summing * words <= (most if threads <= 512 else _FEW_WORDS)
-        if not fits or (is_shifted and length > summing * threads * most_blocks):
+        if not fits or (is_shifted and length > summing * threads * longest_team):
             continue
         # Three tensors in shares take longer than two passes over memory.
         is_held = not is_narrow or words < 3 or length <= summing * threads
@@ -347,13 +336,21 @@ def _tier_of(
         elements = elements - lanes if is_shifted else elements // 2
     summing = elements if has_stretches else max(min(elements, whole // 2), lanes)
     blocks = -(-length // (summing * threads))
-    if elements * held_words > most or blocks > most_blocks:
+    if elements * held_words > most or blocks > longest_team:
         return None
     if blocks <= 1:
         is_held = elements * words <= fitting
         longest = summing * threads
         return Tier(elements, summing, lanes, threads, longest, holds_derivatives=is_held, **kind)
-    return Tier(elements, summing, lanes, threads, _ANY_LENGTH, shortest=shortest, **kind)
+    return Tier(elements, summing, lanes, threads, ANY_LENGTH, shortest=shortest, **kind)
+
+
+def most_blocks(processors: int, teams: int) -> int:
+    """How many blocks may share a row where a device is to have so many teams at least: as many as
+    there are lanes, where rows begin anywhere, have rows that begin alike, each its own. Longer
+    teams would have most processors in one, and the rest without work.
+    """
+    return min(processors, MOST_BLOCKS) // teams
 
 
 def _fitted(length: int, least: int, shares: Sequence[int], most: int) -> int:

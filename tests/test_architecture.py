@@ -41,6 +41,7 @@ ORDER = (
     "autodiff",
     "simplify",
     "program",
+    "longrows",
     "signature",
     "grouping",
     "kernel",

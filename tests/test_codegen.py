@@ -111,22 +111,36 @@ def test_first_kernels_of_strided_rows_are_started_in_their_turn() -> None:
         ("softmax(-1)", (600, 32000), {}, "float32", 1),
         ("softmax(-1)", (600, 50257), {}, "bfloat16", 1),
         ("log_softmax(-1)", (600, 32000), {}, "bfloat16", 2),
-        ("log_softmax(-1)", (600, 32001), {}, "bfloat16", 1),  # two odd rows have no room
+        ("log_softmax(-1)", (600, 32001), {}, "bfloat16", 2),
         ("layernorm(w, b)", (600, 32000), {"w": (32000,), "b": (32000,)}, "bfloat16", 1),
         ("layernorm(w)", (600, 32001), {"w": (32001,)}, "bfloat16", 0),
         ("softmax(-1) | sum(0)", (600, 32000), {}, "float32", 0),
         ("sum(-1)", (600, 32000), {}, "float32", 0),
         ("gelu | softmax(-1)", (600, 32000), {}, "float32", 0),
-        ("softmax(-1)", (600, 32772), {}, "float32", 0),
+        ("softmax(-1)", (600, 32772), {}, "float32", 1),
+        ("softmax(-1)", (600, 53252), {}, "float32", 1),  # of a team
+        ("layernorm", (600, 53252), {}, "float32", 0),
         ("softmax(-1)", (600, 16384), {}, "float32", 0),
     ],
 )
-def test_long_rows_have_a_block_each_where_there_is_room(
+def test_long_rows_have_large_blocks_where_there_is_room(
     chain: str, shape: tuple[int, ...], operands: dict, dtype: str, kernels: int
 ) -> None:
     situation = Situation(shape, operands, dtype=dtype)
     (module,) = sources(fusegen.chain(chain), "cuda", situation, grad=True)
     assert module.text.count("__launch_bounds__(1024, 1)") == kernels
+
+
+def test_what_registers_have_no_room_for_stays_in_shared_memory() -> None:
+    (module,) = sources(fusegen.chain("softmax(-1)"), "cuda", Situation((600, 50257)), grad=True)
+    assert "kPacks = 13, kHeld = 7" in module.text
+    # The next row's packs are sent there once the last pass has read this row's.
+    last = module.text.split("for (int p = kPacks - 1; p >= 0; --p)")[1]
+    assert last.index("x_in[p] = x_next[p * 1024];") < last.index(
+        "send_packs(first + stride, p, p + 1)"
+    )
+    (module,) = sources(fusegen.chain("softmax(-1)"), "cuda", Situation((600, 32000)), grad=True)
+    assert "kHeld" not in module.text
 
 
 @pytest.mark.parametrize(("groups", "length", "is_long"), [(2, 123039, True), (1, 3200, False)])

@@ -220,6 +220,16 @@ CASES = [
     ("layernorm(w, b) | gelu", (3, 20480), [(20480,)] * 2, {"processors": 24}, "row"),
     ("log_softmax(-1)", (5, 20480), [], {"processors": 24, "dtype": "bfloat16"}, "row"),
     ("layernorm | mul(2)", (3, 24000), [], {"processors": 24, "dtype": "bfloat16"}, "row"),
+    # Of these, packs that stay in shared memory: of one tensor, of two, reduced only, in teams.
+    ("softmax(-1)", (9, 33001), [], {"processors": 64}, "row"),
+    ("softmax(-1)", (3, 66000), [], {"processors": 64, "dtype": "bfloat16"}, "row"),
+    ("softmax(-1)", (5, 20484), [], {"processors": 24}, "row"),
+    ("log_softmax(-1)", (9, 33001), [], {"processors": 64, "dtype": "bfloat16"}, "row"),
+    ("add(r) | rms_norm", (3, 20484), [(3, 20484)], {"processors": 24}, "row"),
+    ("layernorm(w, b) | gelu", (3, 33004), [(33004,)] * 2, {"processors": 24}, "row"),
+    ("logsumexp(-1)", (5, 33001), [], {"processors": 64}, "row"),
+    ("softmax(-1) | mul(y)", (5, 54001), [(5, 1)], {"processors": 64}, "row"),
+    ("logsumexp(-1)", (3, 54000), [], {"processors": 64}, "row"),
     # The same where a block has less shared memory: in teams, or without the next row on its way.
     ("softmax(-1)", (9, 32768), [], {"processors": 24, "shared_bytes": 99 << 10}, "row"),
     (

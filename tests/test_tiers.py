@@ -1,10 +1,7 @@
 """Which rows fit on the chip, and how."""
 
-from dataclasses import replace
-
 import pytest
 
-from fusegen.signature import elements_in_one_block
 from fusegen.tiers import MOST_SHARED_BYTES, column_tier, lanes_of, row_tier
 
 
@@ -107,24 +104,3 @@ def test_rows_of_stretches_are_held_for_gradients_only_where_they_fit() -> None:
         assert tier is not None
         assert not tier.is_shared
         assert tier.holds_derivatives == is_held
-
-
-def test_long_rows_have_a_block_each_where_it_holds_them() -> None:
-    def in_one_block(length: int, widest: int, tensors: int) -> int:
-        tier = row_tier(length, widest, tensors, tensors, 132)
-        return elements_in_one_block(tier, length, widest, tensors) if tier else 0
-
-    assert in_one_block(32000, 4, 1) == 32
-    assert in_one_block(50257, 2, 1) == 64
-    assert in_one_block(28672, 2, 2) == 32
-    assert in_one_block(16384, 4, 1) == 0  # a block of fewer threads holds them
-    assert in_one_block(32000, 4, 2) == 0
-    assert in_one_block(50257, 2, 2) == 0
-    assert in_one_block(32000, 8, 1) == 0
-    assert in_one_block(32772, 4, 1) == 0
-    tier = row_tier(32000, 4, 2, 1, 132)
-    assert tier is not None
-    alone = replace(tier, in_one_block=32).for_forward
-    assert alone.elements * alone.threads == alone.longest == 32768
-    assert alone.most_sums(4) == 0
-    assert tier.for_derivatives.threads == tier.threads < alone.threads

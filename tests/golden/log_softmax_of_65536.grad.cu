@@ -354,11 +354,11 @@ __device__ __forceinline__ void forward_row_row_values(const float peak, const f
 }
 
 // Reads x; writes out, saved_bound, saved_sum.
-__global__ void __launch_bounds__(512, 2)
+__global__ void __launch_bounds__(1024, 1)
 forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restrict__ saved_bound,
     float* __restrict__ saved_sum, ForwardSizes sizes, uint64_t* meetings, Index blocks) {
-  constexpr int kLanes = 4, kPacks = 4;
-  __shared__ float cells[2][16];
+  constexpr int kLanes = 4, kPacks = 13, kHeld = 7;
+  __shared__ float cells[2][32];
   int turn = 0;
   __shared__ float team_totals[1];
   const Index rows = sizes.outer.value, length = sizes.inner.value;
@@ -372,39 +372,41 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restr
   auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
   const Index stride = gridDim.x / blocks;
   Index first = team;
-  int slot = 0;
-  const auto send_row = [&](Index first) {
+  // A thread's first kHeld packs go into registers; the others stay in shared memory until the row is finished.
+  const auto send_packs = [&](Index first, int from, int past) {
     const bool is_live = first < rows;
     const Index row = is_live ? first : 0, base = row * length + begin, end = is_live ? reach : 0;
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
+    for (int p = from; p < past; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
-      if (is_here) send(&x_next[slot * 2048 + p * 512], x + (base + i));
+      if (!is_here) continue;
+      if (is_here) send(&x_next[p * 1024], x + (base + i));
     }
+    if (from > 0) return send_off();
     send_off();
   };
-  send_row(first);
-  slot = 1;
-  send_row(first + stride);
-  slot = 0;
+  send_packs(first, 0, kPacks);
   for (; first < rows; first += stride) {
     const bool is_live = first < rows;
     const Index row = is_live ? first : 0, base = row * length + begin, end = is_live ? reach : 0;
     const Index outer = row;
     Pack<float, kLanes> x_in[kPacks];
-    wait_for_sent<1>();
+    wait_for_sent<0>();
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      x_in[p] = x_next[slot * 2048 + p * 512];
+    for (int p = 0; p < kHeld; ++p) {
+      x_in[p] = x_next[p * 1024];
     }
-    send_row(first + 2 * stride);
-    slot ^= 1;
+    send_packs(first + stride, 0, kHeld);
     Peak<float> peaks_1[1];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
+      if (!is_here) continue;
+      if (p >= kHeld) {
+        x_in[p] = x_next[p * 1024];
+      }
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
@@ -413,7 +415,7 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restr
         peaks_1[0].add_if(is_here, peak_term_value);
       }
     }
-    combine<16, true>(peaks_1, cells[turn++ & 1]);
+    combine<32, true>(peaks_1, cells[turn++ & 1]);
     combine_team<1>(peaks_1, meeting, rank, blocks, turn, team_totals);
     const float peak_value = peaks_1[0].best;
     Sum<float> sums_2[1];
@@ -421,6 +423,10 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restr
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
+      if (!is_here) continue;
+      if (p >= kHeld) {
+        x_in[p] = x_next[p * 1024];
+      }
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
@@ -429,7 +435,7 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restr
         sums_2[0].add_if(is_here, total_term_value);
       }
     }
-    combine<16, true>(sums_2, cells[turn++ & 1]);
+    combine<32, true>(sums_2, cells[turn++ & 1]);
     combine_team<1>(sums_2, meeting, rank, blocks, turn, team_totals);
     const float total_value = sums_2[0].total;
     if (is_live && threadIdx.x == 0 && rank == 0) {
@@ -442,9 +448,14 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restr
     float logarithm_value;
     forward_row_values_once(total_value, logarithm_value);
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
+    for (int p = kPacks - 1; p >= 0; --p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
+      if (!is_here) continue;
+      if (p >= kHeld) {
+        x_in[p] = x_next[p * 1024];
+        send_packs(first + stride, p, p + 1);
+      }
       Pack<float, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
@@ -660,9 +671,9 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value),
       forward_row_length = static_cast<int64_t>(sizes.inner.value);
   // So many blocks share a row; there are as many such teams as the device works on at once.
-  const int64_t forward_row_blocks = ceil_divide(forward_row_length, 8192);
-  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, forward_row_blocks * 16));
-  const int64_t forward_row_resident = resident_blocks(forward_row, forward_row_block, 65536, 65536,
+  const int64_t forward_row_blocks = ceil_divide(forward_row_length, 53248);
+  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, forward_row_blocks * 52));
+  const int64_t forward_row_resident = resident_blocks(forward_row, forward_row_block, 212992, 212992,
       device) / forward_row_blocks;
   const int64_t forward_row_slots = forward_row_rows < forward_row_resident ? forward_row_rows : forward_row_resident;
   if (forward_row_slots == 0) return -static_cast<int64_t>(cudaErrorCooperativeLaunchTooLarge);
@@ -677,7 +688,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
     cudaLaunchConfig_t launch{};
     launch.gridDim = dim3(static_cast<unsigned>(forward_row_slots * forward_row_blocks));
     launch.blockDim = forward_row_block;
-    launch.dynamicSmemBytes = 65536;
+    launch.dynamicSmemBytes = 212992;
     launch.stream = stream;
     launch.attrs = &together;
     launch.numAttrs = 1;

@@ -225,7 +225,8 @@ struct ForwardSizes {
 
 static inline __attribute__((always_inline)) void forward_row_stage_2(const float x, const float peak,
     float& total_term, float& carried) {
-  total_term = exp2f((x - peak) * 1.44269502f);
+  const float power = exp2f((x - peak) * 0.721347511f);
+  total_term = power * power;
   carried = total_term;
 }
 

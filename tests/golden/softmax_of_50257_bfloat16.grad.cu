@@ -52,6 +52,13 @@ template <>
 }
 #endif
 
+// One instruction where exp2f takes four: what is below 2^-126 becomes zero. Relative error below 2^-22.
+__device__ __forceinline__ float exp2_flushed(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
 // Within 2 ulp, for all operands.
 __device__ __forceinline__ float narrow_div(float a, float b) {
   float result;
@@ -218,153 +225,6 @@ __device__ __forceinline__ void combine(Kind<T> (&mine)[N], T* cells) {
   }
 }
 
-// A number for the blocks of a team, with the turn it belongs to in the same word: whoever sees the turn has the number.
-[[maybe_unused]] __device__ __forceinline__ void leave(volatile uint64_t* cell, int turn, float number) {
-  *cell = static_cast<uint64_t>(turn) << 32 | __float_as_uint(number);
-}
-
-[[maybe_unused]] __device__ __forceinline__ void leave(volatile uint64_t* cell, int turn, double number) {
-  const uint64_t bits = __double_as_longlong(number);
-  cell[0] = static_cast<uint64_t>(turn) << 32 | (bits & 0xffffffff);
-  cell[1] = static_cast<uint64_t>(turn) << 32 | bits >> 32;
-}
-
-// A word as it was seen, or as it comes.
-__device__ __forceinline__ unsigned int await_word(const volatile uint64_t* cell, int turn, uint64_t word) {
-  while (word >> 32 != turn) {
-    word = *cell;
-    if (word >> 32 != turn) __nanosleep(20);
-  }
-  return static_cast<unsigned int>(word);
-}
-
-[[maybe_unused]] __device__ __forceinline__ void assemble(const unsigned int* words, float& number) {
-  number = __uint_as_float(words[0]);
-}
-
-[[maybe_unused]] __device__ __forceinline__ void assemble(const unsigned int* words, double& number) {
-  number = __longlong_as_double(static_cast<uint64_t>(words[1]) << 32 | words[0]);
-}
-
-// A power of two of lanes, enough for so many blocks, or a whole warp.
-[[maybe_unused]] __device__ __forceinline__ int lanes_for(int blocks) { return min(32,
-    1 << (32 - __clz(blocks - 1))); }
-
-// What the blocks of a team left, merged by each warp in a fixed order.
-template <typename Accumulator, int kCells, typename T>
-__device__ __forceinline__ void merge_numbers(const unsigned int* words, int blocks, T& found) {
-  const int width = lanes_for(blocks);
-  Accumulator all;
-  for (int other = threadIdx.x % width; other < blocks; other += 32) {
-    T theirs;
-    assemble(words + other * kCells, theirs);
-    all.merge(Accumulator{theirs});
-  }
-#pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) {
-    if (bit < width) all.merge(exchange(all, bit));
-  }
-  found = all.number();
-}
-
-// How many elements the blocks of a team have, that one whose numbers this thread merges first, and all of them.
-template <typename T>
-struct Shares {
-  int blocks, width;
-  Index share, whole, length;
-  T count, inverse_length;
-  __device__ Shares(int blocks, Index share, Index whole, Index length)
-      : blocks(blocks), width(lanes_for(blocks)), share(share), whole(whole), length(length),
-        count(threadIdx.x % width < blocks ? count_of(threadIdx.x % width) : T(0)),
-            inverse_length(1 / static_cast<T>(length)) {}
-  // The first share has all that is in no whole pack.
-  __device__ T count_of(Index other) const {
-    const Index begin = other * share;
-    return static_cast<T>((begin < whole ? min(share,
-        whole - begin) : 0) + (other == 0 ? length - whole : 0));
-  }
-};
-
-// Means of shares and squared distances from them: the mean and the variance of the row, by Chan's formula.
-template <int kCells, typename T>
-__device__ __forceinline__ void merge_moments(const unsigned int* words, const Shares<T>& shares, T& centre,
-    T& variance) {
-  constexpr int kWords = sizeof(T) / 4;
-  const int first = threadIdx.x % shares.width;
-  T base, mine, distances;
-  assemble(words, base);
-  assemble(words + first * kCells, mine);
-  assemble(words + first * kCells + kWords, distances);
-  Sum<T> beyond, squares;
-  if (shares.count > 0) beyond.add(shares.count * (mine - base));
-#pragma unroll 1
-  for (int other = first + 32; other < shares.blocks; other += 32) {
-    T theirs;
-    assemble(words + other * kCells, theirs);
-    if (shares.count_of(other) > 0) beyond.add(shares.count_of(other) * (theirs - base));
-  }
-#pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) {
-    if (bit < shares.width) beyond.merge(exchange(beyond, bit));
-  }
-  const T mean = fma(beyond.total, shares.inverse_length, base), gap = mine - mean;
-  if (shares.count > 0) squares.add(fma(shares.count * gap, gap, distances));
-#pragma unroll 1
-  for (int other = first + 32; other < shares.blocks; other += 32) {
-    assemble(words + other * kCells, mine);
-    assemble(words + other * kCells + kWords, distances);
-    const T gap = mine - mean;
-    if (shares.count_of(other) > 0) squares.add(fma(shares.count_of(other) * gap, gap, distances));
-  }
-#pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) {
-    if (bit < shares.width) squares.merge(exchange(squares, bit));
-  }
-  centre = mean, variance = squares.total * shares.inverse_length;
-}
-
-// Merges a row's accumulators over the blocks of its team, in a fixed order. All blocks of a launch are resident, so that
-// each will come; the cells of a turn are free again when everybody has left its numbers for the next.
-template <int kCells, template <typename> class Kind, typename T, int N>
-__device__ __forceinline__ void combine_team(Kind<T> (&mine)[N], uint64_t* meeting, int rank, int blocks,
-    int turn,
-    T* totals) {
-  constexpr int kWords = sizeof(T) / 4;
-  if (blocks == 1) return;
-  volatile uint64_t* const cells = meeting + (turn & 1) * blocks * kCells;
-  if (threadIdx.x < 32) {
-#pragma unroll
-    for (int n = 0; n < N; ++n) {
-      if (threadIdx.x == n) leave(cells + rank * kCells + n * kWords, turn, mine[n].number());
-    }
-    Kind<T> all[N];
-    for (int other = threadIdx.x; other < blocks; other += 32) {
-#pragma unroll
-      for (int n = 0; n < N; ++n) {
-        T theirs;
-        unsigned int words[kWords];
-#pragma unroll
-        for (int w = 0; w < kWords; ++w) words[w] = await_word(cells + other * kCells + n * kWords + w, turn,
-            0);
-        assemble(words, theirs);
-        all[n].merge(Kind<T>{theirs});
-      }
-    }
-#pragma unroll
-    for (int bit = 16; bit > 0; bit /= 2) {
-#pragma unroll
-      for (int n = 0; n < N; ++n) all[n].merge(exchange(all[n], bit));
-    }
-#pragma unroll
-    for (int n = 0; n < N; ++n) {
-      if (threadIdx.x == n) totals[n] = all[n].number();
-    }
-  }
-  __syncthreads();
-#pragma unroll
-  for (int n = 0; n < N; ++n) mine[n] = {totals[n]};
-}
-
 // The kernel before this one in the stream is done, and what it wrote is there.
 __device__ __forceinline__ void wait_for_kernel_before() {
 #if __CUDA_ARCH__ >= 900
@@ -380,8 +240,10 @@ __device__ __forceinline__ void forward_row_stage_1(const float x, float& peak_t
   peak_term = x;
 }
 
-__device__ __forceinline__ void forward_row_stage_2(const float x, const float peak, float& total_term) {
-  total_term = exp2f((x - peak) * 1.44269502f);
+__device__ __forceinline__ void forward_row_stage_2(const float x, const float peak, float& total_term,
+    float& total_term_by) {
+  total_term = exp2_flushed((x - peak) * 0.721347511f);
+  total_term_by = total_term;
 }
 
 __device__ __forceinline__ void forward_row_values_once(const float total, float& chosen, float& inverse) {
@@ -393,7 +255,8 @@ __device__ __forceinline__ void forward_row_values_once(const float total, float
 __device__ __forceinline__ void forward_row_values(const float x, const float peak, const float inverse,
     const float chosen, float& out) {
   // softmax(-1)
-  out = exp2f((x - peak) * 1.44269502f) * inverse * chosen;
+  const float power = exp2_flushed((x - peak) * 0.721347511f);
+  out = power * power * inverse * chosen;
 }
 
 __device__ __forceinline__ void forward_row_row_values(const float peak, const float total,
@@ -487,16 +350,18 @@ forward_row(const __nv_bfloat16* x, __nv_bfloat16* __restrict__ out, float* __re
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
         float total_term_value;
-        forward_row_stage_2(x_value, peak_value, total_term_value);
-        sums_2[0].add_if(is_here, total_term_value);
+        float total_term_by_value;
+        forward_row_stage_2(x_value, peak_value, total_term_value, total_term_by_value);
+        if (is_here) sums_2[0].add(total_term_value, total_term_by_value);
       }
     }
     if (is_edge) {
       const bool is_here = is_live;
       const float x_value = widen(x_edge);
       float total_term_value;
-      forward_row_stage_2(x_value, peak_value, total_term_value);
-      sums_2[0].add_if(is_here, total_term_value);
+      float total_term_by_value;
+      forward_row_stage_2(x_value, peak_value, total_term_value, total_term_by_value);
+      if (is_here) sums_2[0].add(total_term_value, total_term_by_value);
     }
     combine<32, false>(sums_2, cells[turn++ & 1]);
     const float total_value = sums_2[0].total;
@@ -540,7 +405,8 @@ struct BackwardSizes {
 
 __device__ __forceinline__ void backward_row_stage_1(const float x, const float saved_bound,
     const float d_out, float& total_term, float& total_term_by) {
-  total_term = exp2f((x - saved_bound) * 1.44269502f);
+  const float power = exp2_flushed((x - saved_bound) * 0.721347511f);
+  total_term = power * power;
   total_term_by = d_out;
 }
 
@@ -555,167 +421,143 @@ __device__ __forceinline__ void backward_row_values(const float d_out, const flo
     const float chosen, const float total, const float saved_sum, const float x, const float saved_bound,
     float& d_x) {
   const float difference = d_out * inverse * chosen - narrow_div(narrow_div(total, saved_sum), saved_sum);
-  d_x = difference * exp2f((x - saved_bound) * 1.44269502f);
+  const float power = exp2_flushed((x - saved_bound) * 0.721347511f);
+  d_x = difference * (power * power);
 }
 
 // Reads x, d_out, saved_bound by (outer), saved_sum by (outer); writes d_x.
-__global__ void __launch_bounds__(512, 2)
-backward_row(const __nv_bfloat16* __restrict__ x, const float* __restrict__ saved_bound,
-    const __nv_bfloat16* __restrict__ d_out, const float* __restrict__ saved_sum,
-    __nv_bfloat16* __restrict__ d_x, BackwardSizes sizes, uint64_t* meetings, Index blocks) {
-  constexpr int kLanes = 8, kPacks = 2, kCells = 1;
-  __shared__ float cells[2][16];
-  __shared__ unsigned int words[160 * kCells];
+__global__ void __launch_bounds__(992, 1)
+backward_row(const __nv_bfloat16* x, const float* saved_bound, const __nv_bfloat16* d_out,
+    const float* saved_sum, __nv_bfloat16* __restrict__ d_x, BackwardSizes sizes) {
+  wait_for_kernel_before();
+  constexpr int kLanes = 8, kPacks = 7, kHeld = 3;
+  __shared__ float cells[2][31];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
-  // This block's share of every row of its team.
-  const Index rank = blockIdx.x % blocks, team = blockIdx.x / blocks;
-  // Packs begin at multiples of their size in memory: `head` elements behind the start of each of this team's rows, which
+  // Packs begin at multiples of their size in memory: `head` elements behind the start of each of this block's rows, which
   // are multiples of kLanes apart. What stands before the first pack and behind the last is taken one by one.
-  const Index head = (kLanes - team % kLanes * length % kLanes) % kLanes,
+  const Index head = (kLanes - blockIdx.x % kLanes * length % kLanes) % kLanes,
       whole = (length - head) / kLanes * kLanes;
   const Index edge = threadIdx.x < head ? threadIdx.x : whole + threadIdx.x;
-  const bool is_edge = rank == 0 && threadIdx.x < length - whole;
+  const bool is_edge = threadIdx.x < length - whole;
   const int edge_lane = (threadIdx.x + kLanes - head) % kLanes;
-  const Index share = (whole + blocks * kLanes - 1) / (blocks * kLanes) * kLanes, begin = rank * share;
-  const Index reach = begin < whole ? min(share, whole - begin) : 0;
-  uint64_t* const meeting = meetings + team * blocks * 4;
-  const Index stride = gridDim.x / blocks;
   extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   auto* const x_next = reinterpret_cast<Pack<__nv_bfloat16, kLanes>*>(room + 0) + thread;
   auto* const x_edge_next = reinterpret_cast<Pack<__nv_bfloat16,
-      kLanes>*>(room + 6144) + threadIdx.y * 2 * kLanes + threadIdx.x;
-  auto* const d_out_next = reinterpret_cast<Pack<__nv_bfloat16, kLanes>*>(room + 1024) + thread;
+      kLanes>*>(room + 13888) + threadIdx.y * 2 * kLanes + threadIdx.x;
+  auto* const d_out_next = reinterpret_cast<Pack<__nv_bfloat16, kLanes>*>(room + 6944) + thread;
   auto* const d_out_edge_next = reinterpret_cast<Pack<__nv_bfloat16,
-      kLanes>*>(room + 6192) + threadIdx.y * 2 * kLanes + threadIdx.x;
-  float saved_bound_ahead[3] = {};
-  float saved_sum_ahead[3] = {};
-  const auto send_row = [&](Index row, int slot) {
-    const Index end = row < rows ? reach : 0, base = row * length + begin + head;
+      kLanes>*>(room + 13904) + threadIdx.y * 2 * kLanes + threadIdx.x;
+  const Index stride = gridDim.x * blockDim.y;
+  Index first = blockIdx.x / kLanes * kLanes * blockDim.y + blockIdx.x % kLanes;
+  float saved_bound_ahead[1];
+  float saved_sum_ahead[1];
+  // A thread's first kHeld packs go into registers; the others stay in shared memory until the row is finished.
+  const auto send_packs = [&](Index first, int from, int past) {
+    const bool is_live = first + threadIdx.y * kLanes < rows;
+    const Index row = is_live ? first + threadIdx.y * kLanes : 0, base = row * length + head,
+        end = is_live ? whole : 0;
+#pragma unroll
+    for (int p = from; p < past; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      if (!is_here) continue;
+      if (is_here) send(&x_next[p * 992], x + (base + i));
+      if (is_here) send(&d_out_next[p * 992], d_out + (base + i));
+    }
+    if (from > 0) return send_off();
+    if (is_edge && is_live) send_around(x_edge_next, x, row * length + edge, rows * length);
+    if (is_edge && is_live) send_around(d_out_edge_next, d_out, row * length + edge, rows * length);
+    send_off();
+    const Index outer = row;
+    saved_bound_ahead[0] = widen(saved_bound[outer]);
+    saved_sum_ahead[0] = widen(saved_sum[outer]);
+  };
+  send_packs(first, 0, kPacks);
+  for (; first < rows; first += stride) {
+    const bool is_live = first + threadIdx.y * kLanes < rows;
+    const Index row = is_live ? first + threadIdx.y * kLanes : 0, base = row * length + head,
+        end = is_live ? whole : 0;
+    Pack<__nv_bfloat16, kLanes> x_in[kPacks];
+    Pack<__nv_bfloat16, kLanes> d_out_in[kPacks];
+    wait_for_sent<0>();
+#pragma unroll
+    for (int p = 0; p < kHeld; ++p) {
+      x_in[p] = x_next[p * 992];
+      d_out_in[p] = d_out_next[p * 992];
+    }
+    const float saved_bound_value = saved_bound_ahead[0];
+    const float saved_sum_value = saved_sum_ahead[0];
+    __nv_bfloat16 x_edge = {};
+    if (is_edge) x_edge = (x_edge_next)->at[edge_lane];
+    __nv_bfloat16 d_out_edge = {};
+    if (is_edge) d_out_edge = (d_out_edge_next)->at[edge_lane];
+    send_packs(first + stride, 0, kHeld);
+    Sum<float> sums_1[1];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
-      if (is_here) send(&x_next[slot * 2048 + p * 512], x + (base + i));
-      if (is_here) send(&d_out_next[slot * 2048 + p * 512], d_out + (base + i));
-    }
-    if (is_edge && row < rows) send_around(x_edge_next + slot * 16, x, row * length + edge, rows * length);
-    if (is_edge && row < rows) send_around(d_out_edge_next + slot * 16, d_out, row * length + edge,
-        rows * length);
-    send_off();
-    saved_bound_ahead[0] = saved_bound_ahead[1], saved_bound_ahead[1] = saved_bound_ahead[2];
-    saved_sum_ahead[0] = saved_sum_ahead[1], saved_sum_ahead[1] = saved_sum_ahead[2];
-    if (row >= rows) return;
-    const Index outer = row;
-    saved_bound_ahead[2] = widen(saved_bound[outer]);
-    saved_sum_ahead[2] = widen(saved_sum[outer]);
-  };
-  send_row(team, 0);
-  send_row(team + stride, 1);
-  int number = 0, slot = 0;
-  for (Index first = team; first < rows + stride; first += stride) {
-    // The other blocks' numbers for the row before are asked for now, and needed only after this row's are known.
-    const volatile uint64_t* const theirs = meeting + (number & 3) * blocks * kCells + threadIdx.x;
-    const bool is_asking = number > 0 && threadIdx.x < blocks * kCells;
-    uint64_t word = is_asking ? *theirs : 0;
-    ++number;
-    {
-      const Index end = first < rows ? reach : 0;
-      wait_for_sent<1>();
-      Pack<__nv_bfloat16, kLanes> x_in[kPacks];
-      Pack<__nv_bfloat16, kLanes> d_out_in[kPacks];
-      const float saved_bound_value = saved_bound_ahead[1];
-      __nv_bfloat16 x_edge = {};
-      if (is_edge) x_edge = (x_edge_next + slot * 16)->at[edge_lane];
-      __nv_bfloat16 d_out_edge = {};
-      if (is_edge) d_out_edge = (d_out_edge_next + slot * 16)->at[edge_lane];
-      Sum<float> sums_1[1];
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
-        const bool is_here = i < end;
-        x_in[p] = x_next[slot * 2048 + p * 512];
-        d_out_in[p] = d_out_next[slot * 2048 + p * 512];
-#pragma unroll
-        for (int lane = 0; lane < kLanes; ++lane) {
-          const float x_value = widen(x_in[p], lane);
-          const float d_out_value = widen(d_out_in[p], lane);
-          float total_term_value;
-          float total_term_by_value;
-          backward_row_stage_1(x_value, saved_bound_value, d_out_value, total_term_value,
-              total_term_by_value);
-          sums_1[0].add_if(is_here, total_term_value, total_term_by_value);
-        }
+      if (!is_here) continue;
+      if (p >= kHeld) {
+        x_in[p] = x_next[p * 992];
+        d_out_in[p] = d_out_next[p * 992];
       }
-      if (is_edge) {
-        const bool is_here = first < rows;
-        const float x_value = widen(x_edge);
-        const float d_out_value = widen(d_out_edge);
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        const float d_out_value = widen(d_out_in[p], lane);
         float total_term_value;
         float total_term_by_value;
         backward_row_stage_1(x_value, saved_bound_value, d_out_value, total_term_value, total_term_by_value);
-        sums_1[0].add_if(is_here, total_term_value, total_term_by_value);
-      }
-      combine<16, true, false>(sums_1, cells[turn++ & 1]);
-      if (threadIdx.x == 0) {
-        uint64_t* const mine = meeting + ((number & 3) * blocks + rank) * kCells;
-        leave(mine + 0, number, sums_1[0].total);
+        if (is_here) sums_1[0].add(total_term_value, total_term_by_value);
       }
     }
-    const int slot_before = slot == 0 ? 2 : slot - 1;
-    if (number > 1) {
-      // The row before.
-      const Index row = first - stride, base = row * length + begin + head, end = reach;
-      if (is_asking) words[threadIdx.x] = await_word(theirs, number - 1, word);
-      for (int i = threadIdx.x + blockDim.x; i < blocks * kCells; i += blockDim.x) {
-        words[i] = await_word(theirs + (i - threadIdx.x), number - 1, 0);
-      }
-      __syncthreads();
-      float found[1];
-      merge_numbers<Sum<float>, kCells>(words + 0, blocks, found[0]);
-      const float total_value = found[0];
-      const float saved_bound_value = saved_bound_ahead[0];
-      const float saved_sum_value = saved_sum_ahead[0];
-      Pack<__nv_bfloat16, kLanes> x_in[kPacks];
-      Pack<__nv_bfloat16, kLanes> d_out_in[kPacks];
-      const int slot = slot_before;
-      __nv_bfloat16 x_edge = {};
-      if (is_edge) x_edge = (x_edge_next + slot * 16)->at[edge_lane];
-      __nv_bfloat16 d_out_edge = {};
-      if (is_edge) d_out_edge = (d_out_edge_next + slot * 16)->at[edge_lane];
-      float chosen_value;
-      float inverse_value;
-      backward_row_values_once(saved_sum_value, chosen_value, inverse_value);
+    if (is_edge) {
+      const bool is_here = is_live;
+      const float x_value = widen(x_edge);
+      const float d_out_value = widen(d_out_edge);
+      float total_term_value;
+      float total_term_by_value;
+      backward_row_stage_1(x_value, saved_bound_value, d_out_value, total_term_value, total_term_by_value);
+      if (is_here) sums_1[0].add(total_term_value, total_term_by_value);
+    }
+    combine<32, false>(sums_1, cells[turn++ & 1]);
+    const float total_value = sums_1[0].total;
+    float chosen_value;
+    float inverse_value;
+    backward_row_values_once(saved_sum_value, chosen_value, inverse_value);
 #pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
-        const bool is_here = i < end;
-        x_in[p] = x_next[slot * 2048 + p * 512];
-        d_out_in[p] = d_out_next[slot * 2048 + p * 512];
-        Pack<__nv_bfloat16, kLanes> d_x_out;
-#pragma unroll
-        for (int lane = 0; lane < kLanes; ++lane) {
-          const float x_value = widen(x_in[p], lane);
-          const float d_out_value = widen(d_out_in[p], lane);
-          float d_x_value;
-          backward_row_values(d_out_value, inverse_value, chosen_value, total_value, saved_sum_value,
-              x_value, saved_bound_value, d_x_value);
-          d_x_out.at[lane] = narrow<__nv_bfloat16>(d_x_value);
-        }
-        if (is_here) store(d_x + (base + i), d_x_out);
+    for (int p = kPacks - 1; p >= 0; --p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      if (!is_here) continue;
+      if (p >= kHeld) {
+        x_in[p] = x_next[p * 992];
+        d_out_in[p] = d_out_next[p * 992];
+        send_packs(first + stride, p, p + 1);
       }
-      if (is_edge) {
-        const float x_value = widen(x_edge);
-        const float d_out_value = widen(d_out_edge);
+      Pack<__nv_bfloat16, kLanes> d_x_out;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        const float d_out_value = widen(d_out_in[p], lane);
         float d_x_value;
         backward_row_values(d_out_value, inverse_value, chosen_value, total_value, saved_sum_value, x_value,
             saved_bound_value, d_x_value);
-        d_x[row * length + edge] = narrow<__nv_bfloat16>(d_x_value);
+        d_x_out.at[lane] = narrow<__nv_bfloat16>(d_x_value);
       }
+      if (is_here) store(d_x + (base + i), d_x_out);
     }
-    send_row(first + 2 * stride, slot_before);
-    slot = slot == 2 ? 0 : slot + 1;
+    if (is_edge && is_live) {
+      const float x_value = widen(x_edge);
+      const float d_out_value = widen(d_out_edge);
+      float d_x_value;
+      backward_row_values(d_out_value, inverse_value, chosen_value, total_value, saved_sum_value, x_value,
+          saved_bound_value, d_x_value);
+      d_x[row * length + edge] = narrow<__nv_bfloat16>(d_x_value);
+    }
   }
 }
 
@@ -857,30 +699,17 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const DeviceGuard guard(device);
   const int64_t backward_row_rows = static_cast<int64_t>(sizes.outer.value),
       backward_row_length = static_cast<int64_t>(sizes.inner.value);
-  // So many blocks share a row; there are as many such teams as the device works on at once.
-  const int64_t backward_row_blocks = ceil_divide(backward_row_length, 8192);
-  const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, backward_row_blocks * 16));
-  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 99840, 99840,
-      device) / backward_row_blocks;
-  const int64_t backward_row_slots = backward_row_rows < backward_row_resident ? backward_row_rows : backward_row_resident / 8 * 8;
-  if (backward_row_slots == 0) return -static_cast<int64_t>(cudaErrorCooperativeLaunchTooLarge);
-  const int64_t backward_row_meeting_cells = backward_row_slots * backward_row_blocks * 4;
-  auto* const backward_row_meetings = scratch.take<uint64_t>(backward_row_meeting_cells);
+  const dim3 backward_row_block = row_block(ceil_divide(backward_row_length / 8 * 8, 56), 16);
+  // Rows that begin alike within a pack go to the same blocks.
+  const int64_t backward_row_tasks = ceil_divide(backward_row_rows, 8 * backward_row_block.y) * 8;
+  const int64_t backward_row_each = resident_blocks(backward_row, backward_row_block, 222720, 222720,
+      device) / 8;
+  const int64_t backward_row_resident = 8 * (backward_row_each > 0 ? backward_row_each : 1);
+  const int64_t backward_row_slots = backward_row_tasks < backward_row_resident ? backward_row_tasks : backward_row_resident;
   if (is_measuring) return scratch.used;
   {
-    cudaMemsetAsync(backward_row_meetings, 0, backward_row_meeting_cells * sizeof(uint64_t), stream);
-    cudaLaunchAttribute together{};
-    together.id = cudaLaunchAttributeCooperative;
-    together.val.cooperative = 1;
-    cudaLaunchConfig_t launch{};
-    launch.gridDim = dim3(static_cast<unsigned>(backward_row_slots * backward_row_blocks));
-    launch.blockDim = backward_row_block;
-    launch.dynamicSmemBytes = 99840;
-    launch.stream = stream;
-    launch.attrs = &together;
-    launch.numAttrs = 1;
-    cudaLaunchKernelEx(&launch, backward_row, x, saved_bound, d_out, saved_sum, d_x, sizes,
-        backward_row_meetings, static_cast<Index>(backward_row_blocks));
+    follow(backward_row, static_cast<unsigned>(backward_row_slots), backward_row_block, 222720, stream, x,
+        saved_bound, d_out, saved_sum, d_x, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

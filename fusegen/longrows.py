@@ -1,0 +1,98 @@
+"""Long rows, which have blocks as large as can be: one for each, whose shared memory has the next
+row on its way, or few that share it, where they meet more than once before a row is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from fusegen import ir
+from fusegen.program import Program
+from fusegen.target import BRIEF, DEAR
+from fusegen.tiers import ANY_LENGTH, Tier, most_blocks
+
+_LONGER_THAN = 16384  # elements; shorter rows have blocks of fewer threads
+_MOST_THREADS = 1024
+# Elements of a thread, by the bytes of the widest and how many tensors are held: where a row has a
+# block to itself, and where several share it.
+_ALONE: Mapping[tuple[int, int], tuple[int, ...]] = {
+    (2, 1): (32, 64, 104),
+    (2, 2): (32, 56),
+    (4, 1): (32, 52),
+    (4, 2): (28,),
+}
+_SHARED: Mapping[tuple[int, int], int] = {(2, 1): 104, (4, 1): 52}
+_EDGE_BYTES = 2 << 10  # of what stands before and behind packs, at most
+
+
+def full_tier(
+    tier: Tier,
+    length: int,
+    widest: int,
+    tensors: int,
+    processors: int,
+    programs: Sequence[Program],
+    axes: ir.Extent,
+) -> Tier | None:
+    """The tier of blocks as large as can be, if these programs' rows along `axes` gain from them.
+
+    tier is the one of smaller blocks, widest the size of the widest element in bytes, tensors how
+    many are held, processors how many a device has.
+    """
+    is_long = tier.is_shared and length > _LONGER_THAN and tier.lanes > 1
+    if not (programs and is_long and _fits(programs, axes, tier)):
+        return None
+    width = max(widest, 2)
+    for elements in _ALONE.get((width, tensors), ()):
+        threads = _threads(tier, elements * tensors * widest)
+        if length <= elements * threads:
+            return _full(tier, elements, threads, elements * threads)
+    elements = _SHARED.get((width, tensors), 0)
+    threads = _threads(tier, elements * tensors * widest) if elements else 0
+    if not threads or all(_turns(program) < 2 for program in programs):
+        return None
+    blocks = -(-length // (elements * threads))
+    has_room = blocks <= most_blocks(processors, tier.lanes if tier.is_shifted else 1)
+    return _full(tier, elements, threads, ANY_LENGTH) if has_room else None
+
+
+def _threads(tier: Tier, bytes_each: int) -> int:
+    """Of a block, where the next row, of which each has so many bytes, is in shared memory."""
+    return min(_MOST_THREADS, (tier.room - _EDGE_BYTES) // bytes_each // 32 * 32)
+
+
+def _full(tier: Tier, elements: int, threads: int, longest: int) -> Tier:
+    full = replace(tier, elements=elements, summing_elements=elements, threads=threads)
+    return replace(full, longest=longest, resident=0, is_full=True)
+
+
+def _turns(program: Program) -> int:
+    """How many reductions wait for each other."""
+    found: dict[ir.Expr, int] = {}
+    for node in ir.topological(program.graph.roots):
+        before = max((found[a] for a in node.args), default=0)
+        found[node] = before + (node.op == "reduce")
+    return max(found.values(), default=0)
+
+
+def _fits(programs: Sequence[Program], axes: ir.Extent, tier: Tier) -> bool:
+    """Whether such a block has room for all that programs do: no sums over rows; nothing that rows
+    share, where packs begin anywhere; and of what is dear to compute before a reduction, one value
+    at most, which takes few registers, and nothing that rows share beside it.
+    """
+    extents = [leaf.extent for p in programs for leaf in p.graph.inputs if leaf.extent & axes]
+    full = max(extents, key=len, default=frozenset())
+    nodes = [n for p in programs for n in ir.topological(p.graph.roots)]
+    below = ir.topological(a for n in nodes if n.op == "reduce" for a in n.args)
+    dear = [n.op for n in below if n.extent == full and n.op in DEAR]
+    shares = any(extent != full for extent in extents)
+    if len(dear) > 1 or not BRIEF.issuperset(dear) or (shares and (dear or tier.is_shifted)):
+        return False
+    return all(reduced_axes(p) == {axes} for p in programs)
+
+
+def reduced_axes(program: Program) -> set[ir.Extent]:
+    """The axes of all reductions."""
+    nodes = ir.topological(program.graph.roots)
+    return {ir.reduction(n)[1] for n in nodes if n.op == "reduce"}

@@ -1,0 +1,107 @@
+"""Which long rows have blocks as large as can be."""
+
+import pytest
+
+import fusegen
+from fusegen.describe import Situation, modules
+from fusegen.longrows import full_tier
+from fusegen.target import GPUS, H200, Limits
+from fusegen.tiers import Tier, row_tier
+
+
+def tier_of(chain: str, length: int, dtype: str = "float32", gpu: Limits = H200) -> Tier:
+    situation = Situation((600, length), dtype=dtype, limits=gpu)
+    (module,) = modules(fusegen.chain(chain), "cuda", situation, grad=True)
+    assert module.signature.tier is not None
+    return module.signature.tier
+
+
+@pytest.mark.parametrize(
+    ("length", "dtype", "elements"),
+    [
+        (32000, "float32", 32),
+        (50257, "float32", 52),
+        (53248, "float32", 52),
+        (32001, "bfloat16", 32),
+        (50257, "bfloat16", 64),
+        (106496, "bfloat16", 104),
+    ],
+)
+def test_a_long_row_has_a_block_that_holds_it(length: int, dtype: str, elements: int) -> None:
+    full = tier_of("softmax(-1)", length, dtype).for_forward
+    assert full.is_full
+    assert full.elements == full.summing_elements == elements
+    assert length <= full.longest == elements * full.threads
+    assert full.most_sums(4) == 0
+
+
+@pytest.mark.parametrize(
+    ("length", "dtype", "is_full"),
+    [
+        (24000, "float32", True),
+        (24001, "float32", True),
+        (27780, "float32", False),
+        (50257, "bfloat16", True),
+        (55552, "bfloat16", True),
+        (55560, "bfloat16", False),
+    ],
+)
+def test_gradients_have_such_blocks_where_those_hold_two_tensors(
+    length: int, dtype: str, is_full: bool
+) -> None:
+    tier = tier_of("softmax(-1)", length, dtype)
+    assert tier.for_derivatives.is_full == is_full
+    assert tier.for_forward.is_full
+
+
+@pytest.mark.parametrize(
+    ("chain", "length", "dtype"),
+    [
+        ("softmax(-1)", 16384, "float32"),  # smaller blocks hold it
+        ("softmax(-1)", 32000, "float64"),
+        ("softmax(-1) | sum(0)", 32000, "float32"),
+        ("layernorm(w)", 32001, "float32"),  # w's packs begin elsewhere
+        ("gelu | softmax(-1)", 32000, "float32"),
+        ("layernorm", 60000, "float32"),  # longer than a block can hold, and a team meets once
+    ],
+)
+def test_other_rows_have_smaller_blocks(chain: str, length: int, dtype: str) -> None:
+    tier = tier_of(chain, length, dtype)
+    assert not tier.for_forward.is_full
+    assert not tier.for_derivatives.is_full
+
+
+@pytest.mark.parametrize(
+    ("length", "dtype", "blocks"),
+    [(53252, "float32", 2), (128256, "float32", 3), (128256, "bfloat16", 2)],
+)
+def test_a_row_too_long_for_one_has_few_of_them_where_they_meet_twice(
+    length: int, dtype: str, blocks: int
+) -> None:
+    full = tier_of("softmax(-1)", length, dtype).for_forward
+    assert full.is_full
+    assert full.is_shared
+    assert -(-length // (full.elements * full.threads)) == blocks
+
+
+def test_a_row_too_long_for_a_team_has_none() -> None:
+    tier = row_tier(132 * 4096, 4, 1, 1, 132)
+    assert tier is not None
+    (module,) = modules(fusegen.chain("softmax(-1)"), "cuda", Situation((2, 132 << 12)), grad=False)
+    axes = module.signature.tier_axes
+
+    def full(processors: int) -> Tier | None:
+        return full_tier(tier, 132 << 12, 4, 1, processors, module.programs, axes)
+
+    assert full(11) is not None  # of 53,248 elements each
+    assert full(10) is None
+
+
+def test_blocks_have_the_shared_memory_that_a_device_has() -> None:
+    for gpu in (*GPUS.values(), Limits(16, 48 << 10)):
+        for length in (17000, 24000, 32000, 50257):
+            for dtype, width in (("float32", 4), ("bfloat16", 2)):
+                full = tier_of("softmax(-1)", length, dtype, gpu).for_forward
+                if full.is_full:
+                    assert full.elements * full.threads * width < gpu.shared_bytes - (7 << 10)
+                    assert full.threads % 32 == 0
