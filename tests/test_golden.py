@@ -209,6 +209,7 @@ def test_the_text_does_not_depend_on_what_was_emitted_before(name: str) -> None:
     text, situation = CASES[name]
     program = (
         "import fusegen; from fusegen.describe import Situation, sources\n"
+        "from fusegen.target import Limits\n"
         f"modules = sources(fusegen.chain({text!r}), 'cpp', {situation!r}, grad=True)\n"
         "print(''.join(m.text for m in modules), end='')\n"
     )
