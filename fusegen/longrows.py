@@ -1,5 +1,6 @@
 """Long rows, which have blocks as large as can be: one for each, whose shared memory has the next
-row on its way, or few that share it, where they meet more than once before a row is done.
+row on its way; or few that share it, in gradients, and where they meet more than once before a row
+is done.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _ALONE: Mapping[tuple[int, int], tuple[int, ...]] = {
     (4, 1): (32, 52),
     (4, 2): (28,),
 }
-_SHARED: Mapping[tuple[int, int], int] = {(2, 1): 104, (4, 1): 52}
+_SHARED: Mapping[tuple[int, int], int] = {(2, 1): 104, (2, 2): 56, (4, 1): 52, (4, 2): 28}
 _EDGE_BYTES = 2 << 10  # of what stands before and behind packs, at most
 
 
@@ -50,7 +51,8 @@ def full_tier(
             return _full(tier, elements, threads, elements * threads)
     elements = _SHARED.get((width, tensors), 0)
     threads = _threads(tier, elements * tensors * widest) if elements else 0
-    if not threads or all(_turns(program) < 2 for program in programs):
+    meets_once = all(_turns(program) < 2 for program in programs)
+    if not threads or (meets_once and programs[0].name == "forward"):
         return None
     blocks = -(-length // (elements * threads))
     has_room = blocks <= most_blocks(processors, tier.lanes if tier.is_shifted else 1)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import cached_property
 
+from fusegen.aheadviews import AheadView
 from fusegen.indexing import Read
-from fusegen.placeviews import PlacedView
 from fusegen.reductionviews import ReductionView, StageView
 from fusegen.stretchviews import MOST_AT_ONCE
 from fusegen.target import ITEM_BYTES
@@ -17,7 +17,6 @@ _MOST_IN_PAIRS = 16  # elements of a row that a thread has in column sums, where
 _MOST_ALONG_BYTES = 32 << 10  # of a block, for what every row reads; more where packs are long
 _FEW_LANES = 4
 _MOST_KEEPING = 1024  # threads of a multiprocessor, of kernels that are light but for that
-_MOST_PACKS = 8  # that a thread of 1,024 holds in registers
 _MANY_SUMS = 48  # registers of a thread, for sums
 _FEW_REGISTERS, _FEW_KEPT = 64, 40  # of a thread, and of those for what is kept
 _MANY_KEPT, _MANY_THREADS = 80, 768  # of a thread that has more; of a multiprocessor
@@ -25,7 +24,7 @@ _MOST_EARLY, _MOST_HELD_ALONG = 0.65, 0.45  # of a thread's registers, with what
 _MOST_KEPT, _MOST_KEPT_SHIFTED = 40960, 28672  # registers, where what every row reads is kept too
 
 
-class RowView(PlacedView):
+class RowView(AheadView):
     """A kernel whose blocks go from row to row, or down columns."""
 
     @property
@@ -43,7 +42,7 @@ class RowView(PlacedView):
             words = self.elements * (len(self.full_reads) + len(self.along_reads)) * self._words
             is_apt = self.lanes == 1 or (self.is_shifted and self.is_team)
             tier = self.kernel.tier
-            if tier and self._shares_many and not self._is_narrow:
+            if tier and self._shares_many and not self.is_narrow:
                 has_room = tier.resident - self.threads < _MANY_THREADS
                 return has_room and bool(self.along_reads) and words <= _MANY_KEPT
             return is_apt and bool(self.along_reads) and words <= _FEW_KEPT
@@ -96,9 +95,19 @@ class RowView(PlacedView):
         return self.is_team and fits and len(self.stages) == 1 and not is_held
 
     def in_registers(self, stage: StageView) -> list[str]:
-        """What a stage leaves in registers: all but what is in place."""
-        placed = self.in_place if self.is_skewed else {}
-        return [name for name in stage.held if name not in placed]
+        """What a stage leaves in registers of its own: all but what is in place."""
+        return [name for name in stage.held if not self.is_placed(name)]
+
+    def is_placed(self, name: str) -> bool:
+        """Whether a value that a stage leaves takes the place of what was read."""
+        is_apt = self.is_skewed or (self.kernel.tier and self.kernel.tier.is_full)
+        return bool(is_apt) and name in self.in_place
+
+    def placed_reads(self, stage: StageView) -> list[Read]:
+        """The tensors in whose places in shared memory a stage leaves something."""
+        has_places = self.is_skewed or self.has_rest
+        placed = {self.in_place[n] for n in stage.held if has_places and self.is_placed(n)}
+        return [r for r in self.full_reads if r.name in placed]
 
     @property
     def cells_a_block(self) -> int:
@@ -125,7 +134,7 @@ class RowView(PlacedView):
         worked on: no load passes the stores between them by itself.
         """
         # Measured: narrow ones gain nothing, and beside what is carried there is no room.
-        if self.is_shifted or self.is_sent_ahead or self._is_narrow or self.carried:
+        if self.is_shifted or self.is_sent_ahead or self.is_narrow or self.carried:
             return []
         before = self._asked_before_sums
         found = [r for r in self.reads_of(self.values, self._asked_again) if r not in before]
@@ -140,7 +149,7 @@ class RowView(PlacedView):
         of the row until it has use for them, behind these.
         """
         found = self._asked_before_sums
-        if not found or self.is_shifted or self.is_sent_ahead or self._is_narrow or self._is_tight:
+        if not found or self.is_shifted or self.is_sent_ahead or self.is_narrow or self._is_tight:
             return []
         held = self.elements * len(self.full_reads + found) * self._words
         return found if held <= _MOST_HELD_ALONG * self._registers else []
@@ -155,12 +164,8 @@ class RowView(PlacedView):
         """Whether a light kernel is to have a block less, for packs of what rows share."""
         if not (tier := self.kernel.tier) or not self.is_light:
             return False
-        is_full = self._is_narrow or bool(self.carried) or tier.resident > _MOST_KEEPING
+        is_full = self.is_narrow or bool(self.carried) or tier.resident > _MOST_KEEPING
         return len(self.along_reads + self.own_reads) > (2 if is_full else 4)
-
-    @property
-    def _is_narrow(self) -> bool:
-        return any(ITEM_BYTES[r.buffer.dtype] < 4 for r in self.packed)
 
     @property
     def is_guarded(self) -> bool:
@@ -286,102 +291,6 @@ class RowView(PlacedView):
         fits = taken <= self._most_room and min(widths, default=4) >= 4
         is_apt = self.is_crowded and not self._passes_by if self.family == "column" else is_few
         return fits and is_apt
-
-    @property
-    def held_packs(self) -> int:
-        """How many packs of each tensor are in registers: of long rows, no more than those have
-        room for. The others stay where they were sent until the row is finished.
-        """
-        is_full = self.is_sent_ahead and self.kernel.tier and self.kernel.tier.is_full
-        if not is_full or self.packs * len(self.full_reads) <= _MOST_PACKS:
-            return self.packs
-        return (_MOST_PACKS - 1) // len(self.full_reads)
-
-    @property
-    def has_rest(self) -> bool:
-        """Whether packs stay in shared memory."""
-        return self.held_packs < self.packs
-
-    @property
-    def _sums_bytes(self) -> int:
-        each = self.sums_a_thread * self.threads * 4 * self._words
-        return each * len(self.sums) if self.has_shared_sums else 0
-
-    @property
-    def _bytes_a_turn(self) -> int:
-        return sum(self._bytes_ahead(r) for r in self.full_reads)
-
-    def _bytes_ahead(self, read: Read) -> int:
-        return self.elements * self.threads * ITEM_BYTES[read.buffer.dtype]
-
-    @property
-    def _edges_a_turn(self) -> int:
-        return sum(self._edge_bytes(r) for r in self.full_reads)
-
-    def _edge_bytes(self, read: Read) -> int:
-        """What one turn's edges take, each with the pack in which it lies."""
-        return self.most_edges_beside * self.lanes * ITEM_BYTES[read.buffer.dtype]
-
-    @property
-    def turns_ahead(self) -> int:
-        """How many turns of the loop ahead packs are sent for: two where there is room."""
-        if self.is_skewed:
-            return 3
-        if self.family == "column" or self.has_rest:
-            return 1
-        room = self._most_room // self.least_blocks - self._sums_bytes - self._along_bytes
-        return 2 if 2 * (self._bytes_a_turn + self._edges_a_turn) <= room else 1
-
-    @property
-    def room_bytes(self) -> int:
-        """Dynamic shared memory: what threads have of their own there."""
-        a_turn = self._bytes_a_turn + self._edges_a_turn
-        ahead = self.turns_ahead * a_turn if self.is_sent_ahead else 0
-        return self._sums_bytes + ahead
-
-    @property
-    def _most_along_bytes(self) -> int:
-        return 16 * self.packs * self.threads * len(self.along_reads)
-
-    @property
-    def _along_bytes(self) -> int:
-        """What stages_along takes at most."""
-        return self._most_along_bytes if self.stages_along else 0
-
-    @property
-    def most_room_bytes(self) -> int:
-        """Dynamic shared memory at most."""
-        return self.room_bytes + self._along_bytes
-
-    @property
-    def host_room(self) -> str:
-        """Dynamic shared memory in bytes, where the launch is set up."""
-        if not self.stages_along:
-            return str(self.room_bytes)
-        a_thread = 16 * self.packs * len(self.along_reads)
-        return f"{self.room_bytes} + {a_thread} * {self.name}_block.x"
-
-    def ahead(self, read: Read) -> str:
-        """Where the pack that a tensor has at p was sent, counted in packs."""
-        turn = self._bytes_a_turn // (ITEM_BYTES[read.buffer.dtype] * self.lanes)
-        at = f"p * {self.threads}"
-        return f"slot * {turn} + {at}" if self.turns_ahead > 1 else at
-
-    @property
-    def edge_turn(self) -> str:
-        """Where a turn's edges were sent, counted in packs."""
-        return f" + slot * {self.most_edges_beside}" if self.turns_ahead > 1 else ""
-
-    def place_edges(self, read: Read) -> int:
-        """Where a tensor's edges are sent, in 16 bytes from the start: behind all packs."""
-        before = self.full_reads[: [r.name for r in self.full_reads].index(read.name)]
-        packs = self._sums_bytes + self.turns_ahead * self._bytes_a_turn
-        return (packs + self.turns_ahead * sum(self._edge_bytes(r) for r in before)) // 16
-
-    def place_ahead(self, read: Read) -> int:
-        """Where a tensor's packs are sent, in 16 bytes from the start."""
-        before = self.full_reads[: [r.name for r in self.full_reads].index(read.name)]
-        return (self._sums_bytes + sum(self._bytes_ahead(r) for r in before)) // 16
 
     def sum_at(self, reduction: ReductionView) -> str:
         """A thread's sum of one column."""

@@ -112,12 +112,12 @@ def rowwise_kernel(
         spares_dear = tier is None or tier.has_room_for(read + 1)
         ways = {"is_on_chip": tier is not None, "spares_dear": spares_dear}
         work = carry(alone, levels, domain, state.fresh, narrow=narrow, **ways)
-        if tier is not None and tier.is_shared and len(stages) == 1:
+        is_shared = tier is not None and tier.is_shared and len(stages) == 1
+        is_full = tier is not None and tier.is_full and read * tier.elements > _MOST_CARRIED
+        if is_shared or is_full:
             in_place = _in_place(work, levels, domain, state)
             if in_place is None:  # what was read is at hand for the next stage
                 work = alone
-        elif tier is not None and tier.is_full and read * tier.elements > _MOST_CARRIED:
-            work = alone
         stages, values, held, marks = [*work.stages], [*work.values], work.held, work.marks
     accumulated = [
         (replace(r, value=value), b)
@@ -302,10 +302,13 @@ def _level_of(expr: Expr, stages: Sequence[Sequence[Reduction]]) -> int:
 def _in_place(
     work: Staged, levels: Sequence[int], domain: Extent, state: Pass
 ) -> dict[Expr, Expr] | None:
-    """For each value that the one stage leaves, what was read and is not needed behind it, of
-    whose size the value is; None if there is not enough.
+    """For each value that the last stage leaves, what was read and is not needed behind it, of
+    whose size the value is; None if there is not enough, or stages before leave any.
     """
-    (stage,), (held,) = work.stages, work.held
+    *before, held = work.held
+    if any(before):
+        return None
+    stage = work.stages[-1]
     later = set(ir.inputs([v for v, level in zip(work.values, levels, strict=True) if level > 0]))
     read = ir.inputs([*(r.value for r in stage), *(value for _, value in held)])
     free = [i for i in read if i.extent == domain and i not in later]

@@ -49,6 +49,7 @@ _NARROW_ROWS = (  # elements of two bytes
     _Rows(512, 16, 8, 256),
     _Rows(4096, 32, 16, 256, 32, 1536),
     _Rows(8192, 32, 16, 512, 32, 1536),
+    _Rows(12288, 32, 32, 384, 32, 1536),
     _Rows(16384, 32, 16, 512, 32, 1536),
 )
 _NARROW_ROWS_OF_SEVERAL = (

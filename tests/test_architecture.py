@@ -64,6 +64,7 @@ ORDER = (
     "mergeviews",
     "stretchviews",
     "placeviews",
+    "aheadviews",
     "rowviews",
     "windowviews",
     "slideviews",

@@ -139,8 +139,15 @@ def test_what_registers_have_no_room_for_stays_in_shared_memory() -> None:
     assert last.index("x_in[p] = x_next[p * 1024];") < last.index(
         "send_packs(first + stride, p, p + 1)"
     )
-    (module,) = sources(fusegen.chain("softmax(-1)"), "cuda", Situation((600, 32000)), grad=True)
+    (module,) = sources(fusegen.chain("softmax(-1)"), "cuda", Situation((600, 32000)), grad=False)
     assert "kHeld" not in module.text
+
+
+def test_what_a_full_block_carries_takes_the_place_of_what_was_read() -> None:
+    (module,) = sources(fusegen.chain("softmax(-1)"), "cuda", Situation((600, 50257)), grad=False)
+    assert "x_in[p].at[lane] = carried_value;" in module.text
+    assert "if (p >= kHeld) x_next[p * 1024] = x_in[p];" in module.text
+    assert "x_edge = carried_value;" in module.text
 
 
 @pytest.mark.parametrize(("groups", "length", "is_long"), [(2, 123039, True), (1, 3200, False)])

@@ -228,6 +228,10 @@ CASES = [
     ("add(r) | rms_norm", (3, 20484), [(3, 20484)], {"processors": 24}, "row"),
     ("layernorm(w, b) | gelu", (3, 33004), [(33004,)] * 2, {"processors": 24}, "row"),
     ("logsumexp(-1)", (5, 33001), [], {"processors": 64}, "row"),
+    ("softmax(-1)", (3, 28004), [], {"processors": 24}, "row"),
+    ("layernorm | mul(2)", (5, 28001), [], {"processors": 64}, "row"),
+    ("softmax(-1)", (3, 55560), [], {"processors": 64, "dtype": "bfloat16"}, "row"),
+    ("layernorm(w, b)", (5, 9216), [(9216,)] * 2, {"dtype": "bfloat16"}, "row"),
     ("softmax(-1) | mul(y)", (5, 54001), [(5, 1)], {"processors": 64}, "row"),
     ("logsumexp(-1)", (3, 54000), [], {"processors": 64}, "row"),
     # The same where a block has less shared memory: in teams, or without the next row on its way.

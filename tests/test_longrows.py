@@ -36,22 +36,24 @@ def test_a_long_row_has_a_block_that_holds_it(length: int, dtype: str, elements:
 
 
 @pytest.mark.parametrize(
-    ("length", "dtype", "is_full"),
+    ("length", "dtype", "blocks"),
     [
-        (24000, "float32", True),
-        (24001, "float32", True),
-        (27780, "float32", False),
-        (50257, "bfloat16", True),
-        (55552, "bfloat16", True),
-        (55560, "bfloat16", False),
+        (24000, "float32", 1),
+        (24001, "float32", 1),
+        (27780, "float32", 2),
+        (50257, "float32", 2),
+        (50257, "bfloat16", 1),
+        (55552, "bfloat16", 1),
+        (55560, "bfloat16", 2),
     ],
 )
 def test_gradients_have_such_blocks_where_those_hold_two_tensors(
-    length: int, dtype: str, is_full: bool
+    length: int, dtype: str, blocks: int
 ) -> None:
-    tier = tier_of("softmax(-1)", length, dtype)
-    assert tier.for_derivatives.is_full == is_full
-    assert tier.for_forward.is_full
+    full = tier_of("softmax(-1)", length, dtype).for_derivatives
+    assert full.is_full
+    assert full.is_shared == (blocks > 1)
+    assert -(-length // (full.elements * full.threads)) == blocks
 
 
 @pytest.mark.parametrize(
@@ -62,13 +64,18 @@ def test_gradients_have_such_blocks_where_those_hold_two_tensors(
         ("softmax(-1) | sum(0)", 32000, "float32"),
         ("layernorm(w)", 32001, "float32"),  # w's packs begin elsewhere
         ("gelu | softmax(-1)", 32000, "float32"),
-        ("layernorm", 60000, "float32"),  # longer than a block can hold, and a team meets once
     ],
 )
 def test_other_rows_have_smaller_blocks(chain: str, length: int, dtype: str) -> None:
     tier = tier_of(chain, length, dtype)
     assert not tier.for_forward.is_full
     assert not tier.for_derivatives.is_full
+
+
+def test_a_team_that_meets_once_has_such_blocks_in_gradients_alone() -> None:
+    tier = tier_of("layernorm", 60000)
+    assert not tier.for_forward.is_full
+    assert tier.for_derivatives.is_full
 
 
 @pytest.mark.parametrize(

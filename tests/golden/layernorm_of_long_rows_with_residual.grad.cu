@@ -527,25 +527,46 @@ backward_row(const float* d_out, const float* x, const float* residual, const fl
     total_sum[n * 512] = Sum<float>();
     total_2_sum[n * 512] = Sum<float>();
   }
+  auto* const d_out_next = reinterpret_cast<Pack<float, kLanes>*>(room + 4096) + thread;
+  auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 6144) + thread;
+  auto* const residual_next = reinterpret_cast<Pack<float, kLanes>*>(room + 8192) + thread;
   const Index stride = gridDim.x * blockDim.y;
   Index first = blockIdx.x * blockDim.y;
-  for (; first < rows; first += stride) {
+  float saved_mean_ahead[1];
+  float saved_variance_ahead[1];
+  const auto send_row = [&](Index first) {
     const bool is_live = first + threadIdx.y < rows;
     const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
-    const Index outer = row;
-    Pack<float, kLanes> d_out_in[kPacks];
-    Pack<float, kLanes> x_in[kPacks];
-    Pack<float, kLanes> residual_in[kPacks];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
-      if (is_here) d_out_in[p] = load<kLanes>(d_out + (base + i));
-      if (is_here) x_in[p] = load<kLanes>(x + (base + i));
-      if (is_here) residual_in[p] = load<kLanes>(residual + (base + i));
+      if (is_here) send(&d_out_next[p * 512], d_out + (base + i));
+      if (is_here) send(&x_next[p * 512], x + (base + i));
+      if (is_here) send(&residual_next[p * 512], residual + (base + i));
     }
-    const float saved_mean_value = widen(saved_mean[outer]);
-    const float saved_variance_value = widen(saved_variance[outer]);
+    send_off();
+    const Index outer = row;
+    saved_mean_ahead[0] = widen(saved_mean[outer]);
+    saved_variance_ahead[0] = widen(saved_variance[outer]);
+  };
+  send_row(first);
+  for (; first < rows; first += stride) {
+    const bool is_live = first + threadIdx.y < rows;
+    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+    Pack<float, kLanes> d_out_in[kPacks];
+    Pack<float, kLanes> x_in[kPacks];
+    Pack<float, kLanes> residual_in[kPacks];
+    wait_for_sent<0>();
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      d_out_in[p] = d_out_next[p * 512];
+      x_in[p] = x_next[p * 512];
+      residual_in[p] = residual_next[p * 512];
+    }
+    const float saved_mean_value = saved_mean_ahead[0];
+    const float saved_variance_value = saved_variance_ahead[0];
+    send_row(first + stride);
     Sum<float> sums_1[2];
     float carried[kPacks][kLanes];
     float carried_2[kPacks][kLanes];
@@ -813,7 +834,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
       backward_row_length = static_cast<int64_t>(sizes.inner.value);
   const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, 16));
   const int64_t backward_row_tasks = ceil_divide(backward_row_rows, backward_row_block.y);
-  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 65536, 65536,
+  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 163840, 163840,
       device);
   const int64_t backward_row_slots = backward_row_tasks < backward_row_resident ? backward_row_tasks : backward_row_resident;
   const int64_t total_partials_slots = backward_row_slots;
@@ -822,8 +843,9 @@ extern "C" int64_t run_backward(const int64_t* a) {
   auto* const total_2_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.inner.value) * total_2_partials_slots);
   if (is_measuring) return scratch.used;
   {
-    follow(backward_row, static_cast<unsigned>(backward_row_slots), backward_row_block, 65536, stream, d_out,
-        x, residual, saved_mean, saved_variance, weight, bias, d_x, total_partials, total_2_partials, sizes);
+    follow(backward_row, static_cast<unsigned>(backward_row_slots), backward_row_block, 163840, stream,
+        d_out, x, residual, saved_mean, saved_variance, weight, bias, d_x, total_partials, total_2_partials,
+        sizes);
   }
   {
     const int64_t columns = static_cast<int64_t>(sizes.inner.value),

@@ -467,12 +467,12 @@ __device__ __forceinline__ void backward_row_values(const float d_out, const flo
 }
 
 // Reads d_out, x, saved_amax by (outer); writes d_x.
-__global__ void __launch_bounds__(512, 2)
+__global__ void __launch_bounds__(992, 1)
 backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
     const float* __restrict__ saved_amax, float* __restrict__ d_x, BackwardSizes sizes, uint64_t* meetings,
     Index blocks) {
-  constexpr int kLanes = 4, kPacks = 4;
-  __shared__ float cells[2][32];
+  constexpr int kLanes = 4, kPacks = 7, kHeld = 3;
+  __shared__ float cells[2][62];
   int turn = 0;
   __shared__ float team_totals[2];
   const Index rows = sizes.outer.value, length = sizes.inner.value;
@@ -484,25 +484,28 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
   extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   auto* const d_out_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
-  auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 2048) + thread;
+  auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 6944) + thread;
   const Index stride = gridDim.x / blocks;
   Index first = team;
   float saved_amax_ahead[1];
-  const auto send_row = [&](Index first) {
+  // A thread's first kHeld packs go into registers; the others stay in shared memory until the row is finished.
+  const auto send_packs = [&](Index first, int from, int past) {
     const bool is_live = first < rows;
     const Index row = is_live ? first : 0, base = row * length + begin, end = is_live ? reach : 0;
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
+    for (int p = from; p < past; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
-      if (is_here) send(&d_out_next[p * 512], d_out + (base + i));
-      if (is_here) send(&x_next[p * 512], x + (base + i));
+      if (!is_here) continue;
+      if (is_here) send(&d_out_next[p * 992], d_out + (base + i));
+      if (is_here) send(&x_next[p * 992], x + (base + i));
     }
+    if (from > 0) return send_off();
     send_off();
     const Index outer = row;
     saved_amax_ahead[0] = widen(saved_amax[outer]);
   };
-  send_row(first);
+  send_packs(first, 0, kPacks);
   for (; first < rows; first += stride) {
     const bool is_live = first < rows;
     const Index row = is_live ? first : 0, base = row * length + begin, end = is_live ? reach : 0;
@@ -510,17 +513,22 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
     Pack<float, kLanes> x_in[kPacks];
     wait_for_sent<0>();
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      d_out_in[p] = d_out_next[p * 512];
-      x_in[p] = x_next[p * 512];
+    for (int p = 0; p < kHeld; ++p) {
+      d_out_in[p] = d_out_next[p * 992];
+      x_in[p] = x_next[p * 992];
     }
     const float saved_amax_value = saved_amax_ahead[0];
-    send_row(first + stride);
+    send_packs(first + stride, 0, kHeld);
     Sum<float> sums_1[2];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
+      if (!is_here) continue;
+      if (p >= kHeld) {
+        d_out_in[p] = d_out_next[p * 992];
+        x_in[p] = x_next[p * 992];
+      }
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float d_out_value = widen(d_out_in[p], lane);
@@ -532,16 +540,22 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
         if (is_here) sums_1[1].add(total_2_term_value);
       }
     }
-    combine<16, true>(sums_1, cells[turn++ & 1]);
+    combine<32, true>(sums_1, cells[turn++ & 1]);
     combine_team<2>(sums_1, meeting, rank, blocks, turn, team_totals);
     const float total_value = sums_1[0].total;
     const float total_2_value = sums_1[1].total;
     float quotient_value;
     backward_row_values_once(total_value, total_2_value, quotient_value);
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
+    for (int p = kPacks - 1; p >= 0; --p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
+      if (!is_here) continue;
+      if (p >= kHeld) {
+        d_out_in[p] = d_out_next[p * 992];
+        x_in[p] = x_next[p * 992];
+        send_packs(first + stride, p, p + 1);
+      }
       Pack<float, kLanes> d_x_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
@@ -688,9 +702,9 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const int64_t backward_row_rows = static_cast<int64_t>(sizes.outer.value),
       backward_row_length = static_cast<int64_t>(sizes.inner.value);
   // So many blocks share a row; there are as many such teams as the device works on at once.
-  const int64_t backward_row_blocks = ceil_divide(backward_row_length, 8192);
-  const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, backward_row_blocks * 16));
-  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 65536, 65536,
+  const int64_t backward_row_blocks = ceil_divide(backward_row_length, 27776);
+  const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, backward_row_blocks * 28));
+  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 222208, 222208,
       device) / backward_row_blocks;
   const int64_t backward_row_slots = backward_row_rows < backward_row_resident ? backward_row_rows : backward_row_resident;
   if (backward_row_slots == 0) return -static_cast<int64_t>(cudaErrorCooperativeLaunchTooLarge);
@@ -705,7 +719,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
     cudaLaunchConfig_t launch{};
     launch.gridDim = dim3(static_cast<unsigned>(backward_row_slots * backward_row_blocks));
     launch.blockDim = backward_row_block;
-    launch.dynamicSmemBytes = 65536;
+    launch.dynamicSmemBytes = 222208;
     launch.stream = stream;
     launch.attrs = &together;
     launch.numAttrs = 1;

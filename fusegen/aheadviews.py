@@ -1,0 +1,119 @@
+"""Views of what is sent to shared memory ahead of its turn: how much, how early, and where to."""
+
+from __future__ import annotations
+
+from fusegen.indexing import Read
+from fusegen.placeviews import PlacedView
+from fusegen.target import ITEM_BYTES
+
+_MOST_PACKS = 8  # that a thread of 1,024 holds in registers
+
+
+class AheadView(PlacedView):
+    """A kernel whose blocks may have the packs of later turns on their way."""
+
+    @property
+    def has_shared_sums(self) -> bool:
+        """Whether sums by column are in shared memory, too."""
+        return False
+
+    @property
+    def stages_along(self) -> bool:
+        """Whether what every row reads is."""
+        return False
+
+    @property
+    def held_packs(self) -> int:
+        """How many packs of each tensor are in registers: of long rows, no more than those have
+        room for. The others stay where they were sent until the row is finished.
+        """
+        is_full = self.is_sent_ahead and self.kernel.tier and self.kernel.tier.is_full
+        if not is_full or self.packs * len(self.full_reads) <= _MOST_PACKS:
+            return self.packs
+        return (_MOST_PACKS - 1) // len(self.full_reads)
+
+    @property
+    def has_rest(self) -> bool:
+        """Whether packs stay in shared memory."""
+        return self.held_packs < self.packs
+
+    @property
+    def _sums_bytes(self) -> int:
+        each = self.sums_a_thread * self.threads * 4 * self._words
+        return each * len(self.sums) if self.has_shared_sums else 0
+
+    @property
+    def _bytes_a_turn(self) -> int:
+        return sum(self._bytes_ahead(r) for r in self.full_reads)
+
+    def _bytes_ahead(self, read: Read) -> int:
+        return self.elements * self.threads * ITEM_BYTES[read.buffer.dtype]
+
+    @property
+    def _edges_a_turn(self) -> int:
+        return sum(self._edge_bytes(r) for r in self.full_reads)
+
+    def _edge_bytes(self, read: Read) -> int:
+        """What one turn's edges take, each with the pack in which it lies."""
+        return self.most_edges_beside * self.lanes * ITEM_BYTES[read.buffer.dtype]
+
+    @property
+    def turns_ahead(self) -> int:
+        """How many turns of the loop ahead packs are sent for: two where there is room."""
+        if self.is_skewed:
+            return 3
+        if self.family == "column" or self.has_rest:
+            return 1
+        room = self._most_room // self.least_blocks - self._sums_bytes - self._along_bytes
+        return 2 if 2 * (self._bytes_a_turn + self._edges_a_turn) <= room else 1
+
+    @property
+    def room_bytes(self) -> int:
+        """Dynamic shared memory: what threads have of their own there."""
+        a_turn = self._bytes_a_turn + self._edges_a_turn
+        ahead = self.turns_ahead * a_turn if self.is_sent_ahead else 0
+        return self._sums_bytes + ahead
+
+    @property
+    def _most_along_bytes(self) -> int:
+        return 16 * self.packs * self.threads * len(self.along_reads)
+
+    @property
+    def _along_bytes(self) -> int:
+        """What stages_along takes at most."""
+        return self._most_along_bytes if self.stages_along else 0
+
+    @property
+    def most_room_bytes(self) -> int:
+        """Dynamic shared memory at most."""
+        return self.room_bytes + self._along_bytes
+
+    @property
+    def host_room(self) -> str:
+        """Dynamic shared memory in bytes, where the launch is set up."""
+        if not self.stages_along:
+            return str(self.room_bytes)
+        a_thread = 16 * self.packs * len(self.along_reads)
+        return f"{self.room_bytes} + {a_thread} * {self.name}_block.x"
+
+    def ahead(self, read: Read) -> str:
+        """Where the pack that a tensor has at p was sent, counted in packs."""
+        turn = self._bytes_a_turn // (ITEM_BYTES[read.buffer.dtype] * self.lanes)
+        at = f"p * {self.threads}"
+        return f"slot * {turn} + {at}" if self.turns_ahead > 1 else at
+
+    @property
+    def edge_turn(self) -> str:
+        """Where a turn's edges were sent, counted in packs."""
+        return f" + slot * {self.most_edges_beside}" if self.turns_ahead > 1 else ""
+
+    def place_edges(self, read: Read) -> int:
+        """Where a tensor's edges are sent, in 16 bytes from the start: behind all packs."""
+        before = self.full_reads[: [r.name for r in self.full_reads].index(read.name)]
+        packs = self._sums_bytes + self.turns_ahead * self._bytes_a_turn
+        return (packs + self.turns_ahead * sum(self._edge_bytes(r) for r in before)) // 16
+
+    def place_ahead(self, read: Read) -> int:
+        """Where a tensor's packs are sent, in 16 bytes from the start."""
+        before = self.full_reads[: [r.name for r in self.full_reads].index(read.name)]
+        return (self._sums_bytes + sum(self._bytes_ahead(r) for r in before)) // 16
