@@ -49,6 +49,8 @@ FAMILIES = [
     ("softmax(-1) | mul(weight)", (3, 20001), [(20001,)]),
     ("log_softmax(-1)", (3, 20001), []),
     ("softmax(-1)", (300, 20000), []),
+    ("softmax(-1)", (150, 50257), []),
+    ("log_softmax(-1)", (70, 128256), []),
     ("keep(y) | amax(-1, keepdim=True) | rsub(y)", (40, 65536), []),
     ("softmax(-1)", (2, 600001), []),
     ("softmax(1) | mul(0.5)", (4, 37, 6, 5), []),

@@ -1,6 +1,8 @@
 """Which long rows have blocks as large as can be."""
 
 import pytest
+import torch
+from numeric import assert_as_accurate, outcome
 
 import fusegen
 from fusegen.describe import Situation, modules
@@ -112,3 +114,36 @@ def test_blocks_have_the_shared_memory_that_a_device_has() -> None:
                 if full.is_full:
                     assert full.elements * full.threads * width < gpu.shared_bytes - (7 << 10)
                     assert full.threads % 32 == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("chain", ["softmax(-1)", "log_softmax(-1)", "layernorm | mul(2)"])
+@pytest.mark.parametrize(
+    ("length", "dtype"),
+    [
+        *((n, "float32") for n in (24001, 32000, 33000, 50257, 53248, 53252, 60001, 128256)),
+        *((n, "bfloat16") for n in (9216, 50257, 55552, 65544, 106496, 128257, 151936)),
+        (40003, "float16"),
+    ],
+)
+def test_long_rows_are_right_and_alike_every_time(chain: str, length: int, dtype: str) -> None:
+    fused = fusegen.compile(chain)
+    # More rows than blocks.
+    x, cotangent = torch.randn(2, 140, length, device="cuda", dtype=getattr(torch, dtype))
+    inputs = [x.requires_grad_()]
+    eager = outcome(fused.reference, inputs, cotangent)
+    exact = outcome(fused.reference, inputs, cotangent, dtype=torch.float64)
+    found = outcome(fused, inputs, cotangent)
+    assert_as_accurate(found, eager, exact)
+    for _ in range(5):
+        again = outcome(fused, inputs, cotangent)
+        assert all(map(torch.equal, again.tensors, found.tensors))
+
+
+@pytest.mark.gpu
+def test_a_long_row_of_the_least_numbers_is_as_in_eager() -> None:
+    x = torch.full((200, 50257), -float("inf"), device="cuda")
+    x[:100, 7] = 1
+    for chain in ("softmax(-1)", "log_softmax(-1)", "logsumexp(-1)"):
+        fused = fusegen.compile(chain)
+        torch.testing.assert_close(fused(x), fused.reference(x), equal_nan=True)
