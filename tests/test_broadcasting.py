@@ -131,3 +131,11 @@ def test_the_gradient_of_a_broadcast_is_summed_along_its_axes_alone(device):
     d_x, d_row = torch.autograd.grad(result, (x, row), cotangent)
     torch.testing.assert_close(d_x, cotangent * row.detach())
     torch.testing.assert_close(d_row, (cotangent * x.detach()).sum((0, 2), keepdim=False)[:, None])
+
+
+@pytest.mark.parametrize(
+    ("shape", "operand"),
+    [((4, 500, 70), (4, 1, 70)), ((3, 900, 300), (3, 1, 300)), ((2000, 513), (513,))],
+)
+def test_sums_of_many_columns_and_groups_are_merged_each_to_its_own(shape, operand, device):
+    check("add(p) | sigmoid", [shape, operand], device)

@@ -69,7 +69,22 @@ inline Index columns_together(Index length) {
 }
 
 // So many results of partials are worked on by one thread at a time.
-constexpr Index kResults = 32;
+constexpr Index kResults = 256;
+
+// Slot by slot, in each of which the partials of neighbouring columns lie together.
+template <typename Kind>
+inline void merge_slots(Kind* sums, const Kind* partials, Index first, Index width, Index columns,
+    Index slots) {
+  for (Index i = 0; i < width;) {
+    const Index above = (first + i) / columns, column = (first + i) % columns;
+    const Index run = std::min(width - i, columns - column);
+    for (Index slot = 0; slot < slots; ++slot) {
+      const Kind* const from = partials + (above * slots + slot) * columns + column;
+      for (Index j = 0; j < run; ++j) sums[i + j].merge(from[j]);
+    }
+    i += run;
+  }
+}
 
 inline Index padded(Index width) { return (width + 15) / 16 * 16; }
 
@@ -516,21 +531,15 @@ static void backward_finalise(float* __restrict__ d_weight, float* __restrict__ 
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
   for (Index first = 0; first < results; first += kResults) {
     const Index width = std::min(kResults, results - first);
+    Sum total_3_sums[kResults];
+    merge_slots(total_3_sums, total_3_partials, first, width, columns, slots);
     float total_3_line[kResults];
-    for (Index i = 0; i < width; ++i) {
-      const Index above = (first + i) / columns, column = (first + i) % columns;
-      Sum total_3_sum;
-      for (Index slot = 0; slot < slots; ++slot) total_3_sum.merge(total_3_partials[(above * slots + slot) * columns + column]);
-      total_3_line[i] = static_cast<float>(total_3_sum.sum());
-    }
+    for (Index i = 0; i < width; ++i) total_3_line[i] = static_cast<float>(total_3_sums[i].sum());
     pad(total_3_line, width);
+    Sum total_4_sums[kResults];
+    merge_slots(total_4_sums, total_4_partials, first, width, columns, slots);
     float total_4_line[kResults];
-    for (Index i = 0; i < width; ++i) {
-      const Index above = (first + i) / columns, column = (first + i) % columns;
-      Sum total_4_sum;
-      for (Index slot = 0; slot < slots; ++slot) total_4_sum.merge(total_4_partials[(above * slots + slot) * columns + column]);
-      total_4_line[i] = static_cast<float>(total_4_sum.sum());
-    }
+    for (Index i = 0; i < width; ++i) total_4_line[i] = static_cast<float>(total_4_sums[i].sum());
     pad(total_4_line, width);
     const Index middle = first;
     float d_weight_room[kLine];

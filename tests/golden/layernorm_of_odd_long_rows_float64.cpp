@@ -73,7 +73,22 @@ constexpr Index kSerial = 16384;
 constexpr Index kLine = 512;
 
 // So many results of partials are worked on by one thread at a time.
-constexpr Index kResults = 32;
+constexpr Index kResults = 256;
+
+// Slot by slot, in each of which the partials of neighbouring columns lie together.
+template <typename Kind>
+inline void merge_slots(Kind* sums, const Kind* partials, Index first, Index width, Index columns,
+    Index slots) {
+  for (Index i = 0; i < width;) {
+    const Index above = (first + i) / columns, column = (first + i) % columns;
+    const Index run = std::min(width - i, columns - column);
+    for (Index slot = 0; slot < slots; ++slot) {
+      const Kind* const from = partials + (above * slots + slot) * columns + column;
+      for (Index j = 0; j < run; ++j) sums[i + j].merge(from[j]);
+    }
+    i += run;
+  }
+}
 
 inline Index padded(Index width) { return (width + 15) / 16 * 16; }
 
@@ -235,15 +250,12 @@ static void forward_finalise(double* __restrict__ mean_scratch, double* __restri
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
   for (Index first = 0; first < results; first += kResults) {
     const Index width = std::min(kResults, results - first);
+    Moments<double> mean_sums[kResults];
+    merge_slots(mean_sums, mean_partials, first, width, columns, slots);
     double mean_line[kResults];
+    for (Index i = 0; i < width; ++i) mean_line[i] = static_cast<double>(mean_sums[i].mean());
     double variance_line[kResults];
-    for (Index i = 0; i < width; ++i) {
-      const Index above = (first + i) / columns, column = (first + i) % columns;
-      Moments<double> mean_sum;
-      for (Index slot = 0; slot < slots; ++slot) mean_sum.merge(mean_partials[(above * slots + slot) * columns + column]);
-      mean_line[i] = static_cast<double>(mean_sum.mean());
-      variance_line[i] = static_cast<double>(mean_sum.variance());
-    }
+    for (Index i = 0; i < width; ++i) variance_line[i] = static_cast<double>(mean_sums[i].variance());
     pad(mean_line, width);
     pad(variance_line, width);
     const Index outer = first;

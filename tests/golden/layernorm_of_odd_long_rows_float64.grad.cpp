@@ -82,7 +82,22 @@ constexpr Index kLine = 512;
 constexpr Index kBeside = 4 * kLine;
 
 // So many results of partials are worked on by one thread at a time.
-constexpr Index kResults = 32;
+constexpr Index kResults = 256;
+
+// Slot by slot, in each of which the partials of neighbouring columns lie together.
+template <typename Kind>
+inline void merge_slots(Kind* sums, const Kind* partials, Index first, Index width, Index columns,
+    Index slots) {
+  for (Index i = 0; i < width;) {
+    const Index above = (first + i) / columns, column = (first + i) % columns;
+    const Index run = std::min(width - i, columns - column);
+    for (Index slot = 0; slot < slots; ++slot) {
+      const Kind* const from = partials + (above * slots + slot) * columns + column;
+      for (Index j = 0; j < run; ++j) sums[i + j].merge(from[j]);
+    }
+    i += run;
+  }
+}
 
 inline Index padded(Index width) { return (width + 15) / 16 * 16; }
 
@@ -274,15 +289,12 @@ static void forward_finalise(double* __restrict__ saved_mean, double* __restrict
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
   for (Index first = 0; first < results; first += kResults) {
     const Index width = std::min(kResults, results - first);
+    Moments<double> mean_sums[kResults];
+    merge_slots(mean_sums, mean_partials, first, width, columns, slots);
     double mean_line[kResults];
+    for (Index i = 0; i < width; ++i) mean_line[i] = static_cast<double>(mean_sums[i].mean());
     double variance_line[kResults];
-    for (Index i = 0; i < width; ++i) {
-      const Index above = (first + i) / columns, column = (first + i) % columns;
-      Moments<double> mean_sum;
-      for (Index slot = 0; slot < slots; ++slot) mean_sum.merge(mean_partials[(above * slots + slot) * columns + column]);
-      mean_line[i] = static_cast<double>(mean_sum.mean());
-      variance_line[i] = static_cast<double>(mean_sum.variance());
-    }
+    for (Index i = 0; i < width; ++i) variance_line[i] = static_cast<double>(mean_sums[i].variance());
     pad(mean_line, width);
     pad(variance_line, width);
     const Index outer = first;
@@ -445,21 +457,15 @@ static void backward_finalise(double* __restrict__ total_scratch, double* __rest
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
   for (Index first = 0; first < results; first += kResults) {
     const Index width = std::min(kResults, results - first);
+    Sum total_sums[kResults];
+    merge_slots(total_sums, total_partials, first, width, columns, slots);
     double total_line[kResults];
-    for (Index i = 0; i < width; ++i) {
-      const Index above = (first + i) / columns, column = (first + i) % columns;
-      Sum total_sum;
-      for (Index slot = 0; slot < slots; ++slot) total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
-      total_line[i] = static_cast<double>(total_sum.sum());
-    }
+    for (Index i = 0; i < width; ++i) total_line[i] = static_cast<double>(total_sums[i].sum());
     pad(total_line, width);
+    Sum total_2_sums[kResults];
+    merge_slots(total_2_sums, total_2_partials, first, width, columns, slots);
     double total_2_line[kResults];
-    for (Index i = 0; i < width; ++i) {
-      const Index above = (first + i) / columns, column = (first + i) % columns;
-      Sum total_2_sum;
-      for (Index slot = 0; slot < slots; ++slot) total_2_sum.merge(total_2_partials[(above * slots + slot) * columns + column]);
-      total_2_line[i] = static_cast<double>(total_2_sum.sum());
-    }
+    for (Index i = 0; i < width; ++i) total_2_line[i] = static_cast<double>(total_2_sums[i].sum());
     pad(total_2_line, width);
     const Index outer = first;
     double total_scratch_room[kLine];
@@ -580,21 +586,15 @@ static void backward_finalise_2(double* __restrict__ d_weight, double* __restric
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
   for (Index first = 0; first < results; first += kResults) {
     const Index width = std::min(kResults, results - first);
+    Sum total_3_sums[kResults];
+    merge_slots(total_3_sums, total_3_partials, first, width, columns, slots);
     double total_3_line[kResults];
-    for (Index i = 0; i < width; ++i) {
-      const Index above = (first + i) / columns, column = (first + i) % columns;
-      Sum total_3_sum;
-      for (Index slot = 0; slot < slots; ++slot) total_3_sum.merge(total_3_partials[(above * slots + slot) * columns + column]);
-      total_3_line[i] = static_cast<double>(total_3_sum.sum());
-    }
+    for (Index i = 0; i < width; ++i) total_3_line[i] = static_cast<double>(total_3_sums[i].sum());
     pad(total_3_line, width);
+    Sum total_4_sums[kResults];
+    merge_slots(total_4_sums, total_4_partials, first, width, columns, slots);
     double total_4_line[kResults];
-    for (Index i = 0; i < width; ++i) {
-      const Index above = (first + i) / columns, column = (first + i) % columns;
-      Sum total_4_sum;
-      for (Index slot = 0; slot < slots; ++slot) total_4_sum.merge(total_4_partials[(above * slots + slot) * columns + column]);
-      total_4_line[i] = static_cast<double>(total_4_sum.sum());
-    }
+    for (Index i = 0; i < width; ++i) total_4_line[i] = static_cast<double>(total_4_sums[i].sum());
     pad(total_4_line, width);
     const Index inner = first;
     double d_weight_room[kLine];

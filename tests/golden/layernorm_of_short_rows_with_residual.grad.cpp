@@ -122,7 +122,22 @@ inline Index rows_together(Index length) {
 }
 
 // So many results of partials are worked on by one thread at a time.
-constexpr Index kResults = 32;
+constexpr Index kResults = 256;
+
+// Slot by slot, in each of which the partials of neighbouring columns lie together.
+template <typename Kind>
+inline void merge_slots(Kind* sums, const Kind* partials, Index first, Index width, Index columns,
+    Index slots) {
+  for (Index i = 0; i < width;) {
+    const Index above = (first + i) / columns, column = (first + i) % columns;
+    const Index run = std::min(width - i, columns - column);
+    for (Index slot = 0; slot < slots; ++slot) {
+      const Kind* const from = partials + (above * slots + slot) * columns + column;
+      for (Index j = 0; j < run; ++j) sums[i + j].merge(from[j]);
+    }
+    i += run;
+  }
+}
 
 inline Index padded(Index width) { return (width + 15) / 16 * 16; }
 
@@ -573,21 +588,15 @@ static void backward_finalise(float* __restrict__ d_weight, float* __restrict__ 
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
   for (Index first = 0; first < results; first += kResults) {
     const Index width = std::min(kResults, results - first);
+    Sum total_sums[kResults];
+    merge_slots(total_sums, total_partials, first, width, columns, slots);
     float total_line[kResults];
-    for (Index i = 0; i < width; ++i) {
-      const Index above = (first + i) / columns, column = (first + i) % columns;
-      Sum total_sum;
-      for (Index slot = 0; slot < slots; ++slot) total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
-      total_line[i] = static_cast<float>(total_sum.sum());
-    }
+    for (Index i = 0; i < width; ++i) total_line[i] = static_cast<float>(total_sums[i].sum());
     pad(total_line, width);
+    Sum total_2_sums[kResults];
+    merge_slots(total_2_sums, total_2_partials, first, width, columns, slots);
     float total_2_line[kResults];
-    for (Index i = 0; i < width; ++i) {
-      const Index above = (first + i) / columns, column = (first + i) % columns;
-      Sum total_2_sum;
-      for (Index slot = 0; slot < slots; ++slot) total_2_sum.merge(total_2_partials[(above * slots + slot) * columns + column]);
-      total_2_line[i] = static_cast<float>(total_2_sum.sum());
-    }
+    for (Index i = 0; i < width; ++i) total_2_line[i] = static_cast<float>(total_2_sums[i].sum());
     pad(total_2_line, width);
     const Index inner = first;
     float d_weight_room[kLine];

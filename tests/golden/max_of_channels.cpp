@@ -81,7 +81,22 @@ constexpr Index kLine = 512;
 constexpr Index kBeside = 4 * kLine;
 
 // So many results of partials are worked on by one thread at a time.
-constexpr Index kResults = 32;
+constexpr Index kResults = 256;
+
+// Slot by slot, in each of which the partials of neighbouring columns lie together.
+template <typename Kind>
+inline void merge_slots(Kind* sums, const Kind* partials, Index first, Index width, Index columns,
+    Index slots) {
+  for (Index i = 0; i < width;) {
+    const Index above = (first + i) / columns, column = (first + i) % columns;
+    const Index run = std::min(width - i, columns - column);
+    for (Index slot = 0; slot < slots; ++slot) {
+      const Kind* const from = partials + (above * slots + slot) * columns + column;
+      for (Index j = 0; j < run; ++j) sums[i + j].merge(from[j]);
+    }
+    i += run;
+  }
+}
 
 inline Index padded(Index width) { return (width + 15) / 16 * 16; }
 
@@ -211,13 +226,10 @@ static void forward_finalise(float* __restrict__ out, const Peak<float>* __restr
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
   for (Index first = 0; first < results; first += kResults) {
     const Index width = std::min(kResults, results - first);
+    Peak<float> peak_sums[kResults];
+    merge_slots(peak_sums, peak_partials, first, width, columns, slots);
     float peak_line[kResults];
-    for (Index i = 0; i < width; ++i) {
-      const Index above = (first + i) / columns, column = (first + i) % columns;
-      Peak<float> peak_sum;
-      for (Index slot = 0; slot < slots; ++slot) peak_sum.merge(peak_partials[(above * slots + slot) * columns + column]);
-      peak_line[i] = static_cast<float>(peak_sum.max());
-    }
+    for (Index i = 0; i < width; ++i) peak_line[i] = static_cast<float>(peak_sums[i].max());
     pad(peak_line, width);
     const Index above_inner = divide(first, sizes.inner);
     const Index inner = first - above_inner * sizes.inner.value;
