@@ -59,7 +59,8 @@ def explain(chain: Chain, target: str, situation: Situation, bandwidth: float) -
     lines.append("")
     for name, moved in totals.items():
         lines.append(f"{name} in all: {_bytes(moved)}, {_limit(moved, bandwidth)}")
-    lines.append(f"at {bandwidth:g} GB/s")
+    of_whom = ", a copy on an H200" if bandwidth == H200_GB_PER_S else ""
+    lines.append(f"at {bandwidth:g} GB/s{of_whom}")
     return "\n".join(lines)
 
 
