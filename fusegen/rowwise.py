@@ -303,12 +303,12 @@ def _in_place(
     work: Staged, levels: Sequence[int], domain: Extent, state: Pass
 ) -> dict[Expr, Expr] | None:
     """For each value that the last stage leaves, what was read and is not needed behind it, of
-    whose size the value is; None if there is not enough, or stages before leave any.
+    whose size the value is; None where there are no stages, those before leave any, or there is
+    not enough.
     """
-    *before, held = work.held
-    if any(before):
+    if not work.held or any(work.held[:-1]):
         return None
-    stage = work.stages[-1]
+    stage, held = work.stages[-1], work.held[-1]
     later = set(ir.inputs([v for v, level in zip(work.values, levels, strict=True) if level > 0]))
     read = ir.inputs([*(r.value for r in stage), *(value for _, value in held)])
     free = [i for i in read if i.extent == domain and i not in later]
