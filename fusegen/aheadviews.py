@@ -7,6 +7,7 @@ from fusegen.placeviews import PlacedView
 from fusegen.target import ITEM_BYTES
 
 _MOST_PACKS = 8  # that a thread of 1,024 holds in registers
+_MOST_PACKS_BESIDE = 4  # the same beside what tensors have of stretches
 
 
 class AheadView(PlacedView):
@@ -25,12 +26,14 @@ class AheadView(PlacedView):
     @property
     def held_packs(self) -> int:
         """How many packs of each tensor are in registers: of long rows, no more than those have
-        room for. The others stay where they were sent until the row is finished.
+        room for, beside what tensors have of stretches. The others stay where they were sent until
+        the row is finished.
         """
+        most = _MOST_PACKS - 1 if not self.stretch_reads else _MOST_PACKS_BESIDE
         is_full = self.is_sent_ahead and self.kernel.tier and self.kernel.tier.is_full
         if not is_full or self.packs * len(self.full_reads) <= _MOST_PACKS:
             return self.packs
-        return (_MOST_PACKS - 1) // len(self.full_reads)
+        return most // len(self.full_reads)
 
     @property
     def has_rest(self) -> bool:

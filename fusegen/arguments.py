@@ -14,10 +14,10 @@ from torch.autograd import forward_ad
 from fusegen.bind import bind
 from fusegen.bound import Bound
 from fusegen.errors import ArgumentError, UnsupportedError
+from fusegen.joining import Way, chosen
 from fusegen.layouts import dtype_name
 from fusegen.modules import target_of
 from fusegen.ops import Chain
-from fusegen.segments import Segment, bind_all
 
 
 def check_tensor(name: str, value: Any) -> None:
@@ -45,14 +45,16 @@ def bound_of(chain: Chain, tensors: Sequence[Tensor]) -> Bound:
     return bind(chain, _kind(x), dict(zip(chain.operands, kinds, strict=True)))
 
 
-def check_all(chain: Chain, found: Sequence[Segment], tensors: Sequence[Tensor]) -> Bound:
-    """The last of a chain's segments bound to what these tensors make of it.
+def check_all(chain: Chain, found: Sequence[Way], tensors: Sequence[Tensor]) -> tuple[int, Bound]:
+    """Which of a chain's ways goes for these tensors, and its last segment bound to what they make
+    of it.
 
     Raises ArgumentError where one of them does not fit.
     """
     check_devices(chain, tensors)
     kinds = [_kind(t) for t in tensors]
-    return bind_all(found, kinds[0], dict(zip(chain.operands, kinds[1:], strict=True)))[-1]
+    way, bounds = chosen(found, kinds[0], dict(zip(chain.operands, kinds[1:], strict=True)))
+    return way, bounds[-1]
 
 
 def _kind(tensor: Tensor) -> tuple[tuple[int, ...], str]:

@@ -195,6 +195,6 @@ def winners(value: Expr) -> tuple[Expr, Expr | None, tuple[Expr, ...]]:
     reached = [n for n in ir.topological(node.args, stop=ends) for n in n.args if n in ends]
     varying = [n for n in dict.fromkeys((*node.args, *reached)) if n in ends and n.extent & axes]
     picked = {n: reduce("pick", axes, n, index) for n in varying}
-    (at_winner,) = ir.substitute(node.args, picked)
+    (at_winner,) = ir.substitute(node.args, {n: n for n in ends} | picked)
     (through,) = ir.substitute([value], {node: at_winner})
     return through, index, tuple(picked.values())

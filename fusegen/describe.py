@@ -16,10 +16,11 @@ from fusegen.codegen import Source
 from fusegen.emission import source
 from fusegen.errors import ArgumentError
 from fusegen.fitting import pooled_shape, rearranged
+from fusegen.joining import chosen, ways
 from fusegen.ops import COUNTER, RUNNING, Chain, Step, lookup, nearest
 from fusegen.program import Program, derivative, forward
 from fusegen.promotion import FLOATING, refuse_gradients
-from fusegen.segments import Segment, bind_all, segments
+from fusegen.segments import Segment
 from fusegen.signature import Signature, element_types, signature, with_derivative
 from fusegen.target import H200, TARGETS, Limits
 from fusegen.viewing import shape_behind
@@ -79,8 +80,10 @@ def modules(chain: Chain, target: str, situation: Situation, *, grad: bool) -> t
     shape, operands = assumed_shapes(chain, situation)
     dtype = situation.dtype
     types = {name: element_type(chain, name, dtype) for name in operands}
-    parts = segments(chain)
-    bounds = bind_all(parts, (shape, dtype), {n: (s, types[n]) for n, s in operands.items()})
+    found_ways = ways(chain)
+    given_kinds = {n: (s, types[n]) for n, s in operands.items()}
+    way, bounds = chosen(found_ways, (shape, dtype), given_kinds)
+    parts = found_ways[way]
     kept: dict[str, Kind] = {n: (s, axes_in_memory(s, LAYOUTS[0])) for n, s in operands.items()}
     running: Kind = (shape, axes_in_memory(shape, situation.layout))
     found = []

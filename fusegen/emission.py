@@ -50,6 +50,7 @@ def make_entry(program: Program, signature: Signature) -> Entry:
         tier_domain=frozenset(held),
         holds_dear=TARGETS[signature.target].holds_dear,
         is_sliding=bool(grouping.slides),
+        pooled=grouping.pooled,
         is_exact=is_exact,
         has_strips=signature.has_strips,
     )

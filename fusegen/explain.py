@@ -68,9 +68,10 @@ def _program(module: Module, program: Program, bandwidth: float) -> tuple[list[s
     entry = make_entry(program, module.signature)
     lines = [program.name]
     total = 0.0
+    whole = {b.name: _size(b, entry, module.bound) for b in entry.arguments}
     for kernel in entry.kernels:
         inputs = [b for _, b in kernel.inputs if not b.is_computed]
-        read = {b.name: _size(b, entry, module.bound) for b in inputs}
+        read = {b.name: whole.get(b.name) or _size(b, entry, module.bound) for b in inputs}
         written = {b.name: _size(b, entry, module.bound) for b, _ in kernel.stores}
         moved = sum((*read.values(), *written.values()))
         total += moved

@@ -27,10 +27,13 @@ class Read:
 
 
 class Indexing:
-    """Index arithmetic over the groups of one grouping."""
+    """Index arithmetic over the groups of one grouping; the first of the groups in `flat` stands
+    for all of them, unpooled.
+    """
 
-    def __init__(self, grouping: Grouping) -> None:
+    def __init__(self, grouping: Grouping, flat: tuple[int, ...] = ()) -> None:
         self.grouping = grouping
+        self.flat = flat
 
     def word(self, group: int) -> str:
         """A group's index as a local."""
@@ -40,6 +43,9 @@ class Indexing:
         """The number of index values of one group."""
         if group < 0:
             return str(self.grouping.windows[-1 - group])
+        if group in self.flat:
+            sizes = (f"sizes.{self.grouping.names[g]}_unpooled.value" for g in self.flat)
+            return f"({' * '.join(sizes)})"
         return f"sizes.{self.grouping.names[group]}.value"
 
     def size(self, groups: Iterable[int]) -> str:

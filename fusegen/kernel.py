@@ -82,6 +82,7 @@ class Kernel:
     lead: int | None = None
     stretches: tuple[tuple[Reduction, Buffer], ...] = ()
     in_place: tuple[tuple[Expr, Expr], ...] = ()  # (leaf, input): what is held where that was read
+    flat: tuple[int, ...] = ()  # groups, unpooled, that the last of the domain stands for
     is_from_end: bool = False  # whether blocks start with the last elements, which a cache may have
 
     @property

@@ -23,6 +23,8 @@ _ALONE: Mapping[tuple[int, int], tuple[int, ...]] = {
     (4, 1): (32, 52),
     (4, 2): (28,),
 }
+# The same of rows that fall into stretches, of which what tensors have one value takes registers.
+_STRETCHED: Mapping[tuple[int, int], tuple[int, ...]] = {(2, 1): (40, 72), (4, 1): (36, 52)}
 _SHARED: Mapping[tuple[int, int], int] = {(2, 1): 104, (2, 2): 56, (4, 1): 52, (4, 2): 28}
 _EDGE_BYTES = 2 << 10  # of what stands before and behind packs, at most
 
@@ -45,10 +47,12 @@ def full_tier(
     if not (programs and is_long and _fits(programs, axes, tier)):
         return None
     width = max(widest, 2)
-    for elements in _ALONE.get((width, tensors), ()):
+    for elements in (_STRETCHED if tier.has_stretches else _ALONE).get((width, tensors), ()):
         threads = _threads(tier, elements * tensors * widest)
         if length <= elements * threads:
             return _full(tier, elements, threads, elements * threads)
+    if tier.has_stretches:
+        return None
     elements = _SHARED.get((width, tensors), 0)
     threads = _threads(tier, elements * tensors * widest) if elements else 0
     meets_once = all(_turns(program) < 2 for program in programs)
@@ -81,17 +85,21 @@ def _turns(program: Program) -> int:
 def _fits(programs: Sequence[Program], axes: ir.Extent, tier: Tier) -> bool:
     """Whether such a block has room for all that programs do: no sums over rows; nothing that rows
     share, where packs begin anywhere; and of what is dear to compute before a reduction, one value
-    at most, which takes few registers, and nothing that rows share beside it.
+    at most, which takes few registers, and nothing that rows share beside it. Where rows fall into
+    stretches, fewer elements are in registers, and anything but what tensors have of stretches may
+    be computed before a reduction.
     """
     extents = [leaf.extent for p in programs for leaf in p.graph.inputs if leaf.extent & axes]
     full = max(extents, key=len, default=frozenset())
     nodes = [n for p in programs for n in ir.topological(p.graph.roots)]
     below = ir.topological(a for n in nodes if n.op == "reduce" for a in n.args)
+    if not all(reduced_axes(p) == {axes} for p in programs):
+        return False
+    if tier.has_stretches:
+        return not any(n.op == "input" and frozenset() < n.extent & axes < axes for n in below)
     dear = [n.op for n in below if n.extent == full and n.op in DEAR]
     shares = any(extent != full for extent in extents)
-    if len(dear) > 1 or not BRIEF.issuperset(dear) or (shares and (dear or tier.is_shifted)):
-        return False
-    return all(reduced_axes(p) == {axes} for p in programs)
+    return len(dear) <= 1 and BRIEF.issuperset(dear) and not (shares and (dear or tier.is_shifted))
 
 
 def reduced_axes(program: Program) -> set[ir.Extent]:

@@ -135,15 +135,22 @@ class _Body:
     def _rebuilt(self, node: Expr, args: tuple[Expr, ...]) -> Expr:
         if node.op == "reduce":
             kind, axes = ir.reduction(node)
-            return ir.reduce(kind, self._places(axes), *args)
+            return ir.reduce(kind, self._with_windows(self._places(axes)), *args)
         if node.op == "count":
-            places = self._places(ir.axes_of(node))
+            places = self._with_windows(self._places(ir.axes_of(node)))
             return ir.count(places) if places else ir.const(1.0)
         if node.op == "covered":
             _, is_padded = node.attrs
             within = self._places(ir.axes_of(node))
             return ir.covered_by(within, self.rank, is_padded=bool(is_padded))
         return ir.rebuild(node, args)
+
+    def _with_windows(self, places: set[int]) -> set[int]:
+        """Axes, and where they are still to be pooled, the places in their windows."""
+        if self.is_pooling:
+            return places
+        running = self.real[self.x].extent
+        return places | {p for a in places if (p := self.within.get(a)) in running}
 
     def _places(self, axes: Iterable[int]) -> set[int]:
         found: set[int] = set()

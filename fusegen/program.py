@@ -93,9 +93,8 @@ def forward(bound: Bound, *, is_training: bool) -> Program:
     plain = Program("forward", graph, marks, values, (), bound.windows, spans)
     if not is_training or not is_number:
         return plain
-    if plain.windows:
-        return _with_winners(plain) or plain
-    return _with_statistics(plain) or plain
+    pooled = _with_winners(plain) if plain.windows else None
+    return _with_statistics(pooled or plain) or pooled or plain
 
 
 def _with_winners(plain: Program) -> Program | None:
@@ -121,10 +120,11 @@ def _with_winners(plain: Program) -> Program | None:
 
 
 def _with_statistics(plain: Program) -> Program | None:
-    """The program that also gives the results of its reductions, if it has any, and where the
-    maxima stand: their gradients go there, and need no more of what was reduced.
+    """The program that also gives the results of its reductions, if it has any but pooling, and
+    where the maxima stand: their gradients go there, and need no more of what was reduced.
     """
-    out = plain.graph.roots[0]
+    out = plain.values[0]
+    assert out is not None
     taken = {*plain.input_names, *plain.output_names}
     outputs: list[tuple[str, Expr]] = []
     values: list[Expr | None] = []
@@ -133,6 +133,8 @@ def _with_statistics(plain: Program) -> Program | None:
         if node.op != "reduce" or node.kind != "number":
             continue
         kind, axes = ir.reduction(node)
+        if min(axes) > 0:
+            continue
         found = [node] if node != out else []
         found += [ir.reduce("argmax", axes, node.args[0])] if kind == "max" else []
         for result in found:
@@ -142,7 +144,7 @@ def _with_statistics(plain: Program) -> Program | None:
             saved.append((result, ir.tensor(name, result.extent, result.rank)))
     if not outputs:
         return None
-    return _saving(plain, outputs, (*plain.values, *values), tuple(saved))
+    return _saving(plain, outputs, (*plain.values, *values), (*plain.saved, *saved))
 
 
 def _saving(

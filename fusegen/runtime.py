@@ -31,13 +31,13 @@ from fusegen.cache import build_key
 from fusegen.dsl import chain
 from fusegen.errors import ArgumentError
 from fusegen.execution import Part
+from fusegen.joining import ways
 from fusegen.layouts import dtype_name
 from fusegen.modules import generator, limits_here, target_of
 from fusegen.operators import LIBRARY
 from fusegen.ops import Chain
 from fusegen.plan import remember
 from fusegen.reference import run_eagerly
-from fusegen.segments import segments
 from fusegen.target import H200
 
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
@@ -53,11 +53,12 @@ class Fused:
 
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
-        self._segments = segments(chain)
-        self._parts = tuple(Part(segment.chain) for segment in self._segments)
-        self._single = self._parts[0] if len(self._parts) == 1 else None
+        self._ways = ways(chain)
+        self._parts = tuple(tuple(Part(s.chain) for s in way) for way in self._ways)
+        self._single = self._parts[0][0] if tuple(map(len, self._parts)) == (1,) else None
         self._is_sensitive = is_sensitive(chain)
-        self._fitting: dict[Any, Bound] = {}  # the last segment, bound to what was called with
+        # Which way goes for what was called with, and its last segment, bound to that.
+        self._fitting: dict[Any, tuple[int, Bound]] = {}
         self._autocast: dict[Any, Fused] = {}
         self._draws = bool(chain.drawn)
         self._updates = not all(chain.reads(name) for name in chain.operands)
@@ -117,10 +118,11 @@ class Fused:
     ) -> Tensor:
         """One segment after the other, with the values that later ones need."""
         # Whatever a later segment or out= has to complain of is told before the first is launched.
-        self._check(x, operands, out)
+        way = self._checked(x, operands, out)
         is_plain = is_plain and forward_ad._current_level < 0
         known = dict(zip(self.chain.operands, operands, strict=True))
-        for part, segment in zip(self._parts, self._segments, strict=True):
+        parts = self._parts[way]
+        for part, segment in zip(parts, self._ways[way], strict=True):
             if segment.source is not None:
                 x = known[segment.source]
             for name in segment.entering:
@@ -128,14 +130,14 @@ class Fused:
             mine = tuple([known[name] for name in part.chain.operands])
             result = part.recognised(x, mine) if is_plain else None
             if result is None:
-                result = part(x, mine, out if part is self._parts[-1] else None)
+                result = part(x, mine, out if part is parts[-1] else None)
             x = result
             for name in segment.leaving:
                 known[name] = x
         return x
 
-    def _check(self, x: Tensor, operands: Sequence[Tensor], out: Tensor | None) -> None:
-        """What `check_all` does, once for tensors of the same kinds."""
+    def _checked(self, x: Tensor, operands: Sequence[Tensor], out: Tensor | None) -> int:
+        """Which of the ways to go: what `check_all` finds, once for tensors of the same kinds."""
         tensors = (x, *operands)
         try:
             key = tuple([(t.shape, t.dtype, t.device, t.layout) for t in tensors])
@@ -145,11 +147,13 @@ class Fused:
         is_known = not is_recorded(tensors)  # what is recorded may have no sizes yet
         result = self._fitting.get(key) if is_known else None
         if result is None:
-            result = check_all(self.chain, self._segments, tensors)
+            result = check_all(self.chain, self._ways, tensors)
             if is_known:
                 remember(self._fitting, key, result)
+        way, bound = result
         if out is not None:
-            check_out(out, self.chain, result, tensors)
+            check_out(out, self.chain, bound, tensors)
+        return way
 
     def _under_autocast(
         self, x: Tensor, operands: Sequence[Tensor], named: Mapping[str, Tensor]

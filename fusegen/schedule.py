@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from fusegen import ir
+from fusegen.flatwise import flatwise_kernels, lies_flat
 from fusegen.grouping import ordered
 from fusegen.ir import Expr, Extent, Graph
 from fusegen.kernel import Buffer, Family, Kernel, Reduction
@@ -32,7 +33,13 @@ from fusegen.staging import (
 from fusegen.stripwise import take_strips
 from fusegen.tiers import Tier
 from fusegen.verification import verify
-from fusegen.windowwise import windowwise_kernel
+from fusegen.windowwise import (
+    awaited,
+    is_windowed,
+    sums_first,
+    windows_first,
+    windowwise_kernel,
+)
 
 # Families whose blocks can start with the last elements.
 _TURNING = ("pointwise", "inner", "outer", "column", "window", "slide", "cover")
@@ -51,6 +58,7 @@ def schedule(
     tier_domain: ir.Extent = frozenset(),
     holds_dear: Sequence[str] = (),
     is_sliding: bool = False,
+    pooled: Sequence[int] = (),
     is_exact: bool = False,
     has_strips: bool = False,
 ) -> tuple[Kernel, ...]:
@@ -86,6 +94,7 @@ def schedule(
     if window and is_sliding:
         slidewise_kernels(state, window)
     elif window:
+        _sums_first(state, window, pooled)
         windowwise_kernel(state, window)
     elif has_strips:
         take_strips(state)
@@ -116,6 +125,22 @@ def _to_and_fro(kernels: Iterable[Kernel]) -> Iterator[Kernel]:
         before = touched | {b.name for b, _ in kernel.stores if len(b.extent) == whole}
 
 
+def _sums_first(state: Pass, window: Extent, pooled: Sequence[int]) -> None:
+    """The reductions that something of windows waits for, level by level."""
+    while ready := awaited(state, window):
+        flat = [r for r in ready if lies_flat(r, window, pooled)]
+        if flat:
+            flatwise_kernels(state, flat, window, pooled)
+            continue
+        state.resolve(windows_first(ready, window))
+        ready = awaited(state, window)
+        inside = [r for r in ready if is_windowed(r, window)]
+        if inside:
+            sums_first(state, window, inside)
+        else:
+            _reduce(state, ready, {})
+
+
 def _level(state: Pass) -> None:
     """One level of the general way: every reduction that is ready, with the elementwise outputs
     riding along.
@@ -127,20 +152,7 @@ def _level(state: Pass) -> None:
     first = set(reduces_below(elements))
     ready = [n for n in ready if n in first] or ready
     elementwise = {n: e for n, e in state.pending.items() if not reduces_below([e])}
-    batches: dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[Expr]] = {}
-    for node in ready:
-        _, axes = ir.reduction(node)
-        domain = ordered(node.args[0].extent)
-        is_inner = domain[-1] in axes
-        beside = _columns_of(state, domain, axes)
-        kept = () if is_inner else tuple(g for g in domain if g not in axes and g not in beside)
-        batches.setdefault(("inner" if is_inner else "outer", domain, kept), []).append(node)
-    for (family, domain, kept), nodes in batches.items():
-        is_dense = all(g >= 0 for g in domain)
-        riders = {n: e for n, e in elementwise.items() if is_dense and ordered(e.extent) == domain}
-        for name in riders:
-            del elementwise[name], state.pending[name]
-        _reducing_kernel(state, family, domain, kept, nodes, riders)
+    _reduce(state, ready, elementwise)
     by_domain: dict[tuple[int, ...], dict[str, Expr]] = {}
     for name, expr in elementwise.items():
         del state.pending[name]
@@ -158,6 +170,26 @@ def _level(state: Pass) -> None:
         if strips:
             kernel = replace(kernel, kept=strips.kept, columns=strips.columns)
         state.kernels.append(kernel)
+
+
+def _reduce(state: Pass, ready: Iterable[Expr], elementwise: dict[str, Expr]) -> None:
+    """A pass for each domain of some reductions, and way to go through it; of the elementwise
+    outputs it takes those along that lie in the same domain.
+    """
+    batches: dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[Expr]] = {}
+    for node in ready:
+        _, axes = ir.reduction(node)
+        domain = ordered(node.args[0].extent)
+        is_inner = domain[-1] in axes
+        beside = _columns_of(state, domain, axes)
+        kept = () if is_inner else tuple(g for g in domain if g not in axes and g not in beside)
+        batches.setdefault(("inner" if is_inner else "outer", domain, kept), []).append(node)
+    for (family, domain, kept), nodes in batches.items():
+        is_dense = all(g >= 0 for g in domain)
+        riders = {n: e for n, e in elementwise.items() if is_dense and ordered(e.extent) == domain}
+        for name in riders:
+            del elementwise[name], state.pending[name]
+        _reducing_kernel(state, family, domain, kept, nodes, riders)
 
 
 def _columns_of(state: Pass, domain: tuple[int, ...], axes: Extent) -> tuple[int, ...]:

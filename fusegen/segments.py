@@ -54,14 +54,14 @@ class Segment:
     reason: str = ""
 
 
-def segments(chain: Chain) -> tuple[Segment, ...]:
+def segments(chain: Chain, *, joins: bool = False) -> tuple[Segment, ...]:
     """The chain in segments: one, where nothing demands more."""
     steps = chain.steps
     if not any(s.is_view or (s.definition and s.definition.window_axes) for s in steps):
         return (Segment(chain),)  # nothing else cuts a chain
     cuts: dict[int, str] = {}
     facts = [_facts(step) for step in steps]
-    while (cut := _next_cut(steps, facts, cuts)) is not None:
+    while (cut := _next_cut(steps, facts, cuts, joins=joins)) is not None:
         cuts[cut[0]] = cut[1]
     if not cuts:
         return (Segment(chain),)
@@ -175,7 +175,7 @@ def _mentioned(steps: Iterable[Step]) -> list[str]:
 
 
 def _next_cut(
-    steps: Sequence[Step], facts: Sequence[_Facts], cuts: Mapping[int, str]
+    steps: Sequence[Step], facts: Sequence[_Facts], cuts: Mapping[int, str], *, joins: bool
 ) -> tuple[int, str] | None:
     """A cut that is still needed: the step to begin with, and why."""
     kept_at: dict[str, int] = {}
@@ -205,7 +205,7 @@ def _next_cut(
                 return cut, f"{step.text} uses {name!r}, which is there before the shape changes"
         if fact.is_pooling and pool is not None:
             reason = f"{step.text} takes its windows over the result of {steps[pool].text}"
-        elif fact.is_pooling and before is not None:
+        elif fact.is_pooling and before is not None and not joins:
             reason = f"{step.text} takes its windows over the result of {steps[before].text}"
         elif fact.times > (_MOST_TIMES_DEAR if is_dear else _MOST_TIMES):
             reason = f"{step.text} reads each element {fact.times:g} times, too often to compute it"

@@ -173,18 +173,17 @@ def _tier(
         if tier is None:
             return None
         tier = replace(tier, room=room)
+        own = [p for p in programs if p.name == "forward"]
+        size, count = (length, widest), limits.processors
+        full = full_tier(tier, *size, each[1], count, own, axes)
         if not has_stretches:
-            own = [p for p in programs if p.name == "forward"]
             others = [p for p in programs if p.name != "forward"]
-            size, count = (length, widest), limits.processors
-            return replace(
-                tier,
-                forward=full_tier(tier, *size, each[1], count, own, axes),
-                derivative=full_tier(tier, *size, each[0], count, others, axes),
-            )
+            derivative = full_tier(tier, *size, each[0], count, others, axes)
+            return replace(tier, forward=full, derivative=derivative)
         # Two passes over memory are faster than a team that adds up stretches.
         return replace(
             tier,
+            forward=full,
             has_long_stretches=tier.is_shared and stretch >= tier.elements * tier.threads,
             holds_derivatives=tier.holds_derivatives and not tier.may_be_shared,
         )

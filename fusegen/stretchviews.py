@@ -63,7 +63,9 @@ class StretchingView(MergingView):
         lead = self.kernel.lead
         if lead is None:
             return []
-        if self.is_crowded and not self.stretches and not self.has_long_stretches:
+        is_full = self.kernel.tier is not None and self.kernel.tier.is_full
+        has_room = not self.is_crowded or bool(self.stretches) or is_full
+        if not has_room and not self.has_long_stretches:
             return []
         found = [r for r in self._loaded if r.extent & frozenset(self.reduced) == {lead}]
         return [r for r in found if r.buffer.dtype != "noise"]

@@ -4,7 +4,7 @@ all of them, in one kernel.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from fusegen import ir
@@ -25,15 +25,50 @@ def windowwise_kernel(state: Pass, window: Extent) -> None:
     """
     state.resolve(windows_first(state.pending.values(), window))
     chosen = [n for n, e in state.pending.items() if is_local(e, window)]
-    own = [state.pending.pop(n) for n in chosen]
-    nodes = ir.topological([*own, *passed_on(state, window)])
+    own = {n: state.pending.pop(n) for n in chosen}
+    nodes = ir.topological([*own.values(), *passed_on(state, window)])
     domain = frozenset[int]().union(*(n.extent for n in nodes)) - window
-    sums, totals = _sums_of_windows(state, domain, window)
+    sums, totals = _leaving(state, _sums_of_windows(state, domain, window))
+    _window_kernel(state, window, domain, own, sums, totals, passed_on(state, window))
+
+
+def sums_first(state: Pass, window: Extent, nodes: Sequence[Expr]) -> None:
+    """Kernels for sums over all windows that others wait for, such as a norm's statistics before
+    its result is pooled: one for each domain, and way to go through it.
+
+    Sums that keep the innermost group and others as well are left to other kernels, with what each
+    window gives to them in memory.
+    """
+    batches: dict[tuple[Extent, Extent], list[Expr]] = {}
+    passed: dict[Extent, list[Expr]] = {}
+    for node in nodes:
+        domain = node.args[0].extent
+        last = frozenset({max(domain)})
+        if last < node.extent:
+            inside = (r for r in reduces_below(node.args) if ir.reduction(r)[1] == window)
+            passed.setdefault(domain, []).extend(inside)
+        else:
+            batches.setdefault((domain, last & node.extent), []).append(node)
+    for (domain, _), members in batches.items():
+        _window_kernel(state, window, domain, {}, *_leaving(state, members), ())
+    for domain, found in passed.items():
+        _window_kernel(state, window, domain, {}, (), {}, tuple(dict.fromkeys(found)))
+
+
+def _window_kernel(
+    state: Pass,
+    window: Extent,
+    domain: Extent,
+    own: Mapping[str, Expr],
+    sums: Sequence[tuple[Reduction, Buffer]],
+    totals: Mapping[tuple[int, ...], _Sums],
+    passed: Sequence[Expr],
+) -> None:
+    """A kernel for results, sums over all windows and what is passed on; and the sums' end."""
     columns = ordered(domain)[-1:] if any(max(domain) in extent for extent in totals) else ()
-    passed = passed_on(state, window)
-    roots = [*own, *(reduction.value for reduction, _ in sums), *passed]
+    roots = [*own.values(), *(reduction.value for reduction, _ in sums), *passed]
     stages, leaf_of, finals = staged(state, roots)
-    stores = [(state.output(n, e), e) for n, e in zip(chosen, finals, strict=False)]
+    stores = [(state.output(n, e), e) for n, e in zip(own, finals, strict=False)]
     terms = finals[len(own) : len(own) + len(sums)]
     sums = [(replace(r, value=term), b) for (r, b), term in zip(sums, terms, strict=True)]
     known = {}
@@ -102,13 +137,9 @@ def leaf_for(state: Pass, node: Expr, final: Expr) -> tuple[Expr, Expr, Expr]:
     return leaf, ir.primitive("ne", leaf, 0.0), ir.primitive("where", final, 1.0, 0.0)
 
 
-def _sums_of_windows(
-    state: Pass, domain: Extent, window: Extent
-) -> tuple[list[tuple[Reduction, Buffer]], dict[tuple[int, ...], _Sums]]:
-    """The sums over all windows, with memory for their partials; and the same by the extent of
-    their results. Leaves stand for them from here on.
-
-    That is the sums with a column for each index of the innermost group; or else, those along it.
+def _sums_of_windows(state: Pass, domain: Extent, window: Extent) -> list[Expr]:
+    """The sums over all windows, with a column for each index of the innermost group; or else,
+    those along it.
     """
 
     def is_one(node: Expr) -> bool:
@@ -119,9 +150,17 @@ def _sums_of_windows(
 
     found = [r for r in reduces_below(state.pending.values()) if is_one(r)]
     by_column = [r for r in found if r.extent == {max(domain)}]
-    along = [r for r in found if max(domain) not in r.extent]
+    return by_column or [r for r in found if max(domain) not in r.extent]
+
+
+def _leaving(
+    state: Pass, nodes: Iterable[Expr]
+) -> tuple[list[tuple[Reduction, Buffer]], dict[tuple[int, ...], _Sums]]:
+    """Some reductions, with memory for their partials; and the same by the extent of their results.
+    Leaves stand for them from here on.
+    """
     by_extent: dict[tuple[int, ...], list[Expr]] = {}
-    for node in by_column or along:
+    for node in nodes:
         by_extent.setdefault(ordered(node.extent), []).append(node)
     totals = {}
     for extent, members in by_extent.items():
@@ -130,12 +169,41 @@ def _sums_of_windows(
     return [pair for members in totals.values() for pair in members], totals
 
 
+def awaited(state: Pass, window: Extent) -> list[Expr]:
+    """The reductions beyond windows that what is computed of elements of windows waits for, as far
+    as they are ready to be taken.
+    """
+
+    def is_beyond(node: Expr) -> bool:
+        return ir.reduction(node)[1] != window and not node.extent & window
+
+    of_elements: dict[Expr, None] = {}  # in a fixed order
+    for node in ir.topological(state.pending.values()):
+        is_read = node.op == "input" and bool(node.extent & window)
+        is_inside = bool(node.extent & window) or node.op == "reduce"
+        if is_read or (is_inside and any(a in of_elements for a in node.args)):
+            of_elements[node] = None
+    pooled = [n for n in of_elements if n.op != "reduce" or ir.reduction(n)[1] == window]
+    wait = reduces_below(pooled)
+    return [r for r in wait if is_beyond(r) and not any(map(is_beyond, reduces_below(r.args)))]
+
+
+def is_windowed(expr: Expr, window: Extent) -> bool:
+    """Whether something below varies within windows."""
+    return any(n.extent & window for n in ir.topological([expr]))
+
+
 def windows_first(exprs: Iterable[Expr], window: Extent) -> dict[Expr, Expr]:
     """What a window's kernel can do of a reduction, moved inside it.
 
-    A sum over more than whole windows has the window's own as its inner one. A pick acts index by
+    A sum or a mean over more than whole windows has the window's own as its inner one, and a
+    variance is the mean of the windows' own and the variance of their means. A pick acts index by
     index, so it reaches through what has to wait for other reductions.
     """
+    size = ir.count(window)
+
+    def mean(value: Expr) -> Expr:
+        return ir.reduce_sum(value, window) / size
 
     def reach(value: Expr, index: Expr) -> Expr:
         waits = any(ir.reduction(r)[1] != window for r in reduces_below([value]))
@@ -147,6 +215,13 @@ def windows_first(exprs: Iterable[Expr], window: Extent) -> dict[Expr, Expr]:
         kind, axes = ir.reduction(node) if node.op == "reduce" else ("", frozenset())
         if kind == "sum" and axes > window:
             return ir.reduce_sum(ir.reduce_sum(node.args[0], window), axes - window)
+        if kind == "mean" and axes > window:
+            return ir.reduce_mean(mean(node.args[0]), axes - window)
+        if kind == "variance" and axes > window:
+            value, outside = node.args[0], axes - window
+            off = value - mean(value)
+            within = ir.reduce_sum(ir.reduce_sum(off * off, window), outside)
+            return within / ir.count(axes) + ir.reduce_variance(mean(value), outside)
         return reach(*node.args) if kind == "pick" else node
 
     reduces = reduces_below(exprs)

@@ -18,11 +18,11 @@ from fusegen.describe import axes_in_memory, is_mask
 from fusegen.emission import source
 from fusegen.execution import Part
 from fusegen.grouping import collapse
+from fusegen.joining import chosen, ways
 from fusegen.layouts import dense_strides
 from fusegen.program import derivative, forward
 from fusegen.promotion import FLOATING
 from fusegen.reference import run_eagerly
-from fusegen.segments import segments
 from fusegen.signature import element_types, signature, with_derivative
 from fusegen.target import H200, Limits
 from fusegen.windowing import windows_along
@@ -103,12 +103,13 @@ def run(
     is random where it is not given.
     """
     chain = dsl.parse(chain_text)
-    assert len(segments(chain)) == 1
     kind = getattr(torch, dtype)
     given = dict(zip(chain.given, operand_shapes, strict=True))
     types_of = {n: "bool" if is_mask(chain, n) else dtype for n in given}
     operands = dict.fromkeys(chain.operands, ((1,), "int64"))
     operands |= {n: (s, types_of[n]) for n, s in given.items()}
+    found_ways = ways(chain)
+    assert len(found_ways[chosen(found_ways, (shape, dtype), operands)[0]]) == 1
     shapes = [shape, *(s for s, _ in operands.values())]
     kinds = [dtype, *(t for _, t in operands.values())]
     tensors = [torch.randn(shape, dtype=kind) if x is None else x.to(kind)]

@@ -9,6 +9,7 @@ import torch
 
 import fusegen
 
+_TRAINED_NORM = "batch_norm(weight=weight, bias=bias, training=True)"
 # chain, the shape of x, the operands' shapes
 FAMILIES = [
     ("leaky_relu(0.2) | add_channel | clamp(-1, 1) | gelu", (3, 5, 7, 9), [(5,)]),
@@ -71,9 +72,13 @@ FAMILIES = [
     # Stretches of rows; and a team that holds in place what its rows are finished from.
     ("group_norm(4, weight, bias) | silu", (3, 16, 9, 11), [(16,), (16,)]),
     ("gelu | group_norm(2, weight, bias)", (3, 8, 71, 142), [(8,), (8,)]),
+    ("gelu | group_norm(2, weight, bias)", (3, 8, 142, 142), [(8,), (8,)]),
     ("gelu | layernorm(weight)", (9, 40000), [(40000,)]),
-    ("batch_norm(weight=weight, bias=bias, training=True) | relu", (5, 6, 7, 8), [(6,), (6,)]),
+    (f"{_TRAINED_NORM} | relu", (5, 6, 7, 8), [(6,), (6,)]),
     ("gelu | amax((2, 3))", (3, 5, 9, 7), []),
+    # Norms that are pooled where windows fill their axes.
+    (f"{_TRAINED_NORM} | relu | max_pool2d(2)", (3, 6, 8, 12), [(6,), (6,)]),
+    ("group_norm(2, weight, bias) | avg_pool2d(2)", (2, 8, 6, 4), [(8,), (8,)]),
     # Windows that overlap, or end before the chain does.
     ("gelu | max_pool2d(3, 2, 1) | mul_channel", (2, 5, 9, 11), [(5,)]),
     ("relu | avg_pool2d(3, 2, 1) | layernorm", (2, 5, 9, 11), []),
@@ -90,6 +95,8 @@ CHANNELS_LAST = [
     ("add_channel | group_norm(3, weight, shift)", (3, 9, 11, 13), [(9,), (9,), (9,)]),
     ("mul_channel | relu | max_pool2d(3, 2, 1) | add(r)", (2, 16, 7, 9), [(16,), (2, 16, 4, 5)]),
     ("add_channel | avg_pool2d(3, 1, 1)", (2, 5, 6, 7), [(5,)]),
+    (f"{_TRAINED_NORM} | relu | max_pool2d(2)", (3, 16, 6, 4), [(16,), (16,)]),
+    ("instance_norm | avg_pool2d(2)", (2, 8, 6, 4), []),
 ]
 
 

@@ -23,6 +23,7 @@ _CHAIN_A = "leaky_relu(0.2) | add_channel | clamp(-1, 1) | gelu"
 _LAST = "channels_last"
 # So many tensors that every row reads do not fit on the chip.
 _MANY = f"layernorm(w, b) | {' | '.join(f'add(a{i})' for i in range(9))}"
+_POOLED_NORM = "batch_norm(weight=w, bias=b, training=True) | relu | max_pool2d(2)"
 _POOL = "leaky_relu(0.2) | mul_channel | max_pool2d(2)"
 # chain, x's shape, the operands' shapes, what else; the families that must be in the source
 CASES = [
@@ -441,6 +442,17 @@ CASES = [
     (_CHAIN_A, (3, 5, 7, 9), [(5,)], {"dtype": "bfloat16"}, "pointwise inner"),
     ("add(b) | gelu", (333, 64), [(64,)], {"dtype": "bfloat16"}, "outer"),
     (_POOL, (2, 8, 6, 32), [(8,)], {"dtype": "bfloat16"}, "window"),
+    # Norms that are pooled: statistics over elements as they lie, by column, and window by window.
+    (_POOLED_NORM, (3, 6, 8, 12), [(6,)] * 2, {}, "inner window"),
+    (_POOLED_NORM, (3, 6, 8, 12), [(6,)] * 2, {"dtype": "bfloat16"}, "inner window"),
+    (_POOLED_NORM, (3, 8, 6, 4), [(8,)] * 2, {"layout": _LAST}, "window"),
+    ("group_norm(2, w, b) | avg_pool2d(2)", (2, 8, 6, 4), [(8,)] * 2, {}, "inner window"),
+    ("instance_norm | avg_pool2d(2)", (2, 8, 6, 4), [], {"layout": _LAST}, "window outer"),
+    ("tanh | instance_norm | relu | instance_norm | max_pool1d(3)", (2, 5, 12), [], {}, "inner"),
+    # Groups of channels that a block has room for, and a team of blocks.
+    ("gelu | group_norm(2, w, b)", (7, 8, 71, 142), [(8,)] * 2, {"processors": 24}, "row"),
+    ("group_norm(2, w, b) | silu", (3, 8, 64, 70), [(8,)] * 2, {"dtype": "bfloat16"}, "row"),
+    ("gelu | group_norm(2, w, b)", (3, 8, 142, 142), [(8,)] * 2, {"processors": 24}, "row"),
 ]
 
 

@@ -292,4 +292,4 @@ def test_a_mistake_changes_nothing():
     with pytest.raises(ArgumentError):
         fused(x, bias)
     assert (x._version, bias._version) == versions
-    assert all(not part.plans for part in fused._parts)
+    assert all(not part.plans for way in fused._parts for part in way)

@@ -52,6 +52,18 @@ CASES = {
         "gelu | group_norm(8, weight, bias)",
         Situation(shape=(16, 64, 66, 66)),
     ),
+    "group_norm_shared_by_blocks": (
+        "gelu | group_norm(8, weight, bias)",
+        Situation(shape=(4, 64, 128, 128)),
+    ),
+    "batch_norm_pooled": (
+        "batch_norm(weight=weight, bias=bias, training=True) | relu | max_pool2d(2)",
+        Situation(shape=(8, 16, 32, 32)),
+    ),
+    "batch_norm_pooled_channels_last": (
+        "batch_norm(weight=weight, bias=bias, training=True) | gelu | avg_pool2d(2)",
+        Situation(shape=(8, 16, 32, 32), layout="channels_last"),
+    ),
     "group_norm_of_short_rows": (
         "group_norm(64, weight, bias) | silu",
         Situation(shape=(256, 4096)),

@@ -185,153 +185,6 @@ __device__ __forceinline__ void combine(Kind<T> (&mine)[N], T* cells) {
   }
 }
 
-// A number for the blocks of a team, with the turn it belongs to in the same word: whoever sees the turn has the number.
-[[maybe_unused]] __device__ __forceinline__ void leave(volatile uint64_t* cell, int turn, float number) {
-  *cell = static_cast<uint64_t>(turn) << 32 | __float_as_uint(number);
-}
-
-[[maybe_unused]] __device__ __forceinline__ void leave(volatile uint64_t* cell, int turn, double number) {
-  const uint64_t bits = __double_as_longlong(number);
-  cell[0] = static_cast<uint64_t>(turn) << 32 | (bits & 0xffffffff);
-  cell[1] = static_cast<uint64_t>(turn) << 32 | bits >> 32;
-}
-
-// A word as it was seen, or as it comes.
-__device__ __forceinline__ unsigned int await_word(const volatile uint64_t* cell, int turn, uint64_t word) {
-  while (word >> 32 != turn) {
-    word = *cell;
-    if (word >> 32 != turn) __nanosleep(20);
-  }
-  return static_cast<unsigned int>(word);
-}
-
-[[maybe_unused]] __device__ __forceinline__ void assemble(const unsigned int* words, float& number) {
-  number = __uint_as_float(words[0]);
-}
-
-[[maybe_unused]] __device__ __forceinline__ void assemble(const unsigned int* words, double& number) {
-  number = __longlong_as_double(static_cast<uint64_t>(words[1]) << 32 | words[0]);
-}
-
-// A power of two of lanes, enough for so many blocks, or a whole warp.
-[[maybe_unused]] __device__ __forceinline__ int lanes_for(int blocks) { return min(32,
-    1 << (32 - __clz(blocks - 1))); }
-
-// What the blocks of a team left, merged by each warp in a fixed order.
-template <typename Accumulator, int kCells, typename T>
-__device__ __forceinline__ void merge_numbers(const unsigned int* words, int blocks, T& found) {
-  const int width = lanes_for(blocks);
-  Accumulator all;
-  for (int other = threadIdx.x % width; other < blocks; other += 32) {
-    T theirs;
-    assemble(words + other * kCells, theirs);
-    all.merge(Accumulator{theirs});
-  }
-#pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) {
-    if (bit < width) all.merge(exchange(all, bit));
-  }
-  found = all.number();
-}
-
-// How many elements the blocks of a team have, that one whose numbers this thread merges first, and all of them.
-template <typename T>
-struct Shares {
-  int blocks, width;
-  Index share, whole, length;
-  T count, inverse_length;
-  __device__ Shares(int blocks, Index share, Index whole, Index length)
-      : blocks(blocks), width(lanes_for(blocks)), share(share), whole(whole), length(length),
-        count(threadIdx.x % width < blocks ? count_of(threadIdx.x % width) : T(0)),
-            inverse_length(1 / static_cast<T>(length)) {}
-  // The first share has all that is in no whole pack.
-  __device__ T count_of(Index other) const {
-    const Index begin = other * share;
-    return static_cast<T>((begin < whole ? min(share,
-        whole - begin) : 0) + (other == 0 ? length - whole : 0));
-  }
-};
-
-// Means of shares and squared distances from them: the mean and the variance of the row, by Chan's formula.
-template <int kCells, typename T>
-__device__ __forceinline__ void merge_moments(const unsigned int* words, const Shares<T>& shares, T& centre,
-    T& variance) {
-  constexpr int kWords = sizeof(T) / 4;
-  const int first = threadIdx.x % shares.width;
-  T base, mine, distances;
-  assemble(words, base);
-  assemble(words + first * kCells, mine);
-  assemble(words + first * kCells + kWords, distances);
-  Sum<T> beyond, squares;
-  if (shares.count > 0) beyond.add(shares.count * (mine - base));
-#pragma unroll 1
-  for (int other = first + 32; other < shares.blocks; other += 32) {
-    T theirs;
-    assemble(words + other * kCells, theirs);
-    if (shares.count_of(other) > 0) beyond.add(shares.count_of(other) * (theirs - base));
-  }
-#pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) {
-    if (bit < shares.width) beyond.merge(exchange(beyond, bit));
-  }
-  const T mean = fma(beyond.total, shares.inverse_length, base), gap = mine - mean;
-  if (shares.count > 0) squares.add(fma(shares.count * gap, gap, distances));
-#pragma unroll 1
-  for (int other = first + 32; other < shares.blocks; other += 32) {
-    assemble(words + other * kCells, mine);
-    assemble(words + other * kCells + kWords, distances);
-    const T gap = mine - mean;
-    if (shares.count_of(other) > 0) squares.add(fma(shares.count_of(other) * gap, gap, distances));
-  }
-#pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) {
-    if (bit < shares.width) squares.merge(exchange(squares, bit));
-  }
-  centre = mean, variance = squares.total * shares.inverse_length;
-}
-
-// Merges a row's accumulators over the blocks of its team, in a fixed order. All blocks of a launch are resident, so that
-// each will come; the cells of a turn are free again when everybody has left its numbers for the next.
-template <int kCells, template <typename> class Kind, typename T, int N>
-__device__ __forceinline__ void combine_team(Kind<T> (&mine)[N], uint64_t* meeting, int rank, int blocks,
-    int turn,
-    T* totals) {
-  constexpr int kWords = sizeof(T) / 4;
-  if (blocks == 1) return;
-  volatile uint64_t* const cells = meeting + (turn & 1) * blocks * kCells;
-  if (threadIdx.x < 32) {
-#pragma unroll
-    for (int n = 0; n < N; ++n) {
-      if (threadIdx.x == n) leave(cells + rank * kCells + n * kWords, turn, mine[n].number());
-    }
-    Kind<T> all[N];
-    for (int other = threadIdx.x; other < blocks; other += 32) {
-#pragma unroll
-      for (int n = 0; n < N; ++n) {
-        T theirs;
-        unsigned int words[kWords];
-#pragma unroll
-        for (int w = 0; w < kWords; ++w) words[w] = await_word(cells + other * kCells + n * kWords + w, turn,
-            0);
-        assemble(words, theirs);
-        all[n].merge(Kind<T>{theirs});
-      }
-    }
-#pragma unroll
-    for (int bit = 16; bit > 0; bit /= 2) {
-#pragma unroll
-      for (int n = 0; n < N; ++n) all[n].merge(exchange(all[n], bit));
-    }
-#pragma unroll
-    for (int n = 0; n < N; ++n) {
-      if (threadIdx.x == n) totals[n] = all[n].number();
-    }
-  }
-  __syncthreads();
-#pragma unroll
-  for (int n = 0; n < N; ++n) mine[n] = {totals[n]};
-}
-
 // A thread's elements around the mean of the first of them: what they are off by, and squared. Merged, around their mean.
 template <typename T>
 struct Spread {
@@ -446,33 +299,6 @@ __device__ __forceinline__ void combine(Spread<T> (&mine)[N], const Counts<T>& c
   }
 }
 
-// The same for means and squared distances from them: a block's, of so many elements, then the row's. It takes two turns.
-template <int kCells, typename T, int N>
-__device__ __forceinline__ void combine_team(Spread<T> (&mine)[N], T count, T length, uint64_t* meeting,
-    int rank,
-    int blocks, int& turn, T* totals) {
-  Sum<T> sums[N], distances[2 * N];
-#pragma unroll
-  for (int n = 0; n < N; ++n) sums[n].add(count * mine[n].centre);
-  combine_team<kCells>(sums, meeting, rank, blocks, turn++, totals);
-#pragma unroll
-  for (int n = 0; n < N; ++n) {
-    const T mean = sums[n].total / length, gap = mine[n].centre - mean;
-    distances[n].add(fma(count * gap, gap, mine[n].squares));
-    distances[n + N].add(count * gap);
-    mine[n].centre = mean;
-  }
-  // Others may still read the first totals.
-  combine_team<kCells>(distances, meeting, rank, blocks, turn, totals + N);
-#pragma unroll
-  for (int n = 0; n < N; ++n) {
-    // A mean is mended by what the distances from it add up to.
-    const T drift = distances[n + N].total / length;
-    mine[n].centre += drift;
-    mine[n].squares = distances[n].total - drift * distances[n + N].total;
-  }
-}
-
 // The kernel before this one in the stream is done, and what it wrote is there.
 __device__ __forceinline__ void wait_for_kernel_before() {
 #if __CUDA_ARCH__ >= 900
@@ -512,140 +338,119 @@ __device__ __forceinline__ void forward_row_row_values(const float mean, const f
 }
 
 // Reads x, weight by (axis_1, axis_2), bias by (axis_1, axis_2); writes out, saved_mean, saved_variance.
-__global__ void __launch_bounds__(256, 4)
-forward_row(const float* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
-    float* __restrict__ out, float* __restrict__ saved_mean, float* __restrict__ saved_variance,
-    ForwardSizes sizes, uint64_t* meetings, Index blocks) {
-  constexpr int kLanes = 4, kPacks = 4, kCells = 2;
-  __shared__ float cells[2][24];
-  __shared__ unsigned int words[160 * kCells];
+__global__ void __launch_bounds__(1024, 1)
+forward_row(const float* x, const float* weight, const float* bias, float* __restrict__ out,
+    float* __restrict__ saved_mean, float* __restrict__ saved_variance, ForwardSizes sizes) {
+  wait_for_kernel_before();
+  constexpr int kLanes = 4, kPacks = 9, kHeld = 4;
+  __shared__ float cells[2][96];
   int turn = 0;
   const Index rows = sizes.outer.value * sizes.axis_1.value, length = sizes.axis_2.value * sizes.inner.value;
-  // This block's share of every row of its team.
-  const Index rank = blockIdx.x % blocks, team = blockIdx.x / blocks;
-  const Index share = (length + blocks * kLanes - 1) / (blocks * kLanes) * kLanes, begin = rank * share;
-  const Index reach = begin < length ? min(share, length - begin) : 0;
-  uint64_t* const meeting = meetings + team * blocks * 8;
-  const Index stride = gridDim.x / blocks;
-  const Index stretch = divide(begin, sizes.inner), next_stretch = min(stretch + 1, sizes.axis_2.value - 1);
-  const int share_edge = static_cast<int>((stretch + 1) * sizes.inner.value - begin);
-  const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes, reach);
-  const Counts<float> counts = counted<true>(elements);
-  const Shares<float> shares(blocks, share, length, length);
   extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
-  const auto send_row = [&](Index row, int slot) {
-    const Index end = row < rows ? reach : 0, base = row * length + begin;
+  const Index stride = gridDim.x * blockDim.y;
+  Index first = blockIdx.x * blockDim.y;
+  // A thread's first kHeld packs go into registers; the others stay in shared memory until the row is finished.
+  const auto send_packs = [&](Index first, int from, int past) {
+    const bool is_live = first + threadIdx.y < rows;
+    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+#pragma unroll
+    for (int p = from; p < past; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      if (is_here) send(&x_next[p * 1024], x + (base + i));
+    }
+    if (from > 0) return send_off();
+    send_off();
+  };
+  send_packs(first, 0, kPacks);
+  for (; first < rows; first += stride) {
+    const bool is_live = first + threadIdx.y < rows;
+    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+    const Index above_axis_1 = divide(row, sizes.axis_1);
+    const Index axis_1 = row - above_axis_1 * sizes.axis_1.value;
+    const Index outer = above_axis_1;
+    Pack<float, kLanes> x_in[kPacks];
+    wait_for_sent<0>();
+#pragma unroll
+    for (int p = 0; p < kHeld; ++p) {
+      x_in[p] = x_next[p * 1024];
+    }
+    send_packs(first + stride, 0, kHeld);
+    Spread<float> spreads_1[1];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
-      if (is_here) send(&x_next[slot * 1024 + p * 256], x + (base + i));
+      if (p >= kHeld) {
+        x_in[p] = x_next[p * 1024];
+      }
+      float mean_term_lanes[kLanes];
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        float mean_term_value;
+        float carried_after_gelu_value;
+        forward_row_stage_1(x_value, mean_term_value, carried_after_gelu_value);
+        mean_term_lanes[lane] = mean_term_value;
+        x_in[p].at[lane] = carried_after_gelu_value;
+      }
+      if (is_here) spreads_1[0].add_if(true, p == 0, mean_term_lanes);
+      if (p >= kHeld) x_next[p * 1024] = x_in[p];
     }
-    send_off();
-  };
-  send_row(team, 0);
-  send_row(team + stride, 1);
-  int number = 0, slot = 0;
-  for (Index first = team; first < rows + stride; first += stride) {
-    // The other blocks' numbers for the row before are asked for now, and needed only after this row's are known.
-    const volatile uint64_t* const theirs = meeting + (number & 3) * blocks * kCells + threadIdx.x;
-    const bool is_asking = number > 0 && threadIdx.x < blocks * kCells;
-    uint64_t word = is_asking ? *theirs : 0;
-    ++number;
     {
-      const Index end = first < rows ? reach : 0;
-      wait_for_sent<1>();
-      Pack<float, kLanes> x_in[kPacks];
-      Spread<float> spreads_1[1];
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
-        const bool is_here = i < end;
-        x_in[p] = x_next[slot * 1024 + p * 256];
-        float mean_term_lanes[kLanes];
-#pragma unroll
-        for (int lane = 0; lane < kLanes; ++lane) {
-          const float x_value = widen(x_in[p], lane);
-          float mean_term_value;
-          float carried_after_gelu_value;
-          forward_row_stage_1(x_value, mean_term_value, carried_after_gelu_value);
-          mean_term_lanes[lane] = mean_term_value;
-          x_in[p].at[lane] = carried_after_gelu_value;
-        }
-        if (is_here) spreads_1[0].add_if(true, p == 0, mean_term_lanes);
-        x_next[slot * 1024 + p * 256] = x_in[p];
-      }
-      combine<8, true, false>(spreads_1, counts, static_cast<float>(reach), cells[turn++ & 1]);
-      if (threadIdx.x == 0) {
-        uint64_t* const mine = meeting + ((number & 3) * blocks + rank) * kCells;
-        leave(mine + 0, number, spreads_1[0].centre);
-        leave(mine + 1, number, spreads_1[0].squares);
-      }
+      const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes, length);
+      const Counts<float> counts = counted<false>(elements);
+    combine<32, false>(spreads_1, counts, static_cast<float>(length), cells[turn++ & 1]);
     }
-    const int slot_before = slot == 0 ? 2 : slot - 1;
-    if (number > 1) {
-      // The row before.
-      const Index row = first - stride, base = row * length + begin, end = reach;
-      const Index above_axis_1 = divide(row, sizes.axis_1);
-      const Index axis_1 = row - above_axis_1 * sizes.axis_1.value;
-      const Index outer = above_axis_1;
+    const float mean_value = spreads_1[0].centre;
+    const float variance_value = spreads_1[0].squares / static_cast<float>(length);
+    if (is_live && threadIdx.x == 0) {
+      float saved_mean_value;
+      float saved_variance_value;
+      forward_row_row_values(mean_value, variance_value, saved_mean_value, saved_variance_value);
+      saved_mean[(outer) * sizes.axis_1.value + axis_1] = narrow<float>(saved_mean_value);
+      saved_variance[(outer) * sizes.axis_1.value + axis_1] = narrow<float>(saved_variance_value);
+    }
+    float inverse_root_value;
+    forward_row_values_once(variance_value, inverse_root_value);
+#pragma unroll
+    for (int p = kPacks - 1; p >= 0; --p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      if (p >= kHeld) {
+        x_in[p] = x_next[p * 1024];
+        send_packs(first + stride, p, p + 1);
+      }
+      // Lanes below the edge are of the stretch in which this pair of packs begins, the others of the next.
+      const Index stretch = divide(is_here ? i / (2 * kLanes) * (2 * kLanes) : 0, sizes.inner);
+      const int edge = static_cast<int>((stretch + 1) * sizes.inner.value - (i));
       float weight_low, weight_high;
       float bias_low, bias_high;
       {
         const Index axis_2 = stretch;
-        weight_low = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
-        bias_low = widen(bias[(axis_1) * sizes.axis_2.value + axis_2]);
+        weight_low = weight_high = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
+        bias_low = bias_high = widen(bias[(axis_1) * sizes.axis_2.value + axis_2]);
       }
-      {
-        const Index axis_2 = next_stretch;
+      if (edge < kLanes) {
+        const Index axis_2 = min(stretch + 1, sizes.axis_2.value - 1);
         weight_high = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
         bias_high = widen(bias[(axis_1) * sizes.axis_2.value + axis_2]);
       }
-      if (is_asking) words[threadIdx.x] = await_word(theirs, number - 1, word);
-      for (int i = threadIdx.x + blockDim.x; i < blocks * kCells; i += blockDim.x) {
-        words[i] = await_word(theirs + (i - threadIdx.x), number - 1, 0);
-      }
-      __syncthreads();
-      float found[2];
-      merge_moments<kCells>(words + 0, shares, found[0], found[1]);
-      const float mean_value = found[0];
-      const float variance_value = found[1];
-      if (threadIdx.x == 0 && rank == 0) {
-        float saved_mean_value;
-        float saved_variance_value;
-        forward_row_row_values(mean_value, variance_value, saved_mean_value, saved_variance_value);
-        saved_mean[(outer) * sizes.axis_1.value + axis_1] = narrow<float>(saved_mean_value);
-        saved_variance[(outer) * sizes.axis_1.value + axis_1] = narrow<float>(saved_variance_value);
-      }
-      Pack<float, kLanes> x_in[kPacks];
-      const int slot = slot_before;
-      float inverse_root_value;
-      forward_row_values_once(variance_value, inverse_root_value);
+      Pack<float, kLanes> out_out;
 #pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
-        const bool is_here = i < end;
-        x_in[p] = x_next[slot * 1024 + p * 256];
-        // Lanes below the edge are of the stretch in which this block's share begins, the others of the next.
-        const int edge = share_edge - static_cast<int>(i);
-        Pack<float, kLanes> out_out;
-#pragma unroll
-        for (int lane = 0; lane < kLanes; ++lane) {
-          const float weight_value = lane < edge ? weight_low : weight_high;
-          const float bias_value = lane < edge ? bias_low : bias_high;
-          const float carried_after_gelu_value = widen(x_in[p], lane);
-          float out_value;
-          forward_row_values(carried_after_gelu_value, mean_value, inverse_root_value, weight_value,
-              bias_value, out_value);
-          out_out.at[lane] = narrow<float>(out_value);
-        }
-        if (is_here) store(out + (base + i), out_out);
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float weight_value = lane < edge ? weight_low : weight_high;
+        const float bias_value = lane < edge ? bias_low : bias_high;
+        const float carried_after_gelu_value = widen(x_in[p], lane);
+        float out_value;
+        forward_row_values(carried_after_gelu_value, mean_value, inverse_root_value, weight_value,
+            bias_value, out_value);
+        out_out.at[lane] = narrow<float>(out_value);
       }
+      if (is_here) store(out + (base + i), out_out);
     }
-    send_row(first + 2 * stride, slot_before);
-    slot = slot == 2 ? 0 : slot + 1;
   }
 }
 
@@ -1051,30 +856,15 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const int device = static_cast<int>(a[11]);
   const DeviceGuard guard(device);
   const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value), forward_row_length = static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value);
-  // So many blocks share a row; there are as many such teams as the device works on at once.
-  const int64_t forward_row_blocks = ceil_divide(forward_row_length, 4096);
-  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, forward_row_blocks * 16));
-  const int64_t forward_row_resident = resident_blocks(forward_row, forward_row_block, 49152, 49152,
-      device) / forward_row_blocks;
-  const int64_t forward_row_slots = forward_row_rows < forward_row_resident ? forward_row_rows : forward_row_resident;
-  if (forward_row_slots == 0) return -static_cast<int64_t>(cudaErrorCooperativeLaunchTooLarge);
-  const int64_t forward_row_meeting_cells = forward_row_slots * forward_row_blocks * 8;
-  auto* const forward_row_meetings = scratch.take<uint64_t>(forward_row_meeting_cells);
+  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 36));
+  const int64_t forward_row_tasks = ceil_divide(forward_row_rows, forward_row_block.y);
+  const int64_t forward_row_resident = resident_blocks(forward_row, forward_row_block, 147456, 147456,
+      device);
+  const int64_t forward_row_slots = forward_row_tasks < forward_row_resident ? forward_row_tasks : forward_row_resident;
   if (is_measuring) return scratch.used;
   {
-    cudaMemsetAsync(forward_row_meetings, 0, forward_row_meeting_cells * sizeof(uint64_t), stream);
-    cudaLaunchAttribute together{};
-    together.id = cudaLaunchAttributeCooperative;
-    together.val.cooperative = 1;
-    cudaLaunchConfig_t launch{};
-    launch.gridDim = dim3(static_cast<unsigned>(forward_row_slots * forward_row_blocks));
-    launch.blockDim = forward_row_block;
-    launch.dynamicSmemBytes = 49152;
-    launch.stream = stream;
-    launch.attrs = &together;
-    launch.numAttrs = 1;
-    cudaLaunchKernelEx(&launch, forward_row, x, weight, bias, out, saved_mean, saved_variance, sizes,
-        forward_row_meetings, static_cast<Index>(forward_row_blocks));
+    follow(forward_row, static_cast<unsigned>(forward_row_slots), forward_row_block, 147456, stream, x,
+        weight, bias, out, saved_mean, saved_variance, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

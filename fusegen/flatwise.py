@@ -1,0 +1,92 @@
+"""Reductions of what is still to be pooled, over all of the pooled axes: elements as they lie.
+
+Such a reduction takes no notice of windows, which fill their axes. Where the pooled axes are the
+innermost, a kernel goes over them as over one, in packs, like any that reduces along rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fusegen import ir
+from fusegen.grouping import ordered
+from fusegen.ir import Expr, Extent
+from fusegen.kernel import Buffer, Kernel, Reduction
+from fusegen.staging import Pass, finalise, partials, reduces_below
+
+_KINDS = ("sum", "mean", "variance")
+
+
+def lies_flat(node: Expr, window: Extent, pooled: Sequence[int]) -> bool:
+    """Whether a reduction can go over its elements as they lie."""
+    kind, axes = ir.reduction(node)
+    split = window | set(pooled)
+    below = ir.topological(node.args)
+    counts = [n for n in below if n.op == "count"]
+    domain = frozenset[int]().union(*(n.extent for n in below))
+    inner = ordered(domain - window)[-len(pooled) :]
+    return (
+        kind in _KINDS
+        and split <= axes
+        and set(inner) == set(pooled)
+        and not reduces_below(node.args)
+        and all(n.extent & split in (frozenset(), split) for n in below)
+        and all(n.op in ir.ARITY or n.op in ("input", "const", "count") for n in below)
+        and all(n.kind != "noise" for n in below)
+        and all(split <= set(ir.axes_of(n)) or not set(pooled) & set(ir.axes_of(n)) for n in counts)
+    )
+
+
+def flatwise_kernels(
+    state: Pass, nodes: Sequence[Expr], window: Extent, pooled: Sequence[int]
+) -> None:
+    """A kernel for each domain of some reductions that can go over elements as they lie."""
+    flat = ordered(frozenset(pooled))
+    others = window | set(flat[1:])
+
+    def flattened(node: Expr) -> Expr:
+        if node.op == "input":
+            extent = node.extent - others
+            return ir.make(node.op, (), node.attrs, extent=extent, rank=0, kind=node.kind)
+        axes = frozenset(ir.axes_of(node))
+        return ir.count(axes - others) if others <= axes else node
+
+    ends = [n for n in ir.topological(nodes) if n.op in ("input", "count")]
+    leaf_of = {n: flattened(n) for n in ends}
+    by_domain: dict[tuple[int, ...], dict[Expr, Expr]] = {}
+    for node in nodes:
+        (value,) = ir.substitute(node.args, leaf_of)
+        kind, axes = ir.reduction(node)
+        alike = ir.reduce(kind, axes - others, value)
+        by_domain.setdefault(ordered(value.extent), {})[node] = alike
+    for domain, alike_of in by_domain.items():
+        by_extent: dict[tuple[int, ...], list[Expr]] = {}
+        for node in dict.fromkeys(alike_of.values()):
+            by_extent.setdefault(ordered(node.extent), []).append(node)
+        sums: list[tuple[Reduction, Buffer]] = []
+        totals: dict[tuple[int, ...], tuple[tuple[Reduction, Buffer], ...]] = {}
+        known: dict[Expr, Expr] = {}
+        for extent, members in by_extent.items():
+            totals[extent], found = partials(state, members, extent)
+            sums += totals[extent]
+            known |= found
+        read = ir.inputs(r.value for r, _ in sums)
+        buffers = {
+            leaf_of[leaf]: buffer for leaf, buffer in state.buffers.items() if leaf in leaf_of
+        }
+        state.kernels.append(
+            Kernel(
+                "inner",
+                state.fresh(f"{state.prefix}_inner"),
+                domain,
+                domain,
+                tuple((n, replace(buffers[n], extent=ordered(n.extent))) for n in read),
+                (),
+                sums=tuple(sums),
+                flat=flat,
+            )
+        )
+        state.resolve({node: known[alike] for node, alike in alike_of.items()})
+        for extent, mine in totals.items():
+            finalise(state, extent, mine, ())

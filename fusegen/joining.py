@@ -1,0 +1,74 @@
+"""Norms and the pooling of their results in one segment, where shapes allow it.
+
+Whether windows take each element once is a matter of shapes: where they lie side by side and fill
+their axes, what is reduced over those axes is reduced over the windows and what is within them. So
+a norm's statistics come from one pass over x, and its result is pooled in the next one, without a
+tensor of x's size between them. Else the chain is cut there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fusegen import ir
+from fusegen.axes import Shape
+from fusegen.bound import Bound
+from fusegen.errors import FusegenError
+from fusegen.lower import lower
+from fusegen.ops import Chain
+from fusegen.segments import Segment, bind_all, segments
+
+# What a reduction of what is still to be pooled may be: others take no account of windows.
+_KINDS = ("sum", "mean", "variance")
+
+Way = tuple[Segment, ...]
+
+
+def ways(chain: Chain) -> tuple[Way, ...]:
+    """The segments that a chain can be cut into; of several, those are the best that come first.
+    The last fit any shape.
+    """
+    return tuple(dict.fromkeys((segments(chain, joins=True), segments(chain))))
+
+
+def chosen(
+    found: Sequence[Way], x: tuple[Shape, str], operands: Mapping[str, tuple[Shape, str]]
+) -> tuple[int, tuple[Bound, ...]]:
+    """Which of a chain's ways its shapes allow, and its segments bound.
+
+    Raises ArgumentError for the first step that does not fit, UnsupportedError for what fits, and
+    cannot be done.
+    """
+    *others, last = found
+    bounds = bind_all(last, x, operands)
+    for i, way in enumerate(others):
+        try:
+            joined = bind_all(way, x, operands)
+        except FusegenError:
+            continue
+        if all(map(_is_apt, joined)):
+            return i, joined
+    return len(others), bounds
+
+
+def _is_apt(bound: Bound) -> bool:
+    """Whether what is reduced before the pooling can be reduced window by window: windows fill
+    their axes, and reductions take all of them. Nor may an operand's gradient be a sum that keeps
+    places within windows.
+    """
+    if not bound.windows:
+        return True
+    graph = lower(bound).graph
+    nodes = ir.topological(graph.roots)
+    within = frozenset(a for n in nodes for a in n.extent if a > 0)
+    before = [n for n in nodes if n.op == "reduce" and n.args[0].extent & within]
+    before = [n for n in before if min(ir.reduction(n)[1]) < 0]
+    if not before:
+        return True
+    is_filled = all(isinstance(w, int) and bound.domain[a] % w == 0 for a, w in bound.windows)
+    full = max((n.extent for n in nodes), key=len)
+    return (
+        is_filled
+        and all(n.attrs[0] in _KINDS and ir.reduction(n)[1] > within for n in before)
+        and all(n.extent == full for n in graph.inputs if n.extent & within and n.kind == "number")
+    )

@@ -1,0 +1,894 @@
+// fusegen 0.1.0   chain 2791517321c3   signature forward+backward: bias float32, d_bias float32, d_out float32, d_weight float32, d_x float32, out float32, saved_mean float32, saved_variance float32, weight float32, x float32; 32-bit offsets
+//   batch_norm(training=True, weight=weight, bias=bias) | gelu | avg_pool2d(2)
+#include <cstdint>
+#include <cuda_runtime.h>
+
+using Index = uint32_t;
+
+// A size with what it takes to divide by it: two instructions instead of twenty, for dividends below 2^31.
+struct Size {
+  uint32_t value, multiplier, shift;
+};
+
+static Size size_of(int64_t value) {
+  uint32_t shift = 0;
+  while ((uint64_t{1} << shift) < static_cast<uint64_t>(value)) ++shift;
+  const uint64_t excess = (uint64_t{1} << 32) * ((uint64_t{1} << shift) - value);
+  return {static_cast<uint32_t>(value), static_cast<uint32_t>(excess / value + 1), shift};
+}
+
+namespace {
+
+[[maybe_unused]] __device__ __forceinline__ Index divide(Index n, Size d) { return (__umulhi(n,
+    d.multiplier) + n) >> d.shift; }
+
+template <typename Stored>
+__device__ __forceinline__ Stored widen(Stored x) {
+  return x;
+}
+
+template <typename Stored, typename Value>
+__device__ __forceinline__ Stored narrow(Value x) {
+  return static_cast<Stored>(x);
+}
+
+// Coefficients from the lowest power on.
+__device__ __forceinline__ float polynomial(float, float coefficient) { return coefficient; }
+template <typename... More>
+__device__ __forceinline__ float polynomial(float x, float coefficient, More... more) {
+  return fmaf(x, polynomial(x, more...), coefficient);
+}
+
+// One instruction where exp2f takes four: what is below 2^-126 becomes zero. Relative error below 2^-22.
+__device__ __forceinline__ float exp2_flushed(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+// A quotient of what is small beside the mean.
+[[maybe_unused]] __device__ __forceinline__ float ratio(float a, float b) { return b > 0 ? __fdividef(a,
+    b) : 0.0f; }
+[[maybe_unused]] __device__ __forceinline__ double ratio(double a, double b) { return b > 0 ? a / b : 0.0; }
+
+// N neighbours, moved by one access.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T at[N];
+};
+
+template <typename T, int N>
+__device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
+  return widen(pack.at[lane]);
+}
+
+template <int Bytes>
+struct Bits;
+template <>
+struct Bits<16> {
+  using type = uint4;
+};
+template <>
+struct Bits<8> {
+  using type = uint2;
+};
+template <>
+struct Bits<4> {
+  using type = unsigned int;
+};
+template <>
+struct Bits<2> {
+  using type = unsigned short;
+};
+template <>
+struct Bits<1> {
+  using type = unsigned char;
+};
+
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load(const T* from) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  Pack<T, N> pack;
+  *reinterpret_cast<Whole*>(&pack) = *reinterpret_cast<const Whole*>(from);
+  return pack;
+}
+
+template <int N, typename T>
+__device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
+}
+
+// Neighbours in as few accesses as their size allows, where they begin at a multiple of it; else one by one.
+template <bool kIsWide, int N, typename T>
+__device__ __forceinline__ void load_line(const T* from, T (&to)[N]) {
+  constexpr int kBytes = N * sizeof(T),
+      kLanes = kIsWide ? (kBytes % 16 == 0 ? 16 : kBytes & -kBytes) / sizeof(T) : 1;
+  using Whole = typename Bits<sizeof(T) * kLanes>::type;
+#pragma unroll
+  for (int i = 0; i < N; i += kLanes) {
+    Pack<T, kLanes> pack;
+    *reinterpret_cast<Whole*>(&pack) = *reinterpret_cast<const Whole*>(from + i);
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) to[i + lane] = pack.at[lane];
+  }
+}
+
+template <bool kIsWide, int N, typename T>
+__device__ __forceinline__ void store_line(const T (&from)[N], T* to) {
+  constexpr int kBytes = N * sizeof(T),
+      kLanes = kIsWide ? (kBytes % 16 == 0 ? 16 : kBytes & -kBytes) / sizeof(T) : 1;
+#pragma unroll
+  for (int i = 0; i < N; i += kLanes) {
+    Pack<T, kLanes> pack;
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) pack.at[lane] = from[i + lane];
+    store(to + i, pack);
+  }
+}
+
+template <typename T>
+struct Sum {
+  T total = 0;
+  __device__ void add(T term) { total += term; }
+  template <typename U>
+  __device__ void merge(const Sum<U>& other) {
+    total += other.total;
+  }
+  __device__ T sum() const { return total; }
+};
+
+// How many values, the first, and what they are off by from it, and squared. Floats are merged from their mean, by Chan's
+// formula; doubles have the digits to stay with the first, which takes no division.
+template <typename T>
+struct Count {
+  using type = T;
+};
+template <>
+struct Count<float> {
+  using type = int;
+};
+
+template <typename T>
+struct Moments {
+  typename Count<T>::type count = 0;
+  T centre = 0, off = 0, squares = 0;
+  __device__ void add(T term) {
+    centre = count == 0 ? term : centre;
+    count += 1;
+    __builtin_assume(count > 0);
+    const T distance = term - centre;
+    off += distance;
+    squares = fma(distance, distance, squares);
+  }
+  template <typename U>
+  __device__ void merge(const Moments<U>& other) {
+    if constexpr (sizeof(T) == 8) {
+      centre = count == 0 ? static_cast<T>(other.centre) : centre;
+      const T gap = other.centre - centre, moved = other.count * gap;
+      squares += fma(gap, 2 * static_cast<T>(other.off) + moved, static_cast<T>(other.squares));
+      off += other.off + moved;
+      count += other.count;
+    } else {
+      if (other.count == 0) return;
+      const T all = count + other.count, gap = other.mean() - mean(), share = ratio(other.count, all);
+      squares = distances() + other.distances() + gap * gap * (count * share);
+      centre = mean() + gap * share;
+      off = 0;
+      count += other.count;
+    }
+  }
+  __device__ T beyond() const { return ratio(off, count); }
+  __device__ T distances() const { return squares - off * beyond(); }
+  __device__ T mean() const { return centre + beyond(); }
+  __device__ T variance() const { return distances() / count; }
+};
+
+// Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
+template <typename Accumulator>
+__device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, int cell, int stride,
+    void* memory) {
+  Accumulator* const cells = static_cast<Accumulator*>(memory);
+  cells[cell] = mine;
+  __syncthreads();
+  for (int half = lanes / 2; half > 0; half /= 2) {
+    if (lane < half) cells[cell].merge(cells[cell + half * stride]);
+    __syncthreads();
+  }
+  const Accumulator all = cells[cell - lane * stride];
+  __syncthreads();
+  return all;
+}
+
+// The kernel before this one in the stream is done, and what it wrote is there.
+__device__ __forceinline__ void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+struct ForwardSizes {
+  Size outer, axis_1, axis_2, inner, axis_1_unpooled, axis_2_unpooled;
+};
+
+__device__ __forceinline__ void forward_window_stage_1(const float x, float& total_2_term) {
+  total_2_term = x;
+}
+
+__device__ __forceinline__ void forward_window_stage_2(const float x, const float total_2,
+    const float count_of_window_2_window_1, float& total_3_term) {
+  const float difference = x - total_2 * (1.0f / count_of_window_2_window_1);
+  total_3_term = difference * difference;
+}
+
+__device__ __forceinline__ void forward_window_row_values(const float total_3, const float total_2,
+    const float count_of_window_2_window_1, float& total_term, float& mean_term) {
+  total_term = total_3;
+  mean_term = total_2 * (1.0f / count_of_window_2_window_1);
+}
+
+// Reads x; leaves partials of total, mean.
+template <bool kIsWide>
+__global__ void __launch_bounds__(256)
+forward_window(const float* x, Sum<float>* __restrict__ total_partials,
+    Moments<float>* __restrict__ mean_partials, ForwardSizes sizes, Index slots) {
+  wait_for_kernel_before();
+  const float count_of_window_2_window_1_value = static_cast<float>(2 * 2);
+  constexpr int kWindows = kIsWide ? 4 : 1;  // side by side
+  __shared__ alignas(16) unsigned char shared[256 * 16];
+  const Index rows = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value, columns = sizes.inner.value;
+  const Index strips = (columns + blockDim.x * kWindows - 1) / (blockDim.x * kWindows);
+  const Index slot = blockIdx.x / strips,
+      column = (blockIdx.x % strips * blockDim.x + threadIdx.x) * kWindows;
+  Sum<float> total_sum[kWindows];
+  Moments<float> mean_sum[kWindows];
+  if (column < columns) {
+    for (Index row = slot * blockDim.y + threadIdx.y; row < rows; row += slots * blockDim.y) {
+      const Index above_axis_2 = divide(row, sizes.axis_2);
+      const Index axis_2 = row - above_axis_2 * sizes.axis_2.value;
+      const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
+      const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
+      const Index outer = above_axis_1;
+      const Index inner = column;
+      float x_in[4][kWindows * 1];
+#pragma unroll
+      for (int line = 0; line < 4; ++line) {
+        const Index above_window_2 = line / 2;
+        const Index window_2 = line - above_window_2 * 2;
+        const Index window_1 = above_window_2;
+        load_line<kIsWide>(x + (((outer) * sizes.axis_1_unpooled.value + (axis_1 * 2 + window_1)) * sizes.axis_2_unpooled.value + (axis_2 * 2 + window_2)) * sizes.inner.value + inner, x_in[line]);
+      }
+#pragma unroll
+      for (int beside = 0; beside < kWindows; ++beside) {
+        Sum<float> total_2_sum;
+#pragma unroll
+        for (int position_value = 0; position_value < 4; ++position_value) {
+          const float x_value = widen(x_in[position_value / 1][beside * 1 + position_value % 1]);
+          float total_2_term_value;
+          forward_window_stage_1(x_value, total_2_term_value);
+          total_2_sum.add(total_2_term_value);
+        }
+        const float total_2_value = total_2_sum.sum();
+        Sum<float> total_3_sum;
+#pragma unroll
+        for (int position_value = 0; position_value < 4; ++position_value) {
+          const float x_value = widen(x_in[position_value / 1][beside * 1 + position_value % 1]);
+          float total_3_term_value;
+          forward_window_stage_2(x_value, total_2_value, count_of_window_2_window_1_value,
+              total_3_term_value);
+          total_3_sum.add(total_3_term_value);
+        }
+        const float total_3_value = total_3_sum.sum();
+        float total_term_value;
+        float mean_term_value;
+        forward_window_row_values(total_3_value, total_2_value, count_of_window_2_window_1_value,
+            total_term_value, mean_term_value);
+        total_sum[beside].add(total_term_value);
+        mean_sum[beside].add(mean_term_value);
+      }
+    }
+  }
+#pragma unroll
+  for (int beside = 0; beside < kWindows; ++beside) {
+    const Sum<float> total_part = merge_tree(total_sum[beside], threadIdx.y, blockDim.y,
+        threadIdx.y * blockDim.x + threadIdx.x, blockDim.x, shared);
+    if (threadIdx.y == 0 && column < columns) total_partials[slot * columns + column + beside] = total_part;
+    const Moments<float> mean_part = merge_tree(mean_sum[beside], threadIdx.y, blockDim.y,
+        threadIdx.y * blockDim.x + threadIdx.x, blockDim.x, shared);
+    if (threadIdx.y == 0 && column < columns) mean_partials[slot * columns + column + beside] = mean_part;
+  }
+}
+
+__device__ __forceinline__ void forward_finalise_values(const float mean, const float total,
+    const float count_of_window_2_window_1_outer_axis_1_axis_2, const float variance, float& saved_mean,
+    float& saved_variance, float& mean_scratch, float& total_scratch, float& variance_scratch) {
+  saved_mean = mean;
+  saved_variance = total * (1.0f / count_of_window_2_window_1_outer_axis_1_axis_2) + variance;
+  mean_scratch = mean;
+  total_scratch = total;
+  variance_scratch = variance;
+}
+
+// Merges partials into total, mean; writes saved_mean, saved_variance, mean_scratch, total_scratch, variance_scratch.
+__global__ void __launch_bounds__(512)
+forward_finalise(float* __restrict__ saved_mean, float* __restrict__ saved_variance,
+    float* __restrict__ mean_scratch, float* __restrict__ total_scratch,
+    float* __restrict__ variance_scratch, const Sum<float>* total_partials,
+    const Moments<float>* mean_partials, ForwardSizes sizes, Index slots) {
+  wait_for_kernel_before();
+  const float count_of_window_2_window_1_outer_axis_1_axis_2_value = static_cast<float>(2 * 2 * sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value);
+  __shared__ alignas(16) unsigned char shared[512 * 32];
+  const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
+  const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
+  const Index result = above * columns + column;
+  const bool is_live = column < columns;
+  Sum<double> total_sum;
+  Moments<double> mean_sum;
+  if (is_live) {
+#pragma unroll 8
+    for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
+      total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
+      mean_sum.merge(mean_partials[(above * slots + slot) * columns + column]);
+    }
+  }
+  total_sum = merge_tree(total_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+      blockDim.x, shared);
+  mean_sum = merge_tree(mean_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+      blockDim.x, shared);
+  if (threadIdx.y != 0 || !is_live) return;
+  const float total_value = static_cast<float>(total_sum.sum());
+  const float mean_value = static_cast<float>(mean_sum.mean());
+  const float variance_value = static_cast<float>(mean_sum.variance());
+  const Index inner = result;
+  float saved_mean_value;
+  float saved_variance_value;
+  float mean_scratch_value;
+  float total_scratch_value;
+  float variance_scratch_value;
+  forward_finalise_values(mean_value, total_value, count_of_window_2_window_1_outer_axis_1_axis_2_value,
+      variance_value, saved_mean_value, saved_variance_value, mean_scratch_value, total_scratch_value,
+      variance_scratch_value);
+  saved_mean[inner] = narrow<float>(saved_mean_value);
+  saved_variance[inner] = narrow<float>(saved_variance_value);
+  mean_scratch[inner] = narrow<float>(mean_scratch_value);
+  total_scratch[inner] = narrow<float>(total_scratch_value);
+  variance_scratch[inner] = narrow<float>(variance_scratch_value);
+}
+
+__device__ __forceinline__ void forward_window_2_stage_1(const float x, const float mean, const float total,
+    const float count_of_window_2_window_1_outer_axis_1_axis_2, const float variance, const float weight,
+    const float bias, float& total_4_term) {
+  // batch_norm(training=True, weight=weight, bias=bias)
+  const float sum = total * (1.0f / count_of_window_2_window_1_outer_axis_1_axis_2) + variance;
+  const float after_batch_norm = fmaf((x - mean) * (rsqrtf(sum + 1e-05f)), weight, bias);
+  // gelu
+  const float series = polynomial(fabsf(after_batch_norm), -1.0f, -1.15110552f, -0.459209114f,
+      -0.0524738058f, 0.00698745623f, -2.51266702e-05f, -0.000272270845f, 7.59166942e-05f, -1.1191165e-05f,
+      9.13259044e-07f, -3.24377396e-08f);
+  const float power = exp2_flushed(series);
+  total_4_term = after_batch_norm * (after_batch_norm < 0.0f ? power : 1.0f - power);
+}
+
+__device__ __forceinline__ void forward_window_2_row_values(const float total_4, float& out) {
+  // avg_pool2d(2)
+  out = total_4 * 0.25f;
+}
+
+// Reads x, mean by (inner), total by (inner), variance by (inner), weight by (inner), bias by (inner); writes out.
+template <bool kIsWide>
+__global__ void __launch_bounds__(256)
+forward_window_2(const float* x, const float* mean, const float* total, const float* variance,
+    const float* weight, const float* bias, float* __restrict__ out, ForwardSizes sizes) {
+  wait_for_kernel_before();
+  const float count_of_window_2_window_1_outer_axis_1_axis_2_value = static_cast<float>(2 * 2 * sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value);
+  constexpr int kWindows = kIsWide ? 4 : 1;  // side by side
+  const Index results = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.inner.value;
+  const Index result = (static_cast<Index>(gridDim.x - 1 - blockIdx.x) * 256 + threadIdx.x) * kWindows;
+  if (result >= results) return;
+  const Index above_inner = divide(result, sizes.inner);
+  const Index inner = result - above_inner * sizes.inner.value;
+  const Index above_axis_2 = divide(above_inner, sizes.axis_2);
+  const Index axis_2 = above_inner - above_axis_2 * sizes.axis_2.value;
+  const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
+  const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
+  const Index outer = above_axis_1;
+  float x_in[4][kWindows * 1];
+#pragma unroll
+  for (int line = 0; line < 4; ++line) {
+    const Index above_window_2 = line / 2;
+    const Index window_2 = line - above_window_2 * 2;
+    const Index window_1 = above_window_2;
+    load_line<kIsWide>(x + (((outer) * sizes.axis_1_unpooled.value + (axis_1 * 2 + window_1)) * sizes.axis_2_unpooled.value + (axis_2 * 2 + window_2)) * sizes.inner.value + inner, x_in[line]);
+  }
+  float mean_in[kWindows];
+  load_line<kIsWide>(mean + inner, mean_in);
+  float total_in[kWindows];
+  load_line<kIsWide>(total + inner, total_in);
+  float variance_in[kWindows];
+  load_line<kIsWide>(variance + inner, variance_in);
+  float weight_in[kWindows];
+  load_line<kIsWide>(weight + inner, weight_in);
+  float bias_in[kWindows];
+  load_line<kIsWide>(bias + inner, bias_in);
+  float out_out[kWindows];
+#pragma unroll
+  for (int beside = 0; beside < kWindows; ++beside) {
+    const float mean_value = widen(mean_in[beside]);
+    const float total_value = widen(total_in[beside]);
+    const float variance_value = widen(variance_in[beside]);
+    const float weight_value = widen(weight_in[beside]);
+    const float bias_value = widen(bias_in[beside]);
+    Sum<float> total_4_sum;
+#pragma unroll
+    for (int position_value = 0; position_value < 4; ++position_value) {
+      const float x_value = widen(x_in[position_value / 1][beside * 1 + position_value % 1]);
+      float total_4_term_value;
+      forward_window_2_stage_1(x_value, mean_value, total_value,
+          count_of_window_2_window_1_outer_axis_1_axis_2_value, variance_value, weight_value, bias_value,
+          total_4_term_value);
+      total_4_sum.add(total_4_term_value);
+    }
+    const float total_4_value = total_4_sum.sum();
+    float out_value;
+    forward_window_2_row_values(total_4_value, out_value);
+    out_out[beside] = narrow<float>(out_value);
+  }
+  store_line<kIsWide>(out_out,
+      out + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner);
+}
+
+struct BackwardSizes {
+  Size outer, axis_1, axis_2, inner, axis_1_unpooled, axis_2_unpooled;
+};
+
+__device__ __forceinline__ void backward_window_stage_1(const float d_out, const float x,
+    const float saved_mean, const float saved_variance, const float weight, const float bias,
+    float& total_3_term, float& total_4_term) {
+  // batch_norm(training=True, weight=weight, bias=bias)
+  const float difference = x - saved_mean;
+  const float after_batch_norm = fmaf(difference * (rsqrtf(saved_variance + 1e-05f)), weight, bias);
+  // backward, down to gelu
+  const float d_after_gelu = d_out * 0.25f;
+  // backward, down to batch_norm(training=True, weight=weight, bias=bias)
+  const float sum = fmaf(after_batch_norm * after_batch_norm, -0.721347511f, -1.32574809f);
+  const float series = polynomial(fabsf(after_batch_norm), -1.0f, -1.15110552f, -0.459209114f,
+      -0.0524738058f, 0.00698745623f, -2.51266702e-05f, -0.000272270845f, 7.59166942e-05f, -1.1191165e-05f,
+      9.13259044e-07f, -3.24377396e-08f);
+  const float power = exp2_flushed(series);
+  const float sum_2 = fmaf(after_batch_norm, exp2_flushed(sum),
+      after_batch_norm < 0.0f ? power : 1.0f - power);
+  const float d_after_batch_norm = d_after_gelu * sum_2;
+  total_3_term = d_after_batch_norm * difference;
+  total_4_term = d_after_batch_norm;
+}
+
+__device__ __forceinline__ void backward_window_row_values(const float total_3, const float total_4,
+    float& total_term, float& total_2_term) {
+  total_term = total_3;
+  total_2_term = total_4;
+}
+
+// Reads x, d_out by (outer, axis_1, axis_2, inner), saved_mean by (inner), saved_variance by (inner), weight by (inner), bias by (inner); leaves partials of total, total_2.
+template <bool kIsWide>
+__global__ void __launch_bounds__(256)
+backward_window(const float* d_out, const float* x, const float* saved_mean, const float* saved_variance,
+    const float* weight, const float* bias, Sum<float>* __restrict__ total_partials,
+    Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes, Index slots) {
+  wait_for_kernel_before();
+  constexpr int kWindows = kIsWide ? 4 : 1;  // side by side
+  __shared__ alignas(16) unsigned char shared[256 * 4];
+  const Index rows = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value, columns = sizes.inner.value;
+  const Index strips = (columns + blockDim.x * kWindows - 1) / (blockDim.x * kWindows);
+  const Index slot = blockIdx.x / strips,
+      column = (blockIdx.x % strips * blockDim.x + threadIdx.x) * kWindows;
+  Sum<float> total_sum[kWindows];
+  Sum<float> total_2_sum[kWindows];
+  if (column < columns) {
+    for (Index row = slot * blockDim.y + threadIdx.y; row < rows; row += slots * blockDim.y) {
+      const Index above_axis_2 = divide(row, sizes.axis_2);
+      const Index axis_2 = row - above_axis_2 * sizes.axis_2.value;
+      const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
+      const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
+      const Index outer = above_axis_1;
+      const Index inner = column;
+      float x_in[4][kWindows * 1];
+#pragma unroll
+      for (int line = 0; line < 4; ++line) {
+        const Index above_window_2 = line / 2;
+        const Index window_2 = line - above_window_2 * 2;
+        const Index window_1 = above_window_2;
+        load_line<kIsWide>(x + (((outer) * sizes.axis_1_unpooled.value + (axis_1 * 2 + window_1)) * sizes.axis_2_unpooled.value + (axis_2 * 2 + window_2)) * sizes.inner.value + inner, x_in[line]);
+      }
+      float d_out_in[kWindows];
+      load_line<kIsWide>(d_out + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, d_out_in);
+      float saved_mean_in[kWindows];
+      load_line<kIsWide>(saved_mean + inner, saved_mean_in);
+      float saved_variance_in[kWindows];
+      load_line<kIsWide>(saved_variance + inner, saved_variance_in);
+      float weight_in[kWindows];
+      load_line<kIsWide>(weight + inner, weight_in);
+      float bias_in[kWindows];
+      load_line<kIsWide>(bias + inner, bias_in);
+#pragma unroll
+      for (int beside = 0; beside < kWindows; ++beside) {
+        const float d_out_value = widen(d_out_in[beside]);
+        const float saved_mean_value = widen(saved_mean_in[beside]);
+        const float saved_variance_value = widen(saved_variance_in[beside]);
+        const float weight_value = widen(weight_in[beside]);
+        const float bias_value = widen(bias_in[beside]);
+        Sum<float> total_3_sum;
+        Sum<float> total_4_sum;
+#pragma unroll
+        for (int position_value = 0; position_value < 4; ++position_value) {
+          const float x_value = widen(x_in[position_value / 1][beside * 1 + position_value % 1]);
+          float total_3_term_value;
+          float total_4_term_value;
+          backward_window_stage_1(d_out_value, x_value, saved_mean_value, saved_variance_value, weight_value,
+              bias_value, total_3_term_value, total_4_term_value);
+          total_3_sum.add(total_3_term_value);
+          total_4_sum.add(total_4_term_value);
+        }
+        const float total_3_value = total_3_sum.sum();
+        const float total_4_value = total_4_sum.sum();
+        float total_term_value;
+        float total_2_term_value;
+        backward_window_row_values(total_3_value, total_4_value, total_term_value, total_2_term_value);
+        total_sum[beside].add(total_term_value);
+        total_2_sum[beside].add(total_2_term_value);
+      }
+    }
+  }
+#pragma unroll
+  for (int beside = 0; beside < kWindows; ++beside) {
+    const Sum<float> total_part = merge_tree(total_sum[beside], threadIdx.y, blockDim.y,
+        threadIdx.y * blockDim.x + threadIdx.x, blockDim.x, shared);
+    if (threadIdx.y == 0 && column < columns) total_partials[slot * columns + column + beside] = total_part;
+    const Sum<float> total_2_part = merge_tree(total_2_sum[beside], threadIdx.y, blockDim.y,
+        threadIdx.y * blockDim.x + threadIdx.x, blockDim.x, shared);
+    if (threadIdx.y == 0 && column < columns) total_2_partials[slot * columns + column + beside] = total_2_part;
+  }
+}
+
+__device__ __forceinline__ void backward_finalise_values(const float total, const float saved_variance,
+    const float total_2, float& d_weight, float& d_bias, float& total_scratch, float& total_2_scratch) {
+  d_weight = total * (rsqrtf(saved_variance + 1e-05f));
+  d_bias = total_2;
+  total_scratch = total;
+  total_2_scratch = total_2;
+}
+
+// Reads saved_variance; merges partials into total, total_2; writes d_weight, d_bias, total_scratch, total_2_scratch.
+__global__ void __launch_bounds__(512)
+backward_finalise(const float* saved_variance, float* __restrict__ d_weight, float* __restrict__ d_bias,
+    float* __restrict__ total_scratch, float* __restrict__ total_2_scratch, const Sum<float>* total_partials,
+    const Sum<float>* total_2_partials, BackwardSizes sizes, Index slots) {
+  wait_for_kernel_before();
+  __shared__ alignas(16) unsigned char shared[512 * 8];
+  const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
+  const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
+  const Index result = above * columns + column;
+  const bool is_live = column < columns;
+  Sum<double> total_sum;
+  Sum<double> total_2_sum;
+  if (is_live) {
+#pragma unroll 8
+    for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
+      total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
+      total_2_sum.merge(total_2_partials[(above * slots + slot) * columns + column]);
+    }
+  }
+  total_sum = merge_tree(total_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+      blockDim.x, shared);
+  total_2_sum = merge_tree(total_2_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+      blockDim.x, shared);
+  if (threadIdx.y != 0 || !is_live) return;
+  const float total_value = static_cast<float>(total_sum.sum());
+  const float total_2_value = static_cast<float>(total_2_sum.sum());
+  const Index inner = result;
+  const float saved_variance_value = widen(saved_variance[inner]);
+  float d_weight_value;
+  float d_bias_value;
+  float total_scratch_value;
+  float total_2_scratch_value;
+  backward_finalise_values(total_value, saved_variance_value, total_2_value, d_weight_value, d_bias_value,
+      total_scratch_value, total_2_scratch_value);
+  d_weight[inner] = narrow<float>(d_weight_value);
+  d_bias[inner] = narrow<float>(d_bias_value);
+  total_scratch[inner] = narrow<float>(total_scratch_value);
+  total_2_scratch[inner] = narrow<float>(total_2_scratch_value);
+}
+
+__device__ __forceinline__ void backward_window_2_values(const float x, const float saved_mean,
+    const float total, const float weight, const float saved_variance,
+    const float count_of_window_2_window_1_outer_axis_1_axis_2, const float d_out, const float bias,
+    const float total_2, float& d_x) {
+  // batch_norm(training=True, weight=weight, bias=bias)
+  const float difference = x - saved_mean;
+  const float inverse_root = rsqrtf(saved_variance + 1e-05f);
+  const float after_batch_norm = fmaf(difference * inverse_root, weight, bias);
+  // backward, down to gelu
+  const float d_after_gelu = d_out * 0.25f;
+  // backward, down to batch_norm(training=True, weight=weight, bias=bias)
+  const float sum = fmaf(after_batch_norm * after_batch_norm, -0.721347511f, -1.32574809f);
+  const float series = polynomial(fabsf(after_batch_norm), -1.0f, -1.15110552f, -0.459209114f,
+      -0.0524738058f, 0.00698745623f, -2.51266702e-05f, -0.000272270845f, 7.59166942e-05f, -1.1191165e-05f,
+      9.13259044e-07f, -3.24377396e-08f);
+  const float power = exp2_flushed(series);
+  const float sum_2 = fmaf(after_batch_norm, exp2_flushed(sum),
+      after_batch_norm < 0.0f ? power : 1.0f - power);
+  const float d_after_batch_norm = d_after_gelu * sum_2;
+  const float quotient = 1.0f / count_of_window_2_window_1_outer_axis_1_axis_2;
+  const float product = -(total * weight * inverse_root * inverse_root * inverse_root) * quotient;
+  const float sum_3 = fmaf(difference, product, d_after_batch_norm * weight * inverse_root);
+  d_x = sum_3 - total_2 * weight * inverse_root * quotient;
+}
+
+// Reads x, saved_mean by (inner), total by (inner), weight by (inner), saved_variance by (inner), d_out by (outer, axis_1, axis_2, inner), bias by (inner), total_2 by (inner); writes d_x.
+template <bool kIsWide>
+__global__ void __launch_bounds__(256)
+backward_window_2(const float* x, const float* saved_mean, const float* total, const float* weight,
+    const float* saved_variance, const float* d_out, const float* bias, const float* total_2,
+    float* __restrict__ d_x, BackwardSizes sizes) {
+  wait_for_kernel_before();
+  const float count_of_window_2_window_1_outer_axis_1_axis_2_value = static_cast<float>(2 * 2 * sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value);
+  constexpr int kWindows = kIsWide ? 4 : 1;  // side by side
+  const Index results = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.inner.value;
+  const Index result = (static_cast<Index>(gridDim.x - 1 - blockIdx.x) * 256 + threadIdx.x) * kWindows;
+  if (result >= results) return;
+  const Index above_inner = divide(result, sizes.inner);
+  const Index inner = result - above_inner * sizes.inner.value;
+  const Index above_axis_2 = divide(above_inner, sizes.axis_2);
+  const Index axis_2 = above_inner - above_axis_2 * sizes.axis_2.value;
+  const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
+  const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
+  const Index outer = above_axis_1;
+  float x_in[4][kWindows * 1];
+#pragma unroll
+  for (int line = 0; line < 4; ++line) {
+    const Index above_window_2 = line / 2;
+    const Index window_2 = line - above_window_2 * 2;
+    const Index window_1 = above_window_2;
+    load_line<kIsWide>(x + (((outer) * sizes.axis_1_unpooled.value + (axis_1 * 2 + window_1)) * sizes.axis_2_unpooled.value + (axis_2 * 2 + window_2)) * sizes.inner.value + inner, x_in[line]);
+  }
+  float saved_mean_in[kWindows];
+  load_line<kIsWide>(saved_mean + inner, saved_mean_in);
+  float total_in[kWindows];
+  load_line<kIsWide>(total + inner, total_in);
+  float weight_in[kWindows];
+  load_line<kIsWide>(weight + inner, weight_in);
+  float saved_variance_in[kWindows];
+  load_line<kIsWide>(saved_variance + inner, saved_variance_in);
+  float d_out_in[kWindows];
+  load_line<kIsWide>(d_out + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, d_out_in);
+  float bias_in[kWindows];
+  load_line<kIsWide>(bias + inner, bias_in);
+  float total_2_in[kWindows];
+  load_line<kIsWide>(total_2 + inner, total_2_in);
+  float d_x_out[4][kWindows * 1];
+#pragma unroll
+  for (int beside = 0; beside < kWindows; ++beside) {
+    const float saved_mean_value = widen(saved_mean_in[beside]);
+    const float total_value = widen(total_in[beside]);
+    const float weight_value = widen(weight_in[beside]);
+    const float saved_variance_value = widen(saved_variance_in[beside]);
+    const float d_out_value = widen(d_out_in[beside]);
+    const float bias_value = widen(bias_in[beside]);
+    const float total_2_value = widen(total_2_in[beside]);
+#pragma unroll
+    for (int position_value = 0; position_value < 4; ++position_value) {
+      const float x_value = widen(x_in[position_value / 1][beside * 1 + position_value % 1]);
+      float d_x_value;
+      backward_window_2_values(x_value, saved_mean_value, total_value, weight_value, saved_variance_value,
+          count_of_window_2_window_1_outer_axis_1_axis_2_value, d_out_value, bias_value, total_2_value,
+          d_x_value);
+      d_x_out[position_value / 1][beside * 1 + position_value % 1] = narrow<float>(d_x_value);
+    }
+  }
+#pragma unroll
+  for (int line = 0; line < 4; ++line) {
+    const Index above_window_2 = line / 2;
+    const Index window_2 = line - above_window_2 * 2;
+    const Index window_1 = above_window_2;
+    store_line<kIsWide>(d_x_out[line],
+        d_x + (((outer) * sizes.axis_1_unpooled.value + (axis_1 * 2 + window_1)) * sizes.axis_2_unpooled.value + (axis_2 * 2 + window_2)) * sizes.inner.value + inner);
+  }
+  const Index window_1_room = axis_1 + 1 == sizes.axis_1.value ? sizes.axis_1_unpooled.value - axis_1 * 2 : 2;
+  const Index window_2_room = axis_2 + 1 == sizes.axis_2.value ? sizes.axis_2_unpooled.value - axis_2 * 2 : 2;
+  if (window_1_room > 2 || window_2_room > 2) {
+    for (Index window_1 = 0; window_1 < window_1_room; ++window_1) {
+      for (Index window_2 = 0; window_2 < window_2_room; ++window_2) {
+        const bool is_outside = window_1 >= 2 || window_2 >= 2;
+        for (int beside = 0; is_outside && beside < kWindows; ++beside) d_x[(((outer) * sizes.axis_1_unpooled.value + (axis_1 * 2 + window_1)) * sizes.axis_2_unpooled.value + (axis_2 * 2 + window_2)) * sizes.inner.value + inner + beside] = narrow<float>(0.0f);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+// Scratch memory, handed out piece by piece; with no base it only counts.
+struct Scratch {
+  char* base;
+  int64_t used = 0;
+  template <typename T>
+  T* take(int64_t count) {
+    T* const piece = reinterpret_cast<T*>(base + used);
+    used += (count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
+    return piece;
+  }
+};
+
+// The caller's device stays current.
+struct DeviceGuard {
+  int previous = 0;
+  explicit DeviceGuard(int device) {
+    cudaGetDevice(&previous);
+    if (previous != device) cudaSetDevice(device);
+    else previous = -1;
+  }
+  ~DeviceGuard() {
+    if (previous >= 0) cudaSetDevice(previous);
+  }
+};
+
+static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The smallest power of two that is at least n, between two others.
+static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
+  int64_t power = least;
+  while (power < n && power < most) power *= 2;
+  return power;
+}
+
+// Sets a kernel up while the one before it in the stream ends, where devices can: it waits for that itself.
+template <typename... Parameters, typename... Arguments>
+static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64_t shared_bytes,
+    cudaStream_t stream,
+    Arguments... arguments) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = blocks;
+  launch.blockDim = block;
+  launch.dynamicSmemBytes = shared_bytes;
+  launch.stream = stream;
+  launch.attrs = &early;
+  launch.numAttrs = __CUDA_ARCH_LIST__ >= 900;
+  cudaLaunchKernelEx(&launch, kernel, static_cast<Parameters>(arguments)...);
+}
+
+// a: x, weight, bias, out, saved_mean, saved_variance, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, inner, axis_1_unpooled, axis_2_unpooled, device, stream.
+// Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
+extern "C" int64_t run_forward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const float*>(a[0]);
+  auto* const weight = reinterpret_cast<const float*>(a[1]);
+  auto* const bias = reinterpret_cast<const float*>(a[2]);
+  auto* const out = reinterpret_cast<float*>(a[3]);
+  auto* const saved_mean = reinterpret_cast<float*>(a[4]);
+  auto* const saved_variance = reinterpret_cast<float*>(a[5]);
+  const bool is_measuring = a[6] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[6])};
+  const ForwardSizes sizes{ size_of(a[7]), size_of(a[8]), size_of(a[9]), size_of(a[10]), size_of(a[11]),
+      size_of(a[12]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[14]);
+  const int device = static_cast<int>(a[13]);
+  const DeviceGuard guard(device);
+  const int64_t forward_window_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value), forward_window_length = static_cast<int64_t>(sizes.inner.value);
+  const int64_t forward_window_slots = power_of_two(ceil_divide(forward_window_rows * forward_window_length,
+      1024), 1, 512);
+  const int64_t total_partials_slots = forward_window_slots;
+  const int64_t mean_partials_slots = forward_window_slots;
+  auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.inner.value) * total_partials_slots);
+  auto* const mean_partials = scratch.take<Moments<float>>(static_cast<int64_t>(sizes.inner.value) * mean_partials_slots);
+  auto* const mean_scratch = scratch.take<float>(static_cast<int64_t>(sizes.inner.value));
+  auto* const total_scratch = scratch.take<float>(static_cast<int64_t>(sizes.inner.value));
+  auto* const variance_scratch = scratch.take<float>(static_cast<int64_t>(sizes.inner.value));
+  if (is_measuring) return scratch.used;
+  {
+    // Where each line begins at a multiple of their size, 4 windows go in wide accesses.
+    const bool is_wide = sizes.inner.value % 4 == 0 && (reinterpret_cast<uintptr_t>(x)) % 16 == 0;
+    const auto run = is_wide ? forward_window<true> : forward_window<false>;
+    const int64_t windows = is_wide ? 4 : 1;
+    const auto width = static_cast<unsigned>(power_of_two(ceil_divide(forward_window_length, windows), 1,
+        32));
+    const dim3 block(width, 256 / width);
+    const auto blocks = static_cast<unsigned>(forward_window_slots * ceil_divide(forward_window_length,
+        width * windows));
+    follow(run, blocks, block, 0, stream, x, total_partials, mean_partials, sizes,
+        static_cast<Index>(forward_window_slots));
+  }
+  {
+    const int64_t columns = static_cast<int64_t>(sizes.inner.value),
+        results = static_cast<int64_t>(sizes.inner.value);
+    // Threads for all slots of a column, up to 64 or what is left of a block, and columns beside each other:
+    // more of those where there are many.
+    const int64_t slots = total_partials_slots, most_along = columns < 4096 ? 64 : columns < 8192 ? 32 : 16;
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 512 / power_of_two(slots, 1,
+        most_along)));
+    const dim3 block(width, static_cast<unsigned>(power_of_two(slots, width < 32 ? 32 / width : 1,
+        512 / width)));
+    const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
+    follow(forward_finalise, blocks, block, 0, stream, saved_mean, saved_variance, mean_scratch,
+        total_scratch, variance_scratch, total_partials, mean_partials, sizes, static_cast<Index>(slots));
+  }
+  {
+    // Where each line begins at a multiple of their size, 4 windows go in wide accesses.
+    const bool is_wide = sizes.inner.value % 4 == 0 && (reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(weight) | reinterpret_cast<uintptr_t>(bias) | reinterpret_cast<uintptr_t>(out)) % 16 == 0;
+    const auto run = is_wide ? forward_window_2<true> : forward_window_2<false>;
+    const int64_t windows = is_wide ? 4 : 1;
+    const auto blocks = static_cast<unsigned>(ceil_divide(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value), 256 * windows));
+    follow(run, blocks, 256, 0, stream, x, mean_scratch, total_scratch, variance_scratch, weight, bias, out,
+        sizes);
+  }
+  return -static_cast<int64_t>(cudaGetLastError());
+}
+
+// a: x, weight, bias, saved_mean, saved_variance, d_out, d_x, d_weight, d_bias, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, inner, axis_1_unpooled, axis_2_unpooled, device, stream.
+// Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
+extern "C" int64_t run_backward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const float*>(a[0]);
+  auto* const weight = reinterpret_cast<const float*>(a[1]);
+  auto* const bias = reinterpret_cast<const float*>(a[2]);
+  auto* const saved_mean = reinterpret_cast<const float*>(a[3]);
+  auto* const saved_variance = reinterpret_cast<const float*>(a[4]);
+  auto* const d_out = reinterpret_cast<const float*>(a[5]);
+  auto* const d_x = reinterpret_cast<float*>(a[6]);
+  auto* const d_weight = reinterpret_cast<float*>(a[7]);
+  auto* const d_bias = reinterpret_cast<float*>(a[8]);
+  const bool is_measuring = a[9] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[9])};
+  const BackwardSizes sizes{ size_of(a[10]), size_of(a[11]), size_of(a[12]), size_of(a[13]), size_of(a[14]),
+      size_of(a[15]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[17]);
+  const int device = static_cast<int>(a[16]);
+  const DeviceGuard guard(device);
+  const int64_t backward_window_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value), backward_window_length = static_cast<int64_t>(sizes.inner.value);
+  const int64_t backward_window_slots = power_of_two(ceil_divide(backward_window_rows * backward_window_length, 1024), 1, 512);
+  const int64_t total_partials_slots = backward_window_slots;
+  const int64_t total_2_partials_slots = backward_window_slots;
+  auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.inner.value) * total_partials_slots);
+  auto* const total_2_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.inner.value) * total_2_partials_slots);
+  auto* const total_scratch = scratch.take<float>(static_cast<int64_t>(sizes.inner.value));
+  auto* const total_2_scratch = scratch.take<float>(static_cast<int64_t>(sizes.inner.value));
+  if (is_measuring) return scratch.used;
+  {
+    // Where each line begins at a multiple of their size, 4 windows go in wide accesses.
+    const bool is_wide = sizes.inner.value % 4 == 0 && (reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(d_out) | reinterpret_cast<uintptr_t>(saved_mean) | reinterpret_cast<uintptr_t>(saved_variance) | reinterpret_cast<uintptr_t>(weight) | reinterpret_cast<uintptr_t>(bias)) % 16 == 0;
+    const auto run = is_wide ? backward_window<true> : backward_window<false>;
+    const int64_t windows = is_wide ? 4 : 1;
+    const auto width = static_cast<unsigned>(power_of_two(ceil_divide(backward_window_length, windows), 1,
+        32));
+    const dim3 block(width, 256 / width);
+    const auto blocks = static_cast<unsigned>(backward_window_slots * ceil_divide(backward_window_length,
+        width * windows));
+    follow(run, blocks, block, 0, stream, d_out, x, saved_mean, saved_variance, weight, bias, total_partials,
+        total_2_partials, sizes, static_cast<Index>(backward_window_slots));
+  }
+  {
+    const int64_t columns = static_cast<int64_t>(sizes.inner.value),
+        results = static_cast<int64_t>(sizes.inner.value);
+    // Threads for all slots of a column, up to 64 or what is left of a block, and columns beside each other:
+    // more of those where there are many.
+    const int64_t slots = total_partials_slots, most_along = columns < 4096 ? 64 : columns < 8192 ? 32 : 16;
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 512 / power_of_two(slots, 1,
+        most_along)));
+    const dim3 block(width, static_cast<unsigned>(power_of_two(slots, width < 32 ? 32 / width : 1,
+        512 / width)));
+    const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
+    follow(backward_finalise, blocks, block, 0, stream, saved_variance, d_weight, d_bias, total_scratch,
+        total_2_scratch, total_partials, total_2_partials, sizes, static_cast<Index>(slots));
+  }
+  {
+    // Where each line begins at a multiple of their size, 4 windows go in wide accesses.
+    const bool is_wide = sizes.inner.value % 4 == 0 && (reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(d_x) | reinterpret_cast<uintptr_t>(saved_mean) | reinterpret_cast<uintptr_t>(weight) | reinterpret_cast<uintptr_t>(saved_variance) | reinterpret_cast<uintptr_t>(d_out) | reinterpret_cast<uintptr_t>(bias)) % 16 == 0;
+    const auto run = is_wide ? backward_window_2<true> : backward_window_2<false>;
+    const int64_t windows = is_wide ? 4 : 1;
+    const auto blocks = static_cast<unsigned>(ceil_divide(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value), 256 * windows));
+    follow(run, blocks, 256, 0, stream, x, saved_mean, total_scratch, weight, saved_variance, d_out, bias,
+        total_2_scratch, d_x, sizes);
+  }
+  return -static_cast<int64_t>(cudaGetLastError());
+}
+
+extern "C" const char* error_text(int64_t code) { return cudaGetErrorString(static_cast<cudaError_t>(-code)); }
