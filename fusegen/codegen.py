@@ -18,6 +18,7 @@ import jinja2
 
 from fusegen import __version__, ir
 from fusegen.grouping import Grouping
+from fusegen.innerviews import InnerView
 from fusegen.kernel import Buffer, Entry, Kernel
 from fusegen.lineviews import LineView
 from fusegen.noise import NoiseView
@@ -50,6 +51,7 @@ def emit(
     views = [EntryView(entry, target) for entry in entries]
     nodes = [n for e in views for k in e.kernels for n in ir.topological(k.expressions)]
     operations = sorted({n.op for n in nodes})
+    passing = [k for e in views for k in e.kernels if isinstance(k, InnerView)]
     by_rows = [k for e in views for k in e.kernels if isinstance(k, RowView)]
     by_windows = [k for e in views for k in e.kernels if isinstance(k, WindowView)]
     by_slides = [k for e in views for k in e.kernels if isinstance(k, SlideView)]
@@ -65,6 +67,7 @@ def emit(
         "families": sorted({k.family for e in views for k in e.kernels}),
         "sums_by_row": any(k.sums for e in views for k in e.kernels if k.family in _BY_ROW),
         "carries": any(k.carried for e in views for k in e.kernels),
+        "joins_rows": any(k.joins_rows for k in passing),
         "followers": any(k.is_following for e in views for k in e.kernels),
         "teams": any(k.is_team for e in views for k in e.kernels),
         "is_shifted": any(k.is_shifted for k in by_rows),
@@ -232,6 +235,8 @@ def _view_of(kernel: Kernel, target: Target) -> type[KernelView]:
         return SlideView
     if not target.is_flat:
         return LineView
+    if kernel.family == "inner":
+        return InnerView
     goes_by_rows = kernel.tier is not None or kernel.family == "outer"
     return RowView if goes_by_rows else KernelView
 

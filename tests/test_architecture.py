@@ -62,6 +62,7 @@ ORDER = (
     "indexing",
     "reductionviews",
     "views",
+    "innerviews",
     "lineviews",
     "mergeviews",
     "stretchviews",

@@ -205,23 +205,24 @@ __device__ __forceinline__ void forward_inner_values(const float x, float& mean_
 // Reads x; leaves partials of mean.
 __global__ void __launch_bounds__(128)
 forward_inner(const float* x, Moments<float>* __restrict__ mean_partials, ForwardSizes sizes, Index rows,
-    Index pieces, Index piece_length) {
+    Index pieces, Index piece_length, Index each) {
   wait_for_kernel_before();
   constexpr int kLanes = 4, kPacks = 2;
   __shared__ alignas(16) unsigned char shared[128 * 16];
-  const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
-  const bool is_live = task < rows * pieces;
-  const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
-  const Index above_axis_1 = divide(row, sizes.axis_1);
-  const Index axis_1 = row - above_axis_1 * sizes.axis_1.value;
-  const Index outer = above_axis_1;
+  const Index task = blockIdx.x, above = task / pieces, piece = task % pieces;
+  const Index alike = sizes.outer.value, shares = (alike + each - 1) / each, kept = above / shares,
+      share = above % shares;
+  const Index axis_1 = kept;
   Moments<float> mean_sum;
-  const auto take = [&](Index axis_2, float x_value) {
-    float mean_term_value;
-    forward_inner_values(x_value, mean_term_value);
-    mean_sum.add(mean_term_value);
-  };
-  if (is_live) {
+  const Index past = min((share + 1) * each, alike);
+  for (Index passing = share * each + threadIdx.y; passing < past; passing += blockDim.y) {
+    const Index outer = passing;
+    const Index row = (outer) * sizes.axis_1.value + axis_1;
+    const auto take = [&](Index axis_2, float x_value) {
+      float mean_term_value;
+      forward_inner_values(x_value, mean_term_value);
+      mean_sum.add(mean_term_value);
+    };
     const Index length = (sizes.axis_2_unpooled.value * sizes.inner_unpooled.value), base = row * length;
     const Index begin = base + piece * piece_length, end = min(begin + piece_length, base + length);
     // Packs start at multiples of their size; what stands before and behind them goes one by one.
@@ -251,9 +252,10 @@ forward_inner(const float* x, Moments<float>* __restrict__ mean_partials, Forwar
       }
     }
   }
-  mean_sum = merge_tree(mean_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1, shared);
-  if (is_live && threadIdx.x == 0) {
-    mean_partials[(axis_1) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = mean_sum;
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  mean_sum = merge_tree(mean_sum, thread, blockDim.x * blockDim.y, thread, 1, shared);
+  if (thread == 0) {
+    mean_partials[(kept * shares + share) * pieces + piece] = mean_sum;
   }
 }
 
@@ -388,6 +390,13 @@ static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
   return power;
 }
 
+// How many rows of so many elements a block takes together: as many as have 8,192, but there are to be 2,048 blocks.
+static int64_t rows_of_block(int64_t rows, int64_t length, int64_t alike) {
+  const int64_t most = length > 0 ? 8192 / length : 1, spare = rows / 2048;
+  const int64_t wanted = most < spare ? most : spare;
+  return wanted < 1 ? 1 : wanted < alike ? wanted : alike;
+}
+
 // Sets a kernel up while the one before it in the stream ends, where devices can: it waits for that itself.
 template <typename... Parameters, typename... Arguments>
 static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64_t shared_bytes,
@@ -423,7 +432,11 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const DeviceGuard guard(device);
   const int64_t forward_inner_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value), forward_inner_length = static_cast<int64_t>((sizes.axis_2_unpooled.value * sizes.inner_unpooled.value));
   const int64_t forward_inner_pieces = ceil_divide(forward_inner_length, 8192);
-  const int64_t mean_partials_slots = static_cast<int64_t>(sizes.outer.value) * forward_inner_pieces;
+  const int64_t forward_inner_each = rows_of_block(forward_inner_rows, forward_inner_length,
+      static_cast<int64_t>(sizes.outer.value));
+  const int64_t forward_inner_shares = ceil_divide(static_cast<int64_t>(sizes.outer.value),
+      forward_inner_each);
+  const int64_t mean_partials_slots = forward_inner_shares * forward_inner_pieces;
   auto* const mean_partials = scratch.take<Moments<float>>(static_cast<int64_t>(sizes.axis_1.value) * mean_partials_slots);
   auto* const mean_scratch = scratch.take<float>(static_cast<int64_t>(sizes.axis_1.value));
   auto* const variance_scratch = scratch.take<float>(static_cast<int64_t>(sizes.axis_1.value));
@@ -433,11 +446,10 @@ extern "C" int64_t run_forward(const int64_t* a) {
     // A row has a thread for each element at its edges, at least.
     const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 8, 128));
     const dim3 block(lanes, 128 / lanes);
-    const auto blocks = static_cast<unsigned>(ceil_divide(forward_inner_rows * forward_inner_pieces,
-        block.y));
+    const auto blocks = static_cast<unsigned>(static_cast<int64_t>(sizes.axis_1.value) * forward_inner_shares * forward_inner_pieces);
     follow(forward_inner, blocks, block, 0, stream, x, mean_partials, sizes,
         static_cast<Index>(forward_inner_rows), static_cast<Index>(forward_inner_pieces),
-        static_cast<Index>(piece_length));
+        static_cast<Index>(piece_length), static_cast<Index>(forward_inner_each));
   }
   {
     // Threads for all slots of a result; where those are few, results beside each other.
