@@ -157,15 +157,11 @@ class PlacedView(StretchingView):
         return self.kept[0] if is_outer and self.family == "row" else None
 
     @property
-    def kept_words(self) -> str:
-        """The indices that sums keep of those of a row."""
-        return ", ".join(self.word(g) for g in self.kept)
-
-    @property
     def reads_here(self) -> list[Read]:
         """What asks for a row's indices in the turn of the row, rather than ahead of it."""
         own = [] if self.is_sent_ahead else self.row_reads
-        return self.single_reads + self.own_reads + self.stretch_reads + self.row_stores + own
+        others = [] if self.kept_own else self.own_reads
+        return self.single_reads + others + self.stretch_reads + self.row_stores + own
 
     def locate_all(self, index: str, groups: Sequence[int], tensors: Sequence[Read]) -> list[str]:
         """Lines that take an index apart as far as some tensors ask for it."""

@@ -21,6 +21,9 @@ _MANY_SUMS = 48  # registers of a thread, for sums
 _FEW_REGISTERS, _FEW_KEPT = 64, 40  # of a thread, and of those for what is kept
 _MANY_KEPT, _MANY_THREADS = 80, 768  # of a thread that has more; of a multiprocessor
 _MOST_EARLY, _MOST_HELD_ALONG = 0.65, 0.45  # of a thread's registers, with what it holds beside
+# Threads of a multiprocessor that keep what some rows share, by the registers of what one holds.
+_RESIDENT_KEEPING = ((36, 1024), (48, 768), (72, 512))
+_MOST_OWN = _RESIDENT_KEEPING[-1][0]
 _MOST_KEPT, _MOST_KEPT_SHIFTED = 40960, 28672  # registers, where what every row reads is kept too
 
 
@@ -37,6 +40,8 @@ class RowView(AheadView):
         """Whether a block that goes from row to row keeps what every row reads in registers."""
         if self.family != "row" or self.has_shared_sums:
             return False
+        if self.kept_own:
+            return bool(self.along_reads)
         if not self.sums:
             # From memory they would come element by element, and shared memory is full.
             words = self.elements * (len(self.full_reads) + len(self.along_reads)) * self._words
@@ -52,12 +57,49 @@ class RowView(AheadView):
         most = _MOST_KEPT_SHIFTED if self.is_shifted else _MOST_KEPT
         return held * self.threads * self.least_blocks <= most
 
+    @cached_property
+    def kept_own(self) -> list[Read]:
+        """What a thread keeps of what some rows share, where it can go to such rows alone: those
+        with the same indices in the innermost groups.
+        """
+        tier = self.kernel.tier
+        if not self.own_reads or tier is None or not tier.keeps_alike:
+            return []
+        groups = self.own_groups
+        is_apt = bool(groups) and groups == self.domain[-len(groups) :] != self.domain
+        fits = self._own_words <= _MOST_OWN and self._words == 1 and not self.stretches
+        return self.own_reads if is_apt and fits and not self.sums else []
+
+    @property
+    def own_groups(self) -> tuple[int, ...]:
+        """The groups that tell apart what rows have of their own; none where that differs."""
+        found = {tuple(g for g in r.buffer.extent if g not in self.reduced) for r in self.own_reads}
+        return found.pop() if len(found) == 1 else ()
+
+    @property
+    def _own_words(self) -> float:
+        """The registers of a thread that keeps that, for what it holds."""
+        assert self.kernel.tier is not None
+        reads = self.full_reads + self.along_reads + self.own_reads
+        words = sum(ITEM_BYTES[r.buffer.dtype] for r in reads) / 4
+        return self.kernel.tier.summing_elements * (words + len(self.carried))
+
+    @property
+    def alike(self) -> tuple[int, ...]:
+        """The groups whose indices all rows of a thread have in common."""
+        return self.own_groups if self.kept_own else self.kept if self.sums else ()
+
+    @property
+    def alike_words(self) -> str:
+        """Their indices."""
+        return ", ".join(self.word(g) for g in self.alike)
+
     @property
     def is_persistent(self) -> bool:
         """Whether there are as many blocks as work at once, which go from task to task."""
         if self.is_alone:
             return bool(self.sums) and not self.kept
-        is_kept = self.keeps_along or self.stages_along
+        is_kept = self.keeps_along or self.stages_along or bool(self.kept_own)
         return bool(self.sums) or self.is_sent_ahead or self.is_team or is_kept
 
     @property
@@ -123,7 +165,7 @@ class RowView(AheadView):
     @property
     def _asked_again(self) -> list[Read]:
         """What varies along a row and is asked for at each: all rows share it, or some."""
-        is_at_hand = self.family != "row" or bool(self.sums) or self.is_team
+        is_at_hand = self.family != "row" or bool(self.sums or self.kept_own) or self.is_team
         if is_at_hand or self.keeps_along or self.stages_along:
             return []
         return self.along_reads + self.own_reads
@@ -215,6 +257,9 @@ class RowView(AheadView):
             fits = words <= most and self.lanes > 1 and not held
             most_threads = 1024 if fits and self._words == 1 else 512
             return max(1, most_threads // self.threads)
+        if self.kept_own:
+            most = next(n for words, n in _RESIDENT_KEEPING if self._own_words <= words)
+            return max(1, most // self.threads)
         if self.is_light:
             resident = min(self.light_threads, _MOST_KEEPING if self.keeps_along else 1 << 30)
             return max(1, resident // self.threads - self._shares_many)
@@ -285,7 +330,7 @@ class RowView(AheadView):
         if not self.kernel.tier or self.is_alone:
             return False
         is_few = self.least_blocks * self.threads < _MANY_THREADS or self.kernel.tier.is_full
-        is_few |= bool(self.sums) or self.is_team
+        is_few |= bool(self.sums or self.kept_own) or self.is_team
         widths = [ITEM_BYTES[r.buffer.dtype] * self.lanes for r in self.full_reads]
         taken = self._sums_bytes + self._along_bytes + self._bytes_a_turn + self._edges_a_turn
         fits = taken <= self._most_room and min(widths, default=4) >= 4

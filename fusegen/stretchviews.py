@@ -22,11 +22,16 @@ class StretchingView(MergingView):
     """A kernel whose rows may have stretches."""
 
     @property
+    def kept_own(self) -> list[Read]:
+        """What a thread keeps of what rows have of their own all along, but share with others."""
+        return []
+
+    @property
     def elements(self) -> int:
         """How many elements of a row a thread holds."""
         assert self.kernel.tier is not None
         tier = self.kernel.tier
-        if self.sums or self.stretches:
+        if self.sums or self.stretches or self.kept_own:
             return tier.summing_elements
         return tier.light_elements if self.is_light else tier.elements
 
@@ -39,7 +44,14 @@ class StretchingView(MergingView):
     def light_threads(self) -> int:
         """How many those are; 0 where it holds more."""
         tier = self.kernel.tier
-        if tier is None or not tier.resident or self._words > 1 or self.sums or self.stretches:
+        if (
+            tier is None
+            or not tier.resident
+            or self._words > 1
+            or self.sums
+            or self.stretches
+            or self.kept_own
+        ):
             return 0
         # One by one, each takes a register, and an address.
         sizes = [ITEM_BYTES[r.buffer.dtype] for r in self.full_reads]
