@@ -72,7 +72,9 @@ class AheadView(PlacedView):
 
     @property
     def room_bytes(self) -> int:
-        """Dynamic shared memory: what threads have of their own there."""
+        """Dynamic shared memory: what threads have of their own there, or a block's rows."""
+        if self.is_staged:
+            return sum(map(self._bytes_ahead, self.full_reads + self.element_stores))
         a_turn = self._bytes_a_turn + self._edges_a_turn
         ahead = self.turns_ahead * a_turn if self.is_sent_ahead else 0
         return self._sums_bytes + ahead
@@ -115,6 +117,12 @@ class AheadView(PlacedView):
         before = self.full_reads[: [r.name for r in self.full_reads].index(read.name)]
         packs = self._sums_bytes + self.turns_ahead * self._bytes_a_turn
         return (packs + self.turns_ahead * sum(self._edge_bytes(r) for r in before)) // 16
+
+    def place_staged(self, read: Read) -> int:
+        """Where a block has its rows of a tensor, in 16 bytes from the start."""
+        tensors = self.full_reads + self.element_stores
+        before = tensors[: [t.name for t in tensors].index(read.name)]
+        return sum(map(self._bytes_ahead, before)) // 16
 
     def place_ahead(self, read: Read) -> int:
         """Where a tensor's packs are sent, in 16 bytes from the start."""

@@ -79,7 +79,9 @@ def emit(
         "slides_are_packed": any(k.is_packed for k in by_slides),
         "of_windows": {k.accumulator(r) for k in by_slides for r in k.reductions},
         "loads_anywhere": any(_reads_neighbours(k) for e in views for k in e.kernels),
-        "ahead": any(k.is_sent_ahead for e in views for k in e.kernels),
+        "staged": any(k.is_staged for k in by_rows),
+        "ahead": any(k.is_sent_ahead for e in views for k in e.kernels)
+        or any(k.is_staged for k in by_rows),
         "accumulators": sorted({r.kind for e in views for k in e.kernels for r in k.accumulated}),
         "in_lines": set[str]().union(
             *(k.in_lines for k in by_lines), *(k.in_lines for k in by_windows)

@@ -16,7 +16,7 @@ from fusegen.mergeviews import Merged
 from fusegen.statements import ElementFunction
 from fusegen.stretchviews import MOST_AT_ONCE, StretchingView
 from fusegen.target import ITEM_BYTES
-from fusegen.tiers import MOST_BLOCKS, MOST_SHARED_BYTES
+from fusegen.tiers import LONGEST_STAGED, MOST_BLOCKS, MOST_SHARED_BYTES, STAGED_BYTES
 
 
 class PlacedView(StretchingView):
@@ -227,6 +227,25 @@ class PlacedView(StretchingView):
         if tier is None or self.family != "row":
             return False
         return self.elements * tier.threads < tier.longest
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether a block moves its rows as a whole, by way of shared memory: where they are short,
+        and each thread's elements come in less than whole packs.
+        """
+        tier = self.kernel.tier
+        if tier is None or self.family != "row" or self.is_shifted or self.is_team:
+            return False
+        widths = [ITEM_BYTES[t.buffer.dtype] for t in self.full_reads + self.element_stores]
+        # So that blocks begin at whole packs of 16 bytes: rows in their order, no single bytes.
+        lie_apt = self.outermost_kept is None and min(widths, default=0) > 1
+        is_short = tier.longest <= LONGEST_STAGED and not self.stretches
+        return lie_apt and is_short and max(widths) * self.lanes < STAGED_BYTES
+
+    @property
+    def takes_in_turn(self) -> bool:
+        """Whether a thread has elements that are neighbours, one by one."""
+        return self.is_staged and self.lanes == 1
 
     @property
     def base(self) -> str:

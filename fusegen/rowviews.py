@@ -99,7 +99,7 @@ class RowView(AheadView):
         """Whether there are as many blocks as work at once, which go from task to task."""
         if self.is_alone:
             return bool(self.sums) and not self.kept
-        is_kept = self.keeps_along or self.stages_along or bool(self.kept_own)
+        is_kept = self.keeps_along or self.stages_along or bool(self.kept_own) or self.is_staged
         return bool(self.sums) or self.is_sent_ahead or self.is_team or is_kept
 
     @property
@@ -311,6 +311,8 @@ class RowView(AheadView):
         """Whether the sums by column would crowd the registers."""
         if not self.kernel.tier or not self.sums:
             return False
+        if self.is_staged:
+            return False
         held = self.elements * self._most_held + self.sums_a_thread * len(self.sums)
         if self.is_alone:
             return held * self._words > MOST_ADDED_ALONE
@@ -327,7 +329,7 @@ class RowView(AheadView):
 
         It pays where a multiprocessor has room for few blocks; else they hide each other's waits.
         """
-        if not self.kernel.tier or self.is_alone:
+        if not self.kernel.tier or self.is_alone or self.is_staged:
             return False
         is_few = self.least_blocks * self.threads < _MANY_THREADS or self.kernel.tier.is_full
         is_few |= bool(self.sums or self.kept_own) or self.is_team

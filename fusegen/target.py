@@ -334,13 +334,13 @@ _SPOKEN_FOR = """
     pair part partials passing past pick picked piece piece_length pieces pieces_of place places
     polynomial position position_of_best power power_of_two previous q r rank ratio reach
     resident_blocks rest result results room root rounded rounded_to row row_block row_cells
-    rows rows_of_block rows_together rr run scratch send send_around send_off send_packs
-    send_row send_tile settle share shared shared_bytes shares shift side sides sigmoid sign
-    size size_of sizes slot slot_before slots slots_of special split squares start step store
-    stream stretch stretch_length stride strip strips subnormal sum sum_of sums t tail take
-    target task tasks tensor term theirs then thread threads tile to together top total tt turn
-    type unmerged used value values w wait_for_kernel_before wait_for_sent wanted warps whole
-    widen width window word words x y z
+    rows rows_of_block rows_together rr run scratch send send_all send_around send_off
+    send_packs send_rows send_row send_tile settle share shared shared_bytes shares shift side
+    sides sigmoid sign size size_of sizes slot slot_before slots slots_of special split squares
+    start step store store_all stream stretch stretch_length stride strip strips subnormal sum
+    sum_of sums t tail take taken target task tasks tensor term theirs then thread threads tile
+    to together top total tt turn type unmerged used value values w wait_for_kernel_before
+    wait_for_sent wanted warps whole widen width window word words x y z
 
     alignas alignof and asm auto bool break case catch char class compl const constexpr continue
     decltype default delete do double dynamic_cast else enum explicit export extern false float for
@@ -360,8 +360,8 @@ _BEGINNINGS = """
 """
 _ENDINGS = """
     _ahead _along _block _column _columns _edge _edges _from _here _high _in _lanes _line _low _mine
-    _next _out _pairs _part _partials _room _rooms _row _rows _scratch _slots _stored _sum _sums
-    _t _value
+    _next _out _pairs _part _partials _room _rooms _row _rows _scratch _slots _staged _stored _sum
+    _sums _t _value
 """
 _DERIVED = tuple(_BEGINNINGS.split()), tuple(_ENDINGS.split())
 

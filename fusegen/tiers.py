@@ -150,6 +150,8 @@ _SHORT_LIGHT = {
     (True, True): dict.fromkeys((24, 32), 1024),
 }
 _LEAST_BESIDE = 4  # threads of a row of those: with fewer, an access of a warp has too many rows
+# Rows up to so long, whose packs have fewer bytes, are moved by way of shared memory.
+LONGEST_STAGED, STAGED_BYTES = 512, 16
 _SINGLE_SHARES = ((8, 9, 10, 6, 7), (8, 9, 10, 6, 7))
 LEAST_STRETCH = 64  # elements; neighbouring packs lie in two stretches at most
 

@@ -91,6 +91,25 @@ __device__ __forceinline__ Pack<T, N> load(const T* from) {
   return pack;
 }
 
+// A pack on its way into shared memory, where the thread that sent it will read it.
+template <int N, typename T>
+__device__ __forceinline__ void send(Pack<T, N>* to, const T* from) {
+  const auto target = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  if constexpr (sizeof(T) * N == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(target), "l"(from), "n"(sizeof(T) * N) : "memory");
+  }
+}
+
+__device__ __forceinline__ void send_off() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until no more than so many of the latest are on their way.
+template <int N>
+__device__ __forceinline__ void wait_for_sent() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
 template <int N, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   using Whole = typename Bits<sizeof(T) * N>::type;
@@ -294,28 +313,55 @@ __global__ void __launch_bounds__(256, 4)
 forward_row(const float* x, const float* weight, const float* bias, float* __restrict__ out,
     ForwardSizes sizes) {
   wait_for_kernel_before();
-  constexpr int kLanes = 4, kPacks = 4;
+  constexpr int kLanes = 4, kPacks = 2;
   __shared__ float cells[2][24];
   int turn = 0;
   const Index rows = sizes.outer.value * sizes.middle.value, length = sizes.inner.value;
+  extern __shared__ uint4 room[];
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
+  // All rows of a thread have the same middle, and so what they share.
+  Pack<float, kLanes> weight_in[kPacks];
+  Pack<float, kLanes> bias_in[kPacks];
+  {
+    const Index above_middle = divide((blockIdx.x * blockDim.y + threadIdx.y), sizes.middle);
+    const Index middle = (blockIdx.x * blockDim.y + threadIdx.y) - above_middle * sizes.middle.value;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      if (i < length) weight_in[p] = load<kLanes>(weight + ((middle) * length + i));
+      if (i < length) bias_in[p] = load<kLanes>(bias + ((middle) * length + i));
+    }
+  }
   const Index stride = gridDim.x * blockDim.y;
   Index first = blockIdx.x * blockDim.y;
-  for (; first < rows; first += stride) {
+  int slot = 0;
+  const auto send_row = [&](Index first) {
     const bool is_live = first + threadIdx.y < rows;
     const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
-    const Index above_middle = divide(row, sizes.middle);
-    const Index middle = row - above_middle * sizes.middle.value;
-    Pack<float, kLanes> x_in[kPacks];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
-      if (is_here) x_in[p] = load<kLanes>(x + (base + i));
+      if (is_here) send(&x_next[slot * 512 + p * 256], x + (base + i));
     }
-    Pack<float, kLanes> weight_next[2];
-    if (threadIdx.x * kLanes < end) weight_next[0] = load<kLanes>(weight + ((middle) * length + threadIdx.x * kLanes));
-    Pack<float, kLanes> bias_next[2];
-    if (threadIdx.x * kLanes < end) bias_next[0] = load<kLanes>(bias + ((middle) * length + threadIdx.x * kLanes));
+    send_off();
+  };
+  send_row(first);
+  slot = 1;
+  send_row(first + stride);
+  slot = 0;
+  for (; first < rows; first += stride) {
+    const bool is_live = first + threadIdx.y < rows;
+    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+    Pack<float, kLanes> x_in[kPacks];
+    wait_for_sent<1>();
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      x_in[p] = x_next[slot * 512 + p * 256];
+    }
+    send_row(first + 2 * stride);
+    slot ^= 1;
     Spread<float> spreads_1[1];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
@@ -344,17 +390,12 @@ forward_row(const float* x, const float* weight, const float* bias, float* __res
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
-      const Index then = i + blockDim.x * kLanes;
-      if (p + 1 < kPacks && then < end) weight_next[(p + 1) & 1] = load<kLanes>(weight + ((middle) * length + then));
-      const auto& weight_in = weight_next[p & 1];
-      if (p + 1 < kPacks && then < end) bias_next[(p + 1) & 1] = load<kLanes>(bias + ((middle) * length + then));
-      const auto& bias_in = bias_next[p & 1];
       Pack<float, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
-        const float weight_value = widen(weight_in, lane);
-        const float bias_value = widen(bias_in, lane);
+        const float weight_value = widen(weight_in[p], lane);
+        const float bias_value = widen(bias_in[p], lane);
         float out_value;
         forward_row_values(x_value, mean_value, inverse_root_value, weight_value, bias_value, out_value);
         out_out.at[lane] = narrow<float>(out_value);
@@ -400,6 +441,36 @@ static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
   return power;
 }
 
+// How many blocks of a kernel the device works on at once, each with so much shared memory of its own, and at most so much
+// in any launch. Asked once for each kernel, device and size of block: the runtime takes microseconds to answer.
+template <typename Kernel>
+static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes, int64_t most_bytes,
+    int device) {
+  struct Answer {
+    Kernel* kernel;
+    int64_t shared_bytes;
+    int threads, device;
+    int64_t blocks;
+  };
+  thread_local Answer answers[8] = {};
+  thread_local int next = 0;
+  const int threads = static_cast<int>(block.x * block.y);
+  for (const Answer& known : answers) {
+    if (known.kernel == kernel && known.shared_bytes == shared_bytes && known.threads == threads && known.device == device) {
+      return known.blocks;
+    }
+  }
+  int on_each = 0, processors = 0;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(most_bytes));
+  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&on_each, kernel, threads, shared_bytes);
+  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  if (on_each == 0) return 1;  // the launch will say why
+  Answer& oldest = answers[next];
+  next = (next + 1) % 8;
+  oldest = {kernel, shared_bytes, threads, device, static_cast<int64_t>(on_each) * processors};
+  return oldest.blocks;
+}
+
 // A row's threads along x: a power of two within a warp, or whole warps; rows beside each other along y.
 static dim3 row_block(int64_t wanted, int64_t least = 1) {
   const int64_t along = wanted <= 32 ? power_of_two(wanted, least, 32) : ceil_divide(wanted, 32) * 32;
@@ -439,13 +510,21 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const int device = static_cast<int>(a[8]);
   const DeviceGuard guard(device);
   const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value), forward_row_length = static_cast<int64_t>(sizes.inner.value);
-  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 16));
+  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 8));
   const int64_t forward_row_tasks = ceil_divide(forward_row_rows, forward_row_block.y);
-  const int64_t forward_row_slots = forward_row_tasks;
+  const int64_t forward_row_resident = resident_blocks(forward_row, forward_row_block, 16384, 16384, device);
+  // So many at a time that all rows of a thread have the same middle.
+  const int64_t forward_row_alike = static_cast<int64_t>(sizes.middle.value),
+      forward_row_beside = forward_row_block.y;
+  const int64_t forward_row_common = power_of_two(forward_row_alike & -forward_row_alike, 1,
+      forward_row_beside);
+  const int64_t forward_row_step = forward_row_alike / forward_row_common,
+      forward_row_steps = forward_row_resident / forward_row_step;
+  const int64_t forward_row_slots = forward_row_step * (forward_row_tasks < forward_row_resident ? ceil_divide(forward_row_tasks, forward_row_step) : forward_row_steps > 0 ? forward_row_steps : 1);
   if (is_measuring) return scratch.used;
   {
-    follow(forward_row, static_cast<unsigned>(forward_row_slots), forward_row_block, 0, stream, x, weight,
-        bias, out, sizes);
+    follow(forward_row, static_cast<unsigned>(forward_row_slots), forward_row_block, 16384, stream, x,
+        weight, bias, out, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

@@ -347,12 +347,44 @@ __global__ void __launch_bounds__(256, 4)
 forward_row(const float* x, const float* weight, const float* bias, float* __restrict__ out,
     float* __restrict__ saved_mean, float* __restrict__ saved_variance, ForwardSizes sizes) {
   wait_for_kernel_before();
-  constexpr int kLanes = 4, kPacks = 4;
+  constexpr int kLanes = 4, kPacks = 2;
   __shared__ float cells[2][24];
   int turn = 0;
   const Index rows = sizes.outer.value * sizes.middle.value, length = sizes.inner.value;
+  extern __shared__ uint4 room[];
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
+  // All rows of a thread have the same middle, and so what they share.
+  Pack<float, kLanes> weight_in[kPacks];
+  Pack<float, kLanes> bias_in[kPacks];
+  {
+    const Index above_middle = divide((blockIdx.x * blockDim.y + threadIdx.y), sizes.middle);
+    const Index middle = (blockIdx.x * blockDim.y + threadIdx.y) - above_middle * sizes.middle.value;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      if (i < length) weight_in[p] = load<kLanes>(weight + ((middle) * length + i));
+      if (i < length) bias_in[p] = load<kLanes>(bias + ((middle) * length + i));
+    }
+  }
   const Index stride = gridDim.x * blockDim.y;
   Index first = blockIdx.x * blockDim.y;
+  int slot = 0;
+  const auto send_row = [&](Index first) {
+    const bool is_live = first + threadIdx.y < rows;
+    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      if (is_here) send(&x_next[slot * 512 + p * 256], x + (base + i));
+    }
+    send_off();
+  };
+  send_row(first);
+  slot = 1;
+  send_row(first + stride);
+  slot = 0;
   for (; first < rows; first += stride) {
     const bool is_live = first + threadIdx.y < rows;
     const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
@@ -360,12 +392,13 @@ forward_row(const float* x, const float* weight, const float* bias, float* __res
     const Index middle = row - above_middle * sizes.middle.value;
     const Index outer = above_middle;
     Pack<float, kLanes> x_in[kPacks];
+    wait_for_sent<1>();
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
-      const bool is_here = i < end;
-      if (is_here) x_in[p] = load<kLanes>(x + (base + i));
+      x_in[p] = x_next[slot * 512 + p * 256];
     }
+    send_row(first + 2 * stride);
+    slot ^= 1;
     Spread<float> spreads_1[1];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
@@ -401,16 +434,12 @@ forward_row(const float* x, const float* weight, const float* bias, float* __res
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
-      Pack<float, kLanes> weight_in;
-      if (is_here) weight_in = load<kLanes>(weight + ((middle) * length + i));
-      Pack<float, kLanes> bias_in;
-      if (is_here) bias_in = load<kLanes>(bias + ((middle) * length + i));
       Pack<float, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
-        const float weight_value = widen(weight_in, lane);
-        const float bias_value = widen(bias_in, lane);
+        const float weight_value = widen(weight_in[p], lane);
+        const float bias_value = widen(bias_in[p], lane);
         float out_value;
         forward_row_values(x_value, mean_value, inverse_root_value, weight_value, bias_value, out_value);
         out_out.at[lane] = narrow<float>(out_value);
@@ -749,13 +778,21 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const int device = static_cast<int>(a[10]);
   const DeviceGuard guard(device);
   const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value), forward_row_length = static_cast<int64_t>(sizes.inner.value);
-  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 16));
+  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 8));
   const int64_t forward_row_tasks = ceil_divide(forward_row_rows, forward_row_block.y);
-  const int64_t forward_row_slots = forward_row_tasks;
+  const int64_t forward_row_resident = resident_blocks(forward_row, forward_row_block, 16384, 16384, device);
+  // So many at a time that all rows of a thread have the same middle.
+  const int64_t forward_row_alike = static_cast<int64_t>(sizes.middle.value),
+      forward_row_beside = forward_row_block.y;
+  const int64_t forward_row_common = power_of_two(forward_row_alike & -forward_row_alike, 1,
+      forward_row_beside);
+  const int64_t forward_row_step = forward_row_alike / forward_row_common,
+      forward_row_steps = forward_row_resident / forward_row_step;
+  const int64_t forward_row_slots = forward_row_step * (forward_row_tasks < forward_row_resident ? ceil_divide(forward_row_tasks, forward_row_step) : forward_row_steps > 0 ? forward_row_steps : 1);
   if (is_measuring) return scratch.used;
   {
-    follow(forward_row, static_cast<unsigned>(forward_row_slots), forward_row_block, 0, stream, x, weight,
-        bias, out, saved_mean, saved_variance, sizes);
+    follow(forward_row, static_cast<unsigned>(forward_row_slots), forward_row_block, 16384, stream, x,
+        weight, bias, out, saved_mean, saved_variance, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

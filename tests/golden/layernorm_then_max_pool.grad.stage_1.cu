@@ -104,6 +104,28 @@ __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
 }
 
+// Elements that lie together, on their way to shared memory by all threads of a block, in packs of 16 bytes; those behind
+// the last pack are there at once.
+template <typename T>
+__device__ __forceinline__ void send_all(T* to, const T* from, Index count) {
+  constexpr Index kEach = 16 / sizeof(T);
+  const Index packs = count / kEach, thread = threadIdx.y * blockDim.x + threadIdx.x,
+      threads = blockDim.x * blockDim.y;
+  for (Index n = thread; n < packs; n += threads) send(reinterpret_cast<Pack<T, kEach>*>(to) + n,
+      from + n * kEach);
+  for (Index n = packs * kEach + thread; n < count; n += threads) to[n] = from[n];
+}
+
+// The same from shared memory.
+template <typename T>
+__device__ __forceinline__ void store_all(T* to, const T* from, Index count) {
+  constexpr Index kEach = 16 / sizeof(T);
+  const Index packs = count / kEach, thread = threadIdx.y * blockDim.x + threadIdx.x,
+      threads = blockDim.x * blockDim.y;
+  for (Index n = thread; n < packs; n += threads) store(to + n * kEach, load<kEach>(from + n * kEach));
+  for (Index n = packs * kEach + thread; n < count; n += threads) to[n] = from[n];
+}
+
 template <typename T>
 struct Sum {
   T total = 0;
@@ -309,19 +331,34 @@ forward_row(const float* x, float* __restrict__ out, float* __restrict__ saved_m
   __shared__ float cells[2][24];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
+  extern __shared__ uint4 room[];
   const Index stride = gridDim.x * blockDim.y;
   Index first = blockIdx.x * blockDim.y;
+  // Rows beside each other lie together: a block moves them as a whole, by way of shared memory.
+  auto* const x_staged = reinterpret_cast<float*>(room + 0);
+  auto* const out_staged = reinterpret_cast<float*>(room + 768);
+  const auto send_rows = [&](Index first) {
+    const Index taken = first < rows ? min(static_cast<Index>(blockDim.y), rows - first) * length : 0;
+    send_all(x_staged, x + first * length, taken);
+    send_off();
+  };
+  send_rows(first);
   for (; first < rows; first += stride) {
     const bool is_live = first + threadIdx.y < rows;
-    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+    const Index row = is_live ? first + threadIdx.y : 0, end = is_live ? length : 0;
     const Index outer = row;
     Pack<float, kLanes> x_in[kPacks];
+    const Index taken = min(static_cast<Index>(blockDim.y), rows - first) * length;
+    wait_for_sent<0>();
+    __syncthreads();
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
-      if (is_here) x_in[p] = load<kLanes>(x + (base + i));
+      if (is_here) x_in[p] = load<kLanes>(x_staged + (threadIdx.y * length + i));
     }
+    __syncthreads();
+    send_rows(first + stride);
     Spread<float> spreads_1[1];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
@@ -365,8 +402,10 @@ forward_row(const float* x, float* __restrict__ out, float* __restrict__ saved_m
         forward_row_values(x_value, mean_value, inverse_root_value, out_value);
         out_out.at[lane] = narrow<float>(out_value);
       }
-      if (is_here) store(out + (base + i), out_out);
+      if (is_here) store(out_staged + (threadIdx.y * length + i), out_out);
     }
+    __syncthreads();
+    store_all(out + first * length, out_staged, taken);
   }
 }
 
@@ -405,52 +444,39 @@ backward_row(const float* d_out, const float* x, const float* saved_mean, const 
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   extern __shared__ uint4 room[];
-  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
-  auto* const d_out_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
-  auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 768) + thread;
   const Index stride = gridDim.x * blockDim.y;
   Index first = blockIdx.x * blockDim.y;
-  int slot = 0;
-  float saved_mean_ahead[2];
-  float saved_variance_ahead[2];
-  const auto send_row = [&](Index first) {
+  // Rows beside each other lie together: a block moves them as a whole, by way of shared memory.
+  auto* const d_out_staged = reinterpret_cast<float*>(room + 0);
+  auto* const x_staged = reinterpret_cast<float*>(room + 768);
+  auto* const d_x_staged = reinterpret_cast<float*>(room + 1536);
+  const auto send_rows = [&](Index first) {
+    const Index taken = first < rows ? min(static_cast<Index>(blockDim.y), rows - first) * length : 0;
+    send_all(d_out_staged, d_out + first * length, taken);
+    send_all(x_staged, x + first * length, taken);
+    send_off();
+  };
+  send_rows(first);
+  for (; first < rows; first += stride) {
     const bool is_live = first + threadIdx.y < rows;
-    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+    const Index row = is_live ? first + threadIdx.y : 0, end = is_live ? length : 0;
+    const Index outer = row;
+    Pack<float, kLanes> d_out_in[kPacks];
+    Pack<float, kLanes> x_in[kPacks];
+    const Index taken = min(static_cast<Index>(blockDim.y), rows - first) * length;
+    wait_for_sent<0>();
+    __syncthreads();
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
-      if (is_here) send(&d_out_next[slot * 3072 + p * 256], d_out + (base + i));
-      if (is_here) send(&x_next[slot * 3072 + p * 256], x + (base + i));
+      if (is_here) d_out_in[p] = load<kLanes>(d_out_staged + (threadIdx.y * length + i));
+      if (is_here) x_in[p] = load<kLanes>(x_staged + (threadIdx.y * length + i));
     }
-    send_off();
-    const Index outer = row;
-    saved_mean_ahead[1] = widen(saved_mean[outer]);
-    saved_variance_ahead[1] = widen(saved_variance[outer]);
-  };
-  send_row(first);
-  saved_mean_ahead[0] = saved_mean_ahead[1];
-  saved_variance_ahead[0] = saved_variance_ahead[1];
-  slot = 1;
-  send_row(first + stride);
-  slot = 0;
-  for (; first < rows; first += stride) {
-    const bool is_live = first + threadIdx.y < rows;
-    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
-    Pack<float, kLanes> d_out_in[kPacks];
-    Pack<float, kLanes> x_in[kPacks];
-    wait_for_sent<1>();
-#pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      d_out_in[p] = d_out_next[slot * 3072 + p * 256];
-      x_in[p] = x_next[slot * 3072 + p * 256];
-    }
-    const float saved_mean_value = saved_mean_ahead[0];
-    const float saved_variance_value = saved_variance_ahead[0];
-    saved_mean_ahead[0] = saved_mean_ahead[1];
-    saved_variance_ahead[0] = saved_variance_ahead[1];
-    send_row(first + 2 * stride);
-    slot ^= 1;
+    __syncthreads();
+    send_rows(first + stride);
+    const float saved_mean_value = widen(saved_mean[outer]);
+    const float saved_variance_value = widen(saved_variance[outer]);
     Sum<float> sums_1[2];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
@@ -491,8 +517,10 @@ backward_row(const float* d_out, const float* x, const float* saved_mean, const 
             product_value, d_x_value);
         d_x_out.at[lane] = narrow<float>(d_x_value);
       }
-      if (is_here) store(d_x + (base + i), d_x_out);
+      if (is_here) store(d_x_staged + (threadIdx.y * length + i), d_x_out);
     }
+    __syncthreads();
+    store_all(d_x + first * length, d_x_staged, taken);
   }
 }
 
@@ -604,10 +632,11 @@ extern "C" int64_t run_forward(const int64_t* a) {
       forward_row_length = static_cast<int64_t>(sizes.inner.value);
   const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 12));
   const int64_t forward_row_tasks = ceil_divide(forward_row_rows, forward_row_block.y);
-  const int64_t forward_row_slots = forward_row_tasks;
+  const int64_t forward_row_resident = resident_blocks(forward_row, forward_row_block, 24576, 24576, device);
+  const int64_t forward_row_slots = forward_row_tasks < forward_row_resident ? forward_row_tasks : forward_row_resident;
   if (is_measuring) return scratch.used;
   {
-    follow(forward_row, static_cast<unsigned>(forward_row_slots), forward_row_block, 0, stream, x, out,
+    follow(forward_row, static_cast<unsigned>(forward_row_slots), forward_row_block, 24576, stream, x, out,
         saved_mean, saved_variance, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
@@ -632,12 +661,12 @@ extern "C" int64_t run_backward(const int64_t* a) {
       backward_row_length = static_cast<int64_t>(sizes.inner.value);
   const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, 12));
   const int64_t backward_row_tasks = ceil_divide(backward_row_rows, backward_row_block.y);
-  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 49152, 49152,
+  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 36864, 36864,
       device);
   const int64_t backward_row_slots = backward_row_tasks < backward_row_resident ? backward_row_tasks : backward_row_resident;
   if (is_measuring) return scratch.used;
   {
-    follow(backward_row, static_cast<unsigned>(backward_row_slots), backward_row_block, 49152, stream, d_out,
+    follow(backward_row, static_cast<unsigned>(backward_row_slots), backward_row_block, 36864, stream, d_out,
         x, saved_mean, saved_variance, d_x, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());

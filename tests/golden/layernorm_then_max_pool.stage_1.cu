@@ -79,10 +79,51 @@ __device__ __forceinline__ Pack<T, N> load(const T* from) {
   return pack;
 }
 
+// A pack on its way into shared memory, where the thread that sent it will read it.
+template <int N, typename T>
+__device__ __forceinline__ void send(Pack<T, N>* to, const T* from) {
+  const auto target = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  if constexpr (sizeof(T) * N == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(target), "l"(from), "n"(sizeof(T) * N) : "memory");
+  }
+}
+
+__device__ __forceinline__ void send_off() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until no more than so many of the latest are on their way.
+template <int N>
+__device__ __forceinline__ void wait_for_sent() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
 template <int N, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   using Whole = typename Bits<sizeof(T) * N>::type;
   *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
+}
+
+// Elements that lie together, on their way to shared memory by all threads of a block, in packs of 16 bytes; those behind
+// the last pack are there at once.
+template <typename T>
+__device__ __forceinline__ void send_all(T* to, const T* from, Index count) {
+  constexpr Index kEach = 16 / sizeof(T);
+  const Index packs = count / kEach, thread = threadIdx.y * blockDim.x + threadIdx.x,
+      threads = blockDim.x * blockDim.y;
+  for (Index n = thread; n < packs; n += threads) send(reinterpret_cast<Pack<T, kEach>*>(to) + n,
+      from + n * kEach);
+  for (Index n = packs * kEach + thread; n < count; n += threads) to[n] = from[n];
+}
+
+// The same from shared memory.
+template <typename T>
+__device__ __forceinline__ void store_all(T* to, const T* from, Index count) {
+  constexpr Index kEach = 16 / sizeof(T);
+  const Index packs = count / kEach, thread = threadIdx.y * blockDim.x + threadIdx.x,
+      threads = blockDim.x * blockDim.y;
+  for (Index n = thread; n < packs; n += threads) store(to + n * kEach, load<kEach>(from + n * kEach));
+  for (Index n = packs * kEach + thread; n < count; n += threads) to[n] = from[n];
 }
 
 template <typename T>
@@ -283,18 +324,33 @@ forward_row(const float* x, float* __restrict__ out, ForwardSizes sizes) {
   __shared__ float cells[2][24];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
+  extern __shared__ uint4 room[];
   const Index stride = gridDim.x * blockDim.y;
   Index first = blockIdx.x * blockDim.y;
+  // Rows beside each other lie together: a block moves them as a whole, by way of shared memory.
+  auto* const x_staged = reinterpret_cast<float*>(room + 0);
+  auto* const out_staged = reinterpret_cast<float*>(room + 768);
+  const auto send_rows = [&](Index first) {
+    const Index taken = first < rows ? min(static_cast<Index>(blockDim.y), rows - first) * length : 0;
+    send_all(x_staged, x + first * length, taken);
+    send_off();
+  };
+  send_rows(first);
   for (; first < rows; first += stride) {
     const bool is_live = first + threadIdx.y < rows;
-    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+    const Index row = is_live ? first + threadIdx.y : 0, end = is_live ? length : 0;
     Pack<float, kLanes> x_in[kPacks];
+    const Index taken = min(static_cast<Index>(blockDim.y), rows - first) * length;
+    wait_for_sent<0>();
+    __syncthreads();
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
-      if (is_here) x_in[p] = load<kLanes>(x + (base + i));
+      if (is_here) x_in[p] = load<kLanes>(x_staged + (threadIdx.y * length + i));
     }
+    __syncthreads();
+    send_rows(first + stride);
     Spread<float> spreads_1[1];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
@@ -331,8 +387,10 @@ forward_row(const float* x, float* __restrict__ out, ForwardSizes sizes) {
         forward_row_values(x_value, mean_value, inverse_root_value, out_value);
         out_out.at[lane] = narrow<float>(out_value);
       }
-      if (is_here) store(out + (base + i), out_out);
+      if (is_here) store(out_staged + (threadIdx.y * length + i), out_out);
     }
+    __syncthreads();
+    store_all(out + first * length, out_staged, taken);
   }
 }
 
@@ -370,6 +428,36 @@ static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
   int64_t power = least;
   while (power < n && power < most) power *= 2;
   return power;
+}
+
+// How many blocks of a kernel the device works on at once, each with so much shared memory of its own, and at most so much
+// in any launch. Asked once for each kernel, device and size of block: the runtime takes microseconds to answer.
+template <typename Kernel>
+static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes, int64_t most_bytes,
+    int device) {
+  struct Answer {
+    Kernel* kernel;
+    int64_t shared_bytes;
+    int threads, device;
+    int64_t blocks;
+  };
+  thread_local Answer answers[8] = {};
+  thread_local int next = 0;
+  const int threads = static_cast<int>(block.x * block.y);
+  for (const Answer& known : answers) {
+    if (known.kernel == kernel && known.shared_bytes == shared_bytes && known.threads == threads && known.device == device) {
+      return known.blocks;
+    }
+  }
+  int on_each = 0, processors = 0;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(most_bytes));
+  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&on_each, kernel, threads, shared_bytes);
+  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  if (on_each == 0) return 1;  // the launch will say why
+  Answer& oldest = answers[next];
+  next = (next + 1) % 8;
+  oldest = {kernel, shared_bytes, threads, device, static_cast<int64_t>(on_each) * processors};
+  return oldest.blocks;
 }
 
 // A row's threads along x: a power of two within a warp, or whole warps; rows beside each other along y.
@@ -412,10 +500,11 @@ extern "C" int64_t run_forward(const int64_t* a) {
       forward_row_length = static_cast<int64_t>(sizes.inner.value);
   const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 12));
   const int64_t forward_row_tasks = ceil_divide(forward_row_rows, forward_row_block.y);
-  const int64_t forward_row_slots = forward_row_tasks;
+  const int64_t forward_row_resident = resident_blocks(forward_row, forward_row_block, 24576, 24576, device);
+  const int64_t forward_row_slots = forward_row_tasks < forward_row_resident ? forward_row_tasks : forward_row_resident;
   if (is_measuring) return scratch.used;
   {
-    follow(forward_row, static_cast<unsigned>(forward_row_slots), forward_row_block, 0, stream, x, out,
+    follow(forward_row, static_cast<unsigned>(forward_row_slots), forward_row_block, 24576, stream, x, out,
         sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
