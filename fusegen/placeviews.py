@@ -16,7 +16,7 @@ from fusegen.mergeviews import Merged
 from fusegen.statements import ElementFunction
 from fusegen.stretchviews import MOST_AT_ONCE, StretchingView
 from fusegen.target import ITEM_BYTES
-from fusegen.tiers import LONGEST_STAGED, MOST_BLOCKS, MOST_SHARED_BYTES, STAGED_BYTES
+from fusegen.tiers import LONGEST_STAGED, MOST_BLOCKS, MOST_SHARED_BYTES
 
 
 class PlacedView(StretchingView):
@@ -231,7 +231,7 @@ class PlacedView(StretchingView):
     @property
     def is_staged(self) -> bool:
         """Whether a block moves its rows as a whole, by way of shared memory: where they are short,
-        and each thread's elements come in less than whole packs.
+        and their elements come one by one. A thread's are neighbours there.
         """
         tier = self.kernel.tier
         if tier is None or self.family != "row" or self.is_shifted or self.is_team:
@@ -240,12 +240,7 @@ class PlacedView(StretchingView):
         # So that blocks begin at whole packs of 16 bytes: rows in their order, no single bytes.
         lie_apt = self.outermost_kept is None and min(widths, default=0) > 1
         is_short = tier.longest <= LONGEST_STAGED and not self.stretches
-        return lie_apt and is_short and max(widths) * self.lanes < STAGED_BYTES
-
-    @property
-    def takes_in_turn(self) -> bool:
-        """Whether a thread has elements that are neighbours, one by one."""
-        return self.is_staged and self.lanes == 1
+        return lie_apt and is_short and self.lanes == 1
 
     @property
     def base(self) -> str:

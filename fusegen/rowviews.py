@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import cached_property
 
 from fusegen.aheadviews import AheadView
+from fusegen.columntiers import MOST_ADDED_ALONE, resident_alone
 from fusegen.indexing import Read
 from fusegen.reductionviews import ReductionView, StageView
 from fusegen.stretchviews import MOST_AT_ONCE
 from fusegen.target import ITEM_BYTES
-from fusegen.tiers import MOST_ADDED_ALONE, resident_alone
 
 # What a block may hold and add up in registers, of 65,536 that a multiprocessor has.
 _REGISTERS = 32768
@@ -176,7 +176,8 @@ class RowView(AheadView):
         worked on: no load passes the stores between them by itself.
         """
         # Measured: narrow ones gain nothing, and beside what is carried there is no room.
-        if self.is_shifted or self.is_sent_ahead or self.is_narrow or self.carried:
+        is_apart = self.is_shifted or self.is_sent_ahead or self.is_staged
+        if is_apart or self.is_narrow or self.carried:
             return []
         before = self._asked_before_sums
         found = [r for r in self.reads_of(self.values, self._asked_again) if r not in before]

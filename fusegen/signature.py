@@ -12,6 +12,7 @@ from itertools import takewhile
 
 from fusegen import ir
 from fusegen.bound import Bound
+from fusegen.columntiers import MOST_ALONE, column_tier
 from fusegen.errors import UnsupportedError
 from fusegen.ir import Expr
 from fusegen.longrows import full_tier, reduced_axes
@@ -19,9 +20,7 @@ from fusegen.program import STATISTIC, Derivative, Program
 from fusegen.target import H200, ITEM_BYTES, TARGETS, Limits
 from fusegen.tiers import (
     LEAST_STRETCH,
-    MOST_ALONE,
     Tier,
-    column_tier,
     row_tier,
 )
 from fusegen.windowing import Window, size_of

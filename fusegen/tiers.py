@@ -106,27 +106,7 @@ _STRETCHED_SHARES = {
 }
 ANY_LENGTH = 1 << 30
 MOST_BLOCKS = 160  # of a team
-# (packs a thread, the same for gradients, longest row, threads a block), for strided rows; more
-# threads along a row leave fewer side by side
-_COLUMNS = ((8, 4, 128, 256), (4, 4, 128, 256), (8, 8, 1024, 512))
-# Where neighbours come one by one, more packs are in flight, as far as registers allow.
-_SINGLE_COLUMNS = (
-    (16, 16, 128, 256),
-    (8, 8, 128, 256),
-    (4, 4, 128, 512),
-    (16, 16, 1024, 384),
-    (8, 8, 1024, 512),
-    (4, 4, 512, 512),
-)
-_SINGLE_WORDS = 32
-_WORDS = 64  # registers of a thread for what it holds, half of what 512 threads may have
-# Elements of a thread that has whole rows, the registers they may take, and threads a block.
-MOST_ALONE, _ALONE_WORDS, _ALONE_THREADS = 24, 48, 128
-# For up to so many registers of what such a thread holds and adds up, so many are resident; sums
-# that take more are in shared memory.
-_RESIDENT_ALONE = ((64, 512), (85, 384), (1 << 30, 256))
-MOST_ADDED_ALONE = 48
-_PACK_WORDS = 4
+WORDS = 64  # registers of a thread for what it holds, half of what 512 threads may have
 _FEW_WORDS = 16  # of a thread that has 1,023 beside it, and as many sums to keep
 MOST_SHARED_BYTES = 156 << 10  # of a block, beside its fixed share, where a device has as many
 _STRETCH_BYTES = 24 << 10  # of those, for sums of stretches
@@ -150,9 +130,14 @@ _SHORT_LIGHT = {
     (True, True): dict.fromkeys((24, 32), 1024),
 }
 _LEAST_BESIDE = 4  # threads of a row of those: with fewer, an access of a warp has too many rows
-# Rows up to so long, whose packs have fewer bytes, are moved by way of shared memory.
-LONGEST_STAGED, STAGED_BYTES = 512, 16
-_SINGLE_SHARES = ((8, 9, 10, 6, 7), (8, 9, 10, 6, 7))
+# Rows up to so long of single elements are moved by way of shared memory, as a block's whole; and
+# packs of two, which gain less than they cost there.
+LONGEST_STAGED, _PAIRS = 128, 2
+_SINGLE_SHARES = {  # by whether they have two bytes
+    False: ((8, 9, 10, 6, 7), (8, 9, 10, 6, 7)),
+    True: ((16, 17, 18, 20, 13, 14, 12, 10, 9, 8, 7, 6), (8, 9, 10, 6, 7)),
+}
+_RESIDENT_NARROW = 1024  # threads of a multiprocessor, of light kernels of those
 LEAST_STRETCH = 64  # elements; neighbouring packs lie in two stretches at most
 
 
@@ -230,7 +215,7 @@ class Tier:
 
     def has_room_for(self, values: int) -> bool:
         """Whether a thread that has whole rows has registers for so many values of each element."""
-        return self.is_alone and values * self.elements <= _WORDS
+        return self.is_alone and values * self.elements <= WORDS
 
     def most_sums(self, width: int) -> int:
         """How many sums by column, of `width` bytes each, a block has room for."""
@@ -270,7 +255,8 @@ def row_tier(
         tier = _tier_of(length, whole, *sizes, is_shifted=True)
         if tier is not None:
             return tier
-    return _tier_of(length, lanes, *sizes, has_stretches=has_stretches)
+    is_paired = lanes == _PAIRS < whole and length <= LONGEST_STAGED and not has_stretches
+    return _tier_of(length, 1 if is_paired else lanes, *sizes, has_stretches=has_stretches)
 
 
 def _tier_of(
@@ -286,7 +272,7 @@ def _tier_of(
 ) -> Tier | None:
     """The tier of rows whose packs have so many elements, in packs of so many lanes."""
     # Single elements need an address each.
-    most = _WORDS // 2 if lanes == 1 else _WORDS
+    most = WORDS // 2 if lanes == 1 else WORDS
     is_narrow = widest <= 2
     table = _SINGLE_ROWS if lanes == 1 else _TABLES[is_shifted, is_narrow, forward_words > 1]
     kind: dict[str, Any] = {"has_stretches": has_stretches, "is_shifted": is_shifted}
@@ -299,11 +285,15 @@ def _tier_of(
         longest, elements, summing, threads, *light = row
         held_words = forward_words if is_narrow and lanes > 1 else words
         if longest <= _SHORT and not has_stretches:
-            shares, sums = _SINGLE_SHARES if lanes == 1 else _SHORT_SHARES[is_shifted, is_narrow]
+            shares, sums = (
+                _SINGLE_SHARES[is_narrow] if lanes == 1 else _SHORT_SHARES[is_shifted, is_narrow]
+            )
             even = (length // lanes * lanes, 2 * lanes if is_shifted else 1)
             elements = _fitted(*even, shares, most // held_words)
             summing = _fitted(*even, sums, most // words)
             light = [elements, *light[1:]]
+            if lanes == 1 and is_narrow:  # longer shares
+                light = [elements, _RESIDENT_NARROW]
             options = _SHORT_LIGHT.get((is_narrow, forward_words > 1), {})
             if options and lanes * widest == _PACK_BYTES and not is_shifted:
                 least = _LEAST_BESIDE if is_narrow else 1
@@ -367,33 +357,3 @@ def _fitted(length: int, least: int, shares: Sequence[int], most: int) -> int:
         return elements << (wanted - 1).bit_length(), wanted > 32
 
     return min((e for e in shares if e <= most), key=idle, default=most // 8 * 8 or 8)
-
-
-def resident_alone(words: float) -> int:
-    """How many threads that have whole rows a multiprocessor is to have, by the registers that one
-    takes for what it holds and adds up.
-    """
-    return next(resident for most, resident in _RESIDENT_ALONE if words <= most)
-
-
-def column_tier(length: int, behind: int, widest: int, words: int) -> Tier | None:
-    """The tier of strided rows, of which neighbours lie `behind` each other in memory."""
-    lanes = min(lanes_of(behind, widest), _PACK_WORDS)
-    if 0 < length <= MOST_ALONE and length * words <= _ALONE_WORDS:
-        while length * lanes > MOST_ALONE or length * lanes * words > _ALONE_WORDS:
-            lanes //= 2
-        elements = length * lanes
-        sizes = (elements, elements, lanes, _ALONE_THREADS, length)
-        return Tier(*sizes, derivative_elements=elements, is_alone=True)
-    is_single = lanes == 1
-    for packs, fewer, longest, threads in _SINGLE_COLUMNS if is_single else _COLUMNS:
-        if fewer < packs and packs * lanes * words > _WORDS:
-            continue
-        while lanes > 1 and packs * lanes * words > _WORDS:
-            lanes //= 2
-        fits = not is_single or packs * words <= _SINGLE_WORDS
-        if length <= longest and fits:
-            sizes = (packs * lanes, fewer * lanes, lanes, threads, longest)
-            is_whole = length > 0 and length % packs == 0 == length % fewer
-            return Tier(*sizes, derivative_elements=fewer * lanes, is_whole=is_whole)
-    return None

@@ -20,6 +20,8 @@ FAMILIES = [
     # Rows by warps, by blocks of several sizes, and one by one.
     ("layernorm(weight, bias) | gelu", (37, 128), [(128,), (128,)]),
     ("layernorm(weight, bias) | gelu", (37, 129), [(129,), (129,)]),
+    ("layernorm(weight, bias) | gelu", (301, 65), [(65,), (65,)]),
+    ("add(residual) | softmax(-1)", (333, 49), [(333, 49)]),
     ("add(residual) | layernorm(weight, bias) | gelu", (5, 3000), [(5, 3000), (3000,), (3000,)]),
     ("layernorm(weight, bias)", (150, 8192), [(8192,), (8192,)]),
     ("layernorm(weight, bias)", (3, 12288), [(12288,), (12288,)]),

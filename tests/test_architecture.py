@@ -29,6 +29,7 @@ ORDER = (
     "dsl",
     "target",
     "tiers",
+    "columntiers",
     "promotion",
     "axes",
     "fitting",

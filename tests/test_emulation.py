@@ -35,6 +35,14 @@ CASES = [
     (_NORM, (9, 1023), [(1023,)] * 2, {}, "row"),
     (_NORM, (4, 8190), [(8190,)] * 2, {}, "row"),
     ("layernorm(weight, bias)", (4, 16384), [(16384,)] * 2, {}, "row"),
+    # Short ones of no whole packs, by way of shared memory: with rows over, of several tensors.
+    (_NORM, (301, 65), [(65,)] * 2, {"dtype": "bfloat16"}, "row"),
+    (_NORM, (97, 66), [(66,)] * 2, {}, "row"),
+    (_MANY, (70, 65), [(65,)] * 11, {}, "row"),
+    ("add(r) | softmax(-1) | mul(w)", (45, 7, 49), [(45, 7, 49), (49,)], {}, "row"),
+    ("softmax(-1) | mul(y)", (333, 77), [(333, 1)], {"dtype": "bfloat16"}, "row"),
+    ("masked_fill(m, -1) | layernorm", (33, 21), [(33, 21)], {}, "row"),
+    ("layernorm(w)", (33, 37), [(37,)], {"dtype": "float64"}, "row"),
     # Shared by a team of blocks, in packs and one by one, with and without blocks to spare.
     (_NORM, (3, 20000), [(20000,)] * 2, {}, "row"),
     (_NORM, (5, 9001), [(9001,)] * 2, {}, "row"),

@@ -37,6 +37,10 @@ CASES = {
         "add(residual) | layernorm(weight, bias) | gelu",
         Situation(shape=(64, 96), operands={"residual": (64, 96)}),
     ),
+    "softmax_of_odd_short_rows_bfloat16": (
+        "softmax(-1) | mul(weight)",
+        Situation(shape=(64, 77), operands={"weight": (77,)}, dtype="bfloat16"),
+    ),
     "layernorm_of_8192": ("layernorm(8192, weight, bias)", Situation(shape=(8, 8192))),
     "layernorm_of_16384": ("layernorm(16384, weight, bias)", Situation(shape=(8, 16384))),
     "layernorm_of_65536": ("layernorm(weight, bias)", Situation(shape=(8, 65536))),

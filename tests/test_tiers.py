@@ -2,7 +2,8 @@
 
 import pytest
 
-from fusegen.tiers import MOST_SHARED_BYTES, column_tier, lanes_of, row_tier
+from fusegen.columntiers import column_tier
+from fusegen.tiers import MOST_SHARED_BYTES, lanes_of, row_tier
 
 
 @pytest.mark.parametrize(

@@ -323,11 +323,11 @@ __device__ __forceinline__ void forward_row_row_values(const float mean, const f
 }
 
 // Reads x; writes out, saved_mean, saved_variance.
-__global__ void __launch_bounds__(256, 4)
+__global__ void __launch_bounds__(256, 5)
 forward_row(const float* x, float* __restrict__ out, float* __restrict__ saved_mean,
     float* __restrict__ saved_variance, ForwardSizes sizes) {
   wait_for_kernel_before();
-  constexpr int kLanes = 2, kPacks = 6;
+  constexpr int kLanes = 1, kPacks = 10;
   __shared__ float cells[2][24];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
@@ -336,7 +336,7 @@ forward_row(const float* x, float* __restrict__ out, float* __restrict__ saved_m
   Index first = blockIdx.x * blockDim.y;
   // Rows beside each other lie together: a block moves them as a whole, by way of shared memory.
   auto* const x_staged = reinterpret_cast<float*>(room + 0);
-  auto* const out_staged = reinterpret_cast<float*>(room + 768);
+  auto* const out_staged = reinterpret_cast<float*>(room + 640);
   const auto send_rows = [&](Index first) {
     const Index taken = first < rows ? min(static_cast<Index>(blockDim.y), rows - first) * length : 0;
     send_all(x_staged, x + first * length, taken);
@@ -353,7 +353,7 @@ forward_row(const float* x, float* __restrict__ out, float* __restrict__ saved_m
     __syncthreads();
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const Index i = threadIdx.x * kPacks + p;
       const bool is_here = i < end;
       if (is_here) x_in[p] = load<kLanes>(x_staged + (threadIdx.y * length + i));
     }
@@ -362,7 +362,7 @@ forward_row(const float* x, float* __restrict__ out, float* __restrict__ saved_m
     Spread<float> spreads_1[1];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const Index i = threadIdx.x * kPacks + p;
       const bool is_here = i < end;
       float mean_term_lanes[kLanes];
 #pragma unroll
@@ -375,7 +375,7 @@ forward_row(const float* x, float* __restrict__ out, float* __restrict__ saved_m
       spreads_1[0].add_if(is_here, p == 0, mean_term_lanes);
     }
     {
-      const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes, length);
+      const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kPacks, 1, length);
       const Counts<float> counts = counted<false>(elements);
     combine<8, false>(spreads_1, counts, static_cast<float>(length), cells[turn++ & 1]);
     }
@@ -392,7 +392,7 @@ forward_row(const float* x, float* __restrict__ out, float* __restrict__ saved_m
     forward_row_values_once(variance_value, inverse_root_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const Index i = threadIdx.x * kPacks + p;
       const bool is_here = i < end;
       Pack<float, kLanes> out_out;
 #pragma unroll
@@ -439,7 +439,7 @@ backward_row(const float* d_out, const float* x, const float* saved_mean, const 
     float* __restrict__ d_x, BackwardSizes sizes) {
   wait_for_kernel_before();
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
-  constexpr int kLanes = 2, kPacks = 6;
+  constexpr int kLanes = 1, kPacks = 10;
   __shared__ float cells[2][16];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
@@ -448,8 +448,8 @@ backward_row(const float* d_out, const float* x, const float* saved_mean, const 
   Index first = blockIdx.x * blockDim.y;
   // Rows beside each other lie together: a block moves them as a whole, by way of shared memory.
   auto* const d_out_staged = reinterpret_cast<float*>(room + 0);
-  auto* const x_staged = reinterpret_cast<float*>(room + 768);
-  auto* const d_x_staged = reinterpret_cast<float*>(room + 1536);
+  auto* const x_staged = reinterpret_cast<float*>(room + 640);
+  auto* const d_x_staged = reinterpret_cast<float*>(room + 1280);
   const auto send_rows = [&](Index first) {
     const Index taken = first < rows ? min(static_cast<Index>(blockDim.y), rows - first) * length : 0;
     send_all(d_out_staged, d_out + first * length, taken);
@@ -468,7 +468,7 @@ backward_row(const float* d_out, const float* x, const float* saved_mean, const 
     __syncthreads();
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const Index i = threadIdx.x * kPacks + p;
       const bool is_here = i < end;
       if (is_here) d_out_in[p] = load<kLanes>(d_out_staged + (threadIdx.y * length + i));
       if (is_here) x_in[p] = load<kLanes>(x_staged + (threadIdx.y * length + i));
@@ -480,7 +480,7 @@ backward_row(const float* d_out, const float* x, const float* saved_mean, const 
     Sum<float> sums_1[2];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const Index i = threadIdx.x * kPacks + p;
       const bool is_here = i < end;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
@@ -505,7 +505,7 @@ backward_row(const float* d_out, const float* x, const float* saved_mean, const 
         inverse_root_value, negated_value, product_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const Index i = threadIdx.x * kPacks + p;
       const bool is_here = i < end;
       Pack<float, kLanes> d_x_out;
 #pragma unroll
@@ -630,13 +630,13 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const DeviceGuard guard(device);
   const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value),
       forward_row_length = static_cast<int64_t>(sizes.inner.value);
-  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 12));
+  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 10));
   const int64_t forward_row_tasks = ceil_divide(forward_row_rows, forward_row_block.y);
-  const int64_t forward_row_resident = resident_blocks(forward_row, forward_row_block, 24576, 24576, device);
+  const int64_t forward_row_resident = resident_blocks(forward_row, forward_row_block, 20480, 20480, device);
   const int64_t forward_row_slots = forward_row_tasks < forward_row_resident ? forward_row_tasks : forward_row_resident;
   if (is_measuring) return scratch.used;
   {
-    follow(forward_row, static_cast<unsigned>(forward_row_slots), forward_row_block, 24576, stream, x, out,
+    follow(forward_row, static_cast<unsigned>(forward_row_slots), forward_row_block, 20480, stream, x, out,
         saved_mean, saved_variance, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
@@ -659,14 +659,14 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const DeviceGuard guard(device);
   const int64_t backward_row_rows = static_cast<int64_t>(sizes.outer.value),
       backward_row_length = static_cast<int64_t>(sizes.inner.value);
-  const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, 12));
+  const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, 10));
   const int64_t backward_row_tasks = ceil_divide(backward_row_rows, backward_row_block.y);
-  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 36864, 36864,
+  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 30720, 30720,
       device);
   const int64_t backward_row_slots = backward_row_tasks < backward_row_resident ? backward_row_tasks : backward_row_resident;
   if (is_measuring) return scratch.used;
   {
-    follow(backward_row, static_cast<unsigned>(backward_row_slots), backward_row_block, 36864, stream, d_out,
+    follow(backward_row, static_cast<unsigned>(backward_row_slots), backward_row_block, 30720, stream, d_out,
         x, saved_mean, saved_variance, d_x, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());

@@ -317,10 +317,10 @@ __device__ __forceinline__ void forward_row_values(const float x, const float me
 }
 
 // Reads x; writes out.
-__global__ void __launch_bounds__(256, 4)
+__global__ void __launch_bounds__(256, 5)
 forward_row(const float* x, float* __restrict__ out, ForwardSizes sizes) {
   wait_for_kernel_before();
-  constexpr int kLanes = 2, kPacks = 6;
+  constexpr int kLanes = 1, kPacks = 10;
   __shared__ float cells[2][24];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
@@ -329,7 +329,7 @@ forward_row(const float* x, float* __restrict__ out, ForwardSizes sizes) {
   Index first = blockIdx.x * blockDim.y;
   // Rows beside each other lie together: a block moves them as a whole, by way of shared memory.
   auto* const x_staged = reinterpret_cast<float*>(room + 0);
-  auto* const out_staged = reinterpret_cast<float*>(room + 768);
+  auto* const out_staged = reinterpret_cast<float*>(room + 640);
   const auto send_rows = [&](Index first) {
     const Index taken = first < rows ? min(static_cast<Index>(blockDim.y), rows - first) * length : 0;
     send_all(x_staged, x + first * length, taken);
@@ -345,7 +345,7 @@ forward_row(const float* x, float* __restrict__ out, ForwardSizes sizes) {
     __syncthreads();
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const Index i = threadIdx.x * kPacks + p;
       const bool is_here = i < end;
       if (is_here) x_in[p] = load<kLanes>(x_staged + (threadIdx.y * length + i));
     }
@@ -354,7 +354,7 @@ forward_row(const float* x, float* __restrict__ out, ForwardSizes sizes) {
     Spread<float> spreads_1[1];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const Index i = threadIdx.x * kPacks + p;
       const bool is_here = i < end;
       float mean_term_lanes[kLanes];
 #pragma unroll
@@ -367,7 +367,7 @@ forward_row(const float* x, float* __restrict__ out, ForwardSizes sizes) {
       spreads_1[0].add_if(is_here, p == 0, mean_term_lanes);
     }
     {
-      const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes, length);
+      const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kPacks, 1, length);
       const Counts<float> counts = counted<false>(elements);
     combine<8, false>(spreads_1, counts, static_cast<float>(length), cells[turn++ & 1]);
     }
@@ -377,7 +377,7 @@ forward_row(const float* x, float* __restrict__ out, ForwardSizes sizes) {
     forward_row_values_once(variance_value, inverse_root_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const Index i = threadIdx.x * kPacks + p;
       const bool is_here = i < end;
       Pack<float, kLanes> out_out;
 #pragma unroll
@@ -498,13 +498,13 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const DeviceGuard guard(device);
   const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value),
       forward_row_length = static_cast<int64_t>(sizes.inner.value);
-  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 12));
+  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 10));
   const int64_t forward_row_tasks = ceil_divide(forward_row_rows, forward_row_block.y);
-  const int64_t forward_row_resident = resident_blocks(forward_row, forward_row_block, 24576, 24576, device);
+  const int64_t forward_row_resident = resident_blocks(forward_row, forward_row_block, 20480, 20480, device);
   const int64_t forward_row_slots = forward_row_tasks < forward_row_resident ? forward_row_tasks : forward_row_resident;
   if (is_measuring) return scratch.used;
   {
-    follow(forward_row, static_cast<unsigned>(forward_row_slots), forward_row_block, 24576, stream, x, out,
+    follow(forward_row, static_cast<unsigned>(forward_row_slots), forward_row_block, 20480, stream, x, out,
         sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());

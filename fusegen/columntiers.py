@@ -1,0 +1,56 @@
+"""Tiers of strided rows: how much of one a thread holds, and when it has whole ones."""
+
+from __future__ import annotations
+
+from fusegen.tiers import WORDS, Tier, lanes_of
+
+# (packs a thread, the same for gradients, longest row, threads a block), for strided rows; more
+# threads along a row leave fewer side by side
+_COLUMNS = ((8, 4, 128, 256), (4, 4, 128, 256), (8, 8, 1024, 512))
+# Where neighbours come one by one, more packs are in flight, as far as registers allow.
+_SINGLE_COLUMNS = (
+    (16, 16, 128, 256),
+    (8, 8, 128, 256),
+    (4, 4, 128, 512),
+    (16, 16, 1024, 384),
+    (8, 8, 1024, 512),
+    (4, 4, 512, 512),
+)
+_SINGLE_WORDS = 32
+# Elements of a thread that has whole rows, the registers they may take, and threads a block.
+MOST_ALONE, _ALONE_WORDS, _ALONE_THREADS = 24, 48, 128
+# For up to so many registers of what such a thread holds and adds up, so many are resident; sums
+# that take more are in shared memory.
+_RESIDENT_ALONE = ((64, 512), (85, 384), (1 << 30, 256))
+MOST_ADDED_ALONE = 48
+_MOST_LANES = 4
+
+
+def resident_alone(words: float) -> int:
+    """How many threads that have whole rows a multiprocessor is to have, by the registers that one
+    takes for what it holds and adds up.
+    """
+    return next(resident for most, resident in _RESIDENT_ALONE if words <= most)
+
+
+def column_tier(length: int, behind: int, widest: int, words: int) -> Tier | None:
+    """The tier of strided rows, of which neighbours lie `behind` each other in memory."""
+    lanes = min(lanes_of(behind, widest), _MOST_LANES)
+    if 0 < length <= MOST_ALONE and length * words <= _ALONE_WORDS:
+        while length * lanes > MOST_ALONE or length * lanes * words > _ALONE_WORDS:
+            lanes //= 2
+        elements = length * lanes
+        sizes = (elements, elements, lanes, _ALONE_THREADS, length)
+        return Tier(*sizes, derivative_elements=elements, is_alone=True)
+    is_single = lanes == 1
+    for packs, fewer, longest, threads in _SINGLE_COLUMNS if is_single else _COLUMNS:
+        if fewer < packs and packs * lanes * words > WORDS:
+            continue
+        while lanes > 1 and packs * lanes * words > WORDS:
+            lanes //= 2
+        fits = not is_single or packs * words <= _SINGLE_WORDS
+        if length <= longest and fits:
+            sizes = (packs * lanes, fewer * lanes, lanes, threads, longest)
+            is_whole = length > 0 and length % packs == 0 == length % fewer
+            return Tier(*sizes, derivative_elements=fewer * lanes, is_whole=is_whole)
+    return None
