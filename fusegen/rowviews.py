@@ -19,6 +19,7 @@ _FEW_LANES = 4
 _MOST_KEEPING = 1024  # threads of a multiprocessor, of kernels that are light but for that
 _MANY_SUMS = 48  # registers of a thread, for sums
 _FEW_REGISTERS, _FEW_KEPT = 64, 40  # of a thread, and of those for what is kept
+_MANY_KEPT_NARROW = 54  # of single elements of two bytes, with fewer threads
 _MANY_KEPT, _MANY_THREADS = 80, 768  # of a thread that has more; of a multiprocessor
 _MOST_EARLY, _MOST_HELD_ALONG = 0.65, 0.45  # of a thread's registers, with what it holds beside
 # Threads of a multiprocessor that keep what some rows share, by the registers of what one holds.
@@ -50,7 +51,8 @@ class RowView(AheadView):
             if tier and self._shares_many and not self.is_narrow:
                 has_room = tier.resident - self.threads < _MANY_THREADS
                 return has_room and bool(self.along_reads) and words <= _MANY_KEPT
-            return is_apt and bool(self.along_reads) and words <= _FEW_KEPT
+            most = _MANY_KEPT_NARROW if self.is_staged and self.is_narrow else _FEW_KEPT
+            return is_apt and bool(self.along_reads) and words <= most
         kept = sum(ITEM_BYTES[r.buffer.dtype] for r in self.full_reads + self.along_reads) / 4
         kept += (self._most_held - len(self.full_reads)) * self._words
         held = self.elements * (kept + len(self.sums) * self._words)
@@ -262,7 +264,8 @@ class RowView(AheadView):
             most = next(n for words, n in _RESIDENT_KEEPING if self._own_words <= words)
             return max(1, most // self.threads)
         if self.is_light:
-            resident = min(self.light_threads, _MOST_KEEPING if self.keeps_along else 1 << 30)
+            keeping = _MANY_THREADS if self.is_staged and self.is_narrow else _MOST_KEEPING
+            resident = min(self.light_threads, keeping if self.keeps_along else 1 << 30)
             return max(1, resident // self.threads - self._shares_many)
         if self.is_alone:
             # Of sums in shared memory some are on their way there.
