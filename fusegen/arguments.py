@@ -53,7 +53,8 @@ def check_all(chain: Chain, found: Sequence[Way], tensors: Sequence[Tensor]) -> 
     """
     check_devices(chain, tensors)
     kinds = [_kind(t) for t in tensors]
-    way, bounds = chosen(found, kinds[0], dict(zip(chain.operands, kinds[1:], strict=True)))
+    operands = dict(zip(chain.operands, kinds[1:], strict=True))
+    way, bounds = chosen(found, kinds[0], operands, target_of(tensors[0].device))
     return way, bounds[-1]
 
 

@@ -82,7 +82,7 @@ def modules(chain: Chain, target: str, situation: Situation, *, grad: bool) -> t
     types = {name: element_type(chain, name, dtype) for name in operands}
     found_ways = ways(chain)
     given_kinds = {n: (s, types[n]) for n, s in operands.items()}
-    way, bounds = chosen(found_ways, (shape, dtype), given_kinds)
+    way, bounds = chosen(found_ways, (shape, dtype), given_kinds, target)
     parts = found_ways[way]
     kept: dict[str, Kind] = {n: (s, axes_in_memory(s, LAYOUTS[0])) for n, s in operands.items()}
     running: Kind = (shape, axes_in_memory(shape, situation.layout))

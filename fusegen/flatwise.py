@@ -1,4 +1,5 @@
-"""Reductions of what is still to be pooled, over all of the pooled axes: elements as they lie.
+"""Reductions over all of the pooled axes, of what is still to be pooled or what has been: elements
+as they lie.
 
 Such a reduction takes no notice of windows, which fill their axes. Where the pooled axes are the
 innermost, a kernel goes over them as over one, in packs, like any that reduces along rows.
@@ -18,7 +19,7 @@ from fusegen.staging import Pass, finalise, partials, reduces_below
 _KINDS = ("sum", "mean", "variance")
 
 
-def lies_flat(node: Expr, window: Extent, pooled: Sequence[int]) -> bool:
+def _lies_flat(node: Expr, window: Extent, pooled: Sequence[int]) -> bool:
     """Whether a reduction can go over its elements as they lie."""
     kind, axes = ir.reduction(node)
     split = window | set(pooled)
@@ -32,16 +33,18 @@ def lies_flat(node: Expr, window: Extent, pooled: Sequence[int]) -> bool:
         and set(inner) == set(pooled)
         and not reduces_below(node.args)
         and all(n.extent & split in (frozenset(), split) for n in below)
+        and min(domain - window, default=0) >= 0
         and all(n.op in ir.ARITY or n.op in ("input", "const", "count") for n in below)
         and all(n.kind != "noise" for n in below)
         and all(split <= set(ir.axes_of(n)) or not set(pooled) & set(ir.axes_of(n)) for n in counts)
     )
 
 
-def flatwise_kernels(
-    state: Pass, nodes: Sequence[Expr], window: Extent, pooled: Sequence[int]
-) -> None:
-    """A kernel for each domain of some reductions that can go over elements as they lie."""
+def take_flat(state: Pass, ready: Sequence[Expr], window: Extent, pooled: Sequence[int]) -> bool:
+    """A kernel for each domain of the reductions that can go over elements as they lie; whether
+    there are any. window has the groups of places within windows, where elements have such.
+    """
+    nodes = [r for r in ready if _lies_flat(r, window, pooled)]
     flat = ordered(frozenset(pooled))
     others = window | set(flat[1:])
 
@@ -85,8 +88,10 @@ def flatwise_kernels(
                 (),
                 sums=tuple(sums),
                 flat=flat,
+                is_unpooled=bool(window),
             )
         )
         state.resolve({node: known[alike] for node, alike in alike_of.items()})
         for extent, mine in totals.items():
             finalise(state, extent, mine, ())
+    return bool(nodes)

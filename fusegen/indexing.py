@@ -28,12 +28,15 @@ class Read:
 
 class Indexing:
     """Index arithmetic over the groups of one grouping; the first of the groups in `flat` stands
-    for all of them, unpooled.
+    for all of them, with the places within their windows where they are not pooled.
     """
 
-    def __init__(self, grouping: Grouping, flat: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, grouping: Grouping, flat: tuple[int, ...] = (), *, is_unpooled: bool = False
+    ) -> None:
         self.grouping = grouping
         self.flat = flat
+        self.is_unpooled = is_unpooled
 
     def word(self, group: int) -> str:
         """A group's index as a local."""
@@ -44,7 +47,8 @@ class Indexing:
         if group < 0:
             return str(self.grouping.windows[-1 - group])
         if group in self.flat:
-            sizes = (f"sizes.{self.grouping.names[g]}_unpooled.value" for g in self.flat)
+            whole = "_unpooled" if self.is_unpooled else ""
+            sizes = (f"sizes.{self.grouping.names[g]}{whole}.value" for g in self.flat)
             return f"({' * '.join(sizes)})"
         return f"sizes.{self.grouping.names[group]}.value"
 

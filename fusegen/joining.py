@@ -8,6 +8,7 @@ tensor of x's size between them. Else the chain is cut there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from fusegen import ir
@@ -17,6 +18,7 @@ from fusegen.errors import FusegenError
 from fusegen.lower import lower
 from fusegen.ops import Chain
 from fusegen.segments import Segment, bind_all, segments
+from fusegen.target import TARGETS
 
 # What a reduction of what is still to be pooled may be: others take no account of windows.
 _KINDS = ("sum", "mean", "variance")
@@ -32,9 +34,12 @@ def ways(chain: Chain) -> tuple[Way, ...]:
 
 
 def chosen(
-    found: Sequence[Way], x: tuple[Shape, str], operands: Mapping[str, tuple[Shape, str]]
+    found: Sequence[Way],
+    x: tuple[Shape, str],
+    operands: Mapping[str, tuple[Shape, str]],
+    target: str,
 ) -> tuple[int, tuple[Bound, ...]]:
-    """Which of a chain's ways its shapes allow, and its segments bound.
+    """Which of a chain's ways its shapes allow on a target, and its segments bound.
 
     Raises ArgumentError for the first step that does not fit, UnsupportedError for what fits, and
     cannot be done.
@@ -46,15 +51,16 @@ def chosen(
             joined = bind_all(way, x, operands)
         except FusegenError:
             continue
-        if all(map(_is_apt, joined)):
+        if all(_is_apt(bound, TARGETS[target].joins_from) for bound in joined):
             return i, joined
     return len(others), bounds
 
 
-def _is_apt(bound: Bound) -> bool:
+def _is_apt(bound: Bound, least: int) -> bool:
     """Whether what is reduced before the pooling can be reduced window by window: windows fill
     their axes, and reductions take all of them. Nor may an operand's gradient be a sum that keeps
-    places within windows.
+    places within windows. There are to be so many elements at least: fewer are in a cache for the
+    kernel that comes next.
     """
     if not bound.windows:
         return True
@@ -65,6 +71,8 @@ def _is_apt(bound: Bound) -> bool:
     before = [n for n in before if min(ir.reduction(n)[1]) < 0]
     if not before:
         return True
+    if math.prod(bound.domain) < least:
+        return False
     is_filled = all(isinstance(w, int) and bound.domain[a] % w == 0 for a, w in bound.windows)
     full = max((n.extent for n in nodes), key=len)
     return (

@@ -82,7 +82,8 @@ class Kernel:
     lead: int | None = None
     stretches: tuple[tuple[Reduction, Buffer], ...] = ()
     in_place: tuple[tuple[Expr, Expr], ...] = ()  # (leaf, input): what is held where that was read
-    flat: tuple[int, ...] = ()  # groups, unpooled, that the last of the domain stands for
+    flat: tuple[int, ...] = ()  # the groups that the last of the domain stands for,
+    is_unpooled: bool = False  # with the places within their windows
     is_from_end: bool = False  # whether blocks start with the last elements, which a cache may have
 
     @property

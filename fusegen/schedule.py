@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from fusegen import ir
-from fusegen.flatwise import flatwise_kernels, lies_flat
+from fusegen.flatwise import take_flat
 from fusegen.grouping import ordered
 from fusegen.ir import Expr, Extent, Graph
 from fusegen.kernel import Buffer, Family, Kernel, Reduction
@@ -128,9 +128,7 @@ def _to_and_fro(kernels: Iterable[Kernel]) -> Iterator[Kernel]:
 def _sums_first(state: Pass, window: Extent, pooled: Sequence[int]) -> None:
     """The reductions that something of windows waits for, level by level."""
     while ready := awaited(state, window):
-        flat = [r for r in ready if lies_flat(r, window, pooled)]
-        if flat:
-            flatwise_kernels(state, flat, window, pooled)
+        if any(take_flat(state, ready, within, pooled) for within in (window, frozenset[int]())):
             continue
         state.resolve(windows_first(ready, window))
         ready = awaited(state, window)

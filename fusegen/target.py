@@ -69,6 +69,7 @@ class Target:
     holds_rows: bool  # rows that are worked on as a whole stay on the chip
     holds_dear: tuple[str, ...]  # families that keep what is dear, and add up columns, as they go
     fills_edges: bool  # a kernel that writes a whole tensor by windows writes the edge they leave
+    joins_from: int  # elements at least, where a norm is in one segment with the pooling behind it
     reports_errors: bool  # a launch may fail; where none can, other threads run Python meanwhile
     trailing_arguments: (
         int  # what a call takes after tensors, scratch and sizes: threads; or device and stream
@@ -274,6 +275,7 @@ CPP = Target(
     holds_rows=False,
     holds_dear=("row",),
     fills_edges=False,
+    joins_from=1 << 22,
     reports_errors=False,
     trailing_arguments=1,
 )
@@ -307,6 +309,7 @@ CUDA = Target(
     holds_rows=True,
     holds_dear=(),
     fills_edges=True,
+    joins_from=0,
     reports_errors=True,
     trailing_arguments=2,
 )

@@ -35,7 +35,7 @@ class KernelView(Indexing):
     """A Kernel as its template sees it."""
 
     def __init__(self, kernel: Kernel, entry: Entry, target: Target) -> None:
-        super().__init__(entry.grouping, kernel.flat)
+        super().__init__(entry.grouping, kernel.flat, is_unpooled=kernel.is_unpooled)
         self.kernel = kernel
         self.target = target
         self.compute = entry.compute

@@ -109,7 +109,7 @@ def run(
     operands = dict.fromkeys(chain.operands, ((1,), "int64"))
     operands |= {n: (s, types_of[n]) for n, s in given.items()}
     found_ways = ways(chain)
-    assert len(found_ways[chosen(found_ways, (shape, dtype), operands)[0]]) == 1
+    assert len(found_ways[chosen(found_ways, (shape, dtype), operands, "cuda")[0]]) == 1
     shapes = [shape, *(s for s, _ in operands.values())]
     kinds = [dtype, *(t for _, t in operands.values())]
     tensors = [torch.randn(shape, dtype=kind) if x is None else x.to(kind)]

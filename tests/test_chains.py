@@ -87,6 +87,11 @@ CHAINS = [
     ("silu | add(p) | group_norm(64, weight, bias)", (9, 512), [(512,)] * 3),
     ("layernorm | mul(scale) | add(shift)", (3, 9, 64), [(3, 1, 64)] * 2),
     ("hardswish | relu | softmax(1) | mean((2, 3, 4))", (2, 5, 3, 4, 6), []),
+    (
+        "batch_norm(running_mean, running_var, weight, bias, training=True) | relu | max_pool2d(2)",
+        (4, 8, 6, 8),
+        [(8,)] * 4,
+    ),
 ]
 # Others, of several families each.
 MIXED = [

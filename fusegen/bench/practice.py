@@ -157,6 +157,15 @@ ROWS: tuple[Row, ...] = (
         (1, 1, 1, 1),
         (1.5, 4.0),
     ),
+    # A quarter is pooled, of which the winners and where they stand are saved too.
+    (
+        "batch_norm-max_pool2d",
+        f"{_TRAINED_NORM} | relu | max_pool2d(2)",
+        (64, 64, 112, 112),
+        (4, 64, 112, 112),
+        (1, 1, 1, 1),
+        (1.125, 2.6875),
+    ),
     (
         "instance_norm-div",
         "instance_norm | div(2)",

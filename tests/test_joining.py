@@ -1,0 +1,160 @@
+"""Norms whose result is pooled: when one segment holds both, and that it is right."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from numeric import cotangent_for, has_right_second_derivatives, home_of_eager, outcome
+
+import fusegen
+from fusegen.describe import Situation
+from fusegen.dsl import chain
+from fusegen.explain import explain
+from fusegen.joining import chosen, ways
+from fusegen.target import TARGETS
+
+_TRAINED = "batch_norm(weight=w, bias=b, training=True)"
+SHAPE = (3, 6, 8, 12)
+CHANNELS = {"w": (6,), "b": (6,)}
+# chain, the operands' shapes
+JOINED = {
+    f"{_TRAINED} | relu | max_pool2d(2)": CHANNELS,
+    f"silu | {_TRAINED} | tanh | max_pool2d(2) | group_norm(2)": CHANNELS,
+    f"{_TRAINED} | add(r) | relu | max_pool2d(2) | mean((2, 3))": CHANNELS | {"r": SHAPE},
+    f"{_TRAINED} | relu | batch_norm(training=True) | avg_pool2d(2)": CHANNELS,
+    "group_norm(3, w, b) | mul_channel(p) | max_pool2d(4)": CHANNELS | {"p": (6,)},
+    "instance_norm | relu | avg_pool2d((2, 3)) | gelu": {},
+    "gelu | rms_norm(normalized_shape=(6, 8, 12)) | max_pool2d(2)": {},
+    "normalize(2.0, (1, 2, 3)) | dropout(0.5) | adaptive_avg_pool2d(2)": {},
+    "layernorm(normalized_shape=(6, 8, 12)) | gelu | max_pool2d((4, 1))": {},
+}
+
+
+def way_of(text: str, shape: tuple[int, ...] = SHAPE, target: str = "cuda", **operands) -> int:
+    """Which of the chain's ways goes, and that there are two."""
+    found = ways(chain(text))
+    assert len(found) == 2
+    kinds = {n: (s, "float32") for n, s in operands.items()}
+    kinds |= dict.fromkeys(chain(text).drawn, ((1,), "int64"))
+    return chosen(found, (shape, "float32"), kinds, target)[0]
+
+
+@pytest.fixture
+def joining(monkeypatch):
+    """On the CPU, too, whatever the size."""
+    monkeypatch.setitem(TARGETS, "cpp", replace(TARGETS["cpp"], joins_from=0))
+
+
+@pytest.mark.parametrize("text", JOINED)
+def test_windows_that_fill_their_axes_join_a_norm(text: str) -> None:
+    assert way_of(text, **JOINED[text]) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "shape", "operands"),
+    [
+        # A row is left over.
+        (f"{_TRAINED} | relu | max_pool2d(2)", (3, 6, 9, 12), CHANNELS),
+        # Windows overlap.
+        (f"{_TRAINED} | relu | max_pool2d(3, 2, 1)", SHAPE, CHANNELS),
+        # Statistics differ within a window.
+        ("layernorm(v) | avg_pool2d(2)", SHAPE, {"v": (12,)}),
+        ("softmax(1) | max_pool2d(2)", SHAPE, {}),
+        # The gradient of v keeps places within windows.
+        ("layernorm(v, normalized_shape=(6, 8, 12)) | max_pool2d(2)", SHAPE, {"v": SHAPE[1:]}),
+        ("mul(v) | instance_norm | max_pool2d(2)", SHAPE, {"v": (8, 12)}),
+        # A maximum over windows and more knows no windows.
+        ("keep(y) | amax((2, 3), True) | rsub(y) | max_pool2d(2)", SHAPE, {}),
+    ],
+)
+def test_other_norms_end_before_the_pooling(text, shape, operands) -> None:
+    assert way_of(text, shape, **operands) == 1
+
+
+def test_chains_without_such_a_norm_have_one_way() -> None:
+    for text in (
+        "relu | max_pool2d(2)",
+        "batch_norm(m, v) | max_pool2d(2)",
+        "max_pool2d(2) | gelu",
+    ):
+        assert len(ways(chain(text))) == 1
+
+
+def test_on_the_cpu_what_fits_a_cache_is_cut() -> None:
+    text = "instance_norm | max_pool2d(2)"
+    assert way_of(text, (8, 64, 56, 56), "cpp") == 1
+    assert way_of(text, (32, 64, 112, 112), "cpp") == 0
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("text", [t for t in JOINED if "dropout" not in t])
+def test_a_joined_norm_computes_what_eager_does(text, dtype, layout, device, joining) -> None:
+    memory_format = getattr(torch, f"{layout}_format" if layout == "contiguous" else layout)
+    # Far apart, so that rounding does not choose another winner.
+    x = torch.randperm(3 * 6 * 8 * 12).reshape(SHAPE) * 0.01 - 8
+    tensors = [x, *(torch.randn(s) for s in JOINED[text].values())]
+    tensors = [t.to(device, dtype).requires_grad_() for t in tensors]
+    tensors[0] = tensors[0].detach().contiguous(memory_format=memory_format).requires_grad_()
+    fused = fusegen.compile(text)
+    done = outcome(fused, tensors)
+    home = home_of_eager(text, device, torch.float64)
+    cotangent = cotangent_for(done.result).double()
+    wanted = outcome(fused.reference, tensors, cotangent, torch.float64, home)
+    # Eager rounds between steps; ours may not, and sums in another order.
+    tolerance = {torch.float64: 1e-10, torch.float32: 2e-5, torch.bfloat16: 4e-2}[dtype]
+    for have, want in zip(done.tensors, wanted.tensors, strict=True):
+        scale = want.abs().max().clamp(min=1.0)
+        assert ((have.double() - want).abs().max() / scale).item() < tolerance
+
+
+def test_running_statistics_are_eagers(device, joining) -> None:
+    text = "batch_norm(m, v, w, b, training=True) | relu | max_pool2d(2)"
+    fused = fusegen.compile(text)
+    x, w, b = (torch.randn(s, device=device) for s in (SHAPE, (6,), (6,)))
+    ours = [torch.zeros(6, device=device), torch.ones(6, device=device)]
+    torchs = [t.clone() for t in ours]
+    for _ in range(3):
+        fused(x, *ours, w, b)
+        fused.reference(x, *torchs, w, b)
+    for have, want in zip(ours, torchs, strict=True):
+        torch.testing.assert_close(have, want)
+
+
+@pytest.mark.parametrize(
+    "text", ["group_norm(2, w, b) | tanh | max_pool2d(2)", "instance_norm | silu | avg_pool2d(2)"]
+)
+def test_second_derivatives_are_right(text, device, joining) -> None:
+    operands = [(4,)] * len(chain(text).operands)
+    tensors = [
+        torch.randn(s, dtype=torch.float64, device=device, requires_grad=True)
+        for s in ((2, 4, 4, 4), *operands)
+    ]
+    has_right_second_derivatives(fusegen.compile(text), tensors)
+
+
+def test_one_callable_goes_both_ways(device, joining) -> None:
+    fused = fusegen.compile("instance_norm | max_pool2d(2)")
+    for size in (12, 13, 12):
+        x = torch.randn(2, 3, 8, size, device=device)
+        torch.testing.assert_close(fused(x), fused.reference(x))
+
+
+def test_a_mistake_is_told_as_without_joining() -> None:
+    fused = fusegen.compile(f"{_TRAINED} | max_pool2d(2)")
+    with pytest.raises(fusegen.ArgumentError, match=r"operand 'w' got shape \(5,\)"):
+        fused(torch.randn(SHAPE), torch.randn(5), torch.randn(6))
+
+
+def test_a_norms_result_is_not_written_before_it_is_pooled() -> None:
+    text = f"{_TRAINED} | relu | max_pool2d(2)"
+    told = explain(chain(text), "cuda", Situation((64, 64, 56, 56)), 4290.0)
+    assert "segment" not in told
+    assert "forward in all: 132 MB" in told  # x twice, and what is pooled, with what is saved of it
+    assert "backward in all: 157 MB" in told  # what is saved, then x and its gradient
+
+
+def test_elements_are_summed_as_they_lie() -> None:
+    fused = fusegen.compile("instance_norm | avg_pool2d(2)")
+    text = fused.source("cuda", shape=(2, 3, 8, 12))
+    assert "length = (sizes.middle_unpooled.value * sizes.inner_unpooled.value)" in text
