@@ -13,8 +13,8 @@ from dataclasses import replace
 from fusegen import ir
 from fusegen.grouping import ordered
 from fusegen.ir import Expr, Extent
-from fusegen.kernel import Buffer, Kernel, Reduction
-from fusegen.staging import Pass, finalise, partials, reduces_below
+from fusegen.kernel import Kernel
+from fusegen.staging import Pass, finalise, left_by_extent, reduces_below
 
 _KINDS = ("sum", "mean", "variance")
 
@@ -64,16 +64,8 @@ def take_flat(state: Pass, ready: Sequence[Expr], window: Extent, pooled: Sequen
         alike = ir.reduce(kind, axes - others, value)
         by_domain.setdefault(ordered(value.extent), {})[node] = alike
     for domain, alike_of in by_domain.items():
-        by_extent: dict[tuple[int, ...], list[Expr]] = {}
-        for node in dict.fromkeys(alike_of.values()):
-            by_extent.setdefault(ordered(node.extent), []).append(node)
-        sums: list[tuple[Reduction, Buffer]] = []
-        totals: dict[tuple[int, ...], tuple[tuple[Reduction, Buffer], ...]] = {}
-        known: dict[Expr, Expr] = {}
-        for extent, members in by_extent.items():
-            totals[extent], found = partials(state, members, extent)
-            sums += totals[extent]
-            known |= found
+        totals, known = left_by_extent(state, dict.fromkeys(alike_of.values()))
+        sums = [pair for members in totals.values() for pair in members]
         read = ir.inputs(r.value for r, _ in sums)
         buffers = {
             leaf_of[leaf]: buffer for leaf, buffer in state.buffers.items() if leaf in leaf_of

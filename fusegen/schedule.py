@@ -18,15 +18,15 @@ from fusegen import ir
 from fusegen.flatwise import take_flat
 from fusegen.grouping import ordered
 from fusegen.ir import Expr, Extent, Graph
-from fusegen.kernel import Buffer, Family, Kernel, Reduction
+from fusegen.kernel import Buffer, Family, Kernel
 from fusegen.lower import Mark, remarked
 from fusegen.rowwise import domain_of, rowwise_kernel
 from fusegen.slidewise import slidewise_kernels
 from fusegen.staging import (
     Pass,
     finalise,
+    left_by_extent,
     means_as_sums,
-    partials,
     positions_as_numbers,
     reduces_below,
 )
@@ -206,17 +206,8 @@ def _reducing_kernel(
     riders: Mapping[str, Expr],
 ) -> None:
     """A pass that leaves partials, then a finalise for each extent among the results."""
-    by_extent: dict[tuple[int, ...], list[Expr]] = {}
-    for node in nodes:
-        by_extent.setdefault(ordered(node.extent), []).append(node)
-    sums: list[tuple[Reduction, Buffer]] = []
-    finals: list[tuple[tuple[int, ...], tuple[tuple[Reduction, Buffer], ...]]] = []
-    all_known: dict[Expr, Expr] = {}
-    for extent, members in by_extent.items():
-        mine, known = partials(state, members, extent)
-        all_known |= known
-        sums += mine
-        finals.append((extent, mine))
+    totals, known = left_by_extent(state, nodes)
+    sums = [pair for members in totals.values() for pair in members]
     exprs = [r.value for r, _ in sums] + list(riders.values())
     axes = frozenset(ir.reduction(nodes[0])[1])
     columns = _columns_of(state, domain, axes) if family == "outer" else ()
@@ -234,6 +225,6 @@ def _reducing_kernel(
             marks=state.marks,
         )
     )
-    state.resolve(all_known)
-    for extent, mine in finals:
+    state.resolve(known)
+    for extent, mine in totals.items():
         finalise(state, extent, mine, columns)

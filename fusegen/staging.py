@@ -216,10 +216,30 @@ def partials(
     ), known
 
 
+Sums = tuple[tuple[Reduction, Buffer], ...]
+
+
+def left_by_extent(
+    state: Pass, nodes: Iterable[Expr]
+) -> tuple[dict[tuple[int, ...], Sums], dict[Expr, Expr]]:
+    """The accumulations of some reduce nodes by the extent of their results, with memory for their
+    partials, and the leaf for each node.
+    """
+    by_extent: dict[tuple[int, ...], list[Expr]] = {}
+    for node in nodes:
+        by_extent.setdefault(ordered(node.extent), []).append(node)
+    totals: dict[tuple[int, ...], Sums] = {}
+    known: dict[Expr, Expr] = {}
+    for extent, members in by_extent.items():
+        totals[extent], found = partials(state, members, extent)
+        known |= found
+    return totals, known
+
+
 def finalise(
     state: Pass,
     extent: tuple[int, ...],
-    sums: tuple[tuple[Reduction, Buffer], ...],
+    sums: Sums,
     columns: tuple[int, ...],
 ) -> None:
     """Add partials up in a fixed order, and finish the outputs that need nothing else; other

@@ -10,10 +10,8 @@ from dataclasses import replace
 from fusegen import ir
 from fusegen.grouping import ordered
 from fusegen.ir import Expr, Extent
-from fusegen.kernel import Buffer, Kernel, Reduction
-from fusegen.staging import Pass, finalise, partials, reduces_below, staged
-
-_Sums = tuple[tuple[Reduction, Buffer], ...]
+from fusegen.kernel import Kernel
+from fusegen.staging import Pass, Sums, finalise, left_by_extent, reduces_below, staged
 
 
 def windowwise_kernel(state: Pass, window: Extent) -> None:
@@ -28,8 +26,9 @@ def windowwise_kernel(state: Pass, window: Extent) -> None:
     own = {n: state.pending.pop(n) for n in chosen}
     nodes = ir.topological([*own.values(), *passed_on(state, window)])
     domain = frozenset[int]().union(*(n.extent for n in nodes)) - window
-    sums, totals = _leaving(state, _sums_of_windows(state, domain, window))
-    _window_kernel(state, window, domain, own, sums, totals, passed_on(state, window))
+    totals, known = left_by_extent(state, _sums_of_windows(state, domain, window))
+    state.resolve(known)
+    _window_kernel(state, window, domain, own, totals, passed_on(state, window))
 
 
 def sums_first(state: Pass, window: Extent, nodes: Sequence[Expr]) -> None:
@@ -50,9 +49,11 @@ def sums_first(state: Pass, window: Extent, nodes: Sequence[Expr]) -> None:
         else:
             batches.setdefault((domain, last & node.extent), []).append(node)
     for (domain, _), members in batches.items():
-        _window_kernel(state, window, domain, {}, *_leaving(state, members), ())
+        totals, known = left_by_extent(state, members)
+        state.resolve(known)
+        _window_kernel(state, window, domain, {}, totals, ())
     for domain, found in passed.items():
-        _window_kernel(state, window, domain, {}, (), {}, tuple(dict.fromkeys(found)))
+        _window_kernel(state, window, domain, {}, {}, tuple(dict.fromkeys(found)))
 
 
 def _window_kernel(
@@ -60,12 +61,12 @@ def _window_kernel(
     window: Extent,
     domain: Extent,
     own: Mapping[str, Expr],
-    sums: Sequence[tuple[Reduction, Buffer]],
-    totals: Mapping[tuple[int, ...], _Sums],
+    totals: Mapping[tuple[int, ...], Sums],
     passed: Sequence[Expr],
 ) -> None:
     """A kernel for results, sums over all windows and what is passed on; and the sums' end."""
     columns = ordered(domain)[-1:] if any(max(domain) in extent for extent in totals) else ()
+    sums = [pair for members in totals.values() for pair in members]
     roots = [*own.values(), *(reduction.value for reduction, _ in sums), *passed]
     stages, leaf_of, finals = staged(state, roots)
     stores = [(state.output(n, e), e) for n, e in zip(own, finals, strict=False)]
@@ -151,22 +152,6 @@ def _sums_of_windows(state: Pass, domain: Extent, window: Extent) -> list[Expr]:
     found = [r for r in reduces_below(state.pending.values()) if is_one(r)]
     by_column = [r for r in found if r.extent == {max(domain)}]
     return by_column or [r for r in found if max(domain) not in r.extent]
-
-
-def _leaving(
-    state: Pass, nodes: Iterable[Expr]
-) -> tuple[list[tuple[Reduction, Buffer]], dict[tuple[int, ...], _Sums]]:
-    """Some reductions, with memory for their partials; and the same by the extent of their results.
-    Leaves stand for them from here on.
-    """
-    by_extent: dict[tuple[int, ...], list[Expr]] = {}
-    for node in nodes:
-        by_extent.setdefault(ordered(node.extent), []).append(node)
-    totals = {}
-    for extent, members in by_extent.items():
-        totals[extent], known = partials(state, members, extent)
-        state.resolve(known)
-    return [pair for members in totals.values() for pair in members], totals
 
 
 def awaited(state: Pass, window: Extent) -> list[Expr]:

@@ -62,11 +62,11 @@ CASES = {
     ),
     "batch_norm_pooled": (
         "batch_norm(weight=weight, bias=bias, training=True) | relu | max_pool2d(2)",
-        Situation(shape=(8, 16, 32, 32)),
+        Situation(shape=(64, 64, 32, 32)),
     ),
     "batch_norm_pooled_channels_last": (
         "batch_norm(weight=weight, bias=bias, training=True) | gelu | avg_pool2d(2)",
-        Situation(shape=(8, 16, 32, 32), layout="channels_last"),
+        Situation(shape=(64, 64, 32, 32), layout="channels_last"),
     ),
     "group_norm_of_short_rows": (
         "group_norm(64, weight, bias) | silu",

@@ -517,30 +517,29 @@ static void backward_inner(const float* __restrict__ picked_x, const float* __re
     const float* __restrict__ saved_variance, const float* __restrict__ weight,
     const float* __restrict__ bias, const float* __restrict__ d_out, Sum* __restrict__ total_partials,
     Sum* __restrict__ total_2_partials, const BackwardSizes sizes, int threads) {
-  const Index rows = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value, length = sizes.inner.value;
+  const Index rows = sizes.outer.value * sizes.axis_1.value,
+      length = (sizes.axis_2.value * sizes.inner.value);
   const Index pieces = pieces_of(length);
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
   for (Index task = 0; task < rows * pieces; ++task) {
     const Index row = task / pieces, piece = task % pieces;
     const Index end = std::min(length, (piece + 1) * kPiece);
-    const Index above_axis_2 = divide(row, sizes.axis_2);
-    const Index axis_2 = row - above_axis_2 * sizes.axis_2.value;
-    const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
-    const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
+    const Index above_axis_1 = divide(row, sizes.axis_1);
+    const Index axis_1 = row - above_axis_1 * sizes.axis_1.value;
     const Index outer = above_axis_1;
     Sum total_sum;
     Sum total_2_sum;
     for (Index first = piece * kPiece; first < end; first += kLine) {
       const Index width = std::min(kLine, end - first);
-      const Index inner = first;
+      const Index axis_2 = first;
       float picked_x_room[kLine];
-      const float* const picked_x_line = load<1>(picked_x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, picked_x_room);
+      const float* const picked_x_line = load<1>(picked_x + ((outer) * sizes.axis_1.value + axis_1) * (sizes.axis_2.value * sizes.inner.value) + axis_2, width, picked_x_room);
       const float saved_mean_value = widen(saved_mean[axis_1]);
       const float saved_variance_value = widen(saved_variance[axis_1]);
       const float weight_value = widen(weight[axis_1]);
       const float bias_value = widen(bias[axis_1]);
       float d_out_room[kLine];
-      const float* const d_out_line = load<1>(d_out + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, d_out_room);
+      const float* const d_out_line = load<1>(d_out + ((outer) * sizes.axis_1.value + axis_1) * (sizes.axis_2.value * sizes.inner.value) + axis_2, width, d_out_room);
       float total_term_line[kLine];
       float total_2_term_line[kLine];
 #pragma omp simd
@@ -557,8 +556,8 @@ static void backward_inner(const float* __restrict__ picked_x, const float* __re
       total_sum.add(total_term_line, width);
       total_2_sum.add(total_2_term_line, width);
     }
-    total_partials[(axis_1) * (sizes.outer.value * sizes.axis_2.value * pieces) + ((outer) * sizes.axis_2.value + axis_2) * pieces + piece] = total_sum;
-    total_2_partials[(axis_1) * (sizes.outer.value * sizes.axis_2.value * pieces) + ((outer) * sizes.axis_2.value + axis_2) * pieces + piece] = total_2_sum;
+    total_partials[(axis_1) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_sum;
+    total_2_partials[(axis_1) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_2_sum;
   }
 }
 
@@ -815,9 +814,9 @@ extern "C" int64_t run_backward(const int64_t* a) {
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[11])};
   const BackwardSizes sizes{ {a[12]}, {a[13]}, {a[14]}, {a[15]}, {a[16]}, {a[17]} };
   const int threads = static_cast<int>(a[18]);
-  const Index total_partials_slots = sizes.outer.value * sizes.axis_2.value * pieces_of(sizes.inner.value)
+  const Index total_partials_slots = sizes.outer.value * pieces_of((sizes.axis_2.value * sizes.inner.value))
 ;
-  const Index total_2_partials_slots = sizes.outer.value * sizes.axis_2.value * pieces_of(sizes.inner.value)
+  const Index total_2_partials_slots = sizes.outer.value * pieces_of((sizes.axis_2.value * sizes.inner.value))
 ;
   auto* const total_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.axis_1.value) * total_partials_slots);
   auto* const total_2_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.axis_1.value) * total_2_partials_slots);

@@ -439,24 +439,22 @@ backward_inner(const float* picked_x, const float* saved_mean, const float* save
   constexpr int kLanes = 4, kPacks = 2;
   __shared__ alignas(16) unsigned char shared[128 * 4];
   const Index task = blockIdx.x, above = task / pieces, piece = task % pieces;
-  const Index alike = sizes.outer.value * sizes.axis_2.value, shares = (alike + each - 1) / each,
-      kept = above / shares, share = above % shares;
+  const Index alike = sizes.outer.value, shares = (alike + each - 1) / each, kept = above / shares,
+      share = above % shares;
   const Index axis_1 = kept;
   Sum<float> total_sum;
   Sum<float> total_2_sum;
   const Index past = min((share + 1) * each, alike);
   for (Index passing = share * each + threadIdx.y; passing < past; passing += blockDim.y) {
-    const Index above_axis_2 = divide(passing, sizes.axis_2);
-    const Index axis_2 = passing - above_axis_2 * sizes.axis_2.value;
-    const Index outer = above_axis_2;
-    const Index row = ((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2;
+    const Index outer = passing;
+    const Index row = (outer) * sizes.axis_1.value + axis_1;
     const float saved_mean_value = widen(saved_mean[axis_1]);
     const float saved_variance_value = widen(saved_variance[axis_1]);
     const float weight_value = widen(weight[axis_1]);
     const float bias_value = widen(bias[axis_1]);
     float inverse_root_value;
     backward_inner_values_once(saved_variance_value, inverse_root_value);
-    const auto take = [&](Index inner, float picked_x_value, float d_out_value) {
+    const auto take = [&](Index axis_2, float picked_x_value, float d_out_value) {
       float total_term_value;
       float total_2_term_value;
       backward_inner_values(picked_x_value, saved_mean_value, inverse_root_value, weight_value, bias_value,
@@ -464,15 +462,15 @@ backward_inner(const float* picked_x, const float* saved_mean, const float* save
       total_sum.add(total_term_value);
       total_2_sum.add(total_2_term_value);
     };
-    const Index length = sizes.inner.value, base = row * length;
+    const Index length = (sizes.axis_2.value * sizes.inner.value), base = row * length;
     const Index begin = base + piece * piece_length, end = min(begin + piece_length, base + length);
     // Packs start at multiples of their size; what stands before and behind them goes one by one.
     const Index head = min(end, (begin + kLanes - 1) / kLanes * kLanes);
     const Index packs = (end - head) / kLanes, tail = head + packs * kLanes;
     if (threadIdx.x < (head - begin) + (end - tail)) {
       const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
-      const Index inner = i - base;
-      take(inner, widen(picked_x[i]), widen(d_out[i]));
+      const Index axis_2 = i - base;
+      take(axis_2, widen(picked_x[i]), widen(d_out[i]));
     }
     for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
       // Added up a turn at a time: a sum that runs through all of them would lose digits.
@@ -786,11 +784,12 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const auto stream = reinterpret_cast<cudaStream_t>(a[19]);
   const int device = static_cast<int>(a[18]);
   const DeviceGuard guard(device);
-  const int64_t backward_inner_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value), backward_inner_length = static_cast<int64_t>(sizes.inner.value);
+  const int64_t backward_inner_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value), backward_inner_length = static_cast<int64_t>((sizes.axis_2.value * sizes.inner.value));
   const int64_t backward_inner_pieces = ceil_divide(backward_inner_length, 8192);
   const int64_t backward_inner_each = rows_of_block(backward_inner_rows, backward_inner_length,
-      static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value));
-  const int64_t backward_inner_shares = ceil_divide(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value), backward_inner_each);
+      static_cast<int64_t>(sizes.outer.value));
+  const int64_t backward_inner_shares = ceil_divide(static_cast<int64_t>(sizes.outer.value),
+      backward_inner_each);
   const int64_t total_partials_slots = backward_inner_shares * backward_inner_pieces;
   const int64_t total_2_partials_slots = backward_inner_shares * backward_inner_pieces;
   auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.axis_1.value) * total_partials_slots);

@@ -338,7 +338,7 @@ forward_row(const float* x, float* __restrict__ out, ForwardSizes sizes) {
   send_rows(first);
   for (; first < rows; first += stride) {
     const bool is_live = first + threadIdx.y < rows;
-    const Index row = is_live ? first + threadIdx.y : 0, end = is_live ? length : 0;
+    const Index end = is_live ? length : 0;
     Pack<float, kLanes> x_in[kPacks];
     const Index taken = min(static_cast<Index>(blockDim.y), rows - first) * length;
     wait_for_sent<0>();

@@ -288,7 +288,7 @@ forward_row(const __nv_bfloat16* x, const __nv_bfloat16* weight, __nv_bfloat16* 
   send_rows(first);
   for (; first < rows; first += stride) {
     const bool is_live = first + threadIdx.y < rows;
-    const Index row = is_live ? first + threadIdx.y : 0, end = is_live ? length : 0;
+    const Index end = is_live ? length : 0;
     Pack<__nv_bfloat16, kLanes> x_in[kPacks];
     const Index taken = min(static_cast<Index>(blockDim.y), rows - first) * length;
     wait_for_sent<0>();
