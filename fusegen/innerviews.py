@@ -10,9 +10,11 @@ class InnerView(KernelView):
 
     @property
     def joins_rows(self) -> bool:
-        """Whether a block takes several rows that no sum tells apart."""
+        """Whether a block takes several rows that no sum tells apart, where they are short and
+        nothing else is asked of them, such as a batch's statistics.
+        """
         is_one = len({s.extent for s in self.sums}) == 1
-        return is_one and bool(self.sums[0].summed)
+        return is_one and bool(self.sums[0].summed) and not self.stores
 
     @property
     def rows_needed(self) -> set[int]:

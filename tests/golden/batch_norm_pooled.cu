@@ -205,7 +205,62 @@ __device__ __forceinline__ void forward_inner_values(const float x, float& mean_
 // Reads x; leaves partials of mean.
 __global__ void __launch_bounds__(128)
 forward_inner(const float* x, Moments<float>* __restrict__ mean_partials, ForwardSizes sizes, Index rows,
-    Index pieces, Index piece_length, Index each) {
+    Index pieces, Index piece_length) {
+  wait_for_kernel_before();
+  constexpr int kLanes = 4, kPacks = 2;
+  __shared__ alignas(16) unsigned char shared[128 * 16];
+  const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
+  const bool is_live = task < rows * pieces;
+  const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
+  const Index above_axis_1 = divide(row, sizes.axis_1);
+  const Index axis_1 = row - above_axis_1 * sizes.axis_1.value;
+  const Index outer = above_axis_1;
+  Moments<float> mean_sum;
+  const auto take = [&](Index axis_2, float x_value) {
+    float mean_term_value;
+    forward_inner_values(x_value, mean_term_value);
+    mean_sum.add(mean_term_value);
+  };
+  if (is_live) {
+    const Index length = (sizes.axis_2_unpooled.value * sizes.inner_unpooled.value), base = row * length;
+    const Index begin = base + piece * piece_length, end = min(begin + piece_length, base + length);
+    // Packs start at multiples of their size; what stands before and behind them goes one by one.
+    const Index head = min(end, (begin + kLanes - 1) / kLanes * kLanes);
+    const Index packs = (end - head) / kLanes, tail = head + packs * kLanes;
+    if (threadIdx.x < (head - begin) + (end - tail)) {
+      const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
+      const Index axis_2 = i - base;
+      take(axis_2, widen(x[i]));
+    }
+    for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
+      Pack<float, kLanes> x_in[kPacks];
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+        x_in[p] = load<kLanes>(x + i);
+      }
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+#pragma unroll
+        for (int lane = 0; lane < kLanes; ++lane) {
+          take(i + lane - base, widen(x_in[p], lane));
+        }
+      }
+    }
+  }
+  mean_sum = merge_tree(mean_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1, shared);
+  if (is_live && threadIdx.x == 0) {
+    mean_partials[(axis_1) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = mean_sum;
+  }
+}
+
+// The same for short rows: a block takes several.
+__global__ void __launch_bounds__(128)
+forward_inner_joined(const float* x, Moments<float>* __restrict__ mean_partials, ForwardSizes sizes,
+    Index rows, Index pieces, Index piece_length, Index each) {
   wait_for_kernel_before();
   constexpr int kLanes = 4, kPacks = 2;
   __shared__ alignas(16) unsigned char shared[128 * 16];
@@ -446,10 +501,18 @@ extern "C" int64_t run_forward(const int64_t* a) {
     // A row has a thread for each element at its edges, at least.
     const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 8, 128));
     const dim3 block(lanes, 128 / lanes);
-    const auto blocks = static_cast<unsigned>(static_cast<int64_t>(sizes.axis_1.value) * forward_inner_shares * forward_inner_pieces);
-    follow(forward_inner, blocks, block, 0, stream, x, mean_partials, sizes,
-        static_cast<Index>(forward_inner_rows), static_cast<Index>(forward_inner_pieces),
-        static_cast<Index>(piece_length), static_cast<Index>(forward_inner_each));
+    if (forward_inner_each > 1) {
+      const auto blocks = static_cast<unsigned>(static_cast<int64_t>(sizes.axis_1.value) * forward_inner_shares * forward_inner_pieces);
+      follow(forward_inner_joined, blocks, block, 0, stream, x, mean_partials, sizes,
+          static_cast<Index>(forward_inner_rows), static_cast<Index>(forward_inner_pieces),
+          static_cast<Index>(piece_length), static_cast<Index>(forward_inner_each));
+    } else {
+      const auto blocks = static_cast<unsigned>(ceil_divide(forward_inner_rows * forward_inner_pieces,
+          block.y));
+      follow(forward_inner, blocks, block, 0, stream, x, mean_partials, sizes,
+          static_cast<Index>(forward_inner_rows), static_cast<Index>(forward_inner_pieces),
+          static_cast<Index>(piece_length));
+    }
   }
   {
     // Threads for all slots of a result; where those are few, results beside each other.

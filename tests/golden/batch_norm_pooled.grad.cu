@@ -223,7 +223,62 @@ __device__ __forceinline__ void forward_inner_values(const float x, float& mean_
 // Reads x; leaves partials of mean.
 __global__ void __launch_bounds__(128)
 forward_inner(const float* x, Moments<float>* __restrict__ mean_partials, ForwardSizes sizes, Index rows,
-    Index pieces, Index piece_length, Index each) {
+    Index pieces, Index piece_length) {
+  wait_for_kernel_before();
+  constexpr int kLanes = 4, kPacks = 2;
+  __shared__ alignas(16) unsigned char shared[128 * 16];
+  const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
+  const bool is_live = task < rows * pieces;
+  const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
+  const Index above_axis_1 = divide(row, sizes.axis_1);
+  const Index axis_1 = row - above_axis_1 * sizes.axis_1.value;
+  const Index outer = above_axis_1;
+  Moments<float> mean_sum;
+  const auto take = [&](Index axis_2, float x_value) {
+    float mean_term_value;
+    forward_inner_values(x_value, mean_term_value);
+    mean_sum.add(mean_term_value);
+  };
+  if (is_live) {
+    const Index length = (sizes.axis_2_unpooled.value * sizes.inner_unpooled.value), base = row * length;
+    const Index begin = base + piece * piece_length, end = min(begin + piece_length, base + length);
+    // Packs start at multiples of their size; what stands before and behind them goes one by one.
+    const Index head = min(end, (begin + kLanes - 1) / kLanes * kLanes);
+    const Index packs = (end - head) / kLanes, tail = head + packs * kLanes;
+    if (threadIdx.x < (head - begin) + (end - tail)) {
+      const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
+      const Index axis_2 = i - base;
+      take(axis_2, widen(x[i]));
+    }
+    for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
+      Pack<float, kLanes> x_in[kPacks];
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+        x_in[p] = load<kLanes>(x + i);
+      }
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+#pragma unroll
+        for (int lane = 0; lane < kLanes; ++lane) {
+          take(i + lane - base, widen(x_in[p], lane));
+        }
+      }
+    }
+  }
+  mean_sum = merge_tree(mean_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1, shared);
+  if (is_live && threadIdx.x == 0) {
+    mean_partials[(axis_1) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = mean_sum;
+  }
+}
+
+// The same for short rows: a block takes several.
+__global__ void __launch_bounds__(128)
+forward_inner_joined(const float* x, Moments<float>* __restrict__ mean_partials, ForwardSizes sizes,
+    Index rows, Index pieces, Index piece_length, Index each) {
   wait_for_kernel_before();
   constexpr int kLanes = 4, kPacks = 2;
   __shared__ alignas(16) unsigned char shared[128 * 16];
@@ -432,6 +487,87 @@ __device__ __forceinline__ void backward_inner_values(const float picked_x, cons
 // Reads picked_x, d_out, saved_mean by (axis_1), saved_variance by (axis_1), weight by (axis_1), bias by (axis_1); leaves partials of total, total_2.
 __global__ void __launch_bounds__(128)
 backward_inner(const float* picked_x, const float* saved_mean, const float* saved_variance,
+    const float* weight, const float* bias, const float* d_out, Sum<float>* __restrict__ total_partials,
+    Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes, Index rows, Index pieces,
+    Index piece_length) {
+  wait_for_kernel_before();
+  constexpr int kLanes = 4, kPacks = 2;
+  __shared__ alignas(16) unsigned char shared[128 * 4];
+  const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
+  const bool is_live = task < rows * pieces;
+  const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
+  const Index above_axis_1 = divide(row, sizes.axis_1);
+  const Index axis_1 = row - above_axis_1 * sizes.axis_1.value;
+  const Index outer = above_axis_1;
+  const float saved_mean_value = widen(saved_mean[axis_1]);
+  const float saved_variance_value = widen(saved_variance[axis_1]);
+  const float weight_value = widen(weight[axis_1]);
+  const float bias_value = widen(bias[axis_1]);
+  float inverse_root_value;
+  backward_inner_values_once(saved_variance_value, inverse_root_value);
+  Sum<float> total_sum;
+  Sum<float> total_2_sum;
+  const auto take = [&](Index axis_2, float picked_x_value, float d_out_value) {
+    float total_term_value;
+    float total_2_term_value;
+    backward_inner_values(picked_x_value, saved_mean_value, inverse_root_value, weight_value, bias_value,
+        d_out_value, total_term_value, total_2_term_value);
+    total_sum.add(total_term_value);
+    total_2_sum.add(total_2_term_value);
+  };
+  if (is_live) {
+    const Index length = (sizes.axis_2.value * sizes.inner.value), base = row * length;
+    const Index begin = base + piece * piece_length, end = min(begin + piece_length, base + length);
+    // Packs start at multiples of their size; what stands before and behind them goes one by one.
+    const Index head = min(end, (begin + kLanes - 1) / kLanes * kLanes);
+    const Index packs = (end - head) / kLanes, tail = head + packs * kLanes;
+    if (threadIdx.x < (head - begin) + (end - tail)) {
+      const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
+      const Index axis_2 = i - base;
+      take(axis_2, widen(picked_x[i]), widen(d_out[i]));
+    }
+    for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
+      // Added up a turn at a time: a sum that runs through all of them would lose digits.
+      const Sum<float> total_mine = total_sum;
+      total_sum = Sum<float>();
+      // Added up a turn at a time: a sum that runs through all of them would lose digits.
+      const Sum<float> total_2_mine = total_2_sum;
+      total_2_sum = Sum<float>();
+      Pack<float, kLanes> picked_x_in[kPacks];
+      Pack<float, kLanes> d_out_in[kPacks];
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+        picked_x_in[p] = load<kLanes>(picked_x + i);
+        d_out_in[p] = load<kLanes>(d_out + i);
+      }
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+#pragma unroll
+        for (int lane = 0; lane < kLanes; ++lane) {
+          take(i + lane - base, widen(picked_x_in[p], lane), widen(d_out_in[p], lane));
+        }
+      }
+      total_sum.merge(total_mine);
+      total_2_sum.merge(total_2_mine);
+    }
+  }
+  total_sum = merge_tree(total_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,
+      shared);
+  total_2_sum = merge_tree(total_2_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,
+      shared);
+  if (is_live && threadIdx.x == 0) {
+    total_partials[(axis_1) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_sum;
+    total_2_partials[(axis_1) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_2_sum;
+  }
+}
+
+// The same for short rows: a block takes several.
+__global__ void __launch_bounds__(128)
+backward_inner_joined(const float* picked_x, const float* saved_mean, const float* saved_variance,
     const float* weight, const float* bias, const float* d_out, Sum<float>* __restrict__ total_partials,
     Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes, Index rows, Index pieces,
     Index piece_length, Index each) {
@@ -736,10 +872,18 @@ extern "C" int64_t run_forward(const int64_t* a) {
     // A row has a thread for each element at its edges, at least.
     const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 8, 128));
     const dim3 block(lanes, 128 / lanes);
-    const auto blocks = static_cast<unsigned>(static_cast<int64_t>(sizes.axis_1.value) * forward_inner_shares * forward_inner_pieces);
-    follow(forward_inner, blocks, block, 0, stream, x, mean_partials, sizes,
-        static_cast<Index>(forward_inner_rows), static_cast<Index>(forward_inner_pieces),
-        static_cast<Index>(piece_length), static_cast<Index>(forward_inner_each));
+    if (forward_inner_each > 1) {
+      const auto blocks = static_cast<unsigned>(static_cast<int64_t>(sizes.axis_1.value) * forward_inner_shares * forward_inner_pieces);
+      follow(forward_inner_joined, blocks, block, 0, stream, x, mean_partials, sizes,
+          static_cast<Index>(forward_inner_rows), static_cast<Index>(forward_inner_pieces),
+          static_cast<Index>(piece_length), static_cast<Index>(forward_inner_each));
+    } else {
+      const auto blocks = static_cast<unsigned>(ceil_divide(forward_inner_rows * forward_inner_pieces,
+          block.y));
+      follow(forward_inner, blocks, block, 0, stream, x, mean_partials, sizes,
+          static_cast<Index>(forward_inner_rows), static_cast<Index>(forward_inner_pieces),
+          static_cast<Index>(piece_length));
+    }
   }
   {
     // Threads for all slots of a result; where those are few, results beside each other.
@@ -802,11 +946,19 @@ extern "C" int64_t run_backward(const int64_t* a) {
     // A row has a thread for each element at its edges, at least.
     const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 8, 128));
     const dim3 block(lanes, 128 / lanes);
-    const auto blocks = static_cast<unsigned>(static_cast<int64_t>(sizes.axis_1.value) * backward_inner_shares * backward_inner_pieces);
-    follow(backward_inner, blocks, block, 0, stream, picked_x, saved_mean, saved_variance, weight, bias,
-        d_out, total_partials, total_2_partials, sizes, static_cast<Index>(backward_inner_rows),
-        static_cast<Index>(backward_inner_pieces), static_cast<Index>(piece_length),
-        static_cast<Index>(backward_inner_each));
+    if (backward_inner_each > 1) {
+      const auto blocks = static_cast<unsigned>(static_cast<int64_t>(sizes.axis_1.value) * backward_inner_shares * backward_inner_pieces);
+      follow(backward_inner_joined, blocks, block, 0, stream, picked_x, saved_mean, saved_variance, weight,
+          bias, d_out, total_partials, total_2_partials, sizes, static_cast<Index>(backward_inner_rows),
+          static_cast<Index>(backward_inner_pieces), static_cast<Index>(piece_length),
+          static_cast<Index>(backward_inner_each));
+    } else {
+      const auto blocks = static_cast<unsigned>(ceil_divide(backward_inner_rows * backward_inner_pieces,
+          block.y));
+      follow(backward_inner, blocks, block, 0, stream, picked_x, saved_mean, saved_variance, weight, bias,
+          d_out, total_partials, total_2_partials, sizes, static_cast<Index>(backward_inner_rows),
+          static_cast<Index>(backward_inner_pieces), static_cast<Index>(piece_length));
+    }
   }
   {
     // Threads for all slots of a result; where those are few, results beside each other.

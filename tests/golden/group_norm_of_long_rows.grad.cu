@@ -474,6 +474,84 @@ __device__ __forceinline__ void backward_inner_values(const float d_out, const f
 __global__ void __launch_bounds__(128)
 backward_inner(const float* d_out, const float* weight, const float* x, const float* saved_mean,
     Sum<float>* __restrict__ total_partials, Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes,
+    Index rows, Index pieces, Index piece_length) {
+  wait_for_kernel_before();
+  constexpr int kLanes = 4, kPacks = 2;
+  __shared__ alignas(16) unsigned char shared[128 * 4];
+  const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
+  const bool is_live = task < rows * pieces;
+  const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
+  const Index above_axis_2 = divide(row, sizes.axis_2);
+  const Index axis_2 = row - above_axis_2 * sizes.axis_2.value;
+  const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
+  const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
+  const Index outer = above_axis_1;
+  const float weight_value = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
+  const float saved_mean_value = widen(saved_mean[(outer) * sizes.axis_1.value + axis_1]);
+  Sum<float> total_sum;
+  Sum<float> total_2_sum;
+  const auto take = [&](Index inner, float d_out_value, float x_value) {
+    float total_term_value;
+    float total_2_term_value;
+    backward_inner_values(d_out_value, weight_value, x_value, saved_mean_value, total_term_value,
+        total_2_term_value);
+    total_sum.add(total_term_value);
+    total_2_sum.add(total_2_term_value);
+  };
+  if (is_live) {
+    const Index length = sizes.inner.value, base = row * length;
+    const Index begin = base + piece * piece_length, end = min(begin + piece_length, base + length);
+    // Packs start at multiples of their size; what stands before and behind them goes one by one.
+    const Index head = min(end, (begin + kLanes - 1) / kLanes * kLanes);
+    const Index packs = (end - head) / kLanes, tail = head + packs * kLanes;
+    if (threadIdx.x < (head - begin) + (end - tail)) {
+      const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
+      const Index inner = i - base;
+      take(inner, widen(d_out[i]), widen(x[i]));
+    }
+    for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
+      // Added up a turn at a time: a sum that runs through all of them would lose digits.
+      const Sum<float> total_mine = total_sum;
+      total_sum = Sum<float>();
+      // Added up a turn at a time: a sum that runs through all of them would lose digits.
+      const Sum<float> total_2_mine = total_2_sum;
+      total_2_sum = Sum<float>();
+      Pack<float, kLanes> d_out_in[kPacks];
+      Pack<float, kLanes> x_in[kPacks];
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+        d_out_in[p] = load<kLanes>(d_out + i);
+        x_in[p] = load<kLanes>(x + i);
+      }
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+#pragma unroll
+        for (int lane = 0; lane < kLanes; ++lane) {
+          take(i + lane - base, widen(d_out_in[p], lane), widen(x_in[p], lane));
+        }
+      }
+      total_sum.merge(total_mine);
+      total_2_sum.merge(total_2_mine);
+    }
+  }
+  total_sum = merge_tree(total_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,
+      shared);
+  total_2_sum = merge_tree(total_2_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,
+      shared);
+  if (is_live && threadIdx.x == 0) {
+    total_partials[((outer) * sizes.axis_1.value + axis_1) * (sizes.axis_2.value * pieces) + (axis_2) * pieces + piece] = total_sum;
+    total_2_partials[((outer) * sizes.axis_1.value + axis_1) * (sizes.axis_2.value * pieces) + (axis_2) * pieces + piece] = total_2_sum;
+  }
+}
+
+// The same for short rows: a block takes several.
+__global__ void __launch_bounds__(128)
+backward_inner_joined(const float* d_out, const float* weight, const float* x, const float* saved_mean,
+    Sum<float>* __restrict__ total_partials, Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes,
     Index rows, Index pieces, Index piece_length, Index each) {
   wait_for_kernel_before();
   constexpr int kLanes = 4, kPacks = 2;
@@ -621,43 +699,42 @@ __global__ void __launch_bounds__(128)
 backward_inner_2(const float* d_out, const float* x, const float* saved_mean, const float* saved_variance,
     const float* total, const float* weight, const float* total_2, float* __restrict__ d_x,
     Sum<float>* __restrict__ total_3_partials, Sum<float>* __restrict__ total_4_partials,
-    BackwardSizes sizes, Index rows, Index pieces, Index piece_length, Index each) {
+    BackwardSizes sizes, Index rows, Index pieces, Index piece_length) {
   wait_for_kernel_before();
   const float count_of_axis_2_inner_value = static_cast<float>(sizes.axis_2.value * sizes.inner.value);
   constexpr int kLanes = 4, kPacks = 2;
   __shared__ alignas(16) unsigned char shared[128 * 4];
-  const Index task = gridDim.x - 1 - blockIdx.x, above = task / pieces, piece = task % pieces;
-  const Index alike = sizes.outer.value, shares = (alike + each - 1) / each, kept = above / shares,
-      share = above % shares;
-  const Index above_axis_2 = divide(kept, sizes.axis_2);
-  const Index axis_2 = kept - above_axis_2 * sizes.axis_2.value;
-  const Index axis_1 = above_axis_2;
+  const Index task = static_cast<Index>(gridDim.x - 1 - blockIdx.x) * blockDim.y + threadIdx.y;
+  const bool is_live = task < rows * pieces;
+  const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
+  const Index above_axis_2 = divide(row, sizes.axis_2);
+  const Index axis_2 = row - above_axis_2 * sizes.axis_2.value;
+  const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
+  const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
+  const Index outer = above_axis_1;
+  const float saved_mean_value = widen(saved_mean[(outer) * sizes.axis_1.value + axis_1]);
+  const float saved_variance_value = widen(saved_variance[(outer) * sizes.axis_1.value + axis_1]);
+  const float total_value = widen(total[(outer) * sizes.axis_1.value + axis_1]);
+  const float weight_value = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
+  const float total_2_value = widen(total_2[(outer) * sizes.axis_1.value + axis_1]);
+  float inverse_root_value;
+  float quotient_value;
+  float quotient_2_value;
+  backward_inner_2_values_once(saved_variance_value, total_value, count_of_axis_2_inner_value, total_2_value,
+      inverse_root_value, quotient_value, quotient_2_value);
   Sum<float> total_3_sum;
   Sum<float> total_4_sum;
-  const Index past = min((share + 1) * each, alike);
-  for (Index passing = share * each + threadIdx.y; passing < past; passing += blockDim.y) {
-    const Index outer = passing;
-    const Index row = ((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2;
-    const float saved_mean_value = widen(saved_mean[(outer) * sizes.axis_1.value + axis_1]);
-    const float saved_variance_value = widen(saved_variance[(outer) * sizes.axis_1.value + axis_1]);
-    const float total_value = widen(total[(outer) * sizes.axis_1.value + axis_1]);
-    const float weight_value = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
-    const float total_2_value = widen(total_2[(outer) * sizes.axis_1.value + axis_1]);
-    float inverse_root_value;
-    float quotient_value;
-    float quotient_2_value;
-    backward_inner_2_values_once(saved_variance_value, total_value, count_of_axis_2_inner_value,
-        total_2_value, inverse_root_value, quotient_value, quotient_2_value);
-    const auto take = [&](Index inner, float d_out_value, float x_value, float& d_x_stored) {
-      float d_x_value;
-      float total_3_term_value;
-      float total_4_term_value;
-      backward_inner_2_values(x_value, saved_mean_value, quotient_value, d_out_value, weight_value,
-          inverse_root_value, quotient_2_value, d_x_value, total_3_term_value, total_4_term_value);
-      d_x_stored = narrow<float>(d_x_value);
-      total_3_sum.add(total_3_term_value);
-      total_4_sum.add(total_4_term_value);
-    };
+  const auto take = [&](Index inner, float d_out_value, float x_value, float& d_x_stored) {
+    float d_x_value;
+    float total_3_term_value;
+    float total_4_term_value;
+    backward_inner_2_values(x_value, saved_mean_value, quotient_value, d_out_value, weight_value,
+        inverse_root_value, quotient_2_value, d_x_value, total_3_term_value, total_4_term_value);
+    d_x_stored = narrow<float>(d_x_value);
+    total_3_sum.add(total_3_term_value);
+    total_4_sum.add(total_4_term_value);
+  };
+  if (is_live) {
     const Index length = sizes.inner.value, base = row * length;
     const Index begin = base + piece * piece_length, end = min(begin + piece_length, base + length);
     // Packs start at multiples of their size; what stands before and behind them goes one by one.
@@ -699,12 +776,13 @@ backward_inner_2(const float* d_out, const float* x, const float* saved_mean, co
       total_4_sum.merge(total_4_mine);
     }
   }
-  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
-  total_3_sum = merge_tree(total_3_sum, thread, blockDim.x * blockDim.y, thread, 1, shared);
-  total_4_sum = merge_tree(total_4_sum, thread, blockDim.x * blockDim.y, thread, 1, shared);
-  if (thread == 0) {
-    total_3_partials[(kept * shares + share) * pieces + piece] = total_3_sum;
-    total_4_partials[(kept * shares + share) * pieces + piece] = total_4_sum;
+  total_3_sum = merge_tree(total_3_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,
+      shared);
+  total_4_sum = merge_tree(total_4_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,
+      shared);
+  if (is_live && threadIdx.x == 0) {
+    total_3_partials[((axis_1) * sizes.axis_2.value + axis_2) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_3_sum;
+    total_4_partials[((axis_1) * sizes.axis_2.value + axis_2) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_4_sum;
   }
 }
 
@@ -904,12 +982,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const int64_t total_2_partials_slots = backward_inner_shares * backward_inner_pieces;
   const int64_t backward_inner_2_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value), backward_inner_2_length = static_cast<int64_t>(sizes.inner.value);
   const int64_t backward_inner_2_pieces = ceil_divide(backward_inner_2_length, 8192);
-  const int64_t backward_inner_2_each = rows_of_block(backward_inner_2_rows, backward_inner_2_length,
-      static_cast<int64_t>(sizes.outer.value));
-  const int64_t backward_inner_2_shares = ceil_divide(static_cast<int64_t>(sizes.outer.value),
-      backward_inner_2_each);
-  const int64_t total_3_partials_slots = backward_inner_2_shares * backward_inner_2_pieces;
-  const int64_t total_4_partials_slots = backward_inner_2_shares * backward_inner_2_pieces;
+  const int64_t total_3_partials_slots = static_cast<int64_t>(sizes.outer.value) * backward_inner_2_pieces;
+  const int64_t total_4_partials_slots = static_cast<int64_t>(sizes.outer.value) * backward_inner_2_pieces;
   auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * total_partials_slots);
   auto* const total_2_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * total_2_partials_slots);
   auto* const total_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value));
@@ -922,11 +996,19 @@ extern "C" int64_t run_backward(const int64_t* a) {
     // A row has a thread for each element at its edges, at least.
     const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 8, 128));
     const dim3 block(lanes, 128 / lanes);
-    const auto blocks = static_cast<unsigned>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * backward_inner_shares * backward_inner_pieces);
-    follow(backward_inner, blocks, block, 0, stream, d_out, weight, x, saved_mean, total_partials,
-        total_2_partials, sizes, static_cast<Index>(backward_inner_rows),
-        static_cast<Index>(backward_inner_pieces), static_cast<Index>(piece_length),
-        static_cast<Index>(backward_inner_each));
+    if (backward_inner_each > 1) {
+      const auto blocks = static_cast<unsigned>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * backward_inner_shares * backward_inner_pieces);
+      follow(backward_inner_joined, blocks, block, 0, stream, d_out, weight, x, saved_mean, total_partials,
+          total_2_partials, sizes, static_cast<Index>(backward_inner_rows),
+          static_cast<Index>(backward_inner_pieces), static_cast<Index>(piece_length),
+          static_cast<Index>(backward_inner_each));
+    } else {
+      const auto blocks = static_cast<unsigned>(ceil_divide(backward_inner_rows * backward_inner_pieces,
+          block.y));
+      follow(backward_inner, blocks, block, 0, stream, d_out, weight, x, saved_mean, total_partials,
+          total_2_partials, sizes, static_cast<Index>(backward_inner_rows),
+          static_cast<Index>(backward_inner_pieces), static_cast<Index>(piece_length));
+    }
   }
   {
     // Threads for all slots of a result; where those are few, results beside each other.
@@ -942,11 +1024,12 @@ extern "C" int64_t run_backward(const int64_t* a) {
     // A row has a thread for each element at its edges, at least.
     const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 8, 128));
     const dim3 block(lanes, 128 / lanes);
-    const auto blocks = static_cast<unsigned>(static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * backward_inner_2_shares * backward_inner_2_pieces);
+    const auto blocks = static_cast<unsigned>(ceil_divide(backward_inner_2_rows * backward_inner_2_pieces,
+        block.y));
     follow(backward_inner_2, blocks, block, 0, stream, d_out, x, saved_mean, saved_variance, total_scratch,
         weight, total_2_scratch, d_x, total_3_partials, total_4_partials, sizes,
         static_cast<Index>(backward_inner_2_rows), static_cast<Index>(backward_inner_2_pieces),
-        static_cast<Index>(piece_length), static_cast<Index>(backward_inner_2_each));
+        static_cast<Index>(piece_length));
   }
   {
     // Threads for all slots of a result; where those are few, results beside each other.

@@ -367,9 +367,9 @@ backward_inner(const float* d_out, const float* x, const float* saved_mean,
   const bool is_live = task < rows * pieces;
   const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
   const Index outer = row;
+  const float saved_mean_value = widen(saved_mean[outer]);
   Sum<float> total_sum;
   Sum<float> total_2_sum;
-  const float saved_mean_value = widen(saved_mean[outer]);
   const auto take = [&](Index inner, float d_out_value, float x_value) {
     float total_term_value;
     float total_2_term_value;

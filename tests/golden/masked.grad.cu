@@ -274,32 +274,31 @@ __global__ void __launch_bounds__(128)
 backward_inner(const bool* mask, const float* d_out, const float* scale, const float* x, const float* bias,
     float* __restrict__ d_x, Sum<float>* __restrict__ total_partials,
     Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes, Index rows, Index pieces,
-    Index piece_length, Index each) {
+    Index piece_length) {
   wait_for_kernel_before();
   constexpr int kLanes = 4, kPacks = 2;
   __shared__ alignas(16) unsigned char shared[128 * 4];
-  const Index task = blockIdx.x, above = task / pieces, piece = task % pieces;
-  const Index alike = sizes.outer.value, shares = (alike + each - 1) / each, kept = above / shares,
-      share = above % shares;
-  const Index middle = kept;
+  const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
+  const bool is_live = task < rows * pieces;
+  const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
+  const Index above_middle = divide(row, sizes.middle);
+  const Index middle = row - above_middle * sizes.middle.value;
+  const Index outer = above_middle;
+  const float scale_value = widen(scale[middle]);
+  const float bias_value = widen(bias[middle]);
   Sum<float> total_sum;
   Sum<float> total_2_sum;
-  const Index past = min((share + 1) * each, alike);
-  for (Index passing = share * each + threadIdx.y; passing < past; passing += blockDim.y) {
-    const Index outer = passing;
-    const Index row = (outer) * sizes.middle.value + middle;
-    const float scale_value = widen(scale[middle]);
-    const float bias_value = widen(bias[middle]);
-    const auto take = [&](Index inner, float d_out_value, float x_value, bool mask_value, float& d_x_stored) {
-      float d_x_value;
-      float total_term_value;
-      float total_2_term_value;
-      backward_inner_values(mask_value, d_out_value, scale_value, x_value, bias_value, d_x_value,
-          total_term_value, total_2_term_value);
-      d_x_stored = narrow<float>(d_x_value);
-      total_sum.add(total_term_value);
-      total_2_sum.add(total_2_term_value);
-    };
+  const auto take = [&](Index inner, float d_out_value, float x_value, bool mask_value, float& d_x_stored) {
+    float d_x_value;
+    float total_term_value;
+    float total_2_term_value;
+    backward_inner_values(mask_value, d_out_value, scale_value, x_value, bias_value, d_x_value,
+        total_term_value, total_2_term_value);
+    d_x_stored = narrow<float>(d_x_value);
+    total_sum.add(total_term_value);
+    total_2_sum.add(total_2_term_value);
+  };
+  if (is_live) {
     const Index length = sizes.inner.value, base = row * length;
     const Index begin = base + piece * piece_length, end = min(begin + piece_length, base + length);
     // Packs start at multiples of their size; what stands before and behind them goes one by one.
@@ -344,12 +343,13 @@ backward_inner(const bool* mask, const float* d_out, const float* scale, const f
       total_2_sum.merge(total_2_mine);
     }
   }
-  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
-  total_sum = merge_tree(total_sum, thread, blockDim.x * blockDim.y, thread, 1, shared);
-  total_2_sum = merge_tree(total_2_sum, thread, blockDim.x * blockDim.y, thread, 1, shared);
-  if (thread == 0) {
-    total_partials[(kept * shares + share) * pieces + piece] = total_sum;
-    total_2_partials[(kept * shares + share) * pieces + piece] = total_2_sum;
+  total_sum = merge_tree(total_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,
+      shared);
+  total_2_sum = merge_tree(total_2_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,
+      shared);
+  if (is_live && threadIdx.x == 0) {
+    total_partials[(middle) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_sum;
+    total_2_partials[(middle) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_2_sum;
   }
 }
 
@@ -427,13 +427,6 @@ static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
   return power;
 }
 
-// How many rows of so many elements a block takes together: as many as have 8,192, but there are to be 2,048 blocks.
-static int64_t rows_of_block(int64_t rows, int64_t length, int64_t alike) {
-  const int64_t most = length > 0 ? 8192 / length : 1, spare = rows / 2048;
-  const int64_t wanted = most < spare ? most : spare;
-  return wanted < 1 ? 1 : wanted < alike ? wanted : alike;
-}
-
 // Sets a kernel up while the one before it in the stream ends, where devices can: it waits for that itself.
 template <typename... Parameters, typename... Arguments>
 static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64_t shared_bytes,
@@ -499,12 +492,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const DeviceGuard guard(device);
   const int64_t backward_inner_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value), backward_inner_length = static_cast<int64_t>(sizes.inner.value);
   const int64_t backward_inner_pieces = ceil_divide(backward_inner_length, 8192);
-  const int64_t backward_inner_each = rows_of_block(backward_inner_rows, backward_inner_length,
-      static_cast<int64_t>(sizes.outer.value));
-  const int64_t backward_inner_shares = ceil_divide(static_cast<int64_t>(sizes.outer.value),
-      backward_inner_each);
-  const int64_t total_partials_slots = backward_inner_shares * backward_inner_pieces;
-  const int64_t total_2_partials_slots = backward_inner_shares * backward_inner_pieces;
+  const int64_t total_partials_slots = static_cast<int64_t>(sizes.outer.value) * backward_inner_pieces;
+  const int64_t total_2_partials_slots = static_cast<int64_t>(sizes.outer.value) * backward_inner_pieces;
   auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.middle.value) * total_partials_slots);
   auto* const total_2_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.middle.value) * total_2_partials_slots);
   if (is_measuring) return scratch.used;
@@ -513,11 +502,11 @@ extern "C" int64_t run_backward(const int64_t* a) {
     // A row has a thread for each element at its edges, at least.
     const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 8, 128));
     const dim3 block(lanes, 128 / lanes);
-    const auto blocks = static_cast<unsigned>(static_cast<int64_t>(sizes.middle.value) * backward_inner_shares * backward_inner_pieces);
+    const auto blocks = static_cast<unsigned>(ceil_divide(backward_inner_rows * backward_inner_pieces,
+        block.y));
     follow(backward_inner, blocks, block, 0, stream, mask, d_out, scale, x, bias, d_x, total_partials,
         total_2_partials, sizes, static_cast<Index>(backward_inner_rows),
-        static_cast<Index>(backward_inner_pieces), static_cast<Index>(piece_length),
-        static_cast<Index>(backward_inner_each));
+        static_cast<Index>(backward_inner_pieces), static_cast<Index>(piece_length));
   }
   {
     // Threads for all slots of a result; where those are few, results beside each other.

@@ -326,7 +326,69 @@ __device__ __forceinline__ void backward_inner_values(const float d_out, float& 
 // Reads d_out; leaves partials of total.
 __global__ void __launch_bounds__(128)
 backward_inner(const float* d_out, Sum<float>* __restrict__ total_partials, BackwardSizes sizes, Index rows,
-    Index pieces, Index piece_length, Index each) {
+    Index pieces, Index piece_length) {
+  wait_for_kernel_before();
+  constexpr int kLanes = 4, kPacks = 2;
+  __shared__ alignas(16) unsigned char shared[128 * 4];
+  const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
+  const bool is_live = task < rows * pieces;
+  const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
+  const Index above_axis_2 = divide(row, sizes.axis_2);
+  const Index axis_2 = row - above_axis_2 * sizes.axis_2.value;
+  const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
+  const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
+  const Index outer = above_axis_1;
+  Sum<float> total_sum;
+  const auto take = [&](Index inner, float d_out_value) {
+    float total_term_value;
+    backward_inner_values(d_out_value, total_term_value);
+    total_sum.add(total_term_value);
+  };
+  if (is_live) {
+    const Index length = sizes.inner.value, base = row * length;
+    const Index begin = base + piece * piece_length, end = min(begin + piece_length, base + length);
+    // Packs start at multiples of their size; what stands before and behind them goes one by one.
+    const Index head = min(end, (begin + kLanes - 1) / kLanes * kLanes);
+    const Index packs = (end - head) / kLanes, tail = head + packs * kLanes;
+    if (threadIdx.x < (head - begin) + (end - tail)) {
+      const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
+      const Index inner = i - base;
+      take(inner, widen(d_out[i]));
+    }
+    for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
+      // Added up a turn at a time: a sum that runs through all of them would lose digits.
+      const Sum<float> total_mine = total_sum;
+      total_sum = Sum<float>();
+      Pack<float, kLanes> d_out_in[kPacks];
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+        d_out_in[p] = load<kLanes>(d_out + i);
+      }
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+#pragma unroll
+        for (int lane = 0; lane < kLanes; ++lane) {
+          take(i + lane - base, widen(d_out_in[p], lane));
+        }
+      }
+      total_sum.merge(total_mine);
+    }
+  }
+  total_sum = merge_tree(total_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,
+      shared);
+  if (is_live && threadIdx.x == 0) {
+    total_partials[(axis_1) * (sizes.outer.value * sizes.axis_2.value * pieces) + ((outer) * sizes.axis_2.value + axis_2) * pieces + piece] = total_sum;
+  }
+}
+
+// The same for short rows: a block takes several.
+__global__ void __launch_bounds__(128)
+backward_inner_joined(const float* d_out, Sum<float>* __restrict__ total_partials, BackwardSizes sizes,
+    Index rows, Index pieces, Index piece_length, Index each) {
   wait_for_kernel_before();
   constexpr int kLanes = 4, kPacks = 2;
   __shared__ alignas(16) unsigned char shared[128 * 4];
@@ -576,10 +638,18 @@ extern "C" int64_t run_backward(const int64_t* a) {
     // A row has a thread for each element at its edges, at least.
     const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 8, 128));
     const dim3 block(lanes, 128 / lanes);
-    const auto blocks = static_cast<unsigned>(static_cast<int64_t>(sizes.axis_1.value) * backward_inner_shares * backward_inner_pieces);
-    follow(backward_inner, blocks, block, 0, stream, d_out, total_partials, sizes,
-        static_cast<Index>(backward_inner_rows), static_cast<Index>(backward_inner_pieces),
-        static_cast<Index>(piece_length), static_cast<Index>(backward_inner_each));
+    if (backward_inner_each > 1) {
+      const auto blocks = static_cast<unsigned>(static_cast<int64_t>(sizes.axis_1.value) * backward_inner_shares * backward_inner_pieces);
+      follow(backward_inner_joined, blocks, block, 0, stream, d_out, total_partials, sizes,
+          static_cast<Index>(backward_inner_rows), static_cast<Index>(backward_inner_pieces),
+          static_cast<Index>(piece_length), static_cast<Index>(backward_inner_each));
+    } else {
+      const auto blocks = static_cast<unsigned>(ceil_divide(backward_inner_rows * backward_inner_pieces,
+          block.y));
+      follow(backward_inner, blocks, block, 0, stream, d_out, total_partials, sizes,
+          static_cast<Index>(backward_inner_rows), static_cast<Index>(backward_inner_pieces),
+          static_cast<Index>(piece_length));
+    }
   }
   {
     // Threads for all slots of a result; where those are few, results beside each other.
