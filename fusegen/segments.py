@@ -11,7 +11,8 @@ A step that only says in what shape a value is seen is no cut where it stands fi
 where it joins or parts axes that can be followed. Else it begins a segment, which sees its x so. A
 value from before such a step that is used again behind it comes from memory.
 
-Everything here is told by the chain alone, without shapes: so a chain has one number of segments.
+Everything here is told by the chain alone, without shapes. Where a reduction's result is pooled
+there are two answers, of which `joining` takes one for each shape.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ class Segment:
 
 
 def segments(chain: Chain, *, joins: bool = False) -> tuple[Segment, ...]:
-    """The chain in segments: one, where nothing demands more."""
+    """The chain in segments: one, where nothing demands more. With `joins`, what is reduced may be
+    pooled in its segment.
+    """
     steps = chain.steps
     if not any(s.is_view or (s.definition and s.definition.window_axes) for s in steps):
         return (Segment(chain),)  # nothing else cuts a chain

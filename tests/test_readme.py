@@ -2,13 +2,16 @@
 
 import contextlib
 import io
+import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -16,7 +19,9 @@ from test_architecture import ORDER
 
 from fusegen import ir
 from fusegen.autodiff import vjp
-from fusegen.bench.markdown import readme_block
+from fusegen.bench.markdown import readme_block, reason_of
+from fusegen.bench.table import misses
+from fusegen.bench.works import BY_NAME
 from fusegen.cli import main
 from fusegen.errors import ChainError
 from fusegen.ops import ALIASES, OPS, Op
@@ -226,6 +231,16 @@ def test_the_blocks_of_figures_are_made_from_the_reports_that_they_link_to(
         README.write_text(wanted, encoding="utf-8")
         text = wanted
     assert text == wanted, "run pytest --update-golden tests/test_readme.py"
+
+
+def test_every_miss_that_readme_shows_has_a_reason() -> None:
+    reasons = tomllib.loads((ROOT / "benchmarks/reasons.toml").read_text("utf-8"))["reason"]
+    assert all(any(fnmatchcase(n, p) for n in BY_NAME) for r in reasons for p in r["works"])
+    reports = re.findall(r"\]\((benchmarks/results/\S+?\.json)\)", README.read_text("utf-8"))
+    report = json.loads((ROOT / reports[0]).read_text("utf-8"))
+    missed = [row for row in report["rows"] if misses(row)]
+    assert missed
+    assert [(r["work"], r["mode"]) for r in missed if not reason_of(r, reasons)] == []
 
 
 def test_contributing_lists_every_module_in_the_order_of_imports() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import textwrap
+import tomllib
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -20,15 +22,34 @@ def readme_block(path: Path, link: str) -> str:
     plots = sorted(path.parent.glob(f"{path.stem}-*.svg"), key=_order)
     folder = PurePosixPath(link).parent
     links = [(folder / plot.name).as_posix() for plot in plots]
-    return block(json.loads(path.read_text("utf-8")), link, links)
+    told = path.parent.parent / "reasons.toml"
+    reasons = tomllib.loads(told.read_text("utf-8"))["reason"] if told.exists() else []
+    return block(json.loads(path.read_text("utf-8")), link, links, reasons)
+
+
+def reason_of(row: Mapping[str, Any], reasons: Sequence[Mapping[str, Any]]) -> str:
+    """Why a row misses what is aimed at, by the first entry of reasons.toml that is for it; nothing
+    where there is none.
+    """
+    for reason in reasons:
+        is_meant = any(fnmatchcase(row["work"], pattern) for pattern in reason["works"])
+        if is_meant and reason.get("mode", row["mode"]) == row["mode"]:
+            return str(reason["why"])
+    return ""
 
 
 def _order(plot: Path) -> tuple[bool, int]:
     return "sweep" in plot.name, len(plot.name)
 
 
-def block(report: Mapping[str, Any], path: str, plots: Sequence[str] = ()) -> str:
-    """The text between README's markers. `path` and `plots` are as README links to them.
+def block(
+    report: Mapping[str, Any],
+    path: str,
+    plots: Sequence[str] = (),
+    reasons: Sequence[Mapping[str, Any]] = (),
+) -> str:
+    """The text between README's markers. `path` and `plots` are as README links to them; reasons
+    are entries of reasons.toml.
 
     Rows of one work stand in one line, forward / forward and backward; a figure that misses what is
     aimed at is followed by a star, and the reasons stand below.
@@ -66,8 +87,13 @@ def block(report: Mapping[str, Any], path: str, plots: Sequence[str] = ()) -> st
         ]
         chain_above = chain
         lines.append(f"| {' | '.join(cells)} |")
-    lines += _missed(report["rows"])
-    notes = [*_host(report["host_us"]), *_build(report["build_s"]), *_sweeps(report)]
+    lines += _missed(report["rows"], reasons)
+    notes = [
+        *_left_out(report),
+        *_host(report["host_us"]),
+        *_build(report["build_s"]),
+        *_sweeps(report),
+    ]
     if notes:
         lines += ["", *(f"- {note}" for note in notes)]
     return "\n".join(lines) + "\n"
@@ -97,13 +123,27 @@ def _caption(plot: str) -> str:
     return f"Every work, {mode}, in multiples of a copy of x"
 
 
-def _missed(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    found = [(row, misses(row)) for row in rows]
-    told = [f"- {r['work']}, {r['mode']}: {'; '.join(why)}." for r, why in found if why]
+def _missed(rows: Sequence[Mapping[str, Any]], reasons: Sequence[Mapping[str, Any]]) -> list[str]:
+    told = []
+    for row in rows:
+        if found := misses(row):
+            why = reason_of(row, reasons)
+            told.append(f"- {row['work']}, {row['mode']}: {'; '.join(found)}{why and f': {why}'}.")
     if not told:
         return []
     summary = f"<summary>{len(told)} of {len(rows)} figures miss</summary>"
     return ["", "<details>", summary, "", *told, "", "</details>"]
+
+
+def _left_out(report: Mapping[str, Any]) -> list[str]:
+    """What the run has not, and which of its results are less accurate than they should be."""
+    wrong = sorted({row["work"] for row in report["rows"] if not row.get("is_right", True)})
+    notes = []
+    if report.get("left_out"):
+        notes.append(f"Left out of this run, for want of time: {', '.join(report['left_out'])}.")
+    if wrong:
+        notes.append(f"Less accurate than eager by more than is allowed: {', '.join(wrong)}.")
+    return notes
 
 
 def _host(entries: Sequence[Mapping[str, Any]]) -> list[str]:
