@@ -76,6 +76,7 @@ FAMILIES = [
     ("gelu | group_norm(2, weight, bias)", (3, 8, 71, 142), [(8,), (8,)]),
     ("gelu | group_norm(2, weight, bias)", (3, 8, 142, 142), [(8,), (8,)]),
     ("gelu | layernorm(weight)", (9, 40000), [(40000,)]),
+    (f"{_TRAINED_NORM} | tanh", (129, 33, 5), [(33,), (33,)]),
     (f"{_TRAINED_NORM} | relu", (5, 6, 7, 8), [(6,), (6,)]),
     ("gelu | amax((2, 3))", (3, 5, 9, 7), []),
     # Norms that are pooled where windows fill their axes.

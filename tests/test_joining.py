@@ -139,6 +139,16 @@ def test_one_callable_goes_both_ways(device, joining) -> None:
         torch.testing.assert_close(fused(x), fused.reference(x))
 
 
+def test_dynamo_records_a_joined_norm(device, joining) -> None:
+    fused = fusegen.compile(f"{_TRAINED} | relu | max_pool2d(2)")
+    tensors = [torch.randn(s, device=device) for s in (SHAPE, (6,), (6,))]
+    tensors = [t.requires_grad_() for t in tensors]
+    compiled = torch.compile(fused, fullgraph=True, backend="aot_eager")
+    ours, plain = outcome(compiled, tensors), outcome(fused, tensors)
+    for have, want in zip(ours.tensors, plain.tensors, strict=True):
+        assert torch.equal(have, want)
+
+
 def test_a_mistake_is_told_as_without_joining() -> None:
     fused = fusegen.compile(f"{_TRAINED} | max_pool2d(2)")
     with pytest.raises(fusegen.ArgumentError, match=r"operand 'w' got shape \(5,\)"):

@@ -55,6 +55,19 @@ def test_a_chain_of_norms_is_eagers(text, operands, layout, device):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("shape", [(130, 33, 7, 7), (70, 64, 2, 24), (129, 40, 3, 11)])
+@pytest.mark.parametrize(
+    "text", ["batch_norm(weight=w, bias=b, training=True) | gelu", "tanh | var((0, 2, 3))"]
+)
+def test_many_short_rows_that_no_sum_tells_apart_are_taken_together(text, shape, device):
+    operands = [shape[1:2]] * text.count("=w") * 2
+    tensors = tensors_of(operands, device, shape=shape)
+    fused = fusegen.compile(text)
+    ours, eager = outcome(fused, tensors), outcome(fused.reference, tensors)
+    for a, b in zip(ours.tensors, eager.tensors, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
 # chain, length of the rows, operands along them: that all rows share ("row"), that those of a
 # sample share ("sample"), or of full size ("all")
 SHARING = [
