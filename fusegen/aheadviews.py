@@ -118,13 +118,8 @@ class AheadView(PlacedView):
         packs = self._sums_bytes + self.turns_ahead * self._bytes_a_turn
         return (packs + self.turns_ahead * sum(self._edge_bytes(r) for r in before)) // 16
 
-    def place_staged(self, read: Read) -> int:
-        """Where a block has its rows of a tensor, in 16 bytes from the start."""
+    def place_ahead(self, read: Read) -> int:
+        """Where a tensor's packs are sent, or its rows staged, in 16 bytes from the start."""
         tensors = self.full_reads + self.element_stores
         before = tensors[: [t.name for t in tensors].index(read.name)]
-        return sum(map(self._bytes_ahead, before)) // 16
-
-    def place_ahead(self, read: Read) -> int:
-        """Where a tensor's packs are sent, in 16 bytes from the start."""
-        before = self.full_reads[: [r.name for r in self.full_reads].index(read.name)]
         return (self._sums_bytes + sum(self._bytes_ahead(r) for r in before)) // 16

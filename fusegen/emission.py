@@ -18,8 +18,6 @@ from fusegen.schedule import schedule
 from fusegen.signature import Signature, is_double
 from fusegen.target import TARGETS
 
-_SUMS = ("sum", "mean", "variance")  # reductions whose results follow the order of summation
-
 
 def make_entry(program: Program, signature: Signature) -> Entry:
     """The program scheduled for one layout and one set of element types."""
@@ -86,7 +84,7 @@ def _depends_on_sums(graph: Graph) -> bool:
     if _adds_all_up(graph):
         return True
     used = {a for n in nodes for a in n.args}
-    saved = tuple(STATISTIC + kind for kind in _SUMS)
+    saved = tuple(STATISTIC + kind for kind in ir.SUMS)
     is_saved = any(ir.name_of(leaf).startswith(saved) for leaf in graph.inputs)
     return is_saved or any(_is_sum(n) and n in used for n in nodes)
 
@@ -104,7 +102,7 @@ def _adds_all_up(graph: Graph) -> bool:
 
 
 def _is_sum(node: Expr) -> bool:
-    return node.op == "reduce" and node.attrs[0] in _SUMS
+    return node.op == "reduce" and node.attrs[0] in ir.SUMS
 
 
 def _compares_with_maxima(graph: Graph) -> bool:

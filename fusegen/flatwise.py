@@ -16,8 +16,6 @@ from fusegen.ir import Expr, Extent
 from fusegen.kernel import Kernel
 from fusegen.staging import Pass, finalise, left_by_extent, reduces_below
 
-_KINDS = ("sum", "mean", "variance")
-
 
 def _lies_flat(node: Expr, window: Extent, pooled: Sequence[int]) -> bool:
     """Whether a reduction can go over its elements as they lie."""
@@ -28,7 +26,7 @@ def _lies_flat(node: Expr, window: Extent, pooled: Sequence[int]) -> bool:
     domain = frozenset[int]().union(*(n.extent for n in below))
     inner = ordered(domain - window)[-len(pooled) :]
     return (
-        kind in _KINDS
+        kind in ir.SUMS
         and split <= axes
         and set(inner) == set(pooled)
         and not reduces_below(node.args)

@@ -49,7 +49,9 @@ ARITY: Mapping[str, int] = {
 # (a NaN counts as one). max gives its gradient to that one, amax to all that are as large in equal
 # shares, and bound, of which the result must not depend, to none.
 MAXIMA = ("max", "amax", "bound")
-REDUCE_KINDS = ("sum", "mean", "variance", *MAXIMA, "argmax", "pick")
+# Reductions whose results follow the order of summation.
+SUMS = ("sum", "mean", "variance")
+REDUCE_KINDS = (*SUMS, *MAXIMA, "argmax", "pick")
 
 
 def _unary(op: str) -> Callable[[Expr], Expr]:

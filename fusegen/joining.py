@@ -20,9 +20,6 @@ from fusegen.ops import Chain
 from fusegen.segments import Segment, bind_all, segments
 from fusegen.target import TARGETS
 
-# What a reduction of what is still to be pooled may be: others take no account of windows.
-_KINDS = ("sum", "mean", "variance")
-
 Way = tuple[Segment, ...]
 
 
@@ -58,9 +55,9 @@ def chosen(
 
 def _is_apt(bound: Bound, least: int) -> bool:
     """Whether what is reduced before the pooling can be reduced window by window: windows fill
-    their axes, and reductions take all of them. Nor may an operand's gradient be a sum that keeps
-    places within windows. There are to be so many elements at least: fewer are in a cache for the
-    kernel that comes next.
+    their axes, and reductions take all of them, and are sums: others know no windows. Nor may an
+    operand's gradient be a sum that keeps places within windows. There are to be so many elements
+    at least: fewer are in a cache for the kernel that comes next.
     """
     if not bound.windows:
         return True
@@ -77,6 +74,6 @@ def _is_apt(bound: Bound, least: int) -> bool:
     full = max((n.extent for n in nodes), key=len)
     return (
         is_filled
-        and all(n.attrs[0] in _KINDS and ir.reduction(n)[1] > within for n in before)
+        and all(n.attrs[0] in ir.SUMS and ir.reduction(n)[1] > within for n in before)
         and all(n.extent == full for n in graph.inputs if n.extent & within and n.kind == "number")
     )

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ from fusegen.cli import OK, USER_MISTAKE, main
 from fusegen.describe import Situation
 from fusegen.errors import ArgumentError
 from fusegen.explain import explain
+from fusegen.target import TARGETS
 
 ROOT = Path(__file__).resolve().parent.parent
 ISSUE_KEYS = {
@@ -705,3 +707,15 @@ def test_a_build_is_told_by_its_chain(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert len(builds.keys()) == 3
     assert len(builds.keys("relu | mul(3.125)")) == 1
     assert len(builds.keys("sigmoid | max_pool1d(2) | softmax(1)")) == 2
+
+
+def test_builds_of_joined_and_of_cut_segments_are_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FUSEGEN_CACHE_DIR", str(tmp_path))
+    text = "batch_norm(training=True) | relu | max_pool2d(2)"
+    monkeypatch.setitem(TARGETS, "cpp", replace(TARGETS["cpp"], joins_from=2**8))
+    fusegen.compile(text)(torch.ones(2, 3, 8, 8))
+    assert len(builds.keys(text)) == 1
+    fusegen.compile(text)(torch.ones(2, 3, 4, 4))
+    assert len(builds.keys(text)) == 3

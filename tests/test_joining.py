@@ -96,12 +96,14 @@ def test_a_joined_norm_computes_what_eager_does(text, dtype, layout, device, joi
     tensors = [x, *(torch.randn(s) for s in JOINED[text].values())]
     tensors = [t.to(device, dtype).requires_grad_() for t in tensors]
     tensors[0] = tensors[0].detach().contiguous(memory_format=memory_format).requires_grad_()
+    assert way_of(text, target="cuda" if device == "cuda" else "cpp", **JOINED[text]) == 0
     fused = fusegen.compile(text)
     done = outcome(fused, tensors)
     home = home_of_eager(text, device, torch.float64)
     wanted = outcome(fused.reference, tensors, None, torch.float64, home)
-    # Eager rounds between steps; ours may not, and sums in another order.
-    tolerance = {torch.float64: 1e-10, torch.float32: 2e-5, torch.bfloat16: 4e-2}[dtype]
+    # Rounding of a few steps and of sums, relative to the largest value; in bf16, of what is
+    # saved too.
+    tolerance = {torch.float64: 1e-10, torch.float32: 2e-5, torch.bfloat16: 2.0**-6}[dtype]
     for have, want in zip(done.tensors, wanted.tensors, strict=True):
         scale = want.abs().max().clamp(min=1.0)
         assert ((have.double() - want).abs().max() / scale).item() < tolerance
@@ -129,7 +131,7 @@ def test_second_derivatives_are_right(text, device, joining) -> None:
         torch.randn(s, dtype=torch.float64, device=device, requires_grad=True)
         for s in ((2, 4, 4, 4), *operands)
     ]
-    has_right_second_derivatives(fusegen.compile(text), tensors)
+    assert has_right_second_derivatives(fusegen.compile(text), tensors)
 
 
 def test_one_callable_goes_both_ways(device, joining) -> None:

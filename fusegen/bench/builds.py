@@ -28,7 +28,7 @@ from fusegen.bench.rivals import fused_of, gradients_of, inputs, leaves_of
 from fusegen.bench.works import MODES, Work
 from fusegen.dsl import parse
 from fusegen.errors import BuildError, FusegenError
-from fusegen.segments import segments
+from fusegen.joining import ways
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -169,7 +169,9 @@ def keys(text: str = "") -> set[str]:
     others there.
     """
     built = [entry.manifest for entry in cache.list_entries()]
-    texts = {s.chain.text for s in segments(parse(text))} if text else {m.chain_text for m in built}
+    texts = {m.chain_text for m in built}
+    if text:
+        texts = {s.chain.text for way in ways(parse(text)) for s in way}
     return {manifest.key for manifest in built if manifest.chain_text in texts}
 
 
