@@ -79,6 +79,7 @@ RULES: Mapping[str, Rule] = {
         _extremum_share(g, a[0] < a[1], *a),
         _extremum_share(g, a[0] > a[1], *a),
     ),
+    "once": lambda g, a, out: (ir.once(g, ir.axes_of(out)),),
     "where": lambda g, a, out: (None, _select(a[0], g, NO_SHARE), _select(a[0], NO_SHARE, g)),
 }
 

@@ -31,9 +31,10 @@ from fusegen.promotion import (
     result_type,
 )
 from fusegen.viewing import are_views, merged_span, seen_first, shape_behind
-from fusegen.windowing import Window, windows_along
+from fusegen.windowing import Slide, Window, windows_along
 
 Kinds = Mapping[str, tuple[Shape, str]]
+Windows = tuple[tuple[int, Window], ...]  # of an axis each
 
 
 def bind(chain: Chain, x: tuple[Shape, str], operands: Kinds) -> Bound:
@@ -231,6 +232,8 @@ class _Binding:
             self.running = self.running.rearranged(range(rank), whole)
             return axes
         assert not self.windows, "a segment pools once"
+        if any(before.reduces for before in self.chain.steps[: len(self.places)]):
+            windows = self._with_leftovers(windows)
         sizes = {}
         for axis, window in windows:
             try:
@@ -246,6 +249,13 @@ class _Binding:
         axes = self.running.axes
         self.running = self.running.resized(sizes)
         return axes
+
+    def _with_leftovers(self, windows: Windows) -> Windows:
+        """The same, as sliding ones where they leave elements over: which are told apart then."""
+        sizes = [(self.running.size(axis), window) for axis, window in windows]
+        if all(isinstance(window, int) and size % window == 0 for size, window in sizes):
+            return windows
+        return tuple((a, Slide(w, w) if isinstance(w, int) else w) for a, w in windows)
 
     def _operand(self, step: Step, definition: Definition, parameter: str, name: str) -> Axes:
         """The axes of one operand, lined up with those of the running value."""

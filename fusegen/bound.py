@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fusegen import ir
 from fusegen.axes import Axes, Shape
 from fusegen.ops import Chain
-from fusegen.windowing import Window
+from fusegen.windowing import Slide, Window
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,15 @@ class Bound:
 
     def memory_order(self, order_of_x: Sequence[int] | None) -> tuple[int, ...]:
         """The graph's axes, outermost in memory first, from x's; as they are counted where x, or
-        what is known of its order, does not say, or where a step sees axes as one that do not lie
-        as one.
+        what is known of its order, does not say, where a step sees axes as one that do not lie as
+        one, or where axes whose windows share elements do not lie beside each other.
         """
         logical = tuple(range(-len(self.domain), 0))
         order = tuple(a for axis in order_of_x or () for a in self.slots[axis])
         if sorted(order) != list(logical):
+            return logical
+        sliding = sorted(order.index(a) for a, w in self.windows if isinstance(w, Slide))
+        if sliding != list(range(sliding[0], sliding[-1] + 1) if sliding else []):
             return logical
         seen = {members for place in self.places if place is not None for members in place.axes}
         for members in seen:

@@ -1,8 +1,9 @@
 """Reductions over all of the pooled axes, of what is still to be pooled or what has been: elements
 as they lie.
 
-Such a reduction takes no notice of windows, which fill their axes. Where the pooled axes are the
-innermost, a kernel goes over them as over one, in packs, like any that reduces along rows.
+Such a reduction takes no notice of windows, which fill their axes, or counts each element once
+however many windows have it. Where the pooled axes lie beside each other, a kernel goes over them
+as over one: in packs, like any that reduces along rows, where they are the innermost.
 """
 
 from __future__ import annotations
@@ -13,25 +14,35 @@ from dataclasses import replace
 from fusegen import ir
 from fusegen.grouping import ordered
 from fusegen.ir import Expr, Extent
-from fusegen.kernel import Kernel
+from fusegen.kernel import Family, Kernel
 from fusegen.staging import Pass, finalise, left_by_extent, reduces_below
 
 
-def _lies_flat(node: Expr, window: Extent, pooled: Sequence[int]) -> bool:
+def _elements(node: Expr) -> Expr:
+    """What is reduced."""
+    (value,) = node.args
+    return value.args[0] if value.op == "once" else value
+
+
+def _lies_flat(node: Expr, window: Extent, pooled: Sequence[int], *, is_sliding: bool) -> bool:
     """Whether a reduction can go over its elements as they lie."""
     kind, axes = ir.reduction(node)
+    if kind not in ir.SUMS or reduces_below(node.args):
+        return False
+    is_once = node.args[0].op == "once"
+    if is_once != (is_sliding and bool(window)):
+        return False  # by windows, an element may be in many, or in none
     split = window | set(pooled)
-    below = ir.topological(node.args)
+    below = ir.topological([_elements(node)])
     counts = [n for n in below if n.op == "count"]
-    domain = frozenset[int]().union(*(n.extent for n in below))
-    inner = ordered(domain - window)[-len(pooled) :]
+    domain = ordered(frozenset[int]().union(*(n.extent for n in below)) - window)
+    first = domain.index(min(pooled)) if min(pooled) in domain else 0
+    beside = domain[first : first + len(pooled)] == tuple(sorted(pooled))
     return (
-        kind in ir.SUMS
-        and split <= axes
-        and set(inner) == set(pooled)
-        and not reduces_below(node.args)
+        split <= axes
+        and beside
         and all(n.extent & split in (frozenset(), split) for n in below)
-        and min(domain - window, default=0) >= 0
+        and min(domain, default=0) >= 0
         and all(n.op in ir.ARITY or n.op in ("input", "const", "count") for n in below)
         and all(n.kind != "noise" for n in below)
         and all(split <= set(ir.axes_of(n)) or not set(pooled) & set(ir.axes_of(n)) for n in counts)
@@ -42,7 +53,8 @@ def take_flat(state: Pass, ready: Sequence[Expr], window: Extent, pooled: Sequen
     """A kernel for each domain of the reductions that can go over elements as they lie; whether
     there are any. window has the groups of places within windows, where elements have such.
     """
-    nodes = [r for r in ready if _lies_flat(r, window, pooled)]
+    is_sliding = state.is_sliding
+    nodes = [r for r in ready if _lies_flat(r, window, pooled, is_sliding=is_sliding)]
     flat = ordered(frozenset(pooled))
     others = window | set(flat[1:])
 
@@ -53,15 +65,20 @@ def take_flat(state: Pass, ready: Sequence[Expr], window: Extent, pooled: Sequen
         axes = frozenset(ir.axes_of(node))
         return ir.count(axes - others) if others <= axes else node
 
-    ends = [n for n in ir.topological(nodes) if n.op in ("input", "count")]
+    elements = [_elements(n) for n in nodes]
+    ends = [n for n in ir.topological(elements) if n.op in ("input", "count")]
     leaf_of = {n: flattened(n) for n in ends}
-    by_domain: dict[tuple[int, ...], dict[Expr, Expr]] = {}
-    for node in nodes:
-        (value,) = ir.substitute(node.args, leaf_of)
+    by_way: dict[tuple[tuple[int, ...], ...], dict[Expr, Expr]] = {}
+    for node, value in zip(nodes, ir.substitute(elements, leaf_of), strict=True):
         kind, axes = ir.reduction(node)
         alike = ir.reduce(kind, axes - others, value)
-        by_domain.setdefault(ordered(value.extent), {})[node] = alike
-    for domain, alike_of in by_domain.items():
+        domain = ordered(value.extent)
+        # Where the innermost group is not reduced, its elements are columns.
+        columns = () if domain[-1] in axes else domain[-1:]
+        kept = tuple(g for g in domain[:-1] if g not in axes) if columns else ()
+        by_way.setdefault((domain, columns, kept), {})[node] = alike
+    for (domain, columns, kept), alike_of in by_way.items():
+        family: Family = "outer" if columns else "inner"
         totals, known = left_by_extent(state, dict.fromkeys(alike_of.values()))
         sums = [pair for members in totals.values() for pair in members]
         read = ir.inputs(r.value for r, _ in sums)
@@ -70,18 +87,20 @@ def take_flat(state: Pass, ready: Sequence[Expr], window: Extent, pooled: Sequen
         }
         state.kernels.append(
             Kernel(
-                "inner",
-                state.fresh(f"{state.prefix}_inner"),
+                family,
+                state.fresh(f"{state.prefix}_{family}"),
                 domain,
-                domain,
+                tuple(g for g in domain if g not in kept),
                 tuple((n, replace(buffers[n], extent=ordered(n.extent))) for n in read),
                 (),
                 sums=tuple(sums),
+                kept=kept,
+                columns=columns,
                 flat=flat,
                 is_unpooled=bool(window),
             )
         )
         state.resolve({node: known[alike] for node, alike in alike_of.items()})
         for extent, mine in totals.items():
-            finalise(state, extent, mine, ())
+            finalise(state, extent, mine, columns)
     return bool(nodes)

@@ -56,6 +56,14 @@ class Indexing:
         """The number of index values of several groups together."""
         return " * ".join(self.size_of(g) for g in groups) or "1"
 
+    def count(self, axes: Iterable[int]) -> str:
+        """The number of index values along axes: of a sliding axis and its twin, of elements."""
+        within = {g for g in axes if g < 0 and self.grouping.slides}
+        whole = {self.grouping.pooled[-1 - g] for g in within}
+        sizes = [f"sizes.{self.grouping.names[g]}_unpooled.value" for g in sorted(whole)]
+        rest = [g for g in axes if g not in within | whole]
+        return " * ".join([self.size(rest)] * bool(rest) + sizes) or "1"
+
     def host_size(self, groups: Iterable[int]) -> str:
         """The same, where the product may be too large for an Index."""
         return " * ".join(f"static_cast<int64_t>({self.size_of(g)})" for g in groups) or "1"
@@ -84,8 +92,11 @@ class Indexing:
                 lines.append(f"const Index {word} = {rest};")
                 break
             above = f"above_{word}"
+            is_one_size = group >= 0 and group not in self.flat
             quotient = (
-                f"divide({rest}, sizes.{word})" if group >= 0 else f"{rest} / {self.size_of(group)}"
+                f"divide({rest}, sizes.{word})"
+                if is_one_size
+                else f"{rest} / {self.size_of(group)}"
             )
             lines.append(f"const Index {above} = {quotient};")
             if group in needed:

@@ -254,6 +254,15 @@ def reduce_max(x: Expr, axes: Iterable[int]) -> Expr:
     return reduce("max", axes, x)
 
 
+def once(value: Expr, axes: Iterable[int]) -> Expr:
+    """A value of the elements that windows along `axes` share: one that counts once for each
+    element, not once for each window that has it. axes are the sliding axes and their twins.
+    """
+    ordered = tuple(sorted(axes))
+    extent = value.extent.union(ordered)
+    return make("once", (value,), (ordered,), extent=extent, rank=value.rank, kind=value.kind)
+
+
 def covered_by(within: Iterable[int], rank: int | None, *, is_padded: bool = False) -> Expr:
     """How many positions windows have along `within`: in the tensor, or in its padding too."""
     ordered = tuple(sorted(within))
@@ -338,7 +347,7 @@ def name_of(node: Expr) -> str:
 
 
 def axes_of(node: Expr) -> tuple[int, ...]:
-    """The axes of a count, position or covered node."""
+    """The axes of a count, position, covered or once node."""
     axes = node.attrs[0]
     assert isinstance(axes, tuple)
     return axes

@@ -1,9 +1,10 @@
 """Norms and the pooling of their results in one segment, where shapes allow it.
 
-Whether windows take each element once is a matter of shapes: where they lie side by side and fill
-their axes, what is reduced over those axes is reduced over the windows and what is within them. So
-a norm's statistics come from one pass over x, and its result is pooled in the next one, without a
-tensor of x's size between them. Else the chain is cut there.
+A norm over all of the pooled axes has its statistics from one pass over x, and its result is pooled
+in the next one, without a tensor of x's size between them. Where windows lie side by side and fill
+their axes, what is reduced over those axes is reduced over the windows and what is within them;
+where they overlap or leave something out, over elements, each once. Whether that can be done is a
+matter of shapes. Else the chain is cut there.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from fusegen.lower import lower
 from fusegen.ops import Chain
 from fusegen.segments import Segment, bind_all, segments
 from fusegen.target import TARGETS
+from fusegen.windowing import Slide
 
 Way = tuple[Segment, ...]
 
@@ -54,10 +56,10 @@ def chosen(
 
 
 def _is_apt(bound: Bound, least: int) -> bool:
-    """Whether what is reduced before the pooling can be reduced window by window: windows fill
-    their axes, and reductions take all of them, and are sums: others know no windows. Nor may an
-    operand's gradient be a sum that keeps places within windows. There are to be so many elements
-    at least: fewer are in a cache for the kernel that comes next.
+    """Whether what a segment reduces before its pooling can be reduced beside it: over all of the
+    pooled axes, and by sums, as others know no windows. Nor may an operand's gradient be a sum that
+    keeps places within windows. There are to be so many elements at least: fewer are in a cache for
+    the kernel that comes next.
     """
     if not bound.windows:
         return True
@@ -70,10 +72,11 @@ def _is_apt(bound: Bound, least: int) -> bool:
         return True
     if least and math.prod(bound.domain) < least:  # no guard on sizes where all will do
         return False
-    is_filled = all(isinstance(w, int) and bound.domain[a] % w == 0 for a, w in bound.windows)
+    is_sliding = any(isinstance(w, Slide) for _, w in bound.windows)
+    if is_sliding and any(leaf.kind == "noise" for leaf in ir.inputs(before)):
+        return False  # it is drawn window by window
+    pooled = within.union(a for a, _ in bound.windows)
     full = max((n.extent for n in nodes), key=len)
-    return (
-        is_filled
-        and all(n.attrs[0] in ir.SUMS and ir.reduction(n)[1] > within for n in before)
-        and all(n.extent == full for n in graph.inputs if n.extent & within and n.kind == "number")
-    )
+    operands = [n for n in graph.inputs if n.extent & within and n.kind == "number"]
+    is_apt = all(n.attrs[0] in ir.SUMS and ir.reduction(n)[1] >= pooled for n in before)
+    return is_apt and all(n.extent == full for n in operands)

@@ -135,7 +135,11 @@ class _Body:
     def _rebuilt(self, node: Expr, args: tuple[Expr, ...]) -> Expr:
         if node.op == "reduce":
             kind, axes = ir.reduction(node)
-            return ir.reduce(kind, self._with_windows(self._places(axes)), *args)
+            places = self._with_windows(self._places(axes))
+            if any(p > ir.SLIDING for p in places) and not self.is_pooling:
+                shared = {a for pair in self.within.items() for a in pair}
+                args = tuple(ir.once(a, shared) for a in args)
+            return ir.reduce(kind, places, *args)
         if node.op == "count":
             places = self._with_windows(self._places(ir.axes_of(node)))
             return ir.count(places) if places else ir.const(1.0)

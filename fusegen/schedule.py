@@ -15,12 +15,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from fusegen import ir
+from fusegen.autodiff import NO_SHARE
 from fusegen.flatwise import take_flat
 from fusegen.grouping import ordered
 from fusegen.ir import Expr, Extent, Graph
 from fusegen.kernel import Buffer, Family, Kernel
 from fusegen.lower import Mark, remarked
 from fusegen.rowwise import domain_of, rowwise_kernel
+from fusegen.sharing import apart, shares_and_own
 from fusegen.slidewise import slidewise_kernels
 from fusegen.staging import (
     Pass,
@@ -84,15 +86,16 @@ def schedule(
     # No value is called as a function that the lines may call, such as maximum.
     state.taken |= {*dtypes, *(node.op for node in ir.topological(graph.roots))}
     state.is_sliding, state.is_exact = is_sliding, is_exact
-    images = positions_as_numbers(state, means_as_sums(nodes))
+    images = positions_as_numbers(state, apart(means_as_sums(nodes)))
     new = dict(zip(nodes, images, strict=True))
     state.pending = outputs = {name: new[expr] for name, expr in outputs.items()}
     state.marks = remarked(marks, new)
-    touched = [n.extent for n in ir.topological(outputs.values())]
+    order = ir.topological(outputs.values())
+    touched = [frozenset(ir.axes_of(n)) if n.op == "covered" else n.extent for n in order]
     touched += [ir.reduction(r)[1] for r in reduces_below(outputs.values())]
     window = frozenset(g for extent in touched for g in extent if g < 0)
     if window and is_sliding:
-        slidewise_kernels(state, window)
+        _slides(state, window, pooled)
     elif window:
         _sums_first(state, window, pooled)
         windowwise_kernel(state, window)
@@ -104,6 +107,8 @@ def schedule(
             rowwise_kernel(state, tier, tier_axes, holds_dear)
         if state.pending:
             _level(state)
+        if window and is_sliding:
+            _slides(state, window, pooled)
     return tuple(_to_and_fro(state.kernels))
 
 
@@ -139,6 +144,16 @@ def _sums_first(state: Pass, window: Extent, pooled: Sequence[int]) -> None:
             _reduce(state, ready, {})
 
 
+def _slides(state: Pass, window: Extent, pooled: Sequence[int]) -> None:
+    """The reductions over elements that windows share, level by level, as far as they are ready;
+    then all that is reduced over windows.
+    """
+    while ready := [n for n in reduces_below(state.pending.values()) if n.args[0].op == "once"]:
+        if not take_flat(state, ready, window, pooled):
+            break
+    slidewise_kernels(state, window)
+
+
 def _level(state: Pass) -> None:
     """One level of the general way: every reduction that is ready, with the elementwise outputs
     riding along.
@@ -156,7 +171,12 @@ def _level(state: Pass) -> None:
         del state.pending[name]
         by_domain.setdefault(ordered(expr.extent), {})[name] = expr
     for domain, exprs in by_domain.items():
-        stores = tuple((state.output(n, e), e) for n, e in exprs.items())
+        own: list[tuple[str, Expr]] = []
+        stores: list[tuple[Buffer, Expr]] = []
+        for name, expr in exprs.items():
+            shares, once = shares_and_own(expr)
+            own += [] if once is None else [(name, once)]
+            stores.append((state.output(name, expr), NO_SHARE if shares is None else shares))
         within = tuple(g for g in domain if g < 0)
         outside = tuple(g for g in domain if g >= 0)
         kind: Family = "pointwise" if not within else "cover" if state.is_sliding else "window"
@@ -164,7 +184,9 @@ def _level(state: Pass) -> None:
         kind = "outer" if strips else kind
         name = state.fresh(f"{state.prefix}_{kind}")
         read = state.inputs_of(exprs.values())
-        kernel = Kernel(kind, name, outside, within, read, stores, marks=state.marks)
+        kernel = Kernel(
+            kind, name, outside, within, read, tuple(stores), marks=state.marks, own=tuple(own)
+        )
         if strips:
             kernel = replace(kernel, kept=strips.kept, columns=strips.columns)
         state.kernels.append(kernel)

@@ -22,13 +22,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
 
-from fusegen import ir
 from fusegen.axes import Shape
 from fusegen.bind import bind
 from fusegen.bound import Bound
-from fusegen.errors import ChainError, UnsupportedError
-from fusegen.ir import Expr
-from fusegen.ops import Chain, Definition, Step
+from fusegen.errors import UnsupportedError
+from fusegen.ops import MOST_AXES, Chain, Step
 from fusegen.target import FUNCTIONS
 from fusegen.viewing import are_views, seen_first
 from fusegen.windowing import Slide
@@ -36,7 +34,6 @@ from fusegen.windowing import Slide
 # How often one element's value may be computed for the windows that share it, without and with
 # calls of mathematical functions: beyond, it is written once and read again.
 _MOST_TIMES, _MOST_TIMES_DEAR = 16, 4
-_MOST_AXES = 8
 
 
 @dataclass(frozen=True)
@@ -139,8 +136,7 @@ def _facts(step: Step) -> _Facts:
         return _Facts()
     if step.is_view:
         return _Facts(is_view=True)
-    nodes = _body(step, definition)
-    is_dear = any(node.op in FUNCTIONS for node in nodes)
+    is_dear = any(node.op in FUNCTIONS for node in step.body)
     if definition.window_axes:
         found = step.windows((1 << 20,) * definition.window_axes)
         if found is None:  # of whole axes: a reduction like any other
@@ -148,25 +144,7 @@ def _facts(step: Step) -> _Facts:
         slides = [w for w in found if isinstance(w, Slide)]
         times = math.prod(w.size / w.stride if w.stride else 2.0 for w in slides)
         return _Facts(is_pooling=True, is_dear=is_dear, times=times)
-    return _Facts(is_reducing=any(n.op == "reduce" for n in nodes), is_dear=is_dear)
-
-
-def _body(step: Step, definition: Definition) -> list[Expr]:
-    """The nodes of an operation's body, on as many axes as any has."""
-
-    def leaf(name: str, kind: ir.Kind = "number") -> Expr:
-        return ir.tensor(name, range(-_MOST_AXES, 0), _MOST_AXES, kind)
-
-    attributes = dict(step.attributes)
-    read = [name for name, _ in step.operands if not definition.is_updated(name, attributes)]
-    operands = {n: leaf(f"operand {n}", definition.parameter(n).kind) for n in read}
-    if "eps" in attributes and attributes["eps"] is None:
-        attributes["eps"] = 1.0  # that of an element type, which is not known here
-    try:
-        return ir.topological([definition.function(leaf("x"), **operands, **attributes)])
-    # A condition that meets a number here, which no reduction has; or an axis that no tensor has.
-    except (TypeError, ChainError, IndexError):
-        return []
+    return _Facts(is_reducing=step.reduces, is_dear=is_dear)
 
 
 def _mentioned(steps: Iterable[Step]) -> list[str]:
@@ -239,7 +217,7 @@ class _Views:
         self.last: int | None = None  # the last step that changed the shape
         self.is_first = True  # whether nothing but views stands before that
         self.parted: Step | None = None  # the last that joined or parted axes of the graph
-        self.from_axis = _MOST_AXES  # the first axis that is not one of the graph's
+        self.from_axis = MOST_AXES  # the first axis that is not one of the graph's
         self.named: set[str] = set()
         self.named_before: set[str] = set()  # before the last change of shape
 

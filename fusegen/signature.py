@@ -108,9 +108,10 @@ def signature(
     mentioned = {name for p in programs for name in (*p.input_names, *p.output_names)}
     dtypes = {name: dtype for name, dtype in dtypes.items() if name in mentioned}
     _require_exact_positions(programs, dtypes, bound)
-    has_strips, tier, (axes, domain) = False, None, _held_rows(programs[0], bound)
+    has_strips, tier, axes, domain = False, None, frozenset[int](), frozenset[int]()
     allow_fused = not _has_few_long_rows(programs[0], bound)
     if TARGETS[target].holds_rows and not bound.windows:
+        axes, domain = _held_rows(programs[0], bound)
         around = [a for a in order if a in domain]
         tier = _tier(axes, programs, dtypes, bound, around, limits) if axes else None
         has_strips = _has_short_runs(programs[0], axes, bound, order)

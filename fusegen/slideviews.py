@@ -208,6 +208,17 @@ class SlideView(KernelView):
         return f"nth_{self.word(self.pooled_by(window))}"
 
     @property
+    def own(self) -> list[str]:
+        """The stores in which an element has something beside the shares of windows."""
+        return [name for name, _ in self.kernel.own]
+
+    @property
+    def share_reads(self) -> list[Read]:
+        """What the shares of windows read, as far as it is not read before for the element."""
+        read = self.reads_of(self.row_values)
+        return [r for r in self.reads if r not in read and self.values.reads(r.name)]
+
+    @property
     def is_covering(self) -> str:
         """Whether the current window is there, and covers the current element."""
         tests = []

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from fusegen.ir import ARITY, Expr, Graph, check_kinds, name_of, reduction, topological, union
+from fusegen.ir import (
+    ARITY,
+    Expr,
+    Graph,
+    axes_of,
+    check_kinds,
+    name_of,
+    reduction,
+    topological,
+    union,
+)
 
 
 def verify(graph: Graph) -> None:
@@ -23,6 +33,8 @@ def verify(graph: Graph) -> None:
             assert not axes & node.extent
             assert (kind == "pick") == (len(node.args) == 2)
             assert kind != "pick" or _is_index(node.args[1])
+        elif node.op == "once":
+            assert node.extent == node.args[0].extent.union(axes_of(node))
         else:
             assert node.op in ("const", "count", "position", "covered"), f"{node.op} is left"
 

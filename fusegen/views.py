@@ -49,10 +49,10 @@ class KernelView(Indexing):
         self.left = self.sums + self.stretches  # what goes to partials
         self.stages = [self._stage(i, stage) for i, stage in enumerate(kernel.stages)]
         self.reductions = [r for s in self.stages for r in s.reductions] + self.left
-        results = [(b.name, expr) for b, expr in kernel.stores]
-        self.last_sums, self.last_stretches = self._sums_at(len(kernel.stages))
-        last = (*self.last_sums, *self.last_stretches)
-        results += [t for s in last if not s.is_plain for t in s.terms]
+        own = [(f"{name}_own", value) for name, value in kernel.own]
+        results = [*((b.name, expr) for b, expr in kernel.stores), *own]
+        self.last_sums, self.last_stretches = last = self._sums_at(len(kernel.stages))
+        results += [t for part in last for s in part if not s.is_plain for t in s.terms]
         self.expressions = [e for _, e in results] + [
             e for s in kernel.stages for r in s for e in (r.value, r.index) if e is not None
         ]
@@ -61,8 +61,8 @@ class KernelView(Indexing):
         is_split = kernel.family in ("row", "column", "window", "slide")
         along = set(kernel.reduced) if is_split else set(kernel.domain)
         row_names = {s.name for s in self.stores if is_split and not s.extent & along}
-        if kernel.family == "window":
-            row_names |= {s.term for s in self.sums}
+        row_names |= {s.term for s in self.sums if kernel.family == "window"}
+        row_names |= {name for name, _ in own}
         self.row_stores = [s for s in self.stores if s.name in row_names]
         self.element_stores = [s for s in self.stores if s.name not in row_names]
         self.values = self._function("values", [r for r in results if r[0] not in row_names])
@@ -213,7 +213,7 @@ class KernelView(Indexing):
     def counts(self) -> list[tuple[str, str]]:
         """(name, product of sizes) of every count that a function reads."""
         nodes = [n for n in ir.topological(self.expressions) if n.op == "count"]
-        names = {leaf_name(n, self.grouping.names): self.size(ir.axes_of(n)) for n in nodes}
+        names = {leaf_name(n, self.grouping.names): self.count(ir.axes_of(n)) for n in nodes}
         return sorted(n for n in names.items() if any(f.reads(n[0]) for f in self.functions))
 
     # The groups of the loops.

@@ -108,15 +108,18 @@ def is_local(expr: Expr, window: Extent) -> bool:
 
 
 def passed_on(state: Pass, window: Extent) -> list[Expr]:
-    """What the kernels after want of this one: what is reduced over windows, and terms within."""
+    """What the kernels after want of this one: what is reduced over windows, and terms within; of
+    windows that overlap, those of reductions alone, since others can be had again.
+    """
     nodes = ir.topological(state.pending.values())
     local = {n for n in nodes if is_local(n, window)}
     reduced = [n for n in nodes if n in local and n.op == "reduce" and not n.extent & window]
     terms = dict.fromkeys(
         arg
         for node in nodes
+        if node not in local and (node.op == "reduce" or not state.is_sliding)
         for arg in node.args
-        if arg in local and arg.extent & window and node not in local and _has_inputs(arg)
+        if arg in local and arg.extent & window and _has_inputs(arg)
     )
     return [*reduced, *terms]
 
@@ -198,6 +201,8 @@ def windows_first(exprs: Iterable[Expr], window: Extent) -> dict[Expr, Expr]:
 
     def rule(node: Expr) -> Expr:
         kind, axes = ir.reduction(node) if node.op == "reduce" else ("", frozenset())
+        if kind and node.args[0].op == "once":
+            return node
         if kind == "sum" and axes > window:
             return ir.reduce_sum(ir.reduce_sum(node.args[0], window), axes - window)
         if kind == "mean" and axes > window:

@@ -84,6 +84,8 @@ FAMILIES = [
     # Norms that are pooled where windows fill their axes.
     (f"{_TRAINED_NORM} | relu | max_pool2d(2)", (3, 6, 8, 12), [(6,), (6,)]),
     ("group_norm(2, weight, bias) | avg_pool2d(2)", (2, 8, 6, 4), [(8,), (8,)]),
+    (f"{_TRAINED_NORM} | relu | max_pool2d(3, 2, 1)", (3, 6, 9, 13), [(6,), (6,)]),
+    ("group_norm(2, weight, bias) | silu | avg_pool2d(3, 2, 1)", (2, 8, 6, 5), [(8,), (8,)]),
     # Windows that overlap, or end before the chain does.
     ("gelu | max_pool2d(3, 2, 1) | mul_channel", (2, 5, 9, 11), [(5,)]),
     ("relu | avg_pool2d(3, 2, 1) | layernorm", (2, 5, 9, 11), []),
@@ -102,6 +104,7 @@ CHANNELS_LAST = [
     ("add_channel | avg_pool2d(3, 1, 1)", (2, 5, 6, 7), [(5,)]),
     (f"{_TRAINED_NORM} | relu | max_pool2d(2)", (3, 16, 6, 4), [(16,), (16,)]),
     ("instance_norm | avg_pool2d(2)", (2, 8, 6, 4), []),
+    (f"{_TRAINED_NORM} | relu | max_pool2d(3, 2, 1)", (3, 8, 7, 4), [(8,), (8,)]),
 ]
 
 

@@ -52,6 +52,7 @@ ORDER = (
     "carrying",
     "rowwise",
     "windowwise",
+    "sharing",
     "flatwise",
     "slidewise",
     "stripwise",

@@ -24,6 +24,7 @@ _LAST = "channels_last"
 # So many tensors that every row reads do not fit on the chip.
 _MANY = f"layernorm(w, b) | {' | '.join(f'add(a{i})' for i in range(9))}"
 _POOLED_NORM = "batch_norm(weight=w, bias=b, training=True) | relu | max_pool2d(2)"
+_STEM = "batch_norm(weight=w, bias=b, training=True) | relu | max_pool2d(3, 2, 1)"
 _POOL = "leaky_relu(0.2) | mul_channel | max_pool2d(2)"
 # chain, x's shape, the operands' shapes, what else; the families that must be in the source
 CASES = [
@@ -453,10 +454,18 @@ CASES = [
     # Norms that are pooled: statistics over elements as they lie, by column, and window by window.
     (_POOLED_NORM, (3, 6, 8, 12), [(6,)] * 2, {}, "inner window"),
     (_POOLED_NORM, (3, 6, 8, 12), [(6,)] * 2, {"dtype": "bfloat16"}, "inner window"),
-    (_POOLED_NORM, (3, 8, 6, 4), [(8,)] * 2, {"layout": _LAST}, "window"),
+    (_POOLED_NORM, (3, 8, 6, 4), [(8,)] * 2, {"layout": _LAST}, "outer window"),
     ("group_norm(2, w, b) | avg_pool2d(2)", (2, 8, 6, 4), [(8,)] * 2, {}, "inner window"),
     ("instance_norm | avg_pool2d(2)", (2, 8, 6, 4), [], {"layout": _LAST}, "window outer"),
     ("tanh | instance_norm | relu | instance_norm | max_pool1d(3)", (2, 5, 12), [], {}, "inner"),
+    # The same where windows share elements: those are summed as they lie.
+    (_STEM, (3, 6, 9, 13), [(6,)] * 2, {}, "inner slide cover"),
+    (_STEM, (3, 6, 9, 13), [(6,)] * 2, {"dtype": "bfloat16"}, "inner slide cover"),
+    (_STEM, (3, 8, 7, 4), [(8,)] * 2, {"layout": _LAST}, "outer slide cover"),
+    (_POOLED_NORM, (3, 6, 9, 13), [(6,)] * 2, {}, "inner slide cover"),
+    ("group_norm(2, w, b) | silu | avg_pool2d(3, 2, 1)", (2, 8, 6, 5), [(8,)] * 2, {}, "cover"),
+    ("gelu | group_norm(2) | avg_pool2d(3, 2)", (2, 8, 6, 5), [], {"layout": _LAST}, "cover"),
+    ("instance_norm | relu | instance_norm | max_pool1d(3, 2)", (2, 5, 12), [], {}, "cover"),
     # Rows so many and so short that a block takes several, and some are left over.
     ("batch_norm(weight=w, bias=b, training=True) | tanh", (41, 110, 6), [(110,)] * 2, {}, "inner"),
     ("var((0, 2))", (63, 134, 9), [], {"dtype": "bfloat16"}, "inner"),

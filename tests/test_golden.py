@@ -68,6 +68,10 @@ CASES = {
         "batch_norm(weight=weight, bias=bias, training=True) | gelu | avg_pool2d(2)",
         Situation(shape=(64, 64, 32, 32), layout="channels_last"),
     ),
+    "batch_norm_stem": (
+        "batch_norm(weight=weight, bias=bias, training=True) | relu | max_pool2d(3, 2, 1)",
+        Situation(shape=(64, 64, 112, 112)),
+    ),
     "group_norm_of_short_rows": (
         "group_norm(64, weight, bias) | silu",
         Situation(shape=(256, 4096)),

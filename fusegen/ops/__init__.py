@@ -28,11 +28,12 @@ from fusegen.ops.schema import (
     Trailing,
     nearest,
 )
-from fusegen.ops.step import COUNTER, RUNNING, STRUCTURAL, Definition, Step
+from fusegen.ops.step import COUNTER, MOST_AXES, RUNNING, STRUCTURAL, Definition, Step
 
 __all__ = [
     "ALIASES",
     "COUNTER",
+    "MOST_AXES",
     "OPS",
     "RESERVED",
     "RUNNING",

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Literal
 
 from fusegen import ir
+from fusegen.errors import ChainError
 from fusegen.ir import Expr
 from fusegen.ops.schema import Attribute, Parameter, integers, parameters_of, spell
 from fusegen.windowing import Slide, Window, size_of, sliding
@@ -24,6 +25,7 @@ COUNTER = "num_batches_tracked"
 STRUCTURAL = ("keep", "recall")
 # Tiles of more elements are not held by one thread, but walked as sliding windows are.
 _LARGEST_TILE = 256
+MOST_AXES = 8  # of a tensor
 Windowing = Callable[..., tuple[Window, ...] | None]
 UNNAMED = ""  # stands for the name of an operand that the chain will name
 
@@ -125,6 +127,36 @@ class Step:
         if is_large or any(isinstance(w, Slide) for w in found):
             return tuple(w if isinstance(w, Slide) else Slide(w, w) for w in found)
         return found
+
+    @cached_property
+    def body(self) -> tuple[Expr, ...]:
+        """The nodes of what it computes, on as many axes as any tensor has; () where that cannot be
+        told without a tensor.
+        """
+        definition = self.definition
+        if definition is None:
+            return ()
+
+        def leaf(name: str, kind: ir.Kind = "number") -> Expr:
+            return ir.tensor(name, range(-MOST_AXES, 0), MOST_AXES, kind)
+
+        attributes = dict(self.attributes)
+        read = [name for name, _ in self.operands if not definition.is_updated(name, attributes)]
+        operands = {n: leaf(f"operand {n}", definition.parameter(n).kind) for n in read}
+        if "eps" in attributes and attributes["eps"] is None:
+            attributes["eps"] = 1.0  # that of an element type, which is not known here
+        try:
+            root = definition.function(leaf("x"), **operands, **attributes)
+        # A condition that meets a number here, which no reduction has; or an axis that no tensor
+        # has.
+        except (TypeError, ChainError, IndexError):
+            return ()
+        return tuple(ir.topological([root]))
+
+    @property
+    def reduces(self) -> bool:
+        """Whether it reduces its value, windows aside."""
+        return any(node.op == "reduce" for node in self.body)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -111,6 +111,9 @@ inline Index slots_of(Index rows, Index columns, Index tasks = 1) {
 // element, so that no short row ends in scalar calls.
 constexpr Index kLine = 512;
 
+// So many columns are added up side by side.
+constexpr Index kBeside = 4 * kLine;
+
 // So many results of partials are worked on by one thread at a time.
 constexpr Index kResults = 256;
 
@@ -238,10 +241,6 @@ struct Sum {
   void add(const Value* line, Index width) {
     total += sum_of(line, width);
   }
-  template <typename Value>
-  void add(Value value, int) {
-    total += value;
-  }
   double sum() const { return total; }
 };
 
@@ -361,147 +360,56 @@ struct ForwardSizes {
   Size outer, axis_1, axis_2, inner, axis_1_unpooled, axis_2_unpooled;
 };
 
-static inline __attribute__((always_inline)) void forward_window_stage_1(const float x, float& total_2_term) {
-  total_2_term = x;
-}
-
-static inline __attribute__((always_inline)) void forward_window_stage_2(const float x, const float total_2,
-    const float count_of_window_2_window_1, float& total_3_term) {
-  const float difference = x - total_2 / count_of_window_2_window_1;
-  total_3_term = difference * difference;
-}
-
-static inline __attribute__((always_inline)) void forward_window_row_values(const float total_3,
-    const float total_2, const float count_of_window_2_window_1, float& total_term, float& mean_term) {
-  total_term = total_3;
-  mean_term = total_2 / count_of_window_2_window_1;
-}
-
-static void forward_window(const float* __restrict__ x, Sum* __restrict__ total_partials,
-    Moments<float>* __restrict__ mean_partials, const ForwardSizes sizes, int threads) {
-  const float count_of_window_2_window_1_value = static_cast<float>(2 * 2);
-  constexpr Index kSide = 512;  // lines that fit the fastest cache
-  const Index length = sizes.inner.value, lines = (length + kSide - 1) / kSide;
-  const Index together = std::max<Index>(1, kSide / std::max<Index>(1, length));
-  const Index rows = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value, slots = slots_of(rows,
-      length);
-#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length * 4 > kSerial)
-  for (Index task = 0; task < slots * lines; ++task) {
-    const Index slot = task / lines, first = task % lines * kSide, piece = std::min(kSide, length - first);
-    SumLanes<kLine> total_lanes(piece);
-    MomentsLanes<float, kLine> mean_lanes(piece);
-    const Index last = rows * (slot + 1) / slots;
-    for (Index top = rows * slot / slots; top < last; top += together) {
-      const Index bottom = std::min(last, top + together);
-      const Index width = (bottom - top) * piece;
-      float x_rooms[4][kSide];
-      for (Index row = top; row < bottom; ++row) {
-        const Index place = (row - top) * piece;
-        const Index above_axis_2 = divide(row, sizes.axis_2);
-        const Index axis_2 = row - above_axis_2 * sizes.axis_2.value;
-        const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
-        const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
-        const Index outer = above_axis_1;
-        for (int position_value = 0; position_value < 4; ++position_value) {
-          const Index above_window_2 = position_value / 2;
-          const Index window_2 = position_value - above_window_2 * 2;
-          const Index window_1 = above_window_2;
-          for (Index i = 0; i < piece; ++i) {
-            const Index inner = (first + i);
-            x_rooms[position_value][place + i] = widen(x[(((outer) * sizes.axis_1_unpooled.value + (axis_1 * 2 + window_1)) * sizes.axis_2_unpooled.value + (axis_2 * 2 + window_2)) * sizes.inner.value + inner]);
-          }
-        }
+static void forward_outer(const float* __restrict__ x, Moments<float>* __restrict__ mean_partials,
+    const ForwardSizes sizes, int threads) {
+  const Index kept = 1,
+      rows = sizes.outer.value * (sizes.axis_1_unpooled.value * sizes.axis_2_unpooled.value),
+      columns = sizes.inner.value;
+  const Index sides = (columns + kBeside - 1) / kBeside, slots = slots_of(rows, columns, kept * sides);
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (kept * rows * columns > kSerial)
+  for (Index task = 0; task < kept * slots * sides; ++task) {
+    const Index block = task / sides, begin = task % sides * kBeside, end = std::min(columns,
+        begin + kBeside);
+    const Index kept_index = block / slots, slot = block % slots;
+    MomentsLanes<float, kBeside> mean_lanes(end - begin);
+    for (Index row = rows * slot / slots; row < rows * (slot + 1) / slots; ++row) {
+      const Index above_axis_1 = row / (sizes.axis_1_unpooled.value * sizes.axis_2_unpooled.value);
+      const Index axis_1 = row - above_axis_1 * (sizes.axis_1_unpooled.value * sizes.axis_2_unpooled.value);
+      const Index outer = above_axis_1;
+      for (Index first = begin; first < end; first += kLine) {
+        const Index width = std::min(kLine, end - first);
+        const Index inner = first;
+        float x_room[kLine];
+        const float* const x_line = load<1>(x + ((outer) * (sizes.axis_1_unpooled.value * sizes.axis_2_unpooled.value) + axis_1) * sizes.inner.value + inner, width, x_room);
+        mean_lanes.add(x_line, width, first - begin);
       }
-      for (auto& line : x_rooms) pad(line, width);
-      float total_2_line[kSide];
-#pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        Sum total_2_sum;
-#pragma GCC unroll 4
-        for (int position_value = 0; position_value < 4; ++position_value) {
-          const float x_value = x_rooms[position_value][i];
-          float total_2_term_value;
-          forward_window_stage_1(x_value, total_2_term_value);
-          total_2_sum.add(total_2_term_value, position_value);
-        }
-        total_2_line[i] = static_cast<float>(total_2_sum.sum());
-      }
-      float total_3_line[kSide];
-#pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        Sum total_3_sum;
-#pragma GCC unroll 4
-        for (int position_value = 0; position_value < 4; ++position_value) {
-          const float x_value = x_rooms[position_value][i];
-          const float total_2_value = total_2_line[i];
-          float total_3_term_value;
-          forward_window_stage_2(x_value, total_2_value, count_of_window_2_window_1_value,
-              total_3_term_value);
-          total_3_sum.add(total_3_term_value, position_value);
-        }
-        total_3_line[i] = static_cast<float>(total_3_sum.sum());
-      }
-      float total_term_line[kSide];
-      float mean_term_line[kSide];
-#pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float total_3_value = total_3_line[i];
-        const float total_2_value = total_2_line[i];
-        float total_term_value;
-        float mean_term_value;
-        forward_window_row_values(total_3_value, total_2_value, count_of_window_2_window_1_value,
-            total_term_value, mean_term_value);
-        total_term_line[i] = total_term_value;
-        mean_term_line[i] = mean_term_value;
-      }
-      for (Index row = top; row < bottom; ++row) {
-        const Index place = (row - top) * piece;
-        const Index above_axis_2 = divide(row, sizes.axis_2);
-        const Index axis_2 = row - above_axis_2 * sizes.axis_2.value;
-        const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
-        const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
-        const Index outer = above_axis_1;
-        for (Index i = 0; i < piece; ++i) total_lanes.add(i, total_term_line[place + i]);
-        for (Index i = 0; i < piece; ++i) mean_lanes.add(i, mean_term_line[place + i]);
-        mean_lanes.next(piece);
-      }
+      mean_lanes.next(end - begin);
     }
-    mean_lanes.finish(piece);
-    for (Index i = 0; i < piece; ++i) total_partials[slot * length + first + i] = total_lanes.at(i);
-    for (Index i = 0; i < piece; ++i) mean_partials[slot * length + first + i] = mean_lanes.at(i);
+    mean_lanes.finish(end - begin);
+    for (Index i = 0; i < end - begin; ++i) mean_partials[block * columns + begin + i] = mean_lanes.at(i);
   }
 }
 
 static inline __attribute__((always_inline)) void forward_finalise_values(const float mean,
-    const float total, const float count_of_window_2_window_1_outer_axis_1_axis_2, const float variance,
-    float& saved_mean, float& saved_variance, float& mean_scratch, float& total_scratch,
+    const float variance, float& saved_mean, float& saved_variance, float& mean_scratch,
     float& variance_scratch) {
   saved_mean = mean;
-  saved_variance = total / count_of_window_2_window_1_outer_axis_1_axis_2 + variance;
+  saved_variance = variance;
   mean_scratch = mean;
-  total_scratch = total;
   variance_scratch = variance;
 }
 
 static void forward_finalise(float* __restrict__ saved_mean, float* __restrict__ saved_variance,
-    float* __restrict__ mean_scratch, float* __restrict__ total_scratch,
-    float* __restrict__ variance_scratch, const Sum* __restrict__ total_partials,
+    float* __restrict__ mean_scratch, float* __restrict__ variance_scratch,
     const Moments<float>* __restrict__ mean_partials, const ForwardSizes sizes, Index slots, int threads) {
-  const float count_of_window_2_window_1_outer_axis_1_axis_2_value = static_cast<float>(2 * 2 * sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value);
   expect(saved_mean, sizes.inner.value);
   expect(saved_variance, sizes.inner.value);
   expect(mean_scratch, sizes.inner.value);
-  expect(total_scratch, sizes.inner.value);
   expect(variance_scratch, sizes.inner.value);
   const Index columns = sizes.inner.value, results = sizes.inner.value;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
   for (Index first = 0; first < results; first += kResults) {
     const Index width = std::min(kResults, results - first);
-    Sum total_sums[kResults];
-    merge_slots(total_sums, total_partials, first, width, columns, slots);
-    float total_line[kResults];
-    for (Index i = 0; i < width; ++i) total_line[i] = static_cast<float>(total_sums[i].sum());
-    pad(total_line, width);
     Moments<float> mean_sums[kResults];
     merge_slots(mean_sums, mean_partials, first, width, columns, slots);
     float mean_line[kResults];
@@ -517,57 +425,46 @@ static void forward_finalise(float* __restrict__ saved_mean, float* __restrict__
     float* const saved_variance_line = target<1>(saved_variance + inner, width, saved_variance_room);
     float mean_scratch_room[kLine];
     float* const mean_scratch_line = target<1>(mean_scratch + inner, width, mean_scratch_room);
-    float total_scratch_room[kLine];
-    float* const total_scratch_line = target<1>(total_scratch + inner, width, total_scratch_room);
     float variance_scratch_room[kLine];
     float* const variance_scratch_line = target<1>(variance_scratch + inner, width, variance_scratch_room);
 #pragma omp simd
     for (Index i = 0; i < padded(width); ++i) {
       const float mean_value = mean_line[i];
-      const float total_value = total_line[i];
       const float variance_value = variance_line[i];
       float saved_mean_value;
       float saved_variance_value;
       float mean_scratch_value;
-      float total_scratch_value;
       float variance_scratch_value;
-      forward_finalise_values(mean_value, total_value, count_of_window_2_window_1_outer_axis_1_axis_2_value,
-          variance_value, saved_mean_value, saved_variance_value, mean_scratch_value, total_scratch_value,
-          variance_scratch_value);
+      forward_finalise_values(mean_value, variance_value, saved_mean_value, saved_variance_value,
+          mean_scratch_value, variance_scratch_value);
       saved_mean_line[i] = saved_mean_value;
       saved_variance_line[i] = saved_variance_value;
       mean_scratch_line[i] = mean_scratch_value;
-      total_scratch_line[i] = total_scratch_value;
       variance_scratch_line[i] = variance_scratch_value;
     }
     store<1>(saved_mean_line, width, saved_mean + inner);
     store<1>(saved_variance_line, width, saved_variance + inner);
     store<1>(mean_scratch_line, width, mean_scratch + inner);
-    store<1>(total_scratch_line, width, total_scratch + inner);
     store<1>(variance_scratch_line, width, variance_scratch + inner);
   }
 }
 
-static inline __attribute__((always_inline)) void forward_window_2_stage_1(const float x, const float mean,
-    const float total, const float count_of_window_2_window_1_outer_axis_1_axis_2, const float variance,
-    const float weight, const float bias, float& total_4_term) {
+static inline __attribute__((always_inline)) void forward_window_stage_1(const float x, const float mean,
+    const float variance, const float weight, const float bias, float& total_term) {
   // batch_norm(training=True, weight=weight, bias=bias)
-  const float sum = total / count_of_window_2_window_1_outer_axis_1_axis_2 + variance;
-  const float after_batch_norm = (x - mean) * (1.0f / sqrtf(sum + 1e-05f)) * weight + bias;
+  const float after_batch_norm = (x - mean) * (1.0f / sqrtf(variance + 1e-05f)) * weight + bias;
   // gelu
-  total_4_term = after_batch_norm * 0.5f * (1.0f + erf_of(after_batch_norm * 0.707106769f));
+  total_term = after_batch_norm * 0.5f * (1.0f + erf_of(after_batch_norm * 0.707106769f));
 }
 
-static inline __attribute__((always_inline)) void forward_window_2_row_values(const float total_4,
-    float& out) {
+static inline __attribute__((always_inline)) void forward_window_row_values(const float total, float& out) {
   // avg_pool2d(2)
-  out = total_4 / 4.0f;
+  out = total / 4.0f;
 }
 
-static void forward_window_2(const float* __restrict__ x, const float* __restrict__ mean,
-    const float* __restrict__ total, const float* __restrict__ variance, const float* __restrict__ weight,
-    const float* __restrict__ bias, float* __restrict__ out, const ForwardSizes sizes, int threads) {
-  const float count_of_window_2_window_1_outer_axis_1_axis_2_value = static_cast<float>(2 * 2 * sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value);
+static void forward_window(const float* __restrict__ x, const float* __restrict__ mean,
+    const float* __restrict__ variance, const float* __restrict__ weight, const float* __restrict__ bias,
+    float* __restrict__ out, const ForwardSizes sizes, int threads) {
   expect(out, sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.inner.value);
   constexpr Index kSide = 512;  // lines that fit the fastest cache
   const Index length = sizes.inner.value, lines = (length + kSide - 1) / kSide;
@@ -580,7 +477,6 @@ static void forward_window_2(const float* __restrict__ x, const float* __restric
     const Index width = (bottom - top) * piece;
     float x_rooms[4][kSide];
     float mean_line[kSide];
-    float total_line[kSide];
     float variance_line[kSide];
     float weight_line[kSide];
     float bias_line[kSide];
@@ -609,12 +505,6 @@ static void forward_window_2(const float* __restrict__ x, const float* __restric
       {
         for (Index i = 0; i < piece; ++i) {
           const Index inner = (first + i);
-          total_line[place + i] = widen(total[inner]);
-        }
-      }
-      {
-        for (Index i = 0; i < piece; ++i) {
-          const Index inner = (first + i);
           variance_line[place + i] = widen(variance[inner]);
         }
       }
@@ -633,35 +523,32 @@ static void forward_window_2(const float* __restrict__ x, const float* __restric
     }
     for (auto& line : x_rooms) pad(line, width);
     pad(mean_line, width);
-    pad(total_line, width);
     pad(variance_line, width);
     pad(weight_line, width);
     pad(bias_line, width);
-    SumLanes<kLine> total_4_lanes(width);
+    SumLanes<kLine> total_lanes(width);
     for (int position_value = 0; position_value < 4; ++position_value) {
 #pragma omp simd
       for (Index i = 0; i < padded(width); ++i) {
         const float x_value = x_rooms[position_value][i];
         const float mean_value = mean_line[i];
-        const float total_value = total_line[i];
         const float variance_value = variance_line[i];
         const float weight_value = weight_line[i];
         const float bias_value = bias_line[i];
-        float total_4_term_value;
-        forward_window_2_stage_1(x_value, mean_value, total_value,
-            count_of_window_2_window_1_outer_axis_1_axis_2_value, variance_value, weight_value, bias_value,
-            total_4_term_value);
-        total_4_lanes.add(i, total_4_term_value, position_value);
+        float total_term_value;
+        forward_window_stage_1(x_value, mean_value, variance_value, weight_value, bias_value,
+            total_term_value);
+        total_lanes.add(i, total_term_value, position_value);
       }
     }
-    float total_4_line[kLine];
-    for (Index i = 0; i < padded(width); ++i) total_4_line[i] = static_cast<float>(total_4_lanes.sum(i));
+    float total_line[kLine];
+    for (Index i = 0; i < padded(width); ++i) total_line[i] = static_cast<float>(total_lanes.sum(i));
     float out_line[kSide];
 #pragma omp simd
     for (Index i = 0; i < padded(width); ++i) {
-      const float total_4_value = total_4_line[i];
+      const float total_value = total_line[i];
       float out_value;
-      forward_window_2_row_values(total_4_value, out_value);
+      forward_window_row_values(total_value, out_value);
       out_line[i] = out_value;
     }
     for (Index row = top; row < bottom; ++row) {
@@ -1065,22 +952,16 @@ extern "C" int64_t run_forward(const int64_t* a) {
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[6])};
   const ForwardSizes sizes{ {a[7]}, {a[8]}, {a[9]}, {a[10]}, {a[11]}, {a[12]} };
   const int threads = static_cast<int>(a[13]);
-  const Index total_partials_slots = slots_of(sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value,
-      sizes.inner.value)
+  const Index mean_partials_slots = slots_of(sizes.outer.value * (sizes.axis_1_unpooled.value * sizes.axis_2_unpooled.value), sizes.inner.value, 1 * ((sizes.inner.value + kBeside - 1) / kBeside))
 ;
-  const Index mean_partials_slots = slots_of(sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value,
-      sizes.inner.value)
-;
-  auto* const total_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.inner.value) * total_partials_slots);
   auto* const mean_partials = scratch.take<Moments<float>>(static_cast<int64_t>(sizes.inner.value) * mean_partials_slots);
   auto* const mean_scratch = scratch.take<float>(static_cast<int64_t>(sizes.inner.value));
-  auto* const total_scratch = scratch.take<float>(static_cast<int64_t>(sizes.inner.value));
   auto* const variance_scratch = scratch.take<float>(static_cast<int64_t>(sizes.inner.value));
   if (is_measuring) return scratch.used;
-  forward_window(x, total_partials, mean_partials, sizes, threads);
-  forward_finalise(saved_mean, saved_variance, mean_scratch, total_scratch, variance_scratch, total_partials,
-      mean_partials, sizes, total_partials_slots, threads);
-  forward_window_2(x, mean_scratch, total_scratch, variance_scratch, weight, bias, out, sizes, threads);
+  forward_outer(x, mean_partials, sizes, threads);
+  forward_finalise(saved_mean, saved_variance, mean_scratch, variance_scratch, mean_partials, sizes,
+      mean_partials_slots, threads);
+  forward_window(x, mean_scratch, variance_scratch, weight, bias, out, sizes, threads);
   return 0;
 }
 

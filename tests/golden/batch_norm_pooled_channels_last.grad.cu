@@ -211,176 +211,122 @@ struct ForwardSizes {
   Size outer, axis_1, axis_2, inner, axis_1_unpooled, axis_2_unpooled;
 };
 
-__device__ __forceinline__ void forward_window_stage_1(const float x, float& total_2_term) {
-  total_2_term = x;
+__device__ __forceinline__ void forward_outer_values(const float x, float& mean_term) {
+  mean_term = x;
 }
 
-__device__ __forceinline__ void forward_window_stage_2(const float x, const float total_2,
-    const float count_of_window_2_window_1, float& total_3_term) {
-  const float difference = x - total_2 * (1.0f / count_of_window_2_window_1);
-  total_3_term = difference * difference;
-}
-
-__device__ __forceinline__ void forward_window_row_values(const float total_3, const float total_2,
-    const float count_of_window_2_window_1, float& total_term, float& mean_term) {
-  total_term = total_3;
-  mean_term = total_2 * (1.0f / count_of_window_2_window_1);
-}
-
-// Reads x; leaves partials of total, mean.
-template <bool kIsWide>
-__global__ void __launch_bounds__(256)
-forward_window(const float* x, Sum<float>* __restrict__ total_partials,
-    Moments<float>* __restrict__ mean_partials, ForwardSizes sizes, Index slots) {
+// Reads x; leaves partials of mean.
+template <int kLanes>
+__global__ void __launch_bounds__(256, 4)
+forward_outer(const float* x, Moments<float>* __restrict__ mean_partials, ForwardSizes sizes, Index slots) {
   wait_for_kernel_before();
-  const float count_of_window_2_window_1_value = static_cast<float>(2 * 2);
-  constexpr int kWindows = kIsWide ? 4 : 1;  // side by side
+  constexpr int kRows = 2;
   __shared__ alignas(16) unsigned char shared[256 * 16];
-  const Index rows = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value, columns = sizes.inner.value;
-  const Index strips = (columns + blockDim.x * kWindows - 1) / (blockDim.x * kWindows);
-  const Index slot = blockIdx.x / strips,
-      column = (blockIdx.x % strips * blockDim.x + threadIdx.x) * kWindows;
-  Sum<float> total_sum[kWindows];
-  Moments<float> mean_sum[kWindows];
+  const Index rows = sizes.outer.value * (sizes.axis_1_unpooled.value * sizes.axis_2_unpooled.value),
+      columns = sizes.inner.value;
+  const Index strips = (columns + blockDim.x * kLanes - 1) / (blockDim.x * kLanes);
+  const Index task = blockIdx.x / strips;  // (kept, slot)
+  const Index column = (blockIdx.x % strips * blockDim.x + threadIdx.x) * kLanes;
+  const Index slot = task;
+  Moments<float> mean_sum[kLanes];
   if (column < columns) {
-    for (Index row = slot * blockDim.y + threadIdx.y; row < rows; row += slots * blockDim.y) {
-      const Index above_axis_2 = divide(row, sizes.axis_2);
-      const Index axis_2 = row - above_axis_2 * sizes.axis_2.value;
-      const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
-      const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
-      const Index outer = above_axis_1;
-      const Index inner = column;
-      float x_in[4][kWindows * 1];
+    const Index share = (rows + slots - 1) / slots, end = min(rows, (slot + 1) * share);
+    for (Index from = slot * share + threadIdx.y; from < end; from += blockDim.y * kRows) {
+      Pack<float, kLanes> x_in[kRows];
 #pragma unroll
-      for (int line = 0; line < 4; ++line) {
-        const Index above_window_2 = line / 2;
-        const Index window_2 = line - above_window_2 * 2;
-        const Index window_1 = above_window_2;
-        load_line<kIsWide>(x + (((outer) * sizes.axis_1_unpooled.value + (axis_1 * 2 + window_1)) * sizes.axis_2_unpooled.value + (axis_2 * 2 + window_2)) * sizes.inner.value + inner, x_in[line]);
+      for (int p = 0; p < kRows; ++p) {
+        const bool is_here = from + p * blockDim.y < end;
+        const Index row = is_here ? from + p * blockDim.y : from;
+        if (is_here) x_in[p] = load<kLanes>(x + (row * columns + column));
       }
 #pragma unroll
-      for (int beside = 0; beside < kWindows; ++beside) {
-        Sum<float> total_2_sum;
+      for (int p = 0; p < kRows; ++p) {
+        const bool is_here = from + p * blockDim.y < end;
 #pragma unroll
-        for (int position_value = 0; position_value < 4; ++position_value) {
-          const float x_value = widen(x_in[position_value / 1][beside * 1 + position_value % 1]);
-          float total_2_term_value;
-          forward_window_stage_1(x_value, total_2_term_value);
-          total_2_sum.add(total_2_term_value);
+        for (int lane = 0; lane < kLanes; ++lane) {
+          const float x_value = widen(x_in[p], lane);
+          float mean_term_value;
+          forward_outer_values(x_value, mean_term_value);
+          if (is_here) mean_sum[lane].add(mean_term_value);
         }
-        const float total_2_value = total_2_sum.sum();
-        Sum<float> total_3_sum;
-#pragma unroll
-        for (int position_value = 0; position_value < 4; ++position_value) {
-          const float x_value = widen(x_in[position_value / 1][beside * 1 + position_value % 1]);
-          float total_3_term_value;
-          forward_window_stage_2(x_value, total_2_value, count_of_window_2_window_1_value,
-              total_3_term_value);
-          total_3_sum.add(total_3_term_value);
-        }
-        const float total_3_value = total_3_sum.sum();
-        float total_term_value;
-        float mean_term_value;
-        forward_window_row_values(total_3_value, total_2_value, count_of_window_2_window_1_value,
-            total_term_value, mean_term_value);
-        total_sum[beside].add(total_term_value);
-        mean_sum[beside].add(mean_term_value);
       }
     }
   }
 #pragma unroll
-  for (int beside = 0; beside < kWindows; ++beside) {
-    const Sum<float> total_part = merge_tree(total_sum[beside], threadIdx.y, blockDim.y,
+  for (int lane = 0; lane < kLanes; ++lane) {
+    mean_sum[lane] = merge_tree(mean_sum[lane], threadIdx.y, blockDim.y,
         threadIdx.y * blockDim.x + threadIdx.x, blockDim.x, shared);
-    if (threadIdx.y == 0 && column < columns) total_partials[slot * columns + column + beside] = total_part;
-    const Moments<float> mean_part = merge_tree(mean_sum[beside], threadIdx.y, blockDim.y,
-        threadIdx.y * blockDim.x + threadIdx.x, blockDim.x, shared);
-    if (threadIdx.y == 0 && column < columns) mean_partials[slot * columns + column + beside] = mean_part;
+    if (threadIdx.y == 0 && column + lane < columns) mean_partials[task * columns + column + lane] = mean_sum[lane];
   }
 }
 
-__device__ __forceinline__ void forward_finalise_values(const float mean, const float total,
-    const float count_of_window_2_window_1_outer_axis_1_axis_2, const float variance, float& saved_mean,
-    float& saved_variance, float& mean_scratch, float& total_scratch, float& variance_scratch) {
+__device__ __forceinline__ void forward_finalise_values(const float mean, const float variance,
+    float& saved_mean, float& saved_variance, float& mean_scratch, float& variance_scratch) {
   saved_mean = mean;
-  saved_variance = total * (1.0f / count_of_window_2_window_1_outer_axis_1_axis_2) + variance;
+  saved_variance = variance;
   mean_scratch = mean;
-  total_scratch = total;
   variance_scratch = variance;
 }
 
-// Merges partials into total, mean; writes saved_mean, saved_variance, mean_scratch, total_scratch, variance_scratch.
+// Merges partials into mean; writes saved_mean, saved_variance, mean_scratch, variance_scratch.
 __global__ void __launch_bounds__(512)
 forward_finalise(float* __restrict__ saved_mean, float* __restrict__ saved_variance,
-    float* __restrict__ mean_scratch, float* __restrict__ total_scratch,
-    float* __restrict__ variance_scratch, const Sum<float>* total_partials,
+    float* __restrict__ mean_scratch, float* __restrict__ variance_scratch,
     const Moments<float>* mean_partials, ForwardSizes sizes, Index slots) {
   wait_for_kernel_before();
-  const float count_of_window_2_window_1_outer_axis_1_axis_2_value = static_cast<float>(2 * 2 * sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value);
   __shared__ alignas(16) unsigned char shared[512 * 32];
   const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
   const Index result = above * columns + column;
   const bool is_live = column < columns;
-  Sum<double> total_sum;
   Moments<double> mean_sum;
   if (is_live) {
 #pragma unroll 8
     for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
-      total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
       mean_sum.merge(mean_partials[(above * slots + slot) * columns + column]);
     }
   }
-  total_sum = merge_tree(total_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
-      blockDim.x, shared);
   mean_sum = merge_tree(mean_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
       blockDim.x, shared);
   if (threadIdx.y != 0 || !is_live) return;
-  const float total_value = static_cast<float>(total_sum.sum());
   const float mean_value = static_cast<float>(mean_sum.mean());
   const float variance_value = static_cast<float>(mean_sum.variance());
   const Index inner = result;
   float saved_mean_value;
   float saved_variance_value;
   float mean_scratch_value;
-  float total_scratch_value;
   float variance_scratch_value;
-  forward_finalise_values(mean_value, total_value, count_of_window_2_window_1_outer_axis_1_axis_2_value,
-      variance_value, saved_mean_value, saved_variance_value, mean_scratch_value, total_scratch_value,
-      variance_scratch_value);
+  forward_finalise_values(mean_value, variance_value, saved_mean_value, saved_variance_value,
+      mean_scratch_value, variance_scratch_value);
   saved_mean[inner] = narrow<float>(saved_mean_value);
   saved_variance[inner] = narrow<float>(saved_variance_value);
   mean_scratch[inner] = narrow<float>(mean_scratch_value);
-  total_scratch[inner] = narrow<float>(total_scratch_value);
   variance_scratch[inner] = narrow<float>(variance_scratch_value);
 }
 
-__device__ __forceinline__ void forward_window_2_stage_1(const float x, const float mean, const float total,
-    const float count_of_window_2_window_1_outer_axis_1_axis_2, const float variance, const float weight,
-    const float bias, float& total_4_term) {
+__device__ __forceinline__ void forward_window_stage_1(const float x, const float mean, const float variance,
+    const float weight, const float bias, float& total_term) {
   // batch_norm(training=True, weight=weight, bias=bias)
-  const float sum = total * (1.0f / count_of_window_2_window_1_outer_axis_1_axis_2) + variance;
-  const float after_batch_norm = fmaf((x - mean) * (rsqrtf(sum + 1e-05f)), weight, bias);
+  const float after_batch_norm = fmaf((x - mean) * (rsqrtf(variance + 1e-05f)), weight, bias);
   // gelu
   const float series = polynomial(fabsf(after_batch_norm), -1.0f, -1.15110552f, -0.459209114f,
       -0.0524738058f, 0.00698745623f, -2.51266702e-05f, -0.000272270845f, 7.59166942e-05f, -1.1191165e-05f,
       9.13259044e-07f, -3.24377396e-08f);
   const float power = exp2_flushed(series);
-  total_4_term = after_batch_norm * (after_batch_norm < 0.0f ? power : 1.0f - power);
+  total_term = after_batch_norm * (after_batch_norm < 0.0f ? power : 1.0f - power);
 }
 
-__device__ __forceinline__ void forward_window_2_row_values(const float total_4, float& out) {
+__device__ __forceinline__ void forward_window_row_values(const float total, float& out) {
   // avg_pool2d(2)
-  out = total_4 * 0.25f;
+  out = total * 0.25f;
 }
 
-// Reads x, mean by (inner), total by (inner), variance by (inner), weight by (inner), bias by (inner); writes out.
+// Reads x, mean by (inner), variance by (inner), weight by (inner), bias by (inner); writes out.
 template <bool kIsWide>
 __global__ void __launch_bounds__(256)
-forward_window_2(const float* x, const float* mean, const float* total, const float* variance,
-    const float* weight, const float* bias, float* __restrict__ out, ForwardSizes sizes) {
+forward_window(const float* x, const float* mean, const float* variance, const float* weight,
+    const float* bias, float* __restrict__ out, ForwardSizes sizes) {
   wait_for_kernel_before();
-  const float count_of_window_2_window_1_outer_axis_1_axis_2_value = static_cast<float>(2 * 2 * sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value);
   constexpr int kWindows = kIsWide ? 4 : 1;  // side by side
   const Index results = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.inner.value;
   const Index result = (static_cast<Index>(gridDim.x - 1 - blockIdx.x) * 256 + threadIdx.x) * kWindows;
@@ -402,8 +348,6 @@ forward_window_2(const float* x, const float* mean, const float* total, const fl
   }
   float mean_in[kWindows];
   load_line<kIsWide>(mean + inner, mean_in);
-  float total_in[kWindows];
-  load_line<kIsWide>(total + inner, total_in);
   float variance_in[kWindows];
   load_line<kIsWide>(variance + inner, variance_in);
   float weight_in[kWindows];
@@ -414,23 +358,20 @@ forward_window_2(const float* x, const float* mean, const float* total, const fl
 #pragma unroll
   for (int beside = 0; beside < kWindows; ++beside) {
     const float mean_value = widen(mean_in[beside]);
-    const float total_value = widen(total_in[beside]);
     const float variance_value = widen(variance_in[beside]);
     const float weight_value = widen(weight_in[beside]);
     const float bias_value = widen(bias_in[beside]);
-    Sum<float> total_4_sum;
+    Sum<float> total_sum;
 #pragma unroll
     for (int position_value = 0; position_value < 4; ++position_value) {
       const float x_value = widen(x_in[position_value / 1][beside * 1 + position_value % 1]);
-      float total_4_term_value;
-      forward_window_2_stage_1(x_value, mean_value, total_value,
-          count_of_window_2_window_1_outer_axis_1_axis_2_value, variance_value, weight_value, bias_value,
-          total_4_term_value);
-      total_4_sum.add(total_4_term_value);
+      float total_term_value;
+      forward_window_stage_1(x_value, mean_value, variance_value, weight_value, bias_value, total_term_value);
+      total_sum.add(total_term_value);
     }
-    const float total_4_value = total_4_sum.sum();
+    const float total_value = total_sum.sum();
     float out_value;
-    forward_window_2_row_values(total_4_value, out_value);
+    forward_window_row_values(total_value, out_value);
     out_out[beside] = narrow<float>(out_value);
   }
   store_line<kIsWide>(out_out,
@@ -740,6 +681,36 @@ static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
   return power;
 }
 
+// How many blocks of a kernel the device works on at once, each with so much shared memory of its own, and at most so much
+// in any launch. Asked once for each kernel, device and size of block: the runtime takes microseconds to answer.
+template <typename Kernel>
+static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes, int64_t most_bytes,
+    int device) {
+  struct Answer {
+    Kernel* kernel;
+    int64_t shared_bytes;
+    int threads, device;
+    int64_t blocks;
+  };
+  thread_local Answer answers[8] = {};
+  thread_local int next = 0;
+  const int threads = static_cast<int>(block.x * block.y);
+  for (const Answer& known : answers) {
+    if (known.kernel == kernel && known.shared_bytes == shared_bytes && known.threads == threads && known.device == device) {
+      return known.blocks;
+    }
+  }
+  int on_each = 0, processors = 0;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(most_bytes));
+  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&on_each, kernel, threads, shared_bytes);
+  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  if (on_each == 0) return 1;  // the launch will say why
+  Answer& oldest = answers[next];
+  next = (next + 1) % 8;
+  oldest = {kernel, shared_bytes, threads, device, static_cast<int64_t>(on_each) * processors};
+  return oldest.blocks;
+}
+
 // Sets a kernel up while the one before it in the stream ends, where devices can: it waits for that itself.
 template <typename... Parameters, typename... Arguments>
 static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64_t shared_bytes,
@@ -768,58 +739,58 @@ extern "C" int64_t run_forward(const int64_t* a) {
   auto* const saved_mean = reinterpret_cast<float*>(a[4]);
   auto* const saved_variance = reinterpret_cast<float*>(a[5]);
   const bool is_measuring = a[6] == -1;
+  if (!is_measuring && ((a[0]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[6])};
   const ForwardSizes sizes{ size_of(a[7]), size_of(a[8]), size_of(a[9]), size_of(a[10]), size_of(a[11]),
       size_of(a[12]) };
   const auto stream = reinterpret_cast<cudaStream_t>(a[14]);
   const int device = static_cast<int>(a[13]);
   const DeviceGuard guard(device);
-  const int64_t forward_window_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value), forward_window_length = static_cast<int64_t>(sizes.inner.value);
-  const int64_t forward_window_slots = power_of_two(ceil_divide(forward_window_rows * forward_window_length,
-      1024), 1, 512);
-  const int64_t total_partials_slots = forward_window_slots;
-  const int64_t mean_partials_slots = forward_window_slots;
-  auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.inner.value) * total_partials_slots);
+  const int64_t forward_outer_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>((sizes.axis_1_unpooled.value * sizes.axis_2_unpooled.value)), forward_outer_columns = static_cast<int64_t>(sizes.inner.value), forward_outer_kept = 1;
+  const bool forward_outer_is_packed = forward_outer_columns % 4 == 0;
+  const auto forward_outer_kernel = forward_outer_is_packed ? &forward_outer<4> : &forward_outer<1>;
+  const auto forward_outer_width = static_cast<unsigned>(power_of_two(ceil_divide(forward_outer_columns,
+      forward_outer_is_packed ? 4 : 1), 1, 32));
+  const dim3 forward_outer_block(forward_outer_width, 256 / forward_outer_width);
+  const int64_t forward_outer_strips = ceil_divide(forward_outer_columns,
+      forward_outer_width * (forward_outer_is_packed ? 4 : 1));
+  const int64_t forward_outer_most = ceil_divide(forward_outer_rows, forward_outer_block.y * 2);
+  // No more than work at once: a few blocks behind the others would take as long again.
+  const int64_t forward_outer_room = resident_blocks(forward_outer_kernel, forward_outer_block, 0, 0,
+      device) / (forward_outer_strips * forward_outer_kept);
+  const int64_t forward_outer_wanted = forward_outer_room > 0 ? forward_outer_room : 1;
+  const int64_t forward_outer_slots = forward_outer_wanted < forward_outer_most ? forward_outer_wanted : forward_outer_most;
+  const int64_t mean_partials_slots = forward_outer_slots;
   auto* const mean_partials = scratch.take<Moments<float>>(static_cast<int64_t>(sizes.inner.value) * mean_partials_slots);
   auto* const mean_scratch = scratch.take<float>(static_cast<int64_t>(sizes.inner.value));
-  auto* const total_scratch = scratch.take<float>(static_cast<int64_t>(sizes.inner.value));
   auto* const variance_scratch = scratch.take<float>(static_cast<int64_t>(sizes.inner.value));
   if (is_measuring) return scratch.used;
   {
-    // Where each line begins at a multiple of their size, 4 windows go in wide accesses.
-    const bool is_wide = sizes.inner.value % 4 == 0 && (reinterpret_cast<uintptr_t>(x)) % 16 == 0;
-    const auto run = is_wide ? forward_window<true> : forward_window<false>;
-    const int64_t windows = is_wide ? 4 : 1;
-    const auto width = static_cast<unsigned>(power_of_two(ceil_divide(forward_window_length, windows), 1,
-        32));
-    const dim3 block(width, 256 / width);
-    const auto blocks = static_cast<unsigned>(forward_window_slots * ceil_divide(forward_window_length,
-        width * windows));
-    follow(run, blocks, block, 0, stream, x, total_partials, mean_partials, sizes,
-        static_cast<Index>(forward_window_slots));
+    const auto blocks = static_cast<unsigned>(forward_outer_kept * forward_outer_slots * forward_outer_strips);
+    follow(forward_outer_kernel, blocks, forward_outer_block, 0, stream, x, mean_partials, sizes,
+        static_cast<Index>(forward_outer_slots));
   }
   {
     const int64_t columns = static_cast<int64_t>(sizes.inner.value),
         results = static_cast<int64_t>(sizes.inner.value);
     // Threads for all slots of a column, up to 64 or what is left of a block, and columns beside each other:
     // more of those where there are many.
-    const int64_t slots = total_partials_slots, most_along = columns < 4096 ? 64 : columns < 8192 ? 32 : 16;
+    const int64_t slots = mean_partials_slots, most_along = columns < 4096 ? 64 : columns < 8192 ? 32 : 16;
     const auto width = static_cast<unsigned>(power_of_two(columns, 1, 512 / power_of_two(slots, 1,
         most_along)));
     const dim3 block(width, static_cast<unsigned>(power_of_two(slots, width < 32 ? 32 / width : 1,
         512 / width)));
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
     follow(forward_finalise, blocks, block, 0, stream, saved_mean, saved_variance, mean_scratch,
-        total_scratch, variance_scratch, total_partials, mean_partials, sizes, static_cast<Index>(slots));
+        variance_scratch, mean_partials, sizes, static_cast<Index>(slots));
   }
   {
     // Where each line begins at a multiple of their size, 4 windows go in wide accesses.
     const bool is_wide = sizes.inner.value % 4 == 0 && (reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(weight) | reinterpret_cast<uintptr_t>(bias) | reinterpret_cast<uintptr_t>(out)) % 16 == 0;
-    const auto run = is_wide ? forward_window_2<true> : forward_window_2<false>;
+    const auto run = is_wide ? forward_window<true> : forward_window<false>;
     const int64_t windows = is_wide ? 4 : 1;
     const auto blocks = static_cast<unsigned>(ceil_divide(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value), 256 * windows));
-    follow(run, blocks, 256, 0, stream, x, mean_scratch, total_scratch, variance_scratch, weight, bias, out,
-        sizes);
+    follow(run, blocks, 256, 0, stream, x, mean_scratch, variance_scratch, weight, bias, out, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

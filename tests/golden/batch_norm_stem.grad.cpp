@@ -1,0 +1,825 @@
+// fusegen 0.1.0   chain 51a25934cabe   signature forward+backward: bias float32, d_bias float32, d_out float32, d_weight float32, d_x float32, out float32, picked_x float32, saved_mean float32, saved_variance float32, weight float32, winner_index uint8, x float32; 64-bit offsets
+//   batch_norm(training=True, weight=weight, bias=bias) | relu | max_pool2d(3, 2, 1)
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+using Index = int64_t;
+
+namespace {
+
+struct Size {
+  Index value;
+};
+
+inline Index divide(Index n, Size d) { return n / d.value; }
+
+template <typename To, typename From>
+inline To bits_of(From x) {
+  static_assert(sizeof(To) == sizeof(From));
+  To bits;
+  __builtin_memcpy(&bits, &x, sizeof(To));
+  return bits;
+}
+
+template <typename Stored>
+inline Stored widen(Stored x) {
+  return x;
+}
+
+template <typename Stored, typename Value>
+inline Stored narrow(Value x) {
+  return static_cast<Stored>(x);
+}
+
+// Scratch memory, handed out piece by piece; with no base it only counts.
+struct Scratch {
+  char* base;
+  Index used = 0;
+  template <typename T>
+  T* take(Index count) {
+    T* const piece = reinterpret_cast<T*>(base + used);
+    used += (count * static_cast<Index>(sizeof(T)) + 63) / 64 * 64;
+    return piece;
+  }
+};
+
+// Work is cut into pieces that depend on the sizes alone, never on the number of threads: so are the results.
+constexpr Index kPiece = 16384;
+
+inline Index pieces_of(Index length) { return std::max<Index>(1, (length + kPiece - 1) / kPiece); }
+
+// Below this many elements one thread does it all: waking another costs more.
+constexpr Index kSerial = 16384;
+
+// Elements are worked on by lines: up to so many neighbours, widened into arrays, so that conversions,
+// arithmetic and sums are a plain loop each. Arithmetic goes on to a whole vector, over copies of the last
+// element, so that no short row ends in scalar calls.
+constexpr Index kLine = 512;
+
+// So many results of partials are worked on by one thread at a time.
+constexpr Index kResults = 256;
+
+// Slot by slot, in each of which the partials of neighbouring columns lie together.
+template <typename Kind>
+inline void merge_slots(Kind* sums, const Kind* partials, Index first, Index width, Index columns,
+    Index slots) {
+  for (Index i = 0; i < width;) {
+    const Index above = (first + i) / columns, column = (first + i) % columns;
+    const Index run = std::min(width - i, columns - column);
+    for (Index slot = 0; slot < slots; ++slot) {
+      const Kind* const from = partials + (above * slots + slot) * columns + column;
+      for (Index j = 0; j < run; ++j) sums[i + j].merge(from[j]);
+    }
+    i += run;
+  }
+}
+
+inline Index padded(Index width) { return (width + 15) / 16 * 16; }
+
+// The end of a line is filled up with copies of its last element.
+template <typename Value>
+inline void pad(Value* line, Index width) {
+  const Value last = line[width - 1];
+  for (Index i = width; i < padded(width); ++i) line[i] = last;
+}
+
+// Elements of the arithmetic's own type that fill whole vectors are worked on where they lie.
+template <Index stride, typename Stored, typename Value>
+inline bool is_line(Index width) {
+  return std::is_same<Stored, Value>::value && stride == 1 && width == padded(width);
+}
+
+// A line to read; room is where it is put if it cannot stay.
+template <Index stride, typename Stored, typename Value>
+inline const Value* load(const Stored* from, Index width, Value* room) {
+  if (is_line<stride, Stored, Value>(width)) return reinterpret_cast<const Value*>(from);
+#pragma omp simd
+  for (Index i = 0; i < width; ++i) room[i] = static_cast<Value>(widen(from[i * stride]));
+  pad(room, width);
+  return room;
+}
+
+// A line to be written before store.
+template <Index stride, typename Stored, typename Value>
+inline Value* target(Stored* to, Index width, Value* room) {
+  return is_line<stride, Stored, Value>(width) ? reinterpret_cast<Value*>(to) : room;
+}
+
+template <Index stride, typename Stored, typename Value>
+inline void store(const Value* line, Index width, Stored* to) {
+  if (is_line<stride, Stored, Value>(width)) return;
+#pragma omp simd
+  for (Index i = 0; i < width; ++i) to[i * stride] = narrow<Stored>(line[i]);
+}
+
+// Fresh memory comes in pages of 4 KiB, whose faults cost more than most chains (writing 55 MB: 15 ms, and 4
+// in large pages). So large outputs ask for those, as torch's allocator does under THP_MEM_ALLOC_ENABLE.
+template <typename Stored>
+inline void expect(Stored* output, Index count) {
+#ifdef __linux__
+  constexpr uintptr_t kPage = 65536;
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(output) + kPage - 1) / kPage * kPage;
+  const uintptr_t end = reinterpret_cast<uintptr_t>(output + count) / kPage * kPage;
+  if (begin + (4u << 20) <= end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+}
+
+// Sixteen numbers side by side. gcc would add the ends of a reduction up one by one, through memory.
+template <typename Value>
+struct Lanes {
+  typedef Value Pack __attribute__((vector_size(16 * sizeof(Value))));
+  Pack at = {};
+  void load(const Value* from) { __builtin_memcpy(&at, from, sizeof(at)); }
+  Value sum() const {
+    Value left[16];
+    __builtin_memcpy(left, &at, sizeof(at));
+    fold<8>(left);
+    fold<4>(left);
+    fold<2>(left);
+    return left[0] + left[1];
+  }
+  template <int half>
+  static void fold(Value* left) {
+    for (int i = 0; i < half; ++i) left[i] += left[i + half];
+  }
+};
+
+inline Index whole(Index width) { return width / 16 * 16; }
+
+template <typename Value>
+inline double sum_of(const Value* line, Index width) {
+  Lanes<Value> lanes, next;
+  for (Index i = 0; i < whole(width); i += 16) {
+    next.load(line + i);
+    lanes.at += next.at;
+  }
+  Value total = lanes.sum();
+  for (Index i = whole(width); i < width; ++i) total += line[i];
+  return total;
+}
+
+struct Sum {
+  double total = 0;
+  void merge(const Sum& other) { total += other.total; }
+  template <typename Value>
+  void add(const Value* line, Index width) {
+    total += sum_of(line, width);
+  }
+  double sum() const { return total; }
+};
+
+// Count, mean and the sum of squared distances from it; merged by Chan's formula.
+template <typename Value>
+struct Moments {
+  double count = 0, centre = 0, distances = 0;
+  void merge(const Moments& other) {
+    if (count == 0) *this = other;
+    else if (other.count != 0) {
+      const double all = count + other.count, gap = other.centre - centre, share = other.count / all;
+      centre += gap * share;
+      distances += other.distances + gap * gap * count * share;
+      count = all;
+    }
+  }
+  // Distances about a first guess of the mean, mended by their own mean.
+  void add(const Value* line, Index width) {
+    const double n = static_cast<double>(width);
+    const Value about = static_cast<Value>(sum_of(line, width) / n);
+    Lanes<Value> lanes, all_squares, all_drift;
+    for (Index i = 0; i < whole(width); i += 16) {
+      lanes.load(line + i);
+      lanes.at -= about;
+      all_squares.at += lanes.at * lanes.at;
+      all_drift.at += lanes.at;
+    }
+    Value squares = all_squares.sum(), drift = all_drift.sum();
+    for (Index i = whole(width); i < width; ++i) {
+      const Value distance = line[i] - about;
+      squares += distance * distance;
+      drift += distance;
+    }
+    const double mean_drift = drift / n;
+    merge({n, about + mean_drift, squares - drift * mean_drift});
+  }
+  double mean() const { return centre; }
+  double variance() const { return distances / count; }
+};
+
+// The first maximum of each window of a line and where it stands; a NaN beats every number, as in torch.
+template <typename T>
+struct WindowMaximumLanes {
+  T best[kLine];
+  int at[kLine];
+  explicit WindowMaximumLanes(Index width) {
+    std::fill(best, best + width, T(0));
+    std::fill(at, at + width, -1);
+  }
+  void add(Index i, T value, int position) {
+    const bool beats = (at[i] < 0) | (value > best[i]) | (value != value);
+    best[i] = beats ? value : best[i];
+    at[i] = beats ? position : at[i];
+  }
+  T max(Index i) const { return best[i]; }
+  int argmax(Index i) const { return at[i]; }
+};
+
+// What stands at one position of each window of a line.
+template <typename T>
+struct WindowPickLanes {
+  T value[kLine];
+  explicit WindowPickLanes(Index width) { std::fill(value, value + width, T(0)); }
+  void add(Index i, T candidate, int position,
+      int wanted) { value[i] = position == wanted ? candidate : value[i]; }
+  T pick(Index i) const { return value[i]; }
+};
+
+// Windows along one axis: window i takes the elements begin(i) + j * kDilation, j < kSize, as far as there are any.
+template <int kSize, int kStride, int kPadding, int kDilation>
+struct Slide {
+  int elements, windows;
+  inline int begin(Index window) const { return static_cast<int>(window) * kStride - kPadding; }
+  inline int at(Index window,
+      Index position) const { return begin(window) + static_cast<int>(position) * kDilation; }
+  inline bool has(Index window, Index position) const {
+    const int element = at(window, position);
+    return element >= 0 && element < elements;
+  }
+  inline int covered(Index window) const {
+    const int from = begin(window), to = from + kSize;
+    return (to < elements ? to : elements) - (from > 0 ? from : 0);
+  }
+  inline int padded(Index window) const {
+    const int from = begin(window), to = from + kSize;
+    return (to < elements + kPadding ? to : elements + kPadding) - from;
+  }
+  // The first and the last window that may cover an element, and the position in one; -1 if it does not.
+  inline int first(Index element) const {
+    const int from = static_cast<int>(element) + kPadding - (kSize - 1) * kDilation;
+    return from > 0 ? (from + kStride - 1) / kStride : 0;
+  }
+  inline int last(Index element) const {
+    const int to = (static_cast<int>(element) + kPadding) / kStride;
+    return to < windows ? to : windows - 1;
+  }
+  inline int position(Index element, int window) const {
+    const int distance = static_cast<int>(element) - begin(window);
+    return distance % kDilation == 0 ? distance / kDilation : -1;
+  }
+  // The first window whose element at a position does not lie before another one, of those there are.
+  inline Index behind(Index element, Index position) const {
+    const Index gap = element + kPadding - position * kDilation;
+    return gap > 0 ? std::min<Index>(windows, (gap + kStride - 1) / kStride) : 0;
+  }
+  // The windows that have an element at a position.
+  inline Index begins(Index position) const { return behind(0, position); }
+  inline Index ends(Index position) const { return behind(elements, position); }
+};
+
+// An axis divided into parts as evenly as may be: neighbours share an element where it does not come out even. kSize is the most one has.
+template <int kSize>
+struct Parts {
+  int elements, windows;
+  inline int begin(Index window) const { return static_cast<int>(static_cast<int64_t>(window) * elements / windows); }
+  inline int end(Index window) const {
+    return static_cast<int>(((static_cast<int64_t>(window) + 1) * elements + windows - 1) / windows);
+  }
+  inline int at(Index window, Index position) const { return begin(window) + static_cast<int>(position); }
+  inline bool has(Index window, Index position) const { return at(window, position) < end(window); }
+  inline int covered(Index window) const { return end(window) - begin(window); }
+  inline int first(Index element) const { return static_cast<int>(static_cast<int64_t>(element) * windows / elements); }
+  inline int last(Index element) const {
+    return static_cast<int>(((static_cast<int64_t>(element) + 1) * windows + elements - 1) / elements) - 1;
+  }
+  inline int position(Index element, int window) const { return static_cast<int>(element) - begin(window); }
+};
+
+// What a window's elements come to, in their order.
+template <typename T>
+struct WindowSum {
+  T total = 0;
+  inline void add(T term, int) { total += term; }
+  inline T sum() const { return total; }
+};
+
+// The first maximum and where it stands; a NaN beats every number, as in torch.
+template <typename T>
+struct WindowMaximum {
+  T best = 0;
+  int at = -1;
+  inline void add(T value, int position) {
+    if (at < 0 || value > best || value != value) best = value, at = position;
+  }
+  inline T max() const { return best; }
+  inline int argmax() const { return at; }
+};
+
+template <typename T>
+struct WindowPick {
+  T value = 0;
+  inline void add(T candidate, int position, int wanted) { value = position == wanted ? candidate : value; }
+  inline T pick() const { return value; }
+};
+
+struct ForwardSizes {
+  Size outer, axis_1, axis_2, inner, axis_2_unpooled, inner_unpooled;
+};
+
+static void forward_inner(const float* __restrict__ x, Moments<float>* __restrict__ mean_partials,
+    const ForwardSizes sizes, int threads) {
+  const Index rows = sizes.outer.value * sizes.axis_1.value,
+      length = (sizes.axis_2_unpooled.value * sizes.inner_unpooled.value);
+  const Index pieces = pieces_of(length);
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
+  for (Index task = 0; task < rows * pieces; ++task) {
+    const Index row = task / pieces, piece = task % pieces;
+    const Index end = std::min(length, (piece + 1) * kPiece);
+    const Index above_axis_1 = divide(row, sizes.axis_1);
+    const Index axis_1 = row - above_axis_1 * sizes.axis_1.value;
+    const Index outer = above_axis_1;
+    Moments<float> mean_sum;
+    for (Index first = piece * kPiece; first < end; first += kLine) {
+      const Index width = std::min(kLine, end - first);
+      const Index axis_2 = first;
+      float x_room[kLine];
+      const float* const x_line = load<1>(x + ((outer) * sizes.axis_1.value + axis_1) * (sizes.axis_2_unpooled.value * sizes.inner_unpooled.value) + axis_2, width, x_room);
+      mean_sum.add(x_line, width);
+    }
+    mean_partials[(axis_1) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = mean_sum;
+  }
+}
+
+static inline __attribute__((always_inline)) void forward_finalise_values(const float mean,
+    const float variance, float& saved_mean, float& saved_variance, float& mean_scratch,
+    float& variance_scratch) {
+  saved_mean = mean;
+  saved_variance = variance;
+  mean_scratch = mean;
+  variance_scratch = variance;
+}
+
+static void forward_finalise(float* __restrict__ saved_mean, float* __restrict__ saved_variance,
+    float* __restrict__ mean_scratch, float* __restrict__ variance_scratch,
+    const Moments<float>* __restrict__ mean_partials, const ForwardSizes sizes, Index slots, int threads) {
+  expect(saved_mean, sizes.axis_1.value);
+  expect(saved_variance, sizes.axis_1.value);
+  expect(mean_scratch, sizes.axis_1.value);
+  expect(variance_scratch, sizes.axis_1.value);
+  const Index columns = 1, results = sizes.axis_1.value;
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
+  for (Index first = 0; first < results; first += kResults) {
+    const Index width = std::min(kResults, results - first);
+    Moments<float> mean_sums[kResults];
+    merge_slots(mean_sums, mean_partials, first, width, columns, slots);
+    float mean_line[kResults];
+    for (Index i = 0; i < width; ++i) mean_line[i] = static_cast<float>(mean_sums[i].mean());
+    float variance_line[kResults];
+    for (Index i = 0; i < width; ++i) variance_line[i] = static_cast<float>(mean_sums[i].variance());
+    pad(mean_line, width);
+    pad(variance_line, width);
+    const Index axis_1 = first;
+    float saved_mean_room[kLine];
+    float* const saved_mean_line = target<1>(saved_mean + axis_1, width, saved_mean_room);
+    float saved_variance_room[kLine];
+    float* const saved_variance_line = target<1>(saved_variance + axis_1, width, saved_variance_room);
+    float mean_scratch_room[kLine];
+    float* const mean_scratch_line = target<1>(mean_scratch + axis_1, width, mean_scratch_room);
+    float variance_scratch_room[kLine];
+    float* const variance_scratch_line = target<1>(variance_scratch + axis_1, width, variance_scratch_room);
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) {
+      const float mean_value = mean_line[i];
+      const float variance_value = variance_line[i];
+      float saved_mean_value;
+      float saved_variance_value;
+      float mean_scratch_value;
+      float variance_scratch_value;
+      forward_finalise_values(mean_value, variance_value, saved_mean_value, saved_variance_value,
+          mean_scratch_value, variance_scratch_value);
+      saved_mean_line[i] = saved_mean_value;
+      saved_variance_line[i] = saved_variance_value;
+      mean_scratch_line[i] = mean_scratch_value;
+      variance_scratch_line[i] = variance_scratch_value;
+    }
+    store<1>(saved_mean_line, width, saved_mean + axis_1);
+    store<1>(saved_variance_line, width, saved_variance + axis_1);
+    store<1>(mean_scratch_line, width, mean_scratch + axis_1);
+    store<1>(variance_scratch_line, width, variance_scratch + axis_1);
+  }
+}
+
+static inline __attribute__((always_inline)) void forward_slide_stage_1(const float x, const float mean,
+    const float variance, const float weight, const float bias, float& maximum_term) {
+  // batch_norm(training=True, weight=weight, bias=bias)
+  const float after_batch_norm = (x - mean) * (1.0f / sqrtf(variance + 1e-05f)) * weight + bias;
+  // relu
+  maximum_term = after_batch_norm <= 0.0f ? 0.0f : after_batch_norm;
+}
+
+static inline __attribute__((always_inline)) void forward_slide_stage_2(const float x,
+    const int winner_index_2, float& picked_x_2_term, int& picked_x_2_term_at) {
+  picked_x_2_term = x;
+  picked_x_2_term_at = winner_index_2;
+}
+
+static inline __attribute__((always_inline)) void forward_slide_row_values(const float maximum,
+    const float picked_x_2, const int winner_index_2, float& out, float& picked_x, int& winner_index) {
+  out = maximum;
+  picked_x = picked_x_2;
+  winner_index = winner_index_2;
+}
+
+static void forward_slide(const float* __restrict__ x, const float* __restrict__ mean,
+    const float* __restrict__ variance, const float* __restrict__ weight, const float* __restrict__ bias,
+    float* __restrict__ out, float* __restrict__ picked_x, uint8_t* __restrict__ winner_index,
+    const ForwardSizes sizes, int threads) {
+  expect(out, sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.inner.value);
+  expect(picked_x, sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.inner.value);
+  expect(winner_index, sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.inner.value);
+  [[maybe_unused]] const Slide<3, 2, 1, 1> along_axis_2{static_cast<int>(sizes.axis_2_unpooled.value),
+      static_cast<int>(sizes.axis_2.value)};
+  [[maybe_unused]] const Slide<3, 2, 1, 1> along_inner{static_cast<int>(sizes.inner_unpooled.value),
+      static_cast<int>(sizes.inner.value)};
+  const Index rows = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value, length = sizes.inner.value,
+      lines = (length + kLine - 1) / kLine;
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length * 9 > kSerial)
+  for (Index task = 0; task < rows * lines; ++task) {
+    const Index row = task / lines, first = task % lines * kLine, width = std::min(kLine, length - first);
+    const Index above_axis_2 = divide(row, sizes.axis_2);
+    const Index axis_2 = row - above_axis_2 * sizes.axis_2.value;
+    const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
+    const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
+    const Index outer = above_axis_1;
+    WindowMaximumLanes<float> maximum_lanes(width);
+    for (int position_value = 0; position_value < 9; ++position_value) {
+      const Index above_window_2 = position_value / 3;
+      const Index window_2 = position_value - above_window_2 * 3;
+      const Index window_1 = above_window_2;
+      if (!(along_axis_2.has(axis_2, window_1))) continue;
+      const Index from = std::max(first, along_inner.begins(window_2)) - first;
+      const Index to = std::min(first + width, along_inner.ends(window_2)) - first;
+      const Index inner = first + from;
+      [[maybe_unused]] const Index axis_2_at = static_cast<Index>(along_axis_2.at(axis_2, window_1));
+      [[maybe_unused]] const Index inner_at = static_cast<Index>(along_inner.at(inner, window_2));
+      const auto x_from = x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at;
+      const float mean_value = static_cast<float>(widen(mean[axis_1]));
+      const float variance_value = static_cast<float>(widen(variance[axis_1]));
+      const float weight_value = static_cast<float>(widen(weight[axis_1]));
+      const float bias_value = static_cast<float>(widen(bias[axis_1]));
+#pragma omp simd
+      for (Index i = from; i < to; ++i) {
+        const float x_value = static_cast<float>(widen(x_from[(i - from) * 2]));
+        float maximum_term_value;
+        forward_slide_stage_1(x_value, mean_value, variance_value, weight_value, bias_value,
+            maximum_term_value);
+        maximum_lanes.add(i, maximum_term_value, position_value);
+      }
+    }
+    float maximum_line[kLine];
+    for (Index i = 0; i < width; ++i) maximum_line[i] = maximum_lanes.max(i);
+    int winner_index_2_line[kLine];
+    for (Index i = 0; i < width; ++i) winner_index_2_line[i] = maximum_lanes.argmax(i);
+    WindowPickLanes<float> picked_x_2_lanes(width);
+    for (int position_value = 0; position_value < 9; ++position_value) {
+      const Index above_window_2 = position_value / 3;
+      const Index window_2 = position_value - above_window_2 * 3;
+      const Index window_1 = above_window_2;
+      if (!(along_axis_2.has(axis_2, window_1))) continue;
+      const Index from = std::max(first, along_inner.begins(window_2)) - first;
+      const Index to = std::min(first + width, along_inner.ends(window_2)) - first;
+      const Index inner = first + from;
+      [[maybe_unused]] const Index axis_2_at = static_cast<Index>(along_axis_2.at(axis_2, window_1));
+      [[maybe_unused]] const Index inner_at = static_cast<Index>(along_inner.at(inner, window_2));
+      const auto x_from = x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at;
+#pragma omp simd
+      for (Index i = from; i < to; ++i) {
+        const float x_value = static_cast<float>(widen(x_from[(i - from) * 2]));
+        const int winner_index_2_value = winner_index_2_line[i];
+        float picked_x_2_term_value;
+        int picked_x_2_term_at_value;
+        forward_slide_stage_2(x_value, winner_index_2_value, picked_x_2_term_value, picked_x_2_term_at_value);
+        picked_x_2_lanes.add(i, picked_x_2_term_value, position_value, picked_x_2_term_at_value);
+      }
+    }
+    float picked_x_2_line[kLine];
+    for (Index i = 0; i < width; ++i) picked_x_2_line[i] = picked_x_2_lanes.pick(i);
+    const Index inner = first;
+    float out_room[kLine];
+    float* const out_line = target<1>(out + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, out_room);
+    float picked_x_room[kLine];
+    float* const picked_x_line = target<1>(picked_x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, picked_x_room);
+    int winner_index_room[kLine];
+    int* const winner_index_line = target<1>(winner_index + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, winner_index_room);
+#pragma omp simd
+    for (Index i = 0; i < width; ++i) {
+      const float maximum_value = maximum_line[i];
+      const int winner_index_2_value = winner_index_2_line[i];
+      const float picked_x_2_value = picked_x_2_line[i];
+      float out_value;
+      float picked_x_value;
+      int winner_index_value;
+      forward_slide_row_values(maximum_value, picked_x_2_value, winner_index_2_value, out_value,
+          picked_x_value, winner_index_value);
+      out_line[i] = out_value;
+      picked_x_line[i] = picked_x_value;
+      winner_index_line[i] = winner_index_value;
+    }
+    store<1>(out_line, width,
+        out + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner);
+    store<1>(picked_x_line, width,
+        picked_x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner);
+    store<1>(winner_index_line, width,
+        winner_index + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner);
+  }
+}
+
+struct BackwardSizes {
+  Size outer, axis_1, axis_2, inner, axis_2_unpooled, inner_unpooled;
+};
+
+static inline __attribute__((always_inline)) void backward_inner_values(const float picked_x,
+    const float saved_mean, const float saved_variance, const float weight, const float bias,
+    const float d_out, float& total_term, float& total_2_term) {
+  const float difference = picked_x - saved_mean;
+  const float sum = difference * (1.0f / sqrtf(saved_variance + 1e-05f)) * weight + bias;
+  total_term = (sum <= 0.0f ? 0.0f : d_out) * difference;
+  total_2_term = sum <= 0.0f ? 0.0f : d_out;
+}
+
+static void backward_inner(const float* __restrict__ picked_x, const float* __restrict__ saved_mean,
+    const float* __restrict__ saved_variance, const float* __restrict__ weight,
+    const float* __restrict__ bias, const float* __restrict__ d_out, Sum* __restrict__ total_partials,
+    Sum* __restrict__ total_2_partials, const BackwardSizes sizes, int threads) {
+  const Index rows = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value, length = sizes.inner.value;
+  const Index pieces = pieces_of(length);
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
+  for (Index task = 0; task < rows * pieces; ++task) {
+    const Index row = task / pieces, piece = task % pieces;
+    const Index end = std::min(length, (piece + 1) * kPiece);
+    const Index above_axis_2 = divide(row, sizes.axis_2);
+    const Index axis_2 = row - above_axis_2 * sizes.axis_2.value;
+    const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
+    const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
+    const Index outer = above_axis_1;
+    Sum total_sum;
+    Sum total_2_sum;
+    for (Index first = piece * kPiece; first < end; first += kLine) {
+      const Index width = std::min(kLine, end - first);
+      const Index inner = first;
+      float picked_x_room[kLine];
+      const float* const picked_x_line = load<1>(picked_x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, picked_x_room);
+      const float saved_mean_value = widen(saved_mean[axis_1]);
+      const float saved_variance_value = widen(saved_variance[axis_1]);
+      const float weight_value = widen(weight[axis_1]);
+      const float bias_value = widen(bias[axis_1]);
+      float d_out_room[kLine];
+      const float* const d_out_line = load<1>(d_out + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, d_out_room);
+      float total_term_line[kLine];
+      float total_2_term_line[kLine];
+#pragma omp simd
+      for (Index i = 0; i < padded(width); ++i) {
+        const float picked_x_value = picked_x_line[i];
+        const float d_out_value = d_out_line[i];
+        float total_term_value;
+        float total_2_term_value;
+        backward_inner_values(picked_x_value, saved_mean_value, saved_variance_value, weight_value,
+            bias_value, d_out_value, total_term_value, total_2_term_value);
+        total_term_line[i] = total_term_value;
+        total_2_term_line[i] = total_2_term_value;
+      }
+      total_sum.add(total_term_line, width);
+      total_2_sum.add(total_2_term_line, width);
+    }
+    total_partials[(axis_1) * (sizes.outer.value * sizes.axis_2.value * pieces) + ((outer) * sizes.axis_2.value + axis_2) * pieces + piece] = total_sum;
+    total_2_partials[(axis_1) * (sizes.outer.value * sizes.axis_2.value * pieces) + ((outer) * sizes.axis_2.value + axis_2) * pieces + piece] = total_2_sum;
+  }
+}
+
+static inline __attribute__((always_inline)) void backward_finalise_values(const float total,
+    const float saved_variance, const float total_2, float& d_weight, float& d_bias, float& total_scratch,
+    float& total_2_scratch) {
+  d_weight = total * (1.0f / sqrtf(saved_variance + 1e-05f));
+  d_bias = total_2;
+  total_scratch = total;
+  total_2_scratch = total_2;
+}
+
+static void backward_finalise(const float* __restrict__ saved_variance, float* __restrict__ d_weight,
+    float* __restrict__ d_bias, float* __restrict__ total_scratch, float* __restrict__ total_2_scratch,
+    const Sum* __restrict__ total_partials, const Sum* __restrict__ total_2_partials,
+    const BackwardSizes sizes, Index slots, int threads) {
+  expect(d_weight, sizes.axis_1.value);
+  expect(d_bias, sizes.axis_1.value);
+  expect(total_scratch, sizes.axis_1.value);
+  expect(total_2_scratch, sizes.axis_1.value);
+  const Index columns = 1, results = sizes.axis_1.value;
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
+  for (Index first = 0; first < results; first += kResults) {
+    const Index width = std::min(kResults, results - first);
+    Sum total_sums[kResults];
+    merge_slots(total_sums, total_partials, first, width, columns, slots);
+    float total_line[kResults];
+    for (Index i = 0; i < width; ++i) total_line[i] = static_cast<float>(total_sums[i].sum());
+    pad(total_line, width);
+    Sum total_2_sums[kResults];
+    merge_slots(total_2_sums, total_2_partials, first, width, columns, slots);
+    float total_2_line[kResults];
+    for (Index i = 0; i < width; ++i) total_2_line[i] = static_cast<float>(total_2_sums[i].sum());
+    pad(total_2_line, width);
+    const Index axis_1 = first;
+    float saved_variance_room[kLine];
+    const float* const saved_variance_line = load<1>(saved_variance + axis_1, width, saved_variance_room);
+    float d_weight_room[kLine];
+    float* const d_weight_line = target<1>(d_weight + axis_1, width, d_weight_room);
+    float d_bias_room[kLine];
+    float* const d_bias_line = target<1>(d_bias + axis_1, width, d_bias_room);
+    float total_scratch_room[kLine];
+    float* const total_scratch_line = target<1>(total_scratch + axis_1, width, total_scratch_room);
+    float total_2_scratch_room[kLine];
+    float* const total_2_scratch_line = target<1>(total_2_scratch + axis_1, width, total_2_scratch_room);
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) {
+      const float total_value = total_line[i];
+      const float saved_variance_value = saved_variance_line[i];
+      const float total_2_value = total_2_line[i];
+      float d_weight_value;
+      float d_bias_value;
+      float total_scratch_value;
+      float total_2_scratch_value;
+      backward_finalise_values(total_value, saved_variance_value, total_2_value, d_weight_value,
+          d_bias_value, total_scratch_value, total_2_scratch_value);
+      d_weight_line[i] = d_weight_value;
+      d_bias_line[i] = d_bias_value;
+      total_scratch_line[i] = total_scratch_value;
+      total_2_scratch_line[i] = total_2_scratch_value;
+    }
+    store<1>(d_weight_line, width, d_weight + axis_1);
+    store<1>(d_bias_line, width, d_bias + axis_1);
+    store<1>(total_scratch_line, width, total_scratch + axis_1);
+    store<1>(total_2_scratch_line, width, total_2_scratch + axis_1);
+  }
+}
+
+static inline __attribute__((always_inline)) void backward_cover_values(const int position,
+    const int winner_index, const float picked_x, const float saved_mean, const float saved_variance,
+    const float weight, const float bias, const float d_out, float& d_x) {
+  const float inverse_root = 1.0f / sqrtf(saved_variance + 1e-05f);
+  const float chosen = (picked_x - saved_mean) * inverse_root * weight + bias <= 0.0f ? 0.0f : d_out;
+  d_x = position == winner_index ? chosen * weight * inverse_root : 0.0f;
+}
+
+static inline __attribute__((always_inline)) void backward_cover_row_values(const float saved_mean,
+    const float total, const float weight, const float saved_variance,
+    const float count_of_window_2_window_1_outer_axis_2_inner, const float total_2, const float x,
+    float& d_x_own) {
+  const float inverse_root = 1.0f / sqrtf(saved_variance + 1e-05f);
+  const float product = -0.5f * (total * weight) * (inverse_root * inverse_root * inverse_root);
+  const float quotient = 2.0f * product / count_of_window_2_window_1_outer_axis_2_inner;
+  const float quotient_2 = total_2 * weight * inverse_root / count_of_window_2_window_1_outer_axis_2_inner;
+  d_x_own = -saved_mean * quotient - quotient_2 + x * quotient;
+}
+
+static void backward_cover(const uint8_t* __restrict__ winner_index, const float* __restrict__ picked_x,
+    const float* __restrict__ saved_mean, const float* __restrict__ saved_variance,
+    const float* __restrict__ weight, const float* __restrict__ bias, const float* __restrict__ d_out,
+    const float* __restrict__ total, const float* __restrict__ total_2, const float* __restrict__ x,
+    float* __restrict__ d_x, const BackwardSizes sizes, int threads) {
+  const float count_of_window_2_window_1_outer_axis_2_inner_value = static_cast<float>(sizes.outer.value * sizes.axis_2_unpooled.value * sizes.inner_unpooled.value);
+  expect(d_x,
+      static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2_unpooled.value) * static_cast<int64_t>(sizes.inner_unpooled.value));
+  [[maybe_unused]] const Slide<3, 2, 1, 1> along_axis_2{static_cast<int>(sizes.axis_2_unpooled.value),
+      static_cast<int>(sizes.axis_2.value)};
+  [[maybe_unused]] const Slide<3, 2, 1, 1> along_inner{static_cast<int>(sizes.inner_unpooled.value),
+      static_cast<int>(sizes.inner.value)};
+  const Index rows = sizes.outer.value * sizes.axis_1.value * sizes.axis_2_unpooled.value,
+      length = sizes.inner_unpooled.value, lines = (length + kLine - 1) / kLine;
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
+  for (Index task = 0; task < rows * lines; ++task) {
+    const Index row = task / lines, first = task % lines * kLine, width = std::min(kLine, length - first);
+    const Index above_axis_2_at = divide(row, sizes.axis_2_unpooled);
+    const Index axis_2_at = row - above_axis_2_at * sizes.axis_2_unpooled.value;
+    const Index above_axis_1 = divide(above_axis_2_at, sizes.axis_1);
+    const Index axis_1 = above_axis_2_at - above_axis_1 * sizes.axis_1.value;
+    const Index outer = above_axis_1;
+    const Index inner_at = first;
+    float d_x_room[kLine];
+    float* const d_x_line = target<1>(d_x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at, width, d_x_room);
+    {
+      const float saved_mean_value = static_cast<float>(widen(saved_mean[axis_1]));
+      const float saved_variance_value = static_cast<float>(widen(saved_variance[axis_1]));
+      const float weight_value = static_cast<float>(widen(weight[axis_1]));
+      const float total_value = static_cast<float>(widen(total[axis_1]));
+      const float total_2_value = static_cast<float>(widen(total_2[axis_1]));
+      const auto x_from = x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at;
+#pragma omp simd
+      for (Index i = 0; i < width; ++i) {
+        const float x_value = static_cast<float>(widen(x_from[i]));
+        float d_x_own_value;
+        backward_cover_row_values(saved_mean_value, total_value, weight_value, saved_variance_value,
+            count_of_window_2_window_1_outer_axis_2_inner_value, total_2_value, x_value, d_x_own_value);
+        d_x_line[i] = d_x_own_value;
+      }
+    }
+    for (int axis_2 = along_axis_2.first(axis_2_at); axis_2 <= along_axis_2.last(axis_2_at); ++axis_2) {
+      [[maybe_unused]] const int window_1 = along_axis_2.position(axis_2_at, axis_2);
+      if (window_1 < 0) continue;
+      // Backwards, so that each element has its windows in order.
+      for (int window_2 = 3 - 1; window_2 >= 0; --window_2) {
+        const Index from = along_inner.behind(first, window_2), to = along_inner.behind(first + width,
+            window_2);
+        const Index inner = from, inner_at = along_inner.at(from, window_2);
+        const int position_value = (window_1) * 3 + window_2;
+        auto* const d_x_sums = d_x_line + (inner_at - first);
+        const auto winner_index_from = winner_index + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner;
+        const auto picked_x_from = picked_x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner;
+        const float saved_mean_value = static_cast<float>(widen(saved_mean[axis_1]));
+        const float saved_variance_value = static_cast<float>(widen(saved_variance[axis_1]));
+        const float weight_value = static_cast<float>(widen(weight[axis_1]));
+        const float bias_value = static_cast<float>(widen(bias[axis_1]));
+        const auto d_out_from = d_out + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner;
+#pragma omp simd
+        for (Index i = from; i < to; ++i) {
+          const int winner_index_value = static_cast<int>(widen(winner_index_from[i - from]));
+          const float picked_x_value = static_cast<float>(widen(picked_x_from[i - from]));
+          const float d_out_value = static_cast<float>(widen(d_out_from[i - from]));
+          float d_x_value;
+          backward_cover_values(position_value, winner_index_value, picked_x_value, saved_mean_value,
+              saved_variance_value, weight_value, bias_value, d_out_value, d_x_value);
+          d_x_sums[(i - from) * 2] += d_x_value;
+        }
+      }
+    }
+    store<1>(d_x_line, width,
+        d_x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at);
+  }
+}
+
+}  // namespace
+
+// a: x, weight, bias, out, picked_x, winner_index, saved_mean, saved_variance, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, inner, axis_2_unpooled, inner_unpooled, threads.
+extern "C" int64_t run_forward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const float*>(a[0]);
+  auto* const weight = reinterpret_cast<const float*>(a[1]);
+  auto* const bias = reinterpret_cast<const float*>(a[2]);
+  auto* const out = reinterpret_cast<float*>(a[3]);
+  auto* const picked_x = reinterpret_cast<float*>(a[4]);
+  auto* const winner_index = reinterpret_cast<uint8_t*>(a[5]);
+  auto* const saved_mean = reinterpret_cast<float*>(a[6]);
+  auto* const saved_variance = reinterpret_cast<float*>(a[7]);
+  const bool is_measuring = a[8] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[8])};
+  const ForwardSizes sizes{ {a[9]}, {a[10]}, {a[11]}, {a[12]}, {a[13]}, {a[14]} };
+  const int threads = static_cast<int>(a[15]);
+  const Index mean_partials_slots = sizes.outer.value * pieces_of((sizes.axis_2_unpooled.value * sizes.inner_unpooled.value))
+;
+  auto* const mean_partials = scratch.take<Moments<float>>(static_cast<int64_t>(sizes.axis_1.value) * mean_partials_slots);
+  auto* const mean_scratch = scratch.take<float>(static_cast<int64_t>(sizes.axis_1.value));
+  auto* const variance_scratch = scratch.take<float>(static_cast<int64_t>(sizes.axis_1.value));
+  if (is_measuring) return scratch.used;
+  forward_inner(x, mean_partials, sizes, threads);
+  forward_finalise(saved_mean, saved_variance, mean_scratch, variance_scratch, mean_partials, sizes,
+      mean_partials_slots, threads);
+  forward_slide(x, mean_scratch, variance_scratch, weight, bias, out, picked_x, winner_index, sizes, threads);
+  return 0;
+}
+
+// a: x, weight, bias, picked_x, winner_index, saved_mean, saved_variance, d_out, d_x, d_weight, d_bias, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, inner, axis_2_unpooled, inner_unpooled, threads.
+extern "C" int64_t run_backward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const float*>(a[0]);
+  auto* const weight = reinterpret_cast<const float*>(a[1]);
+  auto* const bias = reinterpret_cast<const float*>(a[2]);
+  auto* const picked_x = reinterpret_cast<const float*>(a[3]);
+  auto* const winner_index = reinterpret_cast<const uint8_t*>(a[4]);
+  auto* const saved_mean = reinterpret_cast<const float*>(a[5]);
+  auto* const saved_variance = reinterpret_cast<const float*>(a[6]);
+  auto* const d_out = reinterpret_cast<const float*>(a[7]);
+  auto* const d_x = reinterpret_cast<float*>(a[8]);
+  auto* const d_weight = reinterpret_cast<float*>(a[9]);
+  auto* const d_bias = reinterpret_cast<float*>(a[10]);
+  const bool is_measuring = a[11] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[11])};
+  const BackwardSizes sizes{ {a[12]}, {a[13]}, {a[14]}, {a[15]}, {a[16]}, {a[17]} };
+  const int threads = static_cast<int>(a[18]);
+  const Index total_partials_slots = sizes.outer.value * sizes.axis_2.value * pieces_of(sizes.inner.value)
+;
+  const Index total_2_partials_slots = sizes.outer.value * sizes.axis_2.value * pieces_of(sizes.inner.value)
+;
+  auto* const total_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.axis_1.value) * total_partials_slots);
+  auto* const total_2_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.axis_1.value) * total_2_partials_slots);
+  auto* const total_scratch = scratch.take<float>(static_cast<int64_t>(sizes.axis_1.value));
+  auto* const total_2_scratch = scratch.take<float>(static_cast<int64_t>(sizes.axis_1.value));
+  if (is_measuring) return scratch.used;
+  backward_inner(picked_x, saved_mean, saved_variance, weight, bias, d_out, total_partials, total_2_partials,
+      sizes, threads);
+  backward_finalise(saved_variance, d_weight, d_bias, total_scratch, total_2_scratch, total_partials,
+      total_2_partials, sizes, total_partials_slots, threads);
+  backward_cover(winner_index, picked_x, saved_mean, saved_variance, weight, bias, d_out, total_scratch,
+      total_2_scratch, x, d_x, sizes, threads);
+  return 0;
+}

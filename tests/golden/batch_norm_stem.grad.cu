@@ -1,0 +1,1034 @@
+// fusegen 0.1.0   chain 51a25934cabe   signature forward+backward: bias float32, d_bias float32, d_out float32, d_weight float32, d_x float32, out float32, picked_x float32, saved_mean float32, saved_variance float32, weight float32, winner_index uint8, x float32; 32-bit offsets
+//   batch_norm(training=True, weight=weight, bias=bias) | relu | max_pool2d(3, 2, 1)
+#include <cstdint>
+#include <cuda_runtime.h>
+
+using Index = uint32_t;
+
+// A size with what it takes to divide by it: two instructions instead of twenty, for dividends below 2^31.
+struct Size {
+  uint32_t value, multiplier, shift;
+};
+
+static Size size_of(int64_t value) {
+  uint32_t shift = 0;
+  while ((uint64_t{1} << shift) < static_cast<uint64_t>(value)) ++shift;
+  const uint64_t excess = (uint64_t{1} << 32) * ((uint64_t{1} << shift) - value);
+  return {static_cast<uint32_t>(value), static_cast<uint32_t>(excess / value + 1), shift};
+}
+
+namespace {
+
+[[maybe_unused]] __device__ __forceinline__ Index divide(Index n, Size d) { return (__umulhi(n,
+    d.multiplier) + n) >> d.shift; }
+
+template <typename Stored>
+__device__ __forceinline__ Stored widen(Stored x) {
+  return x;
+}
+
+template <typename Stored, typename Value>
+__device__ __forceinline__ Stored narrow(Value x) {
+  return static_cast<Stored>(x);
+}
+
+// A quotient of what is small beside the mean.
+[[maybe_unused]] __device__ __forceinline__ float ratio(float a, float b) { return b > 0 ? __fdividef(a,
+    b) : 0.0f; }
+[[maybe_unused]] __device__ __forceinline__ double ratio(double a, double b) { return b > 0 ? a / b : 0.0; }
+
+// N neighbours, moved by one access.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T at[N];
+};
+
+template <typename T, int N>
+__device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
+  return widen(pack.at[lane]);
+}
+
+template <int Bytes>
+struct Bits;
+template <>
+struct Bits<16> {
+  using type = uint4;
+};
+template <>
+struct Bits<8> {
+  using type = uint2;
+};
+template <>
+struct Bits<4> {
+  using type = unsigned int;
+};
+template <>
+struct Bits<2> {
+  using type = unsigned short;
+};
+template <>
+struct Bits<1> {
+  using type = unsigned char;
+};
+
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load(const T* from) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  Pack<T, N> pack;
+  *reinterpret_cast<Whole*>(&pack) = *reinterpret_cast<const Whole*>(from);
+  return pack;
+}
+
+template <int N, typename T>
+__device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
+}
+
+template <typename T>
+struct Sum {
+  T total = 0;
+  __device__ void add(T term) { total += term; }
+  template <typename U>
+  __device__ void merge(const Sum<U>& other) {
+    total += other.total;
+  }
+  __device__ T sum() const { return total; }
+};
+
+// How many values, the first, and what they are off by from it, and squared. Floats are merged from their mean, by Chan's
+// formula; doubles have the digits to stay with the first, which takes no division.
+template <typename T>
+struct Count {
+  using type = T;
+};
+template <>
+struct Count<float> {
+  using type = int;
+};
+
+template <typename T>
+struct Moments {
+  typename Count<T>::type count = 0;
+  T centre = 0, off = 0, squares = 0;
+  __device__ void add(T term) {
+    centre = count == 0 ? term : centre;
+    count += 1;
+    __builtin_assume(count > 0);
+    const T distance = term - centre;
+    off += distance;
+    squares = fma(distance, distance, squares);
+  }
+  template <typename U>
+  __device__ void merge(const Moments<U>& other) {
+    if constexpr (sizeof(T) == 8) {
+      centre = count == 0 ? static_cast<T>(other.centre) : centre;
+      const T gap = other.centre - centre, moved = other.count * gap;
+      squares += fma(gap, 2 * static_cast<T>(other.off) + moved, static_cast<T>(other.squares));
+      off += other.off + moved;
+      count += other.count;
+    } else {
+      if (other.count == 0) return;
+      const T all = count + other.count, gap = other.mean() - mean(), share = ratio(other.count, all);
+      squares = distances() + other.distances() + gap * gap * (count * share);
+      centre = mean() + gap * share;
+      off = 0;
+      count += other.count;
+    }
+  }
+  __device__ T beyond() const { return ratio(off, count); }
+  __device__ T distances() const { return squares - off * beyond(); }
+  __device__ T mean() const { return centre + beyond(); }
+  __device__ T variance() const { return distances() / count; }
+};
+
+// The first maximum and where it stands; a NaN beats every number, as in torch.
+template <typename T>
+struct Maximum {
+  T best = 0;
+  int at = -1;
+  __device__ void add(T value, int position) {
+    if (at < 0 || value > best || value != value) best = value, at = position;
+  }
+  __device__ T max() const { return best; }
+  __device__ int argmax() const { return at; }
+};
+
+template <typename T>
+struct Picked {
+  T value = 0;
+  __device__ void add(T candidate, bool is_it) { value = is_it ? candidate : value; }
+  __device__ T pick() const { return value; }
+};
+
+// Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
+template <typename Accumulator>
+__device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, int cell, int stride,
+    void* memory) {
+  Accumulator* const cells = static_cast<Accumulator*>(memory);
+  cells[cell] = mine;
+  __syncthreads();
+  for (int half = lanes / 2; half > 0; half /= 2) {
+    if (lane < half) cells[cell].merge(cells[cell + half * stride]);
+    __syncthreads();
+  }
+  const Accumulator all = cells[cell - lane * stride];
+  __syncthreads();
+  return all;
+}
+
+// The nearest index there is.
+__device__ __forceinline__ int clamped(int index,
+    int count) { return index < 0 ? 0 : index < count ? index : count - 1; }
+
+// Windows along one axis: window i takes the elements begin(i) + j * kDilation, j < kSize, as far as there are any.
+template <int kSize, int kStride, int kPadding, int kDilation>
+struct Slide {
+  int elements, windows;
+  __device__ __forceinline__ int begin(Index window) const { return static_cast<int>(window) * kStride - kPadding; }
+  __device__ __forceinline__ int at(Index window,
+      Index position) const { return begin(window) + static_cast<int>(position) * kDilation; }
+  __device__ __forceinline__ bool has(Index window, Index position) const {
+    const int element = at(window, position);
+    return element >= 0 && element < elements;
+  }
+  // An element that is there: the one at a position, where that is.
+  __device__ __forceinline__ int near(Index window, Index position) const { return clamped(at(window,
+      position), elements); }
+  // The n-th of the windows that may cover an element, or any other where there are not so many.
+  __device__ __forceinline__ static constexpr int most() { return ((kSize - 1) * kDilation + kStride) / kStride; }
+  __device__ __forceinline__ int nth(Index element, int n) const { return clamped(first(element) + n,
+      windows); }
+  __device__ __forceinline__ bool has_nth(Index element,
+      int n) const { return first(element) + n <= last(element); }
+  __device__ __forceinline__ int covered(Index window) const {
+    const int from = begin(window), to = from + kSize;
+    return (to < elements ? to : elements) - (from > 0 ? from : 0);
+  }
+  __device__ __forceinline__ int padded(Index window) const {
+    const int from = begin(window), to = from + kSize;
+    return (to < elements + kPadding ? to : elements + kPadding) - from;
+  }
+  // The first and the last window that may cover an element, and the position in one; -1 if it does not.
+  __device__ __forceinline__ int first(Index element) const {
+    const int from = static_cast<int>(element) + kPadding - (kSize - 1) * kDilation;
+    return from > 0 ? (from + kStride - 1) / kStride : 0;
+  }
+  __device__ __forceinline__ int last(Index element) const {
+    const int to = (static_cast<int>(element) + kPadding) / kStride;
+    return to < windows ? to : windows - 1;
+  }
+  __device__ __forceinline__ int position(Index element, int window) const {
+    const int distance = static_cast<int>(element) - begin(window);
+    return distance % kDilation == 0 ? distance / kDilation : -1;
+  }
+};
+
+// An axis divided into parts as evenly as may be: neighbours share an element where it does not come out even. kSize is the most one has.
+template <int kSize>
+struct Parts {
+  int elements, windows;
+  __device__ __forceinline__ int begin(Index window) const { return static_cast<int>(static_cast<int64_t>(window) * elements / windows); }
+  __device__ __forceinline__ int end(Index window) const {
+    return static_cast<int>(((static_cast<int64_t>(window) + 1) * elements + windows - 1) / windows);
+  }
+  __device__ __forceinline__ int at(Index window,
+      Index position) const { return begin(window) + static_cast<int>(position); }
+  __device__ __forceinline__ bool has(Index window, Index position) const { return at(window,
+      position) < end(window); }
+  __device__ __forceinline__ int near(Index window, Index position) const { return clamped(at(window,
+      position), elements); }
+  __device__ __forceinline__ int covered(Index window) const { return end(window) - begin(window); }
+  __device__ __forceinline__ int first(Index element) const { return static_cast<int>(static_cast<int64_t>(element) * windows / elements); }
+  __device__ __forceinline__ int last(Index element) const {
+    return static_cast<int>(((static_cast<int64_t>(element) + 1) * windows + elements - 1) / elements) - 1;
+  }
+  __device__ __forceinline__ int position(Index element,
+      int window) const { return static_cast<int>(element) - begin(window); }
+};
+
+// What a window's elements come to, in their order.
+template <typename T>
+struct WindowSum {
+  T total = 0;
+  __device__ __forceinline__ void add(T term, int) { total += term; }
+  __device__ __forceinline__ T sum() const { return total; }
+};
+
+// The first maximum and where it stands; a NaN beats every number, as in torch.
+template <typename T>
+struct WindowMaximum {
+  T best = 0;
+  int at = -1;
+  __device__ __forceinline__ void add(T value, int position) {
+    if (at < 0 || value > best || value != value) best = value, at = position;
+  }
+  __device__ __forceinline__ T max() const { return best; }
+  __device__ __forceinline__ int argmax() const { return at; }
+};
+
+template <typename T>
+struct WindowPick {
+  T value = 0;
+  __device__ __forceinline__ void add(T candidate, int position,
+      int wanted) { value = position == wanted ? candidate : value; }
+  __device__ __forceinline__ T pick() const { return value; }
+};
+
+// The kernel before this one in the stream is done, and what it wrote is there.
+__device__ __forceinline__ void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+struct ForwardSizes {
+  Size outer, axis_1, axis_2, inner, axis_2_unpooled, inner_unpooled;
+};
+
+__device__ __forceinline__ void forward_inner_values(const float x, float& mean_term) {
+  mean_term = x;
+}
+
+// Reads x; leaves partials of mean.
+__global__ void __launch_bounds__(128)
+forward_inner(const float* x, Moments<float>* __restrict__ mean_partials, ForwardSizes sizes, Index rows,
+    Index pieces, Index piece_length) {
+  wait_for_kernel_before();
+  constexpr int kLanes = 4, kPacks = 2;
+  __shared__ alignas(16) unsigned char shared[128 * 16];
+  const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
+  const bool is_live = task < rows * pieces;
+  const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
+  const Index above_axis_1 = divide(row, sizes.axis_1);
+  const Index axis_1 = row - above_axis_1 * sizes.axis_1.value;
+  const Index outer = above_axis_1;
+  Moments<float> mean_sum;
+  const auto take = [&](Index axis_2, float x_value) {
+    float mean_term_value;
+    forward_inner_values(x_value, mean_term_value);
+    mean_sum.add(mean_term_value);
+  };
+  if (is_live) {
+    const Index length = (sizes.axis_2_unpooled.value * sizes.inner_unpooled.value), base = row * length;
+    const Index begin = base + piece * piece_length, end = min(begin + piece_length, base + length);
+    // Packs start at multiples of their size; what stands before and behind them goes one by one.
+    const Index head = min(end, (begin + kLanes - 1) / kLanes * kLanes);
+    const Index packs = (end - head) / kLanes, tail = head + packs * kLanes;
+    if (threadIdx.x < (head - begin) + (end - tail)) {
+      const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
+      const Index axis_2 = i - base;
+      take(axis_2, widen(x[i]));
+    }
+    for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
+      Pack<float, kLanes> x_in[kPacks];
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+        x_in[p] = load<kLanes>(x + i);
+      }
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+#pragma unroll
+        for (int lane = 0; lane < kLanes; ++lane) {
+          take(i + lane - base, widen(x_in[p], lane));
+        }
+      }
+    }
+  }
+  mean_sum = merge_tree(mean_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1, shared);
+  if (is_live && threadIdx.x == 0) {
+    mean_partials[(axis_1) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = mean_sum;
+  }
+}
+
+// The same for short rows: a block takes several.
+__global__ void __launch_bounds__(128)
+forward_inner_joined(const float* x, Moments<float>* __restrict__ mean_partials, ForwardSizes sizes,
+    Index rows, Index pieces, Index piece_length, Index each) {
+  wait_for_kernel_before();
+  constexpr int kLanes = 4, kPacks = 2;
+  __shared__ alignas(16) unsigned char shared[128 * 16];
+  const Index task = blockIdx.x, above = task / pieces, piece = task % pieces;
+  const Index alike = sizes.outer.value, shares = (alike + each - 1) / each, kept = above / shares,
+      share = above % shares;
+  const Index axis_1 = kept;
+  Moments<float> mean_sum;
+  const Index past = min((share + 1) * each, alike);
+  for (Index passing = share * each + threadIdx.y; passing < past; passing += blockDim.y) {
+    const Index outer = passing;
+    const Index row = (outer) * sizes.axis_1.value + axis_1;
+    const auto take = [&](Index axis_2, float x_value) {
+      float mean_term_value;
+      forward_inner_values(x_value, mean_term_value);
+      mean_sum.add(mean_term_value);
+    };
+    const Index length = (sizes.axis_2_unpooled.value * sizes.inner_unpooled.value), base = row * length;
+    const Index begin = base + piece * piece_length, end = min(begin + piece_length, base + length);
+    // Packs start at multiples of their size; what stands before and behind them goes one by one.
+    const Index head = min(end, (begin + kLanes - 1) / kLanes * kLanes);
+    const Index packs = (end - head) / kLanes, tail = head + packs * kLanes;
+    if (threadIdx.x < (head - begin) + (end - tail)) {
+      const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
+      const Index axis_2 = i - base;
+      take(axis_2, widen(x[i]));
+    }
+    for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
+      Pack<float, kLanes> x_in[kPacks];
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+        x_in[p] = load<kLanes>(x + i);
+      }
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+#pragma unroll
+        for (int lane = 0; lane < kLanes; ++lane) {
+          take(i + lane - base, widen(x_in[p], lane));
+        }
+      }
+    }
+  }
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  mean_sum = merge_tree(mean_sum, thread, blockDim.x * blockDim.y, thread, 1, shared);
+  if (thread == 0) {
+    mean_partials[(kept * shares + share) * pieces + piece] = mean_sum;
+  }
+}
+
+__device__ __forceinline__ void forward_finalise_values(const float mean, const float variance,
+    float& saved_mean, float& saved_variance, float& mean_scratch, float& variance_scratch) {
+  saved_mean = mean;
+  saved_variance = variance;
+  mean_scratch = mean;
+  variance_scratch = variance;
+}
+
+// Merges partials into mean; writes saved_mean, saved_variance, mean_scratch, variance_scratch.
+__global__ void __launch_bounds__(512)
+forward_finalise(float* __restrict__ saved_mean, float* __restrict__ saved_variance,
+    float* __restrict__ mean_scratch, float* __restrict__ variance_scratch,
+    const Moments<float>* mean_partials, ForwardSizes sizes, Index slots) {
+  wait_for_kernel_before();
+  __shared__ alignas(16) unsigned char shared[512 * 32];
+  const Index result = blockIdx.x * blockDim.x + threadIdx.x;
+  const bool is_live = result < sizes.axis_1.value;
+  Moments<double> mean_sum;
+  if (is_live) {
+#pragma unroll 8
+    for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
+      mean_sum.merge(mean_partials[result * slots + slot]);
+    }
+  }
+  mean_sum = merge_tree(mean_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+      blockDim.x, shared);
+  if (threadIdx.y != 0 || !is_live) return;
+  const float mean_value = static_cast<float>(mean_sum.mean());
+  const float variance_value = static_cast<float>(mean_sum.variance());
+  const Index axis_1 = result;
+  float saved_mean_value;
+  float saved_variance_value;
+  float mean_scratch_value;
+  float variance_scratch_value;
+  forward_finalise_values(mean_value, variance_value, saved_mean_value, saved_variance_value,
+      mean_scratch_value, variance_scratch_value);
+  saved_mean[axis_1] = narrow<float>(saved_mean_value);
+  saved_variance[axis_1] = narrow<float>(saved_variance_value);
+  mean_scratch[axis_1] = narrow<float>(mean_scratch_value);
+  variance_scratch[axis_1] = narrow<float>(variance_scratch_value);
+}
+
+__device__ __forceinline__ void forward_slide_stage_1(const float x, const float mean, const float variance,
+    const float weight, const float bias, float& maximum_term) {
+  // batch_norm(training=True, weight=weight, bias=bias)
+  const float after_batch_norm = (x - mean) * (rsqrtf(variance + 1e-05f)) * weight + bias;
+  // relu
+  maximum_term = after_batch_norm <= 0.0f ? 0.0f : after_batch_norm;
+}
+
+__device__ __forceinline__ void forward_slide_stage_2(const float x, const int winner_index_2,
+    float& picked_x_2_term, int& picked_x_2_term_at) {
+  picked_x_2_term = x;
+  picked_x_2_term_at = winner_index_2;
+}
+
+__device__ __forceinline__ void forward_slide_row_values(const float maximum, const float picked_x_2,
+    const int winner_index_2, float& out, float& picked_x, int& winner_index) {
+  out = maximum;
+  picked_x = picked_x_2;
+  winner_index = winner_index_2;
+}
+
+// Reads x, mean by (axis_1), variance by (axis_1), weight by (axis_1), bias by (axis_1); writes out, picked_x, winner_index.
+__global__ void __launch_bounds__(256)
+forward_slide(const float* x, const float* mean, const float* variance, const float* weight,
+    const float* bias, float* __restrict__ out, float* __restrict__ picked_x,
+    uint8_t* __restrict__ winner_index, ForwardSizes sizes, Index count) {
+  wait_for_kernel_before();
+  const Index task = static_cast<Index>(gridDim.x - 1 - blockIdx.x) * 256 + threadIdx.x;
+  if (task >= count) return;
+  [[maybe_unused]] const Slide<3, 2, 1, 1> along_axis_2{static_cast<int>(sizes.axis_2_unpooled.value),
+      static_cast<int>(sizes.axis_2.value)};
+  [[maybe_unused]] const Slide<3, 2, 1, 1> along_inner{static_cast<int>(sizes.inner_unpooled.value),
+      static_cast<int>(sizes.inner.value)};
+  const Index above_inner = divide(task, sizes.inner);
+  const Index inner = task - above_inner * sizes.inner.value;
+  const Index above_axis_2 = divide(above_inner, sizes.axis_2);
+  const Index axis_2 = above_inner - above_axis_2 * sizes.axis_2.value;
+  const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
+  const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
+  const Index outer = above_axis_1;
+  const float mean_value = static_cast<float>(widen(mean[axis_1]));
+  const float variance_value = static_cast<float>(widen(variance[axis_1]));
+  const float weight_value = static_cast<float>(widen(weight[axis_1]));
+  const float bias_value = static_cast<float>(widen(bias[axis_1]));
+  WindowMaximum<float> maximum_sum;
+#pragma unroll 9
+  for (int position_value = 0; position_value < 9; ++position_value) {
+    const Index above_window_2 = position_value / 3;
+    const Index window_2 = position_value - above_window_2 * 3;
+    const Index window_1 = above_window_2;
+    const bool is_inside = along_axis_2.has(axis_2, window_1) && along_inner.has(inner, window_2);
+    [[maybe_unused]] const Index axis_2_at = static_cast<Index>(along_axis_2.near(axis_2, window_1));
+    [[maybe_unused]] const Index inner_at = static_cast<Index>(along_inner.near(inner, window_2));
+    const float x_value = static_cast<float>(widen(x[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at]));
+    float maximum_term_value;
+    forward_slide_stage_1(x_value, mean_value, variance_value, weight_value, bias_value, maximum_term_value);
+    if (is_inside) maximum_sum.add(maximum_term_value, position_value);
+  }
+  const float maximum_value = maximum_sum.max();
+  const int winner_index_2_value = maximum_sum.argmax();
+  WindowPick<float> picked_x_2_sum;
+#pragma unroll 9
+  for (int position_value = 0; position_value < 9; ++position_value) {
+    const Index above_window_2 = position_value / 3;
+    const Index window_2 = position_value - above_window_2 * 3;
+    const Index window_1 = above_window_2;
+    const bool is_inside = along_axis_2.has(axis_2, window_1) && along_inner.has(inner, window_2);
+    [[maybe_unused]] const Index axis_2_at = static_cast<Index>(along_axis_2.near(axis_2, window_1));
+    [[maybe_unused]] const Index inner_at = static_cast<Index>(along_inner.near(inner, window_2));
+    const float x_value = static_cast<float>(widen(x[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at]));
+    float picked_x_2_term_value;
+    int picked_x_2_term_at_value;
+    forward_slide_stage_2(x_value, winner_index_2_value, picked_x_2_term_value, picked_x_2_term_at_value);
+    if (is_inside) picked_x_2_sum.add(picked_x_2_term_value, position_value, picked_x_2_term_at_value);
+  }
+  const float picked_x_2_value = picked_x_2_sum.pick();
+  float out_value;
+  float picked_x_value;
+  int winner_index_value;
+  forward_slide_row_values(maximum_value, picked_x_2_value, winner_index_2_value, out_value, picked_x_value,
+      winner_index_value);
+  out[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner] = narrow<float>(out_value);
+  picked_x[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner] = narrow<float>(picked_x_value);
+  winner_index[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner] = narrow<uint8_t>(winner_index_value);
+}
+
+struct BackwardSizes {
+  Size outer, axis_1, axis_2, inner, axis_2_unpooled, inner_unpooled;
+};
+
+__device__ __forceinline__ void backward_inner_values_once(const float saved_variance, float& inverse_root) {
+  inverse_root = rsqrtf(saved_variance + 1e-05f);
+}
+
+__device__ __forceinline__ void backward_inner_values(const float picked_x, const float saved_mean,
+    const float inverse_root, const float weight, const float bias, const float d_out, float& total_term,
+    float& total_2_term) {
+  const float difference = picked_x - saved_mean;
+  const float chosen = fmaf(difference * inverse_root, weight, bias) <= 0.0f ? 0.0f : d_out;
+  total_term = chosen * difference;
+  total_2_term = chosen;
+}
+
+// Reads picked_x, d_out, saved_mean by (axis_1), saved_variance by (axis_1), weight by (axis_1), bias by (axis_1); leaves partials of total, total_2.
+__global__ void __launch_bounds__(128)
+backward_inner(const float* picked_x, const float* saved_mean, const float* saved_variance,
+    const float* weight, const float* bias, const float* d_out, Sum<float>* __restrict__ total_partials,
+    Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes, Index rows, Index pieces,
+    Index piece_length) {
+  wait_for_kernel_before();
+  constexpr int kLanes = 4, kPacks = 2;
+  __shared__ alignas(16) unsigned char shared[128 * 4];
+  const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
+  const bool is_live = task < rows * pieces;
+  const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
+  const Index above_axis_2 = divide(row, sizes.axis_2);
+  const Index axis_2 = row - above_axis_2 * sizes.axis_2.value;
+  const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
+  const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
+  const Index outer = above_axis_1;
+  const float saved_mean_value = widen(saved_mean[axis_1]);
+  const float saved_variance_value = widen(saved_variance[axis_1]);
+  const float weight_value = widen(weight[axis_1]);
+  const float bias_value = widen(bias[axis_1]);
+  float inverse_root_value;
+  backward_inner_values_once(saved_variance_value, inverse_root_value);
+  Sum<float> total_sum;
+  Sum<float> total_2_sum;
+  const auto take = [&](Index inner, float picked_x_value, float d_out_value) {
+    float total_term_value;
+    float total_2_term_value;
+    backward_inner_values(picked_x_value, saved_mean_value, inverse_root_value, weight_value, bias_value,
+        d_out_value, total_term_value, total_2_term_value);
+    total_sum.add(total_term_value);
+    total_2_sum.add(total_2_term_value);
+  };
+  if (is_live) {
+    const Index length = sizes.inner.value, base = row * length;
+    const Index begin = base + piece * piece_length, end = min(begin + piece_length, base + length);
+    // Packs start at multiples of their size; what stands before and behind them goes one by one.
+    const Index head = min(end, (begin + kLanes - 1) / kLanes * kLanes);
+    const Index packs = (end - head) / kLanes, tail = head + packs * kLanes;
+    if (threadIdx.x < (head - begin) + (end - tail)) {
+      const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
+      const Index inner = i - base;
+      take(inner, widen(picked_x[i]), widen(d_out[i]));
+    }
+    for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
+      // Added up a turn at a time: a sum that runs through all of them would lose digits.
+      const Sum<float> total_mine = total_sum;
+      total_sum = Sum<float>();
+      // Added up a turn at a time: a sum that runs through all of them would lose digits.
+      const Sum<float> total_2_mine = total_2_sum;
+      total_2_sum = Sum<float>();
+      Pack<float, kLanes> picked_x_in[kPacks];
+      Pack<float, kLanes> d_out_in[kPacks];
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+        picked_x_in[p] = load<kLanes>(picked_x + i);
+        d_out_in[p] = load<kLanes>(d_out + i);
+      }
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+#pragma unroll
+        for (int lane = 0; lane < kLanes; ++lane) {
+          take(i + lane - base, widen(picked_x_in[p], lane), widen(d_out_in[p], lane));
+        }
+      }
+      total_sum.merge(total_mine);
+      total_2_sum.merge(total_2_mine);
+    }
+  }
+  total_sum = merge_tree(total_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,
+      shared);
+  total_2_sum = merge_tree(total_2_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,
+      shared);
+  if (is_live && threadIdx.x == 0) {
+    total_partials[(axis_1) * (sizes.outer.value * sizes.axis_2.value * pieces) + ((outer) * sizes.axis_2.value + axis_2) * pieces + piece] = total_sum;
+    total_2_partials[(axis_1) * (sizes.outer.value * sizes.axis_2.value * pieces) + ((outer) * sizes.axis_2.value + axis_2) * pieces + piece] = total_2_sum;
+  }
+}
+
+// The same for short rows: a block takes several.
+__global__ void __launch_bounds__(128)
+backward_inner_joined(const float* picked_x, const float* saved_mean, const float* saved_variance,
+    const float* weight, const float* bias, const float* d_out, Sum<float>* __restrict__ total_partials,
+    Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes, Index rows, Index pieces,
+    Index piece_length, Index each) {
+  wait_for_kernel_before();
+  constexpr int kLanes = 4, kPacks = 2;
+  __shared__ alignas(16) unsigned char shared[128 * 4];
+  const Index task = blockIdx.x, above = task / pieces, piece = task % pieces;
+  const Index alike = sizes.outer.value * sizes.axis_2.value, shares = (alike + each - 1) / each,
+      kept = above / shares, share = above % shares;
+  const Index axis_1 = kept;
+  Sum<float> total_sum;
+  Sum<float> total_2_sum;
+  const Index past = min((share + 1) * each, alike);
+  for (Index passing = share * each + threadIdx.y; passing < past; passing += blockDim.y) {
+    const Index above_axis_2 = divide(passing, sizes.axis_2);
+    const Index axis_2 = passing - above_axis_2 * sizes.axis_2.value;
+    const Index outer = above_axis_2;
+    const Index row = ((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2;
+    const float saved_mean_value = widen(saved_mean[axis_1]);
+    const float saved_variance_value = widen(saved_variance[axis_1]);
+    const float weight_value = widen(weight[axis_1]);
+    const float bias_value = widen(bias[axis_1]);
+    float inverse_root_value;
+    backward_inner_values_once(saved_variance_value, inverse_root_value);
+    const auto take = [&](Index inner, float picked_x_value, float d_out_value) {
+      float total_term_value;
+      float total_2_term_value;
+      backward_inner_values(picked_x_value, saved_mean_value, inverse_root_value, weight_value, bias_value,
+          d_out_value, total_term_value, total_2_term_value);
+      total_sum.add(total_term_value);
+      total_2_sum.add(total_2_term_value);
+    };
+    const Index length = sizes.inner.value, base = row * length;
+    const Index begin = base + piece * piece_length, end = min(begin + piece_length, base + length);
+    // Packs start at multiples of their size; what stands before and behind them goes one by one.
+    const Index head = min(end, (begin + kLanes - 1) / kLanes * kLanes);
+    const Index packs = (end - head) / kLanes, tail = head + packs * kLanes;
+    if (threadIdx.x < (head - begin) + (end - tail)) {
+      const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
+      const Index inner = i - base;
+      take(inner, widen(picked_x[i]), widen(d_out[i]));
+    }
+    for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
+      // Added up a turn at a time: a sum that runs through all of them would lose digits.
+      const Sum<float> total_mine = total_sum;
+      total_sum = Sum<float>();
+      // Added up a turn at a time: a sum that runs through all of them would lose digits.
+      const Sum<float> total_2_mine = total_2_sum;
+      total_2_sum = Sum<float>();
+      Pack<float, kLanes> picked_x_in[kPacks];
+      Pack<float, kLanes> d_out_in[kPacks];
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+        picked_x_in[p] = load<kLanes>(picked_x + i);
+        d_out_in[p] = load<kLanes>(d_out + i);
+      }
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+#pragma unroll
+        for (int lane = 0; lane < kLanes; ++lane) {
+          take(i + lane - base, widen(picked_x_in[p], lane), widen(d_out_in[p], lane));
+        }
+      }
+      total_sum.merge(total_mine);
+      total_2_sum.merge(total_2_mine);
+    }
+  }
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  total_sum = merge_tree(total_sum, thread, blockDim.x * blockDim.y, thread, 1, shared);
+  total_2_sum = merge_tree(total_2_sum, thread, blockDim.x * blockDim.y, thread, 1, shared);
+  if (thread == 0) {
+    total_partials[(kept * shares + share) * pieces + piece] = total_sum;
+    total_2_partials[(kept * shares + share) * pieces + piece] = total_2_sum;
+  }
+}
+
+__device__ __forceinline__ void backward_finalise_values(const float total, const float saved_variance,
+    const float total_2, float& d_weight, float& d_bias, float& total_scratch, float& total_2_scratch) {
+  d_weight = total * (rsqrtf(saved_variance + 1e-05f));
+  d_bias = total_2;
+  total_scratch = total;
+  total_2_scratch = total_2;
+}
+
+// Reads saved_variance; merges partials into total, total_2; writes d_weight, d_bias, total_scratch, total_2_scratch.
+__global__ void __launch_bounds__(512)
+backward_finalise(const float* saved_variance, float* __restrict__ d_weight, float* __restrict__ d_bias,
+    float* __restrict__ total_scratch, float* __restrict__ total_2_scratch, const Sum<float>* total_partials,
+    const Sum<float>* total_2_partials, BackwardSizes sizes, Index slots) {
+  wait_for_kernel_before();
+  __shared__ alignas(16) unsigned char shared[512 * 8];
+  const Index result = blockIdx.x * blockDim.x + threadIdx.x;
+  const bool is_live = result < sizes.axis_1.value;
+  Sum<double> total_sum;
+  Sum<double> total_2_sum;
+  if (is_live) {
+#pragma unroll 8
+    for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
+      total_sum.merge(total_partials[result * slots + slot]);
+      total_2_sum.merge(total_2_partials[result * slots + slot]);
+    }
+  }
+  total_sum = merge_tree(total_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+      blockDim.x, shared);
+  total_2_sum = merge_tree(total_2_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
+      blockDim.x, shared);
+  if (threadIdx.y != 0 || !is_live) return;
+  const float total_value = static_cast<float>(total_sum.sum());
+  const float total_2_value = static_cast<float>(total_2_sum.sum());
+  const Index axis_1 = result;
+  const float saved_variance_value = widen(saved_variance[axis_1]);
+  float d_weight_value;
+  float d_bias_value;
+  float total_scratch_value;
+  float total_2_scratch_value;
+  backward_finalise_values(total_value, saved_variance_value, total_2_value, d_weight_value, d_bias_value,
+      total_scratch_value, total_2_scratch_value);
+  d_weight[axis_1] = narrow<float>(d_weight_value);
+  d_bias[axis_1] = narrow<float>(d_bias_value);
+  total_scratch[axis_1] = narrow<float>(total_scratch_value);
+  total_2_scratch[axis_1] = narrow<float>(total_2_scratch_value);
+}
+
+__device__ __forceinline__ void backward_cover_values(const int position, const int winner_index,
+    const float picked_x, const float saved_mean, const float saved_variance, const float weight,
+    const float bias, const float d_out, float& d_x) {
+  const float inverse_root = rsqrtf(saved_variance + 1e-05f);
+  const float chosen = (picked_x - saved_mean) * inverse_root * weight + bias <= 0.0f ? 0.0f : d_out;
+  d_x = position == winner_index ? chosen * weight * inverse_root : 0.0f;
+}
+
+__device__ __forceinline__ void backward_cover_row_values(const float x, const float total,
+    const float weight, const float saved_variance,
+    const float count_of_window_2_window_1_outer_axis_2_inner, const float saved_mean, const float total_2,
+    float& d_x_own) {
+  const float inverse_root = rsqrtf(saved_variance + 1e-05f);
+  const float quotient = -(total * weight * inverse_root * inverse_root * inverse_root) / count_of_window_2_window_1_outer_axis_2_inner;
+  const float quotient_2 = total_2 * weight * inverse_root / count_of_window_2_window_1_outer_axis_2_inner;
+  d_x_own = fmaf(x, quotient, -saved_mean * quotient - quotient_2);
+}
+
+// Reads x, winner_index by (outer, axis_1, axis_2, inner), picked_x by (outer, axis_1, axis_2, inner), saved_mean by (axis_1), saved_variance by (axis_1), weight by (axis_1), bias by (axis_1), d_out by (outer, axis_1, axis_2, inner), total by (axis_1), total_2 by (axis_1); writes d_x.
+__global__ void __launch_bounds__(256)
+backward_cover(const uint8_t* winner_index, const float* picked_x, const float* saved_mean,
+    const float* saved_variance, const float* weight, const float* bias, const float* d_out,
+    const float* total, const float* total_2, const float* x, float* __restrict__ d_x, BackwardSizes sizes,
+    Index count) {
+  wait_for_kernel_before();
+  const float count_of_window_2_window_1_outer_axis_2_inner_value = static_cast<float>(sizes.outer.value * sizes.axis_2_unpooled.value * sizes.inner_unpooled.value);
+  const Index task = static_cast<Index>(blockIdx.x) * 256 + threadIdx.x;
+  if (task >= count) return;
+  [[maybe_unused]] const Slide<3, 2, 1, 1> along_axis_2{static_cast<int>(sizes.axis_2_unpooled.value),
+      static_cast<int>(sizes.axis_2.value)};
+  [[maybe_unused]] const Slide<3, 2, 1, 1> along_inner{static_cast<int>(sizes.inner_unpooled.value),
+      static_cast<int>(sizes.inner.value)};
+  const Index above_inner_at = divide(task, sizes.inner_unpooled);
+  const Index inner_at = task - above_inner_at * sizes.inner_unpooled.value;
+  const Index above_axis_2_at = divide(above_inner_at, sizes.axis_2_unpooled);
+  const Index axis_2_at = above_inner_at - above_axis_2_at * sizes.axis_2_unpooled.value;
+  const Index above_axis_1 = divide(above_axis_2_at, sizes.axis_1);
+  const Index axis_1 = above_axis_2_at - above_axis_1 * sizes.axis_1.value;
+  const Index outer = above_axis_1;
+  const float saved_mean_value = static_cast<float>(widen(saved_mean[axis_1]));
+  const float saved_variance_value = static_cast<float>(widen(saved_variance[axis_1]));
+  const float weight_value = static_cast<float>(widen(weight[axis_1]));
+  const float total_value = static_cast<float>(widen(total[axis_1]));
+  const float total_2_value = static_cast<float>(widen(total_2[axis_1]));
+  const float x_value = static_cast<float>(widen(x[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at]));
+  float d_x_own_value;
+  backward_cover_row_values(x_value, total_value, weight_value, saved_variance_value,
+      count_of_window_2_window_1_outer_axis_2_inner_value, saved_mean_value, total_2_value, d_x_own_value);
+  float d_x_sum = d_x_own_value;
+#pragma unroll
+  for (int nth_axis_2 = 0; nth_axis_2 < along_axis_2.most(); ++nth_axis_2) {
+    const int axis_2 = along_axis_2.nth(axis_2_at, nth_axis_2);
+    [[maybe_unused]] const int window_1 = along_axis_2.position(axis_2_at, axis_2);
+#pragma unroll
+    for (int nth_inner = 0; nth_inner < along_inner.most(); ++nth_inner) {
+      const int inner = along_inner.nth(inner_at, nth_inner);
+      [[maybe_unused]] const int window_2 = along_inner.position(inner_at, inner);
+      const bool is_covering = along_axis_2.has_nth(axis_2_at, nth_axis_2) && along_inner.has_nth(inner_at,
+          nth_inner);
+      const int position_value = (window_1) * 3 + window_2;
+      const int winner_index_value = static_cast<int>(widen(winner_index[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner]));
+      const float picked_x_value = static_cast<float>(widen(picked_x[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner]));
+      const float bias_value = static_cast<float>(widen(bias[axis_1]));
+      const float d_out_value = static_cast<float>(widen(d_out[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner]));
+      float d_x_value;
+      backward_cover_values(position_value, winner_index_value, picked_x_value, saved_mean_value,
+          saved_variance_value, weight_value, bias_value, d_out_value, d_x_value);
+      d_x_sum += is_covering ? d_x_value : 0;
+    }
+  }
+  d_x[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at] = narrow<float>(d_x_sum);
+}
+
+}  // namespace
+
+// Scratch memory, handed out piece by piece; with no base it only counts.
+struct Scratch {
+  char* base;
+  int64_t used = 0;
+  template <typename T>
+  T* take(int64_t count) {
+    T* const piece = reinterpret_cast<T*>(base + used);
+    used += (count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
+    return piece;
+  }
+};
+
+// The caller's device stays current.
+struct DeviceGuard {
+  int previous = 0;
+  explicit DeviceGuard(int device) {
+    cudaGetDevice(&previous);
+    if (previous != device) cudaSetDevice(device);
+    else previous = -1;
+  }
+  ~DeviceGuard() {
+    if (previous >= 0) cudaSetDevice(previous);
+  }
+};
+
+static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The smallest power of two that is at least n, between two others.
+static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
+  int64_t power = least;
+  while (power < n && power < most) power *= 2;
+  return power;
+}
+
+// How many rows of so many elements a block takes together: as many as have 8,192, but there are to be 2,048 blocks.
+static int64_t rows_of_block(int64_t rows, int64_t length, int64_t alike) {
+  const int64_t most = length > 0 ? 8192 / length : 1, spare = rows / 2048;
+  const int64_t wanted = most < spare ? most : spare;
+  return wanted < 1 ? 1 : wanted < alike ? wanted : alike;
+}
+
+// Sets a kernel up while the one before it in the stream ends, where devices can: it waits for that itself.
+template <typename... Parameters, typename... Arguments>
+static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64_t shared_bytes,
+    cudaStream_t stream,
+    Arguments... arguments) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = blocks;
+  launch.blockDim = block;
+  launch.dynamicSmemBytes = shared_bytes;
+  launch.stream = stream;
+  launch.attrs = &early;
+  launch.numAttrs = __CUDA_ARCH_LIST__ >= 900;
+  cudaLaunchKernelEx(&launch, kernel, static_cast<Parameters>(arguments)...);
+}
+
+// a: x, weight, bias, out, picked_x, winner_index, saved_mean, saved_variance, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, inner, axis_2_unpooled, inner_unpooled, device, stream.
+// Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
+extern "C" int64_t run_forward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const float*>(a[0]);
+  auto* const weight = reinterpret_cast<const float*>(a[1]);
+  auto* const bias = reinterpret_cast<const float*>(a[2]);
+  auto* const out = reinterpret_cast<float*>(a[3]);
+  auto* const picked_x = reinterpret_cast<float*>(a[4]);
+  auto* const winner_index = reinterpret_cast<uint8_t*>(a[5]);
+  auto* const saved_mean = reinterpret_cast<float*>(a[6]);
+  auto* const saved_variance = reinterpret_cast<float*>(a[7]);
+  const bool is_measuring = a[8] == -1;
+  if (!is_measuring && ((a[0]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[8])};
+  const ForwardSizes sizes{ size_of(a[9]), size_of(a[10]), size_of(a[11]), size_of(a[12]), size_of(a[13]),
+      size_of(a[14]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[16]);
+  const int device = static_cast<int>(a[15]);
+  const DeviceGuard guard(device);
+  const int64_t forward_inner_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value), forward_inner_length = static_cast<int64_t>((sizes.axis_2_unpooled.value * sizes.inner_unpooled.value));
+  const int64_t forward_inner_pieces = ceil_divide(forward_inner_length, 8192);
+  const int64_t forward_inner_each = rows_of_block(forward_inner_rows, forward_inner_length,
+      static_cast<int64_t>(sizes.outer.value));
+  const int64_t forward_inner_shares = ceil_divide(static_cast<int64_t>(sizes.outer.value),
+      forward_inner_each);
+  const int64_t mean_partials_slots = forward_inner_shares * forward_inner_pieces;
+  auto* const mean_partials = scratch.take<Moments<float>>(static_cast<int64_t>(sizes.axis_1.value) * mean_partials_slots);
+  auto* const mean_scratch = scratch.take<float>(static_cast<int64_t>(sizes.axis_1.value));
+  auto* const variance_scratch = scratch.take<float>(static_cast<int64_t>(sizes.axis_1.value));
+  if (is_measuring) return scratch.used;
+  {
+    const int64_t piece_length = ceil_divide(forward_inner_length, forward_inner_pieces);
+    // A row has a thread for each element at its edges, at least.
+    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 8, 128));
+    const dim3 block(lanes, 128 / lanes);
+    if (forward_inner_each > 1) {
+      const auto blocks = static_cast<unsigned>(static_cast<int64_t>(sizes.axis_1.value) * forward_inner_shares * forward_inner_pieces);
+      follow(forward_inner_joined, blocks, block, 0, stream, x, mean_partials, sizes,
+          static_cast<Index>(forward_inner_rows), static_cast<Index>(forward_inner_pieces),
+          static_cast<Index>(piece_length), static_cast<Index>(forward_inner_each));
+    } else {
+      const auto blocks = static_cast<unsigned>(ceil_divide(forward_inner_rows * forward_inner_pieces,
+          block.y));
+      follow(forward_inner, blocks, block, 0, stream, x, mean_partials, sizes,
+          static_cast<Index>(forward_inner_rows), static_cast<Index>(forward_inner_pieces),
+          static_cast<Index>(piece_length));
+    }
+  }
+  {
+    // Threads for all slots of a result; where those are few, results beside each other.
+    const int64_t results = static_cast<int64_t>(sizes.axis_1.value), slots = mean_partials_slots;
+    const auto along = static_cast<unsigned>(power_of_two(slots, 1, 512));
+    const dim3 block(along < 32 ? 128 / along : 1, along);
+    const auto blocks = static_cast<unsigned>(ceil_divide(results, block.x));
+    follow(forward_finalise, blocks, block, 0, stream, saved_mean, saved_variance, mean_scratch,
+        variance_scratch, mean_partials, sizes, static_cast<Index>(slots));
+  }
+  {
+    const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value);
+    const auto blocks = static_cast<unsigned>(ceil_divide(count, 256));
+    follow(forward_slide, blocks, 256, 0, stream, x, mean_scratch, variance_scratch, weight, bias, out,
+        picked_x, winner_index, sizes, static_cast<Index>(count));
+  }
+  return -static_cast<int64_t>(cudaGetLastError());
+}
+
+// a: x, weight, bias, picked_x, winner_index, saved_mean, saved_variance, d_out, d_x, d_weight, d_bias, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, inner, axis_2_unpooled, inner_unpooled, device, stream.
+// Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
+extern "C" int64_t run_backward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const float*>(a[0]);
+  auto* const weight = reinterpret_cast<const float*>(a[1]);
+  auto* const bias = reinterpret_cast<const float*>(a[2]);
+  auto* const picked_x = reinterpret_cast<const float*>(a[3]);
+  auto* const winner_index = reinterpret_cast<const uint8_t*>(a[4]);
+  auto* const saved_mean = reinterpret_cast<const float*>(a[5]);
+  auto* const saved_variance = reinterpret_cast<const float*>(a[6]);
+  auto* const d_out = reinterpret_cast<const float*>(a[7]);
+  auto* const d_x = reinterpret_cast<float*>(a[8]);
+  auto* const d_weight = reinterpret_cast<float*>(a[9]);
+  auto* const d_bias = reinterpret_cast<float*>(a[10]);
+  const bool is_measuring = a[11] == -1;
+  if (!is_measuring && ((a[3] | a[7]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[11])};
+  const BackwardSizes sizes{ size_of(a[12]), size_of(a[13]), size_of(a[14]), size_of(a[15]), size_of(a[16]),
+      size_of(a[17]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[19]);
+  const int device = static_cast<int>(a[18]);
+  const DeviceGuard guard(device);
+  const int64_t backward_inner_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value), backward_inner_length = static_cast<int64_t>(sizes.inner.value);
+  const int64_t backward_inner_pieces = ceil_divide(backward_inner_length, 8192);
+  const int64_t backward_inner_each = rows_of_block(backward_inner_rows, backward_inner_length,
+      static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value));
+  const int64_t backward_inner_shares = ceil_divide(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value), backward_inner_each);
+  const int64_t total_partials_slots = backward_inner_shares * backward_inner_pieces;
+  const int64_t total_2_partials_slots = backward_inner_shares * backward_inner_pieces;
+  auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.axis_1.value) * total_partials_slots);
+  auto* const total_2_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.axis_1.value) * total_2_partials_slots);
+  auto* const total_scratch = scratch.take<float>(static_cast<int64_t>(sizes.axis_1.value));
+  auto* const total_2_scratch = scratch.take<float>(static_cast<int64_t>(sizes.axis_1.value));
+  if (is_measuring) return scratch.used;
+  {
+    const int64_t piece_length = ceil_divide(backward_inner_length, backward_inner_pieces);
+    // A row has a thread for each element at its edges, at least.
+    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 8, 128));
+    const dim3 block(lanes, 128 / lanes);
+    if (backward_inner_each > 1) {
+      const auto blocks = static_cast<unsigned>(static_cast<int64_t>(sizes.axis_1.value) * backward_inner_shares * backward_inner_pieces);
+      follow(backward_inner_joined, blocks, block, 0, stream, picked_x, saved_mean, saved_variance, weight,
+          bias, d_out, total_partials, total_2_partials, sizes, static_cast<Index>(backward_inner_rows),
+          static_cast<Index>(backward_inner_pieces), static_cast<Index>(piece_length),
+          static_cast<Index>(backward_inner_each));
+    } else {
+      const auto blocks = static_cast<unsigned>(ceil_divide(backward_inner_rows * backward_inner_pieces,
+          block.y));
+      follow(backward_inner, blocks, block, 0, stream, picked_x, saved_mean, saved_variance, weight, bias,
+          d_out, total_partials, total_2_partials, sizes, static_cast<Index>(backward_inner_rows),
+          static_cast<Index>(backward_inner_pieces), static_cast<Index>(piece_length));
+    }
+  }
+  {
+    // Threads for all slots of a result; where those are few, results beside each other.
+    const int64_t results = static_cast<int64_t>(sizes.axis_1.value), slots = total_partials_slots;
+    const auto along = static_cast<unsigned>(power_of_two(slots, 1, 512));
+    const dim3 block(along < 32 ? 128 / along : 1, along);
+    const auto blocks = static_cast<unsigned>(ceil_divide(results, block.x));
+    follow(backward_finalise, blocks, block, 0, stream, saved_variance, d_weight, d_bias, total_scratch,
+        total_2_scratch, total_partials, total_2_partials, sizes, static_cast<Index>(slots));
+  }
+  {
+    const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2_unpooled.value) * static_cast<int64_t>(sizes.inner_unpooled.value);
+    const auto blocks = static_cast<unsigned>(ceil_divide(count, 256));
+    follow(backward_cover, blocks, 256, 0, stream, winner_index, picked_x, saved_mean, saved_variance,
+        weight, bias, d_out, total_scratch, total_2_scratch, x, d_x, sizes, static_cast<Index>(count));
+  }
+  return -static_cast<int64_t>(cudaGetLastError());
+}
+
+extern "C" const char* error_text(int64_t code) { return cudaGetErrorString(static_cast<cudaError_t>(-code)); }
