@@ -24,7 +24,7 @@ from fusegen.lineviews import LineView
 from fusegen.noise import NoiseView
 from fusegen.ops import Chain
 from fusegen.rowviews import RowView
-from fusegen.slideviews import SlideView
+from fusegen.severalviews import SeveralView
 from fusegen.target import Target
 from fusegen.views import KernelView, sizes_type
 from fusegen.windowviews import WindowView
@@ -54,7 +54,7 @@ def emit(
     passing = [k for e in views for k in e.kernels if isinstance(k, InnerView)]
     by_rows = [k for e in views for k in e.kernels if isinstance(k, RowView)]
     by_windows = [k for e in views for k in e.kernels if isinstance(k, WindowView)]
-    by_slides = [k for e in views for k in e.kernels if isinstance(k, SlideView)]
+    by_slides = [k for e in views for k in e.kernels if isinstance(k, SeveralView)]
     by_lines = [k for e in views for k in e.kernels if isinstance(k, LineView)]
     context = {
         "version": __version__,
@@ -77,6 +77,7 @@ def emit(
         "spreads": any(k.has_moments for e in views for k in e.kernels),
         "has_positions": any(k.positions for e in views for k in e.kernels),
         "slides_are_packed": any(k.is_packed for k in by_slides),
+        "slides_are_several": any(k.wide for k in by_slides),
         "of_windows": {k.accumulator(r) for k in by_slides for r in k.reductions},
         "loads_anywhere": any(_reads_neighbours(k) for e in views for k in e.kernels),
         "staged": any(k.is_staged for k in by_rows),
@@ -234,7 +235,7 @@ def _view_of(kernel: Kernel, target: Target) -> type[KernelView]:
     if kernel.family == "window":
         return WindowView
     if kernel.family in ("slide", "cover"):
-        return SlideView
+        return SeveralView
     if not target.is_flat:
         return LineView
     if kernel.family == "inner":

@@ -218,16 +218,15 @@ class SlideView(KernelView):
         read = self.reads_of(self.row_values)
         return [r for r in self.reads if r not in read and self.values.reads(r.name)]
 
-    @property
-    def is_covering(self) -> str:
-        """Whether the current window is there, and covers the current element."""
+    def is_covering(self, windows: Sequence[int]) -> str:
+        """Whether the current window is there along some groups, and covers the current element."""
         tests = []
-        for w in self.reduced:
+        for w in windows:
             element = self.element_word(self.pooled_by(w))
             tests.append(f"{self.along(w)}.has_nth({element}, {self.nth(w)})")
             if self.grouping.slides[-1 - w].dilation > 1:
                 tests.append(f"{self.word(w)} >= 0")
-        return " && ".join(tests)
+        return " && ".join(tests) or "true"
 
     # Side by side along an innermost group that no window splits.
 

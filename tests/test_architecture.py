@@ -73,6 +73,7 @@ ORDER = (
     "rowviews",
     "windowviews",
     "slideviews",
+    "severalviews",
     "noise",
     "codegen",
     "emission",

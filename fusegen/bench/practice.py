@@ -166,6 +166,15 @@ ROWS: tuple[Row, ...] = (
         (1, 1, 1, 1),
         (1.125, 2.6875),
     ),
+    # The same of windows that share elements.
+    (
+        "batch_norm-stem",
+        f"{_TRAINED_NORM} | relu | max_pool2d(3, 2, 1)",
+        (84, 64, 112, 112),
+        (6, 64, 112, 112),
+        (1, 1, 1, 1),
+        (1.125, 2.6875),
+    ),
     (
         "instance_norm-div",
         "instance_norm | div(2)",

@@ -46,6 +46,54 @@ template <>
 }
 #endif
 
+// N neighbours, moved by one access.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T at[N];
+};
+
+template <typename T, int N>
+__device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
+  return widen(pack.at[lane]);
+}
+
+template <int Bytes>
+struct Bits;
+template <>
+struct Bits<16> {
+  using type = uint4;
+};
+template <>
+struct Bits<8> {
+  using type = uint2;
+};
+template <>
+struct Bits<4> {
+  using type = unsigned int;
+};
+template <>
+struct Bits<2> {
+  using type = unsigned short;
+};
+template <>
+struct Bits<1> {
+  using type = unsigned char;
+};
+
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load(const T* from) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  Pack<T, N> pack;
+  *reinterpret_cast<Whole*>(&pack) = *reinterpret_cast<const Whole*>(from);
+  return pack;
+}
+
+template <int N, typename T>
+__device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
+}
+
 // The first maximum and where it stands; a NaN beats every number, as in torch.
 template <typename T>
 struct Maximum {
@@ -164,6 +212,24 @@ struct WindowPick {
   __device__ __forceinline__ T pick() const { return value; }
 };
 
+// What lies from kFrom to kPast around a pack of N, that too; of what is not there, the nearest that is.
+template <int kFrom, int kPast, typename T>
+struct Around {
+  decltype(widen(T())) at[kPast - kFrom];
+};
+template <int kFrom, int kPast, int N, typename T>
+__device__ __forceinline__ Around<kFrom, kPast, T> load_around(const T* here, int place, int count) {
+  const Pack<T, N> pack = load<N>(here);
+  Around<kFrom, kPast, T> line;
+#pragma unroll
+  for (int i = kFrom; i < kPast; ++i) {
+    const bool is_mine = i >= 0 && i < N;
+    line.at[i - kFrom] = is_mine ? widen(pack, is_mine ? i : 0) : widen(here[clamped(place + i,
+        count) - place]);
+  }
+  return line;
+}
+
 // The kernel before this one in the stream is done, and what it wrote is there.
 __device__ __forceinline__ void wait_for_kernel_before() {
 #if __CUDA_ARCH__ >= 900
@@ -220,6 +286,62 @@ forward_slide(const float* x, const float* bias, float* __restrict__ out, Forwar
   float out_value;
   forward_slide_row_values(maximum_value, bias_value, out_value);
   out[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner] = narrow<float>(out_value);
+}
+
+// The same, several windows a thread.
+__global__ void __launch_bounds__(256)
+forward_slide_several(const float* x, const float* bias, float* __restrict__ out, ForwardSizes sizes,
+    Index count) {
+  wait_for_kernel_before();
+  constexpr int kWide = 4, kEach = 2, kStride = 2, kFrom = -1, kPast = 4;
+  constexpr int kSize = 3, kPadding = 1, kDilation = 1;
+  const Index task = static_cast<Index>(blockIdx.x) * 256 + threadIdx.x;
+  if (task >= count) return;
+  [[maybe_unused]] const Slide<3, 2, 1, 1> along_axis_2{static_cast<int>(sizes.axis_2_unpooled.value),
+      static_cast<int>(sizes.axis_2.value)};
+  [[maybe_unused]] const Slide<3, 2, 1, 1> along_inner{static_cast<int>(sizes.inner_unpooled.value),
+      static_cast<int>(sizes.inner.value)};
+  const Index first = task * kEach;
+  const Index above_inner = divide(first, sizes.inner);
+  const Index inner = first - above_inner * sizes.inner.value;
+  const Index above_axis_2 = divide(above_inner, sizes.axis_2);
+  const Index axis_2 = above_inner - above_axis_2 * sizes.axis_2.value;
+  const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
+  const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
+  const Index outer = above_axis_1;
+  const Index inner_at = inner * kStride;
+  const float bias_value = static_cast<float>(widen(bias[axis_1]));
+  WindowPeak<float> maximum_sum[kEach];
+#pragma unroll
+  for (int outside = 0; outside < 3; ++outside) {
+    const Index window_1 = outside;
+    [[maybe_unused]] const Index axis_2_at = static_cast<Index>(along_axis_2.near(axis_2, window_1));
+    const auto x_line = load_around<kFrom, kPast,
+        4>(x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at), static_cast<int>(inner_at), static_cast<int>(along_inner.elements));
+#pragma unroll
+    for (int beside = kFrom; beside < kPast; ++beside) {
+#pragma unroll
+      for (int lane = 0; lane < kEach; ++lane) {
+        const int distance = beside + kPadding - lane * kStride;
+        if (distance < 0 || distance % kDilation != 0 || distance / kDilation >= kSize) continue;
+        [[maybe_unused]] const int window_2 = distance / kDilation;
+        [[maybe_unused]] const int position_value = (window_1) * 3 + window_2;
+        const float x_value = static_cast<float>(x_line.at[beside - kFrom]);
+        float maximum_term_value;
+        forward_slide_stage_1(x_value, maximum_term_value);
+        maximum_sum[lane].add(maximum_term_value, position_value);
+      }
+    }
+  }
+  Pack<float, kEach> out_out;
+#pragma unroll
+  for (int lane = 0; lane < kEach; ++lane) {
+    const float maximum_value = maximum_sum[lane].max();
+    float out_value;
+    forward_slide_row_values(maximum_value, bias_value, out_value);
+    out_out.at[lane] = narrow<float>(out_value);
+  }
+  store(out + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner), out_out);
 }
 
 }  // namespace
@@ -285,8 +407,12 @@ extern "C" int64_t run_forward(const int64_t* a) {
   if (is_measuring) return scratch.used;
   {
     const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value);
-    const auto blocks = static_cast<unsigned>(ceil_divide(count, 256));
-    follow(forward_slide, blocks, 256, 0, stream, x, bias, out, sizes, static_cast<Index>(count));
+    // Where lines are whole packs and have a window for each stride, a thread has several.
+    const bool is_several = sizes.inner_unpooled.value % 4 == 0 && sizes.inner_unpooled.value == sizes.inner.value * 2 && (reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(out)) % 16 == 0;
+    const auto run = is_several ? forward_slide_several : forward_slide;
+    const int64_t tasks = count / (is_several ? 2 : 1);
+    const auto blocks = static_cast<unsigned>(ceil_divide(tasks, 256));
+    follow(run, blocks, 256, 0, stream, x, bias, out, sizes, static_cast<Index>(tasks));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

@@ -224,6 +224,24 @@ struct WindowPick {
   __device__ __forceinline__ T pick() const { return value; }
 };
 
+// What lies from kFrom to kPast around a pack of N, that too; of what is not there, the nearest that is.
+template <int kFrom, int kPast, typename T>
+struct Around {
+  decltype(widen(T())) at[kPast - kFrom];
+};
+template <int kFrom, int kPast, int N, typename T>
+__device__ __forceinline__ Around<kFrom, kPast, T> load_around(const T* here, int place, int count) {
+  const Pack<T, N> pack = load<N>(here);
+  Around<kFrom, kPast, T> line;
+#pragma unroll
+  for (int i = kFrom; i < kPast; ++i) {
+    const bool is_mine = i >= 0 && i < N;
+    line.at[i - kFrom] = is_mine ? widen(pack, is_mine ? i : 0) : widen(here[clamped(place + i,
+        count) - place]);
+  }
+  return line;
+}
+
 // The kernel before this one in the stream is done, and what it wrote is there.
 __device__ __forceinline__ void wait_for_kernel_before() {
 #if __CUDA_ARCH__ >= 900
@@ -313,6 +331,102 @@ forward_slide(const float* x, const float* bias, float* __restrict__ out, float*
   out[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner] = narrow<float>(out_value);
   picked_x[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner] = narrow<float>(picked_x_value);
   winner_index[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner] = narrow<uint8_t>(winner_index_value);
+}
+
+// The same, several windows a thread.
+__global__ void __launch_bounds__(256)
+forward_slide_several(const float* x, const float* bias, float* __restrict__ out,
+    float* __restrict__ picked_x, uint8_t* __restrict__ winner_index, ForwardSizes sizes, Index count) {
+  wait_for_kernel_before();
+  constexpr int kWide = 4, kEach = 2, kStride = 2, kFrom = -1, kPast = 4;
+  constexpr int kSize = 3, kPadding = 1, kDilation = 1;
+  const Index task = static_cast<Index>(blockIdx.x) * 256 + threadIdx.x;
+  if (task >= count) return;
+  [[maybe_unused]] const Slide<3, 2, 1, 1> along_axis_2{static_cast<int>(sizes.axis_2_unpooled.value),
+      static_cast<int>(sizes.axis_2.value)};
+  [[maybe_unused]] const Slide<3, 2, 1, 1> along_inner{static_cast<int>(sizes.inner_unpooled.value),
+      static_cast<int>(sizes.inner.value)};
+  const Index first = task * kEach;
+  const Index above_inner = divide(first, sizes.inner);
+  const Index inner = first - above_inner * sizes.inner.value;
+  const Index above_axis_2 = divide(above_inner, sizes.axis_2);
+  const Index axis_2 = above_inner - above_axis_2 * sizes.axis_2.value;
+  const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
+  const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
+  const Index outer = above_axis_1;
+  const Index inner_at = inner * kStride;
+  const float bias_value = static_cast<float>(widen(bias[axis_1]));
+  WindowMaximum<float> maximum_sum[kEach];
+#pragma unroll
+  for (int outside = 0; outside < 3; ++outside) {
+    const Index window_1 = outside;
+    const bool is_row_inside = along_axis_2.has(axis_2, window_1);
+    [[maybe_unused]] const Index axis_2_at = static_cast<Index>(along_axis_2.near(axis_2, window_1));
+    const auto x_line = load_around<kFrom, kPast,
+        4>(x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at), static_cast<int>(inner_at), static_cast<int>(along_inner.elements));
+#pragma unroll
+    for (int beside = kFrom; beside < kPast; ++beside) {
+#pragma unroll
+      for (int lane = 0; lane < kEach; ++lane) {
+        const int distance = beside + kPadding - lane * kStride;
+        if (distance < 0 || distance % kDilation != 0 || distance / kDilation >= kSize) continue;
+        [[maybe_unused]] const int window_2 = distance / kDilation;
+        const bool is_there = (beside >= 0 && beside < kWide) || static_cast<unsigned>(static_cast<int>(inner_at) + beside) < static_cast<unsigned>(along_inner.elements);
+        [[maybe_unused]] const int position_value = (window_1) * 3 + window_2;
+        const float x_value = static_cast<float>(x_line.at[beside - kFrom]);
+        float maximum_term_value;
+        forward_slide_stage_1(x_value, maximum_term_value);
+        if (is_row_inside && is_there) maximum_sum[lane].add(maximum_term_value, position_value);
+      }
+    }
+  }
+  WindowPick<float> picked_x_2_sum[kEach];
+#pragma unroll
+  for (int outside = 0; outside < 3; ++outside) {
+    const Index window_1 = outside;
+    const bool is_row_inside = along_axis_2.has(axis_2, window_1);
+    [[maybe_unused]] const Index axis_2_at = static_cast<Index>(along_axis_2.near(axis_2, window_1));
+    const auto x_line = load_around<kFrom, kPast,
+        4>(x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at), static_cast<int>(inner_at), static_cast<int>(along_inner.elements));
+#pragma unroll
+    for (int beside = kFrom; beside < kPast; ++beside) {
+#pragma unroll
+      for (int lane = 0; lane < kEach; ++lane) {
+        const int distance = beside + kPadding - lane * kStride;
+        if (distance < 0 || distance % kDilation != 0 || distance / kDilation >= kSize) continue;
+        [[maybe_unused]] const int window_2 = distance / kDilation;
+        const bool is_there = (beside >= 0 && beside < kWide) || static_cast<unsigned>(static_cast<int>(inner_at) + beside) < static_cast<unsigned>(along_inner.elements);
+        [[maybe_unused]] const int position_value = (window_1) * 3 + window_2;
+        const float x_value = static_cast<float>(x_line.at[beside - kFrom]);
+        const int winner_index_2_value = maximum_sum[lane].argmax();
+        float picked_x_2_term_value;
+        int picked_x_2_term_at_value;
+        forward_slide_stage_2(x_value, winner_index_2_value, picked_x_2_term_value, picked_x_2_term_at_value);
+        if (is_row_inside && is_there) picked_x_2_sum[lane].add(picked_x_2_term_value, position_value,
+            picked_x_2_term_at_value);
+      }
+    }
+  }
+  Pack<float, kEach> out_out;
+  Pack<float, kEach> picked_x_out;
+  Pack<uint8_t, kEach> winner_index_out;
+#pragma unroll
+  for (int lane = 0; lane < kEach; ++lane) {
+    const float maximum_value = maximum_sum[lane].max();
+    const int winner_index_2_value = maximum_sum[lane].argmax();
+    const float picked_x_2_value = picked_x_2_sum[lane].pick();
+    float out_value;
+    float picked_x_value;
+    int winner_index_value;
+    forward_slide_row_values(maximum_value, bias_value, picked_x_2_value, winner_index_2_value, out_value,
+        picked_x_value, winner_index_value);
+    out_out.at[lane] = narrow<float>(out_value);
+    picked_x_out.at[lane] = narrow<float>(picked_x_value);
+    winner_index_out.at[lane] = narrow<uint8_t>(winner_index_value);
+  }
+  store(out + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner), out_out);
+  store(picked_x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner), picked_x_out);
+  store(winner_index + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner), winner_index_out);
 }
 
 struct BackwardSizes {
@@ -523,6 +637,66 @@ backward_cover(const uint8_t* winner_index, const float* picked_x, const float* 
   d_x[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at] = narrow<float>(d_x_sum);
 }
 
+// The same, for the windows that cover several elements.
+__global__ void __launch_bounds__(256)
+backward_cover_several(const uint8_t* winner_index, const float* picked_x, const float* d_out,
+    float* __restrict__ d_x, BackwardSizes sizes, Index count) {
+  wait_for_kernel_before();
+  constexpr int kWide = 4, kEach = 2, kStride = 2, kFrom = 0, kPast = 3;
+  constexpr int kSize = 3, kPadding = 1, kDilation = 1;
+  const Index task = static_cast<Index>(gridDim.x - 1 - blockIdx.x) * 256 + threadIdx.x;
+  if (task >= count) return;
+  [[maybe_unused]] const Slide<3, 2, 1, 1> along_axis_2{static_cast<int>(sizes.axis_2_unpooled.value),
+      static_cast<int>(sizes.axis_2.value)};
+  [[maybe_unused]] const Slide<3, 2, 1, 1> along_inner{static_cast<int>(sizes.inner_unpooled.value),
+      static_cast<int>(sizes.inner.value)};
+  const Index first = task * kWide;
+  const Index above_inner_at = divide(first, sizes.inner_unpooled);
+  const Index inner_at = first - above_inner_at * sizes.inner_unpooled.value;
+  const Index above_axis_2_at = divide(above_inner_at, sizes.axis_2_unpooled);
+  const Index axis_2_at = above_inner_at - above_axis_2_at * sizes.axis_2_unpooled.value;
+  const Index above_axis_1 = divide(above_axis_2_at, sizes.axis_1);
+  const Index axis_1 = above_axis_2_at - above_axis_1 * sizes.axis_1.value;
+  const Index outer = above_axis_1;
+  const Index inner = inner_at / kStride;
+  float d_x_sum[kWide] = {};
+#pragma unroll
+  for (int nth_axis_2 = 0; nth_axis_2 < along_axis_2.most(); ++nth_axis_2) {
+    const int axis_2 = along_axis_2.nth(axis_2_at, nth_axis_2);
+    [[maybe_unused]] const int window_1 = along_axis_2.position(axis_2_at, axis_2);
+    const bool is_covering = along_axis_2.has_nth(axis_2_at, nth_axis_2);
+    const auto winner_index_line = load_around<kFrom, kPast,
+        2>(winner_index + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner), static_cast<int>(inner), static_cast<int>(along_inner.windows));
+    const auto picked_x_line = load_around<kFrom, kPast,
+        2>(picked_x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner), static_cast<int>(inner), static_cast<int>(along_inner.windows));
+    const auto d_out_line = load_around<kFrom, kPast,
+        2>(d_out + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner), static_cast<int>(inner), static_cast<int>(along_inner.windows));
+#pragma unroll
+    for (int lane = 0; lane < kWide; ++lane) {
+#pragma unroll
+      for (int beside = kFrom; beside < kPast; ++beside) {
+        const int distance = lane + kPadding - beside * kStride;
+        if (distance < 0 || distance % kDilation != 0 || distance / kDilation >= kSize) continue;
+        [[maybe_unused]] const int window_2 = distance / kDilation;
+        const bool is_there = (beside >= 0 && beside < kEach) || static_cast<unsigned>(static_cast<int>(inner) + beside) < static_cast<unsigned>(along_inner.windows);
+        const int position_value = (window_1) * 3 + window_2;
+        const int winner_index_value = static_cast<int>(winner_index_line.at[beside - kFrom]);
+        const float picked_x_value = static_cast<float>(picked_x_line.at[beside - kFrom]);
+        const float d_out_value = static_cast<float>(d_out_line.at[beside - kFrom]);
+        float d_x_value;
+        backward_cover_values(position_value, winner_index_value, picked_x_value, d_out_value, d_x_value);
+        d_x_sum[lane] += is_covering && is_there ? d_x_value : 0;
+      }
+    }
+  }
+  Pack<float, kWide> d_x_out;
+#pragma unroll
+  for (int lane = 0; lane < kWide; ++lane) {
+    d_x_out.at[lane] = narrow<float>(d_x_sum[lane]);
+  }
+  store(d_x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at), d_x_out);
+}
+
 }  // namespace
 
 // Scratch memory, handed out piece by piece; with no base it only counts.
@@ -602,9 +776,13 @@ extern "C" int64_t run_forward(const int64_t* a) {
   if (is_measuring) return scratch.used;
   {
     const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value);
-    const auto blocks = static_cast<unsigned>(ceil_divide(count, 256));
-    follow(forward_slide, blocks, 256, 0, stream, x, bias, out, picked_x, winner_index, sizes,
-        static_cast<Index>(count));
+    // Where lines are whole packs and have a window for each stride, a thread has several.
+    const bool is_several = sizes.inner_unpooled.value % 4 == 0 && sizes.inner_unpooled.value == sizes.inner.value * 2 && (reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(out) | reinterpret_cast<uintptr_t>(picked_x) | reinterpret_cast<uintptr_t>(winner_index)) % 16 == 0;
+    const auto run = is_several ? forward_slide_several : forward_slide;
+    const int64_t tasks = count / (is_several ? 2 : 1);
+    const auto blocks = static_cast<unsigned>(ceil_divide(tasks, 256));
+    follow(run, blocks, 256, 0, stream, x, bias, out, picked_x, winner_index, sizes,
+        static_cast<Index>(tasks));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
@@ -662,9 +840,12 @@ extern "C" int64_t run_backward(const int64_t* a) {
   }
   {
     const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2_unpooled.value) * static_cast<int64_t>(sizes.inner_unpooled.value);
-    const auto blocks = static_cast<unsigned>(ceil_divide(count, 256));
-    follow(backward_cover, blocks, 256, 0, stream, winner_index, picked_x, d_out, d_x, sizes,
-        static_cast<Index>(count));
+    // Where lines are whole packs and have a window for each stride, a thread has several.
+    const bool is_several = sizes.inner_unpooled.value % 4 == 0 && sizes.inner_unpooled.value == sizes.inner.value * 2 && (reinterpret_cast<uintptr_t>(winner_index) | reinterpret_cast<uintptr_t>(picked_x) | reinterpret_cast<uintptr_t>(d_out) | reinterpret_cast<uintptr_t>(d_x)) % 16 == 0;
+    const auto run = is_several ? backward_cover_several : backward_cover;
+    const int64_t tasks = count / (is_several ? 4 : 1);
+    const auto blocks = static_cast<unsigned>(ceil_divide(tasks, 256));
+    follow(run, blocks, 256, 0, stream, winner_index, picked_x, d_out, d_x, sizes, static_cast<Index>(tasks));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
