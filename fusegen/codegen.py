@@ -77,7 +77,7 @@ def emit(
         "spreads": any(k.has_moments for e in views for k in e.kernels),
         "has_positions": any(k.positions for e in views for k in e.kernels),
         "slides_are_packed": any(k.is_packed for k in by_slides),
-        "slides_are_several": any(k.wide for k in by_slides),
+        "slides_are_several": any(k.is_several for k in by_slides),
         "of_windows": {k.accumulator(r) for k in by_slides for r in k.reductions},
         "loads_anywhere": any(_reads_neighbours(k) for e in views for k in e.kernels),
         "staged": any(k.is_staged for k in by_rows),

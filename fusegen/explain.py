@@ -110,7 +110,8 @@ def _steps(kernel: Kernel) -> list[str]:
     roots = [e for _, e in kernel.stores]
     reductions = [r for stage in kernel.stages for r in stage]
     roots += [e for r in reductions for e in (r.value, r.index) if e is not None]
-    roots += [value for pairs in (*kernel.held, kernel.own) for _, value in pairs]
+    roots += [value for pairs in kernel.held for _, value in pairs]
+    roots += [value for *_, value in kernel.ends]
     if kernel.family != "finalise":  # whose terms another kernel has computed
         roots += [r.value for r, _ in (*kernel.sums, *kernel.stretches)]
     own = {leaf for r in reductions for _, leaf in r.results}

@@ -81,7 +81,8 @@ class Kernel:
     placed: tuple[int, ...] = ()
     lead: int | None = None
     stretches: tuple[tuple[Reduction, Buffer], ...] = ()
-    own: tuple[tuple[str, Expr], ...] = ()  # (store, what an element has beside windows' shares)
+    # (store, leaf, what an element becomes of its windows' shares, for whose sum leaf stands)
+    ends: tuple[tuple[str, Expr, Expr], ...] = ()
     in_place: tuple[tuple[Expr, Expr], ...] = ()  # (leaf, input): what is held where that was read
     flat: tuple[int, ...] = ()  # the groups that the last of the domain stands for,
     is_unpooled: bool = False  # with the places within their windows

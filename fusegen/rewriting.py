@@ -28,7 +28,8 @@ def rewritten(
     reductions += [r for r, _ in (*kernel.sums, *kernel.stretches)]
     roots = [expr for _, expr in kernel.stores]
     roots += [e for r in reductions for e in (r.value, r.index) if e is not None]
-    roots += [value for pairs in (*kernel.held, kernel.own) for _, value in pairs]
+    roots += [value for pairs in kernel.held for _, value in pairs]
+    roots += [value for *_, value in kernel.ends]
     new = rewrite(roots, [m.node for m in kernel.marks])
 
     def again(r: Reduction) -> Reduction:
@@ -42,7 +43,7 @@ def rewritten(
         stretches=tuple((again(r), buffer) for r, buffer in kernel.stretches),
         marks=remarked(kernel.marks, new),
         held=tuple(tuple((leaf, new[v]) for leaf, v in pairs) for pairs in kernel.held),
-        own=tuple((name, new[value]) for name, value in kernel.own),
+        ends=tuple((name, leaf, new[value]) for name, leaf, value in kernel.ends),
     )
 
 

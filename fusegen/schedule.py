@@ -22,7 +22,7 @@ from fusegen.ir import Expr, Extent, Graph
 from fusegen.kernel import Buffer, Family, Kernel
 from fusegen.lower import Mark, remarked
 from fusegen.rowwise import domain_of, rowwise_kernel
-from fusegen.sharing import apart, shares_and_own
+from fusegen.sharing import apart, shares_and_own, without_factors
 from fusegen.slidewise import slidewise_kernels
 from fusegen.staging import (
     Pass,
@@ -106,7 +106,7 @@ def schedule(
         if allow_fused and not window and (tier is None or domain_of(state) == tier_domain):
             rowwise_kernel(state, tier, tier_axes, holds_dear)
         if state.pending:
-            _level(state)
+            _level(state, pooled)
         if window and is_sliding:
             _slides(state, window, pooled)
     return tuple(_to_and_fro(state.kernels))
@@ -154,7 +154,7 @@ def _slides(state: Pass, window: Extent, pooled: Sequence[int]) -> None:
     slidewise_kernels(state, window)
 
 
-def _level(state: Pass) -> None:
+def _level(state: Pass, pooled: Sequence[int]) -> None:
     """One level of the general way: every reduction that is ready, with the elementwise outputs
     riding along.
     """
@@ -171,12 +171,7 @@ def _level(state: Pass) -> None:
         del state.pending[name]
         by_domain.setdefault(ordered(expr.extent), {})[name] = expr
     for domain, exprs in by_domain.items():
-        own: list[tuple[str, Expr]] = []
-        stores: list[tuple[Buffer, Expr]] = []
-        for name, expr in exprs.items():
-            shares, once = shares_and_own(expr)
-            own += [] if once is None else [(name, once)]
-            stores.append((state.output(name, expr), NO_SHARE if shares is None else shares))
+        stores, ends = _with_ends(state, exprs, pooled)
         within = tuple(g for g in domain if g < 0)
         outside = tuple(g for g in domain if g >= 0)
         kind: Family = "pointwise" if not within else "cover" if state.is_sliding else "window"
@@ -184,12 +179,32 @@ def _level(state: Pass) -> None:
         kind = "outer" if strips else kind
         name = state.fresh(f"{state.prefix}_{kind}")
         read = state.inputs_of(exprs.values())
-        kernel = Kernel(
-            kind, name, outside, within, read, tuple(stores), marks=state.marks, own=tuple(own)
-        )
+        kernel = Kernel(kind, name, outside, within, read, stores, marks=state.marks, ends=ends)
         if strips:
             kernel = replace(kernel, kept=strips.kept, columns=strips.columns)
         state.kernels.append(kernel)
+
+
+def _with_ends(
+    state: Pass, exprs: Mapping[str, Expr], pooled: Sequence[int]
+) -> tuple[tuple[tuple[Buffer, Expr], ...], tuple[tuple[str, Expr, Expr], ...]]:
+    """What a kernel stores; of elements that windows share, the shares, and what becomes of their
+    sums.
+    """
+    stores, ends = [], []
+    for name, expr in exprs.items():
+        stored = expr
+        if state.is_sliding and min(expr.extent, default=0) < 0:
+            shares, own = shares_and_own(expr)
+            leaf = ir.tensor(state.fresh(f"{name}_shares"), expr.extent, 0)
+            stored, end = (
+                (NO_SHARE, None) if shares is None else without_factors(shares, leaf, pooled)
+            )
+            end = own if end is None else end if own is None else end + own
+            assert end is not None
+            ends += [] if end is leaf else [(name, leaf, end)]
+        stores.append((state.output(name, expr), stored))
+    return tuple(stores), tuple(ends)
 
 
 def _reduce(state: Pass, ready: Iterable[Expr], elementwise: dict[str, Expr]) -> None:

@@ -1,12 +1,16 @@
-"""Several sliding windows a thread, along an innermost group that they split, as the templates see
-them.
+"""Several sliding windows, or several elements that they cover, a thread: what they share is read
+and computed once, and which positions they have is known when the kernel is compiled.
 
-Where a line has as many windows as its length is strides, and whole packs of elements, a thread has
-a pack of them and the windows that begin there: what those share is read and computed once, and
-which positions they have is known when it is compiled.
+A slide kernel has them along an innermost group that windows split. A cover kernel has a block of
+elements, as long along each pooled group as windows are apart: those have their windows alike.
+Along an innermost group that windows split, a block is as long as a pack; along another one,
+neighbours go together in packs.
 """
 
 from __future__ import annotations
+
+import math
+from dataclasses import dataclass
 
 from fusegen.indexing import Read
 from fusegen.slideviews import SlideView
@@ -14,77 +18,160 @@ from fusegen.target import ITEM_BYTES
 from fusegen.windowing import Slide
 
 _VECTOR_BYTES = 16
-_MOST_WINDOWS = 4  # of a thread: each has accumulators of its own
-_LONGEST, _LARGEST = 12, 27  # a line of what is read around a pack; a window that is unrolled
+_STRIDES = (1, 2, 4)
+_MOST_WINDOWS = 4  # of a thread of a slide kernel: each has accumulators of its own
+_LARGEST = 27  # elements of a window, or windows of a block, for loops that are unrolled
+_MOST_SUMS = 32  # of a thread of a cover kernel, each in a register
+_LONGEST = 12  # a line of what is read around a pack
+
+
+@dataclass(frozen=True)
+class Block:
+    """A thread's part of a pooled group: so many elements, and the windows from `first` to before
+    `past` of the one that begins there, for a slide kernel elements.
+    """
+
+    window: int
+    group: int
+    slide: Slide
+    size: int
+    first: int
+    past: int
+
+    @property
+    def windows(self) -> int:
+        """How many windows begin among its elements."""
+        return self.size // self.slide.stride
 
 
 class SeveralView(SlideView):
-    """A slide or cover kernel that has a second form, for several windows a thread."""
-
-    @property
-    def _slide(self) -> Slide | None:
-        """How windows lie along the innermost group, where they split it."""
-        is_last = self.inner_window is not None and self.inner_window == self.reduced[-1]
-        if not is_last or not self.target.is_flat or not self.goes_by_lines:
-            return None  # in other orders, a window's elements are not met in order
-        assert self.inner_window is not None
-        return self.grouping.slides[-1 - self.inner_window]
+    """A slide or cover kernel in its form for several windows or elements a thread, if it has
+    that.
+    """
 
     def is_element(self, read: Read) -> bool:
-        """Whether a tensor lies by elements along the innermost group, rather than by windows."""
-        return read.buffer.is_windowed and self.last in read.extent
+        """Whether a tensor lies by elements, rather than by windows."""
+        return read.buffer.is_windowed
 
     @property
-    def wide(self) -> int:
-        """How many elements of a line a thread has; 0 where there is no such form."""
-        slide, tensors = self._slide, self.beside
-        elements = [ITEM_BYTES[t.buffer.dtype] for t in tensors if self.is_element(t)]
-        is_plain = not any(t.buffer.dtype == "noise" or t.buffer.is_computed for t in self.reads)
-        is_plain &= all(self.is_element(t) or self.step(t) == 1 for t in tensors)
-        if slide is None or not elements or not is_plain:
-            return 0
-        wide = min(_VECTOR_BYTES // max(elements), _MOST_WINDOWS * slide.stride)
-        if wide % slide.stride or wide <= slide.stride or self.window_size > _LARGEST:
-            return 0
-        first, past = self._around(slide, wide)
-        return wide if past - first <= _LONGEST else 0
-
-    @property
-    def each(self) -> int:
-        """How many windows begin among a thread's elements."""
-        return self.wide // self.inner_stride
-
-    def _around(self, slide: Slide, wide: int) -> tuple[int, int]:
-        """From where to where a thread reads along a line, from its first: a slide kernel elements,
-        a cover kernel windows.
+    def blocks(self) -> list[Block]:
+        """A thread's part of each pooled group, innermost last; none where there is no such form.
+        Of a slide kernel, that of the innermost alone.
         """
+        slides = [self.grouping.slides[-1 - w] for w in self.reduced]
+        is_apt = self.target.is_flat and self.goes_by_lines and bool(slides)
+        is_apt &= not any(t.buffer.dtype == "noise" or t.buffer.is_computed for t in self.reads)
+        is_apt &= all(self.is_element(t) or self.step(t) == 1 for t in self.beside)
+        if not is_apt or any(s.parts or s.stride not in _STRIDES for s in slides):
+            return []
+        if self.inner_window is not None and self.inner_window != self.reduced[-1]:
+            return []  # a window's elements would not be met in order
+        return self._slide_blocks() if self.family == "slide" else self._cover_blocks()
+
+    def _slide_blocks(self) -> list[Block]:
+        widths = [ITEM_BYTES[t.buffer.dtype] for t in self.beside if self.is_element(t)]
+        if self.inner_window is None or not widths or self.window_size > _LARGEST:
+            return []
+        slide = self.grouping.slides[-1 - self.inner_window]
+        size = min(_VECTOR_BYTES // max(widths), _MOST_WINDOWS * slide.stride)
         reach = (slide.size - 1) * slide.dilation
-        if self.family == "slide":
-            return -slide.padding, wide - slide.stride + reach - slide.padding + 1
-        first = -((reach - slide.padding) // slide.stride)
-        return first, (wide - 1 + slide.padding) // slide.stride + 1
+        first, past = -slide.padding, size - slide.stride + reach - slide.padding + 1
+        if size <= slide.stride or past - first > _LONGEST:
+            return []
+        return [Block(self.inner_window, self.last, slide, size, first, past)]
+
+    def _cover_blocks(self) -> list[Block]:
+        if any(self.is_element(r) and self.values.reads(r.name) for r in self.reads):
+            return []
+        widest = max(ITEM_BYTES[s.buffer.dtype] for s in self.stores)
+        found = []
+        for window in self.reduced:
+            slide = self.grouping.slides[-1 - window]
+            size = slide.stride
+            if window == self.inner_window:
+                size = max(size, min(_VECTOR_BYTES // widest, _MOST_WINDOWS * slide.stride))
+            reach = (slide.size - 1) * slide.dilation
+            first = -((reach - slide.padding) // slide.stride)
+            past = (size - 1 + slide.padding) // slide.stride + 1
+            found.append(Block(window, self.pooled_by(window), slide, size, first, past))
+        sums = math.prod(b.size for b in found) * len(self.stores)
+        sums *= self.lanes if self.inner_window is None else 1
+        is_small = sums <= _MOST_SUMS and math.prod(b.past - b.first for b in found) <= _LARGEST
+        is_packed = self.inner_window is not None or self.is_packed
+        return found if is_small and is_packed else []
 
     @property
-    def around(self) -> tuple[int, int]:
-        """From where to where a thread reads along a line, from its first."""
-        assert self._slide is not None
-        return self._around(self._slide, self.wide)
+    def is_several(self) -> bool:
+        """Whether the kernel has this form."""
+        return bool(self.blocks)
 
     @property
-    def core(self) -> int:
-        """How many of those lie in one pack."""
-        return self.wide if self.family == "slide" else self.each
+    def outer_blocks(self) -> list[Block]:
+        """The blocks along which nothing is read in packs."""
+        return [b for b in self.blocks if b.window != self.inner_window]
 
     @property
-    def along_size(self) -> str:
-        """How many elements a line has."""
-        return f"sizes.{self.grouping.names[self.last]}_unpooled.value"
+    def inner_block(self) -> Block | None:
+        """The block along which packs are read."""
+        return next((b for b in self.blocks if b.window == self.inner_window), None)
 
     @property
-    def pooled_size(self) -> tuple[int, int, int]:
-        """(size, padding, dilation) of the windows along the innermost group."""
-        assert self._slide is not None
-        return self._slide.size, self._slide.padding, self._slide.dilation
+    def block_size(self) -> int:
+        """How many elements a thread has."""
+        return math.prod(b.size for b in self.blocks)
+
+    @property
+    def block_sizes(self) -> list[tuple[str, str]]:
+        """(name, how many) of the blocks along each pooled group, where the launch is set up."""
+        found = []
+        for b in self.blocks:
+            name = self.grouping.names[b.group]
+            whole = f"sizes.{name}_unpooled.value"
+            if self.family == "slide":
+                found.append((f"{name}_blocks", f"ceil_divide(sizes.{name}.value, {b.windows})"))
+            else:
+                found.append((f"{name}_blocks", f"ceil_divide({whole}, {b.size})"))
+        return found
+
+    @property
+    def block_places(self) -> list[tuple[str, str]]:
+        """(index, size) for each group of the domain, where blocks are counted."""
+        along = {b.group for b in self.blocks}
+        names = self.grouping.names
+        return [
+            (f"{self.word(g)}_block", f"{names[g]}_blocks")
+            if g in along
+            else (self.word(g), f"sizes.{names[g]}")
+            for g in self.domain
+        ]
+
+    def block_lines(self, index: str) -> list[str]:
+        """Lines that take the index of a block apart."""
+        return self._element_lines(index, self.block_places)
+
+    @property
+    def tasks(self) -> str:
+        """How many blocks there are, or elements of them along the innermost group."""
+        blocks = dict(self.block_sizes)
+        sizes = [f"{s}.value" for _, s in self.block_places if s not in blocks]
+        sizes += [f"{name}.value" for name in blocks]
+        return " * ".join(f"static_cast<int64_t>({size})" for size in sizes)
+
+    @property
+    def is_vector(self) -> str:
+        """Whether lines are whole packs, where the launch is set up."""
+        inner = self.inner_block
+        if inner is None:
+            return f"{self.size_of(self.last)} % {self.lanes} == 0"
+        whole = f"sizes.{self.grouping.names[inner.group]}_unpooled.value"
+        pooled = f"sizes.{self.grouping.names[inner.group]}.value"
+        starts = " | ".join(f"reinterpret_cast<uintptr_t>({t.buffer.name})" for t in self.beside)
+        return (
+            f"{whole} % {inner.size} == 0 && {whole} == {pooled} * {inner.slide.stride} && "
+            f"({starts}) % {_VECTOR_BYTES} == 0"
+        )
+
+    # Of a slide kernel.
 
     @property
     def lined(self) -> list[Read]:
@@ -99,19 +186,6 @@ class SeveralView(SlideView):
         """What is read along a line for a thread's own windows or elements alone."""
         return [r for r in self.together(self.reads) if r not in self.lined]
 
-    @property
-    def element_reads(self) -> list[Read]:
-        """In a cover kernel: what is read of elements, and of what is the same for all windows that
-        cover them.
-        """
-        own = self.reads_of(self.row_values)
-        return [r for r in self.reads if r in own or self.is_element(r)]
-
-    @property
-    def window_reads(self) -> list[Read]:
-        """In a cover kernel: what is read of each of those windows."""
-        return [r for r in self.reads if r not in self.element_reads]
-
     def outer_lines(self, index: str) -> list[str]:
         """Lines that take the index of a position along the other groups together apart."""
         return self.taken_apart(index, self.outer_windows, set(self.outer_windows))
@@ -119,4 +193,36 @@ class SeveralView(SlideView):
     @property
     def outer_size(self) -> int:
         """How many positions a window has along the other groups together, at most."""
-        return self.window_size // self.pooled_size[0]
+        return math.prod(self.grouping.windows[-1 - w] for w in self.outer_windows)
+
+    # Of a cover kernel.
+
+    @property
+    def steady_reads(self) -> list[Read]:
+        """What the shares read that is the same for all windows of a block."""
+        pooled = {b.group for b in self.blocks}
+        return [r for r in self.reads_of(self.values) if not r.extent & pooled]
+
+    @property
+    def window_reads(self) -> list[Read]:
+        """What the shares read of each window."""
+        return [r for r in self.reads_of(self.values) if r not in self.steady_reads]
+
+    @property
+    def end_reads(self) -> list[Read]:
+        """What the ends read that the shares do not."""
+        return [r for r in self.reads_of(self.row_values) if r not in self.reads_of(self.values)]
+
+    @property
+    def block_index(self) -> str:
+        """Which of a block's elements one is at."""
+        text = ""
+        for b in self.blocks:
+            at = f"at_{-b.window}"
+            text = at if not text else f"({text}) * {b.size} + {at}"
+        return text
+
+    @property
+    def covered_beside(self) -> list[tuple[str, str]]:
+        """(name, how many positions a window has) at `beside` of a line."""
+        return self.covered_at("beside") if self.inner_block else self.covered

@@ -9,7 +9,7 @@ All that is done to such a sum is linear, so it can be done to both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from fusegen import ir
 from fusegen.autodiff import NO_SHARE
@@ -107,3 +107,50 @@ def _reduced(node: Expr, args: Sequence[Parts], axes: Sequence[int]) -> Expr:
         return total
     assert kind == "sum", f"the {kind} of shares"
     return ir.reduce(kind, along, shares) + total
+
+
+def without_factors(shares: Expr, leaf: Expr, pooled: Sequence[int]) -> tuple[Expr, Expr]:
+    """Shares without the factors that an element has for each of its windows; and what leaf, their
+    sum, becomes with them. pooled has the group that each group of places within windows splits.
+    """
+    node, ends = shares, list[Callable[[Expr], Expr]]()
+    while (found := _factor(node, pooled)) is not None:
+        node, end = found
+        ends.append(end)
+    whole = leaf
+    for end in reversed(ends):
+        whole = end(whole)
+    return node, whole
+
+
+def _factor(node: Expr, pooled: Sequence[int]) -> tuple[Expr, Callable[[Expr], Expr]] | None:
+    """A linear operation on what windows differ in, taken off; None where there is none."""
+    if node.op not in _PLACES or node.op in ir.CASTS:
+        return None
+    differing = [i for i, arg in enumerate(node.args) if not _is_of_element(arg, pooled)]
+    if node.op == "where" and differing and differing[0] == 0:
+        # Whether there is a share is for each window to say, how large it is for the element too.
+        condition, *sides = node.args
+        i = 0 if sides[1] is NO_SHARE else 1
+        if sides[1 - i] is not NO_SHARE or (found := _factor(sides[i], pooled)) is None:
+            return None
+        sides[i], end = found
+        return ir.primitive("where", condition, *sides), end
+    if len(differing) != 1 or differing[0] not in _PLACES[node.op]:
+        return None
+    if node.op in ("add", "sub") or (node.op == "where" and NO_SHARE not in node.args):
+        return None
+    (at,) = differing
+    args = node.args
+    return args[at], lambda total: ir.primitive(node.op, *args[:at], total, *args[at + 1 :])
+
+
+def _is_of_element(expr: Expr, pooled: Sequence[int]) -> bool:
+    """Whether a value is the same in all windows that have an element."""
+    for node in ir.topological([expr]):
+        split = {g for g in node.extent if g in pooled}
+        within = {pooled[-1 - g] for g in node.extent if g < 0}
+        is_known = node.op in ir.ARITY or node.op in ("input", "const", "count")
+        if not is_known or node.kind == "noise" or (node.op == "input" and split != within):
+            return False
+    return True

@@ -208,15 +208,19 @@ class SlideView(KernelView):
         return f"nth_{self.word(self.pooled_by(window))}"
 
     @property
-    def own(self) -> list[str]:
-        """The stores in which an element has something beside the shares of windows."""
-        return [name for name, _ in self.kernel.own]
+    def ends(self) -> list[tuple[str, str]]:
+        """(store, leaf) where the sum of an element's shares, the leaf, is not yet the result."""
+        return [(name, ir.name_of(leaf)) for name, leaf, _ in self.kernel.ends]
+
+    def finished(self, store: Read) -> str:
+        """What becomes of an element's shares is called."""
+        is_sum = store.name not in [name for name, _ in self.ends]
+        return f"{store.name}_sum" if is_sum else f"{store.name}_finished_value"
 
     @property
     def share_reads(self) -> list[Read]:
         """What the shares of windows read, as far as it is not read before for the element."""
-        read = self.reads_of(self.row_values)
-        return [r for r in self.reads if r not in read and self.values.reads(r.name)]
+        return [r for r in self.reads_of(self.values) if r not in self.reads_of(self.row_values)]
 
     def is_covering(self, windows: Sequence[int]) -> str:
         """Whether the current window is there along some groups, and covers the current element."""

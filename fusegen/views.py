@@ -49,8 +49,8 @@ class KernelView(Indexing):
         self.left = self.sums + self.stretches  # what goes to partials
         self.stages = [self._stage(i, stage) for i, stage in enumerate(kernel.stages)]
         self.reductions = [r for s in self.stages for r in s.reductions] + self.left
-        own = [(f"{name}_own", value) for name, value in kernel.own]
-        results = [*((b.name, expr) for b, expr in kernel.stores), *own]
+        ends = [(f"{name}_finished", value) for name, _, value in kernel.ends]
+        results = [*((b.name, expr) for b, expr in kernel.stores), *ends]
         self.last_sums, self.last_stretches = last = self._sums_at(len(kernel.stages))
         results += [t for part in last for s in part if not s.is_plain for t in s.terms]
         self.expressions = [e for _, e in results] + [
@@ -62,7 +62,7 @@ class KernelView(Indexing):
         along = set(kernel.reduced) if is_split else set(kernel.domain)
         row_names = {s.name for s in self.stores if is_split and not s.extent & along}
         row_names |= {s.term for s in self.sums if kernel.family == "window"}
-        row_names |= {name for name, _ in own}
+        row_names |= {name for name, _ in ends}
         self.row_stores = [s for s in self.stores if s.name in row_names]
         self.element_stores = [s for s in self.stores if s.name not in row_names]
         self.values = self._function("values", [r for r in results if r[0] not in row_names])

@@ -669,20 +669,19 @@ static void backward_finalise(const float* __restrict__ saved_variance, float* _
 static inline __attribute__((always_inline)) void backward_cover_values(const int position,
     const int winner_index, const float picked_x, const float saved_mean, const float saved_variance,
     const float weight, const float bias, const float d_out, float& d_x) {
-  const float inverse_root = 1.0f / sqrtf(saved_variance + 1e-05f);
-  const float chosen = (picked_x - saved_mean) * inverse_root * weight + bias <= 0.0f ? 0.0f : d_out;
-  d_x = position == winner_index ? chosen * weight * inverse_root : 0.0f;
+  const float product = (picked_x - saved_mean) * (1.0f / sqrtf(saved_variance + 1e-05f));
+  d_x = position == winner_index ? (product * weight + bias <= 0.0f ? 0.0f : d_out) : 0.0f;
 }
 
-static inline __attribute__((always_inline)) void backward_cover_row_values(const float saved_mean,
-    const float total, const float weight, const float saved_variance,
+static inline __attribute__((always_inline)) void backward_cover_row_values(const float d_x_shares,
+    const float weight, const float saved_variance, const float saved_mean, const float total,
     const float count_of_window_2_window_1_outer_axis_2_inner, const float total_2, const float x,
-    float& d_x_own) {
+    float& d_x_finished) {
   const float inverse_root = 1.0f / sqrtf(saved_variance + 1e-05f);
   const float product = -0.5f * (total * weight) * (inverse_root * inverse_root * inverse_root);
   const float quotient = 2.0f * product / count_of_window_2_window_1_outer_axis_2_inner;
   const float quotient_2 = total_2 * weight * inverse_root / count_of_window_2_window_1_outer_axis_2_inner;
-  d_x_own = -saved_mean * quotient - quotient_2 + x * quotient;
+  d_x_finished = d_x_shares * weight * inverse_root + (-saved_mean * quotient - quotient_2 + x * quotient);
 }
 
 static void backward_cover(const uint8_t* __restrict__ winner_index, const float* __restrict__ picked_x,
@@ -710,22 +709,7 @@ static void backward_cover(const uint8_t* __restrict__ winner_index, const float
     const Index inner_at = first;
     float d_x_room[kLine];
     float* const d_x_line = target<1>(d_x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at, width, d_x_room);
-    {
-      const float saved_mean_value = static_cast<float>(widen(saved_mean[axis_1]));
-      const float saved_variance_value = static_cast<float>(widen(saved_variance[axis_1]));
-      const float weight_value = static_cast<float>(widen(weight[axis_1]));
-      const float total_value = static_cast<float>(widen(total[axis_1]));
-      const float total_2_value = static_cast<float>(widen(total_2[axis_1]));
-      const auto x_from = x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at;
-#pragma omp simd
-      for (Index i = 0; i < width; ++i) {
-        const float x_value = static_cast<float>(widen(x_from[i]));
-        float d_x_own_value;
-        backward_cover_row_values(saved_mean_value, total_value, weight_value, saved_variance_value,
-            count_of_window_2_window_1_outer_axis_2_inner_value, total_2_value, x_value, d_x_own_value);
-        d_x_line[i] = d_x_own_value;
-      }
-    }
+    std::fill(d_x_line, d_x_line + width, float(0));
     for (int axis_2 = along_axis_2.first(axis_2_at); axis_2 <= along_axis_2.last(axis_2_at); ++axis_2) {
       [[maybe_unused]] const int window_1 = along_axis_2.position(axis_2_at, axis_2);
       if (window_1 < 0) continue;
@@ -754,6 +738,22 @@ static void backward_cover(const uint8_t* __restrict__ winner_index, const float
           d_x_sums[(i - from) * 2] += d_x_value;
         }
       }
+    }
+    const float saved_mean_value = static_cast<float>(widen(saved_mean[axis_1]));
+    const float saved_variance_value = static_cast<float>(widen(saved_variance[axis_1]));
+    const float weight_value = static_cast<float>(widen(weight[axis_1]));
+    const float total_value = static_cast<float>(widen(total[axis_1]));
+    const float total_2_value = static_cast<float>(widen(total_2[axis_1]));
+    const auto x_from = x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at;
+#pragma omp simd
+    for (Index i = 0; i < width; ++i) {
+      const float x_value = static_cast<float>(widen(x_from[i]));
+      const float d_x_shares_value = d_x_line[i];
+      float d_x_finished_value;
+      backward_cover_row_values(d_x_shares_value, weight_value, saved_variance_value, saved_mean_value,
+          total_value, count_of_window_2_window_1_outer_axis_2_inner_value, total_2_value, x_value,
+          d_x_finished_value);
+      d_x_line[i] = d_x_finished_value;
     }
     store<1>(d_x_line, width,
         d_x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at);

@@ -275,22 +275,53 @@ struct WindowPick {
   __device__ __forceinline__ T pick() const { return value; }
 };
 
-// What lies from kFrom to kPast around a pack of N, that too; of what is not there, the nearest that is.
+// So many neighbours of which `left` are there: in one access, or one by one.
+template <int N, bool kIsVector, typename T>
+__device__ __forceinline__ Pack<T, N> load_some(const T* from, int left) {
+  if constexpr (kIsVector) {
+    return load<N>(from);
+  } else {
+    Pack<T, N> pack;
+#pragma unroll
+    for (int i = 0; i < N; ++i) pack.at[i] = from[i < left ? i : 0];
+    return pack;
+  }
+}
+
+template <bool kIsVector, int N, typename T>
+__device__ __forceinline__ void store_some(T* to, const Pack<T, N>& pack, int left) {
+  if constexpr (kIsVector) {
+    store(to, pack);
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if (i < left) to[i] = pack.at[i];
+    }
+  }
+}
+
+// What lies from kFrom to kPast around N neighbours, those too; of what is not there, the nearest that is.
 template <int kFrom, int kPast, typename T>
 struct Around {
   decltype(widen(T())) at[kPast - kFrom];
 };
-template <int kFrom, int kPast, int N, typename T>
+template <int kFrom, int kPast, int N, bool kIsVector, typename T>
 __device__ __forceinline__ Around<kFrom, kPast, T> load_around(const T* here, int place, int count) {
-  const Pack<T, N> pack = load<N>(here);
   Around<kFrom, kPast, T> line;
+  const auto pack = load_some<kIsVector ? N : 1, kIsVector>(here, 1);
 #pragma unroll
   for (int i = kFrom; i < kPast; ++i) {
-    const bool is_mine = i >= 0 && i < N;
+    const bool is_mine = kIsVector && i >= 0 && i < N;
     line.at[i - kFrom] = is_mine ? widen(pack, is_mine ? i : 0) : widen(here[clamped(place + i,
         count) - place]);
   }
   return line;
+}
+
+// Whether what is so far from a thread's N is there.
+template <int N, bool kIsVector>
+__device__ __forceinline__ bool is_among(int beside, int place, int count) {
+  return (kIsVector && beside >= 0 && beside < N) || static_cast<unsigned>(place + beside) < static_cast<unsigned>(count);
 }
 
 // The kernel before this one in the stream is done, and what it wrote is there.
@@ -484,10 +515,11 @@ __device__ __forceinline__ void forward_slide_row_values(const float maximum, co
 }
 
 // Reads x, mean by (axis_1), variance by (axis_1), weight by (axis_1), bias by (axis_1); writes out, picked_x, winner_index.
+template <bool kIsVector>
 __global__ void __launch_bounds__(256)
 forward_slide(const float* x, const float* mean, const float* variance, const float* weight,
     const float* bias, float* __restrict__ out, float* __restrict__ picked_x,
-    uint8_t* __restrict__ winner_index, ForwardSizes sizes, Index count) {
+    uint8_t* __restrict__ winner_index, ForwardSizes sizes, Size inner_blocks, Index count) {
   wait_for_kernel_before();
   const Index task = static_cast<Index>(gridDim.x - 1 - blockIdx.x) * 256 + threadIdx.x;
   if (task >= count) return;
@@ -495,82 +527,16 @@ forward_slide(const float* x, const float* mean, const float* variance, const fl
       static_cast<int>(sizes.axis_2.value)};
   [[maybe_unused]] const Slide<3, 2, 1, 1> along_inner{static_cast<int>(sizes.inner_unpooled.value),
       static_cast<int>(sizes.inner.value)};
-  const Index above_inner = divide(task, sizes.inner);
-  const Index inner = task - above_inner * sizes.inner.value;
-  const Index above_axis_2 = divide(above_inner, sizes.axis_2);
-  const Index axis_2 = above_inner - above_axis_2 * sizes.axis_2.value;
+  const Index above_inner_block = divide(task, inner_blocks);
+  const Index inner_block = task - above_inner_block * inner_blocks.value;
+  const Index above_axis_2 = divide(above_inner_block, sizes.axis_2);
+  const Index axis_2 = above_inner_block - above_axis_2 * sizes.axis_2.value;
   const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
   const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
   const Index outer = above_axis_1;
-  const float mean_value = static_cast<float>(widen(mean[axis_1]));
-  const float variance_value = static_cast<float>(widen(variance[axis_1]));
-  const float weight_value = static_cast<float>(widen(weight[axis_1]));
-  const float bias_value = static_cast<float>(widen(bias[axis_1]));
-  WindowMaximum<float> maximum_sum;
-#pragma unroll 9
-  for (int position_value = 0; position_value < 9; ++position_value) {
-    const Index above_window_2 = position_value / 3;
-    const Index window_2 = position_value - above_window_2 * 3;
-    const Index window_1 = above_window_2;
-    const bool is_inside = along_axis_2.has(axis_2, window_1) && along_inner.has(inner, window_2);
-    [[maybe_unused]] const Index axis_2_at = static_cast<Index>(along_axis_2.near(axis_2, window_1));
-    [[maybe_unused]] const Index inner_at = static_cast<Index>(along_inner.near(inner, window_2));
-    const float x_value = static_cast<float>(widen(x[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at]));
-    float maximum_term_value;
-    forward_slide_stage_1(x_value, mean_value, variance_value, weight_value, bias_value, maximum_term_value);
-    if (is_inside) maximum_sum.add(maximum_term_value, position_value);
-  }
-  const float maximum_value = maximum_sum.max();
-  const int winner_index_2_value = maximum_sum.argmax();
-  WindowPick<float> picked_x_2_sum;
-#pragma unroll 9
-  for (int position_value = 0; position_value < 9; ++position_value) {
-    const Index above_window_2 = position_value / 3;
-    const Index window_2 = position_value - above_window_2 * 3;
-    const Index window_1 = above_window_2;
-    const bool is_inside = along_axis_2.has(axis_2, window_1) && along_inner.has(inner, window_2);
-    [[maybe_unused]] const Index axis_2_at = static_cast<Index>(along_axis_2.near(axis_2, window_1));
-    [[maybe_unused]] const Index inner_at = static_cast<Index>(along_inner.near(inner, window_2));
-    const float x_value = static_cast<float>(widen(x[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at]));
-    float picked_x_2_term_value;
-    int picked_x_2_term_at_value;
-    forward_slide_stage_2(x_value, winner_index_2_value, picked_x_2_term_value, picked_x_2_term_at_value);
-    if (is_inside) picked_x_2_sum.add(picked_x_2_term_value, position_value, picked_x_2_term_at_value);
-  }
-  const float picked_x_2_value = picked_x_2_sum.pick();
-  float out_value;
-  float picked_x_value;
-  int winner_index_value;
-  forward_slide_row_values(maximum_value, picked_x_2_value, winner_index_2_value, out_value, picked_x_value,
-      winner_index_value);
-  out[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner] = narrow<float>(out_value);
-  picked_x[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner] = narrow<float>(picked_x_value);
-  winner_index[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner] = narrow<uint8_t>(winner_index_value);
-}
-
-// The same, several windows a thread.
-__global__ void __launch_bounds__(256)
-forward_slide_several(const float* x, const float* mean, const float* variance, const float* weight,
-    const float* bias, float* __restrict__ out, float* __restrict__ picked_x,
-    uint8_t* __restrict__ winner_index, ForwardSizes sizes, Index count) {
-  wait_for_kernel_before();
-  constexpr int kWide = 4, kEach = 2, kStride = 2, kFrom = -1, kPast = 4;
-  constexpr int kSize = 3, kPadding = 1, kDilation = 1;
-  const Index task = static_cast<Index>(gridDim.x - 1 - blockIdx.x) * 256 + threadIdx.x;
-  if (task >= count) return;
-  [[maybe_unused]] const Slide<3, 2, 1, 1> along_axis_2{static_cast<int>(sizes.axis_2_unpooled.value),
-      static_cast<int>(sizes.axis_2.value)};
-  [[maybe_unused]] const Slide<3, 2, 1, 1> along_inner{static_cast<int>(sizes.inner_unpooled.value),
-      static_cast<int>(sizes.inner.value)};
-  const Index first = task * kEach;
-  const Index above_inner = divide(first, sizes.inner);
-  const Index inner = first - above_inner * sizes.inner.value;
-  const Index above_axis_2 = divide(above_inner, sizes.axis_2);
-  const Index axis_2 = above_inner - above_axis_2 * sizes.axis_2.value;
-  const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
-  const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
-  const Index outer = above_axis_1;
-  const Index inner_at = inner * kStride;
+  constexpr int kEach = 2, kFrom = -1, kPast = 4;
+  const Index inner = inner_block * kEach, inner_at = inner * 2;
+  [[maybe_unused]] const int left = along_inner.windows - static_cast<int>(inner);
   const float mean_value = static_cast<float>(widen(mean[axis_1]));
   const float variance_value = static_cast<float>(widen(variance[axis_1]));
   const float weight_value = static_cast<float>(widen(weight[axis_1]));
@@ -581,22 +547,23 @@ forward_slide_several(const float* x, const float* mean, const float* variance, 
     const Index window_1 = outside;
     const bool is_row_inside = along_axis_2.has(axis_2, window_1);
     [[maybe_unused]] const Index axis_2_at = static_cast<Index>(along_axis_2.near(axis_2, window_1));
-    const auto x_line = load_around<kFrom, kPast,
-        4>(x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at), static_cast<int>(inner_at), static_cast<int>(along_inner.elements));
+    const auto x_line = load_around<kFrom, kPast, 4,
+        kIsVector>(x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at), static_cast<int>(inner_at), along_inner.elements);
 #pragma unroll
     for (int beside = kFrom; beside < kPast; ++beside) {
+      const bool is_inside = is_row_inside && is_among<4, kIsVector>(beside, static_cast<int>(inner_at),
+          along_inner.elements);
 #pragma unroll
       for (int lane = 0; lane < kEach; ++lane) {
-        const int distance = beside + kPadding - lane * kStride;
-        if (distance < 0 || distance % kDilation != 0 || distance / kDilation >= kSize) continue;
-        [[maybe_unused]] const int window_2 = distance / kDilation;
-        const bool is_there = (beside >= 0 && beside < kWide) || static_cast<unsigned>(static_cast<int>(inner_at) + beside) < static_cast<unsigned>(along_inner.elements);
+        const int distance_2 = beside + 1 - lane * 2;
+        if (distance_2 < 0 || distance_2 >= 3) continue;
+        [[maybe_unused]] const int window_2 = distance_2;
         [[maybe_unused]] const int position_value = (window_1) * 3 + window_2;
         const float x_value = static_cast<float>(x_line.at[beside - kFrom]);
         float maximum_term_value;
         forward_slide_stage_1(x_value, mean_value, variance_value, weight_value, bias_value,
             maximum_term_value);
-        if (is_row_inside && is_there) maximum_sum[lane].add(maximum_term_value, position_value);
+        if (is_inside) maximum_sum[lane].add(maximum_term_value, position_value);
       }
     }
   }
@@ -606,23 +573,24 @@ forward_slide_several(const float* x, const float* mean, const float* variance, 
     const Index window_1 = outside;
     const bool is_row_inside = along_axis_2.has(axis_2, window_1);
     [[maybe_unused]] const Index axis_2_at = static_cast<Index>(along_axis_2.near(axis_2, window_1));
-    const auto x_line = load_around<kFrom, kPast,
-        4>(x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at), static_cast<int>(inner_at), static_cast<int>(along_inner.elements));
+    const auto x_line = load_around<kFrom, kPast, 4,
+        kIsVector>(x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at), static_cast<int>(inner_at), along_inner.elements);
 #pragma unroll
     for (int beside = kFrom; beside < kPast; ++beside) {
+      const bool is_inside = is_row_inside && is_among<4, kIsVector>(beside, static_cast<int>(inner_at),
+          along_inner.elements);
 #pragma unroll
       for (int lane = 0; lane < kEach; ++lane) {
-        const int distance = beside + kPadding - lane * kStride;
-        if (distance < 0 || distance % kDilation != 0 || distance / kDilation >= kSize) continue;
-        [[maybe_unused]] const int window_2 = distance / kDilation;
-        const bool is_there = (beside >= 0 && beside < kWide) || static_cast<unsigned>(static_cast<int>(inner_at) + beside) < static_cast<unsigned>(along_inner.elements);
+        const int distance_2 = beside + 1 - lane * 2;
+        if (distance_2 < 0 || distance_2 >= 3) continue;
+        [[maybe_unused]] const int window_2 = distance_2;
         [[maybe_unused]] const int position_value = (window_1) * 3 + window_2;
         const float x_value = static_cast<float>(x_line.at[beside - kFrom]);
         const int winner_index_2_value = maximum_sum[lane].argmax();
         float picked_x_2_term_value;
         int picked_x_2_term_at_value;
         forward_slide_stage_2(x_value, winner_index_2_value, picked_x_2_term_value, picked_x_2_term_at_value);
-        if (is_row_inside && is_there) picked_x_2_sum[lane].add(picked_x_2_term_value, position_value,
+        if (is_inside) picked_x_2_sum[lane].add(picked_x_2_term_value, position_value,
             picked_x_2_term_at_value);
       }
     }
@@ -644,9 +612,9 @@ forward_slide_several(const float* x, const float* mean, const float* variance, 
     picked_x_out.at[lane] = narrow<float>(picked_x_value);
     winner_index_out.at[lane] = narrow<uint8_t>(winner_index_value);
   }
-  store(out + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner), out_out);
-  store(picked_x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner), picked_x_out);
-  store(winner_index + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner), winner_index_out);
+  store_some<kIsVector>(out + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner), out_out, left);
+  store_some<kIsVector>(picked_x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner), picked_x_out, left);
+  store_some<kIsVector>(winner_index + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner), winner_index_out, left);
 }
 
 struct BackwardSizes {
@@ -882,27 +850,28 @@ backward_finalise(const float* saved_variance, float* __restrict__ d_weight, flo
 __device__ __forceinline__ void backward_cover_values(const int position, const int winner_index,
     const float picked_x, const float saved_mean, const float saved_variance, const float weight,
     const float bias, const float d_out, float& d_x) {
-  const float inverse_root = rsqrtf(saved_variance + 1e-05f);
-  const float chosen = (picked_x - saved_mean) * inverse_root * weight + bias <= 0.0f ? 0.0f : d_out;
-  d_x = position == winner_index ? chosen * weight * inverse_root : 0.0f;
+  const float product = (picked_x - saved_mean) * (rsqrtf(saved_variance + 1e-05f)) * weight;
+  d_x = position == winner_index ? (product + bias <= 0.0f ? 0.0f : d_out) : 0.0f;
 }
 
-__device__ __forceinline__ void backward_cover_row_values(const float x, const float total,
-    const float weight, const float saved_variance,
+__device__ __forceinline__ void backward_cover_row_values(const float d_x_shares, const float weight,
+    const float saved_variance, const float x, const float total,
     const float count_of_window_2_window_1_outer_axis_2_inner, const float saved_mean, const float total_2,
-    float& d_x_own) {
+    float& d_x_finished) {
   const float inverse_root = rsqrtf(saved_variance + 1e-05f);
   const float quotient = -(total * weight * inverse_root * inverse_root * inverse_root) / count_of_window_2_window_1_outer_axis_2_inner;
   const float quotient_2 = total_2 * weight * inverse_root / count_of_window_2_window_1_outer_axis_2_inner;
-  d_x_own = fmaf(x, quotient, -saved_mean * quotient - quotient_2);
+  d_x_finished = fmaf(d_x_shares * weight, inverse_root, fmaf(x, quotient,
+      -saved_mean * quotient - quotient_2));
 }
 
 // Reads x, winner_index by (outer, axis_1, axis_2, inner), picked_x by (outer, axis_1, axis_2, inner), saved_mean by (axis_1), saved_variance by (axis_1), weight by (axis_1), bias by (axis_1), d_out by (outer, axis_1, axis_2, inner), total by (axis_1), total_2 by (axis_1); writes d_x.
+template <bool kIsVector>
 __global__ void __launch_bounds__(256)
 backward_cover(const uint8_t* winner_index, const float* picked_x, const float* saved_mean,
     const float* saved_variance, const float* weight, const float* bias, const float* d_out,
     const float* total, const float* total_2, const float* x, float* __restrict__ d_x, BackwardSizes sizes,
-    Index count) {
+    Size axis_2_blocks, Size inner_blocks, Index count) {
   wait_for_kernel_before();
   const float count_of_window_2_window_1_outer_axis_2_inner_value = static_cast<float>(sizes.outer.value * sizes.axis_2_unpooled.value * sizes.inner_unpooled.value);
   const Index task = static_cast<Index>(blockIdx.x) * 256 + threadIdx.x;
@@ -911,124 +880,81 @@ backward_cover(const uint8_t* winner_index, const float* picked_x, const float* 
       static_cast<int>(sizes.axis_2.value)};
   [[maybe_unused]] const Slide<3, 2, 1, 1> along_inner{static_cast<int>(sizes.inner_unpooled.value),
       static_cast<int>(sizes.inner.value)};
-  const Index above_inner_at = divide(task, sizes.inner_unpooled);
-  const Index inner_at = task - above_inner_at * sizes.inner_unpooled.value;
-  const Index above_axis_2_at = divide(above_inner_at, sizes.axis_2_unpooled);
-  const Index axis_2_at = above_inner_at - above_axis_2_at * sizes.axis_2_unpooled.value;
-  const Index above_axis_1 = divide(above_axis_2_at, sizes.axis_1);
-  const Index axis_1 = above_axis_2_at - above_axis_1 * sizes.axis_1.value;
+  const Index above_inner_block = divide(task, inner_blocks);
+  const Index inner_block = task - above_inner_block * inner_blocks.value;
+  const Index above_axis_2_block = divide(above_inner_block, axis_2_blocks);
+  const Index axis_2_block = above_inner_block - above_axis_2_block * axis_2_blocks.value;
+  const Index above_axis_1 = divide(above_axis_2_block, sizes.axis_1);
+  const Index axis_1 = above_axis_2_block - above_axis_1 * sizes.axis_1.value;
   const Index outer = above_axis_1;
+  constexpr int kFrom = 0, kPast = 3;
+  const int from_axis_2 = static_cast<int>(axis_2_block) * 2, base_axis_2 = from_axis_2 / 2;
+  const int from_inner = static_cast<int>(inner_block) * 4, base_inner = from_inner / 2;
   const float saved_mean_value = static_cast<float>(widen(saved_mean[axis_1]));
   const float saved_variance_value = static_cast<float>(widen(saved_variance[axis_1]));
   const float weight_value = static_cast<float>(widen(weight[axis_1]));
-  const float total_value = static_cast<float>(widen(total[axis_1]));
-  const float total_2_value = static_cast<float>(widen(total_2[axis_1]));
-  const float x_value = static_cast<float>(widen(x[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at]));
-  float d_x_own_value;
-  backward_cover_row_values(x_value, total_value, weight_value, saved_variance_value,
-      count_of_window_2_window_1_outer_axis_2_inner_value, saved_mean_value, total_2_value, d_x_own_value);
-  float d_x_sum = d_x_own_value;
+  const float bias_value = static_cast<float>(widen(bias[axis_1]));
+  float d_x_sums[8] = {};
 #pragma unroll
-  for (int nth_axis_2 = 0; nth_axis_2 < along_axis_2.most(); ++nth_axis_2) {
-    const int axis_2 = along_axis_2.nth(axis_2_at, nth_axis_2);
-    [[maybe_unused]] const int window_1 = along_axis_2.position(axis_2_at, axis_2);
+  for (int beside_1 = 0; beside_1 < 2; ++beside_1) {
+    const int axis_2 = clamped(base_axis_2 + beside_1, along_axis_2.windows);
+    const bool is_there_1 = axis_2 == base_axis_2 + beside_1;
+    const int inner = base_inner;
+    const auto winner_index_line = load_around<kFrom, kPast, 2,
+        kIsVector>(winner_index + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner), static_cast<int>(inner), along_inner.windows);
+    const auto picked_x_line = load_around<kFrom, kPast, 2,
+        kIsVector>(picked_x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner), static_cast<int>(inner), along_inner.windows);
+    const auto d_out_line = load_around<kFrom, kPast, 2,
+        kIsVector>(d_out + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner), static_cast<int>(inner), along_inner.windows);
 #pragma unroll
-    for (int nth_inner = 0; nth_inner < along_inner.most(); ++nth_inner) {
-      const int inner = along_inner.nth(inner_at, nth_inner);
-      [[maybe_unused]] const int window_2 = along_inner.position(inner_at, inner);
-      const bool is_covering = along_axis_2.has_nth(axis_2_at, nth_axis_2) && along_inner.has_nth(inner_at,
-          nth_inner);
-      const int position_value = (window_1) * 3 + window_2;
-      const int winner_index_value = static_cast<int>(widen(winner_index[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner]));
-      const float picked_x_value = static_cast<float>(widen(picked_x[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner]));
-      const float bias_value = static_cast<float>(widen(bias[axis_1]));
-      const float d_out_value = static_cast<float>(widen(d_out[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner]));
-      float d_x_value;
-      backward_cover_values(position_value, winner_index_value, picked_x_value, saved_mean_value,
-          saved_variance_value, weight_value, bias_value, d_out_value, d_x_value);
-      d_x_sum += is_covering ? d_x_value : 0;
-    }
-  }
-  d_x[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at] = narrow<float>(d_x_sum);
-}
-
-// The same, for the windows that cover several elements.
-__global__ void __launch_bounds__(256)
-backward_cover_several(const uint8_t* winner_index, const float* picked_x, const float* saved_mean,
-    const float* saved_variance, const float* weight, const float* bias, const float* d_out,
-    const float* total, const float* total_2, const float* x, float* __restrict__ d_x, BackwardSizes sizes,
-    Index count) {
-  wait_for_kernel_before();
-  const float count_of_window_2_window_1_outer_axis_2_inner_value = static_cast<float>(sizes.outer.value * sizes.axis_2_unpooled.value * sizes.inner_unpooled.value);
-  constexpr int kWide = 4, kEach = 2, kStride = 2, kFrom = 0, kPast = 3;
-  constexpr int kSize = 3, kPadding = 1, kDilation = 1;
-  const Index task = static_cast<Index>(blockIdx.x) * 256 + threadIdx.x;
-  if (task >= count) return;
-  [[maybe_unused]] const Slide<3, 2, 1, 1> along_axis_2{static_cast<int>(sizes.axis_2_unpooled.value),
-      static_cast<int>(sizes.axis_2.value)};
-  [[maybe_unused]] const Slide<3, 2, 1, 1> along_inner{static_cast<int>(sizes.inner_unpooled.value),
-      static_cast<int>(sizes.inner.value)};
-  const Index first = task * kWide;
-  const Index above_inner_at = divide(first, sizes.inner_unpooled);
-  const Index inner_at = first - above_inner_at * sizes.inner_unpooled.value;
-  const Index above_axis_2_at = divide(above_inner_at, sizes.axis_2_unpooled);
-  const Index axis_2_at = above_inner_at - above_axis_2_at * sizes.axis_2_unpooled.value;
-  const Index above_axis_1 = divide(above_axis_2_at, sizes.axis_1);
-  const Index axis_1 = above_axis_2_at - above_axis_1 * sizes.axis_1.value;
-  const Index outer = above_axis_1;
-  const Index inner = inner_at / kStride;
-  const float saved_mean_value = static_cast<float>(widen(saved_mean[axis_1]));
-  const float saved_variance_value = static_cast<float>(widen(saved_variance[axis_1]));
-  const float weight_value = static_cast<float>(widen(weight[axis_1]));
-  const float total_value = static_cast<float>(widen(total[axis_1]));
-  const float total_2_value = static_cast<float>(widen(total_2[axis_1]));
-  const auto x_in = load<kWide>(x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at));
-  float d_x_sum[kWide] = {};
+    for (int beside = kFrom; beside < kPast; ++beside) {
+      const bool is_there_2 = is_among<2, kIsVector>(beside, inner, along_inner.windows);
+      const int winner_index_value = static_cast<int>(winner_index_line.at[beside - kFrom]);
+      const float picked_x_value = static_cast<float>(picked_x_line.at[beside - kFrom]);
+      const float d_out_value = static_cast<float>(d_out_line.at[beside - kFrom]);
 #pragma unroll
-  for (int lane = 0; lane < kWide; ++lane) {
-    const float x_value = static_cast<float>(widen(x_in, lane));
-    float d_x_own_value;
-    backward_cover_row_values(x_value, total_value, weight_value, saved_variance_value,
-        count_of_window_2_window_1_outer_axis_2_inner_value, saved_mean_value, total_2_value, d_x_own_value);
-    d_x_sum[lane] = d_x_own_value;
-  }
+      for (int at_1 = 0; at_1 < 2; ++at_1) {
+        const int distance_1 = at_1 + 1 - beside_1 * 2;
+        if (distance_1 < 0 || distance_1 >= 3) continue;
+        [[maybe_unused]] const int window_1 = distance_1;
 #pragma unroll
-  for (int nth_axis_2 = 0; nth_axis_2 < along_axis_2.most(); ++nth_axis_2) {
-    const int axis_2 = along_axis_2.nth(axis_2_at, nth_axis_2);
-    [[maybe_unused]] const int window_1 = along_axis_2.position(axis_2_at, axis_2);
-    const bool is_covering = along_axis_2.has_nth(axis_2_at, nth_axis_2);
-    const float bias_value = static_cast<float>(widen(bias[axis_1]));
-    const auto winner_index_line = load_around<kFrom, kPast,
-        2>(winner_index + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner), static_cast<int>(inner), static_cast<int>(along_inner.windows));
-    const auto picked_x_line = load_around<kFrom, kPast,
-        2>(picked_x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner), static_cast<int>(inner), static_cast<int>(along_inner.windows));
-    const auto d_out_line = load_around<kFrom, kPast,
-        2>(d_out + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner), static_cast<int>(inner), static_cast<int>(along_inner.windows));
-#pragma unroll
-    for (int lane = 0; lane < kWide; ++lane) {
-#pragma unroll
-      for (int beside = kFrom; beside < kPast; ++beside) {
-        const int distance = lane + kPadding - beside * kStride;
-        if (distance < 0 || distance % kDilation != 0 || distance / kDilation >= kSize) continue;
-        [[maybe_unused]] const int window_2 = distance / kDilation;
-        const bool is_there = (beside >= 0 && beside < kEach) || static_cast<unsigned>(static_cast<int>(inner) + beside) < static_cast<unsigned>(along_inner.windows);
-        const int position_value = (window_1) * 3 + window_2;
-        const int winner_index_value = static_cast<int>(winner_index_line.at[beside - kFrom]);
-        const float picked_x_value = static_cast<float>(picked_x_line.at[beside - kFrom]);
-        const float d_out_value = static_cast<float>(d_out_line.at[beside - kFrom]);
-        float d_x_value;
-        backward_cover_values(position_value, winner_index_value, picked_x_value, saved_mean_value,
-            saved_variance_value, weight_value, bias_value, d_out_value, d_x_value);
-        d_x_sum[lane] += is_covering && is_there ? d_x_value : 0;
+        for (int at_2 = 0; at_2 < 4; ++at_2) {
+          const int distance_2 = at_2 + 1 - beside * 2;
+          if (distance_2 < 0 || distance_2 >= 3) continue;
+          [[maybe_unused]] const int window_2 = distance_2;
+          const int position_value = (window_1) * 3 + window_2;
+          float d_x_value;
+          backward_cover_values(position_value, winner_index_value, picked_x_value, saved_mean_value,
+              saved_variance_value, weight_value, bias_value, d_out_value, d_x_value);
+          d_x_sums[(at_1) * 4 + at_2] += is_there_1 && is_there_2 ? d_x_value : 0;
+        }
       }
     }
   }
-  Pack<float, kWide> d_x_out;
 #pragma unroll
-  for (int lane = 0; lane < kWide; ++lane) {
-    d_x_out.at[lane] = narrow<float>(d_x_sum[lane]);
+  for (int at_1 = 0; at_1 < 2; ++at_1) {
+    const int axis_2_at = from_axis_2 + at_1;
+    if (axis_2_at >= along_axis_2.elements) continue;
+    const int inner_at = from_inner;
+    [[maybe_unused]] const int left = along_inner.elements - inner_at;
+    const float total_value = static_cast<float>(widen(total[axis_1]));
+    const float total_2_value = static_cast<float>(widen(total_2[axis_1]));
+    const auto x_in = load_some<4,
+        kIsVector>(x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at), left);
+    Pack<float, 4> d_x_out;
+#pragma unroll
+    for (int at_2 = 0; at_2 < 4; ++at_2) {
+      const float x_value = static_cast<float>(widen(x_in, at_2));
+      const float d_x_sum = d_x_sums[(at_1) * 4 + at_2];
+      const float d_x_shares_value = d_x_sum;
+      float d_x_finished_value;
+      backward_cover_row_values(d_x_shares_value, weight_value, saved_variance_value, x_value, total_value,
+          count_of_window_2_window_1_outer_axis_2_inner_value, saved_mean_value, total_2_value,
+          d_x_finished_value);
+      d_x_out.at[at_2] = narrow<float>(d_x_finished_value);
+    }
+    store_some<kIsVector>(d_x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at), d_x_out, left);
   }
-  store(d_x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at), d_x_out);
 }
 
 }  // namespace
@@ -1150,14 +1076,13 @@ extern "C" int64_t run_forward(const int64_t* a) {
         variance_scratch, mean_partials, sizes, static_cast<Index>(slots));
   }
   {
-    const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value);
-    // Where lines are whole packs and have a window for each stride, a thread has several.
-    const bool is_several = sizes.inner_unpooled.value % 4 == 0 && sizes.inner_unpooled.value == sizes.inner.value * 2 && (reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(out) | reinterpret_cast<uintptr_t>(picked_x) | reinterpret_cast<uintptr_t>(winner_index)) % 16 == 0;
-    const auto run = is_several ? forward_slide_several : forward_slide;
-    const int64_t tasks = count / (is_several ? 2 : 1);
-    const auto blocks = static_cast<unsigned>(ceil_divide(tasks, 256));
+    const Size inner_blocks = size_of(ceil_divide(sizes.inner.value, 2));
+    const bool is_vector = sizes.inner_unpooled.value % 4 == 0 && sizes.inner_unpooled.value == sizes.inner.value * 2 && (reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(out) | reinterpret_cast<uintptr_t>(picked_x) | reinterpret_cast<uintptr_t>(winner_index)) % 16 == 0;
+    const auto run = is_vector ? forward_slide<true> : forward_slide<false>;
+    const int64_t tasks = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(inner_blocks.value), threads = tasks;
+    const auto blocks = static_cast<unsigned>(ceil_divide(threads, 256));
     follow(run, blocks, 256, 0, stream, x, mean_scratch, variance_scratch, weight, bias, out, picked_x,
-        winner_index, sizes, static_cast<Index>(tasks));
+        winner_index, sizes, inner_blocks, static_cast<Index>(tasks));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
@@ -1225,14 +1150,15 @@ extern "C" int64_t run_backward(const int64_t* a) {
         total_2_scratch, total_partials, total_2_partials, sizes, static_cast<Index>(slots));
   }
   {
-    const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2_unpooled.value) * static_cast<int64_t>(sizes.inner_unpooled.value);
-    // Where lines are whole packs and have a window for each stride, a thread has several.
-    const bool is_several = sizes.inner_unpooled.value % 4 == 0 && sizes.inner_unpooled.value == sizes.inner.value * 2 && (reinterpret_cast<uintptr_t>(winner_index) | reinterpret_cast<uintptr_t>(picked_x) | reinterpret_cast<uintptr_t>(d_out) | reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(d_x)) % 16 == 0;
-    const auto run = is_several ? backward_cover_several : backward_cover;
-    const int64_t tasks = count / (is_several ? 4 : 1);
-    const auto blocks = static_cast<unsigned>(ceil_divide(tasks, 256));
+    const Size axis_2_blocks = size_of(ceil_divide(sizes.axis_2_unpooled.value, 2));
+    const Size inner_blocks = size_of(ceil_divide(sizes.inner_unpooled.value, 4));
+    const bool is_vector = sizes.inner_unpooled.value % 4 == 0 && sizes.inner_unpooled.value == sizes.inner.value * 2 && (reinterpret_cast<uintptr_t>(winner_index) | reinterpret_cast<uintptr_t>(picked_x) | reinterpret_cast<uintptr_t>(d_out) | reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(d_x)) % 16 == 0;
+    const auto run = is_vector ? backward_cover<true> : backward_cover<false>;
+    const int64_t tasks = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(axis_2_blocks.value) * static_cast<int64_t>(inner_blocks.value), threads = tasks;
+    const auto blocks = static_cast<unsigned>(ceil_divide(threads, 256));
     follow(run, blocks, 256, 0, stream, winner_index, picked_x, saved_mean, saved_variance, weight, bias,
-        d_out, total_scratch, total_2_scratch, x, d_x, sizes, static_cast<Index>(tasks));
+        d_out, total_scratch, total_2_scratch, x, d_x, sizes, axis_2_blocks, inner_blocks,
+        static_cast<Index>(tasks));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

@@ -479,7 +479,12 @@ static inline __attribute__((always_inline)) void backward_cover_values(const fl
     const float covered_window_2_window_1, float& d_x) {
   // backward, down to dropout(noise)
   const float d_after_dropout = d_out / covered_window_2_window_1;
-  d_x = (noise >= 0.5f ? d_after_dropout : 0.0f) * 2.0f;
+  d_x = noise >= 0.5f ? d_after_dropout : 0.0f;
+}
+
+static inline __attribute__((always_inline)) void backward_cover_row_values(const float d_x_shares,
+    float& d_x_finished) {
+  d_x_finished = d_x_shares * 2.0f;
 }
 
 static void backward_cover(const BackwardDrawnNoise noise, const float* __restrict__ d_out,
@@ -525,6 +530,13 @@ static void backward_cover(const BackwardDrawnNoise noise, const float* __restri
           d_x_sums[(i - from) * 2] += d_x_value;
         }
       }
+    }
+#pragma omp simd
+    for (Index i = 0; i < width; ++i) {
+      const float d_x_shares_value = d_x_line[i];
+      float d_x_finished_value;
+      backward_cover_row_values(d_x_shares_value, d_x_finished_value);
+      d_x_line[i] = d_x_finished_value;
     }
     store<1>(d_x_line, width,
         d_x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at);

@@ -522,7 +522,11 @@ __device__ __forceinline__ void backward_cover_values(const float noise, const f
     const float covered_window_2_window_1, float& d_x) {
   // backward, down to dropout(noise)
   const float d_after_dropout = d_out / covered_window_2_window_1;
-  d_x = (noise >= 0.5f ? d_after_dropout : 0.0f) * 2.0f;
+  d_x = noise >= 0.5f ? d_after_dropout : 0.0f;
+}
+
+__device__ __forceinline__ void backward_cover_row_values(const float d_x_shares, float& d_x_finished) {
+  d_x_finished = d_x_shares * 2.0f;
 }
 
 // Reads noise, d_out by (outer, axis_1, axis_2, inner); writes d_x.
@@ -562,7 +566,10 @@ backward_cover(const BackwardDrawnNoise noise, const float* d_out, float* __rest
       d_x_sum += is_covering ? d_x_value : 0;
     }
   }
-  d_x[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at] = narrow<float>(d_x_sum);
+  const float d_x_shares_value = d_x_sum;
+  float d_x_finished_value;
+  backward_cover_row_values(d_x_shares_value, d_x_finished_value);
+  d_x[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at] = narrow<float>(d_x_finished_value);
 }
 
 }  // namespace

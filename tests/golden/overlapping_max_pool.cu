@@ -212,22 +212,53 @@ struct WindowPick {
   __device__ __forceinline__ T pick() const { return value; }
 };
 
-// What lies from kFrom to kPast around a pack of N, that too; of what is not there, the nearest that is.
+// So many neighbours of which `left` are there: in one access, or one by one.
+template <int N, bool kIsVector, typename T>
+__device__ __forceinline__ Pack<T, N> load_some(const T* from, int left) {
+  if constexpr (kIsVector) {
+    return load<N>(from);
+  } else {
+    Pack<T, N> pack;
+#pragma unroll
+    for (int i = 0; i < N; ++i) pack.at[i] = from[i < left ? i : 0];
+    return pack;
+  }
+}
+
+template <bool kIsVector, int N, typename T>
+__device__ __forceinline__ void store_some(T* to, const Pack<T, N>& pack, int left) {
+  if constexpr (kIsVector) {
+    store(to, pack);
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if (i < left) to[i] = pack.at[i];
+    }
+  }
+}
+
+// What lies from kFrom to kPast around N neighbours, those too; of what is not there, the nearest that is.
 template <int kFrom, int kPast, typename T>
 struct Around {
   decltype(widen(T())) at[kPast - kFrom];
 };
-template <int kFrom, int kPast, int N, typename T>
+template <int kFrom, int kPast, int N, bool kIsVector, typename T>
 __device__ __forceinline__ Around<kFrom, kPast, T> load_around(const T* here, int place, int count) {
-  const Pack<T, N> pack = load<N>(here);
   Around<kFrom, kPast, T> line;
+  const auto pack = load_some<kIsVector ? N : 1, kIsVector>(here, 1);
 #pragma unroll
   for (int i = kFrom; i < kPast; ++i) {
-    const bool is_mine = i >= 0 && i < N;
+    const bool is_mine = kIsVector && i >= 0 && i < N;
     line.at[i - kFrom] = is_mine ? widen(pack, is_mine ? i : 0) : widen(here[clamped(place + i,
         count) - place]);
   }
   return line;
+}
+
+// Whether what is so far from a thread's N is there.
+template <int N, bool kIsVector>
+__device__ __forceinline__ bool is_among(int beside, int place, int count) {
+  return (kIsVector && beside >= 0 && beside < N) || static_cast<unsigned>(place + beside) < static_cast<unsigned>(count);
 }
 
 // The kernel before this one in the stream is done, and what it wrote is there.
@@ -252,8 +283,10 @@ __device__ __forceinline__ void forward_slide_row_values(const float maximum, co
 }
 
 // Reads x, bias by (axis_1); writes out.
+template <bool kIsVector>
 __global__ void __launch_bounds__(256)
-forward_slide(const float* x, const float* bias, float* __restrict__ out, ForwardSizes sizes, Index count) {
+forward_slide(const float* x, const float* bias, float* __restrict__ out, ForwardSizes sizes,
+    Size inner_blocks, Index count) {
   wait_for_kernel_before();
   const Index task = static_cast<Index>(blockIdx.x) * 256 + threadIdx.x;
   if (task >= count) return;
@@ -261,70 +294,31 @@ forward_slide(const float* x, const float* bias, float* __restrict__ out, Forwar
       static_cast<int>(sizes.axis_2.value)};
   [[maybe_unused]] const Slide<3, 2, 1, 1> along_inner{static_cast<int>(sizes.inner_unpooled.value),
       static_cast<int>(sizes.inner.value)};
-  const Index above_inner = divide(task, sizes.inner);
-  const Index inner = task - above_inner * sizes.inner.value;
-  const Index above_axis_2 = divide(above_inner, sizes.axis_2);
-  const Index axis_2 = above_inner - above_axis_2 * sizes.axis_2.value;
+  const Index above_inner_block = divide(task, inner_blocks);
+  const Index inner_block = task - above_inner_block * inner_blocks.value;
+  const Index above_axis_2 = divide(above_inner_block, sizes.axis_2);
+  const Index axis_2 = above_inner_block - above_axis_2 * sizes.axis_2.value;
   const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
   const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
   const Index outer = above_axis_1;
-  const float bias_value = static_cast<float>(widen(bias[axis_1]));
-  WindowPeak<float> maximum_sum;
-#pragma unroll 9
-  for (int position_value = 0; position_value < 9; ++position_value) {
-    const Index above_window_2 = position_value / 3;
-    const Index window_2 = position_value - above_window_2 * 3;
-    const Index window_1 = above_window_2;
-    [[maybe_unused]] const Index axis_2_at = static_cast<Index>(along_axis_2.near(axis_2, window_1));
-    [[maybe_unused]] const Index inner_at = static_cast<Index>(along_inner.near(inner, window_2));
-    const float x_value = static_cast<float>(widen(x[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at]));
-    float maximum_term_value;
-    forward_slide_stage_1(x_value, maximum_term_value);
-    maximum_sum.add(maximum_term_value, position_value);
-  }
-  const float maximum_value = maximum_sum.max();
-  float out_value;
-  forward_slide_row_values(maximum_value, bias_value, out_value);
-  out[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner] = narrow<float>(out_value);
-}
-
-// The same, several windows a thread.
-__global__ void __launch_bounds__(256)
-forward_slide_several(const float* x, const float* bias, float* __restrict__ out, ForwardSizes sizes,
-    Index count) {
-  wait_for_kernel_before();
-  constexpr int kWide = 4, kEach = 2, kStride = 2, kFrom = -1, kPast = 4;
-  constexpr int kSize = 3, kPadding = 1, kDilation = 1;
-  const Index task = static_cast<Index>(blockIdx.x) * 256 + threadIdx.x;
-  if (task >= count) return;
-  [[maybe_unused]] const Slide<3, 2, 1, 1> along_axis_2{static_cast<int>(sizes.axis_2_unpooled.value),
-      static_cast<int>(sizes.axis_2.value)};
-  [[maybe_unused]] const Slide<3, 2, 1, 1> along_inner{static_cast<int>(sizes.inner_unpooled.value),
-      static_cast<int>(sizes.inner.value)};
-  const Index first = task * kEach;
-  const Index above_inner = divide(first, sizes.inner);
-  const Index inner = first - above_inner * sizes.inner.value;
-  const Index above_axis_2 = divide(above_inner, sizes.axis_2);
-  const Index axis_2 = above_inner - above_axis_2 * sizes.axis_2.value;
-  const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
-  const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
-  const Index outer = above_axis_1;
-  const Index inner_at = inner * kStride;
+  constexpr int kEach = 2, kFrom = -1, kPast = 4;
+  const Index inner = inner_block * kEach, inner_at = inner * 2;
+  [[maybe_unused]] const int left = along_inner.windows - static_cast<int>(inner);
   const float bias_value = static_cast<float>(widen(bias[axis_1]));
   WindowPeak<float> maximum_sum[kEach];
 #pragma unroll
   for (int outside = 0; outside < 3; ++outside) {
     const Index window_1 = outside;
     [[maybe_unused]] const Index axis_2_at = static_cast<Index>(along_axis_2.near(axis_2, window_1));
-    const auto x_line = load_around<kFrom, kPast,
-        4>(x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at), static_cast<int>(inner_at), static_cast<int>(along_inner.elements));
+    const auto x_line = load_around<kFrom, kPast, 4,
+        kIsVector>(x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at), static_cast<int>(inner_at), along_inner.elements);
 #pragma unroll
     for (int beside = kFrom; beside < kPast; ++beside) {
 #pragma unroll
       for (int lane = 0; lane < kEach; ++lane) {
-        const int distance = beside + kPadding - lane * kStride;
-        if (distance < 0 || distance % kDilation != 0 || distance / kDilation >= kSize) continue;
-        [[maybe_unused]] const int window_2 = distance / kDilation;
+        const int distance_2 = beside + 1 - lane * 2;
+        if (distance_2 < 0 || distance_2 >= 3) continue;
+        [[maybe_unused]] const int window_2 = distance_2;
         [[maybe_unused]] const int position_value = (window_1) * 3 + window_2;
         const float x_value = static_cast<float>(x_line.at[beside - kFrom]);
         float maximum_term_value;
@@ -341,7 +335,7 @@ forward_slide_several(const float* x, const float* bias, float* __restrict__ out
     forward_slide_row_values(maximum_value, bias_value, out_value);
     out_out.at[lane] = narrow<float>(out_value);
   }
-  store(out + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner), out_out);
+  store_some<kIsVector>(out + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner), out_out, left);
 }
 
 }  // namespace
@@ -406,13 +400,12 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const DeviceGuard guard(device);
   if (is_measuring) return scratch.used;
   {
-    const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value);
-    // Where lines are whole packs and have a window for each stride, a thread has several.
-    const bool is_several = sizes.inner_unpooled.value % 4 == 0 && sizes.inner_unpooled.value == sizes.inner.value * 2 && (reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(out)) % 16 == 0;
-    const auto run = is_several ? forward_slide_several : forward_slide;
-    const int64_t tasks = count / (is_several ? 2 : 1);
-    const auto blocks = static_cast<unsigned>(ceil_divide(tasks, 256));
-    follow(run, blocks, 256, 0, stream, x, bias, out, sizes, static_cast<Index>(tasks));
+    const Size inner_blocks = size_of(ceil_divide(sizes.inner.value, 2));
+    const bool is_vector = sizes.inner_unpooled.value % 4 == 0 && sizes.inner_unpooled.value == sizes.inner.value * 2 && (reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(out)) % 16 == 0;
+    const auto run = is_vector ? forward_slide<true> : forward_slide<false>;
+    const int64_t tasks = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(inner_blocks.value), threads = tasks;
+    const auto blocks = static_cast<unsigned>(ceil_divide(threads, 256));
+    follow(run, blocks, 256, 0, stream, x, bias, out, sizes, inner_blocks, static_cast<Index>(tasks));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
