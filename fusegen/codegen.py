@@ -25,6 +25,7 @@ from fusegen.noise import NoiseView
 from fusegen.ops import Chain
 from fusegen.rowviews import RowView
 from fusegen.severalviews import SeveralView
+from fusegen.slidewise import with_winners
 from fusegen.target import Target
 from fusegen.views import KernelView, sizes_type
 from fusegen.windowviews import WindowView
@@ -186,7 +187,7 @@ class EntryView:
         self.sizes_type = sizes_type(entry.name)
         drawn = [b for b in entry.arguments if b.dtype == "noise"]
         self.noises = [NoiseView(entry.name, b, entry.grouping) for b in drawn]
-        self.kernels = [_view_of(kernel, target)(kernel, entry, target) for kernel in entry.kernels]
+        self.kernels = [_view(kernel, entry, target) for kernel in entry.kernels]
 
     @property
     def input_count(self) -> int:
@@ -229,6 +230,13 @@ def _reads_neighbours(kernel: KernelView) -> bool:
     if isinstance(kernel, RowView):
         return bool(kernel.reads_beside)
     return kernel.family in ("pointwise", "inner") and bool(kernel.varying_reads)
+
+
+def _view(kernel: Kernel, entry: Entry, target: Target) -> KernelView:
+    view = _view_of(kernel, target)(kernel, entry, target)
+    if isinstance(view, SeveralView) and view.has_winners:
+        return SeveralView(with_winners(kernel), entry, target)
+    return view
 
 
 def _view_of(kernel: Kernel, target: Target) -> type[KernelView]:

@@ -42,14 +42,17 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Reduction:
-    """One accumulation: its kind, what is accumulated, and the leaf that stands for each result."""
+    """One accumulation: its kind, what is accumulated, and the leaf that stands for each result. A
+    winner is a max with what is picked where it stands.
+    """
 
-    kind: Literal["sum", "moments", "max", "peak", "pick"]
+    kind: Literal["sum", "moments", "max", "peak", "pick", "winner"]
     value: Expr
     results: tuple[
         tuple[str, Expr], ...
     ]  # (result, leaf): ("mean", ...), ("variance", ...) of moments
     index: Expr | None = None  # where to pick
+    picks: tuple[Expr, ...] = ()  # what a winner picks
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,9 @@ class ReductionView:
         # What the accumulator is given, as (name, value); of a product both factors, to be joined.
         factors = zip((self.term, f"{self.term}_by"), value.args, strict=False)
         self.terms = [*factors] if is_product else [(self.term, value)]
+        picked = [leaf for result, leaf in self.results if "picked" in result]
+        self.picks = [f"{leaf}_term" for leaf in picked]
+        self.terms += zip(self.picks, reduction.picks, strict=True)
         given = [f"{name}_value" for name, _ in self.terms]
         is_strided = kernel.adds_products and kernel.kernel.family == "column"
         self.addends = ", ".join(["p == 0"] * (is_strided and self.kind == "moments") + given)

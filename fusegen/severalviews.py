@@ -106,6 +106,11 @@ class SeveralView(SlideView):
         return bool(self.blocks)
 
     @property
+    def has_winners(self) -> bool:
+        """Whether it finds maxima first, and where they stand and what is picked there after."""
+        return self.family == "slide" and (self.is_several or self.is_packed)
+
+    @property
     def outer_blocks(self) -> list[Block]:
         """The blocks along which nothing is read in packs."""
         return [b for b in self.blocks if b.window != self.inner_window]

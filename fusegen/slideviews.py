@@ -180,7 +180,12 @@ class SlideView(KernelView):
         """The struct that a reduction over a window goes on in."""
         is_peak = self.target.is_flat and [r for r, _ in reduction.results] == ["max"]
         names = {"sum": "Sum", "max": "Peak" if is_peak else "Maximum", "pick": "Pick"}
-        return f"Window{names[reduction.kind]}"
+        return f"Window{names.get(reduction.kind, 'Winner')}"
+
+    def accumulator_type(self, reduction: ReductionView) -> str:
+        """The same with its parameters."""
+        picks = f", {len(reduction.picks)}" if reduction.kind == "winner" else ""
+        return f"{self.accumulator(reduction)}<{self.compute}{picks}>"
 
     def takes_twice(self, stage: StageView) -> bool:
         """Whether an element may be taken twice, as a maximum does not tell: then the nearest one
@@ -188,7 +193,8 @@ class SlideView(KernelView):
         """
         slides = [self.grouping.slides[-1 - w] for w in self.reduced]
         is_close = not any(s.parts or s.dilation > 1 for s in slides)
-        return is_close and all(self.accumulator(r) == "WindowPeak" for r in stage.reductions)
+        found = {self.accumulator(r) for r in stage.reductions}
+        return is_close and found <= {"WindowPeak", "WindowWinner"}
 
     # Elements, each from the windows that cover it.
 

@@ -11,6 +11,7 @@ the skeletons decide.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from fusegen import ir
 from fusegen.grouping import ordered
@@ -102,3 +103,27 @@ def _once_per_window(state: Pass, window: Extent) -> list[Expr]:
 
 def _is_dear(expr: Expr) -> bool:
     return not reduces_below([expr]) and any(n.op in FUNCTIONS for n in ir.topological([expr]))
+
+
+def with_winners(kernel: Kernel) -> Kernel:
+    """The kernel where a maximum that is asked where it stands has what is picked there, so that
+    nothing is read for that again.
+    """
+    leaves = {leaf for stage in kernel.stages for r in stage for _, leaf in r.results}
+    stages = list(kernel.stages)
+    for i, stage in enumerate(kernel.stages):
+        places = {leaf for r in stage for result, leaf in r.results if result == "argmax"}
+        if len(stage) > 1 or not places or stage[0].kind != "max":
+            continue
+        found = [
+            r
+            for later in kernel.stages[i + 1 :]
+            for r in later
+            if r.kind == "pick" and r.index in places and leaves.isdisjoint(ir.inputs([r.value]))
+        ]
+        results = [(f"template picked<{j}>", r.results[0][1]) for j, r in enumerate(found)]
+        picks = tuple(r.value for r in found)
+        own = (*stage[0].results, *results)
+        stages[i] = (replace(stage[0], kind="winner", results=own, picks=picks),)
+        stages[i + 1 :] = [tuple(r for r in s if r not in found) for s in stages[i + 1 :]]
+    return replace(kernel, stages=tuple(filter(None, stages)))

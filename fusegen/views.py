@@ -53,9 +53,9 @@ class KernelView(Indexing):
         results = [*((b.name, expr) for b, expr in kernel.stores), *ends]
         self.last_sums, self.last_stretches = last = self._sums_at(len(kernel.stages))
         results += [t for part in last for s in part if not s.is_plain for t in s.terms]
-        self.expressions = [e for _, e in results] + [
-            e for s in kernel.stages for r in s for e in (r.value, r.index) if e is not None
-        ]
+        self.expressions = [e for _, e in results]
+        accumulated = [e for s in kernel.stages for r in s for e in (r.value, r.index, *r.picks)]
+        self.expressions += [e for e in accumulated if e is not None]
         self.expressions += [value for pairs in kernel.held for _, value in pairs]
         self.expressions += [s.reduction.value for s in self.left]
         is_split = kernel.family in ("row", "column", "window", "slide")
@@ -371,7 +371,7 @@ class KernelView(Indexing):
     @property
     def accumulator_bytes(self) -> int:
         """The size of the largest accumulator."""
-        numbers = {"sum": 1, "moments": 4, "max": 2, "peak": 1, "pick": 1}
+        numbers = {"sum": 1, "moments": 4, "max": 2, "peak": 1, "pick": 1, "winner": 3}
         width = 8 if self.compute == "double" or self.family == "finalise" else 4
         return width * max((numbers[r.kind] for r in self.reductions), default=0)
 

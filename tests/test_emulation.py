@@ -1,5 +1,6 @@
 """The CUDA skeletons, executed on the CPU: every family, its values and gradients."""
 
+import math
 import re
 import shutil
 import subprocess
@@ -581,6 +582,24 @@ def test_a_quotient_by_a_sum_is_right_where_its_inverse_would_overflow(
     done = run(chain, shape, [], tmp_path)
     assert "inverse" in done.text
     torch.testing.assert_close(done.results[0], torch.full(shape, 1 / 9), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("chain", ["max_pool2d(3, 2, 1)", "relu | max_pool2d(3, 2, 1)"])
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("shape", [(2, 8, 6, 16), (1, 5, 7, 9)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_windows_with_ties_infinities_and_nan_have_torchs_winners(
+    chain: str, shape: tuple[int, ...], dtype: str, layout: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    values = torch.tensor([1.0, 1.0, 0.0, torch.nan, -torch.inf, torch.inf, 2.0])
+    odds = torch.tensor([4.0, 4.0, 4.0, 0.3, 6.0, 0.3, 4.0])
+    drawn = torch.multinomial(odds, math.prod(shape), replacement=True)
+    done = run(chain, shape, [], tmp_path, dtype=dtype, layout=layout, x=values[drawn].view(shape))
+    tolerance = {"float32": 1e-6, "bfloat16": 2.0**-8}[dtype]
+    for have, want in zip(done.results, done.expected, strict=True):
+        close = {"rtol": tolerance, "atol": tolerance, "equal_nan": True}
+        torch.testing.assert_close(have.double(), want, **close)
 
 
 _LARGEST = (

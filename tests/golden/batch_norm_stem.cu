@@ -521,7 +521,7 @@ forward_slide(const float* x, const float* mean, const float* variance, const fl
   const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
   const Index outer = above_axis_1;
   constexpr int kEach = 2, kFrom = -1, kPast = 4;
-  const Index inner = inner_block * kEach, inner_at = inner * 2;
+  const Index first_inner = inner_block * kEach, inner = first_inner, inner_at = inner * 2;
   [[maybe_unused]] const int left = along_inner.windows - static_cast<int>(inner);
   const float mean_value = static_cast<float>(widen(mean[axis_1]));
   const float variance_value = static_cast<float>(widen(variance[axis_1]));

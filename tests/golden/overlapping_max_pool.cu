@@ -302,7 +302,7 @@ forward_slide(const float* x, const float* bias, float* __restrict__ out, Forwar
   const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
   const Index outer = above_axis_1;
   constexpr int kEach = 2, kFrom = -1, kPast = 4;
-  const Index inner = inner_block * kEach, inner_at = inner * 2;
+  const Index first_inner = inner_block * kEach, inner = first_inner, inner_at = inner * 2;
   [[maybe_unused]] const int left = along_inner.windows - static_cast<int>(inner);
   const float bias_value = static_cast<float>(widen(bias[axis_1]));
   WindowPeak<float> maximum_sum[kEach];

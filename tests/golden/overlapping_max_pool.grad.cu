@@ -32,6 +32,20 @@ __device__ __forceinline__ Stored narrow(Value x) {
   return static_cast<Stored>(x);
 }
 
+// NaN in either argument is the result, as in torch.
+template <typename Value>
+__device__ __forceinline__ Value maximum(Value a, Value b) {
+  return a != a || a > b ? a : b;
+}
+#if __CUDA_ARCH__ >= 800
+template <>
+[[maybe_unused]] __device__ __forceinline__ float maximum<float>(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+#endif
+
 // N neighbours, moved by one access.
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Pack {
@@ -89,25 +103,6 @@ struct Sum {
     total += other.total;
   }
   __device__ T sum() const { return total; }
-};
-
-// The first maximum and where it stands; a NaN beats every number, as in torch.
-template <typename T>
-struct Maximum {
-  T best = 0;
-  int at = -1;
-  __device__ void add(T value, int position) {
-    if (at < 0 || value > best || value != value) best = value, at = position;
-  }
-  __device__ T max() const { return best; }
-  __device__ int argmax() const { return at; }
-};
-
-template <typename T>
-struct Picked {
-  T value = 0;
-  __device__ void add(T candidate, bool is_it) { value = is_it ? candidate : value; }
-  __device__ T pick() const { return value; }
 };
 
 // Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
@@ -216,6 +211,26 @@ struct WindowMaximum {
   __device__ __forceinline__ int argmax() const { return at; }
 };
 
+// The maximum, then where it stands first, and what there is: found backwards. Of NaN the last is the one.
+template <typename T, int kPicks>
+struct WindowWinner {
+  T best = static_cast<T>(-INFINITY);
+  int at = 0;
+  T all[kPicks + 1] = {};
+  __device__ __forceinline__ void add(T value) { best = maximum(value, best); }
+  template <typename... Picks>
+  __device__ __forceinline__ void take(bool is_it, int position, Picks... picks) {
+    const T found[kPicks + 1] = {picks...};
+    at = is_it ? position : at;
+#pragma unroll
+    for (int i = 0; i < kPicks; ++i) all[i] = is_it ? found[i] : all[i];
+  }
+  __device__ __forceinline__ T max() const { return best; }
+  __device__ __forceinline__ int argmax() const { return at; }
+  template <int kWhich>
+  __device__ __forceinline__ T picked() const { return all[kWhich]; }
+};
+
 template <typename T>
 struct WindowPick {
   T value = 0;
@@ -284,15 +299,11 @@ struct ForwardSizes {
   Size outer, axis_1, axis_2, inner, axis_2_unpooled, inner_unpooled;
 };
 
-__device__ __forceinline__ void forward_slide_stage_1(const float x, float& maximum_term) {
+__device__ __forceinline__ void forward_slide_stage_1(const float x, float& maximum_term,
+    float& picked_x_2_term) {
   // relu
   maximum_term = x <= 0.0f ? 0.0f : x;
-}
-
-__device__ __forceinline__ void forward_slide_stage_2(const float x, const int winner_index_2,
-    float& picked_x_2_term, int& picked_x_2_term_at) {
   picked_x_2_term = x;
-  picked_x_2_term_at = winner_index_2;
 }
 
 __device__ __forceinline__ void forward_slide_row_values(const float maximum, const float bias,
@@ -323,19 +334,41 @@ forward_slide(const float* x, const float* bias, float* __restrict__ out, float*
   const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
   const Index outer = above_axis_1;
   constexpr int kEach = 2, kFrom = -1, kPast = 4;
-  const Index inner = inner_block * kEach, inner_at = inner * 2;
+  const Index first_inner = inner_block * kEach, inner = first_inner, inner_at = inner * 2;
   [[maybe_unused]] const int left = along_inner.windows - static_cast<int>(inner);
   const float bias_value = static_cast<float>(widen(bias[axis_1]));
-  WindowMaximum<float> maximum_sum[kEach];
+  WindowWinner<float, 1> maximum_sum[kEach];
 #pragma unroll
   for (int outside = 0; outside < 3; ++outside) {
+    const Index window_1 = outside;
+    [[maybe_unused]] const Index axis_2_at = static_cast<Index>(along_axis_2.near(axis_2, window_1));
+    const auto x_line = load_around<kFrom, kPast, 4,
+        kIsVector>(x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at), static_cast<int>(inner_at), along_inner.elements);
+#pragma unroll
+    for (int beside = kFrom; beside < kPast; ++beside) {
+#pragma unroll
+      for (int lane = 0; lane < kEach; ++lane) {
+        const int distance_2 = beside + 1 - lane * 2;
+        if (distance_2 < 0 || distance_2 >= 3) continue;
+        [[maybe_unused]] const int window_2 = distance_2;
+        [[maybe_unused]] const int position_value = (window_1) * 3 + window_2;
+        const float x_value = static_cast<float>(x_line.at[beside - kFrom]);
+        float maximum_term_value;
+        float picked_x_2_term_value;
+        forward_slide_stage_1(x_value, maximum_term_value, picked_x_2_term_value);
+        maximum_sum[lane].add(maximum_term_value);
+      }
+    }
+  }
+#pragma unroll
+  for (int outside = 2; outside >= 0; --outside) {
     const Index window_1 = outside;
     const bool is_row_inside = along_axis_2.has(axis_2, window_1);
     [[maybe_unused]] const Index axis_2_at = static_cast<Index>(along_axis_2.near(axis_2, window_1));
     const auto x_line = load_around<kFrom, kPast, 4,
         kIsVector>(x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at), static_cast<int>(inner_at), along_inner.elements);
 #pragma unroll
-    for (int beside = kFrom; beside < kPast; ++beside) {
+    for (int beside = kPast - 1; beside >= kFrom; --beside) {
       const bool is_inside = is_row_inside && is_among<4, kIsVector>(beside, static_cast<int>(inner_at),
           along_inner.elements);
 #pragma unroll
@@ -346,37 +379,31 @@ forward_slide(const float* x, const float* bias, float* __restrict__ out, float*
         [[maybe_unused]] const int position_value = (window_1) * 3 + window_2;
         const float x_value = static_cast<float>(x_line.at[beside - kFrom]);
         float maximum_term_value;
-        forward_slide_stage_1(x_value, maximum_term_value);
-        if (is_inside) maximum_sum[lane].add(maximum_term_value, position_value);
+        float picked_x_2_term_value;
+        forward_slide_stage_1(x_value, maximum_term_value, picked_x_2_term_value);
+        maximum_sum[lane].take(is_inside && !(maximum_term_value < maximum_sum[lane].best), position_value,
+            picked_x_2_term_value);
       }
     }
   }
-  WindowPick<float> picked_x_2_sum[kEach];
 #pragma unroll
-  for (int outside = 0; outside < 3; ++outside) {
-    const Index window_1 = outside;
-    const bool is_row_inside = along_axis_2.has(axis_2, window_1);
-    [[maybe_unused]] const Index axis_2_at = static_cast<Index>(along_axis_2.near(axis_2, window_1));
-    const auto x_line = load_around<kFrom, kPast, 4,
-        kIsVector>(x + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at), static_cast<int>(inner_at), along_inner.elements);
-#pragma unroll
-    for (int beside = kFrom; beside < kPast; ++beside) {
-      const bool is_inside = is_row_inside && is_among<4, kIsVector>(beside, static_cast<int>(inner_at),
-          along_inner.elements);
-#pragma unroll
-      for (int lane = 0; lane < kEach; ++lane) {
-        const int distance_2 = beside + 1 - lane * 2;
-        if (distance_2 < 0 || distance_2 >= 3) continue;
-        [[maybe_unused]] const int window_2 = distance_2;
-        [[maybe_unused]] const int position_value = (window_1) * 3 + window_2;
-        const float x_value = static_cast<float>(x_line.at[beside - kFrom]);
-        const int winner_index_2_value = maximum_sum[lane].argmax();
-        float picked_x_2_term_value;
-        int picked_x_2_term_at_value;
-        forward_slide_stage_2(x_value, winner_index_2_value, picked_x_2_term_value, picked_x_2_term_at_value);
-        if (is_inside) picked_x_2_sum[lane].add(picked_x_2_term_value, position_value,
-            picked_x_2_term_at_value);
-      }
+  for (int lane = 0; lane < kEach; ++lane) {
+    if (maximum_sum[lane].best == maximum_sum[lane].best) continue;
+    const Index inner = first_inner + lane;
+#pragma unroll 1
+    for (int position_value = 0; position_value < 9; ++position_value) {
+      const Index above_window_2 = position_value / 3;
+      const Index window_2 = position_value - above_window_2 * 3;
+      const Index window_1 = above_window_2;
+      const bool is_inside = along_axis_2.has(axis_2, window_1) && along_inner.has(inner, window_2);
+      [[maybe_unused]] const Index axis_2_at = static_cast<Index>(along_axis_2.near(axis_2, window_1));
+      [[maybe_unused]] const Index inner_at = static_cast<Index>(along_inner.near(inner, window_2));
+      const float x_value = static_cast<float>(widen(x[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at]));
+      float maximum_term_value;
+      float picked_x_2_term_value;
+      forward_slide_stage_1(x_value, maximum_term_value, picked_x_2_term_value);
+      maximum_sum[lane].take(is_inside && maximum_term_value != maximum_term_value, position_value,
+          picked_x_2_term_value);
     }
   }
   Pack<float, kEach> out_out;
@@ -386,7 +413,7 @@ forward_slide(const float* x, const float* bias, float* __restrict__ out, float*
   for (int lane = 0; lane < kEach; ++lane) {
     const float maximum_value = maximum_sum[lane].max();
     const int winner_index_2_value = maximum_sum[lane].argmax();
-    const float picked_x_2_value = picked_x_2_sum[lane].pick();
+    const float picked_x_2_value = maximum_sum[lane].template picked<0>();
     float out_value;
     float picked_x_value;
     int winner_index_value;
