@@ -79,7 +79,6 @@ RULES: Mapping[str, Rule] = {
         _extremum_share(g, a[0] < a[1], *a),
         _extremum_share(g, a[0] > a[1], *a),
     ),
-    "once": lambda g, a, out: (ir.once(g, ir.axes_of(out)),),
     "where": lambda g, a, out: (None, _select(a[0], g, NO_SHARE), _select(a[0], NO_SHARE, g)),
 }
 
@@ -146,7 +145,9 @@ def vjp(
 
     def send(node: Expr, share: Expr | None, along: Extent) -> None:
         """Add a share that stands for every index of `along`, summed over what the node lacks."""
-        if share is not None and node in moving:
+        if share is not None and node.op == "once":
+            send(node.args[0], ir.once(share, ir.axes_of(node)), along)
+        elif share is not None and node in moving:
             share = reduce("sum", (share.extent | along) - node.extent, share)
             arrived[node] = arrived[node] + share if node in arrived else share
 

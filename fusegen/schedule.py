@@ -86,7 +86,7 @@ def schedule(
     # No value is called as a function that the lines may call, such as maximum.
     state.taken |= {*dtypes, *(node.op for node in ir.topological(graph.roots))}
     state.is_sliding, state.is_exact = is_sliding, is_exact
-    images = positions_as_numbers(state, apart(means_as_sums(nodes)))
+    images = positions_as_numbers(state, apart(means_as_sums(nodes), pooled))
     new = dict(zip(nodes, images, strict=True))
     state.pending = outputs = {name: new[expr] for name, expr in outputs.items()}
     state.marks = remarked(marks, new)

@@ -21,6 +21,7 @@ _VECTOR_BYTES = 16
 _STRIDES = (1, 2, 4)
 _MOST_WINDOWS = 4  # of a thread of a slide kernel: each has accumulators of its own
 _LARGEST = 27  # elements of a window, or windows of a block, for loops that are unrolled
+_MOST_FOUND_AFTER = 9  # elements of a window that are gone through twice
 _MOST_SUMS = 32  # of a thread of a cover kernel, each in a register
 _LONGEST = 12  # a line of what is read around a pack
 
@@ -108,7 +109,8 @@ class SeveralView(SlideView):
     @property
     def has_winners(self) -> bool:
         """Whether it finds maxima first, and where they stand and what is picked there after."""
-        return self.family == "slide" and (self.is_several or self.is_packed)
+        is_apt = self.family == "slide" and (self.is_several or self.is_packed)
+        return is_apt and self.window_size <= _MOST_FOUND_AFTER
 
     @property
     def outer_blocks(self) -> list[Block]:

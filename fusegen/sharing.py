@@ -18,15 +18,18 @@ from fusegen.ir import Expr
 Parts = tuple[Expr | None, Expr | None]  # the shares of windows, and what elements have once
 
 
-def apart(roots: Iterable[Expr]) -> list[Expr]:
-    """The roots as shares, `once` of something, or the sum of both; and reductions of either."""
+def apart(roots: Iterable[Expr], pooled: Sequence[int]) -> list[Expr]:
+    """The roots as shares, `once` of something, or the sum of both; and reductions of either.
+    pooled has the group that each group of places within windows splits.
+    """
     roots = tuple(roots)
     axes = next((ir.axes_of(n) for n in ir.topological(roots) if n.op == "once"), None)
     if axes is None:
         return list(roots)
     parts: dict[Expr, Parts] = {}
     for node in ir.topological(roots):
-        parts[node] = _parts(node, [parts[a] for a in node.args], axes)
+        args = [parts[a] for a in node.args]
+        parts[node] = _parts(node, args, axes, pooled)
     return [_whole(parts[root], axes) for root in roots]
 
 
@@ -57,13 +60,13 @@ def _at_element(parts: Parts) -> Expr:
     return plain + own
 
 
-def _parts(node: Expr, args: Sequence[Parts], axes: Sequence[int]) -> Parts:
+def _parts(node: Expr, args: Sequence[Parts], axes: Sequence[int], pooled: Sequence[int]) -> Parts:
     if node.op == "once":
         return None, _at_element(args[0])
     if all(own is None for _, own in args):
         return ir.rebuild(node, tuple(_whole(pair, axes) for pair in args)), None
     if node.op == "reduce":
-        return _reduced(node, args, axes), None
+        return _reduced(node, args, axes, pooled), None
     assert node.op in _PLACES, f"{node.op} of what elements have once"
     places = _PLACES[node.op]
     mixed = [i for i, (_, own) in enumerate(args) if own is not None]
@@ -95,7 +98,7 @@ _PLACES = {
 }
 
 
-def _reduced(node: Expr, args: Sequence[Parts], axes: Sequence[int]) -> Expr:
+def _reduced(node: Expr, args: Sequence[Parts], axes: Sequence[int], pooled: Sequence[int]) -> Expr:
     """A reduction over elements, and over windows and what is within them."""
     kind, along = ir.reduction(node)
     assert along.issuperset(axes), "what elements have once is reduced over whole axes"
@@ -106,6 +109,11 @@ def _reduced(node: Expr, args: Sequence[Parts], axes: Sequence[int]) -> Expr:
     if shares is None:
         return total
     assert kind == "sum", f"the {kind} of shares"
+    # Windows differ in how many of their positions are inside.
+    for within in (g for g in along if g < 0 and g not in shares.extent):
+        counted = frozenset({pooled[-1 - within]})
+        shares = shares * ir.make("covered", attrs=((within,), False), extent=counted)
+        along -= {within}
     return ir.reduce(kind, along, shares) + total
 
 

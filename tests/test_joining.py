@@ -138,6 +138,10 @@ def test_running_statistics_are_eagers(device, joining) -> None:
         "batch_norm(weight=w, bias=b, training=True) | tanh | max_pool2d(3, 2, 1)",
         "group_norm(2, w, b) | silu | avg_pool2d(3, 2, 1)",
         "instance_norm | tanh | group_norm(2, w, b) | avg_pool2d((3, 2))",
+        # Shares that are the same all over a window; and a mean of squares.
+        "add_channel(b) | group_norm(2, w) | avg_pool2d(2, 2, 1, count_include_pad=False)",
+        "instance_norm | instance_norm | avg_pool2d(2, 2, 1)",
+        "rms_norm(normalized_shape=(4, 4, 4)) | tanh | avg_pool2d(3, 2)",
     ],
 )
 def test_second_derivatives_are_right(text, device, joining) -> None:
