@@ -338,13 +338,7 @@ class _Binding:
                 f"{step.text}: got a value of shape {shape}, wanted one whose axis 1 is divisible "
                 f"by {groups}, the number of groups"
             )
-        try:
-            parts = self.atlas.split(self.running.axes[1], groups) if shape[1] else ((), ())
-        except CrossedAxesError:
-            raise UnsupportedError(
-                f"{step.text}: {groups} groups of {shape[1]} channels cross those of an earlier "
-                "step; compile what follows as a chain of its own"
-            ) from None
+        parts = self.atlas.split(self.running.axes[1], groups) if shape[1] else ((), ())
 
         def apart(axes: Axes) -> Axes:
             two = parts if axes[1] else ((), ())

@@ -58,8 +58,8 @@ def chosen(
 def _is_apt(bound: Bound, least: int) -> bool:
     """Whether what a segment reduces before its pooling can be reduced beside it: over all of the
     pooled axes, and by sums, as others know no windows. Nor may an operand's gradient be a sum that
-    keeps places within windows. There are to be so many elements at least: fewer are in a cache for
-    the kernel that comes next.
+    keeps places within windows. Where there are to be so many elements at least, fewer are in a
+    cache for the kernel that comes next, and arithmetic counts.
     """
     if not bound.windows:
         return True
@@ -72,8 +72,10 @@ def _is_apt(bound: Bound, least: int) -> bool:
         return True
     if least and math.prod(bound.domain) < least:  # no guard on sizes where all will do
         return False
-    is_sliding = any(isinstance(w, Slide) for _, w in bound.windows)
-    if is_sliding and any(leaf.kind == "noise" for leaf in ir.inputs(before)):
+    slides = [w for _, w in bound.windows if isinstance(w, Slide)]
+    if least and any(w.parts or w.size > w.stride for w in slides):
+        return False  # so much is computed again for windows that share elements
+    if slides and any(leaf.kind == "noise" for leaf in ir.inputs(before)):
         return False  # it is drawn window by window
     pooled = within.union(a for a, _ in bound.windows)
     full = max((n.extent for n in nodes), key=len)

@@ -57,7 +57,8 @@ def segments(chain: Chain, *, joins: bool = False) -> tuple[Segment, ...]:
     pooled in its segment.
     """
     steps = chain.steps
-    if not any(s.is_view or (s.definition and s.definition.window_axes) for s in steps):
+    is_whole = not any(s.is_view or (s.definition and s.definition.window_axes) for s in steps)
+    if is_whole and len({s.groups for s in steps if s.groups}) < 2:
         return (Segment(chain),)  # nothing else cuts a chain
     cuts: dict[int, str] = {}
     facts = [_facts(step) for step in steps]
@@ -218,6 +219,7 @@ class _Views:
         self.is_first = True  # whether nothing but views stands before that
         self.parted: Step | None = None  # the last that joined or parted axes of the graph
         self.from_axis = MOST_AXES  # the first axis that is not one of the graph's
+        self.groups: list[int] = []  # into how many the channels are split
         self.named: set[str] = set()
         self.named_before: set[str] = set()  # before the last change of shape
 
@@ -233,6 +235,7 @@ class _Views:
                 self.from_axis = min(self.from_axis, _first_axis(step))
         elif definition is not None and definition.groups:
             self.parted, self.from_axis = step, min(self.from_axis, 1)
+            self.groups.append(step.groups)
         self.named.update(_mentioned([step]))
 
     def cut_for(self, name: str, kept_at: int, i: int) -> int | None:
@@ -247,6 +250,8 @@ class _Views:
         """Why a step cannot follow in the segment; nothing where it can."""
         step = self.steps[i]
         definition = step.definition
+        if step.groups and any(step.groups % n and n % step.groups for n in self.groups):
+            return f"{step.text} has groups that cross those of an earlier step"
         if definition is None or (not definition.is_view and self.last is None):
             return ""
         if definition.is_view:

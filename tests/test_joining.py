@@ -92,6 +92,9 @@ def test_on_the_cpu_what_fits_a_cache_is_cut() -> None:
     text = "instance_norm | max_pool2d(2)"
     assert way_of(text, (8, 64, 56, 56), "cpp") == 1
     assert way_of(text, (32, 64, 112, 112), "cpp") == 0
+    assert way_of(text, (32, 64, 113, 111), "cpp") == 0
+    # Windows that share elements would have what is before them computed again.
+    assert way_of("instance_norm | max_pool2d(3, 2, 1)", (32, 64, 112, 112), "cpp") == 1
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])

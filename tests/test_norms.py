@@ -8,7 +8,7 @@ from numeric import has_right_second_derivatives, outcome
 from torch.nn import functional
 
 import fusegen
-from fusegen import ArgumentError, ChainError, UnsupportedError
+from fusegen import ArgumentError, ChainError
 
 SHAPE = (4, 6, 3, 5)
 _BATCH = "batch_norm(running_mean, running_var, weight, bias"
@@ -357,11 +357,6 @@ def test_a_module_trains_as_its_twin(device):
 def test_a_mistake_is_told(text, shape, operands, message):
     with pytest.raises(ArgumentError, match=message):
         fusegen.compile(text)(torch.ones(shape), *[torch.ones(s) for s in operands])
-
-
-def test_groups_that_cross_are_refused():
-    with pytest.raises(UnsupportedError, match=r"group_norm\(2\): 2 groups of 6 channels cross"):
-        fusegen.compile("group_norm(3) | group_norm(2)")(torch.randn(SHAPE))
 
 
 @pytest.mark.parametrize(

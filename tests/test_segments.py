@@ -57,6 +57,9 @@ def test_what_can_be_one_kernel_is_one_segment(text: str) -> None:
             ["batch_norm(m, v, training=True)", "max_pool2d(2)"],
         ),
         ("max_pool2d(2) | softmax(1)", ["max_pool2d(2)", "softmax(1)"]),
+        # Groups within groups go together, those that cross do not.
+        ("group_norm(2) | relu | group_norm(4)", ["group_norm(2) | relu | group_norm(4)"]),
+        ("group_norm(3) | relu | group_norm(2)", ["group_norm(3) | relu", "group_norm(2)"]),
         # The value is in memory already, as x.
         (
             "keep(y) | max_pool2d(3, 1, 1) | sigmoid | mul(y)",
@@ -159,6 +162,7 @@ VALUES = {
     "max_pool2d(4) | squeeze((2, 3)) | mul(w) | tanh": ((2, 3, 4, 4), [(3,)]),
     "adaptive_avg_pool2d(1) | squeeze((2, 3)) | add(b) | softmax(1)": ((2, 3, 4, 5), [(3,)]),
     "group_norm(2, w) | gelu | max_pool2d(3, 2, 1) | softmax(1)": ((2, 4, 3, 3), [(4,)]),
+    "group_norm(3, w) | gelu | group_norm(2, v) | tanh": ((2, 6, 3, 3), [(6,), (6,)]),
     "mean(1, keepdim=True) | avg_pool2d(2) | add(other)": ((2, 3, 4, 4), [(2, 5, 2, 2)]),
     "batch_norm(weight=w, bias=b, training=True) | max_pool2d(2) | amax(1)": (
         (2, 3, 4, 4),

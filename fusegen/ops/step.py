@@ -105,6 +105,12 @@ class Step:
         return self.definition is not None and self.definition.is_view
 
     @property
+    def groups(self) -> int:
+        """Into how many groups it splits the channels; 0 if it does not."""
+        number = dict(self.attributes).get(self.definition.groups) if self.definition else None
+        return number if isinstance(number, int) else 0
+
+    @property
     def text(self) -> str:
         """The step as canonical text has it."""
         inside = list(self.names)
