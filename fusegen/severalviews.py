@@ -22,7 +22,7 @@ _STRIDES = (1, 2, 4)
 _MOST_WINDOWS = 4  # of a thread of a slide kernel: each has accumulators of its own
 _LARGEST = 27  # elements of a window, or windows of a block, for loops that are unrolled
 _MOST_FOUND_AFTER = 9  # elements of a window that are gone through twice
-_MOST_SUMS = 32  # of a thread of a cover kernel, each in a register
+_MANY_SUMS, _MOST_SUMS = 16, 32  # of a thread of a cover kernel, each in a register
 _LONGEST = 12  # a line of what is read around a pack
 
 
@@ -69,12 +69,24 @@ class SeveralView(SlideView):
             return []  # a window's elements would not be met in order
         return self._slide_blocks() if self.family == "slide" else self._cover_blocks()
 
+    def _size_along(self, slide: Slide) -> int:
+        """How many elements a thread has of a line that windows split: a pack of each tensor at
+        most, and the windows that begin there are one, too; 0 where not even one does.
+        """
+        width = {True: 1, False: 1}
+        for t in self.beside:
+            is_element = self.is_element(t)
+            width[is_element] = max(width[is_element], ITEM_BYTES[t.buffer.dtype])
+        windows = min(_VECTOR_BYTES // width[False], _MOST_WINDOWS)
+        size = min(_VECTOR_BYTES // width[True], windows * slide.stride)
+        return size if size >= slide.stride else 0
+
     def _slide_blocks(self) -> list[Block]:
-        widths = [ITEM_BYTES[t.buffer.dtype] for t in self.beside if self.is_element(t)]
-        if self.inner_window is None or not widths or self.window_size > _LARGEST:
+        is_read = any(self.is_element(t) for t in self.beside)
+        if self.inner_window is None or not is_read or self.window_size > _LARGEST:
             return []
         slide = self.grouping.slides[-1 - self.inner_window]
-        size = min(_VECTOR_BYTES // max(widths), _MOST_WINDOWS * slide.stride)
+        size = self._size_along(slide)
         reach = (slide.size - 1) * slide.dilation
         first, past = -slide.padding, size - slide.stride + reach - slide.padding + 1
         if size <= slide.stride or past - first > _LONGEST:
@@ -84,13 +96,17 @@ class SeveralView(SlideView):
     def _cover_blocks(self) -> list[Block]:
         if any(self.is_element(r) and self.values.reads(r.name) for r in self.reads):
             return []
-        widest = max(ITEM_BYTES[s.buffer.dtype] for s in self.stores)
         found = []
         for window in self.reduced:
             slide = self.grouping.slides[-1 - window]
             size = slide.stride
             if window == self.inner_window:
-                size = max(size, min(_VECTOR_BYTES // widest, _MOST_WINDOWS * slide.stride))
+                size = self._size_along(slide)
+                beside = math.prod(b.size for b in found) * len(self.stores)
+                while size > slide.stride and size * beside > _MANY_SUMS:
+                    size //= 2
+            if not size:
+                return []
             reach = (slide.size - 1) * slide.dilation
             first = -((reach - slide.padding) // slide.stride)
             past = (size - 1 + slide.padding) // slide.stride + 1

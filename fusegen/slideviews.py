@@ -29,6 +29,13 @@ class SlideView(KernelView):
         return 256
 
     @property
+    def least_blocks(self) -> int:
+        """How many blocks a multiprocessor must have room for: where it is not said, ptxas seeks
+        more of them than registers allow, and spills.
+        """
+        return 2
+
+    @property
     def unrolled(self) -> int:
         """How many positions of a window are on their way at once."""
         return min(self.window_size, _MOST_UNROLLED)

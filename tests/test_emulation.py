@@ -487,6 +487,9 @@ CASES = [
     ("relu | max_pool3d(3, 2, 1)", (2, 2, 4, 5, 8), [], {}, "slide cover"),
     ("sigmoid | avg_pool3d((1, 3, 2), (1, 1, 2), (0, 1, 0))", (2, 2, 3, 4, 8), [], {}, "cover"),
     ("max_pool2d(3, 2, 1)", (2, 5, 8, 7), [], {"layout": "channels_last"}, "slide cover"),
+    # Windows further apart than a pack is long.
+    ("instance_norm | max_pool2d(4)", (2, 3, 9, 16), [], {"dtype": "float64"}, "cover"),
+    ("instance_norm | max_pool2d(4)", (2, 3, 9, 16), [], {"dtype": "bfloat16"}, "cover"),
     # Rows so many and so short that a block takes several, and some are left over.
     ("batch_norm(weight=w, bias=b, training=True) | tanh", (41, 110, 6), [(110,)] * 2, {}, "inner"),
     ("var((0, 2))", (63, 134, 9), [], {"dtype": "bfloat16"}, "inner"),

@@ -503,7 +503,7 @@ __device__ __forceinline__ void forward_slide_row_values(const float maximum, fl
 
 // Reads x, mean by (axis_1), variance by (axis_1), weight by (axis_1), bias by (axis_1); writes out.
 template <bool kIsVector>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(256, 2)
 forward_slide(const float* x, const float* mean, const float* variance, const float* weight,
     const float* bias, float* __restrict__ out, ForwardSizes sizes, Size inner_blocks, Index count) {
   wait_for_kernel_before();

@@ -526,7 +526,7 @@ __device__ __forceinline__ void forward_slide_row_values(const float maximum, co
 
 // Reads x, mean by (axis_1), variance by (axis_1), weight by (axis_1), bias by (axis_1); writes out, picked_x, winner_index.
 template <bool kIsVector>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(256, 2)
 forward_slide(const float* x, const float* mean, const float* variance, const float* weight,
     const float* bias, float* __restrict__ out, float* __restrict__ picked_x,
     uint8_t* __restrict__ winner_index, ForwardSizes sizes, Size inner_blocks, Index count) {
@@ -890,15 +890,15 @@ __device__ __forceinline__ void backward_cover_row_values(const float d_x_shares
   const float quotient = -(total * weight * inverse_root * inverse_root * inverse_root) / count_of_window_2_window_1_outer_axis_2_inner;
   const float quotient_2 = total_2 * weight * inverse_root / count_of_window_2_window_1_outer_axis_2_inner;
   d_x_finished = fmaf(d_x_shares * weight, inverse_root, fmaf(x, quotient,
-      -saved_mean * quotient - quotient_2));
+      -saved_mean * quotient) + -quotient_2);
 }
 
 // Reads x, winner_index by (outer, axis_1, axis_2, inner), picked_x by (outer, axis_1, axis_2, inner), saved_mean by (axis_1), saved_variance by (axis_1), weight by (axis_1), bias by (axis_1), d_out by (outer, axis_1, axis_2, inner), total by (axis_1), total_2 by (axis_1); writes d_x.
 template <bool kIsVector>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(256, 2)
 backward_cover(const uint8_t* winner_index, const float* picked_x, const float* saved_mean,
     const float* saved_variance, const float* weight, const float* bias, const float* d_out,
-    const float* total, const float* total_2, const float* x, float* __restrict__ d_x, BackwardSizes sizes,
+    const float* total, const float* x, const float* total_2, float* __restrict__ d_x, BackwardSizes sizes,
     Size axis_2_blocks, Size inner_blocks, Index count) {
   wait_for_kernel_before();
   const float count_of_window_2_window_1_outer_axis_2_inner_value = static_cast<float>(sizes.outer.value * sizes.axis_2_unpooled.value * sizes.inner_unpooled.value);
@@ -1185,7 +1185,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
     const int64_t tasks = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(axis_2_blocks.value) * static_cast<int64_t>(inner_blocks.value), threads = tasks;
     const auto blocks = static_cast<unsigned>(ceil_divide(threads, 256));
     follow(run, blocks, 256, 0, stream, winner_index, picked_x, saved_mean, saved_variance, weight, bias,
-        d_out, total_scratch, total_2_scratch, x, d_x, sizes, axis_2_blocks, inner_blocks,
+        d_out, total_scratch, x, total_2_scratch, d_x, sizes, axis_2_blocks, inner_blocks,
         static_cast<Index>(tasks));
   }
   return -static_cast<int64_t>(cudaGetLastError());

@@ -265,7 +265,7 @@ __device__ __forceinline__ void forward_slide_row_values(const float total,
 }
 
 // Reads noise, x, bias by (axis_1); writes out.
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(256, 2)
 forward_slide(const ForwardDrawnNoise noise, const float* x, const float* bias, float* __restrict__ out,
     ForwardSizes sizes, Index count) {
   wait_for_kernel_before();

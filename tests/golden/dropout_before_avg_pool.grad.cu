@@ -281,7 +281,7 @@ __device__ __forceinline__ void forward_slide_row_values(const float total,
 }
 
 // Reads noise, x, bias by (axis_1); writes out.
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(256, 2)
 forward_slide(const ForwardDrawnNoise noise, const float* x, const float* bias, float* __restrict__ out,
     ForwardSizes sizes, Index count) {
   wait_for_kernel_before();
@@ -530,7 +530,7 @@ __device__ __forceinline__ void backward_cover_row_values(const float d_x_shares
 }
 
 // Reads noise, d_out by (outer, axis_1, axis_2, inner); writes d_x.
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(256, 2)
 backward_cover(const BackwardDrawnNoise noise, const float* d_out, float* __restrict__ d_x,
     BackwardSizes sizes, Index count) {
   wait_for_kernel_before();

@@ -316,7 +316,7 @@ __device__ __forceinline__ void forward_slide_row_values(const float maximum, co
 
 // Reads x, bias by (axis_1); writes out, picked_x, winner_index.
 template <bool kIsVector>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(256, 2)
 forward_slide(const float* x, const float* bias, float* __restrict__ out, float* __restrict__ picked_x,
     uint8_t* __restrict__ winner_index, ForwardSizes sizes, Size inner_blocks, Index count) {
   wait_for_kernel_before();
@@ -597,7 +597,7 @@ __device__ __forceinline__ void backward_cover_values(const int position, const 
 
 // Reads winner_index by (outer, axis_1, axis_2, inner), picked_x by (outer, axis_1, axis_2, inner), d_out by (outer, axis_1, axis_2, inner); writes d_x.
 template <bool kIsVector>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(256, 2)
 backward_cover(const uint8_t* winner_index, const float* picked_x, const float* d_out,
     float* __restrict__ d_x, BackwardSizes sizes, Size axis_2_blocks, Size inner_blocks, Index count) {
   wait_for_kernel_before();
