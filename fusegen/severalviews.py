@@ -96,7 +96,7 @@ class SeveralView(SlideView):
     def _cover_blocks(self) -> list[Block]:
         if any(self.is_element(r) and self.values.reads(r.name) for r in self.reads):
             return []
-        found = []
+        found: list[Block] = []
         for window in self.reduced:
             slide = self.grouping.slides[-1 - window]
             size = slide.stride

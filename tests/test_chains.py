@@ -92,6 +92,12 @@ CHAINS = [
         (4, 8, 6, 8),
         [(8,)] * 4,
     ),
+    (
+        "batch_norm(running_mean, running_var, weight, bias, training=True) | relu "
+        "| max_pool2d(3, 2, 1)",
+        (4, 8, 7, 12),
+        [(8,)] * 4,
+    ),
 ]
 # Others, of several families each.
 MIXED = [
