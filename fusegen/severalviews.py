@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from fusegen.indexing import Read
 from fusegen.slideviews import SlideView
@@ -19,7 +20,7 @@ from fusegen.windowing import Slide
 
 _VECTOR_BYTES = 16
 _STRIDES = (1, 2, 4)
-_MOST_WINDOWS = 4  # of a thread of a slide kernel: each has accumulators of its own
+_MOST_WINDOWS = 4  # along a line, of a thread: in a slide kernel each has its accumulators
 _LARGEST = 27  # elements of a window, or windows of a block, for loops that are unrolled
 _MOST_FOUND_AFTER = 9  # elements of a window that are gone through twice
 _MANY_SUMS, _MOST_SUMS = 16, 32  # of a thread of a cover kernel, each in a register
@@ -54,7 +55,7 @@ class SeveralView(SlideView):
         """Whether a tensor lies by elements, rather than by windows."""
         return read.buffer.is_windowed
 
-    @property
+    @cached_property
     def blocks(self) -> list[Block]:
         """A thread's part of each pooled group, innermost last; none where there is no such form.
         Of a slide kernel, that of the innermost alone.

@@ -1,5 +1,6 @@
 """Norms whose result is pooled: when one segment holds both, and that it is right."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -154,6 +155,50 @@ def test_second_derivatives_are_right(text, device, joining) -> None:
         for s in ((2, 4, 4, 4), *operands)
     ]
     assert has_right_second_derivatives(fusegen.compile(text), tensors)
+
+
+_STEPS = {
+    "before": "relu gelu tanh square mul_channel(p) add_channel(p) add(r) clamp(-1,1)",
+    "norm": "batch_norm(weight=p,training=True) group_norm(2,p) group_norm(3) instance_norm "
+    "rms_norm(normalized_shape=(6,8,7)) normalize(2.0,(1,2,3)) layernorm(normalized_shape=(6,8,7))",
+    "pool": "max_pool2d(3,2,1) avg_pool2d(3,2,1) avg_pool2d(2,2,1,count_include_pad=False) "
+    "max_pool2d(2) avg_pool2d((3,1),(3,1)) max_pool2d(2,3) max_pool2d(2,1,0,2) "
+    "adaptive_avg_pool2d((3,2)) max_pool2d(3,2,1,ceil_mode=True)",
+    "after": "gelu mul_channel(p) mean((2,3)) flatten(1) sigmoid",
+}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_norms_and_poolings_have_eagers_gradients_of_both_orders(
+    seed, device, joining
+) -> None:
+    draw = random.Random(seed)
+    steps = []
+    for kind in ("before", "norm", "before", "norm", "before", "pool", "after"):
+        found = _STEPS[kind].split()
+        is_there = kind == "pool" or (kind == "norm" and len(steps) < 2) or draw.random() < 0.5
+        steps += [draw.choice(found)] if is_there else []
+    crossing = {"group_norm(2,p)", "group_norm(3)"}
+    steps = [s for i, s in enumerate(steps) if not crossing & {s} or not crossing & set(steps[:i])]
+    texts = [s.replace("p)", f"p{i})").replace("=p", f"=p{i}") for i, s in enumerate(steps)]
+    texts = [t.replace("p,", f"p{i},") if "=" in t else t for i, t in enumerate(texts)]
+    text = " | ".join(texts)
+    shapes = [(2, 6, 8, 7) if n == "r" else (6,) for n in chain(text).operands]
+    torch.manual_seed(seed)
+    tensors = [torch.randn(s, dtype=torch.float64) for s in ((2, 6, 8, 7), *shapes)]
+    tensors = [t.to(device).requires_grad_() for t in tensors]
+    fused = fusegen.compile(text)
+    weights, found = None, []
+    for function in (fused, fused.reference):
+        out = function(*tensors)
+        cotangent = torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=device)
+        first = torch.autograd.grad(out, tensors, cotangent.view(out.shape), create_graph=True)
+        weights = weights or [torch.randn_like(g) for g in first]
+        total = sum((g * w).sum() for g, w in zip(first, weights, strict=True))
+        second = torch.autograd.grad(total, tensors, allow_unused=True, materialize_grads=True)
+        found.append([out, *first, *second])
+    for have, want in zip(*found, strict=True):
+        torch.testing.assert_close(have, want, rtol=1e-8, atol=1e-8)
 
 
 def test_one_callable_goes_both_ways(device, joining) -> None:
