@@ -56,6 +56,8 @@ class Fused:
         self._ways = ways(chain)
         self._parts = tuple(tuple(Part(s.chain) for s in way) for way in self._ways)
         self._single = self._parts[0][0] if tuple(map(len, self._parts)) == (1,) else None
+        # What was called before in one segment is known again by that, whichever way it is.
+        self._alone = tuple(parts[0] for parts in self._parts if len(parts) == 1)
         self._is_sensitive = is_sensitive(chain)
         # Which way goes for what was called with, and its last segment, bound to that.
         self._fitting: dict[Any, tuple[int, Bound]] = {}
@@ -86,10 +88,11 @@ class Fused:
         single = self._single
         is_plain = out is None and not named and tracing_state() is None
         # What looks inside, and would not see a planned call, is refused further down.
-        if single is not None and is_plain and forward_ad._current_level < 0:
-            result = single.recognised(x, operands)
-            if result is not None:
-                return result
+        if is_plain and forward_ad._current_level < 0:
+            for part in self._alone:
+                result = part.recognised(x, operands)
+                if result is not None:
+                    return result
         if named or len(operands) != len(self.chain.operands):
             operands = self._by_name(operands, named)
         if single is not None:
