@@ -39,6 +39,11 @@ def test_the_tanh_of_a_softplus_takes_neither_tanh_nor_logarithm(text: str, dtyp
         assert not re.search(r"\b(tanhf?|log1pf?)\(", source)
 
 
+def test_an_operand_never_shares_a_name_with_a_local_that_is_put_together() -> None:
+    built = ["first_inner", "from_axis_2", "base_outer", "inner_blocks", "at_2", "distance_1"]
+    assert [code_name(name) for name in built] == [f"{name}_operand" for name in built]
+
+
 def test_an_ordinary_operand_keeps_its_name() -> None:
     assert [code_name(n) for n in ("bias", "scale", "weight", "residual", "gate")] == [
         "bias",
