@@ -199,16 +199,13 @@ class SeveralView(SlideView):
 
     @property
     def lined(self) -> list[Read]:
-        """What is read along a line beyond a thread's own: in a slide kernel what lies by elements,
-        in a cover kernel what lies by windows.
-        """
-        by_elements = self.family == "slide"
-        return [r for r in self.together(self.reads) if self.is_element(r) == by_elements]
+        """What is read along a line around a thread's pack: what lies by elements."""
+        return [r for r in self.together(self.reads) if self.is_element(r)]
 
     @property
     def own_reads(self) -> list[Read]:
-        """What is read along a line for a thread's own windows or elements alone."""
-        return [r for r in self.together(self.reads) if r not in self.lined]
+        """What is read along a line for a thread's own windows alone."""
+        return [r for r in self.together(self.reads) if not self.is_element(r)]
 
     def outer_lines(self, index: str) -> list[str]:
         """Lines that take the index of a position along the other groups together apart."""

@@ -30,8 +30,8 @@ class SlideView(KernelView):
 
     @property
     def least_blocks(self) -> int:
-        """How many blocks a multiprocessor must have room for: where it is not said, ptxas seeks
-        more of them than registers allow, and spills.
+        """How many blocks a multiprocessor must have room for: where it is not said, a compiler
+        seeks more of them than registers allow, and spills.
         """
         return 2
 
@@ -235,15 +235,16 @@ class SlideView(KernelView):
         """What the shares of windows read, as far as it is not read before for the element."""
         return [r for r in self.reads_of(self.values) if r not in self.reads_of(self.row_values)]
 
-    def is_covering(self, windows: Sequence[int]) -> str:
-        """Whether the current window is there along some groups, and covers the current element."""
+    @property
+    def is_covering(self) -> str:
+        """Whether the current window is there, and covers the current element."""
         tests = []
-        for w in windows:
+        for w in self.reduced:
             element = self.element_word(self.pooled_by(w))
             tests.append(f"{self.along(w)}.has_nth({element}, {self.nth(w)})")
             if self.grouping.slides[-1 - w].dilation > 1:
                 tests.append(f"{self.word(w)} >= 0")
-        return " && ".join(tests) or "true"
+        return " && ".join(tests)
 
     # Side by side along an innermost group that no window splits.
 

@@ -197,6 +197,7 @@ def test_random_norms_and_poolings_have_eagers_gradients_of_both_orders(
         total = sum((g * w).sum() for g, w in zip(first, weights, strict=True))
         second = torch.autograd.grad(total, tensors, allow_unused=True, materialize_grads=True)
         found.append([out, *first, *second])
+    # Rounding of fp64, which two norms and two derivatives of them magnify.
     for have, want in zip(*found, strict=True):
         torch.testing.assert_close(have, want, rtol=1e-8, atol=1e-8)
 
@@ -247,6 +248,7 @@ def test_any_layout_is_pooled_behind_a_norm(order, device, joining) -> None:
     w, b = (torch.randn(6, device=device, requires_grad=True) for _ in "wb")
     fused = fusegen.compile(f"{_TRAINED} | relu | max_pool2d(3, 2, 1)")
     done, wanted = outcome(fused, [x, w, b]), outcome(fused.reference, [x, w, b])
+    # Both round in fp32, and add 288 elements a channel up in orders of their own.
     for have, want in zip(done.tensors, wanted.tensors, strict=True):
         torch.testing.assert_close(have, want, rtol=1e-4, atol=1e-5)
 
