@@ -15,7 +15,7 @@ from fusegen.bind import bind
 from fusegen.bound import Bound
 from fusegen.errors import ArgumentError, UnsupportedError
 from fusegen.joining import Way, chosen
-from fusegen.layouts import dtype_name
+from fusegen.layouts import dtype_name, memory_order
 from fusegen.modules import target_of
 from fusegen.ops import Chain
 
@@ -54,7 +54,9 @@ def check_all(chain: Chain, found: Sequence[Way], tensors: Sequence[Tensor]) -> 
     check_devices(chain, tensors)
     kinds = [_kind(t) for t in tensors]
     operands = dict(zip(chain.operands, kinds[1:], strict=True))
-    way, bounds = chosen(found, kinds[0], operands, target_of(tensors[0].device))
+    order, is_dense = memory_order(kinds[0][0], tensors[0].stride())
+    target = target_of(tensors[0].device)
+    way, bounds = chosen(found, kinds[0], operands, target, order if is_dense else None)
     return way, bounds[-1]
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import jinja2
 
 from fusegen import __version__, ir
+from fusegen.bundleviews import BundleView
 from fusegen.grouping import Grouping
 from fusegen.innerviews import InnerView
 from fusegen.kernel import Buffer, Entry, Kernel
@@ -53,6 +54,7 @@ def emit(
     nodes = [n for e in views for k in e.kernels for n in ir.topological(k.expressions)]
     operations = sorted({n.op for n in nodes})
     passing = [k for e in views for k in e.kernels if isinstance(k, InnerView)]
+    families = {k.family for e in views for k in e.kernels}
     by_rows = [k for e in views for k in e.kernels if isinstance(k, RowView)]
     by_windows = [k for e in views for k in e.kernels if isinstance(k, WindowView)]
     by_slides = [k for e in views for k in e.kernels if isinstance(k, SeveralView)]
@@ -65,7 +67,8 @@ def emit(
         "entries": views,
         "index_bits": index_bits,
         "storage": sorted(_stored(views, target)),
-        "families": sorted({k.family for e in views for k in e.kernels}),
+        # A bundle's rows are merged by what merges others.
+        "families": sorted(families | ({"row"} if "bundle" in families else set())),
         "sums_by_row": any(k.sums for e in views for k in e.kernels if k.family in _BY_ROW),
         "carries": any(k.carried for e in views for k in e.kernels),
         "joins_rows": any(k.joins_rows for k in passing),
@@ -74,7 +77,7 @@ def emit(
         "is_shifted": any(k.is_shifted for k in by_rows),
         "alone": any(k.is_alone for k in by_rows),
         "across": any(k.family == "column" and not k.is_alone for k in by_rows),
-        "persistent": any(k.is_persistent for k in by_rows),
+        "persistent": "bundle" in families or any(k.is_persistent for k in by_rows),
         "spreads": any(k.has_moments for e in views for k in e.kernels),
         "has_positions": any(k.positions for e in views for k in e.kernels),
         "slides_are_packed": any(k.is_packed for k in by_slides),
@@ -222,7 +225,7 @@ class EntryView:
         return self.target.storage[buffer.dtype]
 
 
-_BY_ROW = ("row", "column")
+_BY_ROW = ("row", "column", "bundle")
 
 
 def _reads_neighbours(kernel: KernelView) -> bool:
@@ -242,6 +245,8 @@ def _view(kernel: Kernel, entry: Entry, target: Target) -> KernelView:
 def _view_of(kernel: Kernel, target: Target) -> type[KernelView]:
     if kernel.family == "window":
         return WindowView
+    if kernel.family == "bundle":
+        return BundleView
     if kernel.family in ("slide", "cover"):
         return SeveralView
     if not target.is_flat:

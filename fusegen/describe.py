@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from fusegen.axes import Shape, Value
 from fusegen.bound import Bound
+from fusegen.bundling import memory_order
 from fusegen.codegen import Source
 from fusegen.emission import source
 from fusegen.errors import ArgumentError
@@ -82,10 +83,11 @@ def modules(chain: Chain, target: str, situation: Situation, *, grad: bool) -> t
     types = {name: element_type(chain, name, dtype) for name in operands}
     found_ways = ways(chain)
     given_kinds = {n: (s, types[n]) for n, s in operands.items()}
-    way, bounds = chosen(found_ways, (shape, dtype), given_kinds, target)
+    order_of_x = axes_in_memory(shape, situation.layout)
+    way, bounds = chosen(found_ways, (shape, dtype), given_kinds, target, order_of_x)
     parts = found_ways[way]
     kept: dict[str, Kind] = {n: (s, axes_in_memory(s, LAYOUTS[0])) for n, s in operands.items()}
-    running: Kind = (shape, axes_in_memory(shape, situation.layout))
+    running: Kind = (shape, order_of_x)
     found = []
     for part, bound in zip(parts, bounds, strict=True):
         running = running if part.source is None else kept[part.source]
@@ -93,7 +95,7 @@ def modules(chain: Chain, target: str, situation: Situation, *, grad: bool) -> t
         kept |= dict.fromkeys(part.entering, running)
         types |= dict.fromkeys(part.entering, dtype)
         is_training = grad and {bound.dtype, bounds[-1].dtype} <= {*FLOATING}
-        order = bound.memory_order(running[1])
+        order = memory_order(bound, running[1], target)
         program = forward(bound, is_training=is_training)
         input_count = len(program.graph.inputs)
         given = [dtype, *(types[operand.name] for operand in bound.operands)]

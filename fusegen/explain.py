@@ -27,6 +27,7 @@ _WHAT = {
     "row": "rows on the chip",
     "column": "strided rows on the chip",
     "window": "pooling windows side by side",
+    "bundle": "rows on the chip, with the windows across them",
     "slide": "pooling windows that overlap or cross the edge",
     "cover": "elements, each from the windows that cover it",
     "inner": "one pass, sums along it",

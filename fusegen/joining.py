@@ -4,7 +4,8 @@ A norm over all of the pooled axes has its statistics from one pass over x, and 
 in the next one, without a tensor of x's size between them. Where windows lie side by side and fill
 their axes, what is reduced over those axes is reduced over the windows and what is within them;
 where they overlap or leave something out, over elements, each once. Whether that can be done is a
-matter of shapes. Else the chain is cut there.
+matter of shapes. A norm along one axis, with windows across others, is pooled row by row where
+rows and windows are such that a bundle of them is held on the chip. Else the chain is cut there.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from collections.abc import Mapping, Sequence
 from fusegen import ir
 from fusegen.axes import Shape
 from fusegen.bound import Bound
+from fusegen.bundling import bundle
 from fusegen.errors import FusegenError
 from fusegen.lower import lower
 from fusegen.ops import Chain
 from fusegen.segments import Segment, bind_all, segments
-from fusegen.target import TARGETS
+from fusegen.target import ITEM_BYTES, TARGETS
 from fusegen.windowing import Slide
 
 Way = tuple[Segment, ...]
@@ -37,8 +39,10 @@ def chosen(
     x: tuple[Shape, str],
     operands: Mapping[str, tuple[Shape, str]],
     target: str,
+    order_of_x: Sequence[int] | None = None,
 ) -> tuple[int, tuple[Bound, ...]]:
-    """Which of a chain's ways its shapes allow on a target, and its segments bound.
+    """Which of a chain's ways its shapes allow on a target, and its segments bound. order_of_x has
+    the axes of x, outermost in memory first, where they lie so.
 
     Raises ArgumentError for the first step that does not fit, UnsupportedError for what fits, and
     cannot be done.
@@ -50,9 +54,24 @@ def chosen(
             joined = bind_all(way, x, operands)
         except FusegenError:
             continue
-        if all(_is_apt(bound, TARGETS[target].joins_from) for bound in joined):
+        widest = max(ITEM_BYTES[dtype] for _, dtype in (x, *operands.values()))
+        bundled = _bundled(joined, widest, order_of_x) if TARGETS[target].holds_rows else set()
+        if all(b in bundled or _is_apt(b, TARGETS[target].joins_from) for b in joined):
             return i, joined
     return len(others), bounds
+
+
+def _bundled(bounds: Sequence[Bound], widest: int, order: Sequence[int] | None) -> set[Bound]:
+    """The segments whose rows are held in bundles, as x and what each leaves to the next lie."""
+    apt = set()
+    for bound in bounds:
+        lies = bound.memory_order(order)
+        found = bundle(bound)
+        size = max(widest, ITEM_BYTES[bound.dtype])
+        if found is not None and found.axis == lies[-1] and found.tier(size, 1) is not None:
+            apt.add(bound)
+        order = bound.order_of_result(lies)
+    return apt
 
 
 def _is_apt(bound: Bound, least: int) -> bool:

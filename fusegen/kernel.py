@@ -11,7 +11,16 @@ from fusegen.lower import Mark
 from fusegen.tiers import Tier
 
 Family = Literal[
-    "pointwise", "row", "column", "window", "slide", "cover", "inner", "outer", "finalise"
+    "pointwise",
+    "row",
+    "column",
+    "window",
+    "slide",
+    "cover",
+    "bundle",
+    "inner",
+    "outer",
+    "finalise",
 ]
 Role = Literal["input", "output", "scratch", "position"]
 
@@ -86,6 +95,8 @@ class Kernel:
     stretches: tuple[tuple[Reduction, Buffer], ...] = ()
     # (store, leaf, what an element becomes of its windows' shares, for whose sum leaf stands)
     ends: tuple[tuple[str, Expr, Expr], ...] = ()
+    # In a bundle kernel: the groups of its rows and windows that each stage goes through.
+    over: tuple[tuple[int, ...], ...] = ()
     in_place: tuple[tuple[Expr, Expr], ...] = ()  # (leaf, input): what is held where that was read
     flat: tuple[int, ...] = ()  # the groups that the last of the domain stands for,
     is_unpooled: bool = False  # with the places within their windows

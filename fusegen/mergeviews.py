@@ -8,7 +8,7 @@ from fusegen.reductionviews import ReductionView, StageView
 from fusegen.views import KernelView
 
 # Kinds of reductions whose accumulators are merged in one call: where they are, and their number.
-_MERGED = (
+MERGED = (
     ("sum", "Sum", "sums", "total"),
     ("moments", "Spread", "spreads", "centre"),
     ("peak", "Peak", "peaks", "best"),
@@ -45,7 +45,7 @@ class MergingView(KernelView):
         place = self.stages.index(stage) + 1
         return [
             Merged(f"{kind}<{self.compute}>", f"{name}_{place}", number, found)
-            for of, kind, name, number in _MERGED
+            for of, kind, name, number in MERGED
             if (found := [r for r in stage.reductions if r.kind == of])
         ]
 

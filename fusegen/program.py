@@ -103,6 +103,8 @@ def _with_winners(plain: Program) -> Program | None:
     through, index, picks = winners(out)
     if index is None:
         return None
+    if any(pick.args[0].op != "input" for pick in picks):
+        picks = []  # statistics differ within windows, and their gradient reads all of x
     rank = out.rank
     index_leaf = ir.tensor(WINNER, index.extent, rank, "index")
     derived, outputs, saved = [through], [], []

@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from fusegen import ir
 from fusegen.autodiff import NO_SHARE
+from fusegen.bundlewise import bundlewise_kernel
 from fusegen.flatwise import take_flat
 from fusegen.grouping import ordered
 from fusegen.ir import Expr, Extent, Graph
@@ -96,6 +97,9 @@ def schedule(
     window = frozenset(g for extent in touched for g in extent if g < 0)
     if window and is_sliding:
         _slides(state, window, pooled)
+    elif window and tier is not None:
+        (along,) = tier_axes
+        bundlewise_kernel(state, tier, along, window, pooled)
     elif window:
         _sums_first(state, window, pooled)
         windowwise_kernel(state, window)

@@ -12,6 +12,7 @@ from itertools import takewhile
 
 from fusegen import ir
 from fusegen.bound import Bound
+from fusegen.bundling import bundle
 from fusegen.columntiers import MOST_ALONE, column_tier
 from fusegen.errors import UnsupportedError
 from fusegen.ir import Expr
@@ -117,6 +118,11 @@ def signature(
         has_strips = _has_short_runs(programs[0], axes, bound, order)
         tier = None if has_strips else tier
         allow_fused = tier is not None
+    elif TARGETS[target].holds_rows and (found := bundle(bound)) is not None:
+        axes = frozenset({found.axis})
+        domain = bound.x.extent.union(a for a, _ in bound.windows)
+        widest = max(_widest(p, axes, dtypes) for p in programs)
+        tier = found.tier(widest, max(_words(p, dtypes) for p in programs))
     return Signature(
         target,
         order,

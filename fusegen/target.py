@@ -364,7 +364,7 @@ _TAKEN = frozenset(_SPOKEN_FOR.split())
 # How derived names begin and end.
 _BEGINNINGS = """
     _ above_ after_ axis_ backward base_axis_ batch_ beside_ carried count_of_ d_ forward
-    from_axis_ is_ kept_ maximum mean peak picked_ position_ run_ spreads_ sums_ total variance
+    from_axis_ held is_ kept_ maximum mean peak picked_ position_ run_ spreads_ sums_ total variance
     window winner
 """
 _ENDINGS = """

@@ -58,7 +58,7 @@ class KernelView(Indexing):
         self.expressions += [e for e in accumulated if e is not None]
         self.expressions += [value for pairs in kernel.held for _, value in pairs]
         self.expressions += [s.reduction.value for s in self.left]
-        is_split = kernel.family in ("row", "column", "window", "slide")
+        is_split = kernel.family in ("row", "column", "window", "slide", "bundle")
         along = set(kernel.reduced) if is_split else set(kernel.domain)
         row_names = {s.name for s in self.stores if is_split and not s.extent & along}
         row_names |= {s.term for s in self.sums if kernel.family == "window"}

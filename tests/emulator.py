@@ -14,6 +14,7 @@ import torch
 
 from fusegen import dsl, ir
 from fusegen.bind import bind
+from fusegen.bundling import memory_order
 from fusegen.describe import axes_in_memory, is_mask
 from fusegen.emission import source
 from fusegen.execution import Part
@@ -109,7 +110,8 @@ def run(
     operands = dict.fromkeys(chain.operands, ((1,), "int64"))
     operands |= {n: (s, types_of[n]) for n, s in given.items()}
     found_ways = ways(chain)
-    assert len(found_ways[chosen(found_ways, (shape, dtype), operands, "cuda")[0]]) == 1
+    lies = axes_in_memory(shape, layout)
+    assert len(found_ways[chosen(found_ways, (shape, dtype), operands, "cuda", lies)[0]]) == 1
     shapes = [shape, *(s for s, _ in operands.values())]
     kinds = [dtype, *(t for _, t in operands.values())]
     tensors = [torch.randn(shape, dtype=kind) if x is None else x.to(kind)]
@@ -119,7 +121,7 @@ def run(
     ]
     tensors = [t > 0 if k == "bool" else t for t, k in zip(tensors, kinds, strict=True)]
     bound = bind(chain, (shape, dtype), operands)
-    order = bound.memory_order(axes_in_memory(shape, layout))
+    order = memory_order(bound, lies, "cuda")
     program = forward(bound, is_training=bound.dtype in FLOATING)
     types = element_types(program, bound, kinds)
     programs = [program]
