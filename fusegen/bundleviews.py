@@ -1,4 +1,4 @@
-"""Bundle kernels as the templates see them: what a thread holds of rows that windows tie together."""
+"""Bundle kernels as the templates see them: what a thread holds of rows that windows tie."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fusegen.reductionviews import ReductionView, StageView
 from fusegen.statements import ElementFunction
 
 _MOST_KEPT = 32  # registers of a thread, for what every bundle reads
-# Registers of a thread for what it holds, and the blocks of 256 threads that have so many.
-_BLOCKS = ((28, 3), (1 << 30, 2))
+# Blocks of 256 threads of a multiprocessor, by the registers of what a thread holds.
+_BLOCKS = ((36, 4), (50, 3), (200, 2), (1 << 30, 1))
 
 
 @dataclass(frozen=True)
@@ -146,12 +146,11 @@ class BundleView(MergingView):
     @property
     def least_blocks(self) -> int:
         """How many blocks a multiprocessor must have room for."""
-        whole = Over(True, "element")
-        held = [r for r in self.reads if self.over_of(r.extent) == whole]
-        held += [s for s in self.stores if self.over_of(s.extent) == whole]
-        registers = self.rows * self.elements * max(1, len(held) - (len(held) > 1))
-        registers += self.elements * (len(self.kept_reads) + len(self.sums))
-        registers *= self._words
+        held = [leaf.extent for pairs in self.kernel.held for leaf, _ in pairs]
+        found = [self.over_of(extent) for extent in (*held, *(r.extent for r in self._loaded))]
+        registers = self.rows * sum(self.elements if o.along else 1 for o in found if o.by_row)
+        registers += self.elements * (len(self.kept_reads) + 2 * len(self.sums))
+        registers *= 1 if self._words == 1 else 3  # their arithmetic takes more
         return next(blocks for most, blocks in _BLOCKS if registers <= most)
 
     def over_of(self, groups: Iterable[int]) -> Over:
@@ -325,6 +324,11 @@ class BundleView(MergingView):
                     if leaf_name == name:
                         return f"{r.name}_sum{self.alone_at(r, over)}.{result}()"
         raise AssertionError(name)
+
+    def asks_where(self, sweep: Sweep) -> bool:
+        """Whether a stage asks where a thread's pack is in its row."""
+        by_row = f"const Index {self.word(self.along)} = "
+        return sweep.asks_whether_here or any(x.startswith(by_row) for x in self.places(sweep))
 
     def declared(self, sweep: Sweep) -> list[str]:
         """Lines for all that a stage's function reads, where its loop is."""

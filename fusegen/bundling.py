@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusegen import ir
 from fusegen.bound import Bound
@@ -22,7 +22,7 @@ from fusegen.tiers import Tier, lanes_of
 from fusegen.windowing import Slide
 
 _THREADS = 256  # of a block, and of a row at most
-_MOST_HELD = 32  # elements of a thread in one tensor
+_MOST_HELD, _MOST_DERIVED = 32, 16  # elements of a thread in one tensor, and for gradients
 
 
 @dataclass(frozen=True)
@@ -40,18 +40,20 @@ class Bundle:
         """How threads hold it, where the widest element has so many bytes, and one element takes
         so many registers in all tensors; None where they cannot.
         """
+        found = self._tier(widest, words, _MOST_HELD)
+        derivative = self._tier(widest, words, _MOST_DERIVED)
+        return found and derivative and replace(found, derivative=derivative)
+
+    def _tier(self, widest: int, words: int, most: int) -> Tier | None:
         lanes = lanes_of(self.length, widest)
-        while self.rows * lanes > _MOST_HELD and lanes > self.inner:
+        while self.rows * lanes > most and lanes > self.inner:
             lanes //= 2
-        if lanes % self.inner or self.rows * lanes > _MOST_HELD or self.length > _THREADS * lanes:
+        if lanes % self.inner or self.rows * lanes > most or self.length > _THREADS * lanes:
             return None
-        packs = 1
-        while (
-            self.length > 32 * lanes * packs and 2 * packs * lanes * self.rows * words <= _MOST_HELD
-        ):
-            packs *= 2
-        threads = 32 if self.length <= 32 * lanes * packs else _THREADS
-        elements = lanes * packs
+        elements = lanes
+        while self.length > 32 * elements and 2 * elements * self.rows * words <= most:
+            elements *= 2
+        threads = 32 if self.length <= 32 * elements else _THREADS
         return Tier(elements, elements, lanes, _THREADS, threads * elements)
 
 

@@ -54,7 +54,7 @@ def chosen(
             joined = bind_all(way, x, operands)
         except FusegenError:
             continue
-        widest = max(ITEM_BYTES[dtype] for _, dtype in (x, *operands.values()))
+        widest = max(ITEM_BYTES.get(dtype, 0) for _, dtype in (x, *operands.values()))
         bundled = _bundled(joined, widest, order_of_x) if TARGETS[target].holds_rows else set()
         if all(b in bundled or _is_apt(b, TARGETS[target].joins_from) for b in joined):
             return i, joined

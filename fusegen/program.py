@@ -104,7 +104,7 @@ def _with_winners(plain: Program) -> Program | None:
     if index is None:
         return None
     if any(pick.args[0].op != "input" for pick in picks):
-        picks = []  # statistics differ within windows, and their gradient reads all of x
+        picks = ()  # statistics differ within windows, and their gradient reads all of x
     rank = out.rank
     index_leaf = ir.tensor(WINNER, index.extent, rank, "index")
     derived, outputs, saved = [through], [], []

@@ -86,6 +86,9 @@ FAMILIES = [
     ("group_norm(2, weight, bias) | avg_pool2d(2)", (2, 8, 6, 4), [(8,), (8,)]),
     (f"{_TRAINED_NORM} | relu | max_pool2d(3, 2, 1)", (3, 6, 9, 13), [(6,), (6,)]),
     ("group_norm(2, weight, bias) | silu | avg_pool2d(3, 2, 1)", (2, 8, 6, 5), [(8,), (8,)]),
+    # Rows with the windows across them.
+    ("add(s) | layernorm(w, b) | avg_pool3d(2) | gelu", (2, 3, 4, 6, 24), [(), (24,), (24,)]),
+    ("layernorm(weight) | max_pool2d(2) | mul_channel", (3, 5, 6, 400), [(400,), (5,)]),
     # Windows that overlap, or end before the chain does.
     ("gelu | max_pool2d(3, 2, 1) | mul_channel", (2, 5, 9, 11), [(5,)]),
     ("relu | avg_pool2d(3, 2, 1) | layernorm", (2, 5, 9, 11), []),
@@ -105,6 +108,7 @@ CHANNELS_LAST = [
     (f"{_TRAINED_NORM} | relu | max_pool2d(2)", (3, 16, 6, 4), [(16,), (16,)]),
     ("instance_norm | avg_pool2d(2)", (2, 8, 6, 4), []),
     (f"{_TRAINED_NORM} | relu | max_pool2d(3, 2, 1)", (3, 8, 7, 4), [(8,), (8,)]),
+    ("softmax(1) | max_pool2d(2)", (3, 16, 6, 10), []),
 ]
 
 

@@ -26,6 +26,7 @@ _LAST = "channels_last"
 _MANY = f"layernorm(w, b) | {' | '.join(f'add(a{i})' for i in range(9))}"
 _POOLED_NORM = "batch_norm(weight=w, bias=b, training=True) | relu | max_pool2d(2)"
 _STEM = "batch_norm(weight=w, bias=b, training=True) | relu | max_pool2d(3, 2, 1)"
+_BUNDLED = "add(s) | layernorm(w, b) | avg_pool3d(2) | gelu"
 _POOL = "leaky_relu(0.2) | mul_channel | max_pool2d(2)"
 # chain, x's shape, the operands' shapes, what else; the families that must be in the source
 CASES = [
@@ -490,6 +491,22 @@ CASES = [
     # Windows further apart than a pack is long.
     ("instance_norm | max_pool2d(4)", (2, 3, 9, 16), [], {"dtype": "float64"}, "cover"),
     ("instance_norm | max_pool2d(4)", (2, 3, 9, 16), [], {"dtype": "bfloat16"}, "cover"),
+    # Rows with the windows across them: within a warp, over several, in several packs and one row.
+    (_BUNDLED, (2, 3, 4, 4, 8), [(), (8,), (8,)], {}, "bundle"),
+    (_BUNDLED, (2, 3, 4, 4, 64), [(), (64,), (64,)], {"dtype": "bfloat16"}, "bundle"),
+    ("layernorm(w, b) | avg_pool2d(2)", (2, 3, 4, 400), [(400,)] * 2, {}, "bundle"),
+    ("layernorm(w, b) | max_pool2d(2)", (2, 3, 4, 1000), [(1000,)] * 2, {}, "bundle"),
+    ("layernorm(w) | gelu | avg_pool1d(2)", (3, 5, 36), [(36,)], {"dtype": "float64"}, "bundle"),
+    ("softmax(1) | max_pool2d(2)", (2, 8, 6, 10), [], {"layout": _LAST}, "bundle"),
+    (
+        "rms_norm(w) | silu | avg_pool2d((4, 2)) | add(r) | mul(q)",
+        (2, 3, 8, 36),
+        [(36,), (2, 3, 2, 18), (18,)],
+        {},
+        "bundle",
+    ),
+    ("masked_fill(m, 1) | layernorm | max_pool2d(2)", (2, 3, 6, 20), [(2, 3, 6, 20)], {}, "bundle"),
+    ("mul(p) | log_softmax(-1) | avg_pool2d(2)", (2, 3, 6, 20), [(2, 3, 1, 1)], {}, "bundle"),
     # Rows so many and so short that a block takes several, and some are left over.
     ("batch_norm(weight=w, bias=b, training=True) | tanh", (41, 110, 6), [(110,)] * 2, {}, "inner"),
     ("var((0, 2))", (63, 134, 9), [], {"dtype": "bfloat16"}, "inner"),

@@ -72,6 +72,10 @@ CASES = {
         "batch_norm(weight=weight, bias=bias, training=True) | relu | max_pool2d(3, 2, 1)",
         Situation(shape=(64, 64, 112, 112)),
     ),
+    "layernorm_pooled": (
+        "add(p) | layernorm(weight, bias) | avg_pool3d(2) | gelu",
+        Situation(shape=(32, 64, 32, 64, 64), operands={"p": ()}),
+    ),
     "group_norm_of_short_rows": (
         "group_norm(64, weight, bias) | silu",
         Situation(shape=(256, 4096)),

@@ -67,7 +67,7 @@ def test_windows_that_fill_their_axes_join_a_norm(text: str) -> None:
         # Noise is drawn window by window, and windows share elements.
         (f"dropout(0.5) | {_TRAINED} | max_pool2d(3, 2, 1)", SHAPE, CHANNELS),
         # Statistics differ within a window.
-        ("layernorm(v) | avg_pool2d(2)", SHAPE, {"v": (12,)}),
+        ("layernorm(v) | avg_pool2d(3, 2)", SHAPE, {"v": (12,)}),
         ("softmax(1) | max_pool2d(2)", SHAPE, {}),
         # The gradient of v keeps places within windows.
         ("layernorm(v, normalized_shape=(6, 8, 12)) | max_pool2d(2)", SHAPE, {"v": SHAPE[1:]}),
