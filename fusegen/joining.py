@@ -55,23 +55,26 @@ def chosen(
         except FusegenError:
             continue
         widest = max(ITEM_BYTES.get(dtype, 0) for _, dtype in (x, *operands.values()))
-        bundled = _bundled(joined, widest, order_of_x) if TARGETS[target].holds_rows else set()
-        if all(b in bundled or _is_apt(b, TARGETS[target].joins_from) for b in joined):
+        held = _are_bundled(joined, widest, order_of_x, target)
+        least = TARGETS[target].joins_from
+        if all(is_held or _is_apt(b, least) for b, is_held in zip(joined, held, strict=True)):
             return i, joined
     return len(others), bounds
 
 
-def _bundled(bounds: Sequence[Bound], widest: int, order: Sequence[int] | None) -> set[Bound]:
-    """The segments whose rows are held in bundles, as x and what each leaves to the next lie."""
-    apt = set()
+def _are_bundled(
+    bounds: Sequence[Bound], widest: int, order: Sequence[int] | None, target: str
+) -> list[bool]:
+    """Whether the rows of each segment are held in bundles, as x and what each leaves lie."""
+    found = []
     for bound in bounds:
         lies = bound.memory_order(order)
-        found = bundle(bound)
+        rows = bundle(bound) if TARGETS[target].holds_rows else None
         size = max(widest, ITEM_BYTES[bound.dtype])
-        if found is not None and found.axis == lies[-1] and found.tier(size, 1) is not None:
-            apt.add(bound)
+        is_apt = rows is not None and rows.axis == lies[-1] and rows.tier(size, 1) is not None
+        found.append(is_apt)
         order = bound.order_of_result(lies)
-    return apt
+    return found
 
 
 def _is_apt(bound: Bound, least: int) -> bool:

@@ -144,7 +144,7 @@ class Fused:
         tensors = (x, *operands)
         try:
             key = (x.stride(), *[(t.shape, t.dtype, t.device, t.layout) for t in tensors])
-        except AttributeError:
+        except (AttributeError, RuntimeError):
             check_tensors(self.chain, tensors)
             raise
         is_known = not is_recorded(tensors)  # what is recorded may have no sizes yet

@@ -223,6 +223,8 @@ def test_a_mistake_is_told_as_without_joining() -> None:
     fused = fusegen.compile(f"{_TRAINED} | max_pool2d(2)")
     with pytest.raises(fusegen.ArgumentError, match=r"operand 'w' got shape \(5,\)"):
         fused(torch.randn(SHAPE), torch.randn(5), torch.randn(6))
+    with pytest.raises(fusegen.ArgumentError, match="sparse"):
+        fused(torch.randn(SHAPE).to_sparse(), torch.randn(6), torch.randn(6))
 
 
 def test_a_norms_result_is_not_written_before_it_is_pooled() -> None:
