@@ -15,37 +15,39 @@ from fusegen.reductionviews import ReductionView, StageView
 from fusegen.statements import ElementFunction
 
 _MOST_KEPT = 32  # registers of a thread, for what every bundle reads
-# Blocks of 256 threads of a multiprocessor, by the registers of what a thread holds.
-_BLOCKS = ((36, 4), (50, 3), (200, 2), (1 << 30, 1))
+# Blocks of 256 threads of a multiprocessor, by the registers of what a thread holds: with more
+# blocks nvcc would spill.
+_BLOCKS = ((44, 4), (64, 3), (160, 2), (1 << 30, 1))
+_OF_DOUBLE = 2.6  # registers of a double, with those of its arithmetic
+_NUMBERS = {"max": 2}  # of an accumulator that has a place beside its number
 
 
 @dataclass(frozen=True)
 class Over:
-    """What a value varies along in a bundle: whether from row to row, and along each row by element
-    or by window, or not.
+    """What a value varies along in what a thread holds: from row to row, from pack to pack, and
+    among the lanes of a pack, or the windows beside each other in one.
     """
 
     by_row: bool
-    along: Literal["element", "window", ""]
+    by_pack: bool
+    lane: Literal["lane", "beside", ""]
 
     @property
     def dims(self) -> str:
-        """What a thread has of it."""
-        inner = {"element": "[kPacks][kLanes]", "window": "[kPacks][kWindows]", "": ""}
-        return "[kRows]" * self.by_row + inner[self.along]
+        """How many of it a thread has."""
+        lanes = {"lane": "[kLanes]", "beside": "[kWindows]", "": ""}[self.lane]
+        return "[kRows]" * self.by_row + "[kPacks]" * self.by_pack + lanes
 
     def at(self, through: Over) -> str:
         """The one that belongs to where a loop is that goes through as much or more."""
-        lane = "beside" if through.along == "window" else "lane"
-        if self.along == "window" and through.along == "element":
-            lane = "lane / kInner"
-        return "[r]" * self.by_row + (f"[p][{lane}]" if self.along else "")
+        lane = "lane / kInner" if (self.lane, through.lane) == ("beside", "lane") else through.lane
+        return "[r]" * self.by_row + "[p]" * self.by_pack + (f"[{lane}]" if self.lane else "")
 
 
 @dataclass(frozen=True)
 class Merge:
-    """Accumulators of one kind that a row's threads merge in one call: their type and name, how
-    many there are, and for each reduction where its first is.
+    """Accumulators of one kind that the threads of a row merge in one call: their type and name,
+    how many there are, and for each reduction where its first is.
     """
 
     type: str
@@ -76,12 +78,15 @@ class Sweep:
     @property
     def asks_whether_here(self) -> bool:
         """Whether what lies behind a row's end is left out of something."""
-        return bool(self.merges or self.stage.sums)
+        return self.over.by_pack and bool(self.merges or self.stage.sums)
 
 
 class BundleView(MergingView):
-    """A kernel whose threads hold the rows of a bundle, and go from one bundle to the next."""
+    """A kernel whose threads hold the rows of a bundle, and go from one bundle to the next. Rows
+    are innermost in memory: a thread has packs of each.
+    """
 
+    is_strided = False
     is_persistent = True
     is_shifted = False
     alike: tuple[int, ...] = ()
@@ -105,10 +110,15 @@ class BundleView(MergingView):
         return self.reduced[0]
 
     @property
+    def side(self) -> int:
+        """The innermost group, along which packs lie."""
+        return self.along
+
+    @property
     def inner_group(self) -> int | None:
-        """The places within windows along a row, where those have any."""
+        """The places within windows along the innermost group, where it has any."""
         pooled = self.grouping.pooled
-        found = [g for g in self.reduced if g < 0 and pooled[-1 - g] == self.along]
+        found = [g for g in self.reduced if g < 0 and pooled[-1 - g] == self.side]
         return found[0] if found else None
 
     @property
@@ -147,19 +157,35 @@ class BundleView(MergingView):
     def least_blocks(self) -> int:
         """How many blocks a multiprocessor must have room for."""
         held = [leaf.extent for pairs in self.kernel.held for leaf, _ in pairs]
-        found = [self.over_of(extent) for extent in (*held, *(r.extent for r in self._loaded))]
-        registers = self.rows * sum(self.elements if o.along else 1 for o in found if o.by_row)
-        registers += self.elements * (len(self.kept_reads) + 2 * len(self.sums))
-        registers *= 1 if self._words == 1 else 3  # their arithmetic takes more
+        found = [self.over_of(extent) for extent in held]
+        found += [self.over_of_tensor(r) for r in self._loaded]
+        found += [over for s in self.sums for over in 2 * [self.sum_over(s)]]
+        for r in (r for s in self.stages for r in s.reductions):
+            found += [self.result_of(r)] * _NUMBERS.get(r.kind, 1)
+        registers = sum(map(self._count, found)) * (1 if self._words == 1 else _OF_DOUBLE)
         return next(blocks for most, blocks in _BLOCKS if registers <= most)
+
+    def _count(self, over: Over) -> int:
+        """How many numbers of a kind a thread has."""
+        lanes = {"lane": self.lanes, "beside": self.lanes // self.inner, "": 1}[over.lane]
+        return (self.rows if over.by_row else 1) * (self.packs if over.by_pack else 1) * lanes
 
     def over_of(self, groups: Iterable[int]) -> Over:
         """What a value of an extent varies along."""
         extent = set(groups)
         by_row = bool(extent.intersection(self.row_groups))
         if self.inner_group in extent or (self.inner_group is None and self.along in extent):
-            return Over(by_row, "element")
-        return Over(by_row, "window" if self.along in extent else "")
+            return Over(by_row, True, "lane")
+        is_along = self.along in extent
+        return Over(by_row, is_along, "beside" if is_along else "")
+
+    def over_of_tensor(self, tensor: Read) -> Over:
+        """What a tensor varies along."""
+        return self.over_of(tensor.extent)
+
+    def sum_over(self, reduction: ReductionView) -> Over:
+        """The columns of which a thread adds up each."""
+        return self.over_of(reduction.extent)
 
     # Tensors.
 
@@ -167,38 +193,42 @@ class BundleView(MergingView):
     def fetched(self) -> list[Read]:
         """What is read bundle by bundle, whole rows first."""
         found = [r for r in self._loaded if r not in self.kept_reads]
-        return sorted(found, key=lambda r: -len(self.over_of(r.extent).dims))
+        return sorted(found, key=lambda r: -len(self.over_of_tensor(r).dims))
 
     @cached_property
     def kept_reads(self) -> list[Read]:
         """What all bundles read along their rows, in registers for all of them."""
-        found = [r for r in self._loaded if r.extent and r.extent <= {self.along, self.inner_group}]
-        words = sum(self.elements * self._words for _ in found)
+        mine = {self.along, self.inner_group if self.side == self.along else None}
+        found = [r for r in self._loaded if r.extent and r.extent <= mine]
+        words = sum(self._count(self.over_of_tensor(r)) * self._words for r in found)
         return found if words <= _MOST_KEPT else []
 
     @property
     def packed(self) -> list[Read]:
         """What is moved in packs, and so must be aligned."""
-        return [t for t in self._loaded + self.stores if self.over_of(t.extent).along]
+        return [t for t in self._loaded + self.stores if self.over_of_tensor(t).lane]
 
     def pack_of(self, tensor: Read) -> str:
-        """The pack in which a thread has its part of a row."""
-        lanes = "kLanes" if self.over_of(tensor.extent).along == "element" else "kWindows"
-        return f"Pack<{tensor.type}, {lanes}>"
+        """The type in which a thread has its part of a tensor: a pack where it has lanes."""
+        lane = self.over_of_tensor(tensor).lane
+        lanes = "kLanes" if lane == "lane" else "kWindows"
+        return f"Pack<{tensor.type}, {lanes}>" if lane else tensor.type
 
     def load_of(self, read: Read) -> str:
-        """A pack from memory."""
-        lanes = "kLanes" if self.over_of(read.extent).along == "element" else "kWindows"
-        return f"load<{lanes}>({read.name} + {self.place_of(read)})"
+        """That, from memory."""
+        lane = self.over_of_tensor(read).lane
+        lanes = "kLanes" if lane == "lane" else "kWindows"
+        place = self.place_of(read)
+        return f"load<{lanes}>({read.name} + {place})" if lane else f"{read.name}[{place}]"
 
     def place_of(self, tensor: Read) -> str:
-        """Where a thread's part of a tensor is: of what varies along rows, a pack."""
-        along = self.over_of(tensor.extent).along
+        """Where a thread's part of a tensor is."""
+        over = self.over_of_tensor(tensor)
         extent = tuple(g for g in tensor.buffer.extent if g not in (self.along, self.inner_group))
         before = self.offset(replace(tensor, buffer=replace(tensor.buffer, extent=extent)))
-        if not along:
+        if not over.by_pack:
             return before
-        by_element = along == "element" or self.inner == 1
+        by_element = over.lane == "lane" or self.inner == 1
         length, index = ("length", "i") if by_element else ("(length / kInner)", "i / kInner")
         return f"({before}) * {length} + {index}" if extent else index
 
@@ -219,17 +249,20 @@ class BundleView(MergingView):
             behind *= size
         return found
 
+    def words(self, over: Over) -> list[str]:
+        """Lines for the indices that offsets are made of, beside those of the bundle."""
+        return [f"const int {word} = {text};" for word, text in self.row_words if over.by_row]
+
     def places(self, sweep: Sweep) -> list[str]:
         """Lines that say where an element is, as far as a stage asks."""
-        over, function = sweep.over, sweep.stage.function
+        function = sweep.stage.function
         asks = {g for r in self.positions if function.reads(r.name) for g in r.extent}
         asks |= set(self.reduced[1:]) if sweep.counts_places else set()
         lines = []
         if asks.intersection(self.row_groups):
             lines += [f"const int {word} = {text};" for word, text in self.row_words]
         if self.along in asks:
-            place = {"element": "(i + lane) / kInner", "window": "i / kInner + beside"}[over.along]
-            lines.append(f"const Index {self.word(self.along)} = {place};")
+            lines.append(f"const Index {self.word(self.along)} = {self._index(sweep.over)};")
         if self.inner_group in asks:
             assert self.inner_group is not None
             lines.append(f"const int {self.word(self.inner_group)} = lane % kInner;")
@@ -238,15 +271,17 @@ class BundleView(MergingView):
             lines.append(f"const int position_value = {place};")
         return lines
 
+    def _index(self, over: Over) -> str:
+        return "(i + lane) / kInner" if over.lane == "lane" else "i / kInner + beside"
+
     # Stages.
 
     @cached_property
     def sweeps(self) -> list[Sweep]:
         """The stages as loops."""
         found = []
-        for number, (stage, groups) in enumerate(
-            zip(self.stages, self.kernel.over, strict=True), start=1
-        ):
+        pairs = zip(self.stages, self.kernel.over, strict=True)
+        for number, (stage, groups) in enumerate(pairs, start=1):
             over = self.over_of(groups)
             merges = self._merges(number, over, stage.reductions)
             merged = [r for m in merges for r, _ in m.reductions]
@@ -256,74 +291,70 @@ class BundleView(MergingView):
 
     def _merges(self, number: int, over: Over, reductions: Sequence[ReductionView]) -> list[Merge]:
         found = []
+        mine = [r for r in reductions if over.by_pack and not self.result_of(r).by_pack]
         for kind, accumulator, name, of_each in MERGED:
-            mine = [r for r in reductions if r.kind == kind and over.along]
-            mine = [r for r in mine if not self._result_of(r).along]
-            if not mine:
-                continue
-            rows = sum(self._result_of(r).by_row for r in mine)
-            placed, before = [], [0, 0]
-            for r in mine:
-                placed.append((r, _sum_of(*before)))
-                before[self._result_of(r).by_row] += 1
-            count = _sum_of(len(mine) - rows, rows)
-            type_ = f"{accumulator}<{self.compute}>"
-            found.append(Merge(type_, f"{name}_{number}", of_each, count, tuple(placed)))
+            for lane in ("lane", "beside", ""):
+                alike = [r for r in mine if r.kind == kind and self.result_of(r).lane == lane]
+                if not alike:
+                    continue
+                placed, numbers, rows = [], 0, 0
+                for r in alike:
+                    placed.append((r, _sum_of(numbers, rows)))
+                    numbers += not self.result_of(r).by_row
+                    rows += self.result_of(r).by_row
+                type_ = f"{accumulator}<{self.compute}>"
+                name_ = f"{name}_{number}" + ("" if lane != "beside" else "_windows")
+                dims = f"[{_sum_of(numbers, rows)}]{Over(False, False, lane).dims}"
+                found.append(Merge(type_, name_, of_each, dims, tuple(placed)))
         return found
 
-    def _result_of(self, reduction: ReductionView) -> Over:
+    def result_of(self, reduction: ReductionView) -> Over:
+        """What the results of a reduction vary along."""
         return self.over_of(reduction.reduction.results[0][1].extent)
 
-    def accumulator(self, merge: Merge, reduction: ReductionView, at: str) -> str:
+    def accumulator(self, reduction: ReductionView, merge: Merge, at: str, over: Over) -> str:
         """Where a row's threads accumulate a reduction that they merge."""
-        row = self._result_of(reduction).by_row
-        return f"{merge.name}[{_sum_of_text(at, 'r' if row else '')}]"
-
-    def alone_dims(self, reduction: ReductionView) -> str:
-        """How many accumulators a thread has of what it does not share."""
-        return self._result_of(reduction).dims
-
-    def alone_at(self, reduction: ReductionView, over: Over) -> str:
-        """Which of them an element goes to."""
-        return self._result_of(reduction).at(over)
-
-    def sum_dims(self, reduction: ReductionView) -> str:
-        """How many columns a thread adds up."""
-        return self.over_of(reduction.extent).dims
-
-    def sum_at(self, reduction: ReductionView, over: Over) -> str:
-        """Which of them an element goes to."""
-        return self.over_of(reduction.extent).at(over)
-
-    def columns_of(self, reduction: ReductionView) -> str:
-        """What a sum has a column for: each element of a row, each window, or all there is."""
-        return self.over_of(reduction.extent).along
+        mine = self.result_of(reduction)
+        place = " + ".join(t for t in (at, "r" if mine.by_row else "") if t not in ("", "0"))
+        return f"{merge.name}[{place or '0'}]{replace(mine, by_row=False).at(over)}"
 
     @property
     def most_reductions(self) -> int:
         """The most numbers that a warp gives where accumulators are merged."""
-        counts = [self._count(m) for s in self.sweeps for m in s.merges]
+        counts = [
+            sum(self._count(self.result_of(r)) for r, _ in m.reductions)
+            for s in self.sweeps
+            for m in s.merges
+        ]
         return max([*counts, *(1 for s in self.sums if not s.extent)], default=0)
-
-    def _count(self, merge: Merge) -> int:
-        return sum(self.rows if self._result_of(r).by_row else 1 for r, _ in merge.reductions)
 
     def value_of(self, name: str, over: Over) -> str:
         """A value that a stage left, where a loop is."""
-        for sweep in self.sweeps:
-            for leaf, _ in self.kernel.held[self.sweeps.index(sweep)]:
+        for sweep, held in zip(self.sweeps, self.kernel.held, strict=True):
+            for leaf, _ in held:
                 if ir.name_of(leaf) == name:
                     return f"{name}_here{self.over_of(leaf.extent).at(over)}"
             for merge in sweep.merges:
                 for r, at in merge.reductions:
-                    for _, leaf_name in r.results:
-                        if leaf_name == name:
-                            return f"{self.accumulator(merge, r, at)}.{merge.number}"
+                    if any(leaf_name == name for _, leaf_name in r.results):
+                        return f"{self.accumulator(r, merge, at, over)}.{merge.number}"
             for r in sweep.alone:
                 for result, leaf_name in r.results:
                     if leaf_name == name:
-                        return f"{r.name}_sum{self.alone_at(r, over)}.{result}()"
+                        return f"{r.name}_sum{self.result_of(r).at(over)}.{result}()"
         raise AssertionError(name)
+
+    def held_in(self, sweep: Sweep) -> list[str]:
+        """The declarations of what a stage leaves."""
+        held = self.kernel.held[self.sweeps.index(sweep)]
+        kinds = {name: kind for kind, name in sweep.stage.function.results}
+        names = [(ir.name_of(leaf), self.over_of(leaf.extent).dims) for leaf, _ in held]
+        return [f"{kinds[name]} {name}_here{dims}" for name, dims in names]
+
+    def left_for(self, store: Read, over: Over) -> str:
+        """What is stored, where a loop is."""
+        found = {b.name: leaf for b, leaf in self.kernel.stores}
+        return self.value_of(ir.name_of(found[store.name]), over)
 
     def asks_where(self, sweep: Sweep) -> bool:
         """Whether a stage asks where a thread's pack is in its row."""
@@ -348,26 +379,77 @@ class BundleView(MergingView):
         return lines
 
     def _read_text(self, read: Read, over: Over) -> str:
-        mine = self.over_of(read.extent)
-        if not mine.along:
-            return f"widen({read.name}_in{mine.at(over)})"
-        *before, lane = mine.at(over)[1:-1].split("][")
-        return f"widen({read.name}_in[{']['.join(before)}], {lane})"
-
-    def left_for(self, store: Read, over: Over) -> str:
-        """What is stored, where a loop is."""
-        found = {b.name: leaf for b, leaf in self.kernel.stores}
-        return self.value_of(ir.name_of(found[store.name]), over)
+        mine = self.over_of_tensor(read)
+        pack = f"{read.name}_in{replace(mine, lane='').at(over)}"
+        lane = replace(mine, by_row=False, by_pack=False).at(over)[1:-1]
+        return f"widen({pack}, {lane})" if lane else f"widen({pack})"
 
     @property
     def length(self) -> str:
         """How many elements a row has."""
-        return self.size(g for g in (self.along, self.inner_group) if g is not None)
+        return self.size(self._of_row)
 
     @property
     def host_length(self) -> str:
         """The same, where the launch is set up."""
-        return self.host_size(g for g in (self.along, self.inner_group) if g is not None)
+        return self.host_size(self._of_row)
+
+    @property
+    def _of_row(self) -> tuple[int, ...]:
+        inner = self.inner_group if self.side == self.along else None
+        return (self.along,) if inner is None else (self.along, inner)
+
+
+class StridedBundleView(BundleView):
+    """The same where rows are strided: threads beside each other have packs of neighbouring rows,
+    and those along a row every so manieth of its elements. What a thread has of one element of all
+    of these rows is a pack here.
+    """
+
+    is_strided = True
+    most_beside = 16  # threads beside each other
+
+    @property
+    def side(self) -> int:
+        """The innermost group, along which packs lie."""
+        return self.domain[-1]
+
+    @property
+    def packs(self) -> int:
+        """How many elements of a row a thread has."""
+        return self.elements
+
+    def over_of(self, groups: Iterable[int]) -> Over:
+        """What a value of an extent varies along; all but tensors are there for each window."""
+        extent = set(groups)
+        by_row = bool(extent.intersection(self.reduced[1:]))
+        return Over(by_row, self.along in extent, "lane" if by_row else "beside")
+
+    def over_of_tensor(self, tensor: Read) -> Over:
+        """What a tensor varies along."""
+        found = self.over_of(tensor.extent)
+        is_beside = tensor.extent & {self.side, self.inner_group}
+        return found if is_beside else replace(found, lane="")
+
+    def sum_over(self, reduction: ReductionView) -> Over:
+        """The columns of which a thread adds up each."""
+        return Over(False, self.along in reduction.extent, "")
+
+    def place_of(self, tensor: Read) -> str:
+        """Where a thread's part of a tensor is."""
+        return self.offset(tensor)
+
+    def words(self, over: Over) -> list[str]:
+        """Lines for the indices that offsets are made of, beside those of the bundle."""
+        lines = super().words(over)
+        if over.by_row and self.inner_group is not None:
+            lines.append(f"const int {self.word(self.inner_group)} = 0;")
+        if over.by_pack:
+            lines.append(f"const Index {self.word(self.along)} = i;")
+        return lines
+
+    def _index(self, over: Over) -> str:
+        return "i"
 
 
 def _sum_of(numbers: int, rows: int) -> str:
@@ -376,7 +458,3 @@ def _sum_of(numbers: int, rows: int) -> str:
     if not rows:
         return str(numbers)
     return f"{numbers} + {by_row}" if numbers else by_row
-
-
-def _sum_of_text(*terms: str) -> str:
-    return " + ".join(t for t in terms if t not in ("", "0")) or "0"

@@ -243,11 +243,12 @@ class _Work:
         )
 
     def _marks(self) -> tuple[Mark, ...]:
-        nodes = [m.node for m in self.state.marks]
-        images = [ir.rebuild(n, tuple(ir.substitute(n.args, self.leaves))) for n in nodes]
-        return tuple(
-            replace(m, node=image) for m, image in zip(self.state.marks, images, strict=True)
-        )
+        def image(node: Expr) -> Expr:
+            if node.op == "reduce" and node in self.leaves:
+                return self.leaves[node]
+            return ir.rebuild(node, tuple(ir.substitute(node.args, self.leaves)))
+
+        return tuple(replace(m, node=image(m.node)) for m in self.state.marks)
 
     def _settled(self, expr: Expr, over: Extent) -> Expr:
         """A value over leaves, where what varies along less than it goes through is found apart."""

@@ -3,8 +3,9 @@
 Where a norm goes along one axis and a pooling behind it has windows across others, as layernorm
 over the last axis and avg_pool3d have, a norm's statistics differ within a window. The rows that
 windows span are a bundle, which depends on no other: threads that hold all of it find the
-statistics of each row and then pool across them, and nothing of x's size is written between.
-Whether that can be is a matter of shapes, of types and of how x lies.
+statistics of each row and then pool across them, and nothing of x's size is written between. What
+is reduced along rows behind the pooling, as logsumexp over channels, is had there as well. Whether
+that can be is a matter of shapes, of types and of how x lies.
 """
 
 from __future__ import annotations
@@ -17,22 +18,25 @@ from fusegen import ir
 from fusegen.bound import Bound
 from fusegen.ir import Expr
 from fusegen.lower import lower
-from fusegen.target import TARGETS
 from fusegen.tiers import Tier, lanes_of
 from fusegen.windowing import Slide
 
 _THREADS = 256  # of a block, and of a row at most
+_LEAST_BYTES = 64
 _MOST_HELD, _MOST_DERIVED = 32, 16  # elements of a thread in one tensor, and for gradients
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """The axis along rows, how many elements they have, how many of those a window takes side by
-    side, and how many rows it spans.
+    """The axis along rows and how many elements they have; the axis that is innermost in memory,
+    and how long it is; how many elements of a window lie side by side along that, and how many of
+    such lines a window has.
     """
 
     axis: int
     length: int
+    side: int
+    beside: int
     inner: int
     rows: int
 
@@ -45,22 +49,38 @@ class Bundle:
         return found and derivative and replace(found, derivative=derivative)
 
     def _tier(self, widest: int, words: int, most: int) -> Tier | None:
-        lanes = lanes_of(self.length, widest)
-        while self.rows * lanes > most and lanes > self.inner:
+        lanes = lanes_of(self.beside, widest)
+        while lanes % self.inner == 0:
+            each = self.rows * lanes * words
+            found = self._strided if self.side != self.axis else self._innermost
+            if self.rows * lanes <= most and (elements := found(lanes, widest, most // each)):
+                along = 32 if self.length <= 32 * elements else _THREADS
+                return Tier(elements, elements, lanes, _THREADS, along * elements)
             lanes //= 2
-        if lanes % self.inner or self.rows * lanes > most or self.length > _THREADS * lanes:
-            return None
-        elements = lanes
-        while self.length > 32 * elements and 2 * elements * self.rows * words <= most:
+        return None
+
+    def _innermost(self, lanes: int, widest: int, most: int) -> int:
+        """How many elements of a row a thread has, in so many packs at most; 0 where too few."""
+        packs = 1
+        while self.length > 32 * lanes * packs and 2 * packs <= most:
+            packs *= 2
+        return lanes * packs if self.length <= _THREADS * lanes else 0
+
+    def _strided(self, lanes: int, widest: int, most: int) -> int:
+        """The same where a thread has single elements, each of as many rows as there are lanes."""
+        elements = 1
+        while self.length > 32 * elements and 2 * elements <= most:
             elements *= 2
-        threads = 32 if self.length <= 32 * elements else _THREADS
-        return Tier(elements, elements, lanes, _THREADS, threads * elements)
+        along = max(32, -(-self.length // elements))
+        # Threads beside each other are to read so many bytes at once.
+        return elements if _THREADS // along * lanes * widest >= _LEAST_BYTES else 0
 
 
-def bundle(bound: Bound) -> Bundle | None:
-    """The rows that a chain's windows tie together; None where there are none such, or more ties
-    them: other windows than tiles, other reductions, an operand that has a value for some places in
-    a window, or for some rows of a window and not for others.
+def bundle(bound: Bound, order: Sequence[int]) -> Bundle | None:
+    """The rows that a chain's windows tie together, where axes lie in this order in memory; None
+    where there are none such, or more ties them: other windows than tiles, other reductions, an
+    operand that has a value for some places in a window, or for some rows of a window and not for
+    others.
     """
     windows = dict(bound.windows)
     sizes = [w for w in windows.values() if not isinstance(w, Slide)]
@@ -72,21 +92,24 @@ def bundle(bound: Bound) -> Bundle | None:
     nodes = ir.topological(graph.roots)
     full = max((n.extent for n in nodes), key=len)
     within = frozenset(a for a in full if a > 0)
-    kinds = [ir.reduction(n) for n in nodes if n.op == "reduce" and n.args[0].extent & within]
-    along = {axes for _, axes in kinds if min(axes) < 0}
-    outside = [a for axes in along for a in axes if a < 0]
-    if len(outside) != 1 or any(
-        kind not in (*ir.SUMS, "bound") for kind, axes in kinds if axes in along
-    ):
+    found = [ir.reduction(n) for n in nodes if n.op == "reduce"]
+    found = [(kind, axes) for kind, axes in found if min(axes) < 0]
+    along = {a for _, axes in found for a in axes if a < 0}
+    if len(along) != 1:
         return None
-    (axis,) = outside
+    (axis,) = along
+    # The place of a maximum is one among the elements of a row, which windows part.
+    known = (*ir.SUMS, "bound") if -axis in within else (*ir.SUMS, "bound", "max")
+    if any(kind not in known for kind, _ in found):
+        return None
     row = frozenset({axis}) | (within & {-axis})
-    is_apt = graph.inputs[0].extent == full and along == {row}
+    is_apt = graph.inputs[0].extent == full and (axis == order[-1] or axis not in windows)
     if not is_apt or not all(_is_apt(leaf, full, row) for leaf in graph.inputs):
         return None
-    inner = windows.pop(axis, 1)
+    inner = windows.get(order[-1], 1)
     assert isinstance(inner, int)
-    return Bundle(axis, bound.domain[axis], inner, math.prod(sizes) // inner)
+    rows = math.prod(sizes) // inner
+    return Bundle(axis, bound.domain[axis], order[-1], bound.domain[order[-1]], inner, rows)
 
 
 def _has_norm(bound: Bound) -> bool:
@@ -105,14 +128,3 @@ def _is_apt(leaf: Expr, full: ir.Extent, row: ir.Extent) -> bool:
     is_whole = leaf.extent in (full, frozenset(a for a in full if a < 0))
     is_along = leaf.extent in (row, frozenset(a for a in row if a < 0))
     return is_whole or is_along or not (within or leaf.extent & row)
-
-
-def memory_order(bound: Bound, order_of_x: Sequence[int] | None, target: str) -> tuple[int, ...]:
-    """The graph's axes, outermost in memory first, from x's; with the rows of a bundle innermost
-    where a target holds such.
-    """
-    order = bound.memory_order(order_of_x)
-    found = bundle(bound) if TARGETS[target].holds_rows else None
-    if found is None or order[-1] == found.axis:
-        return order
-    return (*(a for a in sorted(order) if a != found.axis), found.axis)

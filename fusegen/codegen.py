@@ -17,7 +17,7 @@ from pathlib import Path
 import jinja2
 
 from fusegen import __version__, ir
-from fusegen.bundleviews import BundleView
+from fusegen.bundleviews import BundleView, StridedBundleView
 from fusegen.grouping import Grouping
 from fusegen.innerviews import InnerView
 from fusegen.kernel import Buffer, Entry, Kernel
@@ -56,6 +56,7 @@ def emit(
     passing = [k for e in views for k in e.kernels if isinstance(k, InnerView)]
     families = {k.family for e in views for k in e.kernels}
     by_rows = [k for e in views for k in e.kernels if isinstance(k, RowView)]
+    by_bundles = [k for e in views for k in e.kernels if isinstance(k, BundleView)]
     by_windows = [k for e in views for k in e.kernels if isinstance(k, WindowView)]
     by_slides = [k for e in views for k in e.kernels if isinstance(k, SeveralView)]
     by_lines = [k for e in views for k in e.kernels if isinstance(k, LineView)]
@@ -68,7 +69,7 @@ def emit(
         "index_bits": index_bits,
         "storage": sorted(_stored(views, target)),
         # A bundle's rows are merged by what merges others.
-        "families": sorted(families | ({"row"} if "bundle" in families else set())),
+        "families": sorted(families | {"column" if k.is_strided else "row" for k in by_bundles}),
         "sums_by_row": any(k.sums for e in views for k in e.kernels if k.family in _BY_ROW),
         "carries": any(k.carried for e in views for k in e.kernels),
         "joins_rows": any(k.joins_rows for k in passing),
@@ -76,7 +77,8 @@ def emit(
         "teams": any(k.is_team for e in views for k in e.kernels),
         "is_shifted": any(k.is_shifted for k in by_rows),
         "alone": any(k.is_alone for k in by_rows),
-        "across": any(k.family == "column" and not k.is_alone for k in by_rows),
+        "across": any(k.family == "column" and not k.is_alone for k in by_rows)
+        or any(k.is_strided for k in by_bundles),
         "persistent": "bundle" in families or any(k.is_persistent for k in by_rows),
         "spreads": any(k.has_moments for e in views for k in e.kernels),
         "has_positions": any(k.positions for e in views for k in e.kernels),
@@ -246,7 +248,9 @@ def _view_of(kernel: Kernel, target: Target) -> type[KernelView]:
     if kernel.family == "window":
         return WindowView
     if kernel.family == "bundle":
-        return BundleView
+        return (
+            BundleView if kernel.reduced[0] > max(kernel.domain, default=-1) else StridedBundleView
+        )
     if kernel.family in ("slide", "cover"):
         return SeveralView
     if not target.is_flat:

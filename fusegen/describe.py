@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 from fusegen.axes import Shape, Value
 from fusegen.bound import Bound
-from fusegen.bundling import memory_order
 from fusegen.codegen import Source
 from fusegen.emission import source
 from fusegen.errors import ArgumentError
@@ -95,7 +94,7 @@ def modules(chain: Chain, target: str, situation: Situation, *, grad: bool) -> t
         kept |= dict.fromkeys(part.entering, running)
         types |= dict.fromkeys(part.entering, dtype)
         is_training = grad and {bound.dtype, bounds[-1].dtype} <= {*FLOATING}
-        order = memory_order(bound, running[1], target)
+        order = bound.memory_order(running[1])
         program = forward(bound, is_training=is_training)
         input_count = len(program.graph.inputs)
         given = [dtype, *(types[operand.name] for operand in bound.operands)]

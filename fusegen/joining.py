@@ -31,7 +31,8 @@ def ways(chain: Chain) -> tuple[Way, ...]:
     """The segments that a chain can be cut into; of several, those are the best that come first.
     The last fit any shape.
     """
-    return tuple(dict.fromkeys((segments(chain, joins=True), segments(chain))))
+    most = segments(chain, joins=True, reduces_pooled=True)
+    return tuple(dict.fromkeys((most, segments(chain, joins=True), segments(chain))))
 
 
 def chosen(
@@ -69,10 +70,9 @@ def _are_bundled(
     found = []
     for bound in bounds:
         lies = bound.memory_order(order)
-        rows = bundle(bound) if TARGETS[target].holds_rows else None
-        size = max(widest, ITEM_BYTES[bound.dtype])
-        is_apt = rows is not None and rows.axis == lies[-1] and rows.tier(size, 1) is not None
-        found.append(is_apt)
+        rows = bundle(bound, lies) if TARGETS[target].holds_rows else None
+        size = max(widest, ITEM_BYTES.get(bound.dtype, 0))
+        found.append(rows is not None and rows.tier(size, 1) is not None)
         order = bound.order_of_result(lies)
     return found
 
@@ -88,8 +88,10 @@ def _is_apt(bound: Bound, least: int) -> bool:
     graph = lower(bound).graph
     nodes = ir.topological(graph.roots)
     within = frozenset(a for n in nodes for a in n.extent if a > 0)
-    before = [n for n in nodes if n.op == "reduce" and n.args[0].extent & within]
-    before = [n for n in before if min(ir.reduction(n)[1]) < 0]
+    reduced = [n for n in nodes if n.op == "reduce" and min(ir.reduction(n)[1]) < 0]
+    before = [n for n in reduced if n.args[0].extent & within]
+    if len(before) < len(reduced):  # of what is pooled, the next segment's
+        return False
     if not before:
         return True
     if least and math.prod(bound.domain) < least:  # no guard on sizes where all will do

@@ -18,9 +18,7 @@ from torch import Tensor
 
 from fusegen.arguments import bound_of
 from fusegen.bound import Bound
-from fusegen.bundling import memory_order as bundled_order
 from fusegen.layouts import Meta, Output, Target, dtype_name, memory_order, outputs_of
-from fusegen.modules import target_of
 from fusegen.ops import Chain
 from fusegen.program import Derivative, Program, derivative, forward
 from fusegen.promotion import refuse_gradients
@@ -82,8 +80,7 @@ class Programs:
             refuse_gradients(self.chain, bound.dtype)
         metas = tuple([Meta.of(t) for t in tensors])
         order, is_dense = memory_order(metas[0].shape, metas[0].stride)
-        target = target_of(tensors[0].device)
-        order = bundled_order(bound, order if is_dense else None, target)
+        order = bound.memory_order(order if is_dense else None)
         key = (bound.pattern, wanted is not None)
         if key not in self.forwards:
             self.forwards[key] = forward(bound, is_training=wanted is not None)

@@ -118,10 +118,10 @@ def signature(
         has_strips = _has_short_runs(programs[0], axes, bound, order)
         tier = None if has_strips else tier
         allow_fused = tier is not None
-    elif TARGETS[target].holds_rows and (found := bundle(bound)) is not None:
+    elif TARGETS[target].holds_rows and (found := bundle(bound, order)) is not None:
         axes = frozenset({found.axis})
         domain = bound.x.extent.union(a for a, _ in bound.windows)
-        widest = max(_widest(p, axes, dtypes) for p in programs)
+        widest = max(_widest(p, axes | {found.side}, dtypes) for p in programs)
         tier = found.tier(widest, max(_words(p, dtypes) for p in programs))
     return Signature(
         target,

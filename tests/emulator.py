@@ -14,7 +14,6 @@ import torch
 
 from fusegen import dsl, ir
 from fusegen.bind import bind
-from fusegen.bundling import memory_order
 from fusegen.describe import axes_in_memory, is_mask
 from fusegen.emission import source
 from fusegen.execution import Part
@@ -121,7 +120,7 @@ def run(
     ]
     tensors = [t > 0 if k == "bool" else t for t, k in zip(tensors, kinds, strict=True)]
     bound = bind(chain, (shape, dtype), operands)
-    order = memory_order(bound, lies, "cuda")
+    order = bound.memory_order(lies)
     program = forward(bound, is_training=bound.dtype in FLOATING)
     types = element_types(program, bound, kinds)
     programs = [program]
