@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-from typing import Literal
 
 from fusegen import ir
+from fusegen.bundlestages import Merge, Over, Sweep
 from fusegen.indexing import Read
 from fusegen.mergeviews import MERGED, MergingView
-from fusegen.reductionviews import ReductionView, StageView
+from fusegen.reductionviews import ReductionView
 from fusegen.statements import ElementFunction
 
 _MOST_KEPT = 32  # registers of a thread, for what every bundle reads
@@ -20,65 +20,6 @@ _MOST_KEPT = 32  # registers of a thread, for what every bundle reads
 _BLOCKS = ((44, 4), (64, 3), (160, 2), (1 << 30, 1))
 _OF_DOUBLE = 2.6  # registers of a double, with those of its arithmetic
 _NUMBERS = {"max": 2}  # of an accumulator that has a place beside its number
-
-
-@dataclass(frozen=True)
-class Over:
-    """What a value varies along in what a thread holds: from row to row, from pack to pack, and
-    among the lanes of a pack, or the windows beside each other in one.
-    """
-
-    by_row: bool
-    by_pack: bool
-    lane: Literal["lane", "beside", ""]
-
-    @property
-    def dims(self) -> str:
-        """How many of it a thread has."""
-        lanes = {"lane": "[kLanes]", "beside": "[kWindows]", "": ""}[self.lane]
-        return "[kRows]" * self.by_row + "[kPacks]" * self.by_pack + lanes
-
-    def at(self, through: Over) -> str:
-        """The one that belongs to where a loop is that goes through as much or more."""
-        lane = "lane / kInner" if (self.lane, through.lane) == ("beside", "lane") else through.lane
-        return "[r]" * self.by_row + "[p]" * self.by_pack + (f"[{lane}]" if self.lane else "")
-
-
-@dataclass(frozen=True)
-class Merge:
-    """Accumulators of one kind that the threads of a row merge in one call: their type and name,
-    how many there are, and for each reduction where its first is.
-    """
-
-    type: str
-    name: str
-    number: str
-    count: str
-    reductions: tuple[tuple[ReductionView, str], ...]
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """A stage, what it goes through, and how its reductions end: merged over the row's threads, or
-    each thread on its own.
-    """
-
-    stage: StageView
-    over: Over
-    merges: list[Merge]
-    alone: list[ReductionView]
-
-    @property
-    def counts_places(self) -> bool:
-        """Whether places within windows are told apart."""
-        return any(r.kind == "max" or r.has_index for r in self.alone) or (
-            self.stage.function.reads("position")
-        )
-
-    @property
-    def asks_whether_here(self) -> bool:
-        """Whether what lies behind a row's end is left out of something."""
-        return self.over.by_pack and bool(self.merges or self.stage.sums)
 
 
 class BundleView(MergingView):
@@ -398,58 +339,6 @@ class BundleView(MergingView):
     def _of_row(self) -> tuple[int, ...]:
         inner = self.inner_group if self.side == self.along else None
         return (self.along,) if inner is None else (self.along, inner)
-
-
-class StridedBundleView(BundleView):
-    """The same where rows are strided: threads beside each other have packs of neighbouring rows,
-    and those along a row every so manieth of its elements. What a thread has of one element of all
-    of these rows is a pack here.
-    """
-
-    is_strided = True
-    most_beside = 16  # threads beside each other
-
-    @property
-    def side(self) -> int:
-        """The innermost group, along which packs lie."""
-        return self.domain[-1]
-
-    @property
-    def packs(self) -> int:
-        """How many elements of a row a thread has."""
-        return self.elements
-
-    def over_of(self, groups: Iterable[int]) -> Over:
-        """What a value of an extent varies along; all but tensors are there for each window."""
-        extent = set(groups)
-        by_row = bool(extent.intersection(self.reduced[1:]))
-        return Over(by_row, self.along in extent, "lane" if by_row else "beside")
-
-    def over_of_tensor(self, tensor: Read) -> Over:
-        """What a tensor varies along."""
-        found = self.over_of(tensor.extent)
-        is_beside = tensor.extent & {self.side, self.inner_group}
-        return found if is_beside else replace(found, lane="")
-
-    def sum_over(self, reduction: ReductionView) -> Over:
-        """The columns of which a thread adds up each."""
-        return Over(False, self.along in reduction.extent, "")
-
-    def place_of(self, tensor: Read) -> str:
-        """Where a thread's part of a tensor is."""
-        return self.offset(tensor)
-
-    def words(self, over: Over) -> list[str]:
-        """Lines for the indices that offsets are made of, beside those of the bundle."""
-        lines = super().words(over)
-        if over.by_row and self.inner_group is not None:
-            lines.append(f"const int {self.word(self.inner_group)} = 0;")
-        if over.by_pack:
-            lines.append(f"const Index {self.word(self.along)} = i;")
-        return lines
-
-    def _index(self, over: Over) -> str:
-        return "i"
 
 
 def _sum_of(numbers: int, rows: int) -> str:

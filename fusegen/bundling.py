@@ -3,9 +3,8 @@
 Where a norm goes along one axis and a pooling behind it has windows across others, as layernorm
 over the last axis and avg_pool3d have, a norm's statistics differ within a window. The rows that
 windows span are a bundle, which depends on no other: threads that hold all of it find the
-statistics of each row and then pool across them, and nothing of x's size is written between. What
-is reduced along rows behind the pooling, as logsumexp over channels, is had there as well. Whether
-that can be is a matter of shapes, of types and of how x lies.
+statistics of each row and then pool across them, and nothing of x's size is written between.
+Whether that can be is a matter of shapes, of types and of how x lies.
 """
 
 from __future__ import annotations
@@ -22,7 +21,9 @@ from fusegen.tiers import Tier, lanes_of
 from fusegen.windowing import Slide
 
 _THREADS = 256  # of a block, and of a row at most
-_LEAST_BYTES = 64
+_LEAST_BYTES = 64  # that threads beside each other read at once, each of a row of its own
+# Strided rows: measured, two kernels are faster of other types, and with more rows to merge.
+_STRIDED_BYTES, _MOST_STRIDED = 4, 2
 _MOST_HELD, _MOST_DERIVED = 32, 16  # elements of a thread in one tensor, and for gradients
 
 
@@ -68,11 +69,12 @@ class Bundle:
 
     def _strided(self, lanes: int, widest: int, most: int) -> int:
         """The same where a thread has single elements, each of as many rows as there are lanes."""
+        if widest != _STRIDED_BYTES or self.rows > _MOST_STRIDED:
+            return 0
         elements = 1
         while self.length > 32 * elements and 2 * elements <= most:
             elements *= 2
         along = max(32, -(-self.length // elements))
-        # Threads beside each other are to read so many bytes at once.
         return elements if _THREADS // along * lanes * widest >= _LEAST_BYTES else 0
 
 
@@ -94,16 +96,14 @@ def bundle(bound: Bound, order: Sequence[int]) -> Bundle | None:
     within = frozenset(a for a in full if a > 0)
     found = [ir.reduction(n) for n in nodes if n.op == "reduce"]
     found = [(kind, axes) for kind, axes in found if min(axes) < 0]
-    along = {a for _, axes in found for a in axes if a < 0}
-    if len(along) != 1:
+    along = {axes for _, axes in found}
+    outside = [a for axes in along for a in axes if a < 0]
+    if len(outside) != 1 or any(kind not in (*ir.SUMS, "bound") for kind, _ in found):
         return None
-    (axis,) = along
-    # The place of a maximum is one among the elements of a row, which windows part.
-    known = (*ir.SUMS, "bound") if -axis in within else (*ir.SUMS, "bound", "max")
-    if any(kind not in known for kind, _ in found):
-        return None
+    (axis,) = outside
     row = frozenset({axis}) | (within & {-axis})
-    is_apt = graph.inputs[0].extent == full and (axis == order[-1] or axis not in windows)
+    is_apt = graph.inputs[0].extent == full and along == {row}
+    is_apt = is_apt and (axis == order[-1] or axis not in windows)
     if not is_apt or not all(_is_apt(leaf, full, row) for leaf in graph.inputs):
         return None
     inner = windows.get(order[-1], 1)

@@ -17,7 +17,7 @@ from pathlib import Path
 import jinja2
 
 from fusegen import __version__, ir
-from fusegen.bundleviews import BundleView, StridedBundleView
+from fusegen.bundleviews import BundleView
 from fusegen.grouping import Grouping
 from fusegen.innerviews import InnerView
 from fusegen.kernel import Buffer, Entry, Kernel
@@ -27,6 +27,7 @@ from fusegen.ops import Chain
 from fusegen.rowviews import RowView
 from fusegen.severalviews import SeveralView
 from fusegen.slidewise import with_winners
+from fusegen.stridedviews import StridedBundleView
 from fusegen.target import Target
 from fusegen.views import KernelView, sizes_type
 from fusegen.windowviews import WindowView

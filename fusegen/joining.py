@@ -31,8 +31,7 @@ def ways(chain: Chain) -> tuple[Way, ...]:
     """The segments that a chain can be cut into; of several, those are the best that come first.
     The last fit any shape.
     """
-    most = segments(chain, joins=True, reduces_pooled=True)
-    return tuple(dict.fromkeys((most, segments(chain, joins=True), segments(chain))))
+    return tuple(dict.fromkeys((segments(chain, joins=True), segments(chain))))
 
 
 def chosen(
@@ -88,10 +87,8 @@ def _is_apt(bound: Bound, least: int) -> bool:
     graph = lower(bound).graph
     nodes = ir.topological(graph.roots)
     within = frozenset(a for n in nodes for a in n.extent if a > 0)
-    reduced = [n for n in nodes if n.op == "reduce" and min(ir.reduction(n)[1]) < 0]
-    before = [n for n in reduced if n.args[0].extent & within]
-    if len(before) < len(reduced):  # of what is pooled, the next segment's
-        return False
+    before = [n for n in nodes if n.op == "reduce" and n.args[0].extent & within]
+    before = [n for n in before if min(ir.reduction(n)[1]) < 0]
     if not before:
         return True
     if least and math.prod(bound.domain) < least:  # no guard on sizes where all will do

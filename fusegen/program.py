@@ -128,7 +128,6 @@ def _with_statistics(plain: Program) -> Program | None:
     out = plain.values[0]
     assert out is not None
     taken = {*plain.input_names, *plain.output_names}
-    before = dict(plain.graph.outputs)  # what a value may be told over, and a graph may not
     outputs: list[tuple[str, Expr]] = []
     values: list[Expr | None] = []
     saved = []
@@ -142,8 +141,7 @@ def _with_statistics(plain: Program) -> Program | None:
         found += [ir.reduce("argmax", axes, node.args[0])] if kind == "max" else []
         for result in found:
             name = _fresh(f"{STATISTIC}{result.attrs[0]}", taken)
-            leaves = {i: before[n] for i in ir.inputs([result]) if (n := ir.name_of(i)) in before}
-            outputs.append((name, ir.substitute([result], leaves)[0]))
+            outputs.append((name, result))
             values.append(result if result.kind == "number" else None)
             saved.append((result, ir.tensor(name, result.extent, result.rank)))
     if not outputs:

@@ -52,11 +52,9 @@ class Segment:
     reason: str = ""
 
 
-def segments(
-    chain: Chain, *, joins: bool = False, reduces_pooled: bool = False
-) -> tuple[Segment, ...]:
+def segments(chain: Chain, *, joins: bool = False) -> tuple[Segment, ...]:
     """The chain in segments: one, where nothing demands more. With `joins`, what is reduced may be
-    pooled in its segment; with `reduces_pooled`, what is pooled may be reduced there.
+    pooled in its segment.
     """
     steps = chain.steps
     is_whole = not any(s.is_view or (s.definition and s.definition.window_axes) for s in steps)
@@ -64,8 +62,7 @@ def segments(
         return (Segment(chain),)  # nothing else cuts a chain
     cuts: dict[int, str] = {}
     facts = [_facts(step) for step in steps]
-    may = {"joins": joins, "reduces_pooled": reduces_pooled}
-    while (cut := _next_cut(steps, facts, cuts, **may)) is not None:
+    while (cut := _next_cut(steps, facts, cuts, joins=joins)) is not None:
         cuts[cut[0]] = cut[1]
     if not cuts:
         return (Segment(chain),)
@@ -160,12 +157,7 @@ def _mentioned(steps: Iterable[Step]) -> list[str]:
 
 
 def _next_cut(
-    steps: Sequence[Step],
-    facts: Sequence[_Facts],
-    cuts: Mapping[int, str],
-    *,
-    joins: bool,
-    reduces_pooled: bool,
+    steps: Sequence[Step], facts: Sequence[_Facts], cuts: Mapping[int, str], *, joins: bool
 ) -> tuple[int, str] | None:
     """A cut that is still needed: the step to begin with, and why."""
     kept_at: dict[str, int] = {}
@@ -199,7 +191,7 @@ def _next_cut(
             reason = f"{step.text} takes its windows over the result of {steps[before].text}"
         elif fact.times > (_MOST_TIMES_DEAR if is_dear else _MOST_TIMES):
             reason = f"{step.text} reads each element {fact.times:g} times, too often to compute it"
-        elif pool is not None and fact.is_reducing and not reduces_pooled:
+        elif pool is not None and fact.is_reducing:
             reason = f"{step.text} reduces the result of {steps[pool].text}"
         reason = reason or views.hinders(i, is_begun=is_begun, is_pooled=pool is not None)
         if reason and is_begun:

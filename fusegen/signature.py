@@ -33,6 +33,7 @@ _LONG_ROW = 1 << 16
 _FEW_ROWS = 512
 # Runs this many times shorter than there are of them leave too many partials each on its own.
 _FEWER_IN_RUN = 8
+_FLOAT_BYTES = 4
 _MOST_POSITIONS = 1 << 24  # a float holds every integer up to here
 
 
@@ -122,7 +123,9 @@ def signature(
         axes = frozenset({found.axis})
         domain = bound.x.extent.union(a for a, _ in bound.windows)
         widest = max(_widest(p, axes | {found.side}, dtypes) for p in programs)
-        tier = found.tier(widest, max(_words(p, dtypes) for p in programs))
+        words = max(_words(p, dtypes) for p in programs)
+        # A derivative's tensors may be narrower than those by which the segment was chosen.
+        tier = found.tier(widest, words) or found.tier(_FLOAT_BYTES, words)
     return Signature(
         target,
         order,

@@ -89,6 +89,7 @@ FAMILIES = [
     # Rows with the windows across them.
     ("add(s) | layernorm(w, b) | avg_pool3d(2) | gelu", (2, 3, 4, 6, 24), [(), (24,), (24,)]),
     ("layernorm(weight) | max_pool2d(2) | mul_channel", (3, 5, 6, 400), [(400,), (5,)]),
+    ("layernorm(w, b, axis=1) | gelu | avg_pool2d(2)", (2, 40, 6, 20), [(40,), (40,)]),
     # Windows that overlap, or end before the chain does.
     ("gelu | max_pool2d(3, 2, 1) | mul_channel", (2, 5, 9, 11), [(5,)]),
     ("relu | avg_pool2d(3, 2, 1) | layernorm", (2, 5, 9, 11), []),

@@ -507,6 +507,23 @@ CASES = [
     ),
     ("masked_fill(m, 1) | layernorm | max_pool2d(2)", (2, 3, 6, 20), [(2, 3, 6, 20)], {}, "bundle"),
     ("mul(p) | log_softmax(-1) | avg_pool2d(2)", (2, 3, 6, 20), [(2, 3, 1, 1)], {}, "bundle"),
+    (
+        "keep(y) | mean(-1, True) | mul(s) | rsub(y) | avg_pool2d(2)",
+        (2, 3, 4, 16),
+        [()],
+        {},
+        "bundle",
+    ),
+    # The same where rows are strided, in several warps.
+    (
+        "layernorm(w, b, axis=1) | gelu | avg_pool2d(2) | mul_channel(p)",
+        (2, 20, 6, 16),
+        [(20,)] * 3,
+        {},
+        "bundle",
+    ),
+    ("softmax(1) | max_pool2d(2) | mul(s)", (2, 100, 6, 16), [()], {}, "bundle"),
+    ("mul(p) | softmax(1) | avg_pool2d((2, 1))", (2, 8, 6, 7), [(2, 8, 1, 1)], {}, "bundle"),
     # Rows so many and so short that a block takes several, and some are left over.
     ("batch_norm(weight=w, bias=b, training=True) | tanh", (41, 110, 6), [(110,)] * 2, {}, "inner"),
     ("var((0, 2))", (63, 134, 9), [], {"dtype": "bfloat16"}, "inner"),

@@ -76,6 +76,10 @@ CASES = {
         "add(p) | layernorm(weight, bias) | avg_pool3d(2) | gelu",
         Situation(shape=(32, 64, 32, 64, 64), operands={"p": ()}),
     ),
+    "layernorm_of_channels_pooled": (
+        "layernorm(weight, bias, axis=1) | gelu | avg_pool2d(2)",
+        Situation(shape=(64, 64, 112, 112)),
+    ),
     "group_norm_of_short_rows": (
         "group_norm(64, weight, bias) | silu",
         Situation(shape=(256, 4096)),

@@ -203,17 +203,17 @@ __device__ __forceinline__ void forward_bundle_stage_7(const float total_3, floa
 }
 
 // Reads x, p_operand by (), weight by (inner, window_3), bias by (inner, window_3); writes out.
-__global__ void __launch_bounds__(256, 4)
+__global__ void __launch_bounds__(256, 3)
 forward_bundle(const float* x, const float* p_operand, const float* weight, const float* bias,
     float* __restrict__ out, ForwardSizes sizes) {
   wait_for_kernel_before();
   const float count_of_window_3_inner_value = static_cast<float>(2 * sizes.inner.value);
-  // A thread has packs of each of a bundle's rows; kInner elements of a row side by side are of one window.
+  // A thread has packs of each of a bundle's rows.
+  // kInner elements of a pack side by side are of one window.
   [[maybe_unused]] constexpr int kRows = 4, kPacks = 1, kLanes = 4, kInner = 2, kWindows = kLanes / kInner;
   __shared__ float cells[2][32];
   int turn = 0;
-  const Index bundles = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value,
-      length = sizes.inner.value * 2;
+  const Index length = sizes.inner.value * 2;
   Pack<float, kLanes> weight_in[kPacks];
   Pack<float, kLanes> bias_in[kPacks];
 #pragma unroll
@@ -226,6 +226,7 @@ forward_bundle(const float* x, const float* p_operand, const float* weight, cons
     const Index i = (threadIdx.x + p * blockDim.x) * kLanes;
     if (i < length) bias_in[p] = load<kLanes>(bias + i);
   }
+  const Index bundles = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value;
   for (Index first = blockIdx.x * blockDim.y; first < bundles; first += gridDim.x * blockDim.y) {
     const bool is_live = first + threadIdx.y < bundles;
     const Index bundle = is_live ? first + threadIdx.y : 0;

@@ -268,12 +268,12 @@ forward_bundle(const float* x, const float* p_operand, const float* weight, cons
     ForwardSizes sizes) {
   wait_for_kernel_before();
   const float count_of_window_3_inner_value = static_cast<float>(2 * sizes.inner.value);
-  // A thread has packs of each of a bundle's rows; kInner elements of a row side by side are of one window.
+  // A thread has packs of each of a bundle's rows.
+  // kInner elements of a pack side by side are of one window.
   [[maybe_unused]] constexpr int kRows = 4, kPacks = 1, kLanes = 4, kInner = 2, kWindows = kLanes / kInner;
   __shared__ float cells[2][32];
   int turn = 0;
-  const Index bundles = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value,
-      length = sizes.inner.value * 2;
+  const Index length = sizes.inner.value * 2;
   Pack<float, kLanes> weight_in[kPacks];
   Pack<float, kLanes> bias_in[kPacks];
 #pragma unroll
@@ -286,6 +286,7 @@ forward_bundle(const float* x, const float* p_operand, const float* weight, cons
     const Index i = (threadIdx.x + p * blockDim.x) * kLanes;
     if (i < length) bias_in[p] = load<kLanes>(bias + i);
   }
+  const Index bundles = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value;
   for (Index first = blockIdx.x * blockDim.y; first < bundles; first += gridDim.x * blockDim.y) {
     const bool is_live = first + threadIdx.y < bundles;
     const Index bundle = is_live ? first + threadIdx.y : 0;
@@ -520,12 +521,12 @@ backward_bundle(const float* saved_variance, const float* x, const float* p_oper
     Sum<float>* __restrict__ total_partials, BackwardSizes sizes) {
   wait_for_kernel_before();
   const float count_of_window_3_inner_value = static_cast<float>(2 * sizes.inner.value);
-  // A thread has packs of each of a bundle's rows; kInner elements of a row side by side are of one window.
+  // A thread has packs of each of a bundle's rows.
+  // kInner elements of a pack side by side are of one window.
   [[maybe_unused]] constexpr int kRows = 4, kPacks = 1, kLanes = 4, kInner = 2, kWindows = kLanes / kInner;
   __shared__ float cells[2][32];
   int turn = 0;
-  const Index bundles = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value,
-      length = sizes.inner.value * 2;
+  const Index length = sizes.inner.value * 2;
   Sum<float> total_3_sum[kPacks][kWindows];
   Sum<float> total_2_sum[kPacks][kLanes];
   Sum<float> total_sum;
@@ -541,6 +542,7 @@ backward_bundle(const float* saved_variance, const float* x, const float* p_oper
     const Index i = (threadIdx.x + p * blockDim.x) * kLanes;
     if (i < length) bias_in[p] = load<kLanes>(bias + i);
   }
+  const Index bundles = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value;
   for (Index first = blockIdx.x * blockDim.y; first < bundles; first += gridDim.x * blockDim.y) {
     const bool is_live = first + threadIdx.y < bundles;
     const Index bundle = is_live ? first + threadIdx.y : 0;

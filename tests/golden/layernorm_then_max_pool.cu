@@ -188,11 +188,13 @@ __global__ void __launch_bounds__(256, 4)
 forward_bundle(const float* x, float* __restrict__ out, ForwardSizes sizes) {
   wait_for_kernel_before();
   const float count_of_window_2_inner_value = static_cast<float>(2 * sizes.inner.value);
-  // A thread has packs of each of a bundle's rows; kInner elements of a row side by side are of one window.
+  // A thread has packs of each of a bundle's rows.
+  // kInner elements of a pack side by side are of one window.
   [[maybe_unused]] constexpr int kRows = 2, kPacks = 1, kLanes = 2, kInner = 2, kWindows = kLanes / kInner;
   __shared__ float cells[2][16];
   int turn = 0;
-  const Index bundles = sizes.outer.value * sizes.middle.value, length = sizes.inner.value * 2;
+  const Index length = sizes.inner.value * 2;
+  const Index bundles = sizes.outer.value * sizes.middle.value;
   for (Index first = blockIdx.x * blockDim.y; first < bundles; first += gridDim.x * blockDim.y) {
     const bool is_live = first + threadIdx.y < bundles;
     const Index bundle = is_live ? first + threadIdx.y : 0;

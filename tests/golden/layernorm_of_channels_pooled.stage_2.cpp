@@ -1,0 +1,276 @@
+// fusegen 0.1.0   chain 1b6f92262146   signature forward: out float32, x float32; 64-bit offsets
+//   avg_pool2d(2)
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+using Index = int64_t;
+
+namespace {
+
+struct Size {
+  Index value;
+};
+
+inline Index divide(Index n, Size d) { return n / d.value; }
+
+template <typename To, typename From>
+inline To bits_of(From x) {
+  static_assert(sizeof(To) == sizeof(From));
+  To bits;
+  __builtin_memcpy(&bits, &x, sizeof(To));
+  return bits;
+}
+
+template <typename Stored>
+inline Stored widen(Stored x) {
+  return x;
+}
+
+template <typename Stored, typename Value>
+inline Stored narrow(Value x) {
+  return static_cast<Stored>(x);
+}
+
+// Scratch memory, handed out piece by piece; with no base it only counts.
+struct Scratch {
+  char* base;
+  Index used = 0;
+  template <typename T>
+  T* take(Index count) {
+    T* const piece = reinterpret_cast<T*>(base + used);
+    used += (count * static_cast<Index>(sizeof(T)) + 63) / 64 * 64;
+    return piece;
+  }
+};
+
+// Work is cut into pieces that depend on the sizes alone, never on the number of threads: so are the results.
+constexpr Index kPiece = 16384;
+
+inline Index pieces_of(Index length) { return std::max<Index>(1, (length + kPiece - 1) / kPiece); }
+
+// Below this many elements one thread does it all: waking another costs more.
+constexpr Index kSerial = 16384;
+
+// How many blocks of rows leave partials of their own, where columns are added up; in as many tasks anyway.
+inline Index slots_of(Index rows, Index columns, Index tasks = 1) {
+  return std::max<Index>(1, std::min<Index>(std::min<Index>(rows, 64 / tasks), rows * columns / kPiece));
+}
+
+// Elements are worked on by lines: up to so many neighbours, widened into arrays, so that conversions,
+// arithmetic and sums are a plain loop each. Arithmetic goes on to a whole vector, over copies of the last
+// element, so that no short row ends in scalar calls.
+constexpr Index kLine = 512;
+
+inline Index padded(Index width) { return (width + 15) / 16 * 16; }
+
+// The end of a line is filled up with copies of its last element.
+template <typename Value>
+inline void pad(Value* line, Index width) {
+  const Value last = line[width - 1];
+  for (Index i = width; i < padded(width); ++i) line[i] = last;
+}
+
+// Elements of the arithmetic's own type that fill whole vectors are worked on where they lie.
+template <Index stride, typename Stored, typename Value>
+inline bool is_line(Index width) {
+  return std::is_same<Stored, Value>::value && stride == 1 && width == padded(width);
+}
+
+// A line to read; room is where it is put if it cannot stay.
+template <Index stride, typename Stored, typename Value>
+inline const Value* load(const Stored* from, Index width, Value* room) {
+  if (is_line<stride, Stored, Value>(width)) return reinterpret_cast<const Value*>(from);
+#pragma omp simd
+  for (Index i = 0; i < width; ++i) room[i] = static_cast<Value>(widen(from[i * stride]));
+  pad(room, width);
+  return room;
+}
+
+// A line to be written before store.
+template <Index stride, typename Stored, typename Value>
+inline Value* target(Stored* to, Index width, Value* room) {
+  return is_line<stride, Stored, Value>(width) ? reinterpret_cast<Value*>(to) : room;
+}
+
+template <Index stride, typename Stored, typename Value>
+inline void store(const Value* line, Index width, Stored* to) {
+  if (is_line<stride, Stored, Value>(width)) return;
+#pragma omp simd
+  for (Index i = 0; i < width; ++i) to[i * stride] = narrow<Stored>(line[i]);
+}
+
+// Windows that lie side by side, taken apart: a line for each position in them.
+template <Index size, typename Stored, typename Value, Index side>
+inline void split(const Stored* from, Index count, Value (*rooms)[side], Index place) {
+#pragma omp simd
+  for (Index i = 0; i < count; ++i) {
+    for (Index j = 0; j < size; ++j) rooms[j][place + i] = static_cast<Value>(widen(from[i * size + j]));
+  }
+}
+
+// And put together again.
+template <Index size, typename Stored, typename Value, Index side>
+inline void join(const Value (*rooms)[side], Index place, Index count, Stored* to) {
+#pragma omp simd
+  for (Index i = 0; i < count; ++i) {
+    for (Index j = 0; j < size; ++j) to[i * size + j] = narrow<Stored>(rooms[j][place + i]);
+  }
+}
+
+// Fresh memory comes in pages of 4 KiB, whose faults cost more than most chains (writing 55 MB: 15 ms, and 4
+// in large pages). So large outputs ask for those, as torch's allocator does under THP_MEM_ALLOC_ENABLE.
+template <typename Stored>
+inline void expect(Stored* output, Index count) {
+#ifdef __linux__
+  constexpr uintptr_t kPage = 65536;
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(output) + kPage - 1) / kPage * kPage;
+  const uintptr_t end = reinterpret_cast<uintptr_t>(output + count) / kPage * kPage;
+  if (begin + (4u << 20) <= end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+}
+
+// Sixteen numbers side by side. gcc would add the ends of a reduction up one by one, through memory.
+template <typename Value>
+struct Lanes {
+  typedef Value Pack __attribute__((vector_size(16 * sizeof(Value))));
+  Pack at = {};
+  void load(const Value* from) { __builtin_memcpy(&at, from, sizeof(at)); }
+  Value sum() const {
+    Value left[16];
+    __builtin_memcpy(left, &at, sizeof(at));
+    fold<8>(left);
+    fold<4>(left);
+    fold<2>(left);
+    return left[0] + left[1];
+  }
+  template <int half>
+  static void fold(Value* left) {
+    for (int i = 0; i < half; ++i) left[i] += left[i + half];
+  }
+};
+
+inline Index whole(Index width) { return width / 16 * 16; }
+
+template <typename Value>
+inline double sum_of(const Value* line, Index width) {
+  Lanes<Value> lanes, next;
+  for (Index i = 0; i < whole(width); i += 16) {
+    next.load(line + i);
+    lanes.at += next.at;
+  }
+  Value total = lanes.sum();
+  for (Index i = whole(width); i < width; ++i) total += line[i];
+  return total;
+}
+
+struct Sum {
+  double total = 0;
+  void merge(const Sum& other) { total += other.total; }
+  template <typename Value>
+  void add(const Value* line, Index width) {
+    total += sum_of(line, width);
+  }
+  template <typename Value>
+  void add(Value value, int) {
+    total += value;
+  }
+  double sum() const { return total; }
+};
+
+struct ForwardSizes {
+  Size outer, middle, inner, middle_unpooled, inner_unpooled;
+};
+
+static inline __attribute__((always_inline)) void forward_window_stage_1(const float x, float& total_term) {
+  total_term = x;
+}
+
+static inline __attribute__((always_inline)) void forward_window_row_values(const float total, float& out) {
+  // avg_pool2d(2)
+  out = total / 4.0f;
+}
+
+static void forward_window(const float* __restrict__ x, float* __restrict__ out, const ForwardSizes sizes,
+    int threads) {
+  expect(out, sizes.outer.value * sizes.middle.value * sizes.inner.value);
+  constexpr Index kSide = 512;  // lines that fit the fastest cache
+  const Index length = sizes.inner.value, lines = (length + kSide - 1) / kSide;
+  const Index together = std::max<Index>(1, kSide / std::max<Index>(1, length));
+  const Index rows = sizes.outer.value * sizes.middle.value;
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length * 4 > kSerial)
+  for (Index task = 0; task < (rows + together - 1) / together * lines; ++task) {
+    const Index top = task / lines * together, bottom = std::min(rows, top + together);
+    const Index first = task % lines * kSide, piece = std::min(kSide, length - first);
+    const Index width = (bottom - top) * piece;
+    float x_rooms[4][kSide];
+    for (Index row = top; row < bottom; ++row) {
+      const Index place = (row - top) * piece;
+      const Index above_middle = divide(row, sizes.middle);
+      const Index middle = row - above_middle * sizes.middle.value;
+      const Index outer = above_middle;
+      for (int position_value = 0; position_value < 4; position_value += 2) {
+        const Index above_window_2 = position_value / 2;
+        const Index window_2 = position_value - above_window_2 * 2;
+        const Index window_1 = above_window_2;
+        const Index inner = first;
+        split<2>(x + ((outer) * sizes.middle_unpooled.value + (middle * 2 + window_1)) * sizes.inner_unpooled.value + (inner * 2 + window_2), piece, x_rooms + position_value, place);
+      }
+    }
+    for (auto& line : x_rooms) pad(line, width);
+    float total_line[kSide];
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) {
+      Sum total_sum;
+#pragma GCC unroll 4
+      for (int position_value = 0; position_value < 4; ++position_value) {
+        const float x_value = x_rooms[position_value][i];
+        float total_term_value;
+        forward_window_stage_1(x_value, total_term_value);
+        total_sum.add(total_term_value, position_value);
+      }
+      total_line[i] = static_cast<float>(total_sum.sum());
+    }
+    float out_line[kSide];
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) {
+      const float total_value = total_line[i];
+      float out_value;
+      forward_window_row_values(total_value, out_value);
+      out_line[i] = out_value;
+    }
+    for (Index row = top; row < bottom; ++row) {
+      const Index place = (row - top) * piece;
+      const Index above_middle = divide(row, sizes.middle);
+      const Index middle = row - above_middle * sizes.middle.value;
+      const Index outer = above_middle;
+      {
+        for (Index i = 0; i < piece; ++i) {
+          const Index inner = (first + i);
+          out[((outer) * sizes.middle.value + middle) * sizes.inner.value + inner] = narrow<float>(out_line[place + i]);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+// a: x, out, scratch (-1: return the bytes it needs), outer, middle, inner, middle_unpooled, inner_unpooled, threads.
+extern "C" int64_t run_forward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const float*>(a[0]);
+  auto* const out = reinterpret_cast<float*>(a[1]);
+  const bool is_measuring = a[2] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[2])};
+  const ForwardSizes sizes{ {a[3]}, {a[4]}, {a[5]}, {a[6]}, {a[7]} };
+  const int threads = static_cast<int>(a[8]);
+  if (is_measuring) return scratch.used;
+  forward_window(x, out, sizes, threads);
+  return 0;
+}
