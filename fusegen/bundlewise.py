@@ -63,7 +63,7 @@ class _Stage:
 def bundlewise_kernel(
     state: Pass, tier: Tier, along: int, window: Extent, pooled: Sequence[int]
 ) -> None:
-    """One kernel for all that is computed of bundles, whose rows lie along the innermost group.
+    """One kernel for all that is computed of bundles, whose rows go along one group.
 
     pooled has the group that each group of places within windows splits.
     """

@@ -13,8 +13,8 @@ from fusegen.reductionviews import ReductionView
 
 class StridedBundleView(BundleView):
     """The same where rows are strided: threads beside each other have packs of neighbouring rows,
-    and those along a row every so manieth of its elements. What a thread has of one element of all
-    of these rows is a pack here.
+    and those along a row take turns at its elements. What a thread has of one element of all of
+    these rows is a pack here.
     """
 
     is_strided = True

@@ -230,7 +230,7 @@ forward_bundle(const float* x, const float* weight, const float* bias, float* __
     float* __restrict__ saved_mean, float* __restrict__ saved_variance, ForwardSizes sizes) {
   wait_for_kernel_before();
   const float count_of_axis_1_value = static_cast<float>(sizes.axis_1.value);
-  // A thread has packs across neighbouring rows, for every so manieth of their elements.
+  // A thread has packs across neighbouring rows, for elements that are blockDim.y apart.
   // kInner elements of a pack side by side are of one window.
   [[maybe_unused]] constexpr int kRows = 2, kPacks = 2, kLanes = 4, kInner = 2, kWindows = kLanes / kInner;
   __shared__ float cells[1024], totals[128];
@@ -477,7 +477,7 @@ backward_bundle(const float* saved_variance, const float* d_out, const float* x,
     Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes) {
   wait_for_kernel_before();
   const float count_of_axis_1_value = static_cast<float>(sizes.axis_1.value);
-  // A thread has packs across neighbouring rows, for every so manieth of their elements.
+  // A thread has packs across neighbouring rows, for elements that are blockDim.y apart.
   // kInner elements of a pack side by side are of one window.
   [[maybe_unused]] constexpr int kRows = 2, kPacks = 2, kLanes = 4, kInner = 2, kWindows = kLanes / kInner;
   __shared__ float cells[2048], totals[256];
