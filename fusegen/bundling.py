@@ -51,7 +51,7 @@ class Bundle:
 
     def _tier(self, widest: int, words: int, most: int) -> Tier | None:
         lanes = lanes_of(self.beside, widest)
-        while lanes % self.inner == 0:
+        while lanes and lanes % self.inner == 0:
             each = self.rows * lanes * words
             found = self._strided if self.side != self.axis else self._innermost
             if self.rows * lanes <= most and (elements := found(lanes, widest, most // each)):

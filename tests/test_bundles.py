@@ -2,6 +2,7 @@
 right.
 """
 
+import itertools
 import random
 import re
 import subprocess
@@ -80,6 +81,13 @@ CHANNELS_LAST = (-4, -2, -1, -3)
 )
 def test_others_end_before_the_pooling(text, shape, more) -> None:
     assert way_of(text, shape, **more) == 1
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize("text", [*BUNDLED, "softmax(1) | max_pool2d(2)"])
+def test_there_is_a_way_for_any_layout_and_type(text, dtype) -> None:
+    for order in itertools.permutations((-4, -3, -2, -1)):
+        assert way_of(text, SHAPE, order, dtype, **BUNDLED.get(text, {})) in (0, 1)
 
 
 def test_channels_are_rows_wherever_they_lie() -> None:
