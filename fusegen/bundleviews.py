@@ -43,6 +43,11 @@ class BundleView(MergingView):
         """The element functions, in the order they run: what is stored, stages have left."""
         return [s.function for s in self.stages if s.function.results]
 
+    @property
+    def accumulated(self) -> list[ReductionView]:
+        """The reductions that have an accumulator of their kind."""
+        return self.reductions
+
     # What a thread has.
 
     @property
