@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from fusegen import ir
+from fusegen.cut import minimum_cut
 from fusegen.grouping import ordered
 from fusegen.ir import Expr, Extent
 from fusegen.kernel import Buffer, Kernel, Reduction
@@ -201,21 +202,45 @@ class _Work:
         self.stages[at].sums.append((replace(reduction, value=value), buffer))
 
     def hold_dear(self) -> None:
-        """What calls functions in several stages is left by the first of them."""
+        """Where several stages call the same functions, the first of them leaves the fewest values
+        that spare the others these calls.
+        """
         first: dict[Expr, int] = {}
         for i, stage in enumerate(self.stages):
-            nodes = ir.topological(_exprs(stage))
-            dear = [
-                n for n in nodes if n.op in FUNCTIONS and self.places.over(n.extent) == stage.over
-            ]
-            again = [n for n in dear if n in first]
-            above = {a for n in again for a in ir.topological(n.args)}
-            for node in (n for n in again if n not in above):
-                leaf = self._leaf(node)
-                self.stages[first[node]].held.append((leaf, node))
-                for later in self.stages[first[node] + 1 :]:
-                    _substitute(later, {node: leaf})
-            first |= {n: i for n in dear if n not in first}
+            again = [n for n in self._dear(stage) if n in first]
+            if again:
+                at = max(first[n] for n in again)
+                cut = self._cut_behind(again, stage, at)
+                leaves = {node: self._leaf(node) for node in cut}
+                self.stages[at].held += [(leaf, node) for node, leaf in leaves.items()]
+                self.known_at |= dict.fromkeys(leaves.values(), at)
+                for later in self.stages[at + 1 :]:
+                    _substitute(later, leaves)
+            first |= {n: i for n in self._dear(stage) if n not in first}
+
+    def _dear(self, stage: _Stage) -> list[Expr]:
+        nodes = ir.topological(_exprs(stage))
+        return [n for n in nodes if n.op in FUNCTIONS and self._is_of(n, stage)]
+
+    def _is_of(self, node: Expr, stage: _Stage) -> bool:
+        return self.places.over(node.extent) == stage.over
+
+    def _cut_behind(self, dear: Sequence[Expr], stage: _Stage, at: int) -> list[Expr]:
+        """The fewest values between dear ones and what a stage makes of them that stage `at` can
+        find, too.
+        """
+        order = ir.topological(_exprs(stage))
+        waits: set[Expr] = set()
+        for node in order:
+            if self.known_at.get(node, -1) >= at or any(a in waits for a in node.args):
+                waits.add(node)
+        ready = {a for n in order if n in waits for a in n.args} | set(_exprs(stage))
+        sinks = [n for n in order if n in ready and n not in waits and self._is_of(n, stage)]
+        return minimum_cut(
+            sinks,
+            set(dear).__contains__,
+            lambda node: self._is_of(node, stage) and node.kind == "number",
+        )
 
     def kernel(
         self, tier: Tier, domain: tuple[int, ...], stores: Sequence[tuple[Buffer, Expr]]

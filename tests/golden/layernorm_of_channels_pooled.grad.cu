@@ -433,23 +433,27 @@ __device__ __forceinline__ void backward_bundle_stage_2(const float d_out, float
 
 __device__ __forceinline__ void backward_bundle_stage_3(const float held_d_after_gelu, const float x,
     const float saved_mean, const float held, const float weight, const float bias, float& total_3_term,
-    float& total_3_term_by, float& total_4_term, float& total_4_term_by, float& held_5, float& held_6,
-    float& total_term, float& total_term_by, float& total_2_term) {
+    float& total_3_term_by, float& total_4_term, float& total_4_term_by, float& held_5, float& total_term,
+    float& total_term_by, float& total_2_term, float& total_2_term_by) {
   // layernorm(weight, bias, axis=1)
   const float after_layernorm = fmaf((x - saved_mean) * held, weight, bias);
   // backward, down to layernorm(weight, bias, axis=1)
-  const float product = held_d_after_gelu * (1.0f + erff(after_layernorm * 0.707106769f));
-  const float d_after_layernorm = fmaf(held_d_after_gelu * (after_layernorm * 0.5f) * 0.797884583f,
-      exp2_flushed(after_layernorm * after_layernorm * -0.721347511f), product * 0.5f);
+  const float sum = fmaf(after_layernorm * after_layernorm, -0.721347511f, -1.32574809f);
+  const float series = polynomial(fabsf(after_layernorm), -1.0f, -1.15110552f, -0.459209114f, -0.0524738058f,
+      0.00698745623f, -2.51266702e-05f, -0.000272270845f, 7.59166942e-05f, -1.1191165e-05f, 9.13259044e-07f,
+      -3.24377396e-08f);
+  const float power = exp2_flushed(series);
+  const float sum_2 = fmaf(after_layernorm, exp2_flushed(sum), after_layernorm < 0.0f ? power : 1.0f - power);
+  const float d_after_layernorm = held_d_after_gelu * sum_2;
   total_3_term = d_after_layernorm * weight;
   total_3_term_by = x - saved_mean;
   total_4_term = d_after_layernorm;
   total_4_term_by = weight;
-  held_5 = exp2_flushed(after_layernorm * after_layernorm * -0.721347511f);
-  held_6 = erff(after_layernorm * 0.707106769f);
+  held_5 = total_3_term * held;
   total_term = d_after_layernorm;
   total_term_by = total_3_term_by * held;
-  total_2_term = d_after_layernorm;
+  total_2_term = held_d_after_gelu;
+  total_2_term_by = sum_2;
 }
 
 __device__ __forceinline__ void backward_bundle_stage_4(const float total_4, const float held,
@@ -460,14 +464,8 @@ __device__ __forceinline__ void backward_bundle_stage_4(const float total_4, con
 }
 
 __device__ __forceinline__ void backward_bundle_stage_5(const float x, const float saved_mean,
-    const float held_3, const float held_d_after_gelu, const float held, const float weight,
-    const float bias, const float held_5, const float held_6, const float held_2, float& held_4) {
-  // layernorm(weight, bias, axis=1)
-  const float difference = x - saved_mean;
-  const float after_layernorm = fmaf(difference * held, weight, bias);
-  const float sum = fmaf(held_d_after_gelu * (after_layernorm * 0.5f) * 0.797884583f, held_5,
-      held_d_after_gelu * (1.0f + held_6) * 0.5f);
-  held_4 = fmaf(difference, held_3, sum * weight * held) - held_2;
+    const float held_3, const float held_5, const float held_2, float& held_4) {
+  held_4 = fmaf(x - saved_mean, held_3, held_5) - held_2;
 }
 
 // Reads x, saved_variance by (outer, axis_2, inner, window_1, window_2), d_out by (outer, axis_1, axis_2, inner), saved_mean by (outer, axis_2, inner, window_1, window_2), weight by (axis_1), bias by (axis_1); leaves partials of total, total_2; writes d_x.
@@ -564,7 +562,6 @@ backward_bundle(const float* saved_variance, const float* d_out, const float* x,
       }
     }
     float held_5_here[kRows][kPacks][kLanes];
-    float held_6_here[kRows][kPacks][kLanes];
     Sum<float> sums_3[2 * kRows][kLanes];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -585,20 +582,19 @@ backward_bundle(const float* saved_variance, const float* d_out, const float* x,
           float total_4_term_value;
           float total_4_term_by_value;
           float held_5_value;
-          float held_6_value;
           float total_term_value;
           float total_term_by_value;
           float total_2_term_value;
+          float total_2_term_by_value;
           backward_bundle_stage_3(held_d_after_gelu_value, x_value, saved_mean_value, held_value,
               weight_value, bias_value, total_3_term_value, total_3_term_by_value, total_4_term_value,
-              total_4_term_by_value, held_5_value, held_6_value, total_term_value, total_term_by_value,
-              total_2_term_value);
+              total_4_term_by_value, held_5_value, total_term_value, total_term_by_value, total_2_term_value,
+              total_2_term_by_value);
           held_5_here[r][p][lane] = held_5_value;
-          held_6_here[r][p][lane] = held_6_value;
           if (is_here) sums_3[r][lane].add(total_3_term_value, total_3_term_by_value);
           if (is_here) sums_3[kRows + r][lane].add(total_4_term_value, total_4_term_by_value);
           if (is_here) total_sum[p].add(total_term_value, total_term_by_value);
-          if (is_here) total_2_sum[p].add(total_2_term_value);
+          if (is_here) total_2_sum[p].add(total_2_term_value, total_2_term_by_value);
         }
       }
     }
@@ -630,16 +626,11 @@ backward_bundle(const float* saved_variance, const float* d_out, const float* x,
           const float x_value = widen(x_in[r][p], lane);
           const float saved_mean_value = widen(saved_mean_in[r], lane);
           const float held_3_value = held_3_here[r][lane];
-          const float held_d_after_gelu_value = held_d_after_gelu_here[p][lane / kInner];
-          const float held_value = held_here[r][lane];
-          const float weight_value = widen(weight_in[p]);
-          const float bias_value = widen(bias_in[p]);
           const float held_5_value = held_5_here[r][p][lane];
-          const float held_6_value = held_6_here[r][p][lane];
           const float held_2_value = held_2_here[r][lane];
           float held_4_value;
-          backward_bundle_stage_5(x_value, saved_mean_value, held_3_value, held_d_after_gelu_value,
-              held_value, weight_value, bias_value, held_5_value, held_6_value, held_2_value, held_4_value);
+          backward_bundle_stage_5(x_value, saved_mean_value, held_3_value, held_5_value, held_2_value,
+              held_4_value);
           held_4_here[r][p][lane] = held_4_value;
         }
       }
