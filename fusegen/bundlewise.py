@@ -172,16 +172,13 @@ class _Work:
         reductions, known = gather(self.state, nodes)
         self.leaves |= known
         for reduction in reductions:
-            is_peak = reduction.kind == "max" and axes != self.window
             extent = ir.union(_of(reduction))
-            if not is_peak and reduction.kind in ("max", "pick"):
+            if reduction.kind in ("max", "pick"):
                 extent |= axes  # the position counts
             over = self.places.over(extent)
             settled = _mapped(reduction, partial(self._settled, over=over))
             at = self._place(_of(settled), over)
-            self.stages[at].reductions.append(
-                replace(settled, kind="peak" if is_peak else reduction.kind)
-            )
+            self.stages[at].reductions.append(settled)
             self.known_at |= {leaf: at for _, leaf in reduction.results}
 
     def leaf_for(self, expr: Expr) -> Expr:

@@ -166,7 +166,7 @@ def gather(state: Pass, nodes: Sequence[Expr]) -> tuple[tuple[Reduction, ...], d
             reductions.append(Reduction("sum", node.args[0], (("sum", leaf),)))
     reductions += [Reduction("moments", value, tuple(r)) for (value, _), r in moments.items()]
     for (value, axes), results in maxima.items():
-        is_window = min(axes) < 0
+        is_window = max(axes) < 0
         reductions.append(Reduction("max" if is_window else "peak", value, tuple(results)))
     return tuple(reductions), known
 
@@ -175,7 +175,7 @@ def _result_stem(kind: str, node: Expr) -> str:
     value = node.args[0]
     stems = {"sum": "total", "pick": "winner", "argmax": "winner_index"}
     # Not maximum, which is a function where the chain takes that of two.
-    stems |= dict.fromkeys(ir.MAXIMA, "maximum" if min(ir.reduction(node)[1]) < 0 else "peak")
+    stems |= dict.fromkeys(ir.MAXIMA, "maximum" if max(ir.reduction(node)[1]) < 0 else "peak")
     return (
         f"picked_{ir.name_of(value)}"
         if kind == "pick" and value.op == "input"

@@ -514,6 +514,13 @@ CASES = [
         {},
         "bundle",
     ),
+    (
+        "log_softmax(-1) | clamp(-1, 1) | avg_pool2d(2)",
+        (1, 2, 4, 8),
+        [],
+        {"dtype": "bfloat16"},
+        "bundle",
+    ),
     # The same where rows are strided, in several warps.
     (
         "layernorm(w, b, axis=1) | gelu | avg_pool2d(2) | mul_channel(p)",
