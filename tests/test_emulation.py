@@ -530,7 +530,7 @@ CASES = [
         "bundle",
     ),
     ("softmax(1) | max_pool2d(2) | mul(s)", (2, 100, 6, 16), [()], {}, "bundle"),
-    ("mul(p) | softmax(1) | avg_pool2d((2, 1))", (2, 8, 6, 12), [(2, 8, 1, 1)], {}, "bundle"),
+    ("mul_channel(p) | softmax(1) | avg_pool2d((2, 1))", (2, 8, 6, 12), [(8,)], {}, "bundle"),
     # Rows so many and so short that a block takes several, and some are left over.
     ("batch_norm(weight=w, bias=b, training=True) | tanh", (41, 110, 6), [(110,)] * 2, {}, "inner"),
     ("var((0, 2))", (63, 134, 9), [], {"dtype": "bfloat16"}, "inner"),
