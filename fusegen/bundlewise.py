@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from fusegen import ir
-from fusegen.cut import minimum_cut
+from fusegen.carrying import cut_before
 from fusegen.grouping import ordered
 from fusegen.ir import Expr, Extent
 from fusegen.kernel import Buffer, Kernel, Reduction
@@ -207,7 +207,9 @@ class _Work:
             again = [n for n in self._dear(stage) if n in first]
             if again:
                 at = max(first[n] for n in again)
-                cut = self._cut_behind(again, stage, at)
+                unknown = {leaf for leaf, behind in self.known_at.items() if behind >= at}
+                is_element = partial(self._is_of, stage)
+                cut = cut_before(_exprs(stage), is_element, unknown, set(again).__contains__)
                 leaves = {node: self._leaf(node) for node in cut}
                 self.stages[at].held += [(leaf, node) for node, leaf in leaves.items()]
                 self.known_at |= dict.fromkeys(leaves.values(), at)
@@ -217,27 +219,10 @@ class _Work:
 
     def _dear(self, stage: _Stage) -> list[Expr]:
         nodes = ir.topological(_exprs(stage))
-        return [n for n in nodes if n.op in FUNCTIONS and self._is_of(n, stage)]
+        return [n for n in nodes if n.op in FUNCTIONS and self._is_of(stage, n)]
 
-    def _is_of(self, node: Expr, stage: _Stage) -> bool:
+    def _is_of(self, stage: _Stage, node: Expr) -> bool:
         return self.places.over(node.extent) == stage.over
-
-    def _cut_behind(self, dear: Sequence[Expr], stage: _Stage, at: int) -> list[Expr]:
-        """The fewest values between dear ones and what a stage makes of them that stage `at` can
-        find, too.
-        """
-        order = ir.topological(_exprs(stage))
-        waits: set[Expr] = set()
-        for node in order:
-            if self.known_at.get(node, -1) >= at or any(a in waits for a in node.args):
-                waits.add(node)
-        ready = {a for n in order if n in waits for a in n.args} | set(_exprs(stage))
-        sinks = [n for n in order if n in ready and n not in waits and self._is_of(n, stage)]
-        return minimum_cut(
-            sinks,
-            set(dear).__contains__,
-            lambda node: self._is_of(node, stage) and node.kind == "number",
-        )
 
     def kernel(
         self, tier: Tier, domain: tuple[int, ...], stores: Sequence[tuple[Buffer, Expr]]

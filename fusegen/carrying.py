@@ -52,6 +52,10 @@ def carry(
     exprs += zip(work.values, levels, strict=True)
     names = {m.node: m.name for m in work.marks}
     held: list[tuple[tuple[Expr, Expr], ...]] = []
+
+    def is_element(node: Expr) -> bool:
+        return node.extent == domain
+
     new_marks, marks = work.marks, list(work.marks)
     for i in range(len(work.stages)):
         unknown = {leaf for s in work.stages[i:] for r in s for _, leaf in r.results}
@@ -60,7 +64,7 @@ def carry(
         if spares_dear:
             now = set(ir.topological([e for e, level in exprs if level == i]))
             dear = {n for n in now if n.op in FUNCTIONS}
-            cut += _cut_before(later, domain, unknown, dear.__contains__)
+            cut += cut_before(later, is_element, unknown, dear.__contains__)
         leaf_of = {
             node: ir.tensor(
                 fresh("carried" + (f"_{names[node]}" if node in names else "")),
@@ -92,7 +96,11 @@ def _values_to_carry(
         return node.op == "input" and node.extent == domain
 
     kept: list[Expr] = []
-    for node in _cut_before(later, domain, unknown, is_read):
+
+    def is_element(node: Expr) -> bool:
+        return node.extent == domain
+
+    for node in cut_before(later, is_element, unknown, is_read):
         below = ir.topological([node])
         sources = [n for n in below if is_read(n)]
         is_dear = any(n.op in DEAR for n in below if n.extent == domain)
@@ -102,8 +110,11 @@ def _values_to_carry(
     return [n for n in dict.fromkeys(kept) if n.op != "input"]
 
 
-def _cut_before(
-    later: Sequence[Expr], domain: Extent, unknown: set[Expr], is_source: Callable[[Expr], bool]
+def cut_before(
+    later: Sequence[Expr],
+    is_element: Callable[[Expr], bool],
+    unknown: Collection[Expr],
+    is_source: Callable[[Expr], bool],
 ) -> list[Expr]:
     """The fewest elements that spare the later expressions their sources, of those that need not
     wait for the unknown.
@@ -114,12 +125,10 @@ def _cut_before(
         if node in unknown or any(a in waits for a in node.args):
             waits.add(node)
     ready = {a for n in order if n in waits for a in n.args} | set(later)
-    sinks = [n for n in order if n in ready and n not in waits and n.extent == domain]
+    sinks = [n for n in order if n in ready and n not in waits and is_element(n)]
     return minimum_cut(
         sinks,
-        lambda node: node.extent == domain and is_source(node),
+        lambda node: is_element(node) and is_source(node),
         # What was read is at hand, whatever it is; conditions and positions are not carried.
-        lambda node: (
-            node.extent == domain and (node.op == "input" or node.kind in ("number", "noise"))
-        ),
+        lambda node: is_element(node) and (node.op == "input" or node.kind in ("number", "noise")),
     )
