@@ -42,9 +42,11 @@ def rowwise_kernel(
     lead = _lead(state, domain, axes) if tier is not None and tier.has_stretches else None
 
     def is_local(expr: Expr) -> bool:
-        """Whether the kernel can compute it: every reduction below is one of its own."""
+        """Whether the kernel can compute it: every reduction below is one of its own. One that
+        several rows have in common, each may have for itself.
+        """
         inside = reduces_below([expr])
-        return all(ir.reduction(r)[1] == axes and r.extent == rest for r in inside)
+        return all(ir.reduction(r)[1] == axes and r.extent <= rest for r in inside)
 
     if is_holding:
         reduces = reduces_below(state.pending.values())
@@ -86,7 +88,8 @@ def rowwise_kernel(
             state.resolve(known)
     below = reduces_below(state.pending.values())
     takes_all = is_holding or not chosen
-    results = [r for r in below if is_local(r) and (takes_all or _is_below(r, chosen))]
+    results = [r for r in below if r.extent == rest and is_local(r)]
+    results = [r for r in results if takes_all or _is_below(r, chosen)]
     summed = [r.value for r, _ in (*mine, *stretches)]
     roots = [*summed, *chosen.values(), *results]
     if not roots:

@@ -113,7 +113,7 @@ def signature(
     has_strips, tier, axes, domain = False, None, frozenset[int](), frozenset[int]()
     allow_fused = not _has_few_long_rows(programs[0], bound)
     if TARGETS[target].holds_rows and not bound.windows:
-        axes, domain = _held_rows(programs[0], bound)
+        axes, domain = _held_rows(programs[0], bound, order)
         around = [a for a in order if a in domain]
         tier = _tier(axes, programs, dtypes, bound, around, limits) if axes else None
         has_strips = _has_short_runs(programs[0], axes, bound, order)
@@ -219,14 +219,16 @@ def _stretch(
     return math.prod(bound.domain[a] for a in axes - lead)
 
 
-def _held_rows(program: Program, bound: Bound) -> tuple[ir.Extent, ir.Extent]:
+def _held_rows(
+    program: Program, bound: Bound, order: Sequence[int]
+) -> tuple[ir.Extent, ir.Extent]:
     """The axes along which rows are best held on the chip, and those of all rows together; () where
     none are.
 
     That is those which, of the reductions over most elements, are reduced last: none over others
     depends on those. But where only others are used again at each element, and more reductions
-    over those wait for each other, so many passes are spared by holding those; and short rows
-    need no pass for sums taken last, which are added up on the way.
+    over those wait for each other, so many passes are spared by holding those; and rows that are
+    short, or lie together, need no pass for sums taken last, which are added up on the way.
     """
     nodes = ir.topological(program.graph.roots)
 
@@ -244,7 +246,9 @@ def _held_rows(program: Program, bound: Bound) -> tuple[ir.Extent, ir.Extent]:
         (rows,) = again
         kinds = {kind for kind, axes in map(ir.reduction, largest) if axes == last}
         is_short = math.prod(bound.domain[a] for a in rows) <= MOST_ALONE
-        if depths[rows] > depths[last] or (is_short and kinds <= {"sum", "mean"}):
+        lie_together = rows == frozenset(order[-len(rows) :])
+        is_on_way = (is_short or lie_together) and kinds <= {"sum", "mean"}
+        if depths[rows] > depths[last] or is_on_way:
             last = rows
     domains = {r.args[0].extent for r in largest if ir.reduction(r)[1] == last}
     return (last, domains.pop()) if len(domains) == 1 else (frozenset(), frozenset())

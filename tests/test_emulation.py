@@ -134,6 +134,12 @@ CASES = [
     ("softmax(2) | mean(3) | tanh", (2, 3, 5, 77), [], {}, "column finalise"),
     ("softmax(1) | mean((2, 3))", (3, 6, 9, 7), [], {"layout": "channels_last"}, "row finalise"),
     ("layernorm | gelu | mean(1)", (5, 90, 16), [], {}, "row finalise"),
+    ("layernorm(w, b) | mean(1)", (5, 90, 48), [(48,)] * 2, {}, "row finalise"),
+    ("layernorm(w, b) | mean(1)", (5, 7, 1000), [(1000,)] * 2, {"dtype": "bfloat16"}, "row"),
+    ("layernorm(w, b) | mean((0, 1))", (5, 33, 131), [(131,)] * 2, {}, "row finalise"),
+    ("layernorm(w, b) | mean(1)", (5, 33, 131), [(131,)] * 2, {}, "row outer"),
+    ("rms_norm(w) | sum(0) | tanh", (2, 5, 9001), [(9001,)], {"processors": 24}, "row"),
+    ("normalize(2, -1) | mul(s) | mean(1) | layernorm", (5, 90, 48), [(90, 1)], {}, "row finalise"),
     # Sums along rows and down columns.
     (_CHAIN_A, (3, 5, 7, 9), [(5,)], {}, "pointwise inner"),
     (_CHAIN_A, (3, 8, 7, 9), [(8,)], {"layout": "channels_last"}, "pointwise outer"),
