@@ -16,12 +16,13 @@ from fusegen.codegen import Source
 from fusegen.emission import source
 from fusegen.errors import ArgumentError
 from fusegen.fitting import pooled_shape, rearranged
+from fusegen.holding import signature
 from fusegen.joining import chosen, ways
 from fusegen.ops import COUNTER, RUNNING, Chain, Step, lookup, nearest
 from fusegen.program import Program, derivative, forward
 from fusegen.promotion import FLOATING, refuse_gradients
 from fusegen.segments import Segment
-from fusegen.signature import Signature, element_types, signature, with_derivative
+from fusegen.signature import Signature, element_types, with_derivative
 from fusegen.target import H200, TARGETS, Limits
 from fusegen.viewing import shape_behind
 

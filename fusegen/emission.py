@@ -25,27 +25,27 @@ def make_entry(program: Program, signature: Signature) -> Entry:
     compute = "double" if is_double([program], dtypes) else "float"
     windows = dict(program.windows)
     graph, new, grouping = collapse(program.graph, signature.order, windows)
-    tier, allow_fused = signature.tier, signature.allow_fused
-    if tier is not None and program.name != "forward":
-        tier, allow_fused = tier.for_derivatives, tier.holds_derivatives and allow_fused
-        tier = tier if tier.holds_derivatives else None
-    elif tier is not None:
-        tier = tier.for_forward
     is_exact = _compares_with_maxima(graph)
-    rows = {g for g, axes in enumerate(grouping.axes) if signature.tier_axes.intersection(axes)}
-    held = {g for g, axes in enumerate(grouping.axes) if signature.tier_domain.issuperset(axes)}
-    if tier is not None and {a for g in held for a in grouping.axes[g]} != signature.tier_domain:
-        tier, allow_fused = None, False  # what is left of the rows lies otherwise
+    rows = dict(signature.rows).get(program.name)
+    tier, along, held = None, frozenset[int](), frozenset[int]()
+    if rows is not None:
+        is_forward = program.name == "forward"
+        tier = rows.tier.for_forward if is_forward else rows.tier.for_derivatives
+        along = frozenset(g for g, a in enumerate(grouping.axes) if rows.axes.intersection(a))
+        held = frozenset(g for g, a in enumerate(grouping.axes) if rows.domain.issuperset(a))
+        # What is left of the rows may lie otherwise.
+        is_there = {a for g in held for a in grouping.axes[g]} == rows.domain
+        tier = tier if is_there and (is_forward or tier.holds_derivatives) else None
     kernels = schedule(
         graph,
         dtypes,
         "float64" if compute == "double" else "float32",
         remarked(program.marks, new),
         prefix=program.name,
-        allow_fused=allow_fused,
+        allow_fused=signature.allow_fused if rows is None else tier is not None,
         tier=tier,
-        tier_axes=frozenset(rows),
-        tier_domain=frozenset(held),
+        tier_axes=along,
+        tier_domain=held,
         holds_dear=TARGETS[signature.target].holds_dear,
         is_sliding=bool(grouping.slides),
         pooled=grouping.pooled,

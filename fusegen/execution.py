@@ -23,6 +23,7 @@ from fusegen.arguments import (
     is_watched,
     refuse_what_looks_inside,
 )
+from fusegen.holding import signature
 from fusegen.layouts import Meta
 from fusegen.modules import limits, load, target_of
 from fusegen.ops import Chain
@@ -30,7 +31,7 @@ from fusegen.plan import Plan, make_plan, remember
 from fusegen.prepared import Prepared, Programs, no_collection
 from fusegen.program import Derivative, Program
 from fusegen.running import update
-from fusegen.signature import Signature, signature, with_derivative
+from fusegen.signature import Signature, with_derivative
 
 
 class Part:

@@ -10,15 +10,13 @@ import math
 from collections.abc import Iterable
 
 from fusegen import ir
-from fusegen.bound import Bound
 from fusegen.describe import Module, Situation, modules
 from fusegen.emission import make_entry
-from fusegen.kernel import Buffer, Entry, Kernel
+from fusegen.kernel import Entry, Kernel
 from fusegen.ops import Chain
 from fusegen.program import Program
 from fusegen.promotion import FLOATING
-from fusegen.target import ITEM_BYTES
-from fusegen.windowing import windows_along
+from fusegen.traffic import bytes_of, tensors
 
 H200_GB_PER_S = 4290.0
 
@@ -69,16 +67,13 @@ def _program(module: Module, program: Program, bandwidth: float) -> tuple[list[s
     entry = make_entry(program, module.signature)
     lines = [program.name]
     total = 0.0
-    whole = {b.name: _size(b, entry, module.bound) for b in entry.arguments}
     for kernel in entry.kernels:
-        inputs = [b for _, b in kernel.inputs if not b.is_computed]
-        read = {b.name: whole.get(b.name) or _size(b, entry, module.bound) for b in inputs}
-        written = {b.name: _size(b, entry, module.bound) for b, _ in kernel.stores}
-        moved = sum((*read.values(), *written.values()))
-        total += moved
+        read, written = tensors(kernel, entry, module.bound)
+        size = sum((*read.values(), *written.values()))
+        total += size
         is_written = kernel.family == "outer" and not kernel.sums
         what = "element by element, down columns" if is_written else _WHAT[kernel.family]
-        lines.append(f"  {kernel.name}: {what}; {_limit(moved, bandwidth)}")
+        lines.append(f"  {kernel.name}: {what}; {_limit(size, bandwidth)}")
         steps = _steps(kernel)
         if steps:
             lines.append(f"    holds  {' | '.join(steps)}")
@@ -94,7 +89,7 @@ def _program(module: Module, program: Program, bandwidth: float) -> tuple[list[s
 def _copies(module: Module, program: Program) -> list[str]:
     """What is copied so that axes lie as one that a step sees as one, in passes not counted."""
     bound, entry = module.bound, make_entry(program, module.signature)
-    size = {b.name: _size(b, entry, bound) for b in entry.arguments}
+    size = {b.name: bytes_of(b, entry, bound) for b in entry.arguments}
     lines = []
     is_plain = list(module.order) == sorted(module.order)
     if is_plain and list(module.order_of_x) != sorted(module.order_of_x):
@@ -127,11 +122,11 @@ def _saved(module: Module, program: Program, entry: Entry) -> list[str]:
     backward = module.programs[1]
     wanted = set(backward.input_names)
     buffers = {b.name: b for b in entry.arguments}
-    own = {n: _size(buffers[n], entry, module.bound) for n in program.output_names if n != "out"}
+    own = {n: bytes_of(buffers[n], entry, module.bound) for n in program.output_names if n != "out"}
     saved = {n: size for n, size in own.items() if n in wanted}
     lines = [f"  saves  {_listed(saved)}"] if saved else []
     again = [n for n in program.input_names if n in wanted]
-    kept = {n: _size(buffers[n], entry, module.bound) for n in again}
+    kept = {n: bytes_of(buffers[n], entry, module.bound) for n in again}
     lines.append(f"  keeps  {_listed(kept)}" if kept else "  keeps  none of its inputs")
     inside = {n for n in ir.topological(backward.graph.roots) if n.op not in ("input", "const")}
     steps = {m.comment for m in program.marks}
@@ -141,30 +136,6 @@ def _saved(module: Module, program: Program, entry: Entry) -> list[str]:
     if recomputed:
         lines.append(f"  recomputes in the backward: {' | '.join(recomputed)}")
     return lines
-
-
-def _size(buffer: Buffer, entry: Entry, bound: Bound) -> int:
-    """The bytes of a tensor; noise is a seed."""
-    if buffer.dtype == "noise":
-        return 8
-    grouping = entry.grouping
-    pooled = {a: windows_along(w, bound.domain[a]) for a, w in bound.windows}
-    windowed = {
-        a
-        for i, g in enumerate(grouping.pooled)
-        if -1 - i in buffer.extent
-        for a in grouping.axes[g]
-    }
-    count = 1
-    for group in buffer.extent:
-        if group < 0:
-            if not buffer.is_windowed:
-                count *= grouping.windows[-1 - group]
-            continue
-        for axis in grouping.axes[group]:
-            is_whole = axis not in pooled or (axis in windowed and buffer.is_windowed)
-            count *= bound.domain[axis] if is_whole else pooled[axis]
-    return count * ITEM_BYTES[buffer.dtype]
 
 
 def _listed(sizes: dict[str, int]) -> str:

@@ -33,7 +33,8 @@ def rowwise_kernel(
     axes = _axes_of_rows(state, domain)
     if tier is not None and axes is None:
         is_apt = _reduces_packs(state, domain, tier, tier_axes)
-        axes = tier_axes if is_apt or _shares_dear(state, domain, tier_axes) else None
+        is_apt = is_apt or _shares_dear(state, domain, tier_axes)
+        axes = tier_axes if is_apt or _are_awaited(state, domain, tier_axes) else None
     if axes is None or (tier is not None and axes != tier_axes):
         return
     rest = domain - axes
@@ -41,12 +42,18 @@ def rowwise_kernel(
     is_holding = tier is not None or family in holds_dear
     lead = _lead(state, domain, axes) if tier is not None and tier.has_stretches else None
 
+    fixed = set(reduces_below(state.pending.values()))
+    fixed = fixed if state.is_exact else fixed.intersection(state.pending.values())
+
     def is_local(expr: Expr) -> bool:
-        """Whether the kernel can compute it: every reduction below is one of its own. One that
-        several rows have in common, each may have for itself.
+        """Whether the kernel can compute it: every reduction below is one of its own, and what is
+        read lies in memory. A reduction that several rows have in common, each has for itself,
+        where its last bits do not matter and it is no output.
         """
         inside = reduces_below([expr])
-        return all(ir.reduction(r)[1] == axes and r.extent <= rest for r in inside)
+        is_known = all(leaf in state.buffers for leaf in ir.inputs([expr]))
+        own = all(r.extent == rest or (r.extent < rest and r not in fixed) for r in inside)
+        return is_known and own and all(ir.reduction(r)[1] == axes for r in inside)
 
     if is_holding:
         reduces = reduces_below(state.pending.values())
@@ -230,6 +237,16 @@ def _shares_dear(state: Pass, domain: Extent, axes: Extent) -> bool:
         return False
     is_strided = _lie_together(axes) and max(axes) != max(domain)
     return is_strided and any(n.op in DEAR and n.extent == domain - axes for n in nodes)
+
+
+def _are_awaited(state: Pass, domain: Extent, axes: Extent) -> bool:
+    """Whether sums of elements over other axes wait for reductions over rows, and for no others."""
+    for node in reduces_below(state.pending.values()):
+        kind, along = ir.reduction(node)
+        below = {ir.reduction(r)[1] for r in reduces_below(node.args)}
+        if kind == "sum" and node.args[0].extent == domain and along != axes and below == {axes}:
+            return _lie_together(axes)
+    return False
 
 
 def _rows_first(reduces: Sequence[Expr], domain: Extent, axes: Extent) -> dict[Expr, Expr]:

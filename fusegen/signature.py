@@ -7,34 +7,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import takewhile
+from dataclasses import dataclass
 
 from fusegen import ir
 from fusegen.bound import Bound
-from fusegen.bundling import bundle
-from fusegen.columntiers import MOST_ALONE, column_tier
-from fusegen.errors import UnsupportedError
-from fusegen.ir import Expr
-from fusegen.longrows import full_tier, reduced_axes
 from fusegen.program import STATISTIC, Derivative, Program
-from fusegen.target import H200, ITEM_BYTES, TARGETS, Limits
-from fusegen.tiers import (
-    LEAST_STRETCH,
-    Tier,
-    row_tier,
-)
+from fusegen.tiers import Tier
 from fusegen.windowing import Window, size_of
 
-_FIXED_BYTES = 7 << 10  # of a block's shared memory, of a size known to the compiler
-# Where rows are not held on the chip, one longer than this that shares the machine with too few
-# others is divided among all threads, in passes.
-_LONG_ROW = 1 << 16
-_FEW_ROWS = 512
-# Runs this many times shorter than there are of them leave too many partials each on its own.
-_FEWER_IN_RUN = 8
-_FLOAT_BYTES = 4
-_MOST_POSITIONS = 1 << 24  # a float holds every integer up to here
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows that are held on the chip: how, along which axes, and those of all rows together."""
+
+    tier: Tier
+    axes: ir.Extent
+    domain: ir.Extent
 
 
 @dataclass(frozen=True)
@@ -45,10 +33,8 @@ class Signature:
     order: tuple[int, ...]  # axes, outermost in memory first
     dtypes: tuple[tuple[str, str], ...]  # of every input and output by name
     index_bits: int
-    allow_fused: bool
-    tier: Tier | None
-    tier_axes: ir.Extent  # of the rows that it holds; none without one
-    tier_domain: ir.Extent  # of all these rows together
+    allow_fused: bool  # whether rows that a program does not hold may have a kernel of their own
+    rows: tuple[tuple[str, Rows], ...]  # by the name of the program that holds them
     has_strips: bool = False  # whether what a reduction takes lies in short runs far apart
 
     def text(self, programs: Sequence[Program]) -> str:
@@ -96,230 +82,3 @@ def with_derivative(
     for name, i in zip(found.program.output_names, found.targets, strict=True):
         result[name] = dtypes[program.input_names[i]]
     return result
-
-
-def signature(
-    target: str,
-    order: tuple[int, ...],
-    programs: Sequence[Program],
-    dtypes: Mapping[str, str],
-    bound: Bound,
-    limits: Limits = H200,
-) -> Signature:
-    """What the module of these programs depends on, for a device with such limits."""
-    mentioned = {name for p in programs for name in (*p.input_names, *p.output_names)}
-    dtypes = {name: dtype for name, dtype in dtypes.items() if name in mentioned}
-    _require_exact_positions(programs, dtypes, bound)
-    has_strips, tier, axes, domain = False, None, frozenset[int](), frozenset[int]()
-    allow_fused = not _has_few_long_rows(programs[0], bound)
-    if TARGETS[target].holds_rows and not bound.windows:
-        axes, domain = _held_rows(programs[0], bound, order)
-        around = [a for a in order if a in domain]
-        tier = _tier(axes, programs, dtypes, bound, around, limits) if axes else None
-        has_strips = _has_short_runs(programs[0], axes, bound, order)
-        tier = None if has_strips else tier
-        allow_fused = tier is not None
-    elif TARGETS[target].holds_rows and (found := bundle(bound, order)) is not None:
-        axes = frozenset({found.axis})
-        domain = bound.x.extent.union(a for a, _ in bound.windows)
-        widest = max(_widest(p, axes | {found.side}, dtypes) for p in programs)
-        words = max(_words(p, dtypes) for p in programs)
-        # A derivative's tensors may be narrower than those by which the segment was chosen.
-        tier = found.tier(widest, words) or found.tier(_FLOAT_BYTES, words)
-    return Signature(
-        target,
-        order,
-        tuple(sorted(dtypes.items())),
-        64 if TARGETS[target].is_wide or math.prod(bound.domain) >= 1 << 31 else 32,
-        allow_fused,
-        tier,
-        axes if tier is not None else frozenset(),
-        domain if tier is not None else frozenset(),
-        has_strips,
-    )
-
-
-def _require_exact_positions(
-    programs: Sequence[Program], dtypes: Mapping[str, str], bound: Bound
-) -> None:
-    """Raise where the first of the largest stands further along than a float can count."""
-    if is_double(programs, dtypes):
-        return
-    for program in programs:
-        for node in ir.topological(program.graph.roots):
-            axes = ir.reduction(node)[1] if node.op == "reduce" else frozenset()
-            length = math.prod(bound.domain[a] for a in axes if a < 0)
-            if axes and node.attrs[0] == "argmax" and max(axes) < 0 and length > _MOST_POSITIONS:
-                raise UnsupportedError(
-                    f"{bound.chain.text}: the gradient of a maximum goes to the first of equal "
-                    f"values, found among {_MOST_POSITIONS} at most, got {length}; use amax or "
-                    "amin, whose gradient is shared, or float64"
-                )
-
-
-def _tier(
-    axes: ir.Extent,
-    programs: Sequence[Program],
-    dtypes: Mapping[str, str],
-    bound: Bound,
-    order: Sequence[int],
-    limits: Limits,
-) -> Tier | None:
-    """How rows along these axes are held on the chip, in the first program and the others.
-
-    order lists the axes of all rows together, outermost in memory first.
-    """
-    room = limits.shared_bytes - _FIXED_BYTES
-    widest = max(_widest(p, axes, dtypes) for p in programs)
-    words = [_words(p, dtypes) for p in programs]
-    length = math.prod(bound.domain[a] for a in axes)
-    if set(order[-len(axes) :]) == axes:
-        forward = [n for n, p in zip(words, programs, strict=True) if p.name == "forward"]
-        stretch = _stretch(programs, axes, bound, order)
-        has_stretches = stretch >= LEAST_STRETCH
-        each = max(words), max(forward or words)
-        tier = row_tier(length, widest, *each, limits.processors, has_stretches=has_stretches)
-        if tier is None:
-            return None
-        tier = replace(tier, room=room)
-        own = [p for p in programs if p.name == "forward"]
-        size, count = (length, widest), limits.processors
-        full = full_tier(tier, *size, each[1], count, own, axes)
-        if not has_stretches:
-            others = [p for p in programs if p.name != "forward"]
-            derivative = full_tier(tier, *size, each[0], count, others, axes)
-            return replace(tier, forward=full, derivative=derivative)
-        # Two passes over memory are faster than a team that adds up stretches.
-        return replace(
-            tier,
-            forward=full,
-            has_long_stretches=tier.is_shared and stretch >= tier.elements * tier.threads,
-            holds_derivatives=tier.holds_derivatives and not tier.may_be_shared,
-        )
-    inner = max(order.index(a) for a in axes)
-    behind = math.prod(bound.domain[a] for a in order[inner + 1 :])
-    columns = column_tier(length, behind, widest, max(words))
-    return columns and replace(columns, room=room)
-
-
-def _stretch(
-    programs: Sequence[Program], axes: ir.Extent, bound: Bound, order: Sequence[int]
-) -> int:
-    """How many neighbours in a row are alike to all tensors that vary along it, but not along all
-    of it; 0 where that differs, or where those that are alike do not lie together.
-    """
-    tensors = [leaf.extent for p in programs for leaf in p.graph.inputs]
-    tensors += [expr.extent for p in programs for expr in p.graph.roots]
-    found = {extent & axes for extent in tensors} - {frozenset(), axes}
-    if len(found) != 1:
-        return 0
-    (lead,) = found
-    if {a for a in order if a in axes and a not in lead} != set(order[-len(axes - lead) :]):
-        return 0
-    return math.prod(bound.domain[a] for a in axes - lead)
-
-
-def _held_rows(
-    program: Program, bound: Bound, order: Sequence[int]
-) -> tuple[ir.Extent, ir.Extent]:
-    """The axes along which rows are best held on the chip, and those of all rows together; () where
-    none are.
-
-    That is those which, of the reductions over most elements, are reduced last: none over others
-    depends on those. But where only others are used again at each element, and more reductions
-    over those wait for each other, so many passes are spared by holding those; and rows that are
-    short, or lie together, need no pass for sums taken last, which are added up on the way.
-    """
-    nodes = ir.topological(program.graph.roots)
-
-    def elements(node: Expr) -> int:
-        return math.prod(bound.domain[a] for a in node.extent if a < 0)
-
-    reduces = [n for n in nodes if n.op == "reduce"]
-    most = max((elements(r.args[0]) for r in reduces), default=0)
-    largest = [r for r in reduces if elements(r.args[0]) == most]
-    depths = _depths(largest)
-    small = [a for n in nodes if elements(n) == most for a in n.args if elements(a) < most]
-    again = {ir.reduction(n)[1] for n in ir.topological(small) if n in largest}
-    last = _last(largest)
-    if last and len(again) == 1:
-        (rows,) = again
-        kinds = {kind for kind, axes in map(ir.reduction, largest) if axes == last}
-        is_short = math.prod(bound.domain[a] for a in rows) <= MOST_ALONE
-        lie_together = rows == frozenset(order[-len(rows) :])
-        is_on_way = (is_short or lie_together) and kinds <= {"sum", "mean"}
-        if depths[rows] > depths[last] or is_on_way:
-            last = rows
-    domains = {r.args[0].extent for r in largest if ir.reduction(r)[1] == last}
-    return (last, domains.pop()) if len(domains) == 1 else (frozenset(), frozenset())
-
-
-def _depths(reduces: Sequence[Expr]) -> dict[ir.Extent, int]:
-    """By axes, how many reductions over them wait for each other."""
-    depths: dict[Expr, int] = {}
-    found: dict[ir.Extent, int] = {}
-    for node in reduces:
-        kind, axes = ir.reduction(node)
-        below = [n for n in ir.topological(node.args) if n in depths]
-        alike = max((depths[n] for n in below if ir.reduction(n)[1] == axes), default=0)
-        # Where the largest stands is known once it is.
-        depths[node] = alike + (2 if kind == "argmax" else 1)
-        found[axes] = max(found.get(axes, 0), depths[node])
-    return found
-
-
-def _last(reduces: Sequence[Expr]) -> ir.Extent:
-    """The axes reduced last; () where those are none, or differ."""
-    before = set[ir.Extent]()
-    for node in reduces:
-        below = (n for n in ir.topological(node.args) if n.op == "reduce")
-        before |= {ir.reduction(n)[1] for n in below} - {ir.reduction(node)[1]}
-    last = {ir.reduction(n)[1] for n in reduces} - before
-    return last.pop() if len(last) == 1 else frozenset()
-
-
-def _widest(program: Program, axes: ir.Extent, dtypes: Mapping[str, str]) -> int:
-    """The size in bytes of the widest element of a tensor that varies along the rows."""
-    tensors = [(ir.name_of(leaf), leaf.extent) for leaf in program.graph.inputs]
-    tensors += [(name, expr.extent) for name, expr in program.graph.outputs]
-    return max((ITEM_BYTES[dtypes[name]] for name, extent in tensors if extent & axes), default=1)
-
-
-def _words(program: Program, dtypes: Mapping[str, str]) -> int:
-    """The registers that one element takes in all tensors of full size."""
-    tensors = [*program.graph.inputs, *program.graph.roots]
-    full = max((expr.extent for expr in tensors), key=len, default=frozenset())
-    found = [dtypes[ir.name_of(leaf)] for leaf in program.graph.inputs if leaf.extent == full]
-    # Doubles take two, and so does what is computed from them.
-    return max(1, sum(3 if dtype == "float64" else 1 for dtype in found))
-
-
-def _has_short_runs(program: Program, held: ir.Extent, bound: Bound, order: Sequence[int]) -> bool:
-    """Whether a reduction over most elements goes along the innermost axes and others further out,
-    but not along all between, and what lies together is much shorter than what does not: such as
-    a group's channels where those are innermost. Never where rows to be held lie together.
-    """
-    places = sorted(order.index(a) for a in held)
-    if places and places == list(range(places[0], places[0] + len(places))):
-        return False
-    nodes = ir.topological(program.graph.roots)
-    reduces = [n for n in nodes if n.op == "reduce"]
-    most = max((len(r.args[0].extent) for r in reduces), default=0)
-    for node in (r for r in reduces if len(r.args[0].extent) == most):
-        axes = ir.reduction(node)[1]
-        inward = [a for a in reversed(order) if a in node.args[0].extent]
-        run = math.prod(bound.domain[a] for a in takewhile(axes.__contains__, inward))
-        others = math.prod(bound.domain[a] for a in axes) // max(run, 1)
-        is_along = bool(inward) and inward[0] in axes
-        if is_along and run * _FEWER_IN_RUN < others:
-            return True
-    return False
-
-
-def _has_few_long_rows(program: Program, bound: Bound) -> bool:
-    for axes in reduced_axes(program):
-        length = math.prod(bound.domain[a] for a in axes if a < 0)
-        rows = math.prod(bound.domain) // max(1, length)
-        if length > _LONG_ROW and rows < _FEW_ROWS:
-            return True
-    return False

@@ -18,12 +18,13 @@ from fusegen.describe import axes_in_memory, is_mask
 from fusegen.emission import source
 from fusegen.execution import Part
 from fusegen.grouping import collapse
+from fusegen.holding import signature
 from fusegen.joining import chosen, ways
 from fusegen.layouts import dense_strides
 from fusegen.program import derivative, forward
 from fusegen.promotion import FLOATING
 from fusegen.reference import run_eagerly
-from fusegen.signature import element_types, signature, with_derivative
+from fusegen.signature import element_types, with_derivative
 from fusegen.target import H200, Limits
 from fusegen.windowing import windows_along
 

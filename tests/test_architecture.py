@@ -82,6 +82,8 @@ ORDER = (
     "noise",
     "codegen",
     "emission",
+    "traffic",
+    "holding",
     "describe",
     "explain",
     "cache",

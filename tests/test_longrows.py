@@ -14,8 +14,7 @@ from fusegen.tiers import Tier, row_tier
 def tier_of(chain: str, length: int, dtype: str = "float32", gpu: Limits = H200) -> Tier:
     situation = Situation((600, length), dtype=dtype, limits=gpu)
     (module,) = modules(fusegen.chain(chain), "cuda", situation, grad=True)
-    assert module.signature.tier is not None
-    return module.signature.tier
+    return dict(module.signature.rows)["forward"].tier
 
 
 @pytest.mark.parametrize(
@@ -97,7 +96,7 @@ def test_a_row_too_long_for_a_team_has_none() -> None:
     tier = row_tier(132 * 4096, 4, 1, 1, 132)
     assert tier is not None
     (module,) = modules(fusegen.chain("softmax(-1)"), "cuda", Situation((2, 132 << 12)), grad=False)
-    axes = module.signature.tier_axes
+    axes = dict(module.signature.rows)["forward"].axes
 
     def full(processors: int) -> Tier | None:
         return full_tier(tier, 132 << 12, 4, 1, processors, module.programs, axes)

@@ -9,10 +9,11 @@ from fusegen.bind import bind
 from fusegen.describe import Situation, assumed_shapes, is_mask
 from fusegen.emission import make_entry
 from fusegen.grouping import collapse
+from fusegen.holding import signature
 from fusegen.ir import Graph
 from fusegen.ops import OPS
 from fusegen.program import derivative, forward
-from fusegen.signature import element_types, signature, with_derivative
+from fusegen.signature import element_types, with_derivative
 
 X = (8, 6, 10, 12)
 

@@ -1,0 +1,71 @@
+"""Chains that reduce along several axes: which rows each program holds, and what comes of it."""
+
+import pytest
+import torch
+from numeric import assert_as_accurate, outcome
+
+import fusegen
+from fusegen.describe import Situation, modules
+from fusegen.emission import make_entry
+from fusegen.holding import signature
+from fusegen.traffic import moved
+
+_GATE = "keep(y) | mean(1, keepdim=True) | sigmoid | mul(y)"
+# With how often forward and backward go over memory as long as x.
+ROWS_BEFORE_SUMS = {
+    "layernorm(w, b) | mean(1)": (1, 2),
+    "normalize(2, -1) | gelu | sum((0, 1)) | tanh": (1, 2),
+    f"layernorm(w, b) | {_GATE}": (3, 5),
+    f"{_GATE} | rms_norm(w)": (3, 5),
+    "softmax(-1) | keep(y) | mean(1, keepdim=True) | rsub(y)": (3, 4),
+    "rms_norm(w) | gelu | softmax(1)": (3, 5),
+}
+SHAPE = (16, 128, 768)
+
+
+@pytest.mark.parametrize("chain", ROWS_BEFORE_SUMS)
+def test_rows_are_held_so_that_memory_is_gone_over_least(chain: str) -> None:
+    (module,) = modules(fusegen.chain(chain), "cuda", Situation((64, 1024, 768)), grad=True)
+    times = []
+    for program in module.programs:
+        found = moved(make_entry(program, module.signature), module.bound)
+        times.append(round(found / (64 * 1024 * 768 * 4), 1))
+    assert times == pytest.approx(ROWS_BEFORE_SUMS[chain], abs=0.15)
+
+
+def test_programs_of_a_module_may_hold_different_rows() -> None:
+    (module,) = modules(
+        fusegen.chain(f"{_GATE} | rms_norm(w)"), "cuda", Situation((64, 1024, 768)), grad=True
+    )
+    rows = dict(module.signature.rows)
+    assert rows["forward"].axes != rows["backward"].axes
+
+
+def test_a_chain_with_one_way_to_hold_rows_is_not_scheduled_to_choose(monkeypatch) -> None:
+    (module,) = modules(fusegen.chain("layernorm(w, b)"), "cuda", Situation((64, 768)), grad=True)
+    monkeypatch.setattr("fusegen.holding.make_entry", None)
+    dtypes = dict(module.signature.dtypes)
+    again = signature("cuda", module.order, module.programs, dtypes, module.bound)
+    assert again == module.signature
+
+
+# A count of equal maxima is of the very bits that the forward had, whatever rows each one holds.
+AMAX = (
+    "keep(x1) | norm(2, 2, keepdim=True) | keep(n) | mean(1, keepdim=True) | add(1e-6) | reciprocal"
+    " | mul(n) | mul(x1) | amax(1, keepdim=True) | layernorm(w, b)"
+)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("chain", [*ROWS_BEFORE_SUMS, AMAX])
+def test_they_are_right(chain: str, dtype: str, device: str) -> None:
+    torch.manual_seed(4)
+    shape = SHAPE if device == "cuda" else (5, 40, 72)
+    kind = {"device": device, "dtype": getattr(torch, dtype)}
+    fused = fusegen.compile(chain)
+    inputs = [torch.randn(shape, **kind)]
+    inputs += [torch.rand(shape[-1], **kind) + 0.5 for _ in fused.chain.operands]
+    inputs = [t.requires_grad_() for t in inputs]
+    found, eager = outcome(fused, inputs), outcome(fused.reference, inputs)
+    exact = outcome(fused.reference, inputs, dtype=torch.float64)
+    assert_as_accurate(found, eager, exact)
