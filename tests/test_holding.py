@@ -14,7 +14,7 @@ _GATE = "keep(y) | mean(1, keepdim=True) | sigmoid | mul(y)"
 # With how often forward and backward go over memory as long as x.
 ROWS_BEFORE_SUMS = {
     "layernorm(w, b) | mean(1)": (1, 2),
-    "normalize(2, -1) | gelu | sum((0, 1)) | tanh": (1, 2),
+    "normalize(2, -1) | abs | sum((0, 1)) | log1p": (1, 2),
     f"layernorm(w, b) | {_GATE}": (3, 5),
     f"{_GATE} | rms_norm(w)": (3, 5),
     "softmax(-1) | keep(y) | mean(1, keepdim=True) | rsub(y)": (3, 4),
