@@ -60,7 +60,7 @@ def signature(
     if bound.windows:
         found = _bundled(programs, dtypes, bound, order)
         return plain if found is None else replace(plain, rows=_of_all(programs, found))
-    options = _options(programs[0], bound, order)
+    options = _options(programs[0], bound)
     plain = replace(plain, allow_fused=False)
     if _has_short_runs(programs[0], options[0][0] if options else frozenset(), bound, order):
         return replace(plain, has_strips=True)
@@ -189,16 +189,14 @@ def _stretch(
     return math.prod(bound.domain[a] for a in axes - lead)
 
 
-def _options(
-    program: Program, bound: Bound, order: Sequence[int]
-) -> list[tuple[ir.Extent, ir.Extent]]:
+def _options(program: Program, bound: Bound) -> list[tuple[ir.Extent, ir.Extent]]:
     """The axes along which rows may be held on the chip, and those of all rows together, likeliest
     first: those of the reductions over most elements. () comes first where none are likelier.
 
     Likely are those which are reduced last: none over others depends on those. But where only
     others are used again at each element, and more reductions over those wait for each other, so
-    many passes are spared by holding those; and rows that are short, or lie together, need no pass
-    for sums taken last, which are added up on the way.
+    many passes are spared by holding those; and short rows need no pass for sums taken last, which
+    are added up on the way.
     """
     nodes = ir.topological(program.graph.roots)
 
@@ -216,9 +214,7 @@ def _options(
         (rows,) = again
         kinds = {kind for kind, axes in map(ir.reduction, largest) if axes == last}
         is_short = math.prod(bound.domain[a] for a in rows) <= MOST_ALONE
-        lie_together = rows == frozenset(order[-len(rows) :])
-        is_on_way = (is_short or lie_together) and kinds <= {"sum", "mean"}
-        if depths[rows] > depths[last] or is_on_way:
+        if depths[rows] > depths[last] or (is_short and kinds <= {"sum", "mean"}):
             last = rows
     domains: dict[ir.Extent, set[ir.Extent]] = {}
     for node in largest:

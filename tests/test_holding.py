@@ -30,6 +30,7 @@ def test_rows_are_held_so_that_memory_is_gone_over_least(chain: str) -> None:
     for program in module.programs:
         found = moved(make_entry(program, module.signature), module.bound)
         times.append(round(found / (64 * 1024 * 768 * 4), 1))
+    # What is smaller than x does not count.
     assert times == pytest.approx(ROWS_BEFORE_SUMS[chain], abs=0.15)
 
 
