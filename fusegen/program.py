@@ -8,6 +8,7 @@ find their way back through them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,10 +18,11 @@ from fusegen.bound import Bound
 from fusegen.ir import Expr, Extent, Graph
 from fusegen.lower import Mark, lower, remarked
 from fusegen.simplify import simplification
-from fusegen.windowing import Window
+from fusegen.windowing import Window, windows_along
 
 WINNER = "winner_index"
 STATISTIC = "saved_"  # how the names of saved statistics begin
+_LEAST_SPARED = 4  # elements for each value that is saved in their place, and may be twice as wide
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,8 @@ def forward(bound: Bound, *, is_training: bool) -> Program:
     if not is_training or not is_number:
         return plain
     pooled = _with_winners(plain) if plain.windows else None
+    if pooled is None and _elements_a_window(bound) >= _LEAST_SPARED:
+        pooled = _with_averages(plain)
     return _with_statistics(pooled or plain) or pooled or plain
 
 
@@ -119,6 +123,30 @@ def _with_winners(plain: Program) -> Program | None:
     more_values = (v if v.kind == "number" else None for v in over_leaf[1:])
     values = (over_leaf[0], *plain.values[1:], *more_values, None)
     return _saving(plain, outputs, values, ((index_leaf, index_leaf), *saved))
+
+
+def _elements_a_window(bound: Bound) -> float:
+    """How many elements there are for each window; 1 where nothing is pooled."""
+    pooled = ((bound.domain[a], windows_along(w, bound.domain[a])) for a, w in bound.windows)
+    return math.prod(elements / max(1, windows) for elements, windows in pooled)
+
+
+def _with_averages(plain: Program) -> Program | None:
+    """The program that also gives the sums of windows, where its derivative reads nothing then that
+    varies within windows.
+    """
+    out = plain.graph.roots[0]
+    found = [n for n in ir.topological([out]) if n.op == "reduce" and min(ir.reduction(n)[1]) > 0]
+    if any(ir.reduction(n)[0] not in ir.SUMS for n in found):
+        return None
+    taken = {*plain.input_names, *plain.output_names}
+    outputs = [(_fresh(f"{STATISTIC}sum_of_window", taken), n) for n in found if n != out]
+    saved = tuple((n, ir.tensor(name, n.extent, n.rank)) for name, n in outputs)
+    values = (*plain.values, *(n for _, n in outputs))
+    full = _saving(plain, outputs, values, saved)
+    read = derivative(full, range(len(full.graph.inputs)), [0]).program.graph.inputs
+    is_spared = outputs and not any(a > 0 for leaf in read for a in leaf.extent)
+    return full if is_spared else None
 
 
 def _with_statistics(plain: Program) -> Program | None:

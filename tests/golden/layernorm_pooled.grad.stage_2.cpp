@@ -1,4 +1,4 @@
-// fusegen 0.1.0   chain 9fc699c31ba9   signature forward+backward: d_out float32, d_x float32, out float32, x float32; 64-bit offsets
+// fusegen 0.1.0   chain 9fc699c31ba9   signature forward+backward: d_out float32, d_x float32, out float32, saved_sum_of_window float32, x float32; 64-bit offsets
 //   avg_pool3d(2) | gelu
 #include <algorithm>
 #include <cmath>
@@ -235,16 +235,20 @@ static inline __attribute__((always_inline)) void forward_window_stage_1(const f
   total_term = x;
 }
 
-static inline __attribute__((always_inline)) void forward_window_row_values(const float total, float& out) {
+static inline __attribute__((always_inline)) void forward_window_row_values(const float total, float& out,
+    float& saved_sum_of_window) {
   // avg_pool3d(2)
   const float after_avg_pool3d = total / 8.0f;
   // gelu
   out = after_avg_pool3d * 0.5f * (1.0f + erf_of(after_avg_pool3d * 0.707106769f));
+  saved_sum_of_window = total;
 }
 
-static void forward_window(const float* __restrict__ x, float* __restrict__ out, const ForwardSizes sizes,
-    int threads) {
+static void forward_window(const float* __restrict__ x, float* __restrict__ out,
+    float* __restrict__ saved_sum_of_window, const ForwardSizes sizes, int threads) {
   expect(out, sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.inner.value);
+  expect(saved_sum_of_window,
+      sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.inner.value);
   constexpr Index kSide = 512;  // lines that fit the fastest cache
   const Index length = sizes.inner.value, lines = (length + kSide - 1) / kSide;
   const Index together = std::max<Index>(1, kSide / std::max<Index>(1, length));
@@ -287,12 +291,15 @@ static void forward_window(const float* __restrict__ x, float* __restrict__ out,
       total_line[i] = static_cast<float>(total_sum.sum());
     }
     float out_line[kSide];
+    float saved_sum_of_window_line[kSide];
 #pragma omp simd
     for (Index i = 0; i < padded(width); ++i) {
       const float total_value = total_line[i];
       float out_value;
-      forward_window_row_values(total_value, out_value);
+      float saved_sum_of_window_value;
+      forward_window_row_values(total_value, out_value, saved_sum_of_window_value);
       out_line[i] = out_value;
+      saved_sum_of_window_line[i] = saved_sum_of_window_value;
     }
     for (Index row = top; row < bottom; ++row) {
       const Index place = (row - top) * piece;
@@ -307,6 +314,12 @@ static void forward_window(const float* __restrict__ x, float* __restrict__ out,
           out[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner] = narrow<float>(out_line[place + i]);
         }
       }
+      {
+        for (Index i = 0; i < piece; ++i) {
+          const Index inner = (first + i);
+          saved_sum_of_window[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner] = narrow<float>(saved_sum_of_window_line[place + i]);
+        }
+      }
     }
   }
 }
@@ -315,14 +328,10 @@ struct BackwardSizes {
   Size outer, axis_1, axis_2, inner, axis_1_unpooled, axis_2_unpooled, inner_unpooled;
 };
 
-static inline __attribute__((always_inline)) void backward_window_stage_1(const float x, float& total_term) {
-  total_term = x;
-}
-
 static inline __attribute__((always_inline)) void backward_window_values(const int position,
-    const float d_out, const float total, float& d_x) {
+    const float d_out, const float saved_sum_of_window, float& d_x) {
   // avg_pool3d(2)
-  const float after_avg_pool3d = total / 8.0f;
+  const float after_avg_pool3d = saved_sum_of_window / 8.0f;
   // backward, down to avg_pool3d(2)
   const float product = after_avg_pool3d * 0.707106769f;
   const float product_2 = d_out * (after_avg_pool3d * 0.5f) * (1.12837923f * exp_of(-(product * product)));
@@ -330,7 +339,7 @@ static inline __attribute__((always_inline)) void backward_window_values(const i
   d_x = position >= 0.0f ? d_after_avg_pool3d / 8.0f : 0.0f;
 }
 
-static void backward_window(const float* __restrict__ x, const float* __restrict__ d_out,
+static void backward_window(const float* __restrict__ d_out, const float* __restrict__ saved_sum_of_window,
     float* __restrict__ d_x, const BackwardSizes sizes, int threads) {
   expect(d_x, sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.inner.value * 2 * 2 * 2);
   constexpr Index kSide = 512;  // lines that fit the fastest cache
@@ -342,8 +351,8 @@ static void backward_window(const float* __restrict__ x, const float* __restrict
     const Index top = task / lines * together, bottom = std::min(rows, top + together);
     const Index first = task % lines * kSide, piece = std::min(kSide, length - first);
     const Index width = (bottom - top) * piece;
-    float x_rooms[8][kSide];
     float d_out_line[kSide];
+    float saved_sum_of_window_line[kSide];
     for (Index row = top; row < bottom; ++row) {
       const Index place = (row - top) * piece;
       const Index above_axis_2 = divide(row, sizes.axis_2);
@@ -351,45 +360,29 @@ static void backward_window(const float* __restrict__ x, const float* __restrict
       const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
       const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
       const Index outer = above_axis_1;
-      for (int position_value = 0; position_value < 8; position_value += 2) {
-        const Index above_window_3 = position_value / 2;
-        const Index window_3 = position_value - above_window_3 * 2;
-        const Index above_window_2 = above_window_3 / 2;
-        const Index window_2 = above_window_3 - above_window_2 * 2;
-        const Index window_1 = above_window_2;
-        const Index inner = first;
-        split<2>(x + (((outer) * sizes.axis_1_unpooled.value + (axis_1 * 2 + window_1)) * sizes.axis_2_unpooled.value + (axis_2 * 2 + window_2)) * sizes.inner_unpooled.value + (inner * 2 + window_3), piece, x_rooms + position_value, place);
-      }
       {
         for (Index i = 0; i < piece; ++i) {
           const Index inner = (first + i);
           d_out_line[place + i] = widen(d_out[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner]);
         }
       }
-    }
-    for (auto& line : x_rooms) pad(line, width);
-    pad(d_out_line, width);
-    float total_line[kSide];
-#pragma omp simd
-    for (Index i = 0; i < padded(width); ++i) {
-      Sum total_sum;
-#pragma GCC unroll 8
-      for (int position_value = 0; position_value < 8; ++position_value) {
-        const float x_value = x_rooms[position_value][i];
-        float total_term_value;
-        backward_window_stage_1(x_value, total_term_value);
-        total_sum.add(total_term_value, position_value);
+      {
+        for (Index i = 0; i < piece; ++i) {
+          const Index inner = (first + i);
+          saved_sum_of_window_line[place + i] = widen(saved_sum_of_window[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner]);
+        }
       }
-      total_line[i] = static_cast<float>(total_sum.sum());
     }
+    pad(d_out_line, width);
+    pad(saved_sum_of_window_line, width);
     float d_x_rooms[8][kSide];
     for (int position_value = 0; position_value < 8; ++position_value) {
 #pragma omp simd
       for (Index i = 0; i < padded(width); ++i) {
         const float d_out_value = d_out_line[i];
-        const float total_value = total_line[i];
+        const float saved_sum_of_window_value = saved_sum_of_window_line[i];
         float d_x_value;
-        backward_window_values(position_value, d_out_value, total_value, d_x_value);
+        backward_window_values(position_value, d_out_value, saved_sum_of_window_value, d_x_value);
         d_x_rooms[position_value][i] = d_x_value;
       }
     }
@@ -416,22 +409,23 @@ static void backward_window(const float* __restrict__ x, const float* __restrict
 
 }  // namespace
 
-// a: x, out, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, inner, axis_1_unpooled, axis_2_unpooled, inner_unpooled, threads.
+// a: x, out, saved_sum_of_window, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, inner, axis_1_unpooled, axis_2_unpooled, inner_unpooled, threads.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const out = reinterpret_cast<float*>(a[1]);
-  const bool is_measuring = a[2] == -1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[2])};
-  const ForwardSizes sizes{ {a[3]}, {a[4]}, {a[5]}, {a[6]}, {a[7]}, {a[8]}, {a[9]} };
-  const int threads = static_cast<int>(a[10]);
+  auto* const saved_sum_of_window = reinterpret_cast<float*>(a[2]);
+  const bool is_measuring = a[3] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[3])};
+  const ForwardSizes sizes{ {a[4]}, {a[5]}, {a[6]}, {a[7]}, {a[8]}, {a[9]}, {a[10]} };
+  const int threads = static_cast<int>(a[11]);
   if (is_measuring) return scratch.used;
-  forward_window(x, out, sizes, threads);
+  forward_window(x, out, saved_sum_of_window, sizes, threads);
   return 0;
 }
 
-// a: x, d_out, d_x, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, inner, axis_1_unpooled, axis_2_unpooled, inner_unpooled, threads.
+// a: saved_sum_of_window, d_out, d_x, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, inner, axis_1_unpooled, axis_2_unpooled, inner_unpooled, threads.
 extern "C" int64_t run_backward(const int64_t* a) {
-  auto* const x = reinterpret_cast<const float*>(a[0]);
+  auto* const saved_sum_of_window = reinterpret_cast<const float*>(a[0]);
   auto* const d_out = reinterpret_cast<const float*>(a[1]);
   auto* const d_x = reinterpret_cast<float*>(a[2]);
   const bool is_measuring = a[3] == -1;
@@ -439,6 +433,6 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const BackwardSizes sizes{ {a[4]}, {a[5]}, {a[6]}, {a[7]}, {a[8]}, {a[9]}, {a[10]} };
   const int threads = static_cast<int>(a[11]);
   if (is_measuring) return scratch.used;
-  backward_window(x, d_out, d_x, sizes, threads);
+  backward_window(d_out, saved_sum_of_window, d_x, sizes, threads);
   return 0;
 }
