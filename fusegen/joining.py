@@ -1,11 +1,13 @@
-"""Norms and the pooling of their results in one segment, where shapes allow it.
+"""Norms and the pooling of their results, and sums of what is pooled, in one segment, where shapes
+allow it.
 
 A norm over all of the pooled axes has its statistics from one pass over x, and its result is pooled
 in the next one, without a tensor of x's size between them. Where windows lie side by side and fill
 their axes, what is reduced over those axes is reduced over the windows and what is within them;
 where they overlap or leave something out, over elements, each once. Whether that can be done is a
 matter of shapes. A norm along one axis, with windows across others, is pooled row by row where
-rows and windows are such that a bundle of them is held on the chip. Else the chain is cut there.
+rows and windows are such that a bundle of them is held on the chip. Sums of what is pooled are
+added up window by window, where nothing else is computed of that. Else the chain is cut there.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from fusegen.axes import Shape
 from fusegen.bound import Bound
 from fusegen.bundling import bundle
 from fusegen.errors import FusegenError
+from fusegen.ir import Expr
 from fusegen.lower import lower
 from fusegen.ops import Chain
 from fusegen.segments import Segment, bind_all, segments
@@ -31,7 +34,8 @@ def ways(chain: Chain) -> tuple[Way, ...]:
     """The segments that a chain can be cut into; of several, those are the best that come first.
     The last fit any shape.
     """
-    return tuple(dict.fromkeys((segments(chain, joins=True), segments(chain))))
+    flags = [(joins, sums) for joins in (True, False) for sums in (True, False)]
+    return tuple(dict.fromkeys(segments(chain, joins=j, sums=s) for j, s in flags))
 
 
 def chosen(
@@ -55,25 +59,56 @@ def chosen(
         except FusegenError:
             continue
         widest = max(ITEM_BYTES.get(dtype, 0) for _, dtype in (x, *operands.values()))
-        held = _are_bundled(joined, widest, order_of_x, target)
-        least = TARGETS[target].joins_from
-        if all(is_held or _is_apt(b, least) for b, is_held in zip(joined, held, strict=True)):
+        order = order_of_x
+        for bound in joined:
+            lies = bound.memory_order(order)
+            if not _is_allowed(bound, widest, lies, target):
+                break
+            order = bound.order_of_result(lies)
+        else:
             return i, joined
     return len(others), bounds
 
 
-def _are_bundled(
-    bounds: Sequence[Bound], widest: int, order: Sequence[int] | None, target: str
-) -> list[bool]:
-    """Whether the rows of each segment are held in bundles, as x and what each leaves lie."""
-    found = []
-    for bound in bounds:
-        lies = bound.memory_order(order)
-        rows = bundle(bound, lies) if TARGETS[target].holds_rows else None
-        size = max(widest, ITEM_BYTES.get(bound.dtype, 0))
-        found.append(rows is not None and rows.tier(size, 1) is not None)
-        order = bound.order_of_result(lies)
-    return found
+def _is_allowed(bound: Bound, widest: int, order: Sequence[int], target: str) -> bool:
+    """Whether a segment whose axes lie in this order can be one."""
+    if not bound.windows:
+        return True
+    rows = bundle(bound, order) if TARGETS[target].holds_rows else None
+    size = max(widest, ITEM_BYTES.get(bound.dtype, 0))
+    is_bundled = rows is not None and rows.tier(size, 1) is not None
+    graph = lower(bound).graph
+    behind = [n for n in ir.topological(graph.roots) if _is_behind(n)]
+    if not behind:
+        return is_bundled or _is_apt(bound, TARGETS[target].joins_from)
+    if is_bundled or any(isinstance(w, Slide) for _, w in bound.windows):
+        return False  # no kernel of those adds windows up along an axis
+    is_added = _is_added_up(graph, behind, order)
+    return is_added and _is_apt(bound, TARGETS[target].joins_from)
+
+
+def _is_behind(node: Expr) -> bool:
+    """Whether a node reduces what is pooled, over windows."""
+    if node.op != "reduce" or min(ir.reduction(node)[1]) > 0:
+        return False
+    return any(_is_of_window(n) for n in ir.topological(node.args))
+
+
+def _is_of_window(node: Expr) -> bool:
+    return node.op == "reduce" and min(ir.reduction(node)[1]) > 0
+
+
+def _is_added_up(graph: ir.Graph, behind: Sequence[Expr], order: Sequence[int]) -> bool:
+    """Whether what is pooled is added up and nothing else, over the innermost axis in memory too,
+    so that neighbours go into one sum.
+    """
+    first = [n for n in behind if not any(map(_is_behind, ir.topological(n.args)))]
+    sums = {n: ir.tensor(f"sum {i}", n.extent, n.rank) for i, n in enumerate(first)}
+    rest = ir.topological(ir.substitute(graph.roots, sums))
+    inner = next(a for a in reversed(order) if any(a in n.args[0].extent for n in first))
+    are_sums = all(ir.reduction(n)[0] in ("sum", "mean") for n in behind)
+    is_along = all(inner in ir.reduction(n)[1] for n in first)
+    return are_sums and is_along and not any(map(_is_of_window, rest))
 
 
 def _is_apt(bound: Bound, least: int) -> bool:
@@ -82,8 +117,6 @@ def _is_apt(bound: Bound, least: int) -> bool:
     keeps places within windows. Where there are to be so many elements at least, fewer are in a
     cache for the kernel that comes next, and arithmetic counts.
     """
-    if not bound.windows:
-        return True
     graph = lower(bound).graph
     nodes = ir.topological(graph.roots)
     within = frozenset(a for n in nodes for a in n.extent if a > 0)

@@ -153,28 +153,39 @@ def _with_statistics(plain: Program) -> Program | None:
     """The program that also gives the results of its reductions, if it has any but pooling, and
     where the maxima stand: their gradients go there, and need no more of what was reduced.
     """
-    out = plain.values[0]
-    assert out is not None
+    out = plain.graph.roots[0]
     taken = {*plain.input_names, *plain.output_names}
-    outputs: list[tuple[str, Expr]] = []
-    values: list[Expr | None] = []
-    saved = []
+    found: list[Expr] = []
     for node in ir.topological([out]):
         if node.op != "reduce" or node.kind != "number":
             continue
         kind, axes = ir.reduction(node)
         if min(axes) > 0:
             continue
-        found = [node] if node != out else []
+        found += [node] if node != out else []
         found += [ir.reduce("argmax", axes, node.args[0])] if kind == "max" else []
-        for result in found:
-            name = _fresh(f"{STATISTIC}{result.attrs[0]}", taken)
-            outputs.append((name, result))
-            values.append(result if result.kind == "number" else None)
-            saved.append((result, ir.tensor(name, result.extent, result.rank)))
+    outputs = [(_fresh(f"{STATISTIC}{n.attrs[0]}", taken), n) for n in found]
+    # What is pooled is differentiated through its winner.
+    images = ir.substitute(found, _at_winners(plain))
+    values = [image if image.kind == "number" else None for image in images]
+    saved = [
+        (image, ir.tensor(name, image.extent, image.rank))
+        for image, (name, _) in zip(images, outputs, strict=True)
+    ]
     if not outputs:
         return None
     return _saving(plain, outputs, (*plain.values, *values), (*plain.saved, *saved))
+
+
+def _at_winners(plain: Program) -> dict[Expr, Expr]:
+    """For each maximum of windows whose winner is saved, the same as the value that is there."""
+    known = {}
+    for node in ir.topological(plain.graph.roots[:1]):
+        through, index, _ = winners(node) if node.op == "reduce" else (node, None, ())
+        if index is not None and WINNER in plain.output_names and node.args[0] in index.args:
+            leaf = ir.tensor(WINNER, index.extent, node.rank, "index")
+            (known[node],) = ir.substitute([through], {index: leaf})
+    return known
 
 
 def _saving(

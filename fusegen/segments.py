@@ -11,8 +11,8 @@ A step that only says in what shape a value is seen is no cut where it stands fi
 where it joins or parts axes that can be followed. Else it begins a segment, which sees its x so. A
 value from before such a step that is used again behind it comes from memory.
 
-Everything here is told by the chain alone, without shapes. Where a reduction's result is pooled
-there are two answers, of which `joining` takes one for each shape.
+Everything here is told by the chain alone, without shapes. Where a reduction's result is pooled, or
+what is pooled is added up, there are several answers, of which `joining` takes one for each shape.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
 
+from fusegen import ir
 from fusegen.axes import Shape
 from fusegen.bind import bind
 from fusegen.bound import Bound
@@ -52,9 +53,9 @@ class Segment:
     reason: str = ""
 
 
-def segments(chain: Chain, *, joins: bool = False) -> tuple[Segment, ...]:
+def segments(chain: Chain, *, joins: bool = False, sums: bool = False) -> tuple[Segment, ...]:
     """The chain in segments: one, where nothing demands more. With `joins`, what is reduced may be
-    pooled in its segment.
+    pooled in its segment; with `sums`, what is pooled may be added up there.
     """
     steps = chain.steps
     is_whole = not any(s.is_view or (s.definition and s.definition.window_axes) for s in steps)
@@ -62,7 +63,7 @@ def segments(chain: Chain, *, joins: bool = False) -> tuple[Segment, ...]:
         return (Segment(chain),)  # nothing else cuts a chain
     cuts: dict[int, str] = {}
     facts = [_facts(step) for step in steps]
-    while (cut := _next_cut(steps, facts, cuts, joins=joins)) is not None:
+    while (cut := _next_cut(steps, facts, cuts, joins=joins, sums=sums)) is not None:
         cuts[cut[0]] = cut[1]
     if not cuts:
         return (Segment(chain),)
@@ -126,6 +127,7 @@ class _Facts:
 
     is_pooling: bool = False
     is_reducing: bool = False
+    is_summing: bool = False  # it reduces by sums and means alone
     is_dear: bool = False  # it calls functions
     times: float = 1.0  # how often a pooling reads an element
     is_view: bool = False
@@ -138,14 +140,16 @@ def _facts(step: Step) -> _Facts:
     if step.is_view:
         return _Facts(is_view=True)
     is_dear = any(node.op in FUNCTIONS for node in step.body)
+    kinds = {ir.reduction(node)[0] for node in step.body if node.op == "reduce"}
+    is_summing = bool(kinds) and kinds <= {"sum", "mean"}
     if definition.window_axes:
         found = step.windows((1 << 20,) * definition.window_axes)
         if found is None:  # of whole axes: a reduction like any other
-            return _Facts(is_reducing=True, is_dear=is_dear)
+            return _Facts(is_reducing=True, is_summing=is_summing, is_dear=is_dear)
         slides = [w for w in found if isinstance(w, Slide)]
         times = math.prod(w.size / w.stride if w.stride else 2.0 for w in slides)
         return _Facts(is_pooling=True, is_dear=is_dear, times=times)
-    return _Facts(is_reducing=step.reduces, is_dear=is_dear)
+    return _Facts(is_reducing=step.reduces, is_summing=is_summing, is_dear=is_dear)
 
 
 def _mentioned(steps: Iterable[Step]) -> list[str]:
@@ -157,7 +161,12 @@ def _mentioned(steps: Iterable[Step]) -> list[str]:
 
 
 def _next_cut(
-    steps: Sequence[Step], facts: Sequence[_Facts], cuts: Mapping[int, str], *, joins: bool
+    steps: Sequence[Step],
+    facts: Sequence[_Facts],
+    cuts: Mapping[int, str],
+    *,
+    joins: bool,
+    sums: bool,
 ) -> tuple[int, str] | None:
     """A cut that is still needed: the step to begin with, and why."""
     kept_at: dict[str, int] = {}
@@ -191,7 +200,7 @@ def _next_cut(
             reason = f"{step.text} takes its windows over the result of {steps[before].text}"
         elif fact.times > (_MOST_TIMES_DEAR if is_dear else _MOST_TIMES):
             reason = f"{step.text} reads each element {fact.times:g} times, too often to compute it"
-        elif pool is not None and fact.is_reducing:
+        elif pool is not None and fact.is_reducing and not (sums and fact.is_summing):
             reason = f"{step.text} reduces the result of {steps[pool].text}"
         reason = reason or views.hinders(i, is_begun=is_begun, is_pooled=pool is not None)
         if reason and is_begun:

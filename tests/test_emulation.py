@@ -477,6 +477,12 @@ CASES = [
     # Several windows a thread, where lines are whole packs and have a window for each stride.
     (_STEM, (3, 6, 8, 16), [(6,)] * 2, {}, "inner slide cover"),
     (_STEM, (3, 6, 8, 16), [(6,)] * 2, {"dtype": "bfloat16"}, "inner slide cover"),
+    # Sums of what is pooled; and averages that stand for all that was averaged.
+    ("max_pool2d(2) | hardtanh | mean((2, 3), True) | tanh", (2, 5, 6, 16), [], {}, "window"),
+    ("mul(p) | max_pool2d(2) | mean((2, 3))", (2, 5, 6, 14), [(5, 1, 1)], {}, "window"),
+    ("avg_pool2d(4) | sigmoid | sum((1, 2, 3))", (2, 5, 9, 8), [], {"dtype": "bfloat16"}, "window"),
+    (f"{_POOLED_NORM} | mean((2, 3))", (2, 5, 6, 16), [(5,)] * 2, {}, "inner window"),
+    ("avg_pool2d(2) | clamp(0, 1) | mul(p)", (2, 5, 6, 8), [(5, 1, 1)], {}, "window"),
     ("relu | max_pool2d(3, 2, 1)", (2, 3, 7, 12), [], {}, "slide cover"),
     ("relu | max_pool2d(3, 2, 1) | add(r)", (2, 3, 7, 12), [(2, 3, 4, 6)], {}, "slide cover"),
     ("mul(w) | relu | max_pool2d(3, 1, 1)", (2, 3, 5, 8), [(5, 1)], {}, "slide cover"),
