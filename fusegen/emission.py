@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fusegen import ir
 from fusegen.codegen import Source, emit
-from fusegen.grouping import collapse, ordered
+from fusegen.grouping import Grouping, collapse, ordered
 from fusegen.ir import Expr, Graph
 from fusegen.kernel import Buffer, Entry
 from fusegen.lower import remarked
@@ -14,8 +14,8 @@ from fusegen.narrow import narrow_type, narrowed, shorter
 from fusegen.ops import Chain
 from fusegen.program import STATISTIC, Program
 from fusegen.rewriting import contracted, shortened, with_inverses
-from fusegen.schedule import schedule
-from fusegen.signature import Signature, is_double
+from fusegen.schedule import HeldRows, schedule
+from fusegen.signature import Rows, Signature, is_double
 from fusegen.target import TARGETS
 
 
@@ -26,26 +26,16 @@ def make_entry(program: Program, signature: Signature) -> Entry:
     windows = dict(program.windows)
     graph, new, grouping = collapse(program.graph, signature.order, windows)
     is_exact = _compares_with_maxima(graph)
-    rows = dict(signature.rows).get(program.name)
-    tier, along, held = None, frozenset[int](), frozenset[int]()
-    if rows is not None:
-        is_forward = program.name == "forward"
-        tier = rows.tier.for_forward if is_forward else rows.tier.for_derivatives
-        along = frozenset(g for g, a in enumerate(grouping.axes) if rows.axes.intersection(a))
-        held = frozenset(g for g, a in enumerate(grouping.axes) if rows.domain.issuperset(a))
-        # What is left of the rows may lie otherwise.
-        is_there = {a for g in held for a in grouping.axes[g]} == rows.domain
-        tier = tier if is_there and (is_forward or tier.holds_derivatives) else None
+    rows = [rows for name, rows in signature.rows if name == program.name]
+    held = [found for r in rows if (found := _held(r, program, grouping)) is not None]
     kernels = schedule(
         graph,
         dtypes,
         "float64" if compute == "double" else "float32",
         remarked(program.marks, new),
         prefix=program.name,
-        allow_fused=signature.allow_fused if rows is None else tier is not None,
-        tier=tier,
-        tier_axes=along,
-        tier_domain=held,
+        allow_fused=signature.allow_fused and not rows,
+        held=held,
         holds_dear=TARGETS[signature.target].holds_dear,
         is_sliding=bool(grouping.slides),
         pooled=grouping.pooled,
@@ -74,6 +64,19 @@ def make_entry(program: Program, signature: Signature) -> Entry:
     ]
     alike = _below_maxima(graph)
     return Entry(program.name, kernels, tuple(arguments), grouping, compute, alike)
+
+
+def _held(rows: Rows, program: Program, grouping: Grouping) -> HeldRows | None:
+    """The rows as the program's groups have them, if it holds them."""
+    is_forward = program.name == "forward"
+    axes = frozenset(g for g, a in enumerate(grouping.axes) if rows.axes.intersection(a))
+    domain = frozenset(g for g, a in enumerate(grouping.axes) if rows.domain.issuperset(a))
+    # What is left of the rows may lie otherwise.
+    is_there = {a for g in domain for a in grouping.axes[g]} == rows.domain
+    if not is_there or not (is_forward or rows.tier.holds_derivatives):
+        return None
+    tier = rows.tier.for_forward if is_forward else rows.tier.for_derivatives
+    return HeldRows(tier, axes, domain)
 
 
 def _depends_on_sums(graph: Graph) -> bool:

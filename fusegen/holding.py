@@ -7,7 +7,7 @@ which its kernels take the least time, by a model: their bytes, and a while for 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
@@ -69,10 +69,13 @@ def signature(
         around = [a for a in order if a in domain]
         tier = _tier(axes, programs, dtypes, bound, around, limits) if axes else None
         held.append(None if tier is None else Rows(tier, axes, domain))
-    if len(held) < 2:
-        return replace(plain, rows=_of_all(programs, held[0])) if held and held[0] else plain
-    rows = ((p.name, _cheapest(p, plain, held, bound)) for p in programs)
-    return replace(plain, rows=tuple((name, found) for name, found in rows if found is not None))
+    rows: list[tuple[str, Rows]] = []
+    for program in programs:
+        found = held[0] if len(held) == 1 else _cheapest(program, plain, held, bound)
+        every = () if found is None else ((program.name, found),)
+        tried = {domain for _, domain in options}
+        rows += _with_smaller(program, replace(plain, rows=every), tried, bound, limits)
+    return replace(plain, rows=tuple(rows))
 
 
 def _of_all(programs: Iterable[Program], rows: Rows) -> tuple[tuple[str, Rows], ...]:
@@ -85,12 +88,45 @@ def _cheapest(
     """Of some rows, likeliest first, those with which a program takes least."""
     best, least = None, math.inf
     for rows in dict.fromkeys(held):
-        trial = replace(plain, rows=() if rows is None else ((program.name, rows),))
-        entry = make_entry(program, trial)
-        cost = moved(entry, bound) + _KERNEL_BYTES * len(entry.kernels)
+        every = () if rows is None else ((program.name, rows),)
+        cost = _cost(program, replace(plain, rows=every), bound)
         if cost < _LEAST_GAIN * least:
             best, least = rows, cost
     return best
+
+
+def _cost(program: Program, trial: Signature, bound: Bound) -> int:
+    entry = make_entry(program, trial)
+    return moved(entry, bound) + _KERNEL_BYTES * len(entry.kernels)
+
+
+def _with_smaller(
+    program: Program,
+    plain: Signature,
+    tried: Collection[ir.Extent],
+    bound: Bound,
+    limits: Limits,
+) -> tuple[tuple[str, Rows], ...]:
+    """The rows that a program holds of elements, and those of what reductions leave of them, along
+    other axes than have been tried, as far as these spare it something.
+    """
+    dtypes = dict(plain.dtypes)
+    reduces = [n for n in ir.topological(program.graph.roots) if n.op == "reduce"]
+    every = frozenset(range(-len(bound.domain), 0))
+    smaller = [n for n in reduces if n.args[0].extent < every and n.args[0].extent not in tried]
+    smaller.sort(key=lambda n: -math.prod(bound.domain[a] for a in n.args[0].extent))
+    options = dict.fromkeys((ir.reduction(n)[1], n.args[0].extent) for n in smaller)
+    least = _cost(program, plain, bound) if options else 0
+    for axes, domain in options:
+        around = [a for a in plain.order if a in domain]
+        tier = _tier(axes, [program], dtypes, bound, around, limits, is_left=True)
+        is_new = all(domain != rows.domain for _, rows in plain.rows)
+        if is_new and tier is not None and not tier.is_shared:
+            trial = replace(plain, rows=(*plain.rows, (program.name, Rows(tier, axes, domain))))
+            cost = _cost(program, trial, bound)
+            if cost < least:
+                plain, least = trial, cost
+    return plain.rows
 
 
 def _bundled(
@@ -134,13 +170,17 @@ def _tier(
     bound: Bound,
     order: Sequence[int],
     limits: Limits,
+    *,
+    is_left: bool = False,
 ) -> Tier | None:
     """How rows along these axes are held on the chip, in the first program and the others.
 
-    order lists the axes of all rows together, outermost in memory first.
+    order lists the axes of all rows together, outermost in memory first; is_left says that they are
+    of what reductions leave, in floats or doubles.
     """
     room = limits.shared_bytes - _FIXED_BYTES
     widest = max(_widest(p, axes, dtypes) for p in programs)
+    widest = max(widest, _FLOAT_BYTES) if is_left else widest
     words = [_words(p, dtypes) for p in programs]
     length = math.prod(bound.domain[a] for a in axes)
     if set(order[-len(axes) :]) == axes:

@@ -12,7 +12,7 @@ by level through scratch memory: correct for every graph, and never with atomics
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from fusegen import ir
 from fusegen.autodiff import NO_SHARE
@@ -48,6 +48,15 @@ from fusegen.windowwise import (
 _TURNING = ("pointwise", "inner", "outer", "column", "window", "slide", "cover")
 
 
+@dataclass(frozen=True)
+class HeldRows:
+    """Rows that are held on the chip: how, along which groups, and those of all rows together."""
+
+    tier: Tier
+    axes: Extent
+    domain: Extent
+
+
 def schedule(
     graph: Graph,
     dtypes: Mapping[str, str],
@@ -56,9 +65,7 @@ def schedule(
     *,
     prefix: str,
     allow_fused: bool = True,
-    tier: Tier | None = None,
-    tier_axes: ir.Extent = frozenset(),
-    tier_domain: ir.Extent = frozenset(),
+    held: Sequence[HeldRows] = (),
     holds_dear: Sequence[str] = (),
     is_sliding: bool = False,
     pooled: Sequence[int] = (),
@@ -69,10 +76,10 @@ def schedule(
 
     dtypes names each input's and output's element type; sums and statistics pass through memory as
     sum_dtype. With allow_fused False, reductions that elements use again take a pass each, over
-    many blocks: for rows that are too long to be worked on as a whole. With a tier, rows along
-    tier_axes, which make up tier_domain, are held on the chip; where their family is among
-    holds_dear, what is dear of them is held in cache. is_sliding says that windows are no tiles,
-    is_exact that a value must be the same to the last bit in whatever kernel it is computed,
+    many blocks: for rows that are too long to be worked on as a whole. Where rows are held on the
+    chip, of elements and of what is left of those, no others have a kernel; where their family is
+    among holds_dear, what is dear of them is held in cache. is_sliding says that windows are no
+    tiles, is_exact that a value must be the same to the last bit in whatever kernel it is computed,
     has_strips that what reductions take lies in short runs, far from each other.
     """
     verify(graph)
@@ -97,18 +104,24 @@ def schedule(
     window = frozenset(g for extent in touched for g in extent if g < 0)
     if window and is_sliding:
         _slides(state, window, pooled)
-    elif window and tier is not None:
-        (along,) = tier_axes
-        bundlewise_kernel(state, tier, along, window, pooled)
+    elif window and held:
+        (along,) = held[0].axes
+        bundlewise_kernel(state, held[0].tier, along, window, pooled)
     elif window:
         _sums_first(state, window, pooled)
         windowwise_kernel(state, window)
     elif has_strips:
         take_strips(state)
     while state.pending:
-        # A tier is for rows of elements, not of what is left of them.
-        if allow_fused and not window and (tier is None or domain_of(state) == tier_domain):
-            rowwise_kernel(state, tier, tier_axes, holds_dear)
+        here = [] if window else [rows for rows in held if rows.domain == domain_of(state)]
+        before = len(state.kernels)
+        if here:
+            rowwise_kernel(state, here[0].tier, here[0].axes, holds_dear)
+        elif allow_fused and not window and not held:
+            rowwise_kernel(state, None, frozenset(), holds_dear)
+        left = domain_of(state) if here and state.pending else frozenset()
+        if len(state.kernels) > before and any(r.domain == left for r in held if r != here[0]):
+            continue
         if state.pending:
             _level(state, pooled)
         if window and is_sliding:

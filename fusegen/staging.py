@@ -174,8 +174,8 @@ def gather(state: Pass, nodes: Sequence[Expr]) -> tuple[tuple[Reduction, ...], d
 def _result_stem(kind: str, node: Expr) -> str:
     value = node.args[0]
     stems = {"sum": "total", "pick": "winner", "argmax": "winner_index"}
-    # Not maximum, which is a function where the chain takes that of two.
-    stems |= dict.fromkeys(ir.MAXIMA, "maximum" if max(ir.reduction(node)[1]) < 0 else "peak")
+    # Not maximum, which is a function of two, by which narrow arithmetic spells bounds.
+    stems |= dict.fromkeys(ir.MAXIMA, "peak")
     return (
         f"picked_{ir.name_of(value)}"
         if kind == "pick" and value.op == "input"

@@ -477,8 +477,20 @@ CASES = [
     # Several windows a thread, where lines are whole packs and have a window for each stride.
     (_STEM, (3, 6, 8, 16), [(6,)] * 2, {}, "inner slide cover"),
     (_STEM, (3, 6, 8, 16), [(6,)] * 2, {"dtype": "bfloat16"}, "inner slide cover"),
+    # Rows of what reductions leave.
+    ("mean(2, keepdim=True) | softmax(1) | tanh", (2, 5, 3, 70), [], {}, "column"),
+    (
+        "square | mean((2, 3), True) | keep(g) | mean(1, True) | rdiv(g)",
+        (3, 5, 6, 8),
+        [],
+        {},
+        "row",
+    ),
+    ("amin(2) | softmax(1)", (2, 5, 3, 12), [], {"dtype": "bfloat16"}, "column"),
+    ("softmax(-1) | log | sum(-1) | mean((0, 1, 2))", (2, 5, 3, 72), [], {}, "row"),
     # Sums of what is pooled; and averages that stand for all that was averaged.
     ("max_pool2d(2) | hardtanh | mean((2, 3), True) | tanh", (2, 5, 6, 16), [], {}, "window"),
+    ("max_pool2d(2) | hardtanh | mean(3)", (2, 5, 6, 16), [], {"dtype": "bfloat16"}, "window"),
     ("mul(p) | max_pool2d(2) | mean((2, 3))", (2, 5, 6, 14), [(5, 1, 1)], {}, "window"),
     ("avg_pool2d(4) | sigmoid | sum((1, 2, 3))", (2, 5, 9, 8), [], {"dtype": "bfloat16"}, "window"),
     (f"{_POOLED_NORM} | mean((2, 3))", (2, 5, 6, 16), [(5,)] * 2, {}, "inner window"),

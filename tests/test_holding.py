@@ -42,6 +42,26 @@ def test_programs_of_a_module_may_hold_different_rows() -> None:
     assert rows["forward"].axes != rows["backward"].axes
 
 
+# With the kernels of forward and backward.
+LEFT = {
+    "mean(2, keepdim=True) | softmax(1) | tanh": ("column column", "column"),
+    "amin(2) | softmax(1)": ("column column", "column outer finalise column"),
+    "mean((2, 3), keepdim=True) | logsumexp(1)": ("row row", "pointwise"),
+    "square | mean((2, 3), True) | keep(g) | mean(1, True) | rdiv(g)": (
+        "row row",
+        "inner finalise pointwise",
+    ),
+    "softmax(-1) | log | sum(-1) | mean((0, 1, 2))": ("row row", "row"),
+}
+
+
+@pytest.mark.parametrize("chain", LEFT)
+def test_rows_of_what_reductions_leave_have_a_kernel_too(chain: str) -> None:
+    (module,) = modules(fusegen.chain(chain), "cuda", Situation((16, 32, 24, 96)), grad=True)
+    entries = (make_entry(p, module.signature) for p in module.programs)
+    assert tuple(" ".join(k.family for k in entry.kernels) for entry in entries) == LEFT[chain]
+
+
 def test_a_chain_with_one_way_to_hold_rows_is_not_scheduled_to_choose(monkeypatch) -> None:
     (module,) = modules(fusegen.chain("layernorm(w, b)"), "cuda", Situation((64, 768)), grad=True)
     monkeypatch.setattr("fusegen.holding.make_entry", None)
@@ -58,10 +78,11 @@ AMAX = (
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
-@pytest.mark.parametrize("chain", [*ROWS_BEFORE_SUMS, AMAX])
+@pytest.mark.parametrize("chain", [*ROWS_BEFORE_SUMS, AMAX, *LEFT])
 def test_they_are_right(chain: str, dtype: str, device: str) -> None:
     torch.manual_seed(4)
     shape = SHAPE if device == "cuda" else (5, 40, 72)
+    shape = (6, 8, 24, 96) if chain in LEFT else shape
     kind = {"device": device, "dtype": getattr(torch, dtype)}
     fused = fusegen.compile(chain)
     inputs = [torch.randn(shape, **kind)]

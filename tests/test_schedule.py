@@ -48,8 +48,8 @@ def families(text, **arguments):
         ("max(1)", ["column"]),
         ("gelu | sum(-1)", ["row"]),
         ("mean | tanh", ["row"]),
-        # A first sum leaves little, which is reduced in the general way.
-        ("sum(1) | tanh | sum(1)", ["column", "outer", "finalise"]),
+        # What a first sum leaves has rows too.
+        ("sum(1) | tanh | sum(1)", ["column", "column"]),
         # What is used again at every element comes before what is only left.
         ("softmax(1) | sum((0, 2))", ["column", "outer", "finalise"]),
         ("softmax(1) | mean((2, 3))", ["column", "finalise"]),

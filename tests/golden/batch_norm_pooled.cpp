@@ -310,15 +310,15 @@ static void forward_finalise(float* __restrict__ mean_scratch, float* __restrict
 }
 
 static inline __attribute__((always_inline)) void forward_window_stage_1(const float x, const float mean,
-    const float variance, const float weight, const float bias, float& maximum_term) {
+    const float variance, const float weight, const float bias, float& peak_term) {
   // batch_norm(training=True, weight=weight, bias=bias)
   const float after_batch_norm = (x - mean) * (1.0f / sqrtf(variance + 1e-05f)) * weight + bias;
   // relu
-  maximum_term = after_batch_norm <= 0.0f ? 0.0f : after_batch_norm;
+  peak_term = after_batch_norm <= 0.0f ? 0.0f : after_batch_norm;
 }
 
-static inline __attribute__((always_inline)) void forward_window_row_values(const float maximum, float& out) {
-  out = maximum;
+static inline __attribute__((always_inline)) void forward_window_row_values(const float peak, float& out) {
+  out = peak;
 }
 
 static void forward_window(const float* __restrict__ x, const float* __restrict__ mean,
@@ -371,10 +371,10 @@ static void forward_window(const float* __restrict__ x, const float* __restrict_
     pad(variance_line, width);
     pad(weight_line, width);
     pad(bias_line, width);
-    float maximum_line[kSide];
+    float peak_line[kSide];
 #pragma omp simd
     for (Index i = 0; i < padded(width); ++i) {
-      Maximum<float> maximum_sum;
+      Maximum<float> peak_sum;
 #pragma GCC unroll 4
       for (int position_value = 0; position_value < 4; ++position_value) {
         const float x_value = x_rooms[position_value][i];
@@ -382,19 +382,19 @@ static void forward_window(const float* __restrict__ x, const float* __restrict_
         const float variance_value = variance_line[i];
         const float weight_value = weight_line[i];
         const float bias_value = bias_line[i];
-        float maximum_term_value;
+        float peak_term_value;
         forward_window_stage_1(x_value, mean_value, variance_value, weight_value, bias_value,
-            maximum_term_value);
-        maximum_sum.add(maximum_term_value, position_value);
+            peak_term_value);
+        peak_sum.add(peak_term_value, position_value);
       }
-      maximum_line[i] = static_cast<float>(maximum_sum.max());
+      peak_line[i] = static_cast<float>(peak_sum.max());
     }
     float out_line[kSide];
 #pragma omp simd
     for (Index i = 0; i < padded(width); ++i) {
-      const float maximum_value = maximum_line[i];
+      const float peak_value = peak_line[i];
       float out_value;
-      forward_window_row_values(maximum_value, out_value);
+      forward_window_row_values(peak_value, out_value);
       out_line[i] = out_value;
     }
     for (Index row = top; row < bottom; ++row) {

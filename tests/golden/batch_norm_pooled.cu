@@ -349,15 +349,15 @@ forward_finalise(float* __restrict__ mean_scratch, float* __restrict__ variance_
 }
 
 __device__ __forceinline__ void forward_window_stage_1(const float x, const float mean, const float variance,
-    const float weight, const float bias, float& maximum_term) {
+    const float weight, const float bias, float& peak_term) {
   // batch_norm(training=True, weight=weight, bias=bias)
   const float after_batch_norm = fmaf((x - mean) * (rsqrtf(variance + 1e-05f)), weight, bias);
   // relu
-  maximum_term = after_batch_norm <= 0.0f ? 0.0f : after_batch_norm;
+  peak_term = after_batch_norm <= 0.0f ? 0.0f : after_batch_norm;
 }
 
-__device__ __forceinline__ void forward_window_row_values(const float maximum, float& out) {
-  out = maximum;
+__device__ __forceinline__ void forward_window_row_values(const float peak, float& out) {
+  out = peak;
 }
 
 // Reads x, mean by (axis_1), variance by (axis_1), weight by (axis_1), bias by (axis_1); writes out.
@@ -391,18 +391,17 @@ forward_window(const float* x, const float* mean, const float* variance, const f
   float out_out[kWindows];
 #pragma unroll
   for (int beside = 0; beside < kWindows; ++beside) {
-    Maximum<float> maximum_sum;
+    Maximum<float> peak_sum;
 #pragma unroll
     for (int position_value = 0; position_value < 4; ++position_value) {
       const float x_value = widen(x_in[position_value / 2][beside * 2 + position_value % 2]);
-      float maximum_term_value;
-      forward_window_stage_1(x_value, mean_value, variance_value, weight_value, bias_value,
-          maximum_term_value);
-      maximum_sum.add(maximum_term_value, position_value);
+      float peak_term_value;
+      forward_window_stage_1(x_value, mean_value, variance_value, weight_value, bias_value, peak_term_value);
+      peak_sum.add(peak_term_value, position_value);
     }
-    const float maximum_value = maximum_sum.max();
+    const float peak_value = peak_sum.max();
     float out_value;
-    forward_window_row_values(maximum_value, out_value);
+    forward_window_row_values(peak_value, out_value);
     out_out[beside] = narrow<float>(out_value);
   }
   store_line<kIsWide>(out_out,

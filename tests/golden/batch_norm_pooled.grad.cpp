@@ -345,11 +345,11 @@ static void forward_finalise(float* __restrict__ saved_mean, float* __restrict__
 }
 
 static inline __attribute__((always_inline)) void forward_window_stage_1(const float x, const float mean,
-    const float variance, const float weight, const float bias, float& maximum_term) {
+    const float variance, const float weight, const float bias, float& peak_term) {
   // batch_norm(training=True, weight=weight, bias=bias)
   const float after_batch_norm = (x - mean) * (1.0f / sqrtf(variance + 1e-05f)) * weight + bias;
   // relu
-  maximum_term = after_batch_norm <= 0.0f ? 0.0f : after_batch_norm;
+  peak_term = after_batch_norm <= 0.0f ? 0.0f : after_batch_norm;
 }
 
 static inline __attribute__((always_inline)) void forward_window_stage_2(const float x,
@@ -358,9 +358,9 @@ static inline __attribute__((always_inline)) void forward_window_stage_2(const f
   picked_x_2_term_at = winner_index_2;
 }
 
-static inline __attribute__((always_inline)) void forward_window_row_values(const float maximum,
+static inline __attribute__((always_inline)) void forward_window_row_values(const float peak,
     const float picked_x_2, const int winner_index_2, float& out, float& picked_x, int& winner_index) {
-  out = maximum;
+  out = peak;
   picked_x = picked_x_2;
   winner_index = winner_index_2;
 }
@@ -418,11 +418,11 @@ static void forward_window(const float* __restrict__ x, const float* __restrict_
     pad(variance_line, width);
     pad(weight_line, width);
     pad(bias_line, width);
-    float maximum_line[kSide];
+    float peak_line[kSide];
     int winner_index_2_line[kSide];
 #pragma omp simd
     for (Index i = 0; i < padded(width); ++i) {
-      Maximum<float> maximum_sum;
+      Maximum<float> peak_sum;
 #pragma GCC unroll 4
       for (int position_value = 0; position_value < 4; ++position_value) {
         const float x_value = x_rooms[position_value][i];
@@ -430,13 +430,13 @@ static void forward_window(const float* __restrict__ x, const float* __restrict_
         const float variance_value = variance_line[i];
         const float weight_value = weight_line[i];
         const float bias_value = bias_line[i];
-        float maximum_term_value;
+        float peak_term_value;
         forward_window_stage_1(x_value, mean_value, variance_value, weight_value, bias_value,
-            maximum_term_value);
-        maximum_sum.add(maximum_term_value, position_value);
+            peak_term_value);
+        peak_sum.add(peak_term_value, position_value);
       }
-      maximum_line[i] = static_cast<float>(maximum_sum.max());
-      winner_index_2_line[i] = static_cast<int>(maximum_sum.argmax());
+      peak_line[i] = static_cast<float>(peak_sum.max());
+      winner_index_2_line[i] = static_cast<int>(peak_sum.argmax());
     }
     float picked_x_2_line[kSide];
 #pragma omp simd
@@ -459,13 +459,13 @@ static void forward_window(const float* __restrict__ x, const float* __restrict_
     int winner_index_line[kSide];
 #pragma omp simd
     for (Index i = 0; i < padded(width); ++i) {
-      const float maximum_value = maximum_line[i];
+      const float peak_value = peak_line[i];
       const float picked_x_2_value = picked_x_2_line[i];
       const int winner_index_2_value = winner_index_2_line[i];
       float out_value;
       float picked_x_value;
       int winner_index_value;
-      forward_window_row_values(maximum_value, picked_x_2_value, winner_index_2_value, out_value,
+      forward_window_row_values(peak_value, picked_x_2_value, winner_index_2_value, out_value,
           picked_x_value, winner_index_value);
       out_line[i] = out_value;
       picked_x_line[i] = picked_x_value;

@@ -375,11 +375,11 @@ forward_finalise(float* __restrict__ saved_mean, float* __restrict__ saved_varia
 }
 
 __device__ __forceinline__ void forward_window_stage_1(const float x, const float mean, const float variance,
-    const float weight, const float bias, float& maximum_term) {
+    const float weight, const float bias, float& peak_term) {
   // batch_norm(training=True, weight=weight, bias=bias)
   const float after_batch_norm = (x - mean) * (rsqrtf(variance + 1e-05f)) * weight + bias;
   // relu
-  maximum_term = after_batch_norm <= 0.0f ? 0.0f : after_batch_norm;
+  peak_term = after_batch_norm <= 0.0f ? 0.0f : after_batch_norm;
 }
 
 __device__ __forceinline__ void forward_window_stage_2(const float x, const int winner_index_2,
@@ -388,9 +388,9 @@ __device__ __forceinline__ void forward_window_stage_2(const float x, const int 
   picked_x_2_term_at = winner_index_2;
 }
 
-__device__ __forceinline__ void forward_window_row_values(const float maximum, const float picked_x_2,
+__device__ __forceinline__ void forward_window_row_values(const float peak, const float picked_x_2,
     const int winner_index_2, float& out, float& picked_x, int& winner_index) {
-  out = maximum;
+  out = peak;
   picked_x = picked_x_2;
   winner_index = winner_index_2;
 }
@@ -429,17 +429,16 @@ forward_window(const float* x, const float* mean, const float* variance, const f
   uint8_t winner_index_out[kWindows];
 #pragma unroll
   for (int beside = 0; beside < kWindows; ++beside) {
-    Maximum<float> maximum_sum;
+    Maximum<float> peak_sum;
 #pragma unroll
     for (int position_value = 0; position_value < 4; ++position_value) {
       const float x_value = widen(x_in[position_value / 2][beside * 2 + position_value % 2]);
-      float maximum_term_value;
-      forward_window_stage_1(x_value, mean_value, variance_value, weight_value, bias_value,
-          maximum_term_value);
-      maximum_sum.add(maximum_term_value, position_value);
+      float peak_term_value;
+      forward_window_stage_1(x_value, mean_value, variance_value, weight_value, bias_value, peak_term_value);
+      peak_sum.add(peak_term_value, position_value);
     }
-    const float maximum_value = maximum_sum.max();
-    const int winner_index_2_value = maximum_sum.argmax();
+    const float peak_value = peak_sum.max();
+    const int winner_index_2_value = peak_sum.argmax();
     Picked<float> picked_x_2_sum;
 #pragma unroll
     for (int position_value = 0; position_value < 4; ++position_value) {
@@ -453,8 +452,8 @@ forward_window(const float* x, const float* mean, const float* variance, const f
     float out_value;
     float picked_x_value;
     int winner_index_value;
-    forward_window_row_values(maximum_value, picked_x_2_value, winner_index_2_value, out_value,
-        picked_x_value, winner_index_value);
+    forward_window_row_values(peak_value, picked_x_2_value, winner_index_2_value, out_value, picked_x_value,
+        winner_index_value);
     out_out[beside] = narrow<float>(out_value);
     picked_x_out[beside] = narrow<float>(picked_x_value);
     winner_index_out[beside] = narrow<uint8_t>(winner_index_value);

@@ -490,15 +490,15 @@ forward_finalise(float* __restrict__ mean_scratch, float* __restrict__ variance_
 }
 
 __device__ __forceinline__ void forward_slide_stage_1(const float x, const float mean, const float variance,
-    const float weight, const float bias, float& maximum_term) {
+    const float weight, const float bias, float& peak_term) {
   // batch_norm(training=True, weight=weight, bias=bias)
   const float after_batch_norm = fmaf((x - mean) * (rsqrtf(variance + 1e-05f)), weight, bias);
   // relu
-  maximum_term = after_batch_norm <= 0.0f ? 0.0f : after_batch_norm;
+  peak_term = after_batch_norm <= 0.0f ? 0.0f : after_batch_norm;
 }
 
-__device__ __forceinline__ void forward_slide_row_values(const float maximum, float& out) {
-  out = maximum;
+__device__ __forceinline__ void forward_slide_row_values(const float peak, float& out) {
+  out = peak;
 }
 
 // Reads x, mean by (axis_1), variance by (axis_1), weight by (axis_1), bias by (axis_1); writes out.
@@ -527,7 +527,7 @@ forward_slide(const float* x, const float* mean, const float* variance, const fl
   const float variance_value = static_cast<float>(widen(variance[axis_1]));
   const float weight_value = static_cast<float>(widen(weight[axis_1]));
   const float bias_value = static_cast<float>(widen(bias[axis_1]));
-  WindowPeak<float> maximum_sum[kEach];
+  WindowPeak<float> peak_sum[kEach];
 #pragma unroll
   for (int outside = 0; outside < 3; ++outside) {
     const Index window_1 = outside;
@@ -543,19 +543,18 @@ forward_slide(const float* x, const float* mean, const float* variance, const fl
         [[maybe_unused]] const int window_2 = distance_2;
         [[maybe_unused]] const int position_value = (window_1) * 3 + window_2;
         const float x_value = static_cast<float>(x_line.at[beside - kFrom]);
-        float maximum_term_value;
-        forward_slide_stage_1(x_value, mean_value, variance_value, weight_value, bias_value,
-            maximum_term_value);
-        maximum_sum[lane].add(maximum_term_value, position_value);
+        float peak_term_value;
+        forward_slide_stage_1(x_value, mean_value, variance_value, weight_value, bias_value, peak_term_value);
+        peak_sum[lane].add(peak_term_value, position_value);
       }
     }
   }
   Pack<float, kEach> out_out;
 #pragma unroll
   for (int lane = 0; lane < kEach; ++lane) {
-    const float maximum_value = maximum_sum[lane].max();
+    const float peak_value = peak_sum[lane].max();
     float out_value;
-    forward_slide_row_values(maximum_value, out_value);
+    forward_slide_row_values(peak_value, out_value);
     out_out.at[lane] = narrow<float>(out_value);
   }
   store_some<kIsVector>(out + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner), out_out, left);

@@ -509,17 +509,17 @@ forward_finalise(float* __restrict__ saved_mean, float* __restrict__ saved_varia
 }
 
 __device__ __forceinline__ void forward_slide_stage_1(const float x, const float mean, const float variance,
-    const float weight, const float bias, float& maximum_term, float& picked_x_2_term) {
+    const float weight, const float bias, float& peak_term, float& picked_x_2_term) {
   // batch_norm(training=True, weight=weight, bias=bias)
   const float after_batch_norm = (x - mean) * (rsqrtf(variance + 1e-05f)) * weight + bias;
   // relu
-  maximum_term = after_batch_norm <= 0.0f ? 0.0f : after_batch_norm;
+  peak_term = after_batch_norm <= 0.0f ? 0.0f : after_batch_norm;
   picked_x_2_term = x;
 }
 
-__device__ __forceinline__ void forward_slide_row_values(const float maximum, const float picked_x_2,
+__device__ __forceinline__ void forward_slide_row_values(const float peak, const float picked_x_2,
     const int winner_index_2, float& out, float& picked_x, int& winner_index) {
-  out = maximum;
+  out = peak;
   picked_x = picked_x_2;
   winner_index = winner_index_2;
 }
@@ -551,7 +551,7 @@ forward_slide(const float* x, const float* mean, const float* variance, const fl
   const float variance_value = static_cast<float>(widen(variance[axis_1]));
   const float weight_value = static_cast<float>(widen(weight[axis_1]));
   const float bias_value = static_cast<float>(widen(bias[axis_1]));
-  WindowWinner<float, 1> maximum_sum[kEach];
+  WindowWinner<float, 1> peak_sum[kEach];
 #pragma unroll
   for (int outside = 0; outside < 3; ++outside) {
     const Index window_1 = outside;
@@ -567,11 +567,11 @@ forward_slide(const float* x, const float* mean, const float* variance, const fl
         [[maybe_unused]] const int window_2 = distance_2;
         [[maybe_unused]] const int position_value = (window_1) * 3 + window_2;
         const float x_value = static_cast<float>(x_line.at[beside - kFrom]);
-        float maximum_term_value;
+        float peak_term_value;
         float picked_x_2_term_value;
-        forward_slide_stage_1(x_value, mean_value, variance_value, weight_value, bias_value,
-            maximum_term_value, picked_x_2_term_value);
-        maximum_sum[lane].add(maximum_term_value);
+        forward_slide_stage_1(x_value, mean_value, variance_value, weight_value, bias_value, peak_term_value,
+            picked_x_2_term_value);
+        peak_sum[lane].add(peak_term_value);
       }
     }
   }
@@ -593,18 +593,18 @@ forward_slide(const float* x, const float* mean, const float* variance, const fl
         [[maybe_unused]] const int window_2 = distance_2;
         [[maybe_unused]] const int position_value = (window_1) * 3 + window_2;
         const float x_value = static_cast<float>(x_line.at[beside - kFrom]);
-        float maximum_term_value;
+        float peak_term_value;
         float picked_x_2_term_value;
-        forward_slide_stage_1(x_value, mean_value, variance_value, weight_value, bias_value,
-            maximum_term_value, picked_x_2_term_value);
-        maximum_sum[lane].take(is_inside && !(maximum_term_value < maximum_sum[lane].best), position_value,
+        forward_slide_stage_1(x_value, mean_value, variance_value, weight_value, bias_value, peak_term_value,
+            picked_x_2_term_value);
+        peak_sum[lane].take(is_inside && !(peak_term_value < peak_sum[lane].best), position_value,
             picked_x_2_term_value);
       }
     }
   }
 #pragma unroll
   for (int lane = 0; lane < kEach; ++lane) {
-    if (maximum_sum[lane].best == maximum_sum[lane].best) continue;
+    if (peak_sum[lane].best == peak_sum[lane].best) continue;
     const Index inner = first_inner + lane;
 #pragma unroll 1
     for (int position_value = 0; position_value < 9; ++position_value) {
@@ -615,11 +615,11 @@ forward_slide(const float* x, const float* mean, const float* variance, const fl
       [[maybe_unused]] const Index axis_2_at = static_cast<Index>(along_axis_2.near(axis_2, window_1));
       [[maybe_unused]] const Index inner_at = static_cast<Index>(along_inner.near(inner, window_2));
       const float x_value = static_cast<float>(widen(x[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at]));
-      float maximum_term_value;
+      float peak_term_value;
       float picked_x_2_term_value;
-      forward_slide_stage_1(x_value, mean_value, variance_value, weight_value, bias_value,
-          maximum_term_value, picked_x_2_term_value);
-      maximum_sum[lane].take(is_inside && maximum_term_value != maximum_term_value, position_value,
+      forward_slide_stage_1(x_value, mean_value, variance_value, weight_value, bias_value, peak_term_value,
+          picked_x_2_term_value);
+      peak_sum[lane].take(is_inside && peak_term_value != peak_term_value, position_value,
           picked_x_2_term_value);
     }
   }
@@ -628,14 +628,14 @@ forward_slide(const float* x, const float* mean, const float* variance, const fl
   Pack<uint8_t, kEach> winner_index_out;
 #pragma unroll
   for (int lane = 0; lane < kEach; ++lane) {
-    const float maximum_value = maximum_sum[lane].max();
-    const int winner_index_2_value = maximum_sum[lane].argmax();
-    const float picked_x_2_value = maximum_sum[lane].template picked<0>();
+    const float peak_value = peak_sum[lane].max();
+    const int winner_index_2_value = peak_sum[lane].argmax();
+    const float picked_x_2_value = peak_sum[lane].template picked<0>();
     float out_value;
     float picked_x_value;
     int winner_index_value;
-    forward_slide_row_values(maximum_value, picked_x_2_value, winner_index_2_value, out_value,
-        picked_x_value, winner_index_value);
+    forward_slide_row_values(peak_value, picked_x_2_value, winner_index_2_value, out_value, picked_x_value,
+        winner_index_value);
     out_out.at[lane] = narrow<float>(out_value);
     picked_x_out.at[lane] = narrow<float>(picked_x_value);
     winner_index_out.at[lane] = narrow<uint8_t>(winner_index_value);

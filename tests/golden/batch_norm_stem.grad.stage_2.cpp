@@ -222,13 +222,13 @@ struct ForwardSizes {
   Size outer, middle, inner, middle_unpooled, inner_unpooled;
 };
 
-static inline __attribute__((always_inline)) void forward_slide_stage_1(const float x, float& maximum_term) {
-  maximum_term = x;
+static inline __attribute__((always_inline)) void forward_slide_stage_1(const float x, float& peak_term) {
+  peak_term = x;
 }
 
-static inline __attribute__((always_inline)) void forward_slide_row_values(const float maximum,
+static inline __attribute__((always_inline)) void forward_slide_row_values(const float peak,
     const int winner_index_2, float& out, int& winner_index) {
-  out = maximum;
+  out = peak;
   winner_index = winner_index_2;
 }
 
@@ -248,7 +248,7 @@ static void forward_slide(const float* __restrict__ x, float* __restrict__ out,
     const Index above_middle = divide(row, sizes.middle);
     const Index middle = row - above_middle * sizes.middle.value;
     const Index outer = above_middle;
-    WindowMaximumLanes<float> maximum_lanes(width);
+    WindowMaximumLanes<float> peak_lanes(width);
     for (int position_value = 0; position_value < 9; ++position_value) {
       const Index above_window_2 = position_value / 3;
       const Index window_2 = position_value - above_window_2 * 3;
@@ -263,15 +263,15 @@ static void forward_slide(const float* __restrict__ x, float* __restrict__ out,
 #pragma omp simd
       for (Index i = from; i < to; ++i) {
         const float x_value = static_cast<float>(widen(x_from[(i - from) * 2]));
-        float maximum_term_value;
-        forward_slide_stage_1(x_value, maximum_term_value);
-        maximum_lanes.add(i, maximum_term_value, position_value);
+        float peak_term_value;
+        forward_slide_stage_1(x_value, peak_term_value);
+        peak_lanes.add(i, peak_term_value, position_value);
       }
     }
-    float maximum_line[kLine];
-    for (Index i = 0; i < width; ++i) maximum_line[i] = maximum_lanes.max(i);
+    float peak_line[kLine];
+    for (Index i = 0; i < width; ++i) peak_line[i] = peak_lanes.max(i);
     int winner_index_2_line[kLine];
-    for (Index i = 0; i < width; ++i) winner_index_2_line[i] = maximum_lanes.argmax(i);
+    for (Index i = 0; i < width; ++i) winner_index_2_line[i] = peak_lanes.argmax(i);
     const Index inner = first;
     float out_room[kLine];
     float* const out_line = target<1>(out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, out_room);
@@ -279,11 +279,11 @@ static void forward_slide(const float* __restrict__ x, float* __restrict__ out,
     int* const winner_index_line = target<1>(winner_index + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, winner_index_room);
 #pragma omp simd
     for (Index i = 0; i < width; ++i) {
-      const float maximum_value = maximum_line[i];
+      const float peak_value = peak_line[i];
       const int winner_index_2_value = winner_index_2_line[i];
       float out_value;
       int winner_index_value;
-      forward_slide_row_values(maximum_value, winner_index_2_value, out_value, winner_index_value);
+      forward_slide_row_values(peak_value, winner_index_2_value, out_value, winner_index_value);
       out_line[i] = out_value;
       winner_index_line[i] = winner_index_value;
     }

@@ -189,8 +189,8 @@ __device__ __forceinline__ void forward_bundle_stage_5(const float total_2, cons
 }
 
 __device__ __forceinline__ void forward_bundle_stage_6(const float x, const float held_4, const float held_3,
-    float& maximum_term) {
-  maximum_term = (x - held_4) * held_3;
+    float& peak_term) {
+  peak_term = (x - held_4) * held_3;
 }
 
 // Reads x; writes out, winner_index, saved_mean, saved_variance.
@@ -292,7 +292,7 @@ forward_bundle(const float* x, float* __restrict__ out, uint8_t* __restrict__ wi
       held_3_here[r] = held_3_value;
       held_6_here[r] = held_6_value;
     }
-    Maximum<float> maximum_sum[kPacks][kWindows];
+    Maximum<float> peak_sum[kPacks][kWindows];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
 #pragma unroll
@@ -305,9 +305,9 @@ forward_bundle(const float* x, float* __restrict__ out, uint8_t* __restrict__ wi
           const float x_value = widen(x_in[r][p], lane);
           const float held_4_value = held_4_here[r];
           const float held_3_value = held_3_here[r];
-          float maximum_term_value;
-          forward_bundle_stage_6(x_value, held_4_value, held_3_value, maximum_term_value);
-          maximum_sum[p][lane / kInner].add(maximum_term_value, position_value);
+          float peak_term_value;
+          forward_bundle_stage_6(x_value, held_4_value, held_3_value, peak_term_value);
+          peak_sum[p][lane / kInner].add(peak_term_value, position_value);
         }
       }
     }
@@ -317,7 +317,7 @@ forward_bundle(const float* x, float* __restrict__ out, uint8_t* __restrict__ wi
       Pack<float, kWindows> out_out;
 #pragma unroll
       for (int beside = 0; beside < kWindows; ++beside) {
-        out_out.at[beside] = narrow<float>(maximum_sum[p][beside].max());
+        out_out.at[beside] = narrow<float>(peak_sum[p][beside].max());
       }
       if (i < end) store(out + ((outer) * sizes.middle.value + middle) * (length / kInner) + i / kInner,
           out_out);
@@ -328,7 +328,7 @@ forward_bundle(const float* x, float* __restrict__ out, uint8_t* __restrict__ wi
       Pack<uint8_t, kWindows> winner_index_out;
 #pragma unroll
       for (int beside = 0; beside < kWindows; ++beside) {
-        winner_index_out.at[beside] = narrow<uint8_t>(maximum_sum[p][beside].argmax());
+        winner_index_out.at[beside] = narrow<uint8_t>(peak_sum[p][beside].argmax());
       }
       if (i < end) store(winner_index + ((outer) * sizes.middle.value + middle) * (length / kInner) + i / kInner, winner_index_out);
     }

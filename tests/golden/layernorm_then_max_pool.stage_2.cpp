@@ -154,12 +154,12 @@ struct ForwardSizes {
   Size outer, middle, inner, middle_unpooled, inner_unpooled;
 };
 
-static inline __attribute__((always_inline)) void forward_window_stage_1(const float x, float& maximum_term) {
-  maximum_term = x;
+static inline __attribute__((always_inline)) void forward_window_stage_1(const float x, float& peak_term) {
+  peak_term = x;
 }
 
-static inline __attribute__((always_inline)) void forward_window_row_values(const float maximum, float& out) {
-  out = maximum;
+static inline __attribute__((always_inline)) void forward_window_row_values(const float peak, float& out) {
+  out = peak;
 }
 
 static void forward_window(const float* __restrict__ x, float* __restrict__ out, const ForwardSizes sizes,
@@ -189,25 +189,25 @@ static void forward_window(const float* __restrict__ x, float* __restrict__ out,
       }
     }
     for (auto& line : x_rooms) pad(line, width);
-    float maximum_line[kSide];
+    float peak_line[kSide];
 #pragma omp simd
     for (Index i = 0; i < padded(width); ++i) {
-      Maximum<float> maximum_sum;
+      Maximum<float> peak_sum;
 #pragma GCC unroll 4
       for (int position_value = 0; position_value < 4; ++position_value) {
         const float x_value = x_rooms[position_value][i];
-        float maximum_term_value;
-        forward_window_stage_1(x_value, maximum_term_value);
-        maximum_sum.add(maximum_term_value, position_value);
+        float peak_term_value;
+        forward_window_stage_1(x_value, peak_term_value);
+        peak_sum.add(peak_term_value, position_value);
       }
-      maximum_line[i] = static_cast<float>(maximum_sum.max());
+      peak_line[i] = static_cast<float>(peak_sum.max());
     }
     float out_line[kSide];
 #pragma omp simd
     for (Index i = 0; i < padded(width); ++i) {
-      const float maximum_value = maximum_line[i];
+      const float peak_value = peak_line[i];
       float out_value;
-      forward_window_row_values(maximum_value, out_value);
+      forward_window_row_values(peak_value, out_value);
       out_line[i] = out_value;
     }
     for (Index row = top; row < bottom; ++row) {

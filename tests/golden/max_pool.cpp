@@ -155,17 +155,17 @@ struct ForwardSizes {
 };
 
 static inline __attribute__((always_inline)) void forward_window_stage_1(const float x, const float scale,
-    float& maximum_term) {
+    float& peak_term) {
   // leaky_relu(0.2)
   const float after_leaky_relu = x > 0.0f ? x : x * 0.2f;
   // mul_channel(scale)
   const float after_mul_channel = after_leaky_relu * scale;
   // leaky_relu(0.2)
-  maximum_term = after_mul_channel > 0.0f ? after_mul_channel : after_mul_channel * 0.2f;
+  peak_term = after_mul_channel > 0.0f ? after_mul_channel : after_mul_channel * 0.2f;
 }
 
-static inline __attribute__((always_inline)) void forward_window_row_values(const float maximum, float& out) {
-  out = maximum;
+static inline __attribute__((always_inline)) void forward_window_row_values(const float peak, float& out) {
+  out = peak;
 }
 
 static void forward_window(const float* __restrict__ x, const float* __restrict__ scale,
@@ -207,26 +207,26 @@ static void forward_window(const float* __restrict__ x, const float* __restrict_
     }
     for (auto& line : x_rooms) pad(line, width);
     pad(scale_line, width);
-    float maximum_line[kSide];
+    float peak_line[kSide];
 #pragma omp simd
     for (Index i = 0; i < padded(width); ++i) {
-      Maximum<float> maximum_sum;
+      Maximum<float> peak_sum;
 #pragma GCC unroll 8
       for (int position_value = 0; position_value < 8; ++position_value) {
         const float x_value = x_rooms[position_value][i];
         const float scale_value = scale_line[i];
-        float maximum_term_value;
-        forward_window_stage_1(x_value, scale_value, maximum_term_value);
-        maximum_sum.add(maximum_term_value, position_value);
+        float peak_term_value;
+        forward_window_stage_1(x_value, scale_value, peak_term_value);
+        peak_sum.add(peak_term_value, position_value);
       }
-      maximum_line[i] = static_cast<float>(maximum_sum.max());
+      peak_line[i] = static_cast<float>(peak_sum.max());
     }
     float out_line[kSide];
 #pragma omp simd
     for (Index i = 0; i < padded(width); ++i) {
-      const float maximum_value = maximum_line[i];
+      const float peak_value = peak_line[i];
       float out_value;
-      forward_window_row_values(maximum_value, out_value);
+      forward_window_row_values(peak_value, out_value);
       out_line[i] = out_value;
     }
     for (Index row = top; row < bottom; ++row) {

@@ -131,18 +131,17 @@ struct ForwardSizes {
   Size outer, axis_1, axis_2, axis_3, inner, axis_2_unpooled, axis_3_unpooled, inner_unpooled;
 };
 
-__device__ __forceinline__ void forward_window_stage_1(const float x, const float scale,
-    float& maximum_term) {
+__device__ __forceinline__ void forward_window_stage_1(const float x, const float scale, float& peak_term) {
   // leaky_relu(0.2)
   const float after_leaky_relu = x > 0.0f ? x : x * 0.2f;
   // mul_channel(scale)
   const float after_mul_channel = after_leaky_relu * scale;
   // leaky_relu(0.2)
-  maximum_term = after_mul_channel > 0.0f ? after_mul_channel : after_mul_channel * 0.2f;
+  peak_term = after_mul_channel > 0.0f ? after_mul_channel : after_mul_channel * 0.2f;
 }
 
-__device__ __forceinline__ void forward_window_row_values(const float maximum, float& out) {
-  out = maximum;
+__device__ __forceinline__ void forward_window_row_values(const float peak, float& out) {
+  out = peak;
 }
 
 // Reads x, scale by (axis_1); writes out.
@@ -176,17 +175,17 @@ forward_window(const float* x, const float* scale, float* __restrict__ out, Forw
   float out_out[kWindows];
 #pragma unroll
   for (int beside = 0; beside < kWindows; ++beside) {
-    Maximum<float> maximum_sum;
+    Maximum<float> peak_sum;
 #pragma unroll
     for (int position_value = 0; position_value < 8; ++position_value) {
       const float x_value = widen(x_in[position_value / 2][beside * 2 + position_value % 2]);
-      float maximum_term_value;
-      forward_window_stage_1(x_value, scale_value, maximum_term_value);
-      maximum_sum.add(maximum_term_value, position_value);
+      float peak_term_value;
+      forward_window_stage_1(x_value, scale_value, peak_term_value);
+      peak_sum.add(peak_term_value, position_value);
     }
-    const float maximum_value = maximum_sum.max();
+    const float peak_value = peak_sum.max();
     float out_value;
-    forward_window_row_values(maximum_value, out_value);
+    forward_window_row_values(peak_value, out_value);
     out_out[beside] = narrow<float>(out_value);
   }
   store_line<kIsWide>(out_out,

@@ -165,14 +165,13 @@ struct ForwardSizes {
   Size outer, axis_1, axis_2, axis_3, inner, axis_2_unpooled, axis_3_unpooled, inner_unpooled;
 };
 
-__device__ __forceinline__ void forward_window_stage_1(const float x, const float scale,
-    float& maximum_term) {
+__device__ __forceinline__ void forward_window_stage_1(const float x, const float scale, float& peak_term) {
   // leaky_relu(0.2)
   const float after_leaky_relu = x > 0.0f ? x : x * 0.2f;
   // mul_channel(scale)
   const float after_mul_channel = after_leaky_relu * scale;
   // leaky_relu(0.2)
-  maximum_term = after_mul_channel > 0.0f ? after_mul_channel : after_mul_channel * 0.2f;
+  peak_term = after_mul_channel > 0.0f ? after_mul_channel : after_mul_channel * 0.2f;
 }
 
 __device__ __forceinline__ void forward_window_stage_2(const float x, const int winner_index_2,
@@ -181,9 +180,9 @@ __device__ __forceinline__ void forward_window_stage_2(const float x, const int 
   picked_x_2_term_at = winner_index_2;
 }
 
-__device__ __forceinline__ void forward_window_row_values(const float maximum, const float picked_x_2,
+__device__ __forceinline__ void forward_window_row_values(const float peak, const float picked_x_2,
     const int winner_index_2, float& out, float& picked_x, int& winner_index) {
-  out = maximum;
+  out = peak;
   picked_x = picked_x_2;
   winner_index = winner_index_2;
 }
@@ -222,16 +221,16 @@ forward_window(const float* x, const float* scale, float* __restrict__ out, floa
   uint8_t winner_index_out[kWindows];
 #pragma unroll
   for (int beside = 0; beside < kWindows; ++beside) {
-    Maximum<float> maximum_sum;
+    Maximum<float> peak_sum;
 #pragma unroll
     for (int position_value = 0; position_value < 8; ++position_value) {
       const float x_value = widen(x_in[position_value / 2][beside * 2 + position_value % 2]);
-      float maximum_term_value;
-      forward_window_stage_1(x_value, scale_value, maximum_term_value);
-      maximum_sum.add(maximum_term_value, position_value);
+      float peak_term_value;
+      forward_window_stage_1(x_value, scale_value, peak_term_value);
+      peak_sum.add(peak_term_value, position_value);
     }
-    const float maximum_value = maximum_sum.max();
-    const int winner_index_2_value = maximum_sum.argmax();
+    const float peak_value = peak_sum.max();
+    const int winner_index_2_value = peak_sum.argmax();
     Picked<float> picked_x_2_sum;
 #pragma unroll
     for (int position_value = 0; position_value < 8; ++position_value) {
@@ -245,8 +244,8 @@ forward_window(const float* x, const float* scale, float* __restrict__ out, floa
     float out_value;
     float picked_x_value;
     int winner_index_value;
-    forward_window_row_values(maximum_value, picked_x_2_value, winner_index_2_value, out_value,
-        picked_x_value, winner_index_value);
+    forward_window_row_values(peak_value, picked_x_2_value, winner_index_2_value, out_value, picked_x_value,
+        winner_index_value);
     out_out[beside] = narrow<float>(out_value);
     picked_x_out[beside] = narrow<float>(picked_x_value);
     winner_index_out[beside] = narrow<uint8_t>(winner_index_value);

@@ -272,14 +272,14 @@ struct ForwardSizes {
   Size outer, axis_1, axis_2, inner, axis_2_unpooled, inner_unpooled;
 };
 
-__device__ __forceinline__ void forward_slide_stage_1(const float x, float& maximum_term) {
+__device__ __forceinline__ void forward_slide_stage_1(const float x, float& peak_term) {
   // relu
-  maximum_term = x <= 0.0f ? 0.0f : x;
+  peak_term = x <= 0.0f ? 0.0f : x;
 }
 
-__device__ __forceinline__ void forward_slide_row_values(const float maximum, const float bias, float& out) {
+__device__ __forceinline__ void forward_slide_row_values(const float peak, const float bias, float& out) {
   // add_channel(bias)
-  out = maximum + bias;
+  out = peak + bias;
 }
 
 // Reads x, bias by (axis_1); writes out.
@@ -305,7 +305,7 @@ forward_slide(const float* x, const float* bias, float* __restrict__ out, Forwar
   const Index first_inner = inner_block * kEach, inner = first_inner, inner_at = inner * 2;
   [[maybe_unused]] const int left = along_inner.windows - static_cast<int>(inner);
   const float bias_value = static_cast<float>(widen(bias[axis_1]));
-  WindowPeak<float> maximum_sum[kEach];
+  WindowPeak<float> peak_sum[kEach];
 #pragma unroll
   for (int outside = 0; outside < 3; ++outside) {
     const Index window_1 = outside;
@@ -321,18 +321,18 @@ forward_slide(const float* x, const float* bias, float* __restrict__ out, Forwar
         [[maybe_unused]] const int window_2 = distance_2;
         [[maybe_unused]] const int position_value = (window_1) * 3 + window_2;
         const float x_value = static_cast<float>(x_line.at[beside - kFrom]);
-        float maximum_term_value;
-        forward_slide_stage_1(x_value, maximum_term_value);
-        maximum_sum[lane].add(maximum_term_value, position_value);
+        float peak_term_value;
+        forward_slide_stage_1(x_value, peak_term_value);
+        peak_sum[lane].add(peak_term_value, position_value);
       }
     }
   }
   Pack<float, kEach> out_out;
 #pragma unroll
   for (int lane = 0; lane < kEach; ++lane) {
-    const float maximum_value = maximum_sum[lane].max();
+    const float peak_value = peak_sum[lane].max();
     float out_value;
-    forward_slide_row_values(maximum_value, bias_value, out_value);
+    forward_slide_row_values(peak_value, bias_value, out_value);
     out_out.at[lane] = narrow<float>(out_value);
   }
   store_some<kIsVector>(out + ((((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner), out_out, left);

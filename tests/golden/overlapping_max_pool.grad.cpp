@@ -294,9 +294,9 @@ struct ForwardSizes {
   Size outer, axis_1, axis_2, inner, axis_2_unpooled, inner_unpooled;
 };
 
-static inline __attribute__((always_inline)) void forward_slide_stage_1(const float x, float& maximum_term) {
+static inline __attribute__((always_inline)) void forward_slide_stage_1(const float x, float& peak_term) {
   // relu
-  maximum_term = x <= 0.0f ? 0.0f : x;
+  peak_term = x <= 0.0f ? 0.0f : x;
 }
 
 static inline __attribute__((always_inline)) void forward_slide_stage_2(const float x,
@@ -305,11 +305,11 @@ static inline __attribute__((always_inline)) void forward_slide_stage_2(const fl
   picked_x_2_term_at = winner_index_2;
 }
 
-static inline __attribute__((always_inline)) void forward_slide_row_values(const float maximum,
+static inline __attribute__((always_inline)) void forward_slide_row_values(const float peak,
     const float bias, const float picked_x_2, const int winner_index_2, float& out, float& picked_x,
     int& winner_index) {
   // add_channel(bias)
-  out = maximum + bias;
+  out = peak + bias;
   picked_x = picked_x_2;
   winner_index = winner_index_2;
 }
@@ -334,7 +334,7 @@ static void forward_slide(const float* __restrict__ x, const float* __restrict__
     const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
     const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
     const Index outer = above_axis_1;
-    WindowMaximumLanes<float> maximum_lanes(width);
+    WindowMaximumLanes<float> peak_lanes(width);
     for (int position_value = 0; position_value < 9; ++position_value) {
       const Index above_window_2 = position_value / 3;
       const Index window_2 = position_value - above_window_2 * 3;
@@ -349,15 +349,15 @@ static void forward_slide(const float* __restrict__ x, const float* __restrict__
 #pragma omp simd
       for (Index i = from; i < to; ++i) {
         const float x_value = static_cast<float>(widen(x_from[(i - from) * 2]));
-        float maximum_term_value;
-        forward_slide_stage_1(x_value, maximum_term_value);
-        maximum_lanes.add(i, maximum_term_value, position_value);
+        float peak_term_value;
+        forward_slide_stage_1(x_value, peak_term_value);
+        peak_lanes.add(i, peak_term_value, position_value);
       }
     }
-    float maximum_line[kLine];
-    for (Index i = 0; i < width; ++i) maximum_line[i] = maximum_lanes.max(i);
+    float peak_line[kLine];
+    for (Index i = 0; i < width; ++i) peak_line[i] = peak_lanes.max(i);
     int winner_index_2_line[kLine];
-    for (Index i = 0; i < width; ++i) winner_index_2_line[i] = maximum_lanes.argmax(i);
+    for (Index i = 0; i < width; ++i) winner_index_2_line[i] = peak_lanes.argmax(i);
     WindowPickLanes<float> picked_x_2_lanes(width);
     for (int position_value = 0; position_value < 9; ++position_value) {
       const Index above_window_2 = position_value / 3;
@@ -392,13 +392,13 @@ static void forward_slide(const float* __restrict__ x, const float* __restrict__
     const float bias_value = static_cast<float>(widen(bias[axis_1]));
 #pragma omp simd
     for (Index i = 0; i < width; ++i) {
-      const float maximum_value = maximum_line[i];
+      const float peak_value = peak_line[i];
       const int winner_index_2_value = winner_index_2_line[i];
       const float picked_x_2_value = picked_x_2_line[i];
       float out_value;
       float picked_x_value;
       int winner_index_value;
-      forward_slide_row_values(maximum_value, bias_value, picked_x_2_value, winner_index_2_value, out_value,
+      forward_slide_row_values(peak_value, bias_value, picked_x_2_value, winner_index_2_value, out_value,
           picked_x_value, winner_index_value);
       out_line[i] = out_value;
       picked_x_line[i] = picked_x_value;
