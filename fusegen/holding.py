@@ -33,6 +33,7 @@ _FEW_ROWS = 512
 # Runs this many times shorter than there are of them leave too many partials each on its own.
 _FEWER_IN_RUN = 8
 _FLOAT_BYTES = 4
+_FEW_ALONG = 3  # tensors that every row reads, for which no register is set aside
 _MOST_POSITIONS = 1 << 24  # a float holds every integer up to here
 _KERNEL_BYTES = 4 << 20  # what memory moves while a kernel begins and ends
 _LEAST_GAIN = 0.97  # of what is taken otherwise: below, the likelier rows are as good
@@ -139,7 +140,7 @@ def _bundled(
     axes = frozenset({found.axis})
     domain = bound.x.extent.union(a for a, _ in bound.windows)
     widest = max(_widest(p, axes | {found.side}, dtypes) for p in programs)
-    words = max(_words(p, dtypes) for p in programs)
+    words = max(_words(p, axes, dtypes) for p in programs)
     # A derivative's tensors may be narrower than those by which the segment was chosen.
     tier = found.tier(widest, words) or found.tier(_FLOAT_BYTES, words)
     return None if tier is None else Rows(tier, axes, domain)
@@ -181,7 +182,7 @@ def _tier(
     room = limits.shared_bytes - _FIXED_BYTES
     widest = max(_widest(p, axes, dtypes) for p in programs)
     widest = max(widest, _FLOAT_BYTES) if is_left else widest
-    words = [_words(p, dtypes) for p in programs]
+    words = [_words(p, axes, dtypes) for p in programs]
     length = math.prod(bound.domain[a] for a in axes)
     if set(order[-len(axes) :]) == axes:
         forward = [n for n, p in zip(words, programs, strict=True) if p.name == "forward"]
@@ -296,13 +297,16 @@ def _widest(program: Program, axes: ir.Extent, dtypes: Mapping[str, str]) -> int
     return max((ITEM_BYTES[dtypes[name]] for name, extent in tensors if extent & axes), default=1)
 
 
-def _words(program: Program, dtypes: Mapping[str, str]) -> int:
-    """The registers that one element takes in all tensors of full size."""
+def _words(program: Program, axes: ir.Extent, dtypes: Mapping[str, str]) -> int:
+    """The registers that one element takes in all tensors of full size, with one where there are
+    many tensors that every row along these axes reads.
+    """
     tensors = [*program.graph.inputs, *program.graph.roots]
     full = max((expr.extent for expr in tensors), key=len, default=frozenset())
     found = [dtypes[ir.name_of(leaf)] for leaf in program.graph.inputs if leaf.extent == full]
     # Doubles take two, and so does what is computed from them.
-    return max(1, sum(3 if dtype == "float64" else 1 for dtype in found))
+    along = sum(leaf.extent == axes != full for leaf in program.graph.inputs)
+    return max(1, sum(3 if dtype == "float64" else 1 for dtype in found) + (along > _FEW_ALONG))
 
 
 def _has_short_runs(program: Program, held: ir.Extent, bound: Bound, order: Sequence[int]) -> bool:

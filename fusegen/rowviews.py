@@ -210,7 +210,7 @@ class RowView(AheadView):
         if not (tier := self.kernel.tier) or not self.is_light:
             return False
         is_full = self.is_narrow or bool(self.carried) or tier.resident > _MOST_KEEPING
-        return len(self.along_reads + self.own_reads) > (2 if is_full else 4)
+        return len(self.along_reads + self.own_reads + self.single_reads) > (2 if is_full else 4)
 
     @property
     def is_guarded(self) -> bool:
@@ -258,6 +258,7 @@ class RowView(AheadView):
             most = MOST_AT_ONCE * (2 if len(self.stages) <= 1 else 1)
             held = [name for name in self.carried if name not in self.in_place]
             fits = words <= most and self.lanes > 1 and not held
+            fits = fits and not (self.own_reads and len(self.stages) > 1)
             most_threads = 1024 if fits and self._words == 1 else 512
             return max(1, most_threads // self.threads)
         if self.kept_own:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+import fusegen
 from fusegen import toolchain
+from fusegen.describe import Situation, sources
 
 GOLDEN = Path(__file__).parent / "golden"
 SOURCES = sorted(path.name for path in GOLDEN.glob("*.cu"))
@@ -71,6 +73,29 @@ def test_a_source_compiles_without_a_warning_or_a_spill(
     spills = SPILLS.findall(said)
     assert len(spills) >= len(ARCHITECTURES), said
     assert all(spill == ("0", "0") for spill in spills), said
+
+
+@pytest.mark.parametrize(
+    ("text", "shape", "dtype"),
+    [
+        # Many tensors that rows have all along, or by element; and names beside functions' own.
+        ("batch_norm(m, v, w, b, training=True) | mul(2) | softmax(1)", (8192, 8192), "float32"),
+        ("instance_norm | clamp(-1, 1) | mul(2) | max(1)", (16, 32, 24, 48, 48), "float32"),
+        ("group_norm(512, w, b) | amin(1, keepdim=True)", (8192, 8192), "bfloat16"),
+        ("max_pool2d(2) | hardtanh | mean((2, 3)) | tanh", (32, 64, 112, 112), "bfloat16"),
+    ],
+)
+def test_a_chain_of_real_size_compiles_without_a_spill(
+    text: str, shape: tuple[int, ...], dtype: str, tmp_path: Path
+) -> None:
+    found = sources(fusegen.chain(text), "cuda", Situation(shape, dtype=dtype), grad=True)
+    source = tmp_path / "chain.cu"
+    for part in found:
+        source.write_text(part.text)
+        result = compile_with_nvcc(source, tmp_path / "chain.fatbin")
+        assert result.returncode == 0, result.stderr
+        spills = SPILLS.findall(result.stdout + result.stderr)
+        assert spills and all(spill == ("0", "0") for spill in spills), result.stderr
 
 
 def test_a_spill_would_be_noticed(tmp_path: Path) -> None:
