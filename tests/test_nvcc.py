@@ -95,7 +95,8 @@ def test_a_chain_of_real_size_compiles_without_a_spill(
         result = compile_with_nvcc(source, tmp_path / "chain.fatbin")
         assert result.returncode == 0, result.stderr
         spills = SPILLS.findall(result.stdout + result.stderr)
-        assert spills and all(spill == ("0", "0") for spill in spills), result.stderr
+        assert len(spills) >= len(ARCHITECTURES), result.stderr
+        assert all(spill == ("0", "0") for spill in spills), result.stderr
 
 
 def test_a_spill_would_be_noticed(tmp_path: Path) -> None:
