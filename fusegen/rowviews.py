@@ -84,7 +84,9 @@ class RowView(AheadView):
         assert self.kernel.tier is not None
         reads = self.full_reads + self.along_reads + self.own_reads
         words = sum(ITEM_BYTES[r.buffer.dtype] for r in reads) / 4
-        return self.kernel.tier.summing_elements * (words + len(self.carried))
+        # A pack of narrow ones is worked on in twice the registers.
+        wide = 2 * self.lanes if self.is_narrow else 0
+        return self.kernel.tier.summing_elements * (words + len(self.carried)) + wide
 
     @property
     def alike(self) -> tuple[int, ...]:

@@ -64,20 +64,10 @@ def rowwise_kernel(
         if is_local(e) and (e.extent == domain or (e.extent == rest and reduces_below([e])))
     }
     state.pending = {n: e for n, e in state.pending.items() if n not in chosen}
-    columns = [
-        r
-        for r in reduces_below(state.pending.values())
-        if is_holding and _is_column_sum(r, domain, rest) and is_local(r.args[0])
-    ]
-    kept = frozenset[int]()
-    if not columns and family == "row" and tier is not None and tier.keeps_alike:
+    kept, columns = frozenset[int](), list[Expr]()
+    if is_holding:
         found = [r for r in reduces_below(state.pending.values()) if is_local(r.args[0])]
-        kept, columns = _sums_of_alike(found, domain, rest)
-    elif not columns and tier is not None and tier.is_alone:
-        found = [r for r in reduces_below(state.pending.values()) if is_local(r.args[0])]
-        kept, columns = _sums_behind(found, domain, axes)
-    if tier is not None:  # the others take a pass of their own
-        columns = columns[: tier.most_sums(ITEM_BYTES[state.sum_dtype])]
+        kept, columns = _column_sums(state, tier, found, domain, axes)
     kept = kept if columns else frozenset()
     summed_by = ordered(axes | kept)
     mine, known = partials(state, columns, summed_by)
@@ -260,6 +250,32 @@ def _rows_first(reduces: Sequence[Expr], domain: Extent, axes: Extent) -> dict[E
                     inner = ir.reduce_sum(node.args[0], first)
                     new[node] = ir.reduce_sum(inner, along - first)
     return new
+
+
+def _column_sums(
+    state: Pass, tier: Tier | None, found: Sequence[Expr], domain: Extent, axes: Extent
+) -> tuple[Extent, list[Expr]]:
+    """The sums over other groups than the rows' that a kernel adds up on the way, as many as it has
+    room for, and the groups that tell rows apart which they keep.
+    """
+    rest = domain - axes
+    columns = [r for r in found if _is_column_sum(r, domain, rest)]
+    if tier is None:  # the others take a pass of their own
+        return frozenset(), columns
+    most = tier.most_sums(ITEM_BYTES[state.sum_dtype])
+    kept, alike = frozenset[int](), list[Expr]()
+    if max(axes) == max(domain) and tier.keeps_alike:
+        kept, alike = _sums_of_alike(found, domain, rest)
+    elif not columns and tier.is_alone:
+        kept, alike = _sums_behind(found, domain, axes)
+    if not columns:
+        return kept, alike[:most]
+    if not alike or len(alike) + len(columns) > most:
+        return frozenset(), columns[:most]
+    # Over all rows is over those that are alike, and then over what tells these apart.
+    first = {r: ir.reduce_sum(r.args[0], rest - kept) for r in columns}
+    state.resolve({r: ir.reduce_sum(inner, kept) for r, inner in first.items()})
+    return kept, [*dict.fromkeys((*alike, *first.values()))]
 
 
 def _is_column_sum(node: Expr, domain: Extent, rest: Extent) -> bool:

@@ -22,6 +22,7 @@ _CHANNEL = "layernorm(weight, bias, axis=1)"
 _SPREAD = "keep(y) | sum({0}) | keep(s) | recall(y) | amin({0}) | mul(s) | mul(y)"
 _CHAIN_A = "leaky_relu(0.2) | add_channel | clamp(-1, 1) | gelu"
 _LAST = "channels_last"
+_IN_16 = {"dtype": "bfloat16"}
 # So many tensors that every row reads do not fit on the chip.
 _MANY = f"layernorm(w, b) | {' | '.join(f'add(a{i})' for i in range(9))}"
 _POOLED_NORM = "batch_norm(weight=w, bias=b, training=True) | relu | max_pool2d(2)"
@@ -445,7 +446,7 @@ CASES = [
     ("layernorm | mul(s)", (600, 2, 36), [(600, 1, 36)], {}, "row"),
     # Rows first, and what is left of them in the general way.
     ("softmax(1) | mul(w) | mean((2, 3))", (3, 40, 5, 6), [(40, 1, 1)], {}, "column inner"),
-    ("max(1) | sum(1)", (3, 7, 5, 8), [], {}, "column outer"),
+    ("max(1) | sum(1)", (3, 7, 5, 8), [], {}, "column"),
     # What is left of rows lies otherwise, and so does what is smaller than the result.
     ("mean(2) | softmax(1)", (2, 3, 4, 3, 5), [], {}, "column"),
     ("max(1) | add(p)", (2, 5, 3, 1), [(4,)], {}, "column pointwise"),
@@ -477,6 +478,11 @@ CASES = [
     # Several windows a thread, where lines are whole packs and have a window for each stride.
     (_STEM, (3, 6, 8, 16), [(6,)] * 2, {}, "inner slide cover"),
     (_STEM, (3, 6, 8, 16), [(6,)] * 2, {"dtype": "bfloat16"}, "inner slide cover"),
+    # Sums over all rows, and over those that are alike.
+    ("add(p) | layernorm(w, b)", (6, 7, 96), [(7, 96), (96,), (96,)], {}, "row outer"),
+    ("add(p) | layernorm(w, b)", (70, 3, 128), [(3, 128), (128,), (128,)], _IN_16, "row outer"),
+    ("layernorm(w, b) | mul(s)", (3, 40, 96), [(96,), (96,), (3, 1, 96)], {}, "row outer"),
+    ("rms_norm(w) | mul(s) | add(t)", (3, 50, 5), [(5,), (3, 1, 5), (3, 1, 5)], {}, "row outer"),
     # Rows of what reductions leave.
     ("mean(2, keepdim=True) | softmax(1) | tanh", (2, 5, 3, 70), [], {}, "column"),
     (

@@ -34,10 +34,24 @@ def test_rows_are_held_so_that_memory_is_gone_over_least(chain: str) -> None:
     assert times == pytest.approx(ROWS_BEFORE_SUMS[chain], abs=0.15)
 
 
+@pytest.mark.parametrize(
+    ("chain", "operands"),
+    [
+        ("add(p) | layernorm(w, b)", {"p": (1024, 768)}),
+        ("layernorm(w, b) | mul(s) | add(t)", dict.fromkeys("st", (64, 1, 768))),
+    ],
+)
+def test_sums_over_all_rows_are_those_over_rows_that_are_alike(chain: str, operands: dict) -> None:
+    situation = Situation((64, 1024, 768), operands=operands)
+    (module,) = modules(fusegen.chain(chain), "cuda", situation, grad=True)
+    backward = make_entry(module.programs[1], module.signature)
+    # Reads x and the incoming gradient, writes x's.
+    assert moved(backward, module.bound) / (64 * 1024 * 768 * 4) == pytest.approx(3, abs=0.15)
+
+
 def test_programs_of_a_module_may_hold_different_rows() -> None:
-    (module,) = modules(
-        fusegen.chain(f"{_GATE} | rms_norm(w)"), "cuda", Situation((64, 1024, 768)), grad=True
-    )
+    chain = f"layernorm(w, b) | {_GATE}"
+    (module,) = modules(fusegen.chain(chain), "cuda", Situation((64, 1024, 768)), grad=True)
     rows = dict(module.signature.rows)
     assert rows["forward"].axes != rows["backward"].axes
 
