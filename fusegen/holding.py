@@ -36,6 +36,7 @@ _FLOAT_BYTES = 4
 _FEW_ALONG = 3  # tensors that every row reads, for which no register is set aside
 _MOST_POSITIONS = 1 << 24  # a float holds every integer up to here
 _KERNEL_BYTES = 4 << 20  # what memory moves while a kernel begins and ends
+_ROW_BYTES = 256  # while a row of sums along it, as many as 16 elements in fp32 take on an H100
 _LEAST_GAIN = 0.97  # of what is taken otherwise: below, the likelier rows are as good
 
 
@@ -97,8 +98,12 @@ def _cheapest(
 
 
 def _cost(program: Program, trial: Signature, bound: Bound) -> int:
+    """What a program takes, in bytes that memory would move meanwhile."""
     entry = make_entry(program, trial)
-    return moved(entry, bound) + _KERNEL_BYTES * len(entry.kernels)
+    sizes = [math.prod(bound.domain[a] for a in axes) for axes in entry.grouping.axes]
+    inner = (k.domain[:-1] for k in entry.kernels if k.family == "inner")
+    rows = sum(math.prod(sizes[g] for g in domain if g >= 0) for domain in inner)
+    return moved(entry, bound) + _KERNEL_BYTES * len(entry.kernels) + _ROW_BYTES * rows
 
 
 def _with_smaller(
@@ -117,6 +122,10 @@ def _with_smaller(
     smaller = [n for n in reduces if n.args[0].extent < every and n.args[0].extent not in tried]
     smaller.sort(key=lambda n: -math.prod(bound.domain[a] for a in n.args[0].extent))
     options = dict.fromkeys((ir.reduction(n)[1], n.args[0].extent) for n in smaller)
+    # What is reduced over more than a row is reduced over each row first.
+    for _, rows in plain.rows:
+        more = [n for n in reduces if ir.reduction(n)[1] > rows.axes and n.args[0].extent == every]
+        options |= dict.fromkeys((ir.reduction(n)[1] - rows.axes, every - rows.axes) for n in more)
     least = _cost(program, plain, bound) if options else 0
     for axes, domain in options:
         around = [a for a in plain.order if a in domain]

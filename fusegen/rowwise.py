@@ -215,7 +215,9 @@ def _reduces_packs(state: Pass, domain: Extent, tier: Tier, axes: Extent) -> boo
         return False
     if tier.is_full and not any(reduces_below(r.args) for r in found):
         return False  # one pass with many blocks
-    return all(ir.reduction(r)[1] == axes for r in found)
+    reductions = set(map(ir.reduction, found))
+    # A maximum over more than a row is over each row first.
+    return all(a == axes or (a > axes and kind in ir.MAXIMA) for kind, a in reductions)
 
 
 def _shares_dear(state: Pass, domain: Extent, axes: Extent) -> bool:
@@ -230,25 +232,31 @@ def _shares_dear(state: Pass, domain: Extent, axes: Extent) -> bool:
 
 
 def _are_awaited(state: Pass, domain: Extent, axes: Extent) -> bool:
-    """Whether sums of elements over other axes wait for reductions over rows, and for no others."""
+    """Whether sums of elements over other axes, or maxima over more of them, wait for reductions
+    over rows, and for no others.
+    """
     for node in reduces_below(state.pending.values()):
         kind, along = ir.reduction(node)
+        is_apt = along != axes if kind == "sum" else along > axes and kind in ir.MAXIMA
         below = {ir.reduction(r)[1] for r in reduces_below(node.args)}
-        if kind == "sum" and node.args[0].extent == domain and along != axes and below == {axes}:
+        if is_apt and node.args[0].extent == domain and below == {axes}:
             return _lie_together(axes)
     return False
 
 
 def _rows_first(reduces: Sequence[Expr], domain: Extent, axes: Extent) -> dict[Expr, Expr]:
-    """Sums over more than a row, or over more than all rows, taken in two steps."""
+    """Sums over more than a row, or over more than all rows, taken in two steps; maxima over more
+    than a row too.
+    """
     new = {}
     for node in reduces:
         kind, along = ir.reduction(node)
-        if kind == "sum" and node.args[0].extent == domain:
-            for first in (axes, domain - axes):
-                if along > first and node not in new:
-                    inner = ir.reduce_sum(node.args[0], first)
-                    new[node] = ir.reduce_sum(inner, along - first)
+        if node.args[0].extent != domain or kind not in ("sum", *ir.MAXIMA):
+            continue
+        for first in (axes, domain - axes) if kind == "sum" else (axes,):
+            if along > first and node not in new:
+                inner = ir.reduce(kind, first, node.args[0])
+                new[node] = ir.reduce(kind, along - first, inner)
     return new
 
 

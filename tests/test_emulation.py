@@ -483,6 +483,16 @@ CASES = [
     ("add(p) | layernorm(w, b)", (70, 3, 128), [(3, 128), (128,), (128,)], _IN_16, "row outer"),
     ("layernorm(w, b) | mul(s)", (3, 40, 96), [(96,), (96,), (3, 1, 96)], {}, "row outer"),
     ("rms_norm(w) | mul(s) | add(t)", (3, 50, 5), [(5,), (3, 1, 5), (3, 1, 5)], {}, "row outer"),
+    # Maxima over more than rows.
+    ("group_norm(8, w, b) | min(1, keepdim=True)", (6, 128), [(128,), (128,)], {}, "row"),
+    ("layernorm(w, b) | amax((1, 2))", (3, 9, 72), [(72,), (72,)], _IN_16, "row"),
+    (
+        "layernorm(w, b) | keep(y) | amax((1, 2), True) | rdiv(y)",
+        (3, 9, 72),
+        [(72,)] * 2,
+        {},
+        "row",
+    ),
     # Rows of what reductions leave.
     ("mean(2, keepdim=True) | softmax(1) | tanh", (2, 5, 3, 70), [], {}, "column"),
     (

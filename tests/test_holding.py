@@ -15,6 +15,8 @@ _GATE = "keep(y) | mean(1, keepdim=True) | sigmoid | mul(y)"
 ROWS_BEFORE_SUMS = {
     "layernorm(w, b) | mean(1)": (1, 2),
     "normalize(2, -1) | abs | sum((0, 1)) | log1p": (1, 2),
+    "layernorm(w, b) | amax((1, 2))": (1, 4),
+    "layernorm(w, b) | keep(y) | amax((1, 2), True) | rdiv(y)": (3, 5),
     f"layernorm(w, b) | {_GATE}": (3, 5),
     f"{_GATE} | rms_norm(w)": (3, 5),
     "softmax(-1) | keep(y) | mean(1, keepdim=True) | rsub(y)": (3, 4),
