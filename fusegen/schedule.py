@@ -280,5 +280,6 @@ def _reducing_kernel(
         )
     )
     state.resolve(known)
+    state.read_back(state.kernels[-1].stores)
     for extent, mine in totals.items():
         finalise(state, extent, mine, columns)

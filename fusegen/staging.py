@@ -65,6 +65,21 @@ class Pass:
         self.pending = dict(zip(names, exprs, strict=True))
         self.marks = self.marks_over(known)
 
+    def read_back(self, stores: Iterable[tuple[Buffer, Expr]]) -> None:
+        """Put what a kernel has written in the place of how it was computed, where fewer tensors
+        as large are read then.
+        """
+        for buffer, expr in stores:
+            if buffer.dtype != self.sum_dtype or expr.op in ("input", "const"):
+                continue
+            leaf = ir.tensor(self.fresh(f"written_{buffer.name}"), expr.extent, 0)
+            after = ir.substitute(self.pending.values(), {expr: leaf})
+            read = (ir.inputs(exprs) for exprs in (self.pending.values(), after))
+            before, then = ([i for i in leaves if i.extent == expr.extent] for leaves in read)
+            if len(then) < len(before):
+                self.buffers[leaf] = buffer
+                self.resolve({expr: leaf})
+
     def marks_over(self, known: Mapping[Expr, Expr]) -> tuple[Mark, ...]:
         """The marks where reductions have become leaves."""
         nodes = [m.node for m in self.marks]
