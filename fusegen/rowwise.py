@@ -126,11 +126,11 @@ def rowwise_kernel(
     sums, stretches = accumulated[: len(mine)], accumulated[len(mine) :]
     outputs = values[len(summed) :]
     stores = [(state.output(n, e), e) for n, e in zip(chosen, outputs, strict=True)]
-    written = {expr: buffer for buffer, expr in stores if buffer.dtype == state.sum_dtype}
+    stored = {expr: buffer for buffer, expr in stores if buffer.dtype == state.sum_dtype}
     for node in results:
         leaf = leaf_of[node]
-        state.buffers[leaf] = written.get(leaf) or state.scratch(leaf)
-        if leaf not in written:
+        state.buffers[leaf] = stored.get(leaf) or state.scratch(leaf)
+        if leaf not in stored:
             stores.append((state.buffers[leaf], leaf))
     exprs = [r.value for stage in stages for r in stage] + values
     exprs += [value for pairs in held for _, value in pairs]
@@ -156,7 +156,10 @@ def rowwise_kernel(
             in_place=tuple((in_place or {}).items()),
         )
     )
-    state.resolve({node: leaf_of[node] for node in results})
+    known = {node: leaf_of[node] for node in results}
+    state.resolve(known)
+    written = zip((b for b, _ in stores), ir.substitute(chosen.values(), known), strict=False)
+    state.read_back(written)
     if sums:
         finalise(state, summed_by, tuple(sums), summed_by)
     for extent in dict.fromkeys(b.extent for _, b in stretches):

@@ -70,7 +70,8 @@ class Pass:
         as large are read then.
         """
         for buffer, expr in stores:
-            if buffer.dtype != self.sum_dtype or expr.op in ("input", "const"):
+            is_exact = buffer.dtype == self.sum_dtype or self._is_of_type(expr, buffer.dtype)
+            if not is_exact or expr.op in ("input", "const"):
                 continue
             leaf = ir.tensor(self.fresh(f"written_{buffer.name}"), expr.extent, 0)
             after = ir.substitute(self.pending.values(), {expr: leaf})
@@ -79,6 +80,13 @@ class Pass:
             if len(then) < len(before):
                 self.buffers[leaf] = buffer
                 self.resolve({expr: leaf})
+
+    def _is_of_type(self, expr: Expr, dtype: str) -> bool:
+        """Whether a value is one that was read from memory in this type, or nothing."""
+        if expr.op == "where":
+            return all(self._is_of_type(side, dtype) for side in expr.args[1:])
+        is_read = expr in self.buffers and self.buffers[expr].dtype == dtype
+        return is_read or (expr.op == "const" and expr.attrs[0] == 0)
 
     def marks_over(self, known: Mapping[Expr, Expr]) -> tuple[Mark, ...]:
         """The marks where reductions have become leaves."""

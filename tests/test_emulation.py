@@ -25,7 +25,8 @@ _LAST = "channels_last"
 _IN_16 = {"dtype": "bfloat16"}
 # So many tensors that every row reads do not fit on the chip.
 _MANY = f"layernorm(w, b) | {' | '.join(f'add(a{i})' for i in range(9))}"
-_POOLED_NORM = "batch_norm(weight=w, bias=b, training=True) | relu | max_pool2d(2)"
+_TRAINED = "batch_norm(weight=w, bias=b, training=True)"
+_POOLED_NORM = f"{_TRAINED} | relu | max_pool2d(2)"
 _STEM = "batch_norm(weight=w, bias=b, training=True) | relu | max_pool2d(3, 2, 1)"
 _BUNDLED = "layernorm(w, b) | mul(s) | avg_pool3d(2) | gelu"
 _POOL = "leaky_relu(0.2) | mul_channel | max_pool2d(2)"
@@ -483,6 +484,10 @@ CASES = [
     ("add(p) | layernorm(w, b)", (70, 3, 128), [(3, 128), (128,), (128,)], _IN_16, "row outer"),
     ("layernorm(w, b) | mul(s)", (3, 40, 96), [(96,), (96,), (3, 1, 96)], {}, "row outer"),
     ("rms_norm(w) | mul(s) | add(t)", (3, 50, 5), [(5,), (3, 1, 5), (3, 1, 5)], {}, "row outer"),
+    # What one kernel has written is read by the next.
+    (f"{_TRAINED} | add(r) | relu", (2, 5, 6, 16), [(5,), (5,), (2, 5, 6, 16)], {}, "inner"),
+    (f"{_TRAINED} | add(r) | relu", (2, 6, 5, 7), [(6,), (6,), (2, 6, 5, 7)], _IN_16, "inner"),
+    ("add(r) | softmax(-1)", (3, 4, 5, 33), [(4, 1, 33)], {"layout": _LAST}, "column"),
     # Maxima over more than rows.
     ("group_norm(8, w, b) | min(1, keepdim=True)", (6, 128), [(128,), (128,)], {}, "row"),
     ("layernorm(w, b) | amax((1, 2))", (3, 9, 72), [(72,), (72,)], _IN_16, "row"),

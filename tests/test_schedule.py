@@ -6,7 +6,7 @@ import pytest
 
 from fusegen import chain, ir
 from fusegen.bind import bind
-from fusegen.describe import Situation, assumed_shapes, is_mask
+from fusegen.describe import Situation, assumed_shapes, is_mask, modules
 from fusegen.emission import make_entry
 from fusegen.grouping import collapse
 from fusegen.holding import signature
@@ -271,3 +271,24 @@ def test_collapsing_keeps_the_number_of_elements():
         axes = [a for group in grouping.axes for a in group]
         assert sorted(axes) == [-4, -3, -2, -1]
         assert math.prod(X[a] for a in axes) == math.prod(X)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_one_kernel_has_written_is_read_by_the_next(dtype):
+    text = "batch_norm(weight=w, bias=b, training=True) | add(r) | relu"
+    shapes = {"w": (8,), "b": (8,), "r": (4, 8, 6, 6)}
+    situation = Situation((4, 8, 6, 6), operands=shapes, dtype=dtype)
+    (module,) = modules(chain(text), "cuda", situation, grad=True)
+    *_, last = make_entry(module.programs[1], module.signature).kernels
+    read = {buffer.name for _, buffer in last.inputs}
+    assert {"x", "d_r_operand"} <= read
+    assert not {"r_operand", "d_out"} & read
+
+
+def test_what_would_be_rounded_is_computed_again():
+    text = "batch_norm(weight=w, bias=b, training=True) | add(r) | gelu"
+    shapes = {"w": (8,), "b": (8,), "r": (4, 8, 6, 6)}
+    situation = Situation((4, 8, 6, 6), operands=shapes, dtype="bfloat16")
+    (module,) = modules(chain(text), "cuda", situation, grad=True)
+    *_, last = make_entry(module.programs[1], module.signature).kernels
+    assert "d_r_operand" not in {buffer.name for _, buffer in last.inputs}
