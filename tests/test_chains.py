@@ -75,6 +75,15 @@ CHAINS = [
         (3, 32, 4, 5),
         [(32,), (32,)],
     ),
+    ("max_pool2d(2) | hardtanh | mean((2, 3), keepdim=True) | tanh", (2, 8, 9, 8), []),
+    ("min(2) | softmax(1)", (2, 8, 3, 5, 7), []),
+    ("layernorm(weight, bias) | mean(1)", (3, 9, 64), [(64,), (64,)]),
+    ("add(p) | layernorm(weight, bias)", (5, 7, 64), [(7, 64), (64,), (64,)]),
+    (
+        "batch_norm(running_mean, running_var, weight, bias, training=True) | add(residual) | relu",
+        (4, 8, 7, 6),
+        [(8,)] * 4 + [(4, 8, 7, 6)],
+    ),
     ("softmax(-1)", (9, 130), []),
     ("layernorm(weight, bias, axis=1)", (3, 8, 7, 6), [(8,), (8,)]),
     ("add(residual) | layernorm(weight, bias)", (3, 5, 64), [(3, 5, 64), (64,), (64,)]),
@@ -110,7 +119,6 @@ MIXED = [
         (2, 3, 4, 6, 8),
         [(3, 1, 1, 1)],
     ),
-    ("max_pool2d(2) | hardtanh | mean((2, 3), keepdim=True) | tanh", (2, 8, 9, 8), []),
     (
         "batch_norm(running_mean, running_var, weight, bias, training=True) | tanh | max_pool2d(2) "
         "| group_norm(4, w, b)",
@@ -128,7 +136,6 @@ MIXED = [
         (2, 5, 4, 6, 7),
         [(5, 1, 1, 1)],
     ),
-    ("min(2) | softmax(1)", (2, 8, 3, 5, 7), []),
     # Of more minima, the sums would be so far from 0 that gelu's gradient is mostly their rounding.
     ("min(1, keepdim=True) | sum(2, keepdim=True) | gelu | add(p)", (2, 8, 3, 6), [(1, 1, 1)]),
     ("group_norm(3, weight, bias) | silu | mul(p) | silu", (9, 36), [(36,)] * 3),

@@ -247,6 +247,48 @@ ROWS: tuple[Row, ...] = (
         (1, 1),
         (0.5078125, 1.515625),
     ),
+    (
+        "layernorm-mean",
+        "layernorm(weight, bias) | mean(1)",
+        (84, 1024, 768),
+        (16, 128, 768),
+        (-1, -1),
+        (0.5, 1.5),
+    ),
+    # A quarter is pooled; what is there and where it stands are saved.
+    (
+        "max_pool2d-mean",
+        "max_pool2d(2) | hardtanh | mean((2, 3), keepdim=True) | tanh",
+        (84, 64, 112, 112),
+        (6, 64, 112, 112),
+        (),
+        (0.5, 1.3125),
+    ),
+    (
+        "min-softmax",
+        "min(2) | softmax(1)",
+        (42, 64, 24, 32, 32),
+        (2, 64, 24, 24, 24),
+        (),
+        (0.5208, 1.04),
+    ),
+    (
+        "positions-layernorm",
+        "add(p) | layernorm(weight, bias)",
+        (440, 197, 768),
+        (8, 197, 768),
+        ((197, 768), -1, -1),
+        (1.0, 2.5),
+    ),
+    # The residual's gradient is what the norm's is made of.
+    (
+        "batch_norm-residual",
+        f"{_TRAINED_NORM} | add(residual) | relu",
+        (80, 256, 56, 56),
+        (2, 256, 56, 56),
+        (1, 1, 1, 1, None),
+        (2.0, 5.5),
+    ),
     ("softmax-rows", "softmax(-1)", (4096, 16384), (128, 16384), (), (1.0, 2.5)),
     (
         "add-layernorm",
