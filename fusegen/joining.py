@@ -99,16 +99,20 @@ def _is_of_window(node: Expr) -> bool:
 
 
 def _is_added_up(graph: ir.Graph, behind: Sequence[Expr], order: Sequence[int]) -> bool:
-    """Whether what is pooled is added up and nothing else, over the innermost axis in memory too,
-    so that neighbours go into one sum.
+    """Whether what is pooled is added up and nothing else: over the innermost axis in memory too,
+    or for each index of that and of the outermost ones.
     """
     first = [n for n in behind if not any(map(_is_behind, ir.topological(n.args)))]
     sums = {n: ir.tensor(f"sum {i}", n.extent, n.rank) for i, n in enumerate(first)}
     rest = ir.topological(ir.substitute(graph.roots, sums))
-    inner = next(a for a in reversed(order) if any(a in n.args[0].extent for n in first))
+    axes = [a for a in order if any(a in n.args[0].extent for n in first)]
+    along = {ir.reduction(n)[1] for n in first}
+    is_along = all(axes[-1] in a for a in along)
+    outer = [a for a in axes[:-1] if all(a not in summed for summed in along)]
+    is_by_column = len(along) == 1 and axes[-1] not in along.copy().pop()
+    is_apt = is_along or (is_by_column and outer == axes[: len(outer)])
     are_sums = all(ir.reduction(n)[0] in ("sum", "mean") for n in behind)
-    is_along = all(inner in ir.reduction(n)[1] for n in first)
-    return are_sums and is_along and not any(map(_is_of_window, rest))
+    return are_sums and is_apt and not any(map(_is_of_window, rest))
 
 
 def _is_apt(bound: Bound, least: int) -> bool:

@@ -66,6 +66,7 @@ def _window_kernel(
 ) -> None:
     """A kernel for results, sums over all windows and what is passed on; and the sums' end."""
     columns = ordered(domain)[-1:] if any(max(domain) in extent for extent in totals) else ()
+    (kept,) = {extent[:-1] for extent in totals} if columns else {()}
     sums = [pair for members in totals.values() for pair in members]
     roots = [*own.values(), *(reduction.value for reduction, _ in sums), *passed]
     stages, leaf_of, finals = staged(state, roots)
@@ -90,6 +91,7 @@ def _window_kernel(
             tuple(stores),
             tuple(stages),
             sums=tuple(sums),
+            kept=kept,
             columns=columns,
             marks=state.marks_over(leaf_of),
         )
@@ -142,8 +144,8 @@ def leaf_for(state: Pass, node: Expr, final: Expr) -> tuple[Expr, Expr, Expr]:
 
 
 def _sums_of_windows(state: Pass, domain: Extent, window: Extent) -> list[Expr]:
-    """The sums over all windows, with a column for each index of the innermost group; or else,
-    those along it.
+    """The sums over all windows, with a column for each index of the innermost group, and perhaps
+    of the outermost ones; or else, those along it.
     """
 
     def is_one(node: Expr) -> bool:
@@ -153,8 +155,12 @@ def _sums_of_windows(state: Pass, domain: Extent, window: Extent) -> list[Expr]:
         return kind == "sum" and is_whole and all(ir.reduction(r)[1] == window for r in inside)
 
     found = [r for r in reduces_below(state.pending.values()) if is_one(r)]
-    by_column = [r for r in found if r.extent == {max(domain)}]
-    return by_column or [r for r in found if max(domain) not in r.extent]
+    first = ordered(domain)
+    for depth in range(len(domain)):
+        by_column = [r for r in found if r.extent == {*first[:depth], first[-1]}]
+        if by_column:
+            return by_column
+    return [r for r in found if max(domain) not in r.extent]
 
 
 def awaited(state: Pass, window: Extent) -> list[Expr]:

@@ -50,6 +50,7 @@ JOINED = {
     },
     f"{_TRAINED} | relu | max_pool2d(2) | mean((2, 3))": CHANNELS,
     "gelu | max_pool2d((3, 5)) | sum(-1) | square": {},
+    "max_pool2d(2) | gelu | mean((1, 2))": {},
     "dropout(0.5) | max_pool2d(2) | mean(3, keepdim=True) | sum((0, 2))": {},
 }
 
