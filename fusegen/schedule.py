@@ -228,6 +228,7 @@ def _reduce(state: Pass, ready: Iterable[Expr], elementwise: dict[str, Expr]) ->
     """A pass for each domain of some reductions, and way to go through it; of the elementwise
     outputs it takes those along that lie in the same domain.
     """
+    before = len(state.kernels)
     batches: dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[Expr]] = {}
     for node in ready:
         _, axes = ir.reduction(node)
@@ -242,6 +243,8 @@ def _reduce(state: Pass, ready: Iterable[Expr], elementwise: dict[str, Expr]) ->
         for name in riders:
             del elementwise[name], state.pending[name]
         _reducing_kernel(state, family, domain, kept, nodes, riders)
+    for kernel in state.kernels[before:]:
+        state.read_back(kernel.stores)
 
 
 def _columns_of(state: Pass, domain: tuple[int, ...], axes: Extent) -> tuple[int, ...]:
@@ -280,6 +283,5 @@ def _reducing_kernel(
         )
     )
     state.resolve(known)
-    state.read_back(state.kernels[-1].stores)
     for extent, mine in totals.items():
         finalise(state, extent, mine, columns)

@@ -24,6 +24,8 @@ def windowwise_kernel(state: Pass, window: Extent) -> None:
     state.resolve(windows_first(state.pending.values(), window))
     chosen = [n for n, e in state.pending.items() if is_local(e, window)]
     own = {n: state.pending.pop(n) for n in chosen}
+    if not own and not passed_on(state, window):
+        return  # all of it waits for other reductions
     nodes = ir.topological([*own.values(), *passed_on(state, window)])
     domain = frozenset[int]().union(*(n.extent for n in nodes)) - window
     totals, known = left_by_extent(state, _sums_of_windows(state, domain, window))

@@ -488,6 +488,21 @@ CASES = [
     (f"{_TRAINED} | add(r) | relu", (2, 5, 6, 16), [(5,), (5,), (2, 5, 6, 16)], {}, "inner"),
     (f"{_TRAINED} | add(r) | relu", (2, 6, 5, 7), [(6,), (6,), (2, 6, 5, 7)], _IN_16, "inner"),
     ("add(r) | softmax(-1)", (3, 4, 5, 33), [(4, 1, 33)], {"layout": _LAST}, "column"),
+    # Two passes, the first of which writes what the second would read.
+    (
+        "rms_norm | mul(s) | batch_norm(weight=w, training=True) | sum(2, True) | add(t)",
+        (2, 3, 4, 5),
+        [(2, 3, 4, 5), (3,), (2, 3, 4, 5)],
+        {},
+        "inner",
+    ),
+    (
+        "avg_pool3d((1, 2, 3)) | mul(s)",
+        (1, 2, 3, 4, 7),
+        [(2, 2, 1, 1, 1)],
+        {"layout": _LAST},
+        "window",
+    ),
     # Maxima over more than rows.
     ("group_norm(8, w, b) | min(1, keepdim=True)", (6, 128), [(128,), (128,)], {}, "row"),
     ("layernorm(w, b) | amax((1, 2))", (3, 9, 72), [(72,), (72,)], _IN_16, "row"),
