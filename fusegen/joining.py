@@ -80,11 +80,11 @@ def _is_allowed(bound: Bound, widest: int, order: Sequence[int], target: str) ->
     graph = lower(bound).graph
     behind = [n for n in ir.topological(graph.roots) if _is_behind(n)]
     if not behind:
-        return is_bundled or _is_apt(bound, TARGETS[target].joins_from)
+        return is_bundled or _is_apt(graph, bound, TARGETS[target].joins_from)
     if is_bundled or any(isinstance(w, Slide) for _, w in bound.windows):
         return False  # no kernel of those adds windows up along an axis
     is_added = _is_added_up(graph, behind, order)
-    return is_added and _is_apt(bound, TARGETS[target].joins_from)
+    return is_added and _is_apt(graph, bound, TARGETS[target].joins_from)
 
 
 def _is_behind(node: Expr) -> bool:
@@ -115,13 +115,12 @@ def _is_added_up(graph: ir.Graph, behind: Sequence[Expr], order: Sequence[int]) 
     return are_sums and is_apt and not any(map(_is_of_window, rest))
 
 
-def _is_apt(bound: Bound, least: int) -> bool:
+def _is_apt(graph: ir.Graph, bound: Bound, least: int) -> bool:
     """Whether what a segment reduces before its pooling can be reduced beside it: over all of the
     pooled axes, and by sums, as others know no windows. Nor may an operand's gradient be a sum that
     keeps places within windows. Where there are to be so many elements at least, fewer are in a
     cache for the kernel that comes next, and arithmetic counts.
     """
-    graph = lower(bound).graph
     nodes = ir.topological(graph.roots)
     within = frozenset(a for n in nodes for a in n.extent if a > 0)
     before = [n for n in nodes if n.op == "reduce" and n.args[0].extent & within]

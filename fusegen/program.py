@@ -182,7 +182,7 @@ def _at_winners(plain: Program) -> dict[Expr, Expr]:
     known = {}
     for node in ir.topological(plain.graph.roots[:1]):
         through, index, _ = winners(node) if node.op == "reduce" else (node, None, ())
-        if index is not None and WINNER in plain.output_names and node.args[0] in index.args:
+        if index is not None and WINNER in plain.output_names:
             leaf = ir.tensor(WINNER, index.extent, node.rank, "index")
             (known[node],) = ir.substitute([through], {index: leaf})
     return known
