@@ -361,7 +361,7 @@ CASES = [
     ("mul(p) | add(q)", (3, 5, 251), [(5, 1), (1, 251)], {}, "pointwise"),
     ("mul(p) | add(q)", (3, 5, 251), [(5, 1), (1, 251)], {"dtype": "bfloat16"}, "pointwise"),
     ("add_channel | gelu", (2, 3, 4099), [(3,)], {}, "pointwise"),
-    ("keep(y) | softmin(0) | mul(y) | sum((0, 2))", (3, 4, 5, 8), [], {}, "outer"),
+    ("keep(y) | softmin(0) | mul(y) | sum((0, 2))", (3, 4, 5, 8), [], {}, "column"),
     ("max", (8, 16), [], {}, "row"),
     ("sum(1, True) | mul(w) | add(o)", (7, 1), [(9, 7, 9), (9,)], {}, "pointwise"),
     ("rpow(0.75) | rdiv(3)", (7, 9), [], {}, "pointwise"),
