@@ -234,7 +234,7 @@ _BY_ROW = ("row", "column", "bundle")
 def _reads_neighbours(kernel: KernelView) -> bool:
     """Whether packs of what varies along few groups begin anywhere in memory."""
     if isinstance(kernel, RowView):
-        return bool(kernel.reads_beside)
+        return bool(kernel.reads_beside or (kernel.family == "outer" and kernel.own_reads))
     return kernel.family in ("pointwise", "inner") and bool(kernel.varying_reads)
 
 

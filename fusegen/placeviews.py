@@ -125,10 +125,18 @@ class PlacedView(StretchingView):
     def own_reads(self) -> list[Read]:
         """What rows have of their own all along, but share with some others."""
         tier = self.kernel.tier
-        if self.family != "row" or tier is None or tier.lanes == 1 or self.is_shifted:
+        is_held = self.family == "row" and tier is not None and tier.lanes > 1
+        is_passing = self.family == "outer" and not self.has_strips
+        if not (is_held or is_passing) or self.is_shifted:
             return []
         found = [r for r in self.partial_reads if r.extent > self._along]
         return [r for r in found if not r.buffer.is_computed and r.buffer.dtype != "noise"]
+
+    @property
+    def staying_reads(self) -> list[Read]:
+        """Of sums down columns: what of that is the same for all that a thread adds up."""
+        staying = {*self.kept, *self.kernel.columns}
+        return [r for r in self.own_reads if r.extent <= staying]
 
     @property
     def single_reads(self) -> list[Read]:
@@ -207,7 +215,8 @@ class PlacedView(StretchingView):
     def packed(self) -> list[Read]:
         """What is moved in packs, and so must be aligned."""
         along = [] if self.is_shifted else self.along_reads
-        return self.full_reads + along + self.own_reads + self.full_stores
+        own = [] if self.family == "outer" else self.own_reads
+        return self.full_reads + along + own + self.full_stores
 
     @property
     def is_narrow(self) -> bool:
@@ -249,8 +258,9 @@ class PlacedView(StretchingView):
 
     def offset_along(self, read: Read, index: str = "i") -> str:
         """Where a thread's pack lies in what all rows share, or in what some do."""
-        rows = [g for g in read.buffer.extent if g not in self.reduced]
-        return (f"({self.compact(rows)}) * length + " if rows else "") + index + self._offset
+        rows = [g for g in read.buffer.extent if g not in self._along]
+        length = "columns" if self.family == "outer" else "length"
+        return (f"({self.compact(rows)}) * {length} + " if rows else "") + index + self._offset
 
     @property
     def column(self) -> str:

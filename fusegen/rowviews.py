@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
 
 from fusegen.aheadviews import AheadView
@@ -17,7 +18,10 @@ _MOST_IN_PAIRS = 16  # elements of a row that a thread has in column sums, where
 _MOST_ALONG_BYTES = 32 << 10  # of a block, for what every row reads; more where packs are long
 _FEW_LANES = 4
 _MOST_KEEPING = 1024  # threads of a multiprocessor, of kernels that are light but for that
+_MOST_BESIDE = 36  # of what strided rows hold, and have beside it for all of their elements
 _MANY_SUMS = 48  # registers of a thread, for sums
+# Blocks where rows pass by, by the registers of what a thread keeps of its columns beside them.
+_BLOCKS_PASSING = ((12, 4), (32, 3), (48, 2), (1 << 30, 1))
 _FEW_REGISTERS, _FEW_KEPT = 64, 40  # of a thread, and of those for what is kept
 _MANY_KEPT_NARROW = 54  # of single elements of two bytes, with fewer threads
 _MANY_KEPT, _MANY_THREADS = 80, 768  # of a thread that has more; of a multiprocessor
@@ -26,6 +30,11 @@ _MOST_EARLY, _MOST_HELD_ALONG = 0.65, 0.45  # of a thread's registers, with what
 _RESIDENT_KEEPING = ((36, 1024), (48, 768), (72, 512))
 _MOST_OWN = _RESIDENT_KEEPING[-1][0]
 _MOST_KEPT, _MOST_KEPT_SHIFTED = 40960, 28672  # registers, where what every row reads is kept too
+
+
+def _words(reads: Iterable[Read]) -> float:
+    """The registers that an element of each takes."""
+    return sum(ITEM_BYTES[r.buffer.dtype] for r in reads) / 4
 
 
 class RowView(AheadView):
@@ -53,7 +62,7 @@ class RowView(AheadView):
                 return has_room and bool(self.along_reads) and words <= _MANY_KEPT
             most = _MANY_KEPT_NARROW if self.is_staged and self.is_narrow else _FEW_KEPT
             return is_apt and bool(self.along_reads) and words <= most
-        kept = sum(ITEM_BYTES[r.buffer.dtype] for r in self.full_reads + self.along_reads) / 4
+        kept = _words(self.full_reads + self.along_reads)
         kept += (self._most_held - len(self.full_reads)) * self._words
         held = self.elements * (kept + len(self.sums) * self._words)
         most = _MOST_KEPT_SHIFTED if self.is_shifted else _MOST_KEPT
@@ -79,11 +88,25 @@ class RowView(AheadView):
         return found.pop() if len(found) == 1 else ()
 
     @property
+    def _kept_words(self) -> float:
+        """Of sums down columns: the registers of what columns have of their own, with those of
+        what stands beside it; 0 where they have nothing.
+        """
+        kept = len(self.staying) + _words(self.own_reads)
+        if not kept:
+            return 0
+        kept += _words(self.along_reads)
+        if not self.own_reads:
+            return self.lanes * kept
+        kept += sum(3 if s.kind == "moments" else 1 for s in self.sums)
+        return self.lanes * kept + 2 * len(self.row_reads)
+
+    @property
     def _own_words(self) -> float:
         """The registers of a thread that keeps that, for what it holds."""
         assert self.kernel.tier is not None
         reads = self.full_reads + self.along_reads + self.own_reads
-        words = sum(ITEM_BYTES[r.buffer.dtype] for r in reads) / 4
+        words = _words(reads)
         # A pack of narrow ones is worked on in twice the registers.
         wide = 2 * self.lanes if self.is_narrow else 0
         return self.kernel.tier.summing_elements * (words + len(self.carried)) + wide
@@ -212,7 +235,11 @@ class RowView(AheadView):
         if not (tier := self.kernel.tier) or not self.is_light:
             return False
         is_full = self.is_narrow or bool(self.carried) or tier.resident > _MOST_KEEPING
-        return len(self.along_reads + self.own_reads + self.single_reads) > (2 if is_full else 4)
+        # Beside narrow rows, packs of wider elements are several; and where a row's best stands is
+        # sought by a stage of its own.
+        wide = [r for r in self.own_reads if self.is_narrow and ITEM_BYTES[r.buffer.dtype] >= 4]
+        found = self.along_reads + self.own_reads + self.single_reads + wide
+        return len(found) > (2 if is_full else 4) or (self.is_narrow and bool(self.positions))
 
     @property
     def is_guarded(self) -> bool:
@@ -254,7 +281,9 @@ class RowView(AheadView):
             if self._words > 1:
                 return 2
             wide = self.lanes * len(self.full_reads)
-            return (3 if self.staying else 4) if wide <= 8 else 2 if wide <= _MOST_IN_PAIRS else 3
+            few = 3 if self.staying else 4
+            most = few if wide <= 8 else 2 if wide <= _MOST_IN_PAIRS else 3
+            return min(most, next(n for words, n in _BLOCKS_PASSING if self._kept_words <= words))
         if self.is_team:
             words = self.elements * (len(self.full_reads) + len(self.sums)) * self._words
             most = MOST_AT_ONCE * (2 if len(self.stages) <= 1 else 1)
@@ -286,6 +315,10 @@ class RowView(AheadView):
         most = MOST_AT_ONCE * (2 if is_crowded else 1)
         if self.family == "column" and self.lanes == 1 and words <= most:
             return max(1, 768 // self._words // self.threads)
+        if self.family == "column":
+            once = self.values.once.results if self.values.once else ()
+            beside = self.lanes * (len(once) + len(self.reads_beside)) * self._words
+            most = min(most, _MOST_BESIDE - beside)
         fits = words <= most and (self.lanes > 1 or is_crowded)
         fits = fits and self._leaves_little and not (self.stretches and self._words > 1)
         is_full = self.carried or any(r.is_dear for s in self.stages for r in s.reductions)

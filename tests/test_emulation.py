@@ -343,6 +343,23 @@ CASES = [
     ("masked_fill(m, 0.5) | gelu | mul_channel", (3, 5, 7, 8), [(7, 8), (5,)], {}, "inner"),
     ("mul(s) | tanh", (700,), [()], {}, "inner"),
     ("mean | tanh", (9, 40), [], {}, "row"),
+    # What columns have of their own beside rows that pass by: for all of those, or for some; some
+    # in two types, and in channels that are no whole packs.
+    *(
+        (
+            text,
+            (2, c, *image),
+            [(2, c, 1, 1), (c, 1, 1)],
+            {"layout": _LAST, **more},
+            "outer",
+        )
+        for text, image in (
+            ("mul(s) | add(t) | gelu", (5, 6)),
+            ("instance_norm | mul(s) | tanh | mul(t)", (33, 32)),
+        )
+        for more in ({}, {"dtype": "bfloat16"}, {"dtype": "float64"})
+        for c in (16, 13)
+    ),
     # Many columns in the end.
     ("add(b) | gelu", (9, 4096), [(4096,)], {}, "outer finalise"),
     ("add(b) | gelu", (9, 8192), [(8192,)], {"dtype": "bfloat16"}, "outer finalise"),

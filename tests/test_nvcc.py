@@ -76,23 +76,31 @@ def test_a_source_compiles_without_a_warning_or_a_spill(
 
 
 _CHANNELS = "mul_channel(p) | instance_norm | clamp(-1, 1) | mul_channel(p) | max(1)"
+_GROUPS = "keep(y) | group_norm(16, w, b) | tanh | hardswish | add(y) | logsumexp(1)"
+_ROWS, _IMAGES, _LAST = (8192, 8192), (32, 64, 112, 112), "channels_last"
 _BATCH = "batch_norm(m, v, w, b, training=True) | mul(2) | softmax(1)"
 
 
 @pytest.mark.parametrize(
-    ("text", "shape", "dtype", "grad"),
+    ("text", "situation", "grad"),
     [
         # Many tensors that rows have all along, or element by element; names beside functions' own.
-        (_BATCH, (8192, 8192), "float32", True),
-        (_CHANNELS, (16, 32, 24, 48, 48), "float32", True),
-        ("group_norm(512, w, b) | min(1, keepdim=True)", (8192, 8192), "bfloat16", False),
-        ("max_pool2d(2) | hardtanh | mean((2, 3))", (32, 64, 112, 112), "bfloat16", False),
+        (_BATCH, Situation(_ROWS), True),
+        (_CHANNELS, Situation((16, 32, 24, 48, 48)), True),
+        ("group_norm(512, w, b) | min(1, keepdim=True)", Situation(_ROWS, dtype="bfloat16"), False),
+        ("max_pool2d(2) | hardtanh | mean((2, 3))", Situation(_IMAGES, dtype="bfloat16"), False),
+        # Columns that have much of their own beside rows that pass by.
+        (_CHANNELS, Situation((16, 32, 24, 48, 48), dtype="bfloat16", layout=_LAST), True),
+        (_GROUPS, Situation(_IMAGES, dtype="bfloat16", layout=_LAST), True),
+        # Doubles, and windows of many elements.
+        ("mish | add(0.5) | hardtanh", Situation(_IMAGES, dtype="float64"), True),
+        ("avg_pool2d(4) | sigmoid | sum((1, 2, 3))", Situation(_IMAGES, layout=_LAST), True),
     ],
 )
 def test_a_chain_of_real_size_compiles_without_a_spill(
-    text: str, shape: tuple[int, ...], dtype: str, grad: bool, tmp_path: Path
+    text: str, situation: Situation, grad: bool, tmp_path: Path
 ) -> None:
-    found = sources(fusegen.chain(text), "cuda", Situation(shape, dtype=dtype), grad=grad)
+    found = sources(fusegen.chain(text), "cuda", situation, grad=grad)
     source = tmp_path / "chain.cu"
     for part in found:
         source.write_text(part.text)

@@ -81,7 +81,7 @@ __device__ __forceinline__ Pack<T, N> load(const T* from) {
 
 // Neighbours, the first `left` of them here, the others in another row, by as few accesses as their addresses allow.
 template <int N, typename T>
-__device__ __forceinline__ Pack<T, N> load_anywhere(const T* here, const T* next, Index left) {
+__device__ __forceinline__ Pack<T, N> load_anywhere(const T* here, const T* next = nullptr, Index left = N) {
   constexpr int kPart = sizeof(T) * N > 16 ? 16 / sizeof(T) : N;
   Pack<T, N> pack;
   if (left >= N && reinterpret_cast<uintptr_t>(here) % (sizeof(T) * kPart) == 0) {
@@ -466,9 +466,8 @@ backward_column(const float* __restrict__ d_out, const float* __restrict__ weigh
     float saved_variance_here[kLanes];
     {
       const Index inner = (is_beside ? beside : 0);
-      const auto saved_mean_in = load_anywhere<kLanes>(saved_mean + ((outer) * sizes.inner.value + inner),
-          saved_mean, kLanes);
-      const auto saved_variance_in = load_anywhere<kLanes>(saved_variance + ((outer) * sizes.inner.value + inner), saved_variance, kLanes);
+      const auto saved_mean_in = load_anywhere<kLanes>(saved_mean + ((outer) * sizes.inner.value + inner));
+      const auto saved_variance_in = load_anywhere<kLanes>(saved_variance + ((outer) * sizes.inner.value + inner));
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         saved_mean_here[lane] = widen(saved_mean_in, lane);

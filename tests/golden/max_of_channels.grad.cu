@@ -110,7 +110,7 @@ __device__ __forceinline__ Pack<T, N> load(const T* from) {
 
 // Neighbours, the first `left` of them here, the others in another row, by as few accesses as their addresses allow.
 template <int N, typename T>
-__device__ __forceinline__ Pack<T, N> load_anywhere(const T* here, const T* next, Index left) {
+__device__ __forceinline__ Pack<T, N> load_anywhere(const T* here, const T* next = nullptr, Index left = N) {
   constexpr int kPart = sizeof(T) * N > 16 ? 16 / sizeof(T) : N;
   Pack<T, N> pack;
   if (left >= N && reinterpret_cast<uintptr_t>(here) % (sizeof(T) * kPart) == 0) {
@@ -290,11 +290,9 @@ backward_column(const float* __restrict__ saved_argmax, const float* __restrict_
     float saved_max_here[kLanes];
     {
       const Index inner = (is_beside ? beside : 0);
-      const auto saved_argmax_in = load_anywhere<kLanes>(saved_argmax + ((outer) * sizes.inner.value + inner), saved_argmax, kLanes);
-      const auto d_out_in = load_anywhere<kLanes>(d_out + ((outer) * sizes.inner.value + inner), d_out,
-          kLanes);
-      const auto saved_max_in = load_anywhere<kLanes>(saved_max + ((outer) * sizes.inner.value + inner),
-          saved_max, kLanes);
+      const auto saved_argmax_in = load_anywhere<kLanes>(saved_argmax + ((outer) * sizes.inner.value + inner));
+      const auto d_out_in = load_anywhere<kLanes>(d_out + ((outer) * sizes.inner.value + inner));
+      const auto saved_max_in = load_anywhere<kLanes>(saved_max + ((outer) * sizes.inner.value + inner));
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         saved_argmax_here[lane] = widen(saved_argmax_in, lane);

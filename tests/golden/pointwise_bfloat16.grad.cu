@@ -134,7 +134,7 @@ __device__ __forceinline__ Pack<T, N> load(const T* from) {
 
 // Neighbours, the first `left` of them here, the others in another row, by as few accesses as their addresses allow.
 template <int N, typename T>
-__device__ __forceinline__ Pack<T, N> load_anywhere(const T* here, const T* next, Index left) {
+__device__ __forceinline__ Pack<T, N> load_anywhere(const T* here, const T* next = nullptr, Index left = N) {
   constexpr int kPart = sizeof(T) * N > 16 ? 16 / sizeof(T) : N;
   Pack<T, N> pack;
   if (left >= N && reinterpret_cast<uintptr_t>(here) % (sizeof(T) * kPart) == 0) {
