@@ -14,7 +14,7 @@ from itertools import takewhile
 from fusegen import ir
 from fusegen.bound import Bound
 from fusegen.bundling import bundle
-from fusegen.columntiers import MOST_ALONE, column_tier
+from fusegen.columntiers import column_tier
 from fusegen.emission import make_entry
 from fusegen.errors import UnsupportedError
 from fusegen.ir import Expr
@@ -243,10 +243,7 @@ def _options(program: Program, bound: Bound) -> list[tuple[ir.Extent, ir.Extent]
     """The axes along which rows may be held on the chip, and those of all rows together, likeliest
     first: those of the reductions over most elements. () comes first where none are likelier.
 
-    Likely are those which are reduced last: none over others depends on those. But where only
-    others are used again at each element, and more reductions over those wait for each other, so
-    many passes are spared by holding those; and short rows need no pass for sums taken last, which
-    are added up on the way.
+    Likely are those which are reduced last: none over others depends on those.
     """
     nodes = ir.topological(program.graph.roots)
 
@@ -256,37 +253,13 @@ def _options(program: Program, bound: Bound) -> list[tuple[ir.Extent, ir.Extent]
     reduces = [n for n in nodes if n.op == "reduce"]
     most = max((elements(r.args[0]) for r in reduces), default=0)
     largest = [r for r in reduces if elements(r.args[0]) == most]
-    depths = _depths(largest)
-    small = [a for n in nodes if elements(n) == most for a in n.args if elements(a) < most]
-    again = {ir.reduction(n)[1] for n in ir.topological(small) if n in largest}
-    last = _last(largest)
-    if last and len(again) == 1:
-        (rows,) = again
-        kinds = {kind for kind, axes in map(ir.reduction, largest) if axes == last}
-        is_short = math.prod(bound.domain[a] for a in rows) <= MOST_ALONE
-        if depths[rows] > depths[last] or (is_short and kinds <= {"sum", "mean"}):
-            last = rows
     domains: dict[ir.Extent, set[ir.Extent]] = {}
     for node in largest:
         domains.setdefault(ir.reduction(node)[1], set()).add(node.args[0].extent)
     found = {axes: d.pop() for axes, d in domains.items() if len(d) == 1}
-    none = frozenset[int]()
+    last, none = _last(largest), frozenset[int]()
     first = last if last in found else none
     return [(first, found.pop(first, none)), *found.items()] if reduces else []
-
-
-def _depths(reduces: Sequence[Expr]) -> dict[ir.Extent, int]:
-    """By axes, how many reductions over them wait for each other."""
-    depths: dict[Expr, int] = {}
-    found: dict[ir.Extent, int] = {}
-    for node in reduces:
-        kind, axes = ir.reduction(node)
-        below = [n for n in ir.topological(node.args) if n in depths]
-        alike = max((depths[n] for n in below if ir.reduction(n)[1] == axes), default=0)
-        # Where the largest stands is known once it is.
-        depths[node] = alike + (2 if kind == "argmax" else 1)
-        found[axes] = max(found.get(axes, 0), depths[node])
-    return found
 
 
 def _last(reduces: Sequence[Expr]) -> ir.Extent:

@@ -21,7 +21,6 @@ _WIDEST_BYTES = 16
 # What a thread may hold of its windows in registers, a quarter of the most it can have: beyond, it
 # goes back to memory for every use.
 _HELD_BYTES = 256
-_MANY_ADDED = 64  # elements of a thread
 _MOST_AT_ONCE = 16  # positions of a window that are gone through at each place of a line
 
 
@@ -44,14 +43,6 @@ class WindowView(KernelView):
     def inner_size(self) -> int:
         """How many elements of a window lie side by side."""
         return 1 if self.inner_window is None else self.grouping.windows[-1 - self.inner_window]
-
-    @property
-    def least_blocks(self) -> int:
-        """How many blocks a multiprocessor must have room for; 0 where that is left to nvcc, which
-        would spill to have more where a thread adds up many elements.
-        """
-        added = self.windows * self.window_size if self.sums else 0
-        return 2 if self.compute == "double" or added >= _MANY_ADDED else 0
 
     @property
     def line_groups(self) -> tuple[int, ...]:

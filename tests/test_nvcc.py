@@ -92,9 +92,7 @@ _BATCH = "batch_norm(m, v, w, b, training=True) | mul(2) | softmax(1)"
         # Columns that have much of their own beside rows that pass by.
         (_CHANNELS, Situation((16, 32, 24, 48, 48), dtype="bfloat16", layout=_LAST), True),
         (_GROUPS, Situation(_IMAGES, dtype="bfloat16", layout=_LAST), True),
-        # Doubles, and windows of many elements.
         ("mish | add(0.5) | hardtanh", Situation(_IMAGES, dtype="float64"), True),
-        ("avg_pool2d(4) | sigmoid | sum((1, 2, 3))", Situation(_IMAGES, layout=_LAST), True),
     ],
 )
 def test_a_chain_of_real_size_compiles_without_a_spill(
