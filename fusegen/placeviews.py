@@ -297,9 +297,12 @@ class PlacedView(StretchingView):
     @property
     def leaves_much(self) -> bool:
         """Whether many stages of reductions leave values of more elements than are held else."""
-        narrow = all(ITEM_BYTES[r.buffer.dtype] <= 2 for r in self.full_reads)
-        is_much = self.family == "row" and self.elements > MOST_AT_ONCE
-        return is_much and len(self.stages) > 2 and not narrow
+        if self.family != "row" or self.elements <= MOST_AT_ONCE:
+            return False
+        # Of narrow ones more elements are held, and what is left of two tensors takes whole words.
+        if all(ITEM_BYTES[r.buffer.dtype] <= 2 for r in self.full_reads):
+            return bool(self.carried) and len(self.stages) > 1 and len(self.full_reads) > 1
+        return len(self.stages) > 2
 
     @property
     def most_edges_beside(self) -> int:
