@@ -22,7 +22,12 @@ class LineView(KernelView):
     @property
     def row_groups(self) -> tuple[int, ...]:
         """The groups that tell the rows which leave partials."""
-        return self.domain if self.family == "row" else super().row_groups
+        return self.domain if self.family in ("row", "column") else super().row_groups
+
+    @property
+    def varying(self) -> tuple[int, ...]:
+        """The groups from one of whose lines to the next a function is called again."""
+        return self.reduced if self.family == "column" else ()
 
     def lines_of(
         self, function: ElementFunction, stage: StageView | LineView | None = None

@@ -43,12 +43,13 @@ def rowwise_kernel(
     lead = _lead(state, domain, axes) if tier is not None and tier.has_stretches else None
 
     fixed = set(reduces_below(state.pending.values()))
-    fixed = fixed if state.is_exact else fixed.intersection(state.pending.values())
+    if tier is not None and not state.is_exact:
+        fixed.intersection_update(state.pending.values())
 
     def is_local(expr: Expr) -> bool:
         """Whether the kernel can compute it: every reduction below is one of its own, and what is
-        read lies in memory. A reduction that several rows have in common, each has for itself,
-        where its last bits do not matter and it is no output.
+        read lies in memory. A reduction that several rows on the chip have in common, each has for
+        itself, where its last bits do not matter and it is no output.
         """
         inside = reduces_below([expr])
         is_known = all(leaf in state.buffers for leaf in ir.inputs([expr]))

@@ -101,6 +101,13 @@ inline Index pieces_of(Index length) { return std::max<Index>(1, (length + kPiec
 // Below this many elements one thread does it all: waking another costs more.
 constexpr Index kSerial = 16384;
 
+// The same where rows are worked on as a whole: few of eight rows or less, for partials are written and read.
+inline Index slots_of(Index rows) {
+  return std::min<Index>(64, std::max<Index>(rows / 8, std::min<Index>(rows, 4)));
+}
+
+constexpr Index kUnmerged = 16;
+
 // Elements are worked on by lines: up to so many neighbours, widened into arrays, so that conversions,
 // arithmetic and sums are a plain loop each. Arithmetic goes on to a whole vector, over copies of the last
 // element, so that no short row ends in scalar calls.
@@ -109,6 +116,11 @@ constexpr Index kLine = 512;
 // Strided rows go side by side, so many that they still lie in the fastest cache when the next stage comes.
 inline Index columns_together(Index length) {
   return std::min<Index>(kLine, std::max<Index>(64, 8192 / std::max<Index>(1, length) / 16 * 16));
+}
+
+inline Index blocks_of(Index length, Index beside) {
+  const Index side = columns_together(length);
+  return (beside + side - 1) / side;
 }
 
 // So many results of partials are worked on by one thread at a time.
@@ -130,6 +142,15 @@ inline void merge_slots(Kind* sums, const Kind* partials, Index first, Index wid
 }
 
 inline Index padded(Index width) { return (width + 15) / 16 * 16; }
+
+// What a thread keeps of its rows. (std::unique_ptr takes a quarter of a second to compile.)
+template <typename Value>
+struct Values {
+  Value* const at;
+  explicit Values(Index count) : at(new Value[count]) {}
+  Values(const Values&) = delete;
+  ~Values() { delete[] at; }
+};
 
 // The end of a line is filled up with copies of its last element.
 template <typename Value>
@@ -222,6 +243,22 @@ struct Sum {
   }
   double sum() const { return total; }
 };
+
+// A few rows are added up in the arithmetic's type, and then to the sums of all.
+template <typename Value>
+inline void add_to_columns(Value* block, const Value* line, Index width) {
+#pragma omp simd
+  for (Index i = 0; i < width; ++i) block[i] += line[i];
+}
+
+template <typename Value>
+inline void merge_columns(Sum* sums, Value* block, Index length) {
+#pragma omp simd
+  for (Index i = 0; i < length; ++i) {
+    sums[i].total += block[i];
+    block[i] = Value();
+  }
+}
 
 // A sum for each of so many places.
 template <Index places>
@@ -323,10 +360,15 @@ struct ForwardSizes {
   Size outer, middle, inner;
 };
 
+static inline __attribute__((always_inline)) void forward_column_values_once(const float variance,
+    float& inverse_root) {
+  inverse_root = 1.0f / sqrtf(variance + 1e-05f);
+}
+
 static inline __attribute__((always_inline)) void forward_column_values(const float x, const float mean,
-    const float variance, const float weight, const float bias, float& out) {
+    const float inverse_root, const float weight, const float bias, float& out) {
   // layernorm(weight, bias, axis=1)
-  const float after_layernorm = (x - mean) * (1.0f / sqrtf(variance + 1e-05f)) * weight + bias;
+  const float after_layernorm = (x - mean) * inverse_root * weight + bias;
   // gelu
   out = after_layernorm * 0.5f * (1.0f + erf_of(after_layernorm * 0.707106769f));
 }
@@ -344,66 +386,82 @@ static void forward_column(const float* __restrict__ x, const float* __restrict_
   expect(saved_mean, sizes.outer.value * sizes.inner.value);
   expect(saved_variance, sizes.outer.value * sizes.inner.value);
   const Index above = sizes.outer.value, length = sizes.middle.value, beside = sizes.inner.value;
-  const Index side = columns_together(length), blocks = (beside + side - 1) / side;
-#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (above * length * beside > kSerial)
-  for (Index task = 0; task < above * blocks; ++task) {
-    const Index above_index = task / blocks, first = task % blocks * side;
-    const Index width = std::min(side, beside - first);
-    const Index outer = above_index;
-    MomentsLanes<float, kLine> mean_lanes(width);
-    for (Index r = 0; r < length; ++r) {
-      const Index middle = r;
-      const Index inner = first;
-      float x_room[kLine];
-      const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-      mean_lanes.add(x_line, width);
-      mean_lanes.next(width);
-    }
-    mean_lanes.finish(width);
-    float mean_line[kLine];
-    for (Index i = 0; i < padded(width); ++i) mean_line[i] = static_cast<float>(mean_lanes.mean(i));
-    float variance_line[kLine];
-    for (Index i = 0; i < padded(width); ++i) variance_line[i] = static_cast<float>(mean_lanes.variance(i));
-    for (Index r = 0; r < length; ++r) {
-      const Index middle = r;
-      const Index inner = first;
-      float x_room[kLine];
-      const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-      const float weight_value = widen(weight[middle]);
-      const float bias_value = widen(bias[middle]);
-      float out_room[kLine];
-      float* const out_line = target<1>(out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, out_room);
-#pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float x_value = x_line[i];
-        const float mean_value = mean_line[i];
-        const float variance_value = variance_line[i];
-        float out_value;
-        forward_column_values(x_value, mean_value, variance_value, weight_value, bias_value, out_value);
-        out_line[i] = out_value;
+  const Index side = columns_together(length), blocks = blocks_of(length, beside), tasks = above * blocks;
+#pragma omp parallel num_threads(threads) firstprivate(sizes) if (above * length * beside > kSerial)
+  {
+#pragma omp for schedule(static)
+    for (Index task = 0; task < tasks; ++task) {
+      const Index above_index = task / blocks, first = task % blocks * side;
+      const Index width = std::min(side, beside - first);
+      const Index outer = above_index;
+      MomentsLanes<float, kLine> mean_lanes(width);
+      for (Index r = 0; r < length; ++r) {
+        const Index middle = r;
+        const Index inner = first;
+        float x_room[kLine];
+        const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
+        mean_lanes.add(x_line, width);
+        mean_lanes.next(width);
       }
-      store<1>(out_line, width, out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner);
-    }
-    {
-      const Index inner = first;
-      float saved_mean_room[kLine];
-      float* const saved_mean_line = target<1>(saved_mean + (outer) * sizes.inner.value + inner, width,
-          saved_mean_room);
-      float saved_variance_room[kLine];
-      float* const saved_variance_line = target<1>(saved_variance + (outer) * sizes.inner.value + inner,
-          width, saved_variance_room);
+      mean_lanes.finish(width);
+      float mean_line[kLine];
+      for (Index i = 0; i < padded(width); ++i) mean_line[i] = static_cast<float>(mean_lanes.mean(i));
+      float variance_line[kLine];
+      for (Index i = 0; i < padded(width); ++i) variance_line[i] = static_cast<float>(mean_lanes.variance(i));
+      {  // what does not vary along a row is found once
+        const Index inner = first;
+        float inverse_root_line[kLine];
 #pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float mean_value = mean_line[i];
-        const float variance_value = variance_line[i];
-        float saved_mean_value;
-        float saved_variance_value;
-        forward_column_row_values(mean_value, variance_value, saved_mean_value, saved_variance_value);
-        saved_mean_line[i] = saved_mean_value;
-        saved_variance_line[i] = saved_variance_value;
+        for (Index i = 0; i < padded(width); ++i) {
+          const float variance_value = variance_line[i];
+          float inverse_root_value;
+          forward_column_values_once(variance_value, inverse_root_value);
+          inverse_root_line[i] = inverse_root_value;
+        }
+        for (Index r = 0; r < length; ++r) {
+          const Index middle = r;
+          const Index inner = first;
+          float x_room[kLine];
+          const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
+          const float weight_value = widen(weight[middle]);
+          const float bias_value = widen(bias[middle]);
+          float out_room[kLine];
+          float* const out_line = target<1>(out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, out_room);
+#pragma omp simd
+          for (Index i = 0; i < padded(width); ++i) {
+            const float x_value = x_line[i];
+            const float mean_value = mean_line[i];
+            const float inverse_root_value = inverse_root_line[i];
+            float out_value;
+            forward_column_values(x_value, mean_value, inverse_root_value, weight_value, bias_value,
+                out_value);
+            out_line[i] = out_value;
+          }
+          store<1>(out_line, width,
+              out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner);
+        }
       }
-      store<1>(saved_mean_line, width, saved_mean + (outer) * sizes.inner.value + inner);
-      store<1>(saved_variance_line, width, saved_variance + (outer) * sizes.inner.value + inner);
+      {
+        const Index inner = first;
+        float saved_mean_room[kLine];
+        float* const saved_mean_line = target<1>(saved_mean + (outer) * sizes.inner.value + inner, width,
+            saved_mean_room);
+        float saved_variance_room[kLine];
+        float* const saved_variance_line = target<1>(saved_variance + (outer) * sizes.inner.value + inner,
+            width, saved_variance_room);
+#pragma omp simd
+        for (Index i = 0; i < padded(width); ++i) {
+          const float mean_value = mean_line[i];
+          const float variance_value = variance_line[i];
+          float saved_mean_value;
+          float saved_variance_value;
+          forward_column_row_values(mean_value, variance_value, saved_mean_value, saved_variance_value);
+          saved_mean_line[i] = saved_mean_value;
+          saved_variance_line[i] = saved_variance_value;
+        }
+        store<1>(saved_mean_line, width, saved_mean + (outer) * sizes.inner.value + inner);
+        store<1>(saved_variance_line, width, saved_variance + (outer) * sizes.inner.value + inner);
+      }
     }
   }
 }
@@ -412,215 +470,210 @@ struct BackwardSizes {
   Size outer, middle, inner;
 };
 
+static inline __attribute__((always_inline)) void backward_column_stage_1_once(const float saved_variance,
+    float& inverse_root) {
+  inverse_root = 1.0f / sqrtf(saved_variance + 1e-05f);
+}
+
 static inline __attribute__((always_inline)) void backward_column_stage_1(const float d_out, const float x,
-    const float saved_mean, const float saved_variance, const float weight, const float bias,
-    float& total_term, float& total_2_term) {
+    const float saved_mean, const float inverse_root, const float weight, const float bias,
+    float& total_3_term, float& total_4_term, float& carried, float& total_term, float& total_2_term) {
   // layernorm(weight, bias, axis=1)
   const float difference = x - saved_mean;
-  const float after_layernorm = difference * (1.0f / sqrtf(saved_variance + 1e-05f)) * weight + bias;
-  // backward, down to layernorm(weight, bias, axis=1)
-  const float product = after_layernorm * 0.707106769f;
-  const float product_2 = d_out * (after_layernorm * 0.5f) * (1.12837923f * exp_of(-(product * product)));
-  const float d_after_layernorm = product_2 * 0.707106769f + d_out * (1.0f + erf_of(product)) * 0.5f;
-  total_term = d_after_layernorm * weight * difference;
-  total_2_term = d_after_layernorm * weight;
-}
-
-static inline __attribute__((always_inline)) void backward_column_values(const float x,
-    const float saved_mean, const float total, const float saved_variance, const float count_of_middle,
-    const float d_out, const float weight, const float bias, const float total_2, float& d_x) {
-  // layernorm(weight, bias, axis=1)
-  const float difference = x - saved_mean;
-  const float inverse_root = 1.0f / sqrtf(saved_variance + 1e-05f);
-  const float after_layernorm = difference * inverse_root * weight + bias;
-  // backward, down to layernorm(weight, bias, axis=1)
-  const float product = after_layernorm * 0.707106769f;
-  const float product_2 = d_out * (after_layernorm * 0.5f) * (1.12837923f * exp_of(-(product * product)));
-  const float d_after_layernorm = product_2 * 0.707106769f + d_out * (1.0f + erf_of(product)) * 0.5f;
-  const float product_3 = 2.0f * (-0.5f * total * (inverse_root * inverse_root * inverse_root));
-  const float sum = difference * (product_3 / count_of_middle) + d_after_layernorm * weight * inverse_root;
-  d_x = sum - total_2 * inverse_root / count_of_middle;
-}
-
-static void backward_column(const float* __restrict__ d_out, const float* __restrict__ x,
-    const float* __restrict__ saved_mean, const float* __restrict__ saved_variance,
-    const float* __restrict__ weight, const float* __restrict__ bias, float* __restrict__ d_x,
-    const BackwardSizes sizes, int threads) {
-  const float count_of_middle_value = static_cast<float>(sizes.middle.value);
-  expect(d_x, sizes.outer.value * sizes.middle.value * sizes.inner.value);
-  const Index above = sizes.outer.value, length = sizes.middle.value, beside = sizes.inner.value;
-  const Index side = columns_together(length), blocks = (beside + side - 1) / side;
-#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (above * length * beside > kSerial)
-  for (Index task = 0; task < above * blocks; ++task) {
-    const Index above_index = task / blocks, first = task % blocks * side;
-    const Index width = std::min(side, beside - first);
-    const Index outer = above_index;
-    SumLanes<kLine> total_lanes(width);
-    SumLanes<kLine> total_2_lanes(width);
-    for (Index r = 0; r < length; ++r) {
-      const Index middle = r;
-      const Index inner = first;
-      float d_out_room[kLine];
-      const float* const d_out_line = load<1>(d_out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_out_room);
-      float x_room[kLine];
-      const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-      float saved_mean_room[kLine];
-      const float* const saved_mean_line = load<1>(saved_mean + (outer) * sizes.inner.value + inner, width,
-          saved_mean_room);
-      float saved_variance_room[kLine];
-      const float* const saved_variance_line = load<1>(saved_variance + (outer) * sizes.inner.value + inner,
-          width, saved_variance_room);
-      const float weight_value = widen(weight[middle]);
-      const float bias_value = widen(bias[middle]);
-      float total_term_line[kLine];
-      float total_2_term_line[kLine];
-#pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float d_out_value = d_out_line[i];
-        const float x_value = x_line[i];
-        const float saved_mean_value = saved_mean_line[i];
-        const float saved_variance_value = saved_variance_line[i];
-        float total_term_value;
-        float total_2_term_value;
-        backward_column_stage_1(d_out_value, x_value, saved_mean_value, saved_variance_value, weight_value,
-            bias_value, total_term_value, total_2_term_value);
-        total_term_line[i] = total_term_value;
-        total_2_term_line[i] = total_2_term_value;
-      }
-      total_lanes.add(total_term_line, width);
-      total_2_lanes.add(total_2_term_line, width);
-    }
-    float total_line[kLine];
-    for (Index i = 0; i < padded(width); ++i) total_line[i] = static_cast<float>(total_lanes.sum(i));
-    float total_2_line[kLine];
-    for (Index i = 0; i < padded(width); ++i) total_2_line[i] = static_cast<float>(total_2_lanes.sum(i));
-    for (Index r = 0; r < length; ++r) {
-      const Index middle = r;
-      const Index inner = first;
-      float d_out_room[kLine];
-      const float* const d_out_line = load<1>(d_out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_out_room);
-      float x_room[kLine];
-      const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-      float saved_mean_room[kLine];
-      const float* const saved_mean_line = load<1>(saved_mean + (outer) * sizes.inner.value + inner, width,
-          saved_mean_room);
-      float saved_variance_room[kLine];
-      const float* const saved_variance_line = load<1>(saved_variance + (outer) * sizes.inner.value + inner,
-          width, saved_variance_room);
-      const float weight_value = widen(weight[middle]);
-      const float bias_value = widen(bias[middle]);
-      float d_x_room[kLine];
-      float* const d_x_line = target<1>(d_x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_x_room);
-#pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float x_value = x_line[i];
-        const float saved_mean_value = saved_mean_line[i];
-        const float total_value = total_line[i];
-        const float saved_variance_value = saved_variance_line[i];
-        const float d_out_value = d_out_line[i];
-        const float total_2_value = total_2_line[i];
-        float d_x_value;
-        backward_column_values(x_value, saved_mean_value, total_value, saved_variance_value,
-            count_of_middle_value, d_out_value, weight_value, bias_value, total_2_value, d_x_value);
-        d_x_line[i] = d_x_value;
-      }
-      store<1>(d_x_line, width, d_x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner);
-    }
-  }
-}
-
-static inline __attribute__((always_inline)) void backward_inner_values(const float d_out, const float x,
-    const float saved_mean, const float saved_variance, const float weight, const float bias,
-    float& total_3_term, float& total_4_term) {
-  // layernorm(weight, bias, axis=1)
-  const float product = (x - saved_mean) * (1.0f / sqrtf(saved_variance + 1e-05f));
+  const float product = difference * inverse_root;
   const float after_layernorm = product * weight + bias;
   // backward, down to layernorm(weight, bias, axis=1)
   const float product_2 = after_layernorm * 0.707106769f;
   const float product_3 = d_out * (after_layernorm * 0.5f) * (1.12837923f * exp_of(-(product_2 * product_2)));
   const float d_after_layernorm = product_3 * 0.707106769f + d_out * (1.0f + erf_of(product_2)) * 0.5f;
-  total_3_term = d_after_layernorm * product;
-  total_4_term = d_after_layernorm;
+  const float product_4 = d_after_layernorm * weight;
+  total_3_term = product_4 * difference;
+  total_4_term = product_4;
+  carried = product_4 * inverse_root;
+  total_term = d_after_layernorm * product;
+  total_2_term = d_after_layernorm;
 }
 
-static void backward_inner(const float* __restrict__ d_out, const float* __restrict__ x,
+static inline __attribute__((always_inline)) void backward_column_values_once(const float total_3,
+    const float saved_variance, const float count_of_middle, const float total_4, float& product,
+    float& product_2) {
+  const float inverse_root = 1.0f / sqrtf(saved_variance + 1e-05f);
+  const float product_3 = 2.0f * (-0.5f * total_3 * (inverse_root * inverse_root * inverse_root));
+  const float quotient = 1.0f / count_of_middle;
+  product = product_3 * quotient;
+  product_2 = total_4 * inverse_root * quotient;
+}
+
+static inline __attribute__((always_inline)) void backward_column_values(const float x,
+    const float saved_mean, const float product, const float carried, const float product_2, float& d_x) {
+  d_x = (x - saved_mean) * product + carried - product_2;
+}
+
+static void backward_column(const float* __restrict__ d_out, const float* __restrict__ x,
     const float* __restrict__ saved_mean, const float* __restrict__ saved_variance,
-    const float* __restrict__ weight, const float* __restrict__ bias, Sum* __restrict__ total_3_partials,
-    Sum* __restrict__ total_4_partials, const BackwardSizes sizes, int threads) {
-  const Index rows = sizes.outer.value * sizes.middle.value, length = sizes.inner.value;
-  const Index pieces = pieces_of(length);
-#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
-  for (Index task = 0; task < rows * pieces; ++task) {
-    const Index row = task / pieces, piece = task % pieces;
-    const Index end = std::min(length, (piece + 1) * kPiece);
-    const Index above_middle = divide(row, sizes.middle);
-    const Index middle = row - above_middle * sizes.middle.value;
-    const Index outer = above_middle;
-    Sum total_3_sum;
-    Sum total_4_sum;
-    for (Index first = piece * kPiece; first < end; first += kLine) {
-      const Index width = std::min(kLine, end - first);
-      const Index inner = first;
-      float d_out_room[kLine];
-      const float* const d_out_line = load<1>(d_out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_out_room);
-      float x_room[kLine];
-      const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-      float saved_mean_room[kLine];
-      const float* const saved_mean_line = load<1>(saved_mean + (outer) * sizes.inner.value + inner, width,
-          saved_mean_room);
-      float saved_variance_room[kLine];
-      const float* const saved_variance_line = load<1>(saved_variance + (outer) * sizes.inner.value + inner,
-          width, saved_variance_room);
-      const float weight_value = widen(weight[middle]);
-      const float bias_value = widen(bias[middle]);
-      float total_3_term_line[kLine];
-      float total_4_term_line[kLine];
+    const float* __restrict__ weight, const float* __restrict__ bias, float* __restrict__ d_x,
+    Sum* __restrict__ total_partials, Sum* __restrict__ total_2_partials, const BackwardSizes sizes,
+    int threads) {
+  const float count_of_middle_value = static_cast<float>(sizes.middle.value);
+  expect(d_x, sizes.outer.value * sizes.middle.value * sizes.inner.value);
+  const Index above = sizes.outer.value, length = sizes.middle.value, beside = sizes.inner.value;
+  const Index side = columns_together(length), blocks = blocks_of(length, beside), tasks = above * blocks;
+  const Index slots = slots_of(tasks);
+#pragma omp parallel num_threads(threads) firstprivate(sizes) if (above * length * beside > kSerial)
+  {
+    const Values<float> carried_rows(length * side);
+#pragma omp for schedule(static)
+    for (Index slot = 0; slot < slots; ++slot) {
+      Sum* const total_columns = total_partials + slot * length;
+      std::fill(total_columns, total_columns + length, Sum());
+      Sum* const total_2_columns = total_2_partials + slot * length;
+      std::fill(total_2_columns, total_2_columns + length, Sum());
+      for (Index task = tasks * slot / slots; task < tasks * (slot + 1) / slots; ++task) {
+        const Index above_index = task / blocks, first = task % blocks * side;
+        const Index width = std::min(side, beside - first);
+        const Index outer = above_index;
+        SumLanes<kLine> total_3_lanes(width);
+        SumLanes<kLine> total_4_lanes(width);
+        {  // what does not vary along a row is found once
+          const Index inner = first;
+          float saved_variance_room[kLine];
+          const float* const saved_variance_line = load<1>(saved_variance + (outer) * sizes.inner.value + inner, width, saved_variance_room);
+          float inverse_root_line[kLine];
 #pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float d_out_value = d_out_line[i];
-        const float x_value = x_line[i];
-        const float saved_mean_value = saved_mean_line[i];
-        const float saved_variance_value = saved_variance_line[i];
-        float total_3_term_value;
-        float total_4_term_value;
-        backward_inner_values(d_out_value, x_value, saved_mean_value, saved_variance_value, weight_value,
-            bias_value, total_3_term_value, total_4_term_value);
-        total_3_term_line[i] = total_3_term_value;
-        total_4_term_line[i] = total_4_term_value;
+          for (Index i = 0; i < padded(width); ++i) {
+            const float saved_variance_value = saved_variance_line[i];
+            float inverse_root_value;
+            backward_column_stage_1_once(saved_variance_value, inverse_root_value);
+            inverse_root_line[i] = inverse_root_value;
+          }
+          for (Index r = 0; r < length; ++r) {
+            const Index middle = r;
+            const Index place = r * side;
+            const Index inner = first;
+            float* const carried_line = carried_rows.at + place;
+            float d_out_room[kLine];
+            const float* const d_out_line = load<1>(d_out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_out_room);
+            float x_room[kLine];
+            const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
+            float saved_mean_room[kLine];
+            const float* const saved_mean_line = load<1>(saved_mean + (outer) * sizes.inner.value + inner,
+                width, saved_mean_room);
+            float saved_variance_room[kLine];
+            const float* const saved_variance_line = load<1>(saved_variance + (outer) * sizes.inner.value + inner, width, saved_variance_room);
+            const float weight_value = widen(weight[middle]);
+            const float bias_value = widen(bias[middle]);
+            float total_3_term_line[kLine];
+            float total_4_term_line[kLine];
+            float total_term_line[kLine];
+            float total_2_term_line[kLine];
+#pragma omp simd
+            for (Index i = 0; i < padded(width); ++i) {
+              const float d_out_value = d_out_line[i];
+              const float x_value = x_line[i];
+              const float saved_mean_value = saved_mean_line[i];
+              const float inverse_root_value = inverse_root_line[i];
+              float total_3_term_value;
+              float total_4_term_value;
+              float carried_value;
+              float total_term_value;
+              float total_2_term_value;
+              backward_column_stage_1(d_out_value, x_value, saved_mean_value, inverse_root_value,
+                  weight_value, bias_value, total_3_term_value, total_4_term_value, carried_value,
+                  total_term_value, total_2_term_value);
+              total_3_term_line[i] = total_3_term_value;
+              total_4_term_line[i] = total_4_term_value;
+              carried_line[i] = carried_value;
+              total_term_line[i] = total_term_value;
+              total_2_term_line[i] = total_2_term_value;
+            }
+            total_columns[r].add(total_term_line, width);
+            total_2_columns[r].add(total_2_term_line, width);
+            total_3_lanes.add(total_3_term_line, width);
+            total_4_lanes.add(total_4_term_line, width);
+          }
+        }
+        float total_3_line[kLine];
+        for (Index i = 0; i < padded(width); ++i) total_3_line[i] = static_cast<float>(total_3_lanes.sum(i));
+        float total_4_line[kLine];
+        for (Index i = 0; i < padded(width); ++i) total_4_line[i] = static_cast<float>(total_4_lanes.sum(i));
+        {  // what does not vary along a row is found once
+          const Index inner = first;
+          float saved_variance_room[kLine];
+          const float* const saved_variance_line = load<1>(saved_variance + (outer) * sizes.inner.value + inner, width, saved_variance_room);
+          float product_line[kLine];
+          float product_2_line[kLine];
+#pragma omp simd
+          for (Index i = 0; i < padded(width); ++i) {
+            const float total_3_value = total_3_line[i];
+            const float saved_variance_value = saved_variance_line[i];
+            const float total_4_value = total_4_line[i];
+            float product_value;
+            float product_2_value;
+            backward_column_values_once(total_3_value, saved_variance_value, count_of_middle_value,
+                total_4_value, product_value, product_2_value);
+            product_line[i] = product_value;
+            product_2_line[i] = product_2_value;
+          }
+          for (Index r = 0; r < length; ++r) {
+            const Index middle = r;
+            const Index place = r * side;
+            const Index inner = first;
+            float* const carried_line = carried_rows.at + place;
+            float x_room[kLine];
+            const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
+            float saved_mean_room[kLine];
+            const float* const saved_mean_line = load<1>(saved_mean + (outer) * sizes.inner.value + inner,
+                width, saved_mean_room);
+            float saved_variance_room[kLine];
+            const float* const saved_variance_line = load<1>(saved_variance + (outer) * sizes.inner.value + inner, width, saved_variance_room);
+            float d_x_room[kLine];
+            float* const d_x_line = target<1>(d_x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_x_room);
+#pragma omp simd
+            for (Index i = 0; i < padded(width); ++i) {
+              const float x_value = x_line[i];
+              const float saved_mean_value = saved_mean_line[i];
+              const float product_value = product_line[i];
+              const float carried_value = carried_line[i];
+              const float product_2_value = product_2_line[i];
+              float d_x_value;
+              backward_column_values(x_value, saved_mean_value, product_value, carried_value,
+                  product_2_value, d_x_value);
+              d_x_line[i] = d_x_value;
+            }
+            store<1>(d_x_line, width,
+                d_x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner);
+          }
+        }
       }
-      total_3_sum.add(total_3_term_line, width);
-      total_4_sum.add(total_4_term_line, width);
     }
-    total_3_partials[(middle) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_3_sum;
-    total_4_partials[(middle) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_4_sum;
   }
 }
 
-static inline __attribute__((always_inline)) void backward_finalise_values(const float total_3,
-    const float total_4, float& d_weight, float& d_bias) {
-  d_weight = total_3;
-  d_bias = total_4;
+static inline __attribute__((always_inline)) void backward_finalise_values(const float total,
+    const float total_2, float& d_weight, float& d_bias) {
+  d_weight = total;
+  d_bias = total_2;
 }
 
 static void backward_finalise(float* __restrict__ d_weight, float* __restrict__ d_bias,
-    const Sum* __restrict__ total_3_partials, const Sum* __restrict__ total_4_partials,
+    const Sum* __restrict__ total_partials, const Sum* __restrict__ total_2_partials,
     const BackwardSizes sizes, Index slots, int threads) {
   expect(d_weight, sizes.middle.value);
   expect(d_bias, sizes.middle.value);
-  const Index columns = 1, results = sizes.middle.value;
+  const Index columns = sizes.middle.value, results = sizes.middle.value;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
   for (Index first = 0; first < results; first += kResults) {
     const Index width = std::min(kResults, results - first);
-    Sum total_3_sums[kResults];
-    merge_slots(total_3_sums, total_3_partials, first, width, columns, slots);
-    float total_3_line[kResults];
-    for (Index i = 0; i < width; ++i) total_3_line[i] = static_cast<float>(total_3_sums[i].sum());
-    pad(total_3_line, width);
-    Sum total_4_sums[kResults];
-    merge_slots(total_4_sums, total_4_partials, first, width, columns, slots);
-    float total_4_line[kResults];
-    for (Index i = 0; i < width; ++i) total_4_line[i] = static_cast<float>(total_4_sums[i].sum());
-    pad(total_4_line, width);
+    Sum total_sums[kResults];
+    merge_slots(total_sums, total_partials, first, width, columns, slots);
+    float total_line[kResults];
+    for (Index i = 0; i < width; ++i) total_line[i] = static_cast<float>(total_sums[i].sum());
+    pad(total_line, width);
+    Sum total_2_sums[kResults];
+    merge_slots(total_2_sums, total_2_partials, first, width, columns, slots);
+    float total_2_line[kResults];
+    for (Index i = 0; i < width; ++i) total_2_line[i] = static_cast<float>(total_2_sums[i].sum());
+    pad(total_2_line, width);
     const Index middle = first;
     float d_weight_room[kLine];
     float* const d_weight_line = target<1>(d_weight + middle, width, d_weight_room);
@@ -628,11 +681,11 @@ static void backward_finalise(float* __restrict__ d_weight, float* __restrict__ 
     float* const d_bias_line = target<1>(d_bias + middle, width, d_bias_room);
 #pragma omp simd
     for (Index i = 0; i < padded(width); ++i) {
-      const float total_3_value = total_3_line[i];
-      const float total_4_value = total_4_line[i];
+      const float total_value = total_line[i];
+      const float total_2_value = total_2_line[i];
       float d_weight_value;
       float d_bias_value;
-      backward_finalise_values(total_3_value, total_4_value, d_weight_value, d_bias_value);
+      backward_finalise_values(total_value, total_2_value, d_weight_value, d_bias_value);
       d_weight_line[i] = d_weight_value;
       d_bias_line[i] = d_bias_value;
     }
@@ -675,17 +728,17 @@ extern "C" int64_t run_backward(const int64_t* a) {
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[9])};
   const BackwardSizes sizes{ {a[10]}, {a[11]}, {a[12]} };
   const int threads = static_cast<int>(a[13]);
-  const Index total_3_partials_slots = sizes.outer.value * pieces_of(sizes.inner.value)
+  const Index total_partials_slots = slots_of(sizes.outer.value * blocks_of(sizes.middle.value,
+      sizes.inner.value))
 ;
-  const Index total_4_partials_slots = sizes.outer.value * pieces_of(sizes.inner.value)
+  const Index total_2_partials_slots = slots_of(sizes.outer.value * blocks_of(sizes.middle.value,
+      sizes.inner.value))
 ;
-  auto* const total_3_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.middle.value) * total_3_partials_slots);
-  auto* const total_4_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.middle.value) * total_4_partials_slots);
+  auto* const total_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.middle.value) * total_partials_slots);
+  auto* const total_2_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.middle.value) * total_2_partials_slots);
   if (is_measuring) return scratch.used;
-  backward_column(d_out, x, saved_mean, saved_variance, weight, bias, d_x, sizes, threads);
-  backward_inner(d_out, x, saved_mean, saved_variance, weight, bias, total_3_partials, total_4_partials,
+  backward_column(d_out, x, saved_mean, saved_variance, weight, bias, d_x, total_partials, total_2_partials,
       sizes, threads);
-  backward_finalise(d_weight, d_bias, total_3_partials, total_4_partials, sizes, total_3_partials_slots,
-      threads);
+  backward_finalise(d_weight, d_bias, total_partials, total_2_partials, sizes, total_partials_slots, threads);
   return 0;
 }

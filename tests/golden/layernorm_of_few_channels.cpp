@@ -68,6 +68,11 @@ inline Index columns_together(Index length) {
   return std::min<Index>(kLine, std::max<Index>(64, 8192 / std::max<Index>(1, length) / 16 * 16));
 }
 
+inline Index blocks_of(Index length, Index beside) {
+  const Index side = columns_together(length);
+  return (beside + side - 1) / side;
+}
+
 inline Index padded(Index width) { return (width + 15) / 16 * 16; }
 
 // The end of a line is filled up with copies of its last element.
@@ -238,55 +243,76 @@ struct ForwardSizes {
   Size outer, middle, inner;
 };
 
+static inline __attribute__((always_inline)) void forward_column_values_once(const float variance,
+    float& inverse_root) {
+  inverse_root = 1.0f / sqrtf(variance + 1e-05f);
+}
+
 static inline __attribute__((always_inline)) void forward_column_values(const float x, const float mean,
-    const float variance, const float weight, const float bias, float& out) {
+    const float inverse_root, const float weight, const float bias, float& out) {
   // layernorm(weight, bias, axis=1)
-  out = (x - mean) * (1.0f / sqrtf(variance + 1e-05f)) * weight + bias;
+  out = (x - mean) * inverse_root * weight + bias;
 }
 
 static void forward_column(const float* __restrict__ x, const float* __restrict__ weight,
     const float* __restrict__ bias, float* __restrict__ out, const ForwardSizes sizes, int threads) {
   expect(out, sizes.outer.value * sizes.middle.value * sizes.inner.value);
   const Index above = sizes.outer.value, length = sizes.middle.value, beside = sizes.inner.value;
-  const Index side = columns_together(length), blocks = (beside + side - 1) / side;
-#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (above * length * beside > kSerial)
-  for (Index task = 0; task < above * blocks; ++task) {
-    const Index above_index = task / blocks, first = task % blocks * side;
-    const Index width = std::min(side, beside - first);
-    const Index outer = above_index;
-    MomentsLanes<float, kLine> mean_lanes(width);
-    for (Index r = 0; r < length; ++r) {
-      const Index middle = r;
-      const Index inner = first;
-      float x_room[kLine];
-      const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-      mean_lanes.add(x_line, width);
-      mean_lanes.next(width);
-    }
-    mean_lanes.finish(width);
-    float mean_line[kLine];
-    for (Index i = 0; i < padded(width); ++i) mean_line[i] = static_cast<float>(mean_lanes.mean(i));
-    float variance_line[kLine];
-    for (Index i = 0; i < padded(width); ++i) variance_line[i] = static_cast<float>(mean_lanes.variance(i));
-    for (Index r = 0; r < length; ++r) {
-      const Index middle = r;
-      const Index inner = first;
-      float x_room[kLine];
-      const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-      const float weight_value = widen(weight[middle]);
-      const float bias_value = widen(bias[middle]);
-      float out_room[kLine];
-      float* const out_line = target<1>(out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, out_room);
-#pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float x_value = x_line[i];
-        const float mean_value = mean_line[i];
-        const float variance_value = variance_line[i];
-        float out_value;
-        forward_column_values(x_value, mean_value, variance_value, weight_value, bias_value, out_value);
-        out_line[i] = out_value;
+  const Index side = columns_together(length), blocks = blocks_of(length, beside), tasks = above * blocks;
+#pragma omp parallel num_threads(threads) firstprivate(sizes) if (above * length * beside > kSerial)
+  {
+#pragma omp for schedule(static)
+    for (Index task = 0; task < tasks; ++task) {
+      const Index above_index = task / blocks, first = task % blocks * side;
+      const Index width = std::min(side, beside - first);
+      const Index outer = above_index;
+      MomentsLanes<float, kLine> mean_lanes(width);
+      for (Index r = 0; r < length; ++r) {
+        const Index middle = r;
+        const Index inner = first;
+        float x_room[kLine];
+        const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
+        mean_lanes.add(x_line, width);
+        mean_lanes.next(width);
       }
-      store<1>(out_line, width, out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner);
+      mean_lanes.finish(width);
+      float mean_line[kLine];
+      for (Index i = 0; i < padded(width); ++i) mean_line[i] = static_cast<float>(mean_lanes.mean(i));
+      float variance_line[kLine];
+      for (Index i = 0; i < padded(width); ++i) variance_line[i] = static_cast<float>(mean_lanes.variance(i));
+      {  // what does not vary along a row is found once
+        const Index inner = first;
+        float inverse_root_line[kLine];
+#pragma omp simd
+        for (Index i = 0; i < padded(width); ++i) {
+          const float variance_value = variance_line[i];
+          float inverse_root_value;
+          forward_column_values_once(variance_value, inverse_root_value);
+          inverse_root_line[i] = inverse_root_value;
+        }
+        for (Index r = 0; r < length; ++r) {
+          const Index middle = r;
+          const Index inner = first;
+          float x_room[kLine];
+          const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
+          const float weight_value = widen(weight[middle]);
+          const float bias_value = widen(bias[middle]);
+          float out_room[kLine];
+          float* const out_line = target<1>(out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, out_room);
+#pragma omp simd
+          for (Index i = 0; i < padded(width); ++i) {
+            const float x_value = x_line[i];
+            const float mean_value = mean_line[i];
+            const float inverse_root_value = inverse_root_line[i];
+            float out_value;
+            forward_column_values(x_value, mean_value, inverse_root_value, weight_value, bias_value,
+                out_value);
+            out_line[i] = out_value;
+          }
+          store<1>(out_line, width,
+              out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner);
+        }
+      }
     }
   }
 }

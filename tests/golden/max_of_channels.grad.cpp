@@ -77,6 +77,11 @@ inline Index columns_together(Index length) {
   return std::min<Index>(kLine, std::max<Index>(64, 8192 / std::max<Index>(1, length) / 16 * 16));
 }
 
+inline Index blocks_of(Index length, Index beside) {
+  const Index side = columns_together(length);
+  return (beside + side - 1) / side;
+}
+
 inline Index padded(Index width) { return (width + 15) / 16 * 16; }
 
 // The end of a line is filled up with copies of its last element.
@@ -203,69 +208,72 @@ static void forward_column(const float* __restrict__ x, float* __restrict__ out,
   expect(saved_max, sizes.outer.value * sizes.inner.value);
   expect(saved_argmax, sizes.outer.value * sizes.inner.value);
   const Index above = sizes.outer.value, length = sizes.middle.value, beside = sizes.inner.value;
-  const Index side = columns_together(length), blocks = (beside + side - 1) / side;
-#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (above * length * beside > kSerial)
-  for (Index task = 0; task < above * blocks; ++task) {
-    const Index above_index = task / blocks, first = task % blocks * side;
-    const Index width = std::min(side, beside - first);
-    const Index outer = above_index;
-    PeakLanes<float, kLine> peak_lanes(width);
-    for (Index r = 0; r < length; ++r) {
-      const Index middle = r;
-      const Index inner = first;
-      float x_room[kLine];
-      const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-      peak_lanes.add(x_line, width);
-    }
-    float peak_line[kLine];
-    for (Index i = 0; i < padded(width); ++i) peak_line[i] = static_cast<float>(peak_lanes.max(i));
-    float peak_2_line[kLine];
-    for (Index i = 0; i < padded(width); ++i) peak_2_line[i] = static_cast<float>(peak_lanes.max(i));
-    PeakLanes<float, kLine> peak_3_lanes(width);
-    for (Index r = 0; r < length; ++r) {
-      const Index middle = r;
-      const Index inner = first;
-      float x_room[kLine];
-      const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-      const float position_along_value = widen(position_along[middle]);
-      float peak_3_term_line[kLine];
-#pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float x_value = x_line[i];
-        const float peak_2_value = peak_2_line[i];
-        float peak_3_term_value;
-        forward_column_stage_2(x_value, peak_2_value, position_along_value, peak_3_term_value);
-        peak_3_term_line[i] = peak_3_term_value;
+  const Index side = columns_together(length), blocks = blocks_of(length, beside), tasks = above * blocks;
+#pragma omp parallel num_threads(threads) firstprivate(sizes) if (above * length * beside > kSerial)
+  {
+#pragma omp for schedule(static)
+    for (Index task = 0; task < tasks; ++task) {
+      const Index above_index = task / blocks, first = task % blocks * side;
+      const Index width = std::min(side, beside - first);
+      const Index outer = above_index;
+      PeakLanes<float, kLine> peak_lanes(width);
+      for (Index r = 0; r < length; ++r) {
+        const Index middle = r;
+        const Index inner = first;
+        float x_room[kLine];
+        const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
+        peak_lanes.add(x_line, width);
       }
-      peak_3_lanes.add(peak_3_term_line, width);
-    }
-    float peak_3_line[kLine];
-    for (Index i = 0; i < padded(width); ++i) peak_3_line[i] = static_cast<float>(peak_3_lanes.max(i));
-    {
-      const Index inner = first;
-      float out_room[kLine];
-      float* const out_line = target<1>(out + (outer) * sizes.inner.value + inner, width, out_room);
-      float saved_max_room[kLine];
-      float* const saved_max_line = target<1>(saved_max + (outer) * sizes.inner.value + inner, width,
-          saved_max_room);
-      float saved_argmax_room[kLine];
-      float* const saved_argmax_line = target<1>(saved_argmax + (outer) * sizes.inner.value + inner, width,
-          saved_argmax_room);
+      float peak_line[kLine];
+      for (Index i = 0; i < padded(width); ++i) peak_line[i] = static_cast<float>(peak_lanes.max(i));
+      float peak_2_line[kLine];
+      for (Index i = 0; i < padded(width); ++i) peak_2_line[i] = static_cast<float>(peak_lanes.max(i));
+      PeakLanes<float, kLine> peak_3_lanes(width);
+      for (Index r = 0; r < length; ++r) {
+        const Index middle = r;
+        const Index inner = first;
+        float x_room[kLine];
+        const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
+        const float position_along_value = widen(position_along[middle]);
+        float peak_3_term_line[kLine];
 #pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float peak_value = peak_line[i];
-        const float peak_3_value = peak_3_line[i];
-        float out_value;
-        float saved_max_value;
-        float saved_argmax_value;
-        forward_column_row_values(peak_value, peak_3_value, out_value, saved_max_value, saved_argmax_value);
-        out_line[i] = out_value;
-        saved_max_line[i] = saved_max_value;
-        saved_argmax_line[i] = saved_argmax_value;
+        for (Index i = 0; i < padded(width); ++i) {
+          const float x_value = x_line[i];
+          const float peak_2_value = peak_2_line[i];
+          float peak_3_term_value;
+          forward_column_stage_2(x_value, peak_2_value, position_along_value, peak_3_term_value);
+          peak_3_term_line[i] = peak_3_term_value;
+        }
+        peak_3_lanes.add(peak_3_term_line, width);
       }
-      store<1>(out_line, width, out + (outer) * sizes.inner.value + inner);
-      store<1>(saved_max_line, width, saved_max + (outer) * sizes.inner.value + inner);
-      store<1>(saved_argmax_line, width, saved_argmax + (outer) * sizes.inner.value + inner);
+      float peak_3_line[kLine];
+      for (Index i = 0; i < padded(width); ++i) peak_3_line[i] = static_cast<float>(peak_3_lanes.max(i));
+      {
+        const Index inner = first;
+        float out_room[kLine];
+        float* const out_line = target<1>(out + (outer) * sizes.inner.value + inner, width, out_room);
+        float saved_max_room[kLine];
+        float* const saved_max_line = target<1>(saved_max + (outer) * sizes.inner.value + inner, width,
+            saved_max_room);
+        float saved_argmax_room[kLine];
+        float* const saved_argmax_line = target<1>(saved_argmax + (outer) * sizes.inner.value + inner, width,
+            saved_argmax_room);
+#pragma omp simd
+        for (Index i = 0; i < padded(width); ++i) {
+          const float peak_value = peak_line[i];
+          const float peak_3_value = peak_3_line[i];
+          float out_value;
+          float saved_max_value;
+          float saved_argmax_value;
+          forward_column_row_values(peak_value, peak_3_value, out_value, saved_max_value, saved_argmax_value);
+          out_line[i] = out_value;
+          saved_max_line[i] = saved_max_value;
+          saved_argmax_line[i] = saved_argmax_value;
+        }
+        store<1>(out_line, width, out + (outer) * sizes.inner.value + inner);
+        store<1>(saved_max_line, width, saved_max + (outer) * sizes.inner.value + inner);
+        store<1>(saved_argmax_line, width, saved_argmax + (outer) * sizes.inner.value + inner);
+      }
     }
   }
 }

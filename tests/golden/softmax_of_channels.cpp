@@ -111,7 +111,21 @@ inline Index columns_together(Index length) {
   return std::min<Index>(kLine, std::max<Index>(64, 8192 / std::max<Index>(1, length) / 16 * 16));
 }
 
+inline Index blocks_of(Index length, Index beside) {
+  const Index side = columns_together(length);
+  return (beside + side - 1) / side;
+}
+
 inline Index padded(Index width) { return (width + 15) / 16 * 16; }
+
+// What a thread keeps of its rows. (std::unique_ptr takes a quarter of a second to compile.)
+template <typename Value>
+struct Values {
+  Value* const at;
+  explicit Values(Index count) : at(new Value[count]) {}
+  Values(const Values&) = delete;
+  ~Values() { delete[] at; }
+};
 
 // The end of a line is filled up with copies of its last element.
 template <typename Value>
@@ -260,24 +274,23 @@ struct ForwardSizes {
   Size outer, middle, inner;
 };
 
-static inline __attribute__((always_inline)) void forward_column_stage_1(const float x, float& peak_term) {
+static inline __attribute__((always_inline)) void forward_column_stage_1(const float x, float& peak_term,
+    float& carried_after_gelu) {
   // gelu
   peak_term = x * 0.5f * (1.0f + erf_of(x * 0.707106769f));
+  carried_after_gelu = peak_term;
 }
 
-static inline __attribute__((always_inline)) void forward_column_stage_2(const float x, const float peak,
-    float& total_term) {
-  // gelu
-  const float after_gelu = x * 0.5f * (1.0f + erf_of(x * 0.707106769f));
-  total_term = exp_of(after_gelu - peak);
+static inline __attribute__((always_inline)) void forward_column_stage_2(const float carried_after_gelu,
+    const float peak, float& total_term, float& carried) {
+  total_term = exp_of(carried_after_gelu - peak);
+  carried = total_term;
 }
 
-static inline __attribute__((always_inline)) void forward_column_values(const float x, const float peak,
+static inline __attribute__((always_inline)) void forward_column_values(const float carried,
     const float total, const float bias, float& out) {
-  // gelu
-  const float after_gelu = x * 0.5f * (1.0f + erf_of(x * 0.707106769f));
   // softmax(1)
-  const float after_softmax = exp_of(after_gelu - peak) / total;
+  const float after_softmax = carried / total;
   // add_channel(bias)
   out = after_softmax + bias;
 }
@@ -286,67 +299,78 @@ static void forward_column(const float* __restrict__ x, const float* __restrict_
     float* __restrict__ out, const ForwardSizes sizes, int threads) {
   expect(out, sizes.outer.value * sizes.middle.value * sizes.inner.value);
   const Index above = sizes.outer.value, length = sizes.middle.value, beside = sizes.inner.value;
-  const Index side = columns_together(length), blocks = (beside + side - 1) / side;
-#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (above * length * beside > kSerial)
-  for (Index task = 0; task < above * blocks; ++task) {
-    const Index above_index = task / blocks, first = task % blocks * side;
-    const Index width = std::min(side, beside - first);
-    const Index outer = above_index;
-    PeakLanes<float, kLine> peak_lanes(width);
-    for (Index r = 0; r < length; ++r) {
-      const Index middle = r;
-      const Index inner = first;
-      float x_room[kLine];
-      const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-      float peak_term_line[kLine];
+  const Index side = columns_together(length), blocks = blocks_of(length, beside), tasks = above * blocks;
+#pragma omp parallel num_threads(threads) firstprivate(sizes) if (above * length * beside > kSerial)
+  {
+    const Values<float> carried_after_gelu_rows(length * side);
+    const Values<float> carried_rows(length * side);
+#pragma omp for schedule(static)
+    for (Index task = 0; task < tasks; ++task) {
+      const Index above_index = task / blocks, first = task % blocks * side;
+      const Index width = std::min(side, beside - first);
+      const Index outer = above_index;
+      PeakLanes<float, kLine> peak_lanes(width);
+      for (Index r = 0; r < length; ++r) {
+        const Index middle = r;
+        const Index place = r * side;
+        const Index inner = first;
+        float* const carried_after_gelu_line = carried_after_gelu_rows.at + place;
+        float x_room[kLine];
+        const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
+        float peak_term_line[kLine];
 #pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float x_value = x_line[i];
-        float peak_term_value;
-        forward_column_stage_1(x_value, peak_term_value);
-        peak_term_line[i] = peak_term_value;
+        for (Index i = 0; i < padded(width); ++i) {
+          const float x_value = x_line[i];
+          float peak_term_value;
+          float carried_after_gelu_value;
+          forward_column_stage_1(x_value, peak_term_value, carried_after_gelu_value);
+          peak_term_line[i] = peak_term_value;
+          carried_after_gelu_line[i] = carried_after_gelu_value;
+        }
+        peak_lanes.add(peak_term_line, width);
       }
-      peak_lanes.add(peak_term_line, width);
-    }
-    float peak_line[kLine];
-    for (Index i = 0; i < padded(width); ++i) peak_line[i] = static_cast<float>(peak_lanes.max(i));
-    SumLanes<kLine> total_lanes(width);
-    for (Index r = 0; r < length; ++r) {
-      const Index middle = r;
-      const Index inner = first;
-      float x_room[kLine];
-      const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-      float total_term_line[kLine];
+      float peak_line[kLine];
+      for (Index i = 0; i < padded(width); ++i) peak_line[i] = static_cast<float>(peak_lanes.max(i));
+      SumLanes<kLine> total_lanes(width);
+      for (Index r = 0; r < length; ++r) {
+        const Index middle = r;
+        const Index place = r * side;
+        const Index inner = first;
+        float* const carried_after_gelu_line = carried_after_gelu_rows.at + place;
+        float* const carried_line = carried_rows.at + place;
+        float total_term_line[kLine];
 #pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float x_value = x_line[i];
-        const float peak_value = peak_line[i];
-        float total_term_value;
-        forward_column_stage_2(x_value, peak_value, total_term_value);
-        total_term_line[i] = total_term_value;
+        for (Index i = 0; i < padded(width); ++i) {
+          const float carried_after_gelu_value = carried_after_gelu_line[i];
+          const float peak_value = peak_line[i];
+          float total_term_value;
+          float carried_value;
+          forward_column_stage_2(carried_after_gelu_value, peak_value, total_term_value, carried_value);
+          total_term_line[i] = total_term_value;
+          carried_line[i] = carried_value;
+        }
+        total_lanes.add(total_term_line, width);
       }
-      total_lanes.add(total_term_line, width);
-    }
-    float total_line[kLine];
-    for (Index i = 0; i < padded(width); ++i) total_line[i] = static_cast<float>(total_lanes.sum(i));
-    for (Index r = 0; r < length; ++r) {
-      const Index middle = r;
-      const Index inner = first;
-      float x_room[kLine];
-      const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-      const float bias_value = widen(bias[middle]);
-      float out_room[kLine];
-      float* const out_line = target<1>(out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, out_room);
+      float total_line[kLine];
+      for (Index i = 0; i < padded(width); ++i) total_line[i] = static_cast<float>(total_lanes.sum(i));
+      for (Index r = 0; r < length; ++r) {
+        const Index middle = r;
+        const Index place = r * side;
+        const Index inner = first;
+        float* const carried_line = carried_rows.at + place;
+        const float bias_value = widen(bias[middle]);
+        float out_room[kLine];
+        float* const out_line = target<1>(out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, out_room);
 #pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float x_value = x_line[i];
-        const float peak_value = peak_line[i];
-        const float total_value = total_line[i];
-        float out_value;
-        forward_column_values(x_value, peak_value, total_value, bias_value, out_value);
-        out_line[i] = out_value;
+        for (Index i = 0; i < padded(width); ++i) {
+          const float carried_value = carried_line[i];
+          const float total_value = total_line[i];
+          float out_value;
+          forward_column_values(carried_value, total_value, bias_value, out_value);
+          out_line[i] = out_value;
+        }
+        store<1>(out_line, width, out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner);
       }
-      store<1>(out_line, width, out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner);
     }
   }
 }

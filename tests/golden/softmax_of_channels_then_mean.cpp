@@ -87,6 +87,11 @@ inline Index columns_together(Index length) {
   return std::min<Index>(kLine, std::max<Index>(64, 8192 / std::max<Index>(1, length) / 16 * 16));
 }
 
+inline Index blocks_of(Index length, Index beside) {
+  const Index side = columns_together(length);
+  return (beside + side - 1) / side;
+}
+
 // So many results of partials are worked on by one thread at a time.
 constexpr Index kResults = 256;
 
@@ -281,69 +286,72 @@ static void forward_column(const float* __restrict__ x, float* __restrict__ peak
   expect(peak_scratch, sizes.outer.value * sizes.inner.value);
   expect(total_scratch, sizes.outer.value * sizes.inner.value);
   const Index above = sizes.outer.value, length = sizes.middle.value, beside = sizes.inner.value;
-  const Index side = columns_together(length), blocks = (beside + side - 1) / side;
-#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (above * length * beside > kSerial)
-  for (Index task = 0; task < above * blocks; ++task) {
-    const Index above_index = task / blocks, first = task % blocks * side;
-    const Index width = std::min(side, beside - first);
-    const Index outer = above_index;
-    PeakLanes<float, kLine> peak_lanes(width);
-    for (Index r = 0; r < length; ++r) {
-      const Index middle = r;
-      const Index inner = first;
-      float x_room[kLine];
-      const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-      float peak_term_line[kLine];
+  const Index side = columns_together(length), blocks = blocks_of(length, beside), tasks = above * blocks;
+#pragma omp parallel num_threads(threads) firstprivate(sizes) if (above * length * beside > kSerial)
+  {
+#pragma omp for schedule(static)
+    for (Index task = 0; task < tasks; ++task) {
+      const Index above_index = task / blocks, first = task % blocks * side;
+      const Index width = std::min(side, beside - first);
+      const Index outer = above_index;
+      PeakLanes<float, kLine> peak_lanes(width);
+      for (Index r = 0; r < length; ++r) {
+        const Index middle = r;
+        const Index inner = first;
+        float x_room[kLine];
+        const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
+        float peak_term_line[kLine];
 #pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float x_value = x_line[i];
-        float peak_term_value;
-        forward_column_stage_1(x_value, peak_term_value);
-        peak_term_line[i] = peak_term_value;
+        for (Index i = 0; i < padded(width); ++i) {
+          const float x_value = x_line[i];
+          float peak_term_value;
+          forward_column_stage_1(x_value, peak_term_value);
+          peak_term_line[i] = peak_term_value;
+        }
+        peak_lanes.add(peak_term_line, width);
       }
-      peak_lanes.add(peak_term_line, width);
-    }
-    float peak_line[kLine];
-    for (Index i = 0; i < padded(width); ++i) peak_line[i] = static_cast<float>(peak_lanes.max(i));
-    SumLanes<kLine> total_lanes(width);
-    for (Index r = 0; r < length; ++r) {
-      const Index middle = r;
-      const Index inner = first;
-      float x_room[kLine];
-      const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-      float total_term_line[kLine];
+      float peak_line[kLine];
+      for (Index i = 0; i < padded(width); ++i) peak_line[i] = static_cast<float>(peak_lanes.max(i));
+      SumLanes<kLine> total_lanes(width);
+      for (Index r = 0; r < length; ++r) {
+        const Index middle = r;
+        const Index inner = first;
+        float x_room[kLine];
+        const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
+        float total_term_line[kLine];
 #pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float x_value = x_line[i];
-        const float peak_value = peak_line[i];
-        float total_term_value;
-        forward_column_stage_2(x_value, peak_value, total_term_value);
-        total_term_line[i] = total_term_value;
+        for (Index i = 0; i < padded(width); ++i) {
+          const float x_value = x_line[i];
+          const float peak_value = peak_line[i];
+          float total_term_value;
+          forward_column_stage_2(x_value, peak_value, total_term_value);
+          total_term_line[i] = total_term_value;
+        }
+        total_lanes.add(total_term_line, width);
       }
-      total_lanes.add(total_term_line, width);
-    }
-    float total_line[kLine];
-    for (Index i = 0; i < padded(width); ++i) total_line[i] = static_cast<float>(total_lanes.sum(i));
-    {
-      const Index inner = first;
-      float peak_scratch_room[kLine];
-      float* const peak_scratch_line = target<1>(peak_scratch + (outer) * sizes.inner.value + inner, width,
-          peak_scratch_room);
-      float total_scratch_room[kLine];
-      float* const total_scratch_line = target<1>(total_scratch + (outer) * sizes.inner.value + inner, width,
-          total_scratch_room);
+      float total_line[kLine];
+      for (Index i = 0; i < padded(width); ++i) total_line[i] = static_cast<float>(total_lanes.sum(i));
+      {
+        const Index inner = first;
+        float peak_scratch_room[kLine];
+        float* const peak_scratch_line = target<1>(peak_scratch + (outer) * sizes.inner.value + inner, width,
+            peak_scratch_room);
+        float total_scratch_room[kLine];
+        float* const total_scratch_line = target<1>(total_scratch + (outer) * sizes.inner.value + inner,
+            width, total_scratch_room);
 #pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float peak_value = peak_line[i];
-        const float total_value = total_line[i];
-        float peak_scratch_value;
-        float total_scratch_value;
-        forward_column_row_values(peak_value, total_value, peak_scratch_value, total_scratch_value);
-        peak_scratch_line[i] = peak_scratch_value;
-        total_scratch_line[i] = total_scratch_value;
+        for (Index i = 0; i < padded(width); ++i) {
+          const float peak_value = peak_line[i];
+          const float total_value = total_line[i];
+          float peak_scratch_value;
+          float total_scratch_value;
+          forward_column_row_values(peak_value, total_value, peak_scratch_value, total_scratch_value);
+          peak_scratch_line[i] = peak_scratch_value;
+          total_scratch_line[i] = total_scratch_value;
+        }
+        store<1>(peak_scratch_line, width, peak_scratch + (outer) * sizes.inner.value + inner);
+        store<1>(total_scratch_line, width, total_scratch + (outer) * sizes.inner.value + inner);
       }
-      store<1>(peak_scratch_line, width, peak_scratch + (outer) * sizes.inner.value + inner);
-      store<1>(total_scratch_line, width, total_scratch + (outer) * sizes.inner.value + inner);
     }
   }
 }

@@ -87,6 +87,11 @@ inline Index columns_together(Index length) {
   return std::min<Index>(kLine, std::max<Index>(64, 8192 / std::max<Index>(1, length) / 16 * 16));
 }
 
+inline Index blocks_of(Index length, Index beside) {
+  const Index side = columns_together(length);
+  return (beside + side - 1) / side;
+}
+
 // So many results of partials are worked on by one thread at a time.
 constexpr Index kResults = 256;
 
@@ -106,6 +111,15 @@ inline void merge_slots(Kind* sums, const Kind* partials, Index first, Index wid
 }
 
 inline Index padded(Index width) { return (width + 15) / 16 * 16; }
+
+// What a thread keeps of its rows. (std::unique_ptr takes a quarter of a second to compile.)
+template <typename Value>
+struct Values {
+  Value* const at;
+  explicit Values(Index count) : at(new Value[count]) {}
+  Values(const Values&) = delete;
+  ~Values() { delete[] at; }
+};
 
 // The end of a line is filled up with copies of its last element.
 template <typename Value>
@@ -281,69 +295,72 @@ static void forward_column(const float* __restrict__ x, float* __restrict__ save
   expect(saved_bound, sizes.outer.value * sizes.inner.value);
   expect(saved_sum, sizes.outer.value * sizes.inner.value);
   const Index above = sizes.outer.value, length = sizes.middle.value, beside = sizes.inner.value;
-  const Index side = columns_together(length), blocks = (beside + side - 1) / side;
-#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (above * length * beside > kSerial)
-  for (Index task = 0; task < above * blocks; ++task) {
-    const Index above_index = task / blocks, first = task % blocks * side;
-    const Index width = std::min(side, beside - first);
-    const Index outer = above_index;
-    PeakLanes<float, kLine> peak_lanes(width);
-    for (Index r = 0; r < length; ++r) {
-      const Index middle = r;
-      const Index inner = first;
-      float x_room[kLine];
-      const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-      float peak_term_line[kLine];
+  const Index side = columns_together(length), blocks = blocks_of(length, beside), tasks = above * blocks;
+#pragma omp parallel num_threads(threads) firstprivate(sizes) if (above * length * beside > kSerial)
+  {
+#pragma omp for schedule(static)
+    for (Index task = 0; task < tasks; ++task) {
+      const Index above_index = task / blocks, first = task % blocks * side;
+      const Index width = std::min(side, beside - first);
+      const Index outer = above_index;
+      PeakLanes<float, kLine> peak_lanes(width);
+      for (Index r = 0; r < length; ++r) {
+        const Index middle = r;
+        const Index inner = first;
+        float x_room[kLine];
+        const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
+        float peak_term_line[kLine];
 #pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float x_value = x_line[i];
-        float peak_term_value;
-        forward_column_stage_1(x_value, peak_term_value);
-        peak_term_line[i] = peak_term_value;
+        for (Index i = 0; i < padded(width); ++i) {
+          const float x_value = x_line[i];
+          float peak_term_value;
+          forward_column_stage_1(x_value, peak_term_value);
+          peak_term_line[i] = peak_term_value;
+        }
+        peak_lanes.add(peak_term_line, width);
       }
-      peak_lanes.add(peak_term_line, width);
-    }
-    float peak_line[kLine];
-    for (Index i = 0; i < padded(width); ++i) peak_line[i] = static_cast<float>(peak_lanes.max(i));
-    SumLanes<kLine> total_lanes(width);
-    for (Index r = 0; r < length; ++r) {
-      const Index middle = r;
-      const Index inner = first;
-      float x_room[kLine];
-      const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-      float total_term_line[kLine];
+      float peak_line[kLine];
+      for (Index i = 0; i < padded(width); ++i) peak_line[i] = static_cast<float>(peak_lanes.max(i));
+      SumLanes<kLine> total_lanes(width);
+      for (Index r = 0; r < length; ++r) {
+        const Index middle = r;
+        const Index inner = first;
+        float x_room[kLine];
+        const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
+        float total_term_line[kLine];
 #pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float x_value = x_line[i];
-        const float peak_value = peak_line[i];
-        float total_term_value;
-        forward_column_stage_2(x_value, peak_value, total_term_value);
-        total_term_line[i] = total_term_value;
+        for (Index i = 0; i < padded(width); ++i) {
+          const float x_value = x_line[i];
+          const float peak_value = peak_line[i];
+          float total_term_value;
+          forward_column_stage_2(x_value, peak_value, total_term_value);
+          total_term_line[i] = total_term_value;
+        }
+        total_lanes.add(total_term_line, width);
       }
-      total_lanes.add(total_term_line, width);
-    }
-    float total_line[kLine];
-    for (Index i = 0; i < padded(width); ++i) total_line[i] = static_cast<float>(total_lanes.sum(i));
-    {
-      const Index inner = first;
-      float saved_bound_room[kLine];
-      float* const saved_bound_line = target<1>(saved_bound + (outer) * sizes.inner.value + inner, width,
-          saved_bound_room);
-      float saved_sum_room[kLine];
-      float* const saved_sum_line = target<1>(saved_sum + (outer) * sizes.inner.value + inner, width,
-          saved_sum_room);
+      float total_line[kLine];
+      for (Index i = 0; i < padded(width); ++i) total_line[i] = static_cast<float>(total_lanes.sum(i));
+      {
+        const Index inner = first;
+        float saved_bound_room[kLine];
+        float* const saved_bound_line = target<1>(saved_bound + (outer) * sizes.inner.value + inner, width,
+            saved_bound_room);
+        float saved_sum_room[kLine];
+        float* const saved_sum_line = target<1>(saved_sum + (outer) * sizes.inner.value + inner, width,
+            saved_sum_room);
 #pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float peak_value = peak_line[i];
-        const float total_value = total_line[i];
-        float saved_bound_value;
-        float saved_sum_value;
-        forward_column_row_values(peak_value, total_value, saved_bound_value, saved_sum_value);
-        saved_bound_line[i] = saved_bound_value;
-        saved_sum_line[i] = saved_sum_value;
+        for (Index i = 0; i < padded(width); ++i) {
+          const float peak_value = peak_line[i];
+          const float total_value = total_line[i];
+          float saved_bound_value;
+          float saved_sum_value;
+          forward_column_row_values(peak_value, total_value, saved_bound_value, saved_sum_value);
+          saved_bound_line[i] = saved_bound_value;
+          saved_sum_line[i] = saved_sum_value;
+        }
+        store<1>(saved_bound_line, width, saved_bound + (outer) * sizes.inner.value + inner);
+        store<1>(saved_sum_line, width, saved_sum + (outer) * sizes.inner.value + inner);
       }
-      store<1>(saved_bound_line, width, saved_bound + (outer) * sizes.inner.value + inner);
-      store<1>(saved_sum_line, width, saved_sum + (outer) * sizes.inner.value + inner);
     }
   }
 }
@@ -436,32 +453,33 @@ struct BackwardSizes {
 };
 
 static inline __attribute__((always_inline)) void backward_column_stage_1(const float x,
-    const float saved_bound, const float d_out, float& total_term) {
+    const float saved_bound, const float d_out, float& total_term, float& carried) {
   // hardswish
   const bool both_hold = x > -3.0f && x < 3.0f;
   const float chosen = both_hold ? x : 0.0f;
   const float after_hardswish = both_hold ? chosen * ((chosen + 3.0f) / 6.0f) : (x <= -3.0f ? x * 0.0f : x);
   total_term = exp_of(after_hardswish - saved_bound) * d_out;
+  carried = exp_of(after_hardswish - saved_bound);
+}
+
+static inline __attribute__((always_inline)) void backward_column_values_once(const float count_of_inner,
+    const float total, const float saved_sum, float& inverse, float& product) {
+  inverse = 1.0f / count_of_inner;
+  product = total / saved_sum / saved_sum * inverse;
 }
 
 static inline __attribute__((always_inline)) void backward_column_values(const float x, const float d_out,
-    const float count_of_inner, const float saved_sum, const float total, const float saved_bound,
-    float& d_x) {
-  // hardswish
-  const bool both_hold = x > -3.0f && x < 3.0f;
-  const float chosen = both_hold ? x : 0.0f;
-  const float quotient = (chosen + 3.0f) / 6.0f;
-  const bool is_at_most = x <= -3.0f;
-  const float after_hardswish = both_hold ? chosen * quotient : (is_at_most ? x * 0.0f : x);
+    const float inverse, const float saved_sum, const float product, const float carried, float& d_x) {
   // backward, down to softmax(1)
-  const float d_after_softmax = d_out / count_of_inner;
+  const float d_after_softmax = d_out * inverse;
   // backward, down to hardswish
-  const float difference = d_after_softmax / saved_sum - total / saved_sum / saved_sum / count_of_inner;
-  const float d_after_hardswish = difference * exp_of(after_hardswish - saved_bound);
-  const float chosen_2 = both_hold ? 0.0f : d_after_hardswish;
-  const float chosen_3 = both_hold ? d_after_hardswish : 0.0f;
-  const float chosen_4 = both_hold ? chosen_3 * quotient + chosen_3 * chosen / 6.0f : 0.0f;
-  d_x = (is_at_most ? chosen_2 * 0.0f : chosen_2) + chosen_4;
+  const float d_after_hardswish = (d_after_softmax / saved_sum - product) * carried;
+  const bool both_hold = x > -3.0f && x < 3.0f;
+  const float chosen = both_hold ? 0.0f : d_after_hardswish;
+  const float chosen_2 = both_hold ? d_after_hardswish : 0.0f;
+  const float chosen_3 = both_hold ? x : 0.0f;
+  const float sum = chosen_2 * ((chosen_3 + 3.0f) / 6.0f) + chosen_2 * chosen_3 / 6.0f;
+  d_x = (x <= -3.0f ? chosen * 0.0f : chosen) + (both_hold ? sum : 0.0f);
 }
 
 static void backward_column(const float* __restrict__ x, const float* __restrict__ saved_bound,
@@ -470,61 +488,89 @@ static void backward_column(const float* __restrict__ x, const float* __restrict
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
   expect(d_x, sizes.outer.value * sizes.middle.value * sizes.inner.value);
   const Index above = sizes.outer.value, length = sizes.middle.value, beside = sizes.inner.value;
-  const Index side = columns_together(length), blocks = (beside + side - 1) / side;
-#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (above * length * beside > kSerial)
-  for (Index task = 0; task < above * blocks; ++task) {
-    const Index above_index = task / blocks, first = task % blocks * side;
-    const Index width = std::min(side, beside - first);
-    const Index outer = above_index;
-    SumLanes<kLine> total_lanes(width);
-    for (Index r = 0; r < length; ++r) {
-      const Index middle = r;
-      const Index inner = first;
-      float x_room[kLine];
-      const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-      float saved_bound_room[kLine];
-      const float* const saved_bound_line = load<1>(saved_bound + (outer) * sizes.inner.value + inner, width,
-          saved_bound_room);
-      const float d_out_value = widen(d_out[(outer) * sizes.middle.value + middle]);
-      float total_term_line[kLine];
+  const Index side = columns_together(length), blocks = blocks_of(length, beside), tasks = above * blocks;
+#pragma omp parallel num_threads(threads) firstprivate(sizes) if (above * length * beside > kSerial)
+  {
+    const Values<float> carried_rows(length * side);
+#pragma omp for schedule(static)
+    for (Index task = 0; task < tasks; ++task) {
+      const Index above_index = task / blocks, first = task % blocks * side;
+      const Index width = std::min(side, beside - first);
+      const Index outer = above_index;
+      SumLanes<kLine> total_lanes(width);
+      for (Index r = 0; r < length; ++r) {
+        const Index middle = r;
+        const Index place = r * side;
+        const Index inner = first;
+        float* const carried_line = carried_rows.at + place;
+        float x_room[kLine];
+        const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
+        float saved_bound_room[kLine];
+        const float* const saved_bound_line = load<1>(saved_bound + (outer) * sizes.inner.value + inner,
+            width, saved_bound_room);
+        const float d_out_value = widen(d_out[(outer) * sizes.middle.value + middle]);
+        float total_term_line[kLine];
 #pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float x_value = x_line[i];
-        const float saved_bound_value = saved_bound_line[i];
-        float total_term_value;
-        backward_column_stage_1(x_value, saved_bound_value, d_out_value, total_term_value);
-        total_term_line[i] = total_term_value;
+        for (Index i = 0; i < padded(width); ++i) {
+          const float x_value = x_line[i];
+          const float saved_bound_value = saved_bound_line[i];
+          float total_term_value;
+          float carried_value;
+          backward_column_stage_1(x_value, saved_bound_value, d_out_value, total_term_value, carried_value);
+          total_term_line[i] = total_term_value;
+          carried_line[i] = carried_value;
+        }
+        total_lanes.add(total_term_line, width);
       }
-      total_lanes.add(total_term_line, width);
-    }
-    float total_line[kLine];
-    for (Index i = 0; i < padded(width); ++i) total_line[i] = static_cast<float>(total_lanes.sum(i));
-    for (Index r = 0; r < length; ++r) {
-      const Index middle = r;
-      const Index inner = first;
-      float x_room[kLine];
-      const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-      float saved_bound_room[kLine];
-      const float* const saved_bound_line = load<1>(saved_bound + (outer) * sizes.inner.value + inner, width,
-          saved_bound_room);
-      const float d_out_value = widen(d_out[(outer) * sizes.middle.value + middle]);
-      float saved_sum_room[kLine];
-      const float* const saved_sum_line = load<1>(saved_sum + (outer) * sizes.inner.value + inner, width,
-          saved_sum_room);
-      float d_x_room[kLine];
-      float* const d_x_line = target<1>(d_x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_x_room);
+      float total_line[kLine];
+      for (Index i = 0; i < padded(width); ++i) total_line[i] = static_cast<float>(total_lanes.sum(i));
+      {  // what does not vary along a row is found once
+        const Index inner = first;
+        float saved_sum_room[kLine];
+        const float* const saved_sum_line = load<1>(saved_sum + (outer) * sizes.inner.value + inner, width,
+            saved_sum_room);
+        float inverse_line[kLine];
+        float product_line[kLine];
 #pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float x_value = x_line[i];
-        const float saved_sum_value = saved_sum_line[i];
-        const float total_value = total_line[i];
-        const float saved_bound_value = saved_bound_line[i];
-        float d_x_value;
-        backward_column_values(x_value, d_out_value, count_of_inner_value, saved_sum_value, total_value,
-            saved_bound_value, d_x_value);
-        d_x_line[i] = d_x_value;
+        for (Index i = 0; i < padded(width); ++i) {
+          const float total_value = total_line[i];
+          const float saved_sum_value = saved_sum_line[i];
+          float inverse_value;
+          float product_value;
+          backward_column_values_once(count_of_inner_value, total_value, saved_sum_value, inverse_value,
+              product_value);
+          inverse_line[i] = inverse_value;
+          product_line[i] = product_value;
+        }
+        for (Index r = 0; r < length; ++r) {
+          const Index middle = r;
+          const Index place = r * side;
+          const Index inner = first;
+          float* const carried_line = carried_rows.at + place;
+          float x_room[kLine];
+          const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
+          const float d_out_value = widen(d_out[(outer) * sizes.middle.value + middle]);
+          float saved_sum_room[kLine];
+          const float* const saved_sum_line = load<1>(saved_sum + (outer) * sizes.inner.value + inner, width,
+              saved_sum_room);
+          float d_x_room[kLine];
+          float* const d_x_line = target<1>(d_x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_x_room);
+#pragma omp simd
+          for (Index i = 0; i < padded(width); ++i) {
+            const float x_value = x_line[i];
+            const float inverse_value = inverse_line[i];
+            const float saved_sum_value = saved_sum_line[i];
+            const float product_value = product_line[i];
+            const float carried_value = carried_line[i];
+            float d_x_value;
+            backward_column_values(x_value, d_out_value, inverse_value, saved_sum_value, product_value,
+                carried_value, d_x_value);
+            d_x_line[i] = d_x_value;
+          }
+          store<1>(d_x_line, width,
+              d_x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner);
+        }
       }
-      store<1>(d_x_line, width, d_x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner);
     }
   }
 }

@@ -101,6 +101,13 @@ inline Index pieces_of(Index length) { return std::max<Index>(1, (length + kPiec
 // Below this many elements one thread does it all: waking another costs more.
 constexpr Index kSerial = 16384;
 
+// The same where rows are worked on as a whole: few of eight rows or less, for partials are written and read.
+inline Index slots_of(Index rows) {
+  return std::min<Index>(64, std::max<Index>(rows / 8, std::min<Index>(rows, 4)));
+}
+
+constexpr Index kUnmerged = 16;
+
 // Elements are worked on by lines: up to so many neighbours, widened into arrays, so that conversions,
 // arithmetic and sums are a plain loop each. Arithmetic goes on to a whole vector, over copies of the last
 // element, so that no short row ends in scalar calls.
@@ -109,6 +116,11 @@ constexpr Index kLine = 512;
 // Strided rows go side by side, so many that they still lie in the fastest cache when the next stage comes.
 inline Index columns_together(Index length) {
   return std::min<Index>(kLine, std::max<Index>(64, 8192 / std::max<Index>(1, length) / 16 * 16));
+}
+
+inline Index blocks_of(Index length, Index beside) {
+  const Index side = columns_together(length);
+  return (beside + side - 1) / side;
 }
 
 // So many results of partials are worked on by one thread at a time.
@@ -130,6 +142,15 @@ inline void merge_slots(Kind* sums, const Kind* partials, Index first, Index wid
 }
 
 inline Index padded(Index width) { return (width + 15) / 16 * 16; }
+
+// What a thread keeps of its rows. (std::unique_ptr takes a quarter of a second to compile.)
+template <typename Value>
+struct Values {
+  Value* const at;
+  explicit Values(Index count) : at(new Value[count]) {}
+  Values(const Values&) = delete;
+  ~Values() { delete[] at; }
+};
 
 // The end of a line is filled up with copies of its last element.
 template <typename Value>
@@ -223,6 +244,22 @@ struct Sum {
   double sum() const { return total; }
 };
 
+// A few rows are added up in the arithmetic's type, and then to the sums of all.
+template <typename Value>
+inline void add_to_columns(Value* block, const Value* line, Index width) {
+#pragma omp simd
+  for (Index i = 0; i < width; ++i) block[i] += line[i];
+}
+
+template <typename Value>
+inline void merge_columns(Sum* sums, Value* block, Index length) {
+#pragma omp simd
+  for (Index i = 0; i < length; ++i) {
+    sums[i].total += block[i];
+    block[i] = Value();
+  }
+}
+
 // A sum for each of so many places.
 template <Index places>
 struct SumLanes {
@@ -278,24 +315,23 @@ struct ForwardSizes {
   Size outer, middle, inner;
 };
 
-static inline __attribute__((always_inline)) void forward_column_stage_1(const float x, float& peak_term) {
+static inline __attribute__((always_inline)) void forward_column_stage_1(const float x, float& peak_term,
+    float& carried_after_gelu) {
   // gelu
   peak_term = x * 0.5f * (1.0f + erf_of(x * 0.707106769f));
+  carried_after_gelu = peak_term;
 }
 
-static inline __attribute__((always_inline)) void forward_column_stage_2(const float x, const float peak,
-    float& total_term) {
-  // gelu
-  const float after_gelu = x * 0.5f * (1.0f + erf_of(x * 0.707106769f));
-  total_term = exp_of(after_gelu - peak);
+static inline __attribute__((always_inline)) void forward_column_stage_2(const float carried_after_gelu,
+    const float peak, float& total_term, float& carried) {
+  total_term = exp_of(carried_after_gelu - peak);
+  carried = total_term;
 }
 
-static inline __attribute__((always_inline)) void forward_column_values(const float x, const float peak,
+static inline __attribute__((always_inline)) void forward_column_values(const float carried,
     const float total, const float bias, float& out) {
-  // gelu
-  const float after_gelu = x * 0.5f * (1.0f + erf_of(x * 0.707106769f));
   // softmax(1)
-  const float after_softmax = exp_of(after_gelu - peak) / total;
+  const float after_softmax = carried / total;
   // add_channel(bias)
   out = after_softmax + bias;
 }
@@ -313,88 +349,99 @@ static void forward_column(const float* __restrict__ x, const float* __restrict_
   expect(saved_bound, sizes.outer.value * sizes.inner.value);
   expect(saved_sum, sizes.outer.value * sizes.inner.value);
   const Index above = sizes.outer.value, length = sizes.middle.value, beside = sizes.inner.value;
-  const Index side = columns_together(length), blocks = (beside + side - 1) / side;
-#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (above * length * beside > kSerial)
-  for (Index task = 0; task < above * blocks; ++task) {
-    const Index above_index = task / blocks, first = task % blocks * side;
-    const Index width = std::min(side, beside - first);
-    const Index outer = above_index;
-    PeakLanes<float, kLine> peak_lanes(width);
-    for (Index r = 0; r < length; ++r) {
-      const Index middle = r;
-      const Index inner = first;
-      float x_room[kLine];
-      const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-      float peak_term_line[kLine];
+  const Index side = columns_together(length), blocks = blocks_of(length, beside), tasks = above * blocks;
+#pragma omp parallel num_threads(threads) firstprivate(sizes) if (above * length * beside > kSerial)
+  {
+    const Values<float> carried_after_gelu_rows(length * side);
+    const Values<float> carried_rows(length * side);
+#pragma omp for schedule(static)
+    for (Index task = 0; task < tasks; ++task) {
+      const Index above_index = task / blocks, first = task % blocks * side;
+      const Index width = std::min(side, beside - first);
+      const Index outer = above_index;
+      PeakLanes<float, kLine> peak_lanes(width);
+      for (Index r = 0; r < length; ++r) {
+        const Index middle = r;
+        const Index place = r * side;
+        const Index inner = first;
+        float* const carried_after_gelu_line = carried_after_gelu_rows.at + place;
+        float x_room[kLine];
+        const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
+        float peak_term_line[kLine];
 #pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float x_value = x_line[i];
-        float peak_term_value;
-        forward_column_stage_1(x_value, peak_term_value);
-        peak_term_line[i] = peak_term_value;
+        for (Index i = 0; i < padded(width); ++i) {
+          const float x_value = x_line[i];
+          float peak_term_value;
+          float carried_after_gelu_value;
+          forward_column_stage_1(x_value, peak_term_value, carried_after_gelu_value);
+          peak_term_line[i] = peak_term_value;
+          carried_after_gelu_line[i] = carried_after_gelu_value;
+        }
+        peak_lanes.add(peak_term_line, width);
       }
-      peak_lanes.add(peak_term_line, width);
-    }
-    float peak_line[kLine];
-    for (Index i = 0; i < padded(width); ++i) peak_line[i] = static_cast<float>(peak_lanes.max(i));
-    SumLanes<kLine> total_lanes(width);
-    for (Index r = 0; r < length; ++r) {
-      const Index middle = r;
-      const Index inner = first;
-      float x_room[kLine];
-      const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-      float total_term_line[kLine];
+      float peak_line[kLine];
+      for (Index i = 0; i < padded(width); ++i) peak_line[i] = static_cast<float>(peak_lanes.max(i));
+      SumLanes<kLine> total_lanes(width);
+      for (Index r = 0; r < length; ++r) {
+        const Index middle = r;
+        const Index place = r * side;
+        const Index inner = first;
+        float* const carried_after_gelu_line = carried_after_gelu_rows.at + place;
+        float* const carried_line = carried_rows.at + place;
+        float total_term_line[kLine];
 #pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float x_value = x_line[i];
-        const float peak_value = peak_line[i];
-        float total_term_value;
-        forward_column_stage_2(x_value, peak_value, total_term_value);
-        total_term_line[i] = total_term_value;
+        for (Index i = 0; i < padded(width); ++i) {
+          const float carried_after_gelu_value = carried_after_gelu_line[i];
+          const float peak_value = peak_line[i];
+          float total_term_value;
+          float carried_value;
+          forward_column_stage_2(carried_after_gelu_value, peak_value, total_term_value, carried_value);
+          total_term_line[i] = total_term_value;
+          carried_line[i] = carried_value;
+        }
+        total_lanes.add(total_term_line, width);
       }
-      total_lanes.add(total_term_line, width);
-    }
-    float total_line[kLine];
-    for (Index i = 0; i < padded(width); ++i) total_line[i] = static_cast<float>(total_lanes.sum(i));
-    for (Index r = 0; r < length; ++r) {
-      const Index middle = r;
-      const Index inner = first;
-      float x_room[kLine];
-      const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-      const float bias_value = widen(bias[middle]);
-      float out_room[kLine];
-      float* const out_line = target<1>(out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, out_room);
+      float total_line[kLine];
+      for (Index i = 0; i < padded(width); ++i) total_line[i] = static_cast<float>(total_lanes.sum(i));
+      for (Index r = 0; r < length; ++r) {
+        const Index middle = r;
+        const Index place = r * side;
+        const Index inner = first;
+        float* const carried_line = carried_rows.at + place;
+        const float bias_value = widen(bias[middle]);
+        float out_room[kLine];
+        float* const out_line = target<1>(out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, out_room);
 #pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float x_value = x_line[i];
-        const float peak_value = peak_line[i];
-        const float total_value = total_line[i];
-        float out_value;
-        forward_column_values(x_value, peak_value, total_value, bias_value, out_value);
-        out_line[i] = out_value;
+        for (Index i = 0; i < padded(width); ++i) {
+          const float carried_value = carried_line[i];
+          const float total_value = total_line[i];
+          float out_value;
+          forward_column_values(carried_value, total_value, bias_value, out_value);
+          out_line[i] = out_value;
+        }
+        store<1>(out_line, width, out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner);
       }
-      store<1>(out_line, width, out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner);
-    }
-    {
-      const Index inner = first;
-      float saved_bound_room[kLine];
-      float* const saved_bound_line = target<1>(saved_bound + (outer) * sizes.inner.value + inner, width,
-          saved_bound_room);
-      float saved_sum_room[kLine];
-      float* const saved_sum_line = target<1>(saved_sum + (outer) * sizes.inner.value + inner, width,
-          saved_sum_room);
+      {
+        const Index inner = first;
+        float saved_bound_room[kLine];
+        float* const saved_bound_line = target<1>(saved_bound + (outer) * sizes.inner.value + inner, width,
+            saved_bound_room);
+        float saved_sum_room[kLine];
+        float* const saved_sum_line = target<1>(saved_sum + (outer) * sizes.inner.value + inner, width,
+            saved_sum_room);
 #pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float peak_value = peak_line[i];
-        const float total_value = total_line[i];
-        float saved_bound_value;
-        float saved_sum_value;
-        forward_column_row_values(peak_value, total_value, saved_bound_value, saved_sum_value);
-        saved_bound_line[i] = saved_bound_value;
-        saved_sum_line[i] = saved_sum_value;
+        for (Index i = 0; i < padded(width); ++i) {
+          const float peak_value = peak_line[i];
+          const float total_value = total_line[i];
+          float saved_bound_value;
+          float saved_sum_value;
+          forward_column_row_values(peak_value, total_value, saved_bound_value, saved_sum_value);
+          saved_bound_line[i] = saved_bound_value;
+          saved_sum_line[i] = saved_sum_value;
+        }
+        store<1>(saved_bound_line, width, saved_bound + (outer) * sizes.inner.value + inner);
+        store<1>(saved_sum_line, width, saved_sum + (outer) * sizes.inner.value + inner);
       }
-      store<1>(saved_bound_line, width, saved_bound + (outer) * sizes.inner.value + inner);
-      store<1>(saved_sum_line, width, saved_sum + (outer) * sizes.inner.value + inner);
     }
   }
 }
@@ -404,141 +451,157 @@ struct BackwardSizes {
 };
 
 static inline __attribute__((always_inline)) void backward_column_stage_1(const float x,
-    const float saved_bound, const float d_out, float& total_term) {
+    const float saved_bound, const float d_out, float& total_2_term, float& carried, float& carried_2) {
   // gelu
   const float after_gelu = x * 0.5f * (1.0f + erf_of(x * 0.707106769f));
-  total_term = exp_of(after_gelu - saved_bound) * d_out;
+  total_2_term = exp_of(after_gelu - saved_bound) * d_out;
+  carried = 1.0f + erf_of(x * 0.707106769f);
+  carried_2 = exp_of(after_gelu - saved_bound);
+}
+
+static inline __attribute__((always_inline)) void backward_column_values_once(const float total_2,
+    const float saved_sum, float& quotient) {
+  quotient = total_2 / saved_sum / saved_sum;
 }
 
 static inline __attribute__((always_inline)) void backward_column_values(const float d_out,
-    const float saved_sum, const float total, const float x, const float saved_bound, float& d_x) {
-  // gelu
-  const float product = x * 0.5f;
-  const float product_2 = x * 0.707106769f;
-  const float sum = 1.0f + erf_of(product_2);
-  const float after_gelu = product * sum;
+    const float saved_sum, const float quotient, const float carried_2, const float x, const float carried,
+    float& d_x) {
   // backward, down to gelu
-  const float d_after_gelu = (d_out / saved_sum - total / saved_sum / saved_sum) * exp_of(after_gelu - saved_bound);
-  const float product_3 = d_after_gelu * product * (1.12837923f * exp_of(-(product_2 * product_2)));
-  d_x = product_3 * 0.707106769f + d_after_gelu * sum * 0.5f;
+  const float d_after_gelu = (d_out / saved_sum - quotient) * carried_2;
+  const float product = x * 0.707106769f;
+  const float product_2 = d_after_gelu * (x * 0.5f) * (1.12837923f * exp_of(-(product * product)));
+  d_x = product_2 * 0.707106769f + d_after_gelu * carried * 0.5f;
 }
 
 static void backward_column(const float* __restrict__ x, const float* __restrict__ saved_bound,
     const float* __restrict__ d_out, const float* __restrict__ saved_sum, float* __restrict__ d_x,
-    const BackwardSizes sizes, int threads) {
+    Sum* __restrict__ total_partials, const BackwardSizes sizes, int threads) {
   expect(d_x, sizes.outer.value * sizes.middle.value * sizes.inner.value);
   const Index above = sizes.outer.value, length = sizes.middle.value, beside = sizes.inner.value;
-  const Index side = columns_together(length), blocks = (beside + side - 1) / side;
-#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (above * length * beside > kSerial)
-  for (Index task = 0; task < above * blocks; ++task) {
-    const Index above_index = task / blocks, first = task % blocks * side;
-    const Index width = std::min(side, beside - first);
-    const Index outer = above_index;
-    SumLanes<kLine> total_lanes(width);
-    for (Index r = 0; r < length; ++r) {
-      const Index middle = r;
-      const Index inner = first;
-      float x_room[kLine];
-      const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-      float saved_bound_room[kLine];
-      const float* const saved_bound_line = load<1>(saved_bound + (outer) * sizes.inner.value + inner, width,
-          saved_bound_room);
-      float d_out_room[kLine];
-      const float* const d_out_line = load<1>(d_out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_out_room);
-      float total_term_line[kLine];
+  const Index side = columns_together(length), blocks = blocks_of(length, beside), tasks = above * blocks;
+  const Index slots = slots_of(tasks);
+#pragma omp parallel num_threads(threads) firstprivate(sizes) if (above * length * beside > kSerial)
+  {
+    const Values<float> carried_rows(length * side);
+    const Values<float> carried_2_rows(length * side);
+#pragma omp for schedule(static)
+    for (Index slot = 0; slot < slots; ++slot) {
+      Sum* const total_columns = total_partials + slot * length;
+      std::fill(total_columns, total_columns + length, Sum());
+      for (Index task = tasks * slot / slots; task < tasks * (slot + 1) / slots; ++task) {
+        const Index above_index = task / blocks, first = task % blocks * side;
+        const Index width = std::min(side, beside - first);
+        const Index outer = above_index;
+        SumLanes<kLine> total_2_lanes(width);
+        for (Index r = 0; r < length; ++r) {
+          const Index middle = r;
+          const Index place = r * side;
+          const Index inner = first;
+          float* const carried_line = carried_rows.at + place;
+          float* const carried_2_line = carried_2_rows.at + place;
+          float x_room[kLine];
+          const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
+          float saved_bound_room[kLine];
+          const float* const saved_bound_line = load<1>(saved_bound + (outer) * sizes.inner.value + inner,
+              width, saved_bound_room);
+          float d_out_room[kLine];
+          const float* const d_out_line = load<1>(d_out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_out_room);
+          float total_2_term_line[kLine];
 #pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float x_value = x_line[i];
-        const float saved_bound_value = saved_bound_line[i];
-        const float d_out_value = d_out_line[i];
-        float total_term_value;
-        backward_column_stage_1(x_value, saved_bound_value, d_out_value, total_term_value);
-        total_term_line[i] = total_term_value;
-      }
-      total_lanes.add(total_term_line, width);
-    }
-    float total_line[kLine];
-    for (Index i = 0; i < padded(width); ++i) total_line[i] = static_cast<float>(total_lanes.sum(i));
-    for (Index r = 0; r < length; ++r) {
-      const Index middle = r;
-      const Index inner = first;
-      float x_room[kLine];
-      const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-      float saved_bound_room[kLine];
-      const float* const saved_bound_line = load<1>(saved_bound + (outer) * sizes.inner.value + inner, width,
-          saved_bound_room);
-      float d_out_room[kLine];
-      const float* const d_out_line = load<1>(d_out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_out_room);
-      float saved_sum_room[kLine];
-      const float* const saved_sum_line = load<1>(saved_sum + (outer) * sizes.inner.value + inner, width,
-          saved_sum_room);
-      float d_x_room[kLine];
-      float* const d_x_line = target<1>(d_x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_x_room);
+          for (Index i = 0; i < padded(width); ++i) {
+            const float x_value = x_line[i];
+            const float saved_bound_value = saved_bound_line[i];
+            const float d_out_value = d_out_line[i];
+            float total_2_term_value;
+            float carried_value;
+            float carried_2_value;
+            backward_column_stage_1(x_value, saved_bound_value, d_out_value, total_2_term_value,
+                carried_value, carried_2_value);
+            total_2_term_line[i] = total_2_term_value;
+            carried_line[i] = carried_value;
+            carried_2_line[i] = carried_2_value;
+          }
+          total_columns[r].add(d_out_line, width);
+          total_2_lanes.add(total_2_term_line, width);
+        }
+        float total_2_line[kLine];
+        for (Index i = 0; i < padded(width); ++i) total_2_line[i] = static_cast<float>(total_2_lanes.sum(i));
+        {  // what does not vary along a row is found once
+          const Index inner = first;
+          float saved_sum_room[kLine];
+          const float* const saved_sum_line = load<1>(saved_sum + (outer) * sizes.inner.value + inner, width,
+              saved_sum_room);
+          float quotient_line[kLine];
 #pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float d_out_value = d_out_line[i];
-        const float saved_sum_value = saved_sum_line[i];
-        const float total_value = total_line[i];
-        const float x_value = x_line[i];
-        const float saved_bound_value = saved_bound_line[i];
-        float d_x_value;
-        backward_column_values(d_out_value, saved_sum_value, total_value, x_value, saved_bound_value,
-            d_x_value);
-        d_x_line[i] = d_x_value;
+          for (Index i = 0; i < padded(width); ++i) {
+            const float total_2_value = total_2_line[i];
+            const float saved_sum_value = saved_sum_line[i];
+            float quotient_value;
+            backward_column_values_once(total_2_value, saved_sum_value, quotient_value);
+            quotient_line[i] = quotient_value;
+          }
+          for (Index r = 0; r < length; ++r) {
+            const Index middle = r;
+            const Index place = r * side;
+            const Index inner = first;
+            float* const carried_line = carried_rows.at + place;
+            float* const carried_2_line = carried_2_rows.at + place;
+            float x_room[kLine];
+            const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
+            float d_out_room[kLine];
+            const float* const d_out_line = load<1>(d_out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_out_room);
+            float saved_sum_room[kLine];
+            const float* const saved_sum_line = load<1>(saved_sum + (outer) * sizes.inner.value + inner,
+                width, saved_sum_room);
+            float d_x_room[kLine];
+            float* const d_x_line = target<1>(d_x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_x_room);
+#pragma omp simd
+            for (Index i = 0; i < padded(width); ++i) {
+              const float d_out_value = d_out_line[i];
+              const float saved_sum_value = saved_sum_line[i];
+              const float quotient_value = quotient_line[i];
+              const float carried_2_value = carried_2_line[i];
+              const float x_value = x_line[i];
+              const float carried_value = carried_line[i];
+              float d_x_value;
+              backward_column_values(d_out_value, saved_sum_value, quotient_value, carried_2_value, x_value,
+                  carried_value, d_x_value);
+              d_x_line[i] = d_x_value;
+            }
+            store<1>(d_x_line, width,
+                d_x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner);
+          }
+        }
       }
-      store<1>(d_x_line, width, d_x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner);
     }
   }
 }
 
-static void backward_inner(const float* __restrict__ d_out, Sum* __restrict__ total_2_partials,
-    const BackwardSizes sizes, int threads) {
-  const Index rows = sizes.outer.value * sizes.middle.value, length = sizes.inner.value;
-  const Index pieces = pieces_of(length);
-#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
-  for (Index task = 0; task < rows * pieces; ++task) {
-    const Index row = task / pieces, piece = task % pieces;
-    const Index end = std::min(length, (piece + 1) * kPiece);
-    const Index above_middle = divide(row, sizes.middle);
-    const Index middle = row - above_middle * sizes.middle.value;
-    const Index outer = above_middle;
-    Sum total_2_sum;
-    for (Index first = piece * kPiece; first < end; first += kLine) {
-      const Index width = std::min(kLine, end - first);
-      const Index inner = first;
-      float d_out_room[kLine];
-      const float* const d_out_line = load<1>(d_out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_out_room);
-      total_2_sum.add(d_out_line, width);
-    }
-    total_2_partials[(middle) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_2_sum;
-  }
+static inline __attribute__((always_inline)) void backward_finalise_values(const float total, float& d_bias) {
+  d_bias = total;
 }
 
-static inline __attribute__((always_inline)) void backward_finalise_values(const float total_2,
-    float& d_bias) {
-  d_bias = total_2;
-}
-
-static void backward_finalise(float* __restrict__ d_bias, const Sum* __restrict__ total_2_partials,
+static void backward_finalise(float* __restrict__ d_bias, const Sum* __restrict__ total_partials,
     const BackwardSizes sizes, Index slots, int threads) {
   expect(d_bias, sizes.middle.value);
-  const Index columns = 1, results = sizes.middle.value;
+  const Index columns = sizes.middle.value, results = sizes.middle.value;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
   for (Index first = 0; first < results; first += kResults) {
     const Index width = std::min(kResults, results - first);
-    Sum total_2_sums[kResults];
-    merge_slots(total_2_sums, total_2_partials, first, width, columns, slots);
-    float total_2_line[kResults];
-    for (Index i = 0; i < width; ++i) total_2_line[i] = static_cast<float>(total_2_sums[i].sum());
-    pad(total_2_line, width);
+    Sum total_sums[kResults];
+    merge_slots(total_sums, total_partials, first, width, columns, slots);
+    float total_line[kResults];
+    for (Index i = 0; i < width; ++i) total_line[i] = static_cast<float>(total_sums[i].sum());
+    pad(total_line, width);
     const Index middle = first;
     float d_bias_room[kLine];
     float* const d_bias_line = target<1>(d_bias + middle, width, d_bias_room);
 #pragma omp simd
     for (Index i = 0; i < padded(width); ++i) {
-      const float total_2_value = total_2_line[i];
+      const float total_value = total_line[i];
       float d_bias_value;
-      backward_finalise_values(total_2_value, d_bias_value);
+      backward_finalise_values(total_value, d_bias_value);
       d_bias_line[i] = d_bias_value;
     }
     store<1>(d_bias_line, width, d_bias + middle);
@@ -575,12 +638,12 @@ extern "C" int64_t run_backward(const int64_t* a) {
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[6])};
   const BackwardSizes sizes{ {a[7]}, {a[8]}, {a[9]} };
   const int threads = static_cast<int>(a[10]);
-  const Index total_2_partials_slots = sizes.outer.value * pieces_of(sizes.inner.value)
+  const Index total_partials_slots = slots_of(sizes.outer.value * blocks_of(sizes.middle.value,
+      sizes.inner.value))
 ;
-  auto* const total_2_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.middle.value) * total_2_partials_slots);
+  auto* const total_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.middle.value) * total_partials_slots);
   if (is_measuring) return scratch.used;
-  backward_column(x, saved_bound, d_out, saved_sum, d_x, sizes, threads);
-  backward_inner(d_out, total_2_partials, sizes, threads);
-  backward_finalise(d_bias, total_2_partials, sizes, total_2_partials_slots, threads);
+  backward_column(x, saved_bound, d_out, saved_sum, d_x, total_partials, sizes, threads);
+  backward_finalise(d_bias, total_partials, sizes, total_partials_slots, threads);
   return 0;
 }
