@@ -30,12 +30,8 @@ def rowwise_kernel(
     what is dear, the sums over rows are part of it.
     """
     domain = domain_of(state)
-    axes = _axes_of_rows(state, domain)
-    if tier is not None and axes is None:
-        is_apt = _reduces_packs(state, domain, tier, tier_axes)
-        is_apt = is_apt or _shares_dear(state, domain, tier_axes)
-        axes = tier_axes if is_apt or _are_awaited(state, domain, tier_axes) else None
-    if axes is None or (tier is not None and axes != tier_axes):
+    axes = _axes_to_hold(state, domain, tier, tier_axes, holds_dear)
+    if axes is None:
         return
     rest = domain - axes
     family: Family = "row" if max(axes) == max(domain) else "column"
@@ -169,6 +165,26 @@ def rowwise_kernel(
         finalise(state, extent, alike, (lead,))
 
 
+def _axes_to_hold(
+    state: Pass, domain: Extent, tier: Tier | None, tier_axes: Extent, holds_dear: Sequence[str]
+) -> Extent | None:
+    """The axes of the rows that are worked on as a whole; None where nothing is gained by that."""
+    axes = _axes_of_rows(state, domain)
+    if tier is not None:
+        if axes is None and (
+            _reduces_packs(state, domain, tier, tier_axes)
+            or _shares_dear(state, domain, tier_axes)
+            or _are_awaited(state, domain, tier_axes)
+        ):
+            return tier_axes
+        return axes if axes == tier_axes else None
+    if axes is None and "column" in holds_dear:
+        nodes = ir.topological(state.pending.values())
+        beside = (domain - n.extent for n in nodes if n.op in DEAR)
+        return next((a for a in beside if _shares_dear(state, domain, a)), None)
+    return axes
+
+
 def domain_of(state: Pass) -> Extent:
     """All groups along which something varies that is still to be computed; or, where nothing
     varies along all of them, those of what is reduced first.
@@ -272,13 +288,11 @@ def _column_sums(
     """
     rest = domain - axes
     columns = [r for r in found if _is_column_sum(r, domain, rest)]
-    if tier is None:  # the others take a pass of their own
-        return frozenset(), columns
-    most = tier.most_sums(ITEM_BYTES[state.sum_dtype])
+    most = len(found) if tier is None else tier.most_sums(ITEM_BYTES[state.sum_dtype])
     kept, alike = frozenset[int](), list[Expr]()
-    if max(axes) == max(domain) and tier.keeps_alike:
-        kept, alike = _sums_of_alike(found, domain, rest)
-    elif not columns and tier.is_alone:
+    if max(axes) == max(domain) and (tier is None or tier.keeps_alike):
+        kept, alike = _sums_of_alike(found, domain, rest, is_outermost=tier is None)
+    elif not columns and (tier is None or tier.is_alone):
         kept, alike = _sums_behind(found, domain, axes)
     if not columns:
         return kept, alike[:most]
@@ -295,17 +309,18 @@ def _is_column_sum(node: Expr, domain: Extent, rest: Extent) -> bool:
 
 
 def _sums_of_alike(
-    reduces: Sequence[Expr], domain: Extent, rest: Extent
+    reduces: Sequence[Expr], domain: Extent, rest: Extent, *, is_outermost: bool
 ) -> tuple[Extent, list[Expr]]:
     """The groups that tell rows apart which sums over the other rows keep, and these sums; those
-    that keep the fewest. They are the innermost of such groups, or the outermost one.
+    that keep the fewest. They are the outermost of such groups, or else the innermost ones.
     """
     found: dict[Extent, list[Expr]] = {}
     for node in reduces:
         kind, axes = ir.reduction(node)
         kept = rest - axes
         is_apt = kind == "sum" and node.args[0].extent == domain and axes < rest
-        if is_apt and (min(kept) > max(axes) or kept == {min(rest)}):
+        is_innermost = is_apt and not is_outermost and min(kept) > max(axes)
+        if is_apt and (is_innermost or kept == {min(rest)}):
             found.setdefault(kept, []).append(node)
     return min(found.items(), key=lambda pair: len(pair[0]), default=(frozenset(), []))
 

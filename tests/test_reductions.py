@@ -199,6 +199,37 @@ def test_long_and_short_rows_are_as_accurate_as_eager(text, shape, device):
     assert_as_accurate(outcome(fused, [x]), outcome(fused.reference, [x]), exact)
 
 
+@pytest.mark.parametrize("shape", [(2, 7, 70, 33), (3, 130, 5, 90), (2, 24, 1, 3)], ids=str)
+@pytest.mark.parametrize(
+    ("text", "extents"),
+    [
+        ("softmax(1) | mul_channel(p) | sigmoid", [(1,)]),
+        ("softmax(1) | mul(p) | add_channel(q) | sigmoid", [(0, 1), (1,)]),
+        ("gelu | softmax(1) | mean((2, 3))", []),
+        ("layernorm(w, b, axis=1) | gelu", [(1,), (1,)]),
+        ("min(1, keepdim=True) | tanh | tanh", []),
+        ("layernorm | mul(p) | add(q)", [(0, 3), (3,)]),
+    ],
+)
+def test_rows_add_up_their_columns_and_are_alike_every_time(text, extents, shape, device):
+    operands = [
+        [n if d in kept else 1 for d, n in enumerate(shape)] if len(kept) > 1 else [shape[kept[0]]]
+        for kept in extents
+    ]
+    tensors = [torch.randn(s, device=device).requires_grad_() for s in (shape, *operands)]
+    fused = fusegen.compile(text)
+    exact = outcome(fused.reference, tensors, dtype=torch.float64)
+    ours = outcome(fused, tensors)
+    assert_as_accurate(ours, outcome(fused.reference, tensors), exact)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(5 - threads)
+        for a, b in zip(outcome(fused, tensors).tensors, ours.tensors, strict=True):
+            assert torch.equal(a, b)
+    finally:
+        torch.set_num_threads(threads)
+
+
 @st.composite
 def reductions(draw):
     """A chain of reductions and pointwise steps, with a shape that it fits."""

@@ -131,9 +131,26 @@ def test_layernorms_gradient_and_its_parameters_are_computed_in_one_pass():
     assert backwards == ["row", "finalise"]
 
 
+@pytest.mark.parametrize("target", ["cpp", "cuda"])
+@pytest.mark.parametrize(
+    ("text", "extents"),
+    [
+        ("layernorm(w, b, axis=1) | gelu", {"w": (6,), "b": (6,)}),
+        ("softmax(1) | mul(w) | tanh", {"w": (6, 1, 1)}),
+    ],
+)
+def test_strided_rows_and_their_parameters_have_gradients_in_one_pass(text, extents, target):
+    _, backward = families(text, target=target, **extents)
+    assert backward == ["column", "finalise"]
+
+
+@pytest.mark.parametrize(
+    ("text", "length"),
+    [("layernorm(weight, bias) | gelu", 12), ("layernorm(weight, bias, axis=1) | gelu", 6)],
+)
 @pytest.mark.parametrize("op", ["erf", "exp"])
-def test_a_gradient_over_rows_computes_what_is_dear_at_one_stage(op):
-    _, backward = entries("layernorm(weight, bias) | gelu", weight=(12,), bias=(12,))
+def test_a_gradient_over_rows_computes_what_is_dear_at_one_stage(op, text, length):
+    _, backward = entries(text, weight=(length,), bias=(length,))
     kernel = backward.kernels[0]
     stages = [
         [r.value for r in s] + [e for _, e in h]
@@ -169,8 +186,9 @@ def test_the_gradient_of_a_maximum_goes_where_it_stands_and_reads_nothing_of_x(t
         ("max(1) | relu", ["pointwise"]),  # nothing is dear
     ],
 )
-def test_what_strided_rows_have_of_their_own_is_found_once(text, back):
-    _, backward = entries(text, target="cuda")
+@pytest.mark.parametrize("target", ["cpp", "cuda"])
+def test_what_strided_rows_have_of_their_own_is_found_once(text, back, target):
+    _, backward = entries(text, target=target)
     assert [k.family for k in backward.kernels] == back
     assert not any(k.stages or k.sums for k in backward.kernels)
 

@@ -58,18 +58,18 @@ inline Index pieces_of(Index length) { return std::max<Index>(1, (length + kPiec
 // Below this many elements one thread does it all: waking another costs more.
 constexpr Index kSerial = 16384;
 
-// How many blocks of rows leave partials of their own, where columns are added up; in as many tasks anyway.
-inline Index slots_of(Index rows, Index columns, Index tasks = 1) {
-  return std::max<Index>(1, std::min<Index>(std::min<Index>(rows, 64 / tasks), rows * columns / kPiece));
+// The same where rows are worked on as a whole, for each index that sums keep: few of eight rows or less, for
+// partials are written and read.
+inline Index slots_of_rows(Index rows, Index kept) {
+  return std::min<Index>(std::max<Index>(1, 64 / kept), std::max<Index>(rows / 8, std::min<Index>(rows, 4)));
 }
+
+constexpr Index kUnmerged = 16;
 
 // Elements are worked on by lines: up to so many neighbours, widened into arrays, so that conversions,
 // arithmetic and sums are a plain loop each. Arithmetic goes on to a whole vector, over copies of the last
 // element, so that no short row ends in scalar calls.
 constexpr Index kLine = 512;
-
-// So many columns are added up side by side.
-constexpr Index kBeside = 4 * kLine;
 
 // Short rows go through each stage together: what one row waits for is hidden behind the others. So many
 // elements still lie in the fastest cache when the next stage comes.
@@ -98,6 +98,15 @@ inline void merge_slots(Kind* sums, const Kind* partials, Index first, Index wid
 }
 
 inline Index padded(Index width) { return (width + 15) / 16 * 16; }
+
+// What a thread keeps of its rows. (std::unique_ptr takes a quarter of a second to compile.)
+template <typename Value>
+struct Values {
+  Value* const at;
+  explicit Values(Index count) : at(new Value[count]) {}
+  Values(const Values&) = delete;
+  ~Values() { delete[] at; }
+};
 
 // The end of a line is filled up with copies of its last element.
 template <typename Value>
@@ -191,19 +200,21 @@ struct Sum {
   double sum() const { return total; }
 };
 
-// A sum for each of so many places.
-template <Index places>
-struct SumLanes {
-  double total[places];
-  explicit SumLanes(Index width) { std::fill(total, total + padded(width), 0.0); }
-  template <typename Value>
-  void add(const Value* line, Index width, Index at = 0) {
+// A few rows are added up in the arithmetic's type, and then to the sums of all.
+template <typename Value>
+inline void add_to_columns(Value* block, const Value* line, Index width) {
 #pragma omp simd
-    for (Index i = 0; i < padded(width); ++i) total[at + i] += line[i];
+  for (Index i = 0; i < width; ++i) block[i] += line[i];
+}
+
+template <typename Value>
+inline void merge_columns(Sum* sums, Value* block, Index length) {
+#pragma omp simd
+  for (Index i = 0; i < length; ++i) {
+    sums[i].total += block[i];
+    block[i] = Value();
   }
-  double sum(Index i) const { return total[i]; }
-  Sum at(Index i) const { return {total[i]}; }
-};
+}
 
 // Count, mean and the sum of squared distances from it; merged by Chan's formula.
 template <typename Value>
@@ -346,192 +357,171 @@ struct BackwardSizes {
 };
 
 static inline __attribute__((always_inline)) void backward_row_stage_1(const float d_out, const float scale,
-    const float x, const float saved_mean, float& total_term, float& total_2_term) {
+    const float x, const float saved_mean, const float saved_variance, float& total_3_term,
+    float& total_4_term, float& total_term) {
+  // layernorm
+  const float difference = x - saved_mean;
+  const float after_layernorm = difference * (1.0f / sqrtf(saved_variance + 1e-05f));
   // backward, down to layernorm
   const float d_after_layernorm = d_out * scale;
-  total_term = d_after_layernorm * (x - saved_mean);
-  total_2_term = d_after_layernorm;
+  total_3_term = d_after_layernorm * difference;
+  total_4_term = d_after_layernorm;
+  total_term = d_out * after_layernorm;
 }
 
 static inline __attribute__((always_inline)) void backward_row_values(const float x, const float saved_mean,
-    const float total, const float saved_variance, const float count_of_inner, const float d_out,
-    const float scale, const float total_2, float& d_x) {
+    const float total_3, const float saved_variance, const float count_of_inner, const float d_out,
+    const float scale, const float total_4, float& d_x) {
   // backward, down to layernorm
   const float d_after_layernorm = d_out * scale;
   const float inverse_root = 1.0f / sqrtf(saved_variance + 1e-05f);
-  const float product = 2.0f * (-0.5f * total * (inverse_root * inverse_root * inverse_root));
+  const float product = 2.0f * (-0.5f * total_3 * (inverse_root * inverse_root * inverse_root));
   const float quotient = 1.0f / count_of_inner;
   const float sum = (x - saved_mean) * (product * quotient) + d_after_layernorm * inverse_root;
-  d_x = sum - total_2 * inverse_root * quotient;
+  d_x = sum - total_4 * inverse_root * quotient;
 }
 
 static void backward_row(const float* __restrict__ d_out, const float* __restrict__ scale,
     const float* __restrict__ x, const float* __restrict__ saved_mean,
-    const float* __restrict__ saved_variance, float* __restrict__ d_x, const BackwardSizes sizes,
-    int threads) {
+    const float* __restrict__ saved_variance, float* __restrict__ d_x, Sum* __restrict__ total_partials,
+    Sum* __restrict__ total_2_partials, const BackwardSizes sizes, int threads) {
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
   expect(d_x, sizes.outer.value * sizes.middle.value * sizes.inner.value);
   const Index rows = sizes.outer.value * sizes.middle.value, length = sizes.inner.value;
   const Index together = rows_together(length);
-  const Index tasks = (rows + together - 1) / together;
+  const Index kept = sizes.outer.value, each = rows / kept, slots = slots_of_rows(each, kept),
+      tasks = kept * slots;
 #pragma omp parallel num_threads(threads) firstprivate(sizes) if (rows * length > kSerial)
   {
+    const Values<float> total_block(length);
+    std::fill(total_block.at, total_block.at + length, float());
+    const Values<float> total_2_block(length);
+    std::fill(total_2_block.at, total_2_block.at + length, float());
 #pragma omp for schedule(static)
     for (Index task = 0; task < tasks; ++task) {
-      const Index top = task * together, bottom = std::min(rows, top + together);
-      float total_of_rows[kTogether];
-      float total_2_of_rows[kTogether];
-      for (Index row = top; row < bottom; ++row) {
-        const Index above_middle = divide(row, sizes.middle);
-        const Index middle = row - above_middle * sizes.middle.value;
-        const Index outer = above_middle;
-        Sum total_sum;
-        Sum total_2_sum;
-        for (Index first = 0; first < length; first += kLine) {
-          const Index width = std::min(kLine, length - first);
-          const Index inner = first;
-          float d_out_room[kLine];
-          const float* const d_out_line = load<1>(d_out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_out_room);
-          float scale_room[kLine];
-          const float* const scale_line = load<1>(scale + (outer) * sizes.inner.value + inner, width,
-              scale_room);
-          float x_room[kLine];
-          const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-          const float saved_mean_value = widen(saved_mean[(outer) * sizes.middle.value + middle]);
-          float total_term_line[kLine];
-          float total_2_term_line[kLine];
+      const Index kept_index = task / slots, slot = task % slots, begin = kept_index * each;
+      Sum* const total_columns = total_partials + (slot * kept + kept_index) * length;
+      std::fill(total_columns, total_columns + length, Sum());
+      Sum* const total_2_columns = total_2_partials + (slot * kept + kept_index) * length;
+      std::fill(total_2_columns, total_2_columns + length, Sum());
+      const Index last = begin + each * (slot + 1) / slots;
+      for (Index top = begin + each * slot / slots, unmerged = 0; top < last; top += together) {
+        const Index bottom = std::min(last, top + together);
+        float total_3_of_rows[kTogether];
+        float total_4_of_rows[kTogether];
+        for (Index row = top; row < bottom; ++row) {
+          const Index above_middle = divide(row, sizes.middle);
+          const Index middle = row - above_middle * sizes.middle.value;
+          const Index outer = above_middle;
+          Sum total_3_sum;
+          Sum total_4_sum;
+          for (Index first = 0; first < length; first += kLine) {
+            const Index width = std::min(kLine, length - first);
+            const Index inner = first;
+            float d_out_room[kLine];
+            const float* const d_out_line = load<1>(d_out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_out_room);
+            float scale_room[kLine];
+            const float* const scale_line = load<1>(scale + (outer) * sizes.inner.value + inner, width,
+                scale_room);
+            float x_room[kLine];
+            const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
+            const float saved_mean_value = widen(saved_mean[(outer) * sizes.middle.value + middle]);
+            const float saved_variance_value = widen(saved_variance[(outer) * sizes.middle.value + middle]);
+            float total_3_term_line[kLine];
+            float total_4_term_line[kLine];
+            float total_term_line[kLine];
 #pragma omp simd
-          for (Index i = 0; i < padded(width); ++i) {
-            const float d_out_value = d_out_line[i];
-            const float scale_value = scale_line[i];
-            const float x_value = x_line[i];
-            float total_term_value;
-            float total_2_term_value;
-            backward_row_stage_1(d_out_value, scale_value, x_value, saved_mean_value, total_term_value,
-                total_2_term_value);
-            total_term_line[i] = total_term_value;
-            total_2_term_line[i] = total_2_term_value;
+            for (Index i = 0; i < padded(width); ++i) {
+              const float d_out_value = d_out_line[i];
+              const float scale_value = scale_line[i];
+              const float x_value = x_line[i];
+              float total_3_term_value;
+              float total_4_term_value;
+              float total_term_value;
+              backward_row_stage_1(d_out_value, scale_value, x_value, saved_mean_value, saved_variance_value,
+                  total_3_term_value, total_4_term_value, total_term_value);
+              total_3_term_line[i] = total_3_term_value;
+              total_4_term_line[i] = total_4_term_value;
+              total_term_line[i] = total_term_value;
+            }
+            total_3_sum.add(total_3_term_line, width);
+            total_4_sum.add(total_4_term_line, width);
+            add_to_columns(total_block.at + first, total_term_line, width);
+            add_to_columns(total_2_block.at + first, d_out_line, width);
           }
-          total_sum.add(total_term_line, width);
-          total_2_sum.add(total_2_term_line, width);
+          total_3_of_rows[row - top] = static_cast<float>(total_3_sum.sum());
+          total_4_of_rows[row - top] = static_cast<float>(total_4_sum.sum());
         }
-        total_of_rows[row - top] = static_cast<float>(total_sum.sum());
-        total_2_of_rows[row - top] = static_cast<float>(total_2_sum.sum());
-      }
-      for (Index row = top; row < bottom; ++row) {
-        const Index above_middle = divide(row, sizes.middle);
-        const Index middle = row - above_middle * sizes.middle.value;
-        const Index outer = above_middle;
-        const float total_value = total_of_rows[row - top];
-        const float total_2_value = total_2_of_rows[row - top];
-        for (Index first = 0; first < length; first += kLine) {
-          const Index width = std::min(kLine, length - first);
-          const Index inner = first;
-          float d_out_room[kLine];
-          const float* const d_out_line = load<1>(d_out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_out_room);
-          float scale_room[kLine];
-          const float* const scale_line = load<1>(scale + (outer) * sizes.inner.value + inner, width,
-              scale_room);
-          float x_room[kLine];
-          const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-          const float saved_mean_value = widen(saved_mean[(outer) * sizes.middle.value + middle]);
-          const float saved_variance_value = widen(saved_variance[(outer) * sizes.middle.value + middle]);
-          float d_x_room[kLine];
-          float* const d_x_line = target<1>(d_x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_x_room);
+        for (Index row = top; row < bottom; ++row) {
+          const Index above_middle = divide(row, sizes.middle);
+          const Index middle = row - above_middle * sizes.middle.value;
+          const Index outer = above_middle;
+          const float total_3_value = total_3_of_rows[row - top];
+          const float total_4_value = total_4_of_rows[row - top];
+          for (Index first = 0; first < length; first += kLine) {
+            const Index width = std::min(kLine, length - first);
+            const Index inner = first;
+            float d_out_room[kLine];
+            const float* const d_out_line = load<1>(d_out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_out_room);
+            float scale_room[kLine];
+            const float* const scale_line = load<1>(scale + (outer) * sizes.inner.value + inner, width,
+                scale_room);
+            float x_room[kLine];
+            const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
+            const float saved_mean_value = widen(saved_mean[(outer) * sizes.middle.value + middle]);
+            const float saved_variance_value = widen(saved_variance[(outer) * sizes.middle.value + middle]);
+            float d_x_room[kLine];
+            float* const d_x_line = target<1>(d_x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_x_room);
 #pragma omp simd
-          for (Index i = 0; i < padded(width); ++i) {
-            const float x_value = x_line[i];
-            const float d_out_value = d_out_line[i];
-            const float scale_value = scale_line[i];
-            float d_x_value;
-            backward_row_values(x_value, saved_mean_value, total_value, saved_variance_value,
-                count_of_inner_value, d_out_value, scale_value, total_2_value, d_x_value);
-            d_x_line[i] = d_x_value;
+            for (Index i = 0; i < padded(width); ++i) {
+              const float x_value = x_line[i];
+              const float d_out_value = d_out_line[i];
+              const float scale_value = scale_line[i];
+              float d_x_value;
+              backward_row_values(x_value, saved_mean_value, total_3_value, saved_variance_value,
+                  count_of_inner_value, d_out_value, scale_value, total_4_value, d_x_value);
+              d_x_line[i] = d_x_value;
+            }
+            store<1>(d_x_line, width,
+                d_x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner);
           }
-          store<1>(d_x_line, width,
-              d_x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner);
         }
+        unmerged += bottom - top;
+        if (unmerged < kUnmerged && bottom < last) continue;
+        merge_columns(total_columns, total_block.at, length);
+        merge_columns(total_2_columns, total_2_block.at, length);
+        unmerged = 0;
       }
     }
   }
 }
 
-static inline __attribute__((always_inline)) void backward_outer_values(const float d_out, const float x,
-    const float saved_mean, const float saved_variance, float& total_3_term) {
-  // layernorm
-  const float after_layernorm = (x - saved_mean) * (1.0f / sqrtf(saved_variance + 1e-05f));
-  total_3_term = d_out * after_layernorm;
-}
-
-static void backward_outer(const float* __restrict__ d_out, const float* __restrict__ x,
-    const float* __restrict__ saved_mean, const float* __restrict__ saved_variance,
-    Sum* __restrict__ total_3_partials, Sum* __restrict__ total_4_partials, const BackwardSizes sizes,
-    int threads) {
-  const Index kept = sizes.outer.value, rows = sizes.middle.value, columns = sizes.inner.value;
-  const Index sides = (columns + kBeside - 1) / kBeside, slots = slots_of(rows, columns, kept * sides);
-#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (kept * rows * columns > kSerial)
-  for (Index task = 0; task < kept * slots * sides; ++task) {
-    const Index block = task / sides, begin = task % sides * kBeside, end = std::min(columns,
-        begin + kBeside);
-    const Index kept_index = block / slots, slot = block % slots;
-    const Index outer = kept_index;
-    SumLanes<kBeside> total_3_lanes(end - begin);
-    SumLanes<kBeside> total_4_lanes(end - begin);
-    for (Index row = rows * slot / slots; row < rows * (slot + 1) / slots; ++row) {
-      const Index middle = row;
-      for (Index first = begin; first < end; first += kLine) {
-        const Index width = std::min(kLine, end - first);
-        const Index inner = first;
-        float d_out_room[kLine];
-        const float* const d_out_line = load<1>(d_out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_out_room);
-        float x_room[kLine];
-        const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-        const float saved_mean_value = widen(saved_mean[(outer) * sizes.middle.value + middle]);
-        const float saved_variance_value = widen(saved_variance[(outer) * sizes.middle.value + middle]);
-        float total_3_term_line[kLine];
-#pragma omp simd
-        for (Index i = 0; i < padded(width); ++i) {
-          const float d_out_value = d_out_line[i];
-          const float x_value = x_line[i];
-          float total_3_term_value;
-          backward_outer_values(d_out_value, x_value, saved_mean_value, saved_variance_value,
-              total_3_term_value);
-          total_3_term_line[i] = total_3_term_value;
-        }
-        total_3_lanes.add(total_3_term_line, width, first - begin);
-        total_4_lanes.add(d_out_line, width, first - begin);
-      }
-    }
-    for (Index i = 0; i < end - begin; ++i) total_3_partials[block * columns + begin + i] = total_3_lanes.at(i);
-    for (Index i = 0; i < end - begin; ++i) total_4_partials[block * columns + begin + i] = total_4_lanes.at(i);
-  }
-}
-
-static inline __attribute__((always_inline)) void backward_finalise_values(const float total_3,
-    const float total_4, float& d_scale, float& d_shift_operand) {
-  d_scale = total_3;
-  d_shift_operand = total_4;
+static inline __attribute__((always_inline)) void backward_finalise_values(const float total,
+    const float total_2, float& d_scale, float& d_shift_operand) {
+  d_scale = total;
+  d_shift_operand = total_2;
 }
 
 static void backward_finalise(float* __restrict__ d_scale, float* __restrict__ d_shift_operand,
-    const Sum* __restrict__ total_3_partials, const Sum* __restrict__ total_4_partials,
+    const Sum* __restrict__ total_partials, const Sum* __restrict__ total_2_partials,
     const BackwardSizes sizes, Index slots, int threads) {
   expect(d_scale, sizes.outer.value * sizes.inner.value);
   expect(d_shift_operand, sizes.outer.value * sizes.inner.value);
-  const Index columns = sizes.inner.value, results = sizes.outer.value * sizes.inner.value;
+  const Index columns = sizes.outer.value * sizes.inner.value,
+      results = sizes.outer.value * sizes.inner.value;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
   for (Index first = 0; first < results; first += kResults) {
     const Index width = std::min(kResults, results - first);
-    Sum total_3_sums[kResults];
-    merge_slots(total_3_sums, total_3_partials, first, width, columns, slots);
-    float total_3_line[kResults];
-    for (Index i = 0; i < width; ++i) total_3_line[i] = static_cast<float>(total_3_sums[i].sum());
-    pad(total_3_line, width);
-    Sum total_4_sums[kResults];
-    merge_slots(total_4_sums, total_4_partials, first, width, columns, slots);
-    float total_4_line[kResults];
-    for (Index i = 0; i < width; ++i) total_4_line[i] = static_cast<float>(total_4_sums[i].sum());
-    pad(total_4_line, width);
+    Sum total_sums[kResults];
+    merge_slots(total_sums, total_partials, first, width, columns, slots);
+    float total_line[kResults];
+    for (Index i = 0; i < width; ++i) total_line[i] = static_cast<float>(total_sums[i].sum());
+    pad(total_line, width);
+    Sum total_2_sums[kResults];
+    merge_slots(total_2_sums, total_2_partials, first, width, columns, slots);
+    float total_2_line[kResults];
+    for (Index i = 0; i < width; ++i) total_2_line[i] = static_cast<float>(total_2_sums[i].sum());
+    pad(total_2_line, width);
     const Index above_inner = divide(first, sizes.inner);
     const Index inner = first - above_inner * sizes.inner.value;
     const Index outer = above_inner;
@@ -542,11 +532,11 @@ static void backward_finalise(float* __restrict__ d_scale, float* __restrict__ d
         width, d_shift_operand_room);
 #pragma omp simd
     for (Index i = 0; i < padded(width); ++i) {
-      const float total_3_value = total_3_line[i];
-      const float total_4_value = total_4_line[i];
+      const float total_value = total_line[i];
+      const float total_2_value = total_2_line[i];
       float d_scale_value;
       float d_shift_operand_value;
-      backward_finalise_values(total_3_value, total_4_value, d_scale_value, d_shift_operand_value);
+      backward_finalise_values(total_value, total_2_value, d_scale_value, d_shift_operand_value);
       d_scale_line[i] = d_scale_value;
       d_shift_operand_line[i] = d_shift_operand_value;
     }
@@ -588,18 +578,16 @@ extern "C" int64_t run_backward(const int64_t* a) {
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[8])};
   const BackwardSizes sizes{ {a[9]}, {a[10]}, {a[11]} };
   const int threads = static_cast<int>(a[12]);
-  const Index total_3_partials_slots = slots_of(sizes.middle.value, sizes.inner.value,
-      sizes.outer.value * ((sizes.inner.value + kBeside - 1) / kBeside))
+  const Index total_partials_slots = slots_of_rows(sizes.middle.value, sizes.outer.value)
 ;
-  const Index total_4_partials_slots = slots_of(sizes.middle.value, sizes.inner.value,
-      sizes.outer.value * ((sizes.inner.value + kBeside - 1) / kBeside))
+  const Index total_2_partials_slots = slots_of_rows(sizes.middle.value, sizes.outer.value)
 ;
-  auto* const total_3_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * total_3_partials_slots);
-  auto* const total_4_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * total_4_partials_slots);
+  auto* const total_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * total_partials_slots);
+  auto* const total_2_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * total_2_partials_slots);
   if (is_measuring) return scratch.used;
-  backward_row(d_out, scale, x, saved_mean, saved_variance, d_x, sizes, threads);
-  backward_outer(d_out, x, saved_mean, saved_variance, total_3_partials, total_4_partials, sizes, threads);
-  backward_finalise(d_scale, d_shift_operand, total_3_partials, total_4_partials, sizes,
-      total_3_partials_slots, threads);
+  backward_row(d_out, scale, x, saved_mean, saved_variance, d_x, total_partials, total_2_partials, sizes,
+      threads);
+  backward_finalise(d_scale, d_shift_operand, total_partials, total_2_partials, sizes, total_partials_slots,
+      threads);
   return 0;
 }

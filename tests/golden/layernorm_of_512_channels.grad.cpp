@@ -58,9 +58,10 @@ inline Index pieces_of(Index length) { return std::max<Index>(1, (length + kPiec
 // Below this many elements one thread does it all: waking another costs more.
 constexpr Index kSerial = 16384;
 
-// The same where rows are worked on as a whole: few of eight rows or less, for partials are written and read.
-inline Index slots_of(Index rows) {
-  return std::min<Index>(64, std::max<Index>(rows / 8, std::min<Index>(rows, 4)));
+// The same where rows are worked on as a whole, for each index that sums keep: few of eight rows or less, for
+// partials are written and read.
+inline Index slots_of_rows(Index rows, Index kept) {
+  return std::min<Index>(std::max<Index>(1, 64 / kept), std::max<Index>(rows / 8, std::min<Index>(rows, 4)));
 }
 
 constexpr Index kUnmerged = 16;
@@ -463,16 +464,17 @@ static void backward_column(const float* __restrict__ d_out, const float* __rest
   expect(d_x, sizes.outer.value * sizes.middle.value * sizes.inner.value);
   const Index above = sizes.outer.value, length = sizes.middle.value, beside = sizes.inner.value;
   const Index side = columns_together(length), blocks = blocks_of(length, beside), tasks = above * blocks;
-  const Index slots = slots_of(tasks);
+  const Index kept = 1, each = tasks / kept, slots = slots_of_rows(each, kept);
 #pragma omp parallel num_threads(threads) firstprivate(sizes) if (above * length * beside > kSerial)
   {
 #pragma omp for schedule(static)
-    for (Index slot = 0; slot < slots; ++slot) {
-      Sum* const total_columns = total_partials + slot * length;
+    for (Index share = 0; share < kept * slots; ++share) {
+      const Index kept_index = share / slots, slot = share % slots, begin = kept_index * each;
+      Sum* const total_columns = total_partials + (slot * kept + kept_index) * length;
       std::fill(total_columns, total_columns + length, Sum());
-      Sum* const total_2_columns = total_2_partials + slot * length;
+      Sum* const total_2_columns = total_2_partials + (slot * kept + kept_index) * length;
       std::fill(total_2_columns, total_2_columns + length, Sum());
-      for (Index task = tasks * slot / slots; task < tasks * (slot + 1) / slots; ++task) {
+      for (Index task = begin + each * slot / slots; task < begin + each * (slot + 1) / slots; ++task) {
         const Index above_index = task / blocks, first = task % blocks * side;
         const Index width = std::min(side, beside - first);
         const Index outer = above_index;
@@ -667,11 +669,11 @@ extern "C" int64_t run_backward(const int64_t* a) {
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[8])};
   const BackwardSizes sizes{ {a[9]}, {a[10]}, {a[11]} };
   const int threads = static_cast<int>(a[12]);
-  const Index total_partials_slots = slots_of(sizes.outer.value * blocks_of(sizes.middle.value,
-      sizes.inner.value))
+  const Index total_partials_slots = slots_of_rows(sizes.outer.value * blocks_of(sizes.middle.value,
+      sizes.inner.value), 1)
 ;
-  const Index total_2_partials_slots = slots_of(sizes.outer.value * blocks_of(sizes.middle.value,
-      sizes.inner.value))
+  const Index total_2_partials_slots = slots_of_rows(sizes.outer.value * blocks_of(sizes.middle.value,
+      sizes.inner.value), 1)
 ;
   auto* const total_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.middle.value) * total_partials_slots);
   auto* const total_2_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.middle.value) * total_2_partials_slots);

@@ -101,9 +101,10 @@ inline Index pieces_of(Index length) { return std::max<Index>(1, (length + kPiec
 // Below this many elements one thread does it all: waking another costs more.
 constexpr Index kSerial = 16384;
 
-// The same where rows are worked on as a whole: few of eight rows or less, for partials are written and read.
-inline Index slots_of(Index rows) {
-  return std::min<Index>(64, std::max<Index>(rows / 8, std::min<Index>(rows, 4)));
+// The same where rows are worked on as a whole, for each index that sums keep: few of eight rows or less, for
+// partials are written and read.
+inline Index slots_of_rows(Index rows, Index kept) {
+  return std::min<Index>(std::max<Index>(1, 64 / kept), std::max<Index>(rows / 8, std::min<Index>(rows, 4)));
 }
 
 constexpr Index kUnmerged = 16;
@@ -457,7 +458,7 @@ static void backward_row(const float* __restrict__ d_out, const float* __restric
   expect(d_x, sizes.outer.value * sizes.inner.value);
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   const Index together = rows_together(length);
-  const Index tasks = slots_of(rows);
+  const Index kept = 1, each = rows / kept, slots = slots_of_rows(each, kept), tasks = kept * slots;
 #pragma omp parallel num_threads(threads) firstprivate(sizes) if (rows * length > kSerial)
   {
     const Values<float> carried_rows(together * padded(length));
@@ -467,12 +468,13 @@ static void backward_row(const float* __restrict__ d_out, const float* __restric
     std::fill(total_2_block.at, total_2_block.at + length, float());
 #pragma omp for schedule(static)
     for (Index task = 0; task < tasks; ++task) {
-      Sum* const total_columns = total_partials + task * length;
+      const Index kept_index = task / slots, slot = task % slots, begin = kept_index * each;
+      Sum* const total_columns = total_partials + (slot * kept + kept_index) * length;
       std::fill(total_columns, total_columns + length, Sum());
-      Sum* const total_2_columns = total_2_partials + task * length;
+      Sum* const total_2_columns = total_2_partials + (slot * kept + kept_index) * length;
       std::fill(total_2_columns, total_2_columns + length, Sum());
-      const Index last = rows * (task + 1) / tasks;
-      for (Index top = rows * task / tasks, unmerged = 0; top < last; top += together) {
+      const Index last = begin + each * (slot + 1) / slots;
+      for (Index top = begin + each * slot / slots, unmerged = 0; top < last; top += together) {
         const Index bottom = std::min(last, top + together);
         float total_3_of_rows[kTogether];
         float total_4_of_rows[kTogether];
@@ -654,9 +656,9 @@ extern "C" int64_t run_backward(const int64_t* a) {
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[10])};
   const BackwardSizes sizes{ {a[11]}, {a[12]} };
   const int threads = static_cast<int>(a[13]);
-  const Index total_partials_slots = slots_of(sizes.outer.value)
+  const Index total_partials_slots = slots_of_rows(sizes.outer.value, 1)
 ;
-  const Index total_2_partials_slots = slots_of(sizes.outer.value)
+  const Index total_2_partials_slots = slots_of_rows(sizes.outer.value, 1)
 ;
   auto* const total_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.inner.value) * total_partials_slots);
   auto* const total_2_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.inner.value) * total_2_partials_slots);

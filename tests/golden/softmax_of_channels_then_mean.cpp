@@ -77,6 +77,14 @@ inline Index pieces_of(Index length) { return std::max<Index>(1, (length + kPiec
 // Below this many elements one thread does it all: waking another costs more.
 constexpr Index kSerial = 16384;
 
+// The same where rows are worked on as a whole, for each index that sums keep: few of eight rows or less, for
+// partials are written and read.
+inline Index slots_of_rows(Index rows, Index kept) {
+  return std::min<Index>(std::max<Index>(1, 64 / kept), std::max<Index>(rows / 8, std::min<Index>(rows, 4)));
+}
+
+constexpr Index kUnmerged = 16;
+
 // Elements are worked on by lines: up to so many neighbours, widened into arrays, so that conversions,
 // arithmetic and sums are a plain loop each. Arithmetic goes on to a whole vector, over copies of the last
 // element, so that no short row ends in scalar calls.
@@ -111,6 +119,15 @@ inline void merge_slots(Kind* sums, const Kind* partials, Index first, Index wid
 }
 
 inline Index padded(Index width) { return (width + 15) / 16 * 16; }
+
+// What a thread keeps of its rows. (std::unique_ptr takes a quarter of a second to compile.)
+template <typename Value>
+struct Values {
+  Value* const at;
+  explicit Values(Index count) : at(new Value[count]) {}
+  Values(const Values&) = delete;
+  ~Values() { delete[] at; }
+};
 
 // The end of a line is filled up with copies of its last element.
 template <typename Value>
@@ -204,6 +221,22 @@ struct Sum {
   double sum() const { return total; }
 };
 
+// A few rows are added up in the arithmetic's type, and then to the sums of all.
+template <typename Value>
+inline void add_to_columns(Value* block, const Value* line, Index width) {
+#pragma omp simd
+  for (Index i = 0; i < width; ++i) block[i] += line[i];
+}
+
+template <typename Value>
+inline void merge_columns(Sum* sums, Value* block, Index length) {
+#pragma omp simd
+  for (Index i = 0; i < length; ++i) {
+    sums[i].total += block[i];
+    block[i] = Value();
+  }
+}
+
 // A sum for each of so many places.
 template <Index places>
 struct SumLanes {
@@ -267,162 +300,120 @@ static inline __attribute__((always_inline)) void forward_column_stage_1(const f
 }
 
 static inline __attribute__((always_inline)) void forward_column_stage_2(const float x, const float peak,
-    float& total_term) {
+    float& total_2_term, float& carried) {
   // hardswish
   const bool both_hold = x > -3.0f && x < 3.0f;
   const float chosen = both_hold ? x : 0.0f;
   const float after_hardswish = both_hold ? chosen * ((chosen + 3.0f) / 6.0f) : (x <= -3.0f ? x * 0.0f : x);
-  total_term = exp_of(after_hardswish - peak);
+  total_2_term = exp_of(after_hardswish - peak);
+  carried = total_2_term;
 }
 
-static inline __attribute__((always_inline)) void forward_column_row_values(const float peak,
-    const float total, float& peak_scratch, float& total_scratch) {
-  peak_scratch = peak;
-  total_scratch = total;
+static inline __attribute__((always_inline)) void forward_column_values(const float carried,
+    const float total_2, float& total_term) {
+  // softmax(1)
+  total_term = carried / total_2;
 }
 
-static void forward_column(const float* __restrict__ x, float* __restrict__ peak_scratch,
-    float* __restrict__ total_scratch, const ForwardSizes sizes, int threads) {
-  expect(peak_scratch, sizes.outer.value * sizes.inner.value);
-  expect(total_scratch, sizes.outer.value * sizes.inner.value);
+static void forward_column(const float* __restrict__ x, Sum* __restrict__ total_partials,
+    const ForwardSizes sizes, int threads) {
   const Index above = sizes.outer.value, length = sizes.middle.value, beside = sizes.inner.value;
   const Index side = columns_together(length), blocks = blocks_of(length, beside), tasks = above * blocks;
+  const Index kept = sizes.outer.value, each = tasks / kept, slots = slots_of_rows(each, kept);
 #pragma omp parallel num_threads(threads) firstprivate(sizes) if (above * length * beside > kSerial)
   {
+    const Values<float> carried_rows(length * side);
 #pragma omp for schedule(static)
-    for (Index task = 0; task < tasks; ++task) {
-      const Index above_index = task / blocks, first = task % blocks * side;
-      const Index width = std::min(side, beside - first);
-      const Index outer = above_index;
-      PeakLanes<float, kLine> peak_lanes(width);
-      for (Index r = 0; r < length; ++r) {
-        const Index middle = r;
-        const Index inner = first;
-        float x_room[kLine];
-        const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-        float peak_term_line[kLine];
+    for (Index share = 0; share < kept * slots; ++share) {
+      const Index kept_index = share / slots, slot = share % slots, begin = kept_index * each;
+      Sum* const total_columns = total_partials + (slot * kept + kept_index) * length;
+      std::fill(total_columns, total_columns + length, Sum());
+      for (Index task = begin + each * slot / slots; task < begin + each * (slot + 1) / slots; ++task) {
+        const Index above_index = task / blocks, first = task % blocks * side;
+        const Index width = std::min(side, beside - first);
+        const Index outer = above_index;
+        PeakLanes<float, kLine> peak_lanes(width);
+        for (Index r = 0; r < length; ++r) {
+          const Index middle = r;
+          const Index inner = first;
+          float x_room[kLine];
+          const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
+          float peak_term_line[kLine];
 #pragma omp simd
-        for (Index i = 0; i < padded(width); ++i) {
-          const float x_value = x_line[i];
-          float peak_term_value;
-          forward_column_stage_1(x_value, peak_term_value);
-          peak_term_line[i] = peak_term_value;
+          for (Index i = 0; i < padded(width); ++i) {
+            const float x_value = x_line[i];
+            float peak_term_value;
+            forward_column_stage_1(x_value, peak_term_value);
+            peak_term_line[i] = peak_term_value;
+          }
+          peak_lanes.add(peak_term_line, width);
         }
-        peak_lanes.add(peak_term_line, width);
-      }
-      float peak_line[kLine];
-      for (Index i = 0; i < padded(width); ++i) peak_line[i] = static_cast<float>(peak_lanes.max(i));
-      SumLanes<kLine> total_lanes(width);
-      for (Index r = 0; r < length; ++r) {
-        const Index middle = r;
-        const Index inner = first;
-        float x_room[kLine];
-        const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-        float total_term_line[kLine];
+        float peak_line[kLine];
+        for (Index i = 0; i < padded(width); ++i) peak_line[i] = static_cast<float>(peak_lanes.max(i));
+        SumLanes<kLine> total_2_lanes(width);
+        for (Index r = 0; r < length; ++r) {
+          const Index middle = r;
+          const Index place = r * side;
+          const Index inner = first;
+          float* const carried_line = carried_rows.at + place;
+          float x_room[kLine];
+          const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
+          float total_2_term_line[kLine];
 #pragma omp simd
-        for (Index i = 0; i < padded(width); ++i) {
-          const float x_value = x_line[i];
-          const float peak_value = peak_line[i];
-          float total_term_value;
-          forward_column_stage_2(x_value, peak_value, total_term_value);
-          total_term_line[i] = total_term_value;
+          for (Index i = 0; i < padded(width); ++i) {
+            const float x_value = x_line[i];
+            const float peak_value = peak_line[i];
+            float total_2_term_value;
+            float carried_value;
+            forward_column_stage_2(x_value, peak_value, total_2_term_value, carried_value);
+            total_2_term_line[i] = total_2_term_value;
+            carried_line[i] = carried_value;
+          }
+          total_2_lanes.add(total_2_term_line, width);
         }
-        total_lanes.add(total_term_line, width);
-      }
-      float total_line[kLine];
-      for (Index i = 0; i < padded(width); ++i) total_line[i] = static_cast<float>(total_lanes.sum(i));
-      {
-        const Index inner = first;
-        float peak_scratch_room[kLine];
-        float* const peak_scratch_line = target<1>(peak_scratch + (outer) * sizes.inner.value + inner, width,
-            peak_scratch_room);
-        float total_scratch_room[kLine];
-        float* const total_scratch_line = target<1>(total_scratch + (outer) * sizes.inner.value + inner,
-            width, total_scratch_room);
+        float total_2_line[kLine];
+        for (Index i = 0; i < padded(width); ++i) total_2_line[i] = static_cast<float>(total_2_lanes.sum(i));
+        for (Index r = 0; r < length; ++r) {
+          const Index middle = r;
+          const Index place = r * side;
+          const Index inner = first;
+          float* const carried_line = carried_rows.at + place;
+          float total_term_line[kLine];
 #pragma omp simd
-        for (Index i = 0; i < padded(width); ++i) {
-          const float peak_value = peak_line[i];
-          const float total_value = total_line[i];
-          float peak_scratch_value;
-          float total_scratch_value;
-          forward_column_row_values(peak_value, total_value, peak_scratch_value, total_scratch_value);
-          peak_scratch_line[i] = peak_scratch_value;
-          total_scratch_line[i] = total_scratch_value;
+          for (Index i = 0; i < padded(width); ++i) {
+            const float carried_value = carried_line[i];
+            const float total_2_value = total_2_line[i];
+            float total_term_value;
+            forward_column_values(carried_value, total_2_value, total_term_value);
+            total_term_line[i] = total_term_value;
+          }
+          total_columns[r].add(total_term_line, width);
         }
-        store<1>(peak_scratch_line, width, peak_scratch + (outer) * sizes.inner.value + inner);
-        store<1>(total_scratch_line, width, total_scratch + (outer) * sizes.inner.value + inner);
       }
     }
   }
 }
 
-static inline __attribute__((always_inline)) void forward_inner_values(const float x, const float peak,
-    const float total, float& total_2_term) {
-  // hardswish
-  const bool both_hold = x > -3.0f && x < 3.0f;
-  const float chosen = both_hold ? x : 0.0f;
-  const float after_hardswish = both_hold ? chosen * ((chosen + 3.0f) / 6.0f) : (x <= -3.0f ? x * 0.0f : x);
-  // softmax(1)
-  total_2_term = exp_of(after_hardswish - peak) / total;
-}
-
-static void forward_inner(const float* __restrict__ x, const float* __restrict__ peak,
-    const float* __restrict__ total, Sum* __restrict__ total_2_partials, const ForwardSizes sizes,
-    int threads) {
-  const Index rows = sizes.outer.value * sizes.middle.value, length = sizes.inner.value;
-  const Index pieces = pieces_of(length);
-#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
-  for (Index task = 0; task < rows * pieces; ++task) {
-    const Index row = task / pieces, piece = task % pieces;
-    const Index end = std::min(length, (piece + 1) * kPiece);
-    const Index above_middle = divide(row, sizes.middle);
-    const Index middle = row - above_middle * sizes.middle.value;
-    const Index outer = above_middle;
-    Sum total_2_sum;
-    for (Index first = piece * kPiece; first < end; first += kLine) {
-      const Index width = std::min(kLine, end - first);
-      const Index inner = first;
-      float x_room[kLine];
-      const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-      float peak_room[kLine];
-      const float* const peak_line = load<1>(peak + (outer) * sizes.inner.value + inner, width, peak_room);
-      float total_room[kLine];
-      const float* const total_line = load<1>(total + (outer) * sizes.inner.value + inner, width, total_room);
-      float total_2_term_line[kLine];
-#pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float x_value = x_line[i];
-        const float peak_value = peak_line[i];
-        const float total_value = total_line[i];
-        float total_2_term_value;
-        forward_inner_values(x_value, peak_value, total_value, total_2_term_value);
-        total_2_term_line[i] = total_2_term_value;
-      }
-      total_2_sum.add(total_2_term_line, width);
-    }
-    total_2_partials[((outer) * sizes.middle.value + middle) * (1 * pieces) + (0) * pieces + piece] = total_2_sum;
-  }
-}
-
-static inline __attribute__((always_inline)) void forward_finalise_values(const float total_2,
+static inline __attribute__((always_inline)) void forward_finalise_values(const float total,
     const float count_of_inner, float& out) {
   // mean((2, 3))
-  out = total_2 / count_of_inner;
+  out = total / count_of_inner;
 }
 
-static void forward_finalise(float* __restrict__ out, const Sum* __restrict__ total_2_partials,
+static void forward_finalise(float* __restrict__ out, const Sum* __restrict__ total_partials,
     const ForwardSizes sizes, Index slots, int threads) {
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
   expect(out, sizes.outer.value * sizes.middle.value);
-  const Index columns = 1, results = sizes.outer.value * sizes.middle.value;
+  const Index columns = sizes.outer.value * sizes.middle.value,
+      results = sizes.outer.value * sizes.middle.value;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
   for (Index first = 0; first < results; first += kResults) {
     const Index width = std::min(kResults, results - first);
-    Sum total_2_sums[kResults];
-    merge_slots(total_2_sums, total_2_partials, first, width, columns, slots);
-    float total_2_line[kResults];
-    for (Index i = 0; i < width; ++i) total_2_line[i] = static_cast<float>(total_2_sums[i].sum());
-    pad(total_2_line, width);
+    Sum total_sums[kResults];
+    merge_slots(total_sums, total_partials, first, width, columns, slots);
+    float total_line[kResults];
+    for (Index i = 0; i < width; ++i) total_line[i] = static_cast<float>(total_sums[i].sum());
+    pad(total_line, width);
     const Index above_middle = divide(first, sizes.middle);
     const Index middle = first - above_middle * sizes.middle.value;
     const Index outer = above_middle;
@@ -430,9 +421,9 @@ static void forward_finalise(float* __restrict__ out, const Sum* __restrict__ to
     float* const out_line = target<1>(out + (outer) * sizes.middle.value + middle, width, out_room);
 #pragma omp simd
     for (Index i = 0; i < padded(width); ++i) {
-      const float total_2_value = total_2_line[i];
+      const float total_value = total_line[i];
       float out_value;
-      forward_finalise_values(total_2_value, count_of_inner_value, out_value);
+      forward_finalise_values(total_value, count_of_inner_value, out_value);
       out_line[i] = out_value;
     }
     store<1>(out_line, width, out + (outer) * sizes.middle.value + middle);
@@ -449,14 +440,12 @@ extern "C" int64_t run_forward(const int64_t* a) {
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[2])};
   const ForwardSizes sizes{ {a[3]}, {a[4]}, {a[5]} };
   const int threads = static_cast<int>(a[6]);
-  const Index total_2_partials_slots = 1 * pieces_of(sizes.inner.value)
+  const Index total_partials_slots = slots_of_rows(blocks_of(sizes.middle.value, sizes.inner.value),
+      sizes.outer.value)
 ;
-  auto* const peak_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value));
-  auto* const total_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value));
-  auto* const total_2_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value) * total_2_partials_slots);
+  auto* const total_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value) * total_partials_slots);
   if (is_measuring) return scratch.used;
-  forward_column(x, peak_scratch, total_scratch, sizes, threads);
-  forward_inner(x, peak_scratch, total_scratch, total_2_partials, sizes, threads);
-  forward_finalise(out, total_2_partials, sizes, total_2_partials_slots, threads);
+  forward_column(x, total_partials, sizes, threads);
+  forward_finalise(out, total_partials, sizes, total_partials_slots, threads);
   return 0;
 }
