@@ -279,7 +279,7 @@ class RowView(AheadView):
         """
         if not self.kernel.tier:
             if self._words > 1:
-                return 2
+                return 1 if self._kept_words else 2
             wide = self.lanes * len(self.full_reads)
             few = 3 if self.staying else 4
             most = few if wide <= 8 else 2 if wide <= _MOST_IN_PAIRS else 3

@@ -854,7 +854,7 @@ __device__ __forceinline__ void backward_finalise_values(const double total, con
 }
 
 // Merges partials into total, total_2; writes d_weight, d_bias.
-__global__ void __launch_bounds__(512)
+__global__ void __launch_bounds__(512, 2)
 backward_finalise(double* __restrict__ d_weight, double* __restrict__ d_bias,
     const Sum<double>* total_partials, const Sum<double>* total_2_partials, BackwardSizes sizes,
     Index slots) {
