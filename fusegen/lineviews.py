@@ -32,10 +32,11 @@ class LineView(KernelView):
     def lines_of(
         self, function: ElementFunction, stage: StageView | LineView | None = None
     ) -> list[Read]:
-        """The tensors that a function reads, and those that its stage reduces as they are."""
+        """The tensors that a function reads itself, and what its stage reduces as it is read."""
         reductions = [*stage.reductions, *stage.sums] if stage else []
-        plain = {ir.name_of(r.reduction.value) for r in reductions if r.is_plain}
-        return [r for r in self.reads if function.reads(r.name) or r.name in plain]
+        lines = {ir.name_of(r.reduction.value) for r in reductions if r.is_plain}
+        lines |= {name for _, name in function.leaves}
+        return [r for r in self.reads if r.name in lines]
 
     @property
     def in_lines(self) -> set[str]:

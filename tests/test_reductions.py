@@ -230,6 +230,17 @@ def test_rows_add_up_their_columns_and_are_alike_every_time(text, extents, shape
         torch.set_num_threads(threads)
 
 
+@pytest.mark.parametrize("channels", [70, 64])
+def test_strided_rows_of_which_nothing_is_reduced_come_in_pieces(channels, device):
+    x = torch.randn(9, channels, 20, 33, device=device).to(memory_format=torch.channels_last)
+    running = [torch.randn(channels, device=device), torch.rand(channels, device=device) + 0.1]
+    affine = [torch.randn(channels, device=device) for _ in range(2)]
+    tensors = [x.requires_grad_(), *running, *(t.requires_grad_() for t in affine)]
+    fused = fusegen.compile("batch_norm(mean, var, weight, bias) | gelu")
+    exact = outcome(fused.reference, tensors, dtype=torch.float64)
+    assert_as_accurate(outcome(fused, tensors), outcome(fused.reference, tensors), exact)
+
+
 @st.composite
 def reductions(draw):
     """A chain of reductions and pointwise steps, with a shape that it fits."""

@@ -560,8 +560,6 @@ static void backward_column(const float* __restrict__ d_out, const float* __rest
             float saved_mean_room[kLine];
             const float* const saved_mean_line = load<1>(saved_mean + (outer) * sizes.inner.value + inner,
                 width, saved_mean_room);
-            float saved_variance_room[kLine];
-            const float* const saved_variance_line = load<1>(saved_variance + (outer) * sizes.inner.value + inner, width, saved_variance_room);
             const float weight_value = widen(weight[middle]);
             const float bias_value = widen(bias[middle]);
             float total_3_term_line[kLine];
@@ -626,8 +624,6 @@ static void backward_column(const float* __restrict__ d_out, const float* __rest
             float saved_mean_room[kLine];
             const float* const saved_mean_line = load<1>(saved_mean + (outer) * sizes.inner.value + inner,
                 width, saved_mean_room);
-            float saved_variance_room[kLine];
-            const float* const saved_variance_line = load<1>(saved_variance + (outer) * sizes.inner.value + inner, width, saved_variance_room);
             float d_x_room[kLine];
             float* const d_x_line = target<1>(d_x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_x_room);
 #pragma omp simd

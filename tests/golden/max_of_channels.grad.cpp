@@ -301,10 +301,12 @@ static void backward_column(const float* __restrict__ saved_argmax, const float*
   expect(d_x, sizes.outer.value * sizes.middle.value * sizes.inner.value);
   const Index above = sizes.outer.value, length = sizes.middle.value, beside = sizes.inner.value;
   const Index side = columns_together(length), blocks = blocks_of(length, beside), tasks = above * blocks;
+  const Index pieces = pieces_of(length * side);  // of each row, for nothing waits for all of it
 #pragma omp parallel num_threads(threads) firstprivate(sizes) if (above * length * beside > kSerial)
   {
 #pragma omp for schedule(static)
-    for (Index task = 0; task < tasks; ++task) {
+    for (Index share = 0; share < tasks * pieces; ++share) {
+      const Index task = share / pieces, piece = share % pieces;
       const Index above_index = task / blocks, first = task % blocks * side;
       const Index width = std::min(side, beside - first);
       const Index outer = above_index;
@@ -325,19 +327,13 @@ static void backward_column(const float* __restrict__ saved_argmax, const float*
           backward_column_values_once(d_out_value, saved_max_value, d_after_max_value);
           d_after_max_line[i] = d_after_max_value;
         }
-        for (Index r = 0; r < length; ++r) {
+        for (Index r = length * piece / pieces; r < length * (piece + 1) / pieces; ++r) {
           const Index middle = r;
           const Index inner = first;
           const float position_along_value = widen(position_along[middle]);
           float saved_argmax_room[kLine];
           const float* const saved_argmax_line = load<1>(saved_argmax + (outer) * sizes.inner.value + inner,
               width, saved_argmax_room);
-          float d_out_room[kLine];
-          const float* const d_out_line = load<1>(d_out + (outer) * sizes.inner.value + inner, width,
-              d_out_room);
-          float saved_max_room[kLine];
-          const float* const saved_max_line = load<1>(saved_max + (outer) * sizes.inner.value + inner, width,
-              saved_max_room);
           float d_x_room[kLine];
           float* const d_x_line = target<1>(d_x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_x_room);
 #pragma omp simd
