@@ -30,6 +30,7 @@ _FIXED_BYTES = 7 << 10  # of a block's shared memory, of a size known to the com
 # others is divided among all threads, in passes.
 _LONG_ROW = 1 << 16
 _FEW_ROWS = 512
+_MOST_IN_CACHE = 4096  # elements of a strided row, of which a thread has 64 beside each other
 # Runs this many times shorter than there are of them leave too many partials each on its own.
 _FEWER_IN_RUN = 8
 _FLOAT_BYTES = 4
@@ -55,15 +56,14 @@ def signature(
     is_wide = TARGETS[target].is_wide or math.prod(bound.domain) >= 1 << 31
     index_bits = 64 if is_wide else 32
     kinds = tuple(sorted(dtypes.items()))
-    allow_fused = not _has_few_long_rows(programs[0], bound)
-    plain = Signature(target, order, kinds, index_bits, allow_fused, ())
+    in_cache = _in_cache(TARGETS[target].in_cache, programs, bound, order)
+    plain = Signature(target, order, kinds, index_bits, in_cache, ())
     if not TARGETS[target].holds_rows:
         return plain
     if bound.windows:
         found = _bundled(programs, dtypes, bound, order)
         return plain if found is None else replace(plain, rows=_of_all(programs, found))
     options = _options(programs[0], bound)
-    plain = replace(plain, allow_fused=False)
     if _has_short_runs(programs[0], options[0][0] if options else frozenset(), bound, order):
         return replace(plain, has_strips=True)
     held = []
@@ -311,6 +311,22 @@ def _has_short_runs(program: Program, held: ir.Extent, bound: Bound, order: Sequ
         if is_along and run * _FEWER_IN_RUN < others:
             return True
     return False
+
+
+def _in_cache(
+    families: Sequence[str], programs: Sequence[Program], bound: Bound, order: Sequence[int]
+) -> tuple[str, ...]:
+    """Of some families of rows, those that are worked on as a whole: none where a row is too long
+    for that, and not strided ones of which no more than a few are in cache.
+    """
+    if _has_few_long_rows(programs[0], bound):
+        return ()
+    nodes = ir.topological([root for p in programs for root in p.graph.roots])
+    wider = [a for n in nodes if n.op != "reduce" for a in n.args if a.extent < n.extent]
+    rows = {ir.reduction(n)[1] for n in ir.topological(wider) if n.op == "reduce"}
+    strided = [row for row in rows if order[-1] not in row]
+    longest = max((math.prod(bound.domain[a] for a in row if a < 0) for row in strided), default=0)
+    return tuple(f for f in families if f != "column" or longest <= _MOST_IN_CACHE)
 
 
 def _has_few_long_rows(program: Program, bound: Bound) -> bool:

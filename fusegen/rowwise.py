@@ -6,11 +6,11 @@ and end as partials; a sum over rows and columns is a sum over each row first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fusegen import ir
-from fusegen.carrying import Held, Staged, carry
+from fusegen.carrying import Staged, carry
 from fusegen.grouping import ordered
 from fusegen.ir import Expr, Extent
 from fusegen.kernel import Buffer, Family, Kernel, Reduction
@@ -23,22 +23,24 @@ _MOST_CARRIED = 32  # elements of a thread of 1,024, in all tensors, with room f
 
 
 def rowwise_kernel(
-    state: Pass, tier: Tier | None, tier_axes: Extent, holds_dear: Sequence[str] = ()
+    state: Pass, tier: Tier | None, tier_axes: Extent, in_cache: Sequence[str] = ()
 ) -> None:
-    """One kernel for every full-size output whose reductions share their axes: a row, or a column
-    of strided rows. With a tier, which is for rows along certain axes, or in a family that holds
-    what is dear, the sums over rows are part of it.
+    """One kernel for every full-size output whose reductions share their axes, and for the sums
+    over rows: a row, or a column of strided rows. A tier is for rows along certain axes; without
+    one, rows are of the families that are worked on in cache.
     """
     domain = domain_of(state)
-    axes = _axes_to_hold(state, domain, tier, tier_axes, holds_dear)
+    axes = _axes_to_hold(state, domain, tier, tier_axes)
     if axes is None:
         return
     rest = domain - axes
     family: Family = "row" if max(axes) == max(domain) else "column"
-    is_holding = tier is not None or family in holds_dear
+    reduces = reduces_below(state.pending.values())
+    if tier is None and reduces and family not in in_cache:
+        return
     lead = _lead(state, domain, axes) if tier is not None and tier.has_stretches else None
 
-    fixed = set(reduces_below(state.pending.values()))
+    fixed = set(reduces)
     if tier is not None and not state.is_exact:
         fixed.intersection_update(state.pending.values())
 
@@ -52,19 +54,15 @@ def rowwise_kernel(
         own = all(r.extent == rest or (r.extent < rest and r not in fixed) for r in inside)
         return is_known and own and all(ir.reduction(r)[1] == axes for r in inside)
 
-    if is_holding:
-        reduces = reduces_below(state.pending.values())
-        state.resolve(_rows_first([r for r in reduces if is_local(r.args[0])], domain, axes))
+    state.resolve(_rows_first([r for r in reduces if is_local(r.args[0])], domain, axes))
     chosen = {
         n: e
         for n, e in state.pending.items()
         if is_local(e) and (e.extent == domain or (e.extent == rest and reduces_below([e])))
     }
     state.pending = {n: e for n, e in state.pending.items() if n not in chosen}
-    kept, columns = frozenset[int](), list[Expr]()
-    if is_holding:
-        found = [r for r in reduces_below(state.pending.values()) if is_local(r.args[0])]
-        kept, columns = _column_sums(state, tier, found, domain, axes)
+    found = [r for r in reduces_below(state.pending.values()) if is_local(r.args[0])]
+    kept, columns = _column_sums(state, tier, found, domain, axes)
     kept = kept if columns else frozenset()
     summed_by = ordered(axes | kept)
     mine, known = partials(state, columns, summed_by)
@@ -81,9 +79,7 @@ def rowwise_kernel(
             stretches += more
             state.resolve(known)
     below = reduces_below(state.pending.values())
-    takes_all = is_holding or not chosen
     results = [r for r in below if r.extent == rest and is_local(r)]
-    results = [r for r in results if takes_all or _is_below(r, chosen)]
     summed = [r.value for r, _ in (*mine, *stretches)]
     roots = [*summed, *chosen.values(), *results]
     if not roots:
@@ -92,30 +88,28 @@ def rowwise_kernel(
     values = values[: len(summed) + len(chosen)]
     levels = [_level_of(v, stages) for v in values[: len(summed)]] + [len(stages)] * len(chosen)
     marks = state.marks_over(leaf_of)
-    held: Held = ()
     in_place: dict[Expr, Expr] | None = None
-    if is_holding:
-        terms = [r.value for stage in stages for r in stage]
-        nodes = [m.node for m in marks]
-        rule = (lambda node: node) if state.is_exact else _by_inverse_count
-        images = iter(ir.rewrite([*terms, *values, *nodes], rule))
-        stages = [tuple(replace(r, value=next(images)) for r in stage) for stage in stages]
-        values = [next(images) for _ in values]
-        marks = remarked(marks, dict(zip(nodes, images, strict=True)))
-        alone = Staged(tuple(stages), tuple(values), marks=marks)
-        narrow = {i for i, b in state.buffers.items() if ITEM_BYTES[b.dtype] <= 2}
-        narrow = narrow if tier is not None and tier.resident and tier.lanes > 1 else set()
-        read = sum(leaf.extent == domain for leaf in ir.inputs([*terms, *values]))
-        spares_dear = tier is None or tier.has_room_for(read + 1)
-        ways = {"is_on_chip": tier is not None, "spares_dear": spares_dear}
-        work = carry(alone, levels, domain, state.fresh, narrow=narrow, **ways)
-        is_shared = tier is not None and tier.is_shared and len(stages) == 1
-        is_full = tier is not None and tier.is_full and read * tier.elements > _MOST_CARRIED
-        if is_shared or is_full:
-            in_place = _in_place(work, levels, domain, state)
-            if in_place is None:  # what was read is at hand for the next stage
-                work = alone
-        stages, values, held, marks = [*work.stages], [*work.values], work.held, work.marks
+    terms = [r.value for stage in stages for r in stage]
+    nodes = [m.node for m in marks]
+    rule = (lambda node: node) if state.is_exact else _by_inverse_count
+    images = iter(ir.rewrite([*terms, *values, *nodes], rule))
+    stages = [tuple(replace(r, value=next(images)) for r in stage) for stage in stages]
+    values = [next(images) for _ in values]
+    marks = remarked(marks, dict(zip(nodes, images, strict=True)))
+    alone = Staged(tuple(stages), tuple(values), marks=marks)
+    narrow = {i for i, b in state.buffers.items() if ITEM_BYTES[b.dtype] <= 2}
+    narrow = narrow if tier is not None and tier.resident and tier.lanes > 1 else set()
+    read = sum(leaf.extent == domain for leaf in ir.inputs([*terms, *values]))
+    spares_dear = tier is None or tier.has_room_for(read + 1)
+    ways = {"is_on_chip": tier is not None, "spares_dear": spares_dear}
+    work = carry(alone, levels, domain, state.fresh, narrow=narrow, **ways)
+    is_shared = tier is not None and tier.is_shared and len(stages) == 1
+    is_full = tier is not None and tier.is_full and read * tier.elements > _MOST_CARRIED
+    if is_shared or is_full:
+        in_place = _in_place(work, levels, domain, state)
+        if in_place is None:  # what was read is at hand for the next stage
+            work = alone
+    stages, values, held, marks = [*work.stages], [*work.values], work.held, work.marks
     accumulated = [
         (replace(r, value=value), b)
         for (r, b), value in zip((*mine, *stretches), values, strict=False)
@@ -166,7 +160,7 @@ def rowwise_kernel(
 
 
 def _axes_to_hold(
-    state: Pass, domain: Extent, tier: Tier | None, tier_axes: Extent, holds_dear: Sequence[str]
+    state: Pass, domain: Extent, tier: Tier | None, tier_axes: Extent
 ) -> Extent | None:
     """The axes of the rows that are worked on as a whole; None where nothing is gained by that."""
     axes = _axes_of_rows(state, domain)
@@ -178,7 +172,7 @@ def _axes_to_hold(
         ):
             return tier_axes
         return axes if axes == tier_axes else None
-    if axes is None and "column" in holds_dear:
+    if axes is None:
         nodes = ir.topological(state.pending.values())
         beside = (domain - n.extent for n in nodes if n.op in DEAR)
         return next((a for a in beside if _shares_dear(state, domain, a)), None)
@@ -349,10 +343,6 @@ def _is_stretch_sum(node: Expr, domain: Extent, axes: Extent, lead: int) -> bool
     """Whether a node sums over the stretches of rows, and over any rows."""
     kind, along = ir.reduction(node)
     return kind == "sum" and node.args[0].extent == domain and along & axes == axes - {lead}
-
-
-def _is_below(node: Expr, chosen: Mapping[str, Expr]) -> bool:
-    return node in set(reduces_below(chosen.values()))
 
 
 def _level_of(expr: Expr, stages: Sequence[Sequence[Reduction]]) -> int:

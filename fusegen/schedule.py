@@ -64,9 +64,8 @@ def schedule(
     marks: Iterable[Mark] = (),
     *,
     prefix: str,
-    allow_fused: bool = True,
     held: Sequence[HeldRows] = (),
-    holds_dear: Sequence[str] = (),
+    in_cache: Sequence[str] = ("row", "column"),
     is_sliding: bool = False,
     pooled: Sequence[int] = (),
     is_exact: bool = False,
@@ -75,12 +74,12 @@ def schedule(
     """The kernels that compute a collapsed graph's outputs, in launch order.
 
     dtypes names each input's and output's element type; sums and statistics pass through memory as
-    sum_dtype. With allow_fused False, reductions that elements use again take a pass each, over
-    many blocks: for rows that are too long to be worked on as a whole. Where rows are held on the
-    chip, of elements and of what is left of those, no others have a kernel; where their family is
-    among holds_dear, what is dear of them is held in cache. is_sliding says that windows are no
-    tiles, is_exact that a value must be the same to the last bit in whatever kernel it is computed,
-    has_strips that what reductions take lies in short runs, far from each other.
+    sum_dtype. Where rows are held on the chip, of elements and of what is left of those, no others
+    have a kernel; elsewhere those of the families in_cache are worked on as a whole, and what is
+    dear of them is held in cache, but reductions of others that elements use again take a pass
+    each, over many blocks. is_sliding says that windows are no tiles, is_exact that a value must be
+    the same to the last bit in whatever kernel it is computed, has_strips that what reductions take
+    lies in short runs, far from each other.
     """
     verify(graph)
     leaves = {
@@ -116,9 +115,9 @@ def schedule(
         here = [] if window else [rows for rows in held if rows.domain == domain_of(state)]
         before = len(state.kernels)
         if here:
-            rowwise_kernel(state, here[0].tier, here[0].axes, holds_dear)
-        elif allow_fused and not window and not held:
-            rowwise_kernel(state, None, frozenset(), holds_dear)
+            rowwise_kernel(state, here[0].tier, here[0].axes)
+        elif in_cache and not window and not held:
+            rowwise_kernel(state, None, frozenset(), in_cache)
         left = domain_of(state) if here and state.pending else frozenset()
         if len(state.kernels) > before and any(r.domain == left for r in held if r != here[0]):
             continue

@@ -33,7 +33,7 @@ class Signature:
     order: tuple[int, ...]  # axes, outermost in memory first
     dtypes: tuple[tuple[str, str], ...]  # of every input and output by name
     index_bits: int
-    allow_fused: bool  # whether rows that a program does not hold may have a kernel of their own
+    in_cache: tuple[str, ...]  # families of rows that are worked on as a whole, where none are held
     rows: tuple[tuple[str, Rows], ...]  # by the name of the program that holds them
     has_strips: bool = False  # whether what a reduction takes lies in short runs far apart
 

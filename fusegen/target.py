@@ -67,7 +67,7 @@ class Target:
     is_wide: bool  # offsets have 64 bits always, for they cost nothing; else where the size demands
     is_flat: bool  # elementwise tensors are reached by one flat index
     holds_rows: bool  # rows that are worked on as a whole stay on the chip
-    holds_dear: tuple[str, ...]  # families that keep what is dear, and add up columns, as they go
+    in_cache: tuple[str, ...]  # families of rows that are worked on as a whole while in cache
     fills_edges: bool  # a kernel that writes a whole tensor by windows writes the edge they leave
     joins_from: int  # elements at least, where a norm is in one segment with the pooling behind it
     reports_errors: bool  # a launch may fail; where none can, other threads run Python meanwhile
@@ -274,7 +274,7 @@ CPP = Target(
     is_wide=True,
     is_flat=False,
     holds_rows=False,
-    holds_dear=("row", "column"),
+    in_cache=("row", "column"),
     fills_edges=False,
     joins_from=1 << 22,
     reports_errors=False,
@@ -309,7 +309,7 @@ CUDA = Target(
     is_wide=False,
     is_flat=True,
     holds_rows=True,
-    holds_dear=(),
+    in_cache=(),
     fills_edges=True,
     joins_from=0,
     reports_errors=True,

@@ -131,6 +131,14 @@ def test_layernorms_gradient_and_its_parameters_are_computed_in_one_pass():
     assert backwards == ["row", "finalise"]
 
 
+def test_strided_rows_too_long_for_a_cache_take_a_pass_for_each_reduction():
+    assert families("softmax(0) | tanh", x=(4096, 6)) == [["column"], ["column"]]
+    forward, backward = families("softmax(0) | tanh", x=(4097, 6))
+    assert forward == ["outer", "finalise", "outer", "finalise", "pointwise"]
+    # What is dear of a row is still found once.
+    assert backward == ["outer", "finalise", "column"]
+
+
 @pytest.mark.parametrize("target", ["cpp", "cuda"])
 @pytest.mark.parametrize(
     ("text", "extents"),
