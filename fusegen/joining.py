@@ -109,8 +109,7 @@ def _is_added_up(graph: ir.Graph, behind: Sequence[Expr], order: Sequence[int]) 
     along = {ir.reduction(n)[1] for n in first}
     is_along = all(axes[-1] in a for a in along)
     outer = [a for a in axes[:-1] if all(a not in summed for summed in along)]
-    is_by_column = len(along) == 1 and axes[-1] not in along.copy().pop()
-    is_apt = is_along or (is_by_column and outer == axes[: len(outer)])
+    is_apt = is_along or (len(along) == 1 and outer == axes[: len(outer)])
     are_sums = all(ir.reduction(n)[0] in ("sum", "mean") for n in behind)
     return are_sums and is_apt and not any(map(_is_of_window, rest))
 

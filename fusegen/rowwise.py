@@ -306,7 +306,8 @@ def _sums_of_alike(
     reduces: Sequence[Expr], domain: Extent, rest: Extent, *, is_outermost: bool
 ) -> tuple[Extent, list[Expr]]:
     """The groups that tell rows apart which sums over the other rows keep, and these sums; those
-    that keep the fewest. They are the outermost of such groups, or else the innermost ones.
+    that keep the fewest. They are the outermost of such groups, or else the innermost ones, where
+    those may be kept too.
     """
     found: dict[Extent, list[Expr]] = {}
     for node in reduces:
