@@ -129,6 +129,11 @@ class BundleView(MergingView):
         """What a tensor varies along."""
         return self.over_of(tensor.extent)
 
+    @property
+    def leaves_columns(self) -> bool:
+        """Whether each block leaves sums of columns that lie beside each other."""
+        return not self.is_strided and any(s.extent for s in self.sums)
+
     def sum_over(self, reduction: ReductionView) -> Over:
         """The columns of which a thread adds up each."""
         return self.over_of(reduction.extent)

@@ -71,6 +71,12 @@ def emit(
         "storage": sorted(_stored(views, target)),
         # A bundle's rows are merged by what merges others.
         "families": sorted(families | {"column" if k.is_strided else "row" for k in by_bundles}),
+        "leaves_columns": any(k.leaves_columns for k in by_rows)
+        or any(k.leaves_columns for k in by_bundles)
+        or any(k.leaves_columns for k in by_windows),
+        "stores_sums": any(k.sums and k.kept for k in by_rows if k.family == "row"),
+        "merges_beside": any(k.is_shifted and k.sums for k in by_rows)
+        or any(not s.extent for k in by_bundles if not k.is_strided for s in k.sums),
         "sums_by_row": any(k.sums for e in views for k in e.kernels if k.family in _BY_ROW),
         "carries": any(k.carried for e in views for k in e.kernels),
         "joins_rows": any(k.joins_rows for k in passing),

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cached_property
 
-from fusegen.aheadviews import AheadView
 from fusegen.columntiers import MOST_ADDED_ALONE, resident_alone
 from fusegen.indexing import Read
-from fusegen.reductionviews import ReductionView, StageView
+from fusegen.reductionviews import StageView
 from fusegen.stretchviews import MOST_AT_ONCE
+from fusegen.summingviews import SummingView
 from fusegen.target import ITEM_BYTES
 
 # What a block may hold and add up in registers, of 65,536 that a multiprocessor has.
@@ -37,7 +37,7 @@ def _words(reads: Iterable[Read]) -> float:
     return sum(ITEM_BYTES[r.buffer.dtype] for r in reads) / 4
 
 
-class RowView(AheadView):
+class RowView(SummingView):
     """A kernel whose blocks go from row to row, or down columns."""
 
     @property
@@ -378,13 +378,6 @@ class RowView(AheadView):
         fits = taken <= self._most_room and min(widths, default=4) >= 4
         is_apt = self.is_crowded and not self._passes_by if self.family == "column" else is_few
         return fits and is_apt
-
-    def sum_at(self, reduction: ReductionView) -> str:
-        """A thread's sum of one column."""
-        if self.has_shared_sums:
-            place = "p" if self.family == "column" else "(p * kLanes + lane)"
-            return f"{reduction.name}_sum[{place} * {self.threads}]"
-        return f"{reduction.name}_sum[p]" + ("" if self.family == "column" else "[lane]")
 
     @property
     def rows_in_flight(self) -> int:

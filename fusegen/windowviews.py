@@ -152,6 +152,11 @@ class WindowView(KernelView):
         return found
 
     @property
+    def leaves_columns(self) -> bool:
+        """Whether each block leaves sums of columns that lie beside each other."""
+        return self.is_by_column and bool(self.sums)
+
+    @property
     def is_by_column(self) -> bool:
         """Whether a sum has a result for each index of the innermost group."""
         return any(self.last in buffer.extent for _, buffer in self.kernel.sums)

@@ -75,6 +75,7 @@ ORDER = (
     "stretchviews",
     "placeviews",
     "aheadviews",
+    "summingviews",
     "rowviews",
     "windowviews",
     "slideviews",

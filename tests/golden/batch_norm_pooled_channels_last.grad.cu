@@ -200,6 +200,34 @@ __device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, 
   return all;
 }
 
+// What a block's threads have of columns, N neighbours each: merged over its rows in a fixed tree, and left for as many columns
+// as there are, as they lie. Of a thread's N cells each is in a part of its own, for threads beside each other to use other
+// banks; all are free again afterwards.
+template <typename Accumulator, int N>
+__device__ __forceinline__ void leave_columns(const Accumulator (&mine)[N], void* memory,
+    Accumulator* partials,
+    int64_t columns) {
+  Accumulator* const cells = static_cast<Accumulator*>(memory);
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
+  const int part = threads + (N < 32 ? 32 / N : 1);
+#pragma unroll
+  for (int n = 0; n < N; ++n) cells[n * part + thread] = mine[n];
+  __syncthreads();
+  for (int rows = blockDim.y; rows > 1;) {
+    const int half = (rows + 1) / 2;
+    if (threadIdx.y < rows - half) {
+#pragma unroll
+      for (int n = 0; n < N; ++n) cells[n * part + thread].merge(cells[n * part + thread + half * blockDim.x]);
+    }
+    rows = half;
+    __syncthreads();
+  }
+  for (int n = thread; n < min(columns, static_cast<int64_t>(blockDim.x * N)); n += threads) {
+    partials[n] = cells[n % N * part + n / N];
+  }
+  __syncthreads();
+}
+
 // The kernel before this one in the stream is done, and what it wrote is there.
 __device__ __forceinline__ void wait_for_kernel_before() {
 #if __CUDA_ARCH__ >= 900
@@ -221,12 +249,12 @@ __global__ void __launch_bounds__(256, 4)
 forward_outer(const float* x, Moments<float>* __restrict__ mean_partials, ForwardSizes sizes, Index slots) {
   wait_for_kernel_before();
   constexpr int kRows = 2;
-  __shared__ alignas(16) unsigned char shared[256 * 16];
+  __shared__ alignas(16) unsigned char shared[(1024 + 32) * 16];
   const Index rows = sizes.outer.value * (sizes.axis_1_unpooled.value * sizes.axis_2_unpooled.value),
       columns = sizes.inner.value;
   const Index strips = (columns + blockDim.x * kLanes - 1) / (blockDim.x * kLanes);
   const Index task = blockIdx.x / strips;  // (kept, slot)
-  const Index column = (blockIdx.x % strips * blockDim.x + threadIdx.x) * kLanes;
+  const Index strip = blockIdx.x % strips * blockDim.x * kLanes, column = strip + threadIdx.x * kLanes;
   const Index slot = task;
   Moments<float> mean_sum[kLanes];
   if (column < columns) {
@@ -252,12 +280,8 @@ forward_outer(const float* x, Moments<float>* __restrict__ mean_partials, Forwar
       }
     }
   }
-#pragma unroll
-  for (int lane = 0; lane < kLanes; ++lane) {
-    mean_sum[lane] = merge_tree(mean_sum[lane], threadIdx.y, blockDim.y,
-        threadIdx.y * blockDim.x + threadIdx.x, blockDim.x, shared);
-    if (threadIdx.y == 0 && column + lane < columns) mean_partials[task * columns + column + lane] = mean_sum[lane];
-  }
+  leave_columns(mean_sum, shared, mean_partials + (task * columns + strip),
+      static_cast<int64_t>(columns) - strip);
 }
 
 __device__ __forceinline__ void forward_finalise_values(const float mean, const float variance,
@@ -417,11 +441,11 @@ backward_window(const float* d_out, const float* x, const float* saved_mean, con
     Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes, Index slots) {
   wait_for_kernel_before();
   constexpr int kWindows = kIsWide ? 4 : 1;  // side by side
-  __shared__ alignas(16) unsigned char shared[256 * 4];
+  __shared__ alignas(16) unsigned char shared[(1024 + 32) * 4];
   const Index rows = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value, columns = sizes.inner.value;
   const Index strips = (columns + blockDim.x * kWindows - 1) / (blockDim.x * kWindows);
-  const Index slot = blockIdx.x / strips,
-      column = (blockIdx.x % strips * blockDim.x + threadIdx.x) * kWindows;
+  const Index slot = blockIdx.x / strips;
+  const Index strip = blockIdx.x % strips * blockDim.x * kWindows, column = strip + threadIdx.x * kWindows;
   Sum<float> total_sum[kWindows];
   Sum<float> total_2_sum[kWindows];
   if (column < columns) {
@@ -479,15 +503,10 @@ backward_window(const float* d_out, const float* x, const float* saved_mean, con
       }
     }
   }
-#pragma unroll
-  for (int beside = 0; beside < kWindows; ++beside) {
-    const Sum<float> total_part = merge_tree(total_sum[beside], threadIdx.y, blockDim.y,
-        threadIdx.y * blockDim.x + threadIdx.x, blockDim.x, shared);
-    if (threadIdx.y == 0 && column < columns) total_partials[slot * columns + column + beside] = total_part;
-    const Sum<float> total_2_part = merge_tree(total_2_sum[beside], threadIdx.y, blockDim.y,
-        threadIdx.y * blockDim.x + threadIdx.x, blockDim.x, shared);
-    if (threadIdx.y == 0 && column < columns) total_2_partials[slot * columns + column + beside] = total_2_part;
-  }
+  leave_columns(total_sum, shared, total_partials + (slot * columns + strip),
+      static_cast<int64_t>(columns) - strip);
+  leave_columns(total_2_sum, shared, total_2_partials + (slot * columns + strip),
+      static_cast<int64_t>(columns) - strip);
 }
 
 __device__ __forceinline__ void backward_finalise_values(const float total, const float saved_variance,

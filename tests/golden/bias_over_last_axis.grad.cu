@@ -123,6 +123,34 @@ __device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, 
   return all;
 }
 
+// What a block's threads have of columns, N neighbours each: merged over its rows in a fixed tree, and left for as many columns
+// as there are, as they lie. Of a thread's N cells each is in a part of its own, for threads beside each other to use other
+// banks; all are free again afterwards.
+template <typename Accumulator, int N>
+__device__ __forceinline__ void leave_columns(const Accumulator (&mine)[N], void* memory,
+    Accumulator* partials,
+    int64_t columns) {
+  Accumulator* const cells = static_cast<Accumulator*>(memory);
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
+  const int part = threads + (N < 32 ? 32 / N : 1);
+#pragma unroll
+  for (int n = 0; n < N; ++n) cells[n * part + thread] = mine[n];
+  __syncthreads();
+  for (int rows = blockDim.y; rows > 1;) {
+    const int half = (rows + 1) / 2;
+    if (threadIdx.y < rows - half) {
+#pragma unroll
+      for (int n = 0; n < N; ++n) cells[n * part + thread].merge(cells[n * part + thread + half * blockDim.x]);
+    }
+    rows = half;
+    __syncthreads();
+  }
+  for (int n = thread; n < min(columns, static_cast<int64_t>(blockDim.x * N)); n += threads) {
+    partials[n] = cells[n % N * part + n / N];
+  }
+  __syncthreads();
+}
+
 // The kernel before this one in the stream is done, and what it wrote is there.
 __device__ __forceinline__ void wait_for_kernel_before() {
 #if __CUDA_ARCH__ >= 900
@@ -219,11 +247,11 @@ backward_outer(const float* x, const float* bias, const float* d_out, float* __r
     Sum<float>* __restrict__ total_partials, BackwardSizes sizes, Index slots) {
   wait_for_kernel_before();
   constexpr int kRows = 2;
-  __shared__ alignas(16) unsigned char shared[256 * 4];
+  __shared__ alignas(16) unsigned char shared[(1024 + 32) * 4];
   const Index rows = sizes.outer.value, columns = sizes.inner.value;
   const Index strips = (columns + blockDim.x * kLanes - 1) / (blockDim.x * kLanes);
   const Index task = blockIdx.x / strips;  // (kept, slot)
-  const Index column = (blockIdx.x % strips * blockDim.x + threadIdx.x) * kLanes;
+  const Index strip = blockIdx.x % strips * blockDim.x * kLanes, column = strip + threadIdx.x * kLanes;
   const Index slot = task;
   Sum<float> total_sum[kLanes];
   if (column < columns) {
@@ -259,12 +287,8 @@ backward_outer(const float* x, const float* bias, const float* d_out, float* __r
       }
     }
   }
-#pragma unroll
-  for (int lane = 0; lane < kLanes; ++lane) {
-    total_sum[lane] = merge_tree(total_sum[lane], threadIdx.y, blockDim.y,
-        threadIdx.y * blockDim.x + threadIdx.x, blockDim.x, shared);
-    if (threadIdx.y == 0 && column + lane < columns) total_partials[task * columns + column + lane] = total_sum[lane];
-  }
+  leave_columns(total_sum, shared, total_partials + (task * columns + strip),
+      static_cast<int64_t>(columns) - strip);
 }
 
 __device__ __forceinline__ void backward_finalise_values(const float total, float& d_bias) {

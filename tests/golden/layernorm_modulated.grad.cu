@@ -135,6 +135,18 @@ __device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, 
   return all;
 }
 
+// Sums of neighbours, so many by one access.
+template <int kAtOnce, typename T, int N>
+__device__ __forceinline__ void store_sums(Sum<T>* to, const Sum<T> (&sums)[N]) {
+#pragma unroll
+  for (int n = 0; n < N; n += kAtOnce) {
+    Pack<T, kAtOnce> pack;
+#pragma unroll
+    for (int lane = 0; lane < kAtOnce; ++lane) pack.at[lane] = sums[n + lane].total;
+    store(reinterpret_cast<T*>(to + n), pack);
+  }
+}
+
 // The accumulator of the thread whose number in the warp differs in one bit.
 template <template <typename> class Kind, typename T>
 __device__ __forceinline__ Kind<T> exchange(Kind<T> mine, int bit) {
@@ -169,18 +181,6 @@ __device__ __forceinline__ void combine(Kind<T> (&mine)[N], T* cells) {
 #pragma unroll
     for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
   }
-}
-
-// Merges the accumulators of a block's rows, in order, into the first row's.
-template <typename T>
-__device__ void merge_beside(Sum<T>& mine, Sum<T>* cells) {
-  if (blockDim.y == 1) return;
-  cells[threadIdx.y * blockDim.x + threadIdx.x] = mine;
-  __syncthreads();
-  if (threadIdx.y == 0) {
-    for (int other = 1; other < blockDim.y; ++other) mine.merge(cells[other * blockDim.x + threadIdx.x]);
-  }
-  __syncthreads();
 }
 
 // A thread's elements around the mean of the first of them: what they are off by, and squared. Merged, around their mean.
@@ -584,11 +584,8 @@ backward_row(const float* d_out, const float* scale, const float* x, const float
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
     const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
-#pragma unroll
-    for (int lane = 0; lane < kLanes; ++lane) {
-      if (i < length) total_partials[slot_row * length + i + lane] = total_sum[p][lane];
-      if (i < length) total_2_partials[slot_row * length + i + lane] = total_2_sum[p][lane];
-    }
+    if (i < length) store_sums<4>(total_partials + (slot_row * length + i), total_sum[p]);
+    if (i < length) store_sums<4>(total_2_partials + (slot_row * length + i), total_2_sum[p]);
   }
 }
 

@@ -149,6 +149,34 @@ __device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, 
   return all;
 }
 
+// What a block's threads have of columns, N neighbours each: merged over its rows in a fixed tree, and left for as many columns
+// as there are, as they lie. Of a thread's N cells each is in a part of its own, for threads beside each other to use other
+// banks; all are free again afterwards.
+template <typename Accumulator, int N>
+__device__ __forceinline__ void leave_columns(const Accumulator (&mine)[N], void* memory,
+    Accumulator* partials,
+    int64_t columns) {
+  Accumulator* const cells = static_cast<Accumulator*>(memory);
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
+  const int part = threads + (N < 32 ? 32 / N : 1);
+#pragma unroll
+  for (int n = 0; n < N; ++n) cells[n * part + thread] = mine[n];
+  __syncthreads();
+  for (int rows = blockDim.y; rows > 1;) {
+    const int half = (rows + 1) / 2;
+    if (threadIdx.y < rows - half) {
+#pragma unroll
+      for (int n = 0; n < N; ++n) cells[n * part + thread].merge(cells[n * part + thread + half * blockDim.x]);
+    }
+    rows = half;
+    __syncthreads();
+  }
+  for (int n = thread; n < min(columns, static_cast<int64_t>(blockDim.x * N)); n += threads) {
+    partials[n] = cells[n % N * part + n / N];
+  }
+  __syncthreads();
+}
+
 // The accumulator of the thread whose number in the warp differs in one bit.
 template <template <typename> class Kind, typename T>
 __device__ __forceinline__ Kind<T> exchange(Kind<T> mine, int bit) {
@@ -183,18 +211,6 @@ __device__ __forceinline__ void combine(Kind<T> (&mine)[N], T* cells) {
 #pragma unroll
     for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
   }
-}
-
-// Merges the accumulators of a block's rows, in order, into the first row's.
-template <typename T>
-__device__ void merge_beside(Sum<T>& mine, Sum<T>* cells) {
-  if (blockDim.y == 1) return;
-  cells[threadIdx.y * blockDim.x + threadIdx.x] = mine;
-  __syncthreads();
-  if (threadIdx.y == 0) {
-    for (int other = 1; other < blockDim.y; ++other) mine.merge(cells[other * blockDim.x + threadIdx.x]);
-  }
-  __syncthreads();
 }
 
 // A thread's elements around the mean of the first of them: what they are off by, and squared. Merged, around their mean.
@@ -605,8 +621,8 @@ backward_row(const float* d_out, const float* x, const float* residual, const fl
         if (is_here) sums_1[1].add(total_4_term_value, total_4_term_by_value);
         carried[p][lane] = carried_value;
         carried_2[p][lane] = carried_2_value;
-        if (is_here) total_sum[(p * kLanes + lane) * 512].add(total_term_value, total_term_by_value);
-        if (is_here) total_2_sum[(p * kLanes + lane) * 512].add(total_2_term_value, total_2_term_by_value);
+        total_sum[(p * kLanes + lane) * 512].add(total_term_value, total_term_by_value);
+        total_2_sum[(p * kLanes + lane) * 512].add(total_2_term_value, total_2_term_by_value);
       }
     }
     combine<16, false>(sums_1, cells[turn++ & 1]);
@@ -632,19 +648,23 @@ backward_row(const float* d_out, const float* x, const float* residual, const fl
       if (is_here) store(d_x + (base + i), d_x_out);
     }
   }
-  // One partial for each column and block: the rows that the block took side by side are merged here.
-  __shared__ Sum<float> beside[512];
+  // One partial for each column and block: what threads have of it meets where packs were sent.
+  auto* const cells_of_sums = room + 4096;
+  wait_for_sent<0>();
+  __syncthreads();
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
-    const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+    const Index i = p * blockDim.x * kLanes;
+    Sum<float> total_mine[kLanes];
 #pragma unroll
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const bool is_mine = threadIdx.y == 0 && i < length;
-      merge_beside(total_sum[(p * kLanes + lane) * 512], beside);
-      if (is_mine) total_partials[blockIdx.x * length + i + lane] = total_sum[(p * kLanes + lane) * 512];
-      merge_beside(total_2_sum[(p * kLanes + lane) * 512], beside);
-      if (is_mine) total_2_partials[blockIdx.x * length + i + lane] = total_2_sum[(p * kLanes + lane) * 512];
-    }
+    for (int lane = 0; lane < kLanes; ++lane) total_mine[lane] = total_sum[(p * kLanes + lane) * 512];
+    leave_columns(total_mine, cells_of_sums, total_partials + (blockIdx.x * length + i),
+        static_cast<int64_t>(length) - i);
+    Sum<float> total_2_mine[kLanes];
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) total_2_mine[lane] = total_2_sum[(p * kLanes + lane) * 512];
+    leave_columns(total_2_mine, cells_of_sums, total_2_partials + (blockIdx.x * length + i),
+        static_cast<int64_t>(length) - i);
   }
 }
 

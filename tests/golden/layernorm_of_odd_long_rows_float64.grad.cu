@@ -135,6 +135,34 @@ __device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, 
   return all;
 }
 
+// What a block's threads have of columns, N neighbours each: merged over its rows in a fixed tree, and left for as many columns
+// as there are, as they lie. Of a thread's N cells each is in a part of its own, for threads beside each other to use other
+// banks; all are free again afterwards.
+template <typename Accumulator, int N>
+__device__ __forceinline__ void leave_columns(const Accumulator (&mine)[N], void* memory,
+    Accumulator* partials,
+    int64_t columns) {
+  Accumulator* const cells = static_cast<Accumulator*>(memory);
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
+  const int part = threads + (N < 32 ? 32 / N : 1);
+#pragma unroll
+  for (int n = 0; n < N; ++n) cells[n * part + thread] = mine[n];
+  __syncthreads();
+  for (int rows = blockDim.y; rows > 1;) {
+    const int half = (rows + 1) / 2;
+    if (threadIdx.y < rows - half) {
+#pragma unroll
+      for (int n = 0; n < N; ++n) cells[n * part + thread].merge(cells[n * part + thread + half * blockDim.x]);
+    }
+    rows = half;
+    __syncthreads();
+  }
+  for (int n = thread; n < min(columns, static_cast<int64_t>(blockDim.x * N)); n += threads) {
+    partials[n] = cells[n % N * part + n / N];
+  }
+  __syncthreads();
+}
+
 // The accumulator of the thread whose number in the warp differs in one bit.
 template <template <typename> class Kind, typename T>
 __device__ __forceinline__ Kind<T> exchange(Kind<T> mine, int bit) {
@@ -208,6 +236,7 @@ template <typename Accumulator, int kCells, typename T>
 __device__ __forceinline__ void merge_numbers(const unsigned int* words, int blocks, T& found) {
   const int width = lanes_for(blocks);
   Accumulator all;
+#pragma unroll 1
   for (int other = threadIdx.x % width; other < blocks; other += 32) {
     T theirs;
     assemble(words + other * kCells, theirs);
@@ -316,18 +345,6 @@ __device__ __forceinline__ void combine_team(Kind<T> (&mine)[N], uint64_t* meeti
   __syncthreads();
 #pragma unroll
   for (int n = 0; n < N; ++n) mine[n] = {totals[n]};
-}
-
-// Merges the accumulators of a block's rows, in order, into the first row's.
-template <typename T>
-__device__ void merge_beside(Sum<T>& mine, Sum<T>* cells) {
-  if (blockDim.y == 1) return;
-  cells[threadIdx.y * blockDim.x + threadIdx.x] = mine;
-  __syncthreads();
-  if (threadIdx.y == 0) {
-    for (int other = 1; other < blockDim.y; ++other) mine.merge(cells[other * blockDim.x + threadIdx.x]);
-  }
-  __syncthreads();
 }
 
 // A thread's elements around the mean of the first of them: what they are off by, and squared. Merged, around their mean.
@@ -745,38 +762,43 @@ backward_row(const double* __restrict__ d_out, const double* __restrict__ x,
       Sum<double> sums_1[2];
       double inverse_root_value;
       backward_row_stage_1_once(saved_variance_value, inverse_root_value);
+      if (first < rows) {
 #pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
-        const bool is_here = i < end;
-        if (!is_here) continue;
-        d_out_in[p] = d_out_next[slot * 4096 + p * 512];
-        x_in[p] = x_next[slot * 4096 + p * 512];
+        for (int p = 0; p < kPacks; ++p) {
+          const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+          const bool is_here = i < end;
+          if (!is_here) continue;
+          d_out_in[p] = d_out_next[slot * 4096 + p * 512];
+          x_in[p] = x_next[slot * 4096 + p * 512];
+          Sum<double> sums_1_here[2];
 #pragma unroll
-        for (int lane = 0; lane < kLanes; ++lane) {
-          const double d_out_value = widen(d_out_in[p], lane);
-          const double x_value = widen(x_in[p], lane);
-          const double weight_value = widen(weight_in[p], lane);
-          const double bias_value = widen(bias_in[p], lane);
-          double total_3_term_value;
-          double total_3_term_by_value;
-          double total_4_term_value;
-          double total_4_term_by_value;
-          double carried_value;
-          double total_term_value;
-          double total_term_by_value;
-          double total_2_term_value;
-          backward_row_stage_1(d_out_value, x_value, saved_mean_value, inverse_root_value, weight_value,
-              bias_value, total_3_term_value, total_3_term_by_value, total_4_term_value,
-              total_4_term_by_value, carried_value, total_term_value, total_term_by_value,
-              total_2_term_value);
-          if (is_here) sums_1[0].add(total_3_term_value, total_3_term_by_value);
-          if (is_here) sums_1[1].add(total_4_term_value, total_4_term_by_value);
-          d_out_in[p].at[lane] = carried_value;
-          if (is_here) total_sum[p][lane].add(total_term_value, total_term_by_value);
-          if (is_here) total_2_sum[p][lane].add(total_2_term_value);
+          for (int lane = 0; lane < kLanes; ++lane) {
+            const double d_out_value = widen(d_out_in[p], lane);
+            const double x_value = widen(x_in[p], lane);
+            const double weight_value = widen(weight_in[p], lane);
+            const double bias_value = widen(bias_in[p], lane);
+            double total_3_term_value;
+            double total_3_term_by_value;
+            double total_4_term_value;
+            double total_4_term_by_value;
+            double carried_value;
+            double total_term_value;
+            double total_term_by_value;
+            double total_2_term_value;
+            backward_row_stage_1(d_out_value, x_value, saved_mean_value, inverse_root_value, weight_value,
+                bias_value, total_3_term_value, total_3_term_by_value, total_4_term_value,
+                total_4_term_by_value, carried_value, total_term_value, total_term_by_value,
+                total_2_term_value);
+            sums_1_here[0].add(total_3_term_value, total_3_term_by_value);
+            sums_1_here[1].add(total_4_term_value, total_4_term_by_value);
+            d_out_in[p].at[lane] = carried_value;
+            total_sum[p][lane].add(total_term_value, total_term_by_value);
+            total_2_sum[p][lane].add(total_2_term_value);
+          }
+          if (is_here) sums_1[0].merge(sums_1_here[0]);
+          if (is_here) sums_1[1].merge(sums_1_here[1]);
+          d_out_next[slot * 4096 + p * 512] = d_out_in[p];
         }
-        d_out_next[slot * 4096 + p * 512] = d_out_in[p];
       }
       combine<16, true, false>(sums_1, cells[turn++ & 1]);
       if (threadIdx.x == 0) {
@@ -831,19 +853,17 @@ backward_row(const double* __restrict__ d_out, const double* __restrict__ x,
     send_row(first + 2 * stride, slot_before);
     slot = slot == 2 ? 0 : slot + 1;
   }
-  // One partial for each column and block: the rows that the block took side by side are merged here.
-  __shared__ Sum<double> beside[512];
+  // One partial for each column and team: what threads have of it meets where packs were sent.
+  auto* const cells_of_sums = room + 0;
+  wait_for_sent<0>();
+  __syncthreads();
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
-    const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
-#pragma unroll
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const bool is_mine = threadIdx.y == 0 && i < reach;
-      merge_beside(total_sum[p][lane], beside);
-      if (is_mine) total_partials[team * length + i + begin + lane] = total_sum[p][lane];
-      merge_beside(total_2_sum[p][lane], beside);
-      if (is_mine) total_2_partials[team * length + i + begin + lane] = total_2_sum[p][lane];
-    }
+    const Index i = p * blockDim.x * kLanes;
+    leave_columns(total_sum[p], cells_of_sums, total_partials + (team * length + i + begin),
+        static_cast<int64_t>(reach) - i);
+    leave_columns(total_2_sum[p], cells_of_sums, total_2_partials + (team * length + i + begin),
+        static_cast<int64_t>(reach) - i);
   }
 }
 

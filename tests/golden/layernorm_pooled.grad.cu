@@ -153,6 +153,34 @@ __device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, 
   return all;
 }
 
+// What a block's threads have of columns, N neighbours each: merged over its rows in a fixed tree, and left for as many columns
+// as there are, as they lie. Of a thread's N cells each is in a part of its own, for threads beside each other to use other
+// banks; all are free again afterwards.
+template <typename Accumulator, int N>
+__device__ __forceinline__ void leave_columns(const Accumulator (&mine)[N], void* memory,
+    Accumulator* partials,
+    int64_t columns) {
+  Accumulator* const cells = static_cast<Accumulator*>(memory);
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
+  const int part = threads + (N < 32 ? 32 / N : 1);
+#pragma unroll
+  for (int n = 0; n < N; ++n) cells[n * part + thread] = mine[n];
+  __syncthreads();
+  for (int rows = blockDim.y; rows > 1;) {
+    const int half = (rows + 1) / 2;
+    if (threadIdx.y < rows - half) {
+#pragma unroll
+      for (int n = 0; n < N; ++n) cells[n * part + thread].merge(cells[n * part + thread + half * blockDim.x]);
+    }
+    rows = half;
+    __syncthreads();
+  }
+  for (int n = thread; n < min(columns, static_cast<int64_t>(blockDim.x * N)); n += threads) {
+    partials[n] = cells[n % N * part + n / N];
+  }
+  __syncthreads();
+}
+
 // The accumulator of the thread whose number in the warp differs in one bit.
 template <template <typename> class Kind, typename T>
 __device__ __forceinline__ Kind<T> exchange(Kind<T> mine, int bit) {
@@ -191,7 +219,7 @@ __device__ __forceinline__ void combine(Kind<T> (&mine)[N], T* cells) {
 
 // Merges the accumulators of a block's rows, in order, into the first row's.
 template <typename T>
-__device__ void merge_beside(Sum<T>& mine, Sum<T>* cells) {
+[[maybe_unused]] __device__ __forceinline__ void merge_beside(Sum<T>& mine, Sum<T>* cells) {
   if (blockDim.y == 1) return;
   cells[threadIdx.y * blockDim.x + threadIdx.x] = mine;
   __syncthreads();
@@ -749,25 +777,19 @@ backward_bundle(const float* saved_variance, const float* x, const float* p_oper
     }
   }
   // One partial for each column and block: the bundles that the block took side by side are merged here.
-  __shared__ Sum<float> each_beside[256];
+  __shared__ alignas(16) Sum<float> cells_of_sums[1056];
   Sum<float> total_row[1] = { total_sum };
   combine<8, false>(total_row, cells[turn++ & 1]);
-  merge_beside(total_row[0], each_beside);
+  merge_beside(total_row[0], cells_of_sums);
   if (threadIdx.x + threadIdx.y == 0) total_partials[blockIdx.x] = total_row[0];
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
-    const Index i = (threadIdx.x + p * blockDim.x) * kLanes;
-    const bool is_mine = threadIdx.y == 0 && i < length;
-#pragma unroll
-    for (int n = 0; n < kWindows; ++n) {
-      merge_beside(total_3_sum[p][n], each_beside);
-      if (is_mine) total_3_partials[blockIdx.x * (length / kInner) + i / kInner + n] = total_3_sum[p][n];
-    }
-#pragma unroll
-    for (int n = 0; n < kLanes; ++n) {
-      merge_beside(total_2_sum[p][n], each_beside);
-      if (is_mine) total_2_partials[blockIdx.x * length + i + n] = total_2_sum[p][n];
-    }
+    leave_columns(total_3_sum[p], cells_of_sums,
+        total_3_partials + (blockIdx.x * (length / kInner) + p * blockDim.x * kWindows),
+        static_cast<int64_t>((length / kInner)) - p * blockDim.x * kWindows);
+    leave_columns(total_2_sum[p], cells_of_sums,
+        total_2_partials + (blockIdx.x * length + p * blockDim.x * kLanes),
+        static_cast<int64_t>(length) - p * blockDim.x * kLanes);
   }
 }
 

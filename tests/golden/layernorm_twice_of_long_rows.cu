@@ -206,6 +206,7 @@ template <typename Accumulator, int kCells, typename T>
 __device__ __forceinline__ void merge_numbers(const unsigned int* words, int blocks, T& found) {
   const int width = lanes_for(blocks);
   Accumulator all;
+#pragma unroll 1
   for (int other = threadIdx.x % width; other < blocks; other += 32) {
     T theirs;
     assemble(words + other * kCells, theirs);

@@ -206,6 +206,7 @@ template <typename Accumulator, int kCells, typename T>
 __device__ __forceinline__ void merge_numbers(const unsigned int* words, int blocks, T& found) {
   const int width = lanes_for(blocks);
   Accumulator all;
+#pragma unroll 1
   for (int other = threadIdx.x % width; other < blocks; other += 32) {
     T theirs;
     assemble(words + other * kCells, theirs);
@@ -789,6 +790,7 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
+      Sum<float> sums_1_here[2];
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float d_out_value = widen(d_out_in[p], lane);
@@ -798,9 +800,11 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
         float total_2_term_value;
         backward_row_stage_1(d_out_value, x_value, saved_mean_value, inverse_root_value, saved_mean__value,
             total_term_value, total_term_by_value, total_2_term_value);
-        sums_1[0].add_if(is_here, total_term_value, total_term_by_value);
-        if (is_here) sums_1[1].add(total_2_term_value);
+        sums_1_here[0].add(total_term_value, total_term_by_value);
+        sums_1_here[1].add(total_2_term_value);
       }
+      if (is_here) sums_1[0].merge(sums_1_here[0]);
+      if (is_here) sums_1[1].merge(sums_1_here[1]);
     }
     combine<16, true>(sums_1, cells[turn++ & 1]);
     combine_team<2>(sums_1, meeting, rank, blocks, turn, team_totals);
@@ -818,6 +822,7 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
+      Sum<float> sums_2_here[2];
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float d_out_value = widen(d_out_in[p], lane);
@@ -830,10 +835,12 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
         backward_row_stage_2(x_value, saved_mean_value, inverse_root_2_value, saved_mean__value,
             negated_value, d_out_value, inverse_root_3_value, product_value, total_3_term_value,
             total_3_term_by_value, total_4_term_value, total_4_term_by_value, carried_value);
-        sums_2[0].add_if(is_here, total_3_term_value, total_3_term_by_value);
-        sums_2[1].add_if(is_here, total_4_term_value, total_4_term_by_value);
+        sums_2_here[0].add(total_3_term_value, total_3_term_by_value);
+        sums_2_here[1].add(total_4_term_value, total_4_term_by_value);
         carried[p][lane] = carried_value;
       }
+      if (is_here) sums_2[0].merge(sums_2_here[0]);
+      if (is_here) sums_2[1].merge(sums_2_here[1]);
     }
     combine<16, true>(sums_2, cells[turn++ & 1]);
     combine_team<2>(sums_2, meeting, rank, blocks, turn, team_totals);

@@ -215,6 +215,7 @@ template <typename Accumulator, int kCells, typename T>
 __device__ __forceinline__ void merge_numbers(const unsigned int* words, int blocks, T& found) {
   const int width = lanes_for(blocks);
   Accumulator all;
+#pragma unroll 1
   for (int other = threadIdx.x % width; other < blocks; other += 32) {
     T theirs;
     assemble(words + other * kCells, theirs);
@@ -385,13 +386,15 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, ForwardSizes s
         const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
         const bool is_here = i < end;
         x_in[p] = x_next[slot * 2048 + p * 512];
+        Peak<float> peaks_1_here[1];
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
           const float x_value = widen(x_in[p], lane);
           float peak_term_value;
           forward_row_stage_1(x_value, peak_term_value);
-          peaks_1[0].add_if(is_here, peak_term_value);
+          peaks_1_here[0].add(peak_term_value);
         }
+        if (is_here) peaks_1[0].merge(peaks_1_here[0]);
       }
       combine<16, true, false>(peaks_1, cells[turn++ & 1]);
       if (threadIdx.x == 0) {

@@ -215,6 +215,7 @@ template <typename Accumulator, int kCells, typename T>
 __device__ __forceinline__ void merge_numbers(const unsigned int* words, int blocks, T& found) {
   const int width = lanes_for(blocks);
   Accumulator all;
+#pragma unroll 1
   for (int other = threadIdx.x % width; other < blocks; other += 32) {
     T theirs;
     assemble(words + other * kCells, theirs);
@@ -389,13 +390,15 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restr
         const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
         const bool is_here = i < end;
         x_in[p] = x_next[slot * 2048 + p * 512];
+        Peak<float> peaks_1_here[1];
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
           const float x_value = widen(x_in[p], lane);
           float peak_term_value;
           forward_row_stage_1(x_value, peak_term_value);
-          peaks_1[0].add_if(is_here, peak_term_value);
+          peaks_1_here[0].add(peak_term_value);
         }
+        if (is_here) peaks_1[0].merge(peaks_1_here[0]);
       }
       combine<16, true, false>(peaks_1, cells[turn++ & 1]);
       if (threadIdx.x == 0) {
@@ -529,6 +532,7 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
         d_out_in[p] = d_out_next[p * 992];
         x_in[p] = x_next[p * 992];
       }
+      Sum<float> sums_1_here[2];
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float d_out_value = widen(d_out_in[p], lane);
@@ -536,9 +540,11 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
         float total_term_value;
         float total_2_term_value;
         backward_row_stage_1(d_out_value, x_value, saved_amax_value, total_term_value, total_2_term_value);
-        if (is_here) sums_1[0].add(total_term_value);
-        if (is_here) sums_1[1].add(total_2_term_value);
+        sums_1_here[0].add(total_term_value);
+        sums_1_here[1].add(total_2_term_value);
       }
+      if (is_here) sums_1[0].merge(sums_1_here[0]);
+      if (is_here) sums_1[1].merge(sums_1_here[1]);
     }
     combine<32, true>(sums_1, cells[turn++ & 1]);
     combine_team<2>(sums_1, meeting, rank, blocks, turn, team_totals);

@@ -215,6 +215,7 @@ template <typename Accumulator, int kCells, typename T>
 __device__ __forceinline__ void merge_numbers(const unsigned int* words, int blocks, T& found) {
   const int width = lanes_for(blocks);
   Accumulator all;
+#pragma unroll 1
   for (int other = threadIdx.x % width; other < blocks; other += 32) {
     T theirs;
     assemble(words + other * kCells, theirs);
@@ -400,13 +401,15 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, ForwardSizes s
       if (p >= kHeld) {
         x_in[p] = x_next[p * 1024];
       }
+      Peak<float> peaks_1_here[1];
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
         float peak_term_value;
         forward_row_stage_1(x_value, peak_term_value);
-        peaks_1[0].add_if(is_here, peak_term_value);
+        peaks_1_here[0].add(peak_term_value);
       }
+      if (is_here) peaks_1[0].merge(peaks_1_here[0]);
     }
     combine<32, true>(peaks_1, cells[turn++ & 1]);
     combine_team<1>(peaks_1, meeting, rank, blocks, turn, team_totals);
@@ -420,13 +423,15 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, ForwardSizes s
       if (p >= kHeld) {
         x_in[p] = x_next[p * 1024];
       }
+      Sum<float> sums_2_here[1];
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
         float total_term_value;
         forward_row_stage_2(x_value, peak_value, total_term_value);
-        sums_2[0].add_if(is_here, total_term_value);
+        sums_2_here[0].add(total_term_value);
       }
+      if (is_here) sums_2[0].merge(sums_2_here[0]);
     }
     combine<32, true>(sums_2, cells[turn++ & 1]);
     combine_team<1>(sums_2, meeting, rank, blocks, turn, team_totals);

@@ -215,6 +215,7 @@ template <typename Accumulator, int kCells, typename T>
 __device__ __forceinline__ void merge_numbers(const unsigned int* words, int blocks, T& found) {
   const int width = lanes_for(blocks);
   Accumulator all;
+#pragma unroll 1
   for (int other = threadIdx.x % width; other < blocks; other += 32) {
     T theirs;
     assemble(words + other * kCells, theirs);
@@ -407,13 +408,15 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restr
       if (p >= kHeld) {
         x_in[p] = x_next[p * 1024];
       }
+      Peak<float> peaks_1_here[1];
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
         float peak_term_value;
         forward_row_stage_1(x_value, peak_term_value);
-        peaks_1[0].add_if(is_here, peak_term_value);
+        peaks_1_here[0].add(peak_term_value);
       }
+      if (is_here) peaks_1[0].merge(peaks_1_here[0]);
     }
     combine<32, true>(peaks_1, cells[turn++ & 1]);
     combine_team<1>(peaks_1, meeting, rank, blocks, turn, team_totals);
@@ -427,13 +430,15 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restr
       if (p >= kHeld) {
         x_in[p] = x_next[p * 1024];
       }
+      Sum<float> sums_2_here[1];
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
         float total_term_value;
         forward_row_stage_2(x_value, peak_value, total_term_value);
-        sums_2[0].add_if(is_here, total_term_value);
+        sums_2_here[0].add(total_term_value);
       }
+      if (is_here) sums_2[0].merge(sums_2_here[0]);
     }
     combine<32, true>(sums_2, cells[turn++ & 1]);
     combine_team<1>(sums_2, meeting, rank, blocks, turn, team_totals);
@@ -553,6 +558,7 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ saved_su
         d_out_in[p] = d_out_next[p * 992];
         x_in[p] = x_next[p * 992];
       }
+      Sum<float> sums_1_here[1];
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float d_out_value = widen(d_out_in[p], lane);
@@ -560,9 +566,10 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ saved_su
         float total_term_value;
         float carried_value;
         backward_row_stage_1(d_out_value, x_value, saved_bound_value, total_term_value, carried_value);
-        if (is_here) sums_1[0].add(total_term_value);
+        sums_1_here[0].add(total_term_value);
         x_in[p].at[lane] = carried_value;
       }
+      if (is_here) sums_1[0].merge(sums_1_here[0]);
       if (p >= kHeld) x_next[p * 992] = x_in[p];
     }
     combine<32, true>(sums_1, cells[turn++ & 1]);

@@ -175,18 +175,6 @@ __device__ __forceinline__ Kind<T> exchange(Kind<T> mine, int bit) {
   return {__shfl_xor_sync(0xffffffffu, mine.number(), bit)};
 }
 
-// Merges the accumulators of a block's rows, in order, into the first row's.
-template <typename T>
-__device__ void merge_beside(Sum<T>& mine, Sum<T>* cells) {
-  if (blockDim.y == 1) return;
-  cells[threadIdx.y * blockDim.x + threadIdx.x] = mine;
-  __syncthreads();
-  if (threadIdx.y == 0) {
-    for (int other = 1; other < blockDim.y; ++other) mine.merge(cells[other * blockDim.x + threadIdx.x]);
-  }
-  __syncthreads();
-}
-
 // The same number, from which everything is found again: conditions that a compiler keeps from one time through a row to
 // the next take more instructions than to find them.
 [[maybe_unused]] __device__ __forceinline__ float again(float x) {
@@ -501,15 +489,25 @@ backward_column(const float* __restrict__ x, const float* __restrict__ saved_bou
       if (is_here) store(d_x + (base + i * behind), d_x_out);
     }
   }
-  __shared__ Sum<float> beside[128];
+  constexpr int kWarps = 4;
+  __shared__ Sum<float> cells_of_sums[1][kPacks][kWarps];
+  const int place = (threadIdx.y * blockDim.x + threadIdx.x) % 32,
+      warp = (threadIdx.y * blockDim.x + threadIdx.x) / 32;
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
-    const Index i = p;
     {
       Sum<float> total = total_sum[p * 128];
-      merge_beside(total, beside);
-      for (int offset = blockDim.x / 2; offset > 0; offset /= 2) total.merge(exchange(total, offset));
-      if (threadIdx.x == 0 && threadIdx.y == 0) total_partials[blockIdx.x * length + i] = total;
+#pragma unroll
+      for (int bit = 16; bit > 0; bit /= 2) total.merge(exchange(total, bit));
+      if (place == 0) cells_of_sums[0][p][warp] = total;
+    }
+  }
+  __syncthreads();
+  for (int p = threadIdx.y * blockDim.x + threadIdx.x; p < kPacks; p += blockDim.x * blockDim.y) {
+    {
+      Sum<float> total;
+      for (int other = 0; other < blockDim.x * blockDim.y / 32; ++other) total.merge(cells_of_sums[0][p][other]);
+      total_partials[blockIdx.x * length + p] = total;
     }
   }
 }

@@ -145,18 +145,6 @@ __device__ __forceinline__ Kind<T> exchange(Kind<T> mine, int bit) {
   return {__shfl_xor_sync(0xffffffffu, mine.number(), bit)};
 }
 
-// Merges the accumulators of a block's rows, in order, into the first row's.
-template <typename T>
-__device__ void merge_beside(Sum<T>& mine, Sum<T>* cells) {
-  if (blockDim.y == 1) return;
-  cells[threadIdx.y * blockDim.x + threadIdx.x] = mine;
-  __syncthreads();
-  if (threadIdx.y == 0) {
-    for (int other = 1; other < blockDim.y; ++other) mine.merge(cells[other * blockDim.x + threadIdx.x]);
-  }
-  __syncthreads();
-}
-
 // The same number, from which everything is found again: conditions that a compiler keeps from one time through a row to
 // the next take more instructions than to find them.
 [[maybe_unused]] __device__ __forceinline__ float again(float x) {

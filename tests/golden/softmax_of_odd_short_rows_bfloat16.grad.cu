@@ -210,6 +210,34 @@ __device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, 
   return all;
 }
 
+// What a block's threads have of columns, N neighbours each: merged over its rows in a fixed tree, and left for as many columns
+// as there are, as they lie. Of a thread's N cells each is in a part of its own, for threads beside each other to use other
+// banks; all are free again afterwards.
+template <typename Accumulator, int N>
+__device__ __forceinline__ void leave_columns(const Accumulator (&mine)[N], void* memory,
+    Accumulator* partials,
+    int64_t columns) {
+  Accumulator* const cells = static_cast<Accumulator*>(memory);
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
+  const int part = threads + (N < 32 ? 32 / N : 1);
+#pragma unroll
+  for (int n = 0; n < N; ++n) cells[n * part + thread] = mine[n];
+  __syncthreads();
+  for (int rows = blockDim.y; rows > 1;) {
+    const int half = (rows + 1) / 2;
+    if (threadIdx.y < rows - half) {
+#pragma unroll
+      for (int n = 0; n < N; ++n) cells[n * part + thread].merge(cells[n * part + thread + half * blockDim.x]);
+    }
+    rows = half;
+    __syncthreads();
+  }
+  for (int n = thread; n < min(columns, static_cast<int64_t>(blockDim.x * N)); n += threads) {
+    partials[n] = cells[n % N * part + n / N];
+  }
+  __syncthreads();
+}
+
 // The accumulator of the thread whose number in the warp differs in one bit.
 template <template <typename> class Kind, typename T>
 __device__ __forceinline__ Kind<T> exchange(Kind<T> mine, int bit) {
@@ -244,18 +272,6 @@ __device__ __forceinline__ void combine(Kind<T> (&mine)[N], T* cells) {
 #pragma unroll
     for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
   }
-}
-
-// Merges the accumulators of a block's rows, in order, into the first row's.
-template <typename T>
-__device__ void merge_beside(Sum<T>& mine, Sum<T>* cells) {
-  if (blockDim.y == 1) return;
-  cells[threadIdx.y * blockDim.x + threadIdx.x] = mine;
-  __syncthreads();
-  if (threadIdx.y == 0) {
-    for (int other = 1; other < blockDim.y; ++other) mine.merge(cells[other * blockDim.x + threadIdx.x]);
-  }
-  __syncthreads();
 }
 
 // The kernel before this one in the stream is done, and what it wrote is there.
@@ -539,17 +555,13 @@ backward_row(const __nv_bfloat16* x, const float* saved_bound, const __nv_bfloat
     __syncthreads();
     store_all(d_x + first * length, d_x_staged, taken);
   }
-  // One partial for each column and block: the rows that the block took side by side are merged here.
-  __shared__ Sum<float> beside[256];
+  // One partial for each column and block.
+  __shared__ alignas(16) Sum<float> cells_of_sums[2592];
+  {
+    Sum<float> mine[kPacks];
 #pragma unroll
-  for (int p = 0; p < kPacks; ++p) {
-    const Index i = threadIdx.x * kPacks + p;
-#pragma unroll
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const bool is_mine = threadIdx.y == 0 && i < length;
-      merge_beside(total_sum[p][lane], beside);
-      if (is_mine) total_partials[blockIdx.x * length + i + lane] = total_sum[p][lane];
-    }
+    for (int p = 0; p < kPacks; ++p) mine[p] = total_sum[p][0];
+    leave_columns(mine, cells_of_sums, total_partials + blockIdx.x * length, length);
   }
 }
 

@@ -1,0 +1,59 @@
+"""Views of sums by column: where a thread has its own, and how a block leaves them."""
+
+from __future__ import annotations
+
+from fusegen.aheadviews import AheadView
+from fusegen.reductionviews import ReductionView
+
+_BANKS = 32
+_MOST_BESIDE_OTHERS = 128  # threads of a row that shares a block with others
+
+
+class SummingView(AheadView):
+    """A kernel whose threads may add up columns while rows pass by."""
+
+    @property
+    def adds_anyway(self) -> bool:
+        """Whether elements are added up without a condition at each: behind those of a team's
+        blocks, which also count turns, nvcc puts a branch around each element.
+        """
+        return self.is_team
+
+    @property
+    def sums_anyway(self) -> bool:
+        """Whether columns are, those beyond a row's end too, for which nobody asks: where a block
+        has no rows side by side, of which some may be none.
+        """
+        tier = self.kernel.tier
+        if tier is None or self.family != "row":
+            return False
+        return self.is_team or tier.shortest >= _MOST_BESIDE_OTHERS * self.elements
+
+    def sum_at(self, reduction: ReductionView) -> str:
+        """A thread's sum of one column."""
+        if self.has_shared_sums:
+            place = "p" if self.family == "column" else "(p * kLanes + lane)"
+            return f"{reduction.name}_sum[{place} * {self.threads}]"
+        return f"{reduction.name}_sum[p]" + ("" if self.family == "column" else "[lane]")
+
+    @property
+    def leaves_columns(self) -> bool:
+        """Whether each block leaves sums of columns that lie beside each other."""
+        by_row = self.family == "row" and not self.kept
+        return bool(self.sums) and (by_row or self.family == "outer")
+
+    @property
+    def cells_of_sums(self) -> int:
+        """How many sums by column a block leaves at once, with what keeps them in other banks."""
+        return self.threads * (self.packs if self.is_staged else self.lanes) + _BANKS
+
+    @property
+    def leaves_where_sent(self) -> bool:
+        """Whether they fit where packs were sent ahead."""
+        wanted = self.cells_of_sums * 4 * self._words
+        return self.is_sent_ahead and wanted <= self.turns_ahead * self._bytes_a_turn
+
+    @property
+    def sums_at_once(self) -> int:
+        """How many neighbours' sums an access takes to their partials."""
+        return 1 if self.is_shifted else min(self.lanes, 4 // self._words)
