@@ -21,7 +21,7 @@ from fusegen.ir import Expr
 from fusegen.longrows import full_tier, reduced_axes
 from fusegen.program import Program
 from fusegen.signature import Rows, Signature, is_double
-from fusegen.target import H200, ITEM_BYTES, TARGETS, Limits
+from fusegen.target import DEAR, H200, ITEM_BYTES, TARGETS, Limits
 from fusegen.tiers import LEAST_STRETCH, Tier, row_tier
 from fusegen.traffic import moved
 
@@ -198,7 +198,8 @@ def _tier(
         stretch = _stretch(programs, axes, bound, order)
         has_stretches = stretch >= LEAST_STRETCH
         each = max(words), max(forward or words)
-        tier = row_tier(length, widest, *each, limits.processors, has_stretches=has_stretches)
+        kind = {"has_stretches": has_stretches, "is_dear": _is_dear(programs, axes)}
+        tier = row_tier(length, widest, *each, limits.processors, **kind)
         if tier is None:
             return None
         tier = replace(tier, room=room)
@@ -220,6 +221,13 @@ def _tier(
     behind = math.prod(bound.domain[a] for a in order[inner + 1 :])
     columns = column_tier(length, behind, widest, max(words))
     return columns and replace(columns, room=room)
+
+
+def _is_dear(programs: Sequence[Program], axes: ir.Extent) -> bool:
+    """Whether gradients call functions for each element of a row before they reduce it."""
+    nodes = [n for p in programs if p.name != "forward" for n in ir.topological(p.graph.roots)]
+    below = ir.topological(a for n in nodes if n.op == "reduce" for a in n.args)
+    return any(n.op in DEAR and n.extent & axes for n in below)
 
 
 def _stretch(

@@ -15,6 +15,9 @@ from fusegen.tiers import ANY_LENGTH, Tier, most_blocks
 
 _LONGER_THAN = 16384  # elements; shorter rows have blocks of fewer threads
 _MOST_THREADS = 1024
+# Rows that begin anywhere, share tensors and are longer than this have such blocks as well, of so
+# many elements a thread and threads, which keep what some tensors at most have for all rows.
+_LONGER_BESIDE, _KEPT, _MOST_KEEPING, _MOST_KEPT = 12288, 16, 832, 2
 # Elements of a thread, by the bytes of the widest and how many tensors are held: where a row has a
 # block to itself, and where several share it.
 _ALONE: Mapping[tuple[int, int], tuple[int, ...]] = {
@@ -43,6 +46,10 @@ def full_tier(
     tier is the one of smaller blocks, widest the size of the widest element in bytes, tensors how
     many are held, processors how many a device has.
     """
+    if tier.is_shifted and tensors == 1 and _keeps_shared(programs, axes):
+        threads = -(-length // (_KEPT * 32)) * 32
+        if length > _LONGER_BESIDE and threads <= _MOST_KEEPING:
+            return _full(tier, _KEPT, threads, _KEPT * threads)
     is_long = tier.is_shared and length > _LONGER_THAN and tier.lanes > 1
     if not (programs and is_long and _fits(programs, axes, tier)):
         return None
@@ -61,6 +68,24 @@ def full_tier(
     blocks = -(-length // (elements * threads))
     has_room = blocks <= most_blocks(processors, tier.lanes if tier.is_shifted else 1)
     return _full(tier, elements, threads, ANY_LENGTH) if has_room else None
+
+
+def _keeps_shared(programs: Sequence[Program], axes: ir.Extent) -> bool:
+    """Whether these are forward programs of which a thread has room for what rows share, beside its
+    elements of a row: packs that begin anywhere would bring it element by element.
+    """
+    inputs = [leaf.extent for p in programs for leaf in p.graph.inputs]
+    shared = [extent for extent in inputs if extent & axes and extent != max(inputs, key=len)]
+    is_apt = bool(programs) and all(p.name == "forward" for p in programs)
+    is_apt = is_apt and all(reduced_axes(p) == {axes} for p in programs) and not _calls(programs)
+    return is_apt and 0 < len(shared) <= _MOST_KEPT and all(extent == axes for extent in shared)
+
+
+def _calls(programs: Sequence[Program]) -> bool:
+    """Whether functions are called before a reduction."""
+    nodes = [n for p in programs for n in ir.topological(p.graph.roots)]
+    below = ir.topological(a for n in nodes if n.op == "reduce" for a in n.args)
+    return any(n.op in DEAR for n in below)
 
 
 def _threads(tier: Tier, bytes_each: int) -> int:

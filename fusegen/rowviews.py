@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cached_property
 
+from fusegen import ir
 from fusegen.columntiers import MOST_ADDED_ALONE, resident_alone
 from fusegen.indexing import Read
 from fusegen.reductionviews import StageView
 from fusegen.stretchviews import MOST_AT_ONCE
 from fusegen.summingviews import SummingView
-from fusegen.target import ITEM_BYTES
+from fusegen.target import DEAR, ITEM_BYTES
 
 # What a block may hold and add up in registers, of 65,536 that a multiprocessor has.
-_REGISTERS = 32768
+_REGISTERS, _NARROW_REGISTERS = 32768, 49152
 _MOST_IN_PAIRS = 16  # elements of a row that a thread has in column sums, where rows come in twos
 _MOST_ALONG_BYTES = 32 << 10  # of a block, for what every row reads; more where packs are long
 _FEW_LANES = 4
 _MOST_KEEPING = 1024  # threads of a multiprocessor, of kernels that are light but for that
 _MOST_BESIDE = 36  # of what strided rows hold, and have beside it for all of their elements
-_MANY_SUMS = 48  # registers of a thread, for sums
+_MANY_SUMS = 48  # registers of a thread, for sums, or for rows and what they share in large blocks
 # Blocks where rows pass by, by the registers of what a thread keeps of its columns beside them.
 _BLOCKS_PASSING = ((12, 4), (32, 3), (48, 2), (1 << 30, 1))
 _FEW_REGISTERS, _FEW_KEPT = 64, 40  # of a thread, and of those for what is kept
@@ -55,12 +56,14 @@ class RowView(SummingView):
         if not self.sums:
             # From memory they would come element by element, and shared memory is full.
             words = self.elements * (len(self.full_reads) + len(self.along_reads)) * self._words
-            is_apt = self.lanes == 1 or (self.is_shifted and self.is_team)
             tier = self.kernel.tier
+            is_full = tier is not None and tier.is_full
+            is_apt = self.lanes == 1 or (self.is_shifted and (self.is_team or is_full))
             if tier and self._shares_many and not self.is_narrow:
                 has_room = tier.resident - self.threads < _MANY_THREADS
                 return has_room and bool(self.along_reads) and words <= _MANY_KEPT
             most = _MANY_KEPT_NARROW if self.is_staged and self.is_narrow else _FEW_KEPT
+            most = _MANY_SUMS if is_full else most
             return is_apt and bool(self.along_reads) and words <= most
         kept = _words(self.full_reads + self.along_reads)
         kept += (self._most_held - len(self.full_reads)) * self._words
@@ -239,7 +242,12 @@ class RowView(SummingView):
         # sought by a stage of its own.
         wide = [r for r in self.own_reads if self.is_narrow and ITEM_BYTES[r.buffer.dtype] >= 4]
         found = self.along_reads + self.own_reads + self.single_reads + wide
-        return len(found) > (2 if is_full else 4) or (self.is_narrow and bool(self.positions))
+        # So does what functions take, beside what is kept for the gradient.
+        stored = ir.topological(value for _, value in self.kernel.stores)
+        calls = any(n.op in DEAR for n in stored if n.extent == self._all)
+        calls = calls and bool(self.row_stores) and tier.resident > _MOST_KEEPING
+        many = len(found) + calls
+        return many > (2 if is_full else 4) or (self.is_narrow and bool(self.positions))
 
     @property
     def is_guarded(self) -> bool:
@@ -356,6 +364,10 @@ class RowView(SummingView):
         held = self.elements * self._most_held + self.sums_a_thread * len(self.sums)
         if self.is_alone:
             return held * self._words > MOST_ADDED_ALONE
+        if self.is_narrow and self.elements > MOST_AT_ONCE and not self.carried:
+            # Until they are worked on, packs of two bytes take half as many.
+            packed = self.elements * _words(self.full_reads) + self.sums_a_thread * len(self.sums)
+            return packed * self.threads > _NARROW_REGISTERS
         taken = held * self._words * self.threads
         if len(self.stages) > 1:  # what a stage leaves for another is there twice for a while
             taken *= 2 * self.least_blocks

@@ -49,7 +49,8 @@ _NARROW_ROWS = (  # elements of two bytes
     _Rows(512, 16, 8, 256),
     _Rows(4096, 32, 16, 256, 32, 1536),
     _Rows(8192, 32, 16, 512, 32, 1536),
-    _Rows(12288, 32, 32, 384, 32, 1536),
+    _Rows(12288, 32, 24, 512, 32, 1536),
+    _Rows(16384, 32, 32, 512, 32, 1536),
     _Rows(16384, 32, 16, 512, 32, 1536),
 )
 _NARROW_ROWS_OF_SEVERAL = (
@@ -107,6 +108,7 @@ _STRETCHED_SHARES = {
 ANY_LENGTH = 1 << 30
 MOST_BLOCKS = 160  # of a team
 WORDS = 64  # registers of a thread for what it holds, half of what 512 threads may have
+_MOST_DEAR = 24  # sums by column of a thread, beside what it computes of a row and keeps
 _FEW_WORDS = 16  # of a thread that has 1,023 beside it, and as many sums to keep
 MOST_SHARED_BYTES = 156 << 10  # of a block, beside its fixed share, where a device has as many
 _STRETCH_BYTES = 24 << 10  # of those, for sums of stretches
@@ -239,24 +241,27 @@ def row_tier(
     processors: int,
     *,
     has_stretches: bool = False,
+    is_dear: bool = False,
 ) -> Tier | None:
     """The tier of rows that lie together; None where they do not fit on the chip.
 
     widest is the size of the widest element in bytes, words the registers that one element takes
     in all the tensors of which a row is held, forward_words the same where there are no gradients,
     processors how many a device has. has_stretches says that rows fall into stretches of equal
-    length, and not too short ones.
+    length, and not too short ones; is_dear that gradients call functions for each element before
+    they reduce a row.
     """
+    kind = {"has_stretches": has_stretches, "is_dear": is_dear}
     sizes = (widest, words, forward_words, processors)
     lanes, whole = lanes_of(length, widest), _PACK_BYTES // widest
     least = _LEAST_SHIFTED_NARROW if widest <= 2 else _LEAST_SHIFTED * lanes
     is_apt = widest <= 4 and lanes < _FEW_LANES and lanes < whole and not has_stretches
     if is_apt and length >= least:
-        tier = _tier_of(length, whole, *sizes, is_shifted=True)
+        tier = _tier_of(length, whole, *sizes, is_dear=is_dear, is_shifted=True)
         if tier is not None:
             return tier
     is_paired = lanes == _PAIRS < whole and length <= LONGEST_STAGED and not has_stretches
-    return _tier_of(length, 1 if is_paired else lanes, *sizes, has_stretches=has_stretches)
+    return _tier_of(length, 1 if is_paired else lanes, *sizes, **kind)
 
 
 def _tier_of(
@@ -269,6 +274,7 @@ def _tier_of(
     *,
     has_stretches: bool = False,
     is_shifted: bool = False,
+    is_dear: bool = False,
 ) -> Tier | None:
     """The tier of rows whose packs have so many elements, in packs of so many lanes."""
     # Single elements need an address each.
@@ -278,8 +284,9 @@ def _tier_of(
     kind: dict[str, Any] = {"has_stretches": has_stretches, "is_shifted": is_shifted}
     longest_team = most_blocks(processors, lanes if is_shifted else 1)
     shortest = 0
+    span = length // lanes * lanes  # in packs, at most
     for row in table:
-        if row.longest < length:
+        if row.longest < span:
             shortest = row.longest
             continue
         longest, elements, summing, threads, *light = row
@@ -301,6 +308,7 @@ def _tier_of(
                 light = [light_elements, options.get(light_elements, 0)]
         fits = elements * held_words <= most
         fits = fits and summing * words <= (most if threads <= 512 else _FEW_WORDS)
+        fits = fits and not (is_dear and summing > _MOST_DEAR)
         if not fits or (is_shifted and length > summing * threads * longest_team):
             continue
         # Three tensors in shares take longer than two passes over memory.
