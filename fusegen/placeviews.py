@@ -1,8 +1,7 @@
 """Views of how kernels that go by rows reach a tensor, and where a row's packs lie.
 
-How a tensor is reached follows from its extent: by the flat index, by the index along the row, or
-by the row; whatever is none of these goes element by element. Packs lie from a row's start on, or
-shifted, where rows begin anywhere.
+How a tensor is reached follows from its extent: by the flat index, along the row, or by the row;
+whatever is none of these goes element by element. Packs lie from a row's start on, or shifted.
 """
 
 from __future__ import annotations
@@ -37,7 +36,14 @@ class PlacedView(StretchingView):
         room = self.kernel.tier.room - 4 * self._words * taken
         # Measured: sums of wide rows gain from packs two turns ahead, of others they do not.
         is_wide = self.family == "row" and bool(self.sums) and not self.is_narrow
+        is_wide |= self.adds_many and not self.is_shifted
         return room if self.kernel.tier.is_full or is_wide else min(MOST_SHARED_BYTES, room)
+
+    @property
+    def adds_many(self) -> bool:
+        """Whether a thread adds up more columns of narrow rows than others do."""
+        is_apt = self.kernel.tier is not None and self.family == "row" and not self.is_team
+        return is_apt and bool(self.sums) and self.is_narrow and self.elements > MOST_AT_ONCE
 
     @property
     def most_beside(self) -> int:

@@ -135,9 +135,9 @@ class RowView(SummingView):
     @property
     def stages_along(self) -> bool:
         """Whether a block has what every row reads in shared memory, in packs that lie as its rows'
-        do: from memory they would come element by element.
+        do: from memory they would come element by element, or keep few threads waiting.
         """
-        if not self.is_shifted or self.keeps_along:
+        if not (self.is_shifted or self.adds_many) or self.keeps_along:
             return False
         most = self._most_room - self._sums_bytes
         if self.lanes <= _FEW_LANES:

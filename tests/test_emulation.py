@@ -474,6 +474,13 @@ CASES = [
     (_NORM, (70, 96), [(96,)] * 2, {"dtype": "bfloat16"}, "row"),
     (_NORM, (9, 1023), [(1023,)] * 2, {"dtype": "bfloat16"}, "row"),
     (_NORM, (5, 12288), [(12288,)] * 2, {"dtype": "bfloat16"}, "row"),
+    (_NORM, (13, 16384), [(16384,)] * 2, {"dtype": "bfloat16"}, "row"),
+    # Rows that begin anywhere, longer than a block has packs: what is beyond comes at their edges.
+    (_NORM, (19, 12289), [(12289,)] * 2, {"dtype": "bfloat16"}, "row"),
+    (_NORM, (9, 16387), [(16387,)] * 2, {"dtype": "bfloat16"}, "row"),
+    (_NORM, (13, 12289), [(12289,)] * 2, {}, "row"),
+    (f"{_NORM} | gelu", (11, 12290), [(12290,)] * 2, {"dtype": "bfloat16"}, "row"),
+    (f"{_NORM} | gelu", (5, 16384), [(16384,)] * 2, {"dtype": "bfloat16"}, "row"),
     (_CHANNEL, (2, 300, 6, 6), [(300,)] * 2, {"dtype": "bfloat16"}, "column"),
     (_CHAIN_A, (3, 5, 7, 9), [(5,)], {"dtype": "bfloat16"}, "pointwise inner"),
     ("add(b) | gelu", (333, 64), [(64,)], {"dtype": "bfloat16"}, "outer"),
