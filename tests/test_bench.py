@@ -27,7 +27,7 @@ from fusegen.bench import (
     table,
     timing,
 )
-from fusegen.bench.sweeps import series, worst_points
+from fusegen.bench.sweeps import cliffs, series, worst_points
 from fusegen.bench.works import (
     BY_NAME,
     HOST_WORKS,
@@ -580,6 +580,7 @@ def test_the_worst_point_of_a_sweep_is_the_furthest_under_its_neighbours() -> No
     (worst,) = worst_points(points, "row length")
     assert (worst["at"], worst["of_neighbours"]) == (65, 0.6)
     assert worst["copy_of_neighbours"] == 1.0
+    assert cliffs(points, "row length") == [worst]
     (_, line) = table.sweep_lines(
         {"sweep": "s", "varied": "row length", "points": points, "worst": [worst]}
     )

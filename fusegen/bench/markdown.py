@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from fusegen.bench.sweeps import CLIFF
+from fusegen.bench.sweeps import CLIFF, cliffs
 from fusegen.bench.table import host_verdict, misses, target
 from fusegen.bench.works import BY_NAME, MODES, Work
 
@@ -170,10 +170,19 @@ def _sweeps(report: Mapping[str, Any]) -> list[str]:
     for entry in report.get("sweep", []):
         if not entry["worst"]:
             continue
+        found = cliffs(entry["points"], entry["varied"])
+        if found:
+            told = (
+                f"{c['at']} ({c['dtype']}, {c['mode']}) {c['of_neighbours']:.0%}" for c in found
+            )
+            notes.append(
+                f"Over {entry['varied']}, cliffs, points under {CLIFF:.0%} of their neighbours' "
+                f"bandwidth: {'; '.join(told)}."
+            )
+            continue
         least = min(entry["worst"], key=lambda worst: worst["of_neighbours"])
-        kind = "no cliff" if least["of_neighbours"] >= CLIFF else "a cliff"
         notes.append(
-            f"Over {entry['varied']}, {kind}: the worst point, {least['at']} ({least['dtype']}, "
+            f"Over {entry['varied']}, no cliff: the worst point, {least['at']} ({least['dtype']}, "
             f"{least['mode']}), has {least['of_neighbours']:.0%} of its neighbours' bandwidth."
         )
     return notes

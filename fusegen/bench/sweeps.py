@@ -19,25 +19,32 @@ def series(points: Sequence[dict[str, Any]]) -> dict[tuple[str, str], list[dict[
 
 def worst_points(points: Sequence[dict[str, Any]], varied: str) -> list[dict[str, Any]]:
     """In each series, the point with the least part of its two neighbours' mean bandwidth."""
-    found = []
-    for (mode, dtype), line in series(points).items():
-        triples = [
-            triple
+    lines = _beside_neighbours(points, varied)
+    return [min(line, key=lambda point: point["of_neighbours"]) for line in lines if line]
+
+
+def cliffs(points: Sequence[dict[str, Any]], varied: str) -> list[dict[str, Any]]:
+    """All points that are cliffs, series by series."""
+    lines = _beside_neighbours(points, varied)
+    return [point for line in lines for point in line if point["of_neighbours"] < CLIFF]
+
+
+def _beside_neighbours(points: Sequence[dict[str, Any]], varied: str) -> list[list[dict[str, Any]]]:
+    """In each series, what part of its two neighbours' mean bandwidth each point has."""
+    return [
+        [
+            {
+                "mode": mode,
+                "dtype": dtype,
+                "at": triple[1]["at"],
+                "of_neighbours": _of_neighbours(triple),
+                "copy_of_neighbours": _of_neighbours(triple, "copy_gbps"),
+            }
             for triple in zip(line, line[1:], line[2:], strict=False)
             if varied != "elements" or triple[1]["at"] >= FEWEST_ELEMENTS
         ]
-        if triples:
-            worst = min(triples, key=_of_neighbours)
-            found.append(
-                {
-                    "mode": mode,
-                    "dtype": dtype,
-                    "at": worst[1]["at"],
-                    "of_neighbours": _of_neighbours(worst),
-                    "copy_of_neighbours": _of_neighbours(worst, "copy_gbps"),
-                }
-            )
-    return found
+        for (mode, dtype), line in series(points).items()
+    ]
 
 
 def _of_neighbours(triple: Sequence[dict[str, Any]], what: str = "gbps") -> float:
