@@ -18,7 +18,7 @@ from fusegen.columntiers import column_tier
 from fusegen.emission import make_entry
 from fusegen.errors import UnsupportedError
 from fusegen.ir import Expr
-from fusegen.longrows import full_tier, reduced_axes
+from fusegen.longrows import full_tier, reduced_axes, terms
 from fusegen.program import Program
 from fusegen.signature import Rows, Signature, is_double
 from fusegen.target import DEAR, H200, ITEM_BYTES, TARGETS, Limits
@@ -225,9 +225,8 @@ def _tier(
 
 def _is_dear(programs: Sequence[Program], axes: ir.Extent) -> bool:
     """Whether gradients call functions for each element of a row before they reduce it."""
-    nodes = [n for p in programs if p.name != "forward" for n in ir.topological(p.graph.roots)]
-    below = ir.topological(a for n in nodes if n.op == "reduce" for a in n.args)
-    return any(n.op in DEAR and n.extent & axes for n in below)
+    others = [p for p in programs if p.name != "forward"]
+    return any(n.op in DEAR and n.extent & axes for n in terms(others))
 
 
 def _stretch(

@@ -77,15 +77,9 @@ def _keeps_shared(programs: Sequence[Program], axes: ir.Extent) -> bool:
     inputs = [leaf.extent for p in programs for leaf in p.graph.inputs]
     shared = [extent for extent in inputs if extent & axes and extent != max(inputs, key=len)]
     is_apt = bool(programs) and all(p.name == "forward" for p in programs)
-    is_apt = is_apt and all(reduced_axes(p) == {axes} for p in programs) and not _calls(programs)
+    is_apt = is_apt and all(reduced_axes(p) == {axes} for p in programs)
+    is_apt = is_apt and not any(n.op in DEAR for n in terms(programs))
     return is_apt and 0 < len(shared) <= _MOST_KEPT and all(extent == axes for extent in shared)
-
-
-def _calls(programs: Sequence[Program]) -> bool:
-    """Whether functions are called before a reduction."""
-    nodes = [n for p in programs for n in ir.topological(p.graph.roots)]
-    below = ir.topological(a for n in nodes if n.op == "reduce" for a in n.args)
-    return any(n.op in DEAR for n in below)
 
 
 def _threads(tier: Tier, bytes_each: int) -> int:
@@ -116,8 +110,7 @@ def _fits(programs: Sequence[Program], axes: ir.Extent, tier: Tier) -> bool:
     """
     extents = [leaf.extent for p in programs for leaf in p.graph.inputs if leaf.extent & axes]
     full = max(extents, key=len, default=frozenset())
-    nodes = [n for p in programs for n in ir.topological(p.graph.roots)]
-    below = ir.topological(a for n in nodes if n.op == "reduce" for a in n.args)
+    below = terms(programs)
     if not all(reduced_axes(p) == {axes} for p in programs):
         return False
     if tier.has_stretches:
@@ -125,6 +118,12 @@ def _fits(programs: Sequence[Program], axes: ir.Extent, tier: Tier) -> bool:
     dear = [n.op for n in below if n.extent == full and n.op in DEAR]
     shares = any(extent != full for extent in extents)
     return len(dear) <= 1 and BRIEF.issuperset(dear) and not (shares and (dear or tier.is_shifted))
+
+
+def terms(programs: Sequence[Program]) -> list[ir.Expr]:
+    """All that is computed before a reduction."""
+    nodes = (n for p in programs for n in ir.topological(p.graph.roots))
+    return ir.topological(a for n in nodes if n.op == "reduce" for a in n.args)
 
 
 def reduced_axes(program: Program) -> set[ir.Extent]:
