@@ -198,11 +198,14 @@ def _tier(
         stretch = _stretch(programs, axes, bound, order)
         has_stretches = stretch >= LEAST_STRETCH
         each = max(words), max(forward or words)
-        kind = {"has_stretches": has_stretches, "is_dear": _is_dear(programs, axes)}
-        tier = row_tier(length, widest, *each, limits.processors, **kind)
+        tier = row_tier(
+            *(length, widest, *each, limits.processors),
+            has_stretches=has_stretches,
+            is_dear=_is_dear(programs, axes),
+            room=room,
+        )
         if tier is None:
             return None
-        tier = replace(tier, room=room)
         own = [p for p in programs if p.name == "forward"]
         size, count = (length, widest), limits.processors
         full = full_tier(tier, *size, each[1], count, own, axes)

@@ -108,6 +108,7 @@ _STRETCHED_SHARES = {
 ANY_LENGTH = 1 << 30
 MOST_BLOCKS = 160  # of a team
 WORDS = 64  # registers of a thread for what it holds, half of what 512 threads may have
+_SUM_BYTES = 4
 _MOST_DEAR = 24  # sums by column of a thread, beside what it computes of a row and keeps
 _FEW_WORDS = 16  # of a thread that has 1,023 beside it, and as many sums to keep
 MOST_SHARED_BYTES = 156 << 10  # of a block, beside its fixed share, where a device has as many
@@ -242,6 +243,7 @@ def row_tier(
     *,
     has_stretches: bool = False,
     is_dear: bool = False,
+    room: int = 2 * MOST_SHARED_BYTES,
 ) -> Tier | None:
     """The tier of rows that lie together; None where they do not fit on the chip.
 
@@ -249,15 +251,15 @@ def row_tier(
     in all the tensors of which a row is held, forward_words the same where there are no gradients,
     processors how many a device has. has_stretches says that rows fall into stretches of equal
     length, and not too short ones; is_dear that gradients call functions for each element before
-    they reduce a row.
+    they reduce a row. room is how many bytes of shared memory a block may have.
     """
-    kind = {"has_stretches": has_stretches, "is_dear": is_dear}
+    kind: dict[str, Any] = {"has_stretches": has_stretches, "is_dear": is_dear, "room": room}
     sizes = (widest, words, forward_words, processors)
     lanes, whole = lanes_of(length, widest), _PACK_BYTES // widest
     least = _LEAST_SHIFTED_NARROW if widest <= 2 else _LEAST_SHIFTED * lanes
     is_apt = widest <= 4 and lanes < _FEW_LANES and lanes < whole and not has_stretches
     if is_apt and length >= least:
-        tier = _tier_of(length, whole, *sizes, is_dear=is_dear, is_shifted=True)
+        tier = _tier_of(length, whole, *sizes, is_shifted=True, **kind)
         if tier is not None:
             return tier
     is_paired = lanes == _PAIRS < whole and length <= LONGEST_STAGED and not has_stretches
@@ -275,13 +277,14 @@ def _tier_of(
     has_stretches: bool = False,
     is_shifted: bool = False,
     is_dear: bool = False,
+    room: int,
 ) -> Tier | None:
     """The tier of rows whose packs have so many elements, in packs of so many lanes."""
     # Single elements need an address each.
     most = WORDS // 2 if lanes == 1 else WORDS
     is_narrow = widest <= 2
     table = _SINGLE_ROWS if lanes == 1 else _TABLES[is_shifted, is_narrow, forward_words > 1]
-    kind: dict[str, Any] = {"has_stretches": has_stretches, "is_shifted": is_shifted}
+    kind: dict[str, Any] = {"has_stretches": has_stretches, "is_shifted": is_shifted, "room": room}
     longest_team = most_blocks(processors, lanes if is_shifted else 1)
     shortest = 0
     span = length // lanes * lanes  # in packs, at most
@@ -309,6 +312,8 @@ def _tier_of(
         fits = elements * held_words <= most
         fits = fits and summing * words <= (most if threads <= 512 else _FEW_WORDS)
         fits = fits and not (is_dear and summing > _MOST_DEAR)
+        # Else gradients of two tensors would not be added up with their rows at all.
+        fits = fits and 2 * _SUM_BYTES * summing * threads <= min(room, MOST_SHARED_BYTES)
         if not fits or (is_shifted and length > summing * threads * longest_team):
             continue
         # Three tensors in shares take longer than two passes over memory.

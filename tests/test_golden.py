@@ -44,8 +44,8 @@ CASES = {
     "layernorm_of_8192": ("layernorm(8192, weight, bias)", Situation(shape=(8, 8192))),
     "layernorm_of_16384": ("layernorm(16384, weight, bias)", Situation(shape=(8, 16384))),
     "layernorm_of_65536": ("layernorm(weight, bias)", Situation(shape=(8, 65536))),
-    "layernorm_of_16384_bfloat16": (
-        "layernorm(weight, bias)",
+    "rms_norm_of_16384_bfloat16": (
+        "rms_norm(weight)",
         Situation(shape=(8, 16384), dtype="bfloat16"),
     ),
     "layernorm_of_12289": ("layernorm(weight, bias)", Situation(shape=(8, 12289))),

@@ -1,5 +1,5 @@
-// fusegen 0.1.0   chain cdad5e129ef1   signature forward+backward: bias bfloat16, d_bias bfloat16, d_out bfloat16, d_weight bfloat16, d_x bfloat16, out bfloat16, saved_mean float32, saved_variance float32, weight bfloat16, x bfloat16; 64-bit offsets
-//   layernorm(weight, bias)
+// fusegen 0.1.0   chain 5493e58e9694   signature forward+backward: d_out bfloat16, d_weight bfloat16, d_x bfloat16, out bfloat16, saved_mean float32, weight bfloat16, x bfloat16; 64-bit offsets
+//   rms_norm(weight)
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -229,65 +229,31 @@ inline void merge_columns(Sum* sums, Value* block, Index length) {
   }
 }
 
-// Count, mean and the sum of squared distances from it; merged by Chan's formula.
-template <typename Value>
-struct Moments {
-  double count = 0, centre = 0, distances = 0;
-  void merge(const Moments& other) {
-    if (count == 0) *this = other;
-    else if (other.count != 0) {
-      const double all = count + other.count, gap = other.centre - centre, share = other.count / all;
-      centre += gap * share;
-      distances += other.distances + gap * gap * count * share;
-      count = all;
-    }
-  }
-  // Distances about a first guess of the mean, mended by their own mean.
-  void add(const Value* line, Index width) {
-    const double n = static_cast<double>(width);
-    const Value about = static_cast<Value>(sum_of(line, width) / n);
-    Lanes<Value> lanes, all_squares, all_drift;
-    for (Index i = 0; i < whole(width); i += 16) {
-      lanes.load(line + i);
-      lanes.at -= about;
-      all_squares.at += lanes.at * lanes.at;
-      all_drift.at += lanes.at;
-    }
-    Value squares = all_squares.sum(), drift = all_drift.sum();
-    for (Index i = whole(width); i < width; ++i) {
-      const Value distance = line[i] - about;
-      squares += distance * distance;
-      drift += distance;
-    }
-    const double mean_drift = drift / n;
-    merge({n, about + mean_drift, squares - drift * mean_drift});
-  }
-  double mean() const { return centre; }
-  double variance() const { return distances / count; }
-};
-
 struct ForwardSizes {
   Size outer, inner;
 };
 
-static inline __attribute__((always_inline)) void forward_row_values(const float x, const float mean,
-    const float variance, const float weight, const float bias, float& out) {
-  // layernorm(weight, bias)
-  out = (x - mean) * (1.0f / sqrtf(variance + 1e-05f)) * weight + bias;
+static inline __attribute__((always_inline)) void forward_row_stage_1(const float x, float& total_term) {
+  total_term = x * x;
 }
 
-static inline __attribute__((always_inline)) void forward_row_row_values(const float mean,
-    const float variance, float& saved_mean, float& saved_variance) {
-  saved_mean = mean;
-  saved_variance = variance;
+static inline __attribute__((always_inline)) void forward_row_values(const float x, const float total,
+    const float count_of_inner, const float weight, float& out) {
+  // rms_norm(weight)
+  const float product = x * (1.0f / sqrtf(total * (1.0f / count_of_inner) + 1.1920929e-07f));
+  out = product * weight;
+}
+
+static inline __attribute__((always_inline)) void forward_row_row_values(const float total,
+    const float count_of_inner, float& saved_mean) {
+  saved_mean = total * (1.0f / count_of_inner);
 }
 
 static void forward_row(const bfloat16* __restrict__ x, const bfloat16* __restrict__ weight,
-    const bfloat16* __restrict__ bias, bfloat16* __restrict__ out, float* __restrict__ saved_mean,
-    float* __restrict__ saved_variance, const ForwardSizes sizes, int threads) {
+    bfloat16* __restrict__ out, float* __restrict__ saved_mean, const ForwardSizes sizes, int threads) {
+  const float count_of_inner_value = static_cast<float>(sizes.inner.value);
   expect(out, sizes.outer.value * sizes.inner.value);
   expect(saved_mean, sizes.outer.value);
-  expect(saved_variance, sizes.outer.value);
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   const Index together = rows_together(length);
   const Index tasks = (rows + together - 1) / together;
@@ -296,25 +262,30 @@ static void forward_row(const bfloat16* __restrict__ x, const bfloat16* __restri
 #pragma omp for schedule(static)
     for (Index task = 0; task < tasks; ++task) {
       const Index top = task * together, bottom = std::min(rows, top + together);
-      float mean_of_rows[kTogether];
-      float variance_of_rows[kTogether];
+      float total_of_rows[kTogether];
       for (Index row = top; row < bottom; ++row) {
         const Index outer = row;
-        Moments<float> mean_sum;
+        Sum total_sum;
         for (Index first = 0; first < length; first += kLine) {
           const Index width = std::min(kLine, length - first);
           const Index inner = first;
           float x_room[kLine];
           const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
-          mean_sum.add(x_line, width);
+          float total_term_line[kLine];
+#pragma omp simd
+          for (Index i = 0; i < padded(width); ++i) {
+            const float x_value = x_line[i];
+            float total_term_value;
+            forward_row_stage_1(x_value, total_term_value);
+            total_term_line[i] = total_term_value;
+          }
+          total_sum.add(total_term_line, width);
         }
-        mean_of_rows[row - top] = static_cast<float>(mean_sum.mean());
-        variance_of_rows[row - top] = static_cast<float>(mean_sum.variance());
+        total_of_rows[row - top] = static_cast<float>(total_sum.sum());
       }
       for (Index row = top; row < bottom; ++row) {
         const Index outer = row;
-        const float mean_value = mean_of_rows[row - top];
-        const float variance_value = variance_of_rows[row - top];
+        const float total_value = total_of_rows[row - top];
         for (Index first = 0; first < length; first += kLine) {
           const Index width = std::min(kLine, length - first);
           const Index inner = first;
@@ -322,30 +293,24 @@ static void forward_row(const bfloat16* __restrict__ x, const bfloat16* __restri
           const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
           float weight_room[kLine];
           const float* const weight_line = load<1>(weight + inner, width, weight_room);
-          float bias_room[kLine];
-          const float* const bias_line = load<1>(bias + inner, width, bias_room);
           float out_room[kLine];
           float* const out_line = target<1>(out + (outer) * sizes.inner.value + inner, width, out_room);
 #pragma omp simd
           for (Index i = 0; i < padded(width); ++i) {
             const float x_value = x_line[i];
             const float weight_value = weight_line[i];
-            const float bias_value = bias_line[i];
             float out_value;
-            forward_row_values(x_value, mean_value, variance_value, weight_value, bias_value, out_value);
+            forward_row_values(x_value, total_value, count_of_inner_value, weight_value, out_value);
             out_line[i] = out_value;
           }
           store<1>(out_line, width, out + (outer) * sizes.inner.value + inner);
         }
         {
           const Index outer = row;
-          const float mean_value = mean_of_rows[row - top];
-          const float variance_value = variance_of_rows[row - top];
+          const float total_value = total_of_rows[row - top];
           float saved_mean_value;
-          float saved_variance_value;
-          forward_row_row_values(mean_value, variance_value, saved_mean_value, saved_variance_value);
+          forward_row_row_values(total_value, count_of_inner_value, saved_mean_value);
           saved_mean[outer] = narrow<float>(saved_mean_value);
-          saved_variance[outer] = narrow<float>(saved_variance_value);
         }
       }
     }
@@ -357,27 +322,22 @@ struct BackwardSizes {
 };
 
 static inline __attribute__((always_inline)) void backward_row_stage_1(const float d_out, const float weight,
-    const float x, const float saved_mean, const float saved_variance, float& total_3_term,
-    float& total_4_term, float& total_term) {
-  const float difference = x - saved_mean;
-  total_3_term = d_out * weight * difference;
-  total_4_term = d_out * weight;
-  total_term = d_out * (difference * (1.0f / sqrtf(saved_variance + 1e-05f)));
+    const float x, const float saved_mean, float& total_2_term, float& total_term) {
+  total_2_term = d_out * weight * x;
+  total_term = d_out * (x * (1.0f / sqrtf(saved_mean + 1.1920929e-07f)));
 }
 
-static inline __attribute__((always_inline)) void backward_row_values(const float x, const float saved_mean,
-    const float total_3, const float saved_variance, const float count_of_inner, const float d_out,
-    const float weight, const float total_4, float& d_x) {
-  const float inverse_root = 1.0f / sqrtf(saved_variance + 1e-05f);
-  const float quotient = 1.0f / count_of_inner;
-  const float negated = -(total_3 * inverse_root * inverse_root * inverse_root * quotient);
-  d_x = (x - saved_mean) * negated + d_out * weight * inverse_root - total_4 * inverse_root * quotient;
+static inline __attribute__((always_inline)) void backward_row_values(const float d_out, const float weight,
+    const float saved_mean, const float total_2, const float count_of_inner, const float x, float& d_x) {
+  const float inverse_root = 1.0f / sqrtf(saved_mean + 1.1920929e-07f);
+  const float product = -0.5f * total_2 * (inverse_root * inverse_root * inverse_root) * (1.0f / count_of_inner);
+  const float product_2 = product * x;
+  d_x = d_out * weight * inverse_root + product_2 + product_2;
 }
 
 static void backward_row(const bfloat16* __restrict__ d_out, const bfloat16* __restrict__ weight,
-    const bfloat16* __restrict__ x, const float* __restrict__ saved_mean,
-    const float* __restrict__ saved_variance, bfloat16* __restrict__ d_x, Sum* __restrict__ total_partials,
-    Sum* __restrict__ total_2_partials, const BackwardSizes sizes, int threads) {
+    const bfloat16* __restrict__ x, const float* __restrict__ saved_mean, bfloat16* __restrict__ d_x,
+    Sum* __restrict__ total_partials, const BackwardSizes sizes, int threads) {
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
   expect(d_x, sizes.outer.value * sizes.inner.value);
   const Index rows = sizes.outer.value, length = sizes.inner.value;
@@ -387,24 +347,18 @@ static void backward_row(const bfloat16* __restrict__ d_out, const bfloat16* __r
   {
     const Values<float> total_block(length);
     std::fill(total_block.at, total_block.at + length, float());
-    const Values<float> total_2_block(length);
-    std::fill(total_2_block.at, total_2_block.at + length, float());
 #pragma omp for schedule(static)
     for (Index task = 0; task < tasks; ++task) {
       const Index kept_index = task / slots, slot = task % slots, begin = kept_index * each;
       Sum* const total_columns = total_partials + (slot * kept + kept_index) * length;
       std::fill(total_columns, total_columns + length, Sum());
-      Sum* const total_2_columns = total_2_partials + (slot * kept + kept_index) * length;
-      std::fill(total_2_columns, total_2_columns + length, Sum());
       const Index last = begin + each * (slot + 1) / slots;
       for (Index top = begin + each * slot / slots, unmerged = 0; top < last; top += together) {
         const Index bottom = std::min(last, top + together);
-        float total_3_of_rows[kTogether];
-        float total_4_of_rows[kTogether];
+        float total_2_of_rows[kTogether];
         for (Index row = top; row < bottom; ++row) {
           const Index outer = row;
-          Sum total_3_sum;
-          Sum total_4_sum;
+          Sum total_2_sum;
           for (Index first = 0; first < length; first += kLine) {
             const Index width = std::min(kLine, length - first);
             const Index inner = first;
@@ -416,36 +370,28 @@ static void backward_row(const bfloat16* __restrict__ d_out, const bfloat16* __r
             float x_room[kLine];
             const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
             const float saved_mean_value = widen(saved_mean[outer]);
-            const float saved_variance_value = widen(saved_variance[outer]);
-            float total_3_term_line[kLine];
-            float total_4_term_line[kLine];
+            float total_2_term_line[kLine];
             float total_term_line[kLine];
 #pragma omp simd
             for (Index i = 0; i < padded(width); ++i) {
               const float d_out_value = d_out_line[i];
               const float weight_value = weight_line[i];
               const float x_value = x_line[i];
-              float total_3_term_value;
-              float total_4_term_value;
+              float total_2_term_value;
               float total_term_value;
-              backward_row_stage_1(d_out_value, weight_value, x_value, saved_mean_value,
-                  saved_variance_value, total_3_term_value, total_4_term_value, total_term_value);
-              total_3_term_line[i] = total_3_term_value;
-              total_4_term_line[i] = total_4_term_value;
+              backward_row_stage_1(d_out_value, weight_value, x_value, saved_mean_value, total_2_term_value,
+                  total_term_value);
+              total_2_term_line[i] = total_2_term_value;
               total_term_line[i] = total_term_value;
             }
-            total_3_sum.add(total_3_term_line, width);
-            total_4_sum.add(total_4_term_line, width);
+            total_2_sum.add(total_2_term_line, width);
             add_to_columns(total_block.at + first, total_term_line, width);
-            add_to_columns(total_2_block.at + first, d_out_line, width);
           }
-          total_3_of_rows[row - top] = static_cast<float>(total_3_sum.sum());
-          total_4_of_rows[row - top] = static_cast<float>(total_4_sum.sum());
+          total_2_of_rows[row - top] = static_cast<float>(total_2_sum.sum());
         }
         for (Index row = top; row < bottom; ++row) {
           const Index outer = row;
-          const float total_3_value = total_3_of_rows[row - top];
-          const float total_4_value = total_4_of_rows[row - top];
+          const float total_2_value = total_2_of_rows[row - top];
           for (Index first = 0; first < length; first += kLine) {
             const Index width = std::min(kLine, length - first);
             const Index inner = first;
@@ -457,17 +403,16 @@ static void backward_row(const bfloat16* __restrict__ d_out, const bfloat16* __r
             float x_room[kLine];
             const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
             const float saved_mean_value = widen(saved_mean[outer]);
-            const float saved_variance_value = widen(saved_variance[outer]);
             float d_x_room[kLine];
             float* const d_x_line = target<1>(d_x + (outer) * sizes.inner.value + inner, width, d_x_room);
 #pragma omp simd
             for (Index i = 0; i < padded(width); ++i) {
-              const float x_value = x_line[i];
               const float d_out_value = d_out_line[i];
               const float weight_value = weight_line[i];
+              const float x_value = x_line[i];
               float d_x_value;
-              backward_row_values(x_value, saved_mean_value, total_3_value, saved_variance_value,
-                  count_of_inner_value, d_out_value, weight_value, total_4_value, d_x_value);
+              backward_row_values(d_out_value, weight_value, saved_mean_value, total_2_value,
+                  count_of_inner_value, x_value, d_x_value);
               d_x_line[i] = d_x_value;
             }
             store<1>(d_x_line, width, d_x + (outer) * sizes.inner.value + inner);
@@ -476,7 +421,6 @@ static void backward_row(const bfloat16* __restrict__ d_out, const bfloat16* __r
         unmerged += bottom - top;
         if (unmerged < kUnmerged && bottom < last) continue;
         merge_columns(total_columns, total_block.at, length);
-        merge_columns(total_2_columns, total_2_block.at, length);
         unmerged = 0;
       }
     }
@@ -484,16 +428,13 @@ static void backward_row(const bfloat16* __restrict__ d_out, const bfloat16* __r
 }
 
 static inline __attribute__((always_inline)) void backward_finalise_values(const float total,
-    const float total_2, float& d_weight, float& d_bias) {
+    float& d_weight) {
   d_weight = total;
-  d_bias = total_2;
 }
 
-static void backward_finalise(bfloat16* __restrict__ d_weight, bfloat16* __restrict__ d_bias,
-    const Sum* __restrict__ total_partials, const Sum* __restrict__ total_2_partials,
+static void backward_finalise(bfloat16* __restrict__ d_weight, const Sum* __restrict__ total_partials,
     const BackwardSizes sizes, Index slots, int threads) {
   expect(d_weight, sizes.inner.value);
-  expect(d_bias, sizes.inner.value);
   const Index columns = sizes.inner.value, results = sizes.inner.value;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
   for (Index first = 0; first < results; first += kResults) {
@@ -503,73 +444,54 @@ static void backward_finalise(bfloat16* __restrict__ d_weight, bfloat16* __restr
     float total_line[kResults];
     for (Index i = 0; i < width; ++i) total_line[i] = static_cast<float>(total_sums[i].sum());
     pad(total_line, width);
-    Sum total_2_sums[kResults];
-    merge_slots(total_2_sums, total_2_partials, first, width, columns, slots);
-    float total_2_line[kResults];
-    for (Index i = 0; i < width; ++i) total_2_line[i] = static_cast<float>(total_2_sums[i].sum());
-    pad(total_2_line, width);
     const Index inner = first;
     float d_weight_room[kLine];
     float* const d_weight_line = target<1>(d_weight + inner, width, d_weight_room);
-    float d_bias_room[kLine];
-    float* const d_bias_line = target<1>(d_bias + inner, width, d_bias_room);
 #pragma omp simd
     for (Index i = 0; i < padded(width); ++i) {
       const float total_value = total_line[i];
-      const float total_2_value = total_2_line[i];
       float d_weight_value;
-      float d_bias_value;
-      backward_finalise_values(total_value, total_2_value, d_weight_value, d_bias_value);
+      backward_finalise_values(total_value, d_weight_value);
       d_weight_line[i] = d_weight_value;
-      d_bias_line[i] = d_bias_value;
     }
     store<1>(d_weight_line, width, d_weight + inner);
-    store<1>(d_bias_line, width, d_bias + inner);
   }
 }
 
 }  // namespace
 
-// a: x, weight, bias, out, saved_mean, saved_variance, scratch (-1: return the bytes it needs), outer, inner, threads.
+// a: x, weight, out, saved_mean, scratch (-1: return the bytes it needs), outer, inner, threads.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
   auto* const weight = reinterpret_cast<const bfloat16*>(a[1]);
-  auto* const bias = reinterpret_cast<const bfloat16*>(a[2]);
-  auto* const out = reinterpret_cast<bfloat16*>(a[3]);
-  auto* const saved_mean = reinterpret_cast<float*>(a[4]);
-  auto* const saved_variance = reinterpret_cast<float*>(a[5]);
-  const bool is_measuring = a[6] == -1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[6])};
-  const ForwardSizes sizes{ {a[7]}, {a[8]} };
-  const int threads = static_cast<int>(a[9]);
+  auto* const out = reinterpret_cast<bfloat16*>(a[2]);
+  auto* const saved_mean = reinterpret_cast<float*>(a[3]);
+  const bool is_measuring = a[4] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
+  const ForwardSizes sizes{ {a[5]}, {a[6]} };
+  const int threads = static_cast<int>(a[7]);
   if (is_measuring) return scratch.used;
-  forward_row(x, weight, bias, out, saved_mean, saved_variance, sizes, threads);
+  forward_row(x, weight, out, saved_mean, sizes, threads);
   return 0;
 }
 
-// a: x, weight, saved_mean, saved_variance, d_out, d_x, d_weight, d_bias, scratch (-1: return the bytes it needs), outer, inner, threads.
+// a: x, weight, saved_mean, d_out, d_x, d_weight, scratch (-1: return the bytes it needs), outer, inner, threads.
 extern "C" int64_t run_backward(const int64_t* a) {
   auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
   auto* const weight = reinterpret_cast<const bfloat16*>(a[1]);
   auto* const saved_mean = reinterpret_cast<const float*>(a[2]);
-  auto* const saved_variance = reinterpret_cast<const float*>(a[3]);
-  auto* const d_out = reinterpret_cast<const bfloat16*>(a[4]);
-  auto* const d_x = reinterpret_cast<bfloat16*>(a[5]);
-  auto* const d_weight = reinterpret_cast<bfloat16*>(a[6]);
-  auto* const d_bias = reinterpret_cast<bfloat16*>(a[7]);
-  const bool is_measuring = a[8] == -1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[8])};
-  const BackwardSizes sizes{ {a[9]}, {a[10]} };
-  const int threads = static_cast<int>(a[11]);
+  auto* const d_out = reinterpret_cast<const bfloat16*>(a[3]);
+  auto* const d_x = reinterpret_cast<bfloat16*>(a[4]);
+  auto* const d_weight = reinterpret_cast<bfloat16*>(a[5]);
+  const bool is_measuring = a[6] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[6])};
+  const BackwardSizes sizes{ {a[7]}, {a[8]} };
+  const int threads = static_cast<int>(a[9]);
   const Index total_partials_slots = slots_of_rows(sizes.outer.value, 1)
 ;
-  const Index total_2_partials_slots = slots_of_rows(sizes.outer.value, 1)
-;
   auto* const total_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.inner.value) * total_partials_slots);
-  auto* const total_2_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.inner.value) * total_2_partials_slots);
   if (is_measuring) return scratch.used;
-  backward_row(d_out, weight, x, saved_mean, saved_variance, d_x, total_partials, total_2_partials, sizes,
-      threads);
-  backward_finalise(d_weight, d_bias, total_partials, total_2_partials, sizes, total_partials_slots, threads);
+  backward_row(d_out, weight, x, saved_mean, d_x, total_partials, sizes, threads);
+  backward_finalise(d_weight, total_partials, sizes, total_partials_slots, threads);
   return 0;
 }

@@ -1,5 +1,5 @@
-// fusegen 0.1.0   chain cdad5e129ef1   signature forward: bias bfloat16, out bfloat16, weight bfloat16, x bfloat16; 32-bit offsets
-//   layernorm(weight, bias)
+// fusegen 0.1.0   chain 5493e58e9694   signature forward: out bfloat16, weight bfloat16, x bfloat16; 32-bit offsets
+//   rms_norm(weight)
 #include <cstdint>
 #include <cuda_runtime.h>
 #include <cuda_bf16.h>
@@ -38,10 +38,12 @@ template <>
   return __float2bfloat16_rn(x);
 }
 
-// A quotient of what is small beside the mean.
-[[maybe_unused]] __device__ __forceinline__ float ratio(float a, float b) { return b > 0 ? __fdividef(a,
-    b) : 0.0f; }
-[[maybe_unused]] __device__ __forceinline__ double ratio(double a, double b) { return b > 0 ? a / b : 0.0; }
+// Within 2 ulp, for all operands.
+__device__ __forceinline__ float narrow_div(float a, float b) {
+  float result;
+  asm("div.full.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
 
 // N neighbours, moved by one access.
 template <typename T, int N>
@@ -152,120 +154,6 @@ __device__ __forceinline__ void combine(Kind<T> (&mine)[N], T* cells) {
   }
 }
 
-// A thread's elements around the mean of the first of them: what they are off by, and squared. Merged, around their mean.
-template <typename T>
-struct Spread {
-  T centre = 0, off = 0, squares = 0;
-  template <int kLanes>
-  __device__ void add_if(bool is_here, bool is_first, const T (&values)[kLanes]) {
-#pragma unroll
-    for (int lane = 0; lane < kLanes && is_first; ++lane) centre += is_here ? values[lane] / kLanes : T(0);
-#pragma unroll
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const T distance = is_here ? values[lane] - centre : T(0);
-      off += distance;
-      squares = fma(distance, distance, squares);
-    }
-  }
-  // The same elements around another centre.
-  __device__ void move(T to, T count) {
-    const T gap = centre - to;
-    squares = fma(gap, fma(count, gap, 2 * off), squares);
-    off = fma(count, gap, off);
-    centre = to;
-  }
-};
-
-// How many of a row's elements this thread has, which come in packs of neighbours, so many apart.
-template <int kPacks, int kLanes>
-__device__ __forceinline__ int elements_of(Index first, Index apart, Index length) {
-  int packs = 0;
-#pragma unroll
-  for (int p = 0; p < kPacks; ++p) packs += first + p * apart < length;
-  return packs * kLanes;
-}
-
-// How many of a row's elements a thread has, and how many those of its warp that share the row.
-template <typename T>
-struct Counts {
-  T mine, of_warp;
-};
-
-template <bool kIsWide, typename T>
-__device__ __forceinline__ Counts<T> counted(T mine) {
-  T all = mine;
-#pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) {
-    if (kIsWide || bit < blockDim.x) all += __shfl_xor_sync(0xffffffffu, all, bit);
-  }
-  return {mine, all};
-}
-
-// The same for means and squared distances from them: a warp finds its own mean before it adds up the distances from it,
-// and what warps have is merged by Chan's formula, so that there is one barrier.
-template <int kWarps, bool kIsWide, bool kForAll = true, typename T, int N>
-__device__ __forceinline__ void combine(Spread<T> (&mine)[N], const Counts<T>& counts, T length, T* cells) {
-  T beyond[N], base[N];
-#pragma unroll
-  for (int n = 0; n < N; ++n) {
-    base[n] = __shfl_sync(0xffffffffu, mine[n].centre, 0, kIsWide ? 32 : min(32, blockDim.x));
-    beyond[n] = fma(counts.mine, mine[n].centre - base[n], mine[n].off);
-  }
-#pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) {
-    if (!kIsWide && bit >= blockDim.x) continue;
-#pragma unroll
-    for (int n = 0; n < N; ++n) beyond[n] += __shfl_xor_sync(0xffffffffu, beyond[n], bit);
-  }
-#pragma unroll
-  for (int n = 0; n < N; ++n) mine[n].move(base[n] + ratio(beyond[n], counts.of_warp), counts.mine);
-#pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) {
-    if (!kIsWide && bit >= blockDim.x) continue;
-#pragma unroll
-    for (int n = 0; n < N; ++n) mine[n].squares += __shfl_xor_sync(0xffffffffu, mine[n].squares, bit);
-  }
-  if (!kIsWide && blockDim.x <= 32) return;
-  constexpr int kCells = 2 * N + 1;
-  const int warps = blockDim.x / 32, warp = threadIdx.x / 32, place = threadIdx.x % 32;
-  T* const row_cells = cells + threadIdx.y * warps * kCells;
-  if (place == 0) {
-    row_cells[warp * kCells] = counts.of_warp;
-#pragma unroll
-    for (int n = 0; n < N; ++n) {
-      row_cells[warp * kCells + 2 * n + 1] = mine[n].centre;
-      row_cells[warp * kCells + 2 * n + 2] = mine[n].squares;
-    }
-  }
-  __syncthreads();
-  if (!kForAll && warp > 0) return;
-  const int other = place % kWarps;
-  const T count = other < warps ? row_cells[other * kCells] : T(0);
-#pragma unroll
-  for (int n = 0; n < N; ++n) {
-    base[n] = row_cells[2 * n + 1];
-    mine[n].centre = other < warps ? row_cells[other * kCells + 2 * n + 1] : T(0);
-    mine[n].squares = other < warps ? row_cells[other * kCells + 2 * n + 2] : T(0);
-    beyond[n] = count * (mine[n].centre - base[n]);
-  }
-#pragma unroll
-  for (int bit = kWarps / 2; bit > 0; bit /= 2) {
-#pragma unroll
-    for (int n = 0; n < N; ++n) beyond[n] += __shfl_xor_sync(0xffffffffu, beyond[n], bit);
-  }
-#pragma unroll
-  for (int n = 0; n < N; ++n) {
-    const T mean = base[n] + ratio(beyond[n], length), gap = mine[n].centre - mean;
-    mine[n].squares = fma(count * gap, gap, mine[n].squares);
-    mine[n].centre = mean;
-  }
-#pragma unroll
-  for (int bit = kWarps / 2; bit > 0; bit /= 2) {
-#pragma unroll
-    for (int n = 0; n < N; ++n) mine[n].squares += __shfl_xor_sync(0xffffffffu, mine[n].squares, bit);
-  }
-}
-
 // The kernel before this one in the stream is done, and what it wrote is there.
 __device__ __forceinline__ void wait_for_kernel_before() {
 #if __CUDA_ARCH__ >= 900
@@ -277,27 +165,30 @@ struct ForwardSizes {
   Size outer, inner;
 };
 
-__device__ __forceinline__ void forward_row_stage_1(const float x, float& mean_term) {
-  mean_term = x;
+__device__ __forceinline__ void forward_row_stage_1(const float x, float& total_term, float& total_term_by) {
+  total_term = x;
+  total_term_by = x;
 }
 
-__device__ __forceinline__ void forward_row_values_once(const float variance, float& inverse_root) {
-  inverse_root = rsqrtf(variance + 1e-05f);
+__device__ __forceinline__ void forward_row_values_once(const float total, const float count_of_inner,
+    float& inverse_root) {
+  inverse_root = rsqrtf(total * narrow_div(1.0f, count_of_inner) + 1.1920929e-07f);
 }
 
-__device__ __forceinline__ void forward_row_values(const float x, const float mean, const float inverse_root,
-    const float weight, const float bias, float& out) {
-  // layernorm(weight, bias)
-  out = fmaf((x - mean) * inverse_root, weight, bias);
+__device__ __forceinline__ void forward_row_values(const float x, const float inverse_root,
+    const float weight, float& out) {
+  // rms_norm(weight)
+  out = x * inverse_root * weight;
 }
 
-// Reads x, weight by (inner), bias by (inner); writes out.
+// Reads x, weight by (inner); writes out.
 __global__ void __launch_bounds__(512, 3)
-forward_row(const __nv_bfloat16* x, const __nv_bfloat16* weight, const __nv_bfloat16* bias,
-    __nv_bfloat16* __restrict__ out, ForwardSizes sizes) {
+forward_row(const __nv_bfloat16* x, const __nv_bfloat16* weight, __nv_bfloat16* __restrict__ out,
+    ForwardSizes sizes) {
   wait_for_kernel_before();
+  const float count_of_inner_value = static_cast<float>(sizes.inner.value);
   constexpr int kLanes = 8, kPacks = 4;
-  __shared__ float cells[2][48];
+  __shared__ float cells[2][16];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   const Index stride = gridDim.x * blockDim.y;
@@ -313,31 +204,25 @@ forward_row(const __nv_bfloat16* x, const __nv_bfloat16* weight, const __nv_bflo
       if (!is_here) continue;
       if (is_here) x_in[p] = load<kLanes>(x + (base + i));
     }
-    Spread<float> spreads_1[1];
+    Sum<float> sums_1[1];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
       if (!is_here) continue;
-      float mean_term_lanes[kLanes];
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
-        float mean_term_value;
-        forward_row_stage_1(x_value, mean_term_value);
-        mean_term_lanes[lane] = mean_term_value;
+        float total_term_value;
+        float total_term_by_value;
+        forward_row_stage_1(x_value, total_term_value, total_term_by_value);
+        if (is_here) sums_1[0].add(total_term_value, total_term_by_value);
       }
-      if (is_here) spreads_1[0].add_if(true, p == 0, mean_term_lanes);
     }
-    {
-      const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes, length);
-      const Counts<float> counts = counted<false>(elements);
-    combine<16, false>(spreads_1, counts, static_cast<float>(length), cells[turn++ & 1]);
-    }
-    const float mean_value = spreads_1[0].centre;
-    const float variance_value = spreads_1[0].squares / static_cast<float>(length);
+    combine<16, false>(sums_1, cells[turn++ & 1]);
+    const float total_value = sums_1[0].total;
     float inverse_root_value;
-    forward_row_values_once(variance_value, inverse_root_value);
+    forward_row_values_once(total_value, count_of_inner_value, inverse_root_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -345,16 +230,13 @@ forward_row(const __nv_bfloat16* x, const __nv_bfloat16* weight, const __nv_bflo
       if (!is_here) continue;
       Pack<__nv_bfloat16, kLanes> weight_in;
       if (is_here) weight_in = load<kLanes>(weight + i);
-      Pack<__nv_bfloat16, kLanes> bias_in;
-      if (is_here) bias_in = load<kLanes>(bias + i);
       Pack<__nv_bfloat16, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
         const float weight_value = widen(weight_in, lane);
-        const float bias_value = widen(bias_in, lane);
         float out_value;
-        forward_row_values(x_value, mean_value, inverse_root_value, weight_value, bias_value, out_value);
+        forward_row_values(x_value, inverse_root_value, weight_value, out_value);
         out_out.at[lane] = narrow<__nv_bfloat16>(out_value);
       }
       if (is_here) store(out + (base + i), out_out);
@@ -422,19 +304,18 @@ static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64
   cudaLaunchKernelEx(&launch, kernel, static_cast<Parameters>(arguments)...);
 }
 
-// a: x, weight, bias, out, scratch (-1: return the bytes it needs), outer, inner, device, stream.
+// a: x, weight, out, scratch (-1: return the bytes it needs), outer, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const __nv_bfloat16*>(a[0]);
   auto* const weight = reinterpret_cast<const __nv_bfloat16*>(a[1]);
-  auto* const bias = reinterpret_cast<const __nv_bfloat16*>(a[2]);
-  auto* const out = reinterpret_cast<__nv_bfloat16*>(a[3]);
-  const bool is_measuring = a[4] == -1;
-  if (!is_measuring && ((a[0] | a[1] | a[2] | a[3]) & 15) != 0) return 1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
-  const ForwardSizes sizes{ size_of(a[5]), size_of(a[6]) };
-  const auto stream = reinterpret_cast<cudaStream_t>(a[8]);
-  const int device = static_cast<int>(a[7]);
+  auto* const out = reinterpret_cast<__nv_bfloat16*>(a[2]);
+  const bool is_measuring = a[3] == -1;
+  if (!is_measuring && ((a[0] | a[1] | a[2]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[3])};
+  const ForwardSizes sizes{ size_of(a[4]), size_of(a[5]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[7]);
+  const int device = static_cast<int>(a[6]);
   const DeviceGuard guard(device);
   const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value),
       forward_row_length = static_cast<int64_t>(sizes.inner.value);
@@ -444,7 +325,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   if (is_measuring) return scratch.used;
   {
     follow(forward_row, static_cast<unsigned>(forward_row_slots), forward_row_block, 0, stream, x, weight,
-        bias, out, sizes);
+        out, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

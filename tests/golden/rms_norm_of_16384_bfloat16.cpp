@@ -1,5 +1,5 @@
-// fusegen 0.1.0   chain cdad5e129ef1   signature forward: bias bfloat16, out bfloat16, weight bfloat16, x bfloat16; 64-bit offsets
-//   layernorm(weight, bias)
+// fusegen 0.1.0   chain 5493e58e9694   signature forward: out bfloat16, weight bfloat16, x bfloat16; 64-bit offsets
+//   rms_norm(weight)
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -168,55 +168,34 @@ inline double sum_of(const Value* line, Index width) {
   return total;
 }
 
-// Count, mean and the sum of squared distances from it; merged by Chan's formula.
-template <typename Value>
-struct Moments {
-  double count = 0, centre = 0, distances = 0;
-  void merge(const Moments& other) {
-    if (count == 0) *this = other;
-    else if (other.count != 0) {
-      const double all = count + other.count, gap = other.centre - centre, share = other.count / all;
-      centre += gap * share;
-      distances += other.distances + gap * gap * count * share;
-      count = all;
-    }
-  }
-  // Distances about a first guess of the mean, mended by their own mean.
+struct Sum {
+  double total = 0;
+  void merge(const Sum& other) { total += other.total; }
+  template <typename Value>
   void add(const Value* line, Index width) {
-    const double n = static_cast<double>(width);
-    const Value about = static_cast<Value>(sum_of(line, width) / n);
-    Lanes<Value> lanes, all_squares, all_drift;
-    for (Index i = 0; i < whole(width); i += 16) {
-      lanes.load(line + i);
-      lanes.at -= about;
-      all_squares.at += lanes.at * lanes.at;
-      all_drift.at += lanes.at;
-    }
-    Value squares = all_squares.sum(), drift = all_drift.sum();
-    for (Index i = whole(width); i < width; ++i) {
-      const Value distance = line[i] - about;
-      squares += distance * distance;
-      drift += distance;
-    }
-    const double mean_drift = drift / n;
-    merge({n, about + mean_drift, squares - drift * mean_drift});
+    total += sum_of(line, width);
   }
-  double mean() const { return centre; }
-  double variance() const { return distances / count; }
+  double sum() const { return total; }
 };
 
 struct ForwardSizes {
   Size outer, inner;
 };
 
-static inline __attribute__((always_inline)) void forward_row_values(const float x, const float mean,
-    const float variance, const float weight, const float bias, float& out) {
-  // layernorm(weight, bias)
-  out = (x - mean) * (1.0f / sqrtf(variance + 1e-05f)) * weight + bias;
+static inline __attribute__((always_inline)) void forward_row_stage_1(const float x, float& total_term) {
+  total_term = x * x;
+}
+
+static inline __attribute__((always_inline)) void forward_row_values(const float x, const float total,
+    const float count_of_inner, const float weight, float& out) {
+  // rms_norm(weight)
+  const float product = x * (1.0f / sqrtf(total * (1.0f / count_of_inner) + 1.1920929e-07f));
+  out = product * weight;
 }
 
 static void forward_row(const bfloat16* __restrict__ x, const bfloat16* __restrict__ weight,
-    const bfloat16* __restrict__ bias, bfloat16* __restrict__ out, const ForwardSizes sizes, int threads) {
+    bfloat16* __restrict__ out, const ForwardSizes sizes, int threads) {
+  const float count_of_inner_value = static_cast<float>(sizes.inner.value);
   expect(out, sizes.outer.value * sizes.inner.value);
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   const Index together = rows_together(length);
@@ -226,25 +205,30 @@ static void forward_row(const bfloat16* __restrict__ x, const bfloat16* __restri
 #pragma omp for schedule(static)
     for (Index task = 0; task < tasks; ++task) {
       const Index top = task * together, bottom = std::min(rows, top + together);
-      float mean_of_rows[kTogether];
-      float variance_of_rows[kTogether];
+      float total_of_rows[kTogether];
       for (Index row = top; row < bottom; ++row) {
         const Index outer = row;
-        Moments<float> mean_sum;
+        Sum total_sum;
         for (Index first = 0; first < length; first += kLine) {
           const Index width = std::min(kLine, length - first);
           const Index inner = first;
           float x_room[kLine];
           const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
-          mean_sum.add(x_line, width);
+          float total_term_line[kLine];
+#pragma omp simd
+          for (Index i = 0; i < padded(width); ++i) {
+            const float x_value = x_line[i];
+            float total_term_value;
+            forward_row_stage_1(x_value, total_term_value);
+            total_term_line[i] = total_term_value;
+          }
+          total_sum.add(total_term_line, width);
         }
-        mean_of_rows[row - top] = static_cast<float>(mean_sum.mean());
-        variance_of_rows[row - top] = static_cast<float>(mean_sum.variance());
+        total_of_rows[row - top] = static_cast<float>(total_sum.sum());
       }
       for (Index row = top; row < bottom; ++row) {
         const Index outer = row;
-        const float mean_value = mean_of_rows[row - top];
-        const float variance_value = variance_of_rows[row - top];
+        const float total_value = total_of_rows[row - top];
         for (Index first = 0; first < length; first += kLine) {
           const Index width = std::min(kLine, length - first);
           const Index inner = first;
@@ -252,17 +236,14 @@ static void forward_row(const bfloat16* __restrict__ x, const bfloat16* __restri
           const float* const x_line = load<1>(x + (outer) * sizes.inner.value + inner, width, x_room);
           float weight_room[kLine];
           const float* const weight_line = load<1>(weight + inner, width, weight_room);
-          float bias_room[kLine];
-          const float* const bias_line = load<1>(bias + inner, width, bias_room);
           float out_room[kLine];
           float* const out_line = target<1>(out + (outer) * sizes.inner.value + inner, width, out_room);
 #pragma omp simd
           for (Index i = 0; i < padded(width); ++i) {
             const float x_value = x_line[i];
             const float weight_value = weight_line[i];
-            const float bias_value = bias_line[i];
             float out_value;
-            forward_row_values(x_value, mean_value, variance_value, weight_value, bias_value, out_value);
+            forward_row_values(x_value, total_value, count_of_inner_value, weight_value, out_value);
             out_line[i] = out_value;
           }
           store<1>(out_line, width, out + (outer) * sizes.inner.value + inner);
@@ -274,17 +255,16 @@ static void forward_row(const bfloat16* __restrict__ x, const bfloat16* __restri
 
 }  // namespace
 
-// a: x, weight, bias, out, scratch (-1: return the bytes it needs), outer, inner, threads.
+// a: x, weight, out, scratch (-1: return the bytes it needs), outer, inner, threads.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
   auto* const weight = reinterpret_cast<const bfloat16*>(a[1]);
-  auto* const bias = reinterpret_cast<const bfloat16*>(a[2]);
-  auto* const out = reinterpret_cast<bfloat16*>(a[3]);
-  const bool is_measuring = a[4] == -1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
-  const ForwardSizes sizes{ {a[5]}, {a[6]} };
-  const int threads = static_cast<int>(a[7]);
+  auto* const out = reinterpret_cast<bfloat16*>(a[2]);
+  const bool is_measuring = a[3] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[3])};
+  const ForwardSizes sizes{ {a[4]}, {a[5]} };
+  const int threads = static_cast<int>(a[6]);
   if (is_measuring) return scratch.used;
-  forward_row(x, weight, bias, out, sizes, threads);
+  forward_row(x, weight, out, sizes, threads);
   return 0;
 }

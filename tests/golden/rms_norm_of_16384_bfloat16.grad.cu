@@ -1,5 +1,5 @@
-// fusegen 0.1.0   chain cdad5e129ef1   signature forward+backward: bias bfloat16, d_bias bfloat16, d_out bfloat16, d_weight bfloat16, d_x bfloat16, out bfloat16, saved_mean float32, saved_variance float32, weight bfloat16, x bfloat16; 32-bit offsets
-//   layernorm(weight, bias)
+// fusegen 0.1.0   chain 5493e58e9694   signature forward+backward: d_out bfloat16, d_weight bfloat16, d_x bfloat16, out bfloat16, saved_mean float32, weight bfloat16, x bfloat16; 32-bit offsets
+//   rms_norm(weight)
 #include <cstdint>
 #include <cuda_runtime.h>
 #include <cuda_bf16.h>
@@ -44,11 +44,6 @@ __device__ __forceinline__ float narrow_div(float a, float b) {
   asm("div.full.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
   return result;
 }
-
-// A quotient of what is small beside the mean.
-[[maybe_unused]] __device__ __forceinline__ float ratio(float a, float b) { return b > 0 ? __fdividef(a,
-    b) : 0.0f; }
-[[maybe_unused]] __device__ __forceinline__ double ratio(double a, double b) { return b > 0 ? a / b : 0.0; }
 
 // N neighbours, moved by one access.
 template <typename T, int N>
@@ -222,120 +217,6 @@ __device__ __forceinline__ void combine(Kind<T> (&mine)[N], T* cells) {
   }
 }
 
-// A thread's elements around the mean of the first of them: what they are off by, and squared. Merged, around their mean.
-template <typename T>
-struct Spread {
-  T centre = 0, off = 0, squares = 0;
-  template <int kLanes>
-  __device__ void add_if(bool is_here, bool is_first, const T (&values)[kLanes]) {
-#pragma unroll
-    for (int lane = 0; lane < kLanes && is_first; ++lane) centre += is_here ? values[lane] / kLanes : T(0);
-#pragma unroll
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const T distance = is_here ? values[lane] - centre : T(0);
-      off += distance;
-      squares = fma(distance, distance, squares);
-    }
-  }
-  // The same elements around another centre.
-  __device__ void move(T to, T count) {
-    const T gap = centre - to;
-    squares = fma(gap, fma(count, gap, 2 * off), squares);
-    off = fma(count, gap, off);
-    centre = to;
-  }
-};
-
-// How many of a row's elements this thread has, which come in packs of neighbours, so many apart.
-template <int kPacks, int kLanes>
-__device__ __forceinline__ int elements_of(Index first, Index apart, Index length) {
-  int packs = 0;
-#pragma unroll
-  for (int p = 0; p < kPacks; ++p) packs += first + p * apart < length;
-  return packs * kLanes;
-}
-
-// How many of a row's elements a thread has, and how many those of its warp that share the row.
-template <typename T>
-struct Counts {
-  T mine, of_warp;
-};
-
-template <bool kIsWide, typename T>
-__device__ __forceinline__ Counts<T> counted(T mine) {
-  T all = mine;
-#pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) {
-    if (kIsWide || bit < blockDim.x) all += __shfl_xor_sync(0xffffffffu, all, bit);
-  }
-  return {mine, all};
-}
-
-// The same for means and squared distances from them: a warp finds its own mean before it adds up the distances from it,
-// and what warps have is merged by Chan's formula, so that there is one barrier.
-template <int kWarps, bool kIsWide, bool kForAll = true, typename T, int N>
-__device__ __forceinline__ void combine(Spread<T> (&mine)[N], const Counts<T>& counts, T length, T* cells) {
-  T beyond[N], base[N];
-#pragma unroll
-  for (int n = 0; n < N; ++n) {
-    base[n] = __shfl_sync(0xffffffffu, mine[n].centre, 0, kIsWide ? 32 : min(32, blockDim.x));
-    beyond[n] = fma(counts.mine, mine[n].centre - base[n], mine[n].off);
-  }
-#pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) {
-    if (!kIsWide && bit >= blockDim.x) continue;
-#pragma unroll
-    for (int n = 0; n < N; ++n) beyond[n] += __shfl_xor_sync(0xffffffffu, beyond[n], bit);
-  }
-#pragma unroll
-  for (int n = 0; n < N; ++n) mine[n].move(base[n] + ratio(beyond[n], counts.of_warp), counts.mine);
-#pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) {
-    if (!kIsWide && bit >= blockDim.x) continue;
-#pragma unroll
-    for (int n = 0; n < N; ++n) mine[n].squares += __shfl_xor_sync(0xffffffffu, mine[n].squares, bit);
-  }
-  if (!kIsWide && blockDim.x <= 32) return;
-  constexpr int kCells = 2 * N + 1;
-  const int warps = blockDim.x / 32, warp = threadIdx.x / 32, place = threadIdx.x % 32;
-  T* const row_cells = cells + threadIdx.y * warps * kCells;
-  if (place == 0) {
-    row_cells[warp * kCells] = counts.of_warp;
-#pragma unroll
-    for (int n = 0; n < N; ++n) {
-      row_cells[warp * kCells + 2 * n + 1] = mine[n].centre;
-      row_cells[warp * kCells + 2 * n + 2] = mine[n].squares;
-    }
-  }
-  __syncthreads();
-  if (!kForAll && warp > 0) return;
-  const int other = place % kWarps;
-  const T count = other < warps ? row_cells[other * kCells] : T(0);
-#pragma unroll
-  for (int n = 0; n < N; ++n) {
-    base[n] = row_cells[2 * n + 1];
-    mine[n].centre = other < warps ? row_cells[other * kCells + 2 * n + 1] : T(0);
-    mine[n].squares = other < warps ? row_cells[other * kCells + 2 * n + 2] : T(0);
-    beyond[n] = count * (mine[n].centre - base[n]);
-  }
-#pragma unroll
-  for (int bit = kWarps / 2; bit > 0; bit /= 2) {
-#pragma unroll
-    for (int n = 0; n < N; ++n) beyond[n] += __shfl_xor_sync(0xffffffffu, beyond[n], bit);
-  }
-#pragma unroll
-  for (int n = 0; n < N; ++n) {
-    const T mean = base[n] + ratio(beyond[n], length), gap = mine[n].centre - mean;
-    mine[n].squares = fma(count * gap, gap, mine[n].squares);
-    mine[n].centre = mean;
-  }
-#pragma unroll
-  for (int bit = kWarps / 2; bit > 0; bit /= 2) {
-#pragma unroll
-    for (int n = 0; n < N; ++n) mine[n].squares += __shfl_xor_sync(0xffffffffu, mine[n].squares, bit);
-  }
-}
-
 // The kernel before this one in the stream is done, and what it wrote is there.
 __device__ __forceinline__ void wait_for_kernel_before() {
 #if __CUDA_ARCH__ >= 900
@@ -347,34 +228,35 @@ struct ForwardSizes {
   Size outer, inner;
 };
 
-__device__ __forceinline__ void forward_row_stage_1(const float x, float& mean_term) {
-  mean_term = x;
+__device__ __forceinline__ void forward_row_stage_1(const float x, float& total_term, float& total_term_by) {
+  total_term = x;
+  total_term_by = x;
 }
 
-__device__ __forceinline__ void forward_row_values_once(const float variance, float& inverse_root) {
-  inverse_root = rsqrtf(variance + 1e-05f);
+__device__ __forceinline__ void forward_row_values_once(const float total, const float count_of_inner,
+    float& inverse_root) {
+  inverse_root = rsqrtf(total * narrow_div(1.0f, count_of_inner) + 1.1920929e-07f);
 }
 
-__device__ __forceinline__ void forward_row_values(const float x, const float mean, const float inverse_root,
-    const float weight, const float bias, float& out) {
-  // layernorm(weight, bias)
-  out = fmaf((x - mean) * inverse_root, weight, bias);
+__device__ __forceinline__ void forward_row_values(const float x, const float inverse_root,
+    const float weight, float& out) {
+  // rms_norm(weight)
+  out = x * inverse_root * weight;
 }
 
-__device__ __forceinline__ void forward_row_row_values(const float mean, const float variance,
-    float& saved_mean, float& saved_variance) {
-  saved_mean = mean;
-  saved_variance = variance;
+__device__ __forceinline__ void forward_row_row_values(const float total, const float count_of_inner,
+    float& saved_mean) {
+  saved_mean = total * narrow_div(1.0f, count_of_inner);
 }
 
-// Reads x, weight by (inner), bias by (inner); writes out, saved_mean, saved_variance.
+// Reads x, weight by (inner); writes out, saved_mean.
 __global__ void __launch_bounds__(512, 3)
-forward_row(const __nv_bfloat16* x, const __nv_bfloat16* weight, const __nv_bfloat16* bias,
-    __nv_bfloat16* __restrict__ out, float* __restrict__ saved_mean, float* __restrict__ saved_variance,
-    ForwardSizes sizes) {
+forward_row(const __nv_bfloat16* x, const __nv_bfloat16* weight, __nv_bfloat16* __restrict__ out,
+    float* __restrict__ saved_mean, ForwardSizes sizes) {
   wait_for_kernel_before();
+  const float count_of_inner_value = static_cast<float>(sizes.inner.value);
   constexpr int kLanes = 8, kPacks = 4;
-  __shared__ float cells[2][48];
+  __shared__ float cells[2][16];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   const Index stride = gridDim.x * blockDim.y;
@@ -391,38 +273,30 @@ forward_row(const __nv_bfloat16* x, const __nv_bfloat16* weight, const __nv_bflo
       if (!is_here) continue;
       if (is_here) x_in[p] = load<kLanes>(x + (base + i));
     }
-    Spread<float> spreads_1[1];
+    Sum<float> sums_1[1];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
       if (!is_here) continue;
-      float mean_term_lanes[kLanes];
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
-        float mean_term_value;
-        forward_row_stage_1(x_value, mean_term_value);
-        mean_term_lanes[lane] = mean_term_value;
+        float total_term_value;
+        float total_term_by_value;
+        forward_row_stage_1(x_value, total_term_value, total_term_by_value);
+        if (is_here) sums_1[0].add(total_term_value, total_term_by_value);
       }
-      if (is_here) spreads_1[0].add_if(true, p == 0, mean_term_lanes);
     }
-    {
-      const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes, length);
-      const Counts<float> counts = counted<false>(elements);
-    combine<16, false>(spreads_1, counts, static_cast<float>(length), cells[turn++ & 1]);
-    }
-    const float mean_value = spreads_1[0].centre;
-    const float variance_value = spreads_1[0].squares / static_cast<float>(length);
+    combine<16, false>(sums_1, cells[turn++ & 1]);
+    const float total_value = sums_1[0].total;
     if (is_live && threadIdx.x == 0) {
       float saved_mean_value;
-      float saved_variance_value;
-      forward_row_row_values(mean_value, variance_value, saved_mean_value, saved_variance_value);
+      forward_row_row_values(total_value, count_of_inner_value, saved_mean_value);
       saved_mean[outer] = narrow<float>(saved_mean_value);
-      saved_variance[outer] = narrow<float>(saved_variance_value);
     }
     float inverse_root_value;
-    forward_row_values_once(variance_value, inverse_root_value);
+    forward_row_values_once(total_value, count_of_inner_value, inverse_root_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -430,16 +304,13 @@ forward_row(const __nv_bfloat16* x, const __nv_bfloat16* weight, const __nv_bflo
       if (!is_here) continue;
       Pack<__nv_bfloat16, kLanes> weight_in;
       if (is_here) weight_in = load<kLanes>(weight + i);
-      Pack<__nv_bfloat16, kLanes> bias_in;
-      if (is_here) bias_in = load<kLanes>(bias + i);
       Pack<__nv_bfloat16, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
         const float weight_value = widen(weight_in, lane);
-        const float bias_value = widen(bias_in, lane);
         float out_value;
-        forward_row_values(x_value, mean_value, inverse_root_value, weight_value, bias_value, out_value);
+        forward_row_values(x_value, inverse_root_value, weight_value, out_value);
         out_out.at[lane] = narrow<__nv_bfloat16>(out_value);
       }
       if (is_here) store(out + (base + i), out_out);
@@ -451,65 +322,58 @@ struct BackwardSizes {
   Size outer, inner;
 };
 
-__device__ __forceinline__ void backward_row_stage_1_once(const float saved_variance, float& inverse_root) {
-  inverse_root = rsqrtf(saved_variance + 1e-05f);
+__device__ __forceinline__ void backward_row_stage_1_once(const float saved_mean, float& inverse_root) {
+  inverse_root = rsqrtf(saved_mean + 1.1920929e-07f);
 }
 
 __device__ __forceinline__ void backward_row_stage_1(const float d_out, const float weight, const float x,
-    const float saved_mean, const float inverse_root, float& total_3_term, float& total_3_term_by,
-    float& total_4_term, float& total_4_term_by, float& total_term, float& total_term_by,
-    float& total_2_term) {
-  total_3_term = d_out * weight;
-  total_3_term_by = x - saved_mean;
-  total_4_term = d_out;
-  total_4_term_by = weight;
+    const float inverse_root, float& total_2_term, float& total_2_term_by, float& total_term,
+    float& total_term_by) {
+  total_2_term = d_out * weight;
+  total_2_term_by = x;
   total_term = d_out;
-  total_term_by = total_3_term_by * inverse_root;
-  total_2_term = d_out;
+  total_term_by = x * inverse_root;
 }
 
-__device__ __forceinline__ void backward_row_values_once(const float saved_variance, const float total_3,
-    const float count_of_inner, const float total_4, float& inverse_root_2, float& negated, float& product) {
-  inverse_root_2 = rsqrtf(saved_variance + 1e-05f);
-  const float quotient = narrow_div(1.0f, count_of_inner);
-  const float product_2 = total_3 * inverse_root_2 * inverse_root_2 * inverse_root_2 * quotient;
-  negated = -product_2;
-  product = total_4 * inverse_root_2 * quotient;
+__device__ __forceinline__ void backward_row_values_once(const float saved_mean, const float total_2,
+    const float count_of_inner, float& inverse_root_2, float& product) {
+  inverse_root_2 = rsqrtf(saved_mean + 1.1920929e-07f);
+  const float product_2 = -0.5f * total_2 * (inverse_root_2 * inverse_root_2 * inverse_root_2);
+  product = product_2 * narrow_div(1.0f, count_of_inner);
 }
 
-__device__ __forceinline__ void backward_row_values(const float x, const float saved_mean,
-    const float negated, const float d_out, const float weight, const float inverse_root_2,
-    const float product, float& d_x) {
-  d_x = fmaf(x - saved_mean, negated, d_out * weight * inverse_root_2) - product;
+__device__ __forceinline__ void backward_row_values(const float d_out, const float weight,
+    const float inverse_root_2, const float product, const float x, float& d_x) {
+  const float product_2 = product * x;
+  d_x = fmaf(d_out * weight, inverse_root_2, product_2) + product_2;
 }
 
-// Reads d_out, x, weight by (inner), saved_mean by (outer), saved_variance by (outer); leaves partials of total, total_2; writes d_x.
+// Reads d_out, x, weight by (inner), saved_mean by (outer); leaves partials of total; writes d_x.
 __global__ void __launch_bounds__(512, 1)
 backward_row(const __nv_bfloat16* d_out, const __nv_bfloat16* weight, const __nv_bfloat16* x,
-    const float* saved_mean, const float* saved_variance, __nv_bfloat16* __restrict__ d_x,
-    Sum<float>* __restrict__ total_partials, Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes) {
+    const float* saved_mean, __nv_bfloat16* __restrict__ d_x, Sum<float>* __restrict__ total_partials,
+    BackwardSizes sizes) {
   wait_for_kernel_before();
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
   constexpr int kLanes = 8, kPacks = 4;
-  __shared__ float cells[2][32];
+  __shared__ float cells[2][16];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   Sum<float> total_sum[kPacks][kLanes];
-  Sum<float> total_2_sum[kPacks][kLanes];
   auto* const d_out_next = reinterpret_cast<Pack<__nv_bfloat16, kLanes>*>(room + 0) + thread;
   auto* const x_next = reinterpret_cast<Pack<__nv_bfloat16, kLanes>*>(room + 2048) + thread;
-  auto* const weight_along = reinterpret_cast<Pack<__nv_bfloat16, kLanes>*>(room + 8192);
-  for (Index i = thread; i < length; i += blockDim.x * blockDim.y) {
-    weight_along[i / kLanes].at[i % kLanes] = weight[i];
+  Pack<__nv_bfloat16, kLanes> weight_in[kPacks];
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+    if (i < length) weight_in[p] = load<kLanes>(weight + i);
   }
-  __syncthreads();
   const Index stride = gridDim.x * blockDim.y;
   Index first = blockIdx.x * blockDim.y;
   int slot = 0;
   float saved_mean_ahead[2];
-  float saved_variance_ahead[2];
   const auto send_row = [&](Index first) {
     const bool is_live = first + threadIdx.y < rows;
     const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
@@ -524,11 +388,9 @@ backward_row(const __nv_bfloat16* d_out, const __nv_bfloat16* weight, const __nv
     send_off();
     const Index outer = row;
     saved_mean_ahead[1] = widen(saved_mean[outer]);
-    saved_variance_ahead[1] = widen(saved_variance[outer]);
   };
   send_row(first);
   saved_mean_ahead[0] = saved_mean_ahead[1];
-  saved_variance_ahead[0] = saved_variance_ahead[1];
   slot = 1;
   send_row(first + stride);
   slot = 0;
@@ -544,66 +406,52 @@ backward_row(const __nv_bfloat16* d_out, const __nv_bfloat16* weight, const __nv
       x_in[p] = x_next[slot * 4096 + p * 512];
     }
     const float saved_mean_value = saved_mean_ahead[0];
-    const float saved_variance_value = saved_variance_ahead[0];
     saved_mean_ahead[0] = saved_mean_ahead[1];
-    saved_variance_ahead[0] = saved_variance_ahead[1];
     send_row(first + 2 * stride);
     slot ^= 1;
-    Sum<float> sums_1[2];
+    Sum<float> sums_1[1];
     float inverse_root_value;
-    backward_row_stage_1_once(saved_variance_value, inverse_root_value);
+    backward_row_stage_1_once(saved_mean_value, inverse_root_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
       if (!is_here) continue;
-      Pack<__nv_bfloat16, kLanes> weight_in;
-      if (is_here) weight_in = weight_along[p * blockDim.x + threadIdx.x];
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float d_out_value = widen(d_out_in[p], lane);
         const float x_value = widen(x_in[p], lane);
-        const float weight_value = widen(weight_in, lane);
-        float total_3_term_value;
-        float total_3_term_by_value;
-        float total_4_term_value;
-        float total_4_term_by_value;
+        const float weight_value = widen(weight_in[p], lane);
+        float total_2_term_value;
+        float total_2_term_by_value;
         float total_term_value;
         float total_term_by_value;
-        float total_2_term_value;
-        backward_row_stage_1(d_out_value, weight_value, x_value, saved_mean_value, inverse_root_value,
-            total_3_term_value, total_3_term_by_value, total_4_term_value, total_4_term_by_value,
-            total_term_value, total_term_by_value, total_2_term_value);
-        if (is_here) sums_1[0].add(total_3_term_value, total_3_term_by_value);
-        if (is_here) sums_1[1].add(total_4_term_value, total_4_term_by_value);
+        backward_row_stage_1(d_out_value, weight_value, x_value, inverse_root_value, total_2_term_value,
+            total_2_term_by_value, total_term_value, total_term_by_value);
+        if (is_here) sums_1[0].add(total_2_term_value, total_2_term_by_value);
         total_sum[p][lane].add(total_term_value, total_term_by_value);
-        total_2_sum[p][lane].add(total_2_term_value);
       }
     }
     combine<16, false>(sums_1, cells[turn++ & 1]);
-    const float total_3_value = sums_1[0].total;
-    const float total_4_value = sums_1[1].total;
+    const float total_2_value = sums_1[0].total;
     float inverse_root_2_value;
-    float negated_value;
     float product_value;
-    backward_row_values_once(saved_variance_value, total_3_value, count_of_inner_value, total_4_value,
-        inverse_root_2_value, negated_value, product_value);
+    backward_row_values_once(saved_mean_value, total_2_value, count_of_inner_value, inverse_root_2_value,
+        product_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
       if (!is_here) continue;
-      Pack<__nv_bfloat16, kLanes> weight_in;
-      if (is_here) weight_in = weight_along[p * blockDim.x + threadIdx.x];
       Pack<__nv_bfloat16, kLanes> d_x_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float d_out_value = widen(d_out_in[p], lane);
         const float x_value = widen(x_in[p], lane);
-        const float weight_value = widen(weight_in, lane);
+        const float weight_value = widen(weight_in[p], lane);
         float d_x_value;
-        backward_row_values(x_value, saved_mean_value, negated_value, d_out_value, weight_value,
-            inverse_root_2_value, product_value, d_x_value);
+        backward_row_values(d_out_value, weight_value, inverse_root_2_value, product_value, x_value,
+            d_x_value);
         d_x_out.at[lane] = narrow<__nv_bfloat16>(d_x_value);
       }
       if (is_here) store(d_x + (base + i), d_x_out);
@@ -618,21 +466,17 @@ backward_row(const __nv_bfloat16* d_out, const __nv_bfloat16* weight, const __nv
     const Index i = p * blockDim.x * kLanes;
     leave_columns(total_sum[p], cells_of_sums, total_partials + (blockIdx.x * length + i),
         static_cast<int64_t>(length) - i);
-    leave_columns(total_2_sum[p], cells_of_sums, total_2_partials + (blockIdx.x * length + i),
-        static_cast<int64_t>(length) - i);
   }
 }
 
-__device__ __forceinline__ void backward_finalise_values(const float total, const float total_2,
-    float& d_weight, float& d_bias) {
+__device__ __forceinline__ void backward_finalise_values(const float total, float& d_weight) {
   d_weight = total;
-  d_bias = total_2;
 }
 
-// Merges partials into total, total_2; writes d_weight, d_bias.
+// Merges partials into total; writes d_weight.
 __global__ void __launch_bounds__(512)
-backward_finalise(__nv_bfloat16* __restrict__ d_weight, __nv_bfloat16* __restrict__ d_bias,
-    const Sum<float>* total_partials, const Sum<float>* total_2_partials, BackwardSizes sizes, Index slots) {
+backward_finalise(__nv_bfloat16* __restrict__ d_weight, const Sum<float>* total_partials,
+    BackwardSizes sizes, Index slots) {
   wait_for_kernel_before();
   __shared__ alignas(16) unsigned char shared[512 * 8];
   const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
@@ -640,27 +484,20 @@ backward_finalise(__nv_bfloat16* __restrict__ d_weight, __nv_bfloat16* __restric
   const Index result = above * columns + column;
   const bool is_live = column < columns;
   Sum<double> total_sum;
-  Sum<double> total_2_sum;
   if (is_live) {
 #pragma unroll 8
     for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
       total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
-      total_2_sum.merge(total_2_partials[(above * slots + slot) * columns + column]);
     }
   }
   total_sum = merge_tree(total_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
       blockDim.x, shared);
-  total_2_sum = merge_tree(total_2_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
-      blockDim.x, shared);
   if (threadIdx.y != 0 || !is_live) return;
   const float total_value = static_cast<float>(total_sum.sum());
-  const float total_2_value = static_cast<float>(total_2_sum.sum());
   const Index inner = result;
   float d_weight_value;
-  float d_bias_value;
-  backward_finalise_values(total_value, total_2_value, d_weight_value, d_bias_value);
+  backward_finalise_values(total_value, d_weight_value);
   d_weight[inner] = narrow<__nv_bfloat16>(d_weight_value);
-  d_bias[inner] = narrow<__nv_bfloat16>(d_bias_value);
 }
 
 }  // namespace
@@ -753,21 +590,19 @@ static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64
   cudaLaunchKernelEx(&launch, kernel, static_cast<Parameters>(arguments)...);
 }
 
-// a: x, weight, bias, out, saved_mean, saved_variance, scratch (-1: return the bytes it needs), outer, inner, device, stream.
+// a: x, weight, out, saved_mean, scratch (-1: return the bytes it needs), outer, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const __nv_bfloat16*>(a[0]);
   auto* const weight = reinterpret_cast<const __nv_bfloat16*>(a[1]);
-  auto* const bias = reinterpret_cast<const __nv_bfloat16*>(a[2]);
-  auto* const out = reinterpret_cast<__nv_bfloat16*>(a[3]);
-  auto* const saved_mean = reinterpret_cast<float*>(a[4]);
-  auto* const saved_variance = reinterpret_cast<float*>(a[5]);
-  const bool is_measuring = a[6] == -1;
-  if (!is_measuring && ((a[0] | a[1] | a[2] | a[3]) & 15) != 0) return 1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[6])};
-  const ForwardSizes sizes{ size_of(a[7]), size_of(a[8]) };
-  const auto stream = reinterpret_cast<cudaStream_t>(a[10]);
-  const int device = static_cast<int>(a[9]);
+  auto* const out = reinterpret_cast<__nv_bfloat16*>(a[2]);
+  auto* const saved_mean = reinterpret_cast<float*>(a[3]);
+  const bool is_measuring = a[4] == -1;
+  if (!is_measuring && ((a[0] | a[1] | a[2]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
+  const ForwardSizes sizes{ size_of(a[5]), size_of(a[6]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[8]);
+  const int device = static_cast<int>(a[7]);
   const DeviceGuard guard(device);
   const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value),
       forward_row_length = static_cast<int64_t>(sizes.inner.value);
@@ -777,45 +612,40 @@ extern "C" int64_t run_forward(const int64_t* a) {
   if (is_measuring) return scratch.used;
   {
     follow(forward_row, static_cast<unsigned>(forward_row_slots), forward_row_block, 0, stream, x, weight,
-        bias, out, saved_mean, saved_variance, sizes);
+        out, saved_mean, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
 
-// a: x, weight, saved_mean, saved_variance, d_out, d_x, d_weight, d_bias, scratch (-1: return the bytes it needs), outer, inner, device, stream.
+// a: x, weight, saved_mean, d_out, d_x, d_weight, scratch (-1: return the bytes it needs), outer, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_backward(const int64_t* a) {
   auto* const x = reinterpret_cast<const __nv_bfloat16*>(a[0]);
   auto* const weight = reinterpret_cast<const __nv_bfloat16*>(a[1]);
   auto* const saved_mean = reinterpret_cast<const float*>(a[2]);
-  auto* const saved_variance = reinterpret_cast<const float*>(a[3]);
-  auto* const d_out = reinterpret_cast<const __nv_bfloat16*>(a[4]);
-  auto* const d_x = reinterpret_cast<__nv_bfloat16*>(a[5]);
-  auto* const d_weight = reinterpret_cast<__nv_bfloat16*>(a[6]);
-  auto* const d_bias = reinterpret_cast<__nv_bfloat16*>(a[7]);
-  const bool is_measuring = a[8] == -1;
-  if (!is_measuring && ((a[0] | a[1] | a[4] | a[5]) & 15) != 0) return 1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[8])};
-  const BackwardSizes sizes{ size_of(a[9]), size_of(a[10]) };
-  const auto stream = reinterpret_cast<cudaStream_t>(a[12]);
-  const int device = static_cast<int>(a[11]);
+  auto* const d_out = reinterpret_cast<const __nv_bfloat16*>(a[3]);
+  auto* const d_x = reinterpret_cast<__nv_bfloat16*>(a[4]);
+  auto* const d_weight = reinterpret_cast<__nv_bfloat16*>(a[5]);
+  const bool is_measuring = a[6] == -1;
+  if (!is_measuring && ((a[0] | a[1] | a[3] | a[4]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[6])};
+  const BackwardSizes sizes{ size_of(a[7]), size_of(a[8]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[10]);
+  const int device = static_cast<int>(a[9]);
   const DeviceGuard guard(device);
   const int64_t backward_row_rows = static_cast<int64_t>(sizes.outer.value),
       backward_row_length = static_cast<int64_t>(sizes.inner.value);
   const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, 32));
   const int64_t backward_row_tasks = ceil_divide(backward_row_rows, backward_row_block.y);
-  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block,
-      131072 + 64 * backward_row_block.x, 163840, device);
+  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 131072, 131072,
+      device);
   const int64_t backward_row_slots = backward_row_tasks < backward_row_resident ? backward_row_tasks : backward_row_resident;
   const int64_t total_partials_slots = backward_row_slots;
-  const int64_t total_2_partials_slots = backward_row_slots;
   auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.inner.value) * total_partials_slots);
-  auto* const total_2_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.inner.value) * total_2_partials_slots);
   if (is_measuring) return scratch.used;
   {
-    follow(backward_row, static_cast<unsigned>(backward_row_slots), backward_row_block,
-        131072 + 64 * backward_row_block.x, stream, d_out, weight, x, saved_mean, saved_variance, d_x,
-        total_partials, total_2_partials, sizes);
+    follow(backward_row, static_cast<unsigned>(backward_row_slots), backward_row_block, 131072, stream,
+        d_out, weight, x, saved_mean, d_x, total_partials, sizes);
   }
   {
     const int64_t columns = static_cast<int64_t>(sizes.inner.value),
@@ -828,8 +658,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
     const dim3 block(width, static_cast<unsigned>(power_of_two(slots, width < 32 ? 32 / width : 1,
         512 / width)));
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    follow(backward_finalise, blocks, block, 0, stream, d_weight, d_bias, total_partials, total_2_partials,
-        sizes, static_cast<Index>(slots));
+    follow(backward_finalise, blocks, block, 0, stream, d_weight, total_partials, sizes,
+        static_cast<Index>(slots));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
