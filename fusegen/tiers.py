@@ -108,7 +108,7 @@ _STRETCHED_SHARES = {
 ANY_LENGTH = 1 << 30
 MOST_BLOCKS = 160  # of a team
 WORDS = 64  # registers of a thread for what it holds, half of what 512 threads may have
-_SUM_BYTES = 4
+_SUM_BYTES, _USUAL_SUMS = 4, 16  # of a sum by column, and how many a thread has where few fit
 _MOST_DEAR = 24  # sums by column of a thread, beside what it computes of a row and keeps
 _FEW_WORDS = 16  # of a thread that has 1,023 beside it, and as many sums to keep
 MOST_SHARED_BYTES = 156 << 10  # of a block, beside its fixed share, where a device has as many
@@ -312,8 +312,9 @@ def _tier_of(
         fits = elements * held_words <= most
         fits = fits and summing * words <= (most if threads <= 512 else _FEW_WORDS)
         fits = fits and not (is_dear and summing > _MOST_DEAR)
-        # Else gradients of two tensors would not be added up with their rows at all.
-        fits = fits and 2 * _SUM_BYTES * summing * threads <= min(room, MOST_SHARED_BYTES)
+        # With wider shares, sums of two tensors would not be added up with their rows at all.
+        two_sums = 2 * _SUM_BYTES * summing * threads
+        fits = fits and (summing <= _USUAL_SUMS or two_sums <= min(room, MOST_SHARED_BYTES))
         if not fits or (is_shifted and length > summing * threads * longest_team):
             continue
         # Three tensors in shares take longer than two passes over memory.
