@@ -96,10 +96,14 @@ class AheadView(PlacedView):
     @property
     def host_room(self) -> str:
         """Dynamic shared memory in bytes, where the launch is set up."""
+        return self.host_room_of(f"{self.name}_block")
+
+    def host_room_of(self, block: str) -> str:
+        """The same for a block that is not set up yet."""
         if not self.stages_along:
             return str(self.room_bytes)
         a_thread = 16 * self.packs * len(self.along_reads)
-        return f"{self.room_bytes} + {a_thread} * {self.name}_block.x"
+        return f"{self.room_bytes} + {a_thread} * {block}.x"
 
     def ahead(self, read: Read) -> str:
         """Where the pack that a tensor has at p was sent, counted in packs."""

@@ -83,6 +83,7 @@ def emit(
         "followers": any(k.is_following for e in views for k in e.kernels),
         "teams": any(k.is_team for e in views for k in e.kernels),
         "is_shifted": any(k.is_shifted for k in by_rows),
+        "alike": any(k.alike for k in by_rows if k.family == "row"),
         "alone": any(k.is_alone for k in by_rows),
         "across": any(k.family == "column" and not k.is_alone for k in by_rows)
         or any(k.is_strided for k in by_bundles),

@@ -18,11 +18,11 @@ from fusegen.columntiers import column_tier
 from fusegen.emission import make_entry
 from fusegen.errors import UnsupportedError
 from fusegen.ir import Expr
-from fusegen.longrows import full_tier, reduced_axes, terms
+from fusegen.longrows import full_tier, reduced_axes, terms, turns
 from fusegen.program import Program
 from fusegen.signature import Rows, Signature, is_double
 from fusegen.target import DEAR, H200, ITEM_BYTES, TARGETS, Limits
-from fusegen.tiers import LEAST_STRETCH, Tier, row_tier
+from fusegen.tiers import LEAST_STRETCH, SHORT, Tier, row_tier
 from fusegen.traffic import moved
 
 _FIXED_BYTES = 7 << 10  # of a block's shared memory, of a size known to the compiler
@@ -35,6 +35,10 @@ _MOST_IN_CACHE = 4096  # elements of a strided row, of which a thread has 64 bes
 _FEWER_IN_RUN = 8
 _FLOAT_BYTES = 4
 _FEW_ALONG = 3  # tensors that every row reads, for which no register is set aside
+# What some rows share is asked for by each of them up to so long, by the bytes of an element, and
+# as far as it takes no more in all: what others read and write would drive more out of the cache.
+_LONGEST_ASKING: Mapping[int, int] = {2: 1024, 4: 4096}
+_MOST_ASKED_BYTES = 4 << 20
 _MOST_POSITIONS = 1 << 24  # a float holds every integer up to here
 _KERNEL_BYTES = 4 << 20  # what memory moves while a kernel begins and ends
 _ROW_BYTES = 256  # while a row of sums along it, as many as 16 elements in fp32 take on an H100
@@ -198,14 +202,16 @@ def _tier(
         stretch = _stretch(programs, axes, bound, order)
         has_stretches = stretch >= LEAST_STRETCH
         each = max(words), max(forward or words)
+        asked = _asked_again(programs, axes, dtypes, bound)
         tier = row_tier(
-            *(length, widest, *each, limits.processors),
+            *(length, widest, each[0], each[1] + asked, limits.processors),
             has_stretches=has_stretches,
             is_dear=_is_dear(programs, axes),
             room=room,
         )
         if tier is None:
             return None
+        tier = replace(tier, asks_again=asked > 0)
         own = [p for p in programs if p.name == "forward"]
         size, count = (length, widest), limits.processors
         full = full_tier(tier, *size, each[1], count, own, axes)
@@ -299,6 +305,24 @@ def _words(program: Program, axes: ir.Extent, dtypes: Mapping[str, str]) -> int:
     # Doubles take two, and so does what is computed from them.
     along = sum(leaf.extent == axes != full for leaf in program.graph.inputs)
     return max(1, sum(3 if dtype == "float64" else 1 for dtype in found) + (along > _FEW_ALONG))
+
+
+def _asked_again(
+    programs: Sequence[Program], axes: ir.Extent, dtypes: Mapping[str, str], bound: Bound
+) -> int:
+    """How many tensors that forward rows along these axes share with some others each of them asks
+    for: those wanted before the rows are reduced, where that is done once, if rows are short and
+    the tensors so small that they stay in the cache.
+    """
+    own = [p for p in programs if p.name == "forward"]
+    length = math.prod(bound.domain[a] for a in axes)
+    widest = max((_widest(p, axes, dtypes) for p in own), default=8)
+    if not SHORT < length <= _LONGEST_ASKING.get(widest, 0) or any(turns(p) > 1 for p in own):
+        return 0
+    full = max((leaf.extent for p in own for leaf in p.graph.inputs), key=len, default=axes)
+    shared = {n for n in terms(own) if n.op == "input" and axes < n.extent < full}
+    sizes = (math.prod(bound.domain[a] for a in n.extent) * widest for n in shared)
+    return len(shared) if sum(sizes) <= _MOST_ASKED_BYTES else 0
 
 
 def _has_short_runs(program: Program, held: ir.Extent, bound: Bound, order: Sequence[int]) -> bool:

@@ -62,7 +62,7 @@ def full_tier(
         return None
     elements = _SHARED.get((width, tensors), 0)
     threads = _threads(tier, elements * tensors * widest) if elements else 0
-    meets_once = all(_turns(program) < 2 for program in programs)
+    meets_once = all(turns(program) < 2 for program in programs)
     if not threads or (meets_once and programs[0].name == "forward"):
         return None
     blocks = -(-length // (elements * threads))
@@ -92,7 +92,7 @@ def _full(tier: Tier, elements: int, threads: int, longest: int) -> Tier:
     return replace(full, longest=longest, resident=0, is_full=True)
 
 
-def _turns(program: Program) -> int:
+def turns(program: Program) -> int:
     """How many reductions wait for each other."""
     found: dict[ir.Expr, int] = {}
     for node in ir.topological(program.graph.roots):

@@ -59,6 +59,8 @@ LOG2_ERFC_WIDE = (
 _LOG2_E = 1.0 / math.log(2.0)
 # Constants beyond these stay where they are written: moved, they could overflow what they did not.
 _GATHERED = 2.0**20
+# Powers beyond it would lose digits by the error of a logarithm.
+_MOST_EXPONENT = 16.0
 
 
 def narrow_type(graph: Graph, dtypes: Mapping[str, str]) -> str | None:
@@ -166,12 +168,34 @@ class _Algebra:
         self.precision = precision
         self.target = target
         self.along = along
+        has_sigmoid = precision.cheap + "sigmoid" == "narrow_sigmoid" in target.spellings
+        self.halved = self.by_sigmoids(ir.topological(roots)) if has_sigmoid else {}
         for node in ir.topological(roots):
             self.images[node] = self.image(node)
 
     def is_inner(self, node: Expr) -> bool:
         """Whether it is a part of one other expression and nothing else."""
         return self.users[node] == 1 and node not in self.named
+
+    def by_sigmoids(self, nodes: Iterable[Expr]) -> dict[Expr, Expr]:
+        """1 + tanh(a) and 1 - tanh(a)^2, with tanh(a), wherever nothing else asks for that: as
+        sigmoids they keep their digits where tanh(a) is nearly -1.
+        """
+        takers: dict[Expr, list[Expr]] = {}
+        for node in nodes:
+            for arg in set(node.args):
+                takers.setdefault(arg, []).append(node)
+        found: dict[Expr, Expr] = {}
+        for tanh in (n for n in takers if n.op == "tanh" and n not in self.named):
+            sums = [n for n in takers[tanh] if n.op == "add" and 1.0 in map(constant, n.args)]
+            squares = [n for n in takers[tanh] if n.op == "mul" and n.args == (tanh, tanh)]
+            gaps = [n for square in squares for n in takers.get(square, ())]
+            gaps = [n for n in gaps if n.op == "sub" and constant(n.args[0]) == 1.0]
+            is_all = self.users[tanh] == len(sums) + 2 * len(squares)
+            is_all &= sum(self.users[n] for n in squares) == len(gaps)
+            if is_all and self.named.isdisjoint(squares):
+                found |= dict.fromkeys((*sums, *gaps), tanh)
+        return found
 
     def image(self, node: Expr) -> Expr:
         """What a node becomes, whose arguments have images."""
@@ -182,10 +206,14 @@ class _Algebra:
     def rebuilt(self, node: Expr) -> Expr:
         """The node on the images of its arguments, in the target's cheap spelling if it has one."""
         args = tuple(self.images[a] for a in node.args)
-        cheap = self.precision.cheap + node.op
-        if self.precision.cheap and cheap in self.target.spellings:
-            return operation(cheap, *args)
-        return ir.rebuild(node, args)
+        cheap = self.cheaply(node.op, *args)
+        return ir.rebuild(node, args) if cheap is None else cheap
+
+    def cheaply(self, op: str, *args: Expr) -> Expr | None:
+        """A primitive in the target's cheap spelling, if it has one."""
+        cheap = self.precision.cheap + op
+        has_one = bool(self.precision.cheap) and cheap in self.target.spellings
+        return operation(cheap, *args) if has_one else None
 
     # Products.
 
@@ -250,8 +278,10 @@ class _Algebra:
     # Sums.
 
     def of_sum(self, node: Expr) -> Expr | None:
-        """1 + erf(a), or a sum of products with a common factor."""
+        """1 + erf(a), 1 + tanh(a), 1 - tanh(a)^2, or a sum of products with a common factor."""
         sign = -1.0 if node.op == "sub" else 1.0
+        if node in self.halved:
+            return self.of_sigmoid(node, self.halved[node])
         for one, other in (node.args, node.args[::-1]):
             if constant(one) == 1.0 and other.op == "erf" and self.is_inner(other):
                 return None if one is not node.args[0] and sign < 0 else self.erfc(other, -sign)
@@ -294,6 +324,39 @@ class _Algebra:
         result = scaled(1.0)
         self.scaled[result] = scaled
         return result
+
+    def of_sigmoid(self, node: Expr, tanh: Expr) -> Expr:
+        """2 * s for 1 + tanh(a), with s = sigmoid(2 * a), and 4 * s * (1 - s) for 1 - tanh(a)^2."""
+        factor, base = self.multiple(tanh.args[0])
+        s = operation("narrow_sigmoid", primitive("mul", base, const(2.0 * factor)))
+
+        def scaled(scale: float) -> Expr:
+            if node.op == "add":
+                return primitive("mul", s, const(2.0 * scale))
+            left = primitive("mul", s, const(4.0 * scale))
+            return primitive("mul", left, primitive("sub", const(1.0), s))
+
+        result = scaled(1.0)
+        self.scaled[result] = scaled
+        return result
+
+    def of_pow(self, node: Expr) -> Expr | None:
+        """Products for a whole exponent, or a power of two; the base of another may be negative."""
+        base, exponent = self.images[node.args[0]], constant(node.args[1])
+        if exponent is None or not 0 < abs(exponent) <= _MOST_EXPONENT:
+            return None
+        if exponent != int(exponent):
+            return self.cheaply("pow", base, const(exponent))
+        product, square, left = None, base, int(abs(exponent))
+        while left:
+            if left % 2:
+                product = square if product is None else primitive("mul", product, square)
+            square, left = primitive("mul", square, square), left // 2
+        assert product is not None
+        if exponent > 0:
+            return product
+        inverse = self.cheaply("div", const(1.0), product)
+        return 1.0 / product if inverse is None else inverse
 
     def of_erf(self, node: Expr) -> Expr:
         """erf alone: its series near 0, where 1 - erfc would lose all digits."""
@@ -356,6 +419,7 @@ _RULES: Mapping[str, Callable[[_Algebra, Expr], Expr | None]] = {
     "sub": _Algebra.of_sum,
     "erf": _Algebra.of_erf,
     "exp": _Algebra.of_exp,
+    "pow": _Algebra.of_pow,
     "where": _Algebra.of_where,
 }
 _WIDE = Precision(

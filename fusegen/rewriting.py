@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from fusegen import ir
@@ -16,6 +16,14 @@ from fusegen.target import Target
 _TANH_IS_1, _SQUARE_OVERFLOWS = 20.0, 44.0
 # Divisors beyond which inverses are scaled, and by how much; powers of two, for exact products.
 _LARGE, _SHIFT = 2.0**100, 2.0**64
+_POWERS: Mapping[float, Callable[[Expr], Expr]] = {
+    2.0: lambda x: x * x,
+    3.0: lambda x: x * x * x,
+    0.5: lambda x: primitive("sqrt", x),
+    -0.5: lambda x: primitive("rsqrt", x),
+    -1.0: lambda x: 1.0 / x,
+    -2.0: lambda x: 1.0 / (x * x),
+}
 
 
 def rewritten(
@@ -85,7 +93,8 @@ def _times_inverse(number: Expr, divisor: Expr) -> Expr:
 
 def shortened(kernels: Iterable[Kernel]) -> tuple[Kernel, ...]:
     """The kernels where the tanh of a softplus takes an exponential and a quotient, at any type:
-    with e = exp(x), tanh(log(1 + e)) = ((1 + e)^2 - 1) / ((1 + e)^2 + 1).
+    with e = exp(x), tanh(log(1 + e)) = ((1 + e)^2 - 1) / ((1 + e)^2 + 1). And those powers that
+    torch has no call for either are products, roots and quotients.
     """
 
     def new(roots: Sequence[Expr], named: Sequence[Expr]) -> dict[Expr, Expr]:
@@ -97,7 +106,15 @@ def shortened(kernels: Iterable[Kernel]) -> tuple[Kernel, ...]:
     return tuple(rewritten(kernel, new) for kernel in kernels)
 
 
+def _power(node: Expr) -> Expr:
+    base, exponent = node.args
+    found = _POWERS.get(constant(exponent) or 0.0)
+    return node if found is None else found(base)
+
+
 def _shorter(node: Expr) -> Expr:
+    if node.op == "pow":
+        return _power(node)
     if node.op != "tanh" or node.args[0].op != "where":
         return node
     condition, same, softplus = node.args[0].args

@@ -77,7 +77,7 @@ class RowView(SummingView):
         with the same indices in the innermost groups.
         """
         tier = self.kernel.tier
-        if not self.own_reads or tier is None or not tier.keeps_alike:
+        if not self.own_reads or tier is None or not tier.keeps_alike or tier.asks_again:
             return []
         groups = self.own_groups
         is_apt = bool(groups) and groups == self.domain[-len(groups) :] != self.domain

@@ -34,6 +34,7 @@ _NOUNS = {
     "narrow_div": "quotient",
     "narrow_sqrt": "root",
     "narrow_sigmoid": "sigmoid_value",
+    "narrow_pow": "power",
     "lt": "is_below",
     "le": "is_at_most",
     "gt": "is_above",

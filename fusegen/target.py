@@ -293,6 +293,10 @@ CUDA = Target(
         "narrow_div": "narrow_div({0}, {1})",
         "narrow_sqrt": "narrow_sqrt({0})",
         "narrow_sigmoid": "narrow_sigmoid({0})",
+        "narrow_tanh": "narrow_tanh({0})",
+        "narrow_expm1": "narrow_expm1({0})",
+        "narrow_log1p": "narrow_log1p({0})",
+        "narrow_pow": "narrow_pow({0}, {1})",
     },
     library={},
     float_spellings={},
@@ -321,25 +325,26 @@ TARGETS: Mapping[str, Target] = {target.name: target for target in (CPP, CUDA)}
 # Names that generated code uses itself, and the words and functions of its languages. An operand
 # that has one of them, or looks like a derived name, is called <name>_operand there.
 _SPOKEN_FOR = """
-    a about above add add_if add_square add_to_columns again aligned alike all all_drift all_squares
-    along answers apart argmax args assemble at at_1 at_2 at_3 await_word b base base_element
-    base_inner base_middle base_outer beats before begin behind beside best better beyond bfloat16
-    bit bits bits_of block blocks blocks_of both bottom bundle bundles by candidate ceil_divide cell
-    cells centre code coefficient column column_block columns columns_together combine
-    combine_across combine_team count count_of counted counts cudaGetErrorString d definition device
-    distance distance_1 distance_2 distance_3 distances divide drift e each early edge edge_lane
-    edges element elements elements_of end enter_row erf_of error_text excess exchange exp2_flushed
-    exp_of expect f factor families finish finite first first_element first_inner first_middle
-    first_outer float16 fold follow found from from_element from_inner from_middle from_outer gap
-    given guard half head here high home i index inner inverse inverse_length is_beside is_edge
-    is_here is_it is_live j join kept kernel lane lanes lanes_for larger largest last launch least
-    leave left length lengths line lines load load_again load_anywhere load_around load_singly
-    load_some low lower lowest magnitude may_cross meeting merge merge_beside merge_columns
-    merge_moments merge_numbers merge_slots merge_tree methods mine minimum moments moments_about
-    more most most_beside most_bytes move n narrow narrow_div narrow_sigmoid narrow_sqrt needed next
-    normal number offset oldest on_each order other out outer output outside own p pack packs pad
-    padded pair part partials passing past pick picked piece piece_length pieces pieces_of place
-    places polynomial position position_of_best power power_of_two previous q r rank ratio reach
+    a about above add add_if add_square add_to_columns again aligned alike alike_step all all_drift
+    all_squares along answers apart argmax args assemble at at_1 at_2 at_3 await_word b base
+    base_element base_inner base_middle base_outer beats before begin behind beside best better
+    beyond bfloat16 bit bits bits_of block blocks blocks_of both bottom bundle bundles by candidate
+    ceil_divide cell cells centre code coefficient column column_block columns columns_together
+    combine combine_across combine_team count count_of counted counts cudaGetErrorString d
+    definition device distance distance_1 distance_2 distance_3 distances divide drift e each early
+    edge edge_lane edges element elements elements_of end enter_row erf_of error_text excess
+    exchange exp2_flushed exp_of expect f factor families finish finite first first_element
+    first_inner first_middle first_outer float16 fold follow found from from_element from_inner
+    from_middle from_outer gap given guard half head here high home i index inner inverse
+    inverse_length is_beside is_edge is_here is_it is_live j join kept kernel lane lanes lanes_for
+    larger largest last launch least leave left length lengths line lines load load_again
+    load_anywhere load_around load_singly load_some low lower lowest magnitude may_cross meeting
+    merge merge_beside merge_columns merge_moments merge_numbers merge_slots merge_tree methods mine
+    minimum moments moments_about more most most_beside most_bytes move n narrow narrow_div
+    narrow_expm1 narrow_log1p narrow_pow narrow_sigmoid narrow_sqrt narrow_tanh needed next normal
+    number offset oldest on_each order other out outer output outside own p pack packs pad padded
+    pair part partials passing past pick picked piece piece_length pieces pieces_of place places
+    polynomial position position_of_best power power_of_two previous q r rank ratio reach
     resident_blocks rest result results room root rounded rounded_to row row_block row_cells rows
     rows_of_block rows_together rr run scratch send send_all send_around send_off send_packs
     send_row send_rows send_tile settle share shared shared_bytes shares shift side sides sigmoid

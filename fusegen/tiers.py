@@ -117,7 +117,7 @@ _STRETCH_BYTES = 24 << 10  # of those, for sums of stretches
 _LEAST_SHIFTED, _LEAST_SHIFTED_NARROW = 128, 96
 _FEW_LANES = 4  # packs of so many, and doubles, are as fast where each row begins with one
 # Of short rows the shares are to come out even; the first of equals is taken.
-_SHORT = 512
+SHORT = 512
 _PACK_BYTES = 16
 _SHORT_SHARES = {  # by whether rows begin anywhere and have two bytes: elements, and for sums
     (False, False): ((16, 12, 20, 24, 32, 8), (8,)),
@@ -159,7 +159,8 @@ class Tier:
     is_alone says that each thread has strided rows to itself, all as long as the longest; is_whole
     that of the threads which share strided rows each has as many packs as it can hold. is_full says
     that blocks are as large as can be, for long rows, with no room for sums by column; forward and
-    derivative are such tiers of forward kernels and of gradients, where there are. room is how many
+    derivative are such tiers of forward kernels and of gradients, where there are. asks_again says
+    that forward kernels ask for what some rows share at each of them. room is how many
     bytes of shared memory a block may have.
     """
 
@@ -181,6 +182,7 @@ class Tier:
     is_full: bool = False
     forward: Tier | None = None
     derivative: Tier | None = None
+    asks_again: bool = False
     room: int = 2 * MOST_SHARED_BYTES
 
     @property
@@ -191,7 +193,8 @@ class Tier:
     @property
     def for_derivatives(self) -> Tier:
         """The tier of gradients, which hold more of each element."""
-        fewer = replace(self, elements=self.derivative_elements or self.elements, resident=0)
+        elements = self.derivative_elements or self.elements
+        fewer = replace(self, elements=elements, resident=0, asks_again=False)
         return self.derivative or fewer
 
     @property
@@ -294,7 +297,7 @@ def _tier_of(
             continue
         longest, elements, summing, threads, *light = row
         held_words = forward_words if is_narrow and lanes > 1 else words
-        if longest <= _SHORT and not has_stretches:
+        if longest <= SHORT and not has_stretches:
             shares, sums = (
                 _SINGLE_SHARES[is_narrow] if lanes == 1 else _SHORT_SHARES[is_shifted, is_narrow]
             )

@@ -114,6 +114,14 @@ CASES = (
     Case("silu", lambda x: x * logistic(x), lambda x: logistic(x) * (1 + x * logistic(-x)), 0, 4),
     Case("tanh", np.tanh, lambda x: 1 - np.tanh(x) ** 2, 0, 4),
     Case("softplus", lambda x: np.logaddexp(0, x), logistic, 4, 4),
+    Case("expm1", np.expm1, np.exp),
+    Case("log1p", np.log1p, lambda x: 1 / (1 + x)),
+    Case("softplus(2.0)", lambda x: np.logaddexp(0, 2 * x) / 2, lambda x: logistic(2 * x), 4, 4),
+    Case("pow(1.75)", lambda x: x**1.75, lambda x: 1.75 * x**0.75),
+    Case("pow(-1.5)", lambda x: x**-1.5, lambda x: -1.5 * x**-2.5),
+    Case("pow(7)", lambda x: x**7, lambda x: 7 * x**6),
+    Case("pow(-3)", lambda x: x**-3, lambda x: -3 * x**-4),
+    Case("pow(0.5)", np.sqrt, lambda x: 0.5 / np.sqrt(x)),
     Case("elu", lambda x: np.where(x > 0, x, np.expm1(x)), lambda x: np.exp(np.minimum(x, 0))),
     Case(
         "mish",
@@ -177,7 +185,8 @@ def assert_within(what: str, x: Array, found: Array, exact: Array, allowed: Arra
 
 # --- the sequence of instructions, in numpy ---
 
-EX2, RCP = 2.0**-22, 2.0**-23  # documented relative errors of the approximate instructions
+# Documented relative errors of the approximate instructions; of lg2 between 0.5 and 2, absolute.
+EX2, RCP, LG2 = 2.0**-22, 2.0**-23, 2.0**-22
 
 
 def single(x: Any) -> Array:
@@ -205,15 +214,36 @@ def instructions(error: float) -> Mapping[str, Callable[..., Array]]:
         return np.where(np.abs(x) < 2.0**-126, np.float32(0), x)
 
     def reciprocal(x: Array) -> Array:
-        return flushed(single(1.0 / x.astype(np.float64) * (1 + error * RCP)))
+        """Of a power of two it is exact, as the devices show."""
+        off = np.where(np.frexp(x)[0] == 0.5, 0.0, error * RCP)
+        return flushed(single(1.0 / x.astype(np.float64) * (1 + off)))
 
     def sigmoid(x: Array) -> Array:
         grown = flushed(exp2(fma(x, single(-1.44269504), single(-24.0))))
         return single(reciprocal(grown + single(2.0**-24)) * single(2.0**-24))
 
+    def log2(x: Array) -> Array:
+        exact = np.log2(x.astype(np.float64))
+        is_near = (x > 0.5) & (x < 2)
+        off = np.where(is_near, LG2, LG2 * np.where(np.isinf(exact), 0, exact))
+        return single(exact + error * off)
+
     def tanh(x: Array) -> Array:
-        near = single(np.tanh(x.astype(np.float64)) * (1 + error * 2 * RCP))
-        return np.where(np.abs(x) > 9, np.sign(x), near)
+        inverse = reciprocal(flushed(exp2(x * single(2.88539008))) + single(1))
+        near = x * fma(x * x, single(-1 / 3), single(1))
+        return np.where(np.abs(x) < 0.0625, near, fma(inverse, single(-2), single(1)))
+
+    def expm1(x: Array) -> Array:
+        near = x * fma(x, fma(x, single(1 / 6), single(0.5)), single(1))
+        far = flushed(exp2(x * single(1.44269504))) - single(1)
+        return np.where(np.abs(x) < 0.0625, near, far)
+
+    def log1p(x: Array) -> Array:
+        near = x * fma(x, fma(x, single(1 / 3), single(-0.5)), single(1))
+        return np.where(np.abs(x) < 0.03125, near, log2(x + single(1)) * single(0.693147182))
+
+    def power(base: Array, exponent: Array) -> Array:
+        return flushed(exp2(log2(np.where(base == -math.inf, math.inf, base)) * exponent))
 
     return {
         **NUMPY,
@@ -224,7 +254,10 @@ def instructions(error: float) -> Mapping[str, Callable[..., Array]]:
         "narrow_sigmoid": sigmoid,
         "narrow_div": lambda a, b: single(a.astype(np.float64) / b * (1 + error * 2 * RCP)),
         "narrow_sqrt": lambda x: single(np.sqrt(x.astype(np.float64)) * (1 + error * RCP)),
-        "tanh": tanh,
+        "narrow_tanh": tanh,
+        "narrow_expm1": expm1,
+        "narrow_log1p": log1p,
+        "narrow_pow": power,
     }
 
 
