@@ -715,7 +715,7 @@ static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes,
     int threads, device;
     int64_t blocks;
   };
-  thread_local Answer answers[8] = {};
+  thread_local Answer answers[16] = {};
   thread_local int next = 0;
   const int threads = static_cast<int>(block.x * block.y);
   for (const Answer& known : answers) {
@@ -729,7 +729,7 @@ static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes,
   cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
   if (on_each == 0) return 1;  // the launch will say why
   Answer& oldest = answers[next];
-  next = (next + 1) % 8;
+  next = (next + 1) % 16;
   oldest = {kernel, shared_bytes, threads, device, static_cast<int64_t>(on_each) * processors};
   return oldest.blocks;
 }
@@ -738,6 +738,27 @@ static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes,
 static dim3 row_block(int64_t wanted, int64_t least = 1) {
   const int64_t along = wanted <= 32 ? power_of_two(wanted, least, 32) : ceil_divide(wanted, 32) * 32;
   return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < 256 ? 256 / along : 1));
+}
+
+// Where every thread is to stay with rows that have an index in common, of which there are `alike`: blocks of so many rows
+// beside each other come in multiples of this.
+static int64_t alike_step(int64_t alike, int64_t beside) { return alike / power_of_two(alike & -alike, 1,
+    beside); }
+
+// Of such blocks, those that leave the fewest of the threads without work that the device has room for: smaller ones where
+// that is a tenth at least.
+template <typename Kernel>
+static dim3 alike_block(Kernel* kernel, dim3 block, int64_t alike, int64_t shared_bytes, int64_t most_bytes,
+    int device) {
+  dim3 best = block;
+  int64_t most = 0;
+  for (; block.y > 0 && block.x * block.y % 32 == 0; block.y /= 2) {
+    const int64_t step = alike_step(alike, block.y);
+    const int64_t rows = resident_blocks(kernel, block, shared_bytes, most_bytes,
+        device) / step * step * block.y;
+    if (10 * rows > 11 * most) best = block, most = rows;
+  }
+  return best;
 }
 
 // Sets a kernel up while the one before it in the stream ends, where devices can: it waits for that itself.
@@ -775,15 +796,13 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const int device = static_cast<int>(a[10]);
   const DeviceGuard guard(device);
   const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value), forward_row_length = static_cast<int64_t>(sizes.inner.value);
-  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 8));
+  // So many rows at a time that all of a thread have the same middle.
+  const int64_t forward_row_alike = static_cast<int64_t>(sizes.middle.value);
+  const dim3 forward_row_block = alike_block(forward_row, row_block(ceil_divide(forward_row_length, 8)),
+      forward_row_alike, 16384, 16384, device);
   const int64_t forward_row_tasks = ceil_divide(forward_row_rows, forward_row_block.y);
   const int64_t forward_row_resident = resident_blocks(forward_row, forward_row_block, 16384, 16384, device);
-  // So many at a time that all rows of a thread have the same middle.
-  const int64_t forward_row_alike = static_cast<int64_t>(sizes.middle.value),
-      forward_row_beside = forward_row_block.y;
-  const int64_t forward_row_common = power_of_two(forward_row_alike & -forward_row_alike, 1,
-      forward_row_beside);
-  const int64_t forward_row_step = forward_row_alike / forward_row_common,
+  const int64_t forward_row_step = alike_step(forward_row_alike, forward_row_block.y),
       forward_row_steps = forward_row_resident / forward_row_step;
   const int64_t forward_row_slots = forward_row_step * (forward_row_tasks < forward_row_resident ? ceil_divide(forward_row_tasks, forward_row_step) : forward_row_steps > 0 ? forward_row_steps : 1);
   if (is_measuring) return scratch.used;
@@ -814,20 +833,18 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const int device = static_cast<int>(a[13]);
   const DeviceGuard guard(device);
   const int64_t backward_row_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value), backward_row_length = static_cast<int64_t>(sizes.inner.value);
-  const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, 8));
+  // So many rows at a time that all of a thread have the same middle.
+  const int64_t backward_row_alike = static_cast<int64_t>(sizes.middle.value);
+  const dim3 backward_row_block = alike_block(backward_row, row_block(ceil_divide(backward_row_length, 8)),
+      backward_row_alike, 32768, 32768, device);
   const int64_t backward_row_tasks = ceil_divide(backward_row_rows, backward_row_block.y);
   const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 32768, 32768,
       device);
-  // So many at a time that all rows of a thread have the same middle.
-  const int64_t backward_row_alike = static_cast<int64_t>(sizes.middle.value),
-      backward_row_beside = backward_row_block.y;
-  const int64_t backward_row_common = power_of_two(backward_row_alike & -backward_row_alike, 1,
-      backward_row_beside);
-  const int64_t backward_row_step = backward_row_alike / backward_row_common,
+  const int64_t backward_row_step = alike_step(backward_row_alike, backward_row_block.y),
       backward_row_steps = backward_row_resident / backward_row_step;
   const int64_t backward_row_slots = backward_row_step * (backward_row_tasks < backward_row_resident ? ceil_divide(backward_row_tasks, backward_row_step) : backward_row_steps > 0 ? backward_row_steps : 1);
-  const int64_t total_partials_slots = backward_row_slots * backward_row_beside / backward_row_alike;
-  const int64_t total_2_partials_slots = backward_row_slots * backward_row_beside / backward_row_alike;
+  const int64_t total_partials_slots = backward_row_slots * backward_row_block.y / backward_row_alike;
+  const int64_t total_2_partials_slots = backward_row_slots * backward_row_block.y / backward_row_alike;
   auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value) * total_partials_slots);
   auto* const total_2_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value) * total_2_partials_slots);
   if (is_measuring) return scratch.used;

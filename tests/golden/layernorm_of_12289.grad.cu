@@ -785,13 +785,12 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ weight, 
         rows * length);
     if (is_edge && row < rows) send_around(x_edge_next + slot * 8, x, row * length + edge, rows * length);
     send_off();
-    saved_mean_ahead[0] = saved_mean_ahead[1], saved_mean_ahead[1] = saved_mean_ahead[2];
-    saved_variance_ahead[0] = saved_variance_ahead[1], saved_variance_ahead[1] = saved_variance_ahead[2];
-    if (row >= rows) return;
-    const Index outer = row;
-    saved_mean_ahead[2] = widen(saved_mean[outer]);
-    saved_variance_ahead[2] = widen(saved_variance[outer]);
   };
+  if (team < rows) {
+    const Index outer = team;
+    saved_mean_ahead[1] = widen(saved_mean[outer]);
+    saved_variance_ahead[1] = widen(saved_variance[outer]);
+  }
   send_row(team, 0);
   send_row(team + stride, 1);
   int number = 0, slot = 0;
@@ -935,7 +934,14 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ weight, 
         d_x[row * length + edge] = narrow<float>(d_x_value);
       }
     }
+    if (first + stride < rows) {
+      const Index outer = first + stride;
+      saved_mean_ahead[2] = widen(saved_mean[outer]);
+      saved_variance_ahead[2] = widen(saved_variance[outer]);
+    }
     send_row(first + 2 * stride, slot_before);
+    saved_mean_ahead[0] = saved_mean_ahead[1], saved_mean_ahead[1] = saved_mean_ahead[2];
+    saved_variance_ahead[0] = saved_variance_ahead[1], saved_variance_ahead[1] = saved_variance_ahead[2];
     slot = slot == 2 ? 0 : slot + 1;
   }
   // One partial for each column and team: what threads have of it meets where packs were sent.
@@ -1045,7 +1051,7 @@ static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes,
     int threads, device;
     int64_t blocks;
   };
-  thread_local Answer answers[8] = {};
+  thread_local Answer answers[16] = {};
   thread_local int next = 0;
   const int threads = static_cast<int>(block.x * block.y);
   for (const Answer& known : answers) {
@@ -1059,7 +1065,7 @@ static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes,
   cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
   if (on_each == 0) return 1;  // the launch will say why
   Answer& oldest = answers[next];
-  next = (next + 1) % 8;
+  next = (next + 1) % 16;
   oldest = {kernel, shared_bytes, threads, device, static_cast<int64_t>(on_each) * processors};
   return oldest.blocks;
 }

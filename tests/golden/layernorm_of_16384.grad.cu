@@ -528,9 +528,8 @@ forward_row(const float* x, const float* weight, const float* bias, float* __res
   __shared__ float cells[2][48];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
-  const Index stride = gridDim.x * blockDim.y;
-  Index first = blockIdx.x * blockDim.y;
-  for (; first < rows; first += stride) {
+  const Index first = blockIdx.x * blockDim.y;
+  if (first < rows) {
     const bool is_live = first + threadIdx.y < rows;
     const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
     const Index outer = row;
@@ -676,13 +675,12 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ weight, 
       if (is_here) send(&x_next[slot * 2048 + p * 512], x + (base + i));
     }
     send_off();
-    saved_mean_ahead[0] = saved_mean_ahead[1], saved_mean_ahead[1] = saved_mean_ahead[2];
-    saved_variance_ahead[0] = saved_variance_ahead[1], saved_variance_ahead[1] = saved_variance_ahead[2];
-    if (row >= rows) return;
-    const Index outer = row;
-    saved_mean_ahead[2] = widen(saved_mean[outer]);
-    saved_variance_ahead[2] = widen(saved_variance[outer]);
   };
+  if (team < rows) {
+    const Index outer = team;
+    saved_mean_ahead[1] = widen(saved_mean[outer]);
+    saved_variance_ahead[1] = widen(saved_variance[outer]);
+  }
   send_row(team, 0);
   send_row(team + stride, 1);
   int number = 0, slot = 0;
@@ -785,7 +783,14 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ weight, 
         if (is_here) store(d_x + (base + i), d_x_out);
       }
     }
+    if (first + stride < rows) {
+      const Index outer = first + stride;
+      saved_mean_ahead[2] = widen(saved_mean[outer]);
+      saved_variance_ahead[2] = widen(saved_variance[outer]);
+    }
     send_row(first + 2 * stride, slot_before);
+    saved_mean_ahead[0] = saved_mean_ahead[1], saved_mean_ahead[1] = saved_mean_ahead[2];
+    saved_variance_ahead[0] = saved_variance_ahead[1], saved_variance_ahead[1] = saved_variance_ahead[2];
     slot = slot == 2 ? 0 : slot + 1;
   }
   // One partial for each column and team: what threads have of it meets where packs were sent.
@@ -889,7 +894,7 @@ static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes,
     int threads, device;
     int64_t blocks;
   };
-  thread_local Answer answers[8] = {};
+  thread_local Answer answers[16] = {};
   thread_local int next = 0;
   const int threads = static_cast<int>(block.x * block.y);
   for (const Answer& known : answers) {
@@ -903,7 +908,7 @@ static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes,
   cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
   if (on_each == 0) return 1;  // the launch will say why
   Answer& oldest = answers[next];
-  next = (next + 1) % 8;
+  next = (next + 1) % 16;
   oldest = {kernel, shared_bytes, threads, device, static_cast<int64_t>(on_each) * processors};
   return oldest.blocks;
 }

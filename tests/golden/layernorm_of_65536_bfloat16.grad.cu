@@ -716,13 +716,12 @@ backward_row(const __nv_bfloat16* __restrict__ d_out, const __nv_bfloat16* __res
       if (is_here) send(&x_next[slot * 2048 + p * 512], x + (base + i));
     }
     send_off();
-    saved_mean_ahead[0] = saved_mean_ahead[1], saved_mean_ahead[1] = saved_mean_ahead[2];
-    saved_variance_ahead[0] = saved_variance_ahead[1], saved_variance_ahead[1] = saved_variance_ahead[2];
-    if (row >= rows) return;
-    const Index outer = row;
-    saved_mean_ahead[2] = widen(saved_mean[outer]);
-    saved_variance_ahead[2] = widen(saved_variance[outer]);
   };
+  if (team < rows) {
+    const Index outer = team;
+    saved_mean_ahead[1] = widen(saved_mean[outer]);
+    saved_variance_ahead[1] = widen(saved_variance[outer]);
+  }
   send_row(team, 0);
   send_row(team + stride, 1);
   int number = 0, slot = 0;
@@ -731,6 +730,11 @@ backward_row(const __nv_bfloat16* __restrict__ d_out, const __nv_bfloat16* __res
     const volatile uint64_t* const theirs = meeting + (number & 3) * blocks * kCells + threadIdx.x;
     const bool is_asking = number > 0 && threadIdx.x < blocks * kCells;
     uint64_t word = is_asking ? *theirs : 0;
+    if (first + stride < rows) {
+      const Index outer = first + stride;
+      saved_mean_ahead[2] = widen(saved_mean[outer]);
+      saved_variance_ahead[2] = widen(saved_variance[outer]);
+    }
     ++number;
     {
       const Index end = first < rows ? reach : 0;
@@ -826,6 +830,8 @@ backward_row(const __nv_bfloat16* __restrict__ d_out, const __nv_bfloat16* __res
       }
     }
     send_row(first + 2 * stride, slot_before);
+    saved_mean_ahead[0] = saved_mean_ahead[1], saved_mean_ahead[1] = saved_mean_ahead[2];
+    saved_variance_ahead[0] = saved_variance_ahead[1], saved_variance_ahead[1] = saved_variance_ahead[2];
     slot = slot == 2 ? 0 : slot + 1;
   }
   // One partial for each column and team: what threads have of it meets where packs were sent.
@@ -929,7 +935,7 @@ static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes,
     int threads, device;
     int64_t blocks;
   };
-  thread_local Answer answers[8] = {};
+  thread_local Answer answers[16] = {};
   thread_local int next = 0;
   const int threads = static_cast<int>(block.x * block.y);
   for (const Answer& known : answers) {
@@ -943,7 +949,7 @@ static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes,
   cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
   if (on_each == 0) return 1;  // the launch will say why
   Answer& oldest = answers[next];
-  next = (next + 1) % 8;
+  next = (next + 1) % 16;
   oldest = {kernel, shared_bytes, threads, device, static_cast<int64_t>(on_each) * processors};
   return oldest.blocks;
 }

@@ -736,13 +736,12 @@ backward_row(const double* __restrict__ d_out, const double* __restrict__ x,
       if (is_here) send(&x_next[slot * 4096 + p * 512], x + (base + i));
     }
     send_off();
-    saved_mean_ahead[0] = saved_mean_ahead[1], saved_mean_ahead[1] = saved_mean_ahead[2];
-    saved_variance_ahead[0] = saved_variance_ahead[1], saved_variance_ahead[1] = saved_variance_ahead[2];
-    if (row >= rows) return;
-    const Index outer = row;
-    saved_mean_ahead[2] = widen(saved_mean[outer]);
-    saved_variance_ahead[2] = widen(saved_variance[outer]);
   };
+  if (team < rows) {
+    const Index outer = team;
+    saved_mean_ahead[1] = widen(saved_mean[outer]);
+    saved_variance_ahead[1] = widen(saved_variance[outer]);
+  }
   send_row(team, 0);
   send_row(team + stride, 1);
   int number = 0, slot = 0;
@@ -850,7 +849,14 @@ backward_row(const double* __restrict__ d_out, const double* __restrict__ x,
         if (is_here) store(d_x + (base + i), d_x_out);
       }
     }
+    if (first + stride < rows) {
+      const Index outer = first + stride;
+      saved_mean_ahead[2] = widen(saved_mean[outer]);
+      saved_variance_ahead[2] = widen(saved_variance[outer]);
+    }
     send_row(first + 2 * stride, slot_before);
+    saved_mean_ahead[0] = saved_mean_ahead[1], saved_mean_ahead[1] = saved_mean_ahead[2];
+    saved_variance_ahead[0] = saved_variance_ahead[1], saved_variance_ahead[1] = saved_variance_ahead[2];
     slot = slot == 2 ? 0 : slot + 1;
   }
   // One partial for each column and team: what threads have of it meets where packs were sent.
@@ -955,7 +961,7 @@ static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes,
     int threads, device;
     int64_t blocks;
   };
-  thread_local Answer answers[8] = {};
+  thread_local Answer answers[16] = {};
   thread_local int next = 0;
   const int threads = static_cast<int>(block.x * block.y);
   for (const Answer& known : answers) {
@@ -969,7 +975,7 @@ static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes,
   cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
   if (on_each == 0) return 1;  // the launch will say why
   Answer& oldest = answers[next];
-  next = (next + 1) % 8;
+  next = (next + 1) % 16;
   oldest = {kernel, shared_bytes, threads, device, static_cast<int64_t>(on_each) * processors};
   return oldest.blocks;
 }

@@ -377,9 +377,8 @@ forward_row(const float* x, const float* residual, const float* weight, const fl
   __shared__ float cells[2][24];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
-  const Index stride = gridDim.x * blockDim.y;
-  Index first = blockIdx.x * blockDim.y;
-  for (; first < rows; first += stride) {
+  const Index first = blockIdx.x * blockDim.y;
+  if (first < rows) {
     const bool is_live = first + threadIdx.y < rows;
     const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
     const Index outer = row;
@@ -735,7 +734,7 @@ static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes,
     int threads, device;
     int64_t blocks;
   };
-  thread_local Answer answers[8] = {};
+  thread_local Answer answers[16] = {};
   thread_local int next = 0;
   const int threads = static_cast<int>(block.x * block.y);
   for (const Answer& known : answers) {
@@ -749,7 +748,7 @@ static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes,
   cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
   if (on_each == 0) return 1;  // the launch will say why
   Answer& oldest = answers[next];
-  next = (next + 1) % 8;
+  next = (next + 1) % 16;
   oldest = {kernel, shared_bytes, threads, device, static_cast<int64_t>(on_each) * processors};
   return oldest.blocks;
 }

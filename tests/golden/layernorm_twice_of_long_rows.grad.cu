@@ -916,7 +916,7 @@ static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes,
     int threads, device;
     int64_t blocks;
   };
-  thread_local Answer answers[8] = {};
+  thread_local Answer answers[16] = {};
   thread_local int next = 0;
   const int threads = static_cast<int>(block.x * block.y);
   for (const Answer& known : answers) {
@@ -930,7 +930,7 @@ static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes,
   cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
   if (on_each == 0) return 1;  // the launch will say why
   Answer& oldest = answers[next];
-  next = (next + 1) % 8;
+  next = (next + 1) % 16;
   oldest = {kernel, shared_bytes, threads, device, static_cast<int64_t>(on_each) * processors};
   return oldest.blocks;
 }

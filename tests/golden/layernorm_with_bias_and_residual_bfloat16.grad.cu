@@ -404,9 +404,8 @@ forward_row(const __nv_bfloat16* x, const __nv_bfloat16* bias, const __nv_bfloat
   __shared__ float cells[2][24];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
-  const Index stride = gridDim.x * blockDim.y;
-  Index first = blockIdx.x * blockDim.y;
-  for (; first < rows; first += stride) {
+  const Index first = blockIdx.x * blockDim.y;
+  if (first < rows) {
     const bool is_live = first + threadIdx.y < rows;
     const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
     const Index outer = row;
@@ -797,7 +796,7 @@ static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes,
     int threads, device;
     int64_t blocks;
   };
-  thread_local Answer answers[8] = {};
+  thread_local Answer answers[16] = {};
   thread_local int next = 0;
   const int threads = static_cast<int>(block.x * block.y);
   for (const Answer& known : answers) {
@@ -811,7 +810,7 @@ static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes,
   cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
   if (on_each == 0) return 1;  // the launch will say why
   Answer& oldest = answers[next];
-  next = (next + 1) % 8;
+  next = (next + 1) % 16;
   oldest = {kernel, shared_bytes, threads, device, static_cast<int64_t>(on_each) * processors};
   return oldest.blocks;
 }
