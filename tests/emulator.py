@@ -42,6 +42,8 @@ _INSTRUCTION = re.compile(
 _IN_C = {
     "ex2.approx.ftz.f32": "exp2f({a})",
     "rcp.approx.ftz.f32": "1.0f / {a}",
+    "lg2.approx.f32": "log2f({a})",
+    "lg2.approx.ftz.f32": "log2f({a})",
     "div.full.f32": "{a} / {b}",
     "sqrt.approx.f32": "sqrtf({a})",
     "min.NaN.f32": "{a} != {a} || {a} < {b} ? {a} : {b}",

@@ -74,6 +74,16 @@ CASES = [
         {},
         "row",
     ),
+    # What some rows share: kept by blocks of as few rows as leave no room, or asked for again.
+    ("add(p) | layernorm(w, b)", (9, 37, 768), [(37, 768), (768,), (768,)], {}, "row outer"),
+    ("add(p) | layernorm(w, b)", (9, 37, 1024), [(37, 1024), (1024,), (1024,)], {}, "row outer"),
+    (
+        "add(p) | layernorm(w, b)",
+        (5, 19, 776),
+        [(19, 776), (776,), (776,)],
+        {"dtype": "bfloat16"},
+        "row outer",
+    ),
     ("layernorm(w, b) | dropout(0.3)", (9, 7, 137), [(137,)] * 2, {}, "row"),
     (_NORM, (18, 9001), [(9001,)] * 2, {"processors": 16}, "row"),
     (_NORM, (18, 9001), [(9001,)] * 2, {"processors": 16, "dtype": "bfloat16"}, "row"),
@@ -483,6 +493,7 @@ CASES = [
     (f"{_NORM} | gelu", (5, 16384), [(16384,)] * 2, {"dtype": "bfloat16"}, "row"),
     (_CHANNEL, (2, 300, 6, 6), [(300,)] * 2, {"dtype": "bfloat16"}, "column"),
     (_CHAIN_A, (3, 5, 7, 9), [(5,)], {"dtype": "bfloat16"}, "pointwise inner"),
+    ("tanh | elu | softplus | pow(1.5)", (3, 5, 7, 9), [], {"dtype": "bfloat16"}, "pointwise"),
     ("add(b) | gelu", (333, 64), [(64,)], {"dtype": "bfloat16"}, "outer"),
     (_POOL, (2, 8, 6, 32), [(8,)], {"dtype": "bfloat16"}, "window"),
     # Norms that are pooled: statistics over elements as they lie, by column, and window by window.

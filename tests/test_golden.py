@@ -21,6 +21,10 @@ CASES = {
         "leaky_relu(0.2) | add_channel | clamp(-1, 1) | gelu",
         Situation(dtype="bfloat16", layout="channels_last"),
     ),
+    "pointwise_functions_bfloat16": (
+        "gelu('tanh') | elu | softplus | tanh | pow(1.5)",
+        Situation(dtype="bfloat16"),
+    ),
     "gated": ("keep(y) | sigmoid | mul(y) | mul(gate)", Situation()),
     "bias_over_last_axis": ("add_channel(axis=-1) | relu", Situation()),
     "layernorm_of_last_axis": ("layernorm(64, weight, bias) | gelu | mul(0.5)", Situation()),
@@ -96,6 +100,10 @@ CASES = {
             operands={"bias": (1024,), "residual": (64, 1024)},
             dtype="bfloat16",
         ),
+    ),
+    "layernorm_of_positions": (
+        "add(p) | layernorm(weight, bias)",
+        Situation(shape=(4, 197, 768), operands={"p": (197, 768)}),
     ),
     "layernorm_modulated": (
         "layernorm | mul(scale) | add(shift)",

@@ -1,0 +1,281 @@
+// fusegen 0.1.0   chain 341723ff0efd   signature forward+backward: d_out bfloat16, d_x bfloat16, out bfloat16, x bfloat16; 64-bit offsets
+//   gelu(approximate='tanh') | elu | softplus | tanh | pow(1.5)
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+using Index = int64_t;
+
+// Vector variants of these stand in glibc's libmvec; the attribute lets loops use them.
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#if __GLIBC_PREREQ(2, 35)
+extern "C" {
+__attribute__((simd("notinbranch"))) float exp2f(float) noexcept;
+__attribute__((simd("notinbranch"))) float expm1f(float) noexcept;
+__attribute__((simd("notinbranch"))) float powf(float, float) noexcept;
+__attribute__((simd("notinbranch"))) float tanhf(float) noexcept;
+}
+#endif
+#endif
+
+namespace {
+
+struct Size {
+  Index value;
+};
+
+inline Index divide(Index n, Size d) { return n / d.value; }
+
+template <typename To, typename From>
+inline To bits_of(From x) {
+  static_assert(sizeof(To) == sizeof(From));
+  To bits;
+  __builtin_memcpy(&bits, &x, sizeof(To));
+  return bits;
+}
+
+template <typename Stored>
+inline Stored widen(Stored x) {
+  return x;
+}
+
+template <typename Stored, typename Value>
+inline Stored narrow(Value x) {
+  return static_cast<Stored>(x);
+}
+
+struct bfloat16 {
+  uint16_t bits;
+};
+
+inline float widen(bfloat16 x) { return bits_of<float>(static_cast<uint32_t>(x.bits) << 16); }
+
+template <>
+inline bfloat16 narrow<bfloat16, float>(float x) {
+  const uint32_t bits = bits_of<uint32_t>(x);
+  const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to nearest, ties to even
+  return {static_cast<uint16_t>(x != x ? 0x7fc0 : rounded)};
+}
+
+// Scratch memory, handed out piece by piece; with no base it only counts.
+struct Scratch {
+  char* base;
+  Index used = 0;
+  template <typename T>
+  T* take(Index count) {
+    T* const piece = reinterpret_cast<T*>(base + used);
+    used += (count * static_cast<Index>(sizeof(T)) + 63) / 64 * 64;
+    return piece;
+  }
+};
+
+// Work is cut into pieces that depend on the sizes alone, never on the number of threads: so are the results.
+constexpr Index kPiece = 16384;
+
+inline Index pieces_of(Index length) { return std::max<Index>(1, (length + kPiece - 1) / kPiece); }
+
+// Below this many elements one thread does it all: waking another costs more.
+constexpr Index kSerial = 16384;
+
+// Elements are worked on by lines: up to so many neighbours, widened into arrays, so that conversions,
+// arithmetic and sums are a plain loop each. Arithmetic goes on to a whole vector, over copies of the last
+// element, so that no short row ends in scalar calls.
+constexpr Index kLine = 512;
+
+inline Index padded(Index width) { return (width + 15) / 16 * 16; }
+
+// The end of a line is filled up with copies of its last element.
+template <typename Value>
+inline void pad(Value* line, Index width) {
+  const Value last = line[width - 1];
+  for (Index i = width; i < padded(width); ++i) line[i] = last;
+}
+
+// Elements of the arithmetic's own type that fill whole vectors are worked on where they lie.
+template <Index stride, typename Stored, typename Value>
+inline bool is_line(Index width) {
+  return std::is_same<Stored, Value>::value && stride == 1 && width == padded(width);
+}
+
+// A line to read; room is where it is put if it cannot stay.
+template <Index stride, typename Stored, typename Value>
+inline const Value* load(const Stored* from, Index width, Value* room) {
+  if (is_line<stride, Stored, Value>(width)) return reinterpret_cast<const Value*>(from);
+#pragma omp simd
+  for (Index i = 0; i < width; ++i) room[i] = static_cast<Value>(widen(from[i * stride]));
+  pad(room, width);
+  return room;
+}
+
+// A line to be written before store.
+template <Index stride, typename Stored, typename Value>
+inline Value* target(Stored* to, Index width, Value* room) {
+  return is_line<stride, Stored, Value>(width) ? reinterpret_cast<Value*>(to) : room;
+}
+
+template <Index stride, typename Stored, typename Value>
+inline void store(const Value* line, Index width, Stored* to) {
+  if (is_line<stride, Stored, Value>(width)) return;
+#pragma omp simd
+  for (Index i = 0; i < width; ++i) to[i * stride] = narrow<Stored>(line[i]);
+}
+
+// Fresh memory comes in pages of 4 KiB, whose faults cost more than most chains (writing 55 MB: 15 ms, and 4
+// in large pages). So large outputs ask for those, as torch's allocator does under THP_MEM_ALLOC_ENABLE.
+template <typename Stored>
+inline void expect(Stored* output, Index count) {
+#ifdef __linux__
+  constexpr uintptr_t kPage = 65536;
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(output) + kPage - 1) / kPage * kPage;
+  const uintptr_t end = reinterpret_cast<uintptr_t>(output + count) / kPage * kPage;
+  if (begin + (4u << 20) <= end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+}
+
+struct ForwardSizes {
+  Size element;
+};
+
+static inline __attribute__((always_inline)) void forward_pointwise_values(const float x, float& out) {
+  // gelu(approximate='tanh')
+  const float after_gelu = 0.5f * x * (1.0f + tanhf(0.797884583f * (x + 0.044715f * (x * x * x))));
+  // elu
+  const float after_elu = after_gelu <= 0.0f ? expm1f(after_gelu) : after_gelu;
+  // tanh
+  const float power = exp2f(after_elu * 0.721347511f);
+  const float product = power * power;
+  const float product_2 = product * (product + 2.0f);
+  const float after_tanh = after_elu > 20.0f ? 1.0f : product_2 / (product_2 + 2.0f);
+  // pow(1.5)
+  out = powf(after_tanh, 1.5f);
+}
+
+static void forward_pointwise(const bfloat16* __restrict__ x, bfloat16* __restrict__ out,
+    const ForwardSizes sizes, int threads) {
+  expect(out, sizes.element.value);
+  const Index rows = 1, length = sizes.element.value;
+  const Index pieces = pieces_of(length);
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
+  for (Index task = 0; task < rows * pieces; ++task) {
+    const Index row = task / pieces, piece = task % pieces;
+    const Index end = std::min(length, (piece + 1) * kPiece);
+    for (Index first = piece * kPiece; first < end; first += kLine) {
+      const Index width = std::min(kLine, end - first);
+      const Index element = first;
+      float x_room[kLine];
+      const float* const x_line = load<1>(x + element, width, x_room);
+      float out_room[kLine];
+      float* const out_line = target<1>(out + element, width, out_room);
+#pragma omp simd
+      for (Index i = 0; i < padded(width); ++i) {
+        const float x_value = x_line[i];
+        float out_value;
+        forward_pointwise_values(x_value, out_value);
+        out_line[i] = out_value;
+      }
+      store<1>(out_line, width, out + element);
+    }
+  }
+}
+
+struct BackwardSizes {
+  Size element;
+};
+
+static inline __attribute__((always_inline)) void backward_pointwise_values(const float x, const float d_out,
+    float& d_x) {
+  // gelu(approximate='tanh')
+  const float product = 0.5f * x;
+  const float product_2 = x * x;
+  const float tanh_value = tanhf(0.797884583f * (x + 0.044715f * (product_2 * x)));
+  const float sum = 1.0f + tanh_value;
+  const float after_gelu = product * sum;
+  // elu
+  const bool is_at_most = after_gelu <= 0.0f;
+  const float after_elu = is_at_most ? expm1f(after_gelu) : after_gelu;
+  // tanh
+  const bool is_above = after_elu > 20.0f;
+  const float power = exp2f(after_elu * 0.721347511f);
+  const float product_3 = power * power;
+  const float product_4 = product_3 * (product_3 + 2.0f);
+  const float after_tanh = is_above ? 1.0f : product_4 / (product_4 + 2.0f);
+  // backward, down to tanh
+  const float d_after_tanh = d_out * (1.5f * sqrtf(after_tanh));
+  // backward, down to softplus
+  const float d_after_softplus = d_after_tanh * (1.0f - after_tanh * after_tanh);
+  // backward, down to elu
+  const float d_after_elu = is_above ? d_after_softplus : d_after_softplus / (product_3 + 1.0f) * product_3;
+  // backward, down to gelu(approximate='tanh')
+  const float power_2 = exp2f(x * sum * 0.360673755f);
+  const float d_after_gelu = is_at_most ? d_after_elu * (power_2 * power_2) : d_after_elu;
+  const float product_5 = d_after_gelu * product * (1.0f - tanh_value * tanh_value) * 0.797884583f;
+  const float product_6 = product_5 * 0.044715f;
+  const float product_7 = product_6 * x * x;
+  d_x = product_5 + product_6 * product_2 + product_7 + product_7 + d_after_gelu * sum * 0.5f;
+}
+
+static void backward_pointwise(const bfloat16* __restrict__ x, const bfloat16* __restrict__ d_out,
+    bfloat16* __restrict__ d_x, const BackwardSizes sizes, int threads) {
+  expect(d_x, sizes.element.value);
+  const Index rows = 1, length = sizes.element.value;
+  const Index pieces = pieces_of(length);
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
+  for (Index task = 0; task < rows * pieces; ++task) {
+    const Index row = task / pieces, piece = task % pieces;
+    const Index end = std::min(length, (piece + 1) * kPiece);
+    for (Index first = piece * kPiece; first < end; first += kLine) {
+      const Index width = std::min(kLine, end - first);
+      const Index element = first;
+      float x_room[kLine];
+      const float* const x_line = load<1>(x + element, width, x_room);
+      float d_out_room[kLine];
+      const float* const d_out_line = load<1>(d_out + element, width, d_out_room);
+      float d_x_room[kLine];
+      float* const d_x_line = target<1>(d_x + element, width, d_x_room);
+#pragma omp simd
+      for (Index i = 0; i < padded(width); ++i) {
+        const float x_value = x_line[i];
+        const float d_out_value = d_out_line[i];
+        float d_x_value;
+        backward_pointwise_values(x_value, d_out_value, d_x_value);
+        d_x_line[i] = d_x_value;
+      }
+      store<1>(d_x_line, width, d_x + element);
+    }
+  }
+}
+
+}  // namespace
+
+// a: x, out, scratch (-1: return the bytes it needs), element, threads.
+extern "C" int64_t run_forward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
+  auto* const out = reinterpret_cast<bfloat16*>(a[1]);
+  const bool is_measuring = a[2] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[2])};
+  const ForwardSizes sizes{ {a[3]} };
+  const int threads = static_cast<int>(a[4]);
+  if (is_measuring) return scratch.used;
+  forward_pointwise(x, out, sizes, threads);
+  return 0;
+}
+
+// a: x, d_out, d_x, scratch (-1: return the bytes it needs), element, threads.
+extern "C" int64_t run_backward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
+  auto* const d_out = reinterpret_cast<const bfloat16*>(a[1]);
+  auto* const d_x = reinterpret_cast<bfloat16*>(a[2]);
+  const bool is_measuring = a[3] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[3])};
+  const BackwardSizes sizes{ {a[4]} };
+  const int threads = static_cast<int>(a[5]);
+  if (is_measuring) return scratch.used;
+  backward_pointwise(x, d_out, d_x, sizes, threads);
+  return 0;
+}
