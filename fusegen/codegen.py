@@ -18,6 +18,7 @@ import jinja2
 
 from fusegen import __version__, ir
 from fusegen.bundleviews import BundleView
+from fusegen.flatviews import FinaliseView, PointwiseView
 from fusegen.grouping import Grouping
 from fusegen.innerviews import InnerView
 from fusegen.kernel import Buffer, Entry, Kernel
@@ -83,6 +84,7 @@ def emit(
         "followers": any(k.is_following for e in views for k in e.kernels),
         "teams": any(k.is_team for e in views for k in e.kernels),
         "is_shifted": any(k.is_shifted for k in by_rows),
+        "has_trees": any(k.sums for e in views for k in e.kernels if k.family in _BY_TREE),
         "alike": any(k.alike for k in by_rows if k.family == "row"),
         "alone": any(k.is_alone for k in by_rows),
         "across": any(k.family == "column" and not k.is_alone for k in by_rows)
@@ -236,6 +238,7 @@ class EntryView:
 
 
 _BY_ROW = ("row", "column", "bundle")
+_BY_TREE = ("inner", "outer", "window")
 
 
 def _reads_neighbours(kernel: KernelView) -> bool:
@@ -263,10 +266,9 @@ def _view_of(kernel: Kernel, target: Target) -> type[KernelView]:
         return SeveralView
     if not target.is_flat:
         return LineView
-    if kernel.family == "inner":
-        return InnerView
-    goes_by_rows = kernel.tier is not None or kernel.family == "outer"
-    return RowView if goes_by_rows else KernelView
+    if kernel.tier is not None or kernel.family == "outer":
+        return RowView
+    return {"inner": InnerView, "finalise": FinaliseView}.get(kernel.family, PointwiseView)
 
 
 def size_names(grouping: Grouping) -> tuple[str, ...]:

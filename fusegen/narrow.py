@@ -22,9 +22,10 @@ from fusegen import ir
 from fusegen.choices import bounded, joined
 from fusegen.ir import Expr, Graph, const, constant, primitive
 from fusegen.kernel import Kernel
+from fusegen.powers import MOST_EXPONENT, halved, users_of, whole_power
 from fusegen.program import STATISTIC
 from fusegen.promotion import FLOATING
-from fusegen.rewriting import joined_products, operation, rewritten, users_of
+from fusegen.rewriting import joined_products, operation, rewritten
 from fusegen.target import COMPUTE, Target
 
 # log2(erfc(z)) for z >= 0, lowest power first, the leading coefficient negative, so that it falls
@@ -59,8 +60,6 @@ LOG2_ERFC_WIDE = (
 _LOG2_E = 1.0 / math.log(2.0)
 # Constants beyond these stay where they are written: moved, they could overflow what they did not.
 _GATHERED = 2.0**20
-# Powers beyond it would lose digits by the error of a logarithm.
-_MOST_EXPONENT = 16.0
 
 
 def narrow_type(graph: Graph, dtypes: Mapping[str, str]) -> str | None:
@@ -168,34 +167,13 @@ class _Algebra:
         self.precision = precision
         self.target = target
         self.along = along
-        has_sigmoid = precision.cheap + "sigmoid" == "narrow_sigmoid" in target.spellings
-        self.halved = self.by_sigmoids(ir.topological(roots)) if has_sigmoid else {}
+        self.halved = halved(roots, self.named) if precision.cheap else {}
         for node in ir.topological(roots):
             self.images[node] = self.image(node)
 
     def is_inner(self, node: Expr) -> bool:
         """Whether it is a part of one other expression and nothing else."""
         return self.users[node] == 1 and node not in self.named
-
-    def by_sigmoids(self, nodes: Iterable[Expr]) -> dict[Expr, Expr]:
-        """1 + tanh(a) and 1 - tanh(a)^2, with tanh(a), wherever nothing else asks for that: as
-        sigmoids they keep their digits where tanh(a) is nearly -1.
-        """
-        takers: dict[Expr, list[Expr]] = {}
-        for node in nodes:
-            for arg in set(node.args):
-                takers.setdefault(arg, []).append(node)
-        found: dict[Expr, Expr] = {}
-        for tanh in (n for n in takers if n.op == "tanh" and n not in self.named):
-            sums = [n for n in takers[tanh] if n.op == "add" and 1.0 in map(constant, n.args)]
-            squares = [n for n in takers[tanh] if n.op == "mul" and n.args == (tanh, tanh)]
-            gaps = [n for square in squares for n in takers.get(square, ())]
-            gaps = [n for n in gaps if n.op == "sub" and constant(n.args[0]) == 1.0]
-            is_all = self.users[tanh] == len(sums) + 2 * len(squares)
-            is_all &= sum(self.users[n] for n in squares) == len(gaps)
-            if is_all and self.named.isdisjoint(squares):
-                found |= dict.fromkeys((*sums, *gaps), tanh)
-        return found
 
     def image(self, node: Expr) -> Expr:
         """What a node becomes, whose arguments have images."""
@@ -204,16 +182,15 @@ class _Algebra:
         return self.rebuilt(node) if found is None else found
 
     def rebuilt(self, node: Expr) -> Expr:
-        """The node on the images of its arguments, in the target's cheap spelling if it has one."""
+        """The node on the images of its arguments."""
         args = tuple(self.images[a] for a in node.args)
-        cheap = self.cheaply(node.op, *args)
-        return ir.rebuild(node, args) if cheap is None else cheap
+        return ir.rebuild(node, args) if node.attrs else self.spelled(node.op, *args)
 
-    def cheaply(self, op: str, *args: Expr) -> Expr | None:
-        """A primitive in the target's cheap spelling, if it has one."""
+    def spelled(self, op: str, *args: Expr) -> Expr:
+        """An operation in the target's cheap spelling if it has one."""
         cheap = self.precision.cheap + op
-        has_one = bool(self.precision.cheap) and cheap in self.target.spellings
-        return operation(cheap, *args) if has_one else None
+        is_cheap = bool(self.precision.cheap) and cheap in self.target.spellings
+        return operation(cheap, *args) if is_cheap else primitive(op, *args)
 
     # Products.
 
@@ -328,13 +305,10 @@ class _Algebra:
     def of_sigmoid(self, node: Expr, tanh: Expr) -> Expr:
         """2 * s for 1 + tanh(a), with s = sigmoid(2 * a), and 4 * s * (1 - s) for 1 - tanh(a)^2."""
         factor, base = self.multiple(tanh.args[0])
-        s = operation("narrow_sigmoid", primitive("mul", base, const(2.0 * factor)))
+        s = self.spelled("sigmoid", base * (2.0 * factor))
 
         def scaled(scale: float) -> Expr:
-            if node.op == "add":
-                return primitive("mul", s, const(2.0 * scale))
-            left = primitive("mul", s, const(4.0 * scale))
-            return primitive("mul", left, primitive("sub", const(1.0), s))
+            return s * (2.0 * scale) if node.op == "add" else s * (4.0 * scale) * (1.0 - s)
 
         result = scaled(1.0)
         self.scaled[result] = scaled
@@ -343,20 +317,12 @@ class _Algebra:
     def of_pow(self, node: Expr) -> Expr | None:
         """Products for a whole exponent, or a power of two; the base of another may be negative."""
         base, exponent = self.images[node.args[0]], constant(node.args[1])
-        if exponent is None or not 0 < abs(exponent) <= _MOST_EXPONENT:
+        if exponent is None or not 0 < abs(exponent) <= MOST_EXPONENT:
             return None
         if exponent != int(exponent):
-            return self.cheaply("pow", base, const(exponent))
-        product, square, left = None, base, int(abs(exponent))
-        while left:
-            if left % 2:
-                product = square if product is None else primitive("mul", product, square)
-            square, left = primitive("mul", square, square), left // 2
-        assert product is not None
-        if exponent > 0:
-            return product
-        inverse = self.cheaply("div", const(1.0), product)
-        return 1.0 / product if inverse is None else inverse
+            return self.spelled("pow", base, const(exponent))
+        product = whole_power(base, int(abs(exponent)))
+        return product if exponent > 0 else self.spelled("div", const(1.0), product)
 
     def of_erf(self, node: Expr) -> Expr:
         """erf alone: its series near 0, where 1 - erfc would lose all digits."""

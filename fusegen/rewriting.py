@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 from fusegen import ir
 from fusegen.ir import Expr, const, constant, primitive
 from fusegen.kernel import Kernel, Reduction
 from fusegen.lower import remarked
+from fusegen.powers import power, users_of
 from fusegen.target import Target
 
 # From here on tanh(x) is 1 even in double precision; from here on exp(x)^2 is too large a float.
 _TANH_IS_1, _SQUARE_OVERFLOWS = 20.0, 44.0
 # Divisors beyond which inverses are scaled, and by how much; powers of two, for exact products.
 _LARGE, _SHIFT = 2.0**100, 2.0**64
-_POWERS: Mapping[float, Callable[[Expr], Expr]] = {
-    2.0: lambda x: x * x,
-    3.0: lambda x: x * x * x,
-    0.5: lambda x: primitive("sqrt", x),
-    -0.5: lambda x: primitive("rsqrt", x),
-    -1.0: lambda x: 1.0 / x,
-    -2.0: lambda x: 1.0 / (x * x),
-}
 
 
 def rewritten(
@@ -106,15 +98,9 @@ def shortened(kernels: Iterable[Kernel]) -> tuple[Kernel, ...]:
     return tuple(rewritten(kernel, new) for kernel in kernels)
 
 
-def _power(node: Expr) -> Expr:
-    base, exponent = node.args
-    found = _POWERS.get(constant(exponent) or 0.0)
-    return node if found is None else found(base)
-
-
 def _shorter(node: Expr) -> Expr:
     if node.op == "pow":
-        return _power(node)
+        return power(node)
     if node.op != "tanh" or node.args[0].op != "where":
         return node
     condition, same, softplus = node.args[0].args
@@ -149,12 +135,6 @@ def contracted(kernels: Iterable[Kernel], target: Target, *, is_short: bool) -> 
     if not target.is_contracted:
         return tuple(kernels)
     return tuple(joined(k) if k.tier or is_short else k for k in kernels)
-
-
-def users_of(roots: Sequence[Expr]) -> Counter[Expr]:
-    """How often each node below the roots is an argument or a root."""
-    order = ir.topological(roots)
-    return Counter((*dict.fromkeys(roots), *(a for node in order for a in node.args)))
 
 
 def operation(op: str, *args: Expr) -> Expr:

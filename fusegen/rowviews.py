@@ -317,7 +317,8 @@ class RowView(SummingView):
         # Doubles take two registers each; and what many stages leave, more than one.
         few_threads = (256 if self.leaves_much else 512) // self._words
         if self.sums:
-            return max(1, few_threads // self.threads)
+            most_threads = _MANY_THREADS if self.adds_little else few_threads
+            return max(1, most_threads // self.threads)
         words = self.elements * len(self.full_reads) * self._words
         is_crowded = self._is_tight and len(self.stages) <= 1
         most = MOST_AT_ONCE * (2 if is_crowded else 1)

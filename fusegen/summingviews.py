@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from fusegen import ir
 from fusegen.aheadviews import AheadView
 from fusegen.reductionviews import ReductionView
 
 _BANKS = 32
+_MOST_STAGED, _MOST_SIMPLE = 45, 16  # registers of a thread, and operations on each element
 _MOST_BESIDE_OTHERS = 128  # threads of a row that shares a block with others
 
 
@@ -28,6 +30,15 @@ class SummingView(AheadView):
         if tier is None or self.family != "row":
             return False
         return self.is_team or tier.shortest >= _MOST_BESIDE_OTHERS * self.elements
+
+    @property
+    def adds_little(self) -> bool:
+        """Whether short rows of single elements leave room for a third block beside their sums."""
+        held = self.elements * len(self.full_reads + self.along_reads + self.sums)
+        nodes = ir.topological(self.expressions)
+        many = sum(n.op in ir.ARITY and n.extent == self._all for n in nodes)
+        fits = held <= _MOST_STAGED and many <= _MOST_SIMPLE
+        return self.is_staged and self._words == 1 and fits
 
     def sum_at(self, reduction: ReductionView) -> str:
         """A thread's sum of one column."""

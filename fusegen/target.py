@@ -339,12 +339,12 @@ _SPOKEN_FOR = """
     inverse_length is_beside is_edge is_here is_it is_live j join kept kernel lane lanes lanes_for
     larger largest last launch least leave left length lengths line lines load load_again
     load_anywhere load_around load_singly load_some low lower lowest magnitude may_cross meeting
-    merge merge_beside merge_columns merge_moments merge_numbers merge_slots merge_tree methods mine
-    minimum moments moments_about more most most_beside most_bytes move n narrow narrow_div
-    narrow_expm1 narrow_log1p narrow_pow narrow_sigmoid narrow_sqrt narrow_tanh needed next normal
-    number offset oldest on_each order other out outer output outside own p pack packs pad padded
-    pair part partials passing past pick picked piece piece_length pieces pieces_of place places
-    polynomial position position_of_best power power_of_two previous q r rank ratio reach
+    merge merge_beside merge_columns merge_moments merge_numbers merge_slots merge_tree merge_trees
+    methods mine minimum moments moments_about more most most_beside most_bytes move n narrow
+    narrow_div narrow_expm1 narrow_log1p narrow_pow narrow_sigmoid narrow_sqrt narrow_tanh needed
+    next normal number offset oldest on_each order other out outer output outside own p pack packs
+    pad padded pair part partials passing past pick picked piece piece_length pieces pieces_of place
+    places polynomial position position_of_best power power_of_two previous q r rank ratio reach
     resident_blocks rest result results room root rounded rounded_to row row_block row_cells rows
     rows_of_block rows_together rr run scratch send send_all send_around send_off send_packs
     send_row send_rows send_tile settle share shared shared_bytes shares shift side sides sigmoid

@@ -296,7 +296,8 @@ def _tier_of(
             shortest = row.longest
             continue
         longest, elements, summing, threads, *light = row
-        held_words = forward_words if is_narrow and lanes > 1 else words
+        is_apart = is_narrow and (lanes > 1 or longest <= SHORT)
+        held_words = forward_words if is_apart else words
         if longest <= SHORT and not has_stretches:
             shares, sums = (
                 _SINGLE_SHARES[is_narrow] if lanes == 1 else _SHORT_SHARES[is_shifted, is_narrow]

@@ -19,6 +19,7 @@ from fusegen.statements import ElementFunction, element_function, found_once, le
 from fusegen.target import ITEM_BYTES, Target
 
 _VECTOR_BYTES = 16
+NUMBERS = {"sum": 1, "moments": 4, "max": 2, "peak": 1, "pick": 1, "winner": 3}  # in each
 
 
 def sizes_type(entry_name: str) -> str:
@@ -371,9 +372,8 @@ class KernelView(Indexing):
     @property
     def accumulator_bytes(self) -> int:
         """The size of the largest accumulator."""
-        numbers = {"sum": 1, "moments": 4, "max": 2, "peak": 1, "pick": 1, "winner": 3}
-        width = 8 if self.compute == "double" or self.family == "finalise" else 4
-        return width * max((numbers[r.kind] for r in self.reductions), default=0)
+        width = 8 if self.compute == "double" else 4
+        return width * max((NUMBERS[r.kind] for r in self.reductions), default=0)
 
     @property
     def summary(self) -> str:

@@ -98,6 +98,24 @@ struct Sum {
   __device__ T sum() const { return total; }
 };
 
+// Accumulators merged along a block's y, in a fixed tree, for the threads where it is 0.
+template <typename... Accumulators>
+__device__ __forceinline__ void merge_trees(unsigned char* memory, Accumulators&... mine) {
+  const int cell = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
+  const auto each = [&](auto visit) {
+    unsigned char* at = memory;
+    ((visit(reinterpret_cast<Accumulators*>(at), mine), at += threads * sizeof(Accumulators)), ...);
+  };
+  each([&](auto* cells, auto& sum) { cells[cell] = sum; });
+  __syncthreads();
+  for (int half = blockDim.y / 2; half > 0; half /= 2) {
+    if (threadIdx.y < half) each([&](auto* cells,
+        auto&) { cells[cell].merge(cells[cell + half * blockDim.x]); });
+    __syncthreads();
+  }
+  each([&](auto* cells, auto& sum) { sum = cells[cell]; });
+}
+
 // Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
 template <typename Accumulator>
 __device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, int cell, int stride,
@@ -498,18 +516,28 @@ __global__ void __launch_bounds__(512)
 backward_finalise(float* __restrict__ d_bias, const Sum<float>* total_partials, BackwardSizes sizes,
     Index slots) {
   wait_for_kernel_before();
-  __shared__ alignas(16) unsigned char shared[512 * 8];
+  __shared__ alignas(16) unsigned char shared[512 * (sizeof(Sum<double>))];
   const Index result = blockIdx.x * blockDim.x + threadIdx.x;
   const bool is_live = result < sizes.axis_1.value;
   Sum<double> total_sum;
+  constexpr int kAtOnce = 8;
   if (is_live) {
-#pragma unroll 8
-    for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
-      total_sum.merge(total_partials[result * slots + slot]);
+    for (Index first = threadIdx.y; first < slots; first += kAtOnce * blockDim.y) {
+      Sum<float> total_next[kAtOnce];
+#pragma unroll
+      for (int n = 0; n < kAtOnce; ++n) {
+        const Index slot = first + n * blockDim.y;
+        if (slot >= slots) break;
+        total_next[n] = total_partials[result * slots + slot];
+      }
+#pragma unroll
+      for (int n = 0; n < kAtOnce; ++n) {
+        if (first + n * blockDim.y >= slots) break;
+        total_sum.merge(total_next[n]);
+      }
     }
   }
-  total_sum = merge_tree(total_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
-      blockDim.x, shared);
+  merge_trees(shared, total_sum);
   if (threadIdx.y != 0 || !is_live) return;
   const float total_value = static_cast<float>(total_sum.sum());
   const Index axis_1 = result;

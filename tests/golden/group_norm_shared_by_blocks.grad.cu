@@ -133,6 +133,24 @@ struct Sum {
   __device__ T number() const { return total; }
 };
 
+// Accumulators merged along a block's y, in a fixed tree, for the threads where it is 0.
+template <typename... Accumulators>
+__device__ __forceinline__ void merge_trees(unsigned char* memory, Accumulators&... mine) {
+  const int cell = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
+  const auto each = [&](auto visit) {
+    unsigned char* at = memory;
+    ((visit(reinterpret_cast<Accumulators*>(at), mine), at += threads * sizeof(Accumulators)), ...);
+  };
+  each([&](auto* cells, auto& sum) { cells[cell] = sum; });
+  __syncthreads();
+  for (int half = blockDim.y / 2; half > 0; half /= 2) {
+    if (threadIdx.y < half) each([&](auto* cells,
+        auto&) { cells[cell].merge(cells[cell + half * blockDim.x]); });
+    __syncthreads();
+  }
+  each([&](auto* cells, auto& sum) { sum = cells[cell]; });
+}
+
 // Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
 template <typename Accumulator>
 __device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, int cell, int stride,
@@ -833,22 +851,32 @@ __global__ void __launch_bounds__(512)
 backward_finalise(float* __restrict__ total_scratch, float* __restrict__ total_2_scratch,
     const Sum<float>* total_partials, const Sum<float>* total_2_partials, BackwardSizes sizes, Index slots) {
   wait_for_kernel_before();
-  __shared__ alignas(16) unsigned char shared[512 * 8];
+  __shared__ alignas(16) unsigned char shared[512 * (sizeof(Sum<double>) + sizeof(Sum<double>))];
   const Index result = blockIdx.x * blockDim.x + threadIdx.x;
   const bool is_live = result < sizes.outer.value * sizes.axis_1.value;
   Sum<double> total_sum;
   Sum<double> total_2_sum;
+  constexpr int kAtOnce = 8;
   if (is_live) {
-#pragma unroll 8
-    for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
-      total_sum.merge(total_partials[result * slots + slot]);
-      total_2_sum.merge(total_2_partials[result * slots + slot]);
+    for (Index first = threadIdx.y; first < slots; first += kAtOnce * blockDim.y) {
+      Sum<float> total_next[kAtOnce];
+      Sum<float> total_2_next[kAtOnce];
+#pragma unroll
+      for (int n = 0; n < kAtOnce; ++n) {
+        const Index slot = first + n * blockDim.y;
+        if (slot >= slots) break;
+        total_next[n] = total_partials[result * slots + slot];
+        total_2_next[n] = total_2_partials[result * slots + slot];
+      }
+#pragma unroll
+      for (int n = 0; n < kAtOnce; ++n) {
+        if (first + n * blockDim.y >= slots) break;
+        total_sum.merge(total_next[n]);
+        total_2_sum.merge(total_2_next[n]);
+      }
     }
   }
-  total_sum = merge_tree(total_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
-      blockDim.x, shared);
-  total_2_sum = merge_tree(total_2_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
-      blockDim.x, shared);
+  merge_trees(shared, total_sum, total_2_sum);
   if (threadIdx.y != 0 || !is_live) return;
   const float total_value = static_cast<float>(total_sum.sum());
   const float total_2_value = static_cast<float>(total_2_sum.sum());
@@ -994,22 +1022,32 @@ backward_finalise_2(float* __restrict__ d_weight, float* __restrict__ d_bias,
     const Sum<float>* total_3_partials, const Sum<float>* total_4_partials, BackwardSizes sizes,
     Index slots) {
   wait_for_kernel_before();
-  __shared__ alignas(16) unsigned char shared[512 * 8];
+  __shared__ alignas(16) unsigned char shared[512 * (sizeof(Sum<double>) + sizeof(Sum<double>))];
   const Index result = blockIdx.x * blockDim.x + threadIdx.x;
   const bool is_live = result < sizes.axis_1.value * sizes.axis_2.value;
   Sum<double> total_3_sum;
   Sum<double> total_4_sum;
+  constexpr int kAtOnce = 8;
   if (is_live) {
-#pragma unroll 8
-    for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
-      total_3_sum.merge(total_3_partials[result * slots + slot]);
-      total_4_sum.merge(total_4_partials[result * slots + slot]);
+    for (Index first = threadIdx.y; first < slots; first += kAtOnce * blockDim.y) {
+      Sum<float> total_3_next[kAtOnce];
+      Sum<float> total_4_next[kAtOnce];
+#pragma unroll
+      for (int n = 0; n < kAtOnce; ++n) {
+        const Index slot = first + n * blockDim.y;
+        if (slot >= slots) break;
+        total_3_next[n] = total_3_partials[result * slots + slot];
+        total_4_next[n] = total_4_partials[result * slots + slot];
+      }
+#pragma unroll
+      for (int n = 0; n < kAtOnce; ++n) {
+        if (first + n * blockDim.y >= slots) break;
+        total_3_sum.merge(total_3_next[n]);
+        total_4_sum.merge(total_4_next[n]);
+      }
     }
   }
-  total_3_sum = merge_tree(total_3_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
-      blockDim.x, shared);
-  total_4_sum = merge_tree(total_4_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
-      blockDim.x, shared);
+  merge_trees(shared, total_3_sum, total_4_sum);
   if (threadIdx.y != 0 || !is_live) return;
   const float total_3_value = static_cast<float>(total_3_sum.sum());
   const float total_4_value = static_cast<float>(total_4_sum.sum());

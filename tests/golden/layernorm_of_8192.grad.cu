@@ -119,20 +119,22 @@ struct Sum {
   __device__ T number() const { return total; }
 };
 
-// Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
-template <typename Accumulator>
-__device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, int cell, int stride,
-    void* memory) {
-  Accumulator* const cells = static_cast<Accumulator*>(memory);
-  cells[cell] = mine;
+// Accumulators merged along a block's y, in a fixed tree, for the threads where it is 0.
+template <typename... Accumulators>
+__device__ __forceinline__ void merge_trees(unsigned char* memory, Accumulators&... mine) {
+  const int cell = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
+  const auto each = [&](auto visit) {
+    unsigned char* at = memory;
+    ((visit(reinterpret_cast<Accumulators*>(at), mine), at += threads * sizeof(Accumulators)), ...);
+  };
+  each([&](auto* cells, auto& sum) { cells[cell] = sum; });
   __syncthreads();
-  for (int half = lanes / 2; half > 0; half /= 2) {
-    if (lane < half) cells[cell].merge(cells[cell + half * stride]);
+  for (int half = blockDim.y / 2; half > 0; half /= 2) {
+    if (threadIdx.y < half) each([&](auto* cells,
+        auto&) { cells[cell].merge(cells[cell + half * blockDim.x]); });
     __syncthreads();
   }
-  const Accumulator all = cells[cell - lane * stride];
-  __syncthreads();
-  return all;
+  each([&](auto* cells, auto& sum) { sum = cells[cell]; });
 }
 
 // What a block's threads have of columns, N neighbours each: merged over its rows in a fixed tree, and left for as many columns
@@ -603,24 +605,34 @@ __global__ void __launch_bounds__(512)
 backward_finalise(float* __restrict__ d_weight, float* __restrict__ d_bias, const Sum<float>* total_partials,
     const Sum<float>* total_2_partials, BackwardSizes sizes, Index slots) {
   wait_for_kernel_before();
-  __shared__ alignas(16) unsigned char shared[512 * 8];
+  __shared__ alignas(16) unsigned char shared[512 * (sizeof(Sum<double>) + sizeof(Sum<double>))];
   const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
   const Index result = above * columns + column;
   const bool is_live = column < columns;
   Sum<double> total_sum;
   Sum<double> total_2_sum;
+  constexpr int kAtOnce = 8;
   if (is_live) {
-#pragma unroll 8
-    for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
-      total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
-      total_2_sum.merge(total_2_partials[(above * slots + slot) * columns + column]);
+    for (Index first = threadIdx.y; first < slots; first += kAtOnce * blockDim.y) {
+      Sum<float> total_next[kAtOnce];
+      Sum<float> total_2_next[kAtOnce];
+#pragma unroll
+      for (int n = 0; n < kAtOnce; ++n) {
+        const Index slot = first + n * blockDim.y;
+        if (slot >= slots) break;
+        total_next[n] = total_partials[(above * slots + slot) * columns + column];
+        total_2_next[n] = total_2_partials[(above * slots + slot) * columns + column];
+      }
+#pragma unroll
+      for (int n = 0; n < kAtOnce; ++n) {
+        if (first + n * blockDim.y >= slots) break;
+        total_sum.merge(total_next[n]);
+        total_2_sum.merge(total_2_next[n]);
+      }
     }
   }
-  total_sum = merge_tree(total_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
-      blockDim.x, shared);
-  total_2_sum = merge_tree(total_2_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
-      blockDim.x, shared);
+  merge_trees(shared, total_sum, total_2_sum);
   if (threadIdx.y != 0 || !is_live) return;
   const float total_value = static_cast<float>(total_sum.sum());
   const float total_2_value = static_cast<float>(total_2_sum.sum());
@@ -788,9 +800,9 @@ extern "C" int64_t run_backward(const int64_t* a) {
   {
     const int64_t columns = static_cast<int64_t>(sizes.inner.value),
         results = static_cast<int64_t>(sizes.inner.value);
-    // Threads for all slots of a column, up to 64 or what is left of a block, and columns beside each other:
-    // more of those where there are many.
-    const int64_t slots = total_partials_slots, most_along = columns < 4096 ? 64 : columns < 8192 ? 32 : 16;
+    // Threads for all slots of a column, but no more than keep the device at work, and columns beside each other.
+    const int64_t slots = total_partials_slots, most_along = power_of_two(ceil_divide(1 << 17, results), 1,
+        64);
     const auto width = static_cast<unsigned>(power_of_two(columns, 1, 512 / power_of_two(slots, 1,
         most_along)));
     const dim3 block(width, static_cast<unsigned>(power_of_two(slots, width < 32 ? 32 / width : 1,

@@ -131,6 +131,24 @@ struct Moments {
   __device__ T variance() const { return distances() / count; }
 };
 
+// Accumulators merged along a block's y, in a fixed tree, for the threads where it is 0.
+template <typename... Accumulators>
+__device__ __forceinline__ void merge_trees(unsigned char* memory, Accumulators&... mine) {
+  const int cell = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
+  const auto each = [&](auto visit) {
+    unsigned char* at = memory;
+    ((visit(reinterpret_cast<Accumulators*>(at), mine), at += threads * sizeof(Accumulators)), ...);
+  };
+  each([&](auto* cells, auto& sum) { cells[cell] = sum; });
+  __syncthreads();
+  for (int half = blockDim.y / 2; half > 0; half /= 2) {
+    if (threadIdx.y < half) each([&](auto* cells,
+        auto&) { cells[cell].merge(cells[cell + half * blockDim.x]); });
+    __syncthreads();
+  }
+  each([&](auto* cells, auto& sum) { sum = cells[cell]; });
+}
+
 // Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
 template <typename Accumulator>
 __device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, int cell, int stride,
@@ -226,18 +244,28 @@ __global__ void __launch_bounds__(512)
 forward_finalise(float* __restrict__ mean_scratch, float* __restrict__ variance_scratch,
     const Moments<float>* mean_partials, ForwardSizes sizes, Index slots) {
   wait_for_kernel_before();
-  __shared__ alignas(16) unsigned char shared[512 * 32];
+  __shared__ alignas(16) unsigned char shared[512 * (sizeof(Moments<double>))];
   const Index result = blockIdx.x * blockDim.x + threadIdx.x;
   const bool is_live = result < sizes.outer.value;
   Moments<double> mean_sum;
+  constexpr int kAtOnce = 8;
   if (is_live) {
-#pragma unroll 8
-    for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
-      mean_sum.merge(mean_partials[result * slots + slot]);
+    for (Index first = threadIdx.y; first < slots; first += kAtOnce * blockDim.y) {
+      Moments<float> mean_next[kAtOnce];
+#pragma unroll
+      for (int n = 0; n < kAtOnce; ++n) {
+        const Index slot = first + n * blockDim.y;
+        if (slot >= slots) break;
+        mean_next[n] = mean_partials[result * slots + slot];
+      }
+#pragma unroll
+      for (int n = 0; n < kAtOnce; ++n) {
+        if (first + n * blockDim.y >= slots) break;
+        mean_sum.merge(mean_next[n]);
+      }
     }
   }
-  mean_sum = merge_tree(mean_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
-      blockDim.x, shared);
+  merge_trees(shared, mean_sum);
   if (threadIdx.y != 0 || !is_live) return;
   const float mean_value = static_cast<float>(mean_sum.mean());
   const float variance_value = static_cast<float>(mean_sum.variance());

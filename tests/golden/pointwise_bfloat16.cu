@@ -181,7 +181,7 @@ __device__ __forceinline__ void forward_pointwise_values(const float x, const fl
 
 // Reads x, bias by (inner); writes out.
 template <bool kMayCross>
-__global__ void __launch_bounds__(64)
+__global__ void __launch_bounds__(64, 16)
 forward_pointwise(const __nv_bfloat16* x, const __nv_bfloat16* bias, __nv_bfloat16* __restrict__ out,
     ForwardSizes sizes, Index count) {
   wait_for_kernel_before();

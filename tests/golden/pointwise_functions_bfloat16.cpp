@@ -19,7 +19,6 @@ extern "C" {
 __attribute__((simd("notinbranch"))) float exp2f(float) noexcept;
 __attribute__((simd("notinbranch"))) float expm1f(float) noexcept;
 __attribute__((simd("notinbranch"))) float powf(float, float) noexcept;
-__attribute__((simd("notinbranch"))) float tanhf(float) noexcept;
 }
 #endif
 #endif
@@ -38,6 +37,25 @@ inline To bits_of(From x) {
   To bits;
   __builtin_memcpy(&bits, &x, sizeof(To));
   return bits;
+}
+
+// exp within 1.1 ulp: 2^n * exp(r), n the nearest integer to x / log(2).
+inline float exp_of(float x) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+  x = x < -104.0f ? -104.0f : x;
+  x = x > 89.0f ? 89.0f : x;
+  const float shifted = fmaf(x, 1.442695f, 0x1.8p23f + 254);  // its last bits are n + 254
+  const float n = shifted - (0x1.8p23f + 254);
+  const float r = fmaf(n, 1.9046542e-9f, fmaf(n, -0.6931472f, x)), rr = r * r;
+  float e = fmaf(0.0013814596f, rr, fmaf(0.0083687175f, r, 0.04166839f));
+  e = fmaf(e, rr, fmaf(0.16666521f, r, 0.49999994f));
+  e = 1.0f + fmaf(e, rr, r);
+  // In two factors, for 2^n may lie beyond what a float holds where the result does not.
+  const uint32_t both = bits_of<uint32_t>(shifted), half = both >> 1;
+  return e * bits_of<float>(half << 23) * bits_of<float>((both - half) << 23);
+#else
+  return expf(x);
+#endif
 }
 
 template <typename Stored>
@@ -144,7 +162,8 @@ struct ForwardSizes {
 
 static inline __attribute__((always_inline)) void forward_pointwise_values(const float x, float& out) {
   // gelu(approximate='tanh')
-  const float after_gelu = 0.5f * x * (1.0f + tanhf(0.797884583f * (x + 0.044715f * (x * x * x))));
+  const float sigmoid_value = 1.0f / (1.0f + exp_of(-((x + 0.044715f * (x * x * x)) * 1.59576917f)));
+  const float after_gelu = x * (sigmoid_value * 1.0f);
   // elu
   const float after_elu = after_gelu <= 0.0f ? expm1f(after_gelu) : after_gelu;
   // tanh

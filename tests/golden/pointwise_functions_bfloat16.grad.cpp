@@ -19,7 +19,6 @@ extern "C" {
 __attribute__((simd("notinbranch"))) float exp2f(float) noexcept;
 __attribute__((simd("notinbranch"))) float expm1f(float) noexcept;
 __attribute__((simd("notinbranch"))) float powf(float, float) noexcept;
-__attribute__((simd("notinbranch"))) float tanhf(float) noexcept;
 }
 #endif
 #endif
@@ -38,6 +37,25 @@ inline To bits_of(From x) {
   To bits;
   __builtin_memcpy(&bits, &x, sizeof(To));
   return bits;
+}
+
+// exp within 1.1 ulp: 2^n * exp(r), n the nearest integer to x / log(2).
+inline float exp_of(float x) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+  x = x < -104.0f ? -104.0f : x;
+  x = x > 89.0f ? 89.0f : x;
+  const float shifted = fmaf(x, 1.442695f, 0x1.8p23f + 254);  // its last bits are n + 254
+  const float n = shifted - (0x1.8p23f + 254);
+  const float r = fmaf(n, 1.9046542e-9f, fmaf(n, -0.6931472f, x)), rr = r * r;
+  float e = fmaf(0.0013814596f, rr, fmaf(0.0083687175f, r, 0.04166839f));
+  e = fmaf(e, rr, fmaf(0.16666521f, r, 0.49999994f));
+  e = 1.0f + fmaf(e, rr, r);
+  // In two factors, for 2^n may lie beyond what a float holds where the result does not.
+  const uint32_t both = bits_of<uint32_t>(shifted), half = both >> 1;
+  return e * bits_of<float>(half << 23) * bits_of<float>((both - half) << 23);
+#else
+  return expf(x);
+#endif
 }
 
 template <typename Stored>
@@ -144,7 +162,8 @@ struct ForwardSizes {
 
 static inline __attribute__((always_inline)) void forward_pointwise_values(const float x, float& out) {
   // gelu(approximate='tanh')
-  const float after_gelu = 0.5f * x * (1.0f + tanhf(0.797884583f * (x + 0.044715f * (x * x * x))));
+  const float sigmoid_value = 1.0f / (1.0f + exp_of(-((x + 0.044715f * (x * x * x)) * 1.59576917f)));
+  const float after_gelu = x * (sigmoid_value * 1.0f);
   // elu
   const float after_elu = after_gelu <= 0.0f ? expm1f(after_gelu) : after_gelu;
   // tanh
@@ -193,31 +212,31 @@ static inline __attribute__((always_inline)) void backward_pointwise_values(cons
   // gelu(approximate='tanh')
   const float product = 0.5f * x;
   const float product_2 = x * x;
-  const float tanh_value = tanhf(0.797884583f * (x + 0.044715f * (product_2 * x)));
-  const float sum = 1.0f + tanh_value;
-  const float after_gelu = product * sum;
+  const float sigmoid_value = 1.0f / (1.0f + exp_of(-((x + 0.044715f * (product_2 * x)) * 1.59576917f)));
+  const float product_3 = sigmoid_value * 2.0f;
+  const float after_gelu = product * product_3;
   // elu
   const bool is_at_most = after_gelu <= 0.0f;
   const float after_elu = is_at_most ? expm1f(after_gelu) : after_gelu;
   // tanh
   const bool is_above = after_elu > 20.0f;
   const float power = exp2f(after_elu * 0.721347511f);
-  const float product_3 = power * power;
-  const float product_4 = product_3 * (product_3 + 2.0f);
-  const float after_tanh = is_above ? 1.0f : product_4 / (product_4 + 2.0f);
+  const float product_4 = power * power;
+  const float product_5 = product_4 * (product_4 + 2.0f);
+  const float after_tanh = is_above ? 1.0f : product_5 / (product_5 + 2.0f);
   // backward, down to tanh
   const float d_after_tanh = d_out * (1.5f * sqrtf(after_tanh));
   // backward, down to softplus
   const float d_after_softplus = d_after_tanh * (1.0f - after_tanh * after_tanh);
   // backward, down to elu
-  const float d_after_elu = is_above ? d_after_softplus : d_after_softplus / (product_3 + 1.0f) * product_3;
+  const float d_after_elu = is_above ? d_after_softplus : d_after_softplus / (product_4 + 1.0f) * product_4;
   // backward, down to gelu(approximate='tanh')
-  const float power_2 = exp2f(x * sum * 0.360673755f);
+  const float power_2 = exp2f(x * product_3 * 0.360673755f);
   const float d_after_gelu = is_at_most ? d_after_elu * (power_2 * power_2) : d_after_elu;
-  const float product_5 = d_after_gelu * product * (1.0f - tanh_value * tanh_value) * 0.797884583f;
-  const float product_6 = product_5 * 0.044715f;
-  const float product_7 = product_6 * x * x;
-  d_x = product_5 + product_6 * product_2 + product_7 + product_7 + d_after_gelu * sum * 0.5f;
+  const float product_6 = d_after_gelu * product * (sigmoid_value * 3.19153833f * (1.0f - sigmoid_value));
+  const float product_7 = product_6 * 0.044715f;
+  const float product_8 = product_7 * x * x;
+  d_x = product_6 + product_7 * product_2 + product_8 + product_8 + d_after_gelu * product_3 * 0.5f;
 }
 
 static void backward_pointwise(const bfloat16* __restrict__ x, const bfloat16* __restrict__ d_out,

@@ -166,7 +166,7 @@ __device__ __forceinline__ void forward_pointwise_values(const float x, float& o
 }
 
 // Reads x; writes out.
-__global__ void __launch_bounds__(64)
+__global__ void __launch_bounds__(64, 16)
 forward_pointwise(const __nv_bfloat16* x, __nv_bfloat16* __restrict__ out, ForwardSizes sizes, Index count) {
   wait_for_kernel_before();
   constexpr int kLanes = 8, kPacks = 4;
@@ -241,7 +241,7 @@ __device__ __forceinline__ void backward_pointwise_values(const float x, const f
 }
 
 // Reads x, d_out; writes d_x.
-__global__ void __launch_bounds__(64)
+__global__ void __launch_bounds__(64, 16)
 backward_pointwise(const __nv_bfloat16* x, const __nv_bfloat16* d_out, __nv_bfloat16* __restrict__ d_x,
     BackwardSizes sizes, Index count) {
   wait_for_kernel_before();

@@ -118,7 +118,7 @@ __device__ __forceinline__ void forward_pointwise_values(const float x, const fl
 
 // Reads x, bias by (inner); writes out.
 template <bool kMayCross>
-__global__ void __launch_bounds__(64)
+__global__ void __launch_bounds__(64, 24)
 forward_pointwise(const float* x, const float* bias, int8_t* __restrict__ out, ForwardSizes sizes,
     Index count) {
   wait_for_kernel_before();

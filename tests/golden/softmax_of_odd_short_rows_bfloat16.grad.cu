@@ -194,20 +194,22 @@ struct Sum {
   __device__ T number() const { return total; }
 };
 
-// Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
-template <typename Accumulator>
-__device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, int cell, int stride,
-    void* memory) {
-  Accumulator* const cells = static_cast<Accumulator*>(memory);
-  cells[cell] = mine;
+// Accumulators merged along a block's y, in a fixed tree, for the threads where it is 0.
+template <typename... Accumulators>
+__device__ __forceinline__ void merge_trees(unsigned char* memory, Accumulators&... mine) {
+  const int cell = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
+  const auto each = [&](auto visit) {
+    unsigned char* at = memory;
+    ((visit(reinterpret_cast<Accumulators*>(at), mine), at += threads * sizeof(Accumulators)), ...);
+  };
+  each([&](auto* cells, auto& sum) { cells[cell] = sum; });
   __syncthreads();
-  for (int half = lanes / 2; half > 0; half /= 2) {
-    if (lane < half) cells[cell].merge(cells[cell + half * stride]);
+  for (int half = blockDim.y / 2; half > 0; half /= 2) {
+    if (threadIdx.y < half) each([&](auto* cells,
+        auto&) { cells[cell].merge(cells[cell + half * blockDim.x]); });
     __syncthreads();
   }
-  const Accumulator all = cells[cell - lane * stride];
-  __syncthreads();
-  return all;
+  each([&](auto* cells, auto& sum) { sum = cells[cell]; });
 }
 
 // What a block's threads have of columns, N neighbours each: merged over its rows in a fixed tree, and left for as many columns
@@ -321,7 +323,7 @@ __global__ void __launch_bounds__(256, 2)
 forward_row(const __nv_bfloat16* x, const __nv_bfloat16* weight, __nv_bfloat16* __restrict__ out,
     float* __restrict__ saved_bound, float* __restrict__ saved_sum, ForwardSizes sizes) {
   wait_for_kernel_before();
-  constexpr int kLanes = 1, kPacks = 10;
+  constexpr int kLanes = 1, kPacks = 20;
   __shared__ float cells[2][8];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
@@ -336,7 +338,7 @@ forward_row(const __nv_bfloat16* x, const __nv_bfloat16* weight, __nv_bfloat16* 
   Index first = blockIdx.x * blockDim.y;
   // Rows beside each other lie together: a block moves them as a whole, by way of shared memory.
   auto* const x_staged = reinterpret_cast<__nv_bfloat16*>(room + 0);
-  auto* const out_staged = reinterpret_cast<__nv_bfloat16*>(room + 320);
+  auto* const out_staged = reinterpret_cast<__nv_bfloat16*>(room + 640);
   const auto send_rows = [&](Index first) {
     const Index taken = first < rows ? min(static_cast<Index>(blockDim.y), rows - first) * length : 0;
     send_all(x_staged, x + first * length, taken);
@@ -455,7 +457,7 @@ __device__ __forceinline__ void backward_row_values(const float carried, const f
 }
 
 // Reads x, d_out, saved_bound by (outer), weight by (inner), saved_sum by (outer); leaves partials of total; writes d_x.
-__global__ void __launch_bounds__(256, 2)
+__global__ void __launch_bounds__(256, 3)
 backward_row(const __nv_bfloat16* x, const float* saved_bound, const __nv_bfloat16* d_out,
     const __nv_bfloat16* weight, const float* saved_sum, __nv_bfloat16* __restrict__ d_x,
     Sum<float>* __restrict__ total_partials, BackwardSizes sizes) {
@@ -574,20 +576,30 @@ __global__ void __launch_bounds__(512)
 backward_finalise(__nv_bfloat16* __restrict__ d_weight, const Sum<float>* total_partials,
     BackwardSizes sizes, Index slots) {
   wait_for_kernel_before();
-  __shared__ alignas(16) unsigned char shared[512 * 8];
+  __shared__ alignas(16) unsigned char shared[512 * (sizeof(Sum<double>))];
   const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
   const Index result = above * columns + column;
   const bool is_live = column < columns;
   Sum<double> total_sum;
+  constexpr int kAtOnce = 8;
   if (is_live) {
-#pragma unroll 8
-    for (Index slot = threadIdx.y; slot < slots; slot += blockDim.y) {
-      total_sum.merge(total_partials[(above * slots + slot) * columns + column]);
+    for (Index first = threadIdx.y; first < slots; first += kAtOnce * blockDim.y) {
+      Sum<float> total_next[kAtOnce];
+#pragma unroll
+      for (int n = 0; n < kAtOnce; ++n) {
+        const Index slot = first + n * blockDim.y;
+        if (slot >= slots) break;
+        total_next[n] = total_partials[(above * slots + slot) * columns + column];
+      }
+#pragma unroll
+      for (int n = 0; n < kAtOnce; ++n) {
+        if (first + n * blockDim.y >= slots) break;
+        total_sum.merge(total_next[n]);
+      }
     }
   }
-  total_sum = merge_tree(total_sum, threadIdx.y, blockDim.y, threadIdx.y * blockDim.x + threadIdx.x,
-      blockDim.x, shared);
+  merge_trees(shared, total_sum);
   if (threadIdx.y != 0 || !is_live) return;
   const float total_value = static_cast<float>(total_sum.sum());
   const Index inner = result;
@@ -703,13 +715,13 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const DeviceGuard guard(device);
   const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value),
       forward_row_length = static_cast<int64_t>(sizes.inner.value);
-  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 10));
+  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 20));
   const int64_t forward_row_tasks = ceil_divide(forward_row_rows, forward_row_block.y);
-  const int64_t forward_row_resident = resident_blocks(forward_row, forward_row_block, 10240, 10240, device);
+  const int64_t forward_row_resident = resident_blocks(forward_row, forward_row_block, 20480, 20480, device);
   const int64_t forward_row_slots = forward_row_tasks < forward_row_resident ? forward_row_tasks : forward_row_resident;
   if (is_measuring) return scratch.used;
   {
-    follow(forward_row, static_cast<unsigned>(forward_row_slots), forward_row_block, 10240, stream, x,
+    follow(forward_row, static_cast<unsigned>(forward_row_slots), forward_row_block, 20480, stream, x,
         weight, out, saved_bound, saved_sum, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
@@ -749,9 +761,9 @@ extern "C" int64_t run_backward(const int64_t* a) {
   {
     const int64_t columns = static_cast<int64_t>(sizes.inner.value),
         results = static_cast<int64_t>(sizes.inner.value);
-    // Threads for all slots of a column, up to 64 or what is left of a block, and columns beside each other:
-    // more of those where there are many.
-    const int64_t slots = total_partials_slots, most_along = columns < 4096 ? 64 : columns < 8192 ? 32 : 16;
+    // Threads for all slots of a column, but no more than keep the device at work, and columns beside each other.
+    const int64_t slots = total_partials_slots, most_along = power_of_two(ceil_divide(1 << 17, results), 1,
+        64);
     const auto width = static_cast<unsigned>(power_of_two(columns, 1, 512 / power_of_two(slots, 1,
         most_along)));
     const dim3 block(width, static_cast<unsigned>(power_of_two(slots, width < 32 ? 32 / width : 1,

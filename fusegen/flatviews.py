@@ -1,0 +1,33 @@
+"""Views of the kernels that go by elements, or by what others have left of each result."""
+
+from __future__ import annotations
+
+from fusegen import ir
+from fusegen.target import FUNCTIONS, ITEM_BYTES
+from fusegen.views import NUMBERS, KernelView
+
+_BLOCKS, _BLOCKS_CALLING = 24, 16  # of 64 threads, the latter where functions are called
+
+
+class PointwiseView(KernelView):
+    """A kernel that goes element by element."""
+
+    @property
+    def wanted_blocks(self) -> int:
+        """How many blocks the compiler is to leave room for, 0 where it may decide: of elements of
+        two bytes it would have more of them, and spill for that.
+        """
+        if all(ITEM_BYTES[r.buffer.dtype] > 2 for r in self.packed):
+            return 0
+        calls = any(n.op in FUNCTIONS for n in ir.topological(self.expressions))
+        return _BLOCKS_CALLING if calls else _BLOCKS
+
+
+class FinaliseView(KernelView):
+    """A kernel that merges partials, and goes on from the results."""
+
+    @property
+    def slots_at_once(self) -> int:
+        """How many slots' partials a thread asks for before it adds any."""
+        numbers = sum(NUMBERS[s.kind] for s in self.sums)
+        return 8 if numbers <= 4 else 4 if numbers <= 8 else 2
