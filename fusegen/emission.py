@@ -13,7 +13,7 @@ from fusegen.lower import remarked
 from fusegen.narrow import narrow_type, narrowed, shorter
 from fusegen.ops import Chain
 from fusegen.program import STATISTIC, Program
-from fusegen.rewriting import contracted, shortened, with_inverses
+from fusegen.rewriting import contracted, shortened, with_inverses, with_summed_powers
 from fusegen.schedule import HeldRows, schedule
 from fusegen.signature import Rows, Signature, is_double
 from fusegen.target import TARGETS
@@ -49,7 +49,7 @@ def make_entry(program: Program, signature: Signature) -> Entry:
         if narrow:
             kernels = narrowed(kernels, narrow, target)
         elif is_short and compute == "float":
-            kernels = shorter(kernels, target)
+            kernels = with_summed_powers(shorter(kernels, target))
         if not narrow:
             kernels = contracted(kernels, target, is_short=is_short)
         if is_short:

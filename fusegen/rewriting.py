@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
@@ -10,12 +11,14 @@ from fusegen.ir import Expr, const, constant, primitive
 from fusegen.kernel import Kernel, Reduction
 from fusegen.lower import remarked
 from fusegen.powers import power, users_of
+from fusegen.program import STATISTIC
 from fusegen.target import Target
 
 # From here on tanh(x) is 1 even in double precision; from here on exp(x)^2 is too large a float.
 _TANH_IS_1, _SQUARE_OVERFLOWS = 20.0, 44.0
 # Divisors beyond which inverses are scaled, and by how much; powers of two, for exact products.
 _LARGE, _SHIFT = 2.0**100, 2.0**64
+_LOG2_E = 1.0 / math.log(2.0)
 
 
 def rewritten(
@@ -69,6 +72,39 @@ def with_inverses(kernels: Iterable[Kernel]) -> tuple[Kernel, ...]:
         return rewritten(kernel, new)
 
     return tuple(map(inverted, kernels))
+
+
+def with_summed_powers(kernels: Iterable[Kernel]) -> tuple[Kernel, ...]:
+    """The kernels where exp(a - b), with b the largest of a, is a power of two if it is only added
+    up: what is far below the largest loses digits that the sum does not have.
+    """
+
+    def shortened_in(kernel: Kernel) -> Kernel:
+        full = {*kernel.domain, *kernel.reduced}
+        written = [value for buffer, value in kernel.stores if full <= {*buffer.extent}]
+        kept = set(ir.topological([*written, *(value for *_, value in kernel.ends)]))
+        for leaf, value in (pair for pairs in kernel.held[::-1] for pair in pairs):
+            kept |= set(ir.topological([value])) if leaf in kept else set()
+        stages = (r for stage in kernel.stages for r in stage if r.kind == "peak")
+        largest = {leaf for r in stages for _, leaf in r.results}
+        largest |= {i for i, _ in kernel.inputs if ir.name_of(i).startswith(STATISTIC + "bound")}
+
+        def is_shifted(node: Expr) -> bool:
+            if node.op != "exp" or node in kept or node.args[0].op != "sub":
+                return False
+            return not largest.isdisjoint(ir.topological(node.args[0].args[1:]))
+
+        def new(roots: Sequence[Expr], named: Sequence[Expr]) -> dict[Expr, Expr]:
+            images: dict[Expr, Expr] = {}
+            for node in ir.topological(roots):
+                args = tuple(images[a] for a in node.args)
+                short = operation("exp2_flushed", args[0] * _LOG2_E) if is_shifted(node) else None
+                images[node] = ir.rebuild(node, args) if short is None else short
+            return images
+
+        return rewritten(kernel, new)
+
+    return tuple(map(shortened_in, kernels))
 
 
 def _times_inverse(number: Expr, divisor: Expr) -> Expr:

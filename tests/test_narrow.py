@@ -445,6 +445,25 @@ def test_quotients_of_elements_that_depend_on_sums_take_few_instructions(
         assert ("narrow_div(" in module.text) == (is_short and target == "cuda")
 
 
+@pytest.mark.parametrize(
+    ("chain", "is_short"),
+    [
+        ("logsumexp(1)", True),
+        ("log_softmax(1)", True),
+        ("softmax(1) | mean(0)", True),
+        ("softmax(1)", False),
+        ("keep(y) | mean(1, True) | keep(m) | rsub(y) | exp | sum(1)", False),
+    ],
+)
+def test_exponentials_below_the_largest_take_few_instructions_if_only_added_up(
+    chain: str, is_short: bool
+) -> None:
+    situation = Situation(shape=(64, 64))
+    (forward_only,) = sources(fusegen.chain(chain), "cuda", situation, grad=False)
+    assert ("expf(" in forward_only.text) == (not is_short)
+    assert ("exp2_flushed(" in forward_only.text) == is_short
+
+
 @pytest.mark.parametrize("chain", ["gelu | mean((0, 1))", "gelu | sum(1) | mul(2)"])
 def test_what_is_only_added_up_takes_the_shorter_erf(chain: str) -> None:
     alone, with_gradients = (

@@ -193,7 +193,7 @@ __device__ __forceinline__ void forward_row_stage_2_once(const float peak, float
 }
 
 __device__ __forceinline__ void forward_row_stage_2(const float x, const float chosen, float& total_term) {
-  total_term = expf(x - chosen);
+  total_term = exp2_flushed((x - chosen) * 1.44269502f);
 }
 
 __device__ __forceinline__ void forward_row_row_values(const float total, const float peak, float& out) {
@@ -254,7 +254,7 @@ forward_row(const float* x, float* __restrict__ out, ForwardSizes sizes) {
         const float x_value = widen(x_in[p], lane);
         float total_term_value;
         forward_row_stage_2(x_value, chosen_value, total_term_value);
-        sums_2[0].add_if(is_here, total_term_value);
+        if (is_here) sums_2[0].add(total_term_value);
       }
     }
     combine<8, false>(sums_2, cells[turn++ & 1]);
