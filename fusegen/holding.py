@@ -39,6 +39,7 @@ _FEW_ALONG = 3  # tensors that every row reads, for which no register is set asi
 # as far as it takes no more in all: what others read and write would drive more out of the cache.
 _LONGEST_ASKING: Mapping[int, int] = {2: 1024, 4: 4096}
 _MOST_ASKED_BYTES = 4 << 20
+_MOST_KEPT_ROWS = 256
 _MOST_POSITIONS = 1 << 24  # a float holds every integer up to here
 _KERNEL_BYTES = 4 << 20  # what memory moves while a kernel begins and ends
 _ROW_BYTES = 256  # while a row of sums along it, as many as 16 elements in fp32 take on an H100
@@ -205,6 +206,7 @@ def _tier(
         asked = _asked_again(programs, axes, dtypes, bound)
         tier = row_tier(
             *(length, widest, each[0], each[1] + asked, limits.processors),
+            gradients=max(_summed_over_rows(p, axes, bound) for p in programs),
             has_stretches=has_stretches,
             is_dear=_is_dear(programs, axes),
             room=room,
@@ -305,6 +307,17 @@ def _words(program: Program, axes: ir.Extent, dtypes: Mapping[str, str]) -> int:
     # Doubles take two, and so does what is computed from them.
     along = sum(leaf.extent == axes != full for leaf in program.graph.inputs)
     return max(1, sum(3 if dtype == "float64" else 1 for dtype in found) + (along > _FEW_ALONG))
+
+
+def _summed_over_rows(program: Program, axes: ir.Extent, bound: Bound) -> int:
+    """The results that vary along rows but not along all of them together, sums by column; 0 where
+    some are told apart by more than so many rows as a device works on at once.
+    """
+    tensors = [*program.graph.inputs, *program.graph.roots]
+    full = max((expr.extent for expr in tensors), key=len, default=frozenset())
+    found = [r.extent - axes for r in program.graph.roots if r.extent & axes and r.extent < full]
+    kept = max((math.prod(bound.domain[a] for a in extent) for extent in found), default=1)
+    return len(found) if kept <= _MOST_KEPT_ROWS else 0
 
 
 def _asked_again(

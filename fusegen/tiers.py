@@ -115,6 +115,9 @@ MOST_SHARED_BYTES = 156 << 10  # of a block, beside its fixed share, where a dev
 _STRETCH_BYTES = 24 << 10  # of those, for sums of stretches
 # Of rows whose packs begin somewhere behind them; shorter ones are mostly edges.
 _LEAST_SHIFTED, _LEAST_SHIFTED_NARROW = 128, 96
+# More than two sums of each column do not fit in registers: rows of two bytes up to so long have a
+# pack a thread then.
+_LONGEST_ADDED, _MANY_LANES = 4096, 8
 _FEW_LANES = 4  # packs of so many, and doubles, are as fast where each row begins with one
 # Of short rows the shares are to come out even; the first of equals is taken.
 SHORT = 512
@@ -244,6 +247,7 @@ def row_tier(
     forward_words: int,
     processors: int,
     *,
+    gradients: int = 0,
     has_stretches: bool = False,
     is_dear: bool = False,
     room: int = 2 * MOST_SHARED_BYTES,
@@ -252,11 +256,13 @@ def row_tier(
 
     widest is the size of the widest element in bytes, words the registers that one element takes
     in all the tensors of which a row is held, forward_words the same where there are no gradients,
-    processors how many a device has. has_stretches says that rows fall into stretches of equal
+    processors how many a device has. gradients is how many tensors have
+    some that are summed over rows; has_stretches says that rows fall into stretches of equal
     length, and not too short ones; is_dear that gradients call functions for each element before
     they reduce a row. room is how many bytes of shared memory a block may have.
     """
     kind: dict[str, Any] = {"has_stretches": has_stretches, "is_dear": is_dear, "room": room}
+    kind["gradients"] = gradients
     sizes = (widest, words, forward_words, processors)
     lanes, whole = lanes_of(length, widest), _PACK_BYTES // widest
     least = _LEAST_SHIFTED_NARROW if widest <= 2 else _LEAST_SHIFTED * lanes
@@ -277,6 +283,7 @@ def _tier_of(
     forward_words: int,
     processors: int,
     *,
+    gradients: int,
     has_stretches: bool = False,
     is_shifted: bool = False,
     is_dear: bool = False,
@@ -296,6 +303,9 @@ def _tier_of(
             shortest = row.longest
             continue
         longest, elements, summing, threads, *light = row
+        if gradients > 2 and is_narrow and lanes == _MANY_LANES and SHORT < span <= _LONGEST_ADDED:
+            summing, threads = lanes, 256 if span <= 256 * lanes else 512
+            longest = summing * threads
         is_apart = is_narrow and (lanes > 1 or longest <= SHORT)
         held_words = forward_words if is_apart else words
         if longest <= SHORT and not has_stretches:

@@ -51,6 +51,42 @@ def test_sums_over_all_rows_are_those_over_rows_that_are_alike(chain: str, opera
     assert moved(backward, module.bound) / (64 * 1024 * 768 * 4) == pytest.approx(3, abs=0.15)
 
 
+@pytest.mark.parametrize(
+    ("chain", "shape", "dtype", "is_asked"),
+    [
+        ("add(p) | layernorm(w, b)", (8, 197, 768), "float32", True),
+        ("add(p) | layernorm(w, b)", (8, 197, 768), "bfloat16", True),
+        ("add(p) | layernorm(w, b)", (8, 2048, 1024), "float32", False),  # 8 MB of it
+        ("add(p) | layernorm(w, b)", (8, 197, 2048), "bfloat16", False),
+        ("add(p) | layernorm(w, b)", (8, 197, 256), "float32", False),
+        ("add(p) | softmax(-1)", (8, 197, 768), "float32", False),  # gone over twice
+        ("layernorm | mul(p)", (8, 197, 768), "float32", False),  # behind the sums
+    ],
+)
+def test_what_some_rows_share_is_asked_for_again_where_that_is_cheap(
+    chain: str, shape: tuple[int, ...], dtype: str, is_asked: bool
+) -> None:
+    situation = Situation(shape, {"p": shape[1:]}, dtype)
+    (module,) = modules(fusegen.chain(chain), "cuda", situation, grad=True)
+    for name, rows in module.signature.rows:
+        assert rows.tier.asks_again == is_asked
+        assert not rows.tier.for_derivatives.asks_again, name
+
+
+@pytest.mark.parametrize(
+    ("positions", "elements"), [((), 8), ((256,), 8), ((257,), 16)], ids=["all", "few", "many"]
+)
+def test_gradients_of_few_positions_take_a_pack_a_thread(
+    positions: tuple[int, ...], elements: int
+) -> None:
+    shape = (8, *(positions or (16,)), 768)
+    situation = Situation(shape, {"p": (*positions, 768)}, "bfloat16")
+    chain = fusegen.chain("add(p) | layernorm(w, b)")
+    (module,) = modules(chain, "cuda", situation, grad=True)
+    rows = dict(module.signature.rows)
+    assert rows["backward"].tier.for_derivatives.summing_elements == elements
+
+
 def test_programs_of_a_module_may_hold_different_rows() -> None:
     chain = f"layernorm(w, b) | {_GATE}"
     (module,) = modules(fusegen.chain(chain), "cuda", Situation((64, 1024, 768)), grad=True)

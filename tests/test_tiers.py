@@ -50,6 +50,20 @@ def test_a_row_of_another_length_seldom_has_another_tier() -> None:
     assert len({row_tier(length, 2, 2, 1, 132) for length in range(513, 1 << 19)}) <= 19
 
 
+def test_narrow_rows_with_many_sums_by_column_have_a_pack_a_thread() -> None:
+    found = {n: row_tier(n, 2, 2, 1, 132, gradients=3) for n in range(520, 4097, 8)}
+    assert len({*found.values()}) <= 8
+    for length, tier in found.items():
+        assert tier is not None
+        assert tier.summing_elements == tier.lanes == 8
+        assert not tier.may_be_shared
+        assert length <= tier.longest
+        # Forward nothing is added up.
+        assert tier.elements == row_tier(length, 2, 2, 1, 132, gradients=2).elements
+    assert row_tier(5000, 2, 2, 1, 132, gradients=3) == row_tier(5000, 2, 2, 1, 132)
+    assert row_tier(1024, 4, 2, 1, 132, gradients=3) == row_tier(1024, 4, 2, 1, 132)
+
+
 def test_a_row_too_long_for_a_team_has_no_tier() -> None:
     assert row_tier(132 * 4096, 4, 2, 1, 132) is not None
     assert row_tier(132 * 4096 + 4, 4, 2, 1, 132) is None

@@ -549,28 +549,33 @@ backward_row(const __nv_bfloat16* d_out, const __nv_bfloat16* x, const __nv_bflo
     Sum<float>* __restrict__ total_3_partials, BackwardSizes sizes) {
   wait_for_kernel_before();
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
-  constexpr int kLanes = 8, kPacks = 2;
+  constexpr int kLanes = 8, kPacks = 1;
   __shared__ float cells[2][16];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
-  auto* const total_sum = reinterpret_cast<Sum<float>*>(room) + 0 + thread;
-  auto* const total_2_sum = reinterpret_cast<Sum<float>*>(room) + 4096 + thread;
-  auto* const total_3_sum = reinterpret_cast<Sum<float>*>(room) + 8192 + thread;
+  Sum<float> total_sum[kPacks][kLanes];
+  Sum<float> total_2_sum[kPacks][kLanes];
+  Sum<float> total_3_sum[kPacks][kLanes];
+  auto* const d_out_next = reinterpret_cast<Pack<__nv_bfloat16, kLanes>*>(room + 0) + thread;
+  auto* const x_next = reinterpret_cast<Pack<__nv_bfloat16, kLanes>*>(room + 256) + thread;
+  auto* const residual_next = reinterpret_cast<Pack<__nv_bfloat16, kLanes>*>(room + 512) + thread;
+  Pack<__nv_bfloat16, kLanes> bias_in[kPacks];
+  Pack<__nv_bfloat16, kLanes> weight_in[kPacks];
+  Pack<__nv_bfloat16, kLanes> bias_2_in[kPacks];
 #pragma unroll
-  for (int n = 0; n < 16; ++n) {
-    total_sum[n * 256] = Sum<float>();
-    total_2_sum[n * 256] = Sum<float>();
-    total_3_sum[n * 256] = Sum<float>();
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+    if (i < length) bias_in[p] = load<kLanes>(bias + i);
+    if (i < length) weight_in[p] = load<kLanes>(weight + i);
+    if (i < length) bias_2_in[p] = load<kLanes>(bias_2 + i);
   }
-  auto* const d_out_next = reinterpret_cast<Pack<__nv_bfloat16, kLanes>*>(room + 3072) + thread;
-  auto* const x_next = reinterpret_cast<Pack<__nv_bfloat16, kLanes>*>(room + 3584) + thread;
-  auto* const residual_next = reinterpret_cast<Pack<__nv_bfloat16, kLanes>*>(room + 4096) + thread;
   const Index stride = gridDim.x * blockDim.y;
   Index first = blockIdx.x * blockDim.y;
-  float saved_mean_ahead[1];
-  float saved_variance_ahead[1];
+  int slot = 0;
+  float saved_mean_ahead[2];
+  float saved_variance_ahead[2];
   const auto send_row = [&](Index first) {
     const bool is_live = first + threadIdx.y < rows;
     const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
@@ -578,32 +583,40 @@ backward_row(const __nv_bfloat16* d_out, const __nv_bfloat16* x, const __nv_bflo
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
-      if (is_here) send(&d_out_next[p * 256], d_out + (base + i));
-      if (is_here) send(&x_next[p * 256], x + (base + i));
-      if (is_here) send(&residual_next[p * 256], residual + (base + i));
+      if (is_here) send(&d_out_next[slot * 768 + p * 256], d_out + (base + i));
+      if (is_here) send(&x_next[slot * 768 + p * 256], x + (base + i));
+      if (is_here) send(&residual_next[slot * 768 + p * 256], residual + (base + i));
     }
     send_off();
     const Index outer = row;
-    saved_mean_ahead[0] = widen(saved_mean[outer]);
-    saved_variance_ahead[0] = widen(saved_variance[outer]);
+    saved_mean_ahead[1] = widen(saved_mean[outer]);
+    saved_variance_ahead[1] = widen(saved_variance[outer]);
   };
   send_row(first);
+  saved_mean_ahead[0] = saved_mean_ahead[1];
+  saved_variance_ahead[0] = saved_variance_ahead[1];
+  slot = 1;
+  send_row(first + stride);
+  slot = 0;
   for (; first < rows; first += stride) {
     const bool is_live = first + threadIdx.y < rows;
     const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
     Pack<__nv_bfloat16, kLanes> d_out_in[kPacks];
     Pack<__nv_bfloat16, kLanes> x_in[kPacks];
     Pack<__nv_bfloat16, kLanes> residual_in[kPacks];
-    wait_for_sent<0>();
+    wait_for_sent<1>();
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      d_out_in[p] = d_out_next[p * 256];
-      x_in[p] = x_next[p * 256];
-      residual_in[p] = residual_next[p * 256];
+      d_out_in[p] = d_out_next[slot * 768 + p * 256];
+      x_in[p] = x_next[slot * 768 + p * 256];
+      residual_in[p] = residual_next[slot * 768 + p * 256];
     }
     const float saved_mean_value = saved_mean_ahead[0];
     const float saved_variance_value = saved_variance_ahead[0];
-    send_row(first + stride);
+    saved_mean_ahead[0] = saved_mean_ahead[1];
+    saved_variance_ahead[0] = saved_variance_ahead[1];
+    send_row(first + 2 * stride);
+    slot ^= 1;
     Sum<float> sums_1[2];
     float carried[kPacks][kLanes];
     float carried_2[kPacks][kLanes];
@@ -613,20 +626,14 @@ backward_row(const __nv_bfloat16* d_out, const __nv_bfloat16* x, const __nv_bflo
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
-      Pack<__nv_bfloat16, kLanes> bias_in;
-      if (is_here) bias_in = load<kLanes>(bias + i);
-      Pack<__nv_bfloat16, kLanes> weight_in;
-      if (is_here) weight_in = load<kLanes>(weight + i);
-      Pack<__nv_bfloat16, kLanes> bias_2_in;
-      if (is_here) bias_2_in = load<kLanes>(bias_2 + i);
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float d_out_value = widen(d_out_in[p], lane);
         const float x_value = widen(x_in[p], lane);
         const float residual_value = widen(residual_in[p], lane);
-        const float bias_value = widen(bias_in, lane);
-        const float weight_value = widen(weight_in, lane);
-        const float bias_2_value = widen(bias_2_in, lane);
+        const float bias_value = widen(bias_in[p], lane);
+        const float weight_value = widen(weight_in[p], lane);
+        const float bias_2_value = widen(bias_2_in[p], lane);
         float total_4_term_value;
         float total_4_term_by_value;
         float total_5_term_value;
@@ -645,8 +652,8 @@ backward_row(const __nv_bfloat16* d_out, const __nv_bfloat16* x, const __nv_bflo
         if (is_here) sums_1[1].add(total_5_term_value, total_5_term_by_value);
         carried[p][lane] = carried_value;
         carried_2[p][lane] = carried_2_value;
-        if (is_here) total_2_sum[(p * kLanes + lane) * 256].add(total_2_term_value, total_2_term_by_value);
-        if (is_here) total_3_sum[(p * kLanes + lane) * 256].add(total_3_term_value, total_3_term_by_value);
+        if (is_here) total_2_sum[p][lane].add(total_2_term_value, total_2_term_by_value);
+        if (is_here) total_3_sum[p][lane].add(total_3_term_value, total_3_term_by_value);
       }
     }
     combine<8, true>(sums_1, cells[turn++ & 1]);
@@ -670,32 +677,23 @@ backward_row(const __nv_bfloat16* d_out, const __nv_bfloat16* x, const __nv_bflo
         backward_row_values(carried_value, negated_value, carried_2_value, product_value, d_x_value,
             total_term_value);
         d_x_out.at[lane] = narrow<__nv_bfloat16>(d_x_value);
-        if (is_here) total_sum[(p * kLanes + lane) * 256].add(total_term_value);
+        if (is_here) total_sum[p][lane].add(total_term_value);
       }
       if (is_here) store(d_x + (base + i), d_x_out);
     }
   }
   // One partial for each column and block: what threads have of it meets where packs were sent.
-  auto* const cells_of_sums = room + 3072;
+  auto* const cells_of_sums = room + 0;
   wait_for_sent<0>();
   __syncthreads();
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
     const Index i = p * blockDim.x * kLanes;
-    Sum<float> total_mine[kLanes];
-#pragma unroll
-    for (int lane = 0; lane < kLanes; ++lane) total_mine[lane] = total_sum[(p * kLanes + lane) * 256];
-    leave_columns(total_mine, cells_of_sums, total_partials + (blockIdx.x * length + i),
+    leave_columns(total_sum[p], cells_of_sums, total_partials + (blockIdx.x * length + i),
         static_cast<int64_t>(length) - i);
-    Sum<float> total_2_mine[kLanes];
-#pragma unroll
-    for (int lane = 0; lane < kLanes; ++lane) total_2_mine[lane] = total_2_sum[(p * kLanes + lane) * 256];
-    leave_columns(total_2_mine, cells_of_sums, total_2_partials + (blockIdx.x * length + i),
+    leave_columns(total_2_sum[p], cells_of_sums, total_2_partials + (blockIdx.x * length + i),
         static_cast<int64_t>(length) - i);
-    Sum<float> total_3_mine[kLanes];
-#pragma unroll
-    for (int lane = 0; lane < kLanes; ++lane) total_3_mine[lane] = total_3_sum[(p * kLanes + lane) * 256];
-    leave_columns(total_3_mine, cells_of_sums, total_3_partials + (blockIdx.x * length + i),
+    leave_columns(total_3_sum[p], cells_of_sums, total_3_partials + (blockIdx.x * length + i),
         static_cast<int64_t>(length) - i);
   }
 }
@@ -906,9 +904,9 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const DeviceGuard guard(device);
   const int64_t backward_row_rows = static_cast<int64_t>(sizes.outer.value),
       backward_row_length = static_cast<int64_t>(sizes.inner.value);
-  const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, 16));
+  const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, 8));
   const int64_t backward_row_tasks = ceil_divide(backward_row_rows, backward_row_block.y);
-  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 73728, 73728,
+  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 24576, 24576,
       device);
   const int64_t backward_row_slots = backward_row_tasks < backward_row_resident ? backward_row_tasks : backward_row_resident;
   const int64_t total_partials_slots = backward_row_slots;
@@ -919,7 +917,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
   auto* const total_3_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.inner.value) * total_3_partials_slots);
   if (is_measuring) return scratch.used;
   {
-    follow(backward_row, static_cast<unsigned>(backward_row_slots), backward_row_block, 73728, stream, d_out,
+    follow(backward_row, static_cast<unsigned>(backward_row_slots), backward_row_block, 24576, stream, d_out,
         x, bias, residual, saved_mean, saved_variance, weight, bias_2, d_x, total_partials, total_2_partials,
         total_3_partials, sizes);
   }
