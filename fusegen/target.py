@@ -333,7 +333,7 @@ _SPOKEN_FOR = """
     combine combine_across combine_team count count_of counted counts cudaGetErrorString d
     definition device distance distance_1 distance_2 distance_3 distances divide drift e each early
     edge edge_lane edges element elements elements_of end enter_row erf_of error_text excess
-    exchange exp2_flushed exp_of expect f factor families finish finite first first_element
+    exchange exp2_flushed exp_of expect exponent f factor families finish finite first first_element
     first_inner first_middle first_outer float16 fold follow found from from_element from_inner
     from_middle from_outer gap given guard half head here high home i index inner inverse
     inverse_length is_beside is_edge is_here is_it is_live j join kept kernel lane lanes lanes_for
@@ -351,7 +351,7 @@ _SPOKEN_FOR = """
     sign size size_of sizes slot slot_before slots slots_of slots_of_rows special split squares
     start step store store_all store_some stream stretch stretch_length stride strip strips
     subnormal sum sum_of sums t tail take taken target task tasks tensor term theirs then thread
-    threads tile to together top total tt turn type unmerged used value values w
+    threads tile to together top total tt turn type unmerged used value values visit w
     wait_for_kernel_before wait_for_sent wanted warps whole widen width window word words x y z
     alignas alignof and asm auto bool break case catch char class compl const constexpr continue
     decltype default delete do double dynamic_cast else enum explicit export extern false float
@@ -359,7 +359,7 @@ _SPOKEN_FOR = """
     private protected public register return short signed sizeof static struct switch template
     this throw true try typedef typename union unsigned using virtual void volatile while xor
     abs acos acosh asin asinh atan atanh blockDim blockIdx ceil clock cos cosh dim3 erf exp exp2
-    expm1 fabs far floor fma fmaf gamma gridDim half int4 j0 j1 jn linux log log10 log1p log2
+    expm1 fabs fabsf far floor fma fmaf gamma gridDim half int4 j0 j1 jn linux log log10 log1p log2
     main max memory min near pow rint round rsqrt signal sin sinh sqrt std stderr stdin stdout
     tan tanh threadIdx time trunc uint2 uint4 unix y0 y1 yn
 """

@@ -24,6 +24,9 @@ FAMILIES = [
     ("layernorm(weight, bias) | gelu", (37, 129), [(129,), (129,)]),
     ("layernorm(weight, bias) | gelu", (301, 65), [(65,), (65,)]),
     ("add(residual) | softmax(-1)", (333, 49), [(333, 49)]),
+    # What some rows share: asked for by each, and kept by blocks that stay with such rows.
+    ("add(p) | layernorm(weight, bias)", (5, 37, 768), [(37, 768), (768,), (768,)]),
+    ("add(p) | softmax(-1)", (5, 37, 768), [(37, 768)]),
     ("add(residual) | layernorm(weight, bias) | gelu", (5, 3000), [(5, 3000), (3000,), (3000,)]),
     ("layernorm(weight, bias)", (150, 8192), [(8192,), (8192,)]),
     ("layernorm(weight, bias)", (3, 12288), [(12288,), (12288,)]),

@@ -55,8 +55,10 @@ def test_an_ordinary_operand_keeps_its_name() -> None:
 
 
 def test_a_term_that_takes_many_instructions_is_found_without_a_branch() -> None:
-    assert "sums_2[0].add_if(is_here, " in fusegen.compile("logsumexp(-1)").source("cuda")
-    assert "if (is_here) sums_1[0].add(" in fusegen.compile("rms_norm").source("cuda")
+    dear = fusegen.compile("keep(y) | tanh | sum(-1, True) | mul(y)").source("cuda")
+    assert "sums_1[0].add_if(is_here, " in dear
+    for chain, place in (("rms_norm", 1), ("logsumexp(-1)", 2)):
+        assert f"if (is_here) sums_{place}[0].add(" in fusegen.compile(chain).source("cuda")
 
 
 @pytest.mark.parametrize(
