@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from fusegen import ir
+from fusegen.reductionviews import ReductionView
 from fusegen.target import FUNCTIONS, ITEM_BYTES
 from fusegen.views import NUMBERS, KernelView
 
 _BLOCKS, _BLOCKS_CALLING = 24, 16  # of 64 threads, the latter where functions are called
+_MOST_NUMBERS = 8  # of a thread in shared memory, for 512 threads
 
 
 class PointwiseView(KernelView):
@@ -29,5 +33,25 @@ class FinaliseView(KernelView):
     @property
     def slots_at_once(self) -> int:
         """How many slots' partials a thread asks for before it adds any."""
-        numbers = sum(NUMBERS[s.kind] for s in self.sums)
+        numbers = _numbers(self.sums)
         return 8 if numbers <= 4 else 4 if numbers <= 8 else 2
+
+    @property
+    def merged_together(self) -> list[list[ReductionView]]:
+        """The sums whose accumulators shared memory has room for at once."""
+        found: list[list[ReductionView]] = []
+        for s in self.sums:
+            if found and _numbers([*found[-1], s]) <= _MOST_NUMBERS:
+                found[-1].append(s)
+            else:
+                found.append([s])
+        return found
+
+    @property
+    def tree_bytes(self) -> int:
+        """What a thread has of shared memory for them, in double precision."""
+        return 8 * max(map(_numbers, self.merged_together), default=0)
+
+
+def _numbers(sums: Iterable[ReductionView]) -> int:
+    return sum(NUMBERS[s.kind] for s in sums)

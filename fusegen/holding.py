@@ -39,7 +39,7 @@ _FEW_ALONG = 3  # tensors that every row reads, for which no register is set asi
 # as far as it takes no more in all: what others read and write would drive more out of the cache.
 _LONGEST_ASKING: Mapping[int, int] = {2: 1024, 4: 4096}
 _MOST_ASKED_BYTES = 4 << 20
-_MOST_KEPT_ROWS = 256
+_MOST_KEPT_ROWS = 256  # whose sums are told apart, where each is to have several blocks
 _MOST_POSITIONS = 1 << 24  # a float holds every integer up to here
 _KERNEL_BYTES = 4 << 20  # what memory moves while a kernel begins and ends
 _ROW_BYTES = 256  # while a row of sums along it, as many as 16 elements in fp32 take on an H100

@@ -163,8 +163,8 @@ class Tier:
     that of the threads which share strided rows each has as many packs as it can hold. is_full says
     that blocks are as large as can be, for long rows, with no room for sums by column; forward and
     derivative are such tiers of forward kernels and of gradients, where there are. asks_again says
-    that forward kernels ask for what some rows share at each of them. room is how many
-    bytes of shared memory a block may have.
+    that forward kernels ask for what some rows share at each of them. room is how many bytes of
+    shared memory a block may have.
     """
 
     elements: int
@@ -256,13 +256,13 @@ def row_tier(
 
     widest is the size of the widest element in bytes, words the registers that one element takes
     in all the tensors of which a row is held, forward_words the same where there are no gradients,
-    processors how many a device has. gradients is how many tensors have
-    some that are summed over rows; has_stretches says that rows fall into stretches of equal
-    length, and not too short ones; is_dear that gradients call functions for each element before
-    they reduce a row. room is how many bytes of shared memory a block may have.
+    processors how many a device has. gradients is how many sums by column there are; has_stretches
+    says that rows fall into stretches of equal length, and not too short ones; is_dear that
+    gradients call functions for each element before they reduce a row. room is how many bytes of
+    shared memory a block may have.
     """
     kind: dict[str, Any] = {"has_stretches": has_stretches, "is_dear": is_dear, "room": room}
-    kind["gradients"] = gradients
+    kind |= {"gradients": gradients}
     sizes = (widest, words, forward_words, processors)
     lanes, whole = lanes_of(length, widest), _PACK_BYTES // widest
     least = _LEAST_SHIFTED_NARROW if widest <= 2 else _LEAST_SHIFTED * lanes

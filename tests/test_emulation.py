@@ -29,6 +29,7 @@ _TRAINED = "batch_norm(weight=w, bias=b, training=True)"
 _POOLED_NORM = f"{_TRAINED} | relu | max_pool2d(2)"
 _STEM = "batch_norm(weight=w, bias=b, training=True) | relu | max_pool2d(3, 2, 1)"
 _BUNDLED = "layernorm(w, b) | mul(s) | avg_pool3d(2) | gelu"
+_MANY_OPERANDS = " | ".join(f"mul(m{i}) | add(a{i})" for i in range(6))
 _POOL = "leaky_relu(0.2) | mul_channel | max_pool2d(2)"
 # chain, x's shape, the operands' shapes, what else; the families that must be in the source
 CASES = [
@@ -84,6 +85,8 @@ CASES = [
         {"dtype": "bfloat16"},
         "row outer",
     ),
+    # More sums than are merged at once.
+    (_MANY_OPERANDS, (70, 24), [(24,)] * 12, {}, "outer finalise"),
     ("layernorm(w, b) | dropout(0.3)", (9, 7, 137), [(137,)] * 2, {}, "row"),
     (_NORM, (18, 9001), [(9001,)] * 2, {"processors": 16}, "row"),
     (_NORM, (18, 9001), [(9001,)] * 2, {"processors": 16, "dtype": "bfloat16"}, "row"),

@@ -322,7 +322,7 @@ forward_finalise(float* __restrict__ batch_mean_1, float* __restrict__ batch_var
     const Moments<float>* mean_partials, ForwardSizes sizes, Index slots) {
   wait_for_kernel_before();
   const float count_of_outer_inner_value = static_cast<float>(sizes.outer.value * sizes.inner.value);
-  __shared__ alignas(16) unsigned char shared[512 * (sizeof(Moments<double>))];
+  __shared__ alignas(16) unsigned char shared[512 * 32];
   const Index result = blockIdx.x * blockDim.x + threadIdx.x;
   const bool is_live = result < sizes.middle.value;
   Moments<double> mean_sum;

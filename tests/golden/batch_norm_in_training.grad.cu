@@ -336,7 +336,7 @@ forward_finalise(float* __restrict__ batch_mean_1, float* __restrict__ batch_var
     Index slots) {
   wait_for_kernel_before();
   const float count_of_outer_inner_value = static_cast<float>(sizes.outer.value * sizes.inner.value);
-  __shared__ alignas(16) unsigned char shared[512 * (sizeof(Moments<double>))];
+  __shared__ alignas(16) unsigned char shared[512 * 32];
   const Index result = blockIdx.x * blockDim.x + threadIdx.x;
   const bool is_live = result < sizes.middle.value;
   Moments<double> mean_sum;
@@ -681,7 +681,7 @@ backward_finalise(const float* saved_variance, float* __restrict__ d_weight, flo
     float* __restrict__ total_scratch, float* __restrict__ total_2_scratch, const Sum<float>* total_partials,
     const Sum<float>* total_2_partials, BackwardSizes sizes, Index slots) {
   wait_for_kernel_before();
-  __shared__ alignas(16) unsigned char shared[512 * (sizeof(Sum<double>) + sizeof(Sum<double>))];
+  __shared__ alignas(16) unsigned char shared[512 * 16];
   const Index result = blockIdx.x * blockDim.x + threadIdx.x;
   const bool is_live = result < sizes.middle.value;
   Sum<double> total_sum;

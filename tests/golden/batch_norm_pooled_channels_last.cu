@@ -313,7 +313,7 @@ __global__ void __launch_bounds__(512)
 forward_finalise(float* __restrict__ mean_scratch, float* __restrict__ variance_scratch,
     const Moments<float>* mean_partials, ForwardSizes sizes, Index slots) {
   wait_for_kernel_before();
-  __shared__ alignas(16) unsigned char shared[512 * (sizeof(Moments<double>))];
+  __shared__ alignas(16) unsigned char shared[512 * 32];
   const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
   const Index result = above * columns + column;

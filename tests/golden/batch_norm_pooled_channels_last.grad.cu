@@ -316,7 +316,7 @@ forward_finalise(float* __restrict__ saved_mean, float* __restrict__ saved_varia
     float* __restrict__ mean_scratch, float* __restrict__ variance_scratch,
     const Moments<float>* mean_partials, ForwardSizes sizes, Index slots) {
   wait_for_kernel_before();
-  __shared__ alignas(16) unsigned char shared[512 * (sizeof(Moments<double>))];
+  __shared__ alignas(16) unsigned char shared[512 * 32];
   const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
   const Index result = above * columns + column;
@@ -551,7 +551,7 @@ backward_finalise(const float* saved_variance, float* __restrict__ d_weight, flo
     float* __restrict__ total_scratch, float* __restrict__ total_2_scratch, const Sum<float>* total_partials,
     const Sum<float>* total_2_partials, BackwardSizes sizes, Index slots) {
   wait_for_kernel_before();
-  __shared__ alignas(16) unsigned char shared[512 * (sizeof(Sum<double>) + sizeof(Sum<double>))];
+  __shared__ alignas(16) unsigned char shared[512 * 16];
   const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
   const Index result = above * columns + column;

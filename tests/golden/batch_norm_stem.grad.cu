@@ -498,7 +498,7 @@ forward_finalise(float* __restrict__ saved_mean, float* __restrict__ saved_varia
     float* __restrict__ mean_scratch, float* __restrict__ variance_scratch,
     const Moments<float>* mean_partials, ForwardSizes sizes, Index slots) {
   wait_for_kernel_before();
-  __shared__ alignas(16) unsigned char shared[512 * (sizeof(Moments<double>))];
+  __shared__ alignas(16) unsigned char shared[512 * 32];
   const Index result = blockIdx.x * blockDim.x + threadIdx.x;
   const bool is_live = result < sizes.axis_1.value;
   Moments<double> mean_sum;
@@ -870,7 +870,7 @@ backward_finalise(const float* saved_variance, float* __restrict__ d_weight, flo
     float* __restrict__ total_scratch, float* __restrict__ total_2_scratch, const Sum<float>* total_partials,
     const Sum<float>* total_2_partials, BackwardSizes sizes, Index slots) {
   wait_for_kernel_before();
-  __shared__ alignas(16) unsigned char shared[512 * (sizeof(Sum<double>) + sizeof(Sum<double>))];
+  __shared__ alignas(16) unsigned char shared[512 * 16];
   const Index result = blockIdx.x * blockDim.x + threadIdx.x;
   const bool is_live = result < sizes.axis_1.value;
   Sum<double> total_sum;

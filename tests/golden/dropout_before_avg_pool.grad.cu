@@ -516,7 +516,7 @@ __global__ void __launch_bounds__(512)
 backward_finalise(float* __restrict__ d_bias, const Sum<float>* total_partials, BackwardSizes sizes,
     Index slots) {
   wait_for_kernel_before();
-  __shared__ alignas(16) unsigned char shared[512 * (sizeof(Sum<double>))];
+  __shared__ alignas(16) unsigned char shared[512 * 8];
   const Index result = blockIdx.x * blockDim.x + threadIdx.x;
   const bool is_live = result < sizes.axis_1.value;
   Sum<double> total_sum;

@@ -655,7 +655,7 @@ __global__ void __launch_bounds__(512)
 backward_finalise(float* __restrict__ total_scratch, float* __restrict__ total_2_scratch,
     const Sum<float>* total_partials, const Sum<float>* total_2_partials, BackwardSizes sizes, Index slots) {
   wait_for_kernel_before();
-  __shared__ alignas(16) unsigned char shared[512 * (sizeof(Sum<double>) + sizeof(Sum<double>))];
+  __shared__ alignas(16) unsigned char shared[512 * 16];
   const Index result = blockIdx.x * blockDim.x + threadIdx.x;
   const bool is_live = result < sizes.outer.value * sizes.axis_1.value;
   Sum<double> total_sum;
@@ -826,7 +826,7 @@ backward_finalise_2(float* __restrict__ d_weight, float* __restrict__ d_bias,
     const Sum<float>* total_3_partials, const Sum<float>* total_4_partials, BackwardSizes sizes,
     Index slots) {
   wait_for_kernel_before();
-  __shared__ alignas(16) unsigned char shared[512 * (sizeof(Sum<double>) + sizeof(Sum<double>))];
+  __shared__ alignas(16) unsigned char shared[512 * 16];
   const Index result = blockIdx.x * blockDim.x + threadIdx.x;
   const bool is_live = result < sizes.axis_1.value * sizes.axis_2.value;
   Sum<double> total_3_sum;

@@ -244,7 +244,7 @@ __global__ void __launch_bounds__(512)
 forward_finalise(float* __restrict__ mean_scratch, float* __restrict__ variance_scratch,
     const Moments<float>* mean_partials, ForwardSizes sizes, Index slots) {
   wait_for_kernel_before();
-  __shared__ alignas(16) unsigned char shared[512 * (sizeof(Moments<double>))];
+  __shared__ alignas(16) unsigned char shared[512 * 32];
   const Index result = blockIdx.x * blockDim.x + threadIdx.x;
   const bool is_live = result < sizes.outer.value;
   Moments<double> mean_sum;

@@ -887,7 +887,7 @@ backward_finalise(double* __restrict__ d_weight, double* __restrict__ d_bias,
     const Sum<double>* total_partials, const Sum<double>* total_2_partials, BackwardSizes sizes,
     Index slots) {
   wait_for_kernel_before();
-  __shared__ alignas(16) unsigned char shared[512 * (sizeof(Sum<double>) + sizeof(Sum<double>))];
+  __shared__ alignas(16) unsigned char shared[512 * 16];
   const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
   const Index result = above * columns + column;

@@ -843,7 +843,7 @@ __global__ void __launch_bounds__(512)
 backward_finalise(__nv_bfloat16* __restrict__ d_weight, __nv_bfloat16* __restrict__ d_bias,
     const Sum<float>* total_partials, const Sum<float>* total_2_partials, BackwardSizes sizes, Index slots) {
   wait_for_kernel_before();
-  __shared__ alignas(16) unsigned char shared[512 * (sizeof(Sum<double>) + sizeof(Sum<double>))];
+  __shared__ alignas(16) unsigned char shared[512 * 16];
   const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
   const Index result = above * columns + column;

@@ -662,7 +662,7 @@ backward_finalise(float* __restrict__ d_p_operand, float* __restrict__ total_2_s
     const Sum<float>* total_2_partials, const Sum<float>* total_3_partials, BackwardSizes sizes,
     Index slots) {
   wait_for_kernel_before();
-  __shared__ alignas(16) unsigned char shared[512 * (sizeof(Sum<double>) + sizeof(Sum<double>) + sizeof(Sum<double>))];
+  __shared__ alignas(16) unsigned char shared[512 * 24];
   const Index columns = sizes.middle.value * sizes.inner.value,
       strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
@@ -779,7 +779,7 @@ backward_finalise_2(float* __restrict__ d_weight, float* __restrict__ d_bias,
     const Sum<float>* total_6_partials, const Sum<float>* total_7_partials, BackwardSizes sizes,
     Index slots) {
   wait_for_kernel_before();
-  __shared__ alignas(16) unsigned char shared[512 * (sizeof(Sum<double>) + sizeof(Sum<double>))];
+  __shared__ alignas(16) unsigned char shared[512 * 16];
   const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
   const Index result = above * columns + column;

@@ -804,7 +804,7 @@ __global__ void __launch_bounds__(512)
 backward_finalise(float* __restrict__ d_p_operand, const Sum<float>* total_partials, BackwardSizes sizes,
     Index slots) {
   wait_for_kernel_before();
-  __shared__ alignas(16) unsigned char shared[512 * (sizeof(Sum<double>))];
+  __shared__ alignas(16) unsigned char shared[512 * 8];
   const Index result = blockIdx.x * blockDim.x + threadIdx.x;
   const bool is_live = result < 1;
   Sum<double> total_sum;
@@ -842,7 +842,7 @@ __global__ void __launch_bounds__(512)
 backward_finalise_2(float* __restrict__ d_weight, const Sum<float>* total_2_partials, BackwardSizes sizes,
     Index slots) {
   wait_for_kernel_before();
-  __shared__ alignas(16) unsigned char shared[512 * (sizeof(Sum<double>))];
+  __shared__ alignas(16) unsigned char shared[512 * 8];
   const Index columns = sizes.inner.value * 2, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
   const Index result = above * columns + column;
@@ -885,7 +885,7 @@ __global__ void __launch_bounds__(512)
 backward_finalise_3(float* __restrict__ total_3_scratch, const Sum<float>* total_3_partials,
     BackwardSizes sizes, Index slots) {
   wait_for_kernel_before();
-  __shared__ alignas(16) unsigned char shared[512 * (sizeof(Sum<double>))];
+  __shared__ alignas(16) unsigned char shared[512 * 8];
   const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
   const Index result = above * columns + column;

@@ -712,7 +712,7 @@ backward_finalise(__nv_bfloat16* __restrict__ d_bias, __nv_bfloat16* __restrict_
     const Sum<float>* total_2_partials, const Sum<float>* total_3_partials, BackwardSizes sizes,
     Index slots) {
   wait_for_kernel_before();
-  __shared__ alignas(16) unsigned char shared[512 * (sizeof(Sum<double>) + sizeof(Sum<double>) + sizeof(Sum<double>))];
+  __shared__ alignas(16) unsigned char shared[512 * 24];
   const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
   const Index result = above * columns + column;

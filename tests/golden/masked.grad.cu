@@ -382,7 +382,7 @@ __global__ void __launch_bounds__(512)
 backward_finalise(float* __restrict__ d_bias, float* __restrict__ d_scale, const Sum<float>* total_partials,
     const Sum<float>* total_2_partials, BackwardSizes sizes, Index slots) {
   wait_for_kernel_before();
-  __shared__ alignas(16) unsigned char shared[512 * (sizeof(Sum<double>) + sizeof(Sum<double>))];
+  __shared__ alignas(16) unsigned char shared[512 * 16];
   const Index result = blockIdx.x * blockDim.x + threadIdx.x;
   const bool is_live = result < sizes.middle.value;
   Sum<double> total_sum;

@@ -349,7 +349,7 @@ __global__ void __launch_bounds__(512)
 forward_finalise(float* __restrict__ out, const Sum<float>* total_partials, ForwardSizes sizes, Index slots) {
   wait_for_kernel_before();
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
-  __shared__ alignas(16) unsigned char shared[512 * (sizeof(Sum<double>))];
+  __shared__ alignas(16) unsigned char shared[512 * 8];
   const Index columns = sizes.outer.value * sizes.middle.value,
       strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
