@@ -37,7 +37,8 @@ x, the operands and the incoming gradient are random. fusegen and eager torch bo
 and are compared with eager torch in float64 on the same values; the largest difference counts.
 fusegen may be as far off as twice eager's own error plus 8 ulp of the largest value. In float64
 the reference is eager's own result, so eager's error is estimated from the one in float32, by the
-ratio of the two types' precision (shown with ~), and 8 times it is allowed, plus the 8 ulp.
+ratio of the two types' precision (shown with ~), and 8 times it is allowed, plus the 8 ulp. In
+float16 and bfloat16, which --dtype asks for, it is twice eager's error plus 1 ulp.
 """
 _STRUCTURAL = {
     "keep": ("keep(name)", "Name the running value, so that a later step may use it as operand."),
@@ -191,6 +192,9 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     check.add_argument("--device", default="cpu", help="cpu (the default), cuda or cuda:1")
+    check.add_argument(
+        "--dtype", choices=FLOATING, help="of the results (default: float32, and then float64)"
+    )
     check.add_argument("--seed", type=int, default=0, help="of the random values (default: 0)")
     check.set_defaults(run=_check)
 
@@ -307,14 +311,16 @@ def _check(options: argparse.Namespace) -> int:
     # Here, because it imports torch.
     from fusegen.compare import compare
 
-    rows = compare(chain, _situation(options, "float32"), options.device, options.seed)
+    situation = _situation(options, "float32")
+    rows = compare(chain, situation, options.device, options.seed, options.dtype)
     print(f"{chain.text}\nlargest error against eager in float64; {options.device}\n")
     width = max(len(row.result) for row in rows)
-    print(f"{'':7}  {'':{width}}   fusegen     eager   allowed")
+    first = max(len(row.dtype) for row in rows)
+    print(f"{'':{first}}  {'':{width}}   fusegen     eager   allowed")
     for row in rows:
         about = "~" if row.dtype == "float64" else " "
         print(
-            f"{row.dtype}  {row.result:{width}}  {row.fused_error:8.1e} {about}"
+            f"{row.dtype:{first}}  {row.result:{width}}  {row.fused_error:8.1e} {about}"
             f"{row.eager_error:8.1e}  {row.allowed_error:8.1e}{'' if row.is_good else '  FAILED'}"
         )
     bad = sum(not row.is_good for row in rows)

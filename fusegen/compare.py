@@ -4,7 +4,8 @@ Both are compared with eager torch in float64 on the same values. In float32, fu
 off as twice eager's own error and 8 ulp of the largest value: eager's error may happen to be zero.
 In float64 that reference is eager's own result, so eager's error can only be estimated: from the
 one in float32, which the same operations made, by the ratio of the types' precision. A single
-rounding near a pole moves such an estimate much, so there it is 8 times that, and the 8 ulp.
+rounding near a pole moves such an estimate much, so there it is 8 times that, and the 8 ulp. In 16
+bits, where eager rounds after each step, it is twice eager's error and one ulp.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from fusegen.ops import Chain
 from fusegen.promotion import QUANTISED
 from fusegen.runtime import Fused
 
-_TIMES_EAGER = {torch.float32: 2, torch.float64: 8}
-_ULP = 8
-
-
-# Further than rounding takes a float32 result, as a part of the largest; and how few may be there.
-_BEYOND_ROUNDING = 1e-3
+_NARROW = ("float16", "bfloat16")
+# How often eager's error is allowed, and how many ulp of the largest value beside it.
+_ALLOWED = {torch.float32: (2, 8), torch.float64: (8, 8)} | {
+    getattr(torch, dtype): (2, 1) for dtype in _NARROW
+}
+# Further than rounding takes a result, as a part of the largest; and how few may be there.
+_BEYOND_ROUNDING = {4: 1e-3, 2: 1e-1}  # by the bytes of an element
 _FEW = 1e-3
 
 
@@ -48,8 +50,11 @@ class Comparison:
         return self.fused_error <= self.allowed_error
 
 
-def compare(chain: Chain, situation: Situation, device: str, seed: int) -> list[Comparison]:
-    """Every result in float64 and in float32. Builds the chain; situation's dtype is not used.
+def compare(
+    chain: Chain, situation: Situation, device: str, seed: int, dtype: str | None = None
+) -> list[Comparison]:
+    """Every result in one type, or in float32 and float64. Builds the chain; situation's dtype is
+    not used.
 
     Raises ArgumentError for shapes that do not fit and for a device that is not there.
     """
@@ -61,9 +66,10 @@ def compare(chain: Chain, situation: Situation, device: str, seed: int) -> list[
     fused = Fused(chain)
     shape, shapes = assumed_shapes(chain, situation)
     generator = torch.Generator().manual_seed(seed)
+    low: torch.dtype = getattr(torch, dtype) if dtype in _NARROW else torch.float32
 
     def random(shape: tuple[int, ...]) -> Tensor:
-        return torch.randn(shape, generator=generator).to(device)
+        return torch.randn(shape, generator=generator).to(low).float().to(device)
 
     try:
         tensors = {"x": _laid_out(random(shape), situation.layout)}
@@ -71,30 +77,31 @@ def compare(chain: Chain, situation: Situation, device: str, seed: int) -> list[
             operand = random(shapes[name])
             if is_positive(chain, name):
                 operand = operand.abs() + 0.5
-            dtype = getattr(torch, element_type(chain, name, "float32"))
-            tensors[name] = operand > 0 if dtype == torch.bool else operand.to(dtype)
+            wanted = getattr(torch, element_type(chain, name, "float32"))
+            tensors[name] = operand > 0 if wanted == torch.bool else operand.to(low).to(wanted)
     except (RuntimeError, AssertionError) as error:  # torch's ways to say: no such device, no room
         raise ArgumentError(f"device {device!r}: {str(error).splitlines()[0]}") from error
 
-    def results(function: Callable[..., Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    def results(function: Callable[..., Tensor], of: torch.dtype) -> dict[str, Tensor]:
         # What a call updates in place, the next one is to find as it was.
         copies = {name: tensor.clone() for name, tensor in tensors.items()}
-        return _results(chain, function, copies, dtype, torch.Generator().manual_seed(seed + 1))
+        cotangents = torch.Generator().manual_seed(seed + 1)
+        return _results(chain, function, copies, of, low, cotangents)
 
-    ours32 = results(fused, torch.float32)  # the first, as it tells of a mistake in the shapes
+    ours = results(fused, low)  # the first, as it tells of a mistake in the shapes
     exact = results(fused.reference, torch.float64)
-    eager32 = results(fused.reference, torch.float32)
-    ratio = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
+    eager = results(fused.reference, low)
     rows = []
     for name, reference in exact.items():
-        eager = eager32[name]
-        eager_error = _distance(eager, reference, eager)
-        rows.append(_comparison(torch.float32, name, ours32, reference, eager_error, eager))
-    ours64 = results(fused, torch.float64)
-    for row in rows[: len(exact)]:
-        name, eager_error = row.result, row.eager_error * ratio
-        rows.append(_comparison(torch.float64, name, ours64, exact[name], eager_error))
-    return rows
+        eager_error = _distance(eager[name], reference, eager[name])
+        rows.append(_comparison(low, name, ours, reference, eager_error, eager[name]))
+    if dtype in (None, "float64"):
+        ours64 = results(fused, torch.float64)
+        ratio = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
+        for row in rows[: len(exact)]:
+            name, eager_error = row.result, row.eager_error * ratio
+            rows.append(_comparison(torch.float64, name, ours64, exact[name], eager_error))
+    return [row for row in rows if dtype in (None, row.dtype)]
 
 
 def _laid_out(x: Tensor, layout: str) -> Tensor:
@@ -111,8 +118,10 @@ def _results(
     function: Callable[..., Tensor],
     tensors: Mapping[str, Tensor],
     dtype: torch.dtype,
+    low: torch.dtype,
     generator: torch.Generator,
 ) -> dict[str, Tensor]:
+    """A function's results in a type, on a cotangent that is one of the type `low` too."""
     inputs = {n: t.to(dtype) if t.is_floating_point() else t for n, t in tensors.items()}
     with torch.no_grad():
         out = function(*inputs.values())
@@ -123,7 +132,7 @@ def _results(
     out = function(*inputs.values())
     results = {"out": out.detach()}
     if out.requires_grad:
-        cotangent = torch.randn(out.shape, generator=generator).to(out)
+        cotangent = torch.randn(out.shape, generator=generator).to(low).to(out)
         gradients = torch.autograd.grad(
             out, list(leaves.values()), cotangent, allow_unused=True, materialize_grads=True
         )
@@ -142,15 +151,16 @@ def _comparison(
     fused_error = _distance(ours[name], reference, eager) if name in ours else math.inf
     finite = reference[torch.isfinite(reference)].double().abs()
     largest = finite.max().item() if finite.numel() else 0.0
-    allowed = _TIMES_EAGER[dtype] * eager_error + _ULP * torch.finfo(dtype).eps * largest
+    times, ulp = _ALLOWED[dtype]
+    allowed = times * eager_error + ulp * torch.finfo(dtype).eps * largest
     return Comparison(str(dtype).removeprefix("torch."), name, fused_error, eager_error, allowed)
 
 
 def _distance(result: Tensor, reference: Tensor, eager: Tensor | None = None) -> float:
     """The largest difference; infinite where only one is NaN or infinite, or of another kind.
 
-    A few elements may stand so near a kink that float32 falls on its other side, where the gradient
-    is another: there eager's own answer is as right as the reference's.
+    A few elements may stand so near a kink that rounding falls on its other side, where the
+    gradient is another: there eager's own answer is as right as the reference's.
     """
     kinds = (result.shape, result.is_floating_point())
     if kinds != (reference.shape, reference.is_floating_point()):
@@ -162,7 +172,8 @@ def _distance(result: Tensor, reference: Tensor, eager: Tensor | None = None) ->
     difference = torch.where(same, 0.0, (found - exact).abs())
     if eager is not None and eager.shape == reference.shape:
         other = eager.double()
-        beyond = (other - exact).abs() > _BEYOND_ROUNDING * exact.abs().nan_to_num(posinf=0.0).max()
+        part = _BEYOND_ROUNDING.get(eager.element_size(), 0.0)
+        beyond = (other - exact).abs() > part * exact.abs().nan_to_num(posinf=0.0).max()
         if beyond.double().mean() < _FEW:
             difference = torch.where(beyond, difference.minimum((found - other).abs()), difference)
     return torch.nan_to_num(difference, nan=math.inf, posinf=math.inf).max().item()

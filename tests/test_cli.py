@@ -376,6 +376,21 @@ def test_check_compares_every_result_in_both_types(
         assert [row[1] for row in rows if row[:1] == [dtype]] == list(results)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_check_compares_in_the_type_that_is_asked_for(
+    dtype: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain = ("check", "keep(y) | layernorm(w) | masked_fill(m, 0) | add(y)", "--dtype", dtype)
+    assert run(*chain, "--shape", "30,40", "--operand", "m=30,40") == OK
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [row[1] for row in rows if row[:1] == [dtype]] == ["out", "d_x", "d_w"]
+    assert sum(len(row) >= 5 for row in rows if row[:1] != ["largest"]) <= 4
+    honest = Fused.__call__
+    # Of the largest value: several times what rounding takes in 16 bits.
+    monkeypatch.setattr(Fused, "__call__", lambda self, *t: honest(self, *t) * 1.1)
+    assert run(*chain, "--shape", "30,40", "--operand", "m=30,40") == CHECK_FAILED
+
+
 def test_check_fails_where_fusegen_is_further_off_than_eager(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
