@@ -92,7 +92,12 @@ def with_summed_powers(kernels: Iterable[Kernel]) -> tuple[Kernel, ...]:
         def is_shifted(node: Expr) -> bool:
             if node.op != "exp" or node in kept or node.args[0].op != "sub":
                 return False
-            return not largest.isdisjoint(ir.topological(node.args[0].args[1:]))
+            # Itself, or a number where it is infinite: not something that is computed from it.
+            taken = node.args[0].args[1]
+            options = taken.args[1:] if taken.op == "where" else (taken,)
+            return any(o in largest for o in options) and all(
+                o in largest or o.op == "const" for o in options
+            )
 
         def new(roots: Sequence[Expr], named: Sequence[Expr]) -> dict[Expr, Expr]:
             images: dict[Expr, Expr] = {}

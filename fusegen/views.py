@@ -19,7 +19,7 @@ from fusegen.statements import ElementFunction, element_function, found_once, le
 from fusegen.target import ITEM_BYTES, Target
 
 _VECTOR_BYTES = 16
-NUMBERS = {"sum": 1, "moments": 4, "max": 2, "peak": 1, "pick": 1, "winner": 3}  # in each
+NUMBERS = {"sum": 1, "moments": 4, "max": 2, "peak": 1, "pick": 1, "winner": 3}  # of an accumulator
 
 
 def sizes_type(entry_name: str) -> str:

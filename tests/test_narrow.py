@@ -464,6 +464,14 @@ def test_exponentials_below_the_largest_take_few_instructions_if_only_added_up(
     assert ("exp2_flushed(" in forward_only.text) == is_short
 
 
+def test_exponentials_above_a_part_of_the_largest_are_as_exact_as_any() -> None:
+    """What exceeds what is taken off has an exponent of any size, whose rounding would count."""
+    chain = fusegen.chain("keep(y) | logsumexp(1, True) | mul(0.1) | rsub(y) | exp | sum(1)")
+    (module,) = sources(chain, "cuda", Situation(shape=(64, 64)), grad=False)
+    assert "expf(" in module.text
+    assert module.text.count(" = exp2_flushed(") == 1  # logsumexp's own
+
+
 @pytest.mark.parametrize("chain", ["gelu | mean((0, 1))", "gelu | sum(1) | mul(2)"])
 def test_what_is_only_added_up_takes_the_shorter_erf(chain: str) -> None:
     alone, with_gradients = (
