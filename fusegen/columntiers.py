@@ -6,17 +6,22 @@ from fusegen.tiers import WORDS, Tier, lanes_of
 
 # (packs a thread, the same for gradients, longest row, threads a block), for strided rows; more
 # threads along a row leave fewer side by side
-_COLUMNS = ((8, 4, 128, 256), (4, 4, 128, 256), (8, 8, 1024, 512))
+_COLUMNS = ((8, 4, 128, 256), (4, 4, 128, 256), (8, 8, 512, 512), (8, 8, 1024, 512))
 # Where neighbours come one by one, more packs are in flight, as far as registers allow.
 _SINGLE_COLUMNS = (
     (16, 16, 128, 256),
     (8, 8, 128, 256),
     (4, 4, 128, 512),
+    (16, 16, 512, 384),
+    (8, 8, 512, 512),
     (16, 16, 1024, 384),
     (8, 8, 1024, 512),
     (4, 4, 512, 512),
 )
 _SINGLE_WORDS = 32
+# Longer rows have few threads beside each other: those of which nothing is used again are summed up
+# by threads that stay in their columns.
+LONGEST_REDUCED = 512
 # Elements of a thread that has whole rows, the registers they may take, and threads a block.
 MOST_ALONE, _ALONE_WORDS, _ALONE_THREADS = 24, 48, 128
 # For up to so many registers of what such a thread holds and adds up, so many are resident; sums

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from fusegen import ir
 from fusegen.codegen import Source, emit
 from fusegen.grouping import Grouping, collapse, ordered
+from fusegen.guarding import guarded
 from fusegen.ir import Expr, Graph
 from fusegen.kernel import Buffer, Entry
 from fusegen.lower import remarked
@@ -54,6 +55,7 @@ def make_entry(program: Program, signature: Signature) -> Entry:
             kernels = contracted(kernels, target, is_short=is_short)
         if is_short:
             kernels = with_inverses(kernels)
+        kernels = guarded(kernels, target) if compute == "float" else kernels
     arguments = [
         Buffer(ir.name_of(leaf), dtypes[ir.name_of(leaf)], ordered(leaf.extent), "input")
         for leaf in graph.inputs

@@ -18,11 +18,19 @@ from fusegen.columntiers import column_tier
 from fusegen.emission import make_entry
 from fusegen.errors import UnsupportedError
 from fusegen.ir import Expr
-from fusegen.longrows import full_tier, reduced_axes, terms, turns
+from fusegen.longrows import full_tier, reduced_axes
 from fusegen.program import Program
+from fusegen.rowfacts import (
+    adds_columns,
+    asked_again,
+    calls_functions,
+    summed_over_rows,
+    widest_of,
+    words_of,
+)
 from fusegen.signature import Rows, Signature, is_double
-from fusegen.target import DEAR, H200, ITEM_BYTES, TARGETS, Limits
-from fusegen.tiers import LEAST_STRETCH, SHORT, Tier, row_tier
+from fusegen.target import H200, TARGETS, Limits
+from fusegen.tiers import LEAST_STRETCH, Tier, row_tier
 from fusegen.traffic import moved
 
 _FIXED_BYTES = 7 << 10  # of a block's shared memory, of a size known to the compiler
@@ -34,12 +42,6 @@ _MOST_IN_CACHE = 4096  # elements of a strided row, of which a thread has 64 bes
 # Runs this many times shorter than there are of them leave too many partials each on its own.
 _FEWER_IN_RUN = 8
 _FLOAT_BYTES = 4
-_FEW_ALONG = 3  # tensors that every row reads, for which no register is set aside
-# What some rows share is asked for by each of them up to so long, by the bytes of an element, and
-# as far as it takes no more in all: what others read and write would drive more out of the cache.
-_LONGEST_ASKING: Mapping[int, int] = {2: 1024, 4: 4096}
-_MOST_ASKED_BYTES = 4 << 20
-_MOST_KEPT_ROWS = 256  # whose sums are told apart, where each is to have several blocks
 _MOST_POSITIONS = 1 << 24  # a float holds every integer up to here
 _KERNEL_BYTES = 4 << 20  # what memory moves while a kernel begins and ends
 _ROW_BYTES = 256  # while a row of sums along it, as many as 16 elements in fp32 take on an H100
@@ -153,8 +155,8 @@ def _bundled(
         return None
     axes = frozenset({found.axis})
     domain = bound.x.extent.union(a for a, _ in bound.windows)
-    widest = max(_widest(p, axes | {found.side}, dtypes) for p in programs)
-    words = max(_words(p, axes, dtypes) for p in programs)
+    widest = max(widest_of(p, axes | {found.side}, dtypes) for p in programs)
+    words = max(words_of(p, axes, dtypes) for p in programs)
     # A derivative's tensors may be narrower than those by which the segment was chosen.
     tier = found.tier(widest, words) or found.tier(_FLOAT_BYTES, words)
     return None if tier is None else Rows(tier, axes, domain)
@@ -194,21 +196,21 @@ def _tier(
     of what reductions leave, in floats or doubles.
     """
     room = limits.shared_bytes - _FIXED_BYTES
-    widest = max(_widest(p, axes, dtypes) for p in programs)
+    widest = max(widest_of(p, axes, dtypes) for p in programs)
     widest = max(widest, _FLOAT_BYTES) if is_left else widest
-    words = [_words(p, axes, dtypes) for p in programs]
+    words = [words_of(p, axes, dtypes) for p in programs]
     length = math.prod(bound.domain[a] for a in axes)
     if set(order[-len(axes) :]) == axes:
         forward = [n for n, p in zip(words, programs, strict=True) if p.name == "forward"]
         stretch = _stretch(programs, axes, bound, order)
         has_stretches = stretch >= LEAST_STRETCH
         each = max(words), max(forward or words)
-        asked = _asked_again(programs, axes, dtypes, bound)
+        asked = asked_again(programs, axes, dtypes, bound)
         tier = row_tier(
             *(length, widest, each[0], each[1] + asked, limits.processors),
-            gradients=max(_summed_over_rows(p, axes, bound) for p in programs),
+            gradients=max(summed_over_rows(p, axes, bound) for p in programs),
             has_stretches=has_stretches,
-            is_dear=_is_dear(programs, axes),
+            is_dear=calls_functions(programs, axes),
             room=room,
         )
         if tier is None:
@@ -217,6 +219,8 @@ def _tier(
         own = [p for p in programs if p.name == "forward"]
         size, count = (length, widest), limits.processors
         full = full_tier(tier, *size, each[1], count, own, axes)
+        if full is None and any(adds_columns(p, axes) for p in own):
+            full = tier.adding_up(length)
         if not has_stretches:
             others = [p for p in programs if p.name != "forward"]
             derivative = full_tier(tier, *size, each[0], count, others, axes)
@@ -232,12 +236,6 @@ def _tier(
     behind = math.prod(bound.domain[a] for a in order[inner + 1 :])
     columns = column_tier(length, behind, widest, max(words))
     return columns and replace(columns, room=room)
-
-
-def _is_dear(programs: Sequence[Program], axes: ir.Extent) -> bool:
-    """Whether gradients call functions for each element of a row before they reduce it."""
-    others = [p for p in programs if p.name != "forward"]
-    return any(n.op in DEAR and n.extent & axes for n in terms(others))
 
 
 def _stretch(
@@ -288,54 +286,6 @@ def _last(reduces: Sequence[Expr]) -> ir.Extent:
         before |= {ir.reduction(n)[1] for n in below} - {ir.reduction(node)[1]}
     last = {ir.reduction(n)[1] for n in reduces} - before
     return last.pop() if len(last) == 1 else frozenset()
-
-
-def _widest(program: Program, axes: ir.Extent, dtypes: Mapping[str, str]) -> int:
-    """The size in bytes of the widest element of a tensor that varies along the rows."""
-    tensors = [(ir.name_of(leaf), leaf.extent) for leaf in program.graph.inputs]
-    tensors += [(name, expr.extent) for name, expr in program.graph.outputs]
-    return max((ITEM_BYTES[dtypes[name]] for name, extent in tensors if extent & axes), default=1)
-
-
-def _words(program: Program, axes: ir.Extent, dtypes: Mapping[str, str]) -> int:
-    """The registers that one element takes in all tensors of full size, with one where there are
-    many tensors that every row along these axes reads.
-    """
-    tensors = [*program.graph.inputs, *program.graph.roots]
-    full = max((expr.extent for expr in tensors), key=len, default=frozenset())
-    found = [dtypes[ir.name_of(leaf)] for leaf in program.graph.inputs if leaf.extent == full]
-    # Doubles take two, and so does what is computed from them.
-    along = sum(leaf.extent == axes != full for leaf in program.graph.inputs)
-    return max(1, sum(3 if dtype == "float64" else 1 for dtype in found) + (along > _FEW_ALONG))
-
-
-def _summed_over_rows(program: Program, axes: ir.Extent, bound: Bound) -> int:
-    """The results that vary along rows but not along all of them together, sums by column; 0 where
-    some are told apart by more than so many rows as a device works on at once.
-    """
-    tensors = [*program.graph.inputs, *program.graph.roots]
-    full = max((expr.extent for expr in tensors), key=len, default=frozenset())
-    found = [r.extent - axes for r in program.graph.roots if r.extent & axes and r.extent < full]
-    kept = max((math.prod(bound.domain[a] for a in extent) for extent in found), default=1)
-    return len(found) if kept <= _MOST_KEPT_ROWS else 0
-
-
-def _asked_again(
-    programs: Sequence[Program], axes: ir.Extent, dtypes: Mapping[str, str], bound: Bound
-) -> int:
-    """How many tensors that forward rows along these axes share with some others each of them asks
-    for: those wanted before the rows are reduced, where that is done once, if rows are short and
-    the tensors so small that they stay in the cache.
-    """
-    own = [p for p in programs if p.name == "forward"]
-    length = math.prod(bound.domain[a] for a in axes)
-    widest = max((_widest(p, axes, dtypes) for p in own), default=8)
-    if not SHORT < length <= _LONGEST_ASKING.get(widest, 0) or any(turns(p) > 1 for p in own):
-        return 0
-    full = max((leaf.extent for p in own for leaf in p.graph.inputs), key=len, default=axes)
-    shared = {n for n in terms(own) if n.op == "input" and axes < n.extent < full}
-    sizes = (math.prod(bound.domain[a] for a in n.extent) * widest for n in shared)
-    return len(shared) if sum(sizes) <= _MOST_ASKED_BYTES else 0
 
 
 def _has_short_runs(program: Program, held: ir.Extent, bound: Bound, order: Sequence[int]) -> bool:

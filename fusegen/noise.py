@@ -1,8 +1,8 @@
 """Noise as the templates see it: what stands where other tensors have a pointer.
 
-Nothing is in memory but a seed. A number is a hash of the seed and of the element's place in the
-logical order of the axes, so it is the same in every layout, on every target, however many elements
-a thread has; and a backward finds the forward's numbers again.
+Nothing is in memory but a seed. A number is half of a hash of the seed and of the place of a pair
+of elements in the logical order of the axes, so it is the same in every layout, on every target,
+however many elements a thread has; and a backward finds the forward's numbers again.
 """
 
 from __future__ import annotations
@@ -23,6 +23,11 @@ class NoiseView:
         self.grouping = grouping
         self.groups = tuple(g for g in buffer.extent if g >= 0)
         self.windowed = {g for i, g in enumerate(grouping.pooled) if -1 - i in buffer.extent}
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether neighbours in memory are neighbours in the logical order."""
+        return len(self.place) == 1
 
     @property
     def place(self) -> list[str]:

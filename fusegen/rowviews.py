@@ -42,11 +42,6 @@ class RowView(SummingView):
     """A kernel whose blocks go from row to row, or down columns."""
 
     @property
-    def adds_products(self) -> bool:
-        """Whether a sum takes the factors of a product, and joins them with its addition."""
-        return self.kernel.tier is not None
-
-    @property
     def keeps_along(self) -> bool:
         """Whether a block that goes from row to row keeps what every row reads in registers."""
         if self.family != "row" or self.has_shared_sums:
@@ -131,6 +126,12 @@ class RowView(SummingView):
             return bool(self.sums) and not self.kept
         is_kept = self.keeps_along or self.stages_along or bool(self.kept_own) or self.is_staged
         return bool(self.sums) or self.is_sent_ahead or self.is_team or is_kept
+
+    @property
+    def has_two_turns(self) -> bool:
+        """Whether others take two turns: what rows share is in the cache then."""
+        shared = [r for r in self.own_reads if self.domain[-1] not in r.extent]
+        return self.family == "row" and bool(shared) and not self.is_persistent
 
     @property
     def stages_along(self) -> bool:

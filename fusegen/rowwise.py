@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from fusegen import ir
 from fusegen.carrying import Staged, carry
+from fusegen.columntiers import LONGEST_REDUCED
 from fusegen.grouping import ordered
 from fusegen.ir import Expr, Extent
 from fusegen.kernel import Buffer, Family, Kernel, Reduction
@@ -102,7 +103,8 @@ def rowwise_kernel(
     read = sum(leaf.extent == domain for leaf in ir.inputs([*terms, *values]))
     spares_dear = tier is None or tier.has_room_for(read + 1)
     ways = {"is_on_chip": tier is not None, "spares_dear": spares_dear}
-    work = carry(alone, levels, domain, state.fresh, narrow=narrow, **ways)
+    apart = axes if family == "column" else frozenset()
+    work = carry(alone, levels, domain, state.fresh, narrow=narrow, apart=apart, **ways)
     is_shared = tier is not None and tier.is_shared and len(stages) == 1
     is_full = tier is not None and tier.is_full and read * tier.elements > _MOST_CARRIED
     if is_shared or is_full:
@@ -165,18 +167,29 @@ def _axes_to_hold(
     """The axes of the rows that are worked on as a whole; None where nothing is gained by that."""
     axes = _axes_of_rows(state, domain)
     if tier is not None:
+        is_team = tier.may_be_shared and not tier.is_full
+        if is_team and _takes_two_passes(state, domain):
+            return None
         if axes is None and (
             _reduces_packs(state, domain, tier, tier_axes)
-            or _shares_dear(state, domain, tier_axes)
+            or (tier.is_alone and _shares_dear(state, domain, tier_axes))
             or _are_awaited(state, domain, tier_axes)
         ):
             return tier_axes
         return axes if axes == tier_axes else None
-    if axes is None:
-        nodes = ir.topological(state.pending.values())
-        beside = (domain - n.extent for n in nodes if n.op in DEAR)
-        return next((a for a in beside if _shares_dear(state, domain, a)), None)
     return axes
+
+
+def _takes_two_passes(state: Pass, domain: Extent) -> bool:
+    """Whether elements are only reduced, by reductions of which no more than one waits for others:
+    two passes over many blocks are faster than blocks that meet as often.
+    """
+    turns: dict[Expr, int] = {}
+    for node in ir.topological(state.pending.values()):
+        turns[node] = max((turns[a] for a in node.args), default=0) + (node.op == "reduce")
+    is_read = not any(e.extent == domain for e in state.pending.values())
+    found = [turns[n] for n in turns if n.op == "reduce" and n.args[0].extent == domain]
+    return is_read and max(found, default=0) == 2
 
 
 def domain_of(state: Pass) -> Extent:
@@ -225,7 +238,10 @@ def _reduces_packs(state: Pass, domain: Extent, tier: Tier, axes: Extent) -> boo
     found = [r for r in reduces_below(state.pending.values()) if r.args[0].extent == domain]
     if not (found and axes and _lie_together(axes)) or tier.is_shared:
         return False
-    if tier.lanes == 1 and max(axes) == max(domain):
+    is_strided = max(axes) != max(domain)
+    if tier.lanes == 1 and not is_strided:
+        return False
+    if is_strided and tier.longest > LONGEST_REDUCED:
         return False
     if tier.is_full and not any(reduces_below(r.args) for r in found):
         return False  # one pass with many blocks
@@ -235,14 +251,13 @@ def _reduces_packs(state: Pass, domain: Extent, tier: Tier, axes: Extent) -> boo
 
 
 def _shares_dear(state: Pass, domain: Extent, axes: Extent) -> bool:
-    """Whether strided rows of which nothing is reduced have something dear of their own, which
-    kernels that go element by element would compute for each.
+    """Whether strided rows of which nothing is reduced have something dear of their own: threads
+    that have whole rows compute it once, and pass nothing on through memory.
     """
     nodes = ir.topological(state.pending.values())
-    if not (axes and axes < domain) or any(n.op == "reduce" for n in nodes):
+    if not axes < domain or any(n.op == "reduce" for n in nodes):
         return False
-    is_strided = _lie_together(axes) and max(axes) != max(domain)
-    return is_strided and any(n.op in DEAR and n.extent == domain - axes for n in nodes)
+    return any(n.op in DEAR and n.extent == domain - axes for n in nodes)
 
 
 def _are_awaited(state: Pass, domain: Extent, axes: Extent) -> bool:

@@ -19,6 +19,7 @@ from fusegen.autodiff import NO_SHARE
 from fusegen.bundlewise import bundlewise_kernel
 from fusegen.flatwise import take_flat
 from fusegen.grouping import ordered
+from fusegen.hoisting import shared
 from fusegen.ir import Expr, Extent, Graph
 from fusegen.kernel import Buffer, Family, Kernel
 from fusegen.lower import Mark, remarked
@@ -187,8 +188,10 @@ def _level(state: Pass, pooled: Sequence[int]) -> None:
         del state.pending[name]
         by_domain.setdefault(ordered(expr.extent), {})[name] = expr
     for domain, exprs in by_domain.items():
-        stores, ends = _with_ends(state, exprs, pooled)
         within = tuple(g for g in domain if g < 0)
+        if not within:
+            exprs = _shared_first(state, exprs)
+        stores, ends = _with_ends(state, exprs, pooled)
         outside = tuple(g for g in domain if g >= 0)
         kind: Family = "pointwise" if not within else "cover" if state.is_sliding else "window"
         strips = state.strips if state.strips and state.strips.domain == domain else None
@@ -199,6 +202,20 @@ def _level(state: Pass, pooled: Sequence[int]) -> None:
         if strips:
             kernel = replace(kernel, kept=strips.kept, columns=strips.columns)
         state.kernels.append(kernel)
+
+
+def _shared_first(state: Pass, exprs: Mapping[str, Expr]) -> dict[str, Expr]:
+    """The outputs over what a kernel ahead of theirs computes for many of their elements."""
+    known: dict[Expr, Expr] = {}
+    for extent, nodes in shared(exprs.values()).items():
+        leaves = state.scratches(nodes)
+        stores = tuple((state.buffers[leaf], node) for node, leaf in leaves.items())
+        name = state.fresh(f"{state.prefix}_pointwise")
+        read = state.inputs_of(nodes)
+        state.kernels.append(Kernel("pointwise", name, extent, (), read, stores, marks=state.marks))
+        known |= leaves
+    state.resolve(known)
+    return dict(zip(exprs, ir.substitute(exprs.values(), known), strict=True))
 
 
 def _with_ends(

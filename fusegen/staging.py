@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from fusegen import ir
 from fusegen.grouping import ordered
+from fusegen.hoisting import shared
 from fusegen.ir import Expr, Extent
 from fusegen.kernel import Buffer, Kernel, Reduction
 from fusegen.lower import Mark, remarked
@@ -104,6 +105,12 @@ class Pass:
         """Memory for a reduction's result between two kernels."""
         name = f"{ir.name_of(leaf)}_scratch"
         return Buffer(name, self.sum_dtype, ordered(leaf.extent), "scratch")
+
+    def scratches(self, nodes: Iterable[Expr]) -> dict[Expr, Expr]:
+        """Leaves for what one kernel computes for others."""
+        leaves = {node: ir.tensor(self.fresh("common"), node.extent, 0) for node in nodes}
+        self.buffers |= {leaf: self.scratch(leaf) for leaf in leaves.values()}
+        return leaves
 
     def output(self, name: str, expr: Expr) -> Buffer:
         return Buffer(name, self.dtypes[name], ordered(expr.extent), "output")
@@ -282,6 +289,10 @@ def finalise(
     for name in done:
         del state.pending[name]
     stores = [(state.output(n, e), e) for n, e in done.items()]
+    ahead = shared(state.pending.values()).get(extent, ())
+    known = state.scratches(filter(is_finished, ahead))
+    state.resolve(known)
+    stores += [(state.buffers[leaf], node) for node, leaf in known.items()]
     still_needed = set(ir.inputs(state.pending.values()))
     for leaf in sorted(leaves & still_needed, key=ir.name_of):
         state.buffers[leaf] = state.scratch(leaf)

@@ -32,6 +32,8 @@ _NOUNS = {
     "polynomial": "series",
     "fma": "sum",
     "narrow_div": "quotient",
+    "bounded_div": "quotient",
+    "narrow_bounded_div": "quotient",
     "narrow_sqrt": "root",
     "narrow_sigmoid": "sigmoid_value",
     "narrow_pow": "power",

@@ -15,6 +15,11 @@ class SummingView(AheadView):
     """A kernel whose threads may add up columns while rows pass by."""
 
     @property
+    def adds_products(self) -> bool:
+        """Whether a sum takes the factors of a product, and joins them with its addition."""
+        return self.kernel.tier is not None
+
+    @property
     def adds_anyway(self) -> bool:
         """Whether elements are added up without a condition at each: behind those of a team's
         blocks, which also count turns, nvcc puts a branch around each element.

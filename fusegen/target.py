@@ -291,6 +291,8 @@ CUDA = Target(
         "fma": "fma{f}({0}, {1}, {2})",
         "exp2_flushed": "exp2_flushed({0})",
         "narrow_div": "narrow_div({0}, {1})",
+        "bounded_div": "bounded_div({0}, {1})",
+        "narrow_bounded_div": "narrow_bounded_div({0}, {1})",
         "narrow_sqrt": "narrow_sqrt({0})",
         "narrow_sigmoid": "narrow_sigmoid({0})",
         "narrow_tanh": "narrow_tanh({0})",
@@ -328,31 +330,32 @@ _SPOKEN_FOR = """
     a about above add add_if add_square add_to_columns again aligned alike alike_step all all_drift
     all_squares along answers apart argmax args assemble at at_1 at_2 at_3 await_word b base
     base_element base_inner base_middle base_outer beats before begin behind beside best better
-    beyond bfloat16 bit bits bits_of block blocks blocks_of both bottom bundle bundles by candidate
-    ceil_divide cell cells centre code coefficient column column_block columns columns_together
-    combine combine_across combine_team count count_of counted counts cudaGetErrorString d
-    definition device distance distance_1 distance_2 distance_3 distances divide drift e each early
-    edge edge_lane edges element elements elements_of end enter_row erf_of error_text excess
-    exchange exp2_flushed exp_of expect exponent f factor families finish finite first first_element
-    first_inner first_middle first_outer float16 fold follow found from from_element from_inner
-    from_middle from_outer gap given guard half head here high home i index inner inverse
-    inverse_length is_beside is_edge is_here is_it is_live j join kept kernel lane lanes lanes_for
-    larger largest last launch least leave left length lengths line lines load load_again
-    load_anywhere load_around load_singly load_some low lower lowest magnitude may_cross meeting
-    merge merge_beside merge_columns merge_moments merge_numbers merge_slots merge_tree merge_trees
-    methods mine minimum moments moments_about more most most_beside most_bytes move n narrow
-    narrow_div narrow_expm1 narrow_log1p narrow_pow narrow_sigmoid narrow_sqrt narrow_tanh needed
-    next normal number offset oldest on_each order other out outer output outside own p pack packs
-    pad padded pair part partials passing past pick picked piece piece_length pieces pieces_of place
-    places polynomial position position_of_best power power_of_two previous q r rank ratio reach
-    resident_blocks rest result results room root rounded rounded_to row row_block row_cells rows
-    rows_of_block rows_together rr run scratch send send_all send_around send_off send_packs
-    send_row send_rows send_tile settle share shared shared_bytes shares shift side sides sigmoid
-    sign size size_of sizes slot slot_before slots slots_of slots_of_rows special split squares
-    start step store store_all store_some stream stretch stretch_length stride strip strips
-    subnormal sum sum_of sums t tail take taken target task tasks tensor term theirs then thread
-    threads tile to together top total tt turn type unmerged used value values visit w
-    wait_for_kernel_before wait_for_sent wanted warps whole widen width window word words x y z
+    beyond bfloat16 bit bits bits_of block blocks blocks_of both bottom bounded_div bundle bundles
+    by candidate ceil_divide cell cells centre code coefficient column column_block columns
+    columns_together combine combine_across combine_team count count_of counted counts
+    cudaGetErrorString d definition device distance distance_1 distance_2 distance_3 distances
+    divide drift e each early edge edge_lane edges element elements elements_of end enter_row erf_of
+    error_text excess exchange exp2_flushed exp_of expect exponent f factor families finish finite
+    first first_element first_inner first_middle first_outer float16 fold follow found from
+    from_element from_inner from_middle from_outer gap given guard half head here high home i index
+    inner inverse inverse_length is_beside is_edge is_here is_it is_live j join kept kernel lane
+    lanes lanes_for larger largest last launch least leave left length lengths line lines load
+    load_again load_anywhere load_around load_singly load_some low lower lowest magnitude may_cross
+    meeting merge merge_beside merge_columns merge_moments merge_numbers merge_slots merge_tree
+    merge_trees methods mine minimum moments moments_about more most most_beside most_bytes move n
+    narrow narrow_bounded_div narrow_div narrow_expm1 narrow_log1p narrow_pow narrow_sigmoid
+    narrow_sqrt narrow_tanh needed next normal number offset oldest on_each order other out outer
+    output outside own p pack packs pad padded pair part partials passing past pick picked piece
+    piece_length pieces pieces_of place places polynomial position position_of_best power
+    power_of_two previous q r rank ratio reach resident_blocks rest result results room root rounded
+    rounded_to row row_block row_cells rows rows_of_block rows_together rr run scratch send send_all
+    send_around send_off send_packs send_row send_rows send_tile settle share shared shared_bytes
+    shares shift side sides sigmoid sign size size_of sizes slot slot_before slots slots_of
+    slots_of_rows special split squares start step store store_all store_some stream stretch
+    stretch_length stride strip strips subnormal sum sum_of sums t tail take taken target task tasks
+    tensor term theirs then thread threads tile to together top total tt turn turns type unmerged
+    used value values visit w wait_for_kernel_before wait_for_sent wanted warps whole widen width
+    window word words x y z
     alignas alignof and asm auto bool break case catch char class compl const constexpr continue
     decltype default delete do double dynamic_cast else enum explicit export extern false float
     for friend goto if inline int long mutable namespace new noexcept not nullptr operator or

@@ -115,6 +115,9 @@ MOST_SHARED_BYTES = 156 << 10  # of a block, beside its fixed share, where a dev
 _STRETCH_BYTES = 24 << 10  # of those, for sums of stretches
 # Of rows whose packs begin somewhere behind them; shorter ones are mostly edges.
 _LEAST_SHIFTED, _LEAST_SHIFTED_NARROW = 128, 96
+# Elements a thread of rows of two bytes that are read and summed up by column, instead of as many
+# as usual, where that gives so much more of a block's threads work.
+_MORE_SUMS, _LEAST_MORE = 24, 1.08
 # More than two sums of each column do not fit in registers: rows of two bytes up to so long have a
 # pack a thread then.
 _LONGEST_ADDED, _MANY_LANES = 4096, 8
@@ -216,6 +219,14 @@ class Tier:
         anything, and add them up.
         """
         return not (self.is_shifted or self.may_be_shared)
+
+    def adding_up(self, length: int) -> Tier | None:
+        """The tier of forward kernels that add up columns of two bytes, if it is another."""
+        is_apt = self.lanes == _MANY_LANES and not self.is_shifted and length > SHORT
+        if not is_apt or self.summing_elements != _USUAL_SUMS or self.may_be_shared:
+            return None
+        usual, more = (-(-length // (32 * n)) * n for n in (_USUAL_SUMS, _MORE_SUMS))
+        return replace(self, summing_elements=_MORE_SUMS) if usual > _LEAST_MORE * more else None
 
     def most_stretches(self, width: int) -> int:
         """How many sums of stretches, of `width` bytes each, a block has room for."""

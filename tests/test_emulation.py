@@ -279,7 +279,8 @@ CASES = [
     ("layernorm(w, b)", (4, 8192), [(8192,)] * 2, {"shared_bytes": 99 << 10}, "row"),
     ("layernorm(w, b)", (4, 8192), [(8192,)] * 2, {"shared_bytes": 48 << 10}, "row outer"),
     ("add(r) | rms_norm(w)", (3, 20480), [(3, 20480), (20480,)], {"dtype": "bfloat16"}, "row"),
-    ("logsumexp(-1)", (3, 20001), [], {}, "row"),
+    ("logsumexp(-1)", (3, 20001), [], {}, "inner finalise"),
+    ("keep(y) | logsumexp(-1, True) | mul(y)", (3, 20001), [], {}, "row"),
     ("layernorm(w) | softmax(-1)", (4, 3000), [(3000,)], {}, "row"),
     ("softmax(-1) | layernorm(w)", (3, 20000), [(20000,)], {}, "row"),
     # Longer than a team may be.

@@ -136,7 +136,7 @@ def test_strided_rows_too_long_for_a_cache_take_a_pass_for_each_reduction():
     forward, backward = families("softmax(0) | tanh", x=(4097, 6))
     assert forward == ["outer", "finalise", "outer", "finalise", "pointwise"]
     # What is dear of a row is still found once.
-    assert backward == ["outer", "finalise", "column"]
+    assert backward == ["outer", "finalise", "pointwise"]
 
 
 @pytest.mark.parametrize("target", ["cpp", "cuda"])
@@ -188,17 +188,58 @@ def test_the_gradient_of_a_maximum_goes_where_it_stands_and_reads_nothing_of_x(t
 @pytest.mark.parametrize(
     ("text", "back"),
     [
-        ("logsumexp(1, True) | relu", ["column"]),  # what is dear of a row is found once
-        ("max(1) | tanh", ["column"]),
-        ("logsumexp(-1, True) | relu", ["pointwise"]),  # as it is there
-        ("max(1) | relu", ["pointwise"]),  # nothing is dear
+        ("logsumexp(1, True) | relu", ["pointwise", "pointwise"]),
+        ("max(1) | tanh", ["pointwise", "pointwise"]),
+        ("max(1) | relu", ["pointwise", "pointwise"]),  # nothing is dear, but less is read
+        ("max(1)", ["pointwise"]),
+        ("logsumexp(-1, True) | relu", ["pointwise"]),  # a pack's elements have it in common
     ],
 )
 @pytest.mark.parametrize("target", ["cpp", "cuda"])
-def test_what_strided_rows_have_of_their_own_is_found_once(text, back, target):
-    _, backward = entries(text, target=target)
+def test_what_elements_that_lie_apart_have_in_common_is_found_once_ahead(text, back, target):
+    _, backward = entries(text, x=(2, 40, 6), target=target)
     assert [k.family for k in backward.kernels] == back
     assert not any(k.stages or k.sums for k in backward.kernels)
+
+
+def test_threads_with_whole_strided_rows_find_that_themselves():
+    _, backward = entries("logsumexp(1, True) | relu", x=(2, 20, 6), target="cuda")
+    assert [k.family for k in backward.kernels] == ["column"]
+
+
+def test_what_is_merged_goes_on_as_far_as_elements_have_it_in_common():
+    ahead, _ = entries("batch_norm(training=True) | relu", x=(4096, 6), target="cuda")
+    merging, elementwise = ahead.kernels[-2:]
+    assert [k.family for k in ahead.kernels] == ["outer", "finalise", "pointwise"]
+    assert [b.name for b, _ in merging.stores][-2:] == ["common_scratch", "mean_scratch"]
+    assert "rsqrt" not in {n.op for n in ir.topological(e for _, e in elementwise.stores)}
+
+
+@pytest.mark.parametrize(
+    ("text", "length", "family"),
+    [
+        ("mean(1)", 512, "column"),
+        ("mean(1)", 513, "outer"),  # few threads would lie beside each other
+        ("layernorm(axis=1)", 1024, "column"),
+    ],
+)
+def test_long_strided_rows_are_summed_up_by_threads_that_stay_in_their_columns(
+    text, length, family
+):
+    forwards, _ = families(text, x=(2, length, 8), target="cuda")
+    assert forwards[0] == family
+
+
+@pytest.mark.parametrize(
+    ("text", "forwards"),
+    [
+        ("layernorm | gelu | sum(-1)", ["inner", "finalise"] * 2),
+        ("softmax(-1) | square | sum(-1)", ["row"]),  # three passes are slower
+        ("layernorm | gelu", ["row"]),  # elements are written
+    ],
+)
+def test_a_team_that_writes_nothing_of_its_rows_is_two_passes(text, forwards):
+    assert families(text, x=(4, 1 << 17), target="cuda")[0] == forwards
 
 
 def test_neighbouring_axes_form_one_group():

@@ -64,6 +64,19 @@ def test_narrow_rows_with_many_sums_by_column_have_a_pack_a_thread() -> None:
     assert row_tier(1024, 4, 2, 1, 132, gradients=3) == row_tier(1024, 4, 2, 1, 132)
 
 
+@pytest.mark.parametrize(
+    ("length", "elements"), [(640, 24), (768, 24), (1024, 16), (1152, 16), (1536, 16), (2304, 24)]
+)
+def test_narrow_rows_that_are_summed_up_leave_few_threads_without_work(
+    length: int, elements: int
+) -> None:
+    tier = row_tier(length, 2, 2, 1, 132, gradients=1)
+    assert tier is not None and tier.summing_elements == 16
+    assert (tier.adding_up(length) or tier).summing_elements == elements
+    wide = row_tier(length, 4, 2, 1, 132, gradients=1)
+    assert wide is not None and wide.adding_up(length) is None
+
+
 def test_a_row_too_long_for_a_team_has_no_tier() -> None:
     assert row_tier(132 * 4096, 4, 2, 1, 132) is not None
     assert row_tier(132 * 4096 + 4, 4, 2, 1, 132) is None

@@ -96,13 +96,20 @@ __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
 }
 
-// Uniform in [0, 1), in steps of 2^-24: the seed is stepped on by the place and its bits are mixed, as splitmix64 has it.
-__device__ __forceinline__ float noise_at(int64_t seed, uint64_t place) {
-  uint64_t mixed = static_cast<uint64_t>(seed) + (place + 1) * 0x9e3779b97f4a7c15u;
+// The bits of two neighbours: the seed is stepped on by the pair's place and its bits are mixed, as splitmix64 has it.
+__device__ __forceinline__ uint64_t noise_bits(int64_t seed, uint64_t pair) {
+  uint64_t mixed = static_cast<uint64_t>(seed) + (pair + 1) * 0x9e3779b97f4a7c15u;
   mixed = (mixed ^ (mixed >> 30)) * 0xbf58476d1ce4e5b9u;
   mixed = (mixed ^ (mixed >> 27)) * 0x94d049bb133111ebu;
-  mixed ^= mixed >> 31;
-  return static_cast<float>(mixed >> 40) * 0x1p-24f;
+  return mixed ^ (mixed >> 31);
+}
+
+// Uniform in [0, 1), in steps of 2^-24.
+__device__ __forceinline__ float noise_of(uint32_t bits) { return static_cast<float>(bits >> 8) * 0x1p-24f; }
+
+__device__ __forceinline__ float noise_at(int64_t seed, uint64_t place) {
+  const uint64_t bits = noise_bits(seed, place / 2);
+  return noise_of(static_cast<uint32_t>(place % 2 == 0 ? bits : bits >> 32));
 }
 
 // The kernel before this one in the stream is done, and what it wrote is there.

@@ -288,8 +288,10 @@ forward_row(const float* x, const float* scale, const float* shift_operand, floa
   __shared__ float cells[2][24];
   int turn = 0;
   const Index rows = sizes.outer.value * sizes.middle.value, length = sizes.inner.value;
-  const Index first = blockIdx.x * blockDim.y;
-  if (first < rows) {
+  // Rows behind each other share what some have in common: a block has two of them where there are many.
+  const Index turns = (rows - 1) / (gridDim.x * blockDim.y) + 1, from = blockIdx.x * turns * blockDim.y;
+  const Index past = min(rows, from + turns * blockDim.y);
+  for (Index first = from; first < past; first += blockDim.y) {
     const bool is_live = first + threadIdx.y < rows;
     const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
     const Index above_middle = divide(row, sizes.middle);
@@ -429,7 +431,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value), forward_row_length = static_cast<int64_t>(sizes.inner.value);
   const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 24));
   const int64_t forward_row_tasks = ceil_divide(forward_row_rows, forward_row_block.y);
-  const int64_t forward_row_slots = forward_row_tasks;
+  const int64_t forward_row_slots = forward_row_tasks < 4096 ? forward_row_tasks : ceil_divide(forward_row_tasks, 2);
   if (is_measuring) return scratch.used;
   {
     follow(forward_row, static_cast<unsigned>(forward_row_slots), forward_row_block, 0, stream, x, scale,

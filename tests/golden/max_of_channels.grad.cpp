@@ -282,72 +282,87 @@ struct BackwardSizes {
   Size outer, middle, inner;
 };
 
-static inline __attribute__((always_inline)) void backward_column_values_once(const float d_out,
-    const float saved_max, float& d_after_max) {
+static inline __attribute__((always_inline)) void backward_pointwise_values(const float d_out,
+    const float saved_max, float& common_scratch) {
   // tanh
   const float after_tanh = tanhf(saved_max);
   // backward, down to max(1)
-  d_after_max = d_out * (1.0f - after_tanh * after_tanh);
+  common_scratch = d_out * (1.0f - after_tanh * after_tanh);
 }
 
-static inline __attribute__((always_inline)) void backward_column_values(const float position_along,
-    const float saved_argmax, const float d_after_max, float& d_x) {
-  d_x = position_along == saved_argmax ? d_after_max : 0.0f;
+static void backward_pointwise(const float* __restrict__ d_out, const float* __restrict__ saved_max,
+    float* __restrict__ common_scratch, const BackwardSizes sizes, int threads) {
+  expect(common_scratch, sizes.outer.value * sizes.inner.value);
+  const Index rows = sizes.outer.value, length = sizes.inner.value;
+  const Index pieces = pieces_of(length);
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
+  for (Index task = 0; task < rows * pieces; ++task) {
+    const Index row = task / pieces, piece = task % pieces;
+    const Index end = std::min(length, (piece + 1) * kPiece);
+    const Index outer = row;
+    for (Index first = piece * kPiece; first < end; first += kLine) {
+      const Index width = std::min(kLine, end - first);
+      const Index inner = first;
+      float d_out_room[kLine];
+      const float* const d_out_line = load<1>(d_out + (outer) * sizes.inner.value + inner, width, d_out_room);
+      float saved_max_room[kLine];
+      const float* const saved_max_line = load<1>(saved_max + (outer) * sizes.inner.value + inner, width,
+          saved_max_room);
+      float common_scratch_room[kLine];
+      float* const common_scratch_line = target<1>(common_scratch + (outer) * sizes.inner.value + inner,
+          width, common_scratch_room);
+#pragma omp simd
+      for (Index i = 0; i < padded(width); ++i) {
+        const float d_out_value = d_out_line[i];
+        const float saved_max_value = saved_max_line[i];
+        float common_scratch_value;
+        backward_pointwise_values(d_out_value, saved_max_value, common_scratch_value);
+        common_scratch_line[i] = common_scratch_value;
+      }
+      store<1>(common_scratch_line, width, common_scratch + (outer) * sizes.inner.value + inner);
+    }
+  }
 }
 
-static void backward_column(const float* __restrict__ saved_argmax, const float* __restrict__ d_out,
-    const float* __restrict__ saved_max, float* __restrict__ d_x, const BackwardSizes sizes, int threads) {
+static inline __attribute__((always_inline)) void backward_pointwise_2_values(const float position_along,
+    const float saved_argmax, const float common, float& d_x) {
+  d_x = position_along == saved_argmax ? common : 0.0f;
+}
+
+static void backward_pointwise_2(const float* __restrict__ saved_argmax, const float* __restrict__ common,
+    float* __restrict__ d_x, const BackwardSizes sizes, int threads) {
   const Positions position_along{};
   expect(d_x, sizes.outer.value * sizes.middle.value * sizes.inner.value);
-  const Index above = sizes.outer.value, length = sizes.middle.value, beside = sizes.inner.value;
-  const Index side = columns_together(length), blocks = blocks_of(length, beside), tasks = above * blocks;
-  const Index pieces = pieces_of(length * side);  // of each row, for nothing waits for all of it
-#pragma omp parallel num_threads(threads) firstprivate(sizes) if (above * length * beside > kSerial)
-  {
-#pragma omp for schedule(static)
-    for (Index share = 0; share < tasks * pieces; ++share) {
-      const Index task = share / pieces, piece = share % pieces;
-      const Index above_index = task / blocks, first = task % blocks * side;
-      const Index width = std::min(side, beside - first);
-      const Index outer = above_index;
-      {  // what does not vary along a row is found once
-        const Index inner = first;
-        float d_out_room[kLine];
-        const float* const d_out_line = load<1>(d_out + (outer) * sizes.inner.value + inner, width,
-            d_out_room);
-        float saved_max_room[kLine];
-        const float* const saved_max_line = load<1>(saved_max + (outer) * sizes.inner.value + inner, width,
-            saved_max_room);
-        float d_after_max_line[kLine];
+  const Index rows = sizes.outer.value * sizes.middle.value, length = sizes.inner.value;
+  const Index pieces = pieces_of(length);
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
+  for (Index task = 0; task < rows * pieces; ++task) {
+    const Index row = task / pieces, piece = task % pieces;
+    const Index end = std::min(length, (piece + 1) * kPiece);
+    const Index above_middle = divide(row, sizes.middle);
+    const Index middle = row - above_middle * sizes.middle.value;
+    const Index outer = above_middle;
+    for (Index first = piece * kPiece; first < end; first += kLine) {
+      const Index width = std::min(kLine, end - first);
+      const Index inner = first;
+      const float position_along_value = widen(position_along[middle]);
+      float saved_argmax_room[kLine];
+      const float* const saved_argmax_line = load<1>(saved_argmax + (outer) * sizes.inner.value + inner,
+          width, saved_argmax_room);
+      float common_room[kLine];
+      const float* const common_line = load<1>(common + (outer) * sizes.inner.value + inner, width,
+          common_room);
+      float d_x_room[kLine];
+      float* const d_x_line = target<1>(d_x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_x_room);
 #pragma omp simd
-        for (Index i = 0; i < padded(width); ++i) {
-          const float d_out_value = d_out_line[i];
-          const float saved_max_value = saved_max_line[i];
-          float d_after_max_value;
-          backward_column_values_once(d_out_value, saved_max_value, d_after_max_value);
-          d_after_max_line[i] = d_after_max_value;
-        }
-        for (Index r = length * piece / pieces; r < length * (piece + 1) / pieces; ++r) {
-          const Index middle = r;
-          const Index inner = first;
-          const float position_along_value = widen(position_along[middle]);
-          float saved_argmax_room[kLine];
-          const float* const saved_argmax_line = load<1>(saved_argmax + (outer) * sizes.inner.value + inner,
-              width, saved_argmax_room);
-          float d_x_room[kLine];
-          float* const d_x_line = target<1>(d_x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_x_room);
-#pragma omp simd
-          for (Index i = 0; i < padded(width); ++i) {
-            const float saved_argmax_value = saved_argmax_line[i];
-            const float d_after_max_value = d_after_max_line[i];
-            float d_x_value;
-            backward_column_values(position_along_value, saved_argmax_value, d_after_max_value, d_x_value);
-            d_x_line[i] = d_x_value;
-          }
-          store<1>(d_x_line, width,
-              d_x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner);
-        }
+      for (Index i = 0; i < padded(width); ++i) {
+        const float saved_argmax_value = saved_argmax_line[i];
+        const float common_value = common_line[i];
+        float d_x_value;
+        backward_pointwise_2_values(position_along_value, saved_argmax_value, common_value, d_x_value);
+        d_x_line[i] = d_x_value;
       }
+      store<1>(d_x_line, width, d_x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner);
     }
   }
 }
@@ -379,7 +394,9 @@ extern "C" int64_t run_backward(const int64_t* a) {
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
   const BackwardSizes sizes{ {a[5]}, {a[6]}, {a[7]} };
   const int threads = static_cast<int>(a[8]);
+  auto* const common_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value));
   if (is_measuring) return scratch.used;
-  backward_column(saved_argmax, d_out, saved_max, d_x, sizes, threads);
+  backward_pointwise(d_out, saved_max, common_scratch, sizes, threads);
+  backward_pointwise_2(saved_argmax, common_scratch, d_x, sizes, threads);
   return 0;
 }

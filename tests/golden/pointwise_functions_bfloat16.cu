@@ -67,11 +67,11 @@ __device__ __forceinline__ float narrow_pow(float base, float exponent) {
   return exp2_flushed(log2 * exponent);
 }
 
-// Within 2 ulp, for all operands.
-__device__ __forceinline__ float narrow_div(float a, float b) {
-  float result;
-  asm("div.full.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-  return result;
+// Within 2 ulp, for divisors that are normal numbers and whose inverse is one.
+__device__ __forceinline__ float narrow_bounded_div(float a, float b) {
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(b));
+  return a * inverse;
 }
 
 // N neighbours, moved by one access.
@@ -153,7 +153,7 @@ __device__ __forceinline__ void forward_pointwise_values(const float x, float& o
   const float power = exp2_flushed(after_elu * 0.721347511f);
   const float product_2 = power * power;
   const float product_3 = product_2 * (product_2 + 2.0f);
-  const float after_tanh = after_elu > 20.0f ? 1.0f : narrow_div(product_3, product_3 + 2.0f);
+  const float after_tanh = after_elu > 20.0f ? 1.0f : narrow_bounded_div(product_3, product_3 + 2.0f);
   // pow(1.5)
   out = narrow_pow(after_tanh, 1.5f);
 }

@@ -67,11 +67,11 @@ __device__ __forceinline__ float narrow_pow(float base, float exponent) {
   return exp2_flushed(log2 * exponent);
 }
 
-// Within 2 ulp, for all operands.
-__device__ __forceinline__ float narrow_div(float a, float b) {
-  float result;
-  asm("div.full.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-  return result;
+// Within 2 ulp, for divisors that are normal numbers and whose inverse is one.
+__device__ __forceinline__ float narrow_bounded_div(float a, float b) {
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(b));
+  return a * inverse;
 }
 
 // Within 1 ulp.
@@ -160,7 +160,7 @@ __device__ __forceinline__ void forward_pointwise_values(const float x, float& o
   const float power = exp2_flushed(after_elu * 0.721347511f);
   const float product_2 = power * power;
   const float product_3 = product_2 * (product_2 + 2.0f);
-  const float after_tanh = after_elu > 20.0f ? 1.0f : narrow_div(product_3, product_3 + 2.0f);
+  const float after_tanh = after_elu > 20.0f ? 1.0f : narrow_bounded_div(product_3, product_3 + 2.0f);
   // pow(1.5)
   out = narrow_pow(after_tanh, 1.5f);
 }
@@ -223,21 +223,21 @@ __device__ __forceinline__ void backward_pointwise_values(const float x, const f
   const float power = exp2_flushed(after_elu * 0.721347511f);
   const float product_4 = power * power;
   const float product_5 = product_4 * (product_4 + 2.0f);
-  const float after_tanh = is_above ? 1.0f : narrow_div(product_5, product_5 + 2.0f);
+  const float after_tanh = is_above ? 1.0f : narrow_bounded_div(product_5, product_5 + 2.0f);
   // backward, down to tanh
   const float d_after_tanh = d_out * (1.5f * narrow_sqrt(after_tanh));
   // backward, down to softplus
   const float d_after_softplus = d_after_tanh * fmaf(-after_tanh, after_tanh, 1.0f);
   // backward, down to elu
-  const float d_after_elu = is_above ? d_after_softplus : narrow_div(d_after_softplus,
-      product_4 + 1.0f) * product_4;
+  const float product_6 = narrow_bounded_div(d_after_softplus, product_4 + 1.0f) * product_4;
+  const float d_after_elu = is_above ? d_after_softplus : product_6;
   // backward, down to gelu(approximate='tanh')
   const float power_2 = exp2_flushed(x * product_3 * 0.360673755f);
   const float d_after_gelu = is_at_most ? d_after_elu * (power_2 * power_2) : d_after_elu;
-  const float product_6 = d_after_gelu * product * (sigmoid_value * 3.19153833f * (1.0f - sigmoid_value));
-  const float product_7 = product_6 * 0.044715f;
-  const float product_8 = product_7 * x * x;
-  d_x = fmaf(d_after_gelu * product_3, 0.5f, fmaf(product_7, product_2, product_6) + product_8 + product_8);
+  const float product_7 = d_after_gelu * product * (sigmoid_value * 3.19153833f * (1.0f - sigmoid_value));
+  const float product_8 = product_7 * 0.044715f;
+  const float product_9 = product_8 * x * x;
+  d_x = fmaf(d_after_gelu * product_3, 0.5f, fmaf(product_8, product_2, product_7) + product_9 + product_9);
 }
 
 // Reads x, d_out; writes d_x.

@@ -1,0 +1,42 @@
+"""What elements have in common that do not lie beside each other, to be computed once, ahead.
+
+A kernel that goes element by element finds what a whole row shares once for each pack. What is the
+same for elements that lie apart, such as all channels of a position, it would compute for each of
+them: a logarithm and a quotient where a gradient needs a product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fusegen import ir
+from fusegen.grouping import ordered
+from fusegen.ir import Expr
+from fusegen.target import DEAR
+
+
+def shared(exprs: Iterable[Expr]) -> dict[tuple[int, ...], list[Expr]]:
+    """By extent, the numbers that elements along the innermost group have apart but others have in
+    common, where they are dear, or more tensors are read for them than they are. Nothing within
+    windows, nor what waits for a reduction.
+    """
+    found: dict[tuple[int, ...], list[Expr]] = {}
+    waits: set[Expr] = set()
+    for node in ir.topological(exprs):
+        if node.op == "reduce" or any(a in waits for a in node.args):
+            waits.add(node)
+        if not node.extent or min(node.extent) < 0:
+            continue
+        for arg in dict.fromkeys(node.args):
+            is_apart = max(node.extent) in arg.extent and arg.extent < node.extent
+            is_number = arg.kind == "number" and arg.op != "input"
+            if is_apart and is_number and arg not in waits:
+                members = found.setdefault(ordered(arg.extent), [])
+                members += [] if arg in members else [arg]
+    return {extent: nodes for extent, nodes in found.items() if _is_worth(nodes)}
+
+
+def _is_worth(nodes: list[Expr]) -> bool:
+    below = ir.topological(nodes)
+    read = [n for n in below if n.op == "input" and n.extent == nodes[0].extent]
+    return len(read) > len(nodes) or any(n.op in DEAR for n in below)

@@ -1,0 +1,92 @@
+"""What programs do with rows along given axes: what a tier of rows is chosen by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from fusegen import ir
+from fusegen.bound import Bound
+from fusegen.longrows import terms, turns
+from fusegen.program import Program
+from fusegen.target import DEAR, ITEM_BYTES
+from fusegen.tiers import SHORT
+
+_FEW_ALONG = 3  # tensors that every row reads, for which no register is set aside
+# What some rows share is asked for by each of them up to so long, by the bytes of an element, and
+# as far as it takes no more in all: what others read and write would drive more out of the cache.
+_LONGEST_ASKING: Mapping[int, int] = {2: 1024, 4: 4096}
+_MOST_ASKED_BYTES = 4 << 20
+_MOST_KEPT_ROWS = 256  # whose sums are told apart, where each is to have several blocks
+_LONGEST_SHARING = (
+    3072  # rows of one tensor, beside which what some rows share counts as a sum does
+)
+
+
+def calls_functions(programs: Sequence[Program], axes: ir.Extent) -> bool:
+    """Whether gradients call functions for each element of a row before they reduce it."""
+    others = [p for p in programs if p.name != "forward"]
+    return any(n.op in DEAR and n.extent & axes for n in terms(others))
+
+
+def widest_of(program: Program, axes: ir.Extent, dtypes: Mapping[str, str]) -> int:
+    """The size in bytes of the widest element of a tensor that varies along the rows."""
+    tensors = [(ir.name_of(leaf), leaf.extent) for leaf in program.graph.inputs]
+    tensors += [(name, expr.extent) for name, expr in program.graph.outputs]
+    return max((ITEM_BYTES[dtypes[name]] for name, extent in tensors if extent & axes), default=1)
+
+
+def words_of(program: Program, axes: ir.Extent, dtypes: Mapping[str, str]) -> int:
+    """The registers that one element takes in all tensors of full size, with one where there are
+    many tensors that every row along these axes reads.
+    """
+    full = _widest_extent(program)
+    found = [dtypes[ir.name_of(leaf)] for leaf in program.graph.inputs if leaf.extent == full]
+    # Doubles take two, and so does what is computed from them.
+    along = sum(leaf.extent == axes != full for leaf in program.graph.inputs)
+    return max(1, sum(3 if dtype == "float64" else 1 for dtype in found) + (along > _FEW_ALONG))
+
+
+def adds_columns(program: Program, axes: ir.Extent) -> bool:
+    """Whether results vary along rows, but not along all of them together."""
+    full = _widest_extent(program)
+    return any(root.extent & axes and root.extent < full for root in program.graph.roots)
+
+
+def summed_over_rows(program: Program, axes: ir.Extent, bound: Bound) -> int:
+    """The results that vary along rows but not along all of them together, sums by column, with
+    what some rows share where little else is read; 0 where some are told apart by more than so
+    many rows as a device works on at once.
+    """
+    full = _widest_extent(program)
+    found = [r.extent - axes for r in program.graph.roots if r.extent & axes and r.extent < full]
+    kept = max((math.prod(bound.domain[a] for a in extent) for extent in found), default=1)
+    if not found or kept > _MOST_KEPT_ROWS:
+        return 0
+    read = [leaf.extent for leaf in program.graph.inputs]
+    length = math.prod(bound.domain[a] for a in axes)
+    is_alone = read.count(full) == 1 and length <= _LONGEST_SHARING
+    return len(found) + is_alone * sum(bool(axes < extent < full) for extent in read)
+
+
+def asked_again(
+    programs: Sequence[Program], axes: ir.Extent, dtypes: Mapping[str, str], bound: Bound
+) -> int:
+    """How many tensors that forward rows along these axes share with some others each of them asks
+    for: those wanted before the rows are reduced, where that is done once, if rows are short and
+    the tensors so small that they stay in the cache.
+    """
+    own = [p for p in programs if p.name == "forward"]
+    length = math.prod(bound.domain[a] for a in axes)
+    widest = max((widest_of(p, axes, dtypes) for p in own), default=8)
+    if not SHORT < length <= _LONGEST_ASKING.get(widest, 0) or any(turns(p) > 1 for p in own):
+        return 0
+    full = max((leaf.extent for p in own for leaf in p.graph.inputs), key=len, default=axes)
+    shared = {n for n in terms(own) if n.op == "input" and axes < n.extent < full}
+    sizes = (math.prod(bound.domain[a] for a in n.extent) * widest for n in shared)
+    return len(shared) if sum(sizes) <= _MOST_ASKED_BYTES else 0
+
+
+def _widest_extent(program: Program) -> ir.Extent:
+    tensors = [*program.graph.inputs, *program.graph.roots]
+    return max((expr.extent for expr in tensors), key=len, default=frozenset())
