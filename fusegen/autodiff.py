@@ -159,6 +159,8 @@ def vjp(
         g = arrived[node]
         if node.op == "reduce":
             shares = _reduction_shares(g, node)
+        elif node.op == "repeated":
+            shares = (g,)
         else:
             shares = RULES[node.op](g, node.args, node) if node.op in RULES else ()
         for argument, share in zip(node.args, shares, strict=bool(shares)):

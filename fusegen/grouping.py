@@ -102,6 +102,8 @@ def _regroup(node: Expr, args: tuple[Expr, ...], place: Mapping[int, int]) -> Ex
         return ir.reduce(kind, {place[a] for a in axes}, *args)
     if node.op == "once":
         return ir.once(args[0], {place[a] for a in ir.axes_of(node)})
+    if node.op == "repeated":
+        return ir.repeated(args[0], {place[a] for a in ir.axes_of(node)})
     if node.op in ("count", "position"):
         axes = frozenset(place[a] for a in ir.axes_of(node))
         return ir.count(axes) if node.op == "count" else ir.position(axes, 0)

@@ -7,7 +7,7 @@ them: a logarithm and a quotient where a gradient needs a product.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from fusegen import ir
 from fusegen.grouping import ordered
@@ -15,10 +15,12 @@ from fusegen.ir import Expr
 from fusegen.target import DEAR
 
 
-def shared(exprs: Iterable[Expr]) -> dict[tuple[int, ...], list[Expr]]:
+def shared(
+    exprs: Iterable[Expr], dear: Collection[str] = DEAR
+) -> dict[tuple[int, ...], list[Expr]]:
     """By extent, the numbers that elements along the innermost group have apart but others have in
-    common, where they are dear, or more tensors are read for them than they are. Nothing within
-    windows, nor what waits for a reduction.
+    common, where they take one of the operations `dear`, or more tensors are read for them than
+    they are. Nothing within windows, nor what waits for a reduction.
     """
     found: dict[tuple[int, ...], list[Expr]] = {}
     waits: set[Expr] = set()
@@ -33,10 +35,10 @@ def shared(exprs: Iterable[Expr]) -> dict[tuple[int, ...], list[Expr]]:
             if is_apart and is_number and arg not in waits:
                 members = found.setdefault(ordered(arg.extent), [])
                 members += [] if arg in members else [arg]
-    return {extent: nodes for extent, nodes in found.items() if _is_worth(nodes)}
+    return {extent: nodes for extent, nodes in found.items() if _is_worth(nodes, dear)}
 
 
-def _is_worth(nodes: list[Expr]) -> bool:
+def _is_worth(nodes: list[Expr], dear: Collection[str]) -> bool:
     below = ir.topological(nodes)
     read = [n for n in below if n.op == "input" and n.extent == nodes[0].extent]
-    return len(read) > len(nodes) or any(n.op in DEAR for n in below)
+    return len(read) > len(nodes) or any(n.op in dear for n in below)

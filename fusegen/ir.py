@@ -254,6 +254,15 @@ def reduce_max(x: Expr, axes: Iterable[int]) -> Expr:
     return reduce("max", axes, x)
 
 
+def repeated(value: Expr, axes: Iterable[int]) -> Expr:
+    """The value, said to vary along `axes`, so that a tensor of it has them."""
+    extent = value.extent.union(axes)
+    if extent == value.extent:
+        return value
+    ordered = tuple(sorted(axes))
+    return make("repeated", (value,), (ordered,), extent=extent, rank=value.rank, kind=value.kind)
+
+
 def once(value: Expr, axes: Iterable[int]) -> Expr:
     """A value of the elements that windows along `axes` share: one that counts once for each
     element, not once for each window that has it. axes are the sliding axes and their twins.
@@ -301,6 +310,8 @@ def rebuild(node: Expr, args: tuple[Expr, ...]) -> Expr:
     if node.op == "reduce":
         kind, axes = reduction(node)
         return reduce(kind, axes, *args)
+    if node.op == "repeated":
+        return repeated(args[0], axes_of(node))
     return make(node.op, args, node.attrs, extent=node.extent, rank=node.rank, kind=node.kind)
 
 
@@ -347,7 +358,7 @@ def name_of(node: Expr) -> str:
 
 
 def axes_of(node: Expr) -> tuple[int, ...]:
-    """The axes of a count, position, covered or once node."""
+    """The axes of a count, position, covered, once or repeated node."""
     axes = node.attrs[0]
     assert isinstance(axes, tuple)
     return axes

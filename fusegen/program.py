@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fusegen import ir
-from fusegen.autodiff import NO_SHARE, vjp, winners
+from fusegen.autodiff import vjp, winners
 from fusegen.bound import Bound
 from fusegen.ir import Expr, Extent, Graph
 from fusegen.lower import Mark, lower, remarked
@@ -275,12 +275,11 @@ def derivative(
 
 
 def _over_windows(share: Expr, leaf: Expr) -> Expr:
-    """The share, said to vary within windows where the leaf does: so its tensor is a whole one."""
+    """The share, said to vary within windows, and from one to the next, where the leaf does: so its
+    tensor is a whole one, with the elements that no window covers.
+    """
     within = {a for a in leaf.extent if a > 0}
-    if within <= share.extent:
-        return share
-    # The position along all of them, which a kernel knows of its windows.
-    return ir.primitive("where", ir.position(within, leaf.rank) >= 0, share, NO_SHARE)
+    return ir.repeated(share, within | (leaf.extent & {-a for a in within}))
 
 
 def _fresh(name: str, taken: set[str]) -> str:

@@ -168,7 +168,7 @@ def _axes_to_hold(
     axes = _axes_of_rows(state, domain)
     if tier is not None:
         is_team = tier.may_be_shared and not tier.is_full
-        if is_team and _takes_two_passes(state, domain):
+        if is_team and _takes_two_passes(state, domain, tier_axes):
             return None
         if axes is None and (
             _reduces_packs(state, domain, tier, tier_axes)
@@ -180,16 +180,18 @@ def _axes_to_hold(
     return axes
 
 
-def _takes_two_passes(state: Pass, domain: Extent) -> bool:
-    """Whether elements are only reduced, by reductions of which no more than one waits for others:
-    two passes over many blocks are faster than blocks that meet as often.
+def _takes_two_passes(state: Pass, domain: Extent, axes: Extent) -> bool:
+    """Whether elements are only reduced, as far as rows along some axes go, and in two steps: two
+    passes over many blocks are faster than blocks that meet as often.
     """
     turns: dict[Expr, int] = {}
     for node in ir.topological(state.pending.values()):
         turns[node] = max((turns[a] for a in node.args), default=0) + (node.op == "reduce")
-    is_read = not any(e.extent == domain for e in state.pending.values())
+    for expr in state.pending.values():
+        if expr.extent == domain and {ir.reduction(r)[1] for r in reduces_below([expr])} <= {axes}:
+            return False  # it is written while its row is held
     found = [turns[n] for n in turns if n.op == "reduce" and n.args[0].extent == domain]
-    return is_read and max(found, default=0) == 2
+    return max(found, default=0) == 2
 
 
 def domain_of(state: Pass) -> Extent:

@@ -35,6 +35,7 @@ from fusegen.staging import (
     reduces_below,
 )
 from fusegen.stripwise import take_strips
+from fusegen.target import FUNCTIONS
 from fusegen.tiers import Tier
 from fusegen.verification import verify
 from fusegen.windowwise import (
@@ -205,9 +206,11 @@ def _level(state: Pass, pooled: Sequence[int]) -> None:
 
 
 def _shared_first(state: Pass, exprs: Mapping[str, Expr]) -> dict[str, Expr]:
-    """The outputs over what a kernel ahead of theirs computes for many of their elements."""
+    """The outputs over what a kernel ahead of theirs computes for many of their elements, where
+    that calls functions; less is not worth a kernel.
+    """
     known: dict[Expr, Expr] = {}
-    for extent, nodes in shared(exprs.values()).items():
+    for extent, nodes in shared(exprs.values(), FUNCTIONS).items():
         leaves = state.scratches(nodes)
         stores = tuple((state.buffers[leaf], node) for node, leaf in leaves.items())
         name = state.fresh(f"{state.prefix}_pointwise")

@@ -291,6 +291,9 @@ def _sum(this: _Pass, value: Expr, axes: Extent) -> Expr | None:
     """The sum with a sign or an invariant factor outside, or of the winners alone."""
     if value.op == "reduce" and ir.reduction(value)[0] == "sum":
         return this.reduce("sum", axes | ir.reduction(value)[1], value.args[0])
+    if value.op == "repeated":
+        total = this.reduce("sum", axes, value.args[0])
+        return this.settle(ir.repeated(total, value.extent - axes))
     if value.op == "neg":
         return this.build("neg", this.reduce("sum", axes, value.args[0]))
     if value.op in ("mul", "div"):

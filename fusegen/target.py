@@ -155,6 +155,7 @@ _COMMON = {
     "minimum": "minimum({0}, {1})",
     "maximum": "maximum({0}, {1})",
     "where": "{0} ? {1} : {2}",
+    "repeated": "{0}",
     "lt": "{0} < {1}",
     "le": "{0} <= {1}",
     "gt": "{0} > {1}",

@@ -33,7 +33,7 @@ def verify(graph: Graph) -> None:
             assert not axes & node.extent
             assert (kind == "pick") == (len(node.args) == 2)
             assert kind != "pick" or _is_index(node.args[1])
-        elif node.op == "once":
+        elif node.op in ("once", "repeated"):
             assert node.extent == node.args[0].extent.union(axes_of(node))
         else:
             assert node.op in ("const", "count", "position", "covered"), f"{node.op} is left"

@@ -177,6 +177,11 @@ class WindowView(KernelView):
         return lanes // math.gcd(lanes, self.inner_size)
 
     @property
+    def has_even_lines(self) -> bool:
+        """Whether a line of one window alone makes accesses of several elements."""
+        return self.inner_window is not None and self.inner_size % 2 == 0
+
+    @property
     def is_wide(self) -> bool:
         """Whether neighbouring windows can go together, where sizes and alignment allow."""
         written_once = self.uniform(self.stores)

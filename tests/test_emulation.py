@@ -164,6 +164,19 @@ CASES = [
     (_POOL, (2, 8, 6, 16), [(8,)], {}, "window"),
     (_POOL, (2, 3, 5, 7), [(3,)], {}, "window"),
     ("tanh | avg_pool2d(2) | gelu | add_channel", (2, 8, 6, 16), [(8,)], {}, "window"),
+    # Gradients that are the same for all windows.
+    ("avg_pool2d(2) | mean((2, 3))", (2, 3, 9, 7), [], {}, "window"),
+    ("avg_pool2d(2) | mean((2, 3))", (2, 3, 8, 16), [], {"layout": _LAST}, "window"),
+    (
+        "add_channel | avg_pool2d(2) | sum(3)",
+        (2, 3, 8, 16),
+        [(3,)],
+        {"dtype": "bfloat16"},
+        "window",
+    ),
+    # Lines of one window, where those of several do not come out even.
+    ("relu | max_pool2d(2) | tanh", (2, 3, 12, 28), [], {"dtype": "bfloat16"}, "window"),
+    ("adaptive_avg_pool2d(3) | gelu", (2, 3, 12, 12), [], {"dtype": "bfloat16"}, "window"),
     # Noise, in every family.
     ("gelu | dropout(0.3) | mul_channel", (3, 5, 7, 9), [(5,)], {}, "pointwise inner"),
     ("dropout(0.3) | add(b) | gelu", (333, 33), [(33,)], {}, "outer"),

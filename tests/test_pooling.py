@@ -26,6 +26,13 @@ CASES = [
     ("avg_pool3d((1, 2, 3)) | mul(other)", (1, 2, 3, 4, 7), [(2, 2, 1, 1, 1)]),
     ("sigmoid | avg_pool1d(3) | exp", (2, 3, 8), []),
     ("max_pool1d(2) | exp", (3, 8), []),
+    # Gradients that are the same for all windows, and none where no window is.
+    ("avg_pool2d(2) | mean((2, 3))", (2, 3, 5, 7), []),
+    ("avg_pool2d(2) | mean((2, 3))", (2, 3, 4, 6), []),
+    ("avg_pool2d(2) | sum(2)", (2, 3, 5, 6), []),
+    ("add_channel | avg_pool2d(2) | mean(3, True)", (2, 3, 4, 7), [(3,)]),
+    ("add(w) | avg_pool2d(2) | mean((0, 2, 3)) | tanh", (2, 3, 5, 4), [(5, 4)]),
+    ("avg_pool3d(2) | mean", (1, 2, 5, 4, 5), []),
     # Windows that overlap, leave gaps or cross the edge.
     ("max_pool2d(2) | maximum(w)", (2, 3, 4, 6), [(3, 1, 1)]),
     ("max_pool2d(3, 2, 1)", (2, 3, 7, 8), []),

@@ -242,6 +242,12 @@ def test_a_team_that_writes_nothing_of_its_rows_is_two_passes(text, forwards):
     assert families(text, x=(4, 1 << 17), target="cuda")[0] == forwards
 
 
+def test_a_team_that_waits_for_other_rows_before_it_writes_is_two_passes():
+    text = "batch_norm(training=True) | keep(y) | mean((2, 3), True) | rsub(y)"
+    _, backwards = families(text, x=(4, 3, 512, 513), target="cuda")
+    assert backwards == [*(["inner", "finalise"] * 2), "pointwise"]
+
+
 def test_neighbouring_axes_form_one_group():
     forward_entry, _ = entries("leaky_relu(0.2) | add_channel | gelu")
     assert forward_entry.grouping.axes == ((-4,), (-3,), (-2, -1))

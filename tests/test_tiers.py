@@ -71,10 +71,12 @@ def test_narrow_rows_that_are_summed_up_leave_few_threads_without_work(
     length: int, elements: int
 ) -> None:
     tier = row_tier(length, 2, 2, 1, 132, gradients=1)
-    assert tier is not None and tier.summing_elements == 16
+    assert tier is not None
+    assert tier.summing_elements == 16
     assert (tier.adding_up(length) or tier).summing_elements == elements
     wide = row_tier(length, 4, 2, 1, 132, gradients=1)
-    assert wide is not None and wide.adding_up(length) is None
+    assert wide is not None
+    assert wide.adding_up(length) is None
 
 
 def test_a_row_too_long_for_a_team_has_no_tier() -> None:

@@ -163,11 +163,10 @@ __device__ __forceinline__ void forward_window_row_values(const float total, con
 }
 
 // Reads x, scale by (axis_1); writes out.
-template <bool kIsWide>
+template <int kWindows, bool kIsWide>  // windows side by side, and whether lines of them make wide accesses
 __global__ void __launch_bounds__(256)
 forward_window(const float* x, const float* scale, float* __restrict__ out, ForwardSizes sizes) {
   wait_for_kernel_before();
-  constexpr int kWindows = kIsWide ? 2 : 1;  // side by side
   const Index results = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.inner.value;
   const Index result = (static_cast<Index>(blockIdx.x) * 256 + threadIdx.x) * kWindows;
   if (result >= results) return;
@@ -269,9 +268,11 @@ extern "C" int64_t run_forward(const int64_t* a) {
   if (is_measuring) return scratch.used;
   {
     // Where each line begins at a multiple of their size, 2 windows go in wide accesses.
-    const bool is_wide = sizes.inner_unpooled.value % 4 == 0 && (reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(out)) % 16 == 0;
-    const auto run = is_wide ? forward_window<true> : forward_window<false>;
-    const int64_t windows = is_wide ? 2 : 1;
+    const bool is_aligned = (reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(out)) % 16 == 0;
+    const int64_t windows = is_aligned && sizes.inner_unpooled.value % 4 == 0 ? 2 : 1;
+    const auto run = windows > 1 ? forward_window<2,
+        true> : is_aligned && sizes.inner_unpooled.value % 2 == 0 ? forward_window<1,
+        true> : forward_window<1, false>;
     const auto blocks = static_cast<unsigned>(ceil_divide(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value), 256 * windows));
     follow(run, blocks, 256, 0, stream, x, scale, out, sizes);
   }

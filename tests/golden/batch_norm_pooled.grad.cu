@@ -424,13 +424,12 @@ __device__ __forceinline__ void forward_window_row_values(const float peak, cons
 }
 
 // Reads x, mean by (axis_1), variance by (axis_1), weight by (axis_1), bias by (axis_1); writes out, picked_x, winner_index.
-template <bool kIsWide>
+template <int kWindows, bool kIsWide>  // windows side by side, and whether lines of them make wide accesses
 __global__ void __launch_bounds__(256)
 forward_window(const float* x, const float* mean, const float* variance, const float* weight,
     const float* bias, float* __restrict__ out, float* __restrict__ picked_x,
     uint8_t* __restrict__ winner_index, ForwardSizes sizes) {
   wait_for_kernel_before();
-  constexpr int kWindows = kIsWide ? 2 : 1;  // side by side
   const Index results = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.inner.value;
   const Index result = (static_cast<Index>(gridDim.x - 1 - blockIdx.x) * 256 + threadIdx.x) * kWindows;
   if (result >= results) return;
@@ -743,14 +742,13 @@ __device__ __forceinline__ void backward_window_values(const float x, const floa
 }
 
 // Reads x, saved_mean by (axis_1), total by (axis_1), weight by (axis_1), saved_variance by (axis_1), total_2 by (axis_1), winner_index by (outer, axis_1, axis_2, inner), picked_x by (outer, axis_1, axis_2, inner), bias by (axis_1), d_out by (outer, axis_1, axis_2, inner); writes d_x.
-template <bool kIsWide>
+template <int kWindows, bool kIsWide>  // windows side by side, and whether lines of them make wide accesses
 __global__ void __launch_bounds__(256)
 backward_window(const float* x, const float* saved_mean, const float* total, const float* weight,
     const float* saved_variance, const float* total_2, const uint8_t* winner_index, const float* picked_x,
     const float* bias, const float* d_out, float* __restrict__ d_x, BackwardSizes sizes) {
   wait_for_kernel_before();
   const float count_of_window_2_window_1_outer_axis_2_inner_value = static_cast<float>(2 * 2 * sizes.outer.value * sizes.axis_2.value * sizes.inner.value);
-  constexpr int kWindows = kIsWide ? 2 : 1;  // side by side
   const Index results = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.inner.value;
   const Index result = (static_cast<Index>(blockIdx.x) * 256 + threadIdx.x) * kWindows;
   if (result >= results) return;
@@ -933,9 +931,11 @@ extern "C" int64_t run_forward(const int64_t* a) {
   }
   {
     // Where each line begins at a multiple of their size, 2 windows go in wide accesses.
-    const bool is_wide = sizes.inner_unpooled.value % 4 == 0 && (reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(out) | reinterpret_cast<uintptr_t>(picked_x) | reinterpret_cast<uintptr_t>(winner_index)) % 16 == 0;
-    const auto run = is_wide ? forward_window<true> : forward_window<false>;
-    const int64_t windows = is_wide ? 2 : 1;
+    const bool is_aligned = (reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(out) | reinterpret_cast<uintptr_t>(picked_x) | reinterpret_cast<uintptr_t>(winner_index)) % 16 == 0;
+    const int64_t windows = is_aligned && sizes.inner_unpooled.value % 4 == 0 ? 2 : 1;
+    const auto run = windows > 1 ? forward_window<2,
+        true> : is_aligned && sizes.inner_unpooled.value % 2 == 0 ? forward_window<1,
+        true> : forward_window<1, false>;
     const auto blocks = static_cast<unsigned>(ceil_divide(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value), 256 * windows));
     follow(run, blocks, 256, 0, stream, x, mean_scratch, variance_scratch, weight, bias, out, picked_x,
         winner_index, sizes);
@@ -1008,9 +1008,11 @@ extern "C" int64_t run_backward(const int64_t* a) {
   }
   {
     // Where each line begins at a multiple of their size, 2 windows go in wide accesses.
-    const bool is_wide = sizes.inner_unpooled.value % 4 == 0 && (reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(d_x) | reinterpret_cast<uintptr_t>(winner_index) | reinterpret_cast<uintptr_t>(picked_x) | reinterpret_cast<uintptr_t>(d_out)) % 16 == 0;
-    const auto run = is_wide ? backward_window<true> : backward_window<false>;
-    const int64_t windows = is_wide ? 2 : 1;
+    const bool is_aligned = (reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(d_x) | reinterpret_cast<uintptr_t>(winner_index) | reinterpret_cast<uintptr_t>(picked_x) | reinterpret_cast<uintptr_t>(d_out)) % 16 == 0;
+    const int64_t windows = is_aligned && sizes.inner_unpooled.value % 4 == 0 ? 2 : 1;
+    const auto run = windows > 1 ? backward_window<2,
+        true> : is_aligned && sizes.inner_unpooled.value % 2 == 0 ? backward_window<1,
+        true> : backward_window<1, false>;
     const auto blocks = static_cast<unsigned>(ceil_divide(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value), 256 * windows));
     follow(run, blocks, 256, 0, stream, x, saved_mean, total_scratch, weight, saved_variance,
         total_2_scratch, winner_index, picked_x, bias, d_out, d_x, sizes);

@@ -366,12 +366,11 @@ __device__ __forceinline__ void forward_window_row_values(const float total, flo
 }
 
 // Reads x, mean by (inner), variance by (inner), weight by (inner), bias by (inner); writes out.
-template <bool kIsWide>
+template <int kWindows, bool kIsWide>  // windows side by side, and whether lines of them make wide accesses
 __global__ void __launch_bounds__(256)
 forward_window(const float* x, const float* mean, const float* variance, const float* weight,
     const float* bias, float* __restrict__ out, ForwardSizes sizes) {
   wait_for_kernel_before();
-  constexpr int kWindows = kIsWide ? 4 : 1;  // side by side
   const Index results = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.inner.value;
   const Index result = (static_cast<Index>(gridDim.x - 1 - blockIdx.x) * 256 + threadIdx.x) * kWindows;
   if (result >= results) return;
@@ -561,9 +560,9 @@ extern "C" int64_t run_forward(const int64_t* a) {
   }
   {
     // Where each line begins at a multiple of their size, 4 windows go in wide accesses.
-    const bool is_wide = sizes.inner.value % 4 == 0 && (reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(weight) | reinterpret_cast<uintptr_t>(bias) | reinterpret_cast<uintptr_t>(out)) % 16 == 0;
-    const auto run = is_wide ? forward_window<true> : forward_window<false>;
-    const int64_t windows = is_wide ? 4 : 1;
+    const bool is_aligned = (reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(weight) | reinterpret_cast<uintptr_t>(bias) | reinterpret_cast<uintptr_t>(out)) % 16 == 0;
+    const int64_t windows = is_aligned && sizes.inner.value % 4 == 0 ? 4 : 1;
+    const auto run = windows > 1 ? forward_window<4, true> : forward_window<1, false>;
     const auto blocks = static_cast<unsigned>(ceil_divide(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value), 256 * windows));
     follow(run, blocks, 256, 0, stream, x, mean_scratch, variance_scratch, weight, bias, out, sizes);
   }

@@ -374,12 +374,11 @@ __device__ __forceinline__ void forward_window_row_values(const float total, flo
 }
 
 // Reads x, mean by (inner), variance by (inner), weight by (inner), bias by (inner); writes out.
-template <bool kIsWide>
+template <int kWindows, bool kIsWide>  // windows side by side, and whether lines of them make wide accesses
 __global__ void __launch_bounds__(256)
 forward_window(const float* x, const float* mean, const float* variance, const float* weight,
     const float* bias, float* __restrict__ out, ForwardSizes sizes) {
   wait_for_kernel_before();
-  constexpr int kWindows = kIsWide ? 4 : 1;  // side by side
   const Index results = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.inner.value;
   const Index result = (static_cast<Index>(gridDim.x - 1 - blockIdx.x) * 256 + threadIdx.x) * kWindows;
   if (result >= results) return;
@@ -462,13 +461,12 @@ __device__ __forceinline__ void backward_window_row_values(const float total_3, 
 }
 
 // Reads x, d_out by (outer, axis_1, axis_2, inner), saved_mean by (inner), saved_variance by (inner), weight by (inner), bias by (inner); leaves partials of total, total_2.
-template <bool kIsWide>
+template <int kWindows, bool kIsWide>  // windows side by side, and whether lines of them make wide accesses
 __global__ void __launch_bounds__(256)
 backward_window(const float* d_out, const float* x, const float* saved_mean, const float* saved_variance,
     const float* weight, const float* bias, Sum<float>* __restrict__ total_partials,
     Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes, Index slots) {
   wait_for_kernel_before();
-  constexpr int kWindows = kIsWide ? 4 : 1;  // side by side
   __shared__ alignas(16) unsigned char shared[(1024 + 32) * 4];
   const Index rows = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value, columns = sizes.inner.value;
   const Index strips = (columns + blockDim.x * kWindows - 1) / (blockDim.x * kWindows);
@@ -622,14 +620,13 @@ __device__ __forceinline__ void backward_window_2_values(const float x, const fl
 }
 
 // Reads x, saved_mean by (inner), total by (inner), weight by (inner), saved_variance by (inner), d_out by (outer, axis_1, axis_2, inner), bias by (inner), total_2 by (inner); writes d_x.
-template <bool kIsWide>
+template <int kWindows, bool kIsWide>  // windows side by side, and whether lines of them make wide accesses
 __global__ void __launch_bounds__(256)
 backward_window_2(const float* x, const float* saved_mean, const float* total, const float* weight,
     const float* saved_variance, const float* d_out, const float* bias, const float* total_2,
     float* __restrict__ d_x, BackwardSizes sizes) {
   wait_for_kernel_before();
   const float count_of_window_2_window_1_outer_axis_1_axis_2_value = static_cast<float>(2 * 2 * sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value);
-  constexpr int kWindows = kIsWide ? 4 : 1;  // side by side
   const Index results = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.inner.value;
   const Index result = (static_cast<Index>(gridDim.x - 1 - blockIdx.x) * 256 + threadIdx.x) * kWindows;
   if (result >= results) return;
@@ -843,9 +840,9 @@ extern "C" int64_t run_forward(const int64_t* a) {
   }
   {
     // Where each line begins at a multiple of their size, 4 windows go in wide accesses.
-    const bool is_wide = sizes.inner.value % 4 == 0 && (reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(weight) | reinterpret_cast<uintptr_t>(bias) | reinterpret_cast<uintptr_t>(out)) % 16 == 0;
-    const auto run = is_wide ? forward_window<true> : forward_window<false>;
-    const int64_t windows = is_wide ? 4 : 1;
+    const bool is_aligned = (reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(weight) | reinterpret_cast<uintptr_t>(bias) | reinterpret_cast<uintptr_t>(out)) % 16 == 0;
+    const int64_t windows = is_aligned && sizes.inner.value % 4 == 0 ? 4 : 1;
+    const auto run = windows > 1 ? forward_window<4, true> : forward_window<1, false>;
     const auto blocks = static_cast<unsigned>(ceil_divide(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value), 256 * windows));
     follow(run, blocks, 256, 0, stream, x, mean_scratch, variance_scratch, weight, bias, out, sizes);
   }
@@ -882,9 +879,9 @@ extern "C" int64_t run_backward(const int64_t* a) {
   if (is_measuring) return scratch.used;
   {
     // Where each line begins at a multiple of their size, 4 windows go in wide accesses.
-    const bool is_wide = sizes.inner.value % 4 == 0 && (reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(d_out) | reinterpret_cast<uintptr_t>(saved_mean) | reinterpret_cast<uintptr_t>(saved_variance) | reinterpret_cast<uintptr_t>(weight) | reinterpret_cast<uintptr_t>(bias)) % 16 == 0;
-    const auto run = is_wide ? backward_window<true> : backward_window<false>;
-    const int64_t windows = is_wide ? 4 : 1;
+    const bool is_aligned = (reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(d_out) | reinterpret_cast<uintptr_t>(saved_mean) | reinterpret_cast<uintptr_t>(saved_variance) | reinterpret_cast<uintptr_t>(weight) | reinterpret_cast<uintptr_t>(bias)) % 16 == 0;
+    const int64_t windows = is_aligned && sizes.inner.value % 4 == 0 ? 4 : 1;
+    const auto run = windows > 1 ? backward_window<4, true> : backward_window<1, false>;
     const auto width = static_cast<unsigned>(power_of_two(ceil_divide(backward_window_length, windows), 1,
         32));
     const dim3 block(width, 256 / width);
@@ -909,9 +906,9 @@ extern "C" int64_t run_backward(const int64_t* a) {
   }
   {
     // Where each line begins at a multiple of their size, 4 windows go in wide accesses.
-    const bool is_wide = sizes.inner.value % 4 == 0 && (reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(d_x) | reinterpret_cast<uintptr_t>(saved_mean) | reinterpret_cast<uintptr_t>(weight) | reinterpret_cast<uintptr_t>(saved_variance) | reinterpret_cast<uintptr_t>(d_out) | reinterpret_cast<uintptr_t>(bias)) % 16 == 0;
-    const auto run = is_wide ? backward_window_2<true> : backward_window_2<false>;
-    const int64_t windows = is_wide ? 4 : 1;
+    const bool is_aligned = (reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(d_x) | reinterpret_cast<uintptr_t>(saved_mean) | reinterpret_cast<uintptr_t>(weight) | reinterpret_cast<uintptr_t>(saved_variance) | reinterpret_cast<uintptr_t>(d_out) | reinterpret_cast<uintptr_t>(bias)) % 16 == 0;
+    const int64_t windows = is_aligned && sizes.inner.value % 4 == 0 ? 4 : 1;
+    const auto run = windows > 1 ? backward_window_2<4, true> : backward_window_2<1, false>;
     const auto blocks = static_cast<unsigned>(ceil_divide(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value), 256 * windows));
     follow(run, blocks, 256, 0, stream, x, saved_mean, total_scratch, weight, saved_variance, d_out, bias,
         total_2_scratch, d_x, sizes);

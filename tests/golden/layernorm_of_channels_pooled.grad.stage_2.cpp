@@ -264,9 +264,8 @@ struct BackwardSizes {
   Size outer, middle, inner, middle_unpooled, inner_unpooled;
 };
 
-static inline __attribute__((always_inline)) void backward_window_values(const int position,
-    const float d_out, float& d_x) {
-  d_x = position >= 0.0f ? d_out / 4.0f : 0.0f;
+static inline __attribute__((always_inline)) void backward_window_values(const float d_out, float& d_x) {
+  d_x = d_out / 4.0f;
 }
 
 static void backward_window(const float* __restrict__ d_out, float* __restrict__ d_x,
@@ -301,7 +300,7 @@ static void backward_window(const float* __restrict__ d_out, float* __restrict__
       for (Index i = 0; i < padded(width); ++i) {
         const float d_out_value = d_out_line[i];
         float d_x_value;
-        backward_window_values(position_value, d_out_value, d_x_value);
+        backward_window_values(d_out_value, d_x_value);
         d_x_rooms[position_value][i] = d_x_value;
       }
     }

@@ -917,18 +917,17 @@ backward_finalise_3(float* __restrict__ total_3_scratch, const Sum<float>* total
   total_3_scratch[inner] = narrow<float>(total_3_scratch_value);
 }
 
-__device__ __forceinline__ void backward_window_values(const int position, const float total_3,
+__device__ __forceinline__ void backward_window_values(const float total_3,
     const float count_of_window_2_window_1, float& d_bias) {
-  d_bias = position >= 0.0f ? total_3 * 0.125f * count_of_window_2_window_1 : 0.0f;
+  d_bias = total_3 * 0.125f * count_of_window_2_window_1;
 }
 
 // Reads total_3 by (inner); writes d_bias.
-template <bool kIsWide>
+template <int kWindows, bool kIsWide>  // windows side by side, and whether lines of them make wide accesses
 __global__ void __launch_bounds__(256)
 backward_window(const float* total_3, float* __restrict__ d_bias, BackwardSizes sizes) {
   wait_for_kernel_before();
   const float count_of_window_2_window_1_value = static_cast<float>(2 * 2);
-  constexpr int kWindows = kIsWide ? 2 : 1;  // side by side
   const Index results = sizes.inner.value;
   const Index result = (static_cast<Index>(blockIdx.x) * 256 + threadIdx.x) * kWindows;
   if (result >= results) return;
@@ -942,7 +941,7 @@ backward_window(const float* total_3, float* __restrict__ d_bias, BackwardSizes 
 #pragma unroll
     for (int position_value = 0; position_value < 2; ++position_value) {
       float d_bias_value;
-      backward_window_values(position_value, total_3_value, count_of_window_2_window_1_value, d_bias_value);
+      backward_window_values(total_3_value, count_of_window_2_window_1_value, d_bias_value);
       d_bias_out[position_value / 2][beside * 2 + position_value % 2] = narrow<float>(d_bias_value);
     }
   }
@@ -1157,9 +1156,11 @@ extern "C" int64_t run_backward(const int64_t* a) {
   }
   {
     // Where each line begins at a multiple of their size, 2 windows go in wide accesses.
-    const bool is_wide = sizes.inner_unpooled.value % 4 == 0 && (reinterpret_cast<uintptr_t>(d_bias)) % 16 == 0;
-    const auto run = is_wide ? backward_window<true> : backward_window<false>;
-    const int64_t windows = is_wide ? 2 : 1;
+    const bool is_aligned = (reinterpret_cast<uintptr_t>(d_bias)) % 16 == 0;
+    const int64_t windows = is_aligned && sizes.inner_unpooled.value % 4 == 0 ? 2 : 1;
+    const auto run = windows > 1 ? backward_window<2,
+        true> : is_aligned && sizes.inner_unpooled.value % 2 == 0 ? backward_window<1,
+        true> : backward_window<1, false>;
     const auto blocks = static_cast<unsigned>(ceil_divide(static_cast<int64_t>(sizes.inner.value),
         256 * windows));
     follow(run, blocks, 256, 0, stream, total_3_scratch, d_bias, sizes);

@@ -328,15 +328,15 @@ struct BackwardSizes {
   Size outer, axis_1, axis_2, inner, axis_1_unpooled, axis_2_unpooled, inner_unpooled;
 };
 
-static inline __attribute__((always_inline)) void backward_window_values(const int position,
-    const float d_out, const float saved_sum_of_window, float& d_x) {
+static inline __attribute__((always_inline)) void backward_window_values(const float d_out,
+    const float saved_sum_of_window, float& d_x) {
   // avg_pool3d(2)
   const float after_avg_pool3d = saved_sum_of_window / 8.0f;
   // backward, down to avg_pool3d(2)
   const float product = after_avg_pool3d * 0.707106769f;
   const float product_2 = d_out * (after_avg_pool3d * 0.5f) * (1.12837923f * exp_of(-(product * product)));
   const float d_after_avg_pool3d = product_2 * 0.707106769f + d_out * (1.0f + erf_of(product)) * 0.5f;
-  d_x = position >= 0.0f ? d_after_avg_pool3d / 8.0f : 0.0f;
+  d_x = d_after_avg_pool3d / 8.0f;
 }
 
 static void backward_window(const float* __restrict__ d_out, const float* __restrict__ saved_sum_of_window,
@@ -382,7 +382,7 @@ static void backward_window(const float* __restrict__ d_out, const float* __rest
         const float d_out_value = d_out_line[i];
         const float saved_sum_of_window_value = saved_sum_of_window_line[i];
         float d_x_value;
-        backward_window_values(position_value, d_out_value, saved_sum_of_window_value, d_x_value);
+        backward_window_values(d_out_value, saved_sum_of_window_value, d_x_value);
         d_x_rooms[position_value][i] = d_x_value;
       }
     }

@@ -206,12 +206,11 @@ __device__ __forceinline__ void forward_window_row_values(const float peak, cons
 }
 
 // Reads x, scale by (axis_1); writes out, picked_x, winner_index.
-template <bool kIsWide>
+template <int kWindows, bool kIsWide>  // windows side by side, and whether lines of them make wide accesses
 __global__ void __launch_bounds__(256)
 forward_window(const float* x, const float* scale, float* __restrict__ out, float* __restrict__ picked_x,
     uint8_t* __restrict__ winner_index, ForwardSizes sizes) {
   wait_for_kernel_before();
-  constexpr int kWindows = kIsWide ? 2 : 1;  // side by side
   const Index results = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.axis_3.value * sizes.inner.value;
   const Index result = (static_cast<Index>(blockIdx.x) * 256 + threadIdx.x) * kWindows;
   if (result >= results) return;
@@ -295,13 +294,12 @@ __device__ __forceinline__ void backward_window_row_values(const float picked_x,
 }
 
 // Reads winner_index by (outer, axis_1, axis_2, axis_3, inner), picked_x by (outer, axis_1, axis_2, axis_3, inner), scale by (axis_1), d_out by (outer, axis_1, axis_2, axis_3, inner); leaves partials of total; writes d_x.
-template <bool kIsWide>
+template <int kWindows, bool kIsWide>  // windows side by side, and whether lines of them make wide accesses
 __global__ void __launch_bounds__(256)
 backward_window(const uint8_t* winner_index, const float* picked_x, const float* scale, const float* d_out,
     float* __restrict__ d_x, Sum<float>* __restrict__ total_partials, BackwardSizes sizes, Index rows,
     Index pieces, Index piece_length) {
   wait_for_kernel_before();
-  constexpr int kWindows = kIsWide ? 2 : 1;  // side by side
   __shared__ alignas(16) unsigned char shared[256 * 4];
   const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
   const bool is_live = task < rows * pieces;
@@ -483,9 +481,11 @@ extern "C" int64_t run_forward(const int64_t* a) {
   if (is_measuring) return scratch.used;
   {
     // Where each line begins at a multiple of their size, 2 windows go in wide accesses.
-    const bool is_wide = sizes.inner_unpooled.value % 4 == 0 && (reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(out) | reinterpret_cast<uintptr_t>(picked_x) | reinterpret_cast<uintptr_t>(winner_index)) % 16 == 0;
-    const auto run = is_wide ? forward_window<true> : forward_window<false>;
-    const int64_t windows = is_wide ? 2 : 1;
+    const bool is_aligned = (reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(out) | reinterpret_cast<uintptr_t>(picked_x) | reinterpret_cast<uintptr_t>(winner_index)) % 16 == 0;
+    const int64_t windows = is_aligned && sizes.inner_unpooled.value % 4 == 0 ? 2 : 1;
+    const auto run = windows > 1 ? forward_window<2,
+        true> : is_aligned && sizes.inner_unpooled.value % 2 == 0 ? forward_window<1,
+        true> : forward_window<1, false>;
     const auto blocks = static_cast<unsigned>(ceil_divide(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.axis_3.value) * static_cast<int64_t>(sizes.inner.value), 256 * windows));
     follow(run, blocks, 256, 0, stream, x, scale, out, picked_x, winner_index, sizes);
   }
@@ -515,9 +515,11 @@ extern "C" int64_t run_backward(const int64_t* a) {
   if (is_measuring) return scratch.used;
   {
     // Where each line begins at a multiple of their size, 2 windows go in wide accesses.
-    const bool is_wide = sizes.inner_unpooled.value % 4 == 0 && (reinterpret_cast<uintptr_t>(d_x) | reinterpret_cast<uintptr_t>(winner_index) | reinterpret_cast<uintptr_t>(picked_x) | reinterpret_cast<uintptr_t>(d_out)) % 16 == 0;
-    const auto run = is_wide ? backward_window<true> : backward_window<false>;
-    const int64_t windows = is_wide ? 2 : 1;
+    const bool is_aligned = (reinterpret_cast<uintptr_t>(d_x) | reinterpret_cast<uintptr_t>(winner_index) | reinterpret_cast<uintptr_t>(picked_x) | reinterpret_cast<uintptr_t>(d_out)) % 16 == 0;
+    const int64_t windows = is_aligned && sizes.inner_unpooled.value % 4 == 0 ? 2 : 1;
+    const auto run = windows > 1 ? backward_window<2,
+        true> : is_aligned && sizes.inner_unpooled.value % 2 == 0 ? backward_window<1,
+        true> : backward_window<1, false>;
     const int64_t piece_length = ceil_divide(backward_window_length, backward_window_pieces * 2) * 2;
     const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, windows), 1, 256));
     const dim3 block(lanes, 256 / lanes);
