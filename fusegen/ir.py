@@ -136,9 +136,6 @@ def make(
     return node
 
 
-# Leaves.
-
-
 def const(value: Number) -> Expr:
     """A number written in the chain."""
     return make("const", attrs=(float(value),))
@@ -158,9 +155,6 @@ def position(axes: Iterable[int], rank: int | None) -> Expr:
     """Where in the index order of `axes` one stands: 0 for the first."""
     ordered = tuple(sorted(axes, reverse=True))  # window axes: the larger is the outer
     return make("position", attrs=(ordered,), extent=frozenset(axes), rank=rank, kind="index")
-
-
-# Inner nodes.
 
 
 def primitive(op: str, *operands: Expr | Number) -> Expr:
@@ -255,12 +249,11 @@ def reduce_max(x: Expr, axes: Iterable[int]) -> Expr:
 
 
 def repeated(value: Expr, axes: Iterable[int]) -> Expr:
-    """The value, said to vary along `axes`, so that a tensor of it has them."""
+    """A number, said to vary along `axes`, so that a tensor of it has them."""
     extent = value.extent.union(axes)
     if extent == value.extent:
         return value
-    ordered = tuple(sorted(axes))
-    return make("repeated", (value,), (ordered,), extent=extent, rank=value.rank, kind=value.kind)
+    return make("repeated", (value,), (tuple(sorted(axes)),), extent=extent, rank=value.rank)
 
 
 def once(value: Expr, axes: Iterable[int]) -> Expr:
@@ -277,9 +270,6 @@ def covered_by(within: Iterable[int], rank: int | None, *, is_padded: bool = Fal
     ordered = tuple(sorted(within))
     extent = frozenset(SLIDING - w for w in ordered)
     return make("covered", attrs=(ordered, is_padded), extent=extent, rank=rank)
-
-
-# Walking and rewriting.
 
 
 def topological(roots: Iterable[Expr], stop: Container[Expr] = ()) -> list[Expr]:
@@ -382,9 +372,7 @@ class Graph:
         return tuple(expr for _, expr in self.outputs)
 
 
-_LONGEST_SHOWN = (
-    500  # nodes: a shared node is written wherever it is used, which can be without end
-)
+_LONGEST_SHOWN = 500  # nodes: a shared one is written wherever it is used, perhaps without end
 
 
 def show(root: Expr) -> str:

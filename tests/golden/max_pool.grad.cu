@@ -521,7 +521,10 @@ extern "C" int64_t run_backward(const int64_t* a) {
         true> : is_aligned && sizes.inner_unpooled.value % 2 == 0 ? backward_window<1,
         true> : backward_window<1, false>;
     const int64_t piece_length = ceil_divide(backward_window_length, backward_window_pieces * 2) * 2;
-    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, windows), 1, 256));
+    // Several turns of single windows a thread, so that short rows share a block, and are merged together.
+    const int64_t turns = windows == 1 ? 4 : 1;
+    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, turns * windows), 1,
+        256));
     const dim3 block(lanes, 256 / lanes);
     const auto blocks = static_cast<unsigned>(ceil_divide(backward_window_rows * backward_window_pieces,
         block.y));
