@@ -54,9 +54,9 @@ def adds_columns(program: Program, axes: ir.Extent) -> bool:
 
 
 def summed_over_rows(program: Program, axes: ir.Extent, bound: Bound) -> int:
-    """The results that vary along rows but not along all of them together, sums by column, with
-    what some rows share where little else is read; 0 where some are told apart by more than so
-    many rows as a device works on at once.
+    """The results that vary along rows but not along all of them together, sums by column; 0 where
+    some are told apart by more than so many rows as a device works on at once. What some rows share
+    counts too, where little else is read, and so do two registers where several results are whole.
     """
     full = _widest_extent(program)
     found = [r.extent - axes for r in program.graph.roots if r.extent & axes and r.extent < full]
@@ -66,7 +66,9 @@ def summed_over_rows(program: Program, axes: ir.Extent, bound: Bound) -> int:
     read = [leaf.extent for leaf in program.graph.inputs]
     length = math.prod(bound.domain[a] for a in axes)
     is_alone = read.count(full) == 1 and length <= _LONGEST_SHARING
-    return len(found) + is_alone * sum(bool(axes < extent < full) for extent in read)
+    shared = sum(bool(axes < extent < full) for extent in read)
+    is_written_twice = sum(root.extent == full for root in program.graph.roots) > 1
+    return len(found) + is_alone * shared + 2 * is_written_twice
 
 
 def asked_again(

@@ -52,6 +52,41 @@ def test_sums_over_all_rows_are_those_over_rows_that_are_alike(chain: str, opera
 
 
 @pytest.mark.parametrize(
+    ("chain", "operands", "dtype", "elements"),
+    [
+        # Two results as large as x beside a sum by column; one, for both.
+        ("silu | mul(u) | rms_norm(w)", {"u": (8, 64, 1024)}, "bfloat16", 8),
+        ("add(r) | layernorm(w, b)", {"r": (8, 64, 1024)}, "bfloat16", 16),
+        ("silu | mul(u) | rms_norm(w)", {"u": (8, 64, 1024)}, "float32", 8),
+        # What a sample has for all of its rows, beside one tensor.
+        ("layernorm(w, b) | mean(1)", {}, "bfloat16", 8),
+        ("layernorm(w, b)", {}, "bfloat16", 16),
+    ],
+)
+def test_what_takes_registers_beside_sums_leaves_fewer_elements_a_thread(
+    chain: str, operands: dict, dtype: str, elements: int
+) -> None:
+    situation = Situation((8, 64, 1024), operands=operands, dtype=dtype)
+    (module,) = modules(fusegen.chain(chain), "cuda", situation, grad=True)
+    rows = dict(module.signature.rows)["backward"]
+    assert rows.tier.for_derivatives.summing_elements == elements
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_that_share_something_are_right_where_a_block_has_two_of_them(
+    dtype: torch.dtype, gpu: torch.device
+) -> None:
+    # 33,147 rows, eight to a block; the last has one.
+    x = torch.randn(127, 261, 512, device=gpu).to(dtype)
+    scale, shift = (torch.randn(127, 1, 512, device=gpu).to(dtype) for _ in range(2))
+    result = fusegen.compile("layernorm | mul(s) | add(t)")(x, scale, shift)
+    wide = torch.nn.functional.layer_norm(x.double(), (512,)) * scale.double() + shift.double()
+    error = (result.double() - wide).abs() / (1 + wide.abs())
+    assert error.max().item() < (1e-5 if dtype == torch.float32 else 1e-2)
+
+
+@pytest.mark.parametrize(
     ("chain", "shape", "dtype", "is_asked"),
     [
         ("add(p) | layernorm(w, b)", (8, 197, 768), "float32", True),
