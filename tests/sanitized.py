@@ -27,6 +27,13 @@ FAMILIES = [
     # What some rows share: asked for by each, and kept by blocks that stay with such rows.
     ("add(p) | layernorm(weight, bias)", (5, 37, 768), [(37, 768), (768,), (768,)]),
     ("add(p) | softmax(-1)", (5, 37, 768), [(37, 768)]),
+    ("layernorm | mul(s) | add(t)", (3, 37, 768), [(3, 1, 768), (3, 1, 768)]),
+    # What elements that lie apart have in common, ahead of them; sums of teams' rows in two passes.
+    ("logsumexp(1, True) | relu", (2, 40, 5, 7), []),
+    ("batch_norm(training=True) | gelu", (65, 33), []),
+    ("layernorm | gelu | sum(-1)", (3, 70001), []),
+    # Gradients that are the same for all windows.
+    ("avg_pool2d(2) | mean((2, 3))", (2, 3, 5, 7), []),
     ("add(residual) | layernorm(weight, bias) | gelu", (5, 3000), [(5, 3000), (3000,), (3000,)]),
     ("layernorm(weight, bias)", (150, 8192), [(8192,), (8192,)]),
     ("layernorm(weight, bias)", (3, 12288), [(12288,), (12288,)]),
