@@ -257,9 +257,10 @@ def _shares_dear(state: Pass, domain: Extent, axes: Extent) -> bool:
     that have whole rows compute it once, and pass nothing on through memory.
     """
     nodes = ir.topological(state.pending.values())
-    if not axes < domain or any(n.op == "reduce" for n in nodes):
+    if not (axes and axes < domain) or any(n.op == "reduce" for n in nodes):
         return False
-    return any(n.op in DEAR and n.extent == domain - axes for n in nodes)
+    is_strided = _lie_together(axes) and max(axes) != max(domain)
+    return is_strided and any(n.op in DEAR and n.extent == domain - axes for n in nodes)
 
 
 def _are_awaited(state: Pass, domain: Extent, axes: Extent) -> bool:

@@ -361,6 +361,8 @@ CASES = [
     ("max(1) | tanh", (2, 1030, 3), [], {}, "outer finalise"),
     # Gradients of strided rows that have something dear of their own.
     ("logsumexp(1, True) | relu", (2, 19, 5, 8), [], {}, "column"),
+    ("logsumexp(1, True) | relu", (2, 29, 5, 8), [], {}, "column pointwise"),
+    ("norm(3, (1, 2)) | log", (3, 4, 2, 5), [], {"layout": _LAST}, "inner pointwise"),
     ("logsumexp(1, True) | relu", (2, 19, 5, 7), [], {"dtype": "bfloat16"}, "column"),
     ("min(1) | gelu | mul(p)", (2, 9, 5, 8), [(8,)], {}, "column"),
     ("max(1) | masked_fill(m, 0) | tanh", (3, 9, 5, 8), [(5, 8)], {}, "column"),
