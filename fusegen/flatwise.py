@@ -77,6 +77,7 @@ def take_flat(state: Pass, ready: Sequence[Expr], window: Extent, pooled: Sequen
         columns = () if domain[-1] in axes else domain[-1:]
         kept = tuple(g for g in domain[:-1] if g not in axes) if columns else ()
         by_way.setdefault((domain, columns, kept), {})[node] = alike
+    state.underway = tuple(nodes)
     for (domain, columns, kept), alike_of in by_way.items():
         family: Family = "outer" if columns else "inner"
         totals, known = left_by_extent(state, dict.fromkeys(alike_of.values()))
@@ -103,4 +104,5 @@ def take_flat(state: Pass, ready: Sequence[Expr], window: Extent, pooled: Sequen
         state.resolve({node: known[alike] for node, alike in alike_of.items()})
         for extent, mine in totals.items():
             finalise(state, extent, mine, columns)
+    state.underway = ()
     return bool(nodes)

@@ -16,16 +16,17 @@ from fusegen.target import DEAR
 
 
 def shared(
-    exprs: Iterable[Expr], dear: Collection[str] = DEAR
+    exprs: Iterable[Expr], dear: Collection[str] = DEAR, below: Collection[Expr] = ()
 ) -> dict[tuple[int, ...], list[Expr]]:
     """By extent, the numbers that elements along the innermost group have apart but others have in
     common, where they take one of the operations `dear`, or more tensors are read for them than
-    they are. Nothing within windows, nor what waits for a reduction.
+    they are. Nothing within windows, nor what waits for a reduction, nor what some nodes are to
+    find `below` them as it is.
     """
     found: dict[tuple[int, ...], list[Expr]] = {}
     waits: set[Expr] = set()
-    for node in ir.topological(exprs):
-        if node.op == "reduce" or any(a in waits for a in node.args):
+    for node in ir.topological(exprs, stop=below):
+        if node.op == "reduce" or any(a in waits or a in below for a in node.args):
             waits.add(node)
         if not node.extent or min(node.extent) < 0:
             continue

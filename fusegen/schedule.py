@@ -256,12 +256,14 @@ def _reduce(state: Pass, ready: Iterable[Expr], elementwise: dict[str, Expr]) ->
         beside = _columns_of(state, domain, axes)
         kept = () if is_inner else tuple(g for g in domain if g not in axes and g not in beside)
         batches.setdefault(("inner" if is_inner else "outer", domain, kept), []).append(node)
+    state.underway = tuple(node for nodes in batches.values() for node in nodes)
     for (family, domain, kept), nodes in batches.items():
         is_dense = all(g >= 0 for g in domain)
         riders = {n: e for n, e in elementwise.items() if is_dense and ordered(e.extent) == domain}
         for name in riders:
             del elementwise[name], state.pending[name]
         _reducing_kernel(state, family, domain, kept, nodes, riders)
+    state.underway = ()
     for kernel in state.kernels[before:]:
         state.read_back(kernel.stores)
 

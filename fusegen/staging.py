@@ -49,6 +49,7 @@ class Pass:
     is_sliding: bool = False  # whether windows are no tiles
     is_exact: bool = False  # whether a value is the same to the last bit in every kernel
     strips: Strips | None = None
+    underway: tuple[Expr, ...] = ()  # reductions that kernels to come next are made for
 
     def fresh(self, stem: str) -> str:
         """stem, or stem_2, stem_3 ...: a name not used before in this graph."""
@@ -289,9 +290,9 @@ def finalise(
     for name in done:
         del state.pending[name]
     stores = [(state.output(n, e), e) for n, e in done.items()]
-    ahead = shared(state.pending.values()).get(extent, ())
+    ahead = shared(state.pending.values(), below=state.underway).get(extent, ())
     known = state.scratches(filter(is_finished, ahead))
-    state.resolve(known)
+    state.resolve({**{r: r for r in state.underway}, **known})
     stores += [(state.buffers[leaf], node) for node, leaf in known.items()]
     still_needed = set(ir.inputs(state.pending.values()))
     for leaf in sorted(leaves & still_needed, key=ir.name_of):

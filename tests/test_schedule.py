@@ -215,6 +215,14 @@ def test_what_is_merged_goes_on_as_far_as_elements_have_it_in_common():
     assert "rsqrt" not in {n.op for n in ir.topological(e for _, e in elementwise.stores)}
 
 
+def test_what_one_pass_leaves_changes_nothing_of_what_another_is_to_find():
+    text = "batch_norm(training=True, weight=w) | sum(2, True) | add(t) | mish"
+    shapes = {"w": (3,), "t": (2, 3, 3, 5)}
+    _, back = entries(text, x=(2, 3, 3, 5), dtype="float64", target="cuda", **shapes)
+    assert sum(k.family == "finalise" for k in back.kernels) > 1
+    assert all(k.stores for k in back.kernels if k.family == "finalise")
+
+
 @pytest.mark.parametrize(
     ("text", "length", "family"),
     [
