@@ -18,9 +18,8 @@ _FEW_ALONG = 3  # tensors that every row reads, for which no register is set asi
 _LONGEST_ASKING: Mapping[int, int] = {2: 1024, 4: 4096}
 _MOST_ASKED_BYTES = 4 << 20
 _MOST_KEPT_ROWS = 256  # whose sums are told apart, where each is to have several blocks
-_LONGEST_SHARING = (
-    3072  # rows of one tensor, beside which what some rows share counts as a sum does
-)
+# Rows of one tensor up to so long, beside which what some rows share counts as a sum does.
+_LONGEST_SHARING = 3072
 
 
 def calls_functions(programs: Sequence[Program], axes: ir.Extent) -> bool:

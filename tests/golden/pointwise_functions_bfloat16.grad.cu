@@ -67,7 +67,7 @@ __device__ __forceinline__ float narrow_pow(float base, float exponent) {
   return exp2_flushed(log2 * exponent);
 }
 
-// Within 2 ulp, for divisors that are normal numbers and whose inverse is one.
+// Within 2.5 ulp, for divisors that are normal numbers and whose inverse is one.
 __device__ __forceinline__ float narrow_bounded_div(float a, float b) {
   float inverse;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(b));
