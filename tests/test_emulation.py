@@ -182,6 +182,17 @@ CASES = [
     ("dropout(0.3) | add(b) | gelu", (333, 33), [(33,)], {}, "outer"),
     (f"dropout(0.5) | {_NORM} | dropout", (300, 64), [(64,)] * 2, {}, "row"),
     (f"{_NORM} | dropout(0.1)", (5, 8192), [(8192,)] * 2, {}, "row"),
+    # Packs of whole pairs, where rows begin anywhere, or what is drawn varies along rows alone.
+    (
+        "add(r) | dropout(0.3) | layernorm(w)",
+        (9, 137),
+        [(9, 137), (137,)],
+        {"dtype": "bfloat16"},
+        "row",
+    ),
+    ("dropout(0.3) | add(r) | gelu | mul(w)", (64,), [(9, 7, 64), (64,)], {}, "finalise"),
+    ("dropout(0.3) | add(r) | layernorm(w)", (137,), [(9, 137), (137,)], {}, "row"),
+    ("dropout(0.3) | mul(w)", (3, 1, 66), [(5, 1)], {"dtype": "bfloat16"}, "finalise"),
     (f"{_CHANNEL} | dropout(0.1)", (2, 96, 5, 8), [(96,)] * 2, {}, "column"),
     (f"{_CHANNEL} | dropout(0.1)", (2, 96, 5, 8), [(96,)] * 2, {"layout": "channels_last"}, "row"),
     ("dropout(0.2) | max_pool2d(2) | dropout", (2, 8, 6, 16), [], {}, "window"),

@@ -226,6 +226,14 @@ __device__ __forceinline__ Pack<float, N> load(ForwardDrawnNoise from) {
 }
 
 template <int N>
+__device__ __forceinline__ Pack<float, N> load_singly(ForwardDrawnNoise from) {
+  Pack<float, N> pack;
+#pragma unroll
+  for (int lane = 0; lane < N; ++lane) pack.at[lane] = from[lane];
+  return pack;
+}
+
+template <int N>
 __device__ __forceinline__ void send(Pack<float, N>* to, ForwardDrawnNoise from) {
   *to = load<N>(from);
 }
@@ -335,6 +343,14 @@ struct BackwardDrawnNoise {
 
 template <int N>
 __device__ __forceinline__ Pack<float, N> load(BackwardDrawnNoise from) {
+  Pack<float, N> pack;
+#pragma unroll
+  for (int lane = 0; lane < N; ++lane) pack.at[lane] = from[lane];
+  return pack;
+}
+
+template <int N>
+__device__ __forceinline__ Pack<float, N> load_singly(BackwardDrawnNoise from) {
   Pack<float, N> pack;
 #pragma unroll
   for (int lane = 0; lane < N; ++lane) pack.at[lane] = from[lane];

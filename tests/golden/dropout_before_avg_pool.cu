@@ -242,17 +242,23 @@ struct ForwardDrawnNoise {
 template <int N>
 __device__ __forceinline__ Pack<float, N> load(ForwardDrawnNoise from) {
   Pack<float, N> pack;
-  if constexpr (N % 2 == 0) {
-    if (from.from % 2 == 0) {  // a pack of whole pairs
+  if constexpr (N % 2 == 0) {  // whole pairs, as packs begin at multiples of their size
 #pragma unroll
-      for (int lane = 0; lane < N; lane += 2) {
-        const uint64_t bits = noise_bits(*from.seed, (from.from + lane) / 2);
-        pack.at[lane] = noise_of(static_cast<uint32_t>(bits));
-        pack.at[lane + 1] = noise_of(static_cast<uint32_t>(bits >> 32));
-      }
-      return pack;
+    for (int lane = 0; lane < N; lane += 2) {
+      const uint64_t bits = noise_bits(*from.seed, (from.from + lane) / 2);
+      pack.at[lane] = noise_of(static_cast<uint32_t>(bits));
+      pack.at[lane + 1] = noise_of(static_cast<uint32_t>(bits >> 32));
     }
+    return pack;
   }
+#pragma unroll
+  for (int lane = 0; lane < N; ++lane) pack.at[lane] = from[lane];
+  return pack;
+}
+
+template <int N>
+__device__ __forceinline__ Pack<float, N> load_singly(ForwardDrawnNoise from) {
+  Pack<float, N> pack;
 #pragma unroll
   for (int lane = 0; lane < N; ++lane) pack.at[lane] = from[lane];
   return pack;
