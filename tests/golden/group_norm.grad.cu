@@ -480,8 +480,9 @@ backward_row(const float* d_out, const float* weight, const float* x, const floa
   const Index rows = sizes.outer.value * sizes.axis_1.value, length = sizes.axis_2.value * sizes.inner.value;
   __shared__ Sum<float> total_pairs[256], total_edges[34];
   __shared__ Sum<float> total_2_pairs[256], total_2_edges[34];
-  const Index first = blockIdx.x * blockDim.y;
-  if (first < rows) {
+  const Index stride = gridDim.x * blockDim.y;
+  Index first = blockIdx.x * blockDim.y;
+  for (; first < rows; first += stride) {
     const bool is_live = first + threadIdx.y < rows;
     const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
     const Index above_axis_1 = divide(row, sizes.axis_1);

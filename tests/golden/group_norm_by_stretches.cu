@@ -298,8 +298,9 @@ forward_row(const float* x, const float* weight, const float* bias, float* __res
   __shared__ float cells[2][24];
   int turn = 0;
   const Index rows = sizes.outer.value * sizes.axis_1.value, length = sizes.axis_2.value * sizes.inner.value;
-  const Index first = blockIdx.x * blockDim.y;
-  if (first < rows) {
+  const Index stride = gridDim.x * blockDim.y;
+  Index first = blockIdx.x * blockDim.y;
+  for (; first < rows; first += stride) {
     const bool is_live = first + threadIdx.y < rows;
     const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
     const Index above_axis_1 = divide(row, sizes.axis_1);

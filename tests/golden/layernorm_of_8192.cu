@@ -284,8 +284,9 @@ forward_row(const float* x, const float* weight, const float* bias, float* __res
   __shared__ float cells[2][24];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
-  const Index first = blockIdx.x * blockDim.y;
-  if (first < rows) {
+  const Index stride = gridDim.x * blockDim.y;
+  Index first = blockIdx.x * blockDim.y;
+  for (; first < rows; first += stride) {
     const bool is_live = first + threadIdx.y < rows;
     const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
     Pack<float, kLanes> x_in[kPacks];

@@ -328,8 +328,9 @@ forward_row(const __nv_bfloat16* x, const __nv_bfloat16* bias, const __nv_bfloat
   __shared__ float cells[2][24];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
-  const Index first = blockIdx.x * blockDim.y;
-  if (first < rows) {
+  const Index stride = gridDim.x * blockDim.y;
+  Index first = blockIdx.x * blockDim.y;
+  for (; first < rows; first += stride) {
     const bool is_live = first + threadIdx.y < rows;
     const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
     Pack<__nv_bfloat16, kLanes> x_in[kPacks];
