@@ -191,9 +191,8 @@ forward_row(const __nv_bfloat16* x, const __nv_bfloat16* weight, __nv_bfloat16* 
   __shared__ float cells[2][16];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
-  const Index stride = gridDim.x * blockDim.y;
-  Index first = blockIdx.x * blockDim.y;
-  for (; first < rows; first += stride) {
+  const Index first = blockIdx.x * blockDim.y;
+  if (first < rows) {
     const bool is_live = first + threadIdx.y < rows;
     const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
     Pack<__nv_bfloat16, kLanes> x_in[kPacks];
