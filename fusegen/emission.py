@@ -40,7 +40,7 @@ def make_entry(program: Program, signature: Signature) -> Entry:
         is_sliding=bool(grouping.slides),
         pooled=grouping.pooled,
         is_exact=is_exact,
-        has_strips=signature.has_strips,
+        has_strips=program.name in signature.strips,
     )
     target = TARGETS[signature.target]
     kernels = shortened(kernels)

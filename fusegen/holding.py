@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import takewhile
 
 from fusegen import ir
 from fusegen.bound import Bound
@@ -28,6 +27,7 @@ from fusegen.rowfacts import (
     widest_of,
     words_of,
 )
+from fusegen.shortruns import in_short_runs
 from fusegen.signature import Rows, Signature, is_double
 from fusegen.target import H200, TARGETS, Limits
 from fusegen.tiers import LEAST_STRETCH, Tier, row_tier
@@ -39,8 +39,6 @@ _FIXED_BYTES = 7 << 10  # of a block's shared memory, of a size known to the com
 _LONG_ROW = 1 << 16
 _FEW_ROWS = 512
 _MOST_IN_CACHE = 4096  # elements of a strided row, of which a thread has 64 beside each other
-# Runs this many times shorter than there are of them leave too many partials each on its own.
-_FEWER_IN_RUN = 8
 _FLOAT_BYTES = 4
 _MOST_POSITIONS = 1 << 24  # a float holds every integer up to here
 _KERNEL_BYTES = 4 << 20  # what memory moves while a kernel begins and ends
@@ -71,8 +69,12 @@ def signature(
         found = _bundled(programs, dtypes, bound, order)
         return plain if found is None else replace(plain, rows=_of_all(programs, found))
     options = _options(programs[0], bound)
-    if _has_short_runs(programs[0], options[0][0] if options else frozenset(), bound, order):
-        return replace(plain, has_strips=True)
+    lie = options[0][0] if options else frozenset[int]()
+    strips = [p.name for p in programs if in_short_runs(p, lie, bound, order, dtypes)]
+    plain = replace(plain, strips=tuple(strips))
+    programs = [p for p in programs if p.name not in strips]
+    if not programs:
+        return plain
     held = []
     for axes, domain in options:
         around = [a for a in order if a in domain]
@@ -286,28 +288,6 @@ def _last(reduces: Sequence[Expr]) -> ir.Extent:
         before |= {ir.reduction(n)[1] for n in below} - {ir.reduction(node)[1]}
     last = {ir.reduction(n)[1] for n in reduces} - before
     return last.pop() if len(last) == 1 else frozenset()
-
-
-def _has_short_runs(program: Program, held: ir.Extent, bound: Bound, order: Sequence[int]) -> bool:
-    """Whether a reduction over most elements goes along the innermost axes and others further out,
-    but not along all between, and what lies together is much shorter than what does not: such as
-    a group's channels where those are innermost. Never where rows to be held lie together.
-    """
-    places = sorted(order.index(a) for a in held)
-    if places and places == list(range(places[0], places[0] + len(places))):
-        return False
-    nodes = ir.topological(program.graph.roots)
-    reduces = [n for n in nodes if n.op == "reduce"]
-    most = max((len(r.args[0].extent) for r in reduces), default=0)
-    for node in (r for r in reduces if len(r.args[0].extent) == most):
-        axes = ir.reduction(node)[1]
-        inward = [a for a in reversed(order) if a in node.args[0].extent]
-        run = math.prod(bound.domain[a] for a in takewhile(axes.__contains__, inward))
-        others = math.prod(bound.domain[a] for a in axes) // max(run, 1)
-        is_along = bool(inward) and inward[0] in axes
-        if is_along and run * _FEWER_IN_RUN < others:
-            return True
-    return False
 
 
 def _in_cache(

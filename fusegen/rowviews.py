@@ -95,7 +95,7 @@ class RowView(SummingView):
             return 0
         kept += _words(self.along_reads)
         if not self.own_reads:
-            return self.lanes * kept
+            return self.lanes * (kept + (len(self.sums) > 1))
         kept += sum(3 if s.kind == "moments" else 1 for s in self.sums)
         return self.lanes * kept + 2 * len(self.row_reads)
 

@@ -241,8 +241,6 @@ def _reduces_packs(state: Pass, domain: Extent, tier: Tier, axes: Extent) -> boo
     if not (found and axes and _lie_together(axes)) or tier.is_shared:
         return False
     is_strided = max(axes) != max(domain)
-    if tier.lanes == 1 and not is_strided:
-        return False
     if is_strided and tier.longest > LONGEST_REDUCED:
         return False
     if tier.is_full and not any(reduces_below(r.args) for r in found):

@@ -35,7 +35,7 @@ class Signature:
     index_bits: int
     in_cache: tuple[str, ...]  # families of rows that are worked on as a whole, where none are held
     rows: tuple[tuple[str, Rows], ...]  # by the name of the program that holds them
-    has_strips: bool = False  # whether what a reduction takes lies in short runs far apart
+    strips: tuple[str, ...] = ()  # the programs whose reductions take short runs far apart
 
     def text(self, programs: Sequence[Program]) -> str:
         """A line for the banner."""

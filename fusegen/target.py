@@ -328,9 +328,9 @@ TARGETS: Mapping[str, Target] = {target.name: target for target in (CPP, CUDA)}
 # Names that generated code uses itself, and the words and functions of its languages. An operand
 # that has one of them, or looks like a derived name, is called <name>_operand there.
 _SPOKEN_FOR = """
-    a about above add add_if add_square add_to_columns again aligned alike alike_step all all_drift
-    all_squares along answers apart argmax args assemble at at_1 at_2 at_3 await_word b base
-    base_element base_inner base_middle base_outer beats before begin behind beside best better
+    a about above across add add_if add_square add_to_columns again aligned alike alike_step all
+    all_drift all_squares along answers apart argmax args assemble at at_1 at_2 at_3 await_word b
+    base base_element base_inner base_middle base_outer beats before begin behind beside best better
     beyond bfloat16 bit bits bits_of block blocks blocks_of both bottom bounded_div bundle bundles
     by candidate ceil_divide cell cells centre code coefficient column column_block columns
     columns_together combine combine_across combine_team count count_of counted counts

@@ -46,6 +46,7 @@ ORDER = (
     "program",
     "longrows",
     "rowfacts",
+    "shortruns",
     "signature",
     "grouping",
     "kernel",

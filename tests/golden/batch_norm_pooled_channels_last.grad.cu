@@ -202,20 +202,30 @@ __device__ __forceinline__ void merge_trees(unsigned char* memory, Accumulators&
   each([&](auto* cells, auto& sum) { sum = cells[cell]; });
 }
 
-// Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
+// The accumulator of the thread whose number in the warp differs in one bit.
 template <typename Accumulator>
-__device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, int cell, int stride,
-    void* memory) {
-  Accumulator* const cells = static_cast<Accumulator*>(memory);
-  cells[cell] = mine;
-  __syncthreads();
-  for (int half = lanes / 2; half > 0; half /= 2) {
-    if (lane < half) cells[cell].merge(cells[cell + half * stride]);
+__device__ __forceinline__ Accumulator across(const Accumulator& mine, int bit) {
+  static_assert(sizeof(Accumulator) % 4 == 0);
+  Accumulator other = mine;
+  auto* const words = reinterpret_cast<unsigned int*>(&other);
+#pragma unroll
+  for (int word = 0; word < sizeof(Accumulator) / 4; ++word) words[word] = __shfl_xor_sync(0xffffffffu,
+      words[word], bit);
+  return other;
+}
+
+// The accumulators of a row's lanes merged for the first of them, in a fixed order: over its warps, then within the first.
+// A row has a power of two of lanes.
+template <typename Accumulator>
+__device__ __forceinline__ void merge_tree(Accumulator& mine, int lane, int lanes, void* memory) {
+  if (lanes > 32) {
+    Accumulator* const cells = static_cast<Accumulator*>(memory) + threadIdx.y * blockDim.x + threadIdx.x;
+    *cells = mine;
     __syncthreads();
+    if (lane >= 32) return;
+    for (int other = 32; other < lanes; other += 32) mine.merge(cells[other]);
   }
-  const Accumulator all = cells[cell - lane * stride];
-  __syncthreads();
-  return all;
+  for (int bit = min(lanes, 32) / 2; bit > 0; bit /= 2) mine.merge(across(mine, bit));
 }
 
 // What a block's threads have of columns, N neighbours each: merged over its rows in a fixed tree, and left for as many columns

@@ -151,20 +151,30 @@ __device__ __forceinline__ void merge_trees(unsigned char* memory, Accumulators&
   each([&](auto* cells, auto& sum) { sum = cells[cell]; });
 }
 
-// Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
+// The accumulator of the thread whose number in the warp differs in one bit.
 template <typename Accumulator>
-__device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, int cell, int stride,
-    void* memory) {
-  Accumulator* const cells = static_cast<Accumulator*>(memory);
-  cells[cell] = mine;
-  __syncthreads();
-  for (int half = lanes / 2; half > 0; half /= 2) {
-    if (lane < half) cells[cell].merge(cells[cell + half * stride]);
+__device__ __forceinline__ Accumulator across(const Accumulator& mine, int bit) {
+  static_assert(sizeof(Accumulator) % 4 == 0);
+  Accumulator other = mine;
+  auto* const words = reinterpret_cast<unsigned int*>(&other);
+#pragma unroll
+  for (int word = 0; word < sizeof(Accumulator) / 4; ++word) words[word] = __shfl_xor_sync(0xffffffffu,
+      words[word], bit);
+  return other;
+}
+
+// The accumulators of a row's lanes merged for the first of them, in a fixed order: over its warps, then within the first.
+// A row has a power of two of lanes.
+template <typename Accumulator>
+__device__ __forceinline__ void merge_tree(Accumulator& mine, int lane, int lanes, void* memory) {
+  if (lanes > 32) {
+    Accumulator* const cells = static_cast<Accumulator*>(memory) + threadIdx.y * blockDim.x + threadIdx.x;
+    *cells = mine;
     __syncthreads();
+    if (lane >= 32) return;
+    for (int other = 32; other < lanes; other += 32) mine.merge(cells[other]);
   }
-  const Accumulator all = cells[cell - lane * stride];
-  __syncthreads();
-  return all;
+  for (int bit = min(lanes, 32) / 2; bit > 0; bit /= 2) mine.merge(across(mine, bit));
 }
 
 // The accumulator of the thread whose number in the warp differs in one bit.
@@ -556,10 +566,9 @@ backward_inner(const float* d_out, const float* weight, const float* x, const fl
       total_2_sum.merge(total_2_mine);
     }
   }
-  total_sum = merge_tree(total_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,
-      shared);
-  total_2_sum = merge_tree(total_2_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,
-      shared);
+  merge_tree(total_sum, threadIdx.x, blockDim.x, shared);
+  __syncthreads();
+  merge_tree(total_2_sum, threadIdx.x, blockDim.x, shared);
   if (is_live && threadIdx.x == 0) {
     total_partials[((outer) * sizes.axis_1.value + axis_1) * (sizes.axis_2.value * pieces) + (axis_2) * pieces + piece] = total_sum;
     total_2_partials[((outer) * sizes.axis_1.value + axis_1) * (sizes.axis_2.value * pieces) + (axis_2) * pieces + piece] = total_2_sum;
@@ -636,8 +645,9 @@ backward_inner_joined(const float* d_out, const float* weight, const float* x, c
     }
   }
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
-  total_sum = merge_tree(total_sum, thread, blockDim.x * blockDim.y, thread, 1, shared);
-  total_2_sum = merge_tree(total_2_sum, thread, blockDim.x * blockDim.y, thread, 1, shared);
+  merge_tree(total_sum, thread, blockDim.x * blockDim.y, shared);
+  __syncthreads();
+  merge_tree(total_2_sum, thread, blockDim.x * blockDim.y, shared);
   if (thread == 0) {
     total_partials[(kept * shares + share) * pieces + piece] = total_sum;
     total_2_partials[(kept * shares + share) * pieces + piece] = total_2_sum;
@@ -804,10 +814,9 @@ backward_inner_2(const float* d_out, const float* x, const float* saved_mean, co
       total_4_sum.merge(total_4_mine);
     }
   }
-  total_3_sum = merge_tree(total_3_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,
-      shared);
-  total_4_sum = merge_tree(total_4_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,
-      shared);
+  merge_tree(total_3_sum, threadIdx.x, blockDim.x, shared);
+  __syncthreads();
+  merge_tree(total_4_sum, threadIdx.x, blockDim.x, shared);
   if (is_live && threadIdx.x == 0) {
     total_3_partials[((axis_1) * sizes.axis_2.value + axis_2) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_3_sum;
     total_4_partials[((axis_1) * sizes.axis_2.value + axis_2) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_4_sum;
@@ -938,10 +947,10 @@ static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes,
   return oldest.blocks;
 }
 
-// A row's threads along x: a power of two within a warp, or whole warps; rows beside each other along y.
-static dim3 row_block(int64_t wanted, int64_t least = 1) {
+// A row's threads along x: a power of two within a warp, or whole warps; along y, rows beside each other for so many threads.
+static dim3 row_block(int64_t wanted, int64_t threads, int64_t least = 1) {
   const int64_t along = wanted <= 32 ? power_of_two(wanted, least, 32) : ceil_divide(wanted, 32) * 32;
-  return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < 256 ? 256 / along : 1));
+  return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < threads ? threads / along : 1));
 }
 
 // Sets a kernel up while the one before it in the stream ends, where devices can: it waits for that itself.
@@ -979,7 +988,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const int device = static_cast<int>(a[11]);
   const DeviceGuard guard(device);
   const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value), forward_row_length = static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value);
-  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 36));
+  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 36), 256);
   const int64_t forward_row_tasks = ceil_divide(forward_row_rows, forward_row_block.y);
   const int64_t forward_row_resident = resident_blocks(forward_row, forward_row_block, 147456, 147456,
       device);

@@ -751,10 +751,10 @@ static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes,
   return oldest.blocks;
 }
 
-// A row's threads along x: a power of two within a warp, or whole warps; rows beside each other along y.
-static dim3 row_block(int64_t wanted, int64_t least = 1) {
+// A row's threads along x: a power of two within a warp, or whole warps; along y, rows beside each other for so many threads.
+static dim3 row_block(int64_t wanted, int64_t threads, int64_t least = 1) {
   const int64_t along = wanted <= 32 ? power_of_two(wanted, least, 32) : ceil_divide(wanted, 32) * 32;
-  return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < 256 ? 256 / along : 1));
+  return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < threads ? threads / along : 1));
 }
 
 // Sets a kernel up while the one before it in the stream ends, where devices can: it waits for that itself.
@@ -793,7 +793,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const DeviceGuard guard(device);
   const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value),
       forward_row_length = static_cast<int64_t>(sizes.inner.value);
-  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 16));
+  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 16), 64);
   const int64_t forward_row_tasks = ceil_divide(forward_row_rows, forward_row_block.y);
   const int64_t forward_row_slots = forward_row_tasks;
   if (is_measuring) return scratch.used;
@@ -825,7 +825,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const DeviceGuard guard(device);
   const int64_t backward_row_rows = static_cast<int64_t>(sizes.outer.value),
       backward_row_length = static_cast<int64_t>(sizes.inner.value);
-  const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, 8));
+  const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, 8), 256);
   const int64_t backward_row_tasks = ceil_divide(backward_row_rows, backward_row_block.y);
   const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 32768, 32768,
       device);

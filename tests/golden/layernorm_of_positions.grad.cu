@@ -137,20 +137,30 @@ __device__ __forceinline__ void merge_trees(unsigned char* memory, Accumulators&
   each([&](auto* cells, auto& sum) { sum = cells[cell]; });
 }
 
-// Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
+// The accumulator of the thread whose number in the warp differs in one bit.
 template <typename Accumulator>
-__device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, int cell, int stride,
-    void* memory) {
-  Accumulator* const cells = static_cast<Accumulator*>(memory);
-  cells[cell] = mine;
-  __syncthreads();
-  for (int half = lanes / 2; half > 0; half /= 2) {
-    if (lane < half) cells[cell].merge(cells[cell + half * stride]);
+__device__ __forceinline__ Accumulator across(const Accumulator& mine, int bit) {
+  static_assert(sizeof(Accumulator) % 4 == 0);
+  Accumulator other = mine;
+  auto* const words = reinterpret_cast<unsigned int*>(&other);
+#pragma unroll
+  for (int word = 0; word < sizeof(Accumulator) / 4; ++word) words[word] = __shfl_xor_sync(0xffffffffu,
+      words[word], bit);
+  return other;
+}
+
+// The accumulators of a row's lanes merged for the first of them, in a fixed order: over its warps, then within the first.
+// A row has a power of two of lanes.
+template <typename Accumulator>
+__device__ __forceinline__ void merge_tree(Accumulator& mine, int lane, int lanes, void* memory) {
+  if (lanes > 32) {
+    Accumulator* const cells = static_cast<Accumulator*>(memory) + threadIdx.y * blockDim.x + threadIdx.x;
+    *cells = mine;
     __syncthreads();
+    if (lane >= 32) return;
+    for (int other = 32; other < lanes; other += 32) mine.merge(cells[other]);
   }
-  const Accumulator all = cells[cell - lane * stride];
-  __syncthreads();
-  return all;
+  for (int bit = min(lanes, 32) / 2; bit > 0; bit /= 2) mine.merge(across(mine, bit));
 }
 
 // What a block's threads have of columns, N neighbours each: merged over its rows in a fixed tree, and left for as many columns
@@ -884,10 +894,10 @@ static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes,
   return oldest.blocks;
 }
 
-// A row's threads along x: a power of two within a warp, or whole warps; rows beside each other along y.
-static dim3 row_block(int64_t wanted, int64_t least = 1) {
+// A row's threads along x: a power of two within a warp, or whole warps; along y, rows beside each other for so many threads.
+static dim3 row_block(int64_t wanted, int64_t threads, int64_t least = 1) {
   const int64_t along = wanted <= 32 ? power_of_two(wanted, least, 32) : ceil_divide(wanted, 32) * 32;
-  return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < 256 ? 256 / along : 1));
+  return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < threads ? threads / along : 1));
 }
 
 // Where every thread is to stay with rows that have an index in common, of which there are `alike`: blocks of so many rows
@@ -947,7 +957,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const int device = static_cast<int>(a[11]);
   const DeviceGuard guard(device);
   const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value), forward_row_length = static_cast<int64_t>(sizes.inner.value);
-  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 12));
+  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 12), 64);
   const int64_t forward_row_tasks = ceil_divide(forward_row_rows, forward_row_block.y);
   const int64_t forward_row_slots = forward_row_tasks;
   if (is_measuring) return scratch.used;
@@ -981,8 +991,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const int64_t backward_row_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value), backward_row_length = static_cast<int64_t>(sizes.inner.value);
   // So many rows at a time that all of a thread have the same middle.
   const int64_t backward_row_alike = static_cast<int64_t>(sizes.middle.value);
-  const dim3 backward_row_block = alike_block(backward_row, row_block(ceil_divide(backward_row_length, 8)),
-      backward_row_alike, 32768, 32768, device);
+  const dim3 backward_row_block = alike_block(backward_row, row_block(ceil_divide(backward_row_length, 8),
+      256), backward_row_alike, 32768, 32768, device);
   const int64_t backward_row_tasks = ceil_divide(backward_row_rows, backward_row_block.y);
   const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 32768, 32768,
       device);

@@ -1023,10 +1023,10 @@ static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes,
   return oldest.blocks;
 }
 
-// A row's threads along x: a power of two within a warp, or whole warps; rows beside each other along y.
-static dim3 row_block(int64_t wanted, int64_t least = 1) {
+// A row's threads along x: a power of two within a warp, or whole warps; along y, rows beside each other for so many threads.
+static dim3 row_block(int64_t wanted, int64_t threads, int64_t least = 1) {
   const int64_t along = wanted <= 32 ? power_of_two(wanted, least, 32) : ceil_divide(wanted, 32) * 32;
-  return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < 256 ? 256 / along : 1));
+  return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < threads ? threads / along : 1));
 }
 
 // Sets a kernel up while the one before it in the stream ends, where devices can: it waits for that itself.
@@ -1065,7 +1065,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const auto stream = reinterpret_cast<cudaStream_t>(a[16]);
   const int device = static_cast<int>(a[15]);
   const DeviceGuard guard(device);
-  const dim3 forward_bundle_block = row_block(ceil_divide(static_cast<int64_t>(sizes.inner.value) * static_cast<int64_t>(2), 4));
+  const dim3 forward_bundle_block = row_block(ceil_divide(static_cast<int64_t>(sizes.inner.value) * static_cast<int64_t>(2), 4), 256);
   const int64_t forward_bundle_tasks = ceil_divide(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value), forward_bundle_block.y);
   const int64_t forward_bundle_resident = resident_blocks(forward_bundle, forward_bundle_block, 0, 0, device);
   const int64_t forward_bundle_slots = forward_bundle_tasks < forward_bundle_resident ? forward_bundle_tasks : forward_bundle_resident;
@@ -1099,7 +1099,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const auto stream = reinterpret_cast<cudaStream_t>(a[20]);
   const int device = static_cast<int>(a[19]);
   const DeviceGuard guard(device);
-  const dim3 backward_bundle_block = row_block(ceil_divide(static_cast<int64_t>(sizes.inner.value) * static_cast<int64_t>(2), 4));
+  const dim3 backward_bundle_block = row_block(ceil_divide(static_cast<int64_t>(sizes.inner.value) * static_cast<int64_t>(2), 4), 256);
   const int64_t backward_bundle_tasks = ceil_divide(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value), backward_bundle_block.y);
   const int64_t backward_bundle_resident = resident_blocks(backward_bundle, backward_bundle_block, 0, 0,
       device);

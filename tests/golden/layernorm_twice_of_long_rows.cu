@@ -678,10 +678,10 @@ static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes,
   return oldest.blocks;
 }
 
-// A row's threads along x: a power of two within a warp, or whole warps; rows beside each other along y.
-static dim3 row_block(int64_t wanted, int64_t least = 1) {
+// A row's threads along x: a power of two within a warp, or whole warps; along y, rows beside each other for so many threads.
+static dim3 row_block(int64_t wanted, int64_t threads, int64_t least = 1) {
   const int64_t along = wanted <= 32 ? power_of_two(wanted, least, 32) : ceil_divide(wanted, 32) * 32;
-  return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < 256 ? 256 / along : 1));
+  return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < threads ? threads / along : 1));
 }
 
 // a: x, out, scratch (-1: return the bytes it needs), outer, inner, device, stream.
@@ -700,7 +700,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
       forward_row_length = static_cast<int64_t>(sizes.inner.value);
   // So many blocks share a row; there are as many such teams as the device works on at once.
   const int64_t forward_row_blocks = ceil_divide(forward_row_length, 8192);
-  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, forward_row_blocks * 16));
+  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, forward_row_blocks * 16), 256);
   const int64_t forward_row_resident = resident_blocks(forward_row, forward_row_block, 65536, 65536,
       device) / forward_row_blocks;
   const int64_t forward_row_slots = forward_row_rows < forward_row_resident ? forward_row_rows : forward_row_resident;

@@ -156,20 +156,30 @@ __device__ __forceinline__ void merge_trees(unsigned char* memory, Accumulators&
   each([&](auto* cells, auto& sum) { sum = cells[cell]; });
 }
 
-// Everyone's accumulator merged over the lanes of a row, in a fixed tree; cells of one row lie `stride` apart.
+// The accumulator of the thread whose number in the warp differs in one bit.
 template <typename Accumulator>
-__device__ Accumulator merge_tree(const Accumulator& mine, int lane, int lanes, int cell, int stride,
-    void* memory) {
-  Accumulator* const cells = static_cast<Accumulator*>(memory);
-  cells[cell] = mine;
-  __syncthreads();
-  for (int half = lanes / 2; half > 0; half /= 2) {
-    if (lane < half) cells[cell].merge(cells[cell + half * stride]);
+__device__ __forceinline__ Accumulator across(const Accumulator& mine, int bit) {
+  static_assert(sizeof(Accumulator) % 4 == 0);
+  Accumulator other = mine;
+  auto* const words = reinterpret_cast<unsigned int*>(&other);
+#pragma unroll
+  for (int word = 0; word < sizeof(Accumulator) / 4; ++word) words[word] = __shfl_xor_sync(0xffffffffu,
+      words[word], bit);
+  return other;
+}
+
+// The accumulators of a row's lanes merged for the first of them, in a fixed order: over its warps, then within the first.
+// A row has a power of two of lanes.
+template <typename Accumulator>
+__device__ __forceinline__ void merge_tree(Accumulator& mine, int lane, int lanes, void* memory) {
+  if (lanes > 32) {
+    Accumulator* const cells = static_cast<Accumulator*>(memory) + threadIdx.y * blockDim.x + threadIdx.x;
+    *cells = mine;
     __syncthreads();
+    if (lane >= 32) return;
+    for (int other = 32; other < lanes; other += 32) mine.merge(cells[other]);
   }
-  const Accumulator all = cells[cell - lane * stride];
-  __syncthreads();
-  return all;
+  for (int bit = min(lanes, 32) / 2; bit > 0; bit /= 2) mine.merge(across(mine, bit));
 }
 
 // The kernel before this one in the stream is done, and what it wrote is there.
@@ -363,8 +373,7 @@ backward_window(const uint8_t* winner_index, const float* picked_x, const float*
       }
     }
   }
-  total_sum = merge_tree(total_sum, threadIdx.x, blockDim.x, threadIdx.y * blockDim.x + threadIdx.x, 1,
-      shared);
+  merge_tree(total_sum, threadIdx.x, blockDim.x, shared);
   if (is_live && threadIdx.x == 0) {
     total_partials[(axis_1) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_sum;
   }
@@ -509,7 +518,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const int device = static_cast<int>(a[15]);
   const DeviceGuard guard(device);
   const int64_t backward_window_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value), backward_window_length = static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.axis_3.value) * static_cast<int64_t>(sizes.inner.value);
-  const int64_t backward_window_pieces = ceil_divide(backward_window_length, 512);
+  const int64_t backward_window_pieces = ceil_divide(backward_window_length, 2048);
   const int64_t total_partials_slots = static_cast<int64_t>(sizes.outer.value) * backward_window_pieces;
   auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.axis_1.value) * total_partials_slots);
   if (is_measuring) return scratch.used;
@@ -521,10 +530,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
         true> : is_aligned && sizes.inner_unpooled.value % 2 == 0 ? backward_window<1,
         true> : backward_window<1, false>;
     const int64_t piece_length = ceil_divide(backward_window_length, backward_window_pieces * 2) * 2;
-    // Several turns of single windows a thread, so that short rows share a block, and are merged together.
-    const int64_t turns = windows == 1 ? 4 : 1;
-    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, turns * windows), 1,
-        256));
+    // Four turns a thread, so that short rows share a block, and are merged together.
+    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 4 * windows), 1, 256));
     const dim3 block(lanes, 256 / lanes);
     const auto blocks = static_cast<unsigned>(ceil_divide(backward_window_rows * backward_window_pieces,
         block.y));

@@ -20,6 +20,6 @@ static const Program programs[] = {
 // A module with these programs: with a text for errors, they hold Python up.
 extern "C" void* make_module(const char* name, const Program* programs, int64_t count, const char* (*error_text)(int64_t));
 
-extern "C" void* PyInit_fusegen_4c601bdf3935() {
-  return make_module("fusegen_4c601bdf3935", programs, 2, error_text);
+extern "C" void* PyInit_fusegen_733e5fedd608() {
+  return make_module("fusegen_733e5fedd608", programs, 2, error_text);
 }

@@ -1,0 +1,85 @@
+"""Short runs: whether what a reduction takes lies together in runs that are too short to be gone
+through one by one, such as a channel's small image in each sample. Down columns, where threads stay
+in their columns while samples pass by, packs are whole wherever a run begins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+
+from fusegen import ir
+from fusegen.bound import Bound
+from fusegen.program import Program
+from fusegen.rowfacts import widest_of
+
+# Runs this many times shorter than there are of them leave too many partials each on its own.
+_FEWER_IN_RUN = 8
+_LEAST_PASSING, _LEAST_MOMENTS = 32, 64  # runs of a column, that it is worth a partial
+# On an H200, where packs do not begin with runs: the longest of which one pass leaves a partial
+# each, in elements, and with so many runs or elements of four bytes; and of which a block takes
+# several, in bytes, where they are added up and where their moments are found.
+_LONGEST_RIDING, _LONGEST_RIDING_MANY, _MANY_PASSING = 128, 320, 100
+_LONGEST_ADDED_BYTES, _LONGEST_MOMENTS_BYTES = 256, 128
+_SHORTEST_BYTES = 128  # wherever they begin
+_NARROW = 2
+_PACK_BYTES = 16
+
+
+def in_short_runs(
+    program: Program,
+    held: ir.Extent,
+    bound: Bound,
+    order: Sequence[int],
+    dtypes: Mapping[str, str],
+) -> bool:
+    """Whether a reduction over most elements goes along the innermost axes and others further out,
+    but not along all between, and what lies together is short: such as a group's channels where
+    those are innermost. Never where rows to be held, along some axes, lie together.
+    """
+    places = sorted(order.index(a) for a in held)
+    if places and places == list(range(places[0], places[0] + len(places))):
+        return False
+    nodes = ir.topological(program.graph.roots)
+    reduces = [n for n in nodes if n.op == "reduce"]
+    most = max((len(r.args[0].extent) for r in reduces), default=0)
+    for node in (r for r in reduces if len(r.args[0].extent) == most):
+        axes = ir.reduction(node)[1]
+        inward = [a for a in reversed(order) if a in node.args[0].extent]
+        along = frozenset(takewhile(axes.__contains__, inward))
+        run = math.prod(bound.domain[a] for a in along)
+        runs = math.prod(bound.domain[a] for a in axes) // max(run, 1)
+        if not along:
+            continue
+        if run * _FEWER_IN_RUN < runs:
+            return True
+        columns = math.prod(bound.domain[a] for a in node.args[0].extent - axes) * run
+        widest = widest_of(program, along, dtypes)
+        is_apt = runs >= _LEAST_PASSING and columns * widest % _PACK_BYTES == 0
+        if is_apt and _is_short(program, run, runs, widest):
+            return True
+    return False
+
+
+def _is_short(program: Program, run: int, runs: int, widest: int) -> bool:
+    """Whether so many runs of so many elements, of so many bytes each, are faster down columns."""
+    reduces = [n for n in ir.topological(program.graph.roots) if n.op == "reduce"]
+    kinds = {ir.reduction(n)[0] for n in reduces}
+    length = run * widest
+    is_whole = length % _PACK_BYTES == 0
+    if "variance" in kinds:
+        return not is_whole and length < _LONGEST_MOMENTS_BYTES and runs >= _LEAST_MOMENTS
+    if not kinds <= {"sum", "mean"}:
+        return False
+    most = max(len(n.args[0].extent) for n in reduces)
+    if not any(len(root.extent) == most and not _waits(root) for root in program.graph.roots):
+        return not is_whole and length < _LONGEST_ADDED_BYTES
+    is_many = runs >= _MANY_PASSING or widest > _NARROW
+    longest = _LONGEST_RIDING_MANY if is_many else _LONGEST_RIDING
+    return length <= _SHORTEST_BYTES or (not is_whole and run <= longest)
+
+
+def _waits(root: ir.Expr) -> bool:
+    """Whether an output waits for a reduction; others are written while elements are added up."""
+    return any(n.op == "reduce" for n in ir.topological([root]))
