@@ -40,6 +40,7 @@ _LONG_ROW = 1 << 16
 _FEW_ROWS = 512
 _MOST_IN_CACHE = 4096  # elements of a strided row, of which a thread has 64 beside each other
 _FLOAT_BYTES = 4
+_WARP = 32
 _MOST_POSITIONS = 1 << 24  # a float holds every integer up to here
 _KERNEL_BYTES = 4 << 20  # what memory moves while a kernel begins and ends
 _ROW_BYTES = 256  # while a row of sums along it, as many as 16 elements in fp32 take on an H100
@@ -232,12 +233,18 @@ def _tier(
             tier,
             forward=full,
             has_long_stretches=tier.is_shared and stretch >= tier.elements * tier.threads,
+            stretch_threads=_power_of_two(stretch // (tier.derivative_elements or tier.elements)),
             holds_derivatives=tier.holds_derivatives and not tier.may_be_shared,
         )
     inner = max(order.index(a) for a in axes)
     behind = math.prod(bound.domain[a] for a in order[inner + 1 :])
     columns = column_tier(length, behind, widest, max(words))
     return columns and replace(columns, room=room)
+
+
+def _power_of_two(most: int) -> int:
+    """The largest of a warp's parts that is no more."""
+    return 1 << min(max(most, 1), _WARP).bit_length() - 1
 
 
 def _stretch(

@@ -156,18 +156,18 @@ class Tier:
     packs of so many neighbours; threads a block at most; and the longest row, for which a team of
     blocks may be needed. has_stretches says that rows fall into stretches of equal length, and not
     too short ones: what tensors and gradients have one value of, such as the channels of a group;
-    has_long_stretches that a block's share lies in two of them at most. holds_derivatives says that
-    rows are held for gradients too, and not gone over twice; derivative_elements is how many a
-    thread holds there, where they are not as many. Forward kernels that hold little are light:
-    light_elements a thread, and so many threads resident, which is how many a multiprocessor is to
-    have at once; 0 where there are none such. is_shifted says that rows are not whole packs long,
-    so that packs begin somewhere behind their row's start. Rows are longer than shortest.
-    is_alone says that each thread has strided rows to itself, all as long as the longest; is_whole
-    that of the threads which share strided rows each has as many packs as it can hold. is_full says
-    that blocks are as large as can be, for long rows, with no room for sums by column; forward and
-    derivative are such tiers of forward kernels and of gradients, where there are. asks_again says
-    that forward kernels ask for what some rows share at each of them. room is how many bytes of
-    shared memory a block may have.
+    has_long_stretches that a block's share lies in two of them at most; stretch_threads is how many
+    threads add one up. holds_derivatives says that rows are held for gradients too, and not gone
+    over twice; derivative_elements is how many a thread holds there, where they are not as many.
+    Forward kernels that hold little are light: light_elements a thread, and so many threads
+    resident, which is how many a multiprocessor is to have at once; 0 where there are none such.
+    is_shifted says that rows are not whole packs long, so that packs begin somewhere behind their
+    row's start. Rows are longer than shortest. is_alone says that each thread has strided rows to
+    itself, all as long as the longest; is_whole that of the threads which share strided rows each
+    has as many packs as it can hold. is_full says that blocks are as large as can be, for long
+    rows, with no room for sums by column; forward and derivative are such tiers of forward kernels
+    and of gradients, where there are. asks_again says that forward kernels ask for what some rows
+    share at each of them. room is how many bytes of shared memory a block may have.
     """
 
     elements: int
@@ -177,6 +177,7 @@ class Tier:
     longest: int
     has_stretches: bool = False
     has_long_stretches: bool = False
+    stretch_threads: int = 32
     holds_derivatives: bool = True
     derivative_elements: int = 0
     light_elements: int = 0

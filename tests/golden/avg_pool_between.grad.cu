@@ -486,8 +486,8 @@ extern "C" int64_t run_forward(const int64_t* a) {
   {
     // Where each line begins at a multiple of their size, 2 windows go in wide accesses.
     const bool is_aligned = (reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(out)) % 16 == 0;
-    const int64_t windows = is_aligned && sizes.inner_unpooled.value % 4 == 0 ? 2 : 1;
-    const auto run = windows > 1 ? forward_window<2,
+    const int64_t windows = is_aligned ? sizes.inner_unpooled.value % 4 == 0 ? 2 : 1 : 1;
+    const auto run = windows == 2 ? forward_window<2,
         true> : is_aligned && sizes.inner_unpooled.value % 2 == 0 ? forward_window<1,
         true> : forward_window<1, false>;
     const auto blocks = static_cast<unsigned>(ceil_divide(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value), 256 * windows));
@@ -519,8 +519,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
   {
     // Where each line begins at a multiple of their size, 2 windows go in wide accesses.
     const bool is_aligned = (reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(d_x) | reinterpret_cast<uintptr_t>(d_out)) % 16 == 0;
-    const int64_t windows = is_aligned && sizes.inner_unpooled.value % 4 == 0 ? 2 : 1;
-    const auto run = windows > 1 ? backward_window<2,
+    const int64_t windows = is_aligned ? sizes.inner_unpooled.value % 4 == 0 ? 2 : 1 : 1;
+    const auto run = windows == 2 ? backward_window<2,
         true> : is_aligned && sizes.inner_unpooled.value % 2 == 0 ? backward_window<1,
         true> : backward_window<1, false>;
     const int64_t piece_length = ceil_divide(backward_window_length, backward_window_pieces * 2) * 2;

@@ -569,10 +569,11 @@ extern "C" int64_t run_forward(const int64_t* a) {
         static_cast<Index>(slots));
   }
   {
-    // Where each line begins at a multiple of their size, 4 windows go in wide accesses.
+    // Where each line begins at a multiple of their size, 4 windows go in wide accesses, or half of them in narrower ones.
     const bool is_aligned = (reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(weight) | reinterpret_cast<uintptr_t>(bias) | reinterpret_cast<uintptr_t>(out)) % 16 == 0;
-    const int64_t windows = is_aligned && sizes.inner.value % 4 == 0 ? 4 : 1;
-    const auto run = windows > 1 ? forward_window<4, true> : forward_window<1, false>;
+    const int64_t windows = is_aligned ? sizes.inner.value % 4 == 0 ? 4 : sizes.inner.value % 2 == 0 ? 2 : 1 : 1;
+    const auto run = windows == 4 ? forward_window<4, true> : windows == 2 ? forward_window<2,
+        true> : forward_window<1, false>;
     const auto blocks = static_cast<unsigned>(ceil_divide(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value), 256 * windows));
     follow(run, blocks, 256, 0, stream, x, mean_scratch, variance_scratch, weight, bias, out, sizes);
   }

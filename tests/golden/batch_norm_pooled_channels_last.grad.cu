@@ -849,10 +849,11 @@ extern "C" int64_t run_forward(const int64_t* a) {
         variance_scratch, mean_partials, sizes, static_cast<Index>(slots));
   }
   {
-    // Where each line begins at a multiple of their size, 4 windows go in wide accesses.
+    // Where each line begins at a multiple of their size, 4 windows go in wide accesses, or half of them in narrower ones.
     const bool is_aligned = (reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(weight) | reinterpret_cast<uintptr_t>(bias) | reinterpret_cast<uintptr_t>(out)) % 16 == 0;
-    const int64_t windows = is_aligned && sizes.inner.value % 4 == 0 ? 4 : 1;
-    const auto run = windows > 1 ? forward_window<4, true> : forward_window<1, false>;
+    const int64_t windows = is_aligned ? sizes.inner.value % 4 == 0 ? 4 : sizes.inner.value % 2 == 0 ? 2 : 1 : 1;
+    const auto run = windows == 4 ? forward_window<4, true> : windows == 2 ? forward_window<2,
+        true> : forward_window<1, false>;
     const auto blocks = static_cast<unsigned>(ceil_divide(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value), 256 * windows));
     follow(run, blocks, 256, 0, stream, x, mean_scratch, variance_scratch, weight, bias, out, sizes);
   }
@@ -888,10 +889,11 @@ extern "C" int64_t run_backward(const int64_t* a) {
   auto* const total_2_scratch = scratch.take<float>(static_cast<int64_t>(sizes.inner.value));
   if (is_measuring) return scratch.used;
   {
-    // Where each line begins at a multiple of their size, 4 windows go in wide accesses.
+    // Where each line begins at a multiple of their size, 4 windows go in wide accesses, or half of them in narrower ones.
     const bool is_aligned = (reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(d_out) | reinterpret_cast<uintptr_t>(saved_mean) | reinterpret_cast<uintptr_t>(saved_variance) | reinterpret_cast<uintptr_t>(weight) | reinterpret_cast<uintptr_t>(bias)) % 16 == 0;
-    const int64_t windows = is_aligned && sizes.inner.value % 4 == 0 ? 4 : 1;
-    const auto run = windows > 1 ? backward_window<4, true> : backward_window<1, false>;
+    const int64_t windows = is_aligned ? sizes.inner.value % 4 == 0 ? 4 : sizes.inner.value % 2 == 0 ? 2 : 1 : 1;
+    const auto run = windows == 4 ? backward_window<4, true> : windows == 2 ? backward_window<2,
+        true> : backward_window<1, false>;
     const auto width = static_cast<unsigned>(power_of_two(ceil_divide(backward_window_length, windows), 1,
         32));
     const dim3 block(width, 256 / width);
@@ -915,10 +917,11 @@ extern "C" int64_t run_backward(const int64_t* a) {
         total_2_scratch, total_partials, total_2_partials, sizes, static_cast<Index>(slots));
   }
   {
-    // Where each line begins at a multiple of their size, 4 windows go in wide accesses.
+    // Where each line begins at a multiple of their size, 4 windows go in wide accesses, or half of them in narrower ones.
     const bool is_aligned = (reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(d_x) | reinterpret_cast<uintptr_t>(saved_mean) | reinterpret_cast<uintptr_t>(weight) | reinterpret_cast<uintptr_t>(saved_variance) | reinterpret_cast<uintptr_t>(d_out) | reinterpret_cast<uintptr_t>(bias)) % 16 == 0;
-    const int64_t windows = is_aligned && sizes.inner.value % 4 == 0 ? 4 : 1;
-    const auto run = windows > 1 ? backward_window_2<4, true> : backward_window_2<1, false>;
+    const int64_t windows = is_aligned ? sizes.inner.value % 4 == 0 ? 4 : sizes.inner.value % 2 == 0 ? 2 : 1 : 1;
+    const auto run = windows == 4 ? backward_window_2<4, true> : windows == 2 ? backward_window_2<2,
+        true> : backward_window_2<1, false>;
     const auto blocks = static_cast<unsigned>(ceil_divide(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value), 256 * windows));
     follow(run, blocks, 256, 0, stream, x, saved_mean, total_scratch, weight, saved_variance, d_out, bias,
         total_2_scratch, d_x, sizes);

@@ -364,7 +364,7 @@ forward_row(const float* x, const float* weight, const float* bias, float* __res
     {
       const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes, length);
       const Counts<float> counts = counted<false>(elements);
-    combine<8, false>(spreads_1, counts, static_cast<float>(length), cells[turn++ & 1]);
+      combine<8, false>(spreads_1, counts, static_cast<float>(length), cells[turn++ & 1]);
     }
     const float mean_value = spreads_1[0].centre;
     const float variance_value = spreads_1[0].squares / static_cast<float>(length);
@@ -555,35 +555,41 @@ backward_row(const float* d_out, const float* weight, const float* x, const floa
     }
     combine<8, false>(sums_1, cells[turn++ & 1]);
     __syncthreads();
-    for (Index n = (threadIdx.y * blockDim.x + threadIdx.x) / 32; n < blockDim.y * sizes.axis_2.value; n += blockDim.x * blockDim.y / 32) {
+    {
+      constexpr int kThreads = 4;  // for each stretch
       const Index stretch_length = sizes.inner.value, pair = 2 * kLanes;
-      const Index beside = n / sizes.axis_2.value, stretch = n - beside * sizes.axis_2.value,
-          line = first + beside;
-      if (line >= rows) break;
-      const Index from = stretch * stretch_length, to = from + stretch_length;
-      Sum<float> total_part;
-      Sum<float> total_2_part;
-      const Index start = (from + pair - 1) / pair, place = threadIdx.x % 32;
+      for (Index past = 0; past < blockDim.y * sizes.axis_2.value; past += blockDim.x * blockDim.y / kThreads) {
+        const int thread = threadIdx.y * blockDim.x + threadIdx.x, place = thread % kThreads;
+        const Index n = past + thread / kThreads, beside = divide(n, sizes.axis_2);
+        const Index stretch = n - beside * sizes.axis_2.value, line = first + beside;
+        const bool is_mine = beside < blockDim.y && line < rows;
+        const Index from = stretch * stretch_length, to = from + stretch_length,
+            start = (from + pair - 1) / pair;
+        Sum<float> total_part;
+        Sum<float> total_2_part;
+        if (is_mine) {
 #pragma unroll 4
-      for (Index q = start + place; q < (to + pair - 1) / pair; q += 32) {
-        total_part.merge(total_pairs[beside * kPacks * blockDim.x / 2 + q]);
-        total_2_part.merge(total_2_pairs[beside * kPacks * blockDim.x / 2 + q]);
-      }
-      if (place == 0 && start * pair != from) {
-        total_part.merge(total_edges[n]);
-        total_2_part.merge(total_2_edges[n]);
-      }
+          for (Index q = start + place; q < (to + pair - 1) / pair; q += kThreads) {
+            total_part.merge(total_pairs[beside * kPacks * blockDim.x / 2 + q]);
+            total_2_part.merge(total_2_pairs[beside * kPacks * blockDim.x / 2 + q]);
+          }
+          if (place == 0 && start * pair != from) {
+            total_part.merge(total_edges[n]);
+            total_2_part.merge(total_2_edges[n]);
+          }
+        }
 #pragma unroll
-      for (int bit = 16; bit > 0; bit /= 2) {
-        total_part.merge(exchange(total_part, bit));
-        total_2_part.merge(exchange(total_2_part, bit));
-      }
-      if (place == 0) {
-        const Index above_axis_1 = divide(line, sizes.axis_1);
-        const Index axis_1 = line - above_axis_1 * sizes.axis_1.value;
-        const Index outer = above_axis_1;
-        total_partials[((axis_1) * sizes.outer.value + outer) * sizes.axis_2.value + stretch] = total_part;
-        total_2_partials[((axis_1) * sizes.outer.value + outer) * sizes.axis_2.value + stretch] = total_2_part;
+        for (int bit = kThreads / 2; bit > 0; bit /= 2) {
+          total_part.merge(exchange(total_part, bit));
+          total_2_part.merge(exchange(total_2_part, bit));
+        }
+        if (is_mine && place == 0) {
+          const Index above_axis_1 = divide(line, sizes.axis_1);
+          const Index axis_1 = line - above_axis_1 * sizes.axis_1.value;
+          const Index outer = above_axis_1;
+          total_partials[((axis_1) * sizes.outer.value + outer) * sizes.axis_2.value + stretch] = total_part;
+          total_2_partials[((axis_1) * sizes.outer.value + outer) * sizes.axis_2.value + stretch] = total_2_part;
+        }
       }
     }
     __syncthreads();

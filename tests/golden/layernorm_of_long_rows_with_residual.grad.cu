@@ -438,7 +438,7 @@ forward_row(const float* x, const float* residual, const float* weight, const fl
     {
       const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes, length);
       const Counts<float> counts = counted<false>(elements);
-    combine<16, false>(spreads_1, counts, static_cast<float>(length), cells[turn++ & 1]);
+      combine<16, false>(spreads_1, counts, static_cast<float>(length), cells[turn++ & 1]);
     }
     const float mean_value = spreads_1[0].centre;
     const float variance_value = spreads_1[0].squares / static_cast<float>(length);

@@ -1157,8 +1157,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
   {
     // Where each line begins at a multiple of their size, 2 windows go in wide accesses.
     const bool is_aligned = (reinterpret_cast<uintptr_t>(d_bias)) % 16 == 0;
-    const int64_t windows = is_aligned && sizes.inner_unpooled.value % 4 == 0 ? 2 : 1;
-    const auto run = windows > 1 ? backward_window<2,
+    const int64_t windows = is_aligned ? sizes.inner_unpooled.value % 4 == 0 ? 2 : 1 : 1;
+    const auto run = windows == 2 ? backward_window<2,
         true> : is_aligned && sizes.inner_unpooled.value % 2 == 0 ? backward_window<1,
         true> : backward_window<1, false>;
     const auto blocks = static_cast<unsigned>(ceil_divide(static_cast<int64_t>(sizes.inner.value),

@@ -557,9 +557,9 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, ForwardSizes s
     {
       const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes, reach);
       const Counts<float> counts = counted<true>(elements);
-    combine<16, true>(spreads_1, counts, static_cast<float>(reach), cells[turn++ & 1]);
-    combine_team<3>(spreads_1, static_cast<float>(end), static_cast<float>(length), meeting, rank, blocks,
-        turn, team_totals);
+      combine<16, true>(spreads_1, counts, static_cast<float>(reach), cells[turn++ & 1]);
+      combine_team<3>(spreads_1, static_cast<float>(end), static_cast<float>(length), meeting, rank, blocks,
+          turn, team_totals);
     }
     const float mean_value = spreads_1[0].centre;
     const float variance_value = spreads_1[0].squares / static_cast<float>(length);
@@ -587,9 +587,9 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, ForwardSizes s
     {
       const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes, reach);
       const Counts<float> counts = counted<true>(elements);
-    combine<16, true>(spreads_2, counts, static_cast<float>(reach), cells[turn++ & 1]);
-    combine_team<3>(spreads_2, static_cast<float>(end), static_cast<float>(length), meeting, rank, blocks,
-        turn, team_totals);
+      combine<16, true>(spreads_2, counts, static_cast<float>(reach), cells[turn++ & 1]);
+      combine_team<3>(spreads_2, static_cast<float>(end), static_cast<float>(length), meeting, rank, blocks,
+          turn, team_totals);
     }
     const float mean_2_value = spreads_2[0].centre;
     const float variance_2_value = spreads_2[0].squares / static_cast<float>(length);
