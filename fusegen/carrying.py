@@ -18,8 +18,6 @@ from fusegen.kernel import Reduction
 from fusegen.lower import Mark, remarked
 from fusegen.target import DEAR, FUNCTIONS
 
-_MANY_APART = 2  # tensors, each of which would be read again for every element
-
 Stage = tuple[Reduction, ...]
 Held = tuple[tuple[tuple[Expr, Expr], ...], ...]
 
@@ -44,12 +42,13 @@ def carry(
     spares_dear: bool,
     narrow: Collection[Expr] = (),
     apart: Extent = frozenset(),
+    few_apart: int = 0,
 ) -> Staged:
     """The same work, where each stage leaves for later ones what they need of it: on the chip, all
     but what was read, or follows in a few instructions from two tensors that are narrow, which
     take no more room; and where dear values are to be spared, those too. Each value is computed at
-    its level. Along the groups `apart` elements lie apart, and little of what is read for them is
-    read in packs.
+    its level. Along the groups `apart` little is read in packs: what follows from more tensors that
+    stand beside the elements than few_apart is kept too, as each would be read again for every one.
     """
     # Every expression with its level: a stage's terms at its own.
     exprs = [(r.value, i) for i, stage in enumerate(work.stages) for r in stage]
@@ -64,7 +63,9 @@ def carry(
     for i in range(len(work.stages)):
         unknown = {leaf for s in work.stages[i:] for r in s for _, leaf in r.results}
         later = [e for e, level in exprs if level > i]
-        cut = _values_to_carry(later, domain, unknown, narrow, apart) if is_on_chip else []
+        cut = (
+            _values_to_carry(later, domain, unknown, narrow, apart, few_apart) if is_on_chip else []
+        )
         if spares_dear:
             now = set(ir.topological([e for e, level in exprs if level == i]))
             dear = {n for n in now if n.op in FUNCTIONS}
@@ -97,6 +98,7 @@ def _values_to_carry(
     unknown: set[Expr],
     narrow: Collection[Expr],
     apart: Extent,
+    few_apart: int,
 ) -> list[Expr]:
     """What has to be kept of the elements until the unknown is known, apart from what was read."""
 
@@ -115,7 +117,7 @@ def _values_to_carry(
         # What follows from one tensor, or two narrow ones, in a few instructions is had again.
         is_small = len(sources) == 1 or (len(sources) == 2 and all(n in narrow for n in sources))
         others = [n for n in below if n.op == "input" and n.extent & apart and n.extent < domain]
-        is_small &= len(others) < _MANY_APART
+        is_small &= len(others) <= few_apart
         kept += [node] if is_dear or not is_small else sources
     return [n for n in dict.fromkeys(kept) if n.op != "input"]
 

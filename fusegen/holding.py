@@ -39,8 +39,10 @@ _FIXED_BYTES = 7 << 10  # of a block's shared memory, of a size known to the com
 _LONG_ROW = 1 << 16
 _FEW_ROWS = 512
 _MOST_IN_CACHE = 4096  # elements of a strided row, of which a thread has 64 beside each other
-_FLOAT_BYTES = 4
+_NARROW_BYTES, _FLOAT_BYTES = 2, 4
 _WARP = 32
+# Elements of rows that gradients are summed over, and nothing else, by whether they have two bytes.
+_LONGEST_SUMMED = {True: 200, False: 60}
 _MOST_POSITIONS = 1 << 24  # a float holds every integer up to here
 _KERNEL_BYTES = 4 << 20  # what memory moves while a kernel begins and ends
 _ROW_BYTES = 256  # while a row of sums along it, as many as 16 elements in fp32 take on an H100
@@ -69,7 +71,7 @@ def signature(
     if bound.windows:
         found = _bundled(programs, dtypes, bound, order)
         return plain if found is None else replace(plain, rows=_of_all(programs, found))
-    options = _options(programs[0], bound)
+    options = _options(programs[0], bound) or _short_sums(programs, bound, order, dtypes)
     lie = options[0][0] if options else frozenset[int]()
     strips = [p.name for p in programs if in_short_runs(p, lie, bound, order, dtypes)]
     plain = replace(plain, strips=tuple(strips))
@@ -285,6 +287,22 @@ def _options(program: Program, bound: Bound) -> list[tuple[ir.Extent, ir.Extent]
     last, none = _last(largest), frozenset[int]()
     first = last if last in found else none
     return [(first, found.pop(first, none)), *found.items()] if reduces else []
+
+
+def _short_sums(
+    programs: Iterable[Program], bound: Bound, order: Sequence[int], dtypes: Mapping[str, str]
+) -> list[tuple[ir.Extent, ir.Extent]]:
+    """The short rows that gradients are summed over, of a chain that reduces nothing itself: the
+    kernel that writes a row's elements has its sums too, with nothing to merge.
+    """
+    for program in programs:
+        found = _options(program, bound)
+        for axes, _ in found:
+            longest = _LONGEST_SUMMED[widest_of(program, axes, dtypes) <= _NARROW_BYTES]
+            is_row = bool(axes) and axes == set(order[-len(axes) :])
+            if is_row and math.prod(bound.domain[a] for a in axes) <= longest:
+                return found if len(found) == 1 else []
+    return []
 
 
 def _last(reduces: Sequence[Expr]) -> ir.Extent:

@@ -102,9 +102,16 @@ def rowwise_kernel(
     narrow = narrow if tier is not None and tier.resident and tier.lanes > 1 else set()
     read = sum(leaf.extent == domain for leaf in ir.inputs([*terms, *values]))
     spares_dear = tier is None or tier.has_room_for(read + 1)
-    ways = {"is_on_chip": tier is not None, "spares_dear": spares_dear}
-    apart = axes if family == "column" else frozenset()
-    work = carry(alone, levels, domain, state.fresh, narrow=narrow, apart=apart, **ways)
+    is_single = tier is not None and tier.lanes == 1 and family == "row"
+    apart = axes if is_single or family == "column" else frozenset()
+    work = carry(
+        *(alone, levels, domain, state.fresh),
+        is_on_chip=tier is not None,
+        spares_dear=spares_dear,
+        narrow=narrow,
+        apart=apart,
+        few_apart=0 if is_single else 1,
+    )
     is_shared = tier is not None and tier.is_shared and len(stages) == 1
     is_full = tier is not None and tier.is_full and read * tier.elements > _MOST_CARRIED
     if is_shared or is_full:

@@ -28,6 +28,16 @@ FAMILIES = [
     ("add(p) | layernorm(weight, bias)", (5, 37, 768), [(37, 768), (768,), (768,)]),
     ("add(p) | softmax(-1)", (5, 37, 768), [(37, 768)]),
     ("layernorm | mul(s) | add(t)", (3, 37, 768), [(3, 1, 768), (3, 1, 768)]),
+    # So many that a block takes two in turn.
+    ("layernorm | mul(s) | add(t)", (3, 1367, 1024), [(3, 1, 1024), (3, 1, 1024)]),
+    # Short runs, down columns; rows that have their gradients' sums; stretches that few threads add
+    # up; a piece of pooled rows in four turns.
+    ("add_channel | gelu", (33, 8, 7, 7), [(8,)]),
+    (_TRAINED_NORM, (65, 8, 7, 7), [(8,), (8,)]),
+    ("mul(s) | silu", (7, 5, 7, 7), [(7, 5, 1, 1)]),
+    ("relu | mean((2, 3))", (9, 5, 7, 7), []),
+    ("group_norm(2, weight, bias) | silu", (5, 64, 8, 8), [(64,), (64,)]),
+    ("relu | max_pool2d(2) | mean((2, 3))", (2, 3, 120, 124), []),
     # What elements that lie apart have in common, ahead of them; sums of teams' rows in two passes.
     ("logsumexp(1, True) | relu", (2, 40, 5, 7), []),
     ("batch_norm(training=True) | gelu", (65, 33), []),

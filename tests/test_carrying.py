@@ -23,13 +23,13 @@ def names():
     return fresh
 
 
-def carried(term, *values, is_on_chip=False, spares_dear=None, kind="sum"):
+def carried(term, *values, is_on_chip=False, spares_dear=None, kind="sum", **more):
     work = Staged(((Reduction(kind, term, ((kind, total),)),),), values)
     ways = {
         "is_on_chip": is_on_chip,
         "spares_dear": not is_on_chip if spares_dear is None else spares_dear,
     }
-    return carry(work, [1] * len(values), ELEMENTS, names(), **ways)
+    return carry(work, [1] * len(values), ELEMENTS, names(), **ways, **more)
 
 
 @pytest.mark.parametrize("is_on_chip", [False, True])
@@ -63,6 +63,14 @@ def test_one_value_is_carried_where_two_dear_ones_meet():
     both = primitive("exp", x) + primitive("erf", x)
     found = carried(both, both * total, both - total)
     assert [value for _, value in found.held[0]] == [both]
+
+
+@pytest.mark.parametrize(("few", "is_carried"), [(0, True), (1, False)])
+def test_what_follows_from_much_that_is_read_one_by_one_is_carried(few, is_carried):
+    beside = x + ir.tensor("p", frozenset((1,)), 0)
+    ways = {"apart": frozenset((1,)), "few_apart": few}
+    found = carried(beside, beside * total, is_on_chip=True, **ways)
+    assert [value for _, value in found.held[0]] == [beside] * is_carried
 
 
 def test_what_no_stage_computes_is_not_carried():

@@ -427,8 +427,31 @@ CASES = [
         ("sum(1) | tanh | sum(1) | mul(q)", (2, 3, 4, 5), [(5,)], more, "finalise")
         for more in ({}, {"layout": "channels_last"}, {"dtype": "float64"})
     ),
-    ("gelu | mean((2, 3)) | tanh", (3, 5, 7, 9), [], {}, "inner finalise"),
-    ("sub(p) | mean(1, keepdim=True) | gelu | add(o)", (6, 70), [(70,), (6, 70)], {}, "inner"),
+    ("gelu | mean((2, 3)) | tanh", (3, 5, 7, 9), [], {}, "row"),
+    ("gelu | mean((2, 3)) | tanh", (2, 2, 131, 157), [], {}, "inner finalise"),
+    ("sub(p) | mean(1, keepdim=True) | gelu | add(o)", (6, 70), [(70,), (6, 70)], {}, "row"),
+    # Runs too short to be gone through one by one; rows whose gradients have sums of their own.
+    ("add_channel | gelu", (33, 8, 7, 7), [(8,)], {}, "outer"),
+    ("mul_channel | gelu", (33, 8, 7, 7), [(8,)], {"dtype": "bfloat16"}, "outer"),
+    ("batch_norm(weight=w, bias=b, training=True)", (65, 8, 7, 7), [(8,)] * 2, {}, "inner outer"),
+    ("batch_norm(weight=w, training=True)", (65, 8, 7, 7), [(8,)], {"dtype": "bfloat16"}, "outer"),
+    ("mul(s) | silu", (7, 5, 7, 7), [(7, 5, 1, 1)], {}, "row"),
+    ("mul(s) | silu", (7, 5, 10, 10), [(7, 5, 1, 1)], {"dtype": "bfloat16"}, "row"),
+    # Biases of short odd rows, which are read one by one, and so no more than once.
+    (
+        "add(p) | add(q) | softmax(-1)",
+        (4, 3, 5, 49),
+        [(3, 5, 49), (4, 1, 1, 49)],
+        {"dtype": "bfloat16"},
+        "row",
+    ),
+    # Stretches that few threads add up, and many.
+    ("group_norm(2, w, b) | silu", (5, 64, 8, 8), [(64,)] * 2, {}, "row"),
+    ("group_norm(2, w, b) | silu", (5, 64, 8, 8), [(64,)] * 2, {"dtype": "bfloat16"}, "row"),
+    ("group_norm(4, w, b) | silu", (5, 24, 15, 16), [(24,)] * 2, {}, "row"),
+    # Half as many windows side by side as lines of twice the size would have.
+    ("silu | max_pool2d(2) | mul(s)", (3, 5, 6, 12), [()], {"dtype": "bfloat16"}, "window"),
+    ("silu | avg_pool2d(2) | mean((2, 3))", (3, 5, 8, 28), [], {"dtype": "bfloat16"}, "window"),
     ("group_norm(2, weight, bias) | gelu", (3, 6, 5, 7), [(6,), (6,)], {}, "row"),
     (
         "group_norm(2, weight, bias) | gelu",

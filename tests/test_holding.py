@@ -77,13 +77,15 @@ def test_what_takes_registers_beside_sums_leaves_fewer_elements_a_thread(
 def test_rows_that_share_something_are_right_where_a_block_has_two_of_them(
     dtype: torch.dtype, gpu: torch.device
 ) -> None:
-    # 33,147 rows, eight to a block; the last has one.
+    # 33,147 rows, two to a block at a time: the last has one.
     x = torch.randn(127, 261, 512, device=gpu).to(dtype)
     scale, shift = (torch.randn(127, 1, 512, device=gpu).to(dtype) for _ in range(2))
     result = fusegen.compile("layernorm | mul(s) | add(t)")(x, scale, shift)
     wide = torch.nn.functional.layer_norm(x.double(), (512,)) * scale.double() + shift.double()
     error = (result.double() - wide).abs() / (1 + wide.abs())
-    assert error.max().item() < (1e-5 if dtype == torch.float32 else 1e-2)
+    # The result's own rounding, and that of a sum over 512 elements; a row that is not its own is
+    # off by more than 1.
+    assert error.max().item() < (1e-5 if dtype == torch.float32 else 2**-8)
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,7 @@ struct ForwardDrawnNoise {
 };
 
 template <int N>
-__device__ __forceinline__ Pack<float, N> load(ForwardDrawnNoise from) {
+__device__ __forceinline__ Pack<float, N> load_singly(ForwardDrawnNoise from) {
   Pack<float, N> pack;
 #pragma unroll
   for (int lane = 0; lane < N; ++lane) pack.at[lane] = from[lane];
@@ -153,11 +153,8 @@ __device__ __forceinline__ Pack<float, N> load(ForwardDrawnNoise from) {
 }
 
 template <int N>
-__device__ __forceinline__ Pack<float, N> load_singly(ForwardDrawnNoise from) {
-  Pack<float, N> pack;
-#pragma unroll
-  for (int lane = 0; lane < N; ++lane) pack.at[lane] = from[lane];
-  return pack;
+__device__ __forceinline__ Pack<float, N> load(ForwardDrawnNoise from) {
+  return load_singly<N>(from);
 }
 
 template <int N>

@@ -228,7 +228,7 @@ struct ForwardDrawnNoise {
 };
 
 template <int N>
-__device__ __forceinline__ Pack<float, N> load(ForwardDrawnNoise from) {
+__device__ __forceinline__ Pack<float, N> load_singly(ForwardDrawnNoise from) {
   Pack<float, N> pack;
 #pragma unroll
   for (int lane = 0; lane < N; ++lane) pack.at[lane] = from[lane];
@@ -236,11 +236,8 @@ __device__ __forceinline__ Pack<float, N> load(ForwardDrawnNoise from) {
 }
 
 template <int N>
-__device__ __forceinline__ Pack<float, N> load_singly(ForwardDrawnNoise from) {
-  Pack<float, N> pack;
-#pragma unroll
-  for (int lane = 0; lane < N; ++lane) pack.at[lane] = from[lane];
-  return pack;
+__device__ __forceinline__ Pack<float, N> load(ForwardDrawnNoise from) {
+  return load_singly<N>(from);
 }
 
 template <int N>
@@ -352,7 +349,7 @@ struct BackwardDrawnNoise {
 };
 
 template <int N>
-__device__ __forceinline__ Pack<float, N> load(BackwardDrawnNoise from) {
+__device__ __forceinline__ Pack<float, N> load_singly(BackwardDrawnNoise from) {
   Pack<float, N> pack;
 #pragma unroll
   for (int lane = 0; lane < N; ++lane) pack.at[lane] = from[lane];
@@ -360,11 +357,8 @@ __device__ __forceinline__ Pack<float, N> load(BackwardDrawnNoise from) {
 }
 
 template <int N>
-__device__ __forceinline__ Pack<float, N> load_singly(BackwardDrawnNoise from) {
-  Pack<float, N> pack;
-#pragma unroll
-  for (int lane = 0; lane < N; ++lane) pack.at[lane] = from[lane];
-  return pack;
+__device__ __forceinline__ Pack<float, N> load(BackwardDrawnNoise from) {
+  return load_singly<N>(from);
 }
 
 template <int N>

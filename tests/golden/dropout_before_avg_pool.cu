@@ -240,9 +240,17 @@ struct ForwardDrawnNoise {
 };
 
 template <int N>
-__device__ __forceinline__ Pack<float, N> load(ForwardDrawnNoise from) {
+__device__ __forceinline__ Pack<float, N> load_singly(ForwardDrawnNoise from) {
   Pack<float, N> pack;
+#pragma unroll
+  for (int lane = 0; lane < N; ++lane) pack.at[lane] = from[lane];
+  return pack;
+}
+
+template <int N>
+__device__ __forceinline__ Pack<float, N> load(ForwardDrawnNoise from) {
   if constexpr (N % 2 == 0) {  // whole pairs, as packs begin at multiples of their size
+    Pack<float, N> pack;
 #pragma unroll
     for (int lane = 0; lane < N; lane += 2) {
       const uint64_t bits = noise_bits(*from.seed, (from.from + lane) / 2);
@@ -251,17 +259,7 @@ __device__ __forceinline__ Pack<float, N> load(ForwardDrawnNoise from) {
     }
     return pack;
   }
-#pragma unroll
-  for (int lane = 0; lane < N; ++lane) pack.at[lane] = from[lane];
-  return pack;
-}
-
-template <int N>
-__device__ __forceinline__ Pack<float, N> load_singly(ForwardDrawnNoise from) {
-  Pack<float, N> pack;
-#pragma unroll
-  for (int lane = 0; lane < N; ++lane) pack.at[lane] = from[lane];
-  return pack;
+  return load_singly<N>(from);
 }
 
 template <int N>

@@ -284,9 +284,17 @@ struct ForwardDrawnNoise {
 };
 
 template <int N>
-__device__ __forceinline__ Pack<float, N> load(ForwardDrawnNoise from) {
+__device__ __forceinline__ Pack<float, N> load_singly(ForwardDrawnNoise from) {
   Pack<float, N> pack;
+#pragma unroll
+  for (int lane = 0; lane < N; ++lane) pack.at[lane] = from[lane];
+  return pack;
+}
+
+template <int N>
+__device__ __forceinline__ Pack<float, N> load(ForwardDrawnNoise from) {
   if constexpr (N % 2 == 0) {  // whole pairs, as packs begin at multiples of their size
+    Pack<float, N> pack;
 #pragma unroll
     for (int lane = 0; lane < N; lane += 2) {
       const uint64_t bits = noise_bits(*from.seed, (from.from + lane) / 2);
@@ -295,17 +303,7 @@ __device__ __forceinline__ Pack<float, N> load(ForwardDrawnNoise from) {
     }
     return pack;
   }
-#pragma unroll
-  for (int lane = 0; lane < N; ++lane) pack.at[lane] = from[lane];
-  return pack;
-}
-
-template <int N>
-__device__ __forceinline__ Pack<float, N> load_singly(ForwardDrawnNoise from) {
-  Pack<float, N> pack;
-#pragma unroll
-  for (int lane = 0; lane < N; ++lane) pack.at[lane] = from[lane];
-  return pack;
+  return load_singly<N>(from);
 }
 
 template <int N>
@@ -394,9 +392,17 @@ struct BackwardDrawnNoise {
 };
 
 template <int N>
-__device__ __forceinline__ Pack<float, N> load(BackwardDrawnNoise from) {
+__device__ __forceinline__ Pack<float, N> load_singly(BackwardDrawnNoise from) {
   Pack<float, N> pack;
+#pragma unroll
+  for (int lane = 0; lane < N; ++lane) pack.at[lane] = from[lane];
+  return pack;
+}
+
+template <int N>
+__device__ __forceinline__ Pack<float, N> load(BackwardDrawnNoise from) {
   if constexpr (N % 2 == 0) {  // whole pairs, as packs begin at multiples of their size
+    Pack<float, N> pack;
 #pragma unroll
     for (int lane = 0; lane < N; lane += 2) {
       const uint64_t bits = noise_bits(*from.seed, (from.from + lane) / 2);
@@ -405,17 +411,7 @@ __device__ __forceinline__ Pack<float, N> load(BackwardDrawnNoise from) {
     }
     return pack;
   }
-#pragma unroll
-  for (int lane = 0; lane < N; ++lane) pack.at[lane] = from[lane];
-  return pack;
-}
-
-template <int N>
-__device__ __forceinline__ Pack<float, N> load_singly(BackwardDrawnNoise from) {
-  Pack<float, N> pack;
-#pragma unroll
-  for (int lane = 0; lane < N; ++lane) pack.at[lane] = from[lane];
-  return pack;
+  return load_singly<N>(from);
 }
 
 template <int N>

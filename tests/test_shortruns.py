@@ -1,0 +1,88 @@
+"""Reductions over short runs: which go down columns, and which rows have their sums."""
+
+import pytest
+
+import fusegen
+from fusegen.describe import Situation, modules
+from fusegen.emission import make_entry
+
+_TRAINED = "batch_norm(weight=w, bias=b, training=True) | relu"
+
+
+def kernels(chain: str, *shape: int, grad: bool = True, **more: object) -> dict[str, list[str]]:
+    """The families of each program's kernels but those that merge partials."""
+    found = modules(fusegen.chain(chain), "cuda", Situation(shape, **more), grad=grad)
+    return {
+        program.name: [
+            k.family for k in make_entry(program, m.signature).kernels if k.family != "finalise"
+        ]
+        for m in found
+        for program in m.programs
+    }
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "family"),
+    [
+        ((256, 64, 7, 7), "float32", "outer"),
+        ((256, 64, 7, 7), "bfloat16", "outer"),
+        ((16, 64, 7, 7), "bfloat16", "inner"),  # too few samples to be worth a partial each
+        ((256, 64, 8, 8), "bfloat16", "outer"),  # whole packs, but few
+        ((256, 64, 8, 8), "float32", "inner"),
+        ((256, 64, 17, 17), "float32", "outer"),
+        ((32, 64, 17, 17), "bfloat16", "inner"),
+        ((256, 64, 33, 33), "float32", "inner"),
+        ((256, 3, 7, 7), "float32", "inner"),  # samples of no whole packs
+    ],
+)
+def test_a_bias_gradient_over_small_images_goes_down_columns(
+    shape: tuple[int, ...], dtype: str, family: str
+) -> None:
+    found = kernels("add_channel | gelu", *shape, dtype=dtype)
+    assert (found["forward"], found["backward"][0]) == (["pointwise"], family)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "forward", "backward"),
+    [
+        ((256, 64, 7, 7), "bfloat16", "outer", "outer"),
+        ((256, 64, 7, 7), "float32", "inner", "outer"),  # moments are dear to keep by column
+        ((32, 64, 7, 7), "bfloat16", "inner", "outer"),
+        ((256, 64, 14, 14), "bfloat16", "inner", "inner"),
+    ],
+)
+def test_statistics_and_their_gradients_choose_for_themselves(
+    shape: tuple[int, ...], dtype: str, forward: str, backward: str
+) -> None:
+    found = kernels(_TRAINED, *shape, dtype=dtype)
+    assert (found["forward"][0], found["backward"][0]) == (forward, backward)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "family"),
+    [
+        ((8, 64, 7, 7), "float32", "row"),
+        ((8, 64, 8, 8), "float32", "inner"),
+        ((8, 64, 14, 14), "bfloat16", "row"),
+        ((8, 64, 16, 16), "bfloat16", "inner"),
+    ],
+)
+def test_gates_of_small_images_have_their_gradient_with_the_image_s(
+    shape: tuple[int, ...], dtype: str, family: str
+) -> None:
+    gate = {"s": (*shape[:2], 1, 1)}
+    found = kernels("mul(s) | silu", *shape, dtype=dtype, operands=gate)
+    assert found == {"forward": ["pointwise"], "backward": [family]}
+
+
+def test_gates_beside_biases_are_as_they_were() -> None:
+    operands = {"s": (64, 64, 1, 1), "p": (64, 1, 1)}
+    found = kernels("mul(s) | add(p) | silu", 64, 64, 7, 7, operands=operands)
+    assert "row" not in found["backward"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("pixels", [3, 7, 14])
+def test_means_over_small_images_take_one_kernel(pixels: int, dtype: str) -> None:
+    found = kernels("relu | mean((2, 3))", 64, 256, pixels, pixels, dtype=dtype, grad=False)
+    assert found == {"forward": ["row"]}
