@@ -16,6 +16,7 @@ from fusegen.rowfacts import widest_of
 
 # Runs this many times shorter than there are of them leave too many partials each on its own.
 _FEWER_IN_RUN = 8
+_SHORTEST_RUN = 64  # elements, gone through in this way also where samples are not whole packs
 _LEAST_PASSING, _LEAST_MOMENTS = 32, 64  # runs of a column, that it is worth a partial
 # On an H200, where packs do not begin with runs: the longest of which one pass leaves a partial
 # each, in elements, and with so many runs or elements of four bytes; and of which a block takes
@@ -52,7 +53,7 @@ def in_short_runs(
         runs = math.prod(bound.domain[a] for a in axes) // max(run, 1)
         if not along:
             continue
-        if run * _FEWER_IN_RUN < runs:
+        if run * _FEWER_IN_RUN < runs and (run <= _SHORTEST_RUN or not _rides(program, most)):
             return True
         columns = math.prod(bound.domain[a] for a in node.args[0].extent - axes) * run
         widest = widest_of(program, along, dtypes)
@@ -72,14 +73,14 @@ def _is_short(program: Program, run: int, runs: int, widest: int) -> bool:
         return not is_whole and length < _LONGEST_MOMENTS_BYTES and runs >= _LEAST_MOMENTS
     if not kinds <= {"sum", "mean"}:
         return False
-    most = max(len(n.args[0].extent) for n in reduces)
-    if not any(len(root.extent) == most and not _waits(root) for root in program.graph.roots):
+    if not _rides(program, max(len(n.args[0].extent) for n in reduces)):
         return not is_whole and length < _LONGEST_ADDED_BYTES
     is_many = runs >= _MANY_PASSING or widest > _NARROW
     longest = _LONGEST_RIDING_MANY if is_many else _LONGEST_RIDING
     return length <= _SHORTEST_BYTES or (not is_whole and run <= longest)
 
 
-def _waits(root: ir.Expr) -> bool:
-    """Whether an output waits for a reduction; others are written while elements are added up."""
-    return any(n.op == "reduce" for n in ir.topological([root]))
+def _rides(program: Program, most: int) -> bool:
+    """Whether elements are written while they are added up, as they wait for no reduction."""
+    roots = [root for root in program.graph.roots if len(root.extent) == most]
+    return any(all(n.op != "reduce" for n in ir.topological([root])) for root in roots)

@@ -33,6 +33,8 @@ def kernels(chain: str, *shape: int, grad: bool = True, **more: object) -> dict[
         ((32, 64, 17, 17), "bfloat16", "inner"),
         ((256, 64, 33, 33), "float32", "inner"),
         ((256, 3, 7, 7), "float32", "inner"),  # samples of no whole packs
+        ((512, 3, 7, 7), "float32", "outer"),  # but there are many
+        ((13149, 61, 251), "float32", "inner"),
     ],
 )
 def test_a_bias_gradient_over_small_images_goes_down_columns(

@@ -518,7 +518,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const int device = static_cast<int>(a[15]);
   const DeviceGuard guard(device);
   const int64_t backward_window_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value), backward_window_length = static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.axis_3.value) * static_cast<int64_t>(sizes.inner.value);
-  const int64_t backward_window_pieces = ceil_divide(backward_window_length, 2048);
+  const int64_t backward_window_pieces = ceil_divide(backward_window_length, 512);
   const int64_t total_partials_slots = static_cast<int64_t>(sizes.outer.value) * backward_window_pieces;
   auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.axis_1.value) * total_partials_slots);
   if (is_measuring) return scratch.used;
@@ -530,8 +530,10 @@ extern "C" int64_t run_backward(const int64_t* a) {
         true> : is_aligned && sizes.inner_unpooled.value % 2 == 0 ? backward_window<1,
         true> : backward_window<1, false>;
     const int64_t piece_length = ceil_divide(backward_window_length, backward_window_pieces * 2) * 2;
-    // Four turns a thread, so that short rows share a block, and are merged together.
-    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 4 * windows), 1, 256));
+    // Four turns a thread of a whole row, so that short rows share a block, and are merged together.
+    const int64_t turns = backward_window_pieces == 1 || windows == 1 ? 4 : 1;
+    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, turns * windows), 1,
+        256));
     const dim3 block(lanes, 256 / lanes);
     const auto blocks = static_cast<unsigned>(ceil_divide(backward_window_rows * backward_window_pieces,
         block.y));
