@@ -105,6 +105,26 @@ CASES = {
         "add(p) | layernorm(weight, bias)",
         Situation(shape=(4, 197, 768), operands={"p": (197, 768)}),
     ),
+    "batch_norm_residual_of_small_images_bfloat16": (
+        "batch_norm(weight=weight, bias=bias, training=True) | add(residual) | relu",
+        Situation(shape=(128, 64, 7, 7), operands={"residual": (128, 64, 7, 7)}, dtype="bfloat16"),
+    ),
+    "gate_of_small_images_bfloat16": (
+        "mul(gate) | silu",
+        Situation(shape=(64, 32, 7, 7), operands={"gate": (64, 32, 1, 1)}, dtype="bfloat16"),
+    ),
+    "group_norm_of_small_images": (
+        "group_norm(32, weight, bias) | silu",
+        Situation(shape=(16, 1024, 8, 8)),
+    ),
+    "softmax_of_windows_bfloat16": (
+        "add(bias) | add(mask) | softmax(-1)",
+        Situation(
+            shape=(4, 16, 4, 49, 49),
+            operands={"bias": (4, 49, 49), "mask": (16, 1, 49, 49)},
+            dtype="bfloat16",
+        ),
+    ),
     "layernorm_modulated": (
         "layernorm | mul(scale) | add(shift)",
         Situation(shape=(4, 64, 768), operands={"scale": (4, 1, 768), "shift": (4, 1, 768)}),

@@ -1,0 +1,539 @@
+// fusegen 0.1.0   chain ad7d2e754e5e   signature forward+backward: d_gate bfloat16, d_out bfloat16, d_x bfloat16, gate bfloat16, out bfloat16, x bfloat16; 32-bit offsets
+//   mul(gate) | silu
+#include <cstdint>
+#include <cuda_runtime.h>
+#include <cuda_bf16.h>
+
+using Index = uint32_t;
+
+// A size with what it takes to divide by it: two instructions instead of twenty, for dividends below 2^31.
+struct Size {
+  uint32_t value, multiplier, shift;
+};
+
+static Size size_of(int64_t value) {
+  uint32_t shift = 0;
+  while ((uint64_t{1} << shift) < static_cast<uint64_t>(value)) ++shift;
+  const uint64_t excess = (uint64_t{1} << 32) * ((uint64_t{1} << shift) - value);
+  return {static_cast<uint32_t>(value), static_cast<uint32_t>(excess / value + 1), shift};
+}
+
+namespace {
+
+[[maybe_unused]] __device__ __forceinline__ Index divide(Index n, Size d) { return (__umulhi(n,
+    d.multiplier) + n) >> d.shift; }
+
+template <typename Stored>
+__device__ __forceinline__ Stored widen(Stored x) {
+  return x;
+}
+[[maybe_unused]] __device__ __forceinline__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+template <typename Stored, typename Value>
+__device__ __forceinline__ Stored narrow(Value x) {
+  return static_cast<Stored>(x);
+}
+template <>
+[[maybe_unused]] __device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16, float>(float x) {
+  return __float2bfloat16_rn(x);
+}
+
+// One instruction where exp2f takes four: what is below 2^-126 becomes zero. Relative error below 2^-22.
+__device__ __forceinline__ float exp2_flushed(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+// 1 / (1 + exp(-x)), both terms times 2^-24: the inverse of what is above 2^126 would be flushed to zero.
+__device__ __forceinline__ float narrow_sigmoid(float x) {
+  const float sum = exp2_flushed(fmaf(x, -1.44269504f, -24.0f)) + 0x1p-24f;
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(sum));
+  return inverse * 0x1p-24f;
+}
+
+// N neighbours, moved by one access.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T at[N];
+};
+
+template <typename T, int N>
+__device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
+  return widen(pack.at[lane]);
+}
+// Out of pairs, by one instruction each; to take the upper half alone first would be another.
+template <int N>
+__device__ __forceinline__ float widen(const Pack<__nv_bfloat16, N>& pack, int lane) {
+  if constexpr (N == 1) {
+    return __bfloat162float(pack.at[lane]);
+  } else {
+    const unsigned int pair = reinterpret_cast<const unsigned int*>(pack.at)[lane / 2];
+    return __uint_as_float(lane % 2 ? pair & 0xffff0000u : pair << 16);
+  }
+}
+
+template <int Bytes>
+struct Bits;
+template <>
+struct Bits<16> {
+  using type = uint4;
+};
+template <>
+struct Bits<8> {
+  using type = uint2;
+};
+template <>
+struct Bits<4> {
+  using type = unsigned int;
+};
+template <>
+struct Bits<2> {
+  using type = unsigned short;
+};
+template <>
+struct Bits<1> {
+  using type = unsigned char;
+};
+
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load(const T* from) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  Pack<T, N> pack;
+  *reinterpret_cast<Whole*>(&pack) = *reinterpret_cast<const Whole*>(from);
+  return pack;
+}
+
+// A pack on its way into shared memory, where the thread that sent it will read it.
+template <int N, typename T>
+__device__ __forceinline__ void send(Pack<T, N>* to, const T* from) {
+  const auto target = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  if constexpr (sizeof(T) * N == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(target), "l"(from), "n"(sizeof(T) * N) : "memory");
+  }
+}
+
+__device__ __forceinline__ void send_off() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until no more than so many of the latest are on their way.
+template <int N>
+__device__ __forceinline__ void wait_for_sent() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+template <int N, typename T>
+__device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
+}
+
+// Elements that lie together, on their way to shared memory by all threads of a block, in packs of 16 bytes; those behind
+// the last pack are there at once.
+template <typename T>
+__device__ __forceinline__ void send_all(T* to, const T* from, Index count) {
+  constexpr Index kEach = 16 / sizeof(T);
+  const Index packs = count / kEach, thread = threadIdx.y * blockDim.x + threadIdx.x,
+      threads = blockDim.x * blockDim.y;
+  for (Index n = thread; n < packs; n += threads) send(reinterpret_cast<Pack<T, kEach>*>(to) + n,
+      from + n * kEach);
+  for (Index n = packs * kEach + thread; n < count; n += threads) to[n] = from[n];
+}
+
+// The same from shared memory.
+template <typename T>
+__device__ __forceinline__ void store_all(T* to, const T* from, Index count) {
+  constexpr Index kEach = 16 / sizeof(T);
+  const Index packs = count / kEach, thread = threadIdx.y * blockDim.x + threadIdx.x,
+      threads = blockDim.x * blockDim.y;
+  for (Index n = thread; n < packs; n += threads) store(to + n * kEach, load<kEach>(from + n * kEach));
+  for (Index n = packs * kEach + thread; n < count; n += threads) to[n] = from[n];
+}
+
+template <typename T>
+struct Sum {
+  T total = 0;
+  __device__ void add(T term) { total += term; }
+  __device__ void add_if(bool is_here, T term) { total += is_here ? term : T(0); }
+  __device__ void add(T factor, T by) { total = fma(factor, by, total); }
+  __device__ void add_if(bool is_here, T factor, T by) { total = is_here ? fma(factor, by, total) : total; }
+  template <typename U>
+  __device__ void merge(const Sum<U>& other) {
+    total += other.total;
+  }
+  __device__ T sum() const { return total; }
+  __device__ T number() const { return total; }
+};
+
+// The accumulator of the thread whose number in the warp differs in one bit.
+template <template <typename> class Kind, typename T>
+__device__ __forceinline__ Kind<T> exchange(Kind<T> mine, int bit) {
+  return {__shfl_xor_sync(0xffffffffu, mine.number(), bit)};
+}
+
+// Merges a row's accumulators over its threads, in a fixed tree: within each warp, then over the warps, kWarps at most.
+// A row has a power of two of threads, or whole warps; kIsWide, more than one. The cells are free again two calls later.
+// Not for all, only the first warp knows.
+template <int kWarps, bool kIsWide, bool kForAll = true, template <typename> class Kind, typename T, int N>
+__device__ __forceinline__ void combine(Kind<T> (&mine)[N], T* cells) {
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (!kIsWide && bit >= blockDim.x) continue;
+#pragma unroll
+    for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
+  }
+  if (!kIsWide && blockDim.x <= 32) return;
+  const int warps = blockDim.x / 32, warp = threadIdx.x / 32, place = threadIdx.x % 32;
+  T* const row_cells = cells + threadIdx.y * warps * N;
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    if (place == 0) row_cells[warp * N + n] = mine[n].number();
+  }
+  __syncthreads();
+  if (!kForAll && warp > 0) return;
+  const int other = place % kWarps;
+#pragma unroll
+  for (int n = 0; n < N; ++n) mine[n] = other < warps ? Kind<T>{row_cells[other * N + n]} : Kind<T>();
+#pragma unroll
+  for (int bit = kWarps / 2; bit > 0; bit /= 2) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
+  }
+}
+
+// The kernel before this one in the stream is done, and what it wrote is there.
+__device__ __forceinline__ void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+struct ForwardSizes {
+  Size outer, inner;
+};
+
+__device__ __forceinline__ void forward_pointwise_values(const float x, const float gate, float& out) {
+  // mul(gate)
+  const float after_mul = x * gate;
+  // silu
+  out = after_mul * narrow_sigmoid(after_mul);
+}
+
+// Reads x, gate by (outer); writes out.
+template <bool kMayCross>
+__global__ void __launch_bounds__(64, 24)
+forward_pointwise(const __nv_bfloat16* x, const __nv_bfloat16* gate, __nv_bfloat16* __restrict__ out,
+    ForwardSizes sizes, Index count) {
+  wait_for_kernel_before();
+  constexpr int kLanes = 8, kPacks = 4;
+  const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 64 + threadIdx.x) * kLanes;
+  Pack<__nv_bfloat16, kLanes> x_in[kPacks];
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = first + static_cast<Index>(p) * 64 * kLanes;
+    if (i + kLanes > count) break;
+    x_in[p] = load<kLanes>(x + i);
+  }
+  // What element i's row has one of, where it is in what its row shares with others, and how many are left of the row.
+  const auto enter_row = [&](Index i, float& gate_row) {
+    const Index above_inner = divide(i, sizes.inner);
+    const Index inner = i - above_inner * sizes.inner.value;
+    const Index outer = above_inner;
+    const float gate_value = widen(gate[outer]);
+    gate_row = gate_value;
+    return sizes.inner.value - inner;
+  };
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = first + static_cast<Index>(p) * 64 * kLanes;
+    if (i >= count) return;
+    float gate_here;
+    const Index left = enter_row(i, gate_here);
+    const bool is_crossing = kMayCross && left < kLanes;
+    if (i + kLanes <= count && (left >= kLanes || (kMayCross && sizes.inner.value >= kLanes))) {
+      float gate_next = gate_here;
+      if (is_crossing) enter_row(i + left, gate_next);
+      Pack<__nv_bfloat16, kLanes> out_out;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const bool is_next = kMayCross && lane >= left;
+        const float x_value = widen(x_in[p], lane);
+        const float gate_value = is_next ? gate_next : gate_here;
+        float out_value;
+        forward_pointwise_values(x_value, gate_value, out_value);
+        out_out.at[lane] = narrow<__nv_bfloat16>(out_value);
+      }
+      store(out + i, out_out);
+    } else {
+#pragma unroll 1
+      for (Index j = i; j < count && j < i + kLanes; ++j) {
+        enter_row(j, gate_here);
+        const float gate_value = gate_here;
+        const float x_value = widen(x[j]);
+        float out_value;
+        forward_pointwise_values(x_value, gate_value, out_value);
+        out[j] = narrow<__nv_bfloat16>(out_value);
+      }
+    }
+  }
+}
+
+struct BackwardSizes {
+  Size outer, inner;
+};
+
+__device__ __forceinline__ void backward_row_stage_1(const float d_out, const float x, const float gate,
+    float& total_term, float& total_term_by, float& carried) {
+  // mul(gate)
+  const float after_mul = x * gate;
+  // backward, down to mul(gate)
+  const float sigmoid_value = narrow_sigmoid(after_mul);
+  const float d_after_mul = d_out * sigmoid_value * fmaf(after_mul, 1.0f - sigmoid_value, 1.0f);
+  total_term = d_after_mul;
+  total_term_by = x;
+  carried = d_after_mul * gate;
+}
+
+__device__ __forceinline__ void backward_row_values(const float carried, float& d_x) {
+  d_x = carried;
+}
+
+__device__ __forceinline__ void backward_row_row_values(const float total, float& d_gate) {
+  d_gate = total;
+}
+
+// Reads d_out, x, gate by (outer); writes d_x, d_gate.
+__global__ void __launch_bounds__(256, 2)
+backward_row(const __nv_bfloat16* d_out, const __nv_bfloat16* x, const __nv_bfloat16* gate,
+    __nv_bfloat16* __restrict__ d_x, __nv_bfloat16* __restrict__ d_gate, BackwardSizes sizes) {
+  wait_for_kernel_before();
+  constexpr int kLanes = 1, kPacks = 13;
+  __shared__ float cells[2][8];
+  int turn = 0;
+  const Index rows = sizes.outer.value, length = sizes.inner.value;
+  extern __shared__ uint4 room[];
+  const Index stride = gridDim.x * blockDim.y;
+  Index first = blockIdx.x * blockDim.y;
+  // Rows beside each other lie together: a block moves them as a whole, by way of shared memory.
+  auto* const d_out_staged = reinterpret_cast<__nv_bfloat16*>(room + 0);
+  auto* const x_staged = reinterpret_cast<__nv_bfloat16*>(room + 416);
+  auto* const d_x_staged = reinterpret_cast<__nv_bfloat16*>(room + 832);
+  const auto send_rows = [&](Index first) {
+    const Index taken = first < rows ? min(static_cast<Index>(blockDim.y), rows - first) * length : 0;
+    send_all(d_out_staged, d_out + first * length, taken);
+    send_all(x_staged, x + first * length, taken);
+    send_off();
+  };
+  send_rows(first);
+  for (; first < rows; first += stride) {
+    const bool is_live = first + threadIdx.y < rows;
+    const Index row = is_live ? first + threadIdx.y : 0, end = is_live ? length : 0;
+    const Index outer = row;
+    Pack<__nv_bfloat16, kLanes> d_out_in[kPacks];
+    Pack<__nv_bfloat16, kLanes> x_in[kPacks];
+    const Index taken = min(static_cast<Index>(blockDim.y), rows - first) * length;
+    wait_for_sent<0>();
+    __syncthreads();
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = threadIdx.x * kPacks + p;
+      const bool is_here = i < end;
+      if (is_here) d_out_in[p] = load<kLanes>(d_out_staged + (threadIdx.y * length + i));
+      if (is_here) x_in[p] = load<kLanes>(x_staged + (threadIdx.y * length + i));
+    }
+    __syncthreads();
+    send_rows(first + stride);
+    const float gate_value = widen(gate[outer]);
+    Sum<float> sums_1[1];
+    float carried[kPacks][kLanes];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = threadIdx.x * kPacks + p;
+      const bool is_here = i < end;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float d_out_value = widen(d_out_in[p], lane);
+        const float x_value = widen(x_in[p], lane);
+        float total_term_value;
+        float total_term_by_value;
+        float carried_value;
+        backward_row_stage_1(d_out_value, x_value, gate_value, total_term_value, total_term_by_value,
+            carried_value);
+        sums_1[0].add_if(is_here, total_term_value, total_term_by_value);
+        carried[p][lane] = carried_value;
+      }
+    }
+    combine<8, false>(sums_1, cells[turn++ & 1]);
+    const float total_value = sums_1[0].total;
+    if (is_live && threadIdx.x == 0) {
+      float d_gate_value;
+      backward_row_row_values(total_value, d_gate_value);
+      d_gate[outer] = narrow<__nv_bfloat16>(d_gate_value);
+    }
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = threadIdx.x * kPacks + p;
+      const bool is_here = i < end;
+      Pack<__nv_bfloat16, kLanes> d_x_out;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float carried_value = carried[p][lane];
+        float d_x_value;
+        backward_row_values(carried_value, d_x_value);
+        d_x_out.at[lane] = narrow<__nv_bfloat16>(d_x_value);
+      }
+      if (is_here) store(d_x_staged + (threadIdx.y * length + i), d_x_out);
+    }
+    __syncthreads();
+    store_all(d_x + first * length, d_x_staged, taken);
+  }
+}
+
+}  // namespace
+
+// Scratch memory, handed out piece by piece; with no base it only counts.
+struct Scratch {
+  char* base;
+  int64_t used = 0;
+  template <typename T>
+  T* take(int64_t count) {
+    T* const piece = reinterpret_cast<T*>(base + used);
+    used += (count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
+    return piece;
+  }
+};
+
+// The caller's device stays current.
+struct DeviceGuard {
+  int previous = 0;
+  explicit DeviceGuard(int device) {
+    cudaGetDevice(&previous);
+    if (previous != device) cudaSetDevice(device);
+    else previous = -1;
+  }
+  ~DeviceGuard() {
+    if (previous >= 0) cudaSetDevice(previous);
+  }
+};
+
+static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The smallest power of two that is at least n, between two others.
+static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
+  int64_t power = least;
+  while (power < n && power < most) power *= 2;
+  return power;
+}
+
+// How many blocks of a kernel the device works on at once, each with so much shared memory of its own, and at most so much
+// in any launch. Asked once for each kernel, device and size of block: the runtime takes microseconds to answer.
+template <typename Kernel>
+static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes, int64_t most_bytes,
+    int device) {
+  struct Answer {
+    Kernel* kernel;
+    int64_t shared_bytes;
+    int threads, device;
+    int64_t blocks;
+  };
+  thread_local Answer answers[16] = {};
+  thread_local int next = 0;
+  const int threads = static_cast<int>(block.x * block.y);
+  for (const Answer& known : answers) {
+    if (known.kernel == kernel && known.shared_bytes == shared_bytes && known.threads == threads && known.device == device) {
+      return known.blocks;
+    }
+  }
+  int on_each = 0, processors = 0;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(most_bytes));
+  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&on_each, kernel, threads, shared_bytes);
+  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  if (on_each == 0) return 1;  // the launch will say why
+  Answer& oldest = answers[next];
+  next = (next + 1) % 16;
+  oldest = {kernel, shared_bytes, threads, device, static_cast<int64_t>(on_each) * processors};
+  return oldest.blocks;
+}
+
+// A row's threads along x: a power of two within a warp, or whole warps; along y, rows beside each other for so many threads.
+static dim3 row_block(int64_t wanted, int64_t threads, int64_t least = 1) {
+  const int64_t along = wanted <= 32 ? power_of_two(wanted, least, 32) : ceil_divide(wanted, 32) * 32;
+  return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < threads ? threads / along : 1));
+}
+
+// Sets a kernel up while the one before it in the stream ends, where devices can: it waits for that itself.
+template <typename... Parameters, typename... Arguments>
+static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64_t shared_bytes,
+    cudaStream_t stream,
+    Arguments... arguments) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = blocks;
+  launch.blockDim = block;
+  launch.dynamicSmemBytes = shared_bytes;
+  launch.stream = stream;
+  launch.attrs = &early;
+  launch.numAttrs = __CUDA_ARCH_LIST__ >= 900;
+  cudaLaunchKernelEx(&launch, kernel, static_cast<Parameters>(arguments)...);
+}
+
+// a: x, gate, out, scratch (-1: return the bytes it needs), outer, inner, device, stream.
+// Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
+extern "C" int64_t run_forward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const __nv_bfloat16*>(a[0]);
+  auto* const gate = reinterpret_cast<const __nv_bfloat16*>(a[1]);
+  auto* const out = reinterpret_cast<__nv_bfloat16*>(a[2]);
+  const bool is_measuring = a[3] == -1;
+  if (!is_measuring && ((a[0] | a[2]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[3])};
+  const ForwardSizes sizes{ size_of(a[4]), size_of(a[5]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[7]);
+  const int device = static_cast<int>(a[6]);
+  const DeviceGuard guard(device);
+  if (is_measuring) return scratch.used;
+  {
+    const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value);
+    const auto blocks = static_cast<unsigned>(ceil_divide(count, 2048));
+    // Packs that lie in two rows: none where rows are whole packs, and few where they are long.
+    const bool may_cross = sizes.inner.value % 8 != 0 && sizes.inner.value < 4096;
+    const auto run = may_cross ? forward_pointwise<true> : forward_pointwise<false>;
+    follow(run, blocks, 64, 0, stream, x, gate, out, sizes, static_cast<Index>(count));
+  }
+  return -static_cast<int64_t>(cudaGetLastError());
+}
+
+// a: x, gate, d_out, d_x, d_gate, scratch (-1: return the bytes it needs), outer, inner, device, stream.
+// Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
+extern "C" int64_t run_backward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const __nv_bfloat16*>(a[0]);
+  auto* const gate = reinterpret_cast<const __nv_bfloat16*>(a[1]);
+  auto* const d_out = reinterpret_cast<const __nv_bfloat16*>(a[2]);
+  auto* const d_x = reinterpret_cast<__nv_bfloat16*>(a[3]);
+  auto* const d_gate = reinterpret_cast<__nv_bfloat16*>(a[4]);
+  const bool is_measuring = a[5] == -1;
+  if (!is_measuring && ((a[0] | a[2] | a[3]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[5])};
+  const BackwardSizes sizes{ size_of(a[6]), size_of(a[7]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[9]);
+  const int device = static_cast<int>(a[8]);
+  const DeviceGuard guard(device);
+  const int64_t backward_row_rows = static_cast<int64_t>(sizes.outer.value),
+      backward_row_length = static_cast<int64_t>(sizes.inner.value);
+  const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, 13), 256);
+  const int64_t backward_row_tasks = ceil_divide(backward_row_rows, backward_row_block.y);
+  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 19968, 19968,
+      device);
+  const int64_t backward_row_slots = backward_row_tasks < backward_row_resident ? backward_row_tasks : backward_row_resident;
+  if (is_measuring) return scratch.used;
+  {
+    follow(backward_row, static_cast<unsigned>(backward_row_slots), backward_row_block, 19968, stream, d_out,
+        x, gate, d_x, d_gate, sizes);
+  }
+  return -static_cast<int64_t>(cudaGetLastError());
+}
+
+extern "C" const char* error_text(int64_t code) { return cudaGetErrorString(static_cast<cudaError_t>(-code)); }
