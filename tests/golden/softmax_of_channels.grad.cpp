@@ -285,7 +285,8 @@ template <typename Value>
 struct Peak {
   Value best = -std::numeric_limits<Value>::infinity();
   void merge(const Peak& other) { best = larger(best, other.best); }
-  // Behind its end a line has copies of its last element, which change nothing.
+  // Behind its end a line has copies of its last element, which change nothing. At the end halves are compared, by vectors:
+  // one by one, each number would wait for the one before.
   void add(const Value* line, Index width) {
     Value largest[16];
     std::copy(line, line + 16, largest);
@@ -293,7 +294,17 @@ struct Peak {
 #pragma omp simd
       for (Index i = 0; i < 16; ++i) largest[i] = larger(largest[i], line[first + i]);
     }
-    for (Value each : largest) best = larger(best, each);
+    best = larger(best, folded<8>(largest));
+  }
+  template <int half>
+  static Value folded(const Value* from) {
+    typedef Value Part __attribute__((vector_size(half * sizeof(Value))));
+    Part low, high;
+    __builtin_memcpy(&low, from, sizeof(Part));
+    __builtin_memcpy(&high, from + half, sizeof(Part));
+    low = (high > low) | (high != high) ? high : low;
+    return half == 2 ? larger(low[0],
+        low[1]) : folded<(half > 2 ? half / 2 : 2)>(reinterpret_cast<const Value*>(&low));
   }
   Value max() const { return best; }
 };
