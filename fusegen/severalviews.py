@@ -15,10 +15,9 @@ from functools import cached_property
 
 from fusegen.indexing import Read
 from fusegen.slideviews import SlideView
-from fusegen.target import ITEM_BYTES
+from fusegen.target import ITEM_BYTES, PACK_BYTES
 from fusegen.windowing import Slide
 
-_VECTOR_BYTES = 16
 _STRIDES = (1, 2, 4)
 _MOST_WINDOWS = 4  # along a line, of a thread: in a slide kernel each has its accumulators
 _LARGEST = 27  # elements of a window, or windows of a block, for loops that are unrolled
@@ -78,8 +77,8 @@ class SeveralView(SlideView):
         for t in self.beside:
             is_element = self.is_element(t)
             width[is_element] = max(width[is_element], ITEM_BYTES[t.buffer.dtype])
-        windows = min(_VECTOR_BYTES // width[False], _MOST_WINDOWS)
-        size = min(_VECTOR_BYTES // width[True], windows * slide.stride)
+        windows = min(PACK_BYTES // width[False], _MOST_WINDOWS)
+        size = min(PACK_BYTES // width[True], windows * slide.stride)
         return size if size >= slide.stride else 0
 
     def _slide_blocks(self) -> list[Block]:
@@ -192,7 +191,7 @@ class SeveralView(SlideView):
         starts = " | ".join(f"reinterpret_cast<uintptr_t>({t.buffer.name})" for t in self.beside)
         return (
             f"{whole} % {inner.size} == 0 && {whole} == {pooled} * {inner.slide.stride} && "
-            f"({starts}) % {_VECTOR_BYTES} == 0"
+            f"({starts}) % {PACK_BYTES} == 0"
         )
 
     # Of a slide kernel.

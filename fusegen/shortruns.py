@@ -13,6 +13,7 @@ from fusegen import ir
 from fusegen.bound import Bound
 from fusegen.program import Program
 from fusegen.rowfacts import widest_of
+from fusegen.target import PACK_BYTES
 
 # Runs this many times shorter than there are of them leave too many partials each on its own.
 _FEWER_IN_RUN = 8
@@ -25,7 +26,6 @@ _LONGEST_RIDING, _LONGEST_RIDING_MANY, _MANY_PASSING = 128, 320, 100
 _LONGEST_ADDED_BYTES, _LONGEST_MOMENTS_BYTES = 256, 128
 _SHORTEST_BYTES = 128  # wherever they begin
 _NARROW = 2
-_PACK_BYTES = 16
 
 
 def in_short_runs(
@@ -57,23 +57,24 @@ def in_short_runs(
             return True
         columns = math.prod(bound.domain[a] for a in node.args[0].extent - axes) * run
         widest = widest_of(program, along, dtypes)
-        is_apt = runs >= _LEAST_PASSING and columns * widest % _PACK_BYTES == 0
-        if is_apt and _is_short(program, run, runs, widest):
+        is_apt = runs >= _LEAST_PASSING and columns * widest % PACK_BYTES == 0
+        if is_apt and _is_short(program, reduces, most, run, runs, widest):
             return True
     return False
 
 
-def _is_short(program: Program, run: int, runs: int, widest: int) -> bool:
+def _is_short(
+    program: Program, reduces: Sequence[ir.Expr], most: int, run: int, runs: int, widest: int
+) -> bool:
     """Whether so many runs of so many elements, of so many bytes each, are faster down columns."""
-    reduces = [n for n in ir.topological(program.graph.roots) if n.op == "reduce"]
     kinds = {ir.reduction(n)[0] for n in reduces}
     length = run * widest
-    is_whole = length % _PACK_BYTES == 0
+    is_whole = length % PACK_BYTES == 0
     if "variance" in kinds:
         return not is_whole and length < _LONGEST_MOMENTS_BYTES and runs >= _LEAST_MOMENTS
     if not kinds <= {"sum", "mean"}:
         return False
-    if not _rides(program, max(len(n.args[0].extent) for n in reduces)):
+    if not _rides(program, most):
         return not is_whole and length < _LONGEST_ADDED_BYTES
     is_many = runs >= _MANY_PASSING or widest > _NARROW
     longest = _LONGEST_RIDING_MANY if is_many else _LONGEST_RIDING

@@ -16,6 +16,7 @@ from fusegen.ir import CASTS, QUANTISING_CASTS
 COMPUTE = {"float16": "float", "bfloat16": "float", "float32": "float", "float64": "double"}
 # The distance from 1 to the next number, in the type in which each is computed.
 EPSILON = {"float16": 2.0**-23, "bfloat16": 2.0**-23, "float32": 2.0**-23, "float64": 2.0**-52}
+PACK_BYTES = 16  # of the widest access
 ITEM_BYTES = {
     "float16": 2,
     "bfloat16": 2,

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from fusegen.target import PACK_BYTES
+
 
 class _Rows(NamedTuple):
     """Rows of up to so many elements: how many a thread holds, the same where it adds up columns
@@ -124,7 +126,6 @@ _LONGEST_ADDED, _MANY_LANES = 4096, 8
 _FEW_LANES = 4  # packs of so many, and doubles, are as fast where each row begins with one
 # Of short rows the shares are to come out even; the first of equals is taken.
 SHORT = 512
-_PACK_BYTES = 16
 _SHORT_SHARES = {  # by whether rows begin anywhere and have two bytes: elements, and for sums
     (False, False): ((16, 12, 20, 24, 32, 8), (8,)),
     (False, True): ((16, 24, 32, 8), (8, 16)),
@@ -246,7 +247,7 @@ class Tier:
 
 def lanes_of(length: int, widest: int) -> int:
     """The most neighbours of up to `widest` bytes each in 16 bytes that divide a length."""
-    lanes = _PACK_BYTES // widest
+    lanes = PACK_BYTES // widest
     while length % lanes:
         lanes //= 2
     return lanes
@@ -276,7 +277,7 @@ def row_tier(
     kind: dict[str, Any] = {"has_stretches": has_stretches, "is_dear": is_dear, "room": room}
     kind |= {"gradients": gradients}
     sizes = (widest, words, forward_words, processors)
-    lanes, whole = lanes_of(length, widest), _PACK_BYTES // widest
+    lanes, whole = lanes_of(length, widest), PACK_BYTES // widest
     least = _LEAST_SHIFTED_NARROW if widest <= 2 else _LEAST_SHIFTED * lanes
     is_apt = widest <= 4 and lanes < _FEW_LANES and lanes < whole and not has_stretches
     if is_apt and length >= least:
@@ -331,7 +332,7 @@ def _tier_of(
             if lanes == 1 and is_narrow:  # longer shares
                 light = [elements, _RESIDENT_NARROW]
             options = _SHORT_LIGHT.get((is_narrow, forward_words > 1), {})
-            if options and lanes * widest == _PACK_BYTES and not is_shifted:
+            if options and lanes * widest == PACK_BYTES and not is_shifted:
                 least = _LEAST_BESIDE if is_narrow else 1
                 light_elements = _fitted(length, least, tuple(options), most // held_words)
                 light = [light_elements, options.get(light_elements, 0)]

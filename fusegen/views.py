@@ -16,9 +16,8 @@ from fusegen.indexing import Indexing, Read
 from fusegen.kernel import Buffer, Entry, Kernel, Reduction
 from fusegen.reductionviews import ReductionView, StageView
 from fusegen.statements import ElementFunction, element_function, found_once, leaf_name
-from fusegen.target import ITEM_BYTES, Target
+from fusegen.target import ITEM_BYTES, PACK_BYTES, Target
 
-_VECTOR_BYTES = 16
 NUMBERS = {"sum": 1, "moments": 4, "max": 2, "peak": 1, "pick": 1, "winner": 3}  # of an accumulator
 
 
@@ -397,4 +396,4 @@ class KernelView(Indexing):
     def lanes(self) -> int:
         """How many elements one 16-byte access of the widest tensor holds."""
         widest = max((ITEM_BYTES[r.buffer.dtype] for r in self.packed), default=4)
-        return _VECTOR_BYTES // widest
+        return PACK_BYTES // widest

@@ -14,10 +14,9 @@ from fusegen import ir
 from fusegen.indexing import Read
 from fusegen.reductionviews import StageView
 from fusegen.statements import ElementFunction
-from fusegen.target import FUNCTIONS, ITEM_BYTES
+from fusegen.target import FUNCTIONS, ITEM_BYTES, PACK_BYTES
 from fusegen.views import KernelView
 
-_WIDEST_BYTES = 16
 # What a thread may hold of its windows in registers, a quarter of the most it can have: beyond, it
 # goes back to memory for every use.
 _HELD_BYTES = 256
@@ -173,8 +172,13 @@ class WindowView(KernelView):
         """How many windows side by side make a line a whole number of the widest accesses."""
         tensors = self.reads + self.stores
         dtypes = [t.buffer.dtype for t in self.lined(tensors) or self.beside(tensors)]
-        lanes = _WIDEST_BYTES // max((ITEM_BYTES[d] for d in dtypes), default=_WIDEST_BYTES)
+        lanes = PACK_BYTES // max((ITEM_BYTES[d] for d in dtypes), default=PACK_BYTES)
         return lanes // math.gcd(lanes, self.inner_size)
+
+    @property
+    def beside_each_other(self) -> list[int]:
+        """How many windows go side by side, widest first: half as many too, more than one."""
+        return [n for n in (self.windows, self.windows // 2) if n > 1]
 
     @property
     def has_even_lines(self) -> bool:
