@@ -7,14 +7,19 @@ from fusegen.tiers import WORDS, Tier, lanes_of
 # (packs a thread, the same for gradients, longest row, threads a block), for strided rows; more
 # threads along a row leave fewer side by side
 _COLUMNS = ((8, 4, 128, 256), (4, 4, 128, 256), (8, 8, 512, 512), (8, 8, 1024, 512))
-# Where neighbours come one by one, more packs are in flight, as far as registers allow.
+# Where neighbours come one by one, more packs are in flight, as far as registers allow; and as many
+# threads as leave the most side by side.
 _SINGLE_COLUMNS = (
     (16, 16, 128, 256),
     (8, 8, 128, 256),
     (4, 4, 128, 512),
-    (16, 16, 512, 384),
+    (16, 16, 192, 384),
+    (16, 16, 256, 512),
+    (16, 16, 384, 384),
+    (16, 16, 512, 512),
     (8, 8, 512, 512),
-    (16, 16, 1024, 384),
+    (16, 16, 768, 384),
+    (16, 16, 1024, 512),
     (8, 8, 1024, 512),
     (4, 4, 512, 512),
 )

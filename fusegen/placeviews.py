@@ -7,18 +7,18 @@ whatever is none of these goes element by element. Packs lie from a row's start 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 
 from fusegen import ir
 from fusegen.indexing import Read
 from fusegen.mergeviews import Merged
+from fusegen.passingviews import PassingView
 from fusegen.statements import ElementFunction
-from fusegen.stretchviews import MOST_AT_ONCE, StretchingView
+from fusegen.stretchviews import MOST_AT_ONCE
 from fusegen.target import ITEM_BYTES
 from fusegen.tiers import LONGEST_STAGED, MOST_BLOCKS, MOST_SHARED_BYTES
 
 
-class PlacedView(StretchingView):
+class PlacedView(PassingView):
     """A kernel whose threads take packs of a row, or of a block's share of it, or of a column."""
 
     most_blocks = MOST_BLOCKS  # of a team
@@ -82,27 +82,15 @@ class PlacedView(StretchingView):
     @property
     def reads_anyway(self) -> bool:
         """Whether threads without a part of a row read what others do, which for packs is faster
-        than a branch around all loads, and not for single elements.
+        than a branch around all loads, and not for single elements of rows.
         """
-        return self.is_whole and self.lanes > 1 and not self.is_sent_ahead
-
-    @property
-    def full_reads(self) -> list[Read]:
-        """What varies along every group: reached by the flat index."""
-        return [r for r in self._loaded if r.extent == self._all]
+        is_apt = self.is_whole and self.lanes > 1 and not self.is_sent_ahead
+        return is_apt or self.family == "outer"
 
     @property
     def full_stores(self) -> list[Read]:
         """What is written by the flat index."""
         return self.stores if self.family == "outer" else self.element_stores
-
-    @cached_property
-    def _all(self) -> frozenset[int]:
-        return frozenset(self.domain) | frozenset(self.reduced)
-
-    @property
-    def _along(self) -> frozenset[int]:
-        return frozenset(self.kernel.columns if self.family == "outer" else self.reduced)
 
     @property
     def along_reads(self) -> list[Read]:
@@ -152,9 +140,14 @@ class PlacedView(StretchingView):
         return [r for r in self.reads if r.name not in known]
 
     @property
-    def partial_reads(self) -> list[Read]:
-        """What is broadcast along some group."""
-        return [r for r in self.reads if r.extent != self._all or r.buffer.is_computed]
+    def line_reads(self) -> list[Read]:
+        """Of rows that are no whole packs: what some share lies along them, so that one address
+        tells where it is for all of a thread's pack. Beside sums by column it is slower.
+        """
+        if not self.is_shifted or self.sums:
+            return []
+        found = [r for r in self.single_reads if r.extent > self._along]
+        return [r for r in found if not r.buffer.is_computed and r.buffer.dtype != "noise"]
 
     @property
     def needed(self) -> set[int]:
@@ -180,42 +173,6 @@ class PlacedView(StretchingView):
     def locate_all(self, index: str, groups: Sequence[int], tensors: Sequence[Read]) -> list[str]:
         """Lines that take an index apart as far as some tensors ask for it."""
         return self.taken_apart(index, groups, {g for r in tensors for g in r.extent})
-
-    @property
-    def flat_row(self) -> str:
-        """In column sums: the index of a row among all."""
-        return self.compact(self.row_groups) if self.kept else "row"
-
-    @property
-    def has_strips(self) -> bool:
-        """Whether threads stay in columns of several groups, and find what those have once."""
-        return self.family == "outer" and len(self.kernel.columns) > 1
-
-    @property
-    def passing(self) -> tuple[int, ...]:
-        """Of sums down columns: the groups along which rows pass by."""
-        return tuple(g for g in self.row_groups if g not in self.kept)
-
-    @property
-    def varying(self) -> tuple[int, ...]:
-        """The groups from one of whose elements to the next a function is called again."""
-        return self.passing if self.has_strips else ()
-
-    @property
-    def column_reads(self) -> list[Read]:
-        """What a thread that stays in its columns reads once, besides packs."""
-        if not self.has_strips:
-            return []
-        staying = {*self.kept, *self.kernel.columns}
-        found = [r for r in self.partial_reads if r.extent <= staying and r.extent != self._along]
-        return [r for r in found if not r.buffer.is_computed and r.buffer.dtype != "noise"]
-
-    @property
-    def staying(self) -> list[tuple[str, str]]:
-        """(type, name) of what is found once for a column, and asked for at each element."""
-        once = self.values.once if self.has_strips else None
-        found = {r.name for r in self.column_reads} | {n for _, n in (once.results if once else ())}
-        return [pair for pair in self.values.leaves if pair[1] in found]
 
     @property
     def packed(self) -> list[Read]:
@@ -267,6 +224,11 @@ class PlacedView(StretchingView):
         rows = [g for g in read.buffer.extent if g not in self._along]
         length = "columns" if self.family == "outer" else "length"
         return (f"({self.compact(rows)}) * {length} + " if rows else "") + index + self._offset
+
+    def offset_of_line(self, read: Read) -> str:
+        """The same for what lies along a row, added to its address piece by piece."""
+        rows = self.compact([g for g in read.buffer.extent if g not in self._along])
+        return f"({rows}) * length + (is_here ? {self.column} : 0)"
 
     @property
     def column(self) -> str:

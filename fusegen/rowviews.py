@@ -8,6 +8,7 @@ from functools import cached_property
 from fusegen import ir
 from fusegen.columntiers import MOST_ADDED_ALONE, resident_alone
 from fusegen.indexing import Read
+from fusegen.passingviews import MOST_IN_PAIRS
 from fusegen.reductionviews import StageView
 from fusegen.stretchviews import MOST_AT_ONCE
 from fusegen.summingviews import SummingView
@@ -15,7 +16,6 @@ from fusegen.target import DEAR, ITEM_BYTES
 
 # What a block may hold and add up in registers, of 65,536 that a multiprocessor has.
 _REGISTERS, _NARROW_REGISTERS = 32768, 49152
-_MOST_IN_PAIRS = 16  # elements of a row that a thread has in column sums, where rows come in twos
 _MOST_ALONG_BYTES = 32 << 10  # of a block, for what every row reads; more where packs are long
 _FEW_LANES = 4
 _MOST_KEEPING = 1024  # threads of a multiprocessor, of kernels that are light but for that
@@ -291,7 +291,7 @@ class RowView(SummingView):
                 return 1 if self._kept_words else 2
             wide = self.lanes * len(self.full_reads)
             few = 3 if self.staying else 4
-            most = few if wide <= 8 else 2 if wide <= _MOST_IN_PAIRS else 3
+            most = few if wide <= 8 else 2 if wide <= MOST_IN_PAIRS else 3
             return min(most, next(n for words, n in _BLOCKS_PASSING if self._kept_words <= words))
         if self.is_team:
             words = self.elements * (len(self.full_reads) + len(self.sums)) * self._words
@@ -324,7 +324,9 @@ class RowView(SummingView):
         is_crowded = self._is_tight and len(self.stages) <= 1
         most = MOST_AT_ONCE * (2 if is_crowded else 1)
         if self.family == "column" and self.lanes == 1 and words <= most:
-            return max(1, 768 // self._words // self.threads)
+            # Of wide elements, means and variances would not fit beside them in four blocks.
+            most_blocks = 3 if self.has_moments and not self.is_narrow else 4
+            return max(1, min(1024 // self._words // self.threads, most_blocks))
         if self.family == "column":
             once = self.values.once.results if self.values.once else ()
             beside = self.lanes * (len(once) + len(self.reads_beside)) * self._words
@@ -392,8 +394,3 @@ class RowView(SummingView):
         fits = taken <= self._most_room and min(widths, default=4) >= 4
         is_apt = self.is_crowded and not self._passes_by if self.family == "column" else is_few
         return fits and is_apt
-
-    @property
-    def rows_in_flight(self) -> int:
-        """In column sums: how many rows a thread loads before it uses the first."""
-        return 2 if self.lanes * len(self.full_reads) <= _MOST_IN_PAIRS else 1

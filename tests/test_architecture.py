@@ -79,6 +79,7 @@ ORDER = (
     "bundleviews",
     "stridedviews",
     "stretchviews",
+    "passingviews",
     "placeviews",
     "aheadviews",
     "summingviews",

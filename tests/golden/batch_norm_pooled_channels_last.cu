@@ -276,7 +276,7 @@ template <int kLanes>
 __global__ void __launch_bounds__(256, 4)
 forward_outer(const float* x, Moments<float>* __restrict__ mean_partials, ForwardSizes sizes, Index slots) {
   wait_for_kernel_before();
-  constexpr int kRows = 2;
+  constexpr int kRows = kLanes == 1 ? 8 : 2;
   __shared__ alignas(16) unsigned char shared[(1024 + 32) * 16];
   const Index rows = sizes.outer.value * (sizes.axis_1_unpooled.value * sizes.axis_2_unpooled.value),
       columns = sizes.inner.value;
@@ -293,7 +293,7 @@ forward_outer(const float* x, Moments<float>* __restrict__ mean_partials, Forwar
       for (int p = 0; p < kRows; ++p) {
         const bool is_here = from + p * blockDim.y < end;
         const Index row = is_here ? from + p * blockDim.y : from;
-        if (is_here) x_in[p] = load<kLanes>(x + (row * columns + column));
+        x_in[p] = load<kLanes>(x + (row * columns + column));
       }
 #pragma unroll
       for (int p = 0; p < kRows; ++p) {
@@ -534,7 +534,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const bool forward_outer_is_packed = forward_outer_columns % 4 == 0;
   const auto forward_outer_kernel = forward_outer_is_packed ? &forward_outer<4> : &forward_outer<1>;
   const auto forward_outer_width = static_cast<unsigned>(power_of_two(ceil_divide(forward_outer_columns,
-      forward_outer_is_packed ? 4 : 1), 1, 32));
+      forward_outer_is_packed ? 4 : 1), 1, 256 / power_of_two(ceil_divide(forward_outer_rows, 8), 1, 8)));
   const dim3 forward_outer_block(forward_outer_width, 256 / forward_outer_width);
   const int64_t forward_outer_strips = ceil_divide(forward_outer_columns,
       forward_outer_width * (forward_outer_is_packed ? 4 : 1));

@@ -288,7 +288,7 @@ forward_outer(const __nv_bfloat16* x, Moments<float>* __restrict__ mean_partials
       for (int p = 0; p < kRows; ++p) {
         const bool is_here = from + p * blockDim.y < end;
         const Index row = is_here ? from + p * blockDim.y : from;
-        if (is_here) x_in[p] = load<kLanes>(x + (row * columns + column));
+        x_in[p] = load<kLanes>(x + (row * columns + column));
       }
 #pragma unroll
       for (int p = 0; p < kRows; ++p) {
@@ -548,8 +548,8 @@ forward_outer_2(const __nv_bfloat16* x, const float* mean_2, const float* writte
       for (int p = 0; p < kRows; ++p) {
         const bool is_here = from + p * blockDim.y < end;
         const Index row = is_here ? from + p * blockDim.y : from;
-        if (is_here) x_in[p] = load<kLanes>(x + (row * columns + column));
-        if (is_here) residual_in[p] = load<kLanes>(residual + (row * columns + column));
+        x_in[p] = load<kLanes>(x + (row * columns + column));
+        residual_in[p] = load<kLanes>(residual + (row * columns + column));
       }
 #pragma unroll
       for (int p = 0; p < kRows; ++p) {
@@ -645,9 +645,9 @@ backward_outer(const __nv_bfloat16* x, const float* saved_mean, const float* sav
       for (int p = 0; p < kRows; ++p) {
         const bool is_here = from + p * blockDim.y < end;
         const Index row = is_here ? from + p * blockDim.y : from;
-        if (is_here) x_in[p] = load<kLanes>(x + (row * columns + column));
-        if (is_here) residual_in[p] = load<kLanes>(residual + (row * columns + column));
-        if (is_here) d_out_in[p] = load<kLanes>(d_out + (row * columns + column));
+        x_in[p] = load<kLanes>(x + (row * columns + column));
+        residual_in[p] = load<kLanes>(residual + (row * columns + column));
+        d_out_in[p] = load<kLanes>(d_out + (row * columns + column));
       }
 #pragma unroll
       for (int p = 0; p < kRows; ++p) {
@@ -932,8 +932,8 @@ backward_outer_2(const __nv_bfloat16* x, const float* saved_mean, const float* t
       for (int p = 0; p < kRows; ++p) {
         const bool is_here = from + p * blockDim.y < end;
         const Index row = is_here ? from + p * blockDim.y : from;
-        if (is_here) x_in[p] = load<kLanes>(x + (row * columns + column));
-        if (is_here) written_d_residual_in[p] = load<kLanes>(written_d_residual + (row * columns + column));
+        x_in[p] = load<kLanes>(x + (row * columns + column));
+        written_d_residual_in[p] = load<kLanes>(written_d_residual + (row * columns + column));
       }
 #pragma unroll
       for (int p = 0; p < kRows; ++p) {
@@ -1066,7 +1066,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const bool forward_outer_is_packed = forward_outer_columns % 8 == 0;
   const auto forward_outer_kernel = forward_outer_is_packed ? &forward_outer<8> : &forward_outer<1>;
   const auto forward_outer_width = static_cast<unsigned>(power_of_two(ceil_divide(forward_outer_columns,
-      forward_outer_is_packed ? 8 : 1), 1, 32));
+      forward_outer_is_packed ? 8 : 1), 1, 256 / power_of_two(ceil_divide(forward_outer_rows, 8), 1, 8)));
   const dim3 forward_outer_block(forward_outer_width, 256 / forward_outer_width);
   const int64_t forward_outer_strips = ceil_divide(forward_outer_columns,
       forward_outer_width * (forward_outer_is_packed ? 8 : 1));
@@ -1087,7 +1087,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const bool forward_outer_2_is_packed = forward_outer_2_columns % 8 == 0;
   const auto forward_outer_2_kernel = forward_outer_2_is_packed ? &forward_outer_2<8> : &forward_outer_2<1>;
   const auto forward_outer_2_width = static_cast<unsigned>(power_of_two(ceil_divide(forward_outer_2_columns,
-      forward_outer_2_is_packed ? 8 : 1), 1, 32));
+      forward_outer_2_is_packed ? 8 : 1), 1, 256 / power_of_two(ceil_divide(forward_outer_2_rows, 8), 1, 8)));
   const dim3 forward_outer_2_block(forward_outer_2_width, 256 / forward_outer_2_width);
   const int64_t forward_outer_2_strips = ceil_divide(forward_outer_2_columns,
       forward_outer_2_width * (forward_outer_2_is_packed ? 8 : 1));
@@ -1178,7 +1178,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const bool backward_outer_is_packed = backward_outer_columns % 8 == 0;
   const auto backward_outer_kernel = backward_outer_is_packed ? &backward_outer<8> : &backward_outer<1>;
   const auto backward_outer_width = static_cast<unsigned>(power_of_two(ceil_divide(backward_outer_columns,
-      backward_outer_is_packed ? 8 : 1), 1, 32));
+      backward_outer_is_packed ? 8 : 1), 1, 256 / power_of_two(ceil_divide(backward_outer_rows, 8), 1, 8)));
   const dim3 backward_outer_block(backward_outer_width, 256 / backward_outer_width);
   const int64_t backward_outer_strips = ceil_divide(backward_outer_columns,
       backward_outer_width * (backward_outer_is_packed ? 8 : 1));
@@ -1199,7 +1199,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
       backward_outer_2_columns = static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value), backward_outer_2_kept = 1;
   const bool backward_outer_2_is_packed = backward_outer_2_columns % 8 == 0;
   const auto backward_outer_2_kernel = backward_outer_2_is_packed ? &backward_outer_2<8> : &backward_outer_2<1>;
-  const auto backward_outer_2_width = static_cast<unsigned>(power_of_two(ceil_divide(backward_outer_2_columns, backward_outer_2_is_packed ? 8 : 1), 1, 32));
+  const auto backward_outer_2_width = static_cast<unsigned>(power_of_two(ceil_divide(backward_outer_2_columns, backward_outer_2_is_packed ? 8 : 1), 1, 256 / power_of_two(ceil_divide(backward_outer_2_rows, 8), 1, 8)));
   const dim3 backward_outer_2_block(backward_outer_2_width, 256 / backward_outer_2_width);
   const int64_t backward_outer_2_strips = ceil_divide(backward_outer_2_columns,
       backward_outer_2_width * (backward_outer_2_is_packed ? 8 : 1));

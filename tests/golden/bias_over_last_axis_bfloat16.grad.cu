@@ -332,8 +332,8 @@ backward_outer(const __nv_bfloat16* d_out, const __nv_bfloat16* x, const __nv_bf
       for (int p = 0; p < kRows; ++p) {
         const bool is_here = from + p * blockDim.y < end;
         const Index row = is_here ? from + p * blockDim.y : from;
-        if (is_here) d_out_in[p] = load<kLanes>(d_out + (row * columns + column));
-        if (is_here) x_in[p] = load<kLanes>(x + (row * columns + column));
+        d_out_in[p] = load<kLanes>(d_out + (row * columns + column));
+        x_in[p] = load<kLanes>(x + (row * columns + column));
       }
 #pragma unroll
       for (int p = 0; p < kRows; ++p) {
@@ -529,7 +529,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const bool backward_outer_is_packed = backward_outer_columns % 8 == 0;
   const auto backward_outer_kernel = backward_outer_is_packed ? &backward_outer<8> : &backward_outer<1>;
   const auto backward_outer_width = static_cast<unsigned>(power_of_two(ceil_divide(backward_outer_columns,
-      backward_outer_is_packed ? 8 : 1), 1, 32));
+      backward_outer_is_packed ? 8 : 1), 1, 256 / power_of_two(ceil_divide(backward_outer_rows, 8), 1, 8)));
   const dim3 backward_outer_block(backward_outer_width, 256 / backward_outer_width);
   const int64_t backward_outer_strips = ceil_divide(backward_outer_columns,
       backward_outer_width * (backward_outer_is_packed ? 8 : 1));

@@ -406,9 +406,9 @@ backward_outer(const float* d_out, const BackwardDrawnNoise noise, const float* 
       for (int p = 0; p < kRows; ++p) {
         const bool is_here = from + p * blockDim.y < end;
         const Index row = is_here ? from + p * blockDim.y : from;
-        if (is_here) d_out_in[p] = load<kLanes>(d_out + (row * columns + column));
-        if (is_here) noise_in[p] = load<kLanes>(noise + (row * columns + column));
-        if (is_here) x_in[p] = load<kLanes>(x + (row * columns + column));
+        d_out_in[p] = load<kLanes>(d_out + (row * columns + column));
+        noise_in[p] = load<kLanes>(noise + (row * columns + column));
+        x_in[p] = load<kLanes>(x + (row * columns + column));
       }
 #pragma unroll
       for (int p = 0; p < kRows; ++p) {
@@ -604,7 +604,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const bool backward_outer_is_packed = backward_outer_columns % 4 == 0;
   const auto backward_outer_kernel = backward_outer_is_packed ? &backward_outer<4> : &backward_outer<1>;
   const auto backward_outer_width = static_cast<unsigned>(power_of_two(ceil_divide(backward_outer_columns,
-      backward_outer_is_packed ? 4 : 1), 1, 32));
+      backward_outer_is_packed ? 4 : 1), 1, 256 / power_of_two(ceil_divide(backward_outer_rows, 8), 1, 8)));
   const dim3 backward_outer_block(backward_outer_width, 256 / backward_outer_width);
   const int64_t backward_outer_strips = ceil_divide(backward_outer_columns,
       backward_outer_width * (backward_outer_is_packed ? 4 : 1));

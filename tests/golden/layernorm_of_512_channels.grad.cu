@@ -285,12 +285,12 @@ __device__ __forceinline__ void forward_column_row_values(const float mean, cons
 __global__ void __launch_bounds__(512, 1)
 forward_column(const float* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
     float* __restrict__ out, float* __restrict__ saved_mean, float* __restrict__ saved_variance,
-    ForwardSizes sizes) {
+    ForwardSizes sizes, Size across, Index tiles) {
   constexpr int kLanes = 4, kPacks = 8;
   __shared__ float cells[3072], totals[192];
   const Index length = sizes.middle.value, behind = sizes.inner.value;
-  const Index strips = (behind + blockDim.x * kLanes - 1) / (blockDim.x * kLanes),
-      tiles = sizes.outer.value * strips;
+  // Rows lie beside each other in packs, of which across.value have all before the axis in common.
+  const Index packs = sizes.outer.value * across.value;
   const float inverse_length = 1 / static_cast<float>(length);
   const float count = threadIdx.y < length / kPacks ? kPacks : 0;
   // So many threads have all of a row, as many packs each.
@@ -300,8 +300,9 @@ forward_column(const float* __restrict__ x, const float* __restrict__ weight, co
   auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
   const auto send_tile = [&](Index tile) {
     if (tile >= tiles) return send_off();
-    const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
-    const bool is_beside = beside < behind;
+    const Index place = tile * blockDim.x + threadIdx.x, pack = min(place, packs - 1);
+    const Index above = divide(pack, across), beside = (pack - above * across.value) * kLanes;
+    const bool is_beside = place < packs;
     [[maybe_unused]] const bool is_here = is_beside && threadIdx.y < along;
     const Index base = above * length * behind + y * behind + beside;
 #pragma unroll
@@ -313,8 +314,9 @@ forward_column(const float* __restrict__ x, const float* __restrict__ weight, co
   };
   send_tile(blockIdx.x);
   for (Index tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
-    const bool is_beside = beside < behind;
+    const Index place = tile * blockDim.x + threadIdx.x, pack = min(place, packs - 1);
+    const Index above = divide(pack, across), beside = (pack - above * across.value) * kLanes;
+    const bool is_beside = place < packs;
     [[maybe_unused]] const bool is_here = is_beside && threadIdx.y < along;
     const Index base = above * length * behind + y * behind + beside;
     const Index outer = above;
@@ -416,13 +418,14 @@ __global__ void __launch_bounds__(512, 1)
 backward_column(const float* __restrict__ d_out, const float* __restrict__ weight,
     const float* __restrict__ x, const float* __restrict__ saved_mean,
     const float* __restrict__ saved_variance, float* __restrict__ d_x,
-    Sum<float>* __restrict__ total_partials, Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes) {
+    Sum<float>* __restrict__ total_partials, Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes,
+    Size across, Index tiles) {
   const float count_of_middle_value = static_cast<float>(sizes.middle.value);
   constexpr int kLanes = 4, kPacks = 8;
   __shared__ float cells[2048], totals[128];
   const Index length = sizes.middle.value, behind = sizes.inner.value;
-  const Index strips = (behind + blockDim.x * kLanes - 1) / (blockDim.x * kLanes),
-      tiles = sizes.outer.value * strips;
+  // Rows lie beside each other in packs, of which across.value have all before the axis in common.
+  const Index packs = sizes.outer.value * across.value;
   // So many threads have all of a row, as many packs each.
   const Index along = length / kPacks, y = min(threadIdx.y, along - 1), step = along * behind;
   extern __shared__ uint4 room[];
@@ -435,10 +438,11 @@ backward_column(const float* __restrict__ d_out, const float* __restrict__ weigh
     total_2_sum[n * 512] = Sum<float>();
   }
   for (Index tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
-    const bool is_beside = beside < behind;
+    const Index place = tile * blockDim.x + threadIdx.x, pack = min(place, packs - 1);
+    const Index above = divide(pack, across), beside = (pack - above * across.value) * kLanes;
+    const bool is_beside = place < packs;
     [[maybe_unused]] const bool is_here = is_beside && threadIdx.y < along;
-    const Index base = above * length * behind + y * behind + min(beside, behind - kLanes);
+    const Index base = above * length * behind + y * behind + beside;
     const Index outer = above;
     Pack<float, kLanes> d_out_in[kPacks];
     Pack<float, kLanes> x_in[kPacks];
@@ -451,7 +455,7 @@ backward_column(const float* __restrict__ d_out, const float* __restrict__ weigh
     float saved_mean_here[kLanes];
     float saved_variance_here[kLanes];
     {
-      const Index inner = (is_beside ? beside : 0);
+      const Index inner = beside;
       const auto saved_mean_in = load_anywhere<kLanes>(saved_mean + ((outer) * sizes.inner.value + inner));
       const auto saved_variance_in = load_anywhere<kLanes>(saved_variance + ((outer) * sizes.inner.value + inner));
 #pragma unroll
@@ -690,18 +694,20 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const auto stream = reinterpret_cast<cudaStream_t>(a[11]);
   const int device = static_cast<int>(a[10]);
   const DeviceGuard guard(device);
-  const int64_t forward_column_length = static_cast<int64_t>(sizes.middle.value),
-      forward_column_behind = static_cast<int64_t>(sizes.inner.value);
-  const dim3 forward_column_block = column_block(ceil_divide(forward_column_behind, 4),
-      ceil_divide(forward_column_length, 8), 16, 512);
-  const int64_t forward_column_tasks = static_cast<int64_t>(sizes.outer.value) * ceil_divide(forward_column_behind, forward_column_block.x * 4);
+  const int64_t forward_column_across = static_cast<int64_t>(sizes.inner.value) / 4,
+      forward_column_packs = static_cast<int64_t>(sizes.outer.value) * forward_column_across;
+  const dim3 forward_column_block = column_block(forward_column_packs,
+      ceil_divide(static_cast<int64_t>(sizes.middle.value), 8), 16, 512);
+  const int64_t forward_column_tiles = ceil_divide(forward_column_packs, forward_column_block.x),
+      forward_column_tasks = forward_column_tiles;
   const int64_t forward_column_resident = resident_blocks(forward_column, forward_column_block, 65536, 65536,
       device);
   const int64_t forward_column_slots = forward_column_tasks < forward_column_resident ? forward_column_tasks : forward_column_resident;
   if (is_measuring) return scratch.used;
   {
     forward_column<<<static_cast<unsigned>(forward_column_slots), forward_column_block, 65536, stream>>>(x,
-        weight, bias, out, saved_mean, saved_variance, sizes);
+        weight, bias, out, saved_mean, saved_variance, sizes, size_of(forward_column_across),
+        static_cast<Index>(forward_column_tiles));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
@@ -724,11 +730,12 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const auto stream = reinterpret_cast<cudaStream_t>(a[13]);
   const int device = static_cast<int>(a[12]);
   const DeviceGuard guard(device);
-  const int64_t backward_column_length = static_cast<int64_t>(sizes.middle.value),
-      backward_column_behind = static_cast<int64_t>(sizes.inner.value);
-  const dim3 backward_column_block = column_block(ceil_divide(backward_column_behind, 4),
-      ceil_divide(backward_column_length, 8), 16, 512);
-  const int64_t backward_column_tasks = static_cast<int64_t>(sizes.outer.value) * ceil_divide(backward_column_behind, backward_column_block.x * 4);
+  const int64_t backward_column_across = static_cast<int64_t>(sizes.inner.value) / 4,
+      backward_column_packs = static_cast<int64_t>(sizes.outer.value) * backward_column_across;
+  const dim3 backward_column_block = column_block(backward_column_packs,
+      ceil_divide(static_cast<int64_t>(sizes.middle.value), 8), 16, 512);
+  const int64_t backward_column_tiles = ceil_divide(backward_column_packs, backward_column_block.x),
+      backward_column_tasks = backward_column_tiles;
   const int64_t backward_column_resident = resident_blocks(backward_column, backward_column_block, 32768,
       32768, device);
   const int64_t backward_column_slots = backward_column_tasks < backward_column_resident ? backward_column_tasks : backward_column_resident;
@@ -739,7 +746,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
   if (is_measuring) return scratch.used;
   {
     backward_column<<<static_cast<unsigned>(backward_column_slots), backward_column_block, 32768,
-        stream>>>(d_out, weight, x, saved_mean, saved_variance, d_x, total_partials, total_2_partials, sizes);
+        stream>>>(d_out, weight, x, saved_mean, saved_variance, d_x, total_partials, total_2_partials, sizes,
+        size_of(backward_column_across), static_cast<Index>(backward_column_tiles));
   }
   {
     const int64_t columns = static_cast<int64_t>(sizes.middle.value),

@@ -237,12 +237,12 @@ __device__ __forceinline__ void forward_column_values(const float x, const float
 // Reads x, weight by (middle), bias by (middle); writes out.
 __global__ void __launch_bounds__(256, 2)
 forward_column(const float* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
-    float* __restrict__ out, ForwardSizes sizes) {
+    float* __restrict__ out, ForwardSizes sizes, Size across, Index tiles) {
   constexpr int kLanes = 4, kPacks = 8;
   __shared__ float cells[3072], totals[192];
   const Index length = sizes.middle.value, behind = sizes.inner.value;
-  const Index strips = (behind + blockDim.x * kLanes - 1) / (blockDim.x * kLanes),
-      tiles = sizes.outer.value * strips;
+  // Rows lie beside each other in packs, of which across.value have all before the axis in common.
+  const Index packs = sizes.outer.value * across.value;
   const float inverse_length = 1 / static_cast<float>(length);
   const float count = threadIdx.y < length / kPacks ? kPacks : 0;
   // So many threads have all of a row, as many packs each.
@@ -252,8 +252,9 @@ forward_column(const float* __restrict__ x, const float* __restrict__ weight, co
   auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
   const auto send_tile = [&](Index tile) {
     if (tile >= tiles) return send_off();
-    const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
-    const bool is_beside = beside < behind;
+    const Index place = tile * blockDim.x + threadIdx.x, pack = min(place, packs - 1);
+    const Index above = divide(pack, across), beside = (pack - above * across.value) * kLanes;
+    const bool is_beside = place < packs;
     [[maybe_unused]] const bool is_here = is_beside && threadIdx.y < along;
     const Index base = above * length * behind + y * behind + beside;
 #pragma unroll
@@ -265,8 +266,9 @@ forward_column(const float* __restrict__ x, const float* __restrict__ weight, co
   };
   send_tile(blockIdx.x);
   for (Index tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
-    const bool is_beside = beside < behind;
+    const Index place = tile * blockDim.x + threadIdx.x, pack = min(place, packs - 1);
+    const Index above = divide(pack, across), beside = (pack - above * across.value) * kLanes;
+    const bool is_beside = place < packs;
     [[maybe_unused]] const bool is_here = is_beside && threadIdx.y < along;
     const Index base = above * length * behind + y * behind + beside;
     Pack<float, kLanes> x_in[kPacks];
@@ -410,18 +412,19 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const auto stream = reinterpret_cast<cudaStream_t>(a[9]);
   const int device = static_cast<int>(a[8]);
   const DeviceGuard guard(device);
-  const int64_t forward_column_length = static_cast<int64_t>(sizes.middle.value),
-      forward_column_behind = static_cast<int64_t>(sizes.inner.value);
-  const dim3 forward_column_block = column_block(ceil_divide(forward_column_behind, 4),
-      ceil_divide(forward_column_length, 8), 16, 256);
-  const int64_t forward_column_tasks = static_cast<int64_t>(sizes.outer.value) * ceil_divide(forward_column_behind, forward_column_block.x * 4);
+  const int64_t forward_column_across = static_cast<int64_t>(sizes.inner.value) / 4,
+      forward_column_packs = static_cast<int64_t>(sizes.outer.value) * forward_column_across;
+  const dim3 forward_column_block = column_block(forward_column_packs,
+      ceil_divide(static_cast<int64_t>(sizes.middle.value), 8), 16, 256);
+  const int64_t forward_column_tiles = ceil_divide(forward_column_packs, forward_column_block.x),
+      forward_column_tasks = forward_column_tiles;
   const int64_t forward_column_resident = resident_blocks(forward_column, forward_column_block, 32768, 32768,
       device);
   const int64_t forward_column_slots = forward_column_tasks < forward_column_resident ? forward_column_tasks : forward_column_resident;
   if (is_measuring) return scratch.used;
   {
     forward_column<<<static_cast<unsigned>(forward_column_slots), forward_column_block, 32768, stream>>>(x,
-        weight, bias, out, sizes);
+        weight, bias, out, sizes, size_of(forward_column_across), static_cast<Index>(forward_column_tiles));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

@@ -752,8 +752,8 @@ backward_outer(const float* total_2, const float* total_3, Sum<float>* __restric
       for (int p = 0; p < kRows; ++p) {
         const bool is_here = from + p * blockDim.y < end;
         const Index row = is_here ? from + p * blockDim.y : from;
-        if (is_here) total_2_in[p] = load<kLanes>(total_2 + (row * columns + column));
-        if (is_here) total_3_in[p] = load<kLanes>(total_3 + (row * columns + column));
+        total_2_in[p] = load<kLanes>(total_2 + (row * columns + column));
+        total_3_in[p] = load<kLanes>(total_3 + (row * columns + column));
       }
 #pragma unroll
       for (int p = 0; p < kRows; ++p) {
@@ -1007,7 +1007,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const bool backward_outer_is_packed = backward_outer_columns % 4 == 0;
   const auto backward_outer_kernel = backward_outer_is_packed ? &backward_outer<4> : &backward_outer<1>;
   const auto backward_outer_width = static_cast<unsigned>(power_of_two(ceil_divide(backward_outer_columns,
-      backward_outer_is_packed ? 4 : 1), 1, 32));
+      backward_outer_is_packed ? 4 : 1), 1, 256 / power_of_two(ceil_divide(backward_outer_rows, 8), 1, 8)));
   const dim3 backward_outer_block(backward_outer_width, 256 / backward_outer_width);
   const int64_t backward_outer_strips = ceil_divide(backward_outer_columns,
       backward_outer_width * (backward_outer_is_packed ? 4 : 1));

@@ -187,15 +187,16 @@ __device__ __forceinline__ void forward_column_row_values(const float peak, cons
 // Reads x, position_along by (middle); writes out, saved_max, saved_argmax.
 __global__ void __launch_bounds__(128, 4)
 forward_column(const float* __restrict__ x, float* __restrict__ out, float* __restrict__ saved_max,
-    float* __restrict__ saved_argmax, ForwardSizes sizes) {
+    float* __restrict__ saved_argmax, ForwardSizes sizes, Size across, Index tiles) {
   const Positions<float> position_along{};
   constexpr int kLanes = 4, kPacks = 3;
   const Index length = kPacks, behind = sizes.inner.value;
-  const Index strips = (behind + blockDim.x * kLanes - 1) / (blockDim.x * kLanes),
-      tiles = sizes.outer.value * strips;
+  // Rows lie beside each other in packs, of which across.value have all before the axis in common.
+  const Index packs = sizes.outer.value * across.value;
   for (Index tile = blockIdx.x * blockDim.y + threadIdx.y; tile < tiles; tile += gridDim.x * blockDim.y) {
-    const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
-    const bool is_beside = beside < behind;
+    const Index place = tile * blockDim.x + threadIdx.x, pack = min(place, packs - 1);
+    const Index above = divide(pack, across), beside = (pack - above * across.value) * kLanes;
+    const bool is_beside = place < packs;
     if (!is_beside) continue;
     const Index base = above * length * behind + beside;
     const Index outer = above;
@@ -273,15 +274,17 @@ __device__ __forceinline__ void backward_column_values(const float position_alon
 // Reads position_along by (middle), saved_argmax by (outer, inner), d_out by (outer, inner), saved_max by (outer, inner); writes d_x.
 __global__ void __launch_bounds__(128, 4)
 backward_column(const float* __restrict__ saved_argmax, const float* __restrict__ d_out,
-    const float* __restrict__ saved_max, float* __restrict__ d_x, BackwardSizes sizes) {
+    const float* __restrict__ saved_max, float* __restrict__ d_x, BackwardSizes sizes, Size across,
+    Index tiles) {
   const Positions<float> position_along{};
   constexpr int kLanes = 4, kPacks = 3;
   const Index length = kPacks, behind = sizes.inner.value;
-  const Index strips = (behind + blockDim.x * kLanes - 1) / (blockDim.x * kLanes),
-      tiles = sizes.outer.value * strips;
+  // Rows lie beside each other in packs, of which across.value have all before the axis in common.
+  const Index packs = sizes.outer.value * across.value;
   for (Index tile = blockIdx.x * blockDim.y + threadIdx.y; tile < tiles; tile += gridDim.x * blockDim.y) {
-    const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
-    const bool is_beside = beside < behind;
+    const Index place = tile * blockDim.x + threadIdx.x, pack = min(place, packs - 1);
+    const Index above = divide(pack, across), beside = (pack - above * across.value) * kLanes;
+    const bool is_beside = place < packs;
     if (!is_beside) continue;
     const Index base = above * length * behind + beside;
     const Index outer = above;
@@ -289,7 +292,7 @@ backward_column(const float* __restrict__ saved_argmax, const float* __restrict_
     float d_out_here[kLanes];
     float saved_max_here[kLanes];
     {
-      const Index inner = (is_beside ? beside : 0);
+      const Index inner = beside;
       const auto saved_argmax_in = load_anywhere<kLanes>(saved_argmax + ((outer) * sizes.inner.value + inner));
       const auto d_out_in = load_anywhere<kLanes>(d_out + ((outer) * sizes.inner.value + inner));
       const auto saved_max_in = load_anywhere<kLanes>(saved_max + ((outer) * sizes.inner.value + inner));
@@ -379,16 +382,18 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const auto stream = reinterpret_cast<cudaStream_t>(a[9]);
   const int device = static_cast<int>(a[8]);
   const DeviceGuard guard(device);
-  const int64_t forward_column_behind = static_cast<int64_t>(sizes.inner.value);
-  const auto forward_column_beside = static_cast<unsigned>(power_of_two(ceil_divide(forward_column_behind,
-      4), 1, 32));
+  const int64_t forward_column_across = static_cast<int64_t>(sizes.inner.value) / 4,
+      forward_column_packs = static_cast<int64_t>(sizes.outer.value) * forward_column_across;
+  const auto forward_column_beside = static_cast<unsigned>(power_of_two(forward_column_packs, 1, 32));
   const dim3 forward_column_block(forward_column_beside, 128 / forward_column_beside);
-  const int64_t forward_column_tasks = ceil_divide(static_cast<int64_t>(sizes.outer.value) * ceil_divide(forward_column_behind, forward_column_block.x * 4), forward_column_block.y);
+  const int64_t forward_column_tiles = ceil_divide(forward_column_packs, forward_column_block.x),
+      forward_column_tasks = ceil_divide(forward_column_tiles, forward_column_block.y);
   const int64_t forward_column_slots = forward_column_tasks;
   if (is_measuring) return scratch.used;
   {
     forward_column<<<static_cast<unsigned>(forward_column_slots), forward_column_block, 0, stream>>>(x, out,
-        saved_max, saved_argmax, sizes);
+        saved_max, saved_argmax, sizes, size_of(forward_column_across),
+        static_cast<Index>(forward_column_tiles));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
@@ -407,16 +412,18 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const auto stream = reinterpret_cast<cudaStream_t>(a[9]);
   const int device = static_cast<int>(a[8]);
   const DeviceGuard guard(device);
-  const int64_t backward_column_behind = static_cast<int64_t>(sizes.inner.value);
-  const auto backward_column_beside = static_cast<unsigned>(power_of_two(ceil_divide(backward_column_behind,
-      4), 1, 32));
+  const int64_t backward_column_across = static_cast<int64_t>(sizes.inner.value) / 4,
+      backward_column_packs = static_cast<int64_t>(sizes.outer.value) * backward_column_across;
+  const auto backward_column_beside = static_cast<unsigned>(power_of_two(backward_column_packs, 1, 32));
   const dim3 backward_column_block(backward_column_beside, 128 / backward_column_beside);
-  const int64_t backward_column_tasks = ceil_divide(static_cast<int64_t>(sizes.outer.value) * ceil_divide(backward_column_behind, backward_column_block.x * 4), backward_column_block.y);
+  const int64_t backward_column_tiles = ceil_divide(backward_column_packs, backward_column_block.x),
+      backward_column_tasks = ceil_divide(backward_column_tiles, backward_column_block.y);
   const int64_t backward_column_slots = backward_column_tasks;
   if (is_measuring) return scratch.used;
   {
     backward_column<<<static_cast<unsigned>(backward_column_slots), backward_column_block, 0,
-        stream>>>(saved_argmax, d_out, saved_max, d_x, sizes);
+        stream>>>(saved_argmax, d_out, saved_max, d_x, sizes, size_of(backward_column_across),
+        static_cast<Index>(backward_column_tiles));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

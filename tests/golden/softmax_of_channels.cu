@@ -193,14 +193,15 @@ __device__ __forceinline__ void forward_column_values(const float carried, const
 // Reads x, bias by (middle); writes out.
 __global__ void __launch_bounds__(128, 4)
 forward_column(const float* __restrict__ x, const float* __restrict__ bias, float* __restrict__ out,
-    ForwardSizes sizes) {
+    ForwardSizes sizes, Size across, Index tiles) {
   constexpr int kLanes = 4, kPacks = 3;
   const Index length = kPacks, behind = sizes.inner.value;
-  const Index strips = (behind + blockDim.x * kLanes - 1) / (blockDim.x * kLanes),
-      tiles = sizes.outer.value * strips;
+  // Rows lie beside each other in packs, of which across.value have all before the axis in common.
+  const Index packs = sizes.outer.value * across.value;
   for (Index tile = blockIdx.x * blockDim.y + threadIdx.y; tile < tiles; tile += gridDim.x * blockDim.y) {
-    const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
-    const bool is_beside = beside < behind;
+    const Index place = tile * blockDim.x + threadIdx.x, pack = min(place, packs - 1);
+    const Index above = divide(pack, across), beside = (pack - above * across.value) * kLanes;
+    const bool is_beside = place < packs;
     if (!is_beside) continue;
     const Index base = above * length * behind + beside;
     Pack<float, kLanes> x_in[kPacks];
@@ -324,16 +325,17 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const auto stream = reinterpret_cast<cudaStream_t>(a[8]);
   const int device = static_cast<int>(a[7]);
   const DeviceGuard guard(device);
-  const int64_t forward_column_behind = static_cast<int64_t>(sizes.inner.value);
-  const auto forward_column_beside = static_cast<unsigned>(power_of_two(ceil_divide(forward_column_behind,
-      4), 1, 32));
+  const int64_t forward_column_across = static_cast<int64_t>(sizes.inner.value) / 4,
+      forward_column_packs = static_cast<int64_t>(sizes.outer.value) * forward_column_across;
+  const auto forward_column_beside = static_cast<unsigned>(power_of_two(forward_column_packs, 1, 32));
   const dim3 forward_column_block(forward_column_beside, 128 / forward_column_beside);
-  const int64_t forward_column_tasks = ceil_divide(static_cast<int64_t>(sizes.outer.value) * ceil_divide(forward_column_behind, forward_column_block.x * 4), forward_column_block.y);
+  const int64_t forward_column_tiles = ceil_divide(forward_column_packs, forward_column_block.x),
+      forward_column_tasks = ceil_divide(forward_column_tiles, forward_column_block.y);
   const int64_t forward_column_slots = forward_column_tasks;
   if (is_measuring) return scratch.used;
   {
     forward_column<<<static_cast<unsigned>(forward_column_slots), forward_column_block, 0, stream>>>(x, bias,
-        out, sizes);
+        out, sizes, size_of(forward_column_across), static_cast<Index>(forward_column_tiles));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

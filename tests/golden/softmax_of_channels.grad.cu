@@ -240,14 +240,16 @@ __device__ __forceinline__ void forward_column_row_values(const float peak, cons
 // Reads x, bias by (middle); writes out, saved_bound, saved_sum.
 __global__ void __launch_bounds__(128, 4)
 forward_column(const float* __restrict__ x, const float* __restrict__ bias, float* __restrict__ out,
-    float* __restrict__ saved_bound, float* __restrict__ saved_sum, ForwardSizes sizes) {
+    float* __restrict__ saved_bound, float* __restrict__ saved_sum, ForwardSizes sizes, Size across,
+    Index tiles) {
   constexpr int kLanes = 4, kPacks = 3;
   const Index length = kPacks, behind = sizes.inner.value;
-  const Index strips = (behind + blockDim.x * kLanes - 1) / (blockDim.x * kLanes),
-      tiles = sizes.outer.value * strips;
+  // Rows lie beside each other in packs, of which across.value have all before the axis in common.
+  const Index packs = sizes.outer.value * across.value;
   for (Index tile = blockIdx.x * blockDim.y + threadIdx.y; tile < tiles; tile += gridDim.x * blockDim.y) {
-    const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
-    const bool is_beside = beside < behind;
+    const Index place = tile * blockDim.x + threadIdx.x, pack = min(place, packs - 1);
+    const Index above = divide(pack, across), beside = (pack - above * across.value) * kLanes;
+    const bool is_beside = place < packs;
     if (!is_beside) continue;
     const Index base = above * length * behind + beside;
     const Index outer = above;
@@ -381,11 +383,11 @@ __device__ __forceinline__ void backward_column_values(const float carried, cons
 __global__ void __launch_bounds__(128, 4)
 backward_column(const float* __restrict__ x, const float* __restrict__ saved_bound,
     const float* __restrict__ d_out, const float* __restrict__ saved_sum, float* __restrict__ d_x,
-    Sum<float>* __restrict__ total_partials, BackwardSizes sizes) {
+    Sum<float>* __restrict__ total_partials, BackwardSizes sizes, Size across, Index tiles) {
   constexpr int kLanes = 4, kPacks = 3;
   const Index length = kPacks, behind = sizes.inner.value;
-  const Index strips = (behind + blockDim.x * kLanes - 1) / (blockDim.x * kLanes),
-      tiles = sizes.outer.value * strips;
+  // Rows lie beside each other in packs, of which across.value have all before the axis in common.
+  const Index packs = sizes.outer.value * across.value;
   extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   auto* const total_sum = reinterpret_cast<Sum<float>*>(room) + 0 + thread;
@@ -394,8 +396,9 @@ backward_column(const float* __restrict__ x, const float* __restrict__ saved_bou
     total_sum[n * 128] = Sum<float>();
   }
   for (Index tile = blockIdx.x * blockDim.y + threadIdx.y; tile < tiles; tile += gridDim.x * blockDim.y) {
-    const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
-    const bool is_beside = beside < behind;
+    const Index place = tile * blockDim.x + threadIdx.x, pack = min(place, packs - 1);
+    const Index above = divide(pack, across), beside = (pack - above * across.value) * kLanes;
+    const bool is_beside = place < packs;
     if (!is_beside) continue;
     const Index base = above * length * behind + beside;
     const Index outer = above;
@@ -411,7 +414,7 @@ backward_column(const float* __restrict__ x, const float* __restrict__ saved_bou
     float saved_bound_here[kLanes];
     float saved_sum_here[kLanes];
     {
-      const Index inner = (is_beside ? beside : 0);
+      const Index inner = beside;
       const auto saved_bound_in = load_anywhere<kLanes>(saved_bound + ((outer) * sizes.inner.value + inner));
       const auto saved_sum_in = load_anywhere<kLanes>(saved_sum + ((outer) * sizes.inner.value + inner));
 #pragma unroll
@@ -654,16 +657,18 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const auto stream = reinterpret_cast<cudaStream_t>(a[10]);
   const int device = static_cast<int>(a[9]);
   const DeviceGuard guard(device);
-  const int64_t forward_column_behind = static_cast<int64_t>(sizes.inner.value);
-  const auto forward_column_beside = static_cast<unsigned>(power_of_two(ceil_divide(forward_column_behind,
-      4), 1, 32));
+  const int64_t forward_column_across = static_cast<int64_t>(sizes.inner.value) / 4,
+      forward_column_packs = static_cast<int64_t>(sizes.outer.value) * forward_column_across;
+  const auto forward_column_beside = static_cast<unsigned>(power_of_two(forward_column_packs, 1, 32));
   const dim3 forward_column_block(forward_column_beside, 128 / forward_column_beside);
-  const int64_t forward_column_tasks = ceil_divide(static_cast<int64_t>(sizes.outer.value) * ceil_divide(forward_column_behind, forward_column_block.x * 4), forward_column_block.y);
+  const int64_t forward_column_tiles = ceil_divide(forward_column_packs, forward_column_block.x),
+      forward_column_tasks = ceil_divide(forward_column_tiles, forward_column_block.y);
   const int64_t forward_column_slots = forward_column_tasks;
   if (is_measuring) return scratch.used;
   {
     forward_column<<<static_cast<unsigned>(forward_column_slots), forward_column_block, 0, stream>>>(x, bias,
-        out, saved_bound, saved_sum, sizes);
+        out, saved_bound, saved_sum, sizes, size_of(forward_column_across),
+        static_cast<Index>(forward_column_tiles));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
@@ -684,11 +689,12 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const auto stream = reinterpret_cast<cudaStream_t>(a[11]);
   const int device = static_cast<int>(a[10]);
   const DeviceGuard guard(device);
-  const int64_t backward_column_behind = static_cast<int64_t>(sizes.inner.value);
-  const auto backward_column_beside = static_cast<unsigned>(power_of_two(ceil_divide(backward_column_behind,
-      4), 1, 32));
+  const int64_t backward_column_across = static_cast<int64_t>(sizes.inner.value) / 4,
+      backward_column_packs = static_cast<int64_t>(sizes.outer.value) * backward_column_across;
+  const auto backward_column_beside = static_cast<unsigned>(power_of_two(backward_column_packs, 1, 32));
   const dim3 backward_column_block(backward_column_beside, 128 / backward_column_beside);
-  const int64_t backward_column_tasks = ceil_divide(static_cast<int64_t>(sizes.outer.value) * ceil_divide(backward_column_behind, backward_column_block.x * 4), backward_column_block.y);
+  const int64_t backward_column_tiles = ceil_divide(backward_column_packs, backward_column_block.x),
+      backward_column_tasks = ceil_divide(backward_column_tiles, backward_column_block.y);
   const int64_t backward_column_resident = resident_blocks(backward_column, backward_column_block, 1536,
       1536, device);
   const int64_t backward_column_slots = backward_column_tasks < backward_column_resident ? backward_column_tasks : backward_column_resident;
@@ -697,7 +703,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
   if (is_measuring) return scratch.used;
   {
     backward_column<<<static_cast<unsigned>(backward_column_slots), backward_column_block, 1536, stream>>>(x,
-        saved_bound, d_out, saved_sum, d_x, total_partials, sizes);
+        saved_bound, d_out, saved_sum, d_x, total_partials, sizes, size_of(backward_column_across),
+        static_cast<Index>(backward_column_tiles));
   }
   {
     const int64_t columns = static_cast<int64_t>(sizes.middle.value),

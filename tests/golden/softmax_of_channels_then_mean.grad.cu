@@ -427,15 +427,16 @@ __device__ __forceinline__ void backward_column_values(const float x, const floa
 __global__ void __launch_bounds__(128, 4)
 backward_column(const float* __restrict__ x, const float* __restrict__ saved_bound,
     const float* __restrict__ d_out, const float* __restrict__ saved_sum, float* __restrict__ d_x,
-    BackwardSizes sizes) {
+    BackwardSizes sizes, Size across, Index tiles) {
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
   constexpr int kLanes = 1, kPacks = 16;
   const Index length = kPacks, behind = sizes.inner.value;
-  const Index strips = (behind + blockDim.x * kLanes - 1) / (blockDim.x * kLanes),
-      tiles = sizes.outer.value * strips;
+  // Rows lie beside each other in packs, of which across.value have all before the axis in common.
+  const Index packs = sizes.outer.value * across.value;
   for (Index tile = blockIdx.x * blockDim.y + threadIdx.y; tile < tiles; tile += gridDim.x * blockDim.y) {
-    const Index above = tile / strips, beside = ((tile - above * strips) * blockDim.x + threadIdx.x) * kLanes;
-    const bool is_beside = beside < behind;
+    const Index place = tile * blockDim.x + threadIdx.x, pack = min(place, packs - 1);
+    const Index above = divide(pack, across), beside = (pack - above * across.value) * kLanes;
+    const bool is_beside = place < packs;
     if (!is_beside) continue;
     const Index base = above * length * behind + beside;
     const Index outer = above;
@@ -449,7 +450,7 @@ backward_column(const float* __restrict__ x, const float* __restrict__ saved_bou
     float saved_bound_here[kLanes];
     float saved_sum_here[kLanes];
     {
-      const Index inner = (is_beside ? beside : 0);
+      const Index inner = beside;
       const auto saved_bound_in = load_anywhere<kLanes>(saved_bound + ((outer) * sizes.inner.value + inner));
       const auto saved_sum_in = load_anywhere<kLanes>(saved_sum + ((outer) * sizes.inner.value + inner));
 #pragma unroll
@@ -634,16 +635,18 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const auto stream = reinterpret_cast<cudaStream_t>(a[10]);
   const int device = static_cast<int>(a[9]);
   const DeviceGuard guard(device);
-  const int64_t backward_column_behind = static_cast<int64_t>(sizes.inner.value);
-  const auto backward_column_beside = static_cast<unsigned>(power_of_two(ceil_divide(backward_column_behind,
-      1), 1, 32));
+  const int64_t backward_column_across = static_cast<int64_t>(sizes.inner.value) / 1,
+      backward_column_packs = static_cast<int64_t>(sizes.outer.value) * backward_column_across;
+  const auto backward_column_beside = static_cast<unsigned>(power_of_two(backward_column_packs, 1, 32));
   const dim3 backward_column_block(backward_column_beside, 128 / backward_column_beside);
-  const int64_t backward_column_tasks = ceil_divide(static_cast<int64_t>(sizes.outer.value) * ceil_divide(backward_column_behind, backward_column_block.x * 1), backward_column_block.y);
+  const int64_t backward_column_tiles = ceil_divide(backward_column_packs, backward_column_block.x),
+      backward_column_tasks = ceil_divide(backward_column_tiles, backward_column_block.y);
   const int64_t backward_column_slots = backward_column_tasks;
   if (is_measuring) return scratch.used;
   {
     backward_column<<<static_cast<unsigned>(backward_column_slots), backward_column_block, 0, stream>>>(x,
-        saved_bound, d_out, saved_sum, d_x, sizes);
+        saved_bound, d_out, saved_sum, d_x, sizes, size_of(backward_column_across),
+        static_cast<Index>(backward_column_tiles));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

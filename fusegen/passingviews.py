@@ -1,0 +1,81 @@
+"""Views of what every skeleton by rows reads, and of sums down columns, which rows pass by."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from fusegen.indexing import Read
+from fusegen.stretchviews import StretchingView
+
+MOST_IN_PAIRS = 16  # elements of a row that a thread has in column sums, where rows come in twos
+_MOST_ROWS = 8  # that it loads first where columns of one tensor come one by one
+
+
+class PassingView(StretchingView):
+    """A kernel that goes by rows, or by which rows pass."""
+
+    @property
+    def full_reads(self) -> list[Read]:
+        """What varies along every group: reached by the flat index."""
+        return [r for r in self._loaded if r.extent == self._all]
+
+    @cached_property
+    def _all(self) -> frozenset[int]:
+        return frozenset(self.domain) | frozenset(self.reduced)
+
+    @property
+    def _along(self) -> frozenset[int]:
+        return frozenset(self.kernel.columns if self.family == "outer" else self.reduced)
+
+    @property
+    def partial_reads(self) -> list[Read]:
+        """What is broadcast along some group."""
+        return [r for r in self.reads if r.extent != self._all or r.buffer.is_computed]
+
+    @property
+    def has_strips(self) -> bool:
+        """Whether threads stay in columns of several groups, and find what those have once."""
+        return self.family == "outer" and len(self.kernel.columns) > 1
+
+    @property
+    def passing(self) -> tuple[int, ...]:
+        """Of sums down columns: the groups along which rows pass by."""
+        return tuple(g for g in self.row_groups if g not in self.kept)
+
+    @property
+    def varying(self) -> tuple[int, ...]:
+        """The groups from one of whose elements to the next a function is called again."""
+        return self.passing if self.has_strips else ()
+
+    @property
+    def column_reads(self) -> list[Read]:
+        """What a thread that stays in its columns reads once, besides packs."""
+        if not self.has_strips:
+            return []
+        staying = {*self.kept, *self.kernel.columns}
+        found = [r for r in self.partial_reads if r.extent <= staying and r.extent != self._along]
+        return [r for r in found if not r.buffer.is_computed and r.buffer.dtype != "noise"]
+
+    @property
+    def staying(self) -> list[tuple[str, str]]:
+        """(type, name) of what is found once for a column, and asked for at each element."""
+        once = self.values.once if self.has_strips else None
+        found = {r.name for r in self.column_reads} | {n for _, n in (once.results if once else ())}
+        return [pair for pair in self.values.leaves if pair[1] in found]
+
+    @property
+    def flat_row(self) -> str:
+        """In column sums: the index of a row among all."""
+        return self.compact(self.row_groups) if self.kept else "row"
+
+    @property
+    def rows_in_flight(self) -> int:
+        """In column sums: how many rows a thread loads before it uses the first."""
+        return 2 if self.lanes * len(self.full_reads) <= MOST_IN_PAIRS else 1
+
+    @property
+    def rows_of_one(self) -> int:
+        """The same where columns come one by one."""
+        if self.has_strips:
+            return self.rows_in_flight
+        return _MOST_ROWS if len(self.full_reads) == 1 else self.rows_in_flight
