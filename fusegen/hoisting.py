@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 
 from fusegen import ir
 from fusegen.grouping import ordered
-from fusegen.ir import Expr
+from fusegen.ir import Expr, Extent
 from fusegen.target import DEAR
 
 
@@ -37,6 +37,22 @@ def shared(
                 members = found.setdefault(ordered(arg.extent), [])
                 members += [] if arg in members else [arg]
     return {extent: nodes for extent, nodes in found.items() if _is_worth(nodes, dear)}
+
+
+def shared_by_rows(
+    exprs: Iterable[Expr], domain: Extent, rest: Extent, known: Collection[Expr]
+) -> list[Expr]:
+    """The numbers that elements of a row have in common where other kernels go through them, but
+    for what is known: a row's own kernel finds them once, theirs, which may go down columns, at
+    each element. None where none is dear.
+    """
+    found: dict[Expr, None] = {}
+    for node in ir.topological(exprs, stop=known):
+        if node.extent == domain:
+            rows = [a for a in node.args if a.extent == rest and a.kind == "number"]
+            found |= dict.fromkeys(a for a in rows if a.op not in ("input", "reduce"))
+    is_dear = any(n.op in DEAR and n.extent == rest for n in ir.topological(found))
+    return list(found) if is_dear else []
 
 
 def _is_worth(nodes: list[Expr], dear: Collection[str]) -> bool:

@@ -13,10 +13,11 @@ from fusegen import ir
 from fusegen.carrying import Staged, carry
 from fusegen.columntiers import LONGEST_REDUCED
 from fusegen.grouping import ordered
+from fusegen.hoisting import shared_by_rows
 from fusegen.ir import Expr, Extent
 from fusegen.kernel import Buffer, Family, Kernel, Reduction
 from fusegen.lower import remarked
-from fusegen.staging import Pass, finalise, partials, reduces_below, staged
+from fusegen.staging import Pass, by_inverse_count, finalise, partials, reduces_below, staged
 from fusegen.target import DEAR, ITEM_BYTES
 from fusegen.tiers import Tier
 
@@ -79,20 +80,26 @@ def rowwise_kernel(
             more, known = partials(state, [node], ordered(node.extent))
             stretches += more
             state.resolve(known)
-    below = reduces_below(state.pending.values())
+    # What is written as it is may be read back instead of being computed again.
+    exact = [e for name, e in chosen.items() if state.dtypes[name] == state.sum_dtype]
+    is_row = tier is not None and family == "row"
+    found = shared_by_rows(state.pending.values(), domain, rest, exact) if is_row else []
+    ahead = state.scratches(filter(is_local, found))
+    below = reduces_below(ir.substitute(state.pending.values(), ahead))
     results = [r for r in below if r.extent == rest and is_local(r)]
     summed = [r.value for r, _ in (*mine, *stretches)]
-    roots = [*summed, *chosen.values(), *results]
+    written = [*chosen.values(), *ahead]
+    roots = [*summed, *written, *results]
     if not roots:
         return
     stages, leaf_of, values = staged(state, roots)
-    values = values[: len(summed) + len(chosen)]
-    levels = [_level_of(v, stages) for v in values[: len(summed)]] + [len(stages)] * len(chosen)
+    values = values[: len(summed) + len(written)]
+    levels = [_level_of(v, stages) for v in values[: len(summed)]] + [len(stages)] * len(written)
     marks = state.marks_over(leaf_of)
     in_place: dict[Expr, Expr] | None = None
     terms = [r.value for stage in stages for r in stage]
     nodes = [m.node for m in marks]
-    rule = (lambda node: node) if state.is_exact else _by_inverse_count
+    rule = (lambda node: node) if state.is_exact else by_inverse_count
     images = iter(ir.rewrite([*terms, *values, *nodes], rule))
     stages = [tuple(replace(r, value=next(images)) for r in stage) for stage in stages]
     values = [next(images) for _ in values]
@@ -125,7 +132,9 @@ def rowwise_kernel(
     ]
     sums, stretches = accumulated[: len(mine)], accumulated[len(mine) :]
     outputs = values[len(summed) :]
-    stores = [(state.output(n, e), e) for n, e in zip(chosen, outputs, strict=True)]
+    buffers = [state.output(n, e) for n, e in chosen.items()]
+    buffers += [state.buffers[leaf] for leaf in ahead.values()]
+    stores = list(zip(buffers, outputs, strict=True))
     stored = {expr: buffer for buffer, expr in stores if buffer.dtype == state.sum_dtype}
     for node in results:
         leaf = leaf_of[node]
@@ -156,10 +165,11 @@ def rowwise_kernel(
             in_place=tuple((in_place or {}).items()),
         )
     )
+    state.resolve(ahead)
     known = {node: leaf_of[node] for node in results}
     state.resolve(known)
-    written = zip((b for b, _ in stores), ir.substitute(chosen.values(), known), strict=False)
-    state.read_back(written)
+    elements = ir.substitute(chosen.values(), known)
+    state.read_back(zip((b for b, _ in stores), elements, strict=False))
     if sums:
         finalise(state, summed_by, tuple(sums), summed_by)
     for extent in dict.fromkeys(b.extent for _, b in stretches):
@@ -211,13 +221,6 @@ def domain_of(state: Pass) -> Extent:
     if any(n.extent == every for n in nodes) or not reduced:
         return every
     return max(reduced, key=len)
-
-
-def _by_inverse_count(node: Expr) -> Expr:
-    """A division by a count as a multiplication: the inverse is found once for all rows."""
-    if node.op == "div" and node.args[1].op == "count":
-        return node.args[0] * (1.0 / node.args[1])
-    return node
 
 
 def _axes_of_rows(state: Pass, domain: Extent) -> Extent | None:

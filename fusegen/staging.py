@@ -117,6 +117,13 @@ class Pass:
         return Buffer(name, self.dtypes[name], ordered(expr.extent), "output")
 
 
+def by_inverse_count(node: Expr) -> Expr:
+    """A division by a count as a multiplication: the inverse is found once for all rows."""
+    if node.op == "div" and node.args[1].op == "count":
+        return node.args[0] * (1.0 / node.args[1])
+    return node
+
+
 def means_as_sums(roots: list[Expr]) -> list[Expr]:
     """A mean whose variance nobody asks for is a sum divided by its count."""
     nodes = ir.topological(roots)

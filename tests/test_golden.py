@@ -125,6 +125,14 @@ CASES = {
             dtype="bfloat16",
         ),
     ),
+    "softmax_behind_a_mask_bfloat16": (
+        "mul(0.125) | add(mask) | softmax(-1)",
+        Situation(
+            shape=(8, 4, 197, 197),
+            operands={"mask": (4, 197, 197)},
+            dtype="bfloat16",
+        ),
+    ),
     "layernorm_modulated": (
         "layernorm | mul(scale) | add(shift)",
         Situation(shape=(4, 64, 768), operands={"scale": (4, 1, 768), "shift": (4, 1, 768)}),

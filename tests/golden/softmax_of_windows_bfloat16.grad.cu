@@ -524,15 +524,16 @@ __device__ __forceinline__ void backward_row_values(const float carried, const f
   total_term_by = carried_2;
 }
 
-__device__ __forceinline__ void backward_row_row_values(const float total_2, float& total_2_scratch) {
-  total_2_scratch = total_2;
+__device__ __forceinline__ void backward_row_row_values(const float total_2, const float saved_sum,
+    float& common_scratch) {
+  common_scratch = narrow_div(narrow_div(total_2, saved_sum), saved_sum);
 }
 
-// Reads x, d_out, bias by (axis_2, axis_3, inner), mask by (axis_1, axis_3, inner), saved_bound by (outer, axis_1, axis_2, axis_3), saved_sum by (outer, axis_1, axis_2, axis_3); leaves partials of total; writes d_x, total_2_scratch.
+// Reads x, d_out, bias by (axis_2, axis_3, inner), mask by (axis_1, axis_3, inner), saved_bound by (outer, axis_1, axis_2, axis_3), saved_sum by (outer, axis_1, axis_2, axis_3); leaves partials of total; writes d_x, common_scratch.
 __global__ void __launch_bounds__(256, 3)
 backward_row(const __nv_bfloat16* x, const __nv_bfloat16* bias, const __nv_bfloat16* mask,
     const float* saved_bound, const __nv_bfloat16* d_out, const float* saved_sum,
-    __nv_bfloat16* __restrict__ d_x, float* __restrict__ total_2_scratch,
+    __nv_bfloat16* __restrict__ d_x, float* __restrict__ common_scratch,
     Sum<float>* __restrict__ total_partials, BackwardSizes sizes) {
   wait_for_kernel_before();
   constexpr int kLanes = 1, kPacks = 7;
@@ -612,9 +613,9 @@ backward_row(const __nv_bfloat16* x, const __nv_bfloat16* bias, const __nv_bfloa
     combine<8, false>(sums_1, cells[turn++ & 1]);
     const float total_2_value = sums_1[0].total;
     if (is_live && threadIdx.x == 0) {
-      float total_2_scratch_value;
-      backward_row_row_values(total_2_value, total_2_scratch_value);
-      total_2_scratch[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3] = narrow<float>(total_2_scratch_value);
+      float common_scratch_value;
+      backward_row_row_values(total_2_value, saved_sum_value, common_scratch_value);
+      common_scratch[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3] = narrow<float>(common_scratch_value);
     }
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
@@ -694,7 +695,7 @@ backward_finalise(__nv_bfloat16* __restrict__ d_bias, const Sum<float>* total_pa
 }
 
 __device__ __forceinline__ void backward_outer_values(const float d_out, const float saved_sum,
-    const float total_2, const float x, const float bias, const float mask, const float saved_bound,
+    const float common, const float x, const float bias, const float mask, const float saved_bound,
     float& total_3_term) {
   // add(bias)
   const float after_add = x + bias;
@@ -703,17 +704,15 @@ __device__ __forceinline__ void backward_outer_values(const float d_out, const f
   // backward, down to add(mask)
   const float abs_value = fabsf(saved_sum);
   const float chosen = abs_value < 7.88860905e-31f ? 1.84467441e+19f : (abs_value > 1.2676506e+30f ? 5.42101086e-20f : 1.0f);
-  const float difference = d_out * (1.0f / (saved_sum * chosen)) * chosen - narrow_div(narrow_div(total_2,
-      saved_sum), saved_sum);
   const float power = exp2_flushed((after_add_2 - saved_bound) * 0.721347511f);
   // backward, down to add(bias)
-  total_3_term = difference * (power * power);
+  total_3_term = (d_out * (1.0f / (saved_sum * chosen)) * chosen - common) * (power * power);
 }
 
-// Reads d_out, x, saved_sum by (outer, axis_1, axis_2, axis_3), total_2 by (outer, axis_1, axis_2, axis_3), bias by (axis_2, axis_3, inner), mask by (axis_1, axis_3, inner), saved_bound by (outer, axis_1, axis_2, axis_3); leaves partials of total_3.
+// Reads d_out, x, saved_sum by (outer, axis_1, axis_2, axis_3), common by (outer, axis_1, axis_2, axis_3), bias by (axis_2, axis_3, inner), mask by (axis_1, axis_3, inner), saved_bound by (outer, axis_1, axis_2, axis_3); leaves partials of total_3.
 template <int kLanes>
 __global__ void __launch_bounds__(256, 2)
-backward_outer(const __nv_bfloat16* d_out, const float* saved_sum, const float* total_2,
+backward_outer(const __nv_bfloat16* d_out, const float* saved_sum, const float* common,
     const __nv_bfloat16* x, const __nv_bfloat16* bias, const __nv_bfloat16* mask, const float* saved_bound,
     Sum<float>* __restrict__ total_3_partials, BackwardSizes sizes, Index slots) {
   wait_for_kernel_before();
@@ -753,7 +752,7 @@ backward_outer(const __nv_bfloat16* d_out, const float* saved_sum, const float* 
         const Index axis_2 = row - above_axis_2 * sizes.axis_2.value;
         const Index outer = above_axis_2;
         const float saved_sum_value = widen(saved_sum[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3]);
-        const float total_2_value = widen(total_2[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3]);
+        const float common_value = widen(common[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3]);
         const float saved_bound_value = widen(saved_bound[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3]);
         const auto bias_in = load_anywhere<kLanes>(bias + (((axis_2) * sizes.axis_3.value + axis_3) * columns + column));
 #pragma unroll
@@ -763,7 +762,7 @@ backward_outer(const __nv_bfloat16* d_out, const float* saved_sum, const float* 
           const float bias_value = widen(bias_in, lane);
           const float mask_value = widen(mask_in, lane);
           float total_3_term_value;
-          backward_outer_values(d_out_value, saved_sum_value, total_2_value, x_value, bias_value, mask_value,
+          backward_outer_values(d_out_value, saved_sum_value, common_value, x_value, bias_value, mask_value,
               saved_bound_value, total_3_term_value);
           if (is_here) total_3_sum[lane].add(total_3_term_value);
         }
@@ -1006,12 +1005,12 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const int64_t backward_outer_slots = backward_outer_wanted < backward_outer_most ? backward_outer_wanted : backward_outer_most;
   const int64_t total_3_partials_slots = backward_outer_slots;
   auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.axis_3.value) * static_cast<int64_t>(sizes.inner.value) * total_partials_slots);
-  auto* const total_2_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.axis_3.value));
+  auto* const common_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.axis_3.value));
   auto* const total_3_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_3.value) * static_cast<int64_t>(sizes.inner.value) * total_3_partials_slots);
   if (is_measuring) return scratch.used;
   {
     follow(backward_row, static_cast<unsigned>(backward_row_slots), backward_row_block, 10752, stream, x,
-        bias, mask, saved_bound, d_out, saved_sum, d_x, total_2_scratch, total_partials, sizes);
+        bias, mask, saved_bound, d_out, saved_sum, d_x, common_scratch, total_partials, sizes);
   }
   {
     const int64_t columns = static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.axis_3.value) * static_cast<int64_t>(sizes.inner.value), results = static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.axis_3.value) * static_cast<int64_t>(sizes.inner.value);
@@ -1028,7 +1027,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
   }
   {
     const auto blocks = static_cast<unsigned>(backward_outer_kept * backward_outer_slots * backward_outer_strips);
-    follow(backward_outer_kernel, blocks, backward_outer_block, 0, stream, d_out, saved_sum, total_2_scratch,
+    follow(backward_outer_kernel, blocks, backward_outer_block, 0, stream, d_out, saved_sum, common_scratch,
         x, bias, mask, saved_bound, total_3_partials, sizes, static_cast<Index>(backward_outer_slots));
   }
   {

@@ -1,0 +1,988 @@
+// fusegen 0.1.0   chain 9f203f281f88   signature forward+backward: d_mask bfloat16, d_out bfloat16, d_x bfloat16, mask bfloat16, out bfloat16, saved_bound float32, saved_sum float32, x bfloat16; 32-bit offsets
+//   mul(0.125) | add(mask) | softmax(-1)
+#include <cstdint>
+#include <cuda_runtime.h>
+#include <cuda_bf16.h>
+
+using Index = uint32_t;
+
+// A size with what it takes to divide by it: two instructions instead of twenty, for dividends below 2^31.
+struct Size {
+  uint32_t value, multiplier, shift;
+};
+
+static Size size_of(int64_t value) {
+  uint32_t shift = 0;
+  while ((uint64_t{1} << shift) < static_cast<uint64_t>(value)) ++shift;
+  const uint64_t excess = (uint64_t{1} << 32) * ((uint64_t{1} << shift) - value);
+  return {static_cast<uint32_t>(value), static_cast<uint32_t>(excess / value + 1), shift};
+}
+
+namespace {
+
+[[maybe_unused]] __device__ __forceinline__ Index divide(Index n, Size d) { return (__umulhi(n,
+    d.multiplier) + n) >> d.shift; }
+
+template <typename Stored>
+__device__ __forceinline__ Stored widen(Stored x) {
+  return x;
+}
+[[maybe_unused]] __device__ __forceinline__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+template <typename Stored, typename Value>
+__device__ __forceinline__ Stored narrow(Value x) {
+  return static_cast<Stored>(x);
+}
+template <>
+[[maybe_unused]] __device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16, float>(float x) {
+  return __float2bfloat16_rn(x);
+}
+
+// NaN in either argument is the result, as in torch.
+template <typename Value>
+__device__ __forceinline__ Value maximum(Value a, Value b) {
+  return a != a || a > b ? a : b;
+}
+#if __CUDA_ARCH__ >= 800
+template <>
+[[maybe_unused]] __device__ __forceinline__ float maximum<float>(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+#endif
+
+// One instruction where exp2f takes four: what is below 2^-126 becomes zero. Relative error below 2^-22.
+__device__ __forceinline__ float exp2_flushed(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+// Within 2 ulp, for all operands.
+__device__ __forceinline__ float narrow_div(float a, float b) {
+  float result;
+  asm("div.full.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+
+// The largest number; a NaN beats every number, as in torch.
+template <typename T>
+struct Peak {
+  T best = static_cast<T>(-INFINITY);
+  __device__ void add(T value) { best = maximum(value, best); }
+  __device__ void add_if(bool is_here, T value) { add(is_here ? value : best); }
+  template <typename U>
+  __device__ void merge(const Peak<U>& other) {
+    add(other.best);
+  }
+  __device__ T max() const { return best; }
+  __device__ T number() const { return best; }
+};
+
+// N neighbours, moved by one access.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T at[N];
+};
+
+template <typename T, int N>
+__device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
+  return widen(pack.at[lane]);
+}
+// Out of pairs, by one instruction each; to take the upper half alone first would be another.
+template <int N>
+__device__ __forceinline__ float widen(const Pack<__nv_bfloat16, N>& pack, int lane) {
+  if constexpr (N == 1) {
+    return __bfloat162float(pack.at[lane]);
+  } else {
+    const unsigned int pair = reinterpret_cast<const unsigned int*>(pack.at)[lane / 2];
+    return __uint_as_float(lane % 2 ? pair & 0xffff0000u : pair << 16);
+  }
+}
+
+template <int Bytes>
+struct Bits;
+template <>
+struct Bits<16> {
+  using type = uint4;
+};
+template <>
+struct Bits<8> {
+  using type = uint2;
+};
+template <>
+struct Bits<4> {
+  using type = unsigned int;
+};
+template <>
+struct Bits<2> {
+  using type = unsigned short;
+};
+template <>
+struct Bits<1> {
+  using type = unsigned char;
+};
+
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load(const T* from) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  Pack<T, N> pack;
+  *reinterpret_cast<Whole*>(&pack) = *reinterpret_cast<const Whole*>(from);
+  return pack;
+}
+
+// Neighbours, the first `left` of them here, the others in another row, by as few accesses as their addresses allow.
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load_anywhere(const T* here, const T* next = nullptr, Index left = N) {
+  constexpr int kPart = sizeof(T) * N > 16 ? 16 / sizeof(T) : N;
+  Pack<T, N> pack;
+  if (left >= N && reinterpret_cast<uintptr_t>(here) % (sizeof(T) * kPart) == 0) {
+#pragma unroll
+    for (int n = 0; n < N; n += kPart) *reinterpret_cast<Pack<T,
+        kPart>*>(pack.at + n) = load<kPart>(here + n);
+  } else {
+#pragma unroll
+    for (int n = 0; n < N; ++n) pack.at[n] = n < left ? here[n] : next[n - left];
+  }
+  return pack;
+}
+
+// A pack on its way into shared memory, where the thread that sent it will read it.
+template <int N, typename T>
+__device__ __forceinline__ void send(Pack<T, N>* to, const T* from) {
+  const auto target = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  if constexpr (sizeof(T) * N == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(target), "l"(from), "n"(sizeof(T) * N) : "memory");
+  }
+}
+
+__device__ __forceinline__ void send_off() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until no more than so many of the latest are on their way.
+template <int N>
+__device__ __forceinline__ void wait_for_sent() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+template <int N, typename T>
+__device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
+}
+
+// Neighbours that lie anywhere, one by one.
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load_singly(const T* from) {
+  Pack<T, N> pack;
+#pragma unroll
+  for (int lane = 0; lane < N; ++lane) pack.at[lane] = from[lane];
+  return pack;
+}
+
+// The pack in which an element lies, on its way; from behind the last whole pack of a tensor, that element alone.
+template <int N, typename T, typename Tensor>
+__device__ __forceinline__ void send_around(Pack<T, N>* to, Tensor tensor, Index at, Index count) {
+  const Index from = at / N * N;
+  if (from + N <= count) send(to, tensor + from);
+  else to->at[at - from] = tensor[at];
+}
+
+template <typename T>
+struct Sum {
+  T total = 0;
+  __device__ void add(T term) { total += term; }
+  __device__ void add_if(bool is_here, T term) { total += is_here ? term : T(0); }
+  __device__ void add(T factor, T by) { total = fma(factor, by, total); }
+  __device__ void add_if(bool is_here, T factor, T by) { total = is_here ? fma(factor, by, total) : total; }
+  template <typename U>
+  __device__ void merge(const Sum<U>& other) {
+    total += other.total;
+  }
+  __device__ T sum() const { return total; }
+  __device__ T number() const { return total; }
+};
+
+// Accumulators merged along a block's y, in a fixed tree, for the threads where it is 0.
+template <typename... Accumulators>
+__device__ __forceinline__ void merge_trees(unsigned char* memory, Accumulators&... mine) {
+  const int cell = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
+  const auto each = [&](auto visit) {
+    unsigned char* at = memory;
+    ((visit(reinterpret_cast<Accumulators*>(at), mine), at += threads * sizeof(Accumulators)), ...);
+  };
+  each([&](auto* cells, auto& sum) { cells[cell] = sum; });
+  __syncthreads();
+  for (int half = blockDim.y / 2; half > 0; half /= 2) {
+    if (threadIdx.y < half) each([&](auto* cells,
+        auto&) { cells[cell].merge(cells[cell + half * blockDim.x]); });
+    __syncthreads();
+  }
+  each([&](auto* cells, auto& sum) { sum = cells[cell]; });
+}
+
+// The accumulator of the thread whose number in the warp differs in one bit.
+template <typename Accumulator>
+__device__ __forceinline__ Accumulator across(const Accumulator& mine, int bit) {
+  static_assert(sizeof(Accumulator) % 4 == 0);
+  Accumulator other = mine;
+  auto* const words = reinterpret_cast<unsigned int*>(&other);
+#pragma unroll
+  for (int word = 0; word < sizeof(Accumulator) / 4; ++word) words[word] = __shfl_xor_sync(0xffffffffu,
+      words[word], bit);
+  return other;
+}
+
+// The accumulators of a row's lanes merged for the first of them, in a fixed order: over its warps, then within the first.
+// A row has a power of two of lanes.
+template <typename Accumulator>
+__device__ __forceinline__ void merge_tree(Accumulator& mine, int lane, int lanes, void* memory) {
+  if (lanes > 32) {
+    Accumulator* const cells = static_cast<Accumulator*>(memory) + threadIdx.y * blockDim.x + threadIdx.x;
+    *cells = mine;
+    __syncthreads();
+    if (lane >= 32) return;
+    for (int other = 32; other < lanes; other += 32) mine.merge(cells[other]);
+  }
+  for (int bit = min(lanes, 32) / 2; bit > 0; bit /= 2) mine.merge(across(mine, bit));
+}
+
+// What a block's threads have of columns, N neighbours each: merged over its rows in a fixed tree, and left for as many columns
+// as there are, as they lie. Of a thread's N cells each is in a part of its own, for threads beside each other to use other
+// banks; all are free again afterwards.
+template <typename Accumulator, int N>
+__device__ __forceinline__ void leave_columns(const Accumulator (&mine)[N], void* memory,
+    Accumulator* partials,
+    int64_t columns) {
+  Accumulator* const cells = static_cast<Accumulator*>(memory);
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
+  const int part = threads + (N < 32 ? 32 / N : 1);
+#pragma unroll
+  for (int n = 0; n < N; ++n) cells[n * part + thread] = mine[n];
+  __syncthreads();
+  for (int rows = blockDim.y; rows > 1;) {
+    const int half = (rows + 1) / 2;
+    if (threadIdx.y < rows - half) {
+#pragma unroll
+      for (int n = 0; n < N; ++n) cells[n * part + thread].merge(cells[n * part + thread + half * blockDim.x]);
+    }
+    rows = half;
+    __syncthreads();
+  }
+  for (int n = thread; n < min(columns, static_cast<int64_t>(blockDim.x * N)); n += threads) {
+    partials[n] = cells[n % N * part + n / N];
+  }
+  __syncthreads();
+}
+
+// The accumulator of the thread whose number in the warp differs in one bit.
+template <template <typename> class Kind, typename T>
+__device__ __forceinline__ Kind<T> exchange(Kind<T> mine, int bit) {
+  return {__shfl_xor_sync(0xffffffffu, mine.number(), bit)};
+}
+
+// Merges a row's accumulators over its threads, in a fixed tree: within each warp, then over the warps, kWarps at most.
+// A row has a power of two of threads, or whole warps; kIsWide, more than one. The cells are free again two calls later.
+// Not for all, only the first warp knows.
+template <int kWarps, bool kIsWide, bool kForAll = true, template <typename> class Kind, typename T, int N>
+__device__ __forceinline__ void combine(Kind<T> (&mine)[N], T* cells) {
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (!kIsWide && bit >= blockDim.x) continue;
+#pragma unroll
+    for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
+  }
+  if (!kIsWide && blockDim.x <= 32) return;
+  const int warps = blockDim.x / 32, warp = threadIdx.x / 32, place = threadIdx.x % 32;
+  T* const row_cells = cells + threadIdx.y * warps * N;
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    if (place == 0) row_cells[warp * N + n] = mine[n].number();
+  }
+  __syncthreads();
+  if (!kForAll && warp > 0) return;
+  const int other = place % kWarps;
+#pragma unroll
+  for (int n = 0; n < N; ++n) mine[n] = other < warps ? Kind<T>{row_cells[other * N + n]} : Kind<T>();
+#pragma unroll
+  for (int bit = kWarps / 2; bit > 0; bit /= 2) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
+  }
+}
+
+// The kernel before this one in the stream is done, and what it wrote is there.
+__device__ __forceinline__ void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+struct ForwardSizes {
+  Size outer, middle, inner;
+};
+
+__device__ __forceinline__ void forward_row_stage_1(const float x, const float mask, float& peak_term) {
+  // mul(0.125)
+  const float after_mul = x * 0.125f;
+  // add(mask)
+  peak_term = after_mul + mask;
+}
+
+__device__ __forceinline__ void forward_row_stage_2(const float x, const float mask, const float peak,
+    float& total_term, float& total_term_by, float& carried) {
+  // mul(0.125)
+  const float after_mul = x * 0.125f;
+  // add(mask)
+  const float after_add = after_mul + mask;
+  total_term = exp2_flushed((after_add - peak) * 0.721347511f);
+  total_term_by = total_term;
+  carried = total_term * total_term;
+}
+
+__device__ __forceinline__ void forward_row_values_once(const float total, float& chosen, float& inverse) {
+  const float abs_value = fabsf(total);
+  chosen = abs_value < 7.88860905e-31f ? 1.84467441e+19f : (abs_value > 1.2676506e+30f ? 5.42101086e-20f : 1.0f);
+  inverse = 1.0f / (total * chosen);
+}
+
+__device__ __forceinline__ void forward_row_values(const float carried, const float inverse,
+    const float chosen, float& out) {
+  // softmax(-1)
+  out = carried * inverse * chosen;
+}
+
+__device__ __forceinline__ void forward_row_row_values(const float peak, const float total,
+    float& saved_bound, float& saved_sum) {
+  saved_bound = peak;
+  saved_sum = total;
+}
+
+// Reads x, mask by (middle, inner); writes out, saved_bound, saved_sum.
+__global__ void __launch_bounds__(256, 4)
+forward_row(const __nv_bfloat16* x, const __nv_bfloat16* mask, __nv_bfloat16* __restrict__ out,
+    float* __restrict__ saved_bound, float* __restrict__ saved_sum, ForwardSizes sizes) {
+  wait_for_kernel_before();
+  constexpr int kLanes = 8, kPacks = 2;
+  __shared__ float cells[2][8];
+  int turn = 0;
+  const Index rows = sizes.outer.value * sizes.middle.value, length = sizes.inner.value;
+  // Packs begin at multiples of their size in memory: `head` elements behind the start of each of this block's rows, which
+  // are multiples of kLanes apart. What stands before the first pack and behind the last is taken one by one.
+  const Index head = (kLanes - blockIdx.x % kLanes * length % kLanes) % kLanes,
+      whole = (length - head) / kLanes * kLanes;
+  const Index edge = threadIdx.x < head ? threadIdx.x : whole + threadIdx.x;
+  const bool is_edge = threadIdx.x < length - whole;
+  const Index first = blockIdx.x / kLanes * kLanes * blockDim.y + blockIdx.x % kLanes;
+  if (first < rows) {
+    const bool is_live = first + threadIdx.y * kLanes < rows;
+    const Index row = is_live ? first + threadIdx.y * kLanes : 0, base = row * length + head,
+        end = is_live ? whole : 0;
+    const Index above_middle = divide(row, sizes.middle);
+    const Index middle = row - above_middle * sizes.middle.value;
+    const Index outer = above_middle;
+    Pack<__nv_bfloat16, kLanes> x_in[kPacks];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      if (is_here) x_in[p] = load<kLanes>(x + (base + i));
+    }
+    __nv_bfloat16 x_edge = {};
+    if (is_edge && is_live) x_edge = x[row * length + edge];
+    Peak<float> peaks_1[1];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      const auto mask_in = load_singly<kLanes>(mask + (middle) * length + (is_here ? i + head : 0));
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        const float mask_value = widen(mask_in, lane);
+        float peak_term_value;
+        forward_row_stage_1(x_value, mask_value, peak_term_value);
+        peaks_1[0].add_if(is_here, peak_term_value);
+      }
+    }
+    if (is_edge) {
+      const bool is_here = is_live;
+      const Index inner = (is_here ? edge : 0);
+      const float x_value = widen(x_edge);
+      const float mask_value = widen(mask[(middle) * sizes.inner.value + inner]);
+      float peak_term_value;
+      forward_row_stage_1(x_value, mask_value, peak_term_value);
+      peaks_1[0].add_if(is_here, peak_term_value);
+    }
+    combine<8, false>(peaks_1, cells[turn++ & 1]);
+    const float peak_value = peaks_1[0].best;
+    Sum<float> sums_2[1];
+    float carried[kPacks][kLanes];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      const auto mask_in = load_singly<kLanes>(mask + (middle) * length + (is_here ? i + head : 0));
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        const float mask_value = widen(mask_in, lane);
+        float total_term_value;
+        float total_term_by_value;
+        float carried_value;
+        forward_row_stage_2(x_value, mask_value, peak_value, total_term_value, total_term_by_value,
+            carried_value);
+        sums_2[0].add_if(is_here, total_term_value, total_term_by_value);
+        carried[p][lane] = carried_value;
+      }
+    }
+    float carried_edge = {};
+    if (is_edge) {
+      const bool is_here = is_live;
+      const Index inner = (is_here ? edge : 0);
+      const float x_value = widen(x_edge);
+      const float mask_value = widen(mask[(middle) * sizes.inner.value + inner]);
+      float total_term_value;
+      float total_term_by_value;
+      float carried_value;
+      forward_row_stage_2(x_value, mask_value, peak_value, total_term_value, total_term_by_value,
+          carried_value);
+      sums_2[0].add_if(is_here, total_term_value, total_term_by_value);
+      carried_edge = carried_value;
+    }
+    combine<8, false>(sums_2, cells[turn++ & 1]);
+    const float total_value = sums_2[0].total;
+    if (is_live && threadIdx.x == 0) {
+      float saved_bound_value;
+      float saved_sum_value;
+      forward_row_row_values(peak_value, total_value, saved_bound_value, saved_sum_value);
+      saved_bound[(outer) * sizes.middle.value + middle] = narrow<float>(saved_bound_value);
+      saved_sum[(outer) * sizes.middle.value + middle] = narrow<float>(saved_sum_value);
+    }
+    float chosen_value;
+    float inverse_value;
+    forward_row_values_once(total_value, chosen_value, inverse_value);
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      Pack<__nv_bfloat16, kLanes> out_out;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float carried_value = carried[p][lane];
+        float out_value;
+        forward_row_values(carried_value, inverse_value, chosen_value, out_value);
+        out_out.at[lane] = narrow<__nv_bfloat16>(out_value);
+      }
+      if (is_here) store(out + (base + i), out_out);
+    }
+    if (is_edge && is_live) {
+      const float carried_value = carried_edge;
+      float out_value;
+      forward_row_values(carried_value, inverse_value, chosen_value, out_value);
+      out[row * length + edge] = narrow<__nv_bfloat16>(out_value);
+    }
+  }
+}
+
+struct BackwardSizes {
+  Size outer, middle, inner;
+};
+
+__device__ __forceinline__ void backward_row_stage_1_once(const float saved_sum, float& chosen,
+    float& inverse) {
+  const float abs_value = fabsf(saved_sum);
+  chosen = abs_value < 7.88860905e-31f ? 1.84467441e+19f : (abs_value > 1.2676506e+30f ? 5.42101086e-20f : 1.0f);
+  inverse = 1.0f / (saved_sum * chosen);
+}
+
+__device__ __forceinline__ void backward_row_stage_1(const float x, const float mask,
+    const float saved_bound, const float d_out, const float inverse, const float chosen, float& total_term,
+    float& total_term_by, float& carried, float& carried_2) {
+  // mul(0.125)
+  const float after_mul = x * 0.125f;
+  // add(mask)
+  const float after_add = after_mul + mask;
+  const float power = exp2_flushed((after_add - saved_bound) * 0.721347511f);
+  total_term = power * power;
+  total_term_by = d_out;
+  carried = d_out * inverse * chosen;
+  carried_2 = total_term;
+}
+
+__device__ __forceinline__ void backward_row_values(const float carried, const float total,
+    const float saved_sum, const float carried_2, float& d_x) {
+  // backward, down to add(mask)
+  const float d_after_add = (carried - narrow_div(narrow_div(total, saved_sum), saved_sum)) * carried_2;
+  d_x = d_after_add * 0.125f;
+}
+
+__device__ __forceinline__ void backward_row_row_values(const float total, const float saved_sum,
+    float& common_scratch) {
+  common_scratch = narrow_div(narrow_div(total, saved_sum), saved_sum);
+}
+
+// Reads x, d_out, mask by (middle, inner), saved_bound by (outer, middle), saved_sum by (outer, middle); writes d_x, common_scratch.
+__global__ void __launch_bounds__(256, 2)
+backward_row(const __nv_bfloat16* x, const __nv_bfloat16* mask, const float* saved_bound,
+    const __nv_bfloat16* d_out, const float* saved_sum, __nv_bfloat16* __restrict__ d_x,
+    float* __restrict__ common_scratch, BackwardSizes sizes) {
+  wait_for_kernel_before();
+  constexpr int kLanes = 8, kPacks = 2;
+  __shared__ float cells[2][8];
+  int turn = 0;
+  const Index rows = sizes.outer.value * sizes.middle.value, length = sizes.inner.value;
+  // Packs begin at multiples of their size in memory: `head` elements behind the start of each of this block's rows, which
+  // are multiples of kLanes apart. What stands before the first pack and behind the last is taken one by one.
+  const Index head = (kLanes - blockIdx.x % kLanes * length % kLanes) % kLanes,
+      whole = (length - head) / kLanes * kLanes;
+  const Index edge = threadIdx.x < head ? threadIdx.x : whole + threadIdx.x;
+  const bool is_edge = threadIdx.x < length - whole;
+  const int edge_lane = (threadIdx.x + kLanes - head) % kLanes;
+  extern __shared__ uint4 room[];
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  auto* const x_next = reinterpret_cast<Pack<__nv_bfloat16, kLanes>*>(room + 0) + thread;
+  auto* const x_edge_next = reinterpret_cast<Pack<__nv_bfloat16,
+      kLanes>*>(room + 2048) + threadIdx.y * 2 * kLanes + threadIdx.x;
+  auto* const d_out_next = reinterpret_cast<Pack<__nv_bfloat16, kLanes>*>(room + 512) + thread;
+  auto* const d_out_edge_next = reinterpret_cast<Pack<__nv_bfloat16,
+      kLanes>*>(room + 2560) + threadIdx.y * 2 * kLanes + threadIdx.x;
+  const Index stride = gridDim.x * blockDim.y;
+  Index first = blockIdx.x / kLanes * kLanes * blockDim.y + blockIdx.x % kLanes;
+  int slot = 0;
+  float saved_bound_ahead[2];
+  float saved_sum_ahead[2];
+  const auto send_row = [&](Index first) {
+    const bool is_live = first + threadIdx.y * kLanes < rows;
+    const Index row = is_live ? first + threadIdx.y * kLanes : 0, base = row * length + head,
+        end = is_live ? whole : 0;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      if (is_here) send(&x_next[slot * 1024 + p * 256], x + (base + i));
+      if (is_here) send(&d_out_next[slot * 1024 + p * 256], d_out + (base + i));
+    }
+    if (is_edge && is_live) send_around(x_edge_next + slot * 256, x, row * length + edge, rows * length);
+    if (is_edge && is_live) send_around(d_out_edge_next + slot * 256, d_out, row * length + edge,
+        rows * length);
+    send_off();
+    const Index above_middle = divide(row, sizes.middle);
+    const Index middle = row - above_middle * sizes.middle.value;
+    const Index outer = above_middle;
+    saved_bound_ahead[1] = widen(saved_bound[(outer) * sizes.middle.value + middle]);
+    saved_sum_ahead[1] = widen(saved_sum[(outer) * sizes.middle.value + middle]);
+  };
+  send_row(first);
+  saved_bound_ahead[0] = saved_bound_ahead[1];
+  saved_sum_ahead[0] = saved_sum_ahead[1];
+  slot = 1;
+  send_row(first + stride);
+  slot = 0;
+  for (; first < rows; first += stride) {
+    const bool is_live = first + threadIdx.y * kLanes < rows;
+    const Index row = is_live ? first + threadIdx.y * kLanes : 0, base = row * length + head,
+        end = is_live ? whole : 0;
+    const Index above_middle = divide(row, sizes.middle);
+    const Index middle = row - above_middle * sizes.middle.value;
+    const Index outer = above_middle;
+    Pack<__nv_bfloat16, kLanes> x_in[kPacks];
+    Pack<__nv_bfloat16, kLanes> d_out_in[kPacks];
+    wait_for_sent<1>();
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      x_in[p] = x_next[slot * 1024 + p * 256];
+      d_out_in[p] = d_out_next[slot * 1024 + p * 256];
+    }
+    const float saved_bound_value = saved_bound_ahead[0];
+    const float saved_sum_value = saved_sum_ahead[0];
+    __nv_bfloat16 x_edge = {};
+    if (is_edge) x_edge = (x_edge_next + slot * 256)->at[edge_lane];
+    __nv_bfloat16 d_out_edge = {};
+    if (is_edge) d_out_edge = (d_out_edge_next + slot * 256)->at[edge_lane];
+    saved_bound_ahead[0] = saved_bound_ahead[1];
+    saved_sum_ahead[0] = saved_sum_ahead[1];
+    send_row(first + 2 * stride);
+    slot ^= 1;
+    Sum<float> sums_1[1];
+    float carried[kPacks][kLanes];
+    float carried_2[kPacks][kLanes];
+    float chosen_value;
+    float inverse_value;
+    backward_row_stage_1_once(saved_sum_value, chosen_value, inverse_value);
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      const auto mask_in = load_singly<kLanes>(mask + (middle) * length + (is_here ? i + head : 0));
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        const float d_out_value = widen(d_out_in[p], lane);
+        const float mask_value = widen(mask_in, lane);
+        float total_term_value;
+        float total_term_by_value;
+        float carried_value;
+        float carried_2_value;
+        backward_row_stage_1(x_value, mask_value, saved_bound_value, d_out_value, inverse_value,
+            chosen_value, total_term_value, total_term_by_value, carried_value, carried_2_value);
+        sums_1[0].add_if(is_here, total_term_value, total_term_by_value);
+        carried[p][lane] = carried_value;
+        carried_2[p][lane] = carried_2_value;
+      }
+    }
+    float carried_edge = {};
+    float carried_2_edge = {};
+    if (is_edge) {
+      const bool is_here = is_live;
+      const Index inner = (is_here ? edge : 0);
+      const float x_value = widen(x_edge);
+      const float d_out_value = widen(d_out_edge);
+      const float mask_value = widen(mask[(middle) * sizes.inner.value + inner]);
+      float total_term_value;
+      float total_term_by_value;
+      float carried_value;
+      float carried_2_value;
+      backward_row_stage_1(x_value, mask_value, saved_bound_value, d_out_value, inverse_value, chosen_value,
+          total_term_value, total_term_by_value, carried_value, carried_2_value);
+      sums_1[0].add_if(is_here, total_term_value, total_term_by_value);
+      carried_edge = carried_value;
+      carried_2_edge = carried_2_value;
+    }
+    combine<8, false>(sums_1, cells[turn++ & 1]);
+    const float total_value = sums_1[0].total;
+    if (is_live && threadIdx.x == 0) {
+      float common_scratch_value;
+      backward_row_row_values(total_value, saved_sum_value, common_scratch_value);
+      common_scratch[(outer) * sizes.middle.value + middle] = narrow<float>(common_scratch_value);
+    }
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      Pack<__nv_bfloat16, kLanes> d_x_out;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float carried_value = carried[p][lane];
+        const float carried_2_value = carried_2[p][lane];
+        float d_x_value;
+        backward_row_values(carried_value, total_value, saved_sum_value, carried_2_value, d_x_value);
+        d_x_out.at[lane] = narrow<__nv_bfloat16>(d_x_value);
+      }
+      if (is_here) store(d_x + (base + i), d_x_out);
+    }
+    if (is_edge && is_live) {
+      const float carried_value = carried_edge;
+      const float carried_2_value = carried_2_edge;
+      float d_x_value;
+      backward_row_values(carried_value, total_value, saved_sum_value, carried_2_value, d_x_value);
+      d_x[row * length + edge] = narrow<__nv_bfloat16>(d_x_value);
+    }
+  }
+}
+
+__device__ __forceinline__ void backward_outer_values(const float d_out, const float saved_sum,
+    const float common, const float x, const float mask, const float saved_bound, float& total_2_term) {
+  // mul(0.125)
+  const float after_mul = x * 0.125f;
+  // add(mask)
+  const float after_add = after_mul + mask;
+  // backward, down to add(mask)
+  const float abs_value = fabsf(saved_sum);
+  const float chosen = abs_value < 7.88860905e-31f ? 1.84467441e+19f : (abs_value > 1.2676506e+30f ? 5.42101086e-20f : 1.0f);
+  const float power = exp2_flushed((after_add - saved_bound) * 0.721347511f);
+  // backward, down to mul(0.125)
+  total_2_term = (d_out * (1.0f / (saved_sum * chosen)) * chosen - common) * (power * power);
+}
+
+// Reads d_out, x, saved_sum by (outer, middle), common by (outer, middle), mask by (middle, inner), saved_bound by (outer, middle); leaves partials of total_2.
+template <int kLanes>
+__global__ void __launch_bounds__(256, 2)
+backward_outer(const __nv_bfloat16* d_out, const float* saved_sum, const float* common,
+    const __nv_bfloat16* x, const __nv_bfloat16* mask, const float* saved_bound,
+    Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes, Index slots) {
+  wait_for_kernel_before();
+  constexpr int kRows = 2;
+  __shared__ alignas(16) unsigned char shared[(2048 + 32) * 4];
+  const Index rows = sizes.outer.value, columns = sizes.inner.value;
+  const Index strips = (columns + blockDim.x * kLanes - 1) / (blockDim.x * kLanes);
+  const Index task = (gridDim.x - 1 - blockIdx.x) / strips;  // (kept, slot)
+  const Index strip = (gridDim.x - 1 - blockIdx.x) % strips * blockDim.x * kLanes,
+      column = strip + threadIdx.x * kLanes;
+  const Index kept_index = task / slots, slot = task % slots;
+  const Index middle = kept_index;
+  Sum<float> total_2_sum[kLanes];
+  if (column < columns) {
+    const auto mask_in = load_anywhere<kLanes>(mask + ((middle) * columns + column));
+    const Index share = (rows + slots - 1) / slots, end = min(rows, (slot + 1) * share);
+    for (Index from = slot * share + threadIdx.y; from < end; from += blockDim.y * kRows) {
+      Pack<__nv_bfloat16, kLanes> d_out_in[kRows];
+      Pack<__nv_bfloat16, kLanes> x_in[kRows];
+#pragma unroll
+      for (int p = 0; p < kRows; ++p) {
+        const bool is_here = from + p * blockDim.y < end;
+        const Index row = is_here ? from + p * blockDim.y : from;
+        const Index outer = row;
+        d_out_in[p] = load<kLanes>(d_out + (((outer) * sizes.middle.value + middle) * columns + column));
+        x_in[p] = load<kLanes>(x + (((outer) * sizes.middle.value + middle) * columns + column));
+      }
+#pragma unroll
+      for (int p = 0; p < kRows; ++p) {
+        const bool is_here = from + p * blockDim.y < end;
+        const Index row = is_here ? from + p * blockDim.y : from;
+        const Index outer = row;
+        const float saved_sum_value = widen(saved_sum[(outer) * sizes.middle.value + middle]);
+        const float common_value = widen(common[(outer) * sizes.middle.value + middle]);
+        const float saved_bound_value = widen(saved_bound[(outer) * sizes.middle.value + middle]);
+#pragma unroll
+        for (int lane = 0; lane < kLanes; ++lane) {
+          const float d_out_value = widen(d_out_in[p], lane);
+          const float x_value = widen(x_in[p], lane);
+          const float mask_value = widen(mask_in, lane);
+          float total_2_term_value;
+          backward_outer_values(d_out_value, saved_sum_value, common_value, x_value, mask_value,
+              saved_bound_value, total_2_term_value);
+          if (is_here) total_2_sum[lane].add(total_2_term_value);
+        }
+      }
+    }
+  }
+  leave_columns(total_2_sum, shared, total_2_partials + (task * columns + strip),
+      static_cast<int64_t>(columns) - strip);
+}
+
+__device__ __forceinline__ void backward_finalise_values(const float total_2, float& d_mask) {
+  d_mask = total_2;
+}
+
+// Merges partials into total_2; writes d_mask.
+__global__ void __launch_bounds__(512)
+backward_finalise(__nv_bfloat16* __restrict__ d_mask, const Sum<float>* total_2_partials,
+    BackwardSizes sizes, Index slots) {
+  wait_for_kernel_before();
+  __shared__ alignas(16) unsigned char shared[512 * 8];
+  const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
+  const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
+  const Index result = above * columns + column;
+  const bool is_live = column < columns;
+  Sum<double> total_2_sum;
+  constexpr int kAtOnce = 8;
+  if (is_live) {
+    for (Index first = threadIdx.y; first < slots; first += kAtOnce * blockDim.y) {
+      Sum<float> total_2_next[kAtOnce];
+#pragma unroll
+      for (int n = 0; n < kAtOnce; ++n) {
+        const Index slot = first + n * blockDim.y;
+        if (slot >= slots) break;
+        total_2_next[n] = total_2_partials[(above * slots + slot) * columns + column];
+      }
+#pragma unroll
+      for (int n = 0; n < kAtOnce; ++n) {
+        if (first + n * blockDim.y >= slots) break;
+        total_2_sum.merge(total_2_next[n]);
+      }
+    }
+  }
+  merge_trees(shared, total_2_sum);
+  if (threadIdx.y != 0 || !is_live) return;
+  const float total_2_value = static_cast<float>(total_2_sum.sum());
+  const Index above_inner = divide(result, sizes.inner);
+  const Index inner = result - above_inner * sizes.inner.value;
+  const Index middle = above_inner;
+  float d_mask_value;
+  backward_finalise_values(total_2_value, d_mask_value);
+  d_mask[(middle) * sizes.inner.value + inner] = narrow<__nv_bfloat16>(d_mask_value);
+}
+
+}  // namespace
+
+// Scratch memory, handed out piece by piece; with no base it only counts.
+struct Scratch {
+  char* base;
+  int64_t used = 0;
+  template <typename T>
+  T* take(int64_t count) {
+    T* const piece = reinterpret_cast<T*>(base + used);
+    used += (count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
+    return piece;
+  }
+};
+
+// The caller's device stays current.
+struct DeviceGuard {
+  int previous = 0;
+  explicit DeviceGuard(int device) {
+    cudaGetDevice(&previous);
+    if (previous != device) cudaSetDevice(device);
+    else previous = -1;
+  }
+  ~DeviceGuard() {
+    if (previous >= 0) cudaSetDevice(previous);
+  }
+};
+
+static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The smallest power of two that is at least n, between two others.
+static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
+  int64_t power = least;
+  while (power < n && power < most) power *= 2;
+  return power;
+}
+
+// How many blocks of a kernel the device works on at once, each with so much shared memory of its own, and at most so much
+// in any launch. Asked once for each kernel, device and size of block: the runtime takes microseconds to answer.
+template <typename Kernel>
+static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes, int64_t most_bytes,
+    int device) {
+  struct Answer {
+    Kernel* kernel;
+    int64_t shared_bytes;
+    int threads, device;
+    int64_t blocks;
+  };
+  thread_local Answer answers[16] = {};
+  thread_local int next = 0;
+  const int threads = static_cast<int>(block.x * block.y);
+  for (const Answer& known : answers) {
+    if (known.kernel == kernel && known.shared_bytes == shared_bytes && known.threads == threads && known.device == device) {
+      return known.blocks;
+    }
+  }
+  int on_each = 0, processors = 0;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(most_bytes));
+  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&on_each, kernel, threads, shared_bytes);
+  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  if (on_each == 0) return 1;  // the launch will say why
+  Answer& oldest = answers[next];
+  next = (next + 1) % 16;
+  oldest = {kernel, shared_bytes, threads, device, static_cast<int64_t>(on_each) * processors};
+  return oldest.blocks;
+}
+
+// A row's threads along x: a power of two within a warp, or whole warps; along y, rows beside each other for so many threads.
+static dim3 row_block(int64_t wanted, int64_t threads, int64_t least = 1) {
+  const int64_t along = wanted <= 32 ? power_of_two(wanted, least, 32) : ceil_divide(wanted, 32) * 32;
+  return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < threads ? threads / along : 1));
+}
+
+// Sets a kernel up while the one before it in the stream ends, where devices can: it waits for that itself.
+template <typename... Parameters, typename... Arguments>
+static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64_t shared_bytes,
+    cudaStream_t stream,
+    Arguments... arguments) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = blocks;
+  launch.blockDim = block;
+  launch.dynamicSmemBytes = shared_bytes;
+  launch.stream = stream;
+  launch.attrs = &early;
+  launch.numAttrs = __CUDA_ARCH_LIST__ >= 900;
+  cudaLaunchKernelEx(&launch, kernel, static_cast<Parameters>(arguments)...);
+}
+
+// a: x, mask, out, saved_bound, saved_sum, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
+// Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
+extern "C" int64_t run_forward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const __nv_bfloat16*>(a[0]);
+  auto* const mask = reinterpret_cast<const __nv_bfloat16*>(a[1]);
+  auto* const out = reinterpret_cast<__nv_bfloat16*>(a[2]);
+  auto* const saved_bound = reinterpret_cast<float*>(a[3]);
+  auto* const saved_sum = reinterpret_cast<float*>(a[4]);
+  const bool is_measuring = a[5] == -1;
+  if (!is_measuring && ((a[0] | a[2]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[5])};
+  const ForwardSizes sizes{ size_of(a[6]), size_of(a[7]), size_of(a[8]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[10]);
+  const int device = static_cast<int>(a[9]);
+  const DeviceGuard guard(device);
+  const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value), forward_row_length = static_cast<int64_t>(sizes.inner.value);
+  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length / 8 * 8, 16), 64, 16);
+  // Rows that begin alike within a pack go to the same blocks.
+  const int64_t forward_row_tasks = ceil_divide(forward_row_rows, 8 * forward_row_block.y) * 8;
+  const int64_t forward_row_slots = forward_row_tasks;
+  if (is_measuring) return scratch.used;
+  {
+    follow(forward_row, static_cast<unsigned>(forward_row_slots), forward_row_block, 0, stream, x, mask, out,
+        saved_bound, saved_sum, sizes);
+  }
+  return -static_cast<int64_t>(cudaGetLastError());
+}
+
+// a: x, mask, saved_bound, saved_sum, d_out, d_x, d_mask, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
+// Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
+extern "C" int64_t run_backward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const __nv_bfloat16*>(a[0]);
+  auto* const mask = reinterpret_cast<const __nv_bfloat16*>(a[1]);
+  auto* const saved_bound = reinterpret_cast<const float*>(a[2]);
+  auto* const saved_sum = reinterpret_cast<const float*>(a[3]);
+  auto* const d_out = reinterpret_cast<const __nv_bfloat16*>(a[4]);
+  auto* const d_x = reinterpret_cast<__nv_bfloat16*>(a[5]);
+  auto* const d_mask = reinterpret_cast<__nv_bfloat16*>(a[6]);
+  const bool is_measuring = a[7] == -1;
+  if (!is_measuring && ((a[0] | a[4] | a[5]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[7])};
+  const BackwardSizes sizes{ size_of(a[8]), size_of(a[9]), size_of(a[10]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[12]);
+  const int device = static_cast<int>(a[11]);
+  const DeviceGuard guard(device);
+  const int64_t backward_row_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value), backward_row_length = static_cast<int64_t>(sizes.inner.value);
+  const dim3 backward_row_block = row_block(ceil_divide(backward_row_length / 8 * 8, 16), 256, 16);
+  // Rows that begin alike within a pack go to the same blocks.
+  const int64_t backward_row_tasks = ceil_divide(backward_row_rows, 8 * backward_row_block.y) * 8;
+  const int64_t backward_row_each = resident_blocks(backward_row, backward_row_block, 49152, 49152,
+      device) / 8;
+  const int64_t backward_row_resident = 8 * (backward_row_each > 0 ? backward_row_each : 1);
+  const int64_t backward_row_slots = backward_row_tasks < backward_row_resident ? backward_row_tasks : backward_row_resident;
+  const int64_t backward_outer_rows = static_cast<int64_t>(sizes.outer.value),
+      backward_outer_columns = static_cast<int64_t>(sizes.inner.value),
+      backward_outer_kept = static_cast<int64_t>(sizes.middle.value);
+  const bool backward_outer_is_packed = backward_outer_columns % 8 == 0;
+  const auto backward_outer_kernel = backward_outer_is_packed ? &backward_outer<8> : &backward_outer<1>;
+  const auto backward_outer_width = static_cast<unsigned>(power_of_two(ceil_divide(backward_outer_columns,
+      backward_outer_is_packed ? 8 : 1), 1, 256 / power_of_two(ceil_divide(backward_outer_rows, 8), 1, 8)));
+  const dim3 backward_outer_block(backward_outer_width, 256 / backward_outer_width);
+  const int64_t backward_outer_strips = ceil_divide(backward_outer_columns,
+      backward_outer_width * (backward_outer_is_packed ? 8 : 1));
+  const int64_t backward_outer_most = ceil_divide(backward_outer_rows, backward_outer_block.y * 2);
+  // No more than work at once: a few blocks behind the others would take as long again.
+  const int64_t backward_outer_room = resident_blocks(backward_outer_kernel, backward_outer_block, 0, 0,
+      device) / (backward_outer_strips * backward_outer_kept);
+  const int64_t backward_outer_wanted = backward_outer_room > 0 ? backward_outer_room : 1;
+  const int64_t backward_outer_slots = backward_outer_wanted < backward_outer_most ? backward_outer_wanted : backward_outer_most;
+  const int64_t total_2_partials_slots = backward_outer_slots;
+  auto* const common_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value));
+  auto* const total_2_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value) * total_2_partials_slots);
+  if (is_measuring) return scratch.used;
+  {
+    follow(backward_row, static_cast<unsigned>(backward_row_slots), backward_row_block, 49152, stream, x,
+        mask, saved_bound, d_out, saved_sum, d_x, common_scratch, sizes);
+  }
+  {
+    const auto blocks = static_cast<unsigned>(backward_outer_kept * backward_outer_slots * backward_outer_strips);
+    follow(backward_outer_kernel, blocks, backward_outer_block, 0, stream, d_out, saved_sum, common_scratch,
+        x, mask, saved_bound, total_2_partials, sizes, static_cast<Index>(backward_outer_slots));
+  }
+  {
+    const int64_t columns = static_cast<int64_t>(sizes.inner.value),
+        results = static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value);
+    // Threads for all slots of a column, but no more than keep the device at work, and columns beside each other.
+    const int64_t slots = total_2_partials_slots, most_along = power_of_two(ceil_divide(1 << 17, results), 1,
+        64);
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 512 / power_of_two(slots, 1,
+        most_along)));
+    const dim3 block(width, static_cast<unsigned>(power_of_two(slots, width < 32 ? 32 / width : 1,
+        512 / width)));
+    const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
+    follow(backward_finalise, blocks, block, 0, stream, d_mask, total_2_partials, sizes,
+        static_cast<Index>(slots));
+  }
+  return -static_cast<int64_t>(cudaGetLastError());
+}
+
+extern "C" const char* error_text(int64_t code) { return cudaGetErrorString(static_cast<cudaError_t>(-code)); }
