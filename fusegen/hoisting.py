@@ -39,15 +39,12 @@ def shared(
     return {extent: nodes for extent, nodes in found.items() if _is_worth(nodes, dear)}
 
 
-def shared_by_rows(
-    exprs: Iterable[Expr], domain: Extent, rest: Extent, known: Collection[Expr]
-) -> list[Expr]:
-    """The numbers that elements of a row have in common where other kernels go through them, but
-    for what is known: a row's own kernel finds them once, theirs, which may go down columns, at
-    each element. None where none is dear.
+def shared_by_rows(exprs: Iterable[Expr], domain: Extent, rest: Extent) -> list[Expr]:
+    """The numbers that elements of a row have in common: a row's own kernel finds them once, later
+    ones, which may go down columns, at each element. None where none is dear.
     """
     found: dict[Expr, None] = {}
-    for node in ir.topological(exprs, stop=known):
+    for node in ir.topological(exprs):
         if node.extent == domain:
             rows = [a for a in node.args if a.extent == rest and a.kind == "number"]
             found |= dict.fromkeys(a for a in rows if a.op not in ("input", "reduce"))

@@ -80,21 +80,15 @@ def rowwise_kernel(
             more, known = partials(state, [node], ordered(node.extent))
             stretches += more
             state.resolve(known)
-    # What is written as it is may be read back instead of being computed again.
-    exact = [e for name, e in chosen.items() if state.dtypes[name] == state.sum_dtype]
-    is_row = tier is not None and family == "row"
-    found = shared_by_rows(state.pending.values(), domain, rest, exact) if is_row else []
-    ahead = state.scratches(filter(is_local, found))
-    below = reduces_below(ir.substitute(state.pending.values(), ahead))
+    below = reduces_below(state.pending.values())
     results = [r for r in below if r.extent == rest and is_local(r)]
     summed = [r.value for r, _ in (*mine, *stretches)]
-    written = [*chosen.values(), *ahead]
-    roots = [*summed, *written, *results]
+    roots = [*summed, *chosen.values(), *results]
     if not roots:
         return
     stages, leaf_of, values = staged(state, roots)
-    values = values[: len(summed) + len(written)]
-    levels = [_level_of(v, stages) for v in values[: len(summed)]] + [len(stages)] * len(written)
+    values = values[: len(summed) + len(chosen)]
+    levels = [_level_of(v, stages) for v in values[: len(summed)]] + [len(stages)] * len(chosen)
     marks = state.marks_over(leaf_of)
     in_place: dict[Expr, Expr] | None = None
     terms = [r.value for stage in stages for r in stage]
@@ -132,16 +126,20 @@ def rowwise_kernel(
     ]
     sums, stretches = accumulated[: len(mine)], accumulated[len(mine) :]
     outputs = values[len(summed) :]
-    buffers = [state.output(n, e) for n, e in chosen.items()]
-    buffers += [state.buffers[leaf] for leaf in ahead.values()]
-    stores = list(zip(buffers, outputs, strict=True))
+    stores = [(state.output(n, e), e) for n, e in zip(chosen, outputs, strict=True)]
     stored = {expr: buffer for buffer, expr in stores if buffer.dtype == state.sum_dtype}
-    for node in results:
-        leaf = leaf_of[node]
+    known = {node: leaf_of[node] for node in results}
+    for leaf in known.values():
         state.buffers[leaf] = stored.get(leaf) or state.scratch(leaf)
-        if leaf not in stored:
-            stores.append((state.buffers[leaf], leaf))
-    exprs = [r.value for stage in stages for r in stage] + values
+    state.resolve(known)
+    written = zip((b for b, _ in stores), ir.substitute(chosen.values(), known), strict=False)
+    state.read_back(written)
+    is_row = tier is not None and family == "row"
+    ahead = state.find_ahead(shared_by_rows(state.pending.values(), domain, rest) if is_row else ())
+    needed = set(ir.inputs(state.pending.values()))
+    stores += [(state.buffers[r], r) for r in known.values() if r in needed and r not in stored]
+    stores += [(state.buffers[leaf], node) for node, leaf in ahead.items()]
+    exprs = [r.value for stage in stages for r in stage] + values + list(ahead)
     exprs += [value for pairs in held for _, value in pairs]
     own = [*leaf_of.values(), *(leaf for pairs in held for leaf, _ in pairs)]
     state.kernels.append(
@@ -165,11 +163,6 @@ def rowwise_kernel(
             in_place=tuple((in_place or {}).items()),
         )
     )
-    state.resolve(ahead)
-    known = {node: leaf_of[node] for node in results}
-    state.resolve(known)
-    elements = ir.substitute(chosen.values(), known)
-    state.read_back(zip((b for b, _ in stores), elements, strict=False))
     if sums:
         finalise(state, summed_by, tuple(sums), summed_by)
     for extent in dict.fromkeys(b.extent for _, b in stretches):

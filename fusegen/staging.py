@@ -113,6 +113,13 @@ class Pass:
         self.buffers |= {leaf: self.scratch(leaf) for leaf in leaves.values()}
         return leaves
 
+    def find_ahead(self, nodes: Iterable[Expr]) -> dict[Expr, Expr]:
+        """Leaves for those of some nodes whose reductions are known, put in their place."""
+        known = [n for n in nodes if all(i in self.buffers for i in ir.inputs([n]))]
+        leaves = self.scratches(n for n in known if not reduces_below([n]))
+        self.resolve(leaves)
+        return leaves
+
     def output(self, name: str, expr: Expr) -> Buffer:
         return Buffer(name, self.dtypes[name], ordered(expr.extent), "output")
 

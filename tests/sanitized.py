@@ -44,7 +44,7 @@ FAMILIES = [
     ("layernorm | gelu | sum(-1)", (3, 70001), []),
     # Gradients that are the same for all windows.
     ("avg_pool2d(2) | mean((2, 3))", (2, 3, 5, 7), []),
-    # What is common to a row's elements, for a sum that goes down columns; few rows, and long columns.
+    # What a row has in common, for sums that go down columns; few rows, and long columns.
     ("mul(0.5) | add(m) | softmax(-1)", (2, 3, 5, 197), [(3, 5, 197)]),
     ("add(p) | gelu", (8, 5, 333), [(5, 333)]),
     ("add(residual) | layernorm(weight, bias) | gelu", (5, 3000), [(5, 3000), (3000,), (3000,)]),
@@ -67,7 +67,7 @@ FAMILIES = [
     ("layernorm(weight, bias, axis=1) | gelu", (2, 40, 5, 4), [(40,), (40,)]),
     ("layernorm(weight, bias, axis=1)", (3, 384, 3, 4), [(384,), (384,)]),
     ("softmax(1) | add_channel", (2, 208, 5, 1), [(208,)]),
-    # Strided rows beside each other across samples, with fewer than a block has room for at the end.
+    # Strided rows beside each other across samples, and places for more of them at the end.
     ("softmax(1) | add_channel", (5, 144, 7, 7), [(144,)]),
     ("gelu | softmax(1) | mean((2, 3))", (3, 16, 19, 29), []),
     ("layernorm(weight, bias) | mul_channel", (3, 5, 7, 24), [(24,), (24,), (5,)]),

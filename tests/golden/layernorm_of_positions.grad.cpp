@@ -422,21 +422,12 @@ static inline __attribute__((always_inline)) void backward_row_values(const floa
   d_x = sum - total_4 * inverse_root * quotient;
 }
 
-static inline __attribute__((always_inline)) void backward_row_row_values(const float total_3,
-    const float total_4, float& total_3_scratch, float& total_4_scratch) {
-  total_3_scratch = total_3;
-  total_4_scratch = total_4;
-}
-
 static void backward_row(const float* __restrict__ d_out, const float* __restrict__ weight,
     const float* __restrict__ x, const float* __restrict__ p_operand, const float* __restrict__ saved_mean,
-    const float* __restrict__ saved_variance, float* __restrict__ d_x, float* __restrict__ total_3_scratch,
-    float* __restrict__ total_4_scratch, Sum* __restrict__ total_partials,
+    const float* __restrict__ saved_variance, float* __restrict__ d_x, Sum* __restrict__ total_partials,
     Sum* __restrict__ total_2_partials, const BackwardSizes sizes, int threads) {
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
   expect(d_x, sizes.outer.value * sizes.middle.value * sizes.inner.value);
-  expect(total_3_scratch, sizes.outer.value * sizes.middle.value);
-  expect(total_4_scratch, sizes.outer.value * sizes.middle.value);
   const Index rows = sizes.outer.value * sizes.middle.value, length = sizes.inner.value;
   const Index together = rows_together(length);
   const Index kept = 1, each = rows / kept, slots = slots_of_rows(each, kept), tasks = kept * slots;
@@ -540,19 +531,6 @@ static void backward_row(const float* __restrict__ d_out, const float* __restric
             }
             store<1>(d_x_line, width,
                 d_x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner);
-          }
-          {
-            const Index above_middle = divide(row, sizes.middle);
-            const Index middle = row - above_middle * sizes.middle.value;
-            const Index outer = above_middle;
-            const float total_3_value = total_3_of_rows[row - top];
-            const float total_4_value = total_4_of_rows[row - top];
-            float total_3_scratch_value;
-            float total_4_scratch_value;
-            backward_row_row_values(total_3_value, total_4_value, total_3_scratch_value,
-                total_4_scratch_value);
-            total_3_scratch[(outer) * sizes.middle.value + middle] = narrow<float>(total_3_scratch_value);
-            total_4_scratch[(outer) * sizes.middle.value + middle] = narrow<float>(total_4_scratch_value);
           }
         }
         unmerged += bottom - top;
@@ -714,12 +692,10 @@ extern "C" int64_t run_backward(const int64_t* a) {
 ;
   auto* const total_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.inner.value) * total_partials_slots);
   auto* const total_2_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.inner.value) * total_2_partials_slots);
-  auto* const total_3_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value));
-  auto* const total_4_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value));
   auto* const total_5_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value) * total_5_partials_slots);
   if (is_measuring) return scratch.used;
-  backward_row(d_out, weight, x, p_operand, saved_mean, saved_variance, d_x, total_3_scratch,
-      total_4_scratch, total_partials, total_2_partials, sizes, threads);
+  backward_row(d_out, weight, x, p_operand, saved_mean, saved_variance, d_x, total_partials,
+      total_2_partials, sizes, threads);
   backward_finalise(d_weight, d_bias, total_partials, total_2_partials, sizes, total_partials_slots, threads);
   backward_outer(d_x, total_5_partials, sizes, threads);
   backward_finalise_2(d_p_operand, total_5_partials, sizes, total_5_partials_slots, threads);

@@ -400,24 +400,18 @@ static inline __attribute__((always_inline)) void backward_row_values(const floa
   d_x = sum - total_4 * inverse_root * quotient;
 }
 
-static inline __attribute__((always_inline)) void backward_row_row_values(const float total_3,
-    const float total_4, const float total_5, float& total_3_scratch, float& total_4_scratch,
+static inline __attribute__((always_inline)) void backward_row_row_values(const float total_5,
     float& total_5_scratch) {
-  total_3_scratch = total_3;
-  total_4_scratch = total_4;
   total_5_scratch = total_5;
 }
 
 static void backward_row(const float* __restrict__ d_out, const float* __restrict__ weight,
     const float* __restrict__ x, const float* __restrict__ p_operand, const float* __restrict__ saved_mean,
-    const float* __restrict__ saved_variance, float* __restrict__ d_x, float* __restrict__ total_3_scratch,
-    float* __restrict__ total_4_scratch, float* __restrict__ total_5_scratch,
+    const float* __restrict__ saved_variance, float* __restrict__ d_x, float* __restrict__ total_5_scratch,
     Sum* __restrict__ total_partials, Sum* __restrict__ total_2_partials, const BackwardSizes sizes,
     int threads) {
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
   expect(d_x, sizes.outer.value * sizes.inner.value);
-  expect(total_3_scratch, sizes.outer.value);
-  expect(total_4_scratch, sizes.outer.value);
   expect(total_5_scratch, sizes.outer.value);
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   const Index together = rows_together(length);
@@ -551,16 +545,9 @@ static void backward_row(const float* __restrict__ d_out, const float* __restric
           }
           {
             const Index outer = row;
-            const float total_3_value = total_3_of_rows[row - top];
-            const float total_4_value = total_4_of_rows[row - top];
             const float total_5_value = total_5_of_rows[row - top];
-            float total_3_scratch_value;
-            float total_4_scratch_value;
             float total_5_scratch_value;
-            backward_row_row_values(total_3_value, total_4_value, total_5_value, total_3_scratch_value,
-                total_4_scratch_value, total_5_scratch_value);
-            total_3_scratch[outer] = narrow<float>(total_3_scratch_value);
-            total_4_scratch[outer] = narrow<float>(total_4_scratch_value);
+            backward_row_row_values(total_5_value, total_5_scratch_value);
             total_5_scratch[outer] = narrow<float>(total_5_scratch_value);
           }
         }
@@ -713,13 +700,11 @@ extern "C" int64_t run_backward(const int64_t* a) {
 ;
   auto* const total_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.inner.value) * total_partials_slots);
   auto* const total_2_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.inner.value) * total_2_partials_slots);
-  auto* const total_3_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value));
-  auto* const total_4_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value));
   auto* const total_5_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value));
   auto* const total_6_partials = scratch.take<Sum>(1 * total_6_partials_slots);
   if (is_measuring) return scratch.used;
-  backward_row(d_out, weight, x, p_operand, saved_mean, saved_variance, d_x, total_3_scratch,
-      total_4_scratch, total_5_scratch, total_partials, total_2_partials, sizes, threads);
+  backward_row(d_out, weight, x, p_operand, saved_mean, saved_variance, d_x, total_5_scratch, total_partials,
+      total_2_partials, sizes, threads);
   backward_finalise(d_weight, d_bias, total_partials, total_2_partials, sizes, total_partials_slots, threads);
   backward_inner(total_5_scratch, total_6_partials, sizes, threads);
   backward_finalise_2(d_p_operand, total_6_partials, sizes, total_6_partials_slots, threads);
