@@ -14,6 +14,8 @@ _MOST_ROWS = 8  # that it loads first where columns of one tensor come one by on
 class PassingView(StretchingView):
     """A kernel that goes by rows, or by which rows pass."""
 
+    least_rows = 8  # of those that pass by a thread, where there are as many
+
     @property
     def full_reads(self) -> list[Read]:
         """What varies along every group: reached by the flat index."""

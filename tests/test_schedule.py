@@ -305,14 +305,19 @@ def test_what_kernels_write_is_what_was_asked_for(example):
         assert sorted(written) == sorted(asked)
 
 
-def test_kernels_read_only_what_is_there_by_then():
+@pytest.mark.parametrize("target", ["cpp", "cuda"])
+def test_kernels_read_only_what_is_there_by_then(target):
     for text in (
         "layernorm(weight, bias) | add_channel | gelu",
         "layernorm(axis=1) | layernorm | mul(other)",
         "add(other) | max_pool2d(2)",
         "mul(a) | tanh | layernorm(b, axis=1) | layernorm(c, axis=2)",
+        "instance_norm(weight=weight, bias=bias) | tanh",
+        "group_norm(2, weight, bias) | softmax(1)",
+        "batch_norm(training=True) | layernorm(weight, bias) | group_norm(2)",
+        "layernorm(weight, bias) | amax((1, 2))",
     ):
-        for entry in entries(text):
+        for entry in entries(text, target=target):
             ready = {a.name for a in entry.arguments if a.role == "input"}
             partials = set()
             for kernel in entry.kernels:
@@ -364,6 +369,19 @@ def test_what_one_kernel_has_written_is_read_by_the_next(dtype):
     read = {buffer.name for _, buffer in last.inputs}
     assert {"x", "d_r_operand"} <= read
     assert not {"r_operand", "d_out"} & read
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_a_row_has_in_common_is_found_by_its_own_kernel(dtype):
+    # Not the row's sum, which nothing else reads, is left for the mask's gradient.
+    _, back = entries(
+        "mul(0.5) | add(m) | softmax(-1)", (64, 4, 197, 197), dtype, target="cuda", m=(4, 197, 197)
+    )
+    row, outer = back.kernels[:2]
+    assert (row.family, outer.family) == ("row", "outer")
+    (left,) = [(b, e) for b, e in row.stores if b.role == "scratch"]
+    assert left[1].op in ("div", "narrow_div")
+    assert left[0] in [b for _, b in outer.inputs]
 
 
 def test_what_would_be_rounded_is_computed_again():
