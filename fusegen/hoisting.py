@@ -40,11 +40,12 @@ def shared(
 
 
 def shared_by_rows(exprs: Iterable[Expr], domain: Extent, rest: Extent) -> list[Expr]:
-    """The numbers that elements of a row have in common: a row's own kernel finds them once, later
-    ones, which may go down columns, at each element. None where none is dear.
+    """The numbers that elements of a row have in common below sums over rows: a row's own kernel
+    finds them once, one that goes down columns at each element. None where none is dear.
     """
     found: dict[Expr, None] = {}
-    for node in ir.topological(exprs):
+    reduces = [n for n in ir.topological(exprs) if n.op == "reduce" and n.args[0].extent == domain]
+    for node in ir.topological(n.args[0] for n in reduces):
         if node.extent == domain:
             rows = [a for a in node.args if a.extent == rest and a.kind == "number"]
             found |= dict.fromkeys(a for a in rows if a.op not in ("input", "reduce"))
