@@ -71,13 +71,15 @@ constexpr Index kUnmerged = 16;
 // element, so that no short row ends in scalar calls.
 constexpr Index kLine = 512;
 
-// Strided rows go side by side, so many that they still lie in the fastest cache when the next stage comes.
-inline Index columns_together(Index length) {
-  return std::min<Index>(kLine, std::max<Index>(64, 8192 / std::max<Index>(1, length) / 16 * 16));
+// Strided rows go side by side, so many that they still lie in a core's cache when the next stage comes, and that there
+// are tasks for many cores.
+inline Index columns_together(Index above, Index length, Index beside) {
+  const Index fit = std::min<Index>(32768 / std::max<Index>(1, length), above * beside / 128);
+  return std::min<Index>(kLine, std::max<Index>(64, fit / 16 * 16));
 }
 
-inline Index blocks_of(Index length, Index beside) {
-  const Index side = columns_together(length);
+inline Index blocks_of(Index above, Index length, Index beside) {
+  const Index side = columns_together(above, length, beside);
   return (beside + side - 1) / side;
 }
 
@@ -342,7 +344,8 @@ static void forward_column(const float* __restrict__ x, const float* __restrict_
   expect(saved_mean, sizes.outer.value * sizes.inner.value);
   expect(saved_variance, sizes.outer.value * sizes.inner.value);
   const Index above = sizes.outer.value, length = sizes.middle.value, beside = sizes.inner.value;
-  const Index side = columns_together(length), blocks = blocks_of(length, beside), tasks = above * blocks;
+  const Index side = columns_together(above, length, beside), blocks = blocks_of(above, length, beside),
+      tasks = above * blocks;
 #pragma omp parallel num_threads(threads) firstprivate(sizes) if (above * length * beside > kSerial)
   {
 #pragma omp for schedule(static)
@@ -463,7 +466,8 @@ static void backward_column(const float* __restrict__ d_out, const float* __rest
   const float count_of_middle_value = static_cast<float>(sizes.middle.value);
   expect(d_x, sizes.outer.value * sizes.middle.value * sizes.inner.value);
   const Index above = sizes.outer.value, length = sizes.middle.value, beside = sizes.inner.value;
-  const Index side = columns_together(length), blocks = blocks_of(length, beside), tasks = above * blocks;
+  const Index side = columns_together(above, length, beside), blocks = blocks_of(above, length, beside),
+      tasks = above * blocks;
   const Index kept = 1, each = tasks / kept, slots = slots_of_rows(each, kept);
 #pragma omp parallel num_threads(threads) firstprivate(sizes) if (above * length * beside > kSerial)
   {
@@ -665,11 +669,11 @@ extern "C" int64_t run_backward(const int64_t* a) {
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[8])};
   const BackwardSizes sizes{ {a[9]}, {a[10]}, {a[11]} };
   const int threads = static_cast<int>(a[12]);
-  const Index total_partials_slots = slots_of_rows(sizes.outer.value * blocks_of(sizes.middle.value,
-      sizes.inner.value), 1)
+  const Index total_partials_slots = slots_of_rows(sizes.outer.value * blocks_of(sizes.outer.value,
+      sizes.middle.value, sizes.inner.value), 1)
 ;
-  const Index total_2_partials_slots = slots_of_rows(sizes.outer.value * blocks_of(sizes.middle.value,
-      sizes.inner.value), 1)
+  const Index total_2_partials_slots = slots_of_rows(sizes.outer.value * blocks_of(sizes.outer.value,
+      sizes.middle.value, sizes.inner.value), 1)
 ;
   auto* const total_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.middle.value) * total_partials_slots);
   auto* const total_2_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.middle.value) * total_2_partials_slots);

@@ -72,13 +72,15 @@ constexpr Index kSerial = 16384;
 // element, so that no short row ends in scalar calls.
 constexpr Index kLine = 512;
 
-// Strided rows go side by side, so many that they still lie in the fastest cache when the next stage comes.
-inline Index columns_together(Index length) {
-  return std::min<Index>(kLine, std::max<Index>(64, 8192 / std::max<Index>(1, length) / 16 * 16));
+// Strided rows go side by side, so many that they still lie in a core's cache when the next stage comes, and that there
+// are tasks for many cores.
+inline Index columns_together(Index above, Index length, Index beside) {
+  const Index fit = std::min<Index>(32768 / std::max<Index>(1, length), above * beside / 128);
+  return std::min<Index>(kLine, std::max<Index>(64, fit / 16 * 16));
 }
 
-inline Index blocks_of(Index length, Index beside) {
-  const Index side = columns_together(length);
+inline Index blocks_of(Index above, Index length, Index beside) {
+  const Index side = columns_together(above, length, beside);
   return (beside + side - 1) / side;
 }
 
@@ -219,7 +221,8 @@ static void forward_column(const float* __restrict__ x, float* __restrict__ out,
   expect(saved_max, sizes.outer.value * sizes.inner.value);
   expect(saved_argmax, sizes.outer.value * sizes.inner.value);
   const Index above = sizes.outer.value, length = sizes.middle.value, beside = sizes.inner.value;
-  const Index side = columns_together(length), blocks = blocks_of(length, beside), tasks = above * blocks;
+  const Index side = columns_together(above, length, beside), blocks = blocks_of(above, length, beside),
+      tasks = above * blocks;
 #pragma omp parallel num_threads(threads) firstprivate(sizes) if (above * length * beside > kSerial)
   {
 #pragma omp for schedule(static)

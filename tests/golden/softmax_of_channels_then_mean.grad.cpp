@@ -90,13 +90,15 @@ constexpr Index kUnmerged = 16;
 // element, so that no short row ends in scalar calls.
 constexpr Index kLine = 512;
 
-// Strided rows go side by side, so many that they still lie in the fastest cache when the next stage comes.
-inline Index columns_together(Index length) {
-  return std::min<Index>(kLine, std::max<Index>(64, 8192 / std::max<Index>(1, length) / 16 * 16));
+// Strided rows go side by side, so many that they still lie in a core's cache when the next stage comes, and that there
+// are tasks for many cores.
+inline Index columns_together(Index above, Index length, Index beside) {
+  const Index fit = std::min<Index>(32768 / std::max<Index>(1, length), above * beside / 128);
+  return std::min<Index>(kLine, std::max<Index>(64, fit / 16 * 16));
 }
 
-inline Index blocks_of(Index length, Index beside) {
-  const Index side = columns_together(length);
+inline Index blocks_of(Index above, Index length, Index beside) {
+  const Index side = columns_together(above, length, beside);
   return (beside + side - 1) / side;
 }
 
@@ -337,7 +339,8 @@ static void forward_column(const float* __restrict__ x, float* __restrict__ save
   expect(saved_bound, sizes.outer.value * sizes.inner.value);
   expect(saved_sum, sizes.outer.value * sizes.inner.value);
   const Index above = sizes.outer.value, length = sizes.middle.value, beside = sizes.inner.value;
-  const Index side = columns_together(length), blocks = blocks_of(length, beside), tasks = above * blocks;
+  const Index side = columns_together(above, length, beside), blocks = blocks_of(above, length, beside),
+      tasks = above * blocks;
   const Index kept = sizes.outer.value, each = tasks / kept, slots = slots_of_rows(each, kept);
 #pragma omp parallel num_threads(threads) firstprivate(sizes) if (above * length * beside > kSerial)
   {
@@ -510,7 +513,8 @@ static void backward_column(const float* __restrict__ x, const float* __restrict
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
   expect(d_x, sizes.outer.value * sizes.middle.value * sizes.inner.value);
   const Index above = sizes.outer.value, length = sizes.middle.value, beside = sizes.inner.value;
-  const Index side = columns_together(length), blocks = blocks_of(length, beside), tasks = above * blocks;
+  const Index side = columns_together(above, length, beside), blocks = blocks_of(above, length, beside),
+      tasks = above * blocks;
 #pragma omp parallel num_threads(threads) firstprivate(sizes) if (above * length * beside > kSerial)
   {
     const Values<float> carried_rows(length * side);
@@ -609,8 +613,8 @@ extern "C" int64_t run_forward(const int64_t* a) {
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
   const ForwardSizes sizes{ {a[5]}, {a[6]}, {a[7]} };
   const int threads = static_cast<int>(a[8]);
-  const Index total_partials_slots = slots_of_rows(blocks_of(sizes.middle.value, sizes.inner.value),
-      sizes.outer.value)
+  const Index total_partials_slots = slots_of_rows(blocks_of(sizes.outer.value, sizes.middle.value,
+      sizes.inner.value), sizes.outer.value)
 ;
   auto* const total_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value) * total_partials_slots);
   if (is_measuring) return scratch.used;
