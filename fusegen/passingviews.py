@@ -35,6 +35,12 @@ class PassingView(StretchingView):
         return [r for r in self.reads if r.extent != self._all or r.buffer.is_computed]
 
     @property
+    def _plain_reads(self) -> list[Read]:
+        """What of that lies in memory, number by number."""
+        found = [r for r in self.partial_reads if not r.buffer.is_computed]
+        return [r for r in found if r.buffer.dtype != "noise"]
+
+    @property
     def has_strips(self) -> bool:
         """Whether threads stay in columns of several groups, and find what those have once."""
         return self.family == "outer" and len(self.kernel.columns) > 1
@@ -55,8 +61,7 @@ class PassingView(StretchingView):
         if not self.has_strips:
             return []
         staying = {*self.kept, *self.kernel.columns}
-        found = [r for r in self.partial_reads if r.extent <= staying and r.extent != self._along]
-        return [r for r in found if not r.buffer.is_computed and r.buffer.dtype != "noise"]
+        return [r for r in self._plain_reads if r.extent <= staying and r.extent != self._along]
 
     @property
     def staying(self) -> list[tuple[str, str]]:

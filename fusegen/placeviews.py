@@ -112,8 +112,7 @@ class PlacedView(PassingView):
         if self.family != "column" or not self.groups_behind:
             return []
         behind = set(self.groups_behind)
-        found = [r for r in self.row_reads if behind <= r.extent and not r.buffer.is_computed]
-        return [r for r in found if r.buffer.dtype != "noise"]
+        return [r for r in self.row_reads if behind <= r.extent and r in self._plain_reads]
 
     @property
     def own_reads(self) -> list[Read]:
@@ -123,8 +122,7 @@ class PlacedView(PassingView):
         is_passing = self.family == "outer" and not self.has_strips
         if not (is_held or is_passing) or self.is_shifted:
             return []
-        found = [r for r in self.partial_reads if r.extent > self._along]
-        return [r for r in found if not r.buffer.is_computed and r.buffer.dtype != "noise"]
+        return [r for r in self._plain_reads if r.extent > self._along]
 
     @property
     def staying_reads(self) -> list[Read]:
@@ -146,8 +144,13 @@ class PlacedView(PassingView):
         """
         if not self.is_shifted or self.sums:
             return []
-        found = [r for r in self.single_reads if r.extent > self._along]
-        return [r for r in found if not r.buffer.is_computed and r.buffer.dtype != "noise"]
+        single = self.single_reads
+        return [r for r in self._plain_reads if r.extent > self._along and r in single]
+
+    @property
+    def lane_reads(self) -> list[Read]:
+        """What is reached by its own offset at every element of a pack, too."""
+        return [r for r in self.single_reads if r not in self.line_reads]
 
     @property
     def needed(self) -> set[int]:
