@@ -29,6 +29,7 @@ from fusegen.rowfacts import (
 )
 from fusegen.shortruns import in_short_runs
 from fusegen.signature import Rows, Signature, is_double
+from fusegen.summedrows import adding_tier
 from fusegen.target import H200, TARGETS, Limits
 from fusegen.tiers import LEAST_STRETCH, Tier, row_tier
 from fusegen.traffic import moved
@@ -201,7 +202,8 @@ def _tier(
     of what reductions leave, in floats or doubles.
     """
     room = limits.shared_bytes - _FIXED_BYTES
-    widest = max(widest_of(p, axes, dtypes) for p in programs)
+    domain = frozenset(order)
+    widest = max(widest_of(p, axes, dtypes, domain) for p in programs)
     widest = max(widest, _FLOAT_BYTES) if is_left else widest
     words = [words_of(p, axes, dtypes) for p in programs]
     length = math.prod(bound.domain[a] for a in axes)
@@ -225,7 +227,7 @@ def _tier(
         size, count = (length, widest), limits.processors
         full = full_tier(tier, *size, each[1], count, own, axes)
         if full is None and any(adds_columns(p, axes) for p in own):
-            full = tier.adding_up(length)
+            full = adding_tier(tier, length, widest, own)
         if not has_stretches:
             others = [p for p in programs if p.name != "forward"]
             derivative = full_tier(tier, *size, each[0], count, others, axes)

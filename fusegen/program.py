@@ -9,7 +9,7 @@ find their way back through them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fusegen import ir
@@ -88,6 +88,8 @@ def forward(bound: Bound, *, is_training: bool) -> Program:
     """The chain itself; when training, also what its derivative wants of it."""
     lowered = lower(bound)
     graph, marks = _simplified(lowered.graph, lowered.marks)
+    there = set(ir.topological(graph.roots))
+    marks = tuple(replace(m, node=_left_of(m.node, there)) for m in marks)
     out, *statistics = graph.roots
     spans = (frozenset(a for axes in bound.result for a in axes), *(s.extent for s in statistics))
     is_number = out.kind == "number"
@@ -99,6 +101,13 @@ def forward(bound: Bound, *, is_training: bool) -> Program:
     if pooled is None and _elements_a_window(bound) >= _LEAST_SPARED:
         pooled = _with_averages(plain)
     return _with_statistics(pooled or plain) or pooled or plain
+
+
+def _left_of(node: Expr, there: Container[Expr]) -> Expr:
+    """What the algebra has left of a step's result: it, or the largest of what it was made of."""
+    while node not in there and node.args:
+        node = max(node.args, key=lambda a: len(a.extent))
+    return node
 
 
 def _with_winners(plain: Program) -> Program | None:

@@ -28,10 +28,23 @@ def calls_functions(programs: Sequence[Program], axes: ir.Extent) -> bool:
     return any(n.op in DEAR and n.extent & axes for n in terms(others))
 
 
-def widest_of(program: Program, axes: ir.Extent, dtypes: Mapping[str, str]) -> int:
-    """The size in bytes of the widest element of a tensor that varies along the rows."""
-    tensors = [(ir.name_of(leaf), leaf.extent) for leaf in program.graph.inputs]
-    tensors += [(name, expr.extent) for name, expr in program.graph.outputs]
+def widest_of(
+    program: Program,
+    axes: ir.Extent,
+    dtypes: Mapping[str, str],
+    domain: ir.Extent = frozenset(),
+) -> int:
+    """The size in bytes of the widest element of a tensor that varies along the rows; where there
+    are elements that vary along `domain`, of one that is read or written with those.
+    """
+    inputs, outputs = program.graph.inputs, program.graph.outputs
+    order = ir.topological(program.graph.roots)
+    if domain and (whole := [n for n in order if n.extent == domain]):
+        met = ir.topological(whole, stop={n for n in order if n.op == "reduce"})
+        inputs = tuple(leaf for leaf in inputs if leaf in met)
+        outputs = tuple((name, expr) for name, expr in outputs if expr.extent == domain)
+    tensors = [(ir.name_of(leaf), leaf.extent) for leaf in inputs]
+    tensors += [(name, expr.extent) for name, expr in outputs]
     return max((ITEM_BYTES[dtypes[name]] for name, extent in tensors if extent & axes), default=1)
 
 

@@ -234,6 +234,12 @@ class RowView(SummingView):
         return [r for r in again if any(self.reads_of(s.function, [r]) for s in self.stages)]
 
     @property
+    def _asks_much(self) -> bool:
+        """Whether two tensors that rows share do not fit beside a row in the registers of many."""
+        is_long = self.elements > MOST_AT_ONCE and not self.is_narrow
+        return is_long and len(self._asked_before_sums) == 2
+
+    @property
     def _shares_many(self) -> bool:
         """Whether a light kernel is to have a block less, for packs of what rows share."""
         if not (tier := self.kernel.tier) or not self.is_light:
@@ -271,8 +277,7 @@ class RowView(SummingView):
         """
         if self.family == "column":
             return False
-        is_dear = self.is_team and self._words > 1
-        is_dear |= self.is_crowded and not self.carried
+        is_dear = (self.is_team and self._words > 1) or (self.is_crowded and not self.carried)
         # Neighbours join what they have of a stretch, so all of them must be there.
         return is_dear and not self.stretches
 
@@ -333,6 +338,7 @@ class RowView(SummingView):
             most = min(most, _MOST_BESIDE - beside)
         fits = words <= most and (self.lanes > 1 or is_crowded)
         fits = fits and self._leaves_little and not (self.stretches and self._words > 1)
+        fits = fits and not self._asks_much
         is_full = self.carried or any(r.is_dear for s in self.stages for r in s.reductions)
         most_threads = (768 if self.stretches and is_full else 1024) // self._words
         return max(1, (most_threads if fits else few_threads) // self.threads)
@@ -361,9 +367,7 @@ class RowView(SummingView):
     @property
     def has_shared_sums(self) -> bool:
         """Whether the sums by column would crowd the registers."""
-        if not self.kernel.tier or not self.sums:
-            return False
-        if self.is_staged:
+        if not self.kernel.tier or not self.sums or self.is_staged:
             return False
         held = self.elements * self._most_held + self.sums_a_thread * len(self.sums)
         if self.is_alone:
@@ -387,8 +391,8 @@ class RowView(SummingView):
         """
         if not self.kernel.tier or self.is_alone or self.is_staged:
             return False
-        is_few = self.least_blocks * self.threads < _MANY_THREADS or self.kernel.tier.is_full
-        is_few |= bool(self.sums or self.kept_own) or self.is_team
+        is_few = self.least_blocks * self.threads < _MANY_THREADS and not self._asks_much
+        is_few |= self.kernel.tier.is_full or bool(self.sums or self.kept_own) or self.is_team
         widths = [ITEM_BYTES[r.buffer.dtype] * self.lanes for r in self.full_reads]
         taken = self._sums_bytes + self._along_bytes + self._bytes_a_turn + self._edges_a_turn
         fits = taken <= self._most_room and min(widths, default=4) >= 4

@@ -2,8 +2,10 @@
 
 Forward, every value is kept to the last bit: nothing is reassociated, and a constant is folded only
 where single precision holds it exactly. Two things hold up to rounding instead. A factor leaves a
-sum along whose axes it does not vary. And autodiff's NO_SHARE stays zero whatever it is multiplied
-with, so a branch that was not taken gives its derivative no NaN through 0 * inf.
+sum along whose axes it does not vary. So it does a mean, and so does what is added to such a
+product, where nothing else has use for their elements; not what is added to anything else, as the
+two may cancel at each element. And autodiff's NO_SHARE stays zero whatever it is multiplied with,
+so a branch that was not taken gives its derivative no NaN through 0 * inf.
 
 Why passes: most rules put one node in the place of one, which never makes a graph larger. A rule
 that needs more may spend only what dies with its node, nodes that have no other user; and these are
@@ -59,12 +61,15 @@ class _Pass:
         self.images: dict[Expr, Expr] = {}
         self.settled: dict[Expr, Expr] = {}
         self.users: Counter[Expr] = Counter()
+        self.using: Counter[Expr] = Counter()
         order = ir.topological(roots)
-        users = Counter((*roots, *(a for node in order for a in dict.fromkeys(node.args))))
+        using = Counter(a for node in order for a in dict.fromkeys(node.args))
+        users = Counter(roots) + using
         for node in order:
             image = self.again(node, tuple(self.images[a] for a in node.args))
             self.images[node] = image
             self.users[image] += users[node]
+            self.using[image] += using[node]
 
     def again(self, node: Expr, args: tuple[Expr, ...]) -> Expr:
         """The node on other arguments, settled."""
@@ -99,6 +104,10 @@ class _Pass:
     def dies_with_its_user(self, node: Expr) -> bool:
         """Whether at most one node uses it."""
         return self.users[node] <= 1
+
+    def is_for_one(self, node: Expr) -> bool:
+        """Whether at most one node uses it, whatever is asked for besides."""
+        return self.using[node] <= 1
 
     def mask(self, node: Expr) -> _Mask | None:
         """The node as a mask, a product's or quotient's drawn into its value."""
@@ -276,9 +285,13 @@ def _cast(this: _Pass, node: Expr) -> Expr:
 
 def _reduce(this: _Pass, node: Expr) -> Expr:
     kind, axes = ir.reduction(node)
+    total: Expr | None = None
     if kind == "sum":
         total = _sum(this, node.args[0], axes)
-        return node if total is None else total
+    elif kind == "mean" and this.is_for_one(node.args[0]):
+        total = _without_invariants(this, kind, node.args[0], axes)
+    if total is not None:
+        return total
     placed = _placed(node.args[0])
     if kind == "pick" and placed is not None:
         value, index, window = placed
@@ -294,14 +307,8 @@ def _sum(this: _Pass, value: Expr, axes: Extent) -> Expr | None:
     if value.op == "repeated":
         total = this.reduce("sum", axes, value.args[0])
         return this.settle(ir.repeated(total, value.extent - axes))
-    if value.op == "neg":
-        return this.build("neg", this.reduce("sum", axes, value.args[0]))
-    if value.op in ("mul", "div"):
-        a, b = value.args
-        if not b.extent & axes:
-            return this.build(value.op, this.reduce("sum", axes, a), b)
-        if not a.extent & axes and value.op == "mul":
-            return this.build("mul", a, this.reduce("sum", axes, b))
+    if (less := _without_invariants(this, "sum", value, axes)) is not None:
+        return less
     if value.op == "mul" and this.dies_with_its_user(value):
         for inner, other in (value.args, value.args[::-1]):
             if inner.op in ("neg", "mul", "div"):
@@ -316,6 +323,25 @@ def _sum(this: _Pass, value: Expr, axes: Extent) -> Expr | None:
         if window <= axes:
             picked = this.reduce("pick", window, placed_value, index)
             return this.reduce("sum", axes - window, picked)
+    return None
+
+
+def _without_invariants(this: _Pass, kind: str, value: Expr, axes: Extent) -> Expr | None:
+    """The sum or mean with a sign, an invariant factor or an affine map's shift outside."""
+    if value.op == "neg":
+        return this.build("neg", this.reduce(kind, axes, value.args[0]))
+    if value.op in ("mul", "div"):
+        a, b = value.args
+        if not b.extent & axes:
+            return this.build(value.op, this.reduce(kind, axes, a), b)
+        if not a.extent & axes and value.op == "mul":
+            return this.build("mul", a, this.reduce(kind, axes, b))
+    if value.op == "add" and this.is_for_one(value):
+        for scaled, shift in (value.args, value.args[::-1]):
+            factors = scaled.args if scaled.op == "mul" else ()
+            if not shift.extent & axes and any(not f.extent & axes for f in factors):
+                total = this.reduce(kind, axes, scaled)
+                return this.build("add", total, this.reduce(kind, axes, shift))
     return None
 
 

@@ -110,19 +110,16 @@ _STRETCHED_SHARES = {
 ANY_LENGTH = 1 << 30
 MOST_BLOCKS = 160  # of a team
 WORDS = 64  # registers of a thread for what it holds, half of what 512 threads may have
-_SUM_BYTES, _USUAL_SUMS = 4, 16  # of a sum by column, and how many a thread has where few fit
+_SUM_BYTES, USUAL_SUMS = 4, 16  # of a sum by column, and how many a thread has where few fit
 _MOST_DEAR = 24  # sums by column of a thread, beside what it computes of a row and keeps
 _FEW_WORDS = 16  # of a thread that has 1,023 beside it, and as many sums to keep
 MOST_SHARED_BYTES = 156 << 10  # of a block, beside its fixed share, where a device has as many
 _STRETCH_BYTES = 24 << 10  # of those, for sums of stretches
 # Of rows whose packs begin somewhere behind them; shorter ones are mostly edges.
 _LEAST_SHIFTED, _LEAST_SHIFTED_NARROW = 128, 96
-# Elements a thread of rows of two bytes that are read and summed up by column, instead of as many
-# as usual, where that gives so much more of a block's threads work.
-_MORE_SUMS, _LEAST_MORE = 24, 1.08
 # More than two sums of each column do not fit in registers: rows of two bytes up to so long have a
 # pack a thread then.
-_LONGEST_ADDED, _MANY_LANES = 4096, 8
+_LONGEST_ADDED, MANY_LANES = 4096, 8
 _FEW_LANES = 4  # packs of so many, and doubles, are as fast where each row begins with one
 # Of short rows the shares are to come out even; the first of equals is taken.
 SHORT = 512
@@ -222,14 +219,6 @@ class Tier:
         """
         return not (self.is_shifted or self.may_be_shared)
 
-    def adding_up(self, length: int) -> Tier | None:
-        """The tier of forward kernels that add up columns of two bytes, if it is another."""
-        is_apt = self.lanes == _MANY_LANES and not self.is_shifted and length > SHORT
-        if not is_apt or self.summing_elements != _USUAL_SUMS or self.may_be_shared:
-            return None
-        usual, more = (-(-length // (32 * n)) * n for n in (_USUAL_SUMS, _MORE_SUMS))
-        return replace(self, summing_elements=_MORE_SUMS) if usual > _LEAST_MORE * more else None
-
     def most_stretches(self, width: int) -> int:
         """How many sums of stretches, of `width` bytes each, a block has room for."""
         pairs = self.summing_elements // self.lanes * self.threads // 2
@@ -316,7 +305,7 @@ def _tier_of(
             shortest = row.longest
             continue
         longest, elements, summing, threads, *light = row
-        if gradients > 2 and is_narrow and lanes == _MANY_LANES and SHORT < span <= _LONGEST_ADDED:
+        if gradients > 2 and is_narrow and lanes == MANY_LANES and SHORT < span <= _LONGEST_ADDED:
             summing, threads = lanes, 256 if span <= 256 * lanes else 512
             longest = summing * threads
         is_apart = is_narrow and (lanes > 1 or longest <= SHORT)
@@ -341,7 +330,7 @@ def _tier_of(
         fits = fits and not (is_dear and summing > _MOST_DEAR)
         # With wider shares, sums of two tensors would not be added up with their rows at all.
         two_sums = 2 * _SUM_BYTES * summing * threads
-        fits = fits and (summing <= _USUAL_SUMS or two_sums <= min(room, MOST_SHARED_BYTES))
+        fits = fits and (summing <= USUAL_SUMS or two_sums <= min(room, MOST_SHARED_BYTES))
         if not fits or (is_shifted and length > summing * threads * longest_team):
             continue
         # Three tensors in shares take longer than two passes over memory.

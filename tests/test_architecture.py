@@ -45,6 +45,7 @@ ORDER = (
     "simplify",
     "program",
     "longrows",
+    "summedrows",
     "rowfacts",
     "shortruns",
     "signature",

@@ -105,6 +105,10 @@ CASES = {
         "add(p) | layernorm(weight, bias)",
         Situation(shape=(4, 197, 768), operands={"p": (197, 768)}),
     ),
+    "layernorm_then_mean_bfloat16": (
+        "layernorm(weight, bias) | mean(1)",
+        Situation(shape=(8, 197, 768), dtype="bfloat16"),
+    ),
     "batch_norm_residual_of_small_images_bfloat16": (
         "batch_norm(weight=weight, bias=bias, training=True) | add(residual) | relu",
         Situation(shape=(128, 64, 7, 7), operands={"residual": (128, 64, 7, 7)}, dtype="bfloat16"),

@@ -30,6 +30,7 @@ from fusegen.verification import verify
 
 WITHOUT_SUMS = tuple(op for op in OPERATIONS if op != "sum")
 X, Y, CHANNEL, ROW, *_ = LEAVES
+AFFINE_SUM = reduce("sum", {-1}, X) * 2 + reduce("sum", {-1}, CHANNEL)
 many = settings(max_examples=600, deadline=None, derandomize=True)
 
 
@@ -236,12 +237,24 @@ def test_a_long_chain_takes_time_in_proportion() -> None:
         (reduce("sum", {-1}, Y * (X / CHANNEL)), reduce("sum", {-1}, X * Y) / CHANNEL),
         (reduce("sum", {-1}, reduce("sum", {-2}, X)), reduce("sum", {-2, -1}, X)),
         (reduce("sum", {-2, -1}, X * CHANNEL), reduce("sum", {-2, -1}, X * CHANNEL)),
-        (reduce("mean", {-1}, X * CHANNEL), reduce("mean", {-1}, X * CHANNEL)),
+        (reduce("mean", {-1}, X * CHANNEL), reduce("mean", {-1}, X) * CHANNEL),
+        (reduce("mean", {-1}, -X), -reduce("mean", {-1}, X)),
+        (reduce("mean", {-1}, X * CHANNEL + 1), reduce("mean", {-1}, X) * CHANNEL + 1),
+        (reduce("sum", {-1}, CHANNEL + X * 2), AFFINE_SUM),
+        (reduce("mean", {-1}, X + CHANNEL), reduce("mean", {-1}, X + CHANNEL)),  # may cancel
+        (reduce("mean", {-1}, X * Y + CHANNEL), reduce("mean", {-1}, X * Y + CHANNEL)),
+        (reduce("max", {-1}, X * CHANNEL), reduce("max", {-1}, X * CHANNEL)),
     ],
     ids=str,
 )
 def test_a_rule_gives(before: Expr, after: Expr) -> None:
     assert short(before) == (after,)
+
+
+def test_a_mean_stays_with_the_variance_that_is_found_along_with_it() -> None:
+    scaled = X * CHANNEL + 1
+    both = reduce("mean", {-1}, scaled), reduce("variance", {-1}, scaled)
+    assert short(*both) == both
 
 
 def test_a_share_that_does_not_arrive_vanishes_whatever_it_meets() -> None:

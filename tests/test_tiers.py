@@ -3,6 +3,9 @@
 import pytest
 
 from fusegen.columntiers import column_tier
+from fusegen.describe import Situation, modules
+from fusegen.dsl import chain as parse
+from fusegen.summedrows import adding_tier
 from fusegen.tiers import MOST_SHARED_BYTES, lanes_of, row_tier
 
 
@@ -65,18 +68,25 @@ def test_narrow_rows_with_many_sums_by_column_have_a_pack_a_thread() -> None:
 
 
 @pytest.mark.parametrize(
-    ("length", "elements"), [(640, 24), (768, 24), (1024, 16), (1152, 16), (1536, 16), (2304, 24)]
+    ("length", "widest", "plain", "with_moments"),
+    [
+        *((384, 2, None, 24), (640, 2, 24, 24), (768, 2, 24, 24), (1024, 2, None, 32)),
+        *((1152, 2, None, 24), (2304, 2, 24, 24), (4096, 2, None, 32), (8192, 2, None, None)),
+        *((384, 4, None, 12), (512, 4, None, 16), (768, 4, None, 12), (1024, 4, None, 16)),
+        *((2048, 4, None, None), (1023, 2, None, None), (1023, 4, None, None)),
+    ],
 )
-def test_narrow_rows_that_are_summed_up_leave_few_threads_without_work(
-    length: int, elements: int
+def test_rows_that_are_summed_up_leave_few_threads_without_work(
+    length: int, widest: int, plain: int | None, with_moments: int | None
 ) -> None:
-    tier = row_tier(length, 2, 2, 1, 132, gradients=1)
+    tier = row_tier(length, widest, 1, 1, 132, gradients=1)
     assert tier is not None
-    assert tier.summing_elements == 16
-    assert (tier.adding_up(length) or tier).summing_elements == elements
-    wide = row_tier(length, 4, 2, 1, 132, gradients=1)
-    assert wide is not None
-    assert wide.adding_up(length) is None
+    dtype = "bfloat16" if widest == 2 else "float32"
+    for chain, elements in (("relu | mean(0)", plain), ("layernorm | mean(0)", with_moments)):
+        situation = Situation(shape=(64, length), dtype=dtype)
+        (module,) = modules(parse(chain), "cuda", situation, grad=False)
+        found = adding_tier(tier, length, widest, module.programs)
+        assert (found and found.summing_elements) == elements
 
 
 def test_a_row_too_long_for_a_team_has_no_tier() -> None:

@@ -343,6 +343,8 @@ forward_row(const float* x, const float* weight, const float* bias, float* __res
     send_off();
   };
   send_packs(first, 0, kPacks);
+  const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes, length);
+  const Counts<float> counts = counted<false>(elements);
   for (; first < rows; first += stride) {
     const bool is_live = first + threadIdx.y < rows;
     const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
@@ -376,11 +378,7 @@ forward_row(const float* x, const float* weight, const float* bias, float* __res
       if (is_here) spreads_1[0].add_if(true, p == 0, mean_term_lanes);
       if (p >= kHeld) x_next[p * 1024] = x_in[p];
     }
-    {
-      const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes, length);
-      const Counts<float> counts = counted<false>(elements);
-      combine<32, false>(spreads_1, counts, static_cast<float>(length), cells[turn++ & 1]);
-    }
+    combine<32, false>(spreads_1, counts, static_cast<float>(length), cells[turn++ & 1]);
     const float mean_value = spreads_1[0].centre;
     const float variance_value = spreads_1[0].squares / static_cast<float>(length);
     float inverse_root_value;

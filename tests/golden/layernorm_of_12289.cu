@@ -404,12 +404,10 @@ forward_row(const float* x, const float* weight, const float* bias, float* __res
       forward_row_stage_1(x_value, mean_term_value);
       spreads_1[0].add_if(is_here, threadIdx.x * kLanes >= whole, mean_term_value);
     }
-    {
-      const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes,
-          whole) + is_edge;
-      const Counts<float> counts = counted<false>(elements);
-      combine<32, false>(spreads_1, counts, static_cast<float>(length), cells[turn++ & 1]);
-    }
+    const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes,
+        whole) + is_edge;
+    const Counts<float> counts = counted<false>(elements);
+    combine<32, false>(spreads_1, counts, static_cast<float>(length), cells[turn++ & 1]);
     const float mean_value = spreads_1[0].centre;
     const float variance_value = spreads_1[0].squares / static_cast<float>(length);
     float inverse_root_value;

@@ -572,6 +572,8 @@ forward_row(const __nv_bfloat16* x, const __nv_bfloat16* weight, const __nv_bflo
     send_off();
   };
   send_row(first);
+  const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes, length);
+  const Counts<float> counts = counted<false>(elements);
   for (; first < rows; first += stride) {
     const bool is_live = first + threadIdx.y < rows;
     const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
@@ -599,11 +601,7 @@ forward_row(const __nv_bfloat16* x, const __nv_bfloat16* weight, const __nv_bflo
       }
       if (is_here) spreads_1[0].add_if(true, p == 0, mean_term_lanes);
     }
-    {
-      const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes, length);
-      const Counts<float> counts = counted<false>(elements);
-      combine<32, false>(spreads_1, counts, static_cast<float>(length), cells[turn++ & 1]);
-    }
+    combine<32, false>(spreads_1, counts, static_cast<float>(length), cells[turn++ & 1]);
     const float mean_value = spreads_1[0].centre;
     const float variance_value = spreads_1[0].squares / static_cast<float>(length);
     if (is_live && threadIdx.x == 0) {

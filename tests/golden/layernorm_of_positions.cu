@@ -323,11 +323,9 @@ forward_row(const float* x, const float* p_operand, const float* weight, const f
       }
       spreads_1[0].add_if(is_here, p == 0, mean_term_lanes);
     }
-    {
-      const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes, length);
-      const Counts<float> counts = counted<false>(elements);
-      combine<8, false>(spreads_1, counts, static_cast<float>(length), cells[turn++ & 1]);
-    }
+    const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes, length);
+    const Counts<float> counts = counted<false>(elements);
+    combine<8, false>(spreads_1, counts, static_cast<float>(length), cells[turn++ & 1]);
     const float mean_value = spreads_1[0].centre;
     const float variance_value = spreads_1[0].squares / static_cast<float>(length);
     float inverse_root_value;

@@ -538,6 +538,8 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restr
   slot = 1;
   send_row(first + stride);
   slot = 0;
+  const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes, reach);
+  const Counts<float> counts = counted<true>(elements);
   for (; first < rows; first += stride) {
     const bool is_live = first < rows;
     const Index row = is_live ? first : 0, base = row * length + begin, end = is_live ? reach : 0;
@@ -565,13 +567,9 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restr
       }
       if (is_here) spreads_1[0].add_if(true, p == 0, mean_term_lanes);
     }
-    {
-      const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes, reach);
-      const Counts<float> counts = counted<true>(elements);
-      combine<16, true>(spreads_1, counts, static_cast<float>(reach), cells[turn++ & 1]);
-      combine_team<3>(spreads_1, static_cast<float>(end), static_cast<float>(length), meeting, rank, blocks,
-          turn, team_totals);
-    }
+    combine<16, true>(spreads_1, counts, static_cast<float>(reach), cells[turn++ & 1]);
+    combine_team<3>(spreads_1, static_cast<float>(end), static_cast<float>(length), meeting, rank, blocks,
+        turn, team_totals);
     const float mean_value = spreads_1[0].centre;
     const float variance_value = spreads_1[0].squares / static_cast<float>(length);
     Spread<float> spreads_2[1];
@@ -595,13 +593,9 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restr
       }
       if (is_here) spreads_2[0].add_if(true, p == 0, mean_2_term_lanes);
     }
-    {
-      const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes, reach);
-      const Counts<float> counts = counted<true>(elements);
-      combine<16, true>(spreads_2, counts, static_cast<float>(reach), cells[turn++ & 1]);
-      combine_team<3>(spreads_2, static_cast<float>(end), static_cast<float>(length), meeting, rank, blocks,
-          turn, team_totals);
-    }
+    combine<16, true>(spreads_2, counts, static_cast<float>(reach), cells[turn++ & 1]);
+    combine_team<3>(spreads_2, static_cast<float>(end), static_cast<float>(length), meeting, rank, blocks,
+        turn, team_totals);
     const float mean_2_value = spreads_2[0].centre;
     const float variance_2_value = spreads_2[0].squares / static_cast<float>(length);
     if (is_live && threadIdx.x == 0 && rank == 0) {
