@@ -222,7 +222,8 @@ def _tier(
         )
         if tier is None:
             return None
-        tier = replace(tier, asks_again=asked > 0)
+        is_whole = has_stretches and stretch % tier.lanes == 0
+        tier = replace(tier, asks_again=asked > 0, has_whole_stretches=is_whole)
         own = [p for p in programs if p.name == "forward"]
         size, count = (length, widest), limits.processors
         full = full_tier(tier, *size, each[1], count, own, axes)

@@ -83,6 +83,11 @@ class StretchingView(MergingView):
         return [r for r in found if r.buffer.dtype != "noise"]
 
     @property
+    def has_whole_stretches(self) -> bool:
+        """Whether a pack lies in one stretch."""
+        return self.kernel.tier is not None and self.kernel.tier.has_whole_stretches
+
+    @property
     def has_long_stretches(self) -> bool:
         """Whether the share that a block has of each row lies in two stretches at most."""
         tier = self.kernel.tier

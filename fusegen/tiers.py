@@ -154,9 +154,10 @@ class Tier:
     packs of so many neighbours; threads a block at most; and the longest row, for which a team of
     blocks may be needed. has_stretches says that rows fall into stretches of equal length, and not
     too short ones: what tensors and gradients have one value of, such as the channels of a group;
-    has_long_stretches that a block's share lies in two of them at most; stretch_threads is how many
-    threads add one up. holds_derivatives says that rows are held for gradients too, and not gone
-    over twice; derivative_elements is how many a thread holds there, where they are not as many.
+    has_whole_stretches that they are whole packs long; has_long_stretches that a block's share lies
+    in two of them at most; stretch_threads is how many threads add one up. holds_derivatives says
+    that rows are held for gradients too, and not gone over twice; derivative_elements is how many a
+    thread holds there, where they are not as many.
     Forward kernels that hold little are light: light_elements a thread, and so many threads
     resident, which is how many a multiprocessor is to have at once; 0 where there are none such.
     is_shifted says that rows are not whole packs long, so that packs begin somewhere behind their
@@ -174,6 +175,7 @@ class Tier:
     threads: int
     longest: int
     has_stretches: bool = False
+    has_whole_stretches: bool = False
     has_long_stretches: bool = False
     stretch_threads: int = 32
     holds_derivatives: bool = True
