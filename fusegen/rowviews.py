@@ -329,9 +329,9 @@ class RowView(SummingView):
         is_crowded = self._is_tight and len(self.stages) <= 1
         most = MOST_AT_ONCE * (2 if is_crowded else 1)
         if self.family == "column" and self.lanes == 1 and words <= most:
-            # Of wide elements, means and variances would not fit beside them in four blocks.
-            most_blocks = 3 if self.has_moments and not self.is_narrow else 4
-            return max(1, min(1024 // self._words // self.threads, most_blocks))
+            # Means and variances of wide elements would not fit in four blocks, nor much of each.
+            has_much = (self.has_moments and not self.is_narrow) or len(self.single_reads) > 2
+            return max(1, min(1024 // self._words // self.threads, 3 if has_much else 4))
         if self.family == "column":
             once = self.values.once.results if self.values.once else ()
             beside = self.lanes * (len(once) + len(self.reads_beside)) * self._words

@@ -78,6 +78,7 @@ def test_a_source_compiles_without_a_warning_or_a_spill(
 _CHANNELS = "mul_channel(p) | instance_norm | clamp(-1, 1) | mul_channel(p) | max(1)"
 _GROUPS = "keep(y) | group_norm(16, w, b) | tanh | hardswish | add(y) | logsumexp(1)"
 _ROWS, _IMAGES, _LAST = (8192, 8192), (32, 64, 112, 112), "channels_last"
+_INSTANCES = "instance_norm(weight=w, bias=b) | gelu"
 _BATCH = "batch_norm(m, v, w, b, training=True) | mul(2) | softmax(1)"
 
 
@@ -89,6 +90,11 @@ _BATCH = "batch_norm(m, v, w, b, training=True) | mul(2) | softmax(1)"
         (_CHANNELS, Situation((16, 32, 24, 48, 48)), True),
         ("group_norm(512, w, b) | min(1, keepdim=True)", Situation(_ROWS, dtype="bfloat16"), False),
         ("max_pool2d(2) | hardtanh | mean((2, 3))", Situation(_IMAGES, dtype="bfloat16"), False),
+        (_CHANNELS, Situation((16, 32, 15, 63, 63)), False),
+        # Rows of which a thread holds some packs in shared memory, beside what they have of a row.
+        (_INSTANCES, Situation((16, 32, 32, 48, 48)), True),
+        (_INSTANCES, Situation((16, 32, 32, 48, 48), dtype="bfloat16"), True),
+        ("amax(-1)", Situation((512, 65536)), True),
         # Columns that have much of their own beside rows that pass by.
         (_CHANNELS, Situation((16, 32, 24, 48, 48), dtype="bfloat16", layout=_LAST), True),
         (_GROUPS, Situation(_IMAGES, dtype="bfloat16", layout=_LAST), True),

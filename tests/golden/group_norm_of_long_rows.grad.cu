@@ -449,9 +449,10 @@ forward_row(const float* x, const float* weight, const float* bias, float* __res
         x_in[p] = x_next[p * 1024];
         send_packs(first + stride, p, p + 1);
       }
-      // Lanes below the edge are of the stretch in which this pair of packs begins, the others of the next.
+      // Packs below the edge are of the stretch in which this pair of packs begins, the others of the next.
       const Index stretch = divide(is_here ? i / (2 * kLanes) * (2 * kLanes) : 0, sizes.inner);
       const int edge = static_cast<int>((stretch + 1) * sizes.inner.value - (i));
+      const bool is_low = edge > 0;
       float weight_low, weight_high;
       float bias_low, bias_high;
       {
@@ -459,7 +460,7 @@ forward_row(const float* x, const float* weight, const float* bias, float* __res
         weight_low = weight_high = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
         bias_low = bias_high = widen(bias[(axis_1) * sizes.axis_2.value + axis_2]);
       }
-      if (edge < kLanes) {
+      if (!is_low) {
         const Index axis_2 = min(stretch + 1, sizes.axis_2.value - 1);
         weight_high = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
         bias_high = widen(bias[(axis_1) * sizes.axis_2.value + axis_2]);
@@ -467,8 +468,8 @@ forward_row(const float* x, const float* weight, const float* bias, float* __res
       Pack<float, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const float weight_value = lane < edge ? weight_low : weight_high;
-        const float bias_value = lane < edge ? bias_low : bias_high;
+        const float weight_value = is_low ? weight_low : weight_high;
+        const float bias_value = is_low ? bias_low : bias_high;
         const float carried_after_gelu_value = widen(x_in[p], lane);
         float out_value;
         forward_row_values(carried_after_gelu_value, mean_value, inverse_root_value, weight_value,

@@ -657,13 +657,13 @@ forward_row(const float* __restrict__ x, const float* __restrict__ weight, const
         const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
         const bool is_here = i < end;
         x_in[p] = x_next[slot * 1536 + p * 256];
-        // Lanes below the edge are of the stretch in which this block's share begins, the others of the next.
-        const int edge = share_edge - static_cast<int>(i);
+        // Packs below the edge are of the stretch in which this block's share begins, the others of the next.
+        const bool is_low = static_cast<int>(i) < share_edge;
         Pack<float, kLanes> out_out;
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
-          const float weight_value = lane < edge ? weight_low : weight_high;
-          const float bias_value = lane < edge ? bias_low : bias_high;
+          const float weight_value = is_low ? weight_low : weight_high;
+          const float bias_value = is_low ? bias_low : bias_high;
           const float carried_after_gelu_value = widen(x_in[p], lane);
           float out_value;
           forward_row_values(carried_after_gelu_value, mean_value, inverse_root_value, weight_value,
