@@ -105,8 +105,8 @@ def _fits(programs: Sequence[Program], axes: ir.Extent, tier: Tier) -> bool:
     """Whether such a block has room for all that programs do: no sums over rows; nothing that rows
     share, where packs begin anywhere; and of what is dear to compute before a reduction, one value
     at most, which takes few registers, and nothing that rows share beside it. Where rows fall into
-    stretches, fewer elements are in registers, and anything but what tensors have of stretches may
-    be computed before a reduction.
+    stretches, fewer elements are in registers, and anything may be computed before a reduction; but
+    not of what tensors have of stretches, where a pack may lie in two.
     """
     extents = [leaf.extent for p in programs for leaf in p.graph.inputs if leaf.extent & axes]
     full = max(extents, key=len, default=frozenset())
@@ -114,7 +114,8 @@ def _fits(programs: Sequence[Program], axes: ir.Extent, tier: Tier) -> bool:
     if not all(reduced_axes(p) == {axes} for p in programs):
         return False
     if tier.has_stretches:
-        return not any(n.op == "input" and frozenset() < n.extent & axes < axes for n in below)
+        own = [n for n in below if n.op == "input" and frozenset() < n.extent & axes < axes]
+        return tier.has_whole_stretches or not own
     dear = [n.op for n in below if n.extent == full and n.op in DEAR]
     shares = any(extent != full for extent in extents)
     return len(dear) <= 1 and BRIEF.issuperset(dear) and not (shares and (dear or tier.is_shifted))

@@ -77,7 +77,7 @@ class StretchingView(MergingView):
             return []
         is_full = self.kernel.tier is not None and self.kernel.tier.is_full
         has_room = not self.is_crowded or bool(self.stretches) or is_full
-        if not has_room and not self.has_long_stretches:
+        if not has_room and not self.has_long_stretches and not self.has_a_stretch_a_pack:
             return []
         found = [r for r in self._loaded if r.extent & frozenset(self.reduced) == {lead}]
         return [r for r in found if r.buffer.dtype != "noise"]
@@ -86,6 +86,12 @@ class StretchingView(MergingView):
     def has_whole_stretches(self) -> bool:
         """Whether a pack lies in one stretch."""
         return self.kernel.tier is not None and self.kernel.tier.has_whole_stretches
+
+    @property
+    def has_a_stretch_a_pack(self) -> bool:
+        """Whether each pack asks for what is of its stretch alone."""
+        is_apart = not self.stretches and not self.has_long_stretches
+        return self.has_whole_stretches and is_apart
 
     @property
     def has_long_stretches(self) -> bool:

@@ -388,27 +388,14 @@ forward_row(const float* x, const float* weight, const float* bias, float* __res
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
-      // Packs below the edge are of the stretch in which this pair of packs begins, the others of the next.
-      const Index stretch = divide(is_here ? i / (2 * kLanes) * (2 * kLanes) : 0, sizes.inner);
-      const int edge = static_cast<int>((stretch + 1) * sizes.inner.value - (i));
-      const bool is_low = edge > 0;
-      float weight_low, weight_high;
-      float bias_low, bias_high;
-      {
-        const Index axis_2 = stretch;
-        weight_low = weight_high = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
-        bias_low = bias_high = widen(bias[(axis_1) * sizes.axis_2.value + axis_2]);
-      }
-      if (!is_low) {
-        const Index axis_2 = min(stretch + 1, sizes.axis_2.value - 1);
-        weight_high = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
-        bias_high = widen(bias[(axis_1) * sizes.axis_2.value + axis_2]);
-      }
+      const Index axis_2 = divide(is_here ? i : 0, sizes.inner);
+      const float weight_here = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
+      const float bias_here = widen(bias[(axis_1) * sizes.axis_2.value + axis_2]);
       Pack<float, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const float weight_value = is_low ? weight_low : weight_high;
-        const float bias_value = is_low ? bias_low : bias_high;
+        const float weight_value = weight_here;
+        const float bias_value = bias_here;
         const float x_value = widen(x_in[p], lane);
         float out_value;
         forward_row_values(x_value, mean_value, inverse_root_value, weight_value, bias_value, out_value);
