@@ -14,7 +14,7 @@ from fusegen.mergeviews import Merged
 from fusegen.passingviews import PassingView
 from fusegen.statements import ElementFunction
 from fusegen.stretchviews import MOST_AT_ONCE
-from fusegen.target import ITEM_BYTES
+from fusegen.target import FUNCTIONS, ITEM_BYTES
 from fusegen.tiers import LONGEST_STAGED, MOST_BLOCKS, MOST_SHARED_BYTES
 
 
@@ -273,7 +273,17 @@ class PlacedView(PassingView):
         # Of narrow ones more elements are held, and what is left of two tensors takes whole words.
         if all(ITEM_BYTES[r.buffer.dtype] <= 2 for r in self.full_reads):
             return bool(self.carried) and len(self.stages) > 1 and len(self.full_reads) > 1
-        return len(self.stages) > 2
+        return len(self.stages) > 2 and len(self.full_reads) + len(self.carried) > 2
+
+    @property
+    def called_again(self) -> frozenset[str]:
+        """The functions that are called for the elements of a row before a reduction over them,
+        and behind it once more.
+        """
+        if self.family != "row" or len(self.stages) < 2 or self.carried:
+            return frozenset()
+        terms = ir.topological(r.value for r in self.kernel.stages[0] if r.value is not None)
+        return FUNCTIONS.intersection(n.op for n in terms if n.extent == self._all)
 
     @property
     def most_edges_beside(self) -> int:

@@ -12,7 +12,7 @@ from fusegen.passingviews import MOST_IN_PAIRS
 from fusegen.reductionviews import StageView
 from fusegen.stretchviews import MOST_AT_ONCE
 from fusegen.summingviews import SummingView
-from fusegen.target import DEAR, ITEM_BYTES
+from fusegen.target import BRIEF, DEAR, ITEM_BYTES
 
 # What a block may hold and add up in registers, of 65,536 that a multiprocessor has.
 _REGISTERS, _NARROW_REGISTERS = 32768, 49152
@@ -141,8 +141,7 @@ class RowView(SummingView):
         if not (self.is_shifted or self.adds_many) or self.keeps_along:
             return False
         most = self._most_room - self._sums_bytes
-        if self.lanes <= _FEW_LANES:
-            most = min(most, _MOST_ALONG_BYTES)
+        most = min(most, _MOST_ALONG_BYTES) if self.lanes <= _FEW_LANES else most
         return 0 < self._most_along_bytes <= most
 
     @property
@@ -330,17 +329,18 @@ class RowView(SummingView):
         most = MOST_AT_ONCE * (2 if is_crowded else 1)
         if self.family == "column" and self.lanes == 1 and words <= most:
             # Means and variances of wide elements would not fit in four blocks, nor much of each.
-            has_much = (self.has_moments and not self.is_narrow) or len(self.single_reads) > 2
-            return max(1, min(1024 // self._words // self.threads, 3 if has_much else 4))
+            is_full = (self.has_moments and not self.is_narrow) or len(self.single_reads) > 2
+            return max(1, min(1024 // self._words // self.threads, 3 if is_full else 4))
         if self.family == "column":
             once = self.values.once.results if self.values.once else ()
             beside = self.lanes * (len(once) + len(self.reads_beside)) * self._words
             most = min(most, _MOST_BESIDE - beside)
         fits = words <= most and (self.lanes > 1 or is_crowded)
-        fits = fits and self._leaves_little and not (self.stretches and self._words > 1)
-        fits = fits and not self._asks_much
-        is_full = self.carried or any(r.is_dear for s in self.stages for r in s.reductions)
-        most_threads = (768 if self.stretches and is_full else 1024) // self._words
+        fits = fits and self._leaves_little and not self._asks_much
+        fits = fits and not (self.stretches and self._words > 1)
+        is_full = bool(self.carried) or any(r.is_dear for s in self.stages for r in s.reductions)
+        is_full = bool(self.called_again) or (is_full and bool(self.stretches))
+        most_threads = (_MANY_THREADS if is_full else 1024) // self._words
         return max(1, (most_threads if fits else few_threads) // self.threads)
 
     @property
@@ -351,7 +351,7 @@ class RowView(SummingView):
         if self.family == "column":
             return not self.carried and self._words == 1
         is_small = self.elements * self._words <= MOST_AT_ONCE and len(self.stages) == 2
-        return is_small or not self.carried
+        return (is_small or not self.carried) and BRIEF.issuperset(self.called_again)
 
     @cached_property
     def _most_held(self) -> int:

@@ -338,11 +338,18 @@ def _without_invariants(this: _Pass, kind: str, value: Expr, axes: Extent) -> Ex
             return this.build("mul", a, this.reduce(kind, axes, b))
     if value.op == "add" and this.is_for_one(value):
         for scaled, shift in (value.args, value.args[::-1]):
-            factors = scaled.args if scaled.op == "mul" else ()
-            if not shift.extent & axes and any(not f.extent & axes for f in factors):
+            if not shift.extent & axes and _is_scaled(scaled, axes):
                 total = this.reduce(kind, axes, scaled)
                 return this.build("add", total, this.reduce(kind, axes, shift))
     return None
+
+
+def _is_scaled(node: Expr, axes: Extent) -> bool:
+    """Whether it is a product with what does not vary along the axes, shifted or not."""
+    if node.op == "add":
+        steady = [a for a in node.args if not a.extent & axes]
+        return len(steady) == 1 and any(_is_scaled(a, axes) for a in node.args)
+    return node.op == "mul" and any(not a.extent & axes for a in node.args)
 
 
 def _placed(node: Expr) -> tuple[Expr, Expr, Extent] | None:

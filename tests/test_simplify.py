@@ -240,6 +240,7 @@ def test_a_long_chain_takes_time_in_proportion() -> None:
         (reduce("mean", {-1}, X * CHANNEL), reduce("mean", {-1}, X) * CHANNEL),
         (reduce("mean", {-1}, -X), -reduce("mean", {-1}, X)),
         (reduce("mean", {-1}, X * CHANNEL + 1), reduce("mean", {-1}, X) * CHANNEL + 1),
+        (reduce("mean", {-1}, X * 2 + 1 + CHANNEL), reduce("mean", {-1}, X) * 2 + 1 + CHANNEL),
         (reduce("sum", {-1}, CHANNEL + X * 2), AFFINE_SUM),
         (reduce("mean", {-1}, X + CHANNEL), reduce("mean", {-1}, X + CHANNEL)),  # may cancel
         (reduce("mean", {-1}, X * Y + CHANNEL), reduce("mean", {-1}, X * Y + CHANNEL)),
