@@ -38,7 +38,7 @@ FAMILIES = [
     ("relu | mean((2, 3))", (9, 5, 7, 7), []),
     ("group_norm(2, weight, bias) | silu", (5, 64, 8, 8), [(64,), (64,)]),
     ("relu | max_pool2d(2) | mean((2, 3))", (2, 3, 120, 124), []),
-    # An affine map left to the sums; of stretches that are whole packs long, before a norm and behind.
+    # An affine map left to the sums; and of stretches that are whole packs long, before a norm.
     ("layernorm(weight, bias) | mean(1)", (5, 37, 768), [(768,), (768,)]),
     ("add(t) | group_norm(2, w, b) | silu", (3, 16, 8, 8), [(3, 16, 1, 1), (16,), (16,)]),
     ("add(t) | group_norm(2, w, b) | silu", (3, 16, 48, 50), [(3, 16, 1, 1), (16,), (16,)]),
