@@ -2,8 +2,8 @@
 
 Forward, every value is kept to the last bit: nothing is reassociated, and a constant is folded only
 where single precision holds it exactly. Two things hold up to rounding instead. A factor leaves a
-sum along whose axes it does not vary. So it does a mean, and so does what is added to such a
-product, where nothing else has use for their elements; not what is added to anything else, as the
+sum along whose axes it does not vary. It leaves a mean as well, and what is added to such a product
+leaves both, where nothing else uses their elements; but not what is added to anything else, as the
 two may cancel at each element. And autodiff's NO_SHARE stays zero whatever it is multiplied with,
 so a branch that was not taken gives its derivative no NaN through 0 * inf.
 
