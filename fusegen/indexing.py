@@ -42,6 +42,10 @@ class Indexing:
         """A group's index as a local."""
         return self.grouping.names[group] if group >= 0 else f"window_{-group}"
 
+    def words_of(self, groups: Iterable[int]) -> str:
+        """The indices of several, in a sentence."""
+        return ", ".join(self.word(g) for g in groups)
+
     def size_of(self, group: int) -> str:
         """The number of index values of one group."""
         if group < 0:

@@ -19,6 +19,7 @@ _REGISTERS, _NARROW_REGISTERS = 32768, 49152
 _MOST_ALONG_BYTES = 32 << 10  # of a block, for what every row reads; more where packs are long
 _FEW_LANES = 4
 _MOST_KEEPING = 1024  # threads of a multiprocessor, of kernels that are light but for that
+_MUCH_BESIDE = 12  # elements of a row, where two tensors stand beside it
 _MOST_BESIDE = 36  # of what strided rows hold, and have beside it for all of their elements
 _MANY_SUMS = 48  # registers of a thread, for sums, or for rows and what they share in large blocks
 # Blocks where rows pass by, by the registers of what a thread keeps of its columns beside them.
@@ -113,11 +114,6 @@ class RowView(SummingView):
     def alike(self) -> tuple[int, ...]:
         """The groups whose indices all rows of a thread have in common."""
         return self.own_groups if self.kept_own else self.kept if self.sums else ()
-
-    @property
-    def alike_words(self) -> str:
-        """Their indices."""
-        return ", ".join(self.word(g) for g in self.alike)
 
     @property
     def is_persistent(self) -> bool:
@@ -222,7 +218,9 @@ class RowView(SummingView):
         of the row until it has use for them, behind these.
         """
         found = self._asked_before_sums
-        if not found or self.is_shifted or self.is_sent_ahead or self.is_narrow or self._is_tight:
+        if not found or self.is_shifted or self.is_sent_ahead or self.is_narrow:
+            return []
+        if self._is_tight or self._asks_much:
             return []
         held = self.elements * len(self.full_reads + found) * self._words
         return found if held <= _MOST_HELD_ALONG * self._registers else []
@@ -234,9 +232,10 @@ class RowView(SummingView):
 
     @property
     def _asks_much(self) -> bool:
-        """Whether two tensors that rows share do not fit beside a row in the registers of many."""
-        is_long = self.elements > MOST_AT_ONCE and not self.is_narrow
-        return is_long and len(self._asked_before_sums) == 2
+        """Whether two tensors, one of them not for all rows, want more registers beside a row."""
+        asked = self._asked_before_sums
+        is_long = self.elements >= _MUCH_BESIDE and not self.is_narrow
+        return is_long and len(asked) == 2 and any(r in self.own_reads for r in asked)
 
     @property
     def _shares_many(self) -> bool:
