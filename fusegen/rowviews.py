@@ -338,8 +338,8 @@ class RowView(SummingView):
         fits = fits and self._leaves_little and not self._asks_much
         fits = fits and not (self.stretches and self._words > 1)
         is_full = bool(self.carried) or any(r.is_dear for s in self.stages for r in s.reductions)
-        is_full = bool(self.called_again) or (is_full and bool(self.stretches))
-        most_threads = (_MANY_THREADS if is_full else 1024) // self._words
+        has_much = bool(self.called_again) or (is_full and bool(self.stretches))
+        most_threads = (_MANY_THREADS if has_much else 1024) // self._words
         return max(1, (most_threads if fits else few_threads) // self.threads)
 
     @property

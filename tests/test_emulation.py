@@ -30,6 +30,7 @@ _POOLED_NORM = f"{_TRAINED} | relu | max_pool2d(2)"
 _STEM = "batch_norm(weight=w, bias=b, training=True) | relu | max_pool2d(3, 2, 1)"
 _BUNDLED = "layernorm(w, b) | mul(s) | avg_pool3d(2) | gelu"
 _MANY_OPERANDS = " | ".join(f"mul(m{i}) | add(a{i})" for i in range(6))
+_GROUPED = "add(t) | group_norm(2, w, b) | silu"
 _POOL = "leaky_relu(0.2) | mul_channel | max_pool2d(2)"
 # chain, x's shape, the operands' shapes, what else; the families that must be in the source
 CASES = [
@@ -153,6 +154,18 @@ CASES = [
     ("layernorm(w, b) | mean(1)", (5, 7, 1000), [(1000,)] * 2, {"dtype": "bfloat16"}, "row"),
     ("layernorm(w, b) | mean((0, 1))", (5, 33, 131), [(131,)] * 2, {}, "row finalise"),
     ("layernorm(w, b) | mean(1)", (5, 33, 131), [(131,)] * 2, {}, "row column"),
+    # An affine map that leaves a mean, its moments found by longer shares; the mean's gradient.
+    ("layernorm(w, b) | add(c) | mean(1) | tanh", (5, 33, 768), [(768,)] * 3, {}, "row finalise"),
+    ("layernorm(w, b) | mean(1)", (5, 33, 768), [(768,)] * 2, _IN_16, "row finalise"),
+    ("mul_channel | add_channel | mean((2, 3))", (3, 5, 7, 9), [(5,)] * 2, {}, "row column"),
+    (f"{_TRAINED} | mean((2, 3))", (3, 5, 8, 9), [(5,)] * 2, {}, "inner"),
+    # Channels of a group that are whole packs long: in rows side by side, in a large block, shared
+    # by a team; of packs of four in two bytes; and what is asked for of them before the norm.
+    (_GROUPED, (3, 16, 8, 8), [(3, 16, 1, 1), (16,), (16,)], {}, "row"),
+    (_GROUPED, (3, 16, 14, 14), [(3, 16, 1, 1), (16,), (16,)], _IN_16, "row"),
+    (_GROUPED, (2, 16, 48, 50), [(2, 16, 1, 1), (16,), (16,)], _IN_16, "row"),
+    (_GROUPED, (2, 16, 48, 50), [(2, 16, 1, 1), (16,), (16,)], {}, "row"),
+    (_GROUPED, (2, 4, 172, 176), [(2, 4, 1, 1), (4,), (4,)], {"processors": 32}, "row"),
     ("rms_norm(w) | sum(0) | tanh", (2, 5, 9001), [(9001,)], {"processors": 24}, "row"),
     ("normalize(2, -1) | mul(s) | mean(1) | layernorm", (5, 90, 48), [(90, 1)], {}, "row finalise"),
     # Sums along rows and down columns.

@@ -95,6 +95,8 @@ _BATCH = "batch_norm(m, v, w, b, training=True) | mul(2) | softmax(1)"
         (_INSTANCES, Situation((16, 32, 32, 48, 48)), True),
         (_INSTANCES, Situation((16, 32, 32, 48, 48), dtype="bfloat16"), True),
         ("amax(-1)", Situation((512, 65536)), True),
+        # Functions that are called again behind a reduction.
+        ("gelu | amax((2, 3))", Situation((64, 256, 56, 56)), True),
         # Columns that have much of their own beside rows that pass by.
         (_CHANNELS, Situation((16, 32, 24, 48, 48), dtype="bfloat16", layout=_LAST), True),
         (_GROUPS, Situation(_IMAGES, dtype="bfloat16", layout=_LAST), True),
