@@ -44,6 +44,14 @@ class AheadView(PlacedView):
         return self.held_packs < self.packs
 
     @property
+    def asked_ahead(self) -> list[tuple[str, str]]:
+        """What a team asks for a turn ahead, and its type."""
+        found = [(r.name, self.value_type(r.name)) for r in self.row_reads]
+        for read in self.long_reads:
+            found += [(f"{read.name}_{s}", self.value_type(read.name)) for s in ("low", "high")]
+        return found
+
+    @property
     def _sums_bytes(self) -> int:
         each = self.sums_a_thread * self.threads * 4 * self._words
         return each * len(self.sums) if self.has_shared_sums else 0

@@ -83,6 +83,7 @@ def emit(
         "joins_rows": any(k.joins_rows for k in passing),
         "followers": any(k.is_following for e in views for k in e.kernels),
         "teams": any(k.is_team for e in views for k in e.kernels),
+        "adds_shares": any(k.stretches and k.has_long_stretches for k in by_rows),
         "is_shifted": any(k.is_shifted for k in by_rows),
         "has_trees": any(k.sums for e in views for k in e.kernels if k.family in _BY_TREE),
         "alike": any(k.alike for k in by_rows if k.family == "row"),

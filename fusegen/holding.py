@@ -17,12 +17,13 @@ from fusegen.columntiers import column_tier
 from fusegen.emission import make_entry
 from fusegen.errors import UnsupportedError
 from fusegen.ir import Expr
-from fusegen.longrows import full_tier, reduced_axes
+from fusegen.longrows import full_tier, reduced_axes, shared_tier
 from fusegen.program import Program
 from fusegen.rowfacts import (
     adds_columns,
     asked_again,
     calls_functions,
+    reads_floats,
     summed_over_rows,
     widest_of,
     words_of,
@@ -214,11 +215,12 @@ def _tier(
         has_stretches = stretch >= LEAST_STRETCH
         each = max(words), max(forward or words)
         asked = asked_again(programs, axes, dtypes, bound)
+        is_dear = calls_functions(programs, axes)
         tier = row_tier(
             *(length, widest, each[0], each[1] + asked, limits.processors),
             gradients=max(summed_over_rows(p, axes, bound) for p in programs),
             has_stretches=has_stretches,
-            is_dear=calls_functions(programs, axes),
+            is_dear=is_dear,
             room=room,
         )
         if tier is None:
@@ -226,21 +228,26 @@ def _tier(
         is_whole = has_stretches and stretch % tier.lanes == 0
         tier = replace(tier, asks_again=asked > 0, has_whole_stretches=is_whole)
         own = [p for p in programs if p.name == "forward"]
+        others = [p for p in programs if p.name != "forward"]
         size, count = (length, widest), limits.processors
         full = full_tier(tier, *size, each[1], count, own, axes)
         if full is None and any(adds_columns(p, axes) for p in own):
             full = adding_tier(tier, length, widest, own)
         if not has_stretches:
-            others = [p for p in programs if p.name != "forward"]
             derivative = full_tier(tier, *size, each[0], count, others, axes)
             return replace(tier, forward=full, derivative=derivative)
-        # Two passes over memory are faster than a team that adds up stretches.
+        # Two passes over memory are faster than teams that add up stretches, but for these.
+        shared = None
+        if all(reads_floats(p, dtypes) for p in others):
+            shared = shared_tier(tier, *size, stretch, count, others, axes, is_dear=is_dear)
+        is_held = tier.holds_derivatives and not tier.may_be_shared
         return replace(
             tier,
             forward=full or _in_whole_stretches(tier, stretch, widest),
+            derivative=shared,
             has_long_stretches=tier.is_shared and stretch >= tier.elements * tier.threads,
             stretch_threads=_power_of_two(stretch // (tier.derivative_elements or tier.elements)),
-            holds_derivatives=tier.holds_derivatives and not tier.may_be_shared,
+            holds_derivatives=is_held or shared is not None,
         )
     inner = max(order.index(a) for a in axes)
     behind = math.prod(bound.domain[a] for a in order[inner + 1 :])

@@ -13,6 +13,7 @@ from fusegen.program import Program
 from fusegen.target import BRIEF, DEAR
 from fusegen.tiers import ANY_LENGTH, Tier, most_blocks
 
+_FLOAT_BYTES = 4
 _LONGER_THAN = 16384  # elements; shorter rows have blocks of fewer threads
 _MOST_THREADS = 1024
 # Rows that begin anywhere, share tensors and are longer than this have such blocks as well, of so
@@ -29,6 +30,10 @@ _ALONE: Mapping[tuple[int, int], tuple[int, ...]] = {
 # The same of rows that fall into stretches, of which what tensors have one value takes registers.
 _STRETCHED: Mapping[tuple[int, int], tuple[int, ...]] = {(2, 1): (40, 72), (4, 1): (36, 52)}
 _SHARED: Mapping[tuple[int, int], int] = {(2, 1): 104, (2, 2): 56, (4, 1): 52, (4, 2): 28}
+# Elements of a thread, and threads, of blocks that share rows and add up their stretches, none of
+# which is shorter than a share: the first of which there are not too many for a row. Measured on an
+# H200 for floats; two passes are faster for two bytes.
+_SUMMING = ((16, 256), (16, 128), (16, 64), (8, 64), (16, 512))
 _EDGE_BYTES = 2 << 10  # of what stands before and behind packs, at most
 
 
@@ -68,6 +73,50 @@ def full_tier(
     blocks = -(-length // (elements * threads))
     has_room = blocks <= most_blocks(processors, tier.lanes if tier.is_shifted else 1)
     return _full(tier, elements, threads, ANY_LENGTH) if has_room else None
+
+
+def shared_tier(
+    tier: Tier,
+    length: int,
+    widest: int,
+    stretch: int,
+    processors: int,
+    programs: Sequence[Program],
+    axes: ir.Extent,
+    *,
+    is_dear: bool,
+) -> Tier | None:
+    """The tier of gradients whose rows are shared by blocks that add up stretches too, where a
+    block's share lies in two of them at most; None where two passes over memory are faster.
+
+    tier is the one of rows that lie in stretches, widest the size of the widest element in bytes,
+    stretch how many elements a stretch has, processors how many a device has. is_dear says that
+    functions are called for each element before a row is reduced.
+    """
+    is_apt = widest == _FLOAT_BYTES and (tier.may_be_shared or not tier.holds_derivatives)
+    is_apt = is_apt and not any(_waits_twice(p, axes) for p in programs)
+    if not is_apt or tier.lanes == 1 or (is_dear and not tier.has_whole_stretches):
+        return None
+    for elements, threads in _SUMMING:
+        blocks = -(-length // (elements * threads))
+        if elements * threads <= stretch and blocks <= most_blocks(processors, 1):
+            fewer = replace(tier, elements=elements, summing_elements=elements, threads=threads)
+            held = replace(fewer, holds_derivatives=True, derivative_elements=0, resident=0)
+            return replace(held, longest=ANY_LENGTH, has_long_stretches=True, asks_again=False)
+    return None
+
+
+def _waits_twice(program: Program, axes: ir.Extent) -> bool:
+    """Whether a reduction over rows, or over all of them, waits for another over rows."""
+    below = set[ir.Expr]()
+    for node in ir.topological(program.graph.roots):
+        is_over_rows = node.op == "reduce" and ir.reduction(node)[1] >= axes
+        waits = not below.isdisjoint(node.args)
+        if is_over_rows and waits:
+            return True
+        if is_over_rows or waits:
+            below.add(node)
+    return False
 
 
 def _keeps_shared(programs: Sequence[Program], axes: ir.Extent) -> bool:

@@ -36,6 +36,7 @@ class PlacedView(PassingView):
         room = self.kernel.tier.room - 4 * self._words * taken
         # Measured: sums of wide rows gain from packs two turns ahead, of others they do not.
         is_wide = self.family == "row" and bool(self.sums) and not self.is_narrow
+        is_wide |= self.is_team and bool(self.stretches)
         is_wide |= self.adds_many and not self.is_shifted
         return room if self.kernel.tier.is_full or is_wide else min(MOST_SHARED_BYTES, room)
 

@@ -16,6 +16,7 @@ _FEW_ALONG = 3  # tensors that every row reads, for which no register is set asi
 # What some rows share is asked for by each of them up to so long, by the bytes of an element, and
 # as far as it takes no more in all: what others read and write would drive more out of the cache.
 _LONGEST_ASKING: Mapping[int, int] = {2: 1024, 4: 4096}
+_NARROW_BYTES = 2
 _MOST_ASKED_BYTES = 4 << 20
 _MOST_KEPT_ROWS = 256  # whose sums are told apart, where each is to have several blocks
 # Rows of one tensor up to so long, beside which what some rows share counts as a sum does.
@@ -99,6 +100,13 @@ def asked_again(
     shared = {n for n in terms(own) if n.op == "input" and axes < n.extent < full}
     sizes = (math.prod(bound.domain[a] for a in n.extent) * widest for n in shared)
     return len(shared) if sum(sizes) <= _MOST_ASKED_BYTES else 0
+
+
+def reads_floats(program: Program, dtypes: Mapping[str, str]) -> bool:
+    """Whether several tensors of full size are read, none of them with elements of two bytes."""
+    full = _widest_extent(program)
+    found = [dtypes[ir.name_of(leaf)] for leaf in program.graph.inputs if leaf.extent == full]
+    return len(found) > 1 and not any(ITEM_BYTES[dtype] == _NARROW_BYTES for dtype in found)
 
 
 def _widest_extent(program: Program) -> ir.Extent:

@@ -301,7 +301,7 @@ class RowView(SummingView):
             most = MOST_AT_ONCE * (2 if len(self.stages) <= 1 else 1)
             held = [name for name in self.carried if name not in self.in_place]
             fits = words <= most and self.lanes > 1 and not held
-            fits = fits and not (self.own_reads and len(self.stages) > 1)
+            fits = fits and not (self.own_reads and len(self.stages) > 1) and not self.stretches
             most_threads = 1024 if fits and self._words == 1 else 512
             return max(1, most_threads // self.threads)
         if self.kept_own:

@@ -56,7 +56,12 @@ def rowwise_kernel(
         own = all(r.extent == rest or (r.extent < rest and r not in fixed) for r in inside)
         return is_known and own and all(ir.reduction(r)[1] == axes for r in inside)
 
-    state.resolve(_rows_first([r for r in reduces if is_local(r.args[0])], domain, axes))
+    def is_stretch(node: Expr) -> bool:
+        return lead is not None and _is_stretch_sum(node, domain, axes, lead)
+
+    is_long = tier is not None and tier.has_long_stretches
+    whole = [r for r in reduces if is_local(r.args[0]) and not (is_long and is_stretch(r))]
+    state.resolve(_rows_first(whole, domain, axes))
     chosen = {
         n: e
         for n, e in state.pending.items()
@@ -70,12 +75,9 @@ def rowwise_kernel(
     mine, known = partials(state, columns, summed_by)
     state.resolve(known)
     stretches: list[tuple[Reduction, Buffer]] = []
-    if tier is not None and lead is not None and not tier.may_be_shared:
-        found = [
-            r
-            for r in reduces_below(state.pending.values())
-            if _is_stretch_sum(r, domain, axes, lead) and is_local(r.args[0])
-        ]
+    if tier is not None and (is_long or not tier.may_be_shared):
+        below = reduces_below(state.pending.values())
+        found = [r for r in below if is_stretch(r) and is_local(r.args[0])]
         for node in found[: tier.most_stretches(ITEM_BYTES[state.sum_dtype])]:
             more, known = partials(state, [node], ordered(node.extent))
             stretches += more

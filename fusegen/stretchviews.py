@@ -83,6 +83,16 @@ class StretchingView(MergingView):
         return [r for r in found if r.buffer.dtype != "noise"]
 
     @property
+    def long_reads(self) -> list[Read]:
+        """What of that is asked for a turn ahead, for both stretches of a block's share: what is
+        wanted before rows are reduced. Forward kernels are slower so.
+        """
+        if not (self.has_long_stretches and self.stretches):
+            return []
+        functions = [s.function for s in self.stages]
+        return [r for r in self.stretch_reads if any(self.reads_of(f, [r]) for f in functions)]
+
+    @property
     def has_whole_stretches(self) -> bool:
         """Whether a pack lies in one stretch."""
         return self.kernel.tier is not None and self.kernel.tier.has_whole_stretches
@@ -97,7 +107,24 @@ class StretchingView(MergingView):
     def has_long_stretches(self) -> bool:
         """Whether the share that a block has of each row lies in two stretches at most."""
         tier = self.kernel.tier
-        return tier is not None and tier.has_long_stretches and self.is_skewed
+        return tier is not None and tier.has_long_stretches and self.is_team
+
+    @property
+    def stretches_by_stage(self) -> list[list[ReductionView]]:
+        """The sums of stretches that are known at each stage, and behind the last; without those
+        stages that have none.
+        """
+        found = [*(s.stretches for s in self.stages), self.last_stretches]
+        return [sums for sums in found if sums]
+
+    def sums_of_share(self, sums: Sequence[ReductionView]) -> int:
+        """How many sums a thread has of its block's share, two of each, as a power of two."""
+        return 1 << (2 * len(sums) - 1).bit_length()
+
+    def stretched(self, sums: Sequence[ReductionView]) -> str:
+        """The accumulators of a share's two stretches, by the stage that adds them up."""
+        before = (n for n, s in enumerate(self.stages, start=1) if s.stretches is sums)
+        return f"stretched_{next(before, len(self.stages) + 1)}"
 
     @property
     def row_groups(self) -> tuple[int, ...]:

@@ -115,6 +115,7 @@ _MOST_DEAR = 24  # sums by column of a thread, beside what it computes of a row 
 _FEW_WORDS = 16  # of a thread that has 1,023 beside it, and as many sums to keep
 MOST_SHARED_BYTES = 156 << 10  # of a block, beside its fixed share, where a device has as many
 _STRETCH_BYTES = 24 << 10  # of those, for sums of stretches
+_MOST_LONG_SUMS = 4  # of stretches no shorter than a block's share, of one kernel
 # Of rows whose packs begin somewhere behind them; shorter ones are mostly edges.
 _LEAST_SHIFTED, _LEAST_SHIFTED_NARROW = 128, 96
 # More than two sums of each column do not fit in registers: rows of two bytes up to so long have a
@@ -223,6 +224,8 @@ class Tier:
 
     def most_stretches(self, width: int) -> int:
         """How many sums of stretches, of `width` bytes each, a block has room for."""
+        if self.has_long_stretches:
+            return _MOST_LONG_SUMS
         pairs = self.summing_elements // self.lanes * self.threads // 2
         return _STRETCH_BYTES // (pairs * width)
 

@@ -105,6 +105,8 @@ FAMILIES = [
     # Stretches of rows; and a team that holds in place what its rows are finished from.
     ("group_norm(4, weight, bias) | silu", (3, 16, 9, 11), [(16,), (16,)]),
     ("gelu | group_norm(2, weight, bias)", (3, 8, 71, 142), [(8,), (8,)]),
+    ("add_channel | group_norm(2, w, b) | silu", (300, 6, 56, 60), [(6,)] * 3),
+    ("group_norm(1, w, b) | relu", (300, 2, 71, 142), [(2,), (2,)]),
     ("gelu | group_norm(2, weight, bias)", (3, 8, 142, 142), [(8,), (8,)]),
     ("gelu | layernorm(weight)", (9, 40000), [(40000,)]),
     (f"{_TRAINED_NORM} | tanh", (41, 110, 6), [(110,), (110,)]),

@@ -23,6 +23,7 @@ _SPREAD = "keep(y) | sum({0}) | keep(s) | recall(y) | amin({0}) | mul(s) | mul(y
 _CHAIN_A = "leaky_relu(0.2) | add_channel | clamp(-1, 1) | gelu"
 _LAST = "channels_last"
 _IN_16 = {"dtype": "bfloat16"}
+_LITTLE_ROOM = {"shared_bytes": 99 << 10}
 # So many tensors that every row reads do not fit on the chip.
 _MANY = f"layernorm(w, b) | {' | '.join(f'add(a{i})' for i in range(9))}"
 _TRAINED = "batch_norm(weight=w, bias=b, training=True)"
@@ -482,6 +483,12 @@ CASES = [
     ("group_norm(2, w, b) | mul_channel", (3, 4, 71, 142), [(4,)] * 3, {}, "row finalise"),
     ("gelu | group_norm(1, w, b)", (3, 40, 550), [(40,)] * 2, {}, "row finalise"),
     ("group_norm(1, w, b) | gelu", (2, 2, 9001), [(2,)] * 2, {}, "row finalise"),
+    # Gradients of such rows by teams: sums known before the row's and behind, of stretches that are
+    # no whole packs, of short ones, and where shared memory has no room for three rows.
+    ("add_channel | group_norm(2, w, b) | silu", (3, 6, 56, 60), [(6,)] * 3, {}, "row finalise"),
+    ("group_norm(1, w, b) | relu", (7, 2, 71, 142), [(2,)] * 2, {}, "row finalise"),
+    ("group_norm(2, w, b) | silu", (2, 32, 24, 24), [(32,)] * 2, {"processors": 40}, "row"),
+    ("mul_channel | group_norm(2, w, b)", (3, 4, 64, 80), [(4,)] * 3, _LITTLE_ROOM, "row finalise"),
     (
         "layernorm(normalized_shape=(3, 5, 20)) | mul(w)",
         (4, 3, 5, 20),
@@ -719,7 +726,7 @@ def test_a_cuda_source_computes_what_torch_does(
     for family in families.split():
         assert re.search(rf"^(\w+_)?{family}\b|^(forward|backward)_{family}", done.text, re.M)
     # Rounding of each of a few operations, relative to the largest value.
-    tolerance = {"float64": 1e-14, "bfloat16": 2.0**-8}.get(more.get("dtype"), 2e-6)
+    tolerance = {"float64": 1e-14, "bfloat16": 2.0**-8}.get(more.get("dtype"), 3e-6)
     for have, want in zip(done.results, done.expected, strict=True):
         error = (have.double() - want).abs().max() / (want.abs().max() + 0.1)
         assert error < tolerance

@@ -152,32 +152,6 @@ __device__ __forceinline__ void merge_trees(unsigned char* memory, Accumulators&
 }
 
 // The accumulator of the thread whose number in the warp differs in one bit.
-template <typename Accumulator>
-__device__ __forceinline__ Accumulator across(const Accumulator& mine, int bit) {
-  static_assert(sizeof(Accumulator) % 4 == 0);
-  Accumulator other = mine;
-  auto* const words = reinterpret_cast<unsigned int*>(&other);
-#pragma unroll
-  for (int word = 0; word < sizeof(Accumulator) / 4; ++word) words[word] = __shfl_xor_sync(0xffffffffu,
-      words[word], bit);
-  return other;
-}
-
-// The accumulators of a row's lanes merged for the first of them, in a fixed order: over its warps, then within the first.
-// A row has a power of two of lanes.
-template <typename Accumulator>
-__device__ __forceinline__ void merge_tree(Accumulator& mine, int lane, int lanes, void* memory) {
-  if (lanes > 32) {
-    Accumulator* const cells = static_cast<Accumulator*>(memory) + threadIdx.y * blockDim.x + threadIdx.x;
-    *cells = mine;
-    __syncthreads();
-    if (lane >= 32) return;
-    for (int other = 32; other < lanes; other += 32) mine.merge(cells[other]);
-  }
-  for (int bit = min(lanes, 32) / 2; bit > 0; bit /= 2) mine.merge(across(mine, bit));
-}
-
-// The accumulator of the thread whose number in the warp differs in one bit.
 template <template <typename> class Kind, typename T>
 __device__ __forceinline__ Kind<T> exchange(Kind<T> mine, int bit) {
   return {__shfl_xor_sync(0xffffffffu, mine.number(), bit)};
@@ -359,6 +333,35 @@ __device__ __forceinline__ void combine_team(Kind<T> (&mine)[N], uint64_t* meeti
   __syncthreads();
 #pragma unroll
   for (int n = 0; n < N; ++n) mine[n] = {totals[n]};
+}
+
+// Of N sums, what each warp has of one: a lane gives half of what it has to another, and takes the rest of what that has. N is
+// a power of two.
+template <typename T, int N>
+__device__ __forceinline__ void leave_sums(Sum<T> (&mine)[N], T* cells) {
+#pragma unroll
+  for (int bit = 16, most = N; bit > 0; bit /= 2, most = most > 1 ? most / 2 : 1) {
+    const bool is_upper = (threadIdx.x & bit) != 0;
+#pragma unroll
+    for (int n = 0; n < (most > 1 ? most / 2 : 1); ++n) {
+      const Sum<T> given = most > 1 && !is_upper ? mine[n + most / 2] : mine[n];
+      if (most > 1 && is_upper) mine[n] = mine[n + most / 2];
+      mine[n].merge(exchange(given, bit));
+    }
+  }
+  const int place = threadIdx.x % 32;
+  if (place % (32 / N) == 0) cells[threadIdx.x / 32 * N + place / (32 / N)] = mine[0].total;
+}
+
+// What all warps of a block left, in a fixed order: lane n of a warp has the sum number n.
+template <int N, typename T>
+__device__ __forceinline__ Sum<T> sum_of_warps(const T* cells) {
+  const int place = threadIdx.x % 32;
+  Sum<T> all;
+  for (int i = place; i < blockDim.x / 32 * N; i += 32) all.add(cells[i]);
+#pragma unroll
+  for (int bit = N; bit < 32; bit *= 2) all.merge(exchange(all, bit));
+  return all;
 }
 
 // A thread's elements around the mean of the first of them: what they are off by, and squared. Merged, around their mean.
@@ -682,188 +685,299 @@ struct BackwardSizes {
   Size outer, axis_1, axis_2, inner;
 };
 
-__device__ __forceinline__ void backward_inner_values(const float d_out, const float weight, const float x,
-    const float saved_mean, float& total_term, float& total_2_term) {
+__device__ __forceinline__ void backward_row_stage_1_once(const float saved_variance, float& inverse_root) {
+  inverse_root = rsqrtf(saved_variance + 1e-05f);
+}
+
+__device__ __forceinline__ void backward_row_stage_1(const float d_out, const float weight, const float x,
+    const float saved_mean, const float inverse_root, float& total_3_term, float& total_3_term_by,
+    float& total_4_term, float& total_4_term_by, float& total_term, float& total_term_by,
+    float& total_2_term) {
   // gelu
-  const float series = polynomial(fabsf(x), -1.0f, -1.15110552f, -0.459209114f, -0.0524738058f,
+  const float series = polynomial(fabsf(x), 0.0f, -1.15110552f, -0.459209114f, -0.0524738058f,
       0.00698745623f, -2.51266702e-05f, -0.000272270845f, 7.59166942e-05f, -1.1191165e-05f, 9.13259044e-07f,
       -3.24377396e-08f);
   const float power = exp2_flushed(series);
-  const float after_gelu = x * (x < 0.0f ? power : 1.0f - power);
-  total_term = d_out * weight * (after_gelu - saved_mean);
-  total_2_term = d_out * weight;
+  const float after_gelu = x * 0.5f * (x < 0.0f ? power : 2.0f - power);
+  total_3_term = d_out * weight;
+  total_3_term_by = after_gelu - saved_mean;
+  total_4_term = d_out;
+  total_4_term_by = weight;
+  total_term = d_out;
+  total_term_by = total_3_term_by * inverse_root;
+  total_2_term = d_out;
 }
 
-// Reads d_out, x, weight by (axis_1, axis_2), saved_mean by (outer, axis_1); leaves partials of total, total_2.
-__global__ void __launch_bounds__(128)
-backward_inner(const float* d_out, const float* weight, const float* x, const float* saved_mean,
-    Sum<float>* __restrict__ total_partials, Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes,
-    Index rows, Index pieces, Index piece_length) {
-  wait_for_kernel_before();
-  constexpr int kLanes = 4, kPacks = 2;
-  __shared__ alignas(16) unsigned char shared[128 * 4];
-  const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
-  const bool is_live = task < rows * pieces;
-  const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
-  const Index above_axis_2 = divide(row, sizes.axis_2);
-  const Index axis_2 = row - above_axis_2 * sizes.axis_2.value;
-  const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
-  const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
-  const Index outer = above_axis_1;
-  const float weight_value = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
-  const float saved_mean_value = widen(saved_mean[(outer) * sizes.axis_1.value + axis_1]);
-  Sum<float> total_sum;
-  Sum<float> total_2_sum;
-  const auto take = [&](Index inner, float d_out_value, float x_value) {
-    float total_term_value;
-    float total_2_term_value;
-    backward_inner_values(d_out_value, weight_value, x_value, saved_mean_value, total_term_value,
-        total_2_term_value);
-    total_sum.add(total_term_value);
-    total_2_sum.add(total_2_term_value);
-  };
-  if (is_live) {
-    const Index length = sizes.inner.value, base = row * length;
-    const Index begin = base + piece * piece_length, end = min(begin + piece_length, base + length);
-    // Packs start at multiples of their size; what stands before and behind them goes one by one.
-    const Index head = min(end, (begin + kLanes - 1) / kLanes * kLanes);
-    const Index packs = (end - head) / kLanes, tail = head + packs * kLanes;
-    if (threadIdx.x < (head - begin) + (end - tail)) {
-      const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
-      const Index inner = i - base;
-      take(inner, widen(d_out[i]), widen(x[i]));
-    }
-    for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
-      // Added up a turn at a time: a sum that runs through all of them would lose digits.
-      const Sum<float> total_mine = total_sum;
-      total_sum = Sum<float>();
-      // Added up a turn at a time: a sum that runs through all of them would lose digits.
-      const Sum<float> total_2_mine = total_2_sum;
-      total_2_sum = Sum<float>();
-      Pack<float, kLanes> d_out_in[kPacks];
-      Pack<float, kLanes> x_in[kPacks];
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        const Index i = head + (from + p * blockDim.x) * kLanes;
-        if (i >= tail) break;
-        d_out_in[p] = load<kLanes>(d_out + i);
-        x_in[p] = load<kLanes>(x + i);
-      }
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        const Index i = head + (from + p * blockDim.x) * kLanes;
-        if (i >= tail) break;
-#pragma unroll
-        for (int lane = 0; lane < kLanes; ++lane) {
-          take(i + lane - base, widen(d_out_in[p], lane), widen(x_in[p], lane));
-        }
-      }
-      total_sum.merge(total_mine);
-      total_2_sum.merge(total_2_mine);
-    }
-  }
-  merge_tree(total_sum, threadIdx.x, blockDim.x, shared);
-  __syncthreads();
-  merge_tree(total_2_sum, threadIdx.x, blockDim.x, shared);
-  if (is_live && threadIdx.x == 0) {
-    total_partials[((outer) * sizes.axis_1.value + axis_1) * (sizes.axis_2.value * pieces) + (axis_2) * pieces + piece] = total_sum;
-    total_2_partials[((outer) * sizes.axis_1.value + axis_1) * (sizes.axis_2.value * pieces) + (axis_2) * pieces + piece] = total_2_sum;
-  }
+__device__ __forceinline__ void backward_row_values_once(const float saved_variance, const float total_3,
+    const float count_of_axis_2_inner, const float total_4, float& inverse_root_2, float& negated,
+    float& product) {
+  inverse_root_2 = rsqrtf(saved_variance + 1e-05f);
+  const float quotient = 1.0f / count_of_axis_2_inner;
+  const float product_2 = total_3 * inverse_root_2 * inverse_root_2 * inverse_root_2 * quotient;
+  negated = -product_2;
+  product = total_4 * inverse_root_2 * quotient;
 }
 
-// The same for short rows: a block takes several.
-__global__ void __launch_bounds__(128)
-backward_inner_joined(const float* d_out, const float* weight, const float* x, const float* saved_mean,
+__device__ __forceinline__ void backward_row_values(const float x, const float saved_mean,
+    const float negated, const float d_out, const float weight, const float inverse_root_2,
+    const float product, float& d_x) {
+  // gelu
+  const float product_2 = x * 0.5f;
+  const float series = polynomial(fabsf(x), 0.0f, -1.15110552f, -0.459209114f, -0.0524738058f,
+      0.00698745623f, -2.51266702e-05f, -0.000272270845f, 7.59166942e-05f, -1.1191165e-05f, 9.13259044e-07f,
+      -3.24377396e-08f);
+  const float power = exp2_flushed(series);
+  const float chosen = x < 0.0f ? power : 2.0f - power;
+  const float after_gelu = product_2 * chosen;
+  // backward, down to gelu
+  const float sum = fmaf(after_gelu - saved_mean, negated, d_out * weight * inverse_root_2);
+  const float d_after_gelu = sum - product;
+  const float sum_2 = fmaf(product_2, exp2_flushed(fmaf(x * x, -0.721347511f, -0.325748056f)), chosen * 0.5f);
+  d_x = d_after_gelu * sum_2;
+}
+
+// Reads d_out, x, weight by (axis_1, axis_2), saved_mean by (outer, axis_1), saved_variance by (outer, axis_1); leaves partials of total, total_2; writes d_x.
+__global__ void __launch_bounds__(256, 2)
+backward_row(const float* __restrict__ d_out, const float* __restrict__ weight, const float* __restrict__ x,
+    const float* __restrict__ saved_mean, const float* __restrict__ saved_variance, float* __restrict__ d_x,
     Sum<float>* __restrict__ total_partials, Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes,
-    Index rows, Index pieces, Index piece_length, Index each) {
-  wait_for_kernel_before();
-  constexpr int kLanes = 4, kPacks = 2;
-  __shared__ alignas(16) unsigned char shared[128 * 4];
-  const Index task = blockIdx.x, above = task / pieces, piece = task % pieces;
-  const Index alike = sizes.axis_2.value, shares = (alike + each - 1) / each, kept = above / shares,
-      share = above % shares;
-  const Index above_axis_1 = divide(kept, sizes.axis_1);
-  const Index axis_1 = kept - above_axis_1 * sizes.axis_1.value;
-  const Index outer = above_axis_1;
-  Sum<float> total_sum;
-  Sum<float> total_2_sum;
-  const Index past = min((share + 1) * each, alike);
-  for (Index passing = share * each + threadIdx.y; passing < past; passing += blockDim.y) {
-    const Index axis_2 = passing;
-    const Index row = ((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2;
-    const float weight_value = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
-    const float saved_mean_value = widen(saved_mean[(outer) * sizes.axis_1.value + axis_1]);
-    const auto take = [&](Index inner, float d_out_value, float x_value) {
-      float total_term_value;
-      float total_2_term_value;
-      backward_inner_values(d_out_value, weight_value, x_value, saved_mean_value, total_term_value,
-          total_2_term_value);
-      total_sum.add(total_term_value);
-      total_2_sum.add(total_2_term_value);
-    };
-    const Index length = sizes.inner.value, base = row * length;
-    const Index begin = base + piece * piece_length, end = min(begin + piece_length, base + length);
-    // Packs start at multiples of their size; what stands before and behind them goes one by one.
-    const Index head = min(end, (begin + kLanes - 1) / kLanes * kLanes);
-    const Index packs = (end - head) / kLanes, tail = head + packs * kLanes;
-    if (threadIdx.x < (head - begin) + (end - tail)) {
-      const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
-      const Index inner = i - base;
-      take(inner, widen(d_out[i]), widen(x[i]));
-    }
-    for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
-      // Added up a turn at a time: a sum that runs through all of them would lose digits.
-      const Sum<float> total_mine = total_sum;
-      total_sum = Sum<float>();
-      // Added up a turn at a time: a sum that runs through all of them would lose digits.
-      const Sum<float> total_2_mine = total_2_sum;
-      total_2_sum = Sum<float>();
-      Pack<float, kLanes> d_out_in[kPacks];
-      Pack<float, kLanes> x_in[kPacks];
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        const Index i = head + (from + p * blockDim.x) * kLanes;
-        if (i >= tail) break;
-        d_out_in[p] = load<kLanes>(d_out + i);
-        x_in[p] = load<kLanes>(x + i);
-      }
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        const Index i = head + (from + p * blockDim.x) * kLanes;
-        if (i >= tail) break;
-#pragma unroll
-        for (int lane = 0; lane < kLanes; ++lane) {
-          take(i + lane - base, widen(d_out_in[p], lane), widen(x_in[p], lane));
-        }
-      }
-      total_sum.merge(total_mine);
-      total_2_sum.merge(total_2_mine);
-    }
-  }
+    uint64_t* meetings, Index blocks) {
+  const float count_of_axis_2_inner_value = static_cast<float>(sizes.axis_2.value * sizes.inner.value);
+  constexpr int kLanes = 4, kPacks = 4, kCells = 2;
+  __shared__ float cells[2][16];
+  __shared__ unsigned int words[160 * kCells];
+  int turn = 0;
+  const Index rows = sizes.outer.value * sizes.axis_1.value, length = sizes.axis_2.value * sizes.inner.value;
+  // This block's share of every row of its team.
+  const Index rank = blockIdx.x % blocks, team = blockIdx.x / blocks;
+  const Index share = (length + blocks * kLanes - 1) / (blocks * kLanes) * kLanes, begin = rank * share;
+  const Index reach = begin < length ? min(share, length - begin) : 0;
+  uint64_t* const meeting = meetings + team * blocks * 8;
+  const Index stride = gridDim.x / blocks;
+  const Index stretch = divide(begin, sizes.inner), next_stretch = min(stretch + 1, sizes.axis_2.value - 1);
+  const int share_edge = static_cast<int>((stretch + 1) * sizes.inner.value - begin);
+  // Of so many parts that blocks may have of a stretch, this one's.
+  const Index parts = (sizes.inner.value - 2) / share + 2, part = rank - stretch * sizes.inner.value / share;
+  __shared__ float stretched_1_cells[2][32];
+  extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
-  merge_tree(total_sum, thread, blockDim.x * blockDim.y, shared);
-  __syncthreads();
-  merge_tree(total_2_sum, thread, blockDim.x * blockDim.y, shared);
-  if (thread == 0) {
-    total_partials[(kept * shares + share) * pieces + piece] = total_sum;
-    total_2_partials[(kept * shares + share) * pieces + piece] = total_2_sum;
+  auto* const d_out_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
+  auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 1024) + thread;
+  float saved_mean_ahead[3] = {};
+  float saved_variance_ahead[3] = {};
+  float weight_low_ahead[3] = {};
+  float weight_high_ahead[3] = {};
+  const auto send_row = [&](Index row, int slot) {
+    const Index end = row < rows ? reach : 0, base = row * length + begin;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      if (is_here) send(&d_out_next[slot * 2048 + p * 256], d_out + (base + i));
+      if (is_here) send(&x_next[slot * 2048 + p * 256], x + (base + i));
+    }
+    send_off();
+  };
+  if (team < rows) {
+    const Index above_axis_1 = divide(team, sizes.axis_1);
+    const Index axis_1 = team - above_axis_1 * sizes.axis_1.value;
+    const Index outer = above_axis_1;
+    saved_mean_ahead[1] = widen(saved_mean[(outer) * sizes.axis_1.value + axis_1]);
+    saved_variance_ahead[1] = widen(saved_variance[(outer) * sizes.axis_1.value + axis_1]);
+    {
+      const Index axis_2 = stretch;
+      weight_low_ahead[1] = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
+    }
+    {
+      const Index axis_2 = next_stretch;
+      weight_high_ahead[1] = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
+    }
+  }
+  send_row(team, 0);
+  send_row(team + stride, 1);
+  int number = 0, slot = 0;
+  for (Index first = team; first < rows + stride; first += stride) {
+    // The other blocks' numbers for the row before are asked for now, and needed only after this row's are known.
+    const volatile uint64_t* const theirs = meeting + (number & 3) * blocks * kCells + threadIdx.x;
+    const bool is_asking = number > 0 && threadIdx.x < blocks * kCells;
+    uint64_t word = is_asking ? *theirs : 0;
+    ++number;
+    {
+      const Index end = first < rows ? reach : 0;
+      const float weight_low = weight_low_ahead[1], weight_high = weight_high_ahead[1];
+      wait_for_sent<1>();
+      Pack<float, kLanes> d_out_in[kPacks];
+      Pack<float, kLanes> x_in[kPacks];
+      const float saved_mean_value = saved_mean_ahead[1];
+      const float saved_variance_value = saved_variance_ahead[1];
+      Sum<float> sums_1[2];
+      Sum<float> stretched_1[4];
+      float inverse_root_value;
+      backward_row_stage_1_once(saved_variance_value, inverse_root_value);
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+        const bool is_here = i < end;
+        d_out_in[p] = d_out_next[slot * 2048 + p * 256];
+        x_in[p] = x_next[slot * 2048 + p * 256];
+        // Packs below the edge are of the stretch in which this block's share begins, the others of the next.
+        const bool is_low = static_cast<int>(i) < share_edge;
+        Sum<float> total_here;
+        Sum<float> total_2_here;
+        Sum<float> sums_1_here[2];
+#pragma unroll
+        for (int lane = 0; lane < kLanes; ++lane) {
+          const float weight_value = is_low ? weight_low : weight_high;
+          const float d_out_value = widen(d_out_in[p], lane);
+          const float x_value = widen(x_in[p], lane);
+          float total_3_term_value;
+          float total_3_term_by_value;
+          float total_4_term_value;
+          float total_4_term_by_value;
+          float total_term_value;
+          float total_term_by_value;
+          float total_2_term_value;
+          backward_row_stage_1(d_out_value, weight_value, x_value, saved_mean_value, inverse_root_value,
+              total_3_term_value, total_3_term_by_value, total_4_term_value, total_4_term_by_value,
+              total_term_value, total_term_by_value, total_2_term_value);
+          sums_1_here[0].add(total_3_term_value, total_3_term_by_value);
+          sums_1_here[1].add(total_4_term_value, total_4_term_by_value);
+          total_here.add_if(is_here, total_term_value, total_term_by_value);
+          if (is_here) total_2_here.add(total_2_term_value);
+        }
+        if (is_here) sums_1[0].merge(sums_1_here[0]);
+        if (is_here) sums_1[1].merge(sums_1_here[1]);
+        stretched_1[0].add_if(is_low, total_here.total);
+        stretched_1[1].add_if(!is_low, total_here.total);
+        stretched_1[2].add_if(is_low, total_2_here.total);
+        stretched_1[3].add_if(!is_low, total_2_here.total);
+      }
+      leave_sums(stretched_1, stretched_1_cells[number & 1]);
+      combine<8, true, false>(sums_1, cells[turn++ & 1]);
+      if (threadIdx.x == 0) {
+        uint64_t* const mine = meeting + ((number & 3) * blocks + rank) * kCells;
+        leave(mine + 0, number, sums_1[0].total);
+        leave(mine + 1, number, sums_1[1].total);
+      }
+      if (first < rows) {
+        if (reach > 0 && threadIdx.x / 32 == blockDim.x / 32 - 1) {
+          const Sum<float> stretched_1_of_block = sum_of_warps<4>(stretched_1_cells[number & 1]);
+          const int place = threadIdx.x % 32, is_high = place & 1;
+          const bool is_last = share_edge <= static_cast<int>(reach),
+              is_there = !is_high || share_edge < static_cast<int>(reach);
+          const Index above_axis_1 = divide(first, sizes.axis_1);
+          const Index axis_1 = first - above_axis_1 * sizes.axis_1.value;
+          const Index outer = above_axis_1;
+          if (place / 2 == 0 && is_there) {
+            auto* const total_part = total_partials + ((((axis_1) * sizes.outer.value + outer) * parts + (is_high ? 0 : part)) * sizes.axis_2.value + stretch + is_high);
+            *total_part = stretched_1_of_block;
+            if (!is_high && is_last && part + 1 < parts) total_part[sizes.axis_2.value] = {};
+          }
+          if (place / 2 == 1 && is_there) {
+            auto* const total_2_part = total_2_partials + ((((axis_1) * sizes.outer.value + outer) * parts + (is_high ? 0 : part)) * sizes.axis_2.value + stretch + is_high);
+            *total_2_part = stretched_1_of_block;
+            if (!is_high && is_last && part + 1 < parts) total_2_part[sizes.axis_2.value] = {};
+          }
+        }
+      }
+    }
+    const int slot_before = slot == 0 ? 2 : slot - 1;
+    if (number > 1) {
+      // The row before.
+      const Index row = first - stride, base = row * length + begin, end = reach;
+      const Index above_axis_1 = divide(row, sizes.axis_1);
+      const Index axis_1 = row - above_axis_1 * sizes.axis_1.value;
+      float weight_low, weight_high;
+      {
+        const Index axis_2 = stretch;
+        weight_low = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
+      }
+      {
+        const Index axis_2 = next_stretch;
+        weight_high = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
+      }
+      if (is_asking) words[threadIdx.x] = await_word(theirs, number - 1, word);
+      for (int i = threadIdx.x + blockDim.x; i < blocks * kCells; i += blockDim.x) {
+        words[i] = await_word(theirs + (i - threadIdx.x), number - 1, 0);
+      }
+      __syncthreads();
+      float found[2];
+      merge_numbers<Sum<float>, kCells>(words + 0, blocks, found[0]);
+      merge_numbers<Sum<float>, kCells>(words + 1, blocks, found[1]);
+      const float total_3_value = found[0];
+      const float total_4_value = found[1];
+      const float saved_mean_value = saved_mean_ahead[0];
+      const float saved_variance_value = saved_variance_ahead[0];
+      Pack<float, kLanes> d_out_in[kPacks];
+      Pack<float, kLanes> x_in[kPacks];
+      const int slot = slot_before;
+      float inverse_root_2_value;
+      float negated_value;
+      float product_value;
+      backward_row_values_once(saved_variance_value, total_3_value, count_of_axis_2_inner_value,
+          total_4_value, inverse_root_2_value, negated_value, product_value);
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+        const bool is_here = i < end;
+        d_out_in[p] = d_out_next[slot * 2048 + p * 256];
+        x_in[p] = x_next[slot * 2048 + p * 256];
+        // Packs below the edge are of the stretch in which this block's share begins, the others of the next.
+        const bool is_low = static_cast<int>(i) < share_edge;
+        Pack<float, kLanes> d_x_out;
+#pragma unroll
+        for (int lane = 0; lane < kLanes; ++lane) {
+          const float weight_value = is_low ? weight_low : weight_high;
+          const float d_out_value = widen(d_out_in[p], lane);
+          const float x_value = widen(x_in[p], lane);
+          float d_x_value;
+          backward_row_values(x_value, saved_mean_value, negated_value, d_out_value, weight_value,
+              inverse_root_2_value, product_value, d_x_value);
+          d_x_out.at[lane] = narrow<float>(d_x_value);
+        }
+        if (is_here) store(d_x + (base + i), d_x_out);
+      }
+    }
+    if (first + stride < rows) {
+      const Index above_axis_1 = divide(first + stride, sizes.axis_1);
+      const Index axis_1 = first + stride - above_axis_1 * sizes.axis_1.value;
+      const Index outer = above_axis_1;
+      saved_mean_ahead[2] = widen(saved_mean[(outer) * sizes.axis_1.value + axis_1]);
+      saved_variance_ahead[2] = widen(saved_variance[(outer) * sizes.axis_1.value + axis_1]);
+      {
+        const Index axis_2 = stretch;
+        weight_low_ahead[2] = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
+      }
+      {
+        const Index axis_2 = next_stretch;
+        weight_high_ahead[2] = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
+      }
+    }
+    send_row(first + 2 * stride, slot_before);
+    saved_mean_ahead[0] = saved_mean_ahead[1], saved_mean_ahead[1] = saved_mean_ahead[2];
+    saved_variance_ahead[0] = saved_variance_ahead[1], saved_variance_ahead[1] = saved_variance_ahead[2];
+    weight_low_ahead[0] = weight_low_ahead[1], weight_low_ahead[1] = weight_low_ahead[2];
+    weight_high_ahead[0] = weight_high_ahead[1], weight_high_ahead[1] = weight_high_ahead[2];
+    slot = slot == 2 ? 0 : slot + 1;
   }
 }
 
 __device__ __forceinline__ void backward_finalise_values(const float total, const float total_2,
-    float& total_scratch, float& total_2_scratch) {
-  total_scratch = total;
-  total_2_scratch = total_2;
+    float& d_weight, float& d_bias) {
+  d_weight = total;
+  d_bias = total_2;
 }
 
-// Merges partials into total, total_2; writes total_scratch, total_2_scratch.
+// Merges partials into total, total_2; writes d_weight, d_bias.
 __global__ void __launch_bounds__(512)
-backward_finalise(float* __restrict__ total_scratch, float* __restrict__ total_2_scratch,
-    const Sum<float>* total_partials, const Sum<float>* total_2_partials, BackwardSizes sizes, Index slots) {
+backward_finalise(float* __restrict__ d_weight, float* __restrict__ d_bias, const Sum<float>* total_partials,
+    const Sum<float>* total_2_partials, BackwardSizes sizes, Index slots) {
   wait_for_kernel_before();
   __shared__ alignas(16) unsigned char shared[512 * 16];
-  const Index result = blockIdx.x * blockDim.x + threadIdx.x;
-  const bool is_live = result < sizes.outer.value * sizes.axis_1.value;
+  const Index columns = sizes.axis_2.value, strips = (columns + blockDim.x - 1) / blockDim.x;
+  const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
+  const Index result = above * columns + column;
+  const bool is_live = column < columns;
   Sum<double> total_sum;
   Sum<double> total_2_sum;
   constexpr int kAtOnce = 8;
@@ -875,8 +989,8 @@ backward_finalise(float* __restrict__ total_scratch, float* __restrict__ total_2
       for (int n = 0; n < kAtOnce; ++n) {
         const Index slot = first + n * blockDim.y;
         if (slot >= slots) break;
-        total_next[n] = total_partials[result * slots + slot];
-        total_2_next[n] = total_2_partials[result * slots + slot];
+        total_next[n] = total_partials[(above * slots + slot) * columns + column];
+        total_2_next[n] = total_2_partials[(above * slots + slot) * columns + column];
       }
 #pragma unroll
       for (int n = 0; n < kAtOnce; ++n) {
@@ -890,182 +1004,12 @@ backward_finalise(float* __restrict__ total_scratch, float* __restrict__ total_2
   if (threadIdx.y != 0 || !is_live) return;
   const float total_value = static_cast<float>(total_sum.sum());
   const float total_2_value = static_cast<float>(total_2_sum.sum());
-  const Index above_axis_1 = divide(result, sizes.axis_1);
-  const Index axis_1 = result - above_axis_1 * sizes.axis_1.value;
-  const Index outer = above_axis_1;
-  float total_scratch_value;
-  float total_2_scratch_value;
-  backward_finalise_values(total_value, total_2_value, total_scratch_value, total_2_scratch_value);
-  total_scratch[(outer) * sizes.axis_1.value + axis_1] = narrow<float>(total_scratch_value);
-  total_2_scratch[(outer) * sizes.axis_1.value + axis_1] = narrow<float>(total_2_scratch_value);
-}
-
-__device__ __forceinline__ void backward_inner_2_values_once(const float saved_variance, const float total,
-    const float count_of_axis_2_inner, const float total_2, float& inverse_root, float& quotient,
-    float& quotient_2) {
-  inverse_root = rsqrtf(saved_variance + 1e-05f);
-  quotient = -(total * inverse_root * inverse_root * inverse_root) / count_of_axis_2_inner;
-  quotient_2 = total_2 * inverse_root / count_of_axis_2_inner;
-}
-
-__device__ __forceinline__ void backward_inner_2_values(const float x, const float saved_mean,
-    const float quotient, const float d_out, const float weight, const float inverse_root,
-    const float quotient_2, float& d_x, float& total_3_term, float& total_4_term) {
-  // gelu
-  const float product = x * 0.5f;
-  const float series = polynomial(fabsf(x), 0.0f, -1.15110552f, -0.459209114f, -0.0524738058f,
-      0.00698745623f, -2.51266702e-05f, -0.000272270845f, 7.59166942e-05f, -1.1191165e-05f, 9.13259044e-07f,
-      -3.24377396e-08f);
-  const float power = exp2_flushed(series);
-  const float chosen = x < 0.0f ? power : 2.0f - power;
-  const float after_gelu = product * chosen;
-  // backward, down to gelu
-  const float difference = after_gelu - saved_mean;
-  const float d_after_gelu = fmaf(difference, quotient, d_out * weight * inverse_root) - quotient_2;
-  const float sum = fmaf(product, exp2_flushed(fmaf(x * x, -0.721347511f, -0.325748056f)), chosen * 0.5f);
-  d_x = d_after_gelu * sum;
-  total_3_term = d_out * (difference * inverse_root);
-  total_4_term = d_out;
-}
-
-// Reads d_out, x, saved_mean by (outer, axis_1), saved_variance by (outer, axis_1), total by (outer, axis_1), weight by (axis_1, axis_2), total_2 by (outer, axis_1); leaves partials of total_3, total_4; writes d_x.
-__global__ void __launch_bounds__(128)
-backward_inner_2(const float* d_out, const float* x, const float* saved_mean, const float* saved_variance,
-    const float* total, const float* weight, const float* total_2, float* __restrict__ d_x,
-    Sum<float>* __restrict__ total_3_partials, Sum<float>* __restrict__ total_4_partials,
-    BackwardSizes sizes, Index rows, Index pieces, Index piece_length) {
-  wait_for_kernel_before();
-  const float count_of_axis_2_inner_value = static_cast<float>(sizes.axis_2.value * sizes.inner.value);
-  constexpr int kLanes = 4, kPacks = 2;
-  __shared__ alignas(16) unsigned char shared[128 * 4];
-  const Index task = static_cast<Index>(gridDim.x - 1 - blockIdx.x) * blockDim.y + threadIdx.y;
-  const bool is_live = task < rows * pieces;
-  const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
-  const Index above_axis_2 = divide(row, sizes.axis_2);
-  const Index axis_2 = row - above_axis_2 * sizes.axis_2.value;
-  const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
-  const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
-  const Index outer = above_axis_1;
-  const float saved_mean_value = widen(saved_mean[(outer) * sizes.axis_1.value + axis_1]);
-  const float saved_variance_value = widen(saved_variance[(outer) * sizes.axis_1.value + axis_1]);
-  const float total_value = widen(total[(outer) * sizes.axis_1.value + axis_1]);
-  const float weight_value = widen(weight[(axis_1) * sizes.axis_2.value + axis_2]);
-  const float total_2_value = widen(total_2[(outer) * sizes.axis_1.value + axis_1]);
-  float inverse_root_value;
-  float quotient_value;
-  float quotient_2_value;
-  backward_inner_2_values_once(saved_variance_value, total_value, count_of_axis_2_inner_value, total_2_value,
-      inverse_root_value, quotient_value, quotient_2_value);
-  Sum<float> total_3_sum;
-  Sum<float> total_4_sum;
-  const auto take = [&](Index inner, float d_out_value, float x_value, float& d_x_stored) {
-    float d_x_value;
-    float total_3_term_value;
-    float total_4_term_value;
-    backward_inner_2_values(x_value, saved_mean_value, quotient_value, d_out_value, weight_value,
-        inverse_root_value, quotient_2_value, d_x_value, total_3_term_value, total_4_term_value);
-    d_x_stored = narrow<float>(d_x_value);
-    total_3_sum.add(total_3_term_value);
-    total_4_sum.add(total_4_term_value);
-  };
-  if (is_live) {
-    const Index length = sizes.inner.value, base = row * length;
-    const Index begin = base + piece * piece_length, end = min(begin + piece_length, base + length);
-    // Packs start at multiples of their size; what stands before and behind them goes one by one.
-    const Index head = min(end, (begin + kLanes - 1) / kLanes * kLanes);
-    const Index packs = (end - head) / kLanes, tail = head + packs * kLanes;
-    if (threadIdx.x < (head - begin) + (end - tail)) {
-      const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
-      const Index inner = i - base;
-      take(inner, widen(d_out[i]), widen(x[i]), d_x[i]);
-    }
-    for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
-      // Added up a turn at a time: a sum that runs through all of them would lose digits.
-      const Sum<float> total_3_mine = total_3_sum;
-      total_3_sum = Sum<float>();
-      // Added up a turn at a time: a sum that runs through all of them would lose digits.
-      const Sum<float> total_4_mine = total_4_sum;
-      total_4_sum = Sum<float>();
-      Pack<float, kLanes> d_out_in[kPacks];
-      Pack<float, kLanes> x_in[kPacks];
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        const Index i = head + (from + p * blockDim.x) * kLanes;
-        if (i >= tail) break;
-        d_out_in[p] = load<kLanes>(d_out + i);
-        x_in[p] = load<kLanes>(x + i);
-      }
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        const Index i = head + (from + p * blockDim.x) * kLanes;
-        if (i >= tail) break;
-        Pack<float, kLanes> d_x_out;
-#pragma unroll
-        for (int lane = 0; lane < kLanes; ++lane) {
-          take(i + lane - base, widen(d_out_in[p], lane), widen(x_in[p], lane), d_x_out.at[lane]);
-        }
-        store(d_x + i, d_x_out);
-      }
-      total_3_sum.merge(total_3_mine);
-      total_4_sum.merge(total_4_mine);
-    }
-  }
-  merge_tree(total_3_sum, threadIdx.x, blockDim.x, shared);
-  __syncthreads();
-  merge_tree(total_4_sum, threadIdx.x, blockDim.x, shared);
-  if (is_live && threadIdx.x == 0) {
-    total_3_partials[((axis_1) * sizes.axis_2.value + axis_2) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_3_sum;
-    total_4_partials[((axis_1) * sizes.axis_2.value + axis_2) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_4_sum;
-  }
-}
-
-__device__ __forceinline__ void backward_finalise_2_values(const float total_3, const float total_4,
-    float& d_weight, float& d_bias) {
-  d_weight = total_3;
-  d_bias = total_4;
-}
-
-// Merges partials into total_3, total_4; writes d_weight, d_bias.
-__global__ void __launch_bounds__(512)
-backward_finalise_2(float* __restrict__ d_weight, float* __restrict__ d_bias,
-    const Sum<float>* total_3_partials, const Sum<float>* total_4_partials, BackwardSizes sizes,
-    Index slots) {
-  wait_for_kernel_before();
-  __shared__ alignas(16) unsigned char shared[512 * 16];
-  const Index result = blockIdx.x * blockDim.x + threadIdx.x;
-  const bool is_live = result < sizes.axis_1.value * sizes.axis_2.value;
-  Sum<double> total_3_sum;
-  Sum<double> total_4_sum;
-  constexpr int kAtOnce = 8;
-  if (is_live) {
-    for (Index first = threadIdx.y; first < slots; first += kAtOnce * blockDim.y) {
-      Sum<float> total_3_next[kAtOnce];
-      Sum<float> total_4_next[kAtOnce];
-#pragma unroll
-      for (int n = 0; n < kAtOnce; ++n) {
-        const Index slot = first + n * blockDim.y;
-        if (slot >= slots) break;
-        total_3_next[n] = total_3_partials[result * slots + slot];
-        total_4_next[n] = total_4_partials[result * slots + slot];
-      }
-#pragma unroll
-      for (int n = 0; n < kAtOnce; ++n) {
-        if (first + n * blockDim.y >= slots) break;
-        total_3_sum.merge(total_3_next[n]);
-        total_4_sum.merge(total_4_next[n]);
-      }
-    }
-  }
-  merge_trees(shared, total_3_sum, total_4_sum);
-  if (threadIdx.y != 0 || !is_live) return;
-  const float total_3_value = static_cast<float>(total_3_sum.sum());
-  const float total_4_value = static_cast<float>(total_4_sum.sum());
   const Index above_axis_2 = divide(result, sizes.axis_2);
   const Index axis_2 = result - above_axis_2 * sizes.axis_2.value;
   const Index axis_1 = above_axis_2;
   float d_weight_value;
   float d_bias_value;
-  backward_finalise_2_values(total_3_value, total_4_value, d_weight_value, d_bias_value);
+  backward_finalise_values(total_value, total_2_value, d_weight_value, d_bias_value);
   d_weight[(axis_1) * sizes.axis_2.value + axis_2] = narrow<float>(d_weight_value);
   d_bias[(axis_1) * sizes.axis_2.value + axis_2] = narrow<float>(d_bias_value);
 }
@@ -1104,13 +1048,6 @@ static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
   int64_t power = least;
   while (power < n && power < most) power *= 2;
   return power;
-}
-
-// How many rows of so many elements a block takes together: as many as have 8,192, but there are to be 2,048 blocks.
-static int64_t rows_of_block(int64_t rows, int64_t length, int64_t alike) {
-  const int64_t most = length > 0 ? 8192 / length : 1, spare = rows / 2048;
-  const int64_t wanted = most < spare ? most : spare;
-  return wanted < 1 ? 1 : wanted < alike ? wanted : alike;
 }
 
 // How many blocks of a kernel the device works on at once, each with so much shared memory of its own, and at most so much
@@ -1230,73 +1167,53 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const auto stream = reinterpret_cast<cudaStream_t>(a[14]);
   const int device = static_cast<int>(a[13]);
   const DeviceGuard guard(device);
-  const int64_t backward_inner_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value), backward_inner_length = static_cast<int64_t>(sizes.inner.value);
-  const int64_t backward_inner_pieces = ceil_divide(backward_inner_length, 8192);
-  const int64_t backward_inner_each = rows_of_block(backward_inner_rows, backward_inner_length,
-      static_cast<int64_t>(sizes.axis_2.value));
-  const int64_t backward_inner_shares = ceil_divide(static_cast<int64_t>(sizes.axis_2.value),
-      backward_inner_each);
-  const int64_t total_partials_slots = backward_inner_shares * backward_inner_pieces;
-  const int64_t total_2_partials_slots = backward_inner_shares * backward_inner_pieces;
-  const int64_t backward_inner_2_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value), backward_inner_2_length = static_cast<int64_t>(sizes.inner.value);
-  const int64_t backward_inner_2_pieces = ceil_divide(backward_inner_2_length, 8192);
-  const int64_t total_3_partials_slots = static_cast<int64_t>(sizes.outer.value) * backward_inner_2_pieces;
-  const int64_t total_4_partials_slots = static_cast<int64_t>(sizes.outer.value) * backward_inner_2_pieces;
-  auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * total_partials_slots);
-  auto* const total_2_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * total_2_partials_slots);
-  auto* const total_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value));
-  auto* const total_2_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value));
-  auto* const total_3_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * total_3_partials_slots);
-  auto* const total_4_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * total_4_partials_slots);
+  const int64_t backward_row_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value), backward_row_length = static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value);
+  // So many blocks share a row; there are as many such teams as the device works on at once.
+  const int64_t backward_row_blocks = ceil_divide(backward_row_length, 4096);
+  const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, backward_row_blocks * 16), 256);
+  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 98304, 98304,
+      device) / backward_row_blocks;
+  const int64_t backward_row_slots = backward_row_rows < backward_row_resident ? backward_row_rows : backward_row_resident;
+  if (backward_row_slots == 0) return -static_cast<int64_t>(cudaErrorCooperativeLaunchTooLarge);
+  const int64_t backward_row_meeting_cells = backward_row_slots * backward_row_blocks * 8;
+  // Parts of a stretch, each of another block.
+  const int64_t backward_row_share = ceil_divide(backward_row_length, backward_row_blocks * 4) * 4;
+  const int64_t backward_row_parts = (static_cast<int64_t>(sizes.inner.value) - 2) / backward_row_share + 2;
+  const int64_t total_partials_slots = static_cast<int64_t>(sizes.outer.value) * backward_row_parts;
+  const int64_t total_2_partials_slots = static_cast<int64_t>(sizes.outer.value) * backward_row_parts;
+  auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * total_partials_slots);
+  auto* const total_2_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value) * total_2_partials_slots);
+  auto* const backward_row_meetings = scratch.take<uint64_t>(backward_row_meeting_cells);
   if (is_measuring) return scratch.used;
   {
-    const int64_t piece_length = ceil_divide(backward_inner_length, backward_inner_pieces);
-    // A row has a thread for each element at its edges, at least.
-    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 8, 128));
-    const dim3 block(lanes, 128 / lanes);
-    if (backward_inner_each > 1) {
-      const auto blocks = static_cast<unsigned>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * backward_inner_shares * backward_inner_pieces);
-      follow(backward_inner_joined, blocks, block, 0, stream, d_out, weight, x, saved_mean, total_partials,
-          total_2_partials, sizes, static_cast<Index>(backward_inner_rows),
-          static_cast<Index>(backward_inner_pieces), static_cast<Index>(piece_length),
-          static_cast<Index>(backward_inner_each));
-    } else {
-      const auto blocks = static_cast<unsigned>(ceil_divide(backward_inner_rows * backward_inner_pieces,
-          block.y));
-      follow(backward_inner, blocks, block, 0, stream, d_out, weight, x, saved_mean, total_partials,
-          total_2_partials, sizes, static_cast<Index>(backward_inner_rows),
-          static_cast<Index>(backward_inner_pieces), static_cast<Index>(piece_length));
-    }
+    cudaMemsetAsync(backward_row_meetings, 0, backward_row_meeting_cells * sizeof(uint64_t), stream);
+    cudaLaunchAttribute together{};
+    together.id = cudaLaunchAttributeCooperative;
+    together.val.cooperative = 1;
+    cudaLaunchConfig_t launch{};
+    launch.gridDim = dim3(static_cast<unsigned>(backward_row_slots * backward_row_blocks));
+    launch.blockDim = backward_row_block;
+    launch.dynamicSmemBytes = 98304;
+    launch.stream = stream;
+    launch.attrs = &together;
+    launch.numAttrs = 1;
+    cudaLaunchKernelEx(&launch, backward_row, d_out, weight, x, saved_mean, saved_variance, d_x,
+        total_partials, total_2_partials, sizes, backward_row_meetings,
+        static_cast<Index>(backward_row_blocks));
   }
   {
-    // Threads for all slots of a result; where those are few, results beside each other.
-    const int64_t results = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value), slots = total_partials_slots;
-    const auto along = static_cast<unsigned>(power_of_two(slots, 1, 512));
-    const dim3 block(along < 32 ? 128 / along : 1, along);
-    const auto blocks = static_cast<unsigned>(ceil_divide(results, block.x));
-    follow(backward_finalise, blocks, block, 0, stream, total_scratch, total_2_scratch, total_partials,
-        total_2_partials, sizes, static_cast<Index>(slots));
-  }
-  {
-    const int64_t piece_length = ceil_divide(backward_inner_2_length, backward_inner_2_pieces);
-    // A row has a thread for each element at its edges, at least.
-    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 8, 128));
-    const dim3 block(lanes, 128 / lanes);
-    const auto blocks = static_cast<unsigned>(ceil_divide(backward_inner_2_rows * backward_inner_2_pieces,
-        block.y));
-    follow(backward_inner_2, blocks, block, 0, stream, d_out, x, saved_mean, saved_variance, total_scratch,
-        weight, total_2_scratch, d_x, total_3_partials, total_4_partials, sizes,
-        static_cast<Index>(backward_inner_2_rows), static_cast<Index>(backward_inner_2_pieces),
-        static_cast<Index>(piece_length));
-  }
-  {
-    // Threads for all slots of a result; where those are few, results beside each other.
-    const int64_t results = static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value), slots = total_3_partials_slots;
-    const auto along = static_cast<unsigned>(power_of_two(slots, 1, 512));
-    const dim3 block(along < 32 ? 128 / along : 1, along);
-    const auto blocks = static_cast<unsigned>(ceil_divide(results, block.x));
-    follow(backward_finalise_2, blocks, block, 0, stream, d_weight, d_bias, total_3_partials,
-        total_4_partials, sizes, static_cast<Index>(slots));
+    const int64_t columns = static_cast<int64_t>(sizes.axis_2.value),
+        results = static_cast<int64_t>(sizes.axis_1.value) * static_cast<int64_t>(sizes.axis_2.value);
+    // Threads for all slots of a column, but no more than keep the device at work, and columns beside each other.
+    const int64_t slots = total_partials_slots, most_along = power_of_two(ceil_divide(1 << 17, results), 1,
+        64);
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 512 / power_of_two(slots, 1,
+        most_along)));
+    const dim3 block(width, static_cast<unsigned>(power_of_two(slots, width < 32 ? 32 / width : 1,
+        512 / width)));
+    const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
+    follow(backward_finalise, blocks, block, 0, stream, d_weight, d_bias, total_partials, total_2_partials,
+        sizes, static_cast<Index>(slots));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
