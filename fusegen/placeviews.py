@@ -17,6 +17,8 @@ from fusegen.stretchviews import MOST_AT_ONCE
 from fusegen.target import FUNCTIONS, ITEM_BYTES
 from fusegen.tiers import LONGEST_STAGED, MOST_BLOCKS, MOST_SHARED_BYTES
 
+_MOST_ASKED = 5  # packs at a place, of all tensors, by kernels that send none ahead
+
 
 class PlacedView(PassingView):
     """A kernel whose threads take packs of a row, or of a block's share of it, or of a column."""
@@ -275,6 +277,17 @@ class PlacedView(PassingView):
         if all(ITEM_BYTES[r.buffer.dtype] <= 2 for r in self.full_reads):
             return bool(self.carried) and len(self.stages) > 1 and len(self.full_reads) > 1
         return len(self.stages) > 2 and len(self.full_reads) + len(self.carried) > 2
+
+    @property
+    def waits_much(self) -> bool:
+        """Whether forward rows wait for one reduction after another, so that blocks hide each
+        other's waits as long as little is asked for beside them: by rows of what all of them read.
+        """
+        if self.family != "row" or self.entry_name != "forward" or len(self.stages) < 2:
+            return False
+        functions = [*(s.function for s in self.stages), self.values]
+        asked = sum(len(self.reads_of(f, self.along_reads + self.own_reads)) for f in functions)
+        return asked + len(self.full_reads) <= _MOST_ASKED
 
     @property
     def called_again(self) -> frozenset[str]:

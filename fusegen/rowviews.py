@@ -300,8 +300,8 @@ class RowView(SummingView):
             words = self.elements * (len(self.full_reads) + len(self.sums)) * self._words
             most = MOST_AT_ONCE * (2 if len(self.stages) <= 1 else 1)
             held = [name for name in self.carried if name not in self.in_place]
-            fits = words <= most and self.lanes > 1 and not held
-            fits = fits and not (self.own_reads and len(self.stages) > 1) and not self.stretches
+            asked = self.own_reads + self.single_reads if len(self.stages) > 1 else []
+            fits = words <= most and self.lanes > 1 and not (held or asked or self.stretches)
             most_threads = 1024 if fits and self._words == 1 else 512
             return max(1, most_threads // self.threads)
         if self.kept_own:
@@ -391,6 +391,7 @@ class RowView(SummingView):
         if not self.kernel.tier or self.is_alone or self.is_staged:
             return False
         is_few = self.least_blocks * self.threads < _MANY_THREADS and not self._asks_much
+        is_few = is_few and not (self.least_blocks > 1 and self.waits_much)
         is_few |= self.kernel.tier.is_full or bool(self.sums or self.kept_own) or self.is_team
         widths = [ITEM_BYTES[r.buffer.dtype] * self.lanes for r in self.full_reads]
         taken = self._sums_bytes + self._along_bytes + self._bytes_a_turn + self._edges_a_turn

@@ -107,7 +107,8 @@ class StretchingView(MergingView):
     def has_long_stretches(self) -> bool:
         """Whether the share that a block has of each row lies in two stretches at most."""
         tier = self.kernel.tier
-        return tier is not None and tier.has_long_stretches and self.is_team
+        is_apt = self.kernel.lead is not None and self.is_team
+        return tier is not None and tier.has_long_stretches and is_apt
 
     @property
     def stretches_by_stage(self) -> list[list[ReductionView]]:

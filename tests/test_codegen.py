@@ -157,6 +157,23 @@ def test_what_a_full_block_carries_takes_the_place_of_what_was_read() -> None:
     assert "x_edge = carried_value;" in module.text
 
 
+@pytest.mark.parametrize(
+    ("chain", "is_sent"),
+    [
+        ("softmax(-1) | layernorm(w, b)", False),
+        ("layernorm(w, b) | mul(s) | softmax(-1) | add(t)", True),  # asks for much at each place
+    ],
+)
+def test_rows_of_several_reductions_that_ask_for_little_send_nothing_ahead(
+    chain: str, is_sent: bool
+) -> None:
+    parsed = fusegen.chain(chain)
+    given = dict.fromkeys(parsed.operands, (1024,)) | ({"t": (65536, 1024)} if is_sent else {})
+    situation = Situation((65536, 1024), given)
+    (module,) = sources(parsed, "cuda", situation, grad=False)
+    assert ("wait_for_sent" in module.text) == is_sent
+
+
 @pytest.mark.parametrize(("groups", "length", "is_long"), [(2, 123039, True), (1, 3200, False)])
 def test_a_share_in_two_long_stretches_reads_their_values_once(
     groups: int, length: int, is_long: bool

@@ -488,6 +488,8 @@ CASES = [
     ("add_channel | group_norm(2, w, b) | silu", (3, 6, 56, 60), [(6,)] * 3, {}, "row finalise"),
     ("group_norm(1, w, b) | relu", (7, 2, 71, 142), [(2,)] * 2, {}, "row finalise"),
     ("group_norm(2, w, b) | silu", (2, 32, 24, 24), [(32,)] * 2, {"processors": 40}, "row"),
+    # Groups of groups, whose rows fall into parts of parts.
+    ("group_norm(4, w, b) | gelu | group_norm(2, v, c)", (3, 8, 5120), [(8,)] * 4, {}, "row"),
     ("mul_channel | group_norm(2, w, b)", (3, 4, 64, 80), [(4,)] * 3, _LITTLE_ROOM, "row finalise"),
     (
         "layernorm(normalized_shape=(3, 5, 20)) | mul(w)",

@@ -118,6 +118,75 @@ def test_blocks_have_the_shared_memory_that_a_device_has() -> None:
         assert checked
 
 
+_GROUPED = "group_norm(8, w, b) | silu"
+
+
+@pytest.mark.parametrize(
+    ("chain", "channels", "length", "dtype", "share"),
+    [
+        (_GROUPED, 64, 64 * 64, "float32", (16, 256)),
+        (_GROUPED, 64, 56 * 56, "float32", (16, 128)),
+        (_GROUPED, 128, 32 * 32, "float32", (16, 64)),
+        (_GROUPED, 128, 28 * 28, "float32", (8, 64)),
+        (_GROUPED, 32, 512 * 512, "float32", (16, 512)),  # no more blocks than a device has
+        (_GROUPED, 1024, 14 * 14, "float32", None),  # channels shorter than any share
+        (_GROUPED, 16, 1024, "float32", None),  # rows that one block holds
+        (_GROUPED, 64, 64 * 64, "bfloat16", None),
+        (_GROUPED, 64, 64 * 64, "float64", None),
+        (f"silu | {_GROUPED}", 64, 66 * 66, "float32", (16, 256)),
+        (f"silu | {_GROUPED}", 64, 63 * 64 + 2, "float32", None),  # dear, and no whole packs
+        ("group_norm(8, w, b) | relu | mean(2)", 64, 64 * 64, "float32", None),  # reads x alone
+        ("group_norm(8, w, b) | dropout(0.5)", 64, 64 * 64, "bfloat16", None),
+        ("group_norm(8, w, b) | tanh | group_norm(8)", 64, 64 * 64, "float32", None),
+    ],
+)
+def test_gradients_of_long_channels_are_shared_by_blocks_where_one_pass_is_faster(
+    chain: str, channels: int, length: int, dtype: str, share: tuple[int, int] | None
+) -> None:
+    given = {"w": (channels,), "b": (channels,)}
+    situation = Situation((40, channels, length), given, dtype)
+    (module,) = modules(fusegen.chain(chain), "cuda", situation, grad=True)
+    tier = dict(module.signature.rows)["forward"].tier
+    found = tier.for_derivatives
+    if share is None:
+        assert tier.derivative is None
+    else:
+        assert (found.elements, found.threads) == share
+        assert found.is_shared
+        assert found.has_long_stretches
+        assert found.elements * found.threads <= length
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("chain", "shape", "operands"),
+    [
+        ("group_norm(8, w, b) | silu", (40, 64, 66, 66), [(64,)] * 2),
+        (
+            "add(t) | mul_channel | group_norm(8, w, b) | relu",
+            (40, 64, 56, 56),
+            [(40, 64, 1, 1), *[(64,)] * 3],
+        ),
+        ("group_norm(16, w, b) | gelu", (60, 512, 28, 28), [(512,)] * 2),
+        ("group_norm(1, w, b) | relu", (60, 16, 63, 62), [(16,)] * 2),
+        ("group_norm(2, w, b) | silu", (3, 8, 512, 512), [(8,)] * 2),
+    ],
+)
+def test_gradients_of_long_channels_are_right_and_alike_every_time(
+    chain: str, shape: tuple[int, ...], operands: list
+) -> None:
+    fused = fusegen.compile(chain)
+    inputs = [torch.randn(s, device="cuda").requires_grad_() for s in (shape, *operands)]
+    cotangent = torch.randn(shape, device="cuda")
+    eager = outcome(fused.reference, inputs, cotangent)
+    exact = outcome(fused.reference, inputs, cotangent, dtype=torch.float64)
+    found = outcome(fused, inputs, cotangent)
+    assert_as_accurate(found, eager, exact)
+    for _ in range(5):
+        again = outcome(fused, inputs, cotangent)
+        assert all(map(torch.equal, again.tensors, found.tensors))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("chain", ["softmax(-1)", "log_softmax(-1)", "layernorm | mul(2)"])
 @pytest.mark.parametrize(
