@@ -55,7 +55,7 @@ def collapse(
         if node.op == "reduce":
             touched.add(ir.reduction(node)[1])
             touched.add(node.extent)
-        elif node.op in ("count", "covered"):
+        elif node.op in ("count", "covered", "position"):
             touched.add(frozenset(ir.axes_of(node)))
     if not any(axis > 0 for extent in touched for axis in extent):
         windows = {}  # all is of the pooled size

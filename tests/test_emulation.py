@@ -550,6 +550,7 @@ CASES = [
     # Rows first, and what is left of them in the general way.
     ("softmax(1) | mul(w) | mean((2, 3))", (3, 40, 5, 6), [(40, 1, 1)], {}, "column inner"),
     ("max(1) | sum(1)", (3, 7, 5, 8), [], {}, "column"),
+    ("tanh | sum(0) | max(0)", (3, 5, 8), [], {}, "column pointwise"),
     # What is left of rows lies otherwise, and so does what is smaller than the result.
     ("mean(2) | softmax(1)", (2, 3, 4, 3, 5), [], {}, "column"),
     ("max(1) | add(p)", (2, 5, 3, 1), [(4,)], {}, "column pointwise"),

@@ -241,6 +241,23 @@ def test_strided_rows_of_which_nothing_is_reduced_come_in_pieces(channels, devic
     assert_as_accurate(outcome(fused, tensors), outcome(fused.reference, tensors), exact)
 
 
+@pytest.mark.parametrize(
+    "chain",
+    [
+        "tanh | sum(0) | max(0)",  # x alone has both axes, and it is the first that was summed
+        "amax(0) | sum(0) | max(0)",
+        "logsumexp(2) | sum(1) | min(0)",
+        "amax(0, True) | sum(1, True) | max(2, True) | tanh",
+    ],
+)
+def test_the_gradient_of_a_maximum_of_sums_goes_to_all_that_was_summed(chain, device):
+    x = torch.randn(3, 2, 4, device=device, dtype=torch.float64).requires_grad_()
+    fused = fusegen.compile(chain)
+    ours, eager = outcome(fused, [x]), outcome(fused.reference, [x])
+    for have, want in zip(ours.tensors, eager.tensors, strict=True):
+        torch.testing.assert_close(have, want, rtol=1e-12, atol=1e-12)
+
+
 @st.composite
 def reductions(draw):
     """A chain of reductions and pointwise steps, with a shape that it fits."""
