@@ -16,8 +16,8 @@ _FEW_ALONG = 3  # tensors that every row reads, for which no register is set asi
 # What some rows share is asked for by each of them up to so long, by the bytes of an element, and
 # as far as it takes no more in all: what others read and write would drive more out of the cache.
 _LONGEST_ASKING: Mapping[int, int] = {2: 1024, 4: 4096}
-_NARROW_BYTES = 2
 _MOST_ASKED_BYTES = 4 << 20
+_NARROW_BYTES = 2
 _MOST_KEPT_ROWS = 256  # whose sums are told apart, where each is to have several blocks
 # Rows of one tensor up to so long, beside which what some rows share counts as a sum does.
 _LONGEST_SHARING = 3072
