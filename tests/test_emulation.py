@@ -728,8 +728,8 @@ def test_a_cuda_source_computes_what_torch_does(
     done = run(chain, shape, operands, tmp_path, **more)
     for family in families.split():
         assert re.search(rf"^(\w+_)?{family}\b|^(forward|backward)_{family}", done.text, re.M)
-    # Rounding of each of a few operations, relative to the largest value; gradients that are sums of
-    # what nearly cancels are off by 2.3e-6 in one case, and eager's by 3.6e-6.
+    # Rounding of each of a few operations, relative to the largest value; a gradient that is a sum
+    # of what nearly cancels is off by 2.3e-6 in one case, and eager's by 3.6e-6.
     tolerance = {"float64": 1e-14, "bfloat16": 2.0**-8}.get(more.get("dtype"), 3e-6)
     for have, want in zip(done.results, done.expected, strict=True):
         error = (have.double() - want).abs().max() / (want.abs().max() + 0.1)
