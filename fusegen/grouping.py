@@ -13,6 +13,10 @@ from fusegen.ir import Expr, Extent, Graph
 from fusegen.windowing import Slide, Window, size_of
 
 
+# Besides reductions, the operations that name axes.
+_KNOW_AXES = ("count", "covered", "once", "position", "repeated")
+
+
 @dataclass(frozen=True)
 class Grouping:
     """Which axes form which group: group g is axes[g], outermost in memory first; windows are
@@ -49,14 +53,10 @@ def collapse(
     Neighbours join when every tensor and every reduction has both or neither.
     """
     nodes = ir.topological(graph.roots)
+    # All other extents are made of these, by unions and differences.
     touched: set[Extent] = {n.extent for n in (*nodes, *graph.inputs) if n.op == "input"}
-    touched |= {expr.extent for expr in graph.roots}
-    for node in nodes:
-        if node.op == "reduce":
-            touched.add(ir.reduction(node)[1])
-            touched.add(node.extent)
-        elif node.op in ("count", "covered", "position"):
-            touched.add(frozenset(ir.axes_of(node)))
+    touched |= {ir.reduction(n)[1] for n in nodes if n.op == "reduce"}
+    touched |= {frozenset(ir.axes_of(n)) for n in nodes if n.op in _KNOW_AXES}
     if not any(axis > 0 for extent in touched for axis in extent):
         windows = {}  # all is of the pooled size
     # A pooled axis has a group of its own even where nothing varies along it: windows count it.

@@ -1,9 +1,9 @@
 """What an expression graph means, in numpy: the evaluator that everything else is compared with.
 
 A graph is evaluated over a domain that gives each axis a size: negative axes are the tensor's,
-positive ones the positions within pooling windows. An array has one dimension for every axis of the
-domain, the tensor's first, then the windows from the outermost, and size one where it does not
-vary. Below it, a hypothesis strategy for random graphs.
+positive ones the positions within pooling windows, the larger the outer. An array has one dimension
+for every axis of the domain, in the domain's order, and size one where it does not vary. Below it,
+a hypothesis strategy for random graphs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fusegen import ir
 from fusegen.ir import Expr
 
 Array = np.ndarray[Any, Any]
-Domain = Mapping[int, int]  # axis -> size
+Domain = Mapping[int, int]  # axis -> size, in the order of an array's dimensions
 
 _erf = np.frompyfunc(math.erf, 1, 1)
 
@@ -89,15 +89,10 @@ def _rounded(dtype: str) -> Callable[[Array], Array]:
 NUMPY |= {op: _rounded(t) for op, t in {**ir.CASTS, **ir.QUANTISING_CASTS}.items()}
 
 
-def axis_order(domain: Domain) -> list[int]:
-    """The axes of the domain as they lie in an array."""
-    return sorted(a for a in domain if a < 0) + sorted((a for a in domain if a > 0), reverse=True)
-
-
 def shape_of(extent: Iterable[int], domain: Domain) -> tuple[int, ...]:
     """The shape of an array that varies along these axes."""
     extent = frozenset(extent)
-    return tuple(domain[a] if a in extent else 1 for a in axis_order(domain))
+    return tuple(size if a in extent else 1 for a, size in domain.items())
 
 
 def evaluate(
@@ -153,7 +148,7 @@ def _value(
 
 
 def _positions(axes: Sequence[int], domain: Domain) -> Array:
-    order = axis_order(domain)
+    order = list(domain)
     result = np.zeros((1,) * len(order), np.int64)
     for axis in axes:  # outermost first
         along = np.arange(domain[axis]).reshape([-1 if a == axis else 1 for a in order])
@@ -163,7 +158,7 @@ def _positions(axes: Sequence[int], domain: Domain) -> Array:
 
 def _reduced(node: Expr, args: list[Array], domain: Domain) -> Array:
     kind, axes = ir.reduction(node)
-    order = axis_order(domain)
+    order = list(domain)
     dims = tuple(order.index(a) for a in axes)
     value = args[0]
     if kind == "sum":

@@ -275,3 +275,29 @@ def is_accepted(case):
     except FusegenError:
         return False
     return True
+
+
+@st.composite
+def reductions(draw):
+    """A Case: reductions of what reductions gave, softmax and tanh between them."""
+    shape = tuple(draw(st.lists(st.integers(1, 5), min_size=1, max_size=5)))
+    steps, rank = [], len(shape)
+    for _ in range(draw(st.integers(1, 3))):
+        if rank == 0:
+            break
+        name = draw(st.sampled_from(["sum", "mean", "amax", "logsumexp", "softmax", "max", "tanh"]))
+        dims = draw(
+            st.lists(st.integers(0, rank - 1), min_size=1, max_size=rank, unique=True).map(tuple)
+        )
+        if name in ("softmax", "max"):
+            dims = dims[:1]
+        keepdim = draw(st.booleans())
+        if name == "tanh":
+            steps.append("tanh")
+        elif name == "softmax":
+            steps.append(f"softmax({dims[0]})")
+        else:
+            dim = dims[0] if len(dims) == 1 else dims
+            steps.append(f"{name}({dim}, keepdim={keepdim})")
+            rank -= 0 if keepdim else len(dims)
+    return Case(" | ".join(steps), shape, ())

@@ -13,7 +13,6 @@ from evaluator import (
     OPERATIONS,
     Domain,
     Recipe,
-    axis_order,
     build,
     evaluate,
     evaluate_all,
@@ -62,7 +61,7 @@ def in_torch(roots: Sequence[Expr], values: Tensors, domain: Domain) -> dict[Exp
 
 def _reduced(node: Expr, args: list[torch.Tensor], domain: Domain) -> torch.Tensor:
     kind, axes = ir.reduction(node)
-    order = axis_order(domain)
+    order = list(domain)
     dims = [order.index(a) for a in axes]
     value = args[0]
     if kind == "sum":

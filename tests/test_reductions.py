@@ -6,8 +6,8 @@ import re
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from numeric import assert_as_accurate, has_right_second_derivatives, outcome
+from strategies import reductions
 
 import fusegen
 from fusegen import ArgumentError, ChainError, UnsupportedError
@@ -258,38 +258,11 @@ def test_the_gradient_of_a_maximum_of_sums_goes_to_all_that_was_summed(chain, de
         torch.testing.assert_close(have, want, rtol=1e-12, atol=1e-12)
 
 
-@st.composite
-def reductions(draw):
-    """A chain of reductions and pointwise steps, with a shape that it fits."""
-    shape = tuple(draw(st.lists(st.integers(1, 5), min_size=1, max_size=5)))
-    steps, rank = [], len(shape)
-    for _ in range(draw(st.integers(1, 3))):
-        if rank == 0:
-            break
-        name = draw(st.sampled_from(["sum", "mean", "amax", "logsumexp", "softmax", "max", "tanh"]))
-        dims = draw(
-            st.lists(st.integers(0, rank - 1), min_size=1, max_size=rank, unique=True).map(tuple)
-        )
-        if name in ("softmax", "max"):
-            dims = dims[:1]
-        keepdim = draw(st.booleans())
-        if name == "tanh":
-            steps.append("tanh")
-        elif name == "softmax":
-            steps.append(f"softmax({dims[0]})")
-        else:
-            dim = dims[0] if len(dims) == 1 else dims
-            steps.append(f"{name}({dim}, keepdim={keepdim})")
-            rank -= 0 if keepdim else len(dims)
-    return " | ".join(steps), shape
-
-
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(case=reductions())
 def test_random_reductions_are_eagers(case):
-    text, shape = case
-    x = torch.randn(shape, dtype=torch.float64).requires_grad_()
-    fused = fusegen.compile(text)
+    x = torch.randn(case.x, dtype=torch.float64).requires_grad_()
+    fused = fusegen.compile(case.text)
     ours, eager = outcome(fused, [x]), outcome(fused.reference, [x])
     for a, b in zip(ours.tensors, eager.tensors, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
