@@ -24,6 +24,11 @@ def check_tensor(name: str, value: Any) -> None:
     """Raise ArgumentError for anything but a strided tensor."""
     if not isinstance(value, Tensor):
         raise ArgumentError(f"argument {name!r}: got {type(value).__name__}, wanted a torch.Tensor")
+    if value.is_nested:
+        raise ArgumentError(
+            f"argument {name!r}: got a nested tensor, wanted one of a single shape; use "
+            f"{name}.to_padded_tensor(0), or {name}.values() where the rows are one after the other"
+        )
     if value.layout != torch.strided:
         raise ArgumentError(
             f"argument {name!r}: got a tensor of layout {value.layout}, wanted a strided one; use "

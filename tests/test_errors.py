@@ -192,6 +192,16 @@ def test_a_bad_call_is_told_again_when_a_gradient_is_wanted(mistake):
     assert parts[-1] in str(caught.value)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_a_nested_tensor_is_told_of(layout):
+    rows = torch.nested.nested_tensor([ones(2, 6), ones(3, 6)], layout=layout)
+    with pytest.raises(ArgumentError, match=r"'x': got a nested tensor, .* x.to_padded_tensor"):
+        fusegen.compile("softmax(-1)")(rows)
+    with pytest.raises(ArgumentError, match="'other': got a nested tensor"):
+        fusegen.compile("add(other)")(ones(2, 6), rows)
+
+
 def test_names_of_operands_are_checked():
     fused = fusegen.compile("add_channel(bias) | mul(scale)")
     x = ones(*X)

@@ -486,11 +486,12 @@ def test_the_current_stream_is_used(gpu):
 
 
 @pytest.mark.gpu
-def test_any_device_index_works(gpu):
+@pytest.mark.parametrize(("text", "shape", "operands"), _FAMILIES, ids=[f[0] for f in _FAMILIES])
+def test_any_device_index_works(text, shape, operands, gpu):
     if torch.cuda.device_count() < 2:
         pytest.skip("this machine has one GPU")
-    fused = fusegen.compile(CHAIN)
-    first = [t.requires_grad_() for t in inputs("cuda:0")]
+    fused = fusegen.compile(text)
+    first = [torch.randn(s, device="cuda:0").requires_grad_() for s in (shape, *operands)]
     second = [t.detach().to("cuda:1").requires_grad_() for t in first]
     assert torch.cuda.current_device() == 0
     for a, b in zip(outcome(fused, first).tensors, outcome(fused, second).tensors, strict=True):
