@@ -12,7 +12,6 @@ from fusegen import ir
 from fusegen.ir import Expr, Extent, Graph
 from fusegen.windowing import Slide, Window, size_of
 
-
 # Besides reductions, the operations that name axes.
 _KNOW_AXES = ("count", "covered", "once", "position", "repeated")
 
