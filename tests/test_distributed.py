@@ -67,5 +67,5 @@ def test_a_model_trains_as_the_eager_one_does(wrap, mesh, device):
 
 def test_a_distributed_tensor_is_refused(mesh, device):
     x = distribute_tensor(torch.randn(4, 16, device=device), mesh, [Replicate()])
-    with pytest.raises(UnsupportedError, match="got a DTensor, .* fused.reference is made of such"):
+    with pytest.raises(UnsupportedError, match="got a DTensor"):
         fusegen.compile("gelu")(x)
