@@ -19,7 +19,7 @@ from fusegen.errors import (
     UnsupportedError,
 )
 from fusegen.ir import Expr, reduce_max, reduce_mean, reduce_sum, reduce_variance
-from fusegen.ops import ALIASES, OPS, Chain, Channel, Mask, Op, Trailing, keep, op, recall
+from fusegen.ops import ALIASES, OPS, Chain, Channel, Mask, Op, Trailing, give, keep, op, recall
 from fusegen.windowing import windows
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ __all__ = [
     "__version__",
     "chain",
     "compile",
+    "give",
     "keep",
     "op",
     "recall",

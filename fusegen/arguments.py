@@ -90,6 +90,11 @@ def check_out(out: Any, chain: Chain, bound: Bound, tensors: Sequence[Tensor]) -
                 f"out= was given, but {name!r} needs a gradient, which a result written in place "
                 "cannot have; call without out=, or under torch.no_grad()"
             )
+    if chain.gives:
+        raise ArgumentError(
+            f"out= was given, which takes one result, but the chain gives {', '.join(chain.gives)} "
+            "beside it; call without out="
+        )
     check_tensor("out", out)
     have = (tuple(out.shape), dtype_name(out.dtype), out.device)
     if have != (bound.result_shape, bound.dtype, tensors[0].device):

@@ -66,7 +66,7 @@ def _without_names(steps: Sequence[Step]) -> tuple[Step, ...]:
     while steps and steps[-1].is_structural:
         last = steps[-1]
         steps = steps[:-1]
-        while last.op == "recall" and (steps[-1].op, steps[-1].names) != ("keep", last.names):
+        while last.op == "recall" and not (steps[-1].is_naming and steps[-1].names == last.names):
             steps = steps[:-1]
     return tuple(steps)
 

@@ -177,19 +177,19 @@ def _descendants(order: Sequence[Expr], roots: set[Expr]) -> set[Expr]:
     return found
 
 
-def winners(value: Expr) -> tuple[Expr, Expr | None, tuple[Expr, ...]]:
-    """(value with each `max` written through its winner, the winner's index, the picked inputs).
+def winners(values: Sequence[Expr]) -> tuple[list[Expr], Expr | None, tuple[Expr, ...]]:
+    """(values with each `max` written through its winner, the winner's index, the picked inputs).
 
     max(f(x)) is f(x at the first maximum), and f acts index by index, so the maximum needs no more
     of x than that: its gradient is f's there, and nothing of the unpooled tensor has to be kept.
     """
     pooled = [
         n
-        for n in ir.topological([value])
+        for n in ir.topological(values)
         if n.op == "reduce" and n.attrs[0] == "max" and max(ir.reduction(n)[1]) > 0
     ]
     if not pooled:
-        return value, None, ()
+        return [*values], None, ()
     assert len(pooled) == 1, "one pooling step a graph; the chain is split before"
     (node,) = pooled
     _, axes = ir.reduction(node)
@@ -200,5 +200,5 @@ def winners(value: Expr) -> tuple[Expr, Expr | None, tuple[Expr, ...]]:
     varying = [n for n in dict.fromkeys((*node.args, *reached)) if n in ends and n.extent & axes]
     picked = {n: reduce("pick", axes, n, index) for n in varying}
     (at_winner,) = ir.substitute(node.args, {n: n for n in ends} | picked)
-    (through,) = ir.substitute([value], {node: at_winner})
+    through = ir.substitute(values, {node: at_winner})
     return through, index, tuple(picked.values())

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fusegen.axes import Atlas, Axes, CrossedAxesError, Shape, Value, flat
-from fusegen.bound import Bound, Operand, Place, Update
+from fusegen.bound import Bound, Given, Operand, Place, Update
 from fusegen.errors import ArgumentError, UnsupportedError
 from fusegen.fitting import (
     broadcast,
@@ -60,6 +60,11 @@ class _Binding:
         shape = x[0]
         self.kept: dict[str, tuple[Value, str]] = {}  # with its element type
         for step in self.views_of_x:
+            if step.op == "give":
+                raise UnsupportedError(
+                    f"{step.text}: gives what is only seen in another shape; put it before "
+                    f"{self.views_of_x[0].text}"
+                )
             if step.op == "keep":  # where its elements lie among x's axes is not known
                 self.kept[step.names[0]] = Value(shape, ((),) * len(shape), ()), x[1]
             else:
@@ -73,6 +78,7 @@ class _Binding:
         self.windows: dict[int, Window] = {}  # of each axis that is pooled
         self.unpooled: set[str] = set()  # the operands that are met before the pooling
         self.updates: list[Update] = []
+        self.gives: list[tuple[Value, str]] = []
 
     def bound(self) -> Bound:
         steps = self.chain.steps
@@ -108,6 +114,7 @@ class _Binding:
             self._all_numbers(result.axes),
             result.shape,
             tuple(self.updates),
+            tuple(Given(self._all_numbers(v.axes), v.shape, dtype) for v, dtype in self.gives),
         )
 
     def _lying(self, name: str) -> Operand:
@@ -132,8 +139,9 @@ class _Binding:
 
     def _names_only(self, step: Step) -> bool:
         """Whether a step only names a value or takes up a named one, which is then done."""
-        if step.op == "keep":
+        if step.is_naming:
             self.kept[step.names[0]] = (self.running, self.dtype)
+            self.gives += [self.kept[step.names[0]]] if step.op == "give" else []
         elif step.op == "recall":
             self.running, self.dtype = self.kept[step.names[0]]
         return step.is_structural

@@ -37,6 +37,20 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Given:
+    """A value that is a result beside the chain's own: where it lies, its shape and its type."""
+
+    axes: Axes
+    shape: Shape
+    dtype: str
+
+    @property
+    def extent(self) -> ir.Extent:
+        """The graph's axes that it has."""
+        return frozenset(a for axes in self.axes for a in axes)
+
+
+@dataclass(frozen=True)
 class Update:
     """A step that updates running statistics: the names of its tensors, by parameter, and the
     share of the new in them; None where that is one part in num_batches_tracked.
@@ -64,13 +78,15 @@ class Bound:
     result: Axes
     result_shape: Shape
     updates: tuple[Update, ...] = ()
+    gives: tuple[Given, ...] = ()
 
     @property
     def pattern(self) -> tuple[object, ...]:
         """All that lower() depends on: equal patterns give equal graphs."""
         operands = (self.x, *self.operands)
         lie = tuple((o.extent, o.kind, o.is_pooled, o.is_noise) for o in operands)
-        return len(self.domain), lie, self.windows, self.places, self.result
+        given = tuple(g.axes for g in self.gives)
+        return len(self.domain), lie, self.windows, self.places, self.result, given
 
     def memory_order(self, order_of_x: Sequence[int] | None) -> tuple[int, ...]:
         """The graph's axes, outermost in memory first, from x's; as they are counted where x, or

@@ -42,6 +42,10 @@ float16 and bfloat16, which --dtype asks for, it is twice eager's error plus 1 u
 """
 _STRUCTURAL = {
     "keep": ("keep(name)", "Name the running value, so that a later step may use it as operand."),
+    "give": (
+        "give(name)",
+        "Name the running value, as keep does, and return it as well.",
+    ),
     "recall": ("recall(name)", "Go on with a kept value in place of the running one."),
 }
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from fusegen.describe import Situation, assumed_shapes, element_type, has_gradient, is_positive
 from fusegen.errors import ArgumentError
 from fusegen.layouts import dtype_name
+from fusegen.lower import GIVEN
 from fusegen.ops import Chain
 from fusegen.promotion import QUANTISED
 from fusegen.runtime import Fused
@@ -39,7 +40,7 @@ class Comparison:
     """One result in one type: the largest error of fusegen and of eager, and what is allowed."""
 
     dtype: str
-    result: str  # "out", or "d_x" for the gradient of x
+    result: str  # "out", "given_1" for what is given beside it, "d_x" for the gradient of x
     fused_error: float
     eager_error: float
     allowed_error: float
@@ -124,20 +125,26 @@ def _results(
     """A function's results in a type, on a cotangent that is one of the type `low` too."""
     inputs = {n: t.to(dtype) if t.is_floating_point() else t for n, t in tensors.items()}
     with torch.no_grad():
-        out = function(*inputs.values())
-    if dtype_name(out.dtype) in QUANTISED:
-        return {"out": out.double()}
+        outs = _named(function(*inputs.values()))
+    if dtype_name(outs["out"].dtype) in QUANTISED:
+        return {n: out.double() for n, out in outs.items()}
     names = ["x", *(name for name in chain.operands if has_gradient(chain, name))]
     leaves = {n: inputs[n].requires_grad_() for n in names}
-    out = function(*inputs.values())
-    results = {"out": out.detach()}
-    if out.requires_grad:
-        cotangent = torch.randn(out.shape, generator=generator).to(low).to(out)
+    outs = _named(function(*inputs.values()))
+    results = {n: out.detach() for n, out in outs.items()}
+    if ends := [out for out in outs.values() if out.requires_grad]:
+        cotangents = [torch.randn(e.shape, generator=generator).to(low).to(e) for e in ends]
         gradients = torch.autograd.grad(
-            out, list(leaves.values()), cotangent, allow_unused=True, materialize_grads=True
+            ends, list(leaves.values()), cotangents, allow_unused=True, materialize_grads=True
         )
         results |= {f"d_{n}": g for n, g in zip(leaves, gradients, strict=True)}
     return results
+
+
+def _named(results: Tensor | tuple[Tensor, ...]) -> dict[str, Tensor]:
+    """A call's results by name."""
+    given = results if isinstance(results, tuple) else (results,)
+    return {f"{GIVEN}{i}" if i else "out": result for i, result in enumerate(given)}
 
 
 def _comparison(

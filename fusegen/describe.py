@@ -103,7 +103,7 @@ def modules(chain: Chain, target: str, situation: Situation, *, grad: bool) -> t
         programs = [program]
         if is_training:
             kinds = [running[0], *(kept[operand.name][0] for operand in bound.operands)]
-            backward = derivative(program, range(input_count), (0,), kinds)
+            backward = derivative(program, range(input_count), program.results, kinds)
             programs.append(backward.program)
             found_types = with_derivative(program, backward, found_types)
         built_with = signature(target, order, programs, found_types, bound, situation.limits)
@@ -193,7 +193,7 @@ def assumed_shapes(chain: Chain, situation: Situation) -> tuple[Shape, dict[str,
     kept: dict[str, Shape] = {}
     for step in chain.steps:
         if step.is_structural:
-            if step.op == "keep":
+            if step.is_naming:
                 kept[step.names[0]] = running
             running = kept.get(step.names[0], running)
             continue

@@ -19,6 +19,7 @@ from fusegen.ops import (
     Chain,
     Op,
     Step,
+    give,
     keep,
     lookup,
     recall,
@@ -26,7 +27,7 @@ from fusegen.ops import (
 from fusegen.ops.schema import gathered, match
 from fusegen.trace import trace
 
-__all__ = ["chain", "keep", "parse", "recall", "trace"]
+__all__ = ["chain", "give", "keep", "parse", "recall", "trace"]
 
 _WIDTH = 90  # characters of a line that a message shows
 _NUMBERS = {"inf": float("inf"), "nan": float("nan")}

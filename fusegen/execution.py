@@ -33,6 +33,8 @@ from fusegen.program import Derivative, Program
 from fusegen.running import update
 from fusegen.signature import Signature, with_derivative
 
+Result = Tensor | tuple[Tensor, ...]
+
 
 class Part:
     """A chain, or one segment of it, with its plans."""
@@ -46,9 +48,10 @@ class Part:
         operands = [i for i, name in enumerate(chain.operands, start=1) if chain.reads(name)]
         self.read = (0, *operands)
         self.reads_all = len(operands) == len(chain.operands)
+        self.count = 1 + len(chain.gives)  # of results: the first of what a forward program gives
         self.recent: tuple[Call, ...] = ()  # asked first, for they recognise their tensors in C
 
-    def __call__(self, x: Tensor, operands: Sequence[Tensor], out: Tensor | None) -> Tensor:
+    def __call__(self, x: Tensor, operands: Sequence[Tensor], out: Tensor | None) -> Result:
         tensors = given = (x, *operands)
         wanted = None
         try:
@@ -74,17 +77,16 @@ class Part:
         # Two threads may both be here; what one of them puts first is lost, and found again.
         if self.reads_all and not call.bound.updates:
             self.recent = (call, *[c for c in self.recent if c is not call][: _MOST_RECENT - 1])
-        results = call.run(tensors) if call.foreseen is None else apply(call, *tensors)
-        return results[0]
+        return self.results(call.run(tensors) if call.foreseen is None else apply(call, *tensors))
 
-    def recognised(self, x: Tensor, operands: tuple[Tensor, ...]) -> Tensor | None:
+    def recognised(self, x: Tensor, operands: tuple[Tensor, ...]) -> Result | None:
         """The result, if the tensors are like those of a recent call; else None, and nothing is
         done. Nothing may watch.
         """
         for call in self.recent:
             results = call.attempt(x, operands)
             if results is not None:
-                return _apply_matched(call, x, operands) if results is True else results[0]
+                return self.results(_run_matched(call, x, operands) if results is True else results)
         return None
 
     def read_of(self, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -122,14 +124,18 @@ class Part:
 
     def _recorded(
         self, given: Sequence[Tensor], wanted: tuple[bool, ...] | None, out: Tensor | None
-    ) -> Tensor:
+    ) -> Result:
         """The call as an operator, for what records operators. It is registered by then."""
         found = self.programs.forward(given, self.read_of(given), wanted)
         if out is not None:
             check_out(out, self.chain, found.bound, given)
-        result, *more = torch.ops.fusegen.forward(list(given), self.chain.text, wanted or ())
-        update(found.bound.updates, more, self._named(given))
-        return result if out is None else out.copy_(result)
+        results = torch.ops.fusegen.forward(list(given), self.chain.text, wanted or ())
+        update(found.bound.updates, results[self.count :], self._named(given))
+        return self.results(results) if out is None else out.copy_(results[0])
+
+    def results(self, outputs: Sequence[Tensor]) -> Result:
+        """Of a program's outputs, what a call gives: the result, or a tuple of several."""
+        return outputs[0] if self.count == 1 else tuple(outputs[: self.count])
 
     def prepare(
         self,
@@ -151,7 +157,7 @@ class Part:
         if wanted is not None and present:
             foreseen = derive(program, wanted, present, found.metas)
             if program.name == "forward":
-                first = derive(program, wanted, (0,), found.metas)
+                first = derive(program, wanted, program.results, found.metas)
                 programs.append(first.program)
                 dtypes = with_derivative(program, first, dtypes)
         if built_with is not None and (id(program), built_with) in self.modules:
@@ -249,7 +255,8 @@ class Call:
 
         def run(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
             results: tuple[Tensor, ...] = self.run(tensors)
-            update(self.bound.updates, results[1 : 1 + 2 * len(self.bound.updates)], named)
+            first = self.part.count
+            update(self.bound.updates, results[first : first + 2 * len(self.bound.updates)], named)
             return results
 
         twin = copy.copy(self)
@@ -347,11 +354,11 @@ class _Launch(torch.autograd.Function):
 _apply: Callable[..., tuple[Tensor, ...]] = super(torch.autograd.Function, _Launch).apply
 
 
-def _apply_matched(call: Call, x: Tensor, operands: tuple[Tensor, ...]) -> Tensor:
-    """The result of a call whose attempt said that it is the right one, but not for C alone."""
+def _run_matched(call: Call, x: Tensor, operands: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """What a call gives whose attempt said that it is the right one, but not for C alone."""
     if call.foreseen is None:
-        return call.run((x, *operands))[0]
-    return apply(call, x, *operands)[0]
+        return call.run((x, *operands))
+    return apply(call, x, *operands)
 
 
 def apply(call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:

@@ -122,10 +122,11 @@ def _saved(module: Module, program: Program, entry: Entry) -> list[str]:
     backward = module.programs[1]
     wanted = set(backward.input_names)
     buffers = {b.name: b for b in entry.arguments}
-    own = {n: bytes_of(buffers[n], entry, module.bound) for n in program.output_names if n != "out"}
-    saved = {n: size for n, size in own.items() if n in wanted}
+    results = {program.output_names[i] for i in program.results}
+    own = {n: bytes_of(buffers[n], entry, module.bound) for n in program.output_names}
+    saved = {n: size for n, size in own.items() if n in wanted and n not in results}
     lines = [f"  saves  {_listed(saved)}"] if saved else []
-    again = [n for n in program.input_names if n in wanted]
+    again = [n for n in (*program.input_names, *results) if n in wanted]
     kept = {n: bytes_of(buffers[n], entry, module.bound) for n in again}
     lines.append(f"  keeps  {_listed(kept)}" if kept else "  keeps  none of its inputs")
     inside = {n for n in ir.topological(backward.graph.roots) if n.op not in ("input", "const")}

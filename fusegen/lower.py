@@ -14,6 +14,8 @@ from fusegen.promotion import as_wanted, run_body
 from fusegen.target import code_name
 from fusegen.windowing import Slide
 
+GIVEN = "given_"  # how the names of results begin that are given beside the chain's own
+
 
 @dataclass(frozen=True)
 class Mark:
@@ -52,12 +54,14 @@ def lower(bound: Bound) -> Lowered:
     x = leaf("x", bound.x)
     tensors = {operand.name: leaf(code_name(operand.name), operand) for operand in bound.operands}
     running, kept = x, {}
+    gives: list[Expr] = []
     marks: list[Mark] = []
     statistics: dict[int, tuple[Expr, Expr]] = {}
     updating = {update.step for update in bound.updates}
     for i, (step, place) in enumerate(zip(bound.chain.steps, bound.places, strict=True)):
-        if step.op == "keep":
+        if step.is_naming:
             kept[step.names[0]] = running
+            gives += [running] if step.op == "give" else []
             continue
         if step.op == "recall":
             running = kept[step.names[0]]
@@ -75,6 +79,7 @@ def lower(bound: Bound) -> Lowered:
         running = body.result()
         marks.append(Mark(running, f"after_{step.op}", step.text))
     outputs = [("out", running)]
+    outputs += [(f"{GIVEN}{i}", value) for i, value in enumerate(gives, start=1)]
     for number, update in enumerate(bound.updates, start=1):
         for name, value in zip(("mean", "variance"), statistics[update.step], strict=True):
             outputs.append((f"batch_{name}_{number}", value))

@@ -24,20 +24,19 @@ from fusegen.errors import UnsupportedError
 from fusegen.execution import Part
 from fusegen.layouts import Meta, dtype_name
 from fusegen.prepared import Prepared
-from fusegen.program import Derivative
+from fusegen.program import Derivative, Program
 
 LIBRARY: Any = torch.library.Library("fusegen", "DEF")  # type: ignore[no-untyped-call]
 # What torch.compile keeps on disk goes by the graph: another generator's is not to be taken for it.
-LIBRARY.define("call(Tensor x, Tensor[] operands, str chain, str generator) -> Tensor")
+LIBRARY.define("call(Tensor x, Tensor[] operands, str chain, str generator) -> Tensor[]")
 LIBRARY.define(  # for what updates operands, or writes into out
-    "call_(Tensor x, Tensor(a!)[] operands, str chain, str generator, Tensor(b!)? out) -> Tensor"
+    "call_(Tensor x, Tensor(a!)[] operands, str chain, str generator, Tensor(b!)? out) -> Tensor[]"
 )
 LIBRARY.define("forward(Tensor[] tensors, str chain, bool[] wanted) -> Tensor[]")
 LIBRARY.define(
-    "backward(Tensor d_out, Tensor[] saved, str chain, bool[] wanted, SymInt[] sizes, int[] ranks, "
-    "str[] dtypes) -> Tensor[]"
+    "backward(Tensor[] d_results, Tensor[] saved, str chain, bool[] wanted, SymInt[] sizes, "
+    "int[] ranks, str[] dtypes) -> Tensor[]"
 )
-_OUT = (0,)  # the outputs that have a cotangent: all others are the derivative's own
 
 
 @functools.cache
@@ -68,7 +67,7 @@ def _forward_of_stand_ins(tensors: list[Tensor], text: str, wanted: list[bool]) 
 
 @torch.library.impl(LIBRARY, "backward", "CompositeExplicitAutograd")
 def _backward(
-    d_out: Tensor,
+    d_results: list[Tensor],
     saved: list[Tensor],
     text: str,
     wanted: list[bool],
@@ -78,15 +77,15 @@ def _backward(
 ) -> list[Tensor]:
     """The gradients of a call of `forward` whose tensors had these sizes, strides and types."""
     metas = _metas(sizes, ranks, dtypes)
-    call = _part(text).find(metas, d_out.device, tuple(wanted))
-    step = call.backward_step(_OUT, tuple(wanted))
-    tensors = _inputs(step.found, d_out, saved)
+    call = _part(text).find(metas, d_results[0].device, tuple(wanted))
+    step = call.backward_step(call.program.results, tuple(wanted))
+    tensors = _inputs(step.found, call.program, d_results, saved)
     with torch.no_grad():
         return list(call.next_call(step, tensors).run(tensors))
 
 
 def _backward_of_stand_ins(
-    d_out: Tensor,
+    d_results: list[Tensor],
     saved: list[Tensor],
     text: str,
     wanted: list[bool],
@@ -94,20 +93,24 @@ def _backward_of_stand_ins(
     ranks: list[int],
     dtypes: list[str],
 ) -> list[Tensor]:
-    given = [m.blank(d_out.device) for m in _metas(sizes, ranks, dtypes)]
+    given = [m.blank(d_results[0].device) for m in _metas(sizes, ranks, dtypes)]
     forward = _prepared(text, given, wanted)
     found = _derivative(text, forward, wanted)
-    return _stand_ins(forward.derived(found, _inputs(found, d_out, saved)))
+    inputs = _inputs(found, forward.program, d_results, saved)
+    return _stand_ins(forward.derived(found, inputs))
 
 
-def _inputs(found: Derivative, d_out: Tensor, saved: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def _inputs(
+    found: Derivative, forward: Program, d_results: Sequence[Tensor], saved: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
     """What a derivative reads, in its order; of some it reads nothing, as of a step function's."""
-    rest = iter(saved)
-    return tuple([d_out if pool == "cotangent" else next(rest) for pool, _ in found.sources])
+    rest, cotangents = iter(saved), dict(zip(forward.results, d_results, strict=True))
+    return tuple([cotangents[i] if p == "cotangent" else next(rest) for p, i in found.sources])
 
 
 def _derivative(text: str, forward: Prepared, wanted: Sequence[bool]) -> Derivative:
-    return _part(text).programs.derivative(forward.program, wanted, _OUT, forward.metas)
+    program = forward.program
+    return _part(text).programs.derivative(program, wanted, program.results, forward.metas)
 
 
 def _metas(sizes: list[int], ranks: list[int], dtypes: list[str]) -> list[Meta]:
@@ -133,7 +136,8 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
         return
     ctx.sizes = [n for t in given for n in (*t.shape, *t.stride())]
     ctx.ranks, ctx.dtypes = [t.dim() for t in given], [dtype_name(t.dtype) for t in given]
-    ctx.found = _derivative(text, _prepared(text, given, wanted), wanted)
+    forward = _prepared(text, given, wanted)
+    ctx.found, ctx.results = _derivative(text, forward, wanted), forward.program.results
     pools = {"input": tensors, "output": output}
     ctx.save_for_backward(*[pools[pool][i] for pool, i in ctx.found.sources if pool in pools])
 
@@ -145,8 +149,9 @@ def _differentiate(ctx: Any, cotangents: list[Tensor]) -> tuple[Any, ...]:
             "export it with gradients enabled and requires_grad set as it will be"
         )
     saved = list(ctx.saved_tensors)
+    d_results = [cotangents[i] for i in ctx.results]
     gradients = torch.ops.fusegen.backward(
-        cotangents[0], saved, ctx.text, ctx.wanted, ctx.sizes, ctx.ranks, ctx.dtypes
+        d_results, saved, ctx.text, ctx.wanted, ctx.sizes, ctx.ranks, ctx.dtypes
     )
     shares: list[Tensor | None] = [None] * len(ctx.ranks)
     place = _part(ctx.text).read

@@ -19,6 +19,7 @@ from torch import Tensor
 from fusegen.arguments import bound_of
 from fusegen.bound import Bound
 from fusegen.layouts import Meta, Output, Target, dtype_name, memory_order, outputs_of
+from fusegen.lower import GIVEN
 from fusegen.ops import Chain
 from fusegen.program import Derivative, Program, derivative, forward
 from fusegen.promotion import refuse_gradients
@@ -86,13 +87,12 @@ class Programs:
             self.forwards[key] = forward(bound, is_training=wanted is not None)
         program = self.forwards[key]
         dtypes = element_types(program, bound, [dtype_name(m.dtype) for m in metas])
-        targets = []
-        for name, expr in program.graph.outputs:
-            if name == "out":
-                extent = frozenset(a for axes in bound.result for a in axes)
-                targets.append(Target(extent, bound.result_shape, getattr(torch, bound.dtype)))
-            else:
-                targets.append(Target(expr.extent, None, getattr(torch, dtypes[name])))
+        shapes = {"out": bound.result_shape}
+        shapes |= {f"{GIVEN}{i}": given.shape for i, given in enumerate(bound.gives, start=1)}
+        targets = [
+            Target(span, shapes.get(name), getattr(torch, dtypes[name]))
+            for name, span in zip(program.output_names, program.spans, strict=True)
+        ]
         return Prepared(program, bound, order, metas, tuple(targets), dtypes, tensors[0].device)
 
     def derivative(

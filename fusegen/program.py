@@ -16,7 +16,7 @@ from fusegen import ir
 from fusegen.autodiff import vjp, winners
 from fusegen.bound import Bound
 from fusegen.ir import Expr, Extent, Graph
-from fusegen.lower import Mark, lower, remarked
+from fusegen.lower import GIVEN, Mark, lower, remarked
 from fusegen.simplify import simplification
 from fusegen.windowing import Window, windows_along
 
@@ -52,6 +52,17 @@ class Program:
     def output_names(self) -> tuple[str, ...]:
         """The tensors it gives, in order."""
         return tuple(name for name, _ in self.graph.outputs)
+
+    @property
+    def results(self) -> tuple[int, ...]:
+        """Those of a chain's outputs that a call gives and that have a derivative."""
+        given = (i for i, name in enumerate(self.output_names) if name.startswith(GIVEN))
+        return tuple(i for i in (0, *given) if self.values[i] is not None)
+
+    @property
+    def of_results(self) -> tuple[Expr, ...]:
+        """What those are, as they are launched."""
+        return tuple(self.graph.roots[i] for i in self.results)
 
     @property
     def outline(self) -> str:
@@ -90,17 +101,19 @@ def forward(bound: Bound, *, is_training: bool) -> Program:
     graph, marks = _simplified(lowered.graph, lowered.marks)
     there = set(ir.topological(graph.roots))
     marks = tuple(replace(m, node=_left_of(m.node, there)) for m in marks)
-    out, *statistics = graph.roots
-    spans = (frozenset(a for axes in bound.result for a in axes), *(s.extent for s in statistics))
-    is_number = out.kind == "number"
-    values: tuple[Expr | None, ...] = (out if is_number else None, *(None for _ in statistics))
-    plain = Program("forward", graph, marks, values, (), bound.windows, spans)
-    if not is_training or not is_number:
+    count = 1 + len(bound.gives)
+    results, statistics = graph.roots[:count], graph.roots[count:]
+    of_result = frozenset(a for axes in bound.result for a in axes)
+    spans = (of_result, *(g.extent for g in bound.gives), *(s.extent for s in statistics))
+    values = [r if r.kind == "number" else None for r in results] + [None for _ in statistics]
+    plain = Program("forward", graph, marks, tuple(values), (), bound.windows, spans)
+    if not is_training or not plain.results:
         return plain
     pooled = _with_winners(plain) if plain.windows else None
     if pooled is None and _elements_a_window(bound) >= _LEAST_SPARED:
         pooled = _with_averages(plain)
-    return _with_statistics(pooled or plain) or pooled or plain
+    found = _with_statistics(pooled or plain) or pooled or plain
+    return _reading_results(found)
 
 
 def _left_of(node: Expr, there: Container[Expr]) -> Expr:
@@ -112,26 +125,28 @@ def _left_of(node: Expr, there: Container[Expr]) -> Expr:
 
 def _with_winners(plain: Program) -> Program | None:
     """The program that also gives what a pooled value is made of, if it pools."""
-    out = plain.graph.roots[0]
-    through, index, picks = winners(out)
+    through, index, picks = winners(plain.of_results)
     if index is None:
         return None
     if any(pick.args[0].op != "input" for pick in picks):
         picks = ()  # statistics differ within windows, and their gradient reads all of x
-    rank = out.rank
+    rank = index.rank
     index_leaf = ir.tensor(WINNER, index.extent, rank, "index")
-    derived, outputs, saved = [through], [], []
+    derived, outputs, saved = [*through], [], []
     for pick in picks:
         name = f"picked_{ir.name_of(pick.args[0])}"
         saved.append((pick, ir.tensor(name, pick.extent, rank, pick.kind)))
         outputs.append((name, pick))
         derived.append(pick)
     over_leaf = ir.substitute(derived, {index: index_leaf})
-    saved = [(over_leaf[1 + i], leaf) for i, (_, leaf) in enumerate(saved)]
+    picked = over_leaf[len(through) :]
+    saved = [(node, leaf) for node, (_, leaf) in zip(picked, saved, strict=True)]
     outputs.append((WINNER, index))
-    more_values = (v if v.kind == "number" else None for v in over_leaf[1:])
-    values = (over_leaf[0], *plain.values[1:], *more_values, None)
-    return _saving(plain, outputs, values, ((index_leaf, index_leaf), *saved))
+    values = [*plain.values]
+    for i, value in zip(plain.results, over_leaf, strict=False):
+        values[i] = value
+    values += [*(v if v.kind == "number" else None for v in picked), None]
+    return _saving(plain, outputs, tuple(values), ((index_leaf, index_leaf), *saved))
 
 
 def _elements_a_window(bound: Bound) -> float:
@@ -144,16 +159,17 @@ def _with_averages(plain: Program) -> Program | None:
     """The program that also gives the sums of windows, where its derivative reads nothing then that
     varies within windows.
     """
-    out = plain.graph.roots[0]
-    found = [n for n in ir.topological([out]) if n.op == "reduce" and min(ir.reduction(n)[1]) > 0]
+    nodes = ir.topological(plain.of_results)
+    found = [n for n in nodes if n.op == "reduce" and min(ir.reduction(n)[1]) > 0]
     if any(ir.reduction(n)[0] not in ir.SUMS for n in found):
         return None
     taken = {*plain.input_names, *plain.output_names}
-    outputs = [(_fresh(f"{STATISTIC}sum_of_window", taken), n) for n in found if n != out]
+    found = [n for n in found if n not in plain.of_results]
+    outputs = [(_fresh(f"{STATISTIC}sum_of_window", taken), n) for n in found]
     saved = tuple((n, ir.tensor(name, n.extent, n.rank)) for name, n in outputs)
     values = (*plain.values, *(n for _, n in outputs))
     full = _saving(plain, outputs, values, saved)
-    read = derivative(full, range(len(full.graph.inputs)), [0]).program.graph.inputs
+    read = derivative(full, range(len(full.graph.inputs)), full.results).program.graph.inputs
     is_spared = outputs and not any(a > 0 for leaf in read for a in leaf.extent)
     return full if is_spared else None
 
@@ -162,16 +178,15 @@ def _with_statistics(plain: Program) -> Program | None:
     """The program that also gives the results of its reductions, if it has any but pooling, and
     where the maxima stand: their gradients go there, and need no more of what was reduced.
     """
-    out = plain.graph.roots[0]
     taken = {*plain.input_names, *plain.output_names}
     found: list[Expr] = []
-    for node in ir.topological([out]):
+    for node in ir.topological(plain.of_results):
         if node.op != "reduce" or node.kind != "number":
             continue
         kind, axes = ir.reduction(node)
         if min(axes) > 0:
             continue
-        found += [node] if node != out else []
+        found += [node] if node not in plain.of_results else []
         found += [ir.reduce("argmax", axes, node.args[0])] if kind == "max" else []
     outputs = [(_fresh(f"{STATISTIC}{n.attrs[0]}", taken), n) for n in found]
     # What is pooled is differentiated through its winner.
@@ -186,14 +201,37 @@ def _with_statistics(plain: Program) -> Program | None:
     return _saving(plain, outputs, (*plain.values, *values), (*plain.saved, *saved))
 
 
+def _reading_results(plain: Program) -> Program:
+    """The program, differentiated by way of what it gives, which lies in memory anyway: where that
+    does not have the derivative read more tensors of the largest extent.
+    """
+    for i in plain.results:
+        if i == 0:
+            continue  # of the chain's last value nobody else has need
+        value, name = plain.values[i], plain.output_names[i]
+        if value is None or value.op == "input":
+            continue
+        leaf = ir.tensor(name, value.extent, value.rank)
+        other = replace(plain, saved=(*plain.saved, (value, leaf)))
+        plain = min((other, plain), key=_most_read)
+    return plain
+
+
+def _most_read(program: Program) -> int:
+    """How many tensors of the largest extent the derivative reads."""
+    found = derivative(program, range(len(program.graph.inputs)), program.results)
+    extents = [leaf.extent for leaf in found.program.graph.inputs]
+    return extents.count(max(extents, key=len, default=frozenset()))
+
+
 def _at_winners(plain: Program) -> dict[Expr, Expr]:
     """For each maximum of windows whose winner is saved, the same as the value that is there."""
     known = {}
-    for node in ir.topological(plain.graph.roots[:1]):
-        through, index, _ = winners(node) if node.op == "reduce" else (node, None, ())
+    for node in ir.topological(plain.of_results):
+        through, index, _ = winners([node]) if node.op == "reduce" else ([node], None, ())
         if index is not None and WINNER in plain.output_names:
             leaf = ir.tensor(WINNER, index.extent, node.rank, "index")
-            (known[node],) = ir.substitute([through], {index: leaf})
+            (known[node],) = ir.substitute(through, {index: leaf})
     return known
 
 
@@ -208,7 +246,7 @@ def _saving(
     spans = (*plain.spans, *(expr.extent for _, expr in more))
     graph = Graph(plain.graph.inputs, outputs)
     full = replace(plain, graph=graph, values=values, saved=saved, spans=spans)
-    used = set(derivative(full, range(len(plain.graph.inputs)), [0]).program.input_names)
+    used = set(derivative(full, range(len(plain.graph.inputs)), plain.results).program.input_names)
     own = len(plain.graph.outputs)
     keep = [i for i, (name, _) in enumerate(outputs) if i < own or name in used]
     return replace(

@@ -77,18 +77,21 @@ def _tensors(a: Any, b: Any) -> tuple[Tensor, Tensor]:
     return torch.as_tensor(a), torch.as_tensor(b)
 
 
-def run_eagerly(chain: Chain, x: Tensor, operands: Mapping[str, Tensor]) -> Tensor:
-    """Each step as a torch operation: the op's own reference, or its body evaluated with torch."""
+def run_eagerly(chain: Chain, x: Tensor, operands: Mapping[str, Tensor]) -> Any:
+    """Each step as a torch operation: the op's own reference, or its body evaluated with torch.
+
+    The result, or a tuple of it and what is given.
+    """
     values = dict(operands)
     running = x
     for step in chain.steps:
-        if step.op == "keep":
+        if step.is_naming:
             values[step.names[0]] = running
         elif step.op == "recall":
             running = values[step.names[0]]
         else:
             running = _run_step(step, running, _given(step, values))
-    return running
+    return (running, *[values[name] for name in chain.gives]) if chain.gives else running
 
 
 def _given(step: Step, values: Mapping[str, Tensor]) -> dict[str, Tensor]:

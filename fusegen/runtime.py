@@ -30,7 +30,7 @@ from fusegen.bound import Bound
 from fusegen.cache import build_key
 from fusegen.dsl import chain
 from fusegen.errors import ArgumentError
-from fusegen.execution import Part
+from fusegen.execution import Part, Result
 from fusegen.joining import ways
 from fusegen.layouts import dtype_name
 from fusegen.modules import generator, limits_here, target_of
@@ -65,17 +65,18 @@ class Fused:
         self._draws = bool(chain.drawn)
         self._updates = not all(chain.reads(name) for name in chain.operands)
         # Plain attributes, which dynamo can read.
-        self._text, self._given = chain.text, chain.given
+        self._text, self._given, self._count = chain.text, chain.given, 1 + len(chain.gives)
         self._generator = build_key(generator())
 
     def __call__(
         self, x: Tensor, *operands: Tensor, out: Tensor | None = None, **named: Tensor
-    ) -> Tensor:
-        """The chain applied to x.
+    ) -> Any:
+        """The chain applied to x: a tensor; or where the chain gives values beside its result, a
+        tuple of the result and of those, in the chain's order.
 
         out, where given, receives the result and is returned; it must have the result's shape,
-        dtype and device, must not overlap x, and nothing that needs a gradient may go in. Raises
-        ArgumentError for a mistake in the arguments.
+        dtype and device, must not overlap x, nothing that needs a gradient may go in, and the chain
+        gives nothing beside it. Raises ArgumentError for a mistake in the arguments.
         """
         if is_dynamo_compiling():
             return self._shown(x, operands, named, out)
@@ -101,15 +102,17 @@ class Fused:
 
     def _shown(
         self, x: Tensor, operands: Sequence[Tensor], named: Mapping[str, Tensor], out: Tensor | None
-    ) -> Tensor:
+    ) -> Result:
         """The call as one operator: dynamo reads this instead of running it."""
         if named or len(operands) != len(self._given):
             operands = self._by_name(operands, named)
         if self._updates or out is not None:
-            result: Tensor = torch.ops.fusegen.call_(x, operands, self._text, self._generator, out)
+            results = torch.ops.fusegen.call_(x, operands, self._text, self._generator, out)
         else:
-            result = torch.ops.fusegen.call(x, operands, self._text, self._generator)
-        return result if out is None else out
+            results = torch.ops.fusegen.call(x, operands, self._text, self._generator)
+        if out is not None:
+            return out
+        return results[0] if self._count == 1 else tuple(results)
 
     def _through(
         self,
@@ -118,12 +121,13 @@ class Fused:
         out: Tensor | None,
         *,
         is_plain: bool = False,
-    ) -> Tensor:
+    ) -> Result:
         """One segment after the other, with the values that later ones need."""
         # Whatever a later segment or out= has to complain of is told before the first is launched.
         way = self._checked(x, operands, out)
         is_plain = is_plain and forward_ad._current_level < 0
         known = dict(zip(self.chain.operands, operands, strict=True))
+        given: list[Tensor] = []
         parts = self._parts[way]
         for part, segment in zip(parts, self._ways[way], strict=True):
             if segment.source is not None:
@@ -134,10 +138,11 @@ class Fused:
             result = part.recognised(x, mine) if is_plain else None
             if result is None:
                 result = part(x, mine, out if part is parts[-1] else None)
-            x = result
+            x, *more = result if isinstance(result, tuple) else (result,)
+            given += [*more, *[x] * segment.gives]
             for name in segment.leaving:
                 known[name] = x
-        return x
+        return (x, *given) if given else x
 
     def _checked(self, x: Tensor, operands: Sequence[Tensor], out: Tensor | None) -> int:
         """Which of the ways to go: what `check_all` finds, once for tensors of the same kinds."""
@@ -183,7 +188,7 @@ class Fused:
 
     def _drawing(
         self, x: Tensor, operands: Sequence[Tensor], named: Mapping[str, Tensor], out: Tensor | None
-    ) -> Tensor:
+    ) -> Result:
         """The call with a seed for each noise, drawn as torch's own dropout draws: one after the
         other, from the default generator of x's device.
         """
@@ -217,7 +222,7 @@ class Fused:
             raise ArgumentError(f"operand {missing[0]!r} is missing: {expected}")
         return tuple(given[n] for n in names)
 
-    def reference(self, x: Tensor, *operands: Tensor, **named: Tensor) -> Tensor:
+    def reference(self, x: Tensor, *operands: Tensor, **named: Tensor) -> Any:
         """The same chain run with torch's own operations, one by one. What is drawn differs."""
         if named or len(operands) != len(self._given):
             operands = self._by_name(operands, named)
@@ -272,10 +277,12 @@ def _fused(text: str) -> Fused:
 
 def _call(
     x: Tensor, operands: Sequence[Tensor], text: str, made_by: str, out: Tensor | None = None
-) -> Tensor:
+) -> list[Tensor]:
     """What stands behind the operators that dynamo is shown; other tracers look into it."""
     result = _fused(text)(x, *operands, out=out)
-    return result if out is None else result.detach()  # an operator may not give what it was given
+    if out is not None:
+        return [result.detach()]  # an operator may not give what it was given
+    return [*result] if isinstance(result, tuple) else [result]
 
 
 for _name in ("call", "call_"):

@@ -43,7 +43,8 @@ class Segment:
 
     It begins with the value named source, or where that is None with what the segment before ends
     with. entering and leaving are the names under which its first and its last value are needed by
-    later segments. reason says why it does not run together with the segment before.
+    later segments. gives is how often its last value is given as a result beside the chain's own.
+    reason says why it does not run together with the segment before.
     """
 
     chain: Chain
@@ -51,6 +52,7 @@ class Segment:
     entering: tuple[str, ...] = ()
     leaving: tuple[str, ...] = ()
     reason: str = ""
+    gives: int = 0
 
 
 def segments(chain: Chain, *, joins: bool = False, sums: bool = False) -> tuple[Segment, ...]:
@@ -68,7 +70,7 @@ def segments(chain: Chain, *, joins: bool = False, sums: bool = False) -> tuple[
     if not cuts:
         return (Segment(chain),)
     bounds = [0, *sorted(cuts), len(steps)]
-    kept_at = {s.names[0]: i for i, s in enumerate(steps) if s.op == "keep"}
+    kept_at = {s.names[0]: i for i, s in enumerate(steps) if s.is_naming}
     crossing = {
         name
         for begin, end in pairwise(bounds)
@@ -87,8 +89,9 @@ def segments(chain: Chain, *, joins: bool = False, sums: bool = False) -> tuple[
                 "the steps that follow that value"
             )
         entering = [s.names[0] for s in takewhile(lambda s: s.is_structural, inner)]
-        leaving = [s.names[0] for s in takewhile(lambda s: s.op == "keep", reversed(inner))]
-        part = Chain(tuple(s for s in inner if s.op != "keep" or s.names[0] not in leaving))
+        last = [*takewhile(lambda s: s.is_naming, reversed(inner))]
+        leaving = [s.names[0] for s in last]
+        part = Chain(tuple(inner[: len(inner) - len(last)]))
         found.append(
             Segment(
                 part,
@@ -96,6 +99,7 @@ def segments(chain: Chain, *, joins: bool = False, sums: bool = False) -> tuple[
                 tuple(n for n in entering if n in crossing),
                 tuple(n for n in leaving if n in crossing),
                 cuts.get(begin, ""),
+                sum(s.op == "give" for s in last),
             )
         )
     return tuple(found)
@@ -174,13 +178,16 @@ def _next_cut(
     before = pool = None  # the steps that reduce and pool, in this segment
     is_dear = is_begun = False
     met: set[str] = set()  # names used before the pooling
+    given = ""  # what is given in this segment
     views = _Views(steps, 0)
     for i, (step, fact) in enumerate(zip(steps, facts, strict=True)):
         if i in cuts:
             start, before, pool, is_dear, is_begun, met = i, None, None, False, False, set()
+            given = ""
             views = _Views(steps, i)
-        if step.op == "keep":
+        if step.is_naming:
             kept_at[step.names[0]] = i
+            given = step.text if step.op == "give" else given
             continue
         reason = ""
         for name in _mentioned([step]):
@@ -196,6 +203,8 @@ def _next_cut(
                 return cut, f"{step.text} uses {name!r}, which is there before the shape changes"
         if fact.is_pooling and pool is not None:
             reason = f"{step.text} takes its windows over the result of {steps[pool].text}"
+        elif fact.is_pooling and given:
+            reason = f"{step.text} takes its windows over what {given} has in memory"
         elif fact.is_pooling and before is not None and not joins:
             reason = f"{step.text} takes its windows over the result of {steps[before].text}"
         elif fact.times > (_MOST_TIMES_DEAR if is_dear else _MOST_TIMES):
@@ -289,5 +298,5 @@ def _cut_at_keep(steps: Sequence[Step], cuts: Collection[int], at: int) -> int |
     begin = max((c for c in cuts if c <= at), default=0)
     end = min((c for c in cuts if c > at), default=len(steps))
     is_first = all(s.is_structural for s in steps[begin:at])
-    is_last = all(s.op == "keep" for s in steps[at:end])
-    return None if is_first or is_last else at + 1
+    behind = at + len([*takewhile(lambda s: s.is_naming, steps[at:end])])
+    return None if is_first or behind == end else behind

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from fusegen import ir
 from fusegen.bound import Bound
+from fusegen.lower import GIVEN
 from fusegen.program import STATISTIC, Derivative, Program
 from fusegen.tiers import Tier
 from fusegen.windowing import Window, size_of
@@ -62,6 +63,8 @@ def element_types(program: Program, bound: Bound, input_types: Sequence[str]) ->
     for name in program.output_names:
         if name == "out":
             types[name] = bound.dtype
+        elif name.startswith(GIVEN):
+            types[name] = bound.gives[int(name.removeprefix(GIVEN)) - 1].dtype
         elif name.startswith((STATISTIC, "batch_")):
             types[name] = statistic
         else:

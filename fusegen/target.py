@@ -372,8 +372,8 @@ _TAKEN = frozenset(_SPOKEN_FOR.split())
 # How derived names begin and end.
 _BEGINNINGS = """
     _ above_ after_ axis_ backward base_axis_ batch_ beside_ carried count_of_ d_ forward
-    from_axis_ held is_ kept_ maximum mean peak picked_ position_ run_ spreads_ stretched_ sums_
-    total variance window winner
+    from_axis_ given_ held is_ kept_ maximum mean peak picked_ position_ run_ spreads_ stretched_
+    sums_ total variance window winner
 """
 _ENDINGS = """
     _ahead _along _block _blocks _column _columns _edge _edges _from _here _high _in _lanes _line

@@ -8,7 +8,7 @@ Any other value computed from x is kept when it is made, and named where it is u
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fusegen import ir
@@ -41,7 +41,9 @@ _ANY_AXIS = frozenset(range(-64, 65)) - {0}
 
 
 def trace(function: Callable[..., Any]) -> Chain:
-    """The chain that a function computes from its first parameter; the others are its operands."""
+    """The chain that a function computes from its first parameter; the others are its operands. Of
+    a tuple that it returns, the first is the chain's result, and the others are given beside it.
+    """
     name = getattr(function, "__name__", "the function")
     input_name, placements = _parameters(function, name)
     x = ir.tensor(input_name, _ANY_AXIS, None)
@@ -53,11 +55,13 @@ def trace(function: Callable[..., Any]) -> Chain:
             f"{name}: {error} (a chain's function is called once, with expressions; it uses "
             f"operators and fusegen's operations, and no `if` on their values)"
         ) from error
-    if not isinstance(result, Expr):
-        raise ChainError(f"{name}: must return an expression, got {show_value(result)}")
-    if result is x:
-        raise ChainError(f"{name}: returns its first parameter unchanged; a chain needs a step")
-    chain = _Line(name, x, placements).through(result)
+    results = result if isinstance(result, tuple) and result else (result,)
+    for each in results:
+        if not isinstance(each, Expr):
+            raise ChainError(f"{name}: must return an expression, got {show_value(each)}")
+        if each is x:
+            raise ChainError(f"{name}: returns its first parameter unchanged; a chain needs a step")
+    chain = _Line(name, x, placements).through(results)
     unused = [p for p in placements if p not in chain.given]
     if unused:
         raise ChainError(f"{name}: the parameter {unused[0]!r} is never used")
@@ -115,14 +119,23 @@ class _Line:
         self.x = x
         self.placements = placements
         self.kept: dict[Expr, str] = {}
+        self.given: tuple[Expr, ...] = ()
 
-    def through(self, result: Expr) -> Chain:
-        """The steps from x to the result."""
-        live = self._live(result)
-        if result not in live:
+    def through(self, results: tuple[Expr, ...]) -> Chain:
+        """The steps from x to the first of the results, by way of the others."""
+        live = self._live(results)
+        if not live.issuperset(results):
             raise ChainError(f"{self.name}: the result does not depend on the first parameter")
+        order = _in_order(results, live)
+        self.given = tuple(n for n in order if n in results[1:])
+        if self.given != results[1:] or order[-1] is not results[0]:
+            raise ChainError(
+                f"{self.name}: of what a function returns, the first value is the one that is "
+                "computed last, and the others, each of them once, are in the order in which they "
+                "are computed"
+            )
         running, plan = self.x, []
-        for node in _in_order(result, live):
+        for node in order:
             places = [i for i in _running_places(node) if node.args[i] in live]
             if not places:
                 raise ChainError(
@@ -133,6 +146,8 @@ class _Line:
             for i, arg in enumerate(node.args):
                 if arg in live and (i != place or arg is not running):
                     self.kept.setdefault(arg, self._unused_name())
+            if node in self.given:
+                self.kept.setdefault(node, self._unused_name())
             plan.append((node, place, node.args[place] is running))
             running = node
         return self._written(plan)
@@ -146,13 +161,14 @@ class _Line:
                 steps.append(Step("recall", names=(self.kept[node.args[place]],)))
             steps.append(self._call(node) if node.op == "call" else self._primitive(node, place))
             if node in self.kept:
-                steps.append(Step("keep", names=(self.kept[node],)))
+                op = "give" if node in self.given else "keep"
+                steps.append(Step(op, names=(self.kept[node],)))
         return Chain(tuple(steps))
 
-    def _live(self, result: Expr) -> set[Expr]:
+    def _live(self, results: Sequence[Expr]) -> set[Expr]:
         """The nodes that depend on x; an operation on operands alone is refused."""
         live = {self.x}
-        for node in ir.topological([result]):
+        for node in ir.topological(results):
             if any(arg in live for arg in node.args):
                 live.add(node)
             elif node.op not in ("input", "const"):
@@ -221,11 +237,13 @@ def _running_places(node: Expr) -> tuple[int, ...]:
     return (0, 1) if node.op in _EXCHANGED else (0,)
 
 
-def _in_order(result: Expr, live: set[Expr]) -> list[Expr]:
-    """The operations on x's values, arguments first, the one that must be running last of all."""
+def _in_order(results: Sequence[Expr], live: set[Expr]) -> list[Expr]:
+    """The operations on x's values, arguments first, the one that must be running last of all; the
+    first of the results after the others.
+    """
     order: list[Expr] = []
     seen: set[Expr] = set()
-    stack = [(result, False)]
+    stack = [(results[0], False), *((r, False) for r in reversed(results[1:]))]
     while stack:
         node, ready = stack.pop()
         if ready:

@@ -65,7 +65,7 @@ def seen_first(steps: Sequence[Step]) -> int:
     """How many steps at a chain's beginning only say in what shape x is seen, before anything else
     looks at it: none where its axes can be followed, so that x may lie as it likes.
     """
-    number = next((i for i, s in enumerate(steps) if not (s.is_view or s.op == "keep")), len(steps))
+    number = next((i for i, s in enumerate(steps) if not (s.is_view or s.is_naming)), len(steps))
     views = [step for step in steps[:number] if step.is_view]
     if len(views) != 1 or views[0].definition is None or views[0].definition.shaping == "view":
         return number if views else 0
@@ -81,4 +81,4 @@ def _wants_whole_axes(step: Step) -> bool:
 
 def are_views(steps: Iterable[Step]) -> bool:
     """Whether steps only say in what shape a value is seen, or name it."""
-    return all(step.is_view or step.op == "keep" for step in steps)
+    return all(step.is_view or step.is_naming for step in steps)

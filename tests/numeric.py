@@ -11,19 +11,26 @@ EPSILON = {
 
 @dataclass
 class Outcome:
-    """A result and the gradients of the inputs, None for those that have none."""
+    """A result, what is given beside it, and the gradients of the inputs, None for those that have
+    none.
+    """
 
-    result: torch.Tensor
+    results: tuple[torch.Tensor, ...]
     gradients: tuple[torch.Tensor | None, ...]
 
     @property
+    def result(self):
+        return self.results[0]
+
+    @property
     def tensors(self):
-        return [self.result, *(g for g in self.gradients if g is not None)]
+        return [*self.results, *(g for g in self.gradients if g is not None)]
 
     @property
     def names(self):
         return [
             "result",
+            *(f"result {i}" for i in range(1, len(self.results))),
             *(f"gradient of input {i}" for i, g in enumerate(self.gradients) if g is not None),
         ]
 
@@ -48,21 +55,23 @@ def leaves(tensors, dtype=None, device=None):
 
 
 def outcome(function, tensors, cotangent=None, dtype=None, device=None):
-    """Run forward and backward; without a cotangent, a fixed random one. With a device, there, and
-    the outcome is where the tensors are.
+    """Run forward and backward; without a cotangent, fixed random ones, for every result that has a
+    gradient. With a device, there, and the outcome is where the tensors are.
     """
     inputs = leaves(tensors, dtype, device)
-    result = function(*inputs)
+    results = function(*inputs)
+    results = results if isinstance(results, tuple) else (results,)
     wanted = [t for t in inputs if t.requires_grad]
     if not wanted:
-        return Outcome(result, (None,) * len(inputs))
-    if cotangent is None:
-        cotangent = cotangent_for(result)
-    found = iter(torch.autograd.grad(result, wanted, cotangent.to(result.dtype), allow_unused=True))
+        return Outcome(results, (None,) * len(inputs))
+    ends = [r for r in results if r.requires_grad] or results[:1]
+    seeds = [cotangent_for(r) if cotangent is None else cotangent.to(r.dtype) for r in ends]
+    found = iter(torch.autograd.grad(ends, wanted, seeds, allow_unused=True))
     back = tensors[0].device
     gradients = (next(found) if t.requires_grad else None for t in inputs)
     return Outcome(
-        result.detach().to(back), tuple(None if g is None else g.to(back) for g in gradients)
+        tuple(r.detach().to(back) for r in results),
+        tuple(None if g is None else g.to(back) for g in gradients),
     )
 
 

@@ -92,7 +92,8 @@ def chains(draw, longest=6):
     for _ in range(draw(st.integers(1, longest))):
         if len(kept) < 2 and draw(st.integers(0, 5)) == 0:
             kept.append(f"kept_{len(kept)}")
-            steps.append(f"keep({kept[-1]})")
+            gives = bool(steps) and draw(st.booleans())
+            steps.append(f"{'give' if gives else 'keep'}({kept[-1]})")
         steps.append(draw(step(draw(st.sampled_from(TAME)), shape, operands, kept)))
         if shape != wide and draw(st.booleans()):
             shape = wide

@@ -400,7 +400,7 @@ def test_pooling_has_torchs_gradients_also_at_ties(seed: int, through_winners: b
     g = torch.randn(2, 2, 3, dtype=torch.float64)
     values = {**windowed(plain), "g": g.reshape(2, 2, 3, 1, 1)}
     wrt = [WX, SLOPE, ALONG]
-    ours = vjp([winners(root)[0] if through_winners else root], [G], wrt)
+    ours = vjp(winners([root])[0] if through_winners else [root], [G], wrt)
     theirs = torch.autograd.grad(by_torch(plain), list(plain.values()), g)
     assert_gradients(ours, wrt, values, as_windowed(theirs), WINDOWED)
 
@@ -408,7 +408,7 @@ def test_pooling_has_torchs_gradients_also_at_ties(seed: int, through_winners: b
 @pytest.mark.parametrize("seed", range(8))
 def test_pooling_has_torchs_second_gradients(seed: int) -> None:
     root, value = pooled_chain()
-    through, index, picked = winners(root)
+    (through,), index, picked = winners([root])
     assert index is reduce("argmax", WINDOW, value)
     assert [node.args[0] for node in picked] == [WX, ALONG]
     wrt = [WX, SLOPE, ALONG]
@@ -432,12 +432,12 @@ def test_pooling_has_torchs_second_gradients(seed: int) -> None:
 
 
 def test_a_chain_without_pooling_has_no_winners() -> None:
-    assert winners(X * 2) == (X * 2, None, ())
+    assert winners([X * 2]) == ([X * 2], None, ())
 
 
 def test_the_winner_of_a_normalised_value_is_picked_after_the_statistics() -> None:
     centred = WX - reduce("mean", {-3}, WX)
-    through, index, picked = winners(reduce("max", WINDOW, centred))
+    (through,), index, picked = winners([reduce("max", WINDOW, centred)])
     values = {"x": np.random.default_rng(0).normal(size=shape_of(WX.extent, WINDOWED))}
     direct, indirect = evaluate([reduce("max", WINDOW, centred), through], values, WINDOWED)
     np.testing.assert_array_equal(direct, indirect)

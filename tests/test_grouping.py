@@ -99,19 +99,19 @@ def test_groups_mean_what_axes_did(case, channels_last):
         if node.kind != "index":
             np.testing.assert_allclose(array, wanted, rtol=1e-9, atol=1e-9, err_msg=name)
 
-    found = derivative(program, range(len(program.graph.inputs)), (0,), case.shapes)
+    found = derivative(program, range(len(program.graph.inputs)), program.results, case.shapes)
     assume(is_plain(found.program.graph))
 
     def read(made):
         """What the derivative reads, of the same inputs, and of outputs that were made so."""
-        pools = {"input": list(inputs.values()), "output": made, "cotangent": [cotangent]}
+        pools = {"input": list(inputs.values()), "output": made, "cotangent": cotangents}
         leaves = found.program.graph.inputs
         return {
             ir.name_of(leaf): pools[p][i]
             for leaf, (p, i) in zip(leaves, found.sources, strict=True)
         }
 
-    cotangent = random.normal(size=shape_of(program.spans[0], domain))
+    cotangents = [random.normal(size=shape_of(span, domain)) for span in program.spans]
     wanted = space.over_axes(found.program.graph, read(outputs))
     for array, expected in zip(
         space.over_groups(found.program.graph, read(ours)), wanted, strict=True

@@ -13,7 +13,7 @@ from fusegen.ops import (
     reduction,
     reshaping,
 )
-from fusegen.ops.chain import RESERVED, Chain, keep, recall
+from fusegen.ops.chain import RESERVED, Chain, give, keep, recall
 from fusegen.ops.definition import ALIASES, OPS, Op, lookup
 from fusegen.ops.registry import op
 from fusegen.ops.schema import (
@@ -55,6 +55,7 @@ __all__ = [
     "arithmetic",
     "cast",
     "dropout",
+    "give",
     "keep",
     "lookup",
     "masking",

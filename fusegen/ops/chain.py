@@ -59,6 +59,11 @@ class Chain:
         named = (name for step in self.steps for _, name in step.operands if name not in kept)
         return tuple(dict.fromkeys(named))
 
+    @cached_property
+    def gives(self) -> tuple[str, ...]:
+        """The kept values that are results too, behind the last one."""
+        return tuple(step.names[0] for step in self.steps if step.op == "give")
+
     def uses(self, operand: str) -> tuple[tuple[Step, Parameter], ...]:
         """Every place where an operand is used: the step and the parameter that it fills."""
         return tuple(
@@ -88,11 +93,13 @@ class Chain:
         return hashlib.sha256("\n".join((self.text, *own)).encode()).hexdigest()
 
     def require_complete(self) -> None:
-        """Raise BadStep where a part of a chain, such as recall(y) alone, stands for it all; and
-        where a step reads what one before it updates: all see the tensors as the call found them.
+        """Raise BadStep where a part of a chain, such as recall(y) alone, stands for it all; where
+        a step reads what one before it updates: all see the tensors as the call found them; and
+        where something is given that was not computed just before.
         """
         kept: set[str] = set()
         updated: set[str] = set()
+        is_computed = False
         for position, step in enumerate(self.steps):
             if step.definition is not None:
                 attributes = dict(step.attributes)
@@ -106,6 +113,14 @@ class Chain:
                 updated |= mine
             if step.op == "recall" and not kept.issuperset(step.names):
                 raise BadStep(f"{step.text}: no step before it keeps this value", position)
+            if step.op == "give" and not is_computed:
+                raise BadStep(
+                    f"{step.text}: no step has computed what it would give; write it behind the "
+                    "step that does, where it stands for a keep as well",
+                    position,
+                )
+            is_renamed = step.is_naming or step.is_view
+            is_computed = is_computed if is_renamed else not step.is_structural
             kept.update(step.names)
 
     def __or__(self, other: Chain) -> Chain:
@@ -131,6 +146,13 @@ def keep(name: str) -> Chain:
     return Chain((Step("keep", names=(name,)),))
 
 
+def give(name: str) -> Chain:
+    """Name the running value, as keep does, and return it too: the call gives a tuple, of the
+    chain's result and of what is given, in the chain's order.
+    """
+    return Chain((Step("give", names=(name,)),))
+
+
 def recall(name: str) -> Chain:
     """Go on with a kept value in place of the running one."""
     return Chain((Step("recall", names=(name,)),))
@@ -152,9 +174,10 @@ def _settle(written: tuple[Step, ...]) -> tuple[Step, ...]:
             pairs.append((parameter, name))
         for name in step.names:
             _check_name(name, (), position)
-            if step.op == "keep" and name in operands:
+            if step.is_naming and name in operands:
                 raise BadStep(
-                    f"keep({name}): {name} is the name of an operand of this chain; choose another",
+                    f"{step.op}({name}): {name} is the name of an operand of this chain; choose "
+                    "another",
                     position,
                 )
             kept.add(name)  # of a recall too: the keep may be in a chain that this one is joined to
@@ -165,7 +188,7 @@ def _settle(written: tuple[Step, ...]) -> tuple[Step, ...]:
 def _rename_kept(steps: list[Step], taken: set[str]) -> Iterator[Step]:
     current: dict[str, str] = {}  # the writer's name of a kept value -> the canonical one
     for step in steps:
-        if step.op == "keep":
+        if step.is_naming:
             fresh = _fresh("y", taken)
             taken.add(fresh)
             current[step.names[0]] = fresh

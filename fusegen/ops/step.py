@@ -22,7 +22,8 @@ VIEWS = ("merge", "split", "view")
 RUNNING = ("running_mean", "running_var")
 COUNTER = "num_batches_tracked"
 
-STRUCTURAL = ("keep", "recall")
+NAMING = ("keep", "give")  # they name the running value
+STRUCTURAL = (*NAMING, "recall")
 # Tiles of more elements are not held by one thread, but walked as sliding windows are.
 _LARGEST_TILE = 256
 MOST_AXES = 8  # of a tensor
@@ -86,7 +87,7 @@ class Definition:
 
 @dataclass(frozen=True)
 class Step:
-    """An op with attributes and operands; or keep(name) or recall(name), which have neither."""
+    """An op with attributes and operands; or keep, give or recall of a name, which have neither."""
 
     op: str
     attributes: tuple[tuple[str, Attribute], ...] = ()
@@ -98,6 +99,11 @@ class Step:
     def is_structural(self) -> bool:
         """Whether the step only names a value or takes up a named one."""
         return self.op in STRUCTURAL
+
+    @property
+    def is_naming(self) -> bool:
+        """Whether the step names the running value."""
+        return self.op in NAMING
 
     @property
     def is_view(self) -> bool:
