@@ -61,10 +61,8 @@ class _Binding:
         self.kept: dict[str, tuple[Value, str]] = {}  # with its element type
         for step in self.views_of_x:
             if step.op == "give":
-                raise UnsupportedError(
-                    f"{step.text}: gives what is only seen in another shape; put it before "
-                    f"{self.views_of_x[0].text}"
-                )
+                told = f"{step.text}: gives what is only seen in another shape; put it before that"
+                raise UnsupportedError(told)
             if step.op == "keep":  # where its elements lie among x's axes is not known
                 self.kept[step.names[0]] = Value(shape, ((),) * len(shape), ()), x[1]
             else:
@@ -78,7 +76,6 @@ class _Binding:
         self.windows: dict[int, Window] = {}  # of each axis that is pooled
         self.unpooled: set[str] = set()  # the operands that are met before the pooling
         self.updates: list[Update] = []
-        self.gives: list[tuple[Value, str]] = []
 
     def bound(self) -> Bound:
         steps = self.chain.steps
@@ -94,6 +91,7 @@ class _Binding:
             else:
                 self.places.append(self._step(step))
         atlas, result = self.atlas, self.running
+        given = [self.kept[name] for name in self.chain.gives]
         windows = {self._numbers((axis,))[0]: window for axis, window in self.windows.items()}
         read = [name for name in self.chain.operands if name in self.found]
         domain = tuple(atlas.sizes[i] for i in atlas.order)
@@ -114,7 +112,7 @@ class _Binding:
             self._all_numbers(result.axes),
             result.shape,
             tuple(self.updates),
-            tuple(Given(self._all_numbers(v.axes), v.shape, dtype) for v, dtype in self.gives),
+            tuple(Given(self._all_numbers(v.axes), v.shape, dtype) for v, dtype in given),
         )
 
     def _lying(self, name: str) -> Operand:
@@ -141,7 +139,6 @@ class _Binding:
         """Whether a step only names a value or takes up a named one, which is then done."""
         if step.is_naming:
             self.kept[step.names[0]] = (self.running, self.dtype)
-            self.gives += [self.kept[step.names[0]]] if step.op == "give" else []
         elif step.op == "recall":
             self.running, self.dtype = self.kept[step.names[0]]
         return step.is_structural

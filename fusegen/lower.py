@@ -54,14 +54,12 @@ def lower(bound: Bound) -> Lowered:
     x = leaf("x", bound.x)
     tensors = {operand.name: leaf(code_name(operand.name), operand) for operand in bound.operands}
     running, kept = x, {}
-    gives: list[Expr] = []
     marks: list[Mark] = []
     statistics: dict[int, tuple[Expr, Expr]] = {}
     updating = {update.step for update in bound.updates}
     for i, (step, place) in enumerate(zip(bound.chain.steps, bound.places, strict=True)):
         if step.is_naming:
             kept[step.names[0]] = running
-            gives += [running] if step.op == "give" else []
             continue
         if step.op == "recall":
             running = kept[step.names[0]]
@@ -79,7 +77,7 @@ def lower(bound: Bound) -> Lowered:
         running = body.result()
         marks.append(Mark(running, f"after_{step.op}", step.text))
     outputs = [("out", running)]
-    outputs += [(f"{GIVEN}{i}", value) for i, value in enumerate(gives, start=1)]
+    outputs += [(f"{GIVEN}{i}", kept[n]) for i, n in enumerate(bound.chain.gives, start=1)]
     for number, update in enumerate(bound.updates, start=1):
         for name, value in zip(("mean", "variance"), statistics[update.step], strict=True):
             outputs.append((f"batch_{name}_{number}", value))

@@ -129,7 +129,7 @@ def run(
     programs = [program]
     is_differentiable = bound.dtype in FLOATING
     if is_differentiable:
-        found = derivative(program, range(len(shapes)), (0,), shapes)
+        found = derivative(program, range(len(shapes)), program.results, shapes)
         types = with_derivative(program, found, types)
         programs.append(found.program)
     text = source(
@@ -184,17 +184,21 @@ def run(
 
     outputs = launch(program, tensors)
     if not is_differentiable:
-        expected = run_eagerly(
-            chain, tensors[0], dict(zip(chain.operands, tensors[1:], strict=True))
+        expected = results_of(
+            run_eagerly(chain, tensors[0], dict(zip(chain.operands, tensors[1:], strict=True)))
         )
-        return Emulated(outputs, [expected], text)
+        return Emulated(outputs, expected, text)
     exact = [t.double().requires_grad_() if t.is_floating_point() else t for t in tensors]
     if chain.drawn:  # the other target draws the same from the same seeds
-        expected = Part(chain)(exact[0], exact[1:], None)
+        ours = Part(chain)(exact[0], exact[1:], None)
     else:
-        expected = run_eagerly(chain, exact[0], dict(zip(chain.operands, exact[1:], strict=True)))
-    cotangent = torch.randn(expected.shape, dtype=getattr(torch, bound.dtype))
-    pools = {"input": tensors, "output": outputs, "cotangent": [cotangent]}
+        ours = run_eagerly(chain, exact[0], dict(zip(chain.operands, exact[1:], strict=True)))
+    expected = results_of(ours)
+    kinds = [bound.dtype, *(given.dtype for given in bound.gives)]
+    cotangents = [
+        torch.randn(e.shape, dtype=getattr(torch, k)) for e, k in zip(expected, kinds, strict=True)
+    ]
+    pools = {"input": tensors, "output": outputs, "cotangent": cotangents}
     results = launch(found.program, [pools[pool][i] for pool, i in found.sources])
     by_input = {}
     for i, result in zip(found.targets, results, strict=True):
@@ -202,8 +206,18 @@ def run(
         by_input[i] = result.expand(place(program.graph.inputs[i].extent)[0])
     by_input |= {i: by_input[found.targets[output]] for i, output in found.shared}
     moving = [i for i, t in enumerate(exact) if t.requires_grad]
-    slopes = torch.autograd.grad(expected, [exact[i] for i in moving], cotangent.double())
-    wanted = [expected, *slopes]
-    have = [outputs[0], *(by_input[i] for i in moving)]
+    ends = [i for i, e in enumerate(expected) if e.requires_grad]
+    slopes = torch.autograd.grad(
+        [expected[i] for i in ends],
+        [exact[i] for i in moving],
+        [cotangents[i].double() for i in ends],
+    )
+    wanted = [*expected, *slopes]
+    have = [*outputs[: len(expected)], *(by_input[i] for i in moving)]
     have = [h.reshape(w.shape) for h, w in zip(have, wanted, strict=True)]
     return Emulated(have, [w.detach() for w in wanted], text)
+
+
+def results_of(found: torch.Tensor | tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    """What a chain gives."""
+    return [*found] if isinstance(found, tuple) else [found]

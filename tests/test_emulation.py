@@ -551,6 +551,15 @@ CASES = [
     ("softmax(1) | mul(w) | mean((2, 3))", (3, 40, 5, 6), [(40, 1, 1)], {}, "column inner"),
     ("max(1) | sum(1)", (3, 7, 5, 8), [], {}, "column"),
     ("tanh | sum(0) | max(0)", (3, 5, 8), [], {}, "column pointwise"),
+    # Several results.
+    ("add(r) | give(h) | layernorm(w, b)", (9, 96), [(9, 96), (96,), (96,)], {}, "row"),
+    ("add(r) | give(h) | layernorm(w, b)", (3, 20001), [(3, 20001), (20001,), (20001,)], {}, "row"),
+    ("add(r) | give(h) | rms_norm(w) | gelu", (9, 1023), [(9, 1023), (1023,)], {}, "row"),
+    ("add_channel | give(h) | softmax(1) | mul(2)", (2, 40, 5, 6), [(40,)], {}, "column"),
+    ("mul(p) | give(h) | mean((2, 3)) | give(m) | tanh", (2, 3, 6, 7), [(7,)], {}, "row"),
+    ("tanh | max_pool2d(2) | give(p) | mul_channel", (2, 3, 6, 8), [(3,)], {}, "window"),
+    ("tanh | max_pool2d(3, 2, 1) | give(p) | mul_channel", (2, 3, 8, 9), [(3,)], {}, "slide"),
+    ("add_channel | give(h) | gelu | give(k)", (2, 3, 4, 5), [(3,)], {}, "pointwise"),
     # What is left of rows lies otherwise, and so does what is smaller than the result.
     ("mean(2) | softmax(1)", (2, 3, 4, 3, 5), [], {}, "column"),
     ("max(1) | add(p)", (2, 5, 3, 1), [(4,)], {}, "column pointwise"),

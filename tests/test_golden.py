@@ -52,6 +52,14 @@ CASES = {
         "rms_norm(weight)",
         Situation(shape=(8, 16384), dtype="bfloat16"),
     ),
+    "rms_norm_of_residual_stream_bfloat16": (
+        "add(residual) | give(sum) | rms_norm(weight)",
+        Situation(shape=(8, 4096), dtype="bfloat16"),
+    ),
+    "layernorm_of_residual_stream": (
+        "add(residual) | give(sum) | layernorm(weight, bias)",
+        Situation(shape=(8, 4096)),
+    ),
     "layernorm_of_12289": ("layernorm(weight, bias)", Situation(shape=(8, 12289))),
     "layernorm_of_65536_bfloat16": (
         "layernorm(weight, bias)",

@@ -21,6 +21,7 @@ from fusegen.bench.rivals import (
     inputs,
     leaves_of,
     limits_of,
+    results_of,
 )
 from fusegen.bench.timing import Run, Sample, Timer
 from fusegen.bench.works import CHAIN_A, HOST_MODES, MODES, HostWork, Sweep, Work
@@ -49,8 +50,8 @@ class Bench:
         count = min(8, max(2, -(-_ROTATION_BYTES[device] // bytes_of_x)))
         self.inputs = [first, *(inputs(work, device, seed) for seed in range(1, count))]
         with torch.no_grad():
-            result = functions["fusegen"](*first)
-        self.cotangents = [torch.randn_like(result) for _ in self.inputs]
+            results = results_of(functions["fusegen"], first)
+        self.cotangents = [[torch.randn_like(r) for r in results] for _ in self.inputs]
         self.copies = [torch.empty_like(x) for x, *_ in self.inputs]
         self.leaves = [leaves_of(work, tensors) for tensors in self.inputs]
         self.functions = functions
@@ -68,7 +69,7 @@ class Bench:
     def held_bytes(self, mode: str) -> int:
         """What one call is given: x, the operands and, for the backward, the gradient."""
         held = sum(t.nbytes for t in self.inputs[0])
-        return held + (self.cotangents[0].nbytes if mode == MODES[1] else 0)
+        return held + sum(t.nbytes for t in self.cotangents[0] if mode == MODES[1])
 
     def _forward(self, function: Function) -> Run:
         def run(turn: int) -> object:

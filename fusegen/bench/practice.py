@@ -298,6 +298,24 @@ ROWS: tuple[Row, ...] = (
         (None, -1, -1),
         (1.5, 3.5),
     ),
+    # The residual stream of a transformer: the sum goes on beside what is normalised, and backward
+    # reads it and two gradients.
+    (
+        "residual-layernorm",
+        "add(residual) | give(sum) | layernorm(weight, bias)",
+        (8, 2048, 4096),
+        (1, 512, 4096),
+        (None, -1, -1),
+        (2.0, 4.0),
+    ),
+    (
+        "residual-rms_norm",
+        "add(residual) | give(sum) | rms_norm(weight)",
+        (8, 2048, 4096),
+        (1, 512, 4096),
+        (None, -1),
+        (2.0, 4.0),
+    ),
     (
         "rms_norm-silu-mul",
         "rms_norm(weight) | silu | mul(second)",

@@ -17,8 +17,17 @@ import torch
 from torch import Tensor
 
 from fusegen import dsl
-from fusegen.bench.rivals import Function, dtype_of, gradients_of, inputs, is_batched, leaves_of
+from fusegen.bench.rivals import (
+    Function,
+    dtype_of,
+    gradients_of,
+    inputs,
+    is_batched,
+    leaves_of,
+    results_of,
+)
 from fusegen.bench.works import Work
+from fusegen.lower import GIVEN
 
 _SLICE_ELEMENTS = 1 << 25
 _TIMES_EAGER, _ULP = 2, 8  # as `fusegen check` allows
@@ -41,17 +50,21 @@ def precision(work: Work, ours: Function, eager: Function, device: str) -> Preci
     tensors = inputs(work, device, 0)
     x = tensors[0]
     with torch.no_grad():
-        cotangent = torch.randn_like(ours(*tensors))
+        cotangents = [torch.randn_like(r) for r in results_of(ours, tensors)]
     needs = [t.requires_grad for t in leaves_of(work, tensors)]
     of = ("x", *dsl.chain(work.chain).operands)
-    names = ["out", *(f"d_{name}" for name, n in zip(of, needs, strict=True) if n)]
-    found = {"ours": _outcome(work, ours, tensors, cotangent)}
-    found["eager"] = _outcome(work, eager, tensors, cotangent)
+    given = [f"{GIVEN}{i}" for i in range(1, len(cotangents))]
+    names = ["out", *given, *(f"d_{name}" for name, n in zip(of, needs, strict=True) if n)]
+    found = {"ours": _outcome(work, ours, tensors, cotangents)}
+    found["eager"] = _outcome(work, eager, tensors, cotangents)
 
     count = x.shape[0] if x.dim() and is_batched(work, device) else 1
     step = max(1, count * _SLICE_ELEMENTS // max(x.numel(), 1)) if count > 1 else 1
     in_slices = [t.dim() == x.dim() and t.shape[0] == x.shape[0] for t in tensors]
-    is_sliced = [True, *(s for s, n in zip(in_slices, needs, strict=True) if n)]
+    is_sliced = [
+        *(True for _ in cotangents),
+        *(s for s, n in zip(in_slices, needs, strict=True) if n),
+    ]
     largest = [0.0] * len(names)
     differences = {who: [0.0] * len(names) for who in found}
     sums: list[Tensor | None] = [None] * len(names)
@@ -59,7 +72,7 @@ def precision(work: Work, ours: Function, eager: Function, device: str) -> Preci
         part = slice(start, start + step) if count > 1 else slice(None)
         slices = [t[part] if s else t for t, s in zip(tensors, in_slices, strict=True)]
         doubles = [t.double() if t.is_floating_point() else t for t in slices]
-        exact = _outcome(work, eager, doubles, cotangent[part].double())
+        exact = _outcome(work, eager, doubles, [c[part].double() for c in cotangents])
         for i, value in enumerate(exact):
             if is_sliced[i]:
                 largest[i] = max(largest[i], _largest(value))
@@ -90,10 +103,9 @@ def precision(work: Work, ours: Function, eager: Function, device: str) -> Preci
 
 
 def _outcome(
-    work: Work, function: Function, tensors: Sequence[Tensor], cotangent: Tensor
+    work: Work, function: Function, tensors: Sequence[Tensor], cotangents: Sequence[Tensor]
 ) -> list[Tensor]:
-    result, *gradients = gradients_of(function, leaves_of(work, tensors), cotangent)
-    return [result.detach(), *gradients]
+    return [t.detach() for t in gradients_of(function, leaves_of(work, tensors), cotangents)]
 
 
 def _largest(values: Tensor) -> float:

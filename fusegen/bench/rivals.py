@@ -22,7 +22,7 @@ from fusegen.lower import lower
 from fusegen.runtime import Fused
 from fusegen.segments import bind_all, segments
 
-Function = Callable[..., Tensor]
+Function = Callable[..., Any]  # it gives a tensor, or a tuple of some
 
 _MODES_OF_COMPILE = {"compile": "default", "max_autotune": "max-autotune-no-cudagraphs"}
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -138,16 +138,22 @@ def leaves_of(work: Work, tensors: Sequence[Tensor]) -> list[Tensor]:
     return [t.detach().requires_grad_(n) for n, t in zip(needs, tensors, strict=True)]
 
 
+def results_of(function: Function, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """What a call gives."""
+    found = function(*tensors)
+    return found if isinstance(found, tuple) else (found,)
+
+
 def gradients_of(
-    function: Function, leaves: Sequence[Tensor], cotangent: Tensor | None = None
+    function: Function, leaves: Sequence[Tensor], cotangents: Sequence[Tensor] | None = None
 ) -> tuple[Tensor, ...]:
-    """The result and the gradient of every leaf that needs one; with ones for a cotangent where
-    none is given.
+    """The results and the gradient of every leaf that needs one; with ones for cotangents where
+    none are given.
     """
-    result = function(*leaves)
+    results = results_of(function, leaves)
     wanted = [leaf for leaf in leaves if leaf.requires_grad]
-    cotangent = torch.ones_like(result) if cotangent is None else cotangent
-    return result, *torch.autograd.grad(result, wanted, cotangent)
+    seeds = [torch.ones_like(r) for r in results] if cotangents is None else cotangents
+    return *results, *torch.autograd.grad(results, wanted, seeds)
 
 
 def _bounds(work: Work, device: str) -> tuple[Bound, ...]:
@@ -178,6 +184,10 @@ def limits_of(work: Work, device: str) -> tuple[float, float]:
     if work.limits is not None:
         return work.limits
     read = [math.prod(s) for s in (work.shape(device), *work.operand_shapes(device))]
-    result = math.prod(_bounds(work, device)[-1].result_shape)
-    forward = (sum(read) + result) / (2 * read[0])
-    return forward, forward + (2 * sum(read) + result) / (2 * read[0])
+    bounds = _bounds(work, device)
+    written = [math.prod(bounds[-1].result_shape)]
+    for segment, bound in zip(segments(dsl.chain(work.chain)), bounds, strict=True):
+        written += [math.prod(given.shape) for given in bound.gives]
+        written += [math.prod(bound.result_shape)] * segment.gives
+    forward = (sum(read) + sum(written)) / (2 * read[0])
+    return forward, forward + (2 * sum(read) + sum(written)) / (2 * read[0])
