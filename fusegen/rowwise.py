@@ -17,7 +17,7 @@ from fusegen.hoisting import shared_by_rows
 from fusegen.ir import Expr, Extent
 from fusegen.kernel import Buffer, Family, Kernel, Reduction
 from fusegen.lower import remarked
-from fusegen.staging import Pass, by_inverse_count, finalise, partials, reduces_below, staged
+from fusegen.staging import Pass, finalise, partials, reduces_below, staged
 from fusegen.target import DEAR, ITEM_BYTES
 from fusegen.tiers import Tier
 
@@ -95,8 +95,8 @@ def rowwise_kernel(
     in_place: dict[Expr, Expr] | None = None
     terms = [r.value for stage in stages for r in stage]
     nodes = [m.node for m in marks]
-    rule = (lambda node: node) if state.is_exact else by_inverse_count
-    images = iter(ir.rewrite([*terms, *values, *nodes], rule))
+    unknown = {leaf for stage in stages for r in stage for _, leaf in r.results}
+    images = iter(state.eased([*terms, *values, *nodes], unknown, domain))
     stages = [tuple(replace(r, value=next(images)) for r in stage) for stage in stages]
     values = [next(images) for _ in values]
     marks = remarked(marks, dict(zip(nodes, images, strict=True)))

@@ -7,7 +7,7 @@ computed lies.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fusegen import ir
@@ -123,12 +123,53 @@ class Pass:
     def output(self, name: str, expr: Expr) -> Buffer:
         return Buffer(name, self.dtypes[name], ordered(expr.extent), "output")
 
+    def eased(self, exprs: Iterable[Expr], unknown: Collection[Expr], domain: Extent) -> list[Expr]:
+        """Expressions of elements and what is still unknown of their rows, in an order of
+        operations that takes fewer of them, and fewer values to wait; as they are, where the last
+        bits matter.
+        """
+        if self.is_exact:
+            return [*exprs]
+        return ir.rewrite(ir.rewrite(exprs, _by_inverse_count), _ready_first(unknown, domain))
 
-def by_inverse_count(node: Expr) -> Expr:
+
+def _by_inverse_count(node: Expr) -> Expr:
     """A division by a count as a multiplication: the inverse is found once for all rows."""
     if node.op == "div" and node.args[1].op == "count":
         return node.args[0] * (1.0 / node.args[1])
     return node
+
+
+def _ready_first(unknown: Collection[Expr], domain: Extent) -> Callable[[Expr], Expr]:
+    """A rule for sums: of elements, those that need not wait for the unknown are added up before
+    any that do, and so are carried as one.
+    """
+    waiting: dict[Expr, bool] = {}
+
+    def waits(node: Expr) -> bool:
+        if node not in waiting:
+            waiting[node] = node in unknown or any(map(waits, node.args))
+        return waiting[node]
+
+    def parts(node: Expr) -> tuple[Expr, Expr] | None:
+        """What is ready of a sum that waits, and the rest."""
+        if node.op != "add" or not waits(node):
+            return None
+        ready = [a for a in node.args if not waits(a) and a.extent == domain]
+        return (ready[0], node.args[node.args[0] is ready[0]]) if ready else None
+
+    def rule(node: Expr) -> Expr:
+        # Asked of each node, arguments first, so that no answer takes many others.
+        if not waits(node) or node.op not in ("add", "sub"):
+            return node
+        a, b = node.args
+        if (found := parts(a)) and not waits(b) and b.extent == domain:
+            return ir.primitive("add", ir.primitive(node.op, found[0], b), found[1])
+        if node.op == "add" and (found := parts(b)) and not waits(a) and a.extent == domain:
+            return (a + found[0]) + found[1]
+        return node
+
+    return rule
 
 
 def means_as_sums(roots: list[Expr]) -> list[Expr]:

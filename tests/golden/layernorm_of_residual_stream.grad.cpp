@@ -388,13 +388,14 @@ static inline __attribute__((always_inline)) void backward_row_stage_1(const flo
 }
 
 static inline __attribute__((always_inline)) void backward_row_values(const float d_given_1,
-    const float given_1, const float saved_mean, const float total_3, const float saved_variance,
-    const float count_of_inner, const float d_out, const float weight, const float total_4, float& d_x) {
+    const float d_out, const float weight, const float saved_variance, const float given_1,
+    const float saved_mean, const float total_3, const float count_of_inner, const float total_4,
+    float& d_x) {
   // backward, down to add(residual)
   const float inverse_root = 1.0f / sqrtf(saved_variance + 1e-05f);
   const float product = 2.0f * (-0.5f * total_3 * (inverse_root * inverse_root * inverse_root));
   const float quotient = 1.0f / count_of_inner;
-  const float sum = d_given_1 + (given_1 - saved_mean) * (product * quotient) + d_out * weight * inverse_root;
+  const float sum = d_given_1 + d_out * weight * inverse_root + (given_1 - saved_mean) * (product * quotient);
   d_x = sum - total_4 * inverse_root * quotient;
 }
 
@@ -493,12 +494,12 @@ static void backward_row(const float* __restrict__ d_out, const float* __restric
 #pragma omp simd
             for (Index i = 0; i < padded(width); ++i) {
               const float d_given_1_value = d_given_1_line[i];
-              const float given_1_value = given_1_line[i];
               const float d_out_value = d_out_line[i];
               const float weight_value = weight_line[i];
+              const float given_1_value = given_1_line[i];
               float d_x_value;
-              backward_row_values(d_given_1_value, given_1_value, saved_mean_value, total_3_value,
-                  saved_variance_value, count_of_inner_value, d_out_value, weight_value, total_4_value,
+              backward_row_values(d_given_1_value, d_out_value, weight_value, saved_variance_value,
+                  given_1_value, saved_mean_value, total_3_value, count_of_inner_value, total_4_value,
                   d_x_value);
               d_x_line[i] = d_x_value;
             }

@@ -444,33 +444,31 @@ __device__ __forceinline__ void backward_row_stage_1_once(const float saved_vari
 }
 
 __device__ __forceinline__ void backward_row_stage_1(const float d_out, const float weight,
-    const float given_1, const float saved_mean, const float inverse_root, float& total_3_term,
-    float& total_3_term_by, float& total_4_term, float& total_4_term_by, float& total_term,
-    float& total_term_by, float& total_2_term) {
+    const float given_1, const float saved_mean, const float inverse_root, const float d_given_1,
+    float& total_3_term, float& total_3_term_by, float& total_4_term, float& total_4_term_by, float& carried,
+    float& total_term, float& total_term_by, float& total_2_term) {
   total_3_term = d_out * weight;
   total_3_term_by = given_1 - saved_mean;
   total_4_term = d_out;
   total_4_term_by = weight;
+  carried = fmaf(total_3_term, inverse_root, d_given_1);
   total_term = d_out;
   total_term_by = total_3_term_by * inverse_root;
   total_2_term = d_out;
 }
 
-__device__ __forceinline__ void backward_row_values_once(const float saved_variance, const float total_3,
-    const float count_of_inner, const float total_4, float& inverse_root_2, float& negated, float& product) {
-  inverse_root_2 = rsqrtf(saved_variance + 1e-05f);
+__device__ __forceinline__ void backward_row_values_once(const float total_3, const float saved_variance,
+    const float count_of_inner, const float total_4, float& negated, float& product) {
+  const float inverse_root = rsqrtf(saved_variance + 1e-05f);
   const float quotient = 1.0f / count_of_inner;
-  const float product_2 = total_3 * inverse_root_2 * inverse_root_2 * inverse_root_2 * quotient;
-  negated = -product_2;
-  product = total_4 * inverse_root_2 * quotient;
+  negated = -(total_3 * inverse_root * inverse_root * inverse_root * quotient);
+  product = total_4 * inverse_root * quotient;
 }
 
-__device__ __forceinline__ void backward_row_values(const float d_out, const float weight,
-    const float inverse_root_2, const float given_1, const float saved_mean, const float negated,
-    const float d_given_1, const float product, float& d_x) {
+__device__ __forceinline__ void backward_row_values(const float given_1, const float saved_mean,
+    const float negated, const float carried, const float product, float& d_x) {
   // backward, down to add(residual)
-  const float sum = fmaf(d_out * weight, inverse_root_2, fmaf(given_1 - saved_mean, negated, d_given_1));
-  d_x = sum - product;
+  d_x = fmaf(given_1 - saved_mean, negated, carried) - product;
 }
 
 // Reads d_out, given_1, d_given_1, weight by (inner), saved_mean by (outer), saved_variance by (outer); leaves partials of total, total_2; writes d_x.
@@ -544,6 +542,7 @@ backward_row(const float* d_out, const float* weight, const float* given_1, cons
     send_row(first + 2 * stride);
     slot ^= 1;
     Sum<float> sums_1[2];
+    float carried[kPacks][kLanes];
     float inverse_root_value;
     backward_row_stage_1_once(saved_variance_value, inverse_root_value);
 #pragma unroll
@@ -554,19 +553,22 @@ backward_row(const float* d_out, const float* weight, const float* given_1, cons
       for (int lane = 0; lane < kLanes; ++lane) {
         const float d_out_value = widen(d_out_in[p], lane);
         const float given_1_value = widen(given_1_in[p], lane);
+        const float d_given_1_value = widen(d_given_1_in[p], lane);
         const float weight_value = widen(weight_in[p], lane);
         float total_3_term_value;
         float total_3_term_by_value;
         float total_4_term_value;
         float total_4_term_by_value;
+        float carried_value;
         float total_term_value;
         float total_term_by_value;
         float total_2_term_value;
         backward_row_stage_1(d_out_value, weight_value, given_1_value, saved_mean_value, inverse_root_value,
-            total_3_term_value, total_3_term_by_value, total_4_term_value, total_4_term_by_value,
-            total_term_value, total_term_by_value, total_2_term_value);
+            d_given_1_value, total_3_term_value, total_3_term_by_value, total_4_term_value,
+            total_4_term_by_value, carried_value, total_term_value, total_term_by_value, total_2_term_value);
         if (is_here) sums_1[0].add(total_3_term_value, total_3_term_by_value);
         if (is_here) sums_1[1].add(total_4_term_value, total_4_term_by_value);
+        carried[p][lane] = carried_value;
         if (is_here) total_sum[p][lane].add(total_term_value, total_term_by_value);
         if (is_here) total_2_sum[p][lane].add(total_2_term_value);
       }
@@ -574,11 +576,10 @@ backward_row(const float* d_out, const float* weight, const float* given_1, cons
     combine<16, true>(sums_1, cells[turn++ & 1]);
     const float total_3_value = sums_1[0].total;
     const float total_4_value = sums_1[1].total;
-    float inverse_root_2_value;
     float negated_value;
     float product_value;
-    backward_row_values_once(saved_variance_value, total_3_value, count_of_inner_value, total_4_value,
-        inverse_root_2_value, negated_value, product_value);
+    backward_row_values_once(total_3_value, saved_variance_value, count_of_inner_value, total_4_value,
+        negated_value, product_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -586,13 +587,11 @@ backward_row(const float* d_out, const float* weight, const float* given_1, cons
       Pack<float, kLanes> d_x_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const float d_out_value = widen(d_out_in[p], lane);
         const float given_1_value = widen(given_1_in[p], lane);
-        const float d_given_1_value = widen(d_given_1_in[p], lane);
-        const float weight_value = widen(weight_in[p], lane);
+        const float carried_value = carried[p][lane];
         float d_x_value;
-        backward_row_values(d_out_value, weight_value, inverse_root_2_value, given_1_value, saved_mean_value,
-            negated_value, d_given_1_value, product_value, d_x_value);
+        backward_row_values(given_1_value, saved_mean_value, negated_value, carried_value, product_value,
+            d_x_value);
         d_x_out.at[lane] = narrow<float>(d_x_value);
       }
       if (is_here) store(d_x + (base + i), d_x_out);
