@@ -128,6 +128,11 @@ FAMILIES = [
     ("max_pool1d(2, 1) | softmax(1)", (3, 5, 33), []),
     ("rms_norm(weight) | dropout(0.3) | add(residual)", (7, 130), [(130,), (7, 130)]),
     ("dropout2d(0.3) | prelu | minimum(gate)", (3, 5, 8, 9), [(5,), (8, 1)]),
+    # Several results: of rows in a block, in a team, strided ones; of windows.
+    ("add(r) | give(h) | layernorm(w, b)", (150, 8192), [(150, 8192), (8192,), (8192,)]),
+    ("add(r) | give(h) | rms_norm(w)", (9, 20001), [(9, 20001), (20001,)]),
+    ("add_channel | give(h) | softmax(1) | mul(2)", (2, 40, 5, 6), [(40,)]),
+    ("tanh | max_pool2d(2) | give(p) | mul_channel", (2, 3, 6, 8), [(3,)]),
     # Short runs far apart: by column first.
     ("mul(p) | var((0, 2))", (90, 3, 4), [(4,)]),
 ]
@@ -150,8 +155,9 @@ def run(text, shape, operand_shapes, dtype, device, is_last=False):
     if is_last:
         tensors[0] = tensors[0].contiguous(memory_format=torch.channels_last)
     tensors = [t.requires_grad_() for t in tensors]
-    result = fused(*tensors)
-    gradients = torch.autograd.grad(result, tensors, torch.randn_like(result))
+    found = fused(*tensors)
+    results = found if isinstance(found, tuple) else (found,)
+    gradients = torch.autograd.grad(results, tensors, [torch.randn_like(r) for r in results])
     with torch.no_grad():
         fused(*tensors)
     assert all(torch.isfinite(g).all() for g in gradients)
