@@ -86,7 +86,8 @@ class Part:
         for call in self.recent:
             results = call.attempt(x, operands)
             if results is not None:
-                return self.results(_run_matched(call, x, operands) if results is True else results)
+                found = _run_matched(call, x, operands) if results is True else results
+                return found[0] if self.count == 1 else self.results(found)
         return None
 
     def read_of(self, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
