@@ -7,6 +7,7 @@ scheduled on a machine without torch.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import takewhile
 
 from fusegen.axes import Atlas, Axes, CrossedAxesError, Shape, Value, flat
 from fusegen.bound import Bound, Given, Operand, Place, Update
@@ -30,7 +31,7 @@ from fusegen.promotion import (
     kind_of,
     result_type,
 )
-from fusegen.viewing import are_views, merged_span, seen_first, shape_behind
+from fusegen.viewing import are_views, merged_span, seen_first, seen_shapes, shape_behind
 from fusegen.windowing import Slide, Window, windows_along
 
 Kinds = Mapping[str, tuple[Shape, str]]
@@ -57,19 +58,13 @@ class _Binding:
     def __init__(self, chain: Chain, x: tuple[Shape, str], operands: Kinds) -> None:
         self.chain = chain
         self.views_of_x = chain.steps[: seen_first(chain.steps)]
-        shape = x[0]
-        self.kept: dict[str, tuple[Value, str]] = {}  # with its element type
-        for step in self.views_of_x:
-            if step.op == "give":
-                told = f"{step.text}: gives what is only seen in another shape; put it before that"
-                raise UnsupportedError(told)
-            if step.op == "keep":  # where its elements lie among x's axes is not known
-                self.kept[step.names[0]] = Value(shape, ((),) * len(shape), ()), x[1]
-            else:
-                require_axis(step, shape)
-                shape = shape_behind(step, shape)
+        shape, views = seen_shapes(self.views_of_x, x[0])
         self.atlas = Atlas(shape)
         self.running, self.dtype = self.atlas.x, x[1]
+        # Kept values with their types; where the elements of a view lie among x's is not known.
+        self.kept = {n: (Value(s, ((),) * len(s), ()), x[1]) for n, s in views.items()}
+        last = takewhile(lambda s: s.op == "keep", reversed(self.views_of_x))
+        self.kept |= {s.names[0]: (self.running, self.dtype) for s in last}
         self.given_x, self.given = x, operands
         self.found: dict[str, Axes] = {}
         self.places: list[Place | None] = []

@@ -97,6 +97,7 @@ def emit(
         "slides_are_several": any(k.is_several for k in by_slides),
         "of_windows": {k.accumulator(r) for k in by_slides for r in k.reductions},
         "loads_anywhere": any(_reads_neighbours(k) for e in views for k in e.kernels),
+        "stores_anywhere": any(_leaves_neighbours(k) for e in views for k in e.kernels),
         "staged": any(k.is_staged for k in by_rows),
         "ahead": any(k.is_sent_ahead for e in views for k in e.kernels)
         or any(k.is_staged for k in by_rows),
@@ -247,6 +248,11 @@ def _reads_neighbours(kernel: KernelView) -> bool:
     if isinstance(kernel, RowView):
         return bool(kernel.reads_beside or (kernel.family == "outer" and kernel.own_reads))
     return kernel.family in ("pointwise", "inner") and bool(kernel.varying_reads)
+
+
+def _leaves_neighbours(kernel: KernelView) -> bool:
+    """Whether packs of what each of some rows has are stored anywhere in memory."""
+    return isinstance(kernel, RowView) and bool(kernel.stores_beside)
 
 
 def _view(kernel: Kernel, entry: Entry, target: Target) -> KernelView:

@@ -21,7 +21,13 @@ def require_axis(step: Step, running: Shape) -> None:
             f"({len(running)} axes)"
         )
     if "dim" in dict(step.attributes):
-        dims_of(step, running)
+        dims = dims_of(step, running)
+        index = dict(step.attributes).get("index")
+        if isinstance(index, int) and index >= running[dims[0]]:
+            raise ArgumentError(
+                f"{step.text}: index {index} is out of range for axis {dims[0]} of a value of "
+                f"shape {running}"
+            )
 
 
 def dims_of(step: Step, running: Shape) -> tuple[int, ...]:

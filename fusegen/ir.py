@@ -136,9 +136,9 @@ def make(
     return node
 
 
-def const(value: Number) -> Expr:
-    """A number written in the chain."""
-    return make("const", attrs=(float(value),))
+def const(value: Number, kind: Kind = "number") -> Expr:
+    """A number written in the chain, or a position."""
+    return make("const", attrs=(float(value),), kind=kind)
 
 
 def tensor(name: str, extent: Iterable[int], rank: int | None, kind: Kind = "number") -> Expr:
@@ -212,7 +212,7 @@ def reduce(kind: str, axes: Iterable[int], *args: Expr) -> Expr:
     if not present and kind == "variance":
         return primitive("sub", value, value)  # 0, but for what is not finite
     if not present and kind == "argmax":
-        return make("const", attrs=(0.0,), kind="index")
+        return const(0, "index")
     if not present:
         return primitive("mul", value, count(wanted)) if kind == "sum" and wanted else value
     kept = wanted if kind in ("argmax", "pick") else present

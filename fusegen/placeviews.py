@@ -118,6 +118,13 @@ class PlacedView(PassingView):
         return [r for r in self.row_reads if behind <= r.extent and r in self._plain_reads]
 
     @property
+    def stores_beside(self) -> list[Read]:
+        """What strided rows leave that lies beside each other as they do."""
+        if self.family != "column" or not self.groups_behind:
+            return []
+        return [s for s in self.row_stores if s.extent.issuperset(self.groups_behind)]
+
+    @property
     def own_reads(self) -> list[Read]:
         """What rows have of their own all along, but share with some others."""
         tier = self.kernel.tier

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 
 from fusegen.axes import Shape
-from fusegen.errors import ArgumentError
-from fusegen.fitting import dims_of
+from fusegen.errors import ArgumentError, UnsupportedError
+from fusegen.fitting import dims_of, require_axis
 from fusegen.ops import Step
 
 
@@ -70,6 +70,21 @@ def seen_first(steps: Sequence[Step]) -> int:
     if len(views) != 1 or views[0].definition is None or views[0].definition.shaping == "view":
         return number if views else 0
     return number if any(_wants_whole_axes(step) for step in steps[number:]) else 0
+
+
+def seen_shapes(steps: Iterable[Step], shape: Shape) -> tuple[Shape, dict[str, Shape]]:
+    """The shape behind such steps, and that of each value that is kept between them."""
+    kept = {}
+    for step in steps:
+        if step.op == "give":
+            told = f"{step.text}: gives what is only seen in another shape; put it before that"
+            raise UnsupportedError(told)
+        if step.op == "keep":
+            kept[step.names[0]] = shape
+        else:
+            require_axis(step, shape)
+            shape = shape_behind(step, shape)
+    return shape, kept
 
 
 def _wants_whole_axes(step: Step) -> bool:

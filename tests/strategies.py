@@ -282,15 +282,16 @@ def is_accepted(case):
 def reductions(draw):
     """A Case: reductions of what reductions gave, softmax and tanh between them."""
     shape = tuple(draw(st.lists(st.integers(1, 5), min_size=1, max_size=5)))
-    steps, rank = [], len(shape)
+    steps, rank, sizes = [], len(shape), list(shape)
     for _ in range(draw(st.integers(1, 3))):
         if rank == 0:
             break
-        name = draw(st.sampled_from(["sum", "mean", "amax", "logsumexp", "softmax", "max", "tanh"]))
+        kinds = ["sum", "mean", "amax", "logsumexp", "softmax", "max", "tanh", "select"]
+        name = draw(st.sampled_from(kinds))
         dims = draw(
             st.lists(st.integers(0, rank - 1), min_size=1, max_size=rank, unique=True).map(tuple)
         )
-        if name in ("softmax", "max"):
+        if name in ("softmax", "max", "select"):
             dims = dims[:1]
         keepdim = draw(st.booleans())
         if name == "tanh":
@@ -299,6 +300,8 @@ def reductions(draw):
             steps.append(f"softmax({dims[0]})")
         else:
             dim = dims[0] if len(dims) == 1 else dims
-            steps.append(f"{name}({dim}, keepdim={keepdim})")
+            index = f"{draw(st.integers(0, sizes[dims[0]] - 1))}, " if name == "select" else ""
+            steps.append(f"{name}({dim}, {index}keepdim={keepdim})")
             rank -= 0 if keepdim else len(dims)
+            sizes = [1 if i in dims else n for i, n in enumerate(sizes) if keepdim or i not in dims]
     return Case(" | ".join(steps), shape, ())

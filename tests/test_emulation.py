@@ -34,6 +34,19 @@ _MANY_OPERANDS = " | ".join(f"mul(m{i}) | add(a{i})" for i in range(6))
 _GROUPED = "add(t) | group_norm(2, w, b) | silu"
 _POOL = "leaky_relu(0.2) | mul_channel | max_pool2d(2)"
 # chain, x's shape, the operands' shapes, what else; the families that must be in the source
+SWIGLU = (
+    "unflatten(-1, (2, -1)) | keep(y) | select(-2, 0) | silu | keep(a) | recall(y) | "
+    "select(-2, 1) | mul(a)"
+)
+GLU = (
+    "unflatten(1, (2, -1)) | keep(y) | select(1, 0) | keep(a) | recall(y) | select(1, 1) | "
+    "sigmoid | mul(a)"
+)
+ROPE = (
+    "unflatten(-1, (2, -1)) | keep(y) | select(-2, 0, keepdim=True) | keep(a) | recall(y) | "
+    "select(-2, 1, keepdim=True) | neg | masked_fill(is_second, a) | mul(sin) | keep(turned) | "
+    "recall(y) | mul(cos) | add(turned) | flatten(-2)"
+)
 CASES = [
     # Rows: within a warp, in packs and one by one; over warps; of both sizes of block; too long.
     (_NORM, (300, 64), [(64,)] * 2, {}, "row"),
@@ -551,6 +564,20 @@ CASES = [
     ("softmax(1) | mul(w) | mean((2, 3))", (3, 40, 5, 6), [(40, 1, 1)], {}, "column inner"),
     ("max(1) | sum(1)", (3, 7, 5, 8), [], {}, "column"),
     ("tanh | sum(0) | max(0)", (3, 5, 8), [], {}, "column pointwise"),
+    # Halves of an axis.
+    (SWIGLU, (3, 5, 64), [], {}, "column"),
+    (SWIGLU, (3, 5, 66), [], {"dtype": "bfloat16"}, "column"),
+    (SWIGLU, (3, 7, 32), [], {"dtype": "bfloat16"}, "column"),
+    (GLU, (3, 8, 5, 6), [], {}, "column"),
+    (GLU, (3, 8, 5, 6), [], {"layout": "channels_last"}, "column"),
+    (GLU, (3, 8, 5, 7), [], {"dtype": "bfloat16"}, "column"),
+    (ROPE, (2, 3, 5, 16), [(2, 1), (5, 2, 8), (5, 2, 8)], {}, "column"),
+    (ROPE, (2, 3, 5, 32), [(2, 1), (5, 2, 16), (5, 2, 16)], {"dtype": "bfloat16"}, "column"),
+    ("select(-1, 2) | tanh", (5, 70), [], {}, "row"),
+    ("tanh | select(0, 1) | mul(w)", (3, 5, 8), [(8,)], {}, "column"),
+    ("softmax(-1) | select(-1, 3, keepdim=True) | log", (9, 96), [], {}, "row"),
+    ("layernorm(w) | unflatten(-1, (4, -1)) | select(-2, 1)", (9, 96), [(96,)], {}, "row"),
+    ("select(1, 20) | add(b)", (3, 40, 5, 6), [(5, 1)], {}, "column"),
     # Several results.
     ("add(r) | give(h) | layernorm(w, b)", (9, 96), [(9, 96), (96,), (96,)], {}, "row"),
     ("add(r) | give(h) | layernorm(w, b)", (3, 20001), [(3, 20001), (20001,), (20001,)], {}, "row"),

@@ -52,6 +52,11 @@ CASES = {
         "rms_norm(weight)",
         Situation(shape=(8, 16384), dtype="bfloat16"),
     ),
+    "swiglu_bfloat16": (
+        "unflatten(-1, (2, -1)) | keep(y) | select(-2, 0) | silu | keep(gate) | recall(y) | "
+        "select(-2, 1) | mul(gate)",
+        Situation(shape=(8, 4096), dtype="bfloat16"),
+    ),
     "rms_norm_of_residual_stream_bfloat16": (
         "add(residual) | give(sum) | rms_norm(weight)",
         Situation(shape=(8, 4096), dtype="bfloat16"),

@@ -297,11 +297,39 @@ def test_a_single_value_varies_as_in_eager(step, device):
             r"add\(b\): operand 'b' got shape \(5,\), which does",
         ),
         ("max(1)", (3, 0), [], "reduces an axis without elements"),
+        ("select(1, 4)", (3, 4), [], r"index 4 is out of range for axis 1 of a value of shape \(3"),
+        ("select(2, 0)", (3, 4), [], r"select\(2, 0\): dim 2 is out of range"),
     ],
 )
 def test_a_mistake_is_told(text, shape, operands, message):
     with pytest.raises(ArgumentError, match=message):
         fusegen.compile(text)(torch.ones(shape), *[torch.ones(s) for s in operands])
+
+
+def test_a_place_is_counted_from_the_front():
+    with pytest.raises(ChainError, match="index -1 is below 0; count from the front"):
+        fusegen.chain("select(1, -1)")
+
+
+@pytest.mark.parametrize(
+    "value", [math.nan, math.inf, -math.inf], ids=["nan", "infinity", "minus infinity"]
+)
+def test_what_is_not_selected_does_not_matter(value, device):
+    x = torch.randn(3, 4, 5, device=device)
+    x[:, 1] = value
+    x.requires_grad_()
+    y = fusegen.compile("select(1, 2) | tanh")(x)
+    assert torch.isfinite(y).all()
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    assert torch.equal(gradient[:, [0, 1, 3]], torch.zeros(3, 3, 5, device=device))
+
+
+def test_a_value_kept_behind_a_first_view_is_taken_up_again(device):
+    """Where another view follows, too."""
+    text = "unflatten(-1, (2, -1)) | keep(y) | sum(-2, keepdim=True) | keep(s) | recall(y) | "
+    fused = fusegen.compile(text + "mul(s) | flatten(-2)")
+    x = torch.randn(2, 3, 8, device=device)
+    torch.testing.assert_close(fused(x), fused.reference(x))
 
 
 def test_a_maximum_of_too_many_values_has_no_gradient_to_the_first():

@@ -7,7 +7,16 @@ import pkgutil
 from collections.abc import Callable
 from typing import Any
 
-from fusegen.ir import Expr, count, primitive, reduce, reduce_mean, reduce_sum, reduce_variance
+from fusegen.ir import (
+    Expr,
+    const,
+    count,
+    primitive,
+    reduce,
+    reduce_mean,
+    reduce_sum,
+    reduce_variance,
+)
 from fusegen.ops.registry import op
 
 Dim = int | tuple[int, ...] | None
@@ -111,6 +120,27 @@ def amax(x: Expr, dim: Dim = None, keepdim: bool = False) -> Expr:
 def amin(x: Expr, dim: Dim = None, keepdim: bool = False) -> Expr:
     """The smallest value along dim; equal ones share the gradient, NaN wins."""
     return -reduce("amax", axes_of(x, dim), -x)
+
+
+def _selected(x: Any, dim: int, index: int, keepdim: bool = False) -> Any:
+    found = x.select(dim, index)
+    return found.unsqueeze(dim) if keepdim else found
+
+
+def _check_index(dim: int, index: int, keepdim: bool) -> str | None:
+    return None if index >= 0 else f"index {index} is below 0; count from the front"
+
+
+@op(
+    reference=_selected,
+    samples=[(1, 0), (-1, 2, True)],
+    shaping="reduce",
+    equal="torch.select",
+    check=_check_index,
+)
+def select(x: Expr, dim: int, index: int, keepdim: bool = False) -> Expr:
+    """What stands at one place along dim, counted from 0; all of x is read."""
+    return reduce("pick", axes_of(x, dim), x, const(index, "index"))
 
 
 def _vector_norm(x: Any, p: float, dim: Dim, keepdim: bool) -> Any:

@@ -115,6 +115,19 @@ __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
 }
 
+// Neighbours, by as few accesses as their address allows.
+template <int N, typename T>
+__device__ __forceinline__ void store_anywhere(T* to, const Pack<T, N>& pack) {
+  constexpr int kPart = sizeof(T) * N > 16 ? 16 / sizeof(T) : N;
+  if (reinterpret_cast<uintptr_t>(to) % (sizeof(T) * kPart) == 0) {
+#pragma unroll
+    for (int n = 0; n < N; n += kPart) store(to + n, *reinterpret_cast<const Pack<T, kPart>*>(pack.at + n));
+  } else {
+#pragma unroll
+    for (int n = 0; n < N; ++n) to[n] = pack.at[n];
+  }
+}
+
 template <typename T>
 struct Sum {
   T total = 0;
@@ -353,17 +366,21 @@ forward_column(const float* __restrict__ x, const float* __restrict__ weight, co
       if (is_here) store(out + (base + p * step), out_out);
     }
     if (is_beside && threadIdx.y == 0) {
+      Pack<float, kLanes> saved_mean_out;
+      Pack<float, kLanes> saved_variance_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const Index inner = (beside + lane);
         const float mean_value = spreads_1[0][lane].centre;
         const float variance_value = spreads_1[0][lane].squares * inverse_length;
         float saved_mean_value;
         float saved_variance_value;
         forward_column_row_values(mean_value, variance_value, saved_mean_value, saved_variance_value);
-        saved_mean[(outer) * sizes.inner.value + inner] = narrow<float>(saved_mean_value);
-        saved_variance[(outer) * sizes.inner.value + inner] = narrow<float>(saved_variance_value);
+        saved_mean_out.at[lane] = narrow<float>(saved_mean_value);
+        saved_variance_out.at[lane] = narrow<float>(saved_variance_value);
       }
+      const Index inner = beside;
+      store_anywhere(saved_mean + ((outer) * sizes.inner.value + inner), saved_mean_out);
+      store_anywhere(saved_variance + ((outer) * sizes.inner.value + inner), saved_variance_out);
     }
   }
 }

@@ -127,6 +127,19 @@ __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
 }
 
+// Neighbours, by as few accesses as their address allows.
+template <int N, typename T>
+__device__ __forceinline__ void store_anywhere(T* to, const Pack<T, N>& pack) {
+  constexpr int kPart = sizeof(T) * N > 16 ? 16 / sizeof(T) : N;
+  if (reinterpret_cast<uintptr_t>(to) % (sizeof(T) * kPart) == 0) {
+#pragma unroll
+    for (int n = 0; n < N; n += kPart) store(to + n, *reinterpret_cast<const Pack<T, kPart>*>(pack.at + n));
+  } else {
+#pragma unroll
+    for (int n = 0; n < N; ++n) to[n] = pack.at[n];
+  }
+}
+
 template <typename T>
 struct Sum {
   T total = 0;
@@ -721,17 +734,21 @@ backward_column(const __nv_bfloat16* d_out, const float* saved_mean_, __nv_bfloa
       }
     }
     {
+      Pack<__nv_bfloat16, kLanes> d_weight_out;
+      Pack<__nv_bfloat16, kLanes> d_bias_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const Index inner = (beside + lane);
         const float total_3_value = sums_1[0][lane].total;
         const float total_4_value = sums_1[1][lane].total;
         float d_weight_value;
         float d_bias_value;
         backward_column_row_values(total_3_value, total_4_value, d_weight_value, d_bias_value);
-        d_weight[inner] = narrow<__nv_bfloat16>(d_weight_value);
-        d_bias[inner] = narrow<__nv_bfloat16>(d_bias_value);
+        d_weight_out.at[lane] = narrow<__nv_bfloat16>(d_weight_value);
+        d_bias_out.at[lane] = narrow<__nv_bfloat16>(d_bias_value);
       }
+      const Index inner = beside;
+      store_anywhere(d_weight + (inner), d_weight_out);
+      store_anywhere(d_bias + (inner), d_bias_out);
     }
   }
 }

@@ -108,6 +108,19 @@ __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
 }
 
+// Neighbours, by as few accesses as their address allows.
+template <int N, typename T>
+__device__ __forceinline__ void store_anywhere(T* to, const Pack<T, N>& pack) {
+  constexpr int kPart = sizeof(T) * N > 16 ? 16 / sizeof(T) : N;
+  if (reinterpret_cast<uintptr_t>(to) % (sizeof(T) * kPart) == 0) {
+#pragma unroll
+    for (int n = 0; n < N; n += kPart) store(to + n, *reinterpret_cast<const Pack<T, kPart>*>(pack.at + n));
+  } else {
+#pragma unroll
+    for (int n = 0; n < N; ++n) to[n] = pack.at[n];
+  }
+}
+
 template <typename T>
 struct Sum {
   T total = 0;
@@ -190,14 +203,16 @@ forward_column(const float* __restrict__ x, float* __restrict__ out, ForwardSize
       }
     }
     {
+      Pack<float, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const Index inner = (beside + lane);
         const float peak_value = peaks_1[0][lane].best;
         float out_value;
         forward_column_row_values(peak_value, out_value);
-        out[(outer) * sizes.inner.value + inner] = narrow<float>(out_value);
+        out_out.at[lane] = narrow<float>(out_value);
       }
+      const Index inner = beside;
+      store_anywhere(out + ((outer) * sizes.inner.value + inner), out_out);
     }
   }
 }

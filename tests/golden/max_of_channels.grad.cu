@@ -130,6 +130,19 @@ __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
 }
 
+// Neighbours, by as few accesses as their address allows.
+template <int N, typename T>
+__device__ __forceinline__ void store_anywhere(T* to, const Pack<T, N>& pack) {
+  constexpr int kPart = sizeof(T) * N > 16 ? 16 / sizeof(T) : N;
+  if (reinterpret_cast<uintptr_t>(to) % (sizeof(T) * kPart) == 0) {
+#pragma unroll
+    for (int n = 0; n < N; n += kPart) store(to + n, *reinterpret_cast<const Pack<T, kPart>*>(pack.at + n));
+  } else {
+#pragma unroll
+    for (int n = 0; n < N; ++n) to[n] = pack.at[n];
+  }
+}
+
 template <typename T>
 struct Sum {
   T total = 0;
@@ -237,19 +250,25 @@ forward_column(const float* __restrict__ x, float* __restrict__ out, float* __re
       }
     }
     {
+      Pack<float, kLanes> out_out;
+      Pack<float, kLanes> saved_max_out;
+      Pack<float, kLanes> saved_argmax_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const Index inner = (beside + lane);
         const float peak_value = peaks_1[0][lane].best;
         const float peak_3_value = peaks_2[0][lane].best;
         float out_value;
         float saved_max_value;
         float saved_argmax_value;
         forward_column_row_values(peak_value, peak_3_value, out_value, saved_max_value, saved_argmax_value);
-        out[(outer) * sizes.inner.value + inner] = narrow<float>(out_value);
-        saved_max[(outer) * sizes.inner.value + inner] = narrow<float>(saved_max_value);
-        saved_argmax[(outer) * sizes.inner.value + inner] = narrow<float>(saved_argmax_value);
+        out_out.at[lane] = narrow<float>(out_value);
+        saved_max_out.at[lane] = narrow<float>(saved_max_value);
+        saved_argmax_out.at[lane] = narrow<float>(saved_argmax_value);
       }
+      const Index inner = beside;
+      store_anywhere(out + ((outer) * sizes.inner.value + inner), out_out);
+      store_anywhere(saved_max + ((outer) * sizes.inner.value + inner), saved_max_out);
+      store_anywhere(saved_argmax + ((outer) * sizes.inner.value + inner), saved_argmax_out);
     }
   }
 }

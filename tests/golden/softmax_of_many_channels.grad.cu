@@ -157,6 +157,19 @@ __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
 }
 
+// Neighbours, by as few accesses as their address allows.
+template <int N, typename T>
+__device__ __forceinline__ void store_anywhere(T* to, const Pack<T, N>& pack) {
+  constexpr int kPart = sizeof(T) * N > 16 ? 16 / sizeof(T) : N;
+  if (reinterpret_cast<uintptr_t>(to) % (sizeof(T) * kPart) == 0) {
+#pragma unroll
+    for (int n = 0; n < N; n += kPart) store(to + n, *reinterpret_cast<const Pack<T, kPart>*>(pack.at + n));
+  } else {
+#pragma unroll
+    for (int n = 0; n < N; ++n) to[n] = pack.at[n];
+  }
+}
+
 template <typename T>
 struct Sum {
   T total = 0;
@@ -386,17 +399,21 @@ forward_column(const float* __restrict__ x, const float* __restrict__ bias, floa
       if (is_here) store(out + (base + p * step), out_out);
     }
     if (is_beside && threadIdx.y == 0) {
+      Pack<float, kLanes> saved_bound_out;
+      Pack<float, kLanes> saved_sum_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const Index inner = (beside + lane);
         const float peak_value = peaks_1[0][lane].best;
         const float total_value = sums_2[0][lane].total;
         float saved_bound_value;
         float saved_sum_value;
         forward_column_row_values(peak_value, total_value, saved_bound_value, saved_sum_value);
-        saved_bound[(outer) * sizes.inner.value + inner] = narrow<float>(saved_bound_value);
-        saved_sum[(outer) * sizes.inner.value + inner] = narrow<float>(saved_sum_value);
+        saved_bound_out.at[lane] = narrow<float>(saved_bound_value);
+        saved_sum_out.at[lane] = narrow<float>(saved_sum_value);
       }
+      const Index inner = beside;
+      store_anywhere(saved_bound + ((outer) * sizes.inner.value + inner), saved_bound_out);
+      store_anywhere(saved_sum + ((outer) * sizes.inner.value + inner), saved_sum_out);
     }
   }
 }
