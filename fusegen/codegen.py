@@ -246,7 +246,8 @@ _BY_TREE = ("inner", "outer", "window")
 def _reads_neighbours(kernel: KernelView) -> bool:
     """Whether packs of what varies along few groups begin anywhere in memory."""
     if isinstance(kernel, RowView):
-        return bool(kernel.reads_beside or (kernel.family == "outer" and kernel.own_reads))
+        found = kernel.reads_beside or (kernel.family == "column" and kernel.line_reads)
+        return bool(found or (kernel.family == "outer" and kernel.own_reads))
     return kernel.family in ("pointwise", "inner") and bool(kernel.varying_reads)
 
 

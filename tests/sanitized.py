@@ -133,6 +133,19 @@ FAMILIES = [
     ("add(r) | give(h) | rms_norm(w)", (9, 20001), [(9, 20001), (20001,)]),
     ("add_channel | give(h) | softmax(1) | mul(2)", (2, 40, 5, 6), [(40,)]),
     ("tanh | max_pool2d(2) | give(p) | mul_channel", (2, 3, 6, 8), [(3,)]),
+    # Halves of an axis, and what lies beside each of their elements.
+    (
+        "unflatten(-1, (2, -1)) | keep(y) | select(-2, 0) | silu | keep(a) | recall(y) | "
+        "select(-2, 1) | mul(a)",
+        (5, 7, 48),
+        [],
+    ),
+    (
+        "unflatten(-1, (2, -1)) | keep(y) | select(-2, 0, True) | mul(s) | keep(a) | recall(y) | "
+        "mul(c) | add(a)",
+        (3, 5, 7, 32),
+        [(7, 2, 16), (7, 2, 16)],
+    ),
     # Short runs far apart: by column first.
     ("mul(p) | var((0, 2))", (90, 3, 4), [(4,)]),
 ]

@@ -298,6 +298,16 @@ ROWS: tuple[Row, ...] = (
         (None, -1, -1),
         (1.5, 3.5),
     ),
+    # Both halves of a projection: backward reads them and a gradient half as wide.
+    (
+        "swiglu",
+        "unflatten(-1, (2, -1)) | keep(y) | select(-2, 0) | silu | keep(gate) | recall(y) | "
+        "select(-2, 1) | mul(gate)",
+        (8192, 8192),
+        (512, 4096),
+        (),
+        (0.75, 2.0),
+    ),
     # The residual stream of a transformer: the sum goes on beside what is normalised, and backward
     # reads it and two gradients.
     (
