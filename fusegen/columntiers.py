@@ -45,13 +45,14 @@ def resident_alone(words: float) -> int:
 
 def column_tier(length: int, behind: int, widest: int, words: int) -> Tier | None:
     """The tier of strided rows, of which neighbours lie `behind` each other in memory."""
-    lanes = min(lanes_of(behind, widest), _MOST_LANES)
+    lanes = lanes_of(behind, widest)
     if 0 < length <= MOST_ALONE and length * words <= _ALONE_WORDS:
         while length * lanes > MOST_ALONE or length * lanes * words > _ALONE_WORDS:
             lanes //= 2
         elements = length * lanes
         sizes = (elements, elements, lanes, _ALONE_THREADS, length)
         return Tier(*sizes, derivative_elements=elements, is_alone=True)
+    lanes = min(lanes, _MOST_LANES)
     is_single = lanes == 1
     for packs, fewer, longest, threads in _SINGLE_COLUMNS if is_single else _COLUMNS:
         if fewer < packs and packs * lanes * words > WORDS:

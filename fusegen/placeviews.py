@@ -150,11 +150,12 @@ class PlacedView(PassingView):
     @property
     def line_reads(self) -> list[Read]:
         """What some rows share, of which one address tells where it is for all of a thread's pack:
-        of strided rows, what lies beside each other as they do; and of rows that are no whole
-        packs, what lies along them, but that beside sums by column it is slower.
+        of strided rows that it has to itself, what lies beside each other as they do; and of rows
+        that are no whole packs, what lies along them. Where rows are shared, and beside sums by
+        column, it is slower.
         """
         single = self.single_reads
-        if self.family == "column" and self.groups_behind:
+        if self.is_alone and self.groups_behind:
             behind = set(self.groups_behind)
             return [r for r in self._plain_reads if behind < r.extent and r in single]
         if not self.is_shifted or self.sums:

@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(128, 4)
 forward_column(const __nv_bfloat16* __restrict__ x, __nv_bfloat16* __restrict__ out, ForwardSizes sizes,
     Size across, Index tiles) {
   const Positions<float> position_along{};
-  constexpr int kLanes = 4, kPacks = 2;
+  constexpr int kLanes = 8, kPacks = 2;
   const Index length = kPacks, behind = sizes.inner.value;
   // Rows lie beside each other in packs, of which across.value have all before the axis in common.
   const Index packs = sizes.outer.value * across.value;
@@ -287,7 +287,7 @@ __global__ void __launch_bounds__(128, 4)
 backward_column(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict__ d_out,
     __nv_bfloat16* __restrict__ d_x, BackwardSizes sizes, Size across, Index tiles) {
   const Positions<float> position_along{};
-  constexpr int kLanes = 4, kPacks = 2;
+  constexpr int kLanes = 8, kPacks = 2;
   const Index length = kPacks, behind = sizes.inner.value;
   // Rows lie beside each other in packs, of which across.value have all before the axis in common.
   const Index packs = sizes.outer.value * across.value;
@@ -413,7 +413,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const auto stream = reinterpret_cast<cudaStream_t>(a[7]);
   const int device = static_cast<int>(a[6]);
   const DeviceGuard guard(device);
-  const int64_t forward_column_across = static_cast<int64_t>(sizes.inner.value) / 4,
+  const int64_t forward_column_across = static_cast<int64_t>(sizes.inner.value) / 8,
       forward_column_packs = static_cast<int64_t>(sizes.outer.value) * forward_column_across;
   const auto forward_column_beside = static_cast<unsigned>(power_of_two(forward_column_packs, 1, 32));
   const dim3 forward_column_block(forward_column_beside, 128 / forward_column_beside);
@@ -441,7 +441,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const auto stream = reinterpret_cast<cudaStream_t>(a[8]);
   const int device = static_cast<int>(a[7]);
   const DeviceGuard guard(device);
-  const int64_t backward_column_across = static_cast<int64_t>(sizes.inner.value) / 4,
+  const int64_t backward_column_across = static_cast<int64_t>(sizes.inner.value) / 8,
       backward_column_packs = static_cast<int64_t>(sizes.outer.value) * backward_column_across;
   const auto backward_column_beside = static_cast<unsigned>(power_of_two(backward_column_packs, 1, 32));
   const dim3 backward_column_block(backward_column_beside, 128 / backward_column_beside);
