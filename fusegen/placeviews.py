@@ -150,9 +150,8 @@ class PlacedView(PassingView):
     @property
     def line_reads(self) -> list[Read]:
         """What some rows share, of which one address tells where it is for all of a thread's pack:
-        of strided rows that it has to itself, what lies beside each other as they do; and of rows
-        that are no whole packs, what lies along them. Where rows are shared, and beside sums by
-        column, it is slower.
+        beside strided rows that a thread has to itself, or along rows that are no whole packs. It
+        is slower where others have a part of such rows, and beside sums by column.
         """
         single = self.single_reads
         if self.is_alone and self.groups_behind:
