@@ -354,9 +354,9 @@ _SPOKEN_FOR = """
     rows_together rr run scratch send send_all send_around send_off send_packs send_row send_rows
     send_tile settle share shared shared_bytes shares shift side sides sigmoid sign size size_of
     sizes slot slot_before slots slots_of slots_of_rows special split squares start step store
-    store_all store_some stream stretch stretch_length stride strip strips subnormal sum sum_of
-    sum_of_warps sums t tail take taken target task tasks tensor term theirs then thread threads
-    tile to together top total tt turn turns type unmerged used value values visit w
+    store_all store_anywhere store_some stream stretch stretch_length stride strip strips subnormal
+    sum sum_of sum_of_warps sums t tail take taken target task tasks tensor term theirs then thread
+    threads tile to together top total tt turn turns type unmerged used value values visit w
     wait_for_kernel_before wait_for_sent wanted warps whole widen width window word words x y z
     alignas alignof and asm auto bool break case catch char class compl const constexpr continue
     decltype default delete do double dynamic_cast else enum explicit export extern false float for

@@ -20,6 +20,18 @@ CHAINS = [
     ("relu | add(p)", (4, 8, 7, 6), [(8, 1, 1)]),
     ("add(p) | clamp(0, 1) | mul(2) | clamp(0, 1) | div(2)", (4, 8, 7, 6), [(8, 1, 1)]),
     ("mish | mish", (4, 8, 7, 6), []),
+    (
+        "unflatten(-1, (2, -1)) | keep(y) | select(-2, 0) | silu | keep(gate) | recall(y) | "
+        "select(-2, 1) | mul(gate)",
+        (3, 5, 24),
+        [],
+    ),
+    (
+        "add(residual) | give(sum) | layernorm(weight, bias)",
+        (3, 5, 24),
+        [(3, 5, 24), (24,), (24,)],
+    ),
+    ("add(residual) | give(sum) | rms_norm(weight)", (3, 5, 24), [(3, 5, 24), (24,)]),
     ("relu | leaky_relu(0.01) | gelu | sigmoid | add(p)", (4, 8, 3, 5, 6), [(8, 1, 1, 1)]),
     (
         "add(p) | layernorm(weight, bias) | avg_pool3d(2) | gelu",
