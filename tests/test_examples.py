@@ -44,6 +44,15 @@ def test_a_fused_model_equals_its_eager_twin(name: str) -> None:
     assert "TOO LARGE" not in result.stdout
 
 
+def test_a_fused_transformer_equals_its_eager_twin() -> None:
+    result = run("transformer.py", "--quick")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.startswith("add(stream) | give(y) | rms_norm(weight)\nunflatten(-1, (2, ")
+    for line in ("output", "gradient of x", "gradient of blocks.1.gated.weight", "model, forward"):
+        assert f"\n  {line}" in result.stdout
+    assert "TOO LARGE" not in result.stdout
+
+
 def test_a_fused_network_learns_as_its_eager_twin_does() -> None:
     result = run("train.py", "--steps", "150")
     assert result.returncode == 0, result.stdout + result.stderr
