@@ -70,4 +70,9 @@ def test_a_difference_is_noticed(tmp_path: Path) -> None:
 
 
 def test_every_example_is_run() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {*MODELS, "train.py", "common.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {
+        *MODELS,
+        "transformer.py",
+        "train.py",
+        "common.py",
+    }
