@@ -122,7 +122,7 @@ def _saved(module: Module, program: Program, entry: Entry) -> list[str]:
     backward = module.programs[1]
     wanted = set(backward.input_names)
     buffers = {b.name: b for b in entry.arguments}
-    results = {program.output_names[i] for i in program.results}
+    results = [program.output_names[i] for i in program.results]
     own = {n: bytes_of(buffers[n], entry, module.bound) for n in program.output_names}
     saved = {n: size for n, size in own.items() if n in wanted and n not in results}
     lines = [f"  saves  {_listed(saved)}"] if saved else []

@@ -23,9 +23,10 @@ def require_axis(step: Step, running: Shape) -> None:
     if "dim" in dict(step.attributes):
         dims = dims_of(step, running)
         index = dict(step.attributes).get("index")
-        if isinstance(index, int) and index >= running[dims[0]]:
+        short = [d for d in dims if isinstance(index, int) and index >= running[d]]
+        if short:
             raise ArgumentError(
-                f"{step.text}: index {index} is out of range for axis {dims[0]} of a value of "
+                f"{step.text}: index {index} is out of range for axis {short[0]} of a value of "
                 f"shape {running}"
             )
 

@@ -115,6 +115,16 @@ def test_it_is_one_kernel_forward_and_one_pass_backward():
     assert told.count("rows on the chip") == 2
 
 
+def test_what_is_kept_is_told_in_one_order():
+    """Whatever the hashes of names are in this process."""
+    chain = parse("add(a) | give(h) | rms_norm | add(b) | give(k) | rms_norm")
+    told = explain(chain, "cuda", Situation((512, 256)), 4000.0)
+    kept = next(line for line in told.splitlines() if "keeps" in line)
+    assert "given_1" in kept
+    assert "given_2" in kept
+    assert kept.index("given_1") < kept.index("given_2")
+
+
 def test_a_pooling_begins_behind_what_is_given_before_it():
     told = explain(parse("relu | give(h) | max_pool2d(2)"), "cuda", Situation((2, 3, 8, 8)), 4000.0)
     assert "max_pool2d(2) takes its windows over what give(y) has in memory" in told
