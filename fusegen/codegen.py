@@ -92,6 +92,7 @@ def emit(
         or any(k.is_strided for k in by_bundles),
         "persistent": "bundle" in families or any(k.is_persistent for k in by_rows),
         "spreads": any(k.has_moments for e in views for k in e.kernels),
+        "has_gaps": any(e.with_gaps for e in views),
         "has_positions": any(k.positions for e in views for k in e.kernels),
         "slides_are_packed": any(k.is_packed for k in by_slides),
         "slides_are_several": any(k.is_several for k in by_slides),
@@ -201,6 +202,7 @@ class EntryView:
         self.target = target
         self.argument_names = [b.name for b in entry.arguments]
         self.size_names = size_names(entry.grouping)
+        self.with_gaps = [b.name for b in entry.arguments if b.has_gaps]
         self.sizes_type = sizes_type(entry.name)
         drawn = [b for b in entry.arguments if b.dtype == "noise"]
         self.noises = [NoiseView(entry.name, b, entry.grouping) for b in drawn]
@@ -214,7 +216,8 @@ class EntryView:
     @property
     def argument_count(self) -> int:
         """How many integers a call takes."""
-        return len(self.arguments) + 1 + len(self.size_names) + self.target.trailing_arguments
+        numbers = len(self.size_names) + 2 * len(self.with_gaps)
+        return len(self.arguments) + 1 + numbers + self.target.trailing_arguments
 
     @property
     def scratch(self) -> list[tuple[str, str, str]]:

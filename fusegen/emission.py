@@ -9,7 +9,7 @@ from fusegen.codegen import Source, emit
 from fusegen.grouping import Grouping, collapse, ordered
 from fusegen.guarding import guarded
 from fusegen.ir import Expr, Graph
-from fusegen.kernel import Buffer, Entry
+from fusegen.kernel import Buffer, Entry, inputs_of
 from fusegen.lower import remarked
 from fusegen.narrow import narrow_type, narrowed, shorter
 from fusegen.ops import Chain
@@ -29,6 +29,7 @@ def make_entry(program: Program, signature: Signature) -> Entry:
     is_exact = _compares_with_maxima(graph)
     rows = [rows for name, rows in signature.rows if name == program.name]
     held = [found for r in rows if (found := _held(r, program, grouping)) is not None]
+    with_gaps = frozenset(name for entry, name in signature.gaps if entry == program.name)
     kernels = schedule(
         graph,
         dtypes,
@@ -41,6 +42,7 @@ def make_entry(program: Program, signature: Signature) -> Entry:
         pooled=grouping.pooled,
         is_exact=is_exact,
         has_strips=program.name in signature.strips,
+        with_gaps=with_gaps,
     )
     target = TARGETS[signature.target]
     kernels = shortened(kernels)
@@ -56,10 +58,7 @@ def make_entry(program: Program, signature: Signature) -> Entry:
         if is_short:
             kernels = with_inverses(kernels)
         kernels = guarded(kernels, target) if compute == "float" else kernels
-    arguments = [
-        Buffer(ir.name_of(leaf), dtypes[ir.name_of(leaf)], ordered(leaf.extent), "input")
-        for leaf in graph.inputs
-    ]
+    arguments = list(inputs_of(graph, dtypes, with_gaps).values())
     arguments += [
         Buffer(name, dtypes[name], ordered(expr.extent), "output") for name, expr in graph.outputs
     ]

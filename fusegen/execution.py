@@ -151,7 +151,9 @@ class Part:
         built_with is the signature of a module that may hold the program already.
         """
         program, dtypes, device = found.program, found.dtypes, found.device
-        programs = [program]
+        programs, inputs = [program], found.inputs
+        named = zip(program.input_names, inputs, strict=True)
+        gaps = [(program.name, name) for name, i in named if i.pitch]
         derive = self.programs.derivative
         foreseen = None
         present = _differentiable(program)
@@ -161,17 +163,27 @@ class Part:
                 first = derive(program, wanted, program.results, found.metas)
                 programs.append(first.program)
                 dtypes = with_derivative(program, first, dtypes)
-        if built_with is not None and (id(program), built_with) in self.modules:
+                read = [i for pool, i in first.sources if pool == "input" and inputs[i].pitch]
+                gaps += [(first.program.name, program.input_names[i]) for i in read]
+        if built_with is not None and self._holds(built_with, program, gaps):
             build_with = built_with
         else:
             build_with = signature(
                 target_of(device), found.order, programs, dtypes, found.bound, limits(device)
             )
+            is_wide = any(i.last >= 1 << 32 for i in inputs)
+            bits = 64 if is_wide else build_with.index_bits
+            build_with = replace(build_with, gaps=tuple(gaps), index_bits=bits)
         module = self.module(programs, build_with, device)
-        plan = make_plan(
-            program, found.bound, found.order, tensors, found.targets, device, module, wanted
-        )
+        plan = make_plan(found, tensors, inputs, module, wanted)
         return Call(self, replace(found, dtypes=dtypes), plan, foreseen, build_with)
+
+    def _holds(
+        self, built_with: Signature, program: Program, gaps: Sequence[tuple[str, str]]
+    ) -> bool:
+        """Whether there is a module with this signature that holds a program, with these gaps."""
+        own = [pair for pair in built_with.gaps if pair[0] == program.name]
+        return (id(program), built_with) in self.modules and own == gaps
 
     def module(
         self, programs: Sequence[Program], signature: Signature, device: torch.device

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from fusegen.grouping import Grouping
-from fusegen.ir import Expr
+from fusegen import ir
+from fusegen.grouping import Grouping, ordered
+from fusegen.ir import Expr, Graph
 from fusegen.lower import Mark
 from fusegen.tiers import Tier
 
@@ -35,6 +37,7 @@ class Buffer:
     dtype: str
     extent: tuple[int, ...]
     role: Role
+    has_gaps: bool = False  # dense but for gaps, all of a size, between runs of one length
 
     @property
     def is_computed(self) -> bool:
@@ -121,3 +124,14 @@ class Entry:
     grouping: Grouping
     compute: str
     alike: frozenset[str]
+
+
+def inputs_of(
+    graph: Graph, dtypes: Mapping[str, str], with_gaps: Collection[str] = ()
+) -> dict[Expr, Buffer]:
+    """The buffers of a collapsed graph's inputs."""
+    named = {leaf: ir.name_of(leaf) for leaf in graph.inputs}
+    return {
+        leaf: Buffer(name, dtypes[name], ordered(leaf.extent), "input", name in with_gaps)
+        for leaf, name in named.items()
+    }

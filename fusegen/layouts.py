@@ -18,7 +18,7 @@ from fusegen.errors import ArgumentError
 from fusegen.modules import target_of
 from fusegen.program import Program
 from fusegen.target import TARGETS
-from fusegen.windowing import windows_along
+from fusegen.windowing import Slide, windows_along
 
 Shape = tuple[int, ...]
 
@@ -58,7 +58,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def memory_order(shape: Shape, stride: Shape) -> tuple[tuple[int, ...], bool]:
-    """(axes from outermost to innermost in memory, whether the tensor is dense in that order).
+    """(axes from outermost to innermost in memory, whether the tensor is dense in that order, or
+    in runs that are.
 
     Axes of size one have no place of their own; they stay beside their logical neighbours.
     """
@@ -72,6 +73,9 @@ def memory_order(shape: Shape, stride: Shape) -> tuple[tuple[int, ...], bool]:
     by_stride = tuple(sorted(logical, key=lambda a: (-stride[a], a)))
     if _is_dense(shape, stride, by_stride):
         return by_stride, True
+    for order in (logical, last, by_stride):
+        if pitch_of(shape, stride, shape, dense_strides(shape, order)):
+            return order, True
     return logical, False
 
 
@@ -96,14 +100,54 @@ def dense_strides(shape: Shape, order: Sequence[int]) -> Shape:
 
 
 @dataclass(frozen=True)
+class Pitch:
+    """How a tensor lies that is dense but for gaps: so many elements one after the other, a run,
+    and where the next one begins, counted from its beginning.
+    """
+
+    run: int
+    step: int
+
+    def is_apt(self, itemsize: int) -> bool:
+        """Whether packs of up to 16 elements or bytes, as many as that, lie within one run."""
+        return self.run % 16 == 0 and self.step * itemsize % 16 == 0
+
+
+def pitch_of(shape: Shape, stride: Shape, other: Shape, strides: Shape) -> Pitch | None:
+    """How a tensor lies, if it is dense but for gaps, where the same tensor in other axes, joined
+    or split, would be dense with other strides; None if it is anything else.
+    """
+    mine, its = _joined(shape, stride), _joined(other, strides)
+    apart = []  # (stride where it is dense, stride)
+    fits = []
+    while mine and its:
+        (size, have), (count, want) = mine.pop(), its.pop()
+        least = min(size, count)
+        if size % least or count % least:
+            return None
+        fits.append((want, have))
+        if have != want:
+            apart.append((want, have))
+        mine += [(size // least, have * least)] if size > least else []
+        its += [(count // least, want * least)] if count > least else []
+    if not apart or mine or its:
+        return None
+    run, step = min(apart)
+    is_even = all(have == want if want < run else have * run == step * want for want, have in fits)
+    return Pitch(run, step) if is_even else None
+
+
+@dataclass(frozen=True)
 class Input:
     """How one input is brought into place: seen as `shape`, copied to `strides` where it lies
-    otherwise.
+    otherwise, or read as it lies, with gaps.
     """
 
     shape: Shape
     strides: Shape
     is_ready: bool
+    pitch: Pitch | None = None
+    last: int = 0  # how far its last element lies from its first
 
     def arrange(self, tensor: Tensor) -> Tensor:
         """The tensor as the kernels want it; itself where it is ready."""
@@ -180,22 +224,34 @@ class Output:
 
 
 def inputs_of(
-    program: Program, bound: Bound, order: Sequence[int], tensors: Sequence[Tensor]
+    program: Program,
+    bound: Bound,
+    order: Sequence[int],
+    metas: Sequence[Meta],
+    device: torch.device,
 ) -> list[Input]:
     """How the inputs of a program are brought into place that walks the graph's axes in this
     order.
     """
     found = []
-    for leaf, tensor in zip(program.graph.inputs, tensors, strict=True):
-        meta = Meta.of(tensor)
+    reads_gaps = TARGETS[target_of(device)].reads_gaps and not any(
+        isinstance(w, Slide) for _, w in bound.windows
+    )
+    for leaf, meta in zip(program.graph.inputs, metas, strict=True):
         if leaf.kind == "noise":
             found.append(Input(meta.shape, meta.stride, True))
             continue
         shape = _shape(leaf.extent, bound.domain, windows_of(bound))
-        strides = dense_strides(shape, order)
-        found.append(Input(shape, strides, _lies_alike(meta.shape, meta.stride, shape, strides)))
         if math.prod(meta.shape) != math.prod(shape):
             raise ArgumentError(f"{leaf}: got shape {meta.shape}, wanted {shape}")
+        strides = dense_strides(shape, order)
+        is_ready = _lies_alike(meta.shape, meta.stride, shape, strides)
+        pitch = None
+        if reads_gaps and not is_ready:
+            pitch = pitch_of(meta.shape, meta.stride, shape, strides)
+            pitch = pitch if pitch and pitch.is_apt(meta.dtype.itemsize) else None
+        last = sum((n - 1) * s for n, s in zip(meta.shape, meta.stride, strict=True))
+        found.append(Input(shape, strides, is_ready or pitch is not None, pitch, last))
     return found
 
 

@@ -18,11 +18,10 @@ import torch
 from torch import Tensor
 from torch._C._dynamo import guards
 
-from fusegen.bound import Bound
 from fusegen.errors import UnsupportedError
 from fusegen.grouping import collapse
-from fusegen.layouts import Input, Output, Target, inputs_of, outputs_of, windows_of
-from fusegen.program import Program
+from fusegen.layouts import Input, Output, windows_of
+from fusegen.prepared import Prepared
 
 _pointer = Tensor.data_ptr
 _MOST_PLANS = 4096
@@ -55,7 +54,9 @@ class Plan:
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
         self.launch = partial(module.launch, name)
-        self.sizes = tuple(sizes)
+        # Of each input with gaps: its run, and how far behind its end the next one begins.
+        pitches = [i.pitch for i in inputs if i.pitch]
+        self.sizes = (*sizes, *(n for p in pitches for n in (p.run, p.step - p.run)))
         self.device = device
         self.is_empty = is_empty
         self.is_ready = all(i.is_ready for i in inputs)
@@ -131,7 +132,7 @@ class Plan:
         pointers = map(_pointer, (*tensors, *results))
         if self.launch(*pointers, scratch, *self.sizes, self.where()) == 1:
             # Some view begins off a 16-byte boundary: give the kernels aligned copies.
-            aligned = [t if t.data_ptr() % _ALIGNMENT == 0 else t.clone() for t in tensors]
+            aligned = [t if t.data_ptr() % _ALIGNMENT == 0 else _moved(t) for t in tensors]
             homes = [r if r.data_ptr() % _ALIGNMENT == 0 else torch.empty_like(r) for r in results]
             self._launch(aligned, homes)
             for result, home in zip(results, homes, strict=True):
@@ -139,35 +140,40 @@ class Plan:
                     result.copy_(home)
 
 
+def _moved(tensor: Tensor) -> Tensor:
+    """The tensor, and what lies in its gaps, elsewhere in memory."""
+    span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    memory = tensor.as_strided((span,), (1,)).clone()
+    return memory.as_strided(tensor.shape, tensor.stride())
+
+
 def _not_planned(*_: object) -> None:
     """What stands for the functions of C where there is no input to know a plan by."""
 
 
 def make_plan(
-    program: Program,
-    bound: Bound,
-    order: Sequence[int],
+    found: Prepared,
     tensors: Sequence[Tensor],
-    targets: Sequence[Target],
-    device: torch.device,
+    inputs: Sequence[Input],
     module: ModuleType,
     needs: tuple[bool, ...] | None,
 ) -> Plan:
-    """The plan of a program that the module holds. tensors are such as it will run on; needs tells
-    which of them get a gradient, None that none does; targets say what each output must be.
+    """The plan of a program that the module holds. tensors are such as it will run on, brought into
+    place as inputs say; needs tells which of them get a gradient, None that none does.
     """
+    program, bound = found.program, found.bound
     domain, pooled, windows = bound.domain, windows_of(bound), dict(bound.windows)
-    grouping = collapse(program.graph, order, windows)[2]
+    grouping = collapse(program.graph, found.order, windows)[2]
     sizes = [math.prod(pooled.get(a, domain[a]) for a in axes) for axes in grouping.axes]
     sizes += [domain[grouping.axes[g][0]] for g in grouping.pooled]
     return Plan(
         module,
         program.name,
         tensors,
-        inputs_of(program, bound, order, tensors),
-        outputs_of(program, bound, order, targets, device),
+        inputs,
+        found.outputs,
         sizes,
-        device,
+        found.device,
         is_empty=math.prod(domain) == 0,
         needs=needs,
     )

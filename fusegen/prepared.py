@@ -18,7 +18,16 @@ from torch import Tensor
 
 from fusegen.arguments import bound_of
 from fusegen.bound import Bound
-from fusegen.layouts import Meta, Output, Target, dtype_name, memory_order, outputs_of
+from fusegen.layouts import (
+    Input,
+    Meta,
+    Output,
+    Target,
+    dtype_name,
+    inputs_of,
+    memory_order,
+    outputs_of,
+)
 from fusegen.lower import GIVEN
 from fusegen.ops import Chain
 from fusegen.program import Derivative, Program, derivative, forward
@@ -39,6 +48,11 @@ class Prepared:
     targets: tuple[Target, ...]
     dtypes: dict[str, str]
     device: torch.device
+
+    @property
+    def inputs(self) -> list[Input]:
+        """How the program's inputs are brought into place."""
+        return inputs_of(self.program, self.bound, self.order, self.metas, self.device)
 
     @property
     def outputs(self) -> list[Output]:

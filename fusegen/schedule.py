@@ -11,7 +11,7 @@ by level through scratch memory: correct for every graph, and never with atomics
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fusegen import ir
@@ -21,7 +21,7 @@ from fusegen.flatwise import take_flat
 from fusegen.grouping import ordered
 from fusegen.hoisting import shared
 from fusegen.ir import Expr, Extent, Graph
-from fusegen.kernel import Buffer, Family, Kernel
+from fusegen.kernel import Buffer, Family, Kernel, inputs_of
 from fusegen.lower import Mark, remarked
 from fusegen.rowwise import domain_of, rowwise_kernel
 from fusegen.sharing import apart, shares_and_own, without_factors
@@ -72,6 +72,7 @@ def schedule(
     pooled: Sequence[int] = (),
     is_exact: bool = False,
     has_strips: bool = False,
+    with_gaps: Collection[str] = (),
 ) -> tuple[Kernel, ...]:
     """The kernels that compute a collapsed graph's outputs, in launch order.
 
@@ -81,13 +82,10 @@ def schedule(
     dear of them is held in cache, but reductions of others that elements use again take a pass
     each, over many blocks. is_sliding says that windows are no tiles, is_exact that a value must be
     the same to the last bit in whatever kernel it is computed, has_strips that what reductions take
-    lies in short runs, far from each other.
+    lies in short runs, far from each other; the inputs with_gaps are dense but for those.
     """
     verify(graph)
-    leaves = {
-        leaf: Buffer(ir.name_of(leaf), dtypes[ir.name_of(leaf)], ordered(leaf.extent), "input")
-        for leaf in graph.inputs
-    }
+    leaves = inputs_of(graph, dtypes, with_gaps)
     outputs = dict(graph.outputs)
     marks = tuple(marks)
     nodes = [*outputs.values(), *(m.node for m in marks)]

@@ -37,10 +37,12 @@ class Signature:
     in_cache: tuple[str, ...]  # families of rows that are worked on as a whole, where none are held
     rows: tuple[tuple[str, Rows], ...]  # by the name of the program that holds them
     strips: tuple[str, ...] = ()  # the programs whose reductions take short runs far apart
+    gaps: tuple[tuple[str, str], ...] = ()  # (program, input) where it is dense but for gaps
 
     def text(self, programs: Sequence[Program]) -> str:
         """A line for the banner."""
-        kinds = ", ".join(f"{name} {dtype}" for name, dtype in self.dtypes)
+        apart = {name for _, name in self.gaps}
+        kinds = ", ".join(f"{n} {t}{' with gaps' * (n in apart)}" for n, t in self.dtypes)
         return f"{'+'.join(p.name for p in programs)}: {kinds}; {self.index_bits}-bit offsets"
 
 

@@ -72,6 +72,7 @@ class Target:
     fills_edges: bool  # a kernel that writes a whole tensor by windows writes the edge they leave
     joins_from: int  # elements at least, where a norm is in one segment with the pooling behind it
     reports_errors: bool  # a launch may fail; where none can, other threads run Python meanwhile
+    reads_gaps: bool  # a tensor that is dense but for gaps is read where it lies
     trailing_arguments: (
         int  # what a call takes after tensors, scratch and sizes: threads; or device and stream
     )
@@ -280,6 +281,7 @@ CPP = Target(
     fills_edges=False,
     joins_from=1 << 22,
     reports_errors=False,
+    reads_gaps=False,
     trailing_arguments=1,
 )
 
@@ -321,6 +323,7 @@ CUDA = Target(
     fills_edges=True,
     joins_from=0,
     reports_errors=True,
+    reads_gaps=True,
     trailing_arguments=2,
 )
 
@@ -377,8 +380,8 @@ _BEGINNINGS = """
 """
 _ENDINGS = """
     _ahead _along _block _blocks _column _columns _edge _edges _from _here _high _in _lanes _line
-    _low _mine _next _out _pairs _part _partials _room _rooms _row _rows _scratch _slots _staged
-    _stored _sum _sums _t _value
+    _low _memory _mine _next _out _pairs _part _partials _room _rooms _row _rows _scratch _slots
+    _staged _stored _sum _sums _t _value
 """
 _DERIVED = tuple(_BEGINNINGS.split()), tuple(_ENDINGS.split())
 

@@ -160,6 +160,11 @@ class KernelView(Indexing):
         return [r for r in self.reads if not r.buffer.is_computed]
 
     @property
+    def reads_with_gaps(self) -> list[Read]:
+        """What lies in runs with gaps between them."""
+        return [r for r in self._loaded if r.buffer.has_gaps]
+
+    @property
     def positions(self) -> list[Read]:
         """What is read but lies nowhere: positions along groups."""
         return [r for r in self.reads if r.buffer.is_computed]
@@ -171,7 +176,7 @@ class KernelView(Indexing):
         taken = [
             f"const {noise_type(self.entry_name, r.buffer)} {r.name}"
             if r.buffer.dtype == "noise"
-            else f"const {r.type}*{promise} {r.name}"
+            else f"const {r.type}*{promise} {r.name}{'_memory' * r.buffer.has_gaps}"
             for r in self._loaded
         ]
         taken += [f"{s.type}* __restrict__ {s.name}" for s in self.stores]

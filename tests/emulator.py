@@ -7,7 +7,7 @@ import ctypes
 import math
 import re
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -20,7 +20,7 @@ from fusegen.execution import Part
 from fusegen.grouping import collapse
 from fusegen.holding import signature
 from fusegen.joining import chosen, ways
-from fusegen.layouts import dense_strides
+from fusegen.layouts import Pitch, dense_strides, pitch_of
 from fusegen.program import derivative, forward
 from fusegen.promotion import FLOATING
 from fusegen.reference import run_eagerly
@@ -101,9 +101,11 @@ def run(
     x: torch.Tensor | None = None,
     processors: int = 6,
     shared_bytes: int = H200.shared_bytes,
+    has_gaps: bool = False,
 ) -> Emulated:
     """The result, then the gradients of x and every operand, on a device with these limits; x
-    is random where it is not given.
+    is random where it is not given. Every tensor that can have gaps has them where has_gaps is
+    True.
     """
     chain = dsl.parse(chain_text)
     kind = getattr(torch, dtype)
@@ -132,12 +134,6 @@ def run(
         found = derivative(program, range(len(shapes)), program.results, shapes)
         types = with_derivative(program, found, types)
         programs.append(found.program)
-    text = source(
-        chain,
-        programs,
-        signature("cuda", order, programs, types, bound, Limits(processors, shared_bytes)),
-    ).text
-    library = build(text, folder, processors)
     windows = dict(bound.windows)
     pooled = {a: windows_along(w, bound.domain[a]) for a, w in windows.items()}
 
@@ -150,15 +146,34 @@ def run(
             sizes.append(size if axis in extent else 1)
         return tuple(sizes), dense_strides(sizes, order)
 
+    def pitch(leaf: ir.Expr) -> Pitch | None:
+        """Where a tensor can have gaps: behind as short a run as may be."""
+        if not has_gaps or leaf.kind == "noise":
+            return None
+        sizes, strides = place(leaf.extent)
+        steps = sorted({s for n, s in zip(sizes, strides, strict=True) if n > 1})
+        run = next((s for s in steps if s % 16 == 0), None)
+        return run and Pitch(run, run + 16)
+
+    def laid_out(leaf: ir.Expr, tensor: torch.Tensor) -> torch.Tensor:
+        sizes, strides = place(leaf.extent)
+        if apart := pitch(leaf):
+            strides = [s if s < apart.run else s // apart.run * apart.step for s in strides]
+            assert pitch_of(sizes, strides, *place(leaf.extent)) == apart
+        memory = 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
+        nothing = math.nan if tensor.is_floating_point() else 1
+        home = torch.full((memory,), nothing, dtype=tensor.dtype).as_strided(sizes, strides)
+        return home.copy_(tensor.reshape(sizes))
+
+    plain = signature("cuda", order, programs, types, bound, Limits(processors, shared_bytes))
+    gaps = [(p.name, ir.name_of(leaf)) for p in programs for leaf in p.graph.inputs if pitch(leaf)]
+    text = source(chain, programs, replace(plain, gaps=tuple(gaps))).text
+    library = build(text, folder, processors)
+
     def launch(which, inputs):
         arguments = []
         for leaf, tensor in zip(which.graph.inputs, inputs, strict=True):
-            if leaf.kind == "noise":
-                arguments.append(tensor)
-                continue
-            sizes, strides = place(leaf.extent)
-            home = torch.empty_strided(sizes, strides, dtype=tensor.dtype)
-            arguments.append(home.copy_(tensor.reshape(sizes)))
+            arguments.append(tensor if leaf.kind == "noise" else laid_out(leaf, tensor))
         outputs = []
         for name, expr in which.graph.outputs:
             home = torch.empty_strided(*place(expr.extent), dtype=getattr(torch, types[name]))
@@ -171,6 +186,8 @@ def run(
         groups = collapse(which.graph, order, windows)[2]
         numbers = [math.prod(pooled.get(a, bound.domain[a]) for a in g) for g in groups.axes]
         numbers += [bound.domain[groups.axes[g][0]] for g in groups.pooled]
+        pitches = [p for p in map(pitch, which.graph.inputs) if p]
+        numbers += [n for p in pitches for n in (p.run, p.step - p.run)]
         call = getattr(library, f"run_{which.name}")
         call.restype = ctypes.c_int64
 

@@ -1,0 +1,201 @@
+"""Tensors that are dense but for gaps, such as the halves of a projection: on a GPU read where they
+lie, anywhere the same numbers as from a copy.
+"""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numeric import outcome
+from sanitized import FAMILIES
+
+import fusegen
+from fusegen.layouts import Pitch, dense_strides, memory_order, pitch_of
+
+
+def halves(shape, dtype, device):
+    """The first half of each row of a tensor twice as wide."""
+    return torch.randn(*shape[:-1], 2 * shape[-1], device=device, dtype=dtype).chunk(2, -1)[0]
+
+
+def second_halves(shape, dtype, device):
+    return torch.randn(*shape[:-1], 2 * shape[-1], device=device, dtype=dtype).chunk(2, -1)[1]
+
+
+def some_channels(shape, dtype, device):
+    whole = torch.randn(shape[0], shape[1] + 16, *shape[2:], device=device, dtype=dtype)
+    return whole[:, 16:]
+
+
+def some_channels_last(shape, dtype, device):
+    whole = torch.randn(shape[0], shape[1] + 16, *shape[2:], device=device, dtype=dtype)
+    return whole.contiguous(memory_format=torch.channels_last)[:, :-16]
+
+
+def heads_in_front(shape, dtype, device):
+    """Of a projection to three times as many heads, the middle ones, in front of the positions."""
+    batch, heads, length, width = shape
+    whole = torch.randn(batch, length, 3 * heads, width, device=device, dtype=dtype)
+    return whole[:, :, heads : 2 * heads].transpose(1, 2)
+
+
+def without_the_first(shape, dtype, device):
+    """All positions but the first, as a class token's."""
+    whole = torch.randn(shape[0], shape[1] + 1, *shape[2:], device=device, dtype=dtype)
+    return whole[:, 1:]
+
+
+def repeated(shape, dtype, device):
+    return torch.randn(1, *shape[1:], device=device, dtype=dtype).expand(shape)
+
+
+def off_by_one(shape, dtype, device):
+    """Apt, but for where it begins."""
+    whole = torch.randn(*shape[:-1], 2 * shape[-1], device=device, dtype=dtype)
+    return whole[..., 1 : shape[-1] + 1]
+
+
+VIEWS = [halves, second_halves, some_channels, heads_in_front, without_the_first, repeated]
+VIEWS += [off_by_one, some_channels_last]
+SHAPE = (4, 16, 8, 32)
+CHAINS = {
+    "leaky_relu(0.2) | add_channel | clamp(-1, 1) | gelu": [(16,)],
+    "silu | mul(second)": [SHAPE],
+    "rms_norm(weight) | mul(second)": [(32,), SHAPE],
+    "layernorm(weight, bias, axis=1) | add(second)": [(16,), (16,), SHAPE],
+    "batch_norm(weight=weight, bias=bias, training=True) | relu": [(16,), (16,)],
+    "group_norm(2, weight, bias) | silu": [(16,), (16,)],
+    "add(second) | softmax(-1) | dropout(0.5)": [SHAPE],
+    "mul(second) | max_pool2d(2)": [SHAPE],
+    "mul(second) | max_pool2d(3, 2, 1)": [SHAPE],
+    "gelu | mean((2, 3))": [],
+    "add(shift) | gelu": [(4, 1, 1, 32)],
+}
+
+
+def same(tensor):
+    """A copy without gaps whose axes lie in the same order."""
+    order, _ = memory_order(tensor.shape, tensor.stride())
+    strides = dense_strides(tensor.shape, order)
+    return torch.empty_strided(
+        tensor.shape, strides, dtype=tensor.dtype, device=tensor.device
+    ).copy_(tensor)
+
+
+def lies(tensor):
+    return [s for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1]
+
+
+def seeded(fused, tensors, cotangent):
+    torch.manual_seed(0)
+    return outcome(fused, tensors, cotangent)
+
+
+def equal(ours, theirs):
+    assert ours.names == theirs.names
+    for a, b in zip(ours.tensors, theirs.tensors, strict=True):
+        assert torch.equal(a, b)
+        assert lies(a) == lies(b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("chain", CHAINS)
+def test_a_view_has_the_bits_of_its_copy(chain, view, dtype, device):
+    fused = fusegen.compile(chain)
+    operands = [
+        (view if s == SHAPE else torch.randn)(s, dtype=dtype, device=device) for s in CHAINS[chain]
+    ]
+    tensors = [t.requires_grad_() for t in (view(SHAPE, dtype, device), *operands)]
+    copies = [same(t.detach()).requires_grad_() for t in tensors]
+    cotangent = torch.randn_like(fused(*copies))
+    equal(seeded(fused, tensors, cotangent), seeded(fused, copies, cotangent))
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_an_incoming_gradient_may_have_gaps(view, device):
+    fused = fusegen.compile("rms_norm(weight) | gelu")
+    x = torch.randn(SHAPE, device=device, requires_grad=True)
+    weight = torch.randn(32, device=device, requires_grad=True)
+    cotangent = view(SHAPE, torch.float32, device)
+    ours = outcome(fused, [x, weight], cotangent)
+    equal(ours, outcome(fused, [x, weight], cotangent.contiguous()))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("view", [v for v in VIEWS if v is not off_by_one])
+def test_nothing_is_copied(view, device):
+    fused = fusegen.compile("silu | mul(second)")
+    x, second = (view(SHAPE, torch.bfloat16, device) for _ in range(2))
+    fused(x, second)
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+        fused(x, second)
+        torch.cuda.synchronize()
+    kernels = [e.name for e in found.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    assert len(kernels) == 1, kernels
+
+
+@pytest.mark.gpu
+def test_a_view_may_span_more_than_32_bits_can_say(device):
+    fused = fusegen.compile("gelu")
+    step = (1 << 32) + 64
+    memory = torch.empty(step + 4096, dtype=torch.bfloat16, device=device)
+    x = memory.as_strided((2, 4096), (step, 1))
+    x.copy_(torch.randn(2, 4096))
+    assert torch.equal(fused(x), fused(x.clone()))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("chain", "shape", "operands"), FAMILIES)
+def test_every_family_reads_views(chain, shape, operands, device):
+    """Where the shape allows gaps: behind the first axis, over which most of them go."""
+    fused = fusegen.compile(chain)
+    torch.manual_seed(0)
+
+    def spread(shape):
+        whole = torch.randn(shape[0], math.prod(shape[1:]) + 16, device=device)
+        return whole[:, :-16].unflatten(1, shape[1:]) if len(shape) > 1 else whole[:, 0]
+
+    x = spread(shape)
+    others = [spread(s) if len(s) > 1 else torch.rand(s, device=device) for s in operands]
+    tensors = [t.requires_grad_() for t in (x, *others)]
+    copies = [t.detach().contiguous().requires_grad_() for t in tensors]
+    cotangent = torch.randn_like(fused(*copies))
+    equal(seeded(fused, tensors, cotangent), seeded(fused, copies, cotangent))
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_a_pitch_says_where_elements_lie(data):
+    shape = tuple(data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=5)))
+    order = tuple(data.draw(st.permutations(range(-len(shape), 0))))
+    dense = dense_strides(shape, order)
+    steps = {s for n, s in zip(shape, dense, strict=True) if n > 1}
+    run = data.draw(st.sampled_from(sorted(steps or {1})))
+    step = data.draw(st.integers(0, 3 * run))
+    strides = tuple(s if s < run else s // run * step for s in dense)
+    # Seen in other axes: the graph may know some as one, or one as several.
+    found = pitch_of(shape, strides, shape, dense)
+    places = torch.arange(20_000).as_strided(shape, strides)
+    flat = torch.arange(math.prod(shape)).as_strided(shape, dense)
+    if found is None:
+        assert torch.equal(places, flat) or run == 1
+    else:
+        assert torch.equal(places, flat + flat // found.run * (found.step - found.run))
+
+
+def test_axes_may_be_joined_or_split():
+    half = torch.empty(4, 6, 64)[..., :32]
+    strides = dense_strides((2, 2, 6, 8, 4), range(-5, 0))
+    assert pitch_of(half.shape, half.stride(), (2, 2, 6, 8, 4), strides) == Pitch(32, 64)
+    assert pitch_of(half.shape, half.stride(), (24, 32), (32, 1)) == Pitch(32, 64)
+    crossing = dense_strides((4, 3, 64), range(-3, 0))
+    assert pitch_of(half.shape, half.stride(), (4, 3, 64), crossing) == Pitch(32, 64)
+    uneven = dense_strides((2, 16, 24), range(-3, 0))
+    assert pitch_of(half.shape, half.stride(), (2, 16, 24), uneven) is None
+    window = torch.empty(4, 8, 64)[:, 1:-1, :32]
+    strides = dense_strides(window.shape, range(-3, 0))
+    assert pitch_of(window.shape, window.stride(), window.shape, strides) is None
