@@ -10,6 +10,7 @@ import shutil
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fusegen import __version__, cache
@@ -158,6 +159,14 @@ def _parser() -> argparse.ArgumentParser:
     dump.add_argument("--gpu", choices=gpus, default="H200", help=gpu_help)
     dump.add_argument("--dtype", choices=FLOATING, default="float32")
     dump.add_argument("--grad", action="store_true", help="with the backward for every input")
+    dump.add_argument(
+        "--gaps",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="x or an operand that is dense but for gaps, as half of each row of a larger tensor "
+        "is; may be repeated",
+    )
     dump.add_argument("-o", dest="output", type=Path, metavar="FILE", help="write there instead")
     dump.set_defaults(run=_dump)
 
@@ -273,6 +282,7 @@ def _limits(gpu: str) -> Limits:
 
 def _dump(options: argparse.Namespace) -> int:
     situation = _situation(options, options.dtype, options.gpu)
+    situation = replace(situation, gaps=tuple(options.gaps))
     found = sources(parse(options.chain), options.target, situation, grad=options.grad)
     text = "\n".join(source.text for source in found)
     if options.output is None:

@@ -22,8 +22,8 @@ from fusegen.ops import COUNTER, RUNNING, Chain, Step, lookup, nearest
 from fusegen.program import Program, derivative, forward
 from fusegen.promotion import FLOATING, refuse_gradients
 from fusegen.segments import Segment
-from fusegen.signature import Signature, element_types, with_derivative
-from fusegen.target import H200, TARGETS, Limits
+from fusegen.signature import Signature, element_types, with_derivative, with_gaps
+from fusegen.target import H200, TARGETS, Limits, code_name
 from fusegen.viewing import shape_behind
 
 Kind = tuple[Shape, tuple[int, ...]]  # a tensor's shape; its axes, outermost in memory first
@@ -35,7 +35,7 @@ _ASSUMED_SIZES = (2, 3, 8, 10, 12, 12, 12, 12)
 @dataclass(frozen=True)
 class Situation:
     """What a chain is called with; shapes that are None or left out are assumed. And what the GPU
-    has that it is called on.
+    has that it is called on. What is named in gaps, x or operands, is dense but for those.
     """
 
     shape: Shape | None = None
@@ -43,6 +43,7 @@ class Situation:
     dtype: str = "float32"
     layout: str = "contiguous"
     limits: Limits = H200
+    gaps: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,8 @@ def modules(chain: Chain, target: str, situation: Situation, *, grad: bool) -> t
     _require("target", target, TARGETS)
     _require("dtype", situation.dtype, FLOATING)
     _require("layout", situation.layout, LAYOUTS)
+    for name in situation.gaps:
+        _require("gaps", name, ("x", *chain.operands))
     shape, operands = assumed_shapes(chain, situation)
     dtype = situation.dtype
     types = {name: element_type(chain, name, dtype) for name in operands}
@@ -88,7 +91,7 @@ def modules(chain: Chain, target: str, situation: Situation, *, grad: bool) -> t
     parts = found_ways[way]
     kept: dict[str, Kind] = {n: (s, axes_in_memory(s, LAYOUTS[0])) for n, s in operands.items()}
     running: Kind = (shape, order_of_x)
-    found = []
+    found: list[Module] = []
     for part, bound in zip(parts, bounds, strict=True):
         running = running if part.source is None else kept[part.source]
         dtype = dtype if part.source is None else types[part.source]
@@ -107,6 +110,9 @@ def modules(chain: Chain, target: str, situation: Situation, *, grad: bool) -> t
             programs.append(backward.program)
             found_types = with_derivative(program, backward, found_types)
         built_with = signature(target, order, programs, found_types, bound, situation.limits)
+        gaps = [code_name(n) for n in situation.gaps if n in part.chain.operands]
+        gaps += ["x"] if "x" in situation.gaps and not found else []
+        built_with = with_gaps(built_with, programs, gaps)
         found.append(Module(part, bound, tuple(programs), built_with, running[1], order))
         running = (bound.result_shape, _order_behind(bound, order))
         dtype = bound.dtype

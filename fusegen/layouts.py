@@ -17,8 +17,9 @@ from fusegen.bound import Bound
 from fusegen.errors import ArgumentError
 from fusegen.modules import target_of
 from fusegen.program import Program
+from fusegen.signature import reads_gaps
 from fusegen.target import TARGETS
-from fusegen.windowing import Slide, windows_along
+from fusegen.windowing import windows_along
 
 Shape = tuple[int, ...]
 
@@ -118,23 +119,20 @@ def pitch_of(shape: Shape, stride: Shape, other: Shape, strides: Shape) -> Pitch
     or split, would be dense with other strides; None if it is anything else.
     """
     mine, its = _joined(shape, stride), _joined(other, strides)
-    apart = []  # (stride where it is dense, stride)
-    fits = []
+    if 0 in shape:
+        return None
+    pairs = []  # of strides: where it is dense, and here
     while mine and its:
         (size, have), (count, want) = mine.pop(), its.pop()
         least = min(size, count)
         if size % least or count % least:
             return None
-        fits.append((want, have))
-        if have != want:
-            apart.append((want, have))
+        pairs.append((want, have))
         mine += [(size // least, have * least)] if size > least else []
         its += [(count // least, want * least)] if count > least else []
-    if not apart or mine or its:
-        return None
-    run, step = min(apart)
-    is_even = all(have == want if want < run else have * run == step * want for want, have in fits)
-    return Pitch(run, step) if is_even else None
+    run, step = min(((want, have) for want, have in pairs if have != want), default=(0, 0))
+    is_even = all(have == want if want < run else have * run == step * want for want, have in pairs)
+    return Pitch(run, step) if run and is_even else None
 
 
 @dataclass(frozen=True)
@@ -234,9 +232,7 @@ def inputs_of(
     order.
     """
     found = []
-    reads_gaps = TARGETS[target_of(device)].reads_gaps and not any(
-        isinstance(w, Slide) for _, w in bound.windows
-    )
+    may_have_gaps = reads_gaps(target_of(device), bound.windows)
     for leaf, meta in zip(program.graph.inputs, metas, strict=True):
         if leaf.kind == "noise":
             found.append(Input(meta.shape, meta.stride, True))
@@ -247,7 +243,7 @@ def inputs_of(
         strides = dense_strides(shape, order)
         is_ready = _lies_alike(meta.shape, meta.stride, shape, strides)
         pitch = None
-        if reads_gaps and not is_ready:
+        if may_have_gaps and not is_ready:
             pitch = pitch_of(meta.shape, meta.stride, shape, strides)
             pitch = pitch if pitch and pitch.is_apt(meta.dtype.itemsize) else None
         last = sum((n - 1) * s for n, s in zip(meta.shape, meta.stride, strict=True))

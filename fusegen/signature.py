@@ -6,15 +6,16 @@ The rules are the same for tensors and for a chain of which only the text is kno
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from fusegen import ir
 from fusegen.bound import Bound
 from fusegen.lower import GIVEN
 from fusegen.program import STATISTIC, Derivative, Program
+from fusegen.target import TARGETS
 from fusegen.tiers import Tier
-from fusegen.windowing import Window, size_of
+from fusegen.windowing import Slide, Window, size_of
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,22 @@ class Signature:
         apart = {name for _, name in self.gaps}
         kinds = ", ".join(f"{n} {t}{' with gaps' * (n in apart)}" for n, t in self.dtypes)
         return f"{'+'.join(p.name for p in programs)}: {kinds}; {self.index_bits}-bit offsets"
+
+
+def with_gaps(plain: Signature, programs: Iterable[Program], names: Container[str]) -> Signature:
+    """The signature where inputs of these names are dense but for gaps, as far as its target reads
+    such where they lie.
+    """
+    programs = [p for p in programs if reads_gaps(plain.target, p.windows)]
+    gaps = [(p.name, name) for p in programs for name in p.input_names if name in names]
+    return replace(plain, gaps=tuple(gaps))
+
+
+def reads_gaps(target: str, windows: Iterable[tuple[int, Window]]) -> bool:
+    """Whether the kernels of a target go over gaps: not where they look beside an element, for
+    others of its windows.
+    """
+    return TARGETS[target].reads_gaps and not any(isinstance(w, Slide) for _, w in windows)
 
 
 def index_dtype(windows: Sequence[tuple[int, Window]]) -> str:

@@ -160,11 +160,6 @@ class KernelView(Indexing):
         return [r for r in self.reads if not r.buffer.is_computed]
 
     @property
-    def reads_with_gaps(self) -> list[Read]:
-        """What lies in runs with gaps between them."""
-        return [r for r in self._loaded if r.buffer.has_gaps]
-
-    @property
     def positions(self) -> list[Read]:
         """What is read but lies nowhere: positions along groups."""
         return [r for r in self.reads if r.buffer.is_computed]

@@ -772,6 +772,44 @@ def test_a_cuda_source_computes_what_torch_does(
         assert error < tolerance
 
 
+_LYING_WITH_GAPS = [
+    (_CHAIN_A, (5, 16, 8, 13), [(16,)], {}),
+    (_CHAIN_A, (5, 8, 6, 16), [(8,)], {"layout": _LAST}),
+    (SWIGLU, (7, 128), [], _IN_16),
+    (_NORM, (300, 64), [(64,)] * 2, {}),
+    (_NORM, (9, 2, 1000), [(1000,)] * 2, {}),
+    (_NORM, (9, 16, 1023), [(1023,)] * 2, {}),
+    (_NORM, (16, 16, 65), [(65,)] * 2, _IN_16),
+    ("add(p) | layernorm(weight, bias)", (5, 4, 768), [(4, 768), (768,), (768,)], {}),
+    ("layernorm | mul(s) | add(t)", (3, 7, 768), [(3, 1, 768)] * 2, _IN_16),
+    ("softmax(-1)", (3, 32000), [], {}),
+    (_CHANNEL, (3, 96, 28, 28), [(96,)] * 2, {}),
+    (_CHANNEL, (5, 16, 7, 7), [(16,)] * 2, {}),
+    (_GROUPED, (3, 16, 8, 8), [(3, 16, 1, 1), (16,), (16,)], {}),
+    (_POOLED_NORM, (4, 16, 8, 12), [(16,)] * 2, {}),
+    (_BUNDLED, (2, 3, 4, 6, 64), [(64,), (64,), ()], {}),
+    (_POOL, (3, 8, 6, 16), [(8,)], {}),
+    ("gelu | mean((2, 3))", (5, 8, 16, 16), [], {}),
+    ("mul(s) | silu", (7, 16, 7, 7), [(7, 16, 1, 1)], {}),
+]
+
+
+@pytest.mark.parametrize(
+    ("chain", "shape", "operands", "more"),
+    _LYING_WITH_GAPS,
+    ids=[f"{'-'.join(map(str, c[1]))} {c[0]}" for c in _LYING_WITH_GAPS],
+)
+def test_tensors_may_have_gaps(
+    chain: str, shape: tuple[int, ...], operands: list, more: dict, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    done = run(chain, shape, operands, tmp_path, has_gaps=True, **more)
+    assert "Pitched<" in done.text
+    tolerance = {"bfloat16": 2.0**-8}.get(more.get("dtype"), 3e-6)
+    for have, want in zip(done.results, done.expected, strict=True):
+        assert (have.double() - want).abs().max() / (want.abs().max() + 0.1) < tolerance
+
+
 @pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn", "float8_e5m2"])
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float64"])
 def test_a_quantised_end_has_the_bits_of_torch(dtype: str, kind: str, tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def lies(tensor):
     return [s for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1]
 
 
-def seeded(fused, tensors, cotangent):
+def seeded(fused, tensors, cotangent=None):
     torch.manual_seed(0)
     return outcome(fused, tensors, cotangent)
 
@@ -110,8 +110,7 @@ def test_a_view_has_the_bits_of_its_copy(chain, view, dtype, device):
     ]
     tensors = [t.requires_grad_() for t in (view(SHAPE, dtype, device), *operands)]
     copies = [same(t.detach()).requires_grad_() for t in tensors]
-    cotangent = torch.randn_like(fused(*copies))
-    equal(seeded(fused, tensors, cotangent), seeded(fused, copies, cotangent))
+    equal(seeded(fused, tensors), seeded(fused, copies))
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -126,9 +125,9 @@ def test_an_incoming_gradient_may_have_gaps(view, device):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("view", [v for v in VIEWS if v is not off_by_one])
-def test_nothing_is_copied(view, device):
+def test_nothing_is_copied(view):
     fused = fusegen.compile("silu | mul(second)")
-    x, second = (view(SHAPE, torch.bfloat16, device) for _ in range(2))
+    x, second = (view(SHAPE, torch.bfloat16, "cuda") for _ in range(2))
     fused(x, second)
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
@@ -139,10 +138,10 @@ def test_nothing_is_copied(view, device):
 
 
 @pytest.mark.gpu
-def test_a_view_may_span_more_than_32_bits_can_say(device):
+def test_a_view_may_span_more_than_32_bits_can_say():
     fused = fusegen.compile("gelu")
     step = (1 << 32) + 64
-    memory = torch.empty(step + 4096, dtype=torch.bfloat16, device=device)
+    memory = torch.empty(step + 4096, dtype=torch.bfloat16, device="cuda")
     x = memory.as_strided((2, 4096), (step, 1))
     x.copy_(torch.randn(2, 4096))
     assert torch.equal(fused(x), fused(x.clone()))
@@ -150,21 +149,20 @@ def test_a_view_may_span_more_than_32_bits_can_say(device):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("chain", "shape", "operands"), FAMILIES)
-def test_every_family_reads_views(chain, shape, operands, device):
+def test_every_family_reads_views(chain, shape, operands):
     """Where the shape allows gaps: behind the first axis, over which most of them go."""
     fused = fusegen.compile(chain)
     torch.manual_seed(0)
 
     def spread(shape):
-        whole = torch.randn(shape[0], math.prod(shape[1:]) + 16, device=device)
+        whole = torch.randn(shape[0], math.prod(shape[1:]) + 16, device="cuda")
         return whole[:, :-16].unflatten(1, shape[1:]) if len(shape) > 1 else whole[:, 0]
 
     x = spread(shape)
-    others = [spread(s) if len(s) > 1 else torch.rand(s, device=device) for s in operands]
+    others = [spread(s) if len(s) > 1 else torch.rand(s, device="cuda") for s in operands]
     tensors = [t.requires_grad_() for t in (x, *others)]
     copies = [t.detach().contiguous().requires_grad_() for t in tensors]
-    cotangent = torch.randn_like(fused(*copies))
-    equal(seeded(fused, tensors, cotangent), seeded(fused, copies, cotangent))
+    equal(seeded(fused, tensors), seeded(fused, copies))
 
 
 @settings(max_examples=300)
@@ -194,8 +192,6 @@ def test_axes_may_be_joined_or_split():
     assert pitch_of(half.shape, half.stride(), (24, 32), (32, 1)) == Pitch(32, 64)
     crossing = dense_strides((4, 3, 64), range(-3, 0))
     assert pitch_of(half.shape, half.stride(), (4, 3, 64), crossing) == Pitch(32, 64)
-    uneven = dense_strides((2, 16, 24), range(-3, 0))
-    assert pitch_of(half.shape, half.stride(), (2, 16, 24), uneven) is None
     window = torch.empty(4, 8, 64)[:, 1:-1, :32]
     strides = dense_strides(window.shape, range(-3, 0))
     assert pitch_of(window.shape, window.stride(), window.shape, strides) is None

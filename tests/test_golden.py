@@ -231,6 +231,27 @@ CASES = {
     ),
     "quantized_int8": ("add_channel | quantize(0.05)", Situation(layout="channels_last")),
 }
+# Views that are dense but for gaps: halves of a projection, rows of every family.
+CASES |= {
+    "gated_halves": ("silu | mul(up)", Situation((64, 1024), {"up": (64, 1024)}, gaps=("x", "up"))),
+    "norm_of_queries_bfloat16": (
+        "rms_norm(weight) | mul(second)",
+        Situation((256, 128), {"second": (256, 128)}, "bfloat16", gaps=("x", "second")),
+    ),
+    "layernorm_of_a_part_of_rows": (
+        "layernorm(weight, bias)",
+        Situation(shape=(4096, 4096), gaps=("x",)),
+    ),
+    "some_channels": (
+        "add_channel | gelu | mean((2, 3))",
+        Situation(shape=(8, 32, 16, 16), gaps=("x",)),
+    ),
+    "norm_of_some_channels": (
+        "layernorm(weight, bias, axis=1)",
+        Situation(shape=(4, 96, 28, 28), gaps=("x",)),
+    ),
+    "pooling_of_some_channels": ("mul_channel | max_pool2d(2)", Situation(gaps=("x",))),
+}
 WITHOUT_GRADIENT = ("quantized", "quantized_int8")
 Compare = Callable[[str, str], None]
 

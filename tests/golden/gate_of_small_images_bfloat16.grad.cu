@@ -132,8 +132,8 @@ __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
 
 // Elements that lie together, on their way to shared memory by all threads of a block, in packs of 16 bytes; those behind
 // the last pack are there at once.
-template <typename T>
-__device__ __forceinline__ void send_all(T* to, const T* from, Index count) {
+template <typename T, typename Tensor>
+__device__ __forceinline__ void send_all(T* to, Tensor from, Index count) {
   constexpr Index kEach = 16 / sizeof(T);
   const Index packs = count / kEach, thread = threadIdx.y * blockDim.x + threadIdx.x,
       threads = blockDim.x * blockDim.y;

@@ -1,0 +1,338 @@
+// fusegen 0.1.0   chain 4b84aacee5b2   signature forward: bias float32, out float32, weight float32, x float32; 64-bit offsets
+//   layernorm(weight, bias, axis=1)
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+using Index = int64_t;
+
+namespace {
+
+struct Size {
+  Index value;
+};
+
+inline Index divide(Index n, Size d) { return n / d.value; }
+
+template <typename To, typename From>
+inline To bits_of(From x) {
+  static_assert(sizeof(To) == sizeof(From));
+  To bits;
+  __builtin_memcpy(&bits, &x, sizeof(To));
+  return bits;
+}
+
+template <typename Stored>
+inline Stored widen(Stored x) {
+  return x;
+}
+
+template <typename Stored, typename Value>
+inline Stored narrow(Value x) {
+  return static_cast<Stored>(x);
+}
+
+// Scratch memory, handed out piece by piece; with no base it only counts.
+struct Scratch {
+  char* base;
+  Index used = 0;
+  template <typename T>
+  T* take(Index count) {
+    T* const piece = reinterpret_cast<T*>(base + used);
+    used += (count * static_cast<Index>(sizeof(T)) + 63) / 64 * 64;
+    return piece;
+  }
+};
+
+// Work is cut into pieces that depend on the sizes alone, never on the number of threads: so are the results.
+constexpr Index kPiece = 16384;
+
+inline Index pieces_of(Index length) { return std::max<Index>(1, (length + kPiece - 1) / kPiece); }
+
+// Below this many elements one thread does it all: waking another costs more.
+constexpr Index kSerial = 16384;
+
+// Elements are worked on by lines: up to so many neighbours, widened into arrays, so that conversions,
+// arithmetic and sums are a plain loop each. Arithmetic goes on to a whole vector, over copies of the last
+// element, so that no short row ends in scalar calls.
+constexpr Index kLine = 512;
+
+// Strided rows go side by side, so many that they still lie in a core's cache when the next stage comes, and that there
+// are tasks for many cores.
+inline Index columns_together(Index above, Index length, Index beside) {
+  const Index fit = std::min<Index>(32768 / std::max<Index>(1, length), above * beside / 128);
+  return std::min<Index>(kLine, std::max<Index>(64, fit / 16 * 16));
+}
+
+inline Index blocks_of(Index above, Index length, Index beside) {
+  const Index side = columns_together(above, length, beside);
+  return (beside + side - 1) / side;
+}
+
+inline Index padded(Index width) { return (width + 15) / 16 * 16; }
+
+// The end of a line is filled up with copies of its last element.
+template <typename Value>
+inline void pad(Value* line, Index width) {
+  const Value last = line[width - 1];
+  for (Index i = width; i < padded(width); ++i) line[i] = last;
+}
+
+// Elements of the arithmetic's own type that fill whole vectors are worked on where they lie.
+template <Index stride, typename Stored, typename Value>
+inline bool is_line(Index width) {
+  return std::is_same<Stored, Value>::value && stride == 1 && width == padded(width);
+}
+
+// A line to read; room is where it is put if it cannot stay.
+template <Index stride, typename Stored, typename Value>
+inline const Value* load(const Stored* from, Index width, Value* room) {
+  if (is_line<stride, Stored, Value>(width)) return reinterpret_cast<const Value*>(from);
+#pragma omp simd
+  for (Index i = 0; i < width; ++i) room[i] = static_cast<Value>(widen(from[i * stride]));
+  pad(room, width);
+  return room;
+}
+
+// A line to be written before store.
+template <Index stride, typename Stored, typename Value>
+inline Value* target(Stored* to, Index width, Value* room) {
+  return is_line<stride, Stored, Value>(width) ? reinterpret_cast<Value*>(to) : room;
+}
+
+template <Index stride, typename Stored, typename Value>
+inline void store(const Value* line, Index width, Stored* to) {
+  if (is_line<stride, Stored, Value>(width)) return;
+#pragma omp simd
+  for (Index i = 0; i < width; ++i) to[i * stride] = narrow<Stored>(line[i]);
+}
+
+// Fresh memory comes in pages of 4 KiB, whose faults cost more than most chains (writing 55 MB: 15 ms, and 4
+// in large pages). So large outputs ask for those, as torch's allocator does under THP_MEM_ALLOC_ENABLE.
+template <typename Stored>
+inline void expect(Stored* output, Index count) {
+#ifdef __linux__
+  constexpr uintptr_t kPage = 65536;
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(output) + kPage - 1) / kPage * kPage;
+  const uintptr_t end = reinterpret_cast<uintptr_t>(output + count) / kPage * kPage;
+  if (begin + (4u << 20) <= end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+}
+
+// Sixteen numbers side by side. gcc would add the ends of a reduction up one by one, through memory.
+template <typename Value>
+struct Lanes {
+  typedef Value Pack __attribute__((vector_size(16 * sizeof(Value))));
+  Pack at = {};
+  void load(const Value* from) { __builtin_memcpy(&at, from, sizeof(at)); }
+  Value sum() const {
+    Value left[16];
+    __builtin_memcpy(left, &at, sizeof(at));
+    fold<8>(left);
+    fold<4>(left);
+    fold<2>(left);
+    return left[0] + left[1];
+  }
+  template <int half>
+  static void fold(Value* left) {
+    for (int i = 0; i < half; ++i) left[i] += left[i + half];
+  }
+};
+
+inline Index whole(Index width) { return width / 16 * 16; }
+
+template <typename Value>
+inline double sum_of(const Value* line, Index width) {
+  Lanes<Value> lanes, next;
+  for (Index i = 0; i < whole(width); i += 16) {
+    next.load(line + i);
+    lanes.at += next.at;
+  }
+  Value total = lanes.sum();
+  for (Index i = whole(width); i < width; ++i) total += line[i];
+  return total;
+}
+
+// Count, mean and the sum of squared distances from it; merged by Chan's formula.
+template <typename Value>
+struct Moments {
+  double count = 0, centre = 0, distances = 0;
+  void merge(const Moments& other) {
+    if (count == 0) *this = other;
+    else if (other.count != 0) {
+      const double all = count + other.count, gap = other.centre - centre, share = other.count / all;
+      centre += gap * share;
+      distances += other.distances + gap * gap * count * share;
+      count = all;
+    }
+  }
+  // Distances about a first guess of the mean, mended by their own mean.
+  void add(const Value* line, Index width) {
+    const double n = static_cast<double>(width);
+    const Value about = static_cast<Value>(sum_of(line, width) / n);
+    Lanes<Value> lanes, all_squares, all_drift;
+    for (Index i = 0; i < whole(width); i += 16) {
+      lanes.load(line + i);
+      lanes.at -= about;
+      all_squares.at += lanes.at * lanes.at;
+      all_drift.at += lanes.at;
+    }
+    Value squares = all_squares.sum(), drift = all_drift.sum();
+    for (Index i = whole(width); i < width; ++i) {
+      const Value distance = line[i] - about;
+      squares += distance * distance;
+      drift += distance;
+    }
+    const double mean_drift = drift / n;
+    merge({n, about + mean_drift, squares - drift * mean_drift});
+  }
+  double mean() const { return centre; }
+  double variance() const { return distances / count; }
+};
+
+// Moments for each of so many places. Some lines together are taken as distances from the first of them.
+template <typename Value, Index places>
+struct MomentsLanes {
+  double count = 0, centre[places], distances[places];
+  int together = 0;
+  Value about[places], drift[places], squares[places];
+  explicit MomentsLanes(Index width) {
+    std::fill(centre, centre + padded(width), 0.0);
+    std::fill(distances, distances + padded(width), 0.0);
+  }
+  void add(const Value* line, Index width, Index at = 0) {
+    if (together == 0) {
+      std::copy(line, line + padded(width), about + at);
+      std::fill(drift + at, drift + at + padded(width), Value());
+      std::fill(squares + at, squares + at + padded(width), Value());
+      return;
+    }
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) {
+      const Value distance = line[i] - about[at + i];
+      drift[at + i] += distance;
+      squares[at + i] += distance * distance;
+    }
+  }
+  void next(Index width) {
+    if (++together == 16) finish(width);
+  }
+  // Merges the last lines with those before.
+  void finish(Index width) {
+    if (together == 0) return;
+    const double n = together, all = count + n, share = n / all;
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) {
+      const double mean_drift = drift[i] / n, gap = about[i] + mean_drift - centre[i];
+      distances[i] += squares[i] - drift[i] * mean_drift + gap * gap * count * share;
+      centre[i] += gap * share;
+    }
+    count = all;
+    together = 0;
+  }
+  double mean(Index i) const { return centre[i]; }
+  double variance(Index i) const { return distances[i] / count; }
+  Moments<Value> at(Index i) const { return {count, centre[i], distances[i]}; }
+};
+
+struct ForwardSizes {
+  Size outer, middle, inner;
+};
+
+static inline __attribute__((always_inline)) void forward_column_values_once(const float variance,
+    float& inverse_root) {
+  inverse_root = 1.0f / sqrtf(variance + 1e-05f);
+}
+
+static inline __attribute__((always_inline)) void forward_column_values(const float x, const float mean,
+    const float inverse_root, const float weight, const float bias, float& out) {
+  // layernorm(weight, bias, axis=1)
+  out = (x - mean) * inverse_root * weight + bias;
+}
+
+static void forward_column(const float* __restrict__ x, const float* __restrict__ weight,
+    const float* __restrict__ bias, float* __restrict__ out, const ForwardSizes sizes, int threads) {
+  expect(out, sizes.outer.value * sizes.middle.value * sizes.inner.value);
+  const Index above = sizes.outer.value, length = sizes.middle.value, beside = sizes.inner.value;
+  const Index side = columns_together(above, length, beside), blocks = blocks_of(above, length, beside),
+      tasks = above * blocks;
+#pragma omp parallel num_threads(threads) firstprivate(sizes) if (above * length * beside > kSerial)
+  {
+#pragma omp for schedule(static)
+    for (Index task = 0; task < tasks; ++task) {
+      const Index above_index = task / blocks, first = task % blocks * side;
+      const Index width = std::min(side, beside - first);
+      const Index outer = above_index;
+      MomentsLanes<float, kLine> mean_lanes(width);
+      for (Index r = 0; r < length; ++r) {
+        const Index middle = r;
+        const Index inner = first;
+        float x_room[kLine];
+        const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
+        mean_lanes.add(x_line, width);
+        mean_lanes.next(width);
+      }
+      mean_lanes.finish(width);
+      float mean_line[kLine];
+      for (Index i = 0; i < padded(width); ++i) mean_line[i] = static_cast<float>(mean_lanes.mean(i));
+      float variance_line[kLine];
+      for (Index i = 0; i < padded(width); ++i) variance_line[i] = static_cast<float>(mean_lanes.variance(i));
+      {  // what does not vary along a row is found once
+        const Index inner = first;
+        float inverse_root_line[kLine];
+#pragma omp simd
+        for (Index i = 0; i < padded(width); ++i) {
+          const float variance_value = variance_line[i];
+          float inverse_root_value;
+          forward_column_values_once(variance_value, inverse_root_value);
+          inverse_root_line[i] = inverse_root_value;
+        }
+        for (Index r = 0; r < length; ++r) {
+          const Index middle = r;
+          const Index inner = first;
+          float x_room[kLine];
+          const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
+          const float weight_value = widen(weight[middle]);
+          const float bias_value = widen(bias[middle]);
+          float out_room[kLine];
+          float* const out_line = target<1>(out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, out_room);
+#pragma omp simd
+          for (Index i = 0; i < padded(width); ++i) {
+            const float x_value = x_line[i];
+            const float mean_value = mean_line[i];
+            const float inverse_root_value = inverse_root_line[i];
+            float out_value;
+            forward_column_values(x_value, mean_value, inverse_root_value, weight_value, bias_value,
+                out_value);
+            out_line[i] = out_value;
+          }
+          store<1>(out_line, width,
+              out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+// a: x, weight, bias, out, scratch (-1: return the bytes it needs), outer, middle, inner, threads.
+extern "C" int64_t run_forward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const float*>(a[0]);
+  auto* const weight = reinterpret_cast<const float*>(a[1]);
+  auto* const bias = reinterpret_cast<const float*>(a[2]);
+  auto* const out = reinterpret_cast<float*>(a[3]);
+  const bool is_measuring = a[4] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
+  const ForwardSizes sizes{ {a[5]}, {a[6]}, {a[7]} };
+  const int threads = static_cast<int>(a[8]);
+  if (is_measuring) return scratch.used;
+  forward_column(x, weight, bias, out, sizes, threads);
+  return 0;
+}
