@@ -19,9 +19,10 @@ class PointwiseView(KernelView):
     @property
     def wanted_blocks(self) -> int:
         """How many blocks the compiler is to leave room for, 0 where it may decide: of elements of
-        two bytes it would have more of them, and spill for that.
+        two bytes, or where tensors have gaps, it would have more of them, and spill for that.
         """
-        if all(ITEM_BYTES[r.buffer.dtype] > 2 for r in self.packed):
+        has_gaps = any(r.buffer.has_gaps for r in self.reads)
+        if all(ITEM_BYTES[r.buffer.dtype] > 2 for r in self.packed) and not has_gaps:
             return 0
         calls = any(n.op in FUNCTIONS for n in ir.topological(self.expressions))
         return _BLOCKS_CALLING if calls else _BLOCKS

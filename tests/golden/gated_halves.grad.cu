@@ -142,7 +142,7 @@ __device__ __forceinline__ void forward_pointwise_values(const float x, const fl
 }
 
 // Reads x, up; writes out.
-__global__ void __launch_bounds__(64)
+__global__ void __launch_bounds__(64, 16)
 forward_pointwise(const float* x_memory, const float* up_memory, float* __restrict__ out, ForwardSizes sizes,
     Index count) {
   wait_for_kernel_before();
