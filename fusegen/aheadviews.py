@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from fusegen.besideviews import BesideView
 from fusegen.indexing import Read
-from fusegen.placeviews import PlacedView
 from fusegen.target import ITEM_BYTES
 
 _MOST_PACKS = 8  # that a thread of 1,024 holds in registers
 _MOST_PACKS_BESIDE = 4  # the same beside what tensors have of stretches
 
 
-class AheadView(PlacedView):
+class AheadView(BesideView):
     """A kernel whose blocks may have the packs of later turns on their way."""
 
     @property

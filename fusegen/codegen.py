@@ -234,7 +234,9 @@ class EntryView:
     @property
     def packed_arguments(self) -> list[int]:
         """The positions of the tensors that are moved in packs, which need their alignment."""
-        names = {r.buffer.name for k in self.kernels for r in k.packed}
+        moved = [r for k in self.kernels for r in k.packed]
+        moved += [r for k in self.kernels if isinstance(k, RowView) for r in k.packs_beside]
+        names = {r.buffer.name for r in moved}
         return [i for i, b in enumerate(self.arguments) if b.name in names]
 
     def type(self, buffer: Buffer) -> str:
@@ -249,14 +251,17 @@ _BY_TREE = ("inner", "outer", "window")
 def _reads_neighbours(kernel: KernelView) -> bool:
     """Whether packs of what varies along few groups begin anywhere in memory."""
     if isinstance(kernel, RowView):
-        found = kernel.reads_beside or (kernel.family == "column" and kernel.line_reads)
-        return bool(found or (kernel.family == "outer" and kernel.own_reads))
+        found = kernel.reads_beside + (kernel.line_reads if kernel.family == "column" else [])
+        is_apart = any(r not in kernel.packs_beside for r in found)
+        return is_apart or (kernel.family == "outer" and bool(kernel.own_reads))
     return kernel.family in ("pointwise", "inner") and bool(kernel.varying_reads)
 
 
 def _leaves_neighbours(kernel: KernelView) -> bool:
     """Whether packs of what each of some rows has are stored anywhere in memory."""
-    return isinstance(kernel, RowView) and bool(kernel.stores_beside)
+    if not isinstance(kernel, RowView):
+        return False
+    return any(s not in kernel.packs_beside for s in kernel.stores_beside)
 
 
 def _view(kernel: Kernel, entry: Entry, target: Target) -> KernelView:

@@ -31,7 +31,7 @@ from fusegen.plan import Plan, make_plan, remember
 from fusegen.prepared import Prepared, Programs, no_collection
 from fusegen.program import Derivative, Program
 from fusegen.running import update
-from fusegen.signature import Signature, with_derivative
+from fusegen.signature import Signature, reads_gaps, with_derivative, with_gaps
 
 Result = Tensor | tuple[Tensor, ...]
 
@@ -151,9 +151,7 @@ class Part:
         built_with is the signature of a module that may hold the program already.
         """
         program, dtypes, device = found.program, found.dtypes, found.device
-        programs, inputs = [program], found.inputs
-        named = zip(program.input_names, inputs, strict=True)
-        gaps = [(program.name, name) for name, i in named if i.pitch]
+        programs = [program]
         derive = self.programs.derivative
         foreseen = None
         present = _differentiable(program)
@@ -163,27 +161,23 @@ class Part:
                 first = derive(program, wanted, program.results, found.metas)
                 programs.append(first.program)
                 dtypes = with_derivative(program, first, dtypes)
-                read = [i for pool, i in first.sources if pool == "input" and inputs[i].pitch]
-                gaps += [(first.program.name, program.input_names[i]) for i in read]
-        if built_with is not None and self._holds(built_with, program, gaps):
+        if built_with is not None and (id(program), built_with) in self.modules:
             build_with = built_with
         else:
             build_with = signature(
                 target_of(device), found.order, programs, dtypes, found.bound, limits(device)
             )
-            is_wide = any(i.last >= 1 << 32 for i in inputs)
-            bits = 64 if is_wide else build_with.index_bits
-            build_with = replace(build_with, gaps=tuple(gaps), index_bits=bits)
+        inputs = found.inputs(may_have_gaps=reads_gaps(build_with, program))
+        named = zip(program.input_names, inputs, strict=True)
+        apart = {name for name, i in named if i.pitch}
+        known = {name for entry, name in build_with.gaps if entry == program.name}
+        if apart != known:
+            build_with = with_gaps(build_with, programs, apart)
+        if any(i.last >= 1 << 32 for i in inputs):
+            build_with = replace(build_with, index_bits=64)
         module = self.module(programs, build_with, device)
         plan = make_plan(found, tensors, inputs, module, wanted)
         return Call(self, replace(found, dtypes=dtypes), plan, foreseen, build_with)
-
-    def _holds(
-        self, built_with: Signature, program: Program, gaps: Sequence[tuple[str, str]]
-    ) -> bool:
-        """Whether there is a module with this signature that holds a program, with these gaps."""
-        own = [pair for pair in built_with.gaps if pair[0] == program.name]
-        return (id(program), built_with) in self.modules and own == gaps
 
     def module(
         self, programs: Sequence[Program], signature: Signature, device: torch.device

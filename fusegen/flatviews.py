@@ -21,11 +21,11 @@ class PointwiseView(KernelView):
         """How many blocks the compiler is to leave room for, 0 where it may decide: of elements of
         two bytes, or where tensors have gaps, it would have more of them, and spill for that.
         """
-        has_gaps = any(r.buffer.has_gaps for r in self.reads)
+        has_gaps = self.kernel.has_gaps
         if all(ITEM_BYTES[r.buffer.dtype] > 2 for r in self.packed) and not has_gaps:
             return 0
         calls = any(n.op in FUNCTIONS for n in ir.topological(self.expressions))
-        return _BLOCKS_CALLING if calls else _BLOCKS
+        return _BLOCKS_CALLING if calls or has_gaps else _BLOCKS
 
 
 class FinaliseView(KernelView):

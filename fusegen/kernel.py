@@ -106,6 +106,11 @@ class Kernel:
     is_from_end: bool = False  # whether blocks start with the last elements, which a cache may have
 
     @property
+    def has_gaps(self) -> bool:
+        """Whether something that is read has: where it lies takes a division."""
+        return any(buffer.has_gaps for _, buffer in self.inputs)
+
+    @property
     def only_reads_columns(self) -> bool:
         """Whether strided rows are reduced, and nothing of their size is written or added up."""
         is_written = any(set(buffer.extent) & set(self.reduced) for buffer, _ in self.stores)

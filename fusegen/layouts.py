@@ -17,7 +17,6 @@ from fusegen.bound import Bound
 from fusegen.errors import ArgumentError
 from fusegen.modules import target_of
 from fusegen.program import Program
-from fusegen.signature import reads_gaps
 from fusegen.target import TARGETS
 from fusegen.windowing import windows_along
 
@@ -226,13 +225,13 @@ def inputs_of(
     bound: Bound,
     order: Sequence[int],
     metas: Sequence[Meta],
-    device: torch.device,
+    *,
+    may_have_gaps: bool,
 ) -> list[Input]:
     """How the inputs of a program are brought into place that walks the graph's axes in this
     order.
     """
     found = []
-    may_have_gaps = reads_gaps(target_of(device), bound.windows)
     for leaf, meta in zip(program.graph.inputs, metas, strict=True):
         if leaf.kind == "noise":
             found.append(Input(meta.shape, meta.stride, True))

@@ -110,21 +110,6 @@ class PlacedView(PassingView):
         return [r for r in found if r not in self.column_reads]
 
     @property
-    def reads_beside(self) -> list[Read]:
-        """What strided rows have of their own that lies beside each other as they do."""
-        if self.family != "column" or not self.groups_behind:
-            return []
-        behind = set(self.groups_behind)
-        return [r for r in self.row_reads if behind <= r.extent and r in self._plain_reads]
-
-    @property
-    def stores_beside(self) -> list[Read]:
-        """What strided rows leave that lies beside each other as they do."""
-        if self.family != "column" or not self.groups_behind:
-            return []
-        return [s for s in self.row_stores if s.extent.issuperset(self.groups_behind)]
-
-    @property
     def own_reads(self) -> list[Read]:
         """What rows have of their own all along, but share with some others."""
         tier = self.kernel.tier
@@ -146,25 +131,6 @@ class PlacedView(PassingView):
         known = {r.name for r in self.full_reads + self.along_reads + self.row_reads}
         known |= {r.name for r in self.stretch_reads + self.own_reads + self.column_reads}
         return [r for r in self.reads if r.name not in known]
-
-    @property
-    def line_reads(self) -> list[Read]:
-        """What some rows share, of which one address tells where it is for all of a thread's pack:
-        beside strided rows that a thread has to itself, or along rows that are no whole packs. It
-        is slower where others have a part of such rows, and beside sums by column.
-        """
-        single = self.single_reads
-        if self.is_alone and self.groups_behind:
-            behind = set(self.groups_behind)
-            return [r for r in self._plain_reads if behind < r.extent and r in single]
-        if not self.is_shifted or self.sums:
-            return []
-        return [r for r in self._plain_reads if r.extent > self._along and r in single]
-
-    @property
-    def lane_reads(self) -> list[Read]:
-        """What is reached by its own offset at every element of a pack, too."""
-        return [r for r in self.single_reads if r not in self.line_reads]
 
     @property
     def needed(self) -> set[int]:

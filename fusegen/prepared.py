@@ -49,10 +49,10 @@ class Prepared:
     dtypes: dict[str, str]
     device: torch.device
 
-    @property
-    def inputs(self) -> list[Input]:
-        """How the program's inputs are brought into place."""
-        return inputs_of(self.program, self.bound, self.order, self.metas, self.device)
+    def inputs(self, *, may_have_gaps: bool) -> list[Input]:
+        """How the program's inputs are brought into place: with gaps as they lie, if they may."""
+        place = (self.program, self.bound, self.order, self.metas)
+        return inputs_of(*place, may_have_gaps=may_have_gaps)
 
     @property
     def outputs(self) -> list[Output]:

@@ -51,16 +51,18 @@ def with_gaps(plain: Signature, programs: Iterable[Program], names: Container[st
     """The signature where inputs of these names are dense but for gaps, as far as its target reads
     such where they lie.
     """
-    programs = [p for p in programs if reads_gaps(plain.target, p.windows)]
+    programs = [p for p in programs if reads_gaps(plain, p)]
     gaps = [(p.name, name) for p in programs for name in p.input_names if name in names]
     return replace(plain, gaps=tuple(gaps))
 
 
-def reads_gaps(target: str, windows: Iterable[tuple[int, Window]]) -> bool:
-    """Whether the kernels of a target go over gaps: not where they look beside an element, for
-    others of its windows.
+def reads_gaps(built_with: Signature, program: Program) -> bool:
+    """Whether a program's kernels go over gaps: not where they look beside an element, for others
+    of its windows, nor where long rows leave no register for it.
     """
-    return TARGETS[target].reads_gaps and not any(isinstance(w, Slide) for _, w in windows)
+    is_sliding = any(isinstance(w, Slide) for _, w in program.windows)
+    is_full = any(r.tier.is_full for name, r in built_with.rows if name == program.name)
+    return TARGETS[built_with.target].reads_gaps and not is_sliding and not is_full
 
 
 def index_dtype(windows: Sequence[tuple[int, Window]]) -> str:

@@ -82,6 +82,7 @@ ORDER = (
     "stretchviews",
     "passingviews",
     "placeviews",
+    "besideviews",
     "aheadviews",
     "summingviews",
     "rowviews",

@@ -127,19 +127,6 @@ __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
 }
 
-// Neighbours, by as few accesses as their address allows.
-template <int N, typename T>
-__device__ __forceinline__ void store_anywhere(T* to, const Pack<T, N>& pack) {
-  constexpr int kPart = sizeof(T) * N > 16 ? 16 / sizeof(T) : N;
-  if (reinterpret_cast<uintptr_t>(to) % (sizeof(T) * kPart) == 0) {
-#pragma unroll
-    for (int n = 0; n < N; n += kPart) store(to + n, *reinterpret_cast<const Pack<T, kPart>*>(pack.at + n));
-  } else {
-#pragma unroll
-    for (int n = 0; n < N; ++n) to[n] = pack.at[n];
-  }
-}
-
 template <typename T>
 struct Sum {
   T total = 0;
@@ -747,8 +734,8 @@ backward_column(const __nv_bfloat16* d_out, const float* saved_mean_, __nv_bfloa
         d_bias_out.at[lane] = narrow<__nv_bfloat16>(d_bias_value);
       }
       const Index inner = beside;
-      store_anywhere(d_weight + (inner), d_weight_out);
-      store_anywhere(d_bias + (inner), d_bias_out);
+      store(d_weight + (inner), d_weight_out);
+      store(d_bias + (inner), d_bias_out);
     }
   }
 }
@@ -927,7 +914,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
   auto* const d_weight = reinterpret_cast<__nv_bfloat16*>(a[7]);
   auto* const d_bias = reinterpret_cast<__nv_bfloat16*>(a[8]);
   const bool is_measuring = a[9] == -1;
-  if (!is_measuring && ((a[0] | a[1] | a[4] | a[5] | a[6]) & 15) != 0) return 1;
+  if (!is_measuring && ((a[0] | a[1] | a[4] | a[5] | a[6] | a[7] | a[8]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[9])};
   const BackwardSizes sizes{ size_of(a[10]), size_of(a[11]), size_of(a[12]) };
   const auto stream = reinterpret_cast<cudaStream_t>(a[14]);

@@ -108,19 +108,6 @@ __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
 }
 
-// Neighbours, by as few accesses as their address allows.
-template <int N, typename T>
-__device__ __forceinline__ void store_anywhere(T* to, const Pack<T, N>& pack) {
-  constexpr int kPart = sizeof(T) * N > 16 ? 16 / sizeof(T) : N;
-  if (reinterpret_cast<uintptr_t>(to) % (sizeof(T) * kPart) == 0) {
-#pragma unroll
-    for (int n = 0; n < N; n += kPart) store(to + n, *reinterpret_cast<const Pack<T, kPart>*>(pack.at + n));
-  } else {
-#pragma unroll
-    for (int n = 0; n < N; ++n) to[n] = pack.at[n];
-  }
-}
-
 template <typename T>
 struct Sum {
   T total = 0;
@@ -212,7 +199,7 @@ forward_column(const float* __restrict__ x, float* __restrict__ out, ForwardSize
         out_out.at[lane] = narrow<float>(out_value);
       }
       const Index inner = beside;
-      store_anywhere(out + ((outer) * sizes.inner.value + inner), out_out);
+      store(out + ((outer) * sizes.inner.value + inner), out_out);
     }
   }
 }
@@ -259,7 +246,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const out = reinterpret_cast<float*>(a[1]);
   const bool is_measuring = a[2] == -1;
-  if (!is_measuring && ((a[0]) & 15) != 0) return 1;
+  if (!is_measuring && ((a[0] | a[1]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[2])};
   const ForwardSizes sizes{ size_of(a[3]), size_of(a[4]), size_of(a[5]) };
   const auto stream = reinterpret_cast<cudaStream_t>(a[7]);

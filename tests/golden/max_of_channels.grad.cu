@@ -108,39 +108,10 @@ __device__ __forceinline__ Pack<T, N> load(const T* from) {
   return pack;
 }
 
-// Neighbours, the first `left` of them here, the others in another row, by as few accesses as their addresses allow.
-template <int N, typename T>
-__device__ __forceinline__ Pack<T, N> load_anywhere(const T* here, const T* next = nullptr, Index left = N) {
-  constexpr int kPart = sizeof(T) * N > 16 ? 16 / sizeof(T) : N;
-  Pack<T, N> pack;
-  if (left >= N && reinterpret_cast<uintptr_t>(here) % (sizeof(T) * kPart) == 0) {
-#pragma unroll
-    for (int n = 0; n < N; n += kPart) *reinterpret_cast<Pack<T,
-        kPart>*>(pack.at + n) = load<kPart>(here + n);
-  } else {
-#pragma unroll
-    for (int n = 0; n < N; ++n) pack.at[n] = n < left ? here[n] : next[n - left];
-  }
-  return pack;
-}
-
 template <int N, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   using Whole = typename Bits<sizeof(T) * N>::type;
   *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
-}
-
-// Neighbours, by as few accesses as their address allows.
-template <int N, typename T>
-__device__ __forceinline__ void store_anywhere(T* to, const Pack<T, N>& pack) {
-  constexpr int kPart = sizeof(T) * N > 16 ? 16 / sizeof(T) : N;
-  if (reinterpret_cast<uintptr_t>(to) % (sizeof(T) * kPart) == 0) {
-#pragma unroll
-    for (int n = 0; n < N; n += kPart) store(to + n, *reinterpret_cast<const Pack<T, kPart>*>(pack.at + n));
-  } else {
-#pragma unroll
-    for (int n = 0; n < N; ++n) to[n] = pack.at[n];
-  }
 }
 
 template <typename T>
@@ -266,9 +237,9 @@ forward_column(const float* __restrict__ x, float* __restrict__ out, float* __re
         saved_argmax_out.at[lane] = narrow<float>(saved_argmax_value);
       }
       const Index inner = beside;
-      store_anywhere(out + ((outer) * sizes.inner.value + inner), out_out);
-      store_anywhere(saved_max + ((outer) * sizes.inner.value + inner), saved_max_out);
-      store_anywhere(saved_argmax + ((outer) * sizes.inner.value + inner), saved_argmax_out);
+      store(out + ((outer) * sizes.inner.value + inner), out_out);
+      store(saved_max + ((outer) * sizes.inner.value + inner), saved_max_out);
+      store(saved_argmax + ((outer) * sizes.inner.value + inner), saved_argmax_out);
     }
   }
 }
@@ -312,9 +283,9 @@ backward_column(const float* __restrict__ saved_argmax, const float* __restrict_
     float saved_max_here[kLanes];
     {
       const Index inner = beside;
-      const auto saved_argmax_in = load_anywhere<kLanes>(saved_argmax + ((outer) * sizes.inner.value + inner));
-      const auto d_out_in = load_anywhere<kLanes>(d_out + ((outer) * sizes.inner.value + inner));
-      const auto saved_max_in = load_anywhere<kLanes>(saved_max + ((outer) * sizes.inner.value + inner));
+      const auto saved_argmax_in = load<kLanes>(saved_argmax + ((outer) * sizes.inner.value + inner));
+      const auto d_out_in = load<kLanes>(d_out + ((outer) * sizes.inner.value + inner));
+      const auto saved_max_in = load<kLanes>(saved_max + ((outer) * sizes.inner.value + inner));
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         saved_argmax_here[lane] = widen(saved_argmax_in, lane);
@@ -395,7 +366,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   auto* const saved_max = reinterpret_cast<float*>(a[2]);
   auto* const saved_argmax = reinterpret_cast<float*>(a[3]);
   const bool is_measuring = a[4] == -1;
-  if (!is_measuring && ((a[0]) & 15) != 0) return 1;
+  if (!is_measuring && ((a[0] | a[1] | a[2] | a[3]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
   const ForwardSizes sizes{ size_of(a[5]), size_of(a[6]), size_of(a[7]) };
   const auto stream = reinterpret_cast<cudaStream_t>(a[9]);
@@ -425,7 +396,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
   auto* const d_out = reinterpret_cast<const float*>(a[2]);
   auto* const d_x = reinterpret_cast<float*>(a[3]);
   const bool is_measuring = a[4] == -1;
-  if (!is_measuring && ((a[3]) & 15) != 0) return 1;
+  if (!is_measuring && ((a[0] | a[1] | a[2] | a[3]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
   const BackwardSizes sizes{ size_of(a[5]), size_of(a[6]), size_of(a[7]) };
   const auto stream = reinterpret_cast<cudaStream_t>(a[9]);

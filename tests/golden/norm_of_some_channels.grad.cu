@@ -79,22 +79,6 @@ __device__ __forceinline__ Pack<T, N> load(const T* from) {
   return pack;
 }
 
-// Neighbours, the first `left` of them here, the others in another row, by as few accesses as their addresses allow.
-template <int N, typename T>
-__device__ __forceinline__ Pack<T, N> load_anywhere(const T* here, const T* next = nullptr, Index left = N) {
-  constexpr int kPart = sizeof(T) * N > 16 ? 16 / sizeof(T) : N;
-  Pack<T, N> pack;
-  if (left >= N && reinterpret_cast<uintptr_t>(here) % (sizeof(T) * kPart) == 0) {
-#pragma unroll
-    for (int n = 0; n < N; n += kPart) *reinterpret_cast<Pack<T,
-        kPart>*>(pack.at + n) = load<kPart>(here + n);
-  } else {
-#pragma unroll
-    for (int n = 0; n < N; ++n) pack.at[n] = n < left ? here[n] : next[n - left];
-  }
-  return pack;
-}
-
 // A pack on its way into shared memory, where the thread that sent it will read it.
 template <int N, typename T>
 __device__ __forceinline__ void send(Pack<T, N>* to, const T* from) {
@@ -118,19 +102,6 @@ template <int N, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   using Whole = typename Bits<sizeof(T) * N>::type;
   *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
-}
-
-// Neighbours, by as few accesses as their address allows.
-template <int N, typename T>
-__device__ __forceinline__ void store_anywhere(T* to, const Pack<T, N>& pack) {
-  constexpr int kPart = sizeof(T) * N > 16 ? 16 / sizeof(T) : N;
-  if (reinterpret_cast<uintptr_t>(to) % (sizeof(T) * kPart) == 0) {
-#pragma unroll
-    for (int n = 0; n < N; n += kPart) store(to + n, *reinterpret_cast<const Pack<T, kPart>*>(pack.at + n));
-  } else {
-#pragma unroll
-    for (int n = 0; n < N; ++n) to[n] = pack.at[n];
-  }
 }
 
 // Elements that lie one after the other, a run, with a gap behind it.
@@ -160,20 +131,6 @@ struct Pitched {
 template <int N, typename T>
 __device__ __forceinline__ Pack<T, N> load(Pitched<T> from) {
   return load<N>(from.here());
-}
-
-template <int N, typename T>
-__device__ __forceinline__ Pack<T, N> load_anywhere(Pitched<T> here, Pitched<T> next, Index left) {
-  if (left >= N && here.at % N == 0) return load_anywhere<N>(here.here());
-  Pack<T, N> pack;
-#pragma unroll
-  for (int n = 0; n < N; ++n) pack.at[n] = n < left ? here[n] : next[n - left];
-  return pack;
-}
-
-template <int N, typename T>
-__device__ __forceinline__ Pack<T, N> load_anywhere(Pitched<T> here) {
-  return load_anywhere<N>(here, here, N);
 }
 
 template <int N, typename T>
@@ -448,8 +405,8 @@ forward_column(const float* __restrict__ x_memory, const float* __restrict__ wei
         saved_variance_out.at[lane] = narrow<float>(saved_variance_value);
       }
       const Index inner = beside;
-      store_anywhere(saved_mean + ((outer) * sizes.inner.value + inner), saved_mean_out);
-      store_anywhere(saved_variance + ((outer) * sizes.inner.value + inner), saved_variance_out);
+      store(saved_mean + ((outer) * sizes.inner.value + inner), saved_mean_out);
+      store(saved_variance + ((outer) * sizes.inner.value + inner), saved_variance_out);
     }
   }
 }
@@ -529,8 +486,8 @@ backward_column(const float* __restrict__ d_out, const float* __restrict__ weigh
     float saved_variance_here[kLanes];
     {
       const Index inner = beside;
-      const auto saved_mean_in = load_anywhere<kLanes>(saved_mean + ((outer) * sizes.inner.value + inner));
-      const auto saved_variance_in = load_anywhere<kLanes>(saved_variance + ((outer) * sizes.inner.value + inner));
+      const auto saved_mean_in = load<kLanes>(saved_mean + ((outer) * sizes.inner.value + inner));
+      const auto saved_variance_in = load<kLanes>(saved_variance + ((outer) * sizes.inner.value + inner));
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         saved_mean_here[lane] = widen(saved_mean_in, lane);
@@ -785,7 +742,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   auto* const saved_mean = reinterpret_cast<float*>(a[4]);
   auto* const saved_variance = reinterpret_cast<float*>(a[5]);
   const bool is_measuring = a[6] == -1;
-  if (!is_measuring && ((a[0] | a[3]) & 15) != 0) return 1;
+  if (!is_measuring && ((a[0] | a[3] | a[4] | a[5]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[6])};
   const ForwardSizes sizes{ size_of(a[7]), size_of(a[8]), size_of(a[9]), { size_of(a[10]),
       static_cast<Index>(a[11])} };
@@ -822,7 +779,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
   auto* const d_weight = reinterpret_cast<float*>(a[6]);
   auto* const d_bias = reinterpret_cast<float*>(a[7]);
   const bool is_measuring = a[8] == -1;
-  if (!is_measuring && ((a[0] | a[4] | a[5]) & 15) != 0) return 1;
+  if (!is_measuring && ((a[0] | a[2] | a[3] | a[4] | a[5]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[8])};
   const BackwardSizes sizes{ size_of(a[9]), size_of(a[10]), size_of(a[11]), { size_of(a[12]),
       static_cast<Index>(a[13])} };

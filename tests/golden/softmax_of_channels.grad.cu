@@ -116,39 +116,10 @@ __device__ __forceinline__ Pack<T, N> load(const T* from) {
   return pack;
 }
 
-// Neighbours, the first `left` of them here, the others in another row, by as few accesses as their addresses allow.
-template <int N, typename T>
-__device__ __forceinline__ Pack<T, N> load_anywhere(const T* here, const T* next = nullptr, Index left = N) {
-  constexpr int kPart = sizeof(T) * N > 16 ? 16 / sizeof(T) : N;
-  Pack<T, N> pack;
-  if (left >= N && reinterpret_cast<uintptr_t>(here) % (sizeof(T) * kPart) == 0) {
-#pragma unroll
-    for (int n = 0; n < N; n += kPart) *reinterpret_cast<Pack<T,
-        kPart>*>(pack.at + n) = load<kPart>(here + n);
-  } else {
-#pragma unroll
-    for (int n = 0; n < N; ++n) pack.at[n] = n < left ? here[n] : next[n - left];
-  }
-  return pack;
-}
-
 template <int N, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   using Whole = typename Bits<sizeof(T) * N>::type;
   *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
-}
-
-// Neighbours, by as few accesses as their address allows.
-template <int N, typename T>
-__device__ __forceinline__ void store_anywhere(T* to, const Pack<T, N>& pack) {
-  constexpr int kPart = sizeof(T) * N > 16 ? 16 / sizeof(T) : N;
-  if (reinterpret_cast<uintptr_t>(to) % (sizeof(T) * kPart) == 0) {
-#pragma unroll
-    for (int n = 0; n < N; n += kPart) store(to + n, *reinterpret_cast<const Pack<T, kPart>*>(pack.at + n));
-  } else {
-#pragma unroll
-    for (int n = 0; n < N; ++n) to[n] = pack.at[n];
-  }
 }
 
 template <typename T>
@@ -349,8 +320,8 @@ forward_column(const float* __restrict__ x, const float* __restrict__ bias, floa
         saved_sum_out.at[lane] = narrow<float>(saved_sum_value);
       }
       const Index inner = beside;
-      store_anywhere(saved_bound + ((outer) * sizes.inner.value + inner), saved_bound_out);
-      store_anywhere(saved_sum + ((outer) * sizes.inner.value + inner), saved_sum_out);
+      store(saved_bound + ((outer) * sizes.inner.value + inner), saved_bound_out);
+      store(saved_sum + ((outer) * sizes.inner.value + inner), saved_sum_out);
     }
   }
 }
@@ -432,8 +403,8 @@ backward_column(const float* __restrict__ x, const float* __restrict__ saved_bou
     float saved_sum_here[kLanes];
     {
       const Index inner = beside;
-      const auto saved_bound_in = load_anywhere<kLanes>(saved_bound + ((outer) * sizes.inner.value + inner));
-      const auto saved_sum_in = load_anywhere<kLanes>(saved_sum + ((outer) * sizes.inner.value + inner));
+      const auto saved_bound_in = load<kLanes>(saved_bound + ((outer) * sizes.inner.value + inner));
+      const auto saved_sum_in = load<kLanes>(saved_sum + ((outer) * sizes.inner.value + inner));
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         saved_bound_here[lane] = widen(saved_bound_in, lane);
@@ -668,7 +639,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   auto* const saved_bound = reinterpret_cast<float*>(a[3]);
   auto* const saved_sum = reinterpret_cast<float*>(a[4]);
   const bool is_measuring = a[5] == -1;
-  if (!is_measuring && ((a[0] | a[2]) & 15) != 0) return 1;
+  if (!is_measuring && ((a[0] | a[2] | a[3] | a[4]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[5])};
   const ForwardSizes sizes{ size_of(a[6]), size_of(a[7]), size_of(a[8]) };
   const auto stream = reinterpret_cast<cudaStream_t>(a[10]);
@@ -700,7 +671,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
   auto* const d_x = reinterpret_cast<float*>(a[4]);
   auto* const d_bias = reinterpret_cast<float*>(a[5]);
   const bool is_measuring = a[6] == -1;
-  if (!is_measuring && ((a[0] | a[3] | a[4]) & 15) != 0) return 1;
+  if (!is_measuring && ((a[0] | a[1] | a[2] | a[3] | a[4]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[6])};
   const BackwardSizes sizes{ size_of(a[7]), size_of(a[8]), size_of(a[9]) };
   const auto stream = reinterpret_cast<cudaStream_t>(a[11]);

@@ -109,39 +109,10 @@ __device__ __forceinline__ Pack<T, N> load(const T* from) {
   return pack;
 }
 
-// Neighbours, the first `left` of them here, the others in another row, by as few accesses as their addresses allow.
-template <int N, typename T>
-__device__ __forceinline__ Pack<T, N> load_anywhere(const T* here, const T* next = nullptr, Index left = N) {
-  constexpr int kPart = sizeof(T) * N > 16 ? 16 / sizeof(T) : N;
-  Pack<T, N> pack;
-  if (left >= N && reinterpret_cast<uintptr_t>(here) % (sizeof(T) * kPart) == 0) {
-#pragma unroll
-    for (int n = 0; n < N; n += kPart) *reinterpret_cast<Pack<T,
-        kPart>*>(pack.at + n) = load<kPart>(here + n);
-  } else {
-#pragma unroll
-    for (int n = 0; n < N; ++n) pack.at[n] = n < left ? here[n] : next[n - left];
-  }
-  return pack;
-}
-
 template <int N, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   using Whole = typename Bits<sizeof(T) * N>::type;
   *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
-}
-
-// Neighbours, by as few accesses as their address allows.
-template <int N, typename T>
-__device__ __forceinline__ void store_anywhere(T* to, const Pack<T, N>& pack) {
-  constexpr int kPart = sizeof(T) * N > 16 ? 16 / sizeof(T) : N;
-  if (reinterpret_cast<uintptr_t>(to) % (sizeof(T) * kPart) == 0) {
-#pragma unroll
-    for (int n = 0; n < N; n += kPart) store(to + n, *reinterpret_cast<const Pack<T, kPart>*>(pack.at + n));
-  } else {
-#pragma unroll
-    for (int n = 0; n < N; ++n) to[n] = pack.at[n];
-  }
 }
 
 template <typename T>
@@ -340,8 +311,8 @@ forward_column(const float* __restrict__ x, float* __restrict__ saved_bound, flo
         saved_sum_out.at[lane] = narrow<float>(saved_sum_value);
       }
       const Index inner = beside;
-      store_anywhere(saved_bound + ((outer) * sizes.inner.value + inner), saved_bound_out);
-      store_anywhere(saved_sum + ((outer) * sizes.inner.value + inner), saved_sum_out);
+      store(saved_bound + ((outer) * sizes.inner.value + inner), saved_bound_out);
+      store(saved_sum + ((outer) * sizes.inner.value + inner), saved_sum_out);
     }
   }
 #pragma unroll
@@ -468,8 +439,8 @@ backward_column(const float* __restrict__ x, const float* __restrict__ saved_bou
     float saved_sum_here[kLanes];
     {
       const Index inner = beside;
-      const auto saved_bound_in = load_anywhere<kLanes>(saved_bound + ((outer) * sizes.inner.value + inner));
-      const auto saved_sum_in = load_anywhere<kLanes>(saved_sum + ((outer) * sizes.inner.value + inner));
+      const auto saved_bound_in = load<kLanes>(saved_bound + ((outer) * sizes.inner.value + inner));
+      const auto saved_sum_in = load<kLanes>(saved_sum + ((outer) * sizes.inner.value + inner));
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         saved_bound_here[lane] = widen(saved_bound_in, lane);
@@ -603,7 +574,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   auto* const saved_bound = reinterpret_cast<float*>(a[2]);
   auto* const saved_sum = reinterpret_cast<float*>(a[3]);
   const bool is_measuring = a[4] == -1;
-  if (!is_measuring && ((a[0]) & 15) != 0) return 1;
+  if (!is_measuring && ((a[0] | a[2] | a[3]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
   const ForwardSizes sizes{ size_of(a[5]), size_of(a[6]), size_of(a[7]) };
   const auto stream = reinterpret_cast<cudaStream_t>(a[9]);
@@ -646,7 +617,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
   auto* const d_out = reinterpret_cast<const float*>(a[3]);
   auto* const d_x = reinterpret_cast<float*>(a[4]);
   const bool is_measuring = a[5] == -1;
-  if (!is_measuring && ((a[0] | a[4]) & 15) != 0) return 1;
+  if (!is_measuring && ((a[0] | a[1] | a[2] | a[4]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[5])};
   const BackwardSizes sizes{ size_of(a[6]), size_of(a[7]), size_of(a[8]) };
   const auto stream = reinterpret_cast<cudaStream_t>(a[10]);

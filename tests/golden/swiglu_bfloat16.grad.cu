@@ -111,39 +111,10 @@ __device__ __forceinline__ Pack<T, N> load(const T* from) {
   return pack;
 }
 
-// Neighbours, the first `left` of them here, the others in another row, by as few accesses as their addresses allow.
-template <int N, typename T>
-__device__ __forceinline__ Pack<T, N> load_anywhere(const T* here, const T* next = nullptr, Index left = N) {
-  constexpr int kPart = sizeof(T) * N > 16 ? 16 / sizeof(T) : N;
-  Pack<T, N> pack;
-  if (left >= N && reinterpret_cast<uintptr_t>(here) % (sizeof(T) * kPart) == 0) {
-#pragma unroll
-    for (int n = 0; n < N; n += kPart) *reinterpret_cast<Pack<T,
-        kPart>*>(pack.at + n) = load<kPart>(here + n);
-  } else {
-#pragma unroll
-    for (int n = 0; n < N; ++n) pack.at[n] = n < left ? here[n] : next[n - left];
-  }
-  return pack;
-}
-
 template <int N, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   using Whole = typename Bits<sizeof(T) * N>::type;
   *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
-}
-
-// Neighbours, by as few accesses as their address allows.
-template <int N, typename T>
-__device__ __forceinline__ void store_anywhere(T* to, const Pack<T, N>& pack) {
-  constexpr int kPart = sizeof(T) * N > 16 ? 16 / sizeof(T) : N;
-  if (reinterpret_cast<uintptr_t>(to) % (sizeof(T) * kPart) == 0) {
-#pragma unroll
-    for (int n = 0; n < N; n += kPart) store(to + n, *reinterpret_cast<const Pack<T, kPart>*>(pack.at + n));
-  } else {
-#pragma unroll
-    for (int n = 0; n < N; ++n) to[n] = pack.at[n];
-  }
 }
 
 template <typename T>
@@ -248,7 +219,7 @@ forward_column(const __nv_bfloat16* __restrict__ x, __nv_bfloat16* __restrict__ 
         out_out.at[lane] = narrow<__nv_bfloat16>(out_value);
       }
       const Index inner = beside;
-      store_anywhere(out + ((outer) * sizes.inner.value + inner), out_out);
+      store(out + ((outer) * sizes.inner.value + inner), out_out);
     }
   }
 }
@@ -308,7 +279,7 @@ backward_column(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __rest
     float d_out_here[kLanes];
     {
       const Index inner = beside;
-      const auto d_out_in = load_anywhere<kLanes>(d_out + ((outer) * sizes.inner.value + inner));
+      const auto d_out_in = load<kLanes>(d_out + ((outer) * sizes.inner.value + inner));
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         d_out_here[lane] = widen(d_out_in, lane);
@@ -407,7 +378,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const __nv_bfloat16*>(a[0]);
   auto* const out = reinterpret_cast<__nv_bfloat16*>(a[1]);
   const bool is_measuring = a[2] == -1;
-  if (!is_measuring && ((a[0]) & 15) != 0) return 1;
+  if (!is_measuring && ((a[0] | a[1]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[2])};
   const ForwardSizes sizes{ size_of(a[3]), size_of(a[4]), size_of(a[5]) };
   const auto stream = reinterpret_cast<cudaStream_t>(a[7]);
@@ -435,7 +406,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
   auto* const d_out = reinterpret_cast<const __nv_bfloat16*>(a[1]);
   auto* const d_x = reinterpret_cast<__nv_bfloat16*>(a[2]);
   const bool is_measuring = a[3] == -1;
-  if (!is_measuring && ((a[0] | a[2]) & 15) != 0) return 1;
+  if (!is_measuring && ((a[0] | a[1] | a[2]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[3])};
   const BackwardSizes sizes{ size_of(a[4]), size_of(a[5]), size_of(a[6]) };
   const auto stream = reinterpret_cast<cudaStream_t>(a[8]);

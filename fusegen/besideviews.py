@@ -1,0 +1,54 @@
+"""Views of what lies beside each other for the rows, or the elements, of a thread's pack."""
+
+from __future__ import annotations
+
+from fusegen.indexing import Read
+from fusegen.placeviews import PlacedView
+from fusegen.target import ITEM_BYTES, PACK_BYTES
+
+
+class BesideView(PlacedView):
+    """A kernel whose threads may read as neighbours what their rows do not have alone."""
+
+    @property
+    def reads_beside(self) -> list[Read]:
+        """What strided rows have of their own that lies beside each other as they do."""
+        if self.family != "column" or not self.groups_behind:
+            return []
+        behind = set(self.groups_behind)
+        return [r for r in self.row_reads if behind <= r.extent and r in self._plain_reads]
+
+    @property
+    def stores_beside(self) -> list[Read]:
+        """What strided rows leave that lies beside each other as they do."""
+        if self.family != "column" or not self.groups_behind:
+            return []
+        return [s for s in self.row_stores if s.extent.issuperset(self.groups_behind)]
+
+    @property
+    def line_reads(self) -> list[Read]:
+        """What some rows share, of which one address tells where it is for all of a thread's pack:
+        beside strided rows that a thread has to itself, or along rows that are no whole packs. It
+        is slower where others have a part of such rows, and beside sums by column.
+        """
+        single = self.single_reads
+        if self.is_alone and self.groups_behind:
+            behind = set(self.groups_behind)
+            return [r for r in self._plain_reads if behind < r.extent and r in single]
+        if not self.is_shifted or self.sums:
+            return []
+        return [r for r in self._plain_reads if r.extent > self._along and r in single]
+
+    @property
+    def lane_reads(self) -> list[Read]:
+        """What is reached by its own offset at every element of a pack, too."""
+        return [r for r in self.single_reads if r not in self.line_reads]
+
+    @property
+    def packs_beside(self) -> list[Read]:
+        """Of what lies beside strided rows, what one access moves: as many neighbours as are whole
+        packs of the rows. Asking each where it begins would keep its load waiting.
+        """
+        found = self.reads_beside + (self.line_reads if self.family == "column" else [])
+        found += self.stores_beside
+        return [r for r in found if self.lanes * ITEM_BYTES[r.buffer.dtype] <= PACK_BYTES]
