@@ -114,7 +114,11 @@ def inputs(work: Work, device: str, seed: int) -> tuple[Tensor, ...]:
     generator = torch.Generator(device).manual_seed(seed)
 
     def random(shape: tuple[int, ...]) -> Tensor:
-        found = torch.randn(shape, generator=generator, device=device, dtype=dtype_of(work))
+        is_half = work.layout == "halves" and len(shape) > 1
+        whole = (*shape[:-1], 2 * shape[-1]) if is_half else shape
+        found = torch.randn(whole, generator=generator, device=device, dtype=dtype_of(work))
+        if is_half:
+            return found[..., : shape[-1]]
         if work.layout == "channels_last" and len(shape) in _FORMATS:
             found = found.contiguous(memory_format=_FORMATS[len(shape)])
         return found

@@ -29,6 +29,7 @@ Placement = int | Shape | None
 class Work:
     """A chain on a shape. `eager` names the function of `rivals` that a user would write in torch;
     where it is None, it is the chain's reference. Limits and targets are multiples of a copy of x.
+    layout is one of a chain's, or "halves": of the rows of tensors twice as wide.
     """
 
     name: str
@@ -197,6 +198,24 @@ def _vocabularies() -> list[Work]:
     ]
 
 
+def _halves() -> list[Work]:
+    """Tensors that are half of each row of a larger one, as `chunk` gives them."""
+    # name, chain, width, operands, limits
+    gate = "halves-silu-mul-bf16", "silu | mul(up)", 8192, (None,), (1.5, 4.0)
+    norm = "halves-rms_norm-bf16", "rms_norm(weight)", 4096, (-1,), (1.0, 2.5)
+    return [
+        Work(
+            *(name, chain, None, _rows(width, _CUDA_ELEMENTS), _rows(width, _CPU_ELEMENTS)),
+            operands,
+            limits,
+            practice.targets(chain, limits),
+            "bfloat16",
+            "halves",
+        )
+        for name, chain, width, operands, limits in (gate, norm)
+    ]
+
+
 WORKS: tuple[Work, ...] = (
     *_chain_a(),
     Work(
@@ -245,6 +264,7 @@ WORKS: tuple[Work, ...] = (
         for n, c in ((65536, 256), (16384, 4096), (8192, 8192))
     ),
     *_vocabularies(),
+    *_halves(),
     *(
         Work(
             *(f"chain-{name}", chain, None, cuda_shape, cpu_shape, operands),
