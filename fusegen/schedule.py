@@ -23,7 +23,8 @@ from fusegen.hoisting import shared
 from fusegen.ir import Expr, Extent, Graph
 from fusegen.kernel import Buffer, Family, Kernel, inputs_of
 from fusegen.lower import Mark, remarked
-from fusegen.rowwise import domain_of, rowwise_kernel
+from fusegen.rowaxes import domain_of
+from fusegen.rowwise import rowwise_kernel
 from fusegen.sharing import apart, shares_and_own, without_factors
 from fusegen.slidewise import slidewise_kernels
 from fusegen.staging import (

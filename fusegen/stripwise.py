@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from fusegen import ir
 from fusegen.grouping import ordered
 from fusegen.ir import Expr, Extent
-from fusegen.rowwise import domain_of
+from fusegen.rowaxes import domain_of
 from fusegen.staging import Pass, Strips, reduces_below
 
 

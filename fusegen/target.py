@@ -351,7 +351,7 @@ _SPOKEN_FOR = """
     most_beside most_bytes move n narrow narrow_bounded_div narrow_div narrow_expm1 narrow_log1p
     narrow_pow narrow_sigmoid narrow_sqrt narrow_tanh needed next normal number offset oldest
     on_each order other out outer output outside own p pack packs pad padded pair part partials
-    parts passing past pick picked piece piece_length pieces pieces_of place places polynomial
+    parts passing past pick picked piece piece_length pieces pieces_of pitch place places polynomial
     position position_of_best power power_of_two previous q r rank ratio reach resident_blocks rest
     result results room root rounded rounded_to row row_block row_cells rows rows_of_block
     rows_together rr run scratch send send_all send_around send_off send_packs send_row send_rows

@@ -55,6 +55,7 @@ ORDER = (
     "hoisting",
     "staging",
     "carrying",
+    "rowaxes",
     "rowwise",
     "windowwise",
     "sharing",

@@ -90,18 +90,10 @@ inline Index pieces_of(Index length) { return std::max<Index>(1, (length + kPiec
 // Below this many elements one thread does it all: waking another costs more.
 constexpr Index kSerial = 16384;
 
-// How many blocks of rows leave partials of their own, where columns are added up; in as many tasks anyway.
-inline Index slots_of(Index rows, Index columns, Index tasks = 1) {
-  return std::max<Index>(1, std::min<Index>(std::min<Index>(rows, 64 / tasks), rows * columns / kPiece));
-}
-
 // Elements are worked on by lines: up to so many neighbours, widened into arrays, so that conversions,
 // arithmetic and sums are a plain loop each. Arithmetic goes on to a whole vector, over copies of the last
 // element, so that no short row ends in scalar calls.
 constexpr Index kLine = 512;
-
-// So many columns are added up side by side.
-constexpr Index kBeside = 4 * kLine;
 
 // Strided rows go side by side, so many that they still lie in a core's cache when the next stage comes, and that there
 // are tasks for many cores.
@@ -113,24 +105,6 @@ inline Index columns_together(Index above, Index length, Index beside) {
 inline Index blocks_of(Index above, Index length, Index beside) {
   const Index side = columns_together(above, length, beside);
   return (beside + side - 1) / side;
-}
-
-// So many results of partials are worked on by one thread at a time.
-constexpr Index kResults = 256;
-
-// Slot by slot, in each of which the partials of neighbouring columns lie together.
-template <typename Kind>
-inline void merge_slots(Kind* sums, const Kind* partials, Index first, Index width, Index columns,
-    Index slots) {
-  for (Index i = 0; i < width;) {
-    const Index above = (first + i) / columns, column = (first + i) % columns;
-    const Index run = std::min(width - i, columns - column);
-    for (Index slot = 0; slot < slots; ++slot) {
-      const Kind* const from = partials + (above * slots + slot) * columns + column;
-      for (Index j = 0; j < run; ++j) sums[i + j].merge(from[j]);
-    }
-    i += run;
-  }
 }
 
 inline Index padded(Index width) { return (width + 15) / 16 * 16; }
@@ -260,29 +234,38 @@ struct ForwardSizes {
   Size outer, middle, inner;
 };
 
-static inline __attribute__((always_inline)) void forward_outer_values(const float position_along,
+static inline __attribute__((always_inline)) void forward_column_stage_1(const float position_along,
     const float x, float& total_term, float& total_2_term) {
   total_term = position_along == 1.0f ? x : 0.0f;
   total_2_term = position_along == 0.0f ? x : 0.0f;
 }
 
-static void forward_outer(const bfloat16* __restrict__ x, Sum* __restrict__ total_partials,
-    Sum* __restrict__ total_2_partials, const ForwardSizes sizes, int threads) {
+static inline __attribute__((always_inline)) void forward_column_row_values(const float total,
+    const float total_2, float& out) {
+  // silu
+  const float after_silu = total_2 * (1.0f / (1.0f + exp_of(-total_2)));
+  // mul(y_2)
+  out = total * after_silu;
+}
+
+static void forward_column(const bfloat16* __restrict__ x, bfloat16* __restrict__ out,
+    const ForwardSizes sizes, int threads) {
   const Positions position_along{};
-  const Index kept = sizes.outer.value, rows = sizes.middle.value, columns = sizes.inner.value;
-  const Index sides = (columns + kBeside - 1) / kBeside, slots = slots_of(rows, columns, kept * sides);
-#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (kept * rows * columns > kSerial)
-  for (Index task = 0; task < kept * slots * sides; ++task) {
-    const Index block = task / sides, begin = task % sides * kBeside, end = std::min(columns,
-        begin + kBeside);
-    const Index kept_index = block / slots, slot = block % slots;
-    const Index outer = kept_index;
-    SumLanes<kBeside> total_lanes(end - begin);
-    SumLanes<kBeside> total_2_lanes(end - begin);
-    for (Index row = rows * slot / slots; row < rows * (slot + 1) / slots; ++row) {
-      const Index middle = row;
-      for (Index first = begin; first < end; first += kLine) {
-        const Index width = std::min(kLine, end - first);
+  expect(out, sizes.outer.value * sizes.inner.value);
+  const Index above = sizes.outer.value, length = sizes.middle.value, beside = sizes.inner.value;
+  const Index side = columns_together(above, length, beside), blocks = blocks_of(above, length, beside),
+      tasks = above * blocks;
+#pragma omp parallel num_threads(threads) firstprivate(sizes) if (above * length * beside > kSerial)
+  {
+#pragma omp for schedule(static)
+    for (Index task = 0; task < tasks; ++task) {
+      const Index above_index = task / blocks, first = task % blocks * side;
+      const Index width = std::min(side, beside - first);
+      const Index outer = above_index;
+      SumLanes<kLine> total_lanes(width);
+      SumLanes<kLine> total_2_lanes(width);
+      for (Index r = 0; r < length; ++r) {
+        const Index middle = r;
         const Index inner = first;
         const float position_along_value = widen(position_along[middle]);
         float x_room[kLine];
@@ -294,58 +277,32 @@ static void forward_outer(const bfloat16* __restrict__ x, Sum* __restrict__ tota
           const float x_value = x_line[i];
           float total_term_value;
           float total_2_term_value;
-          forward_outer_values(position_along_value, x_value, total_term_value, total_2_term_value);
+          forward_column_stage_1(position_along_value, x_value, total_term_value, total_2_term_value);
           total_term_line[i] = total_term_value;
           total_2_term_line[i] = total_2_term_value;
         }
-        total_lanes.add(total_term_line, width, first - begin);
-        total_2_lanes.add(total_2_term_line, width, first - begin);
+        total_lanes.add(total_term_line, width);
+        total_2_lanes.add(total_2_term_line, width);
+      }
+      float total_line[kLine];
+      for (Index i = 0; i < padded(width); ++i) total_line[i] = static_cast<float>(total_lanes.sum(i));
+      float total_2_line[kLine];
+      for (Index i = 0; i < padded(width); ++i) total_2_line[i] = static_cast<float>(total_2_lanes.sum(i));
+      {
+        const Index inner = first;
+        float out_room[kLine];
+        float* const out_line = target<1>(out + (outer) * sizes.inner.value + inner, width, out_room);
+#pragma omp simd
+        for (Index i = 0; i < padded(width); ++i) {
+          const float total_value = total_line[i];
+          const float total_2_value = total_2_line[i];
+          float out_value;
+          forward_column_row_values(total_value, total_2_value, out_value);
+          out_line[i] = out_value;
+        }
+        store<1>(out_line, width, out + (outer) * sizes.inner.value + inner);
       }
     }
-    for (Index i = 0; i < end - begin; ++i) total_partials[block * columns + begin + i] = total_lanes.at(i);
-    for (Index i = 0; i < end - begin; ++i) total_2_partials[block * columns + begin + i] = total_2_lanes.at(i);
-  }
-}
-
-static inline __attribute__((always_inline)) void forward_finalise_values(const float total,
-    const float total_2, float& out) {
-  // silu
-  const float after_silu = total_2 * (1.0f / (1.0f + exp_of(-total_2)));
-  // mul(y_2)
-  out = total * after_silu;
-}
-
-static void forward_finalise(bfloat16* __restrict__ out, const Sum* __restrict__ total_partials,
-    const Sum* __restrict__ total_2_partials, const ForwardSizes sizes, Index slots, int threads) {
-  expect(out, sizes.outer.value * sizes.inner.value);
-  const Index columns = sizes.inner.value, results = sizes.outer.value * sizes.inner.value;
-#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
-  for (Index first = 0; first < results; first += kResults) {
-    const Index width = std::min(kResults, results - first);
-    Sum total_sums[kResults];
-    merge_slots(total_sums, total_partials, first, width, columns, slots);
-    float total_line[kResults];
-    for (Index i = 0; i < width; ++i) total_line[i] = static_cast<float>(total_sums[i].sum());
-    pad(total_line, width);
-    Sum total_2_sums[kResults];
-    merge_slots(total_2_sums, total_2_partials, first, width, columns, slots);
-    float total_2_line[kResults];
-    for (Index i = 0; i < width; ++i) total_2_line[i] = static_cast<float>(total_2_sums[i].sum());
-    pad(total_2_line, width);
-    const Index above_inner = divide(first, sizes.inner);
-    const Index inner = first - above_inner * sizes.inner.value;
-    const Index outer = above_inner;
-    float out_room[kLine];
-    float* const out_line = target<1>(out + (outer) * sizes.inner.value + inner, width, out_room);
-#pragma omp simd
-    for (Index i = 0; i < padded(width); ++i) {
-      const float total_value = total_line[i];
-      const float total_2_value = total_2_line[i];
-      float out_value;
-      forward_finalise_values(total_value, total_2_value, out_value);
-      out_line[i] = out_value;
-    }
-    store<1>(out_line, width, out + (outer) * sizes.inner.value + inner);
   }
 }
 
@@ -470,17 +427,8 @@ extern "C" int64_t run_forward(const int64_t* a) {
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[2])};
   const ForwardSizes sizes{ {a[3]}, {a[4]}, {a[5]} };
   const int threads = static_cast<int>(a[6]);
-  const Index total_partials_slots = slots_of(sizes.middle.value, sizes.inner.value,
-      sizes.outer.value * ((sizes.inner.value + kBeside - 1) / kBeside))
-;
-  const Index total_2_partials_slots = slots_of(sizes.middle.value, sizes.inner.value,
-      sizes.outer.value * ((sizes.inner.value + kBeside - 1) / kBeside))
-;
-  auto* const total_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * total_partials_slots);
-  auto* const total_2_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.inner.value) * total_2_partials_slots);
   if (is_measuring) return scratch.used;
-  forward_outer(x, total_partials, total_2_partials, sizes, threads);
-  forward_finalise(out, total_partials, total_2_partials, sizes, total_partials_slots, threads);
+  forward_column(x, out, sizes, threads);
   return 0;
 }
 
