@@ -7,7 +7,7 @@ import ctypes
 import math
 import re
 import subprocess
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -24,7 +24,7 @@ from fusegen.layouts import Pitch, dense_strides, pitch_of
 from fusegen.program import derivative, forward
 from fusegen.promotion import FLOATING
 from fusegen.reference import run_eagerly
-from fusegen.signature import element_types, with_derivative
+from fusegen.signature import element_types, with_derivative, with_gaps
 from fusegen.target import H200, Limits
 from fusegen.windowing import windows_along
 
@@ -148,16 +148,16 @@ def run(
 
     def pitch(leaf: ir.Expr) -> Pitch | None:
         """Where a tensor can have gaps: behind as short a run as may be."""
-        if not has_gaps or leaf.kind == "noise":
+        if leaf.kind == "noise":
             return None
         sizes, strides = place(leaf.extent)
         steps = sorted({s for n, s in zip(sizes, strides, strict=True) if n > 1})
         run = next((s for s in steps if s % 16 == 0), None)
         return run and Pitch(run, run + 16)
 
-    def laid_out(leaf: ir.Expr, tensor: torch.Tensor) -> torch.Tensor:
+    def laid_out(leaf: ir.Expr, tensor: torch.Tensor, apart: Pitch | None) -> torch.Tensor:
         sizes, strides = place(leaf.extent)
-        if apart := pitch(leaf):
+        if apart:
             strides = [s if s < apart.run else s // apart.run * apart.step for s in strides]
             assert pitch_of(sizes, strides, *place(leaf.extent)) == apart
         memory = 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
@@ -165,15 +165,20 @@ def run(
         home = torch.full((memory,), nothing, dtype=tensor.dtype).as_strided(sizes, strides)
         return home.copy_(tensor.reshape(sizes))
 
-    plain = signature("cuda", order, programs, types, bound, Limits(processors, shared_bytes))
-    gaps = [(p.name, ir.name_of(leaf)) for p in programs for leaf in p.graph.inputs if pitch(leaf)]
-    text = source(chain, programs, replace(plain, gaps=tuple(gaps))).text
+    built_with = signature("cuda", order, programs, types, bound, Limits(processors, shared_bytes))
+    if has_gaps:
+        leaves = [leaf for p in programs for leaf in p.graph.inputs]
+        built_with = with_gaps(built_with, programs, [ir.name_of(i) for i in leaves if pitch(i)])
+    text = source(chain, programs, built_with).text
     library = build(text, folder, processors)
 
     def launch(which, inputs):
-        arguments = []
+        arguments, pitches = [], []
         for leaf, tensor in zip(which.graph.inputs, inputs, strict=True):
-            arguments.append(tensor if leaf.kind == "noise" else laid_out(leaf, tensor))
+            is_apart = (which.name, ir.name_of(leaf)) in built_with.gaps
+            apart = pitch(leaf) if is_apart else None
+            pitches += [apart] if apart else []
+            arguments.append(tensor if leaf.kind == "noise" else laid_out(leaf, tensor, apart))
         outputs = []
         for name, expr in which.graph.outputs:
             home = torch.empty_strided(*place(expr.extent), dtype=getattr(torch, types[name]))
@@ -186,7 +191,6 @@ def run(
         groups = collapse(which.graph, order, windows)[2]
         numbers = [math.prod(pooled.get(a, bound.domain[a]) for a in g) for g in groups.axes]
         numbers += [bound.domain[groups.axes[g][0]] for g in groups.pooled]
-        pitches = [p for p in map(pitch, which.graph.inputs) if p]
         numbers += [n for p in pitches for n in (p.run, p.step - p.run)]
         call = getattr(library, f"run_{which.name}")
         call.restype = ctypes.c_int64

@@ -195,3 +195,67 @@ def test_axes_may_be_joined_or_split():
     window = torch.empty(4, 8, 64)[:, 1:-1, :32]
     strides = dense_strides(window.shape, range(-3, 0))
     assert pitch_of(window.shape, window.stride(), window.shape, strides) is None
+
+
+@pytest.mark.parametrize("chain", ["gelu | mul(second)", "rms_norm | mul(second)"])
+def test_second_derivatives_read_views(chain, device):
+    fused = fusegen.compile(chain)
+    x, second = (halves((2, 3, 16), torch.float64, device).requires_grad_() for _ in range(2))
+    assert torch.autograd.gradgradcheck(fused, (x, second))
+
+
+def test_what_is_given_beside_a_view_is_right(device):
+    fused = fusegen.compile("add(second) | give(sum) | rms_norm(weight)")
+    tensors = [heads_in_front(SHAPE, torch.float32, device) for _ in range(2)]
+    tensors.append(torch.rand(32, device=device))
+    tensors = [t.requires_grad_() for t in tensors]
+    copies = [same(t.detach()).requires_grad_() for t in tensors]
+    equal(seeded(fused, tensors), seeded(fused, copies))
+
+
+def test_autocast_and_out_take_views(device):
+    fused = fusegen.compile("layernorm(weight, bias) | gelu")
+    x = second_halves(SHAPE, torch.bfloat16, device)
+    weight, bias = (torch.rand(32, device=device) for _ in range(2))
+    with torch.autocast(device, torch.bfloat16):
+        ours, copied = fused(x, weight, bias), fused(x.contiguous(), weight, bias)
+    assert ours.dtype == copied.dtype
+    assert torch.equal(ours, copied)
+    gelu = fusegen.compile("gelu")
+    room = torch.zeros(*SHAPE[:-1], 64, dtype=torch.bfloat16, device=device)
+    gelu(x, out=room[..., 32:])
+    assert torch.equal(room[..., 32:], gelu(x.contiguous()))
+    assert not room[..., :32].any()
+
+
+def test_torch_compile_hands_views_on(device):
+    fused = fusegen.compile("silu | mul(second)")
+
+    @torch.compile(fullgraph=True)
+    def gate(whole):
+        a, b = whole.chunk(2, -1)
+        return fused(a, b)
+
+    whole = torch.randn(4, 8, 64, device=device, requires_grad=True)
+    result = gate(whole)
+    result.square().sum().backward()
+    a, b = whole.detach().chunk(2, -1)
+    again = [t.contiguous().requires_grad_() for t in (a, b)]
+    expected = fused.reference(*again)
+    expected.square().sum().backward()
+    torch.testing.assert_close(result, expected)
+    torch.testing.assert_close(whole.grad, torch.cat([t.grad for t in again], -1))
+
+
+@pytest.mark.gpu
+def test_a_graph_replays_on_views():
+    fused = fusegen.compile("silu | mul(second)")
+    whole = torch.randn(64, 256, device="cuda")
+    a, b = whole.chunk(2, -1)
+    fused(a, b)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = fused(a, b)
+    whole.normal_()
+    graph.replay()
+    assert torch.equal(result, fused(a.contiguous(), b.contiguous()))
