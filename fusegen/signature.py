@@ -13,7 +13,6 @@ from fusegen import ir
 from fusegen.bound import Bound
 from fusegen.lower import GIVEN
 from fusegen.program import STATISTIC, Derivative, Program
-from fusegen.target import TARGETS
 from fusegen.tiers import Tier
 from fusegen.windowing import Slide, Window, size_of
 
@@ -48,7 +47,7 @@ class Signature:
 
 
 def with_gaps(plain: Signature, programs: Iterable[Program], names: Container[str]) -> Signature:
-    """The signature where inputs of these names are dense but for gaps, as far as its target reads
+    """The signature where inputs of these names are dense but for gaps, as far as programs read
     such where they lie.
     """
     programs = [p for p in programs if reads_gaps(plain, p)]
@@ -62,7 +61,7 @@ def reads_gaps(built_with: Signature, program: Program) -> bool:
     """
     is_sliding = any(isinstance(w, Slide) for _, w in program.windows)
     is_full = any(r.tier.is_full for name, r in built_with.rows if name == program.name)
-    return TARGETS[built_with.target].reads_gaps and not is_sliding and not is_full
+    return not is_sliding and not is_full
 
 
 def index_dtype(windows: Sequence[tuple[int, Window]]) -> str:

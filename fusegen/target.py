@@ -72,7 +72,6 @@ class Target:
     fills_edges: bool  # a kernel that writes a whole tensor by windows writes the edge they leave
     joins_from: int  # elements at least, where a norm is in one segment with the pooling behind it
     reports_errors: bool  # a launch may fail; where none can, other threads run Python meanwhile
-    reads_gaps: bool  # a tensor that is dense but for gaps is read where it lies
     trailing_arguments: (
         int  # what a call takes after tensors, scratch and sizes: threads; or device and stream
     )
@@ -281,7 +280,6 @@ CPP = Target(
     fills_edges=False,
     joins_from=1 << 22,
     reports_errors=False,
-    reads_gaps=False,
     trailing_arguments=1,
 )
 
@@ -323,7 +321,6 @@ CUDA = Target(
     fills_edges=True,
     joins_from=0,
     reports_errors=True,
-    reads_gaps=True,
     trailing_arguments=2,
 )
 

@@ -1,5 +1,5 @@
-"""Tensors that are dense but for gaps, such as the halves of a projection: on a GPU read where they
-lie, anywhere the same numbers as from a copy.
+"""Tensors that are dense but for gaps, such as the halves of a projection: read where they lie, and
+the same numbers as from a copy.
 """
 
 import math

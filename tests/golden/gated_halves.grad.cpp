@@ -1,4 +1,4 @@
-// fusegen 0.1.0   chain a6ff7dea4c32   signature forward+backward: d_out float32, d_up float32, d_x float32, out float32, up float32, x float32; 64-bit offsets
+// fusegen 0.1.0   chain a6ff7dea4c32   signature forward+backward: d_out float32, d_up float32, d_x float32, out float32, up float32 with gaps, x float32 with gaps; 64-bit offsets
 //   silu | mul(up)
 #include <algorithm>
 #include <cmath>
@@ -132,8 +132,42 @@ inline void expect(Stored* output, Index count) {
 #endif
 }
 
+// Elements that lie one after the other, a run, with a gap behind it.
+struct Pitch {
+  Index run, gap;
+};
+
+// A tensor of such runs in the guise of a pointer to one without gaps.
+template <typename T>
+struct Pitched {
+  const T* from;
+  Pitch pitch;
+  Index at = 0;
+  Pitched operator+(Index offset) const { return {from, pitch, at + offset}; }
+  const T* here() const { return from + (at + at / pitch.run * pitch.gap); }
+  Index left() const { return pitch.run - at % pitch.run; }
+  T operator[](Index offset) const { return *(*this + offset).here(); }
+};
+
+template <Index stride, typename T, typename Value>
+inline const Value* load(Pitched<T> from, Index width, Value* room) {
+  if ((width - 1) * stride < from.left()) return load<stride>(from.here(), width, room);
+  for (Index i = 0; i < width;) {
+    const Pitched<T> piece = from + i * stride;
+    const Index count = std::min(width - i, (piece.left() + stride - 1) / stride);
+    const T* const here = piece.here();
+#pragma omp simd
+    for (Index j = 0; j < count; ++j) room[i + j] = static_cast<Value>(widen(here[j * stride]));
+    i += count;
+  }
+  pad(room, width);
+  return room;
+}
+
 struct ForwardSizes {
   Size element;
+  Pitch x_pitch;
+  Pitch up_pitch;
 };
 
 static inline __attribute__((always_inline)) void forward_pointwise_values(const float x, const float up,
@@ -144,8 +178,10 @@ static inline __attribute__((always_inline)) void forward_pointwise_values(const
   out = after_silu * up;
 }
 
-static void forward_pointwise(const float* __restrict__ x, const float* __restrict__ up,
+static void forward_pointwise(const float* __restrict__ x_memory, const float* __restrict__ up_memory,
     float* __restrict__ out, const ForwardSizes sizes, int threads) {
+  const Pitched<float> x{x_memory, sizes.x_pitch};
+  const Pitched<float> up{up_memory, sizes.up_pitch};
   expect(out, sizes.element.value);
   const Index rows = 1, length = sizes.element.value;
   const Index pieces = pieces_of(length);
@@ -177,6 +213,8 @@ static void forward_pointwise(const float* __restrict__ x, const float* __restri
 
 struct BackwardSizes {
   Size element;
+  Pitch x_pitch;
+  Pitch up_pitch;
 };
 
 static inline __attribute__((always_inline)) void backward_pointwise_values(const float d_out,
@@ -190,9 +228,11 @@ static inline __attribute__((always_inline)) void backward_pointwise_values(cons
   d_up = d_out * after_silu;
 }
 
-static void backward_pointwise(const float* __restrict__ d_out, const float* __restrict__ up,
-    const float* __restrict__ x, float* __restrict__ d_x, float* __restrict__ d_up,
+static void backward_pointwise(const float* __restrict__ d_out, const float* __restrict__ up_memory,
+    const float* __restrict__ x_memory, float* __restrict__ d_x, float* __restrict__ d_up,
     const BackwardSizes sizes, int threads) {
+  const Pitched<float> up{up_memory, sizes.up_pitch};
+  const Pitched<float> x{x_memory, sizes.x_pitch};
   expect(d_x, sizes.element.value);
   expect(d_up, sizes.element.value);
   const Index rows = 1, length = sizes.element.value;
@@ -233,21 +273,21 @@ static void backward_pointwise(const float* __restrict__ d_out, const float* __r
 
 }  // namespace
 
-// a: x, up, out, scratch (-1: return the bytes it needs), element, threads.
+// a: x, up, out, scratch (-1: return the bytes it needs), element, run and gap of x, run and gap of up, threads.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const up = reinterpret_cast<const float*>(a[1]);
   auto* const out = reinterpret_cast<float*>(a[2]);
   const bool is_measuring = a[3] == -1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[3])};
-  const ForwardSizes sizes{ {a[4]} };
-  const int threads = static_cast<int>(a[5]);
+  const ForwardSizes sizes{ {a[4]}, {a[5], a[6]}, {a[7], a[8]} };
+  const int threads = static_cast<int>(a[9]);
   if (is_measuring) return scratch.used;
   forward_pointwise(x, up, out, sizes, threads);
   return 0;
 }
 
-// a: x, up, d_out, d_x, d_up, scratch (-1: return the bytes it needs), element, threads.
+// a: x, up, d_out, d_x, d_up, scratch (-1: return the bytes it needs), element, run and gap of x, run and gap of up, threads.
 extern "C" int64_t run_backward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const up = reinterpret_cast<const float*>(a[1]);
@@ -256,8 +296,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
   auto* const d_up = reinterpret_cast<float*>(a[4]);
   const bool is_measuring = a[5] == -1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[5])};
-  const BackwardSizes sizes{ {a[6]} };
-  const int threads = static_cast<int>(a[7]);
+  const BackwardSizes sizes{ {a[6]}, {a[7], a[8]}, {a[9], a[10]} };
+  const int threads = static_cast<int>(a[11]);
   if (is_measuring) return scratch.used;
   backward_pointwise(d_out, up, x, d_x, d_up, sizes, threads);
   return 0;

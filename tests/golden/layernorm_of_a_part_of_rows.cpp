@@ -1,4 +1,4 @@
-// fusegen 0.1.0   chain cdad5e129ef1   signature forward: bias float32, out float32, weight float32, x float32; 64-bit offsets
+// fusegen 0.1.0   chain cdad5e129ef1   signature forward: bias float32, out float32, weight float32, x float32 with gaps; 64-bit offsets
 //   layernorm(weight, bias)
 #include <algorithm>
 #include <cmath>
@@ -121,6 +121,38 @@ inline void expect(Stored* output, Index count) {
 #endif
 }
 
+// Elements that lie one after the other, a run, with a gap behind it.
+struct Pitch {
+  Index run, gap;
+};
+
+// A tensor of such runs in the guise of a pointer to one without gaps.
+template <typename T>
+struct Pitched {
+  const T* from;
+  Pitch pitch;
+  Index at = 0;
+  Pitched operator+(Index offset) const { return {from, pitch, at + offset}; }
+  const T* here() const { return from + (at + at / pitch.run * pitch.gap); }
+  Index left() const { return pitch.run - at % pitch.run; }
+  T operator[](Index offset) const { return *(*this + offset).here(); }
+};
+
+template <Index stride, typename T, typename Value>
+inline const Value* load(Pitched<T> from, Index width, Value* room) {
+  if ((width - 1) * stride < from.left()) return load<stride>(from.here(), width, room);
+  for (Index i = 0; i < width;) {
+    const Pitched<T> piece = from + i * stride;
+    const Index count = std::min(width - i, (piece.left() + stride - 1) / stride);
+    const T* const here = piece.here();
+#pragma omp simd
+    for (Index j = 0; j < count; ++j) room[i + j] = static_cast<Value>(widen(here[j * stride]));
+    i += count;
+  }
+  pad(room, width);
+  return room;
+}
+
 // Sixteen numbers side by side. gcc would add the ends of a reduction up one by one, through memory.
 template <typename Value>
 struct Lanes {
@@ -194,6 +226,7 @@ struct Moments {
 
 struct ForwardSizes {
   Size outer, inner;
+  Pitch x_pitch;
 };
 
 static inline __attribute__((always_inline)) void forward_row_values(const float x, const float mean,
@@ -202,8 +235,9 @@ static inline __attribute__((always_inline)) void forward_row_values(const float
   out = (x - mean) * (1.0f / sqrtf(variance + 1e-05f)) * weight + bias;
 }
 
-static void forward_row(const float* __restrict__ x, const float* __restrict__ weight,
+static void forward_row(const float* __restrict__ x_memory, const float* __restrict__ weight,
     const float* __restrict__ bias, float* __restrict__ out, const ForwardSizes sizes, int threads) {
+  const Pitched<float> x{x_memory, sizes.x_pitch};
   expect(out, sizes.outer.value * sizes.inner.value);
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   const Index together = rows_together(length);
@@ -261,7 +295,7 @@ static void forward_row(const float* __restrict__ x, const float* __restrict__ w
 
 }  // namespace
 
-// a: x, weight, bias, out, scratch (-1: return the bytes it needs), outer, inner, threads.
+// a: x, weight, bias, out, scratch (-1: return the bytes it needs), outer, inner, run and gap of x, threads.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const weight = reinterpret_cast<const float*>(a[1]);
@@ -269,8 +303,8 @@ extern "C" int64_t run_forward(const int64_t* a) {
   auto* const out = reinterpret_cast<float*>(a[3]);
   const bool is_measuring = a[4] == -1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
-  const ForwardSizes sizes{ {a[5]}, {a[6]} };
-  const int threads = static_cast<int>(a[7]);
+  const ForwardSizes sizes{ {a[5]}, {a[6]}, {a[7], a[8]} };
+  const int threads = static_cast<int>(a[9]);
   if (is_measuring) return scratch.used;
   forward_row(x, weight, bias, out, sizes, threads);
   return 0;

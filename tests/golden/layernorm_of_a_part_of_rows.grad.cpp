@@ -1,4 +1,4 @@
-// fusegen 0.1.0   chain cdad5e129ef1   signature forward+backward: bias float32, d_bias float32, d_out float32, d_weight float32, d_x float32, out float32, saved_mean float32, saved_variance float32, weight float32, x float32; 64-bit offsets
+// fusegen 0.1.0   chain cdad5e129ef1   signature forward+backward: bias float32, d_bias float32, d_out float32, d_weight float32, d_x float32, out float32, saved_mean float32, saved_variance float32, weight float32, x float32 with gaps; 64-bit offsets
 //   layernorm(weight, bias)
 #include <algorithm>
 #include <cmath>
@@ -156,6 +156,38 @@ inline void expect(Stored* output, Index count) {
 #endif
 }
 
+// Elements that lie one after the other, a run, with a gap behind it.
+struct Pitch {
+  Index run, gap;
+};
+
+// A tensor of such runs in the guise of a pointer to one without gaps.
+template <typename T>
+struct Pitched {
+  const T* from;
+  Pitch pitch;
+  Index at = 0;
+  Pitched operator+(Index offset) const { return {from, pitch, at + offset}; }
+  const T* here() const { return from + (at + at / pitch.run * pitch.gap); }
+  Index left() const { return pitch.run - at % pitch.run; }
+  T operator[](Index offset) const { return *(*this + offset).here(); }
+};
+
+template <Index stride, typename T, typename Value>
+inline const Value* load(Pitched<T> from, Index width, Value* room) {
+  if ((width - 1) * stride < from.left()) return load<stride>(from.here(), width, room);
+  for (Index i = 0; i < width;) {
+    const Pitched<T> piece = from + i * stride;
+    const Index count = std::min(width - i, (piece.left() + stride - 1) / stride);
+    const T* const here = piece.here();
+#pragma omp simd
+    for (Index j = 0; j < count; ++j) room[i + j] = static_cast<Value>(widen(here[j * stride]));
+    i += count;
+  }
+  pad(room, width);
+  return room;
+}
+
 // Sixteen numbers side by side. gcc would add the ends of a reduction up one by one, through memory.
 template <typename Value>
 struct Lanes {
@@ -255,6 +287,7 @@ struct Moments {
 
 struct ForwardSizes {
   Size outer, inner;
+  Pitch x_pitch;
 };
 
 static inline __attribute__((always_inline)) void forward_row_values(const float x, const float mean,
@@ -269,9 +302,10 @@ static inline __attribute__((always_inline)) void forward_row_row_values(const f
   saved_variance = variance;
 }
 
-static void forward_row(const float* __restrict__ x, const float* __restrict__ weight,
+static void forward_row(const float* __restrict__ x_memory, const float* __restrict__ weight,
     const float* __restrict__ bias, float* __restrict__ out, float* __restrict__ saved_mean,
     float* __restrict__ saved_variance, const ForwardSizes sizes, int threads) {
+  const Pitched<float> x{x_memory, sizes.x_pitch};
   expect(out, sizes.outer.value * sizes.inner.value);
   expect(saved_mean, sizes.outer.value);
   expect(saved_variance, sizes.outer.value);
@@ -341,6 +375,7 @@ static void forward_row(const float* __restrict__ x, const float* __restrict__ w
 
 struct BackwardSizes {
   Size outer, inner;
+  Pitch x_pitch;
 };
 
 static inline __attribute__((always_inline)) void backward_row_stage_1(const float d_out, const float weight,
@@ -363,10 +398,11 @@ static inline __attribute__((always_inline)) void backward_row_values(const floa
 }
 
 static void backward_row(const float* __restrict__ d_out, const float* __restrict__ weight,
-    const float* __restrict__ x, const float* __restrict__ saved_mean,
+    const float* __restrict__ x_memory, const float* __restrict__ saved_mean,
     const float* __restrict__ saved_variance, float* __restrict__ d_x, Sum* __restrict__ total_partials,
     Sum* __restrict__ total_2_partials, const BackwardSizes sizes, int threads) {
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
+  const Pitched<float> x{x_memory, sizes.x_pitch};
   expect(d_x, sizes.outer.value * sizes.inner.value);
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   const Index together = rows_together(length);
@@ -518,7 +554,7 @@ static void backward_finalise(float* __restrict__ d_weight, float* __restrict__ 
 
 }  // namespace
 
-// a: x, weight, bias, out, saved_mean, saved_variance, scratch (-1: return the bytes it needs), outer, inner, threads.
+// a: x, weight, bias, out, saved_mean, saved_variance, scratch (-1: return the bytes it needs), outer, inner, run and gap of x, threads.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const weight = reinterpret_cast<const float*>(a[1]);
@@ -528,14 +564,14 @@ extern "C" int64_t run_forward(const int64_t* a) {
   auto* const saved_variance = reinterpret_cast<float*>(a[5]);
   const bool is_measuring = a[6] == -1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[6])};
-  const ForwardSizes sizes{ {a[7]}, {a[8]} };
-  const int threads = static_cast<int>(a[9]);
+  const ForwardSizes sizes{ {a[7]}, {a[8]}, {a[9], a[10]} };
+  const int threads = static_cast<int>(a[11]);
   if (is_measuring) return scratch.used;
   forward_row(x, weight, bias, out, saved_mean, saved_variance, sizes, threads);
   return 0;
 }
 
-// a: x, weight, saved_mean, saved_variance, d_out, d_x, d_weight, d_bias, scratch (-1: return the bytes it needs), outer, inner, threads.
+// a: x, weight, saved_mean, saved_variance, d_out, d_x, d_weight, d_bias, scratch (-1: return the bytes it needs), outer, inner, run and gap of x, threads.
 extern "C" int64_t run_backward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const weight = reinterpret_cast<const float*>(a[1]);
@@ -547,8 +583,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
   auto* const d_bias = reinterpret_cast<float*>(a[7]);
   const bool is_measuring = a[8] == -1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[8])};
-  const BackwardSizes sizes{ {a[9]}, {a[10]} };
-  const int threads = static_cast<int>(a[11]);
+  const BackwardSizes sizes{ {a[9]}, {a[10]}, {a[11], a[12]} };
+  const int threads = static_cast<int>(a[13]);
   const Index total_partials_slots = slots_of_rows(sizes.outer.value, 1)
 ;
   const Index total_2_partials_slots = slots_of_rows(sizes.outer.value, 1)

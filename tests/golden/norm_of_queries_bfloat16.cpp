@@ -1,4 +1,4 @@
-// fusegen 0.1.0   chain 2b3e3ddb166e   signature forward: out bfloat16, second bfloat16, weight bfloat16, x bfloat16; 64-bit offsets
+// fusegen 0.1.0   chain 2b3e3ddb166e   signature forward: out bfloat16, second bfloat16 with gaps, weight bfloat16, x bfloat16 with gaps; 64-bit offsets
 //   rms_norm(weight) | mul(second)
 #include <algorithm>
 #include <cmath>
@@ -134,6 +134,38 @@ inline void expect(Stored* output, Index count) {
 #endif
 }
 
+// Elements that lie one after the other, a run, with a gap behind it.
+struct Pitch {
+  Index run, gap;
+};
+
+// A tensor of such runs in the guise of a pointer to one without gaps.
+template <typename T>
+struct Pitched {
+  const T* from;
+  Pitch pitch;
+  Index at = 0;
+  Pitched operator+(Index offset) const { return {from, pitch, at + offset}; }
+  const T* here() const { return from + (at + at / pitch.run * pitch.gap); }
+  Index left() const { return pitch.run - at % pitch.run; }
+  T operator[](Index offset) const { return *(*this + offset).here(); }
+};
+
+template <Index stride, typename T, typename Value>
+inline const Value* load(Pitched<T> from, Index width, Value* room) {
+  if ((width - 1) * stride < from.left()) return load<stride>(from.here(), width, room);
+  for (Index i = 0; i < width;) {
+    const Pitched<T> piece = from + i * stride;
+    const Index count = std::min(width - i, (piece.left() + stride - 1) / stride);
+    const T* const here = piece.here();
+#pragma omp simd
+    for (Index j = 0; j < count; ++j) room[i + j] = static_cast<Value>(widen(here[j * stride]));
+    i += count;
+  }
+  pad(room, width);
+  return room;
+}
+
 // Sixteen numbers side by side. gcc would add the ends of a reduction up one by one, through memory.
 template <typename Value>
 struct Lanes {
@@ -180,6 +212,8 @@ struct Sum {
 
 struct ForwardSizes {
   Size outer, inner;
+  Pitch x_pitch;
+  Pitch second_pitch;
 };
 
 static inline __attribute__((always_inline)) void forward_row_stage_1(const float x, float& total_term) {
@@ -195,9 +229,12 @@ static inline __attribute__((always_inline)) void forward_row_values(const float
   out = after_rms_norm * second;
 }
 
-static void forward_row(const bfloat16* __restrict__ x, const bfloat16* __restrict__ weight,
-    const bfloat16* __restrict__ second, bfloat16* __restrict__ out, const ForwardSizes sizes, int threads) {
+static void forward_row(const bfloat16* __restrict__ x_memory, const bfloat16* __restrict__ weight,
+    const bfloat16* __restrict__ second_memory, bfloat16* __restrict__ out, const ForwardSizes sizes,
+    int threads) {
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
+  const Pitched<bfloat16> x{x_memory, sizes.x_pitch};
+  const Pitched<bfloat16> second{second_memory, sizes.second_pitch};
   expect(out, sizes.outer.value * sizes.inner.value);
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   const Index together = rows_together(length);
@@ -262,7 +299,7 @@ static void forward_row(const bfloat16* __restrict__ x, const bfloat16* __restri
 
 }  // namespace
 
-// a: x, weight, second, out, scratch (-1: return the bytes it needs), outer, inner, threads.
+// a: x, weight, second, out, scratch (-1: return the bytes it needs), outer, inner, run and gap of x, run and gap of second, threads.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
   auto* const weight = reinterpret_cast<const bfloat16*>(a[1]);
@@ -270,8 +307,8 @@ extern "C" int64_t run_forward(const int64_t* a) {
   auto* const out = reinterpret_cast<bfloat16*>(a[3]);
   const bool is_measuring = a[4] == -1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
-  const ForwardSizes sizes{ {a[5]}, {a[6]} };
-  const int threads = static_cast<int>(a[7]);
+  const ForwardSizes sizes{ {a[5]}, {a[6]}, {a[7], a[8]}, {a[9], a[10]} };
+  const int threads = static_cast<int>(a[11]);
   if (is_measuring) return scratch.used;
   forward_row(x, weight, second, out, sizes, threads);
   return 0;

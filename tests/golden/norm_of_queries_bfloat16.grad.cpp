@@ -1,4 +1,4 @@
-// fusegen 0.1.0   chain 2b3e3ddb166e   signature forward+backward: d_out bfloat16, d_second bfloat16, d_weight bfloat16, d_x bfloat16, out bfloat16, saved_mean float32, second bfloat16, weight bfloat16, x bfloat16; 64-bit offsets
+// fusegen 0.1.0   chain 2b3e3ddb166e   signature forward+backward: d_out bfloat16, d_second bfloat16, d_weight bfloat16, d_x bfloat16, out bfloat16, saved_mean float32, second bfloat16 with gaps, weight bfloat16, x bfloat16 with gaps; 64-bit offsets
 //   rms_norm(weight) | mul(second)
 #include <algorithm>
 #include <cmath>
@@ -169,6 +169,38 @@ inline void expect(Stored* output, Index count) {
 #endif
 }
 
+// Elements that lie one after the other, a run, with a gap behind it.
+struct Pitch {
+  Index run, gap;
+};
+
+// A tensor of such runs in the guise of a pointer to one without gaps.
+template <typename T>
+struct Pitched {
+  const T* from;
+  Pitch pitch;
+  Index at = 0;
+  Pitched operator+(Index offset) const { return {from, pitch, at + offset}; }
+  const T* here() const { return from + (at + at / pitch.run * pitch.gap); }
+  Index left() const { return pitch.run - at % pitch.run; }
+  T operator[](Index offset) const { return *(*this + offset).here(); }
+};
+
+template <Index stride, typename T, typename Value>
+inline const Value* load(Pitched<T> from, Index width, Value* room) {
+  if ((width - 1) * stride < from.left()) return load<stride>(from.here(), width, room);
+  for (Index i = 0; i < width;) {
+    const Pitched<T> piece = from + i * stride;
+    const Index count = std::min(width - i, (piece.left() + stride - 1) / stride);
+    const T* const here = piece.here();
+#pragma omp simd
+    for (Index j = 0; j < count; ++j) room[i + j] = static_cast<Value>(widen(here[j * stride]));
+    i += count;
+  }
+  pad(room, width);
+  return room;
+}
+
 // Sixteen numbers side by side. gcc would add the ends of a reduction up one by one, through memory.
 template <typename Value>
 struct Lanes {
@@ -231,6 +263,8 @@ inline void merge_columns(Sum* sums, Value* block, Index length) {
 
 struct ForwardSizes {
   Size outer, inner;
+  Pitch x_pitch;
+  Pitch second_pitch;
 };
 
 static inline __attribute__((always_inline)) void forward_row_stage_1(const float x, float& total_term) {
@@ -251,10 +285,12 @@ static inline __attribute__((always_inline)) void forward_row_row_values(const f
   saved_mean = total * (1.0f / count_of_inner);
 }
 
-static void forward_row(const bfloat16* __restrict__ x, const bfloat16* __restrict__ weight,
-    const bfloat16* __restrict__ second, bfloat16* __restrict__ out, float* __restrict__ saved_mean,
+static void forward_row(const bfloat16* __restrict__ x_memory, const bfloat16* __restrict__ weight,
+    const bfloat16* __restrict__ second_memory, bfloat16* __restrict__ out, float* __restrict__ saved_mean,
     const ForwardSizes sizes, int threads) {
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
+  const Pitched<bfloat16> x{x_memory, sizes.x_pitch};
+  const Pitched<bfloat16> second{second_memory, sizes.second_pitch};
   expect(out, sizes.outer.value * sizes.inner.value);
   expect(saved_mean, sizes.outer.value);
   const Index rows = sizes.outer.value, length = sizes.inner.value;
@@ -327,6 +363,8 @@ static void forward_row(const bfloat16* __restrict__ x, const bfloat16* __restri
 
 struct BackwardSizes {
   Size outer, inner;
+  Pitch x_pitch;
+  Pitch second_pitch;
 };
 
 static inline __attribute__((always_inline)) void backward_row_stage_1(const float d_out, const float second,
@@ -351,11 +389,13 @@ static inline __attribute__((always_inline)) void backward_row_values(const floa
   d_second = d_out * after_rms_norm;
 }
 
-static void backward_row(const bfloat16* __restrict__ d_out, const bfloat16* __restrict__ second,
-    const bfloat16* __restrict__ weight, const bfloat16* __restrict__ x,
+static void backward_row(const bfloat16* __restrict__ d_out, const bfloat16* __restrict__ second_memory,
+    const bfloat16* __restrict__ weight, const bfloat16* __restrict__ x_memory,
     const float* __restrict__ saved_mean, bfloat16* __restrict__ d_x, bfloat16* __restrict__ d_second,
     Sum* __restrict__ total_partials, const BackwardSizes sizes, int threads) {
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
+  const Pitched<bfloat16> second{second_memory, sizes.second_pitch};
+  const Pitched<bfloat16> x{x_memory, sizes.x_pitch};
   expect(d_x, sizes.outer.value * sizes.inner.value);
   expect(d_second, sizes.outer.value * sizes.inner.value);
   const Index rows = sizes.outer.value, length = sizes.inner.value;
@@ -492,7 +532,7 @@ static void backward_finalise(bfloat16* __restrict__ d_weight, const Sum* __rest
 
 }  // namespace
 
-// a: x, weight, second, out, saved_mean, scratch (-1: return the bytes it needs), outer, inner, threads.
+// a: x, weight, second, out, saved_mean, scratch (-1: return the bytes it needs), outer, inner, run and gap of x, run and gap of second, threads.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
   auto* const weight = reinterpret_cast<const bfloat16*>(a[1]);
@@ -501,14 +541,14 @@ extern "C" int64_t run_forward(const int64_t* a) {
   auto* const saved_mean = reinterpret_cast<float*>(a[4]);
   const bool is_measuring = a[5] == -1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[5])};
-  const ForwardSizes sizes{ {a[6]}, {a[7]} };
-  const int threads = static_cast<int>(a[8]);
+  const ForwardSizes sizes{ {a[6]}, {a[7]}, {a[8], a[9]}, {a[10], a[11]} };
+  const int threads = static_cast<int>(a[12]);
   if (is_measuring) return scratch.used;
   forward_row(x, weight, second, out, saved_mean, sizes, threads);
   return 0;
 }
 
-// a: x, weight, second, saved_mean, d_out, d_x, d_weight, d_second, scratch (-1: return the bytes it needs), outer, inner, threads.
+// a: x, weight, second, saved_mean, d_out, d_x, d_weight, d_second, scratch (-1: return the bytes it needs), outer, inner, run and gap of x, run and gap of second, threads.
 extern "C" int64_t run_backward(const int64_t* a) {
   auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
   auto* const weight = reinterpret_cast<const bfloat16*>(a[1]);
@@ -520,8 +560,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
   auto* const d_second = reinterpret_cast<bfloat16*>(a[7]);
   const bool is_measuring = a[8] == -1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[8])};
-  const BackwardSizes sizes{ {a[9]}, {a[10]} };
-  const int threads = static_cast<int>(a[11]);
+  const BackwardSizes sizes{ {a[9]}, {a[10]}, {a[11], a[12]}, {a[13], a[14]} };
+  const int threads = static_cast<int>(a[15]);
   const Index total_partials_slots = slots_of_rows(sizes.outer.value, 1)
 ;
   auto* const total_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.inner.value) * total_partials_slots);

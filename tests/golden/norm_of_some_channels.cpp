@@ -1,4 +1,4 @@
-// fusegen 0.1.0   chain 4b84aacee5b2   signature forward: bias float32, out float32, weight float32, x float32; 64-bit offsets
+// fusegen 0.1.0   chain 4b84aacee5b2   signature forward: bias float32, out float32, weight float32, x float32 with gaps; 64-bit offsets
 //   layernorm(weight, bias, axis=1)
 #include <algorithm>
 #include <cmath>
@@ -125,6 +125,38 @@ inline void expect(Stored* output, Index count) {
 #endif
 }
 
+// Elements that lie one after the other, a run, with a gap behind it.
+struct Pitch {
+  Index run, gap;
+};
+
+// A tensor of such runs in the guise of a pointer to one without gaps.
+template <typename T>
+struct Pitched {
+  const T* from;
+  Pitch pitch;
+  Index at = 0;
+  Pitched operator+(Index offset) const { return {from, pitch, at + offset}; }
+  const T* here() const { return from + (at + at / pitch.run * pitch.gap); }
+  Index left() const { return pitch.run - at % pitch.run; }
+  T operator[](Index offset) const { return *(*this + offset).here(); }
+};
+
+template <Index stride, typename T, typename Value>
+inline const Value* load(Pitched<T> from, Index width, Value* room) {
+  if ((width - 1) * stride < from.left()) return load<stride>(from.here(), width, room);
+  for (Index i = 0; i < width;) {
+    const Pitched<T> piece = from + i * stride;
+    const Index count = std::min(width - i, (piece.left() + stride - 1) / stride);
+    const T* const here = piece.here();
+#pragma omp simd
+    for (Index j = 0; j < count; ++j) room[i + j] = static_cast<Value>(widen(here[j * stride]));
+    i += count;
+  }
+  pad(room, width);
+  return room;
+}
+
 // Sixteen numbers side by side. gcc would add the ends of a reduction up one by one, through memory.
 template <typename Value>
 struct Lanes {
@@ -243,6 +275,7 @@ struct MomentsLanes {
 
 struct ForwardSizes {
   Size outer, middle, inner;
+  Pitch x_pitch;
 };
 
 static inline __attribute__((always_inline)) void forward_column_values_once(const float variance,
@@ -256,8 +289,9 @@ static inline __attribute__((always_inline)) void forward_column_values(const fl
   out = (x - mean) * inverse_root * weight + bias;
 }
 
-static void forward_column(const float* __restrict__ x, const float* __restrict__ weight,
+static void forward_column(const float* __restrict__ x_memory, const float* __restrict__ weight,
     const float* __restrict__ bias, float* __restrict__ out, const ForwardSizes sizes, int threads) {
+  const Pitched<float> x{x_memory, sizes.x_pitch};
   expect(out, sizes.outer.value * sizes.middle.value * sizes.inner.value);
   const Index above = sizes.outer.value, length = sizes.middle.value, beside = sizes.inner.value;
   const Index side = columns_together(above, length, beside), blocks = blocks_of(above, length, beside),
@@ -322,7 +356,7 @@ static void forward_column(const float* __restrict__ x, const float* __restrict_
 
 }  // namespace
 
-// a: x, weight, bias, out, scratch (-1: return the bytes it needs), outer, middle, inner, threads.
+// a: x, weight, bias, out, scratch (-1: return the bytes it needs), outer, middle, inner, run and gap of x, threads.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const weight = reinterpret_cast<const float*>(a[1]);
@@ -330,8 +364,8 @@ extern "C" int64_t run_forward(const int64_t* a) {
   auto* const out = reinterpret_cast<float*>(a[3]);
   const bool is_measuring = a[4] == -1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
-  const ForwardSizes sizes{ {a[5]}, {a[6]}, {a[7]} };
-  const int threads = static_cast<int>(a[8]);
+  const ForwardSizes sizes{ {a[5]}, {a[6]}, {a[7]}, {a[8], a[9]} };
+  const int threads = static_cast<int>(a[10]);
   if (is_measuring) return scratch.used;
   forward_column(x, weight, bias, out, sizes, threads);
   return 0;

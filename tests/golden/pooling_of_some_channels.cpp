@@ -1,4 +1,4 @@
-// fusegen 0.1.0   chain 9d652eae45ab   signature forward: out float32, scale float32, x float32; 64-bit offsets
+// fusegen 0.1.0   chain 9d652eae45ab   signature forward: out float32, scale float32, x float32 with gaps; 64-bit offsets
 //   mul_channel(scale) | max_pool2d(2)
 #include <algorithm>
 #include <cmath>
@@ -136,6 +136,46 @@ inline void expect(Stored* output, Index count) {
 #endif
 }
 
+// Elements that lie one after the other, a run, with a gap behind it.
+struct Pitch {
+  Index run, gap;
+};
+
+// A tensor of such runs in the guise of a pointer to one without gaps.
+template <typename T>
+struct Pitched {
+  const T* from;
+  Pitch pitch;
+  Index at = 0;
+  Pitched operator+(Index offset) const { return {from, pitch, at + offset}; }
+  const T* here() const { return from + (at + at / pitch.run * pitch.gap); }
+  Index left() const { return pitch.run - at % pitch.run; }
+  T operator[](Index offset) const { return *(*this + offset).here(); }
+};
+
+template <Index stride, typename T, typename Value>
+inline const Value* load(Pitched<T> from, Index width, Value* room) {
+  if ((width - 1) * stride < from.left()) return load<stride>(from.here(), width, room);
+  for (Index i = 0; i < width;) {
+    const Pitched<T> piece = from + i * stride;
+    const Index count = std::min(width - i, (piece.left() + stride - 1) / stride);
+    const T* const here = piece.here();
+#pragma omp simd
+    for (Index j = 0; j < count; ++j) room[i + j] = static_cast<Value>(widen(here[j * stride]));
+    i += count;
+  }
+  pad(room, width);
+  return room;
+}
+
+template <Index size, typename T, typename Value, Index side>
+inline void split(Pitched<T> from, Index count, Value (*rooms)[side], Index place) {
+  if (count * size <= from.left()) return split<size>(from.here(), count, rooms, place);
+  for (Index i = 0; i < count; ++i) {
+    for (Index j = 0; j < size; ++j) rooms[j][place + i] = static_cast<Value>(widen(from[i * size + j]));
+  }
+}
+
 // The first maximum and where it stood; a NaN beats every number, as in torch.
 template <typename Value>
 struct Maximum {
@@ -152,6 +192,7 @@ struct Maximum {
 
 struct ForwardSizes {
   Size outer, axis_1, axis_2, inner, axis_2_unpooled, inner_unpooled;
+  Pitch x_pitch;
 };
 
 static inline __attribute__((always_inline)) void forward_window_stage_1(const float x, const float scale,
@@ -164,8 +205,9 @@ static inline __attribute__((always_inline)) void forward_window_row_values(cons
   out = peak;
 }
 
-static void forward_window(const float* __restrict__ x, const float* __restrict__ scale,
+static void forward_window(const float* __restrict__ x_memory, const float* __restrict__ scale,
     float* __restrict__ out, const ForwardSizes sizes, int threads) {
+  const Pitched<float> x{x_memory, sizes.x_pitch};
   expect(out, sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.inner.value);
   constexpr Index kSide = 512;  // lines that fit the fastest cache
   const Index length = sizes.inner.value, lines = (length + kSide - 1) / kSide;
@@ -239,15 +281,15 @@ static void forward_window(const float* __restrict__ x, const float* __restrict_
 
 }  // namespace
 
-// a: x, scale, out, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, inner, axis_2_unpooled, inner_unpooled, threads.
+// a: x, scale, out, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, inner, axis_2_unpooled, inner_unpooled, run and gap of x, threads.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const scale = reinterpret_cast<const float*>(a[1]);
   auto* const out = reinterpret_cast<float*>(a[2]);
   const bool is_measuring = a[3] == -1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[3])};
-  const ForwardSizes sizes{ {a[4]}, {a[5]}, {a[6]}, {a[7]}, {a[8]}, {a[9]} };
-  const int threads = static_cast<int>(a[10]);
+  const ForwardSizes sizes{ {a[4]}, {a[5]}, {a[6]}, {a[7]}, {a[8]}, {a[9]}, {a[10], a[11]} };
+  const int threads = static_cast<int>(a[12]);
   if (is_measuring) return scratch.used;
   forward_window(x, scale, out, sizes, threads);
   return 0;

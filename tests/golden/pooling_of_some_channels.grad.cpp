@@ -1,4 +1,4 @@
-// fusegen 0.1.0   chain 9d652eae45ab   signature forward+backward: d_out float32, d_scale float32, d_x float32, out float32, picked_x float32, scale float32, winner_index uint8, x float32; 64-bit offsets
+// fusegen 0.1.0   chain 9d652eae45ab   signature forward+backward: d_out float32, d_scale float32, d_x float32, out float32, picked_x float32, scale float32, winner_index uint8, x float32 with gaps; 64-bit offsets
 //   mul_channel(scale) | max_pool2d(2)
 #include <algorithm>
 #include <cmath>
@@ -154,6 +154,46 @@ inline void expect(Stored* output, Index count) {
 #endif
 }
 
+// Elements that lie one after the other, a run, with a gap behind it.
+struct Pitch {
+  Index run, gap;
+};
+
+// A tensor of such runs in the guise of a pointer to one without gaps.
+template <typename T>
+struct Pitched {
+  const T* from;
+  Pitch pitch;
+  Index at = 0;
+  Pitched operator+(Index offset) const { return {from, pitch, at + offset}; }
+  const T* here() const { return from + (at + at / pitch.run * pitch.gap); }
+  Index left() const { return pitch.run - at % pitch.run; }
+  T operator[](Index offset) const { return *(*this + offset).here(); }
+};
+
+template <Index stride, typename T, typename Value>
+inline const Value* load(Pitched<T> from, Index width, Value* room) {
+  if ((width - 1) * stride < from.left()) return load<stride>(from.here(), width, room);
+  for (Index i = 0; i < width;) {
+    const Pitched<T> piece = from + i * stride;
+    const Index count = std::min(width - i, (piece.left() + stride - 1) / stride);
+    const T* const here = piece.here();
+#pragma omp simd
+    for (Index j = 0; j < count; ++j) room[i + j] = static_cast<Value>(widen(here[j * stride]));
+    i += count;
+  }
+  pad(room, width);
+  return room;
+}
+
+template <Index size, typename T, typename Value, Index side>
+inline void split(Pitched<T> from, Index count, Value (*rooms)[side], Index place) {
+  if (count * size <= from.left()) return split<size>(from.here(), count, rooms, place);
+  for (Index i = 0; i < count; ++i) {
+    for (Index j = 0; j < size; ++j) rooms[j][place + i] = static_cast<Value>(widen(from[i * size + j]));
+  }
+}
+
 // Sixteen numbers side by side. gcc would add the ends of a reduction up one by one, through memory.
 template <typename Value>
 struct Lanes {
@@ -222,6 +262,7 @@ struct Picked {
 
 struct ForwardSizes {
   Size outer, axis_1, axis_2, inner, axis_2_unpooled, inner_unpooled;
+  Pitch x_pitch;
 };
 
 static inline __attribute__((always_inline)) void forward_window_stage_1(const float x, const float scale,
@@ -243,9 +284,10 @@ static inline __attribute__((always_inline)) void forward_window_row_values(cons
   winner_index = winner_index_2;
 }
 
-static void forward_window(const float* __restrict__ x, const float* __restrict__ scale,
+static void forward_window(const float* __restrict__ x_memory, const float* __restrict__ scale,
     float* __restrict__ out, float* __restrict__ picked_x, uint8_t* __restrict__ winner_index,
     const ForwardSizes sizes, int threads) {
+  const Pitched<float> x{x_memory, sizes.x_pitch};
   expect(out, sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.inner.value);
   expect(picked_x, sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.inner.value);
   expect(winner_index, sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.inner.value);
@@ -505,7 +547,7 @@ static void backward_finalise(float* __restrict__ d_scale, const Sum* __restrict
 
 }  // namespace
 
-// a: x, scale, out, picked_x, winner_index, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, inner, axis_2_unpooled, inner_unpooled, threads.
+// a: x, scale, out, picked_x, winner_index, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, inner, axis_2_unpooled, inner_unpooled, run and gap of x, threads.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const scale = reinterpret_cast<const float*>(a[1]);
@@ -514,8 +556,8 @@ extern "C" int64_t run_forward(const int64_t* a) {
   auto* const winner_index = reinterpret_cast<uint8_t*>(a[4]);
   const bool is_measuring = a[5] == -1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[5])};
-  const ForwardSizes sizes{ {a[6]}, {a[7]}, {a[8]}, {a[9]}, {a[10]}, {a[11]} };
-  const int threads = static_cast<int>(a[12]);
+  const ForwardSizes sizes{ {a[6]}, {a[7]}, {a[8]}, {a[9]}, {a[10]}, {a[11]}, {a[12], a[13]} };
+  const int threads = static_cast<int>(a[14]);
   if (is_measuring) return scratch.used;
   forward_window(x, scale, out, picked_x, winner_index, sizes, threads);
   return 0;

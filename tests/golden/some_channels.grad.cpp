@@ -1,4 +1,4 @@
-// fusegen 0.1.0   chain 4a8576720123   signature forward+backward: bias float32, d_bias float32, d_out float32, d_x float32, out float32, x float32; 64-bit offsets
+// fusegen 0.1.0   chain 4a8576720123   signature forward+backward: bias float32, d_bias float32, d_out float32, d_x float32, out float32, x float32 with gaps; 64-bit offsets
 //   add_channel(bias) | gelu | mean((2, 3))
 #include <algorithm>
 #include <cmath>
@@ -174,6 +174,38 @@ inline void expect(Stored* output, Index count) {
 #endif
 }
 
+// Elements that lie one after the other, a run, with a gap behind it.
+struct Pitch {
+  Index run, gap;
+};
+
+// A tensor of such runs in the guise of a pointer to one without gaps.
+template <typename T>
+struct Pitched {
+  const T* from;
+  Pitch pitch;
+  Index at = 0;
+  Pitched operator+(Index offset) const { return {from, pitch, at + offset}; }
+  const T* here() const { return from + (at + at / pitch.run * pitch.gap); }
+  Index left() const { return pitch.run - at % pitch.run; }
+  T operator[](Index offset) const { return *(*this + offset).here(); }
+};
+
+template <Index stride, typename T, typename Value>
+inline const Value* load(Pitched<T> from, Index width, Value* room) {
+  if ((width - 1) * stride < from.left()) return load<stride>(from.here(), width, room);
+  for (Index i = 0; i < width;) {
+    const Pitched<T> piece = from + i * stride;
+    const Index count = std::min(width - i, (piece.left() + stride - 1) / stride);
+    const T* const here = piece.here();
+#pragma omp simd
+    for (Index j = 0; j < count; ++j) room[i + j] = static_cast<Value>(widen(here[j * stride]));
+    i += count;
+  }
+  pad(room, width);
+  return room;
+}
+
 // Sixteen numbers side by side. gcc would add the ends of a reduction up one by one, through memory.
 template <typename Value>
 struct Lanes {
@@ -220,6 +252,7 @@ struct Sum {
 
 struct ForwardSizes {
   Size outer, middle, inner;
+  Pitch x_pitch;
 };
 
 static inline __attribute__((always_inline)) void forward_inner_values(const float x, const float bias,
@@ -230,8 +263,9 @@ static inline __attribute__((always_inline)) void forward_inner_values(const flo
   total_term = after_add_channel * 0.5f * (1.0f + erf_of(after_add_channel * 0.707106769f));
 }
 
-static void forward_inner(const float* __restrict__ x, const float* __restrict__ bias,
+static void forward_inner(const float* __restrict__ x_memory, const float* __restrict__ bias,
     Sum* __restrict__ total_partials, const ForwardSizes sizes, int threads) {
+  const Pitched<float> x{x_memory, sizes.x_pitch};
   const Index rows = sizes.outer.value * sizes.middle.value, length = sizes.inner.value;
   const Index pieces = pieces_of(length);
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
@@ -299,6 +333,7 @@ static void forward_finalise(float* __restrict__ out, const Sum* __restrict__ to
 
 struct BackwardSizes {
   Size outer, middle, inner;
+  Pitch x_pitch;
 };
 
 static inline __attribute__((always_inline)) void backward_inner_values(const float d_out,
@@ -314,10 +349,11 @@ static inline __attribute__((always_inline)) void backward_inner_values(const fl
   total_term = d_x;
 }
 
-static void backward_inner(const float* __restrict__ d_out, const float* __restrict__ x,
+static void backward_inner(const float* __restrict__ d_out, const float* __restrict__ x_memory,
     const float* __restrict__ bias, float* __restrict__ d_x, Sum* __restrict__ total_partials,
     const BackwardSizes sizes, int threads) {
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
+  const Pitched<float> x{x_memory, sizes.x_pitch};
   expect(d_x, sizes.outer.value * sizes.middle.value * sizes.inner.value);
   const Index rows = sizes.outer.value * sizes.middle.value, length = sizes.inner.value;
   const Index pieces = pieces_of(length);
@@ -388,15 +424,15 @@ static void backward_finalise(float* __restrict__ d_bias, const Sum* __restrict_
 
 }  // namespace
 
-// a: x, bias, out, scratch (-1: return the bytes it needs), outer, middle, inner, threads.
+// a: x, bias, out, scratch (-1: return the bytes it needs), outer, middle, inner, run and gap of x, threads.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const bias = reinterpret_cast<const float*>(a[1]);
   auto* const out = reinterpret_cast<float*>(a[2]);
   const bool is_measuring = a[3] == -1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[3])};
-  const ForwardSizes sizes{ {a[4]}, {a[5]}, {a[6]} };
-  const int threads = static_cast<int>(a[7]);
+  const ForwardSizes sizes{ {a[4]}, {a[5]}, {a[6]}, {a[7], a[8]} };
+  const int threads = static_cast<int>(a[9]);
   const Index total_partials_slots = 1 * pieces_of(sizes.inner.value)
 ;
   auto* const total_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value) * total_partials_slots);
@@ -406,7 +442,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   return 0;
 }
 
-// a: x, bias, d_out, d_x, d_bias, scratch (-1: return the bytes it needs), outer, middle, inner, threads.
+// a: x, bias, d_out, d_x, d_bias, scratch (-1: return the bytes it needs), outer, middle, inner, run and gap of x, threads.
 extern "C" int64_t run_backward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
   auto* const bias = reinterpret_cast<const float*>(a[1]);
@@ -415,8 +451,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
   auto* const d_bias = reinterpret_cast<float*>(a[4]);
   const bool is_measuring = a[5] == -1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[5])};
-  const BackwardSizes sizes{ {a[6]}, {a[7]}, {a[8]} };
-  const int threads = static_cast<int>(a[9]);
+  const BackwardSizes sizes{ {a[6]}, {a[7]}, {a[8]}, {a[9], a[10]} };
+  const int threads = static_cast<int>(a[11]);
   const Index total_partials_slots = sizes.outer.value * pieces_of(sizes.inner.value)
 ;
   auto* const total_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.middle.value) * total_partials_slots);
