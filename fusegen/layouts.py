@@ -6,7 +6,7 @@ All of it is told by shapes, strides and types alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -63,27 +63,33 @@ def memory_order(shape: Shape, stride: Shape) -> tuple[tuple[int, ...], bool]:
 
     Axes of size one have no place of their own; they stay beside their logical neighbours.
     """
-    rank = len(shape)
+    for gaps in range(2):
+        for order in _orders(stride):
+            if _is_dense(shape, stride, order, gaps):
+                return order, True
+    return tuple(range(-len(shape), 0)), False
+
+
+def _orders(stride: Shape) -> Iterator[tuple[int, ...]]:
+    """Orders in which axes may lie, likeliest first; sizes that a tracer does not know are compared
+    for the last one alone.
+    """
+    rank = len(stride)
     logical = tuple(range(-rank, 0))
-    if _is_dense(shape, stride, logical):
-        return logical, True
-    last = (-rank, *range(-rank + 2, 0), -rank + 1) if rank > 2 else logical
-    if _is_dense(shape, stride, last):
-        return last, True
-    by_stride = tuple(sorted(logical, key=lambda a: (-stride[a], a)))
-    if _is_dense(shape, stride, by_stride):
-        return by_stride, True
-    for order in (logical, last, by_stride):
-        if pitch_of(shape, stride, shape, dense_strides(shape, order)):
-            return order, True
-    return logical, False
+    yield logical
+    if rank > 2:
+        yield (-rank, *range(-rank + 2, 0), -rank + 1)
+    yield tuple(sorted(logical, key=lambda a: (-stride[a], a)))
 
 
-def _is_dense(shape: Shape, stride: Shape, order: Sequence[int]) -> bool:
+def _is_dense(shape: Shape, stride: Shape, order: Sequence[int], gaps: int) -> bool:
+    """Whether a tensor is dense in an order, but for so many kinds of gaps."""
     expected = 1
     for axis in reversed(order):
         if shape[axis] != 1:
             if stride[axis] != expected:
+                expected, gaps = stride[axis], gaps - 1
+            if gaps < 0:
                 return False
             expected *= shape[axis]
     return True

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+import torch._dynamo.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numeric import outcome
@@ -259,3 +260,34 @@ def test_a_graph_replays_on_views():
     whole.normal_()
     graph.replay()
     assert torch.equal(result, fused(a.contiguous(), b.contiguous()))
+
+
+class Gate(torch.nn.Module):
+    """Halves that meet in a fused call."""
+
+    def __init__(self):
+        super().__init__()
+        self.fused = fusegen.compile("silu | mul(second)")
+
+    def forward(self, whole):
+        a, b = whole.chunk(2, -1)
+        return self.fused(a, b)
+
+
+def test_a_program_with_views_is_exported_for_any_batch():
+    dimensions = {"whole": {0: torch.export.Dim("batch", min=2, max=64)}}
+    program = torch.export.export(Gate(), (torch.randn(4, 8, 64),), dynamic_shapes=dimensions)
+    whole = torch.randn(7, 8, 64)
+    a, b = whole.chunk(2, -1)
+    torch.testing.assert_close(program.module()(whole), torch.nn.functional.silu(a) * b)
+
+
+def test_one_graph_serves_views_of_all_sizes():
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    gate = torch.compile(Gate(), fullgraph=True, dynamic=True, backend=counter)
+    for shape in ((4, 8, 64), (5, 9, 64), (6, 3, 96)):
+        whole = torch.randn(shape, requires_grad=True)
+        gate(whole).sum().backward()
+        a, b = whole.detach().chunk(2, -1)
+        torch.testing.assert_close(gate(whole), torch.nn.functional.silu(a) * b)
+    assert counter.frame_count == 1
