@@ -115,8 +115,9 @@ class Pitch:
     step: int
 
     def is_apt(self, itemsize: int) -> bool:
-        """Whether packs of up to 16 elements or bytes, as many as that, lie within one run."""
-        return self.run % 16 == 0 and self.step * itemsize % 16 == 0
+        """Whether packs of 16 bytes, or of 8 elements, lie within one run."""
+        is_whole = self.run % 8 == 0 and self.run * itemsize % 16 == 0
+        return is_whole and self.step * itemsize % 16 == 0
 
 
 def pitch_of(shape: Shape, stride: Shape, other: Shape, strides: Shape) -> Pitch | None:

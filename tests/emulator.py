@@ -25,7 +25,7 @@ from fusegen.program import derivative, forward
 from fusegen.promotion import FLOATING
 from fusegen.reference import run_eagerly
 from fusegen.signature import element_types, with_derivative, with_gaps
-from fusegen.target import H200, Limits
+from fusegen.target import H200, ITEM_BYTES, Limits
 from fusegen.windowing import windows_along
 
 HEADER = Path(__file__).parent / "emulation"
@@ -152,8 +152,9 @@ def run(
             return None
         sizes, strides = place(leaf.extent)
         steps = sorted({s for n, s in zip(sizes, strides, strict=True) if n > 1})
-        run = next((s for s in steps if s % 16 == 0), None)
-        return run and Pitch(run, run + 16)
+        size = ITEM_BYTES[types[ir.name_of(leaf)]]
+        found = (Pitch(s, s + 16) for s in steps)
+        return next((pitch for pitch in found if pitch.is_apt(size)), None)
 
     def laid_out(leaf: ir.Expr, tensor: torch.Tensor, apart: Pitch | None) -> torch.Tensor:
         sizes, strides = place(leaf.extent)

@@ -114,6 +114,21 @@ def test_a_view_has_the_bits_of_its_copy(chain, view, dtype, device):
     equal(seeded(fused, tensors), seeded(fused, copies))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("chain", CHAINS)
+def test_a_view_may_be_as_narrow_as_a_pack(chain, dtype, device):
+    fused = fusegen.compile(chain)
+    shapes = [(3, 16, 5, 24), *CHAINS[chain]]
+    shapes = [(3, 16, 5, 24) if s == SHAPE else s for s in shapes]
+    shapes = [tuple({4: 3, 32: 24}.get(n, n) for n in s) for s in shapes]
+    tensors = [
+        halves(s, dtype, device) if len(s) > 1 else torch.rand(s, dtype=dtype) for s in shapes
+    ]
+    tensors = [t.to(device).requires_grad_() for t in tensors]
+    copies = [t.detach().contiguous().requires_grad_() for t in tensors]
+    equal(seeded(fused, tensors), seeded(fused, copies))
+
+
 @pytest.mark.parametrize("view", VIEWS)
 def test_an_incoming_gradient_may_have_gaps(view, device):
     fused = fusegen.compile("rms_norm(weight) | gelu")
