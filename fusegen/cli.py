@@ -165,7 +165,7 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         help="x or an operand that is dense but for gaps, as half of each row of a larger tensor "
-        "is; may be repeated",
+        "is; may be repeated. Where it would be copied first, the source is the copy's",
     )
     dump.add_argument("-o", dest="output", type=Path, metavar="FILE", help="write there instead")
     dump.set_defaults(run=_dump)

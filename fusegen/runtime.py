@@ -237,14 +237,16 @@ class Fused:
         shape: Sequence[int] | None = None,
         operands: Mapping[str, Sequence[int]] | None = None,
         layout: str = "contiguous",
+        gaps: Sequence[str] = (),
     ) -> str:
         """The text that a call builds: the forward, and with grad the backward for every input.
 
         target is "cuda" or "cpp", None the one that this machine runs; dtype is x's and the
-        operands'; layout is "contiguous" or "channels_last". Shapes that are left out are assumed;
-        they decide little more than what broadcasts. CUDA is for the current GPU, or an H200 where
-        there is none. Where the chain is in segments, there is a module for each, one after the
-        other.
+        operands'; layout is "contiguous" or "channels_last"; gaps names those of x and the operands
+        that are dense but for gaps, as half of each row of a larger tensor is. Shapes that are left
+        out are assumed; they decide little more than what broadcasts. CUDA is for the current GPU,
+        or an H200 where there is none. Where the chain is in segments, there is a module for each,
+        one after the other.
         """
         # Here, because a call needs neither: both print text.
         from fusegen.describe import Situation, sources
@@ -256,6 +258,7 @@ class Fused:
             dtype if isinstance(dtype, str) else dtype_name(dtype),
             layout,
             limits_here() if has_gpu else H200,
+            tuple(gaps),
         )
         chosen = target or ("cuda" if has_gpu else "cpp")
         return "\n".join(s.text for s in sources(self.chain, chosen, situation, grad=grad))

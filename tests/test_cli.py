@@ -77,6 +77,7 @@ def test_dump_writes_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         ("--shape", "2,3,1,1", "--operand", "p=2,3,4,5"),
         ("--operand", "p=3,1,1"),
         ("--grad",),
+        ("--gaps", "x", "--gaps", "p"),
     ],
     ids=" ".join,
 )
@@ -145,6 +146,20 @@ def test_the_text_is_the_one_that_a_call_builds(
     layout: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    built = texts_built(monkeypatch)
+    fused = Fused(fusegen.chain(chain))
+    x = torch.randn(shape, dtype=dtype)
+    if layout == "channels_last":
+        x = x.contiguous(memory_format=FORMATS[x.dim()])
+    _, shapes = assumed_shapes(fused.chain, Situation(shape, operands))
+    tensors = [x, *(torch.randn(s, dtype=dtype) for s in shapes.values())]
+    fused(*(t.requires_grad_(grad) for t in tensors))
+    told = fused.source("cpp", dtype, grad=grad, shape=shape, operands=operands, layout=layout)
+    assert told == "\n".join(built)
+
+
+def texts_built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is built from now on: modules that do nothing."""
     built = []
 
     class Module:
@@ -160,15 +175,24 @@ def test_the_text_is_the_one_that_a_call_builds(
 
     monkeypatch.setattr(toolchain, "load", load)
     monkeypatch.setattr("fusegen.modules._modules", {})
-    fused = Fused(fusegen.chain(chain))
-    x = torch.randn(shape, dtype=dtype)
-    if layout == "channels_last":
-        x = x.contiguous(memory_format=FORMATS[x.dim()])
-    _, shapes = assumed_shapes(fused.chain, Situation(shape, operands))
-    tensors = [x, *(torch.randn(s, dtype=dtype) for s in shapes.values())]
+    return built
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("gaps", [("x",), ("second",), ("x", "second")])
+def test_so_it_is_for_views_with_gaps(
+    gaps: tuple[str, ...], grad: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = texts_built(monkeypatch)
+    shape = (4, 6, 32)
+    whole = {name: torch.randn(4, 6, 64) for name in ("x", "second")}
+    halves = {n: t[..., :32] if n in gaps else torch.randn(shape) for n, t in whole.items()}
+    fused = Fused(fusegen.chain("rms_norm(weight) | mul(second)"))
+    tensors = [halves["x"], torch.randn(32), halves["second"]]
     fused(*(t.requires_grad_(grad) for t in tensors))
-    told = fused.source("cpp", dtype, grad=grad, shape=shape, operands=operands, layout=layout)
-    assert told == "\n".join(built)
+    operands = {"weight": (32,), "second": shape}
+    told = fused.source("cpp", grad=grad, shape=shape, operands=operands, gaps=gaps)
+    assert [told] == built
 
 
 # --- ops ---

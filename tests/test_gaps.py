@@ -306,3 +306,17 @@ def test_one_graph_serves_views_of_all_sizes():
         a, b = whole.detach().chunk(2, -1)
         torch.testing.assert_close(gate(whole), torch.nn.functional.silu(a) * b)
     assert counter.frame_count == 1
+
+
+def test_the_source_for_views_is_printed():
+    fused = fusegen.compile("silu | mul(row)")
+    plain = fused.source("cuda", grad=True)
+    assert "Pitched<" not in plain
+    text = fused.source("cuda", grad=True, gaps=("x", "row"))
+    assert text.count("const Pitched<float> x{") == 2
+    assert text.count("const Pitched<float> row_operand{") == 2
+    with pytest.raises(fusegen.ArgumentError, match="'gaps': got 'second', wanted x or row"):
+        fused.source("cuda", gaps=("second",))
+    # Windows that overlap look beside an element: such a tensor is copied first.
+    pooled = fusegen.compile("max_pool2d(3, 2, 1)")
+    assert pooled.source("cuda", gaps=("x",)) == pooled.source("cuda")
