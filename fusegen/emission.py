@@ -29,6 +29,7 @@ def make_entry(program: Program, signature: Signature) -> Entry:
     is_exact = _compares_with_maxima(graph)
     rows = [rows for name, rows in signature.rows if name == program.name]
     held = [found for r in rows if (found := _held(r, program, grouping)) is not None]
+    target = TARGETS[signature.target]
     with_gaps = frozenset(name for entry, name in signature.gaps if entry == program.name)
     kernels = schedule(
         graph,
@@ -43,8 +44,8 @@ def make_entry(program: Program, signature: Signature) -> Entry:
         is_exact=is_exact,
         has_strips=program.name in signature.strips,
         with_gaps=with_gaps,
+        reads_places=not target.is_flat,
     )
-    target = TARGETS[signature.target]
     kernels = shortened(kernels)
     if not is_exact:
         narrow = narrow_type(graph, dtypes)

@@ -19,7 +19,6 @@ from fusegen.errors import UnsupportedError
 from fusegen.ir import Expr
 from fusegen.longrows import full_tier, reduced_axes, shared_tier
 from fusegen.program import Program
-from fusegen.rowaxes import REDUCED
 from fusegen.rowfacts import (
     adds_columns,
     asked_again,
@@ -351,10 +350,7 @@ def _in_cache(
     rows = {ir.reduction(n)[1] for n in ir.topological(wider) if n.op == "reduce"}
     strided = [row for row in rows if order[-1] not in row]
     longest = max((math.prod(bound.domain[a] for a in row if a < 0) for row in strided), default=0)
-    found = [f for f in families if f != "column" or longest <= _MOST_IN_CACHE]
-    picks = [n for n in nodes if n.op == "reduce" and ir.reduction(n)[0] == "pick"]
-    selects = any(n.args[1].op == "const" for n in picks)
-    return (*found, REDUCED) if "column" in found and selects else tuple(found)
+    return tuple(f for f in families if f != "column" or longest <= _MOST_IN_CACHE)
 
 
 def _has_few_long_rows(program: Program, bound: Bound) -> bool:

@@ -115,6 +115,7 @@ class Indexing:
             if group < 0 and read.buffer.is_windowed:
                 continue
             coordinate, size = self.word(group), self.size_of(group)
+            coordinate = str(dict(read.buffer.at).get(group, coordinate))
             if read.buffer.is_windowed and group in self.grouping.pooled:
                 window = self.grouping.pooled.index(group)
                 coordinate = (

@@ -38,6 +38,12 @@ class Buffer:
     extent: tuple[int, ...]
     role: Role
     has_gaps: bool = False  # dense but for gaps, all of a size, between runs of one length
+    at: tuple[tuple[int, int], ...] = ()  # (group, the one index along it that is read)
+
+    @property
+    def varying(self) -> tuple[int, ...]:
+        """The groups along which it varies as it is read."""
+        return tuple(g for g in self.extent if g not in dict(self.at))
 
     @property
     def is_computed(self) -> bool:

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from fusegen import ir
 from fusegen.columntiers import LONGEST_REDUCED
 from fusegen.ir import Expr, Extent
 from fusegen.staging import Pass, reduces_below
 from fusegen.target import DEAR
 from fusegen.tiers import Tier
-
-# Among the families that are worked on in cache: strided rows that are only reduced, which is worth
-# it where some of their places are selected, as those are few.
-REDUCED = "reduced column"
 
 
 def domain_of(state: Pass) -> Extent:
@@ -29,12 +23,10 @@ def domain_of(state: Pass) -> Extent:
 
 
 def axes_to_hold(
-    state: Pass, domain: Extent, tier: Tier | None, tier_axes: Extent, in_cache: Sequence[str]
+    state: Pass, domain: Extent, tier: Tier | None, tier_axes: Extent
 ) -> Extent | None:
     """The axes of the rows that are worked on as a whole; None where nothing is gained by that."""
     axes = _axes_of_rows(state, domain)
-    if axes is None and REDUCED in in_cache:
-        return _axes_of_reduced(state, domain)
     if tier is not None:
         is_team = tier.may_be_shared and not tier.is_full
         if is_team and _takes_two_passes(state, domain, tier_axes):
@@ -47,16 +39,6 @@ def axes_to_hold(
             return tier_axes
         return axes if axes == tier_axes else None
     return axes
-
-
-def _axes_of_reduced(state: Pass, domain: Extent) -> Extent | None:
-    """The axes of the strided rows that are only reduced, if they are the same for all."""
-    below = reduces_below(state.pending.values())
-    found = {ir.reduction(r)[1] for r in below if r.args[0].extent == domain}
-    if len(found) != 1:
-        return None
-    (axes,) = found
-    return axes if _lie_together(axes) and max(axes) != max(domain) else None
 
 
 def _takes_two_passes(state: Pass, domain: Extent, axes: Extent) -> bool:

@@ -32,7 +32,7 @@ def rowwise_kernel(
     one, rows are of the families that are worked on in cache.
     """
     domain = domain_of(state)
-    axes = axes_to_hold(state, domain, tier, tier_axes, in_cache)
+    axes = axes_to_hold(state, domain, tier, tier_axes)
     if axes is None:
         return
     rest = domain - axes

@@ -33,6 +33,7 @@ from fusegen.staging import (
     left_by_extent,
     means_as_sums,
     positions_as_numbers,
+    read_at_places,
     reduces_below,
 )
 from fusegen.stripwise import take_strips
@@ -74,6 +75,7 @@ def schedule(
     is_exact: bool = False,
     has_strips: bool = False,
     with_gaps: Collection[str] = (),
+    reads_places: bool = False,
 ) -> tuple[Kernel, ...]:
     """The kernels that compute a collapsed graph's outputs, in launch order.
 
@@ -83,7 +85,8 @@ def schedule(
     dear of them is held in cache, but reductions of others that elements use again take a pass
     each, over many blocks. is_sliding says that windows are no tiles, is_exact that a value must be
     the same to the last bit in whatever kernel it is computed, has_strips that what reductions take
-    lies in short runs, far from each other; the inputs with_gaps are dense but for those.
+    lies in short runs, far from each other; the inputs with_gaps are dense but for those,
+    reads_places that what is selected is read where it is.
     """
     verify(graph)
     leaves = inputs_of(graph, dtypes, with_gaps)
@@ -94,7 +97,8 @@ def schedule(
     # No value is called as a function that the lines may call, such as maximum.
     state.taken |= {*dtypes, *(node.op for node in ir.topological(graph.roots))}
     state.is_sliding, state.is_exact = is_sliding, is_exact
-    images = positions_as_numbers(state, apart(means_as_sums(nodes), pooled))
+    images = read_at_places(state, nodes) if reads_places else nodes
+    images = positions_as_numbers(state, apart(means_as_sums(images), pooled))
     new = dict(zip(nodes, images, strict=True))
     state.pending = outputs = {name: new[expr] for name, expr in outputs.items()}
     state.marks = remarked(marks, new)

@@ -139,7 +139,7 @@ class KernelView(Indexing):
     def reads(self) -> list[Read]:
         """Everything read, in the order of the inputs."""
         return [
-            Read(ir.name_of(leaf), b, self.type(b), frozenset(b.extent))
+            Read(ir.name_of(leaf), b, self.type(b), frozenset(b.varying))
             for leaf, b in self.kernel.inputs
         ]
 
@@ -379,7 +379,7 @@ class KernelView(Indexing):
         """What the kernel reads, accumulates and writes, in a line."""
         full = [r.name for r in self.reads if set(self.domain + self.reduced) <= r.extent]
         rest = [
-            f"{r.name} by ({', '.join(map(self.word, r.buffer.extent))})"
+            f"{r.name} by ({', '.join(map(self.word, r.buffer.varying))})"
             for r in self.reads
             if r.name not in full
         ]

@@ -234,74 +234,42 @@ struct ForwardSizes {
   Size outer, middle, inner;
 };
 
-static inline __attribute__((always_inline)) void forward_column_stage_1(const float position_along,
-    const float x, float& total_term, float& total_2_term) {
-  total_term = position_along == 1.0f ? x : 0.0f;
-  total_2_term = position_along == 0.0f ? x : 0.0f;
-}
-
-static inline __attribute__((always_inline)) void forward_column_row_values(const float total,
-    const float total_2, float& out) {
+static inline __attribute__((always_inline)) void forward_pointwise_values(const float x_at_1,
+    const float x_at_0, float& out) {
   // silu
-  const float after_silu = total_2 * (1.0f / (1.0f + exp_of(-total_2)));
+  const float after_silu = x_at_0 * (1.0f / (1.0f + exp_of(-x_at_0)));
   // mul(y_2)
-  out = total * after_silu;
+  out = x_at_1 * after_silu;
 }
 
-static void forward_column(const bfloat16* __restrict__ x, bfloat16* __restrict__ out,
-    const ForwardSizes sizes, int threads) {
-  const Positions position_along{};
+static void forward_pointwise(const bfloat16* __restrict__ x_at_1, const bfloat16* __restrict__ x_at_0,
+    bfloat16* __restrict__ out, const ForwardSizes sizes, int threads) {
   expect(out, sizes.outer.value * sizes.inner.value);
-  const Index above = sizes.outer.value, length = sizes.middle.value, beside = sizes.inner.value;
-  const Index side = columns_together(above, length, beside), blocks = blocks_of(above, length, beside),
-      tasks = above * blocks;
-#pragma omp parallel num_threads(threads) firstprivate(sizes) if (above * length * beside > kSerial)
-  {
-#pragma omp for schedule(static)
-    for (Index task = 0; task < tasks; ++task) {
-      const Index above_index = task / blocks, first = task % blocks * side;
-      const Index width = std::min(side, beside - first);
-      const Index outer = above_index;
-      SumLanes<kLine> total_lanes(width);
-      SumLanes<kLine> total_2_lanes(width);
-      for (Index r = 0; r < length; ++r) {
-        const Index middle = r;
-        const Index inner = first;
-        const float position_along_value = widen(position_along[middle]);
-        float x_room[kLine];
-        const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
-        float total_term_line[kLine];
-        float total_2_term_line[kLine];
+  const Index rows = sizes.outer.value, length = sizes.inner.value;
+  const Index pieces = pieces_of(length);
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
+  for (Index task = 0; task < rows * pieces; ++task) {
+    const Index row = task / pieces, piece = task % pieces;
+    const Index end = std::min(length, (piece + 1) * kPiece);
+    const Index outer = row;
+    for (Index first = piece * kPiece; first < end; first += kLine) {
+      const Index width = std::min(kLine, end - first);
+      const Index inner = first;
+      float x_at_1_room[kLine];
+      const float* const x_at_1_line = load<1>(x_at_1 + ((outer) * sizes.middle.value + 1) * sizes.inner.value + inner, width, x_at_1_room);
+      float x_at_0_room[kLine];
+      const float* const x_at_0_line = load<1>(x_at_0 + ((outer) * sizes.middle.value + 0) * sizes.inner.value + inner, width, x_at_0_room);
+      float out_room[kLine];
+      float* const out_line = target<1>(out + (outer) * sizes.inner.value + inner, width, out_room);
 #pragma omp simd
-        for (Index i = 0; i < padded(width); ++i) {
-          const float x_value = x_line[i];
-          float total_term_value;
-          float total_2_term_value;
-          forward_column_stage_1(position_along_value, x_value, total_term_value, total_2_term_value);
-          total_term_line[i] = total_term_value;
-          total_2_term_line[i] = total_2_term_value;
-        }
-        total_lanes.add(total_term_line, width);
-        total_2_lanes.add(total_2_term_line, width);
+      for (Index i = 0; i < padded(width); ++i) {
+        const float x_at_1_value = x_at_1_line[i];
+        const float x_at_0_value = x_at_0_line[i];
+        float out_value;
+        forward_pointwise_values(x_at_1_value, x_at_0_value, out_value);
+        out_line[i] = out_value;
       }
-      float total_line[kLine];
-      for (Index i = 0; i < padded(width); ++i) total_line[i] = static_cast<float>(total_lanes.sum(i));
-      float total_2_line[kLine];
-      for (Index i = 0; i < padded(width); ++i) total_2_line[i] = static_cast<float>(total_2_lanes.sum(i));
-      {
-        const Index inner = first;
-        float out_room[kLine];
-        float* const out_line = target<1>(out + (outer) * sizes.inner.value + inner, width, out_room);
-#pragma omp simd
-        for (Index i = 0; i < padded(width); ++i) {
-          const float total_value = total_line[i];
-          const float total_2_value = total_2_line[i];
-          float out_value;
-          forward_column_row_values(total_value, total_2_value, out_value);
-          out_line[i] = out_value;
-        }
-        store<1>(out_line, width, out + (outer) * sizes.inner.value + inner);
-      }
+      store<1>(out_line, width, out + (outer) * sizes.inner.value + inner);
     }
   }
 }
@@ -428,7 +396,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const ForwardSizes sizes{ {a[3]}, {a[4]}, {a[5]} };
   const int threads = static_cast<int>(a[6]);
   if (is_measuring) return scratch.used;
-  forward_column(x, out, sizes, threads);
+  forward_pointwise(x, x, out, sizes, threads);
   return 0;
 }
 
