@@ -25,6 +25,7 @@ from fusegen.kernel import Buffer, Family, Kernel, inputs_of
 from fusegen.lower import Mark, remarked
 from fusegen.rowaxes import domain_of
 from fusegen.rowwise import rowwise_kernel
+from fusegen.selecting import read_at_places
 from fusegen.sharing import apart, shares_and_own, without_factors
 from fusegen.slidewise import slidewise_kernels
 from fusegen.staging import (
@@ -33,7 +34,6 @@ from fusegen.staging import (
     left_by_extent,
     means_as_sums,
     positions_as_numbers,
-    read_at_places,
     reduces_below,
 )
 from fusegen.stripwise import take_strips

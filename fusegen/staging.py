@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from fusegen import ir
 from fusegen.grouping import ordered
@@ -185,38 +185,6 @@ def means_as_sums(roots: list[Expr]) -> list[Expr]:
             _, axes = ir.reduction(node)
             return ir.reduce_sum(node.args[0], axes) / ir.count(axes)
         return node
-
-    return ir.rewrite(roots, rule)
-
-
-def read_at_places(state: Pass, roots: list[Expr]) -> list[Expr]:
-    """The roots with what is selected along an axis read at its place, where no output varies along
-    that.
-    """
-    wanted = frozenset[int]().union(*(expr.extent for expr in state.pending.values()))
-    known: dict[tuple[Expr, int, float], Expr] = {}
-
-    def at(leaf: Expr, group: int, place: float) -> Expr:
-        if (leaf, group, place) not in known:
-            name = state.fresh(f"{ir.name_of(leaf)}_at_{place:.0f}")
-            found = ir.tensor(name, leaf.extent - {group}, leaf.rank, leaf.kind)
-            buffer = state.buffers[leaf]
-            state.buffers[found] = replace(buffer, at=(*buffer.at, (group, int(place))))
-            known[leaf, group, place] = found
-        return known[leaf, group, place]
-
-    def rule(node: Expr) -> Expr:
-        kind, axes = ir.reduction(node) if node.op == "reduce" else ("", frozenset[int]())
-        place = ir.constant(node.args[1]) if kind == "pick" else None
-        if place is None or len(axes) != 1 or axes & wanted:
-            return node
-        (group,) = axes
-        along = [n for n in ir.topological([node.args[0]]) if group in n.extent]
-        leaves = [n for n in along if n.op == "input" and n.kind != "noise"]
-        if any(n not in leaves and n.op not in ir.ARITY for n in along) or group < 0:
-            return node
-        placed = {leaf: at(leaf, group, place) for leaf in leaves}
-        return ir.substitute([node.args[0]], placed)[0]
 
     return ir.rewrite(roots, rule)
 

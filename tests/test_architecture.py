@@ -54,6 +54,7 @@ ORDER = (
     "cut",
     "hoisting",
     "staging",
+    "selecting",
     "carrying",
     "rowaxes",
     "rowwise",

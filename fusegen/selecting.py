@@ -1,0 +1,47 @@
+"""What is selected, read at its place: as element-wise reads of one tensor, without a reduction."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fusegen import ir
+from fusegen.ir import Expr
+from fusegen.staging import Pass
+
+
+def read_at_places(state: Pass, roots: list[Expr]) -> list[Expr]:
+    """The roots with what is selected of elements along an axis read at its place, where no output
+    varies along that.
+    """
+    wanted = frozenset[int]().union(*(expr.extent for expr in state.pending.values()))
+    known: dict[tuple[Expr, int, int], Expr | None] = {}
+
+    def at(node: Expr, group: int, place: int) -> Expr | None:
+        """A node there; None for one that is not of elements alone."""
+        if group not in node.extent:
+            return node
+        key = (node, group, place)
+        if key not in known:
+            args = [at(arg, group, place) for arg in node.args]
+            found = [arg for arg in args if arg is not None]
+            known[key] = None
+            if node.op == "input" and node.kind != "noise":
+                name = state.fresh(f"{ir.name_of(node)}_at_{place}")
+                leaf = ir.tensor(name, node.extent - {group}, node.rank, node.kind)
+                buffer = state.buffers[node]
+                state.buffers[leaf] = replace(buffer, at=(*buffer.at, (group, place)))
+                known[key] = leaf
+            elif node.op in ir.ARITY and len(found) == len(args):
+                known[key] = ir.primitive(node.op, *found)
+        return known[key]
+
+    def rule(node: Expr) -> Expr:
+        kind, axes = ir.reduction(node) if node.op == "reduce" else ("", frozenset[int]())
+        place = ir.constant(node.args[1]) if kind == "pick" else None
+        if place is None or len(axes) != 1 or axes & wanted or min(axes) < 0:
+            return node
+        (group,) = axes
+        found = at(node.args[0], group, int(place))
+        return node if found is None else found
+
+    return ir.rewrite(roots, rule)

@@ -1,0 +1,72 @@
+"""Places along an axis: what is selected is right before and behind all else, and read where it is
+on a CPU.
+"""
+
+import pytest
+import torch
+from numeric import outcome
+from test_emulation import GLU, SWIGLU
+
+import fusegen
+
+CHAINS = {
+    SWIGLU: [(4, 6, 32)],
+    GLU: [(4, 6, 8, 5)],
+    "gelu | select(1, 2)": [(4, 6, 8)],
+    "add(p) | select(-1, 7) | tanh": [(4, 6, 8), (6, 8)],
+    "select(0, 1, keepdim=True) | mul(p)": [(4, 6), (1, 6)],
+    "select(1, 2) | select(1, 3)": [(4, 6, 8)],
+    # Behind reductions over that axis, which go over all of it.
+    "layernorm(axis=1) | select(1, 0)": [(4, 6, 8)],
+    "softmax(0) | select(0, 1) | softmax(0)": [(4, 8)],
+    "batch_norm(training=True) | select(0, 1, keepdim=True) | add_channel(p)": [(4, 6, 8), (6,)],
+    "group_norm(2) | select(2, 3) | gelu": [(4, 6, 8)],
+    "gelu | rms_norm | select(-1, 5) | give(g)": [(4, 6, 8)],
+    # Beside what has all of the axis.
+    "give(whole) | select(1, 2) | gelu": [(4, 6, 8)],
+    "keep(y) | select(1, 2, keepdim=True) | mul(y)": [(4, 6, 8)],
+    "select(1, 2) | mean(1)": [(4, 6, 8)],
+    "max_pool2d(2) | select(1, 2) | tanh": [(4, 6, 8, 8)],
+    "select(1, 2) | softmax(1) | avg_pool2d(2)": [(4, 6, 8, 8)],
+    "dropout(0.5) | select(1, 2)": [(4, 6, 8)],
+    "max(2) | select(1, 2)": [(4, 6, 8)],
+}
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "gaps"])
+@pytest.mark.parametrize("chain", [c for c in CHAINS if "dropout" not in c])
+def test_what_is_selected_is_right(chain, layout, device):
+    fused = fusegen.compile(chain)
+    tensors = [torch.randn(s, dtype=torch.float64, device=device) for s in CHAINS[chain]]
+    if layout == "channels_last":
+        if tensors[0].dim() != 4:
+            pytest.skip("has no channels_last")
+        tensors[0] = tensors[0].contiguous(memory_format=torch.channels_last)
+    if layout == "gaps":
+        tensors[0] = torch.cat([tensors[0]] * 2, 1)[:, : tensors[0].shape[1]]
+    tensors = [t.requires_grad_() for t in tensors]
+    ours, eager = outcome(fused, tensors), outcome(fused.reference, tensors)
+    assert ours.names == eager.names
+    for a, b in zip(ours.tensors, eager.tensors, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
+
+
+def test_what_is_selected_of_a_dropout_is_a_part_of_it(device):
+    x = torch.randn(4, 6, 8, device=device)
+    torch.manual_seed(0)
+    whole = fusegen.compile("dropout(0.5)")(x)
+    torch.manual_seed(0)
+    assert torch.equal(fusegen.compile("dropout(0.5) | select(1, 2)")(x), whole[:, 2])
+
+
+@pytest.mark.parametrize("chain", [SWIGLU, GLU, "gelu | select(1, 2)", "select(1, 2) | mean(1)"])
+def test_on_a_cpu_it_is_read_at_its_place(chain):
+    text = fusegen.compile(chain).source("cpp", shape=CHAINS[chain][0])
+    assert "x_at_" in text
+    assert "position_along" not in text
+
+
+def test_a_reduction_of_the_axis_goes_over_all_of_it():
+    text = fusegen.compile("layernorm(axis=1) | select(1, 2)").source("cpp", shape=(4, 6, 8))
+    assert "x_at_2" in text
+    assert "moments" in text.lower()
