@@ -23,7 +23,7 @@ CHAINS = {
     "group_norm(2) | select(2, 3) | gelu": [(4, 6, 8)],
     "gelu | rms_norm | select(-1, 5) | give(g)": [(4, 6, 8)],
     # Beside what has all of the axis.
-    "give(whole) | select(1, 2) | gelu": [(4, 6, 8)],
+    "tanh | give(whole) | select(1, 2) | gelu": [(4, 6, 8)],
     "keep(y) | select(1, 2, keepdim=True) | mul(y)": [(4, 6, 8)],
     "select(1, 2) | mean(1)": [(4, 6, 8)],
     "max_pool2d(2) | select(1, 2) | tanh": [(4, 6, 8, 8)],
