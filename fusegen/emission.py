@@ -9,7 +9,7 @@ from fusegen.codegen import Source, emit
 from fusegen.grouping import Grouping, collapse, ordered
 from fusegen.guarding import guarded
 from fusegen.ir import Expr, Graph
-from fusegen.kernel import Buffer, Entry, inputs_of
+from fusegen.kernel import Buffer, Entry, input_buffers
 from fusegen.lower import remarked
 from fusegen.narrow import narrow_type, narrowed, shorter
 from fusegen.ops import Chain
@@ -59,7 +59,7 @@ def make_entry(program: Program, signature: Signature) -> Entry:
         if is_short:
             kernels = with_inverses(kernels)
         kernels = guarded(kernels, target) if compute == "float" else kernels
-    arguments = list(inputs_of(graph, dtypes, with_gaps).values())
+    arguments = list(input_buffers(graph, dtypes, with_gaps).values())
     arguments += [
         Buffer(name, dtypes[name], ordered(expr.extent), "output") for name, expr in graph.outputs
     ]

@@ -173,7 +173,8 @@ class Part:
         known = {name for entry, name in build_with.gaps if entry == program.name}
         if apart != known:
             build_with = with_gaps(build_with, programs, apart)
-        if any(i.pitch and i.last >= 1 << 32 for i in inputs):
+        spans = [m.span for i, m in zip(inputs, found.metas, strict=True) if i.pitch]
+        if max(spans, default=0) > 1 << 32:
             build_with = replace(build_with, index_bits=64)
         module = self.module(programs, build_with, device)
         plan = make_plan(found, tensors, inputs, module, wanted)

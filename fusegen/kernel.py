@@ -137,7 +137,7 @@ class Entry:
     alike: frozenset[str]
 
 
-def inputs_of(
+def input_buffers(
     graph: Graph, dtypes: Mapping[str, str], with_gaps: Collection[str] = ()
 ) -> dict[Expr, Buffer]:
     """The buffers of a collapsed graph's inputs."""

@@ -36,6 +36,11 @@ class Meta:
         """A tensor's."""
         return Meta(tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
+    @property
+    def span(self) -> int:
+        """How many elements there are from its first to its last, with what lies between."""
+        return 1 + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
+
     def blank(self, device: torch.device) -> Tensor:
         """A tensor that lies so, whatever is in it."""
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device)
@@ -58,8 +63,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def memory_order(shape: Shape, stride: Shape) -> tuple[tuple[int, ...], bool]:
-    """(axes from outermost to innermost in memory, whether the tensor is dense in that order, or
-    in runs that are.
+    """(axes from outermost to innermost in memory, whether the tensor is dense in that order, but
+    for gaps that are all alike).
 
     Axes of size one have no place of their own; they stay beside their logical neighbours.
     """
@@ -151,7 +156,6 @@ class Input:
     strides: Shape
     is_ready: bool
     pitch: Pitch | None = None
-    last: int = 0  # how far its last element lies from its first
 
     def arrange(self, tensor: Tensor) -> Tensor:
         """The tensor as the kernels want it; itself where it is ready."""
@@ -252,8 +256,7 @@ def inputs_of(
         if may_have_gaps and not is_ready:
             pitch = pitch_of(meta.shape, meta.stride, shape, strides)
             pitch = pitch if pitch and pitch.is_apt(meta.dtype.itemsize) else None
-        last = sum((n - 1) * s for n, s in zip(meta.shape, meta.stride, strict=True))
-        found.append(Input(shape, strides, is_ready or pitch is not None, pitch, last))
+        found.append(Input(shape, strides, is_ready or pitch is not None, pitch))
     return found
 
 

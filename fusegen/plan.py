@@ -20,7 +20,7 @@ from torch._C._dynamo import guards
 
 from fusegen.errors import UnsupportedError
 from fusegen.grouping import collapse
-from fusegen.layouts import Input, Output, windows_of
+from fusegen.layouts import Input, Meta, Output, windows_of
 from fusegen.prepared import Prepared
 
 _pointer = Tensor.data_ptr
@@ -142,8 +142,7 @@ class Plan:
 
 def _moved(tensor: Tensor) -> Tensor:
     """The tensor, and what lies in its gaps, elsewhere in memory."""
-    span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    memory = tensor.as_strided((span,), (1,)).clone()
+    memory = tensor.as_strided((Meta.of(tensor).span,), (1,)).clone()
     return memory.as_strided(tensor.shape, tensor.stride())
 
 

@@ -21,7 +21,7 @@ from fusegen.flatwise import take_flat
 from fusegen.grouping import ordered
 from fusegen.hoisting import shared
 from fusegen.ir import Expr, Extent, Graph
-from fusegen.kernel import Buffer, Family, Kernel, inputs_of
+from fusegen.kernel import Buffer, Family, Kernel, input_buffers
 from fusegen.lower import Mark, remarked
 from fusegen.rowaxes import domain_of
 from fusegen.rowwise import rowwise_kernel
@@ -89,7 +89,7 @@ def schedule(
     reads_places that what is selected is read where it is.
     """
     verify(graph)
-    leaves = inputs_of(graph, dtypes, with_gaps)
+    leaves = input_buffers(graph, dtypes, with_gaps)
     outputs = dict(graph.outputs)
     marks = tuple(marks)
     nodes = [*outputs.values(), *(m.node for m in marks)]

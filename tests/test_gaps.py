@@ -164,9 +164,12 @@ def test_a_view_may_span_more_than_32_bits_can_say():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("chain", "shape", "operands"), FAMILIES)
+@pytest.mark.parametrize(
+    ("chain", "shape", "operands"),
+    [f for f in FAMILIES if len(f[1]) > 1 and math.prod(f[1][1:]) % 8 == 0],
+)
 def test_every_family_reads_views(chain, shape, operands):
-    """Where the shape allows gaps: behind the first axis, over which most of them go."""
+    """With gaps behind each index of the first axis, in x and in operands whose shapes allow it."""
     fused = fusegen.compile(chain)
     torch.manual_seed(0)
 

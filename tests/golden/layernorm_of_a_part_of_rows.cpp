@@ -123,27 +123,40 @@ inline void expect(Stored* output, Index count) {
 
 // Elements that lie one after the other, a run, with a gap behind it.
 struct Pitch {
-  Index run, gap;
+  Size run;
+  Index gap;
 };
 
-// A tensor of such runs in the guise of a pointer to one without gaps.
+// A tensor of such runs in the guise of a pointer to one without gaps. No pack that begins at a multiple of its size crosses
+// the end of a run.
 template <typename T>
 struct Pitched {
   const T* from;
   Pitch pitch;
   Index at = 0;
-  Pitched operator+(Index offset) const { return {from, pitch, at + offset}; }
-  const T* here() const { return from + (at + at / pitch.run * pitch.gap); }
-  Index left() const { return pitch.run - at % pitch.run; }
-  T operator[](Index offset) const { return *(*this + offset).here(); }
+  template <typename Offset>
+  inline Pitched operator+(Offset offset) const {
+    return {from, pitch, at + static_cast<Index>(offset)};
+  }
+  inline const T* here() const { return from + (at + divide(at, pitch.run) * pitch.gap); }
+  template <typename Offset>
+  inline T operator[](Offset offset) const {
+    return *(*this + offset).here();
+  }
 };
+
+// How many elements there are to the end of a run.
+template <typename T>
+inline Index left_of(Pitched<T> tensor) {
+  return tensor.pitch.run.value - tensor.at % tensor.pitch.run.value;
+}
 
 template <Index stride, typename T, typename Value>
 inline const Value* load(Pitched<T> from, Index width, Value* room) {
-  if ((width - 1) * stride < from.left()) return load<stride>(from.here(), width, room);
+  if ((width - 1) * stride < left_of(from)) return load<stride>(from.here(), width, room);
   for (Index i = 0; i < width;) {
     const Pitched<T> piece = from + i * stride;
-    const Index count = std::min(width - i, (piece.left() + stride - 1) / stride);
+    const Index count = std::min(width - i, (left_of(piece) + stride - 1) / stride);
     const T* const here = piece.here();
 #pragma omp simd
     for (Index j = 0; j < count; ++j) room[i + j] = static_cast<Value>(widen(here[j * stride]));
@@ -303,7 +316,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   auto* const out = reinterpret_cast<float*>(a[3]);
   const bool is_measuring = a[4] == -1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
-  const ForwardSizes sizes{ {a[5]}, {a[6]}, {a[7], a[8]} };
+  const ForwardSizes sizes{ {a[5]}, {a[6]}, { {a[7]}, a[8]} };
   const int threads = static_cast<int>(a[9]);
   if (is_measuring) return scratch.used;
   forward_row(x, weight, bias, out, sizes, threads);
