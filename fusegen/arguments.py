@@ -15,7 +15,7 @@ from fusegen.bind import bind
 from fusegen.bound import Bound
 from fusegen.errors import ArgumentError, UnsupportedError
 from fusegen.joining import Way, chosen
-from fusegen.layouts import dtype_name, memory_order
+from fusegen.layouts import Meta, dtype_name, memory_order
 from fusegen.modules import target_of
 from fusegen.ops import Chain
 
@@ -80,6 +80,20 @@ def check_devices(chain: Chain, tensors: Sequence[Tensor]) -> None:
                 f"argument {name!r}: got a tensor on {t.device}, wanted one on {x.device}, where x "
                 "is"
             )
+
+
+def check_apart(names: Sequence[str], tensors: Sequence[Tensor], updated: Sequence[int]) -> None:
+    """Raise ArgumentError where a tensor that is updated in place has memory in common with
+    another one.
+    """
+    ends = [(t.data_ptr(), t.data_ptr() + Meta.of(t).span * t.element_size()) for t in tensors]
+    for mine in updated:
+        for other, (begin, end) in enumerate(ends):
+            if other != mine and ends[mine][0] < end and begin < ends[mine][1]:
+                raise ArgumentError(
+                    f"argument {names[mine]!r}: it is updated in place, and lies in the memory of "
+                    f"{names[other]!r}; give it a tensor of its own"
+                )
 
 
 def check_out(out: Any, chain: Chain, bound: Bound, tensors: Sequence[Tensor]) -> None:

@@ -349,11 +349,10 @@ class _Binding:
 
     def _update(self, step: Step, definition: Definition, updated: list[tuple[str, str]]) -> None:
         """Note the running statistics that a step updates, their shapes checked."""
-        attributes = dict(step.attributes)
-        names = dict(updated)
+        attributes, names = dict(step.attributes), dict(step.operands)
         shape = self.running.shape
-        given_statistics = [p for p in RUNNING if p in dict(step.operands)]
-        is_training = bool(attributes[definition.training])
+        given_statistics = [p for p in RUNNING if p in names]
+        is_training = definition.is_updating(attributes)
         if len(given_statistics) == 1 or (not is_training and not given_statistics):
             why = "" if is_training else f", since {definition.training} is False"
             raise ArgumentError(
@@ -366,15 +365,19 @@ class _Binding:
                 "channels"
             )
         for parameter, name in updated:
+            if name in self.kept:
+                raise ArgumentError(
+                    f"{step.text}: {name!r} is a kept value, and {parameter} is updated in place; "
+                    "give it a tensor of its own"
+                )
             given, dtype = self.given[name]
-            if parameter == COUNTER:
-                if given != () or dtype != "int64":
-                    raise ArgumentError(
-                        f"{step.text}: operand {name!r} got shape {given} of {dtype}, wanted one "
-                        "integer: a tensor of shape () of int64"
-                    )
-            else:
-                placed_along(step, "channel", name, shape, given)
+            if parameter == COUNTER and (given != () or dtype != "int64"):
+                raise ArgumentError(
+                    f"{step.text}: operand {name!r} got shape {given} of {dtype}, wanted one "
+                    "integer: a tensor of shape () of int64"
+                )
+            if parameter != COUNTER:
+                self._placed(step, "channel", name, given)
         if not is_training:
             return
         if values_per_statistic(definition, shape) == 1:
@@ -382,7 +385,7 @@ class _Binding:
                 f"{step.text}: got a value of shape {shape}, wanted more than one value for each "
                 "statistic"
             )
-        momentum = attributes.get("momentum")
+        momentum = attributes["momentum"]
         if not given_statistics:
             return
         if momentum is None and COUNTER not in names:
@@ -390,5 +393,8 @@ class _Binding:
                 f"{step.text}: momentum is None, so the average is over all batches; give their "
                 f"number too, {COUNTER}={COUNTER}"
             )
+        if momentum is None:
+            self.found.setdefault(names[COUNTER], ())
         factor = float(momentum) if isinstance(momentum, float | int) else None
-        self.updates.append(Update(len(self.places), tuple(updated), factor))
+        running = (names[RUNNING[0]], names[RUNNING[1]])
+        self.updates.append(Update(len(self.places), running, factor))

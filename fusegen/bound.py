@@ -52,12 +52,12 @@ class Given:
 
 @dataclass(frozen=True)
 class Update:
-    """A step that updates running statistics: the names of its tensors, by parameter, and the
-    share of the new in them; None where that is one part in num_batches_tracked.
+    """A step that updates running statistics: the operands that have their mean and variance, and
+    the share of the new in them; None where that is one part in the number of batches.
     """
 
     step: int
-    tensors: tuple[tuple[str, str], ...]
+    running: tuple[str, str]
     momentum: float | None
 
 

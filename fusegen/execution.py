@@ -7,8 +7,7 @@ that it can be differentiated in its turn.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fusegen.arguments import (
+    check_apart,
     check_out,
     check_tensors,
     is_recorded,
@@ -30,7 +30,6 @@ from fusegen.ops import Chain
 from fusegen.plan import Plan, make_plan, remember
 from fusegen.prepared import Prepared, Programs, no_collection
 from fusegen.program import Derivative, Program
-from fusegen.running import update
 from fusegen.signature import Signature, reads_gaps, with_derivative, with_gaps
 
 Result = Tensor | tuple[Tensor, ...]
@@ -44,10 +43,13 @@ class Part:
         self.plans: dict[Any, Call] = {}
         self.programs = Programs(chain)
         self.modules: dict[Any, ModuleType] = {}
-        # Which of x and the operands the programs read: all but those that are updated.
+        # Which of x and the operands the programs read: all but what counts batches.
         operands = [i for i, name in enumerate(chain.operands, start=1) if chain.reads(name)]
         self.read = (0, *operands)
         self.reads_all = len(operands) == len(chain.operands)
+        given = [chain.operands[i - 1] for i in operands]
+        self.has_gradient = (True, *[not chain.updates(name) for name in given])
+        self.counters = tuple(1 + chain.operands.index(name) for name in chain.counters)
         self.count = 1 + len(chain.gives)  # of results: the first of what a forward program gives
         self.recent: tuple[Call, ...] = ()  # asked first, for they recognise their tensors in C
 
@@ -59,7 +61,8 @@ class Part:
             if not self.reads_all:
                 tensors = self.read_of(given)
             if _is_grad_enabled():
-                needs = tuple([t.requires_grad for t in tensors])
+                pairs = zip(tensors, self.has_gradient, strict=True)
+                needs = tuple([t.requires_grad and may for t, may in pairs])
                 if True in needs:
                     wanted = needs
         except (AttributeError, RuntimeError):
@@ -70,32 +73,43 @@ class Part:
         if is_recorded(given):
             return self._recorded(given, wanted, out)
         call = self._planned(parts, given, tensors, wanted)
-        if call.bound.updates:
-            call = call.updating(self._named(given))
+        counters = self.counters_of(given)
         if out is not None:
-            return self._into(out, call, given, tensors)
+            check_out(out, self.chain, call.bound, given)
+            call.run(tensors, out)
+            count_batch(counters)
+            return out
         # Two threads may both be here; what one of them puts first is lost, and found again.
-        if self.reads_all and not call.bound.updates:
-            self.recent = (call, *[c for c in self.recent if c is not call][: _MOST_RECENT - 1])
-        return self.results(call.run(tensors) if call.foreseen is None else apply(call, *tensors))
+        self.recent = (call, *[c for c in self.recent if c is not call][: _MOST_RECENT - 1])
+        return self.results(launch(call, tensors, counters))
 
     def recognised(self, x: Tensor, operands: tuple[Tensor, ...]) -> Result | None:
         """The result, if the tensors are like those of a recent call; else None, and nothing is
         done. Nothing may watch.
         """
+        counters: tuple[Tensor, ...] = ()
+        if self.counters or not self.reads_all:
+            if len(operands) != len(self.chain.operands):
+                return None
+            given = (x, *operands)
+            counters, operands = self.counters_of(given), self.read_of(given)[1:]
         for call in self.recent:
             results = call.attempt(x, operands)
+            if results is True:
+                results = launch(call, (x, *operands), counters)
+            elif results is not None:
+                count_batch(counters)
             if results is not None:
-                found = _run_matched(call, x, operands) if results is True else results
-                return found[0] if self.count == 1 else self.results(found)
+                return results[0] if self.count == 1 else self.results(results)
         return None
+
+    def counters_of(self, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Those of the operands that count batches."""
+        return tuple([given[i] for i in self.counters])
 
     def read_of(self, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Those of x and the operands that the programs read."""
         return tuple(given) if self.reads_all else tuple([given[i] for i in self.read])
-
-    def _named(self, given: Sequence[Tensor]) -> dict[str, Tensor]:
-        return dict(zip(self.chain.operands, given[1:], strict=True))
 
     def planned(self, given: Sequence[Tensor], wanted: tuple[bool, ...] | None) -> Call:
         """The call for these tensors, of which those wanted get a gradient."""
@@ -127,11 +141,14 @@ class Part:
         self, given: Sequence[Tensor], wanted: tuple[bool, ...] | None, out: Tensor | None
     ) -> Result:
         """The call as an operator, for what records operators. It is registered by then."""
-        found = self.programs.forward(given, self.read_of(given), wanted)
+        tensors = self.read_of(given)
+        found = self.programs.forward(given, tensors, wanted)
         if out is not None:
             check_out(out, self.chain, found.bound, given)
         results = torch.ops.fusegen.forward(list(given), self.chain.text, wanted or ())
-        update(found.bound.updates, results[self.count :], self._named(given))
+        for output, i in found.program.updates:
+            tensors[i].detach().copy_(results[output].detach())
+        count_batch(self.counters_of(given))
         return self.results(results) if out is None else out.copy_(results[0])
 
     def results(self, outputs: Sequence[Tensor]) -> Result:
@@ -191,20 +208,6 @@ class Part:
                 self.modules.setdefault((id(p), signature), module)
         return self.modules[key]
 
-    def _into(
-        self, out: Tensor, call: Call, given: Sequence[Tensor], tensors: Sequence[Tensor]
-    ) -> Tensor:
-        check_out(out, self.chain, call.bound, given)
-        if call.bound.updates:
-            out.copy_(call.run(tensors)[0])
-        elif call.plan.outputs[0].can_fill(out, tensors):
-            call.plan.run(tensors, out)
-            # Written behind torch's back: its version check must know.
-            torch.autograd.graph.increment_version(out)
-        else:
-            out.copy_(call.plan.run(tensors)[0])
-        return out
-
 
 class Call:
     """A program planned for one combination of arguments, with what its derivative will want to
@@ -241,6 +244,8 @@ class Call:
         self.program = program = found.program
         self.plan = plan
         self.run: Callable[..., tuple[Tensor, ...]] = plan.run
+        if plan.updates:
+            self.run = self.run_apart
         self.run_planned = plan.run_planned
         self.attempt = plan.attempt
         self.bound = found.bound
@@ -253,23 +258,16 @@ class Call:
         # that have none.
         self.kept = tuple(shift[pool] + i for pool, i in sources if pool in shift)
         self.keeps_inputs = self.kept == tuple(range(count))
-        self.fixed = tuple(i for i, value in enumerate(program.values) if value is None)
+        returned = program.values[: plan.given]
+        self.fixed = tuple(i for i, value in enumerate(returned) if value is None)
         self.steps: dict[tuple[tuple[int, ...], tuple[bool, ...]], Step] = {}
 
-    def updating(self, named: Mapping[str, Tensor]) -> Call:
-        """The same call, which goes on to update running statistics among the operands: before
-        anything is kept for a derivative, where a checkpoint would stop.
-        """
-
-        def run(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-            results: tuple[Tensor, ...] = self.run(tensors)
-            first = self.part.count
-            update(self.bound.updates, results[first : first + 2 * len(self.bound.updates)], named)
-            return results
-
-        twin = copy.copy(self)
-        twin.run = twin.run_planned = run
-        return twin
+    def run_apart(self, tensors: Sequence[Tensor], out: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Run, where what is updated has no memory in common with what is read."""
+        names = ("x", *self.part.chain.operands)
+        updated = [i for _, i in self.program.updates]
+        check_apart([names[i] for i in self.part.read], tensors, updated)
+        return self.plan.run(tensors, out)
 
     def backward_step(self, present: tuple[int, ...], needs: tuple[bool, ...]) -> Step:
         """The derivative for these cotangents and these inputs."""
@@ -317,8 +315,13 @@ class _Launch(torch.autograd.Function):
     """A planned program as a node of autograd's graph; its backward is another."""
 
     @staticmethod
-    def forward(ctx: Any, call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, call: Call, counters: tuple[Tensor, ...], *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
         results = call.run_planned(tensors) or call.run(tensors)
+        count_batch(
+            counters
+        )  # before anything is kept, where a checkpoint stops when it runs this again
         ctx.call = call
         if call.keeps_inputs:
             ctx.save_for_backward(*tensors)
@@ -334,10 +337,10 @@ class _Launch(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
         call: Call = ctx.call
         present = tuple([i for i, g in enumerate(cotangents) if g is not None])
-        needs = ctx.needs_input_grad[1:]
+        needs = ctx.needs_input_grad[2:]
         step = call.backward_step(present, needs)
         if not step.found.targets:
-            return (None,) * (1 + len(needs))
+            return (None,) * (2 + len(needs))
         pool = (*ctx.saved_tensors, *cotangents)
         inputs = tuple([pool[i] for i in step.sources])
         gradients: Any = None
@@ -348,13 +351,12 @@ class _Launch(torch.autograd.Function):
             following, gradients = call.next_call(step, inputs), True
             step.last = following
         if gradients is True:
-            is_leaf = following.foreseen is None
-            gradients = following.run(inputs) if is_leaf else apply(following, *inputs)
-        shares: list[Tensor | None] = [None] * (1 + len(needs))
+            gradients = launch(following, inputs)
+        shares: list[Tensor | None] = [None] * (2 + len(needs))
         for i, gradient in zip(step.found.targets, gradients, strict=True):
-            shares[1 + i] = gradient
+            shares[2 + i] = gradient
         for i, output in step.found.shared:
-            shares[1 + i] = gradients[output]
+            shares[2 + i] = gradients[output]
         return tuple(shares)
 
 
@@ -362,21 +364,26 @@ class _Launch(torch.autograd.Function):
 _apply: Callable[..., tuple[Tensor, ...]] = super(torch.autograd.Function, _Launch).apply
 
 
-def _run_matched(call: Call, x: Tensor, operands: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """What a call gives whose attempt said that it is the right one, but not for C alone."""
-    if call.foreseen is None:
-        return call.run((x, *operands))
-    return apply(call, x, *operands)
-
-
-def apply(call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """Launch as a node of autograd's graph. Under a transform of torch.func, torch says what it
-    thinks of that.
+def launch(
+    call: Call, tensors: tuple[Tensor, ...], counters: tuple[Tensor, ...] = ()
+) -> tuple[Tensor, ...]:
+    """Launch, as a node of autograd's graph where a derivative is foreseen. Under a transform of
+    torch.func, torch says what it thinks of that.
     """
+    if call.foreseen is None:
+        results = call.run(tensors)
+        count_batch(counters)
+        return results
     if torch._C._are_functorch_transforms_active():
-        result: tuple[Tensor, ...] = _Launch.apply(call, *tensors)  # type: ignore[no-untyped-call]
+        result: tuple[Tensor, ...] = _Launch.apply(call, counters, *tensors)  # type: ignore[no-untyped-call]
         return result
-    return _apply(call, *tensors)
+    return _apply(call, counters, *tensors)
+
+
+def count_batch(counters: Sequence[Tensor]) -> None:
+    """Count a batch."""
+    for counter in counters:
+        counter.add_(1)
 
 
 def _key(given: Sequence[Tensor]) -> list[Any]:

@@ -216,8 +216,10 @@ class Output:
                 found.insert(0, following)
         return None if own else tuple(found)
 
-    def can_fill(self, out: Tensor, tensors: Sequence[Tensor]) -> bool:
-        """Whether the kernels can write straight into out while they read the tensors."""
+    def can_fill(self, out: Tensor, tensors: Sequence[Tensor] = ()) -> bool:
+        """Whether the kernels can write straight into out, which has the final shape, while they
+        read the tensors.
+        """
         strides = self.final_strides
         if strides is None:
             return False

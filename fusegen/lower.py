@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from fusegen.target import code_name
 from fusegen.windowing import Slide
 
 GIVEN = "given_"  # how the names of results begin that are given beside the chain's own
+NEW = "new_"  # and of what takes the place of an operand that is updated
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,9 @@ def remarked(marks: Iterable[Mark], new: Mapping[Expr, Expr]) -> tuple[Mark, ...
 
 @dataclass(frozen=True)
 class Lowered:
-    """A chain as a graph from x and the operands to out, with a mark on each step's result."""
+    """A chain as a graph from x and the operands to out, with a mark on each step's result. Behind
+    what a call gives stand the new values of the operands that are updated.
+    """
 
     graph: Graph
     marks: tuple[Mark, ...]
@@ -55,8 +59,9 @@ def lower(bound: Bound) -> Lowered:
     tensors = {operand.name: leaf(code_name(operand.name), operand) for operand in bound.operands}
     running, kept = x, {}
     marks: list[Mark] = []
-    statistics: dict[int, tuple[Expr, Expr]] = {}
-    updating = {update.step for update in bound.updates}
+    updates = {update.step: update for update in bound.updates}
+    updated: dict[str, Expr] = {}
+    batches: Counter[str] = Counter()
     for i, (step, place) in enumerate(zip(bound.chain.steps, bound.places, strict=True)):
         if step.is_naming:
             kept[step.names[0]] = running
@@ -70,17 +75,22 @@ def lower(bound: Bound) -> Lowered:
         named = {p: kept.get(names[p], tensors.get(names[p])) for p, _ in place.operands}
         named = {p: as_wanted(step, p, operand) for p, operand in named.items()}
         body = _Body(step, place, running, named, within)
-        if i in updating:
+        if i in updates:
             assert step.definition.statistics is not None
-            mean, variance = body.placed(step.definition.statistics(body.x))
-            statistics[i] = mean, variance
+            share: Expr | float | None = updates[i].momentum
+            if share is None:
+                assert step.counter is not None
+                batches[step.counter] += 1
+                share = 1.0 / (tensors[step.counter] + float(batches[step.counter]))
+            found = body.placed(step.definition.statistics(body.x))
+            for name, value in zip(updates[i].running, found, strict=True):
+                before = updated.get(name, tensors[name])
+                updated[name] = value * share + before * (1.0 - share)
         running = body.result()
         marks.append(Mark(running, f"after_{step.op}", step.text))
     outputs = [("out", running)]
     outputs += [(f"{GIVEN}{i}", kept[n]) for i, n in enumerate(bound.chain.gives, start=1)]
-    for number, update in enumerate(bound.updates, start=1):
-        for name, value in zip(("mean", "variance"), statistics[update.step], strict=True):
-            outputs.append((f"batch_{name}_{number}", value))
+    outputs += [(f"{NEW}{code_name(name)}", value) for name, value in updated.items()]
     return Lowered(Graph((x, *tensors.values()), tuple(outputs)), tuple(marks))
 
 

@@ -58,7 +58,8 @@ def _stand_ins(found: Prepared) -> list[Tensor]:
 def _forward(tensors: list[Tensor], text: str, wanted: list[bool]) -> list[Tensor]:
     """What a chain's forward program gives: the result, and what a derivative wants."""
     part = _part(text)
-    return list(part.planned(tensors, tuple(wanted) or None).run(part.read_of(tensors)))
+    plan = part.planned(tensors, tuple(wanted) or None).plan
+    return list(plan.run_on_new(part.read_of(tensors)))
 
 
 def _forward_of_stand_ins(tensors: list[Tensor], text: str, wanted: list[bool]) -> list[Tensor]:

@@ -9,7 +9,7 @@ outputs are allocated, and the sizes to pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -45,6 +45,7 @@ class Plan:
         tensors: Sequence[Tensor],
         inputs: Sequence[Input],
         outputs: Sequence[Output],
+        updates: Sequence[tuple[int, int]],
         sizes: Sequence[int],
         device: torch.device,
         *,
@@ -53,6 +54,8 @@ class Plan:
     ) -> None:
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
+        self.updates = tuple(updates)
+        self.given = len(outputs) - len(updates)  # of the outputs: those that a call gets
         self.launch = partial(module.launch, name)
         # Of each input with gaps: its run, and how far behind its end the next one begins.
         pitches = [i.pitch for i in inputs if i.pitch]
@@ -80,8 +83,9 @@ class Plan:
         layouts = None
         strides = [o.final_strides for o in outputs]
         is_plain = None not in strides and not any(o.is_zeroed for o in outputs)
+        is_plain &= all(outputs[o].can_fill(tensors[i]) for o, i in updates)
         if self.is_ready and not is_empty and is_plain:
-            pairs = zip(outputs, strides, strict=True)
+            pairs = zip(outputs[: self.given], strides, strict=False)
             layouts = tuple((o.final_shape, s, o.dtype) for o, s in pairs)
         scratch = ((self.scratch_bytes,), (1,), torch.uint8) if self.scratch_bytes else None
         facts = (
@@ -94,17 +98,40 @@ class Plan:
             self.sizes,
             torch.is_grad_enabled,
             *where,
+            tuple(i for _, i in updates),
+            torch._C._increment_version,
         )
         self.attempt, self.run_planned = module.plan(name, tuple(tensors), facts)
 
     def run(self, tensors: Sequence[Tensor], out: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Launch on tensors of the planned combination; out, where given, is ready to be
-        written.
+        """Launch on tensors of the planned combination, some of which may be updated; out, where
+        given, is where the first output goes.
         """
         if out is None:
             planned: tuple[Tensor, ...] | None = self.run_planned(tuple(tensors))
             if planned is not None:
                 return planned
+        homes = {o: tensors[i].detach() for o, i in self.updates}
+        filled = {o: home for o, home in homes.items() if self.outputs[o].can_fill(home)}
+        if out is not None:
+            homes[0] = out
+            if self.outputs[0].can_fill(out, tensors):
+                filled[0] = out
+        results = self.run_on_new(tensors, filled)
+        # Written behind torch's back: its version check must know.
+        torch._C._increment_version(filled.values())
+        for o, home in homes.items():
+            if o not in filled:
+                home.copy_(results[o])
+        return results[: self.given]
+
+    def run_on_new(
+        self, tensors: Sequence[Tensor], homes: Mapping[int, Tensor] | None = None
+    ) -> tuple[Tensor, ...]:
+        """Launch, and give all outputs: new tensors, but for those that have a home, where they are
+        written as the kernels would lay out new ones.
+        """
+        homes = homes or {}
         for t in tensors:
             # It stands for something else, such as a shape alone, and may have no memory.
             if type(t).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
@@ -114,15 +141,16 @@ class Plan:
                 )
         if not self.is_ready:
             tensors = [i.arrange(t) for i, t in zip(self.inputs, tensors, strict=True)]
-        if out is None:
-            results = tuple([o.allocate(tensors, self.device) for o in self.outputs])
-        else:
-            results = (out,)
+        results = [
+            homes[i] if i in homes else o.allocate(tensors, self.device)
+            for i, o in enumerate(self.outputs)
+        ]
         if not self.is_empty:
             self._launch(tensors, results)
-        if self.changes_shape and out is None:
-            return tuple([o.hand_over(r) for r, o in zip(results, self.outputs, strict=True)])
-        return results
+        for i, output in enumerate(self.outputs):
+            if self.changes_shape and i not in homes:
+                results[i] = output.hand_over(results[i])
+        return tuple(results)
 
     def _launch(self, tensors: Sequence[Tensor], results: Sequence[Tensor]) -> None:
         scratch = 0
@@ -171,6 +199,7 @@ def make_plan(
         tensors,
         inputs,
         found.outputs,
+        program.updates,
         sizes,
         found.device,
         is_empty=math.prod(domain) == 0,

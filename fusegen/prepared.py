@@ -103,6 +103,7 @@ class Programs:
         dtypes = element_types(program, bound, [dtype_name(m.dtype) for m in metas])
         shapes = {"out": bound.result_shape}
         shapes |= {f"{GIVEN}{i}": given.shape for i, given in enumerate(bound.gives, start=1)}
+        shapes |= {program.output_names[o]: metas[i].shape for o, i in program.updates}
         targets = [
             Target(span, shapes.get(name), getattr(torch, dtypes[name]))
             for name, span in zip(program.output_names, program.spans, strict=True)

@@ -16,7 +16,7 @@ from fusegen import ir
 from fusegen.autodiff import vjp, winners
 from fusegen.bound import Bound
 from fusegen.ir import Expr, Extent, Graph
-from fusegen.lower import GIVEN, Mark, lower, remarked
+from fusegen.lower import GIVEN, NEW, Mark, lower, remarked
 from fusegen.simplify import simplification
 from fusegen.windowing import Window, windows_along
 
@@ -30,8 +30,7 @@ class Program:
     """A graph to launch and the same values in the form that is differentiated.
 
     values has, for each output, its expression over inputs and saved outputs, or None where it has
-    no derivative. saved maps the nodes that an output stands for to that output's leaf. extents
-    has the axes of each output's tensor, where its expression may lack some; or is empty.
+    no derivative. saved maps the nodes that an output stands for to that output's leaf.
     """
 
     name: str
@@ -52,6 +51,15 @@ class Program:
     def output_names(self) -> tuple[str, ...]:
         """The tensors it gives, in order."""
         return tuple(name for name, _ in self.graph.outputs)
+
+    @property
+    def updates(self) -> tuple[tuple[int, int], ...]:
+        """The last outputs, each with the input that it is to take the place of: which nothing else
+        depends on.
+        """
+        place = {name: i for i, name in enumerate(self.input_names)}
+        new = [(i, name) for i, name in enumerate(self.output_names) if name.startswith(NEW)]
+        return tuple((i, place[name.removeprefix(NEW)]) for i, name in new)
 
     @property
     def results(self) -> tuple[int, ...]:
@@ -102,10 +110,12 @@ def forward(bound: Bound, *, is_training: bool) -> Program:
     there = set(ir.topological(graph.roots))
     marks = tuple(replace(m, node=_left_of(m.node, there)) for m in marks)
     count = 1 + len(bound.gives)
-    results, statistics = graph.roots[:count], graph.roots[count:]
+    results, new = graph.roots[:count], graph.roots[count:]
     of_result = frozenset(a for axes in bound.result for a in axes)
-    spans = (of_result, *(g.extent for g in bound.gives), *(s.extent for s in statistics))
-    values = [r if r.kind == "number" else None for r in results] + [None for _ in statistics]
+    of_operands = {f"{NEW}{ir.name_of(leaf)}": leaf.extent for leaf in graph.inputs}
+    of_new = (of_operands[name] for name, _ in graph.outputs[count:])
+    spans = (of_result, *(g.extent for g in bound.gives), *of_new)
+    values = [r if r.kind == "number" else None for r in results] + [None for _ in new]
     plain = Program("forward", graph, marks, tuple(values), (), bound.windows, spans)
     if not is_training or not plain.results:
         return plain
@@ -113,7 +123,19 @@ def forward(bound: Bound, *, is_training: bool) -> Program:
     if pooled is None and _elements_a_window(bound) >= _LEAST_SPARED:
         pooled = _with_averages(plain)
     found = _with_statistics(pooled or plain) or pooled or plain
-    return _reading_results(found)
+    return _updates_last(_reading_results(found))
+
+
+def _updates_last(plain: Program) -> Program:
+    """The program with what takes the place of operands behind all that a call keeps."""
+    new = [i for i, _ in plain.updates]
+    order = [i for i in range(len(plain.values)) if i not in new] + new
+    return replace(
+        plain,
+        graph=Graph(plain.graph.inputs, tuple(plain.graph.outputs[i] for i in order)),
+        values=tuple(plain.values[i] for i in order),
+        spans=tuple(plain.spans[i] for i in order),
+    )
 
 
 def _left_of(node: Expr, there: Container[Expr]) -> Expr:

@@ -63,7 +63,7 @@ class Fused:
         self._fitting: dict[Any, tuple[int, Bound]] = {}
         self._autocast: dict[Any, Fused] = {}
         self._draws = bool(chain.drawn)
-        self._updates = not all(chain.reads(name) for name in chain.operands)
+        self._updates = any(chain.updates(name) for name in chain.operands)
         # Plain attributes, which dynamo can read.
         self._text, self._given, self._count = chain.text, chain.given, 1 + len(chain.gives)
         self._generator = build_key(generator())

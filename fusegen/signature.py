@@ -80,12 +80,15 @@ def element_types(program: Program, bound: Bound, input_types: Sequence[str]) ->
     types = dict(zip(program.input_names, input_types, strict=True))
     statistic = "float64" if is_double([program], types) else "float32"
     types |= {ir.name_of(i): "noise" for i in program.graph.inputs if i.kind == "noise"}
+    types |= {program.output_names[o]: input_types[i] for o, i in program.updates}
     for name in program.output_names:
+        if name in types:
+            continue
         if name == "out":
             types[name] = bound.dtype
         elif name.startswith(GIVEN):
             types[name] = bound.gives[int(name.removeprefix(GIVEN)) - 1].dtype
-        elif name.startswith((STATISTIC, "batch_")):
+        elif name.startswith(STATISTIC):
             types[name] = statistic
         else:
             picked = types.get(name.removeprefix("picked_"))

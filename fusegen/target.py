@@ -26,6 +26,7 @@ ITEM_BYTES = {
     "uint8": 1,
     "int8": 1,
     "int32": 4,
+    "int64": 8,
     "float8_e4m3fn": 1,
     "float8_e5m2": 1,
     "noise": 4,  # as it is computed: in memory there is only a seed
@@ -179,6 +180,7 @@ _STORAGE = {
     "uint8": "uint8_t",
     "int8": "int8_t",
     "int32": "int32_t",
+    "int64": "int64_t",
     "float8_e4m3fn": "float8_e4m3fn",
     "float8_e5m2": "float8_e5m2",
     "noise": "float",
@@ -371,9 +373,9 @@ _SPOKEN_FOR = """
 _TAKEN = frozenset(_SPOKEN_FOR.split())
 # How derived names begin and end.
 _BEGINNINGS = """
-    _ above_ after_ axis_ backward base_axis_ batch_ beside_ carried count_of_ d_ forward
-    from_axis_ given_ held is_ kept_ maximum mean peak picked_ position_ run_ spreads_ stretched_
-    sums_ total variance window winner
+    _ above_ after_ axis_ backward base_axis_ beside_ carried count_of_ d_ forward from_axis_ given_
+    held is_ kept_ maximum mean new_ peak picked_ position_ run_ spreads_ stretched_ sums_ total
+    variance window winner
 """
 _ENDINGS = """
     _ahead _along _block _blocks _column _columns _edge _edges _from _here _high _in _lanes _line

@@ -77,13 +77,16 @@ struct Plan {
   const Program& program;
   const Exchange* exchange = nullptr;
   int64_t* seen = nullptr;         // what `describe` says of each input, one after the other
+  int64_t* bytes = nullptr;        // from each input's first to behind its last
   int64_t sizes[kMostArguments];   // what the program takes between its pointers and its last argument
   Py_ssize_t size_count = 0;
-  // Borrowed from the tuple `owned`. needs, layouts and scratch may be None.
-  PyObject *owned = nullptr, *types, *needs, *allocate, *layouts, *scratch, *is_grad_enabled, *where, *where_arguments;
+  // Borrowed from the tuple `owned`. needs, layouts and scratch may be None; updates has, for each of the last outputs,
+  // the input in whose place it is written.
+  PyObject *owned = nullptr, *types, *needs, *allocate, *layouts, *scratch, *is_grad_enabled, *where, *where_arguments, *updates, *note_changes;
 
   ~Plan() {
     delete[] seen;
+    delete[] bytes;
     Py_XDECREF(owned);
   }
 };
@@ -101,6 +104,13 @@ static bool read(const Plan& plan, PyObject* object, Tensor* tensor) {
   if (plan.exchange->read(object, tensor) == 0) return tensor->data != nullptr;
   PyErr_Clear();
   return false;
+}
+
+// How far a tensor reaches in memory.
+static int64_t bytes_of(const Tensor& tensor) {
+  int64_t elements = 1;
+  for (int32_t axis = 0; axis < tensor.rank; ++axis) elements += (tensor.sizes[axis] - 1) * tensor.strides[axis];
+  return elements * (tensor.dtype >> 8 & 0xff) / 8;  // of a type, the second byte has its bits
 }
 
 // Writes what a tensor is, and gives the end of what it wrote.
@@ -153,18 +163,47 @@ static PyObject* allocate(const Plan& plan, PyObject* layout, int64_t* pointer, 
   return memory;
 }
 
-// Runs on new outputs, given in a tuple; a holds the pointers of the inputs. None where Python has to see to it:
-// another device is current, or some view is not aligned.
-static PyObject* run_on_new(const Plan& plan, int64_t* a) {
+static Py_ssize_t updated(const Plan& plan, Py_ssize_t i) { return PyLong_AsSsize_t(PyTuple_GET_ITEM(plan.updates, i)); }
+
+// Whether no input that is updated has memory in common with another one.
+static bool are_apart(const Plan& plan, const int64_t* a) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(plan.updates); ++i) {
+    const Py_ssize_t mine = updated(plan, i);
+    for (Py_ssize_t other = 0; other < plan.program.inputs; ++other) {
+      if (other != mine && a[mine] < a[other] + plan.bytes[other] && a[other] < a[mine] + plan.bytes[mine]) return false;
+    }
+  }
+  return true;
+}
+
+// Tells torch which inputs have changed; false with a Python error set.
+static bool note_changes(const Plan& plan, PyObject* const* inputs) {
+  const Py_ssize_t count = PyTuple_GET_SIZE(plan.updates);
+  PyObject* const changed = count == 0 ? nullptr : PyTuple_New(count);
+  if (changed == nullptr) return count == 0;
+  for (Py_ssize_t i = 0; i < count; ++i) PyTuple_SET_ITEM(changed, i, Py_NewRef(inputs[updated(plan, i)]));
+  PyObject* const done = PyObject_CallOneArg(plan.note_changes, changed);
+  Py_DECREF(changed);
+  Py_XDECREF(done);
+  return done != nullptr;
+}
+
+// Runs on new outputs, given in a tuple, and updates in place; a holds the pointers of the inputs. None where Python has
+// to see to it: another device is current, some view is not aligned, or what is updated is not apart.
+static PyObject* run_on_new(const Plan& plan, PyObject* const* inputs, int64_t* a) {
+  if (!are_apart(plan, a)) return Py_NewRef(Py_None);
   bool is_home = true;
   int64_t* next = a + plan.program.inputs;
-  PyObject* const outputs = PyTuple_New(plan.program.outputs);
+  const Py_ssize_t update_count = PyTuple_GET_SIZE(plan.updates), count = plan.program.outputs - update_count;
+  PyObject* const outputs = PyTuple_New(count);
   if (outputs == nullptr) return nullptr;
-  for (Py_ssize_t i = 0; i < plan.program.outputs; ++i) {
+  for (Py_ssize_t i = 0; i < count; ++i) {
     PyObject* const memory = allocate(plan, PyTuple_GET_ITEM(plan.layouts, i), next++, &is_home);
     PyTuple_SET_ITEM(outputs, i, memory);
     if (memory == nullptr) break;
   }
+  next = a + plan.program.inputs + count;
+  for (Py_ssize_t i = 0; i < update_count; ++i) *next++ = a[updated(plan, i)];
   PyObject* scratch = nullptr;
   *next = 0;
   if (plan.scratch != Py_None && !PyErr_Occurred()) scratch = allocate(plan, plan.scratch, next, &is_home);
@@ -177,7 +216,7 @@ static PyObject* run_on_new(const Plan& plan, int64_t* a) {
     if (is_home) state = run(plan.program, a);
   }
   Py_XDECREF(scratch);
-  if (state == 0) return outputs;
+  if (state == 0 && note_changes(plan, inputs)) return outputs;
   Py_DECREF(outputs);
   return PyErr_Occurred() ? nullptr : Py_NewRef(Py_None);
 }
@@ -205,23 +244,25 @@ static PyObject* attempt(PyObject* self, PyObject* const* args, Py_ssize_t given
   if (is_planned < 0) return nullptr;
   if (is_planned == 0) Py_RETURN_NONE;
   if (plan.needs != Py_None || plan.layouts == Py_None) Py_RETURN_TRUE;
-  PyObject* const outputs = run_on_new(plan, a);
+  PyObject* const outputs = run_on_new(plan, inputs, a);
   if (outputs != Py_None) return outputs;
   Py_DECREF(outputs);
   Py_RETURN_TRUE;
 }
 
 // run(inputs): the outputs, for a tuple of inputs that are as planned; None where Python has to see to it.
-static PyObject* run_planned(PyObject* self, PyObject* inputs) {
+static PyObject* run_planned(PyObject* self, PyObject* given) {
   const Plan& plan = plan_of(self);
-  if (plan.layouts == Py_None || PyTuple_GET_SIZE(inputs) != plan.program.inputs) Py_RETURN_NONE;
+  if (plan.layouts == Py_None || PyTuple_GET_SIZE(given) != plan.program.inputs) Py_RETURN_NONE;
+  PyObject* inputs[kMostArguments];
   int64_t a[kMostArguments];
   for (Py_ssize_t i = 0; i < plan.program.inputs; ++i) {
     Tensor tensor;
-    if (!read(plan, PyTuple_GET_ITEM(inputs, i), &tensor)) Py_RETURN_NONE;
+    inputs[i] = PyTuple_GET_ITEM(given, i);
+    if (!read(plan, inputs[i], &tensor)) Py_RETURN_NONE;
     a[i] = tensor.pointer();
   }
-  return run_on_new(plan, a);
+  return run_on_new(plan, inputs, a);
 }
 
 static void forget(PyObject* capsule) { delete static_cast<Plan*>(PyCapsule_GetPointer(capsule, kCapsule)); }
@@ -232,8 +273,8 @@ static PyMethodDef run_method = {"run", run_planned, METH_O, nullptr};
 // Fills a plan from plan's arguments; false with a Python error set.
 static bool fill(Plan* plan, PyObject* inputs, PyObject* facts) {
   PyObject *exchange, *sizes;
-  if (!PyArg_ParseTuple(facts, "OOOOOOOOOO", &exchange, &plan->types, &plan->needs, &plan->allocate, &plan->layouts, &plan->scratch, &sizes,
-                        &plan->is_grad_enabled, &plan->where, &plan->where_arguments)) return false;
+  if (!PyArg_ParseTuple(facts, "OOOOOOOOOOOO", &exchange, &plan->types, &plan->needs, &plan->allocate, &plan->layouts, &plan->scratch, &sizes,
+                        &plan->is_grad_enabled, &plan->where, &plan->where_arguments, &plan->updates, &plan->note_changes)) return false;
   plan->owned = Py_NewRef(facts);
   plan->exchange = static_cast<const Exchange*>(PyCapsule_GetPointer(exchange, "dlpack_exchange_api"));
   while (plan->exchange != nullptr && plan->exchange->major_version != 1) plan->exchange = plan->exchange->older;
@@ -250,13 +291,18 @@ static bool fill(Plan* plan, PyObject* inputs, PyObject* facts) {
     length += 4 + 2 * static_cast<size_t>(tensors[i].rank);
   }
   int64_t* next = plan->seen = new int64_t[length];
-  for (Py_ssize_t i = 0; i < plan->program.inputs; ++i) next = describe(tensors[i], next);
+  plan->bytes = new int64_t[plan->program.inputs];
+  for (Py_ssize_t i = 0; i < plan->program.inputs; ++i) {
+    next = describe(tensors[i], next);
+    plan->bytes[i] = bytes_of(tensors[i]);
+  }
   return !PyErr_Occurred();
 }
 
 // plan(program, inputs, facts): the functions attempt and run. facts are DLPack's exchange API, the types a tensor may
 // have, which inputs need gradients or None, how to allocate, with what for each output (None: Python does it) and for
-// scratch memory (None: there is none), the sizes, whether gradients are wanted at all, and where to run.
+// scratch memory (None: there is none), the sizes, whether gradients are wanted at all, where to run, the inputs that are
+// updated, and whom to tell of those.
 static PyObject* plan(PyObject*, PyObject* args) {
   const char* name;
   PyObject *inputs, *facts;

@@ -104,7 +104,6 @@ ORDER = (
     "layouts",
     "arguments",
     "reference",
-    "running",
     "prepared",
     "plan",
     "execution",

@@ -225,6 +225,7 @@ def test_a_name_is_an_operand_until_a_step_keeps_it() -> None:
         ("keep(1)", 0, "keep takes one name, as in keep(y)"),
         ("relu | recall(y)", 7, "recall(y): no step before it keeps this value"),
         ("batch_norm(m, v, training=True) | add(m)", 34, "a step before it updates 'm'"),
+        ("add(m) | batch_norm(m, v, training=True)", 9, "a step before it reads 'm'"),
         ("add_channel | keep(bias)", 14, "bias is the name of an operand of this chain"),
         ("relu | add(x)", 7, "an operand cannot be called 'x'"),
         ("add(out)", 0, "an operand cannot be called 'out'"),

@@ -317,6 +317,105 @@ def test_a_module_trains_as_its_twin(device):
         torch.testing.assert_close(a, b)
 
 
+def test_a_layer_may_stand_twice_in_a_chain(device):
+    more = "training=True, momentum=None, num_batches_tracked=number"
+    fused = fusegen.compile(f"{_BATCH}, {more}) | tanh | {_BATCH}, {more})")
+    layer, own = batch_norm(None, device)
+    for _ in range(3):
+        x = torch.randn(SHAPE, device=device)
+        found = fused(x, *arguments(own), own.num_batches_tracked)
+        torch.testing.assert_close(found, layer(torch.tanh(layer(x))))
+        for name, buffer in own.named_buffers():
+            torch.testing.assert_close(buffer, layer.get_buffer(name), msg=name)
+
+
+def placed(tensor, layout):
+    """The same numbers elsewhere: with gaps between them, or off a boundary of 16 bytes."""
+    room = tensor.new_full((2 * len(tensor) + 1,), 7.0)
+    view = room[1 : 1 + 2 * len(tensor) : 2] if layout == "gaps" else room[1 : 1 + len(tensor)]
+    return view.copy_(tensor), room
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("layout", ["gaps", "misaligned"])
+def test_statistics_are_updated_where_they_lie(layout, grad, device):
+    fused = fusegen.compile(f"{_BATCH}, training=True) | relu")
+    layer, own = batch_norm(0.1, device)
+    mean, room = placed(own.running_mean, layout)
+    for _ in range(3):
+        x = torch.randn(SHAPE, device=device, requires_grad=grad)
+        fused(x, mean, *arguments(own)[1:])
+        layer(x)
+        torch.testing.assert_close(mean, layer.running_mean)
+        torch.testing.assert_close(own.running_var, layer.running_var)
+    assert (room == 7.0).sum() == len(mean) + 1
+
+
+def test_what_counts_batches_counts_in_training_alone(device):
+    counts = [torch.zeros((), dtype=torch.int64, device=device) for _ in range(2)]
+    x = torch.randn(SHAPE, device=device)
+    statistics = torch.zeros(6, device=device), torch.ones(6, device=device)
+    for training in ("True", "False"):
+        more = f"training={training}, num_batches_tracked=n"
+        chains = f"batch_norm({more})", f"batch_norm(m, v, {more})"
+        for text, count in zip(chains, counts, strict=True):
+            given = statistics if "(m" in text else ()
+            if given or training == "True":
+                fusegen.compile(text)(x, *given, n=count)
+                fusegen.compile(text)(x, *given, count)
+    assert [int(count) for count in counts] == [2, 2]
+
+
+def test_a_checkpoint_counts_again_as_in_torch(device):
+    layer, own = batch_norm(0.1, device)
+    fused = fusegen.compile(f"{_BATCH}, training=True, num_batches_tracked=n)")
+    x = torch.randn(SHAPE, device=device, requires_grad=True)
+    checkpoint = torch.utils.checkpoint.checkpoint
+    for _ in range(2):
+        checkpoint(layer, x, use_reentrant=False).sum().backward()
+        given = (*arguments(own), own.num_batches_tracked)
+        checkpoint(lambda t, given=given: fused(t, *given), x, use_reentrant=False).sum().backward()
+    for name, buffer in own.named_buffers():
+        torch.testing.assert_close(buffer, layer.get_buffer(name), msg=name)
+
+
+def test_statistics_in_the_memory_of_something_else_are_refused(device):
+    fused = fusegen.compile(f"{_BATCH}, training=True) | relu")
+    x = torch.randn(SHAPE, device=device)
+    room = torch.ones(32, device=device)
+    fused(x, *room.view(4, 8)[:, :6])  # side by side is well
+    before = room.clone()
+    with pytest.raises(ArgumentError, match="'running_mean': .* lies in the memory of 'running_va"):
+        fused(x, room[:6], room[:6], room[8:14], room[16:22])
+    with pytest.raises(ArgumentError, match="'running_var': .* lies in the memory of 'weight'"):
+        fused(x, room[:6], room[8:14], room[13:19].requires_grad_(), room[24:30])
+    assert torch.equal(room, before)
+
+
+def test_statistics_that_ask_for_a_gradient_get_none(device):
+    fused = fusegen.compile(f"{_BATCH}, training=True) | relu")
+    layer, own = batch_norm(0.1, device)
+    x = torch.randn(SHAPE, device=device, requires_grad=True)
+    mean = own.running_mean.clone().requires_grad_()
+    for _ in range(2):
+        fused(x, mean, *arguments(own)[1:]).sum().backward()
+        layer(x)
+    assert mean.grad is None
+    torch.testing.assert_close(mean.detach(), layer.running_mean)
+
+
+def test_inference_tensors_are_updated_in_inference_mode(device):
+    fused = fusegen.compile(f"{_BATCH}, training=True) | relu")
+    layer, own = batch_norm(0.1, device)
+    with torch.inference_mode():
+        x = torch.randn(SHAPE, device=device)
+        given = [t.clone() for t in arguments(own)]
+        for _ in range(2):
+            fused(x, *given)
+            layer(x)
+        torch.testing.assert_close(given[0], layer.running_mean)
+
+
 # Mistakes.
 
 
@@ -344,6 +443,12 @@ def test_a_module_trains_as_its_twin(device):
             "momentum is None.*num_batches_tracked=num_batches_tracked",
         ),
         ("batch_norm(m, v, training=True)", SHAPE, [(6,), (5,)], r"operand 'v' got shape \(5,\)"),
+        (
+            "keep(y) | batch_norm(y, v, training=True)",
+            SHAPE,
+            [(6,)],
+            "'y' is a kept value, and running_mean is updated in place; give it a tensor of its own",
+        ),
         (
             "batch_norm(m, v, training=True, num_batches_tracked=n)",
             SHAPE,

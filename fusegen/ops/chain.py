@@ -18,7 +18,7 @@ from itertools import count
 
 from fusegen.errors import ChainError
 from fusegen.ops.schema import BadStep, Parameter, show_value
-from fusegen.ops.step import UNNAMED, Step
+from fusegen.ops.step import COUNTER, UNNAMED, Step
 
 # Names that an operand cannot have: arguments of the compiled callable, and numbers in the text.
 RESERVED = ("x", "out", "inf", "nan")
@@ -74,12 +74,21 @@ class Chain:
         )
 
     def reads(self, operand: str) -> bool:
-        """Whether some step reads an operand, rather than all update it in place."""
-        return not all(
+        """Whether a launch reads an operand: all but what merely counts batches."""
+        return any(p.name != COUNTER or step.averages for step, p in self.uses(operand))
+
+    def updates(self, operand: str) -> bool:
+        """Whether some step updates an operand in place."""
+        return any(
             step.definition.is_updated(parameter.name, dict(step.attributes))
             for step, parameter in self.uses(operand)
             if step.definition
         )
+
+    @cached_property
+    def counters(self) -> tuple[str, ...]:
+        """The operands that count batches, once for each step that does."""
+        return tuple(step.counter for step in self.steps if step.counter is not None)
 
     @cached_property
     def text(self) -> str:
@@ -94,23 +103,28 @@ class Chain:
 
     def require_complete(self) -> None:
         """Raise BadStep where a part of a chain, such as recall(y) alone, stands for it all; where
-        a step reads what one before it updates: all see the tensors as the call found them; and
-        where something is given that was not computed just before.
+        one step reads what another one updates; and where something is given that was not computed
+        just before.
         """
         kept: set[str] = set()
         updated: set[str] = set()
+        read: set[str] = set()
         is_computed = False
         for position, step in enumerate(self.steps):
             if step.definition is not None:
                 attributes = dict(step.attributes)
                 mine = {n for p, n in step.operands if step.definition.is_updated(p, attributes)}
-                if stale := [n for _, n in step.operands if n in updated - mine]:
-                    raise BadStep(
-                        f"{step.text}: a step before it updates {stale[0]!r}, which it would read "
-                        f"as it was; give it a tensor of another name, or a chain of its own",
-                        position,
-                    )
+                others = {n for _, n in step.operands} - mine
+                for met, what in ((others & updated, "updates"), (mine & read, "reads")):
+                    if met:
+                        raise BadStep(
+                            f"{step.text}: a step before it {what} {min(met)!r}, and one tensor is "
+                            "not both read and updated in a chain; give it a tensor of another "
+                            "name, or a chain of its own",
+                            position,
+                        )
                 updated |= mine
+                read |= others
             if step.op == "recall" and not kept.issuperset(step.names):
                 raise BadStep(f"{step.text}: no step before it keeps this value", position)
             if step.op == "give" and not is_computed:

@@ -75,10 +75,13 @@ class Definition:
         """Whether fusegen brings the operation, so that its name alone says what it computes."""
         return self.function.__module__.startswith("fusegen.")
 
+    def is_updating(self, attributes: Mapping[str, Attribute]) -> bool:
+        """Whether a step updates running statistics, those that it has."""
+        return bool(self.training) and bool(attributes.get(self.training))
+
     def is_updated(self, parameter: str, attributes: Mapping[str, Attribute]) -> bool:
         """Whether a step updates the tensor in place, rather than reads it."""
-        is_training = bool(self.training) and bool(attributes.get(self.training))
-        return parameter == COUNTER or (is_training and parameter in RUNNING)
+        return parameter == COUNTER or (parameter in RUNNING and self.is_updating(attributes))
 
     def parameter(self, name: str) -> Parameter:
         """The parameter of this name."""
@@ -115,6 +118,19 @@ class Step:
         """Into how many groups it splits the channels; 0 if it does not."""
         number = dict(self.attributes).get(self.definition.groups) if self.definition else None
         return number if isinstance(number, int) else 0
+
+    @property
+    def counter(self) -> str | None:
+        """The operand that it counts batches with, if it does."""
+        is_updating = self.definition and self.definition.is_updating(dict(self.attributes))
+        return dict(self.operands).get(COUNTER) if is_updating else None
+
+    @property
+    def averages(self) -> bool:
+        """Whether its running statistics are averages over all batches, for which it reads how many
+        there were.
+        """
+        return self.counter is not None and dict(self.attributes).get("momentum") is None
 
     @property
     def text(self) -> str:

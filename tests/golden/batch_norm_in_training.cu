@@ -1,4 +1,4 @@
-// fusegen 0.1.0   chain 70984f86c2ad   signature forward: batch_mean_1 float32, batch_variance_1 float32, bias float32, out float32, weight float32, x float32; 32-bit offsets
+// fusegen 0.1.0   chain 70984f86c2ad   signature forward: bias float32, new_running_mean float32, new_running_var float32, out float32, running_mean float32, running_var float32, weight float32, x float32; 32-bit offsets
 //   batch_norm(running_mean, running_var, weight, bias, training=True) | gelu
 #include <cstdint>
 #include <cuda_runtime.h>
@@ -316,20 +316,22 @@ forward_inner_joined(const float* x, Moments<float>* __restrict__ mean_partials,
   }
 }
 
-__device__ __forceinline__ void forward_finalise_values(const float mean, const float variance,
-    const float count_of_outer_inner, float& batch_mean_1, float& batch_variance_1, float& mean_scratch,
-    float& variance_scratch) {
-  batch_mean_1 = mean;
-  batch_variance_1 = variance * (count_of_outer_inner / (count_of_outer_inner - 1.0f));
+__device__ __forceinline__ void forward_finalise_values(const float mean, const float running_mean,
+    const float variance, const float count_of_outer_inner, const float running_var, float& new_running_mean,
+    float& new_running_var, float& mean_scratch, float& variance_scratch) {
+  new_running_mean = fmaf(mean, 0.1f, running_mean * 0.9f);
+  const float product = variance * (count_of_outer_inner / (count_of_outer_inner - 1.0f));
+  new_running_var = fmaf(product, 0.1f, running_var * 0.9f);
   mean_scratch = mean;
   variance_scratch = variance;
 }
 
-// Merges partials into mean; writes batch_mean_1, batch_variance_1, mean_scratch, variance_scratch.
+// Reads running_mean, running_var; merges partials into mean; writes new_running_mean, new_running_var, mean_scratch, variance_scratch.
 __global__ void __launch_bounds__(512)
-forward_finalise(float* __restrict__ batch_mean_1, float* __restrict__ batch_variance_1,
-    float* __restrict__ mean_scratch, float* __restrict__ variance_scratch,
-    const Moments<float>* mean_partials, ForwardSizes sizes, Index slots) {
+forward_finalise(const float* running_mean, const float* running_var, float* __restrict__ new_running_mean,
+    float* __restrict__ new_running_var, float* __restrict__ mean_scratch,
+    float* __restrict__ variance_scratch, const Moments<float>* mean_partials, ForwardSizes sizes,
+    Index slots) {
   wait_for_kernel_before();
   const float count_of_outer_inner_value = static_cast<float>(sizes.outer.value * sizes.inner.value);
   __shared__ alignas(16) unsigned char shared[512 * 32];
@@ -358,14 +360,17 @@ forward_finalise(float* __restrict__ batch_mean_1, float* __restrict__ batch_var
   const float mean_value = static_cast<float>(mean_sum.mean());
   const float variance_value = static_cast<float>(mean_sum.variance());
   const Index middle = result;
-  float batch_mean_1_value;
-  float batch_variance_1_value;
+  const float running_mean_value = widen(running_mean[middle]);
+  const float running_var_value = widen(running_var[middle]);
+  float new_running_mean_value;
+  float new_running_var_value;
   float mean_scratch_value;
   float variance_scratch_value;
-  forward_finalise_values(mean_value, variance_value, count_of_outer_inner_value, batch_mean_1_value,
-      batch_variance_1_value, mean_scratch_value, variance_scratch_value);
-  batch_mean_1[middle] = narrow<float>(batch_mean_1_value);
-  batch_variance_1[middle] = narrow<float>(batch_variance_1_value);
+  forward_finalise_values(mean_value, running_mean_value, variance_value, count_of_outer_inner_value,
+      running_var_value, new_running_mean_value, new_running_var_value, mean_scratch_value,
+      variance_scratch_value);
+  new_running_mean[middle] = narrow<float>(new_running_mean_value);
+  new_running_var[middle] = narrow<float>(new_running_var_value);
   mean_scratch[middle] = narrow<float>(mean_scratch_value);
   variance_scratch[middle] = narrow<float>(variance_scratch_value);
 }
@@ -530,21 +535,23 @@ static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64
   cudaLaunchKernelEx(&launch, kernel, static_cast<Parameters>(arguments)...);
 }
 
-// a: x, weight, bias, out, batch_mean_1, batch_variance_1, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
+// a: x, running_mean, running_var, weight, bias, out, new_running_mean, new_running_var, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
-  auto* const weight = reinterpret_cast<const float*>(a[1]);
-  auto* const bias = reinterpret_cast<const float*>(a[2]);
-  auto* const out = reinterpret_cast<float*>(a[3]);
-  auto* const batch_mean_1 = reinterpret_cast<float*>(a[4]);
-  auto* const batch_variance_1 = reinterpret_cast<float*>(a[5]);
-  const bool is_measuring = a[6] == -1;
-  if (!is_measuring && ((a[0] | a[3]) & 15) != 0) return 1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[6])};
-  const ForwardSizes sizes{ size_of(a[7]), size_of(a[8]), size_of(a[9]) };
-  const auto stream = reinterpret_cast<cudaStream_t>(a[11]);
-  const int device = static_cast<int>(a[10]);
+  auto* const running_mean = reinterpret_cast<const float*>(a[1]);
+  auto* const running_var = reinterpret_cast<const float*>(a[2]);
+  auto* const weight = reinterpret_cast<const float*>(a[3]);
+  auto* const bias = reinterpret_cast<const float*>(a[4]);
+  auto* const out = reinterpret_cast<float*>(a[5]);
+  auto* const new_running_mean = reinterpret_cast<float*>(a[6]);
+  auto* const new_running_var = reinterpret_cast<float*>(a[7]);
+  const bool is_measuring = a[8] == -1;
+  if (!is_measuring && ((a[0] | a[5]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[8])};
+  const ForwardSizes sizes{ size_of(a[9]), size_of(a[10]), size_of(a[11]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[13]);
+  const int device = static_cast<int>(a[12]);
   const DeviceGuard guard(device);
   const int64_t forward_inner_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value), forward_inner_length = static_cast<int64_t>(sizes.inner.value);
   const int64_t forward_inner_pieces = ceil_divide(forward_inner_length, 8192);
@@ -581,8 +588,8 @@ extern "C" int64_t run_forward(const int64_t* a) {
     const auto along = static_cast<unsigned>(power_of_two(slots, 1, 512));
     const dim3 block(along < 32 ? 128 / along : 1, along);
     const auto blocks = static_cast<unsigned>(ceil_divide(results, block.x));
-    follow(forward_finalise, blocks, block, 0, stream, batch_mean_1, batch_variance_1, mean_scratch,
-        variance_scratch, mean_partials, sizes, static_cast<Index>(slots));
+    follow(forward_finalise, blocks, block, 0, stream, running_mean, running_var, new_running_mean,
+        new_running_var, mean_scratch, variance_scratch, mean_partials, sizes, static_cast<Index>(slots));
   }
   {
     const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value);

@@ -1,4 +1,4 @@
-// fusegen 0.1.0   chain 70984f86c2ad   signature forward+backward: batch_mean_1 float32, batch_variance_1 float32, bias float32, d_bias float32, d_out float32, d_weight float32, d_x float32, out float32, saved_mean float32, saved_variance float32, weight float32, x float32; 64-bit offsets
+// fusegen 0.1.0   chain 70984f86c2ad   signature forward+backward: bias float32, d_bias float32, d_out float32, d_weight float32, d_x float32, new_running_mean float32, new_running_var float32, out float32, running_mean float32, running_var float32, saved_mean float32, saved_variance float32, weight float32, x float32; 64-bit offsets
 //   batch_norm(running_mean, running_var, weight, bias, training=True) | gelu
 #include <algorithm>
 #include <cmath>
@@ -283,25 +283,28 @@ static void forward_inner(const float* __restrict__ x, Moments<float>* __restric
 }
 
 static inline __attribute__((always_inline)) void forward_finalise_values(const float mean,
-    const float variance, const float count_of_outer_inner, float& batch_mean_1, float& batch_variance_1,
-    float& saved_mean, float& saved_variance, float& mean_scratch, float& variance_scratch) {
-  batch_mean_1 = mean;
-  batch_variance_1 = variance * (count_of_outer_inner / (count_of_outer_inner - 1.0f));
+    const float variance, const float running_mean, const float count_of_outer_inner,
+    const float running_var, float& saved_mean, float& saved_variance, float& new_running_mean,
+    float& new_running_var, float& mean_scratch, float& variance_scratch) {
   saved_mean = mean;
   saved_variance = variance;
+  new_running_mean = mean * 0.1f + running_mean * 0.9f;
+  const float product = variance * (count_of_outer_inner / (count_of_outer_inner - 1.0f));
+  new_running_var = product * 0.1f + running_var * 0.9f;
   mean_scratch = mean;
   variance_scratch = variance;
 }
 
-static void forward_finalise(float* __restrict__ batch_mean_1, float* __restrict__ batch_variance_1,
-    float* __restrict__ saved_mean, float* __restrict__ saved_variance, float* __restrict__ mean_scratch,
+static void forward_finalise(const float* __restrict__ running_mean, const float* __restrict__ running_var,
+    float* __restrict__ saved_mean, float* __restrict__ saved_variance, float* __restrict__ new_running_mean,
+    float* __restrict__ new_running_var, float* __restrict__ mean_scratch,
     float* __restrict__ variance_scratch, const Moments<float>* __restrict__ mean_partials,
     const ForwardSizes sizes, Index slots, int threads) {
   const float count_of_outer_inner_value = static_cast<float>(sizes.outer.value * sizes.inner.value);
-  expect(batch_mean_1, sizes.middle.value);
-  expect(batch_variance_1, sizes.middle.value);
   expect(saved_mean, sizes.middle.value);
   expect(saved_variance, sizes.middle.value);
+  expect(new_running_mean, sizes.middle.value);
+  expect(new_running_var, sizes.middle.value);
   expect(mean_scratch, sizes.middle.value);
   expect(variance_scratch, sizes.middle.value);
   const Index columns = 1, results = sizes.middle.value;
@@ -317,14 +320,18 @@ static void forward_finalise(float* __restrict__ batch_mean_1, float* __restrict
     pad(mean_line, width);
     pad(variance_line, width);
     const Index middle = first;
-    float batch_mean_1_room[kLine];
-    float* const batch_mean_1_line = target<1>(batch_mean_1 + middle, width, batch_mean_1_room);
-    float batch_variance_1_room[kLine];
-    float* const batch_variance_1_line = target<1>(batch_variance_1 + middle, width, batch_variance_1_room);
+    float running_mean_room[kLine];
+    const float* const running_mean_line = load<1>(running_mean + middle, width, running_mean_room);
+    float running_var_room[kLine];
+    const float* const running_var_line = load<1>(running_var + middle, width, running_var_room);
     float saved_mean_room[kLine];
     float* const saved_mean_line = target<1>(saved_mean + middle, width, saved_mean_room);
     float saved_variance_room[kLine];
     float* const saved_variance_line = target<1>(saved_variance + middle, width, saved_variance_room);
+    float new_running_mean_room[kLine];
+    float* const new_running_mean_line = target<1>(new_running_mean + middle, width, new_running_mean_room);
+    float new_running_var_room[kLine];
+    float* const new_running_var_line = target<1>(new_running_var + middle, width, new_running_var_room);
     float mean_scratch_room[kLine];
     float* const mean_scratch_line = target<1>(mean_scratch + middle, width, mean_scratch_room);
     float variance_scratch_room[kLine];
@@ -333,26 +340,28 @@ static void forward_finalise(float* __restrict__ batch_mean_1, float* __restrict
     for (Index i = 0; i < padded(width); ++i) {
       const float mean_value = mean_line[i];
       const float variance_value = variance_line[i];
-      float batch_mean_1_value;
-      float batch_variance_1_value;
+      const float running_mean_value = running_mean_line[i];
+      const float running_var_value = running_var_line[i];
       float saved_mean_value;
       float saved_variance_value;
+      float new_running_mean_value;
+      float new_running_var_value;
       float mean_scratch_value;
       float variance_scratch_value;
-      forward_finalise_values(mean_value, variance_value, count_of_outer_inner_value, batch_mean_1_value,
-          batch_variance_1_value, saved_mean_value, saved_variance_value, mean_scratch_value,
-          variance_scratch_value);
-      batch_mean_1_line[i] = batch_mean_1_value;
-      batch_variance_1_line[i] = batch_variance_1_value;
+      forward_finalise_values(mean_value, variance_value, running_mean_value, count_of_outer_inner_value,
+          running_var_value, saved_mean_value, saved_variance_value, new_running_mean_value,
+          new_running_var_value, mean_scratch_value, variance_scratch_value);
       saved_mean_line[i] = saved_mean_value;
       saved_variance_line[i] = saved_variance_value;
+      new_running_mean_line[i] = new_running_mean_value;
+      new_running_var_line[i] = new_running_var_value;
       mean_scratch_line[i] = mean_scratch_value;
       variance_scratch_line[i] = variance_scratch_value;
     }
-    store<1>(batch_mean_1_line, width, batch_mean_1 + middle);
-    store<1>(batch_variance_1_line, width, batch_variance_1 + middle);
     store<1>(saved_mean_line, width, saved_mean + middle);
     store<1>(saved_variance_line, width, saved_variance + middle);
+    store<1>(new_running_mean_line, width, new_running_mean + middle);
+    store<1>(new_running_var_line, width, new_running_var + middle);
     store<1>(mean_scratch_line, width, mean_scratch + middle);
     store<1>(variance_scratch_line, width, variance_scratch + middle);
   }
@@ -595,20 +604,22 @@ static void backward_pointwise(const float* __restrict__ x, const float* __restr
 
 }  // namespace
 
-// a: x, weight, bias, out, batch_mean_1, batch_variance_1, saved_mean, saved_variance, scratch (-1: return the bytes it needs), outer, middle, inner, threads.
+// a: x, running_mean, running_var, weight, bias, out, saved_mean, saved_variance, new_running_mean, new_running_var, scratch (-1: return the bytes it needs), outer, middle, inner, threads.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
-  auto* const weight = reinterpret_cast<const float*>(a[1]);
-  auto* const bias = reinterpret_cast<const float*>(a[2]);
-  auto* const out = reinterpret_cast<float*>(a[3]);
-  auto* const batch_mean_1 = reinterpret_cast<float*>(a[4]);
-  auto* const batch_variance_1 = reinterpret_cast<float*>(a[5]);
+  auto* const running_mean = reinterpret_cast<const float*>(a[1]);
+  auto* const running_var = reinterpret_cast<const float*>(a[2]);
+  auto* const weight = reinterpret_cast<const float*>(a[3]);
+  auto* const bias = reinterpret_cast<const float*>(a[4]);
+  auto* const out = reinterpret_cast<float*>(a[5]);
   auto* const saved_mean = reinterpret_cast<float*>(a[6]);
   auto* const saved_variance = reinterpret_cast<float*>(a[7]);
-  const bool is_measuring = a[8] == -1;
-  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[8])};
-  const ForwardSizes sizes{ {a[9]}, {a[10]}, {a[11]} };
-  const int threads = static_cast<int>(a[12]);
+  auto* const new_running_mean = reinterpret_cast<float*>(a[8]);
+  auto* const new_running_var = reinterpret_cast<float*>(a[9]);
+  const bool is_measuring = a[10] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[10])};
+  const ForwardSizes sizes{ {a[11]}, {a[12]}, {a[13]} };
+  const int threads = static_cast<int>(a[14]);
   const Index mean_partials_slots = sizes.outer.value * pieces_of(sizes.inner.value)
 ;
   auto* const mean_partials = scratch.take<Moments<float>>(static_cast<int64_t>(sizes.middle.value) * mean_partials_slots);
@@ -616,8 +627,8 @@ extern "C" int64_t run_forward(const int64_t* a) {
   auto* const variance_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value));
   if (is_measuring) return scratch.used;
   forward_inner(x, mean_partials, sizes, threads);
-  forward_finalise(batch_mean_1, batch_variance_1, saved_mean, saved_variance, mean_scratch,
-      variance_scratch, mean_partials, sizes, mean_partials_slots, threads);
+  forward_finalise(running_mean, running_var, saved_mean, saved_variance, new_running_mean, new_running_var,
+      mean_scratch, variance_scratch, mean_partials, sizes, mean_partials_slots, threads);
   forward_pointwise(x, mean_scratch, variance_scratch, weight, bias, out, sizes, threads);
   return 0;
 }
