@@ -30,7 +30,7 @@ from fusegen.severalviews import SeveralView
 from fusegen.slidewise import with_winners
 from fusegen.stridedviews import StridedBundleView
 from fusegen.target import Target
-from fusegen.views import KernelView, sizes_type
+from fusegen.views import KernelView
 from fusegen.windowviews import WindowView
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -203,7 +203,7 @@ class EntryView:
         self.argument_names = [b.name for b in entry.arguments]
         self.size_names = size_names(entry.grouping)
         self.with_gaps = [b.name for b in entry.arguments if b.has_gaps]
-        self.sizes_type = sizes_type(entry.name)
+        self.sizes_type = entry.sizes_type
         drawn = [b for b in entry.arguments if b.dtype == "noise"]
         self.noises = [NoiseView(entry.name, b, entry.grouping) for b in drawn]
         self.kernels = [_view(kernel, entry, target) for kernel in entry.kernels]

@@ -9,7 +9,7 @@ from typing import Literal
 from fusegen import ir
 from fusegen.grouping import Grouping, ordered
 from fusegen.ir import Expr, Graph
-from fusegen.lower import Mark
+from fusegen.lower import NEW, Mark
 from fusegen.tiers import Tier
 
 Family = Literal[
@@ -117,6 +117,12 @@ class Kernel:
         return any(buffer.has_gaps for _, buffer in self.inputs)
 
     @property
+    def updated(self) -> set[str]:
+        """What lies where something else does: a tensor updated in place, and the new one."""
+        new = {buffer.name for buffer, _ in self.stores if buffer.name.startswith(NEW)}
+        return new | {name.removeprefix(NEW) for name in new}
+
+    @property
     def only_reads_columns(self) -> bool:
         """Whether strided rows are reduced, and nothing of their size is written or added up."""
         is_written = any(set(buffer.extent) & set(self.reduced) for buffer, _ in self.stores)
@@ -135,6 +141,11 @@ class Entry:
     grouping: Grouping
     compute: str
     alike: frozenset[str]
+
+    @property
+    def sizes_type(self) -> str:
+        """The struct of its sizes."""
+        return f"{self.name.title().replace('_', '')}Sizes"
 
 
 def input_buffers(

@@ -21,11 +21,6 @@ from fusegen.target import ITEM_BYTES, PACK_BYTES, Target
 NUMBERS = {"sum": 1, "moments": 4, "max": 2, "peak": 1, "pick": 1, "winner": 3}  # of an accumulator
 
 
-def sizes_type(entry_name: str) -> str:
-    """The struct of an entry's sizes."""
-    return f"{entry_name.title().replace('_', '')}Sizes"
-
-
 def noise_type(entry_name: str, buffer: Buffer) -> str:
     """The struct that stands for noise where others have a pointer."""
     return f"{entry_name}_drawn_{buffer.name}".title().replace("_", "")
@@ -43,7 +38,7 @@ class KernelView(Indexing):
         self.domain, self.reduced, self.kept = kernel.domain, kernel.reduced, kernel.kept
         self.marks = kernel.marks
         self.entry_name = entry.name
-        self.sizes_type = sizes_type(entry.name)
+        self.sizes_type = entry.sizes_type
         self.sums = [ReductionView(r, b, self) for r, b in kernel.sums]
         self.stretches = [ReductionView(r, b, self) for r, b in kernel.stretches]
         self.left = self.sums + self.stretches  # what goes to partials
@@ -167,17 +162,21 @@ class KernelView(Indexing):
     @property
     def parameters(self) -> list[str]:
         """The pointers that the kernel takes; reads are to stay behind the wait for who wrote."""
-        promise = "" if self.is_following else " __restrict__"
+
+        def pointer(name: str, *, is_read: bool) -> str:
+            is_alone = name not in self.kernel.updated and not (is_read and self.is_following)
+            return f"*{' __restrict__' * is_alone} {name}"
+
         taken = [
             f"const {noise_type(self.entry_name, r.buffer)} {r.name}"
             if r.buffer.dtype == "noise"
-            else f"const {r.type}*{promise} {r.name}{'_memory' * r.buffer.has_gaps}"
+            else f"const {r.type}{pointer(r.name, is_read=True)}{'_memory' * r.buffer.has_gaps}"
             for r in self._loaded
         ]
-        taken += [f"{s.type}* __restrict__ {s.name}" for s in self.stores]
-        if self.family == "finalise":
-            return taken + [f"const {s.type}*{promise} {s.partials}" for s in self.left]
-        return taken + [f"{s.type}* __restrict__ {s.partials}" for s in self.left]
+        taken += [f"{s.type}{pointer(s.name, is_read=False)}" for s in self.stores]
+        is_read = self.family == "finalise"
+        start = "const " * is_read
+        return taken + [f"{start}{s.type}{pointer(s.partials, is_read=is_read)}" for s in self.left]
 
     @property
     def argument_names(self) -> list[str]:

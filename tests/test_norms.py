@@ -317,6 +317,25 @@ def test_a_module_trains_as_its_twin(device):
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(32, 6), (2048, 6), (128, 6, 7, 7), (3, 6, 90, 90)], ids=str)
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_statistics_are_updated_by_every_kind_of_kernel(layout, shape, dtype, device):
+    layer, own = batch_norm(0.1, device, dtype)
+    fused = fusegen.compile(f"{_BATCH}, training=True) | relu")
+    for step in range(3):
+        x = torch.randn(shape, device=device, dtype=dtype)
+        if layout == "channels_last" and len(shape) == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        functional.batch_norm(x, *arguments(layer), training=True)
+        fused(x.requires_grad_(step == 1), *arguments(own))
+        for name, buffer in own.named_buffers():
+            expected, close = layer.get_buffer(name), {}
+            if dtype == torch.bfloat16:
+                close = {"rtol": 2e-2, "atol": 1e-2}
+            torch.testing.assert_close(buffer, expected, msg=f"{name} at {step}", **close)
+
+
 def test_a_layer_may_stand_twice_in_a_chain(device):
     more = "training=True, momentum=None, num_batches_tracked=number"
     fused = fusegen.compile(f"{_BATCH}, {more}) | tanh | {_BATCH}, {more})")

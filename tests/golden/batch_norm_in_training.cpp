@@ -264,9 +264,8 @@ static inline __attribute__((always_inline)) void forward_finalise_values(const 
   variance_scratch = variance;
 }
 
-static void forward_finalise(const float* __restrict__ running_mean, const float* __restrict__ running_var,
-    float* __restrict__ new_running_mean, float* __restrict__ new_running_var,
-    float* __restrict__ mean_scratch, float* __restrict__ variance_scratch,
+static void forward_finalise(const float* running_mean, const float* running_var, float* new_running_mean,
+    float* new_running_var, float* __restrict__ mean_scratch, float* __restrict__ variance_scratch,
     const Moments<float>* __restrict__ mean_partials, const ForwardSizes sizes, Index slots, int threads) {
   const float count_of_outer_inner_value = static_cast<float>(sizes.outer.value * sizes.inner.value);
   expect(new_running_mean, sizes.middle.value);

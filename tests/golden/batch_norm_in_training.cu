@@ -328,10 +328,9 @@ __device__ __forceinline__ void forward_finalise_values(const float mean, const 
 
 // Reads running_mean, running_var; merges partials into mean; writes new_running_mean, new_running_var, mean_scratch, variance_scratch.
 __global__ void __launch_bounds__(512)
-forward_finalise(const float* running_mean, const float* running_var, float* __restrict__ new_running_mean,
-    float* __restrict__ new_running_var, float* __restrict__ mean_scratch,
-    float* __restrict__ variance_scratch, const Moments<float>* mean_partials, ForwardSizes sizes,
-    Index slots) {
+forward_finalise(const float* running_mean, const float* running_var, float* new_running_mean,
+    float* new_running_var, float* __restrict__ mean_scratch, float* __restrict__ variance_scratch,
+    const Moments<float>* mean_partials, ForwardSizes sizes, Index slots) {
   wait_for_kernel_before();
   const float count_of_outer_inner_value = static_cast<float>(sizes.outer.value * sizes.inner.value);
   __shared__ alignas(16) unsigned char shared[512 * 32];
