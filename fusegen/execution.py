@@ -89,8 +89,6 @@ class Part:
         """
         counters: tuple[Tensor, ...] = ()
         if self.counters or not self.reads_all:
-            if len(operands) != len(self.chain.operands):
-                return None
             given = (x, *operands)
             counters, operands = self.counters_of(given), self.read_of(given)[1:]
         for call in self.recent:
@@ -264,6 +262,11 @@ class Call:
 
     def run_apart(self, tensors: Sequence[Tensor], out: Tensor | None = None) -> tuple[Tensor, ...]:
         """Run, where what is updated has no memory in common with what is read."""
+        planned: tuple[Tensor, ...] | None = None
+        if out is None:
+            planned = self.run_planned(tuple(tensors))
+        if planned is not None:
+            return planned
         names = ("x", *self.part.chain.operands)
         updated = [i for _, i in self.program.updates]
         check_apart([names[i] for i in self.part.read], tensors, updated)

@@ -84,20 +84,19 @@ class Fused:
             cast = self._under_autocast(x, operands, named)
             if cast is not None:
                 return cast(x, *operands, out=out, **named)
+        if named or len(operands) != len(self._given):
+            operands = self._by_name(operands, named)
         if self._draws:
-            return self._drawing(x, operands, named, out)
-        single = self._single
-        is_plain = out is None and not named and tracing_state() is None
+            operands = self._with_seeds(x, operands)
         # What looks inside, and would not see a planned call, is refused further down.
-        if is_plain and forward_ad._current_level < 0:
+        is_plain = out is None and tracing_state() is None and forward_ad._current_level < 0
+        if is_plain:
             for part in self._alone:
                 result = part.recognised(x, operands)
                 if result is not None:
                     return result
-        if named or len(operands) != len(self.chain.operands):
-            operands = self._by_name(operands, named)
-        if single is not None:
-            return single(x, operands, out)
+        if self._single is not None:
+            return self._single(x, operands, out)
         return self._through(x, operands, out, is_plain=is_plain)
 
     def _shown(
@@ -120,12 +119,11 @@ class Fused:
         operands: Sequence[Tensor],
         out: Tensor | None,
         *,
-        is_plain: bool = False,
+        is_plain: bool,
     ) -> Result:
         """One segment after the other, with the values that later ones need."""
         # Whatever a later segment or out= has to complain of is told before the first is launched.
         way = self._checked(x, operands, out)
-        is_plain = is_plain and forward_ad._current_level < 0
         known = dict(zip(self.chain.operands, operands, strict=True))
         given: list[Tensor] = []
         parts = self._parts[way]
@@ -186,22 +184,15 @@ class Fused:
         found = self._autocast[key]
         return None if found is self else found
 
-    def _drawing(
-        self, x: Tensor, operands: Sequence[Tensor], named: Mapping[str, Tensor], out: Tensor | None
-    ) -> Result:
-        """The call with a seed for each noise, drawn as torch's own dropout draws: one after the
-        other, from the default generator of x's device.
+    def _with_seeds(self, x: Tensor, operands: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The operands, and a seed for each noise, drawn as torch's own dropout draws: one after
+        the other, from the default generator of x's device.
         """
-        if named or len(operands) != len(self._given):
-            operands = self._by_name(operands, named)
         check_tensor("x", x)
         known = dict(zip(self._given, operands, strict=True))
         for name in self.chain.drawn:
             known[name] = torch.randint(_LEAST, _MOST, (1,), dtype=torch.int64, device=x.device)
-        tensors = tuple(known[name] for name in self.chain.operands)
-        if self._single is not None:
-            return self._single(x, tensors, out)
-        return self._through(x, tensors, out)
+        return tuple([known[name] for name in self.chain.operands])
 
     def _by_name(
         self, operands: Sequence[Tensor], named: Mapping[str, Tensor]
