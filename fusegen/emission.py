@@ -43,6 +43,7 @@ def make_entry(program: Program, signature: Signature) -> Entry:
         pooled=grouping.pooled,
         is_exact=is_exact,
         has_strips=program.name in signature.strips,
+        has_columns=signature.has_columns,
         with_gaps=with_gaps,
         reads_places=not target.is_flat,
     )

@@ -14,6 +14,7 @@ from fusegen import ir
 from fusegen.bound import Bound
 from fusegen.bundling import bundle
 from fusegen.columntiers import column_tier
+from fusegen.downcolumns import has_whole_columns
 from fusegen.emission import make_entry
 from fusegen.errors import UnsupportedError
 from fusegen.ir import Expr
@@ -71,6 +72,7 @@ def signature(
     plain = Signature(target, order, kinds, index_bits, in_cache, ())
     if not TARGETS[target].holds_rows:
         return plain
+    plain = replace(plain, has_columns=has_whole_columns(bound, order))
     if bound.windows:
         found = _bundled(programs, dtypes, bound, order)
         return plain if found is None else replace(plain, rows=_of_all(programs, found))

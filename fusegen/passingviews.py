@@ -77,8 +77,16 @@ class PassingView(StretchingView):
 
     @property
     def rows_in_flight(self) -> int:
-        """In column sums: how many rows a thread loads before it uses the first."""
-        return 2 if self.lanes * len(self.full_reads) <= MOST_IN_PAIRS else 1
+        """Down columns: how many rows a thread loads before it uses the first."""
+        few = 2 if self.lanes * len(self.full_reads) <= MOST_IN_PAIRS else 1
+        return few * 2 if self.turns else few
+
+    @property
+    def turns(self) -> int:
+        """Down columns: how often a thread does so, where it leaves no partial; 0 for as often as
+        there are more rows than the device works on at once.
+        """
+        return 0 if self.sums or self.has_strips else 4
 
     @property
     def rows_of_one(self) -> int:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from fusegen import ir
 from fusegen.autodiff import NO_SHARE
 from fusegen.bundlewise import bundlewise_kernel
+from fusegen.downcolumns import is_down_columns
 from fusegen.flatwise import take_flat
 from fusegen.grouping import ordered
 from fusegen.hoisting import shared
@@ -74,6 +75,7 @@ def schedule(
     pooled: Sequence[int] = (),
     is_exact: bool = False,
     has_strips: bool = False,
+    has_columns: bool = False,
     with_gaps: Collection[str] = (),
     reads_places: bool = False,
 ) -> tuple[Kernel, ...]:
@@ -85,8 +87,9 @@ def schedule(
     dear of them is held in cache, but reductions of others that elements use again take a pass
     each, over many blocks. is_sliding says that windows are no tiles, is_exact that a value must be
     the same to the last bit in whatever kernel it is computed, has_strips that what reductions take
-    lies in short runs, far from each other; the inputs with_gaps are dense but for those,
-    reads_places that what is selected is read where it is.
+    lies in short runs, far from each other, has_columns that packs are whole down columns; the
+    inputs with_gaps are dense but for those, reads_places that what is selected is read where it
+    is.
     """
     verify(graph)
     leaves = input_buffers(graph, dtypes, with_gaps)
@@ -96,7 +99,7 @@ def schedule(
     state = Pass(dtypes, sum_dtype, outputs, leaves, marks, prefix=prefix)
     # No value is called as a function that the lines may call, such as maximum.
     state.taken |= {*dtypes, *(node.op for node in ir.topological(graph.roots))}
-    state.is_sliding, state.is_exact = is_sliding, is_exact
+    state.is_sliding, state.is_exact, state.has_columns = is_sliding, is_exact, has_columns
     images = read_at_places(state, nodes) if reads_places else nodes
     images = positions_as_numbers(state, apart(means_as_sums(images), pooled))
     new = dict(zip(nodes, images, strict=True))
@@ -199,12 +202,16 @@ def _level(state: Pass, pooled: Sequence[int]) -> None:
         outside = tuple(g for g in domain if g >= 0)
         kind: Family = "pointwise" if not within else "cover" if state.is_sliding else "window"
         strips = state.strips if state.strips and state.strips.domain == domain else None
-        kind = "outer" if strips else kind
-        name = state.fresh(f"{state.prefix}_{kind}")
         read = state.inputs_of(exprs.values())
+        columns = strips.columns if strips else ()
+        if state.has_columns and kind == "pointwise" and not strips:
+            buffers = [buffer for _, buffer in read] + [buffer for buffer, _ in stores]
+            columns = domain[-1:] if is_down_columns(domain, buffers) else ()
+        kind = "outer" if columns else kind
+        name = state.fresh(f"{state.prefix}_{kind}")
         kernel = Kernel(kind, name, outside, within, read, stores, marks=state.marks, ends=ends)
-        if strips:
-            kernel = replace(kernel, kept=strips.kept, columns=strips.columns)
+        if columns:
+            kernel = replace(kernel, kept=strips.kept if strips else (), columns=columns)
         state.kernels.append(kernel)
 
 

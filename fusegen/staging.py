@@ -48,6 +48,7 @@ class Pass:
     prefix: str = ""
     is_sliding: bool = False  # whether windows are no tiles
     is_exact: bool = False  # whether a value is the same to the last bit in every kernel
+    has_columns: bool = False  # whether packs are whole down columns
     strips: Strips | None = None
     underway: tuple[Expr, ...] = ()  # reductions that kernels to come next are made for
 

@@ -52,6 +52,7 @@ ORDER = (
     "grouping",
     "kernel",
     "cut",
+    "downcolumns",
     "hoisting",
     "staging",
     "selecting",
