@@ -35,6 +35,9 @@ FAMILIES = [
     ("add_channel | gelu", (33, 8, 7, 7), [(8,)]),
     (_TRAINED_NORM, (65, 8, 7, 7), [(8,), (8,)]),
     ("mul(s) | silu", (7, 5, 7, 7), [(7, 5, 1, 1)]),
+    # Elements down columns, where the last have two bytes.
+    (f"{_TRAINED_NORM} | silu", (130, 24), [(24,)] * 2),
+    ("sub(m) | mul(v) | add(b) | mul(w) | silu", (333, 1032), [(1032,)] * 4),
     ("relu | mean((2, 3))", (9, 5, 7, 7), []),
     ("group_norm(2, weight, bias) | silu", (5, 64, 8, 8), [(64,), (64,)]),
     ("relu | max_pool2d(2) | mean((2, 3))", (2, 3, 120, 124), []),

@@ -464,6 +464,15 @@ CASES = [
     ("batch_norm(weight=w, training=True)", (65, 8, 7, 7), [(8,)], {"dtype": "bfloat16"}, "outer"),
     ("mul(s) | silu", (7, 5, 7, 7), [(7, 5, 1, 1)], {}, "row"),
     ("mul(s) | silu", (7, 5, 10, 10), [(7, 5, 1, 1)], {"dtype": "bfloat16"}, "row"),
+    # Elements down columns that have much of their own, whole shares of rows and the end of one.
+    *(
+        (text, shape, operands, {"dtype": "bfloat16", "layout": _LAST}, "outer")
+        for shape in ((2, 64, 9, 9), (1, 8, 33, 65))
+        for text, operands in (
+            ("sub(m) | mul(v) | add(b) | mul(w) | silu", [(shape[1], 1, 1)] * 4),
+            (f"{_TRAINED} | silu", [(shape[1],)] * 2),
+        )
+    ),
     # Biases of short odd rows, which are read one by one, and so no more than once.
     (
         "add(p) | add(q) | softmax(-1)",

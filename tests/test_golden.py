@@ -205,6 +205,10 @@ CASES = {
     ),
     "max_of_channels": ("max(1) | tanh", Situation()),
     "group_norm": ("gelu | group_norm(4, weight, bias)", Situation()),
+    "batch_norm_down_columns_bfloat16": (
+        "batch_norm(running_mean, running_var, weight, bias, training=True) | relu",
+        Situation(shape=(32, 64, 28, 28), dtype="bfloat16", layout="channels_last"),
+    ),
     "batch_norm_in_training": (
         "batch_norm(running_mean, running_var, weight, bias, training=True) | gelu",
         Situation(),

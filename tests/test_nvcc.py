@@ -81,6 +81,8 @@ _ROWS, _IMAGES, _LAST = (8192, 8192), (32, 64, 112, 112), "channels_last"
 _INSTANCES = "instance_norm(weight=w, bias=b) | gelu"
 _BATCH = "batch_norm(m, v, w, b, training=True) | mul(2) | softmax(1)"
 
+_RESIDUAL = "batch_norm(m, v, w, b, training=True) | add(residual) | relu"
+
 
 @pytest.mark.parametrize(
     ("text", "situation", "grad"),
@@ -100,6 +102,7 @@ _BATCH = "batch_norm(m, v, w, b, training=True) | mul(2) | softmax(1)"
         # Columns that have much of their own beside rows that pass by.
         (_CHANNELS, Situation((16, 32, 24, 48, 48), dtype="bfloat16", layout=_LAST), True),
         (_GROUPS, Situation(_IMAGES, dtype="bfloat16", layout=_LAST), True),
+        (_RESIDUAL, Situation(_IMAGES, dtype="bfloat16", layout=_LAST), True),
         ("mish | add(0.5) | hardtanh", Situation(_IMAGES, dtype="float64"), True),
     ],
 )

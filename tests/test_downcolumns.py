@@ -1,0 +1,86 @@
+"""Elements that go down columns, where those have much of their own: which kernels, and the numbers
+they give.
+"""
+
+import pytest
+import torch
+
+import fusegen
+from fusegen.describe import Situation, modules
+from fusegen.emission import make_entry
+
+_TRAINED = "batch_norm(m, v, w, b, training=True)"
+_EVALUATED = "batch_norm(m, v, w, b)"
+_IMAGES = (8, 64, 14, 14)
+
+
+def families(chain: str, target: str = "cuda", **more: object) -> list[str]:
+    """The families of the forward's kernels but those that merge partials."""
+    (module,) = modules(fusegen.chain(chain), target, Situation(**more), grad=False)
+    (program,) = module.programs
+    kernels = make_entry(program, module.signature).kernels
+    return [k.family for k in kernels if k.family != "finalise"]
+
+
+@pytest.mark.parametrize(
+    ("chain", "shape", "more", "family"),
+    [
+        (_EVALUATED, _IMAGES, {}, "outer"),
+        (_EVALUATED, _IMAGES, {"dtype": "float16"}, "outer"),
+        (_EVALUATED, _IMAGES, {"dtype": "float32"}, "pointwise"),
+        (_EVALUATED, _IMAGES, {"layout": "contiguous"}, "pointwise"),
+        (_EVALUATED, (512, 64), {"layout": "contiguous"}, "outer"),
+        (_EVALUATED, (8, 60, 14, 14), {}, "pointwise"),  # channels that are no whole packs
+        ("mul_channel | add_channel | relu", _IMAGES, {}, "pointwise"),  # little of a column's own
+        (f"{_EVALUATED} | mul(s)", _IMAGES, {"operands": {"s": (8, 64, 1, 1)}}, "pointwise"),
+        (f"{_EVALUATED} | dropout(0.5)", _IMAGES, {}, "pointwise"),
+    ],
+)
+def test_elements_go_down_columns_that_have_much_of_their_own(chain, shape, more, family):
+    more = {"dtype": "bfloat16", "layout": "channels_last", **more}
+    assert families(chain, shape=shape, **more) == [family]
+
+
+def test_a_cpu_goes_element_by_element():
+    assert families(_EVALUATED, "cpp", shape=(512, 64), dtype="bfloat16") == ["pointwise"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [(5, 64, 14, 14), (3, 24, 7, 7), (2, 2056, 3, 3), (4, 20, 9, 9), (300, 8, 1, 1)],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "chain",
+    [f"{_TRAINED} | relu", f"{_TRAINED} | add(residual) | relu", f"{_EVALUATED} | silu"],
+)
+def test_a_batch_norm_with_channels_innermost_is_eagers(chain, shape, dtype, device):
+    fused = fusegen.compile(chain)
+    last = {"memory_format": torch.channels_last}
+    x = torch.randn(shape, device=device).to(dtype).contiguous(**last).requires_grad_()
+    c = shape[1]
+    given = {
+        "m": torch.randn(c, device=device),
+        "v": torch.rand(c, device=device) + 0.5,
+        "w": torch.randn(c, device=device, requires_grad=True),
+        "b": torch.randn(c, device=device, requires_grad=True),
+        "residual": torch.randn(shape, device=device).to(dtype).contiguous(**last).requires_grad_(),
+    }
+    operands = [given[name] for name in fused.chain.operands]
+    # In the layout in which torch's own batch_norm is right on a CPU, and in doubles.
+    doubles = [t.detach().double().contiguous().requires_grad_(t.requires_grad) for t in operands]
+    exact = x.detach().double().contiguous().requires_grad_()
+    expected, found = fused.reference(exact, *doubles), fused(x, *operands)
+    assert found.stride() == x.stride()
+    close = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}[dtype]
+    torch.testing.assert_close(found.double(), expected, rtol=close, atol=close)
+    cotangent = torch.randn_like(found)
+    pairs = [(x, exact), *zip(operands, doubles, strict=True)]
+    wanted = [pair for pair in pairs if pair[0].requires_grad]
+    ours = torch.autograd.grad(found, [a for a, _ in wanted], cotangent)
+    theirs = torch.autograd.grad(expected, [b for _, b in wanted], cotangent.double())
+    # Where relu's slope turns on what was rounded to 16 bits, single elements differ.
+    for a, b in zip(ours, theirs, strict=True):
+        off = (a.double() - b).abs()
+        assert (off > close * (1 + b.abs().max())).float().mean() < 0.02
