@@ -216,6 +216,23 @@ def _halves() -> list[Work]:
     ]
 
 
+def _channels_last() -> list[Work]:
+    """Batch norms in training as mixed-precision models run them: two bytes, channels innermost."""
+    norm = "batch_norm(running_mean, running_var, weight, bias, training=True)"
+    shapes = (80, 256, 56, 56), (2, 256, 56, 56)
+    plain = "relu", f"{norm} | relu", (1, 1, 1, 1), (1.5, 4.0)
+    residual = "residual", f"{norm} | add(residual) | relu", (1, 1, 1, 1, None), (2.0, 5.5)
+    return [
+        Work(
+            *(f"channels_last-batch_norm-{name}-bf16", chain, None, *shapes, operands, limits),
+            practice.targets(chain, limits),
+            "bfloat16",
+            "channels_last",
+        )
+        for name, chain, operands, limits in (plain, residual)
+    ]
+
+
 WORKS: tuple[Work, ...] = (
     *_chain_a(),
     Work(
@@ -265,6 +282,7 @@ WORKS: tuple[Work, ...] = (
     ),
     *_vocabularies(),
     *_halves(),
+    *_channels_last(),
     *(
         Work(
             *(f"chain-{name}", chain, None, cuda_shape, cpu_shape, operands),
