@@ -261,12 +261,10 @@ class Call:
         self.steps: dict[tuple[tuple[int, ...], tuple[bool, ...]], Step] = {}
 
     def run_apart(self, tensors: Sequence[Tensor], out: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Run, where what is updated has no memory in common with what is read."""
-        planned: tuple[Tensor, ...] | None = None
-        if out is None:
-            planned = self.run_planned(tuple(tensors))
-        if planned is not None:
-            return planned
+        """Run, where what is updated has no memory in common with what is read; which C asks too."""
+        if out is None and (planned := self.run_planned(tuple(tensors))) is not None:
+            results: tuple[Tensor, ...] = planned
+            return results
         names = ("x", *self.part.chain.operands)
         updated = [i for _, i in self.program.updates]
         check_apart([names[i] for i in self.part.read], tensors, updated)
@@ -322,9 +320,8 @@ class _Launch(torch.autograd.Function):
         ctx: Any, call: Call, counters: tuple[Tensor, ...], *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         results = call.run_planned(tensors) or call.run(tensors)
-        count_batch(
-            counters
-        )  # before anything is kept, where a checkpoint stops when it runs this again
+        # Before anything is kept, where a checkpoint stops when it runs this again.
+        count_batch(counters)
         ctx.call = call
         if call.keeps_inputs:
             ctx.save_for_backward(*tensors)

@@ -85,7 +85,7 @@ class Plan:
         is_plain = None not in strides and not any(o.is_zeroed for o in outputs)
         is_plain &= all(outputs[o].can_fill(tensors[i]) for o, i in updates)
         if self.is_ready and not is_empty and is_plain:
-            pairs = zip(outputs[: self.given], strides, strict=False)
+            pairs = zip(outputs[: self.given], strides[: self.given], strict=True)
             layouts = tuple((o.final_shape, s, o.dtype) for o, s in pairs)
         scratch = ((self.scratch_bytes,), (1,), torch.uint8) if self.scratch_bytes else None
         facts = (
