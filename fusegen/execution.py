@@ -261,7 +261,7 @@ class Call:
         self.steps: dict[tuple[tuple[int, ...], tuple[bool, ...]], Step] = {}
 
     def run_apart(self, tensors: Sequence[Tensor], out: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Run, where what is updated has no memory in common with what is read; which C asks too."""
+        """Run, where what is updated has no memory in common with what is read."""
         if out is None and (planned := self.run_planned(tuple(tensors))) is not None:
             results: tuple[Tensor, ...] = planned
             return results
