@@ -84,16 +84,26 @@ def check_devices(chain: Chain, tensors: Sequence[Tensor]) -> None:
 
 def check_apart(names: Sequence[str], tensors: Sequence[Tensor], updated: Sequence[int]) -> None:
     """Raise ArgumentError where a tensor that is updated in place has memory in common with
-    another one.
+    another one, or elements with each other.
     """
     ends = [(t.data_ptr(), t.data_ptr() + Meta.of(t).span * t.element_size()) for t in tensors]
     for mine in updated:
+        if _is_expanded(tensors[mine]):
+            raise ArgumentError(
+                f"argument {names[mine]!r}: it is updated in place, and expanded: one place in "
+                "memory stands for more than one element; pass one that torch.empty gives"
+            )
         for other, (begin, end) in enumerate(ends):
             if other != mine and ends[mine][0] < end and begin < ends[mine][1]:
                 raise ArgumentError(
                     f"argument {names[mine]!r}: it is updated in place, and lies in the memory of "
                     f"{names[other]!r}; give it a tensor of its own"
                 )
+
+
+def _is_expanded(tensor: Tensor) -> bool:
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return any(size > 1 and stride == 0 for size, stride in pairs)
 
 
 def check_out(out: Any, chain: Chain, bound: Bound, tensors: Sequence[Tensor]) -> None:
@@ -121,7 +131,7 @@ def check_out(out: Any, chain: Chain, bound: Bound, tensors: Sequence[Tensor]) -
             "argument 'out' needs a gradient, which a tensor that is written in place cannot have; "
             "pass out.detach(), or call under torch.no_grad()"
         )
-    if any(size > 1 and stride == 0 for size, stride in zip(out.shape, out.stride(), strict=True)):
+    if _is_expanded(out):
         raise ArgumentError(
             f"argument 'out': got an expanded tensor of shape {have[0]}, where one place in memory "
             "stands for more than one element; pass one that torch.empty gives"

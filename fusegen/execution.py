@@ -49,6 +49,7 @@ class Part:
         self.reads_all = len(operands) == len(chain.operands)
         given = [chain.operands[i - 1] for i in operands]
         self.has_gradient = (True, *[not chain.updates(name) for name in given])
+        self.unread = tuple(i for i in range(1 + len(chain.operands)) if i not in self.read)
         self.counters = tuple(1 + chain.operands.index(name) for name in chain.counters)
         self.count = 1 + len(chain.gives)  # of results: the first of what a forward program gives
         self.recent: tuple[Call, ...] = ()  # asked first, for they recognise their tensors in C
@@ -90,6 +91,9 @@ class Part:
         counters: tuple[Tensor, ...] = ()
         if self.counters or not self.reads_all:
             given = (x, *operands)
+            # Of these C sees nothing.
+            if not all(_counts(given[i], x) for i in self.unread):
+                return None
             counters, operands = self.counters_of(given), self.read_of(given)[1:]
         for call in self.recent:
             results = call.attempt(x, operands)
@@ -378,6 +382,12 @@ def launch(
         result: tuple[Tensor, ...] = _Launch.apply(call, counters, *tensors)  # type: ignore[no-untyped-call]
         return result
     return _apply(call, counters, *tensors)
+
+
+def _counts(value: Any, x: Any) -> bool:
+    """Whether something may be what counts batches beside x."""
+    is_number = isinstance(value, Tensor) and value.dtype == torch.int64 and value.dim() == 0
+    return is_number and isinstance(x, Tensor) and value.device == x.device
 
 
 def count_batch(counters: Sequence[Tensor]) -> None:

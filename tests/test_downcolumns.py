@@ -73,14 +73,16 @@ def test_a_batch_norm_with_channels_innermost_is_eagers(chain, shape, dtype, dev
     exact = x.detach().double().contiguous().requires_grad_()
     expected, found = fused.reference(exact, *doubles), fused(x, *operands)
     assert found.stride() == x.stride()
-    close = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}[dtype]
+    # Two units in the last place: one for rounding, one for what functions are off by in 16 bits;
+    # in fp32, sums of thousands that nearly cancel.
+    close = {torch.float32: 1e-4, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}[dtype]
     torch.testing.assert_close(found.double(), expected, rtol=close, atol=close)
     cotangent = torch.randn_like(found)
     pairs = [(x, exact), *zip(operands, doubles, strict=True)]
     wanted = [pair for pair in pairs if pair[0].requires_grad]
     ours = torch.autograd.grad(found, [a for a, _ in wanted], cotangent)
     theirs = torch.autograd.grad(expected, [b for _, b in wanted], cotangent.double())
-    # Where relu's slope turns on what was rounded to 16 bits, single elements differ.
+    # Where fp32 and fp64 find another sign for relu, single elements differ.
     for a, b in zip(ours, theirs, strict=True):
         off = (a.double() - b).abs()
         assert (off > close * (1 + b.abs().max())).float().mean() < 0.02

@@ -331,7 +331,7 @@ def test_statistics_are_updated_by_every_kind_of_kernel(layout, shape, dtype, de
         fused(x.requires_grad_(step == 1), *arguments(own))
         for name, buffer in own.named_buffers():
             expected, close = layer.get_buffer(name), {}
-            if dtype == torch.bfloat16:
+            if dtype == torch.bfloat16:  # three updates, each rounded to eight bits by both
                 close = {"rtol": 2e-2, "atol": 1e-2}
             torch.testing.assert_close(buffer, expected, msg=f"{name} at {step}", **close)
 
@@ -409,6 +409,40 @@ def test_statistics_in_the_memory_of_something_else_are_refused(device):
     with pytest.raises(ArgumentError, match=r"'running_var': .* lies in the memory of 'weight'"):
         fused(x, room[:6], room[8:14], room[13:19].requires_grad_(), room[24:30])
     assert torch.equal(room, before)
+
+
+def test_expanded_statistics_are_refused(device):
+    fused = fusegen.compile(f"{_BATCH}, training=True) | relu")
+    _, own = batch_norm(0.1, device)
+    before = [b.clone() for b in own.buffers()]
+    mean = torch.zeros((), device=device).expand(6)
+    with pytest.raises(ArgumentError, match="'running_mean': it is updated in place, and expanded"):
+        fused(torch.randn(SHAPE, device=device), mean, *arguments(own)[1:])
+    assert all(torch.equal(a, b) for a, b in zip(before, own.buffers(), strict=True))
+
+
+@pytest.mark.parametrize("training", ["True", "False"])
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (torch.zeros(()), "wanted one integer"),
+        (torch.zeros(3, dtype=torch.int64), "wanted one integer"),
+        (0, "wanted a torch.Tensor"),
+        (torch.zeros((), dtype=torch.int64, device="meta"), "on meta, wanted one on"),
+    ],
+)
+def test_a_wrong_counter_is_told_in_a_later_call_too(wrong, message, training, device):
+    fused = fusegen.compile(f"{_BATCH}, training={training}, num_batches_tracked=n) | relu")
+    _, own = batch_norm(0.1, device)
+    x = torch.randn(SHAPE, device=device)
+    with torch.no_grad():
+        for _ in range(2):
+            fused(x, *arguments(own), own.num_batches_tracked)
+        before = [b.clone() for b in own.buffers()]
+        on_device = isinstance(wrong, torch.Tensor) and wrong.device.type == "cpu"
+        with pytest.raises(ArgumentError, match=message):
+            fused(x, *arguments(own), wrong.to(device) if on_device else wrong)
+    assert all(torch.equal(a, b) for a, b in zip(before, own.buffers(), strict=True))
 
 
 def test_statistics_that_ask_for_a_gradient_get_none(device):
