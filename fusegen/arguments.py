@@ -82,6 +82,12 @@ def check_devices(chain: Chain, tensors: Sequence[Tensor]) -> None:
             )
 
 
+def may_count(value: Any, x: Any) -> bool:
+    """Whether something may be what counts batches beside x."""
+    is_number = isinstance(value, Tensor) and value.dtype == torch.int64 and value.dim() == 0
+    return is_number and isinstance(x, Tensor) and value.device == x.device
+
+
 def check_apart(names: Sequence[str], tensors: Sequence[Tensor], updated: Sequence[int]) -> None:
     """Raise ArgumentError where a tensor that is updated in place has memory in common with
     another one, or elements with each other.

@@ -21,6 +21,7 @@ from fusegen.arguments import (
     check_tensors,
     is_recorded,
     is_watched,
+    may_count,
     refuse_what_looks_inside,
 )
 from fusegen.holding import signature
@@ -92,7 +93,7 @@ class Part:
         if self.counters or not self.reads_all:
             given = (x, *operands)
             # Of these C sees nothing.
-            if not all(_counts(given[i], x) for i in self.unread):
+            if not all(may_count(given[i], x) for i in self.unread):
                 return None
             counters, operands = self.counters_of(given), self.read_of(given)[1:]
         for call in self.recent:
@@ -266,9 +267,6 @@ class Call:
 
     def run_apart(self, tensors: Sequence[Tensor], out: Tensor | None = None) -> tuple[Tensor, ...]:
         """Run, where what is updated has no memory in common with what is read."""
-        if out is None and (planned := self.run_planned(tuple(tensors))) is not None:
-            results: tuple[Tensor, ...] = planned
-            return results
         names = ("x", *self.part.chain.operands)
         updated = [i for _, i in self.program.updates]
         check_apart([names[i] for i in self.part.read], tensors, updated)
@@ -382,12 +380,6 @@ def launch(
         result: tuple[Tensor, ...] = _Launch.apply(call, counters, *tensors)  # type: ignore[no-untyped-call]
         return result
     return _apply(call, counters, *tensors)
-
-
-def _counts(value: Any, x: Any) -> bool:
-    """Whether something may be what counts batches beside x."""
-    is_number = isinstance(value, Tensor) and value.dtype == torch.int64 and value.dim() == 0
-    return is_number and isinstance(x, Tensor) and value.device == x.device
 
 
 def count_batch(counters: Sequence[Tensor]) -> None:
