@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from fusegen import ir
 from fusegen.besideviews import BesideView
 from fusegen.indexing import Read
-from fusegen.target import ITEM_BYTES
+from fusegen.target import DEAR, ITEM_BYTES
 
 _MOST_PACKS = 8  # that a thread of 1,024 holds in registers
 _MOST_PACKS_BESIDE = 4  # the same beside what tensors have of stretches
@@ -24,15 +27,44 @@ class AheadView(BesideView):
         return False
 
     @property
+    def is_crowding(self) -> bool:
+        """Whether elements are dear to compute where their places take registers to find."""
+        whole = {*self.domain, *self.reduced}
+        dear = (n for n in ir.topological(self.expressions) if n.op in DEAR)
+        return self.kernel.is_dealt and any(n.extent == whole for n in dear)
+
+    @property
+    def sent_reads(self) -> list[Read]:
+        """What is sent of a row: of full size, and not late."""
+        return self._awaited_reads if self.is_skewed else self.full_reads
+
+    @property
+    def late_reads(self) -> list[Read]:
+        """What a block of a team asks for while the others' numbers for its row are on their way:
+        it finishes the row with it, and has shared memory for more blocks.
+        """
+        return [r for r in self.full_reads if r not in self.sent_reads]
+
+    @property
+    def _awaited_reads(self) -> list[Read]:
+        """What is read before numbers are merged, where packs begin with their row."""
+        if self.is_shifted:
+            return self.full_reads
+        stages = [s.function for s in self.stages]
+        return [r for r in self.full_reads if any(f.reads(r.name) for f in stages)]
+
+    @property
     def held_packs(self) -> int:
         """How many packs of each tensor are in registers: of long rows, no more than those have
         room for, beside what tensors have of stretches, or of the row where what is merged takes
-        many. The others stay where they were sent until the row is finished.
+        many, or is dealt out. The others stay where they were sent until the row is finished.
         """
         most = _MOST_PACKS - 1 if not self.stretch_reads else _MOST_PACKS_BESIDE
         is_merging = self.has_moments or (self.is_team and len(self.stages) > 1)
         if is_merging and len(self.row_reads) > int(self.has_moments):
             most -= 2 if self.is_narrow else 1
+        if self.kernel.is_dealt and not self.is_team and len(self.full_reads) > 1:
+            most -= 2  # for their places
         is_full = self.is_sent_ahead and self.kernel.tier and self.kernel.tier.is_full
         if not is_full or self.packs * len(self.full_reads) <= _MOST_PACKS:
             return self.packs
@@ -58,14 +90,18 @@ class AheadView(BesideView):
 
     @property
     def _bytes_a_turn(self) -> int:
-        return sum(self._bytes_ahead(r) for r in self.full_reads)
+        return sum(self._bytes_ahead(r) for r in self.sent_reads)
+
+    def _bytes_of(self, reads: Sequence[Read]) -> int:
+        """What a turn's packs and edges of some tensors take."""
+        return sum(self._bytes_ahead(r) + self._edge_bytes(r) for r in reads)
 
     def _bytes_ahead(self, read: Read) -> int:
         return self.elements * self.threads * ITEM_BYTES[read.buffer.dtype]
 
     @property
     def _edges_a_turn(self) -> int:
-        return sum(self._edge_bytes(r) for r in self.full_reads)
+        return sum(self._edge_bytes(r) for r in self.sent_reads)
 
     def _edge_bytes(self, read: Read) -> int:
         """What one turn's edges take, each with the pack in which it lies."""
@@ -135,6 +171,6 @@ class AheadView(BesideView):
 
     def place_ahead(self, read: Read) -> int:
         """Where a tensor's packs are sent, or its rows staged, in 16 bytes from the start."""
-        tensors = self.full_reads + self.element_stores
+        tensors = self.sent_reads + self.element_stores
         before = tensors[: [t.name for t in tensors].index(read.name)]
         return (self._sums_bytes + sum(self._bytes_ahead(r) for r in before)) // 16

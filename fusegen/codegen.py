@@ -94,6 +94,7 @@ def emit(
         or any(k.is_persistent or (k.family == "outer" and not k.turns) for k in by_rows),
         "spreads": any(k.has_moments for e in views for k in e.kernels),
         "has_gaps": any(e.with_gaps for e in views),
+        "has_deals": any(e.is_dealt for e in views),
         "has_positions": any(k.positions for e in views for k in e.kernels),
         "slides_are_packed": any(k.is_packed for k in by_slides),
         "slides_are_several": any(k.is_several for k in by_slides),
@@ -204,6 +205,7 @@ class EntryView:
         self.argument_names = [b.name for b in entry.arguments]
         self.size_names = size_names(entry.grouping)
         self.with_gaps = [b.name for b in entry.arguments if b.has_gaps]
+        self.is_dealt = any(kernel.is_dealt for kernel in entry.kernels)
         self.sizes_type = entry.sizes_type
         drawn = [b for b in entry.arguments if b.dtype == "noise"]
         self.noises = [NoiseView(entry.name, b, entry.grouping) for b in drawn]
@@ -217,7 +219,7 @@ class EntryView:
     @property
     def argument_count(self) -> int:
         """How many integers a call takes."""
-        numbers = len(self.size_names) + 2 * len(self.with_gaps)
+        numbers = len(self.size_names) + 2 * (len(self.with_gaps) + self.is_dealt)
         return len(self.arguments) + 1 + numbers + self.target.trailing_arguments
 
     @property

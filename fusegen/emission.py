@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from fusegen import ir
 from fusegen.codegen import Source, emit
+from fusegen.dealing import dealt_out
 from fusegen.grouping import Grouping, collapse, ordered
 from fusegen.guarding import guarded
 from fusegen.ir import Expr, Graph
@@ -64,6 +65,8 @@ def make_entry(program: Program, signature: Signature) -> Entry:
     arguments += [
         Buffer(name, dtypes[name], ordered(expr.extent), "output") for name, expr in graph.outputs
     ]
+    if signature.is_dealt:
+        kernels = dealt_out(kernels, frozenset(range(len(grouping.axes))))
     alike = _below_maxima(graph)
     return Entry(program.name, kernels, tuple(arguments), grouping, compute, alike)
 

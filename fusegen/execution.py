@@ -197,7 +197,7 @@ class Part:
         if max(spans, default=0) > 1 << 32:
             build_with = replace(build_with, index_bits=64)
         module = self.module(programs, build_with, device)
-        plan = make_plan(found, tensors, inputs, module, wanted)
+        plan = make_plan(found, tensors, inputs, module, wanted, build_with)
         return Call(self, replace(found, dtypes=dtypes), plan, foreseen, build_with)
 
     def module(

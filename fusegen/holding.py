@@ -14,6 +14,7 @@ from fusegen import ir
 from fusegen.bound import Bound
 from fusegen.bundling import bundle
 from fusegen.columntiers import column_tier
+from fusegen.dealing import deal_of, dealt_order, goes_by_rows, is_apt, with_room
 from fusegen.downcolumns import has_whole_columns
 from fusegen.emission import make_entry
 from fusegen.errors import UnsupportedError
@@ -76,6 +77,9 @@ def signature(
     if bound.windows:
         found = _bundled(programs, dtypes, bound, order)
         return plain if found is None else replace(plain, rows=_of_all(programs, found))
+    dealt = _dealt(plain, programs, bound, limits)
+    if dealt is not None:
+        return dealt
     options = _options(programs[0], bound) or _short_sums(programs, bound, order, dtypes)
     lie = options[0][0] if options else frozenset[int]()
     strips = [p.name for p in programs if in_short_runs(p, lie, bound, order, dtypes)]
@@ -95,6 +99,30 @@ def signature(
         tried = {domain for _, domain in options}
         rows += _with_smaller(program, replace(plain, rows=every), tried, bound, limits)
     return replace(plain, rows=tuple(rows))
+
+
+def _dealt(
+    plain: Signature, programs: Sequence[Program], bound: Bound, limits: Limits
+) -> Signature | None:
+    """The signature where every program holds rows that are dealt out over memory; None where some
+    program would go over such tensors otherwise.
+    """
+    order = dealt_order(programs, bound, plain.order)
+    if not order:
+        return None
+    ((axes, domain),) = _options(programs[0], bound)
+    deal = deal_of(plain.order, order, bound.domain)
+    dtypes = dict(plain.dtypes)
+    tier = _tier(axes, programs, dtypes, bound, order, limits, run=deal.run)
+    if tier is None or not is_apt(deal):
+        return None
+    length = math.prod(bound.domain[a] for a in axes)
+    rows = math.prod(bound.domain) // length
+    is_wide = any(widest_of(p, axes, dtypes) > _NARROW_BYTES for p in programs)
+    tier = with_room(tier, rows, length, limits.processors, is_wide=is_wide)
+    held = _of_all(programs, Rows(tier, axes, domain))
+    found = replace(plain, order=order, rows=held, is_dealt=True)
+    return found if all(goes_by_rows(make_entry(p, found)) for p in programs) else None
 
 
 def _of_all(programs: Iterable[Program], rows: Rows) -> tuple[tuple[str, Rows], ...]:
@@ -199,11 +227,13 @@ def _tier(
     limits: Limits,
     *,
     is_left: bool = False,
+    run: int = 0,
 ) -> Tier | None:
     """How rows along these axes are held on the chip, in the first program and the others.
 
     order lists the axes of all rows together, outermost in memory first; is_left says that they are
-    of what reductions leave, in floats or doubles.
+    of what reductions leave, in floats or doubles; run is how many elements lie together where rows
+    are dealt out, else 0.
     """
     room = limits.shared_bytes - _FIXED_BYTES
     domain = frozenset(order)
@@ -224,6 +254,7 @@ def _tier(
             has_stretches=has_stretches,
             is_dear=is_dear,
             room=room,
+            run=run,
         )
         if tier is None:
             return None

@@ -110,6 +110,12 @@ class Kernel:
     flat: tuple[int, ...] = ()  # the groups that the last of the domain stands for,
     is_unpooled: bool = False  # with the places within their windows
     is_from_end: bool = False  # whether blocks start with the last elements, which a cache may have
+    is_dealt: bool = False  # whether its rows lie in runs, one of every row after the other
+
+    @property
+    def buffers(self) -> list[Buffer]:
+        """What it reads and writes, but for partials."""
+        return [*(b for _, b in self.inputs), *(b for b, _ in self.stores)]
 
     @property
     def has_gaps(self) -> bool:

@@ -202,6 +202,11 @@ class PlacedView(PassingView):
         """Where the packs of a row, or of a block's share of it, begin in memory."""
         return "row * length" + self._offset
 
+    @property
+    def is_dealt(self) -> bool:
+        """Whether they are found one by one, as rows are dealt out over memory."""
+        return self.kernel.is_dealt
+
     def offset_along(self, read: Read, index: str = "i") -> str:
         """Where a thread's pack lies in what all rows share, or in what some do."""
         rows = [g for g in read.buffer.extent if g not in self._along]

@@ -18,10 +18,12 @@ import torch
 from torch import Tensor
 from torch._C._dynamo import guards
 
+from fusegen.dealing import deal_of
 from fusegen.errors import UnsupportedError
 from fusegen.grouping import collapse
 from fusegen.layouts import Input, Meta, Output, windows_of
 from fusegen.prepared import Prepared
+from fusegen.signature import Signature
 
 _pointer = Tensor.data_ptr
 _MOST_PLANS = 4096
@@ -184,15 +186,17 @@ def make_plan(
     inputs: Sequence[Input],
     module: ModuleType,
     needs: tuple[bool, ...] | None,
+    built_with: Signature,
 ) -> Plan:
     """The plan of a program that the module holds. tensors are such as it will run on, brought into
     place as inputs say; needs tells which of them get a gradient, None that none does.
     """
     program, bound = found.program, found.bound
     domain, pooled, windows = bound.domain, windows_of(bound), dict(bound.windows)
-    grouping = collapse(program.graph, found.order, windows)[2]
+    grouping = collapse(program.graph, built_with.order, windows)[2]
     sizes = [math.prod(pooled.get(a, domain[a]) for a in axes) for axes in grouping.axes]
     sizes += [domain[grouping.axes[g][0]] for g in grouping.pooled]
+    sizes += deal_of(found.order, built_with.order, domain) if built_with.is_dealt else ()
     return Plan(
         module,
         program.name,

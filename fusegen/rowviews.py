@@ -156,7 +156,7 @@ class RowView(SummingView):
         """Whether a block finishes a row a turn after it added it up: where the next stage is the
         last, and all that it reads is still in shared memory.
         """
-        bytes_taken = 3 * (self._bytes_a_turn + self._edges_a_turn) + self._along_bytes
+        bytes_taken = 3 * self._bytes_of(self._awaited_reads) + self._along_bytes
         fits = bytes_taken <= self._most_room and self.is_sent_ahead
         held = [name for name in self.carried if name not in self.in_place]
         is_held = any(f.reads(n) for f in (self.values, self.row_values) for n in held)
@@ -302,8 +302,8 @@ class RowView(SummingView):
             held = [name for name in self.carried if name not in self.in_place]
             asked = self.own_reads + self.single_reads if len(self.stages) > 1 else []
             fits = words <= most and self.lanes > 1 and not (held or asked or self.stretches)
-            most_threads = 1024 if fits and self._words == 1 else 512
-            return max(1, most_threads // self.threads)
+            fits = fits and self._words == 1 and not self.is_crowding
+            return max(1, (1024 if fits else 512) // self.threads)
         if self.kept_own:
             most = next(n for words, n in _RESIDENT_KEEPING if self._own_words <= words)
             return max(1, most // self.threads)
@@ -394,7 +394,7 @@ class RowView(SummingView):
         is_few = is_few and not (self.least_blocks > 1 and self.waits_much)
         is_few |= self.kernel.tier.is_full or bool(self.sums or self.kept_own) or self.is_team
         widths = [ITEM_BYTES[r.buffer.dtype] * self.lanes for r in self.full_reads]
-        taken = self._sums_bytes + self._along_bytes + self._bytes_a_turn + self._edges_a_turn
+        taken = self._sums_bytes + self._along_bytes + self._bytes_of(self.full_reads)
         fits = taken <= self._most_room and min(widths, default=4) >= 4
         is_apt = self.is_crowded and not self._passes_by if self.family == "column" else is_few
         return fits and is_apt

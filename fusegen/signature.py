@@ -39,6 +39,7 @@ class Signature:
     strips: tuple[str, ...] = ()  # the programs whose reductions take short runs far apart
     has_columns: bool = False  # whether packs are whole down columns, if elements go down those
     gaps: tuple[tuple[str, str], ...] = ()  # (program, input) where it is dense but for gaps
+    is_dealt: bool = False  # whether `order` is that of rows whose runs lie in another
 
     def text(self, programs: Sequence[Program]) -> str:
         """A line for the banner."""
@@ -62,7 +63,7 @@ def reads_gaps(built_with: Signature, program: Program) -> bool:
     """
     is_sliding = any(isinstance(w, Slide) for _, w in program.windows)
     is_full = any(r.tier.is_full for name, r in built_with.rows if name == program.name)
-    return not is_sliding and not is_full
+    return not (is_sliding or is_full or built_with.is_dealt)
 
 
 def index_dtype(windows: Sequence[tuple[int, Window]]) -> str:

@@ -258,6 +258,7 @@ def row_tier(
     has_stretches: bool = False,
     is_dear: bool = False,
     room: int = 2 * MOST_SHARED_BYTES,
+    run: int = 0,
 ) -> Tier | None:
     """The tier of rows that lie together; None where they do not fit on the chip.
 
@@ -266,12 +267,12 @@ def row_tier(
     processors how many a device has. gradients is how many sums by column there are; has_stretches
     says that rows fall into stretches of equal length, and not too short ones; is_dear that
     gradients call functions for each element before they reduce a row. room is how many bytes of
-    shared memory a block may have.
+    shared memory a block may have; run is how many elements of a row lie together, if not all.
     """
     kind: dict[str, Any] = {"has_stretches": has_stretches, "is_dear": is_dear, "room": room}
     kind |= {"gradients": gradients}
     sizes = (widest, words, forward_words, processors)
-    lanes, whole = lanes_of(length, widest), PACK_BYTES // widest
+    lanes, whole = lanes_of(run or length, widest), PACK_BYTES // widest
     least = _LEAST_SHIFTED_NARROW if widest <= 2 else _LEAST_SHIFTED * lanes
     is_apt = widest <= 4 and lanes < _FEW_LANES and lanes < whole and not has_stretches
     if is_apt and length >= least:

@@ -14,6 +14,7 @@ import torch
 
 from fusegen import dsl, ir
 from fusegen.bind import bind
+from fusegen.dealing import deal_of
 from fusegen.describe import axes_in_memory, is_mask
 from fusegen.emission import source
 from fusegen.execution import Part
@@ -189,10 +190,12 @@ def run(
             outputs.append(
                 home.fill_(0.0 if has_edge or not home.is_floating_point() else math.nan)
             )
-        groups = collapse(which.graph, order, windows)[2]
+        groups = collapse(which.graph, built_with.order, windows)[2]
         numbers = [math.prod(pooled.get(a, bound.domain[a]) for a in g) for g in groups.axes]
         numbers += [bound.domain[groups.axes[g][0]] for g in groups.pooled]
         numbers += [n for p in pitches for n in (p.run, p.step - p.run)]
+        if built_with.is_dealt:
+            numbers += deal_of(order, built_with.order, bound.domain)
         call = getattr(library, f"run_{which.name}")
         call.restype = ctypes.c_int64
 

@@ -35,6 +35,11 @@ FAMILIES = [
     ("add_channel | gelu", (33, 8, 7, 7), [(8,)]),
     (_TRAINED_NORM, (65, 8, 7, 7), [(8,), (8,)]),
     ("mul(s) | silu", (7, 5, 7, 7), [(7, 5, 1, 1)]),
+    # Rows dealt out over memory: by warps, in one large block, and in several.
+    (f"{_TRAINED_NORM} | relu", (5, 37, 8, 8), [(37,)] * 2),
+    (f"{_TRAINED_NORM} | add(residual) | relu", (9, 5, 14, 14), [(5,), (5,), (9, 5, 14, 14)]),
+    (f"{_TRAINED_NORM} | relu", (128, 140, 14, 14), [(140,)] * 2),
+    (f"{_TRAINED_NORM} | add(residual) | relu", (9, 3, 64, 64), [(3,), (3,), (9, 3, 64, 64)]),
     # Elements down columns, where the last have two bytes.
     (f"{_TRAINED_NORM} | silu", (130, 24), [(24,)] * 2),
     ("sub(m) | mul(v) | add(b) | mul(w) | silu", (333, 1032), [(1032,)] * 4),

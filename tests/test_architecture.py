@@ -51,6 +51,7 @@ ORDER = (
     "signature",
     "grouping",
     "kernel",
+    "dealing",
     "cut",
     "downcolumns",
     "hoisting",

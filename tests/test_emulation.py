@@ -819,6 +819,48 @@ def test_tensors_may_have_gaps(
         assert (have.double() - want).abs().max() / (want.abs().max() + 0.1) < tolerance
 
 
+_DEALT_OUT = [
+    (f"{_TRAINED} | relu", (4, 6, 4, 8), [(6,)] * 2, {}),
+    (f"{_TRAINED} | gelu", (3, 5, 64), [(5,)] * 2, {"dtype": "float64"}),
+    # Packs of 8 bytes, where runs have no whole ones of 16.
+    (f"{_TRAINED} | relu", (9, 5, 14, 14), [(5,)] * 2, _IN_16),
+    (_SPREAD.format("(0, 2, 3), keepdim=True"), (4, 7, 8, 12), [], {}),
+    (f"{_TRAINED} | add(r) | relu", (5, 7, 24, 40), [(7,), (7,), (5, 7, 24, 40)], {}),
+    # One block as large as can be, and teams of blocks.
+    (f"{_TRAINED} | relu", (3, 6, 80, 80), [(6,)] * 2, {}),
+    (f"{_TRAINED} | relu", (3, 11, 80, 80), [(11,)] * 2, {"dtype": "bfloat16", "processors": 12}),
+    (f"{_TRAINED} | relu", (5, 3, 64, 64), [(3,)] * 2, {"processors": 24}),
+    (
+        f"{_TRAINED} | add(r) | relu",
+        (5, 3, 64, 64),
+        [(3,), (3,), (5, 3, 64, 64)],
+        {"processors": 24},
+    ),
+    (
+        f"{_TRAINED} | add(r) | relu",
+        (7, 3, 64, 60),
+        [(3,), (3,), (7, 3, 64, 60)],
+        {"dtype": "bfloat16", "processors": 24},
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("chain", "shape", "operands", "more"),
+    _DEALT_OUT,
+    ids=[f"{'-'.join(map(str, c[1]))} {c[0]} {' '.join(map(str, c[3]))}" for c in _DEALT_OUT],
+)
+def test_rows_may_be_dealt_out_over_memory(
+    chain: str, shape: tuple[int, ...], operands: list, more: dict, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    done = run(chain, shape, operands, tmp_path, **more)
+    assert "Place base{" in done.text
+    tolerance = {"float64": 1e-14, "bfloat16": 2.0**-8}.get(more.get("dtype"), 3e-6)
+    for have, want in zip(done.results, done.expected, strict=True):
+        assert (have.double() - want).abs().max() / (want.abs().max() + 0.1) < tolerance
+
+
 @pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn", "float8_e5m2"])
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float64"])
 def test_a_quantised_end_has_the_bits_of_torch(dtype: str, kind: str, tmp_path: Path) -> None:
