@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fusegen import ir
 from fusegen.besideviews import BesideView
 from fusegen.indexing import Read
-from fusegen.target import DEAR, ITEM_BYTES
+from fusegen.target import ITEM_BYTES
 
 _MOST_PACKS = 8  # that a thread of 1,024 holds in registers
 _MOST_PACKS_BESIDE = 4  # the same beside what tensors have of stretches
@@ -25,13 +24,6 @@ class AheadView(BesideView):
     def stages_along(self) -> bool:
         """Whether what every row reads is."""
         return False
-
-    @property
-    def is_crowding(self) -> bool:
-        """Whether elements are dear to compute where their places take registers to find."""
-        whole = {*self.domain, *self.reduced}
-        dear = (n for n in ir.topological(self.expressions) if n.op in DEAR)
-        return self.kernel.is_dealt and any(n.extent == whole for n in dear)
 
     @property
     def sent_reads(self) -> list[Read]:

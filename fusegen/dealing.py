@@ -19,12 +19,16 @@ from fusegen.grouping import ordered
 from fusegen.kernel import Entry, Kernel
 from fusegen.longrows import reduced_axes
 from fusegen.program import Program
-from fusegen.tiers import Tier
+from fusegen.tiers import Tier, most_blocks
 
 _LEAST_PACK = 4  # elements; an access of fewer takes as long to find
 # Threads of a block that holds as much as can be, where elements have more than two bytes, and of
 # a multiprocessor: more would leave no registers to find places with.
 _MOST_THREADS, _MOST_RESIDENT = 896, 1280
+# Elements and threads of a block that shares rows of three tensors and more, by whether any has
+# elements of more than two bytes. Measured on an H100: 2.63 to 2.82 copies where 8 elements of 512
+# threads take 3.04.
+_CROWDED = {True: (8, 256), False: (16, 256)}
 _LEAST_FILLED = 0.75  # of the multiprocessors, where a row has a block to itself
 
 
@@ -52,12 +56,13 @@ def dealt_order(programs: Sequence[Program], bound: Bound, order: Sequence[int])
     if not (outer and inner and between) or not axes.isdisjoint(between):
         return ()
     domain = frozenset(wide)
+    if all(root.extent & domain != domain for root in programs[0].graph.roots):
+        return ()  # what is only read takes one pass in any case
     for program in programs:
-        tensors = [*program.graph.inputs, *program.graph.roots]
-        extents = (t.extent & domain for t in tensors)
-        if any(e != domain and e & axes for e in extents):
-            return ()
-        if any(leaf.kind == "noise" for leaf in program.graph.inputs):
+        inputs = program.graph.inputs
+        extents = [t.extent & domain for t in (*inputs, *program.graph.roots)]
+        is_apart = any(e != domain and e & axes for e in extents)
+        if is_apart or any(leaf.kind == "noise" for leaf in inputs):
             return ()
     narrow = [a for a in order if a not in domain]
     return (
@@ -85,23 +90,44 @@ def is_apt(deal: Deal) -> bool:
     return deal.run % _LEAST_PACK == 0
 
 
-def with_room(tier: Tier, rows: int, length: int, processors: int, *, is_wide: bool) -> Tier:
-    """The tier of dealt out rows: of blocks as large as can be only where there are rows for all
-    multiprocessors, or several of them share one, and with registers for finding places.
+def with_room(
+    tier: Tier,
+    rows: int,
+    length: int,
+    processors: int,
+    *,
+    is_wide: bool,
+    is_crowded: bool,
+    is_dear: bool,
+) -> Tier | None:
+    """The tier of dealt out rows, with registers for finding places: of blocks as large as can be
+    only where there are rows for all multiprocessors, or elements are narrow; and of small blocks
+    where gradients are crowded, as they hold more than two tensors. None where elements are dear
+    and narrow, and a row has several blocks: two passes over memory are faster.
     """
     turns = -(-rows // processors)
     is_filled = rows >= _LEAST_FILLED * turns * processors
 
     def apt(full: Tier | None) -> Tier | None:
         if full is None or full.is_shared:
-            return full
+            return None if is_wide else full
         threads = min(full.threads, _MOST_THREADS) if is_wide else full.threads
         longest = full.elements * threads
         is_held = is_filled and length <= longest
         return replace(full, threads=threads, longest=longest) if is_held else None
 
-    fewer = replace(tier, resident=min(tier.resident, _MOST_RESIDENT))
-    return replace(fewer, forward=apt(tier.forward), derivative=apt(tier.derivative))
+    tier = replace(tier, resident=min(tier.resident, _MOST_RESIDENT))
+    elements, threads = _CROWDED[is_wide]
+    small = replace(tier, elements=elements, summing_elements=elements, threads=threads, resident=0)
+    fits = length <= elements * threads * most_blocks(processors, 1)
+    derivative = apt(tier.derivative)
+    if is_crowded and tier.is_shared and fits:
+        derivative = small
+    elif is_dear and tier.is_shared and is_wide:
+        derivative = replace(small, threads=2 * threads)
+    found = replace(tier, forward=apt(tier.forward), derivative=derivative)
+    is_slow = is_dear and not is_wide and found.for_derivatives.is_shared
+    return None if is_slow else found
 
 
 def dealt_out(kernels: Iterable[Kernel], whole: ir.Extent) -> tuple[Kernel, ...]:

@@ -119,7 +119,12 @@ def _dealt(
     length = math.prod(bound.domain[a] for a in axes)
     rows = math.prod(bound.domain) // length
     is_wide = any(widest_of(p, axes, dtypes) > _NARROW_BYTES for p in programs)
-    tier = with_room(tier, rows, length, limits.processors, is_wide=is_wide)
+    is_crowded = any(words_of(p, axes, dtypes) > 2 for p in programs)
+    size = (rows, length, limits.processors)
+    is_dear = calls_functions(programs, axes)
+    tier = with_room(tier, *size, is_wide=is_wide, is_crowded=is_crowded, is_dear=is_dear)
+    if tier is None:
+        return None
     held = _of_all(programs, Rows(tier, axes, domain))
     found = replace(plain, order=order, rows=held, is_dealt=True)
     return found if all(goes_by_rows(make_entry(p, found)) for p in programs) else None

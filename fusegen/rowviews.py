@@ -302,7 +302,7 @@ class RowView(SummingView):
             held = [name for name in self.carried if name not in self.in_place]
             asked = self.own_reads + self.single_reads if len(self.stages) > 1 else []
             fits = words <= most and self.lanes > 1 and not (held or asked or self.stretches)
-            fits = fits and self._words == 1 and not self.is_crowding
+            fits = fits and self._words == 1
             return max(1, (1024 if fits else 512) // self.threads)
         if self.kept_own:
             most = next(n for words, n in _RESIDENT_KEEPING if self._own_words <= words)

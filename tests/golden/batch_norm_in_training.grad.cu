@@ -118,48 +118,22 @@ __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
 }
 
-// Where rows lie in runs, one of every row after the other: a run's length, how many a row has, how much further than right
-// behind a run the row's next one begins, and how much less far than right behind a row the next row does.
+// Where a row's elements lie: so many one after the other, a run, and how far behind its end the row's next one begins; between
+// them lie runs of all other rows.
 struct Deal {
-  Size run, runs;
-  Index gap, back;
+  Size run;
+  Index gap;
 };
 
-// A tensor of such rows in the guise of a pointer to one whose rows lie together. No pack that begins at a multiple of its size
-// crosses the end of a run.
-template <typename T>
-struct Dealt {
-  T* from;
+// Where an element of such a row lies, in the guise of an offset, from where it would lie if rows followed each other, and how
+// much further on its row begins. No pack that begins at a multiple of its size crosses the end of a run. Found like this, it
+// depends on the row: what does not, a compiler would keep from turn to turn, in a register for each pack.
+struct Place {
   Deal deal;
-  Index at = 0;
-  template <typename Offset>
-  __device__ __forceinline__ Dealt operator+(Offset offset) const {
-    return {from, deal, at + static_cast<Index>(offset)};
-  }
-  __device__ __forceinline__ T* here() const {
-    const Index past = divide(at, deal.run), row = divide(past, deal.runs);
-    return from + (at + (past - row * deal.runs.value) * deal.gap - row * deal.back);
-  }
-  template <typename Offset>
-  __device__ __forceinline__ T& operator[](Offset offset) const {
-    return *(*this + offset).here();
-  }
+  Index further, at;
+  __device__ __forceinline__ Place operator+(Index offset) const { return {deal, further, at + offset}; }
+  __device__ __forceinline__ operator Index() const { return further + at + divide(at, deal.run) * deal.gap; }
 };
-
-template <int N, typename T>
-__device__ __forceinline__ Pack<T, N> load(Dealt<const T> from) {
-  return load<N>(from.here());
-}
-
-template <typename T, int N>
-__device__ __forceinline__ void store(Dealt<T> to, const Pack<T, N>& pack) {
-  store(to.here(), pack);
-}
-
-template <int N, typename T>
-__device__ __forceinline__ void send(Pack<T, N>* to, Dealt<const T> from) {
-  send(to, from.here());
-}
 
 template <typename T>
 struct Sum {
@@ -369,13 +343,11 @@ __device__ __forceinline__ void forward_row_row_values(const float mean, const f
 
 // Reads x, weight by (outer), bias by (outer), running_mean by (outer), running_var by (outer); writes out, saved_mean, saved_variance, new_running_mean, new_running_var.
 __global__ void __launch_bounds__(256, 4)
-forward_row(const float* x_memory, const float* weight, const float* bias, const float* running_mean,
-    const float* running_var, float* __restrict__ out_memory, float* __restrict__ saved_mean,
+forward_row(const float* x, const float* weight, const float* bias, const float* running_mean,
+    const float* running_var, float* __restrict__ out, float* __restrict__ saved_mean,
     float* __restrict__ saved_variance, float* new_running_mean, float* new_running_var, ForwardSizes sizes) {
   wait_for_kernel_before();
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
-  const Dealt<const float> x{x_memory, sizes.deal};
-  const Dealt<float> out{out_memory, sizes.deal};
   constexpr int kLanes = 4, kPacks = 5;
   __shared__ float cells[2][24];
   int turn = 0;
@@ -383,7 +355,8 @@ forward_row(const float* x_memory, const float* weight, const float* bias, const
   const Index first = blockIdx.x * blockDim.y;
   if (first < rows) {
     const bool is_live = first + threadIdx.y < rows;
-    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+    const Index row = is_live ? first + threadIdx.y : 0, end = is_live ? length : 0;
+    const Place base{sizes.deal, row * (sizes.deal.run.value - rows * length), row * length};
     const Index outer = row;
     Pack<float, kLanes> x_in[kPacks];
 #pragma unroll
@@ -504,14 +477,11 @@ __device__ __forceinline__ void backward_row_row_values(const float total, const
 
 // Reads d_out, x, saved_mean by (outer), saved_variance by (outer), weight by (outer), bias by (outer); writes d_x, d_weight, d_bias.
 __global__ void __launch_bounds__(256, 2)
-backward_row(const float* d_out_memory, const float* x_memory, const float* saved_mean,
-    const float* saved_variance, const float* weight, const float* bias, float* __restrict__ d_x_memory,
-    float* __restrict__ d_weight, float* __restrict__ d_bias, BackwardSizes sizes) {
+backward_row(const float* d_out, const float* x, const float* saved_mean, const float* saved_variance,
+    const float* weight, const float* bias, float* __restrict__ d_x, float* __restrict__ d_weight,
+    float* __restrict__ d_bias, BackwardSizes sizes) {
   wait_for_kernel_before();
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
-  const Dealt<const float> d_out{d_out_memory, sizes.deal};
-  const Dealt<const float> x{x_memory, sizes.deal};
-  const Dealt<float> d_x{d_x_memory, sizes.deal};
   constexpr int kLanes = 4, kPacks = 5;
   __shared__ float cells[2][16];
   int turn = 0;
@@ -528,7 +498,8 @@ backward_row(const float* d_out_memory, const float* x_memory, const float* save
   float bias_ahead[1];
   const auto send_row = [&](Index first) {
     const bool is_live = first + threadIdx.y < rows;
-    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+    const Index row = is_live ? first + threadIdx.y : 0, end = is_live ? length : 0;
+    const Place base{sizes.deal, row * (sizes.deal.run.value - rows * length), row * length};
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -546,7 +517,8 @@ backward_row(const float* d_out_memory, const float* x_memory, const float* save
   send_row(first);
   for (; first < rows; first += stride) {
     const bool is_live = first + threadIdx.y < rows;
-    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+    const Index row = is_live ? first + threadIdx.y : 0, end = is_live ? length : 0;
+    const Place base{sizes.deal, row * (sizes.deal.run.value - rows * length), row * length};
     const Index outer = row;
     Pack<float, kLanes> d_out_in[kPacks];
     Pack<float, kLanes> x_in[kPacks];
@@ -709,7 +681,7 @@ static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64
   cudaLaunchKernelEx(&launch, kernel, static_cast<Parameters>(arguments)...);
 }
 
-// a: x, running_mean, running_var, weight, bias, out, saved_mean, saved_variance, new_running_mean, new_running_var, scratch (-1: return the bytes it needs), outer, inner, run, runs, gap and back of rows, device, stream.
+// a: x, running_mean, running_var, weight, bias, out, saved_mean, saved_variance, new_running_mean, new_running_var, scratch (-1: return the bytes it needs), outer, inner, run and gap of rows, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
@@ -725,10 +697,9 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const bool is_measuring = a[10] == -1;
   if (!is_measuring && ((a[0] | a[5]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[10])};
-  const ForwardSizes sizes{ size_of(a[11]), size_of(a[12]), { size_of(a[13]), size_of(a[14]),
-      static_cast<Index>(a[15]), static_cast<Index>(a[16])} };
-  const auto stream = reinterpret_cast<cudaStream_t>(a[18]);
-  const int device = static_cast<int>(a[17]);
+  const ForwardSizes sizes{ size_of(a[11]), size_of(a[12]), { size_of(a[13]), static_cast<Index>(a[14])} };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[16]);
+  const int device = static_cast<int>(a[15]);
   const DeviceGuard guard(device);
   const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value),
       forward_row_length = static_cast<int64_t>(sizes.inner.value);
@@ -744,7 +715,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   return -static_cast<int64_t>(cudaGetLastError());
 }
 
-// a: x, weight, bias, saved_mean, saved_variance, d_out, d_x, d_weight, d_bias, scratch (-1: return the bytes it needs), outer, inner, run, runs, gap and back of rows, device, stream.
+// a: x, weight, bias, saved_mean, saved_variance, d_out, d_x, d_weight, d_bias, scratch (-1: return the bytes it needs), outer, inner, run and gap of rows, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_backward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
@@ -759,10 +730,9 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const bool is_measuring = a[9] == -1;
   if (!is_measuring && ((a[0] | a[5] | a[6]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[9])};
-  const BackwardSizes sizes{ size_of(a[10]), size_of(a[11]), { size_of(a[12]), size_of(a[13]),
-      static_cast<Index>(a[14]), static_cast<Index>(a[15])} };
-  const auto stream = reinterpret_cast<cudaStream_t>(a[17]);
-  const int device = static_cast<int>(a[16]);
+  const BackwardSizes sizes{ size_of(a[10]), size_of(a[11]), { size_of(a[12]), static_cast<Index>(a[13])} };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[15]);
+  const int device = static_cast<int>(a[14]);
   const DeviceGuard guard(device);
   const int64_t backward_row_rows = static_cast<int64_t>(sizes.outer.value),
       backward_row_length = static_cast<int64_t>(sizes.inner.value);

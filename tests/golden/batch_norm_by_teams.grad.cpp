@@ -1,0 +1,656 @@
+// fusegen 0.1.0   chain d3d0f8643367   signature forward+backward: bias bfloat16, d_bias bfloat16, d_out bfloat16, d_residual bfloat16, d_weight bfloat16, d_x bfloat16, new_running_mean bfloat16, new_running_var bfloat16, out bfloat16, residual bfloat16, running_mean bfloat16, running_var bfloat16, saved_mean float32, saved_variance float32, weight bfloat16, x bfloat16; 64-bit offsets
+//   batch_norm(running_mean, running_var, weight, bias, training=True) | add(residual) | relu
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+using Index = int64_t;
+
+namespace {
+
+struct Size {
+  Index value;
+};
+
+inline Index divide(Index n, Size d) { return n / d.value; }
+
+template <typename To, typename From>
+inline To bits_of(From x) {
+  static_assert(sizeof(To) == sizeof(From));
+  To bits;
+  __builtin_memcpy(&bits, &x, sizeof(To));
+  return bits;
+}
+
+template <typename Stored>
+inline Stored widen(Stored x) {
+  return x;
+}
+
+template <typename Stored, typename Value>
+inline Stored narrow(Value x) {
+  return static_cast<Stored>(x);
+}
+
+struct bfloat16 {
+  uint16_t bits;
+};
+
+inline float widen(bfloat16 x) { return bits_of<float>(static_cast<uint32_t>(x.bits) << 16); }
+
+template <>
+inline bfloat16 narrow<bfloat16, float>(float x) {
+  const uint32_t bits = bits_of<uint32_t>(x);
+  const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to nearest, ties to even
+  return {static_cast<uint16_t>(x != x ? 0x7fc0 : rounded)};
+}
+
+// NaN in either argument is the result, as in torch. In two selections, for gcc makes branches of `or`.
+template <typename Value>
+inline Value maximum(Value a, Value b) {
+  const Value first = a > b ? a : b;
+  return a != a ? a : first;
+}
+
+// Scratch memory, handed out piece by piece; with no base it only counts.
+struct Scratch {
+  char* base;
+  Index used = 0;
+  template <typename T>
+  T* take(Index count) {
+    T* const piece = reinterpret_cast<T*>(base + used);
+    used += (count * static_cast<Index>(sizeof(T)) + 63) / 64 * 64;
+    return piece;
+  }
+};
+
+// Work is cut into pieces that depend on the sizes alone, never on the number of threads: so are the results.
+constexpr Index kPiece = 16384;
+
+inline Index pieces_of(Index length) { return std::max<Index>(1, (length + kPiece - 1) / kPiece); }
+
+// Below this many elements one thread does it all: waking another costs more.
+constexpr Index kSerial = 16384;
+
+// Elements are worked on by lines: up to so many neighbours, widened into arrays, so that conversions,
+// arithmetic and sums are a plain loop each. Arithmetic goes on to a whole vector, over copies of the last
+// element, so that no short row ends in scalar calls.
+constexpr Index kLine = 512;
+
+// So many results of partials are worked on by one thread at a time.
+constexpr Index kResults = 256;
+
+// Slot by slot, in each of which the partials of neighbouring columns lie together.
+template <typename Kind>
+inline void merge_slots(Kind* sums, const Kind* partials, Index first, Index width, Index columns,
+    Index slots) {
+  for (Index i = 0; i < width;) {
+    const Index above = (first + i) / columns, column = (first + i) % columns;
+    const Index run = std::min(width - i, columns - column);
+    for (Index slot = 0; slot < slots; ++slot) {
+      const Kind* const from = partials + (above * slots + slot) * columns + column;
+      for (Index j = 0; j < run; ++j) sums[i + j].merge(from[j]);
+    }
+    i += run;
+  }
+}
+
+inline Index padded(Index width) { return (width + 15) / 16 * 16; }
+
+// The end of a line is filled up with copies of its last element.
+template <typename Value>
+inline void pad(Value* line, Index width) {
+  const Value last = line[width - 1];
+  for (Index i = width; i < padded(width); ++i) line[i] = last;
+}
+
+// Elements of the arithmetic's own type that fill whole vectors are worked on where they lie.
+template <Index stride, typename Stored, typename Value>
+inline bool is_line(Index width) {
+  return std::is_same<Stored, Value>::value && stride == 1 && width == padded(width);
+}
+
+// A line to read; room is where it is put if it cannot stay.
+template <Index stride, typename Stored, typename Value>
+inline const Value* load(const Stored* from, Index width, Value* room) {
+  if (is_line<stride, Stored, Value>(width)) return reinterpret_cast<const Value*>(from);
+#pragma omp simd
+  for (Index i = 0; i < width; ++i) room[i] = static_cast<Value>(widen(from[i * stride]));
+  pad(room, width);
+  return room;
+}
+
+// A line to be written before store.
+template <Index stride, typename Stored, typename Value>
+inline Value* target(Stored* to, Index width, Value* room) {
+  return is_line<stride, Stored, Value>(width) ? reinterpret_cast<Value*>(to) : room;
+}
+
+template <Index stride, typename Stored, typename Value>
+inline void store(const Value* line, Index width, Stored* to) {
+  if (is_line<stride, Stored, Value>(width)) return;
+#pragma omp simd
+  for (Index i = 0; i < width; ++i) to[i * stride] = narrow<Stored>(line[i]);
+}
+
+// Fresh memory comes in pages of 4 KiB, whose faults cost more than most chains (writing 55 MB: 15 ms, and 4
+// in large pages). So large outputs ask for those, as torch's allocator does under THP_MEM_ALLOC_ENABLE.
+template <typename Stored>
+inline void expect(Stored* output, Index count) {
+#ifdef __linux__
+  constexpr uintptr_t kPage = 65536;
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(output) + kPage - 1) / kPage * kPage;
+  const uintptr_t end = reinterpret_cast<uintptr_t>(output + count) / kPage * kPage;
+  if (begin + (4u << 20) <= end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+}
+
+// Sixteen numbers side by side. gcc would add the ends of a reduction up one by one, through memory.
+template <typename Value>
+struct Lanes {
+  typedef Value Pack __attribute__((vector_size(16 * sizeof(Value))));
+  Pack at = {};
+  void load(const Value* from) { __builtin_memcpy(&at, from, sizeof(at)); }
+  Value sum() const {
+    Value left[16];
+    __builtin_memcpy(left, &at, sizeof(at));
+    fold<8>(left);
+    fold<4>(left);
+    fold<2>(left);
+    return left[0] + left[1];
+  }
+  template <int half>
+  static void fold(Value* left) {
+    for (int i = 0; i < half; ++i) left[i] += left[i + half];
+  }
+};
+
+inline Index whole(Index width) { return width / 16 * 16; }
+
+template <typename Value>
+inline double sum_of(const Value* line, Index width) {
+  Lanes<Value> lanes, next;
+  for (Index i = 0; i < whole(width); i += 16) {
+    next.load(line + i);
+    lanes.at += next.at;
+  }
+  Value total = lanes.sum();
+  for (Index i = whole(width); i < width; ++i) total += line[i];
+  return total;
+}
+
+struct Sum {
+  double total = 0;
+  void merge(const Sum& other) { total += other.total; }
+  template <typename Value>
+  void add(const Value* line, Index width) {
+    total += sum_of(line, width);
+  }
+  double sum() const { return total; }
+};
+
+// Count, mean and the sum of squared distances from it; merged by Chan's formula.
+template <typename Value>
+struct Moments {
+  double count = 0, centre = 0, distances = 0;
+  void merge(const Moments& other) {
+    if (count == 0) *this = other;
+    else if (other.count != 0) {
+      const double all = count + other.count, gap = other.centre - centre, share = other.count / all;
+      centre += gap * share;
+      distances += other.distances + gap * gap * count * share;
+      count = all;
+    }
+  }
+  // Distances about a first guess of the mean, mended by their own mean.
+  void add(const Value* line, Index width) {
+    const double n = static_cast<double>(width);
+    const Value about = static_cast<Value>(sum_of(line, width) / n);
+    Lanes<Value> lanes, all_squares, all_drift;
+    for (Index i = 0; i < whole(width); i += 16) {
+      lanes.load(line + i);
+      lanes.at -= about;
+      all_squares.at += lanes.at * lanes.at;
+      all_drift.at += lanes.at;
+    }
+    Value squares = all_squares.sum(), drift = all_drift.sum();
+    for (Index i = whole(width); i < width; ++i) {
+      const Value distance = line[i] - about;
+      squares += distance * distance;
+      drift += distance;
+    }
+    const double mean_drift = drift / n;
+    merge({n, about + mean_drift, squares - drift * mean_drift});
+  }
+  double mean() const { return centre; }
+  double variance() const { return distances / count; }
+};
+
+struct ForwardSizes {
+  Size outer, middle, inner;
+};
+
+static void forward_inner(const bfloat16* __restrict__ x, Moments<float>* __restrict__ mean_partials,
+    const ForwardSizes sizes, int threads) {
+  const Index rows = sizes.outer.value * sizes.middle.value, length = sizes.inner.value;
+  const Index pieces = pieces_of(length);
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
+  for (Index task = 0; task < rows * pieces; ++task) {
+    const Index row = task / pieces, piece = task % pieces;
+    const Index end = std::min(length, (piece + 1) * kPiece);
+    const Index above_middle = divide(row, sizes.middle);
+    const Index middle = row - above_middle * sizes.middle.value;
+    const Index outer = above_middle;
+    Moments<float> mean_sum;
+    for (Index first = piece * kPiece; first < end; first += kLine) {
+      const Index width = std::min(kLine, end - first);
+      const Index inner = first;
+      float x_room[kLine];
+      const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
+      mean_sum.add(x_line, width);
+    }
+    mean_partials[(middle) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = mean_sum;
+  }
+}
+
+static inline __attribute__((always_inline)) void forward_finalise_values(const float mean,
+    const float variance, const float running_mean, const float count_of_outer_inner,
+    const float running_var, float& saved_mean, float& saved_variance, float& new_running_mean,
+    float& new_running_var, float& mean_scratch, float& variance_scratch) {
+  saved_mean = mean;
+  saved_variance = variance;
+  new_running_mean = mean * 0.1f + running_mean * 0.9f;
+  const float product = variance * (count_of_outer_inner / (count_of_outer_inner - 1.0f));
+  new_running_var = product * 0.1f + running_var * 0.9f;
+  mean_scratch = mean;
+  variance_scratch = variance;
+}
+
+static void forward_finalise(const bfloat16* running_mean, const bfloat16* running_var,
+    float* __restrict__ saved_mean, float* __restrict__ saved_variance, bfloat16* new_running_mean,
+    bfloat16* new_running_var, float* __restrict__ mean_scratch, float* __restrict__ variance_scratch,
+    const Moments<float>* __restrict__ mean_partials, const ForwardSizes sizes, Index slots, int threads) {
+  const float count_of_outer_inner_value = static_cast<float>(sizes.outer.value * sizes.inner.value);
+  expect(saved_mean, sizes.middle.value);
+  expect(saved_variance, sizes.middle.value);
+  expect(new_running_mean, sizes.middle.value);
+  expect(new_running_var, sizes.middle.value);
+  expect(mean_scratch, sizes.middle.value);
+  expect(variance_scratch, sizes.middle.value);
+  const Index columns = 1, results = sizes.middle.value;
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
+  for (Index first = 0; first < results; first += kResults) {
+    const Index width = std::min(kResults, results - first);
+    Moments<float> mean_sums[kResults];
+    merge_slots(mean_sums, mean_partials, first, width, columns, slots);
+    float mean_line[kResults];
+    for (Index i = 0; i < width; ++i) mean_line[i] = static_cast<float>(mean_sums[i].mean());
+    float variance_line[kResults];
+    for (Index i = 0; i < width; ++i) variance_line[i] = static_cast<float>(mean_sums[i].variance());
+    pad(mean_line, width);
+    pad(variance_line, width);
+    const Index middle = first;
+    float running_mean_room[kLine];
+    const float* const running_mean_line = load<1>(running_mean + middle, width, running_mean_room);
+    float running_var_room[kLine];
+    const float* const running_var_line = load<1>(running_var + middle, width, running_var_room);
+    float saved_mean_room[kLine];
+    float* const saved_mean_line = target<1>(saved_mean + middle, width, saved_mean_room);
+    float saved_variance_room[kLine];
+    float* const saved_variance_line = target<1>(saved_variance + middle, width, saved_variance_room);
+    float new_running_mean_room[kLine];
+    float* const new_running_mean_line = target<1>(new_running_mean + middle, width, new_running_mean_room);
+    float new_running_var_room[kLine];
+    float* const new_running_var_line = target<1>(new_running_var + middle, width, new_running_var_room);
+    float mean_scratch_room[kLine];
+    float* const mean_scratch_line = target<1>(mean_scratch + middle, width, mean_scratch_room);
+    float variance_scratch_room[kLine];
+    float* const variance_scratch_line = target<1>(variance_scratch + middle, width, variance_scratch_room);
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) {
+      const float mean_value = mean_line[i];
+      const float variance_value = variance_line[i];
+      const float running_mean_value = running_mean_line[i];
+      const float running_var_value = running_var_line[i];
+      float saved_mean_value;
+      float saved_variance_value;
+      float new_running_mean_value;
+      float new_running_var_value;
+      float mean_scratch_value;
+      float variance_scratch_value;
+      forward_finalise_values(mean_value, variance_value, running_mean_value, count_of_outer_inner_value,
+          running_var_value, saved_mean_value, saved_variance_value, new_running_mean_value,
+          new_running_var_value, mean_scratch_value, variance_scratch_value);
+      saved_mean_line[i] = saved_mean_value;
+      saved_variance_line[i] = saved_variance_value;
+      new_running_mean_line[i] = new_running_mean_value;
+      new_running_var_line[i] = new_running_var_value;
+      mean_scratch_line[i] = mean_scratch_value;
+      variance_scratch_line[i] = variance_scratch_value;
+    }
+    store<1>(saved_mean_line, width, saved_mean + middle);
+    store<1>(saved_variance_line, width, saved_variance + middle);
+    store<1>(new_running_mean_line, width, new_running_mean + middle);
+    store<1>(new_running_var_line, width, new_running_var + middle);
+    store<1>(mean_scratch_line, width, mean_scratch + middle);
+    store<1>(variance_scratch_line, width, variance_scratch + middle);
+  }
+}
+
+static inline __attribute__((always_inline)) void forward_pointwise_values(const float x, const float mean,
+    const float variance, const float weight, const float bias, const float residual, float& out) {
+  // batch_norm(running_mean, running_var, weight, bias, training=True)
+  const float after_batch_norm = (x - mean) * (1.0f / sqrtf(variance + 1e-05f)) * weight + bias;
+  // add(residual)
+  const float after_add = after_batch_norm + residual;
+  // relu
+  out = maximum(after_add, 0.0f);
+}
+
+static void forward_pointwise(const bfloat16* __restrict__ x, const float* __restrict__ mean,
+    const float* __restrict__ variance, const bfloat16* __restrict__ weight,
+    const bfloat16* __restrict__ bias, const bfloat16* __restrict__ residual, bfloat16* __restrict__ out,
+    const ForwardSizes sizes, int threads) {
+  expect(out, sizes.outer.value * sizes.middle.value * sizes.inner.value);
+  const Index rows = sizes.outer.value * sizes.middle.value, length = sizes.inner.value;
+  const Index pieces = pieces_of(length);
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
+  for (Index task = 0; task < rows * pieces; ++task) {
+    const Index row = task / pieces, piece = task % pieces;
+    const Index end = std::min(length, (piece + 1) * kPiece);
+    const Index above_middle = divide(row, sizes.middle);
+    const Index middle = row - above_middle * sizes.middle.value;
+    const Index outer = above_middle;
+    for (Index first = piece * kPiece; first < end; first += kLine) {
+      const Index width = std::min(kLine, end - first);
+      const Index inner = first;
+      float x_room[kLine];
+      const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
+      const float mean_value = widen(mean[middle]);
+      const float variance_value = widen(variance[middle]);
+      const float weight_value = widen(weight[middle]);
+      const float bias_value = widen(bias[middle]);
+      float residual_room[kLine];
+      const float* const residual_line = load<1>(residual + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, residual_room);
+      float out_room[kLine];
+      float* const out_line = target<1>(out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, out_room);
+#pragma omp simd
+      for (Index i = 0; i < padded(width); ++i) {
+        const float x_value = x_line[i];
+        const float residual_value = residual_line[i];
+        float out_value;
+        forward_pointwise_values(x_value, mean_value, variance_value, weight_value, bias_value,
+            residual_value, out_value);
+        out_line[i] = out_value;
+      }
+      store<1>(out_line, width, out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner);
+    }
+  }
+}
+
+struct BackwardSizes {
+  Size outer, middle, inner;
+};
+
+static inline __attribute__((always_inline)) void backward_inner_values(const float x,
+    const float saved_mean, const float saved_variance, const float weight, const float bias,
+    const float residual, const float d_out, float& d_residual, float& total_term, float& total_2_term) {
+  // batch_norm(running_mean, running_var, weight, bias, training=True)
+  const float difference = x - saved_mean;
+  const float after_batch_norm = difference * (1.0f / sqrtf(saved_variance + 1e-05f)) * weight + bias;
+  // add(residual)
+  const float after_add = after_batch_norm + residual;
+  // backward, down to add(residual)
+  const float d_after_add = after_add <= 0.0f ? 0.0f : d_out;
+  d_residual = d_after_add;
+  total_term = d_after_add * difference;
+  total_2_term = d_after_add;
+}
+
+static void backward_inner(const bfloat16* __restrict__ x, const float* __restrict__ saved_mean,
+    const float* __restrict__ saved_variance, const bfloat16* __restrict__ weight,
+    const bfloat16* __restrict__ bias, const bfloat16* __restrict__ residual,
+    const bfloat16* __restrict__ d_out, bfloat16* __restrict__ d_residual, Sum* __restrict__ total_partials,
+    Sum* __restrict__ total_2_partials, const BackwardSizes sizes, int threads) {
+  expect(d_residual, sizes.outer.value * sizes.middle.value * sizes.inner.value);
+  const Index rows = sizes.outer.value * sizes.middle.value, length = sizes.inner.value;
+  const Index pieces = pieces_of(length);
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
+  for (Index task = 0; task < rows * pieces; ++task) {
+    const Index row = task / pieces, piece = task % pieces;
+    const Index end = std::min(length, (piece + 1) * kPiece);
+    const Index above_middle = divide(row, sizes.middle);
+    const Index middle = row - above_middle * sizes.middle.value;
+    const Index outer = above_middle;
+    Sum total_sum;
+    Sum total_2_sum;
+    for (Index first = piece * kPiece; first < end; first += kLine) {
+      const Index width = std::min(kLine, end - first);
+      const Index inner = first;
+      float x_room[kLine];
+      const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
+      const float saved_mean_value = widen(saved_mean[middle]);
+      const float saved_variance_value = widen(saved_variance[middle]);
+      const float weight_value = widen(weight[middle]);
+      const float bias_value = widen(bias[middle]);
+      float residual_room[kLine];
+      const float* const residual_line = load<1>(residual + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, residual_room);
+      float d_out_room[kLine];
+      const float* const d_out_line = load<1>(d_out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_out_room);
+      float d_residual_room[kLine];
+      float* const d_residual_line = target<1>(d_residual + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_residual_room);
+      float total_term_line[kLine];
+      float total_2_term_line[kLine];
+#pragma omp simd
+      for (Index i = 0; i < padded(width); ++i) {
+        const float x_value = x_line[i];
+        const float residual_value = residual_line[i];
+        const float d_out_value = d_out_line[i];
+        float d_residual_value;
+        float total_term_value;
+        float total_2_term_value;
+        backward_inner_values(x_value, saved_mean_value, saved_variance_value, weight_value, bias_value,
+            residual_value, d_out_value, d_residual_value, total_term_value, total_2_term_value);
+        d_residual_line[i] = d_residual_value;
+        total_term_line[i] = total_term_value;
+        total_2_term_line[i] = total_2_term_value;
+      }
+      store<1>(d_residual_line, width,
+          d_residual + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner);
+      total_sum.add(total_term_line, width);
+      total_2_sum.add(total_2_term_line, width);
+    }
+    total_partials[(middle) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_sum;
+    total_2_partials[(middle) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_2_sum;
+  }
+}
+
+static inline __attribute__((always_inline)) void backward_finalise_values(const float total,
+    const float saved_variance, const float total_2, float& d_weight, float& d_bias, float& total_scratch,
+    float& total_2_scratch) {
+  d_weight = total * (1.0f / sqrtf(saved_variance + 1e-05f));
+  d_bias = total_2;
+  total_scratch = total;
+  total_2_scratch = total_2;
+}
+
+static void backward_finalise(const float* __restrict__ saved_variance, bfloat16* __restrict__ d_weight,
+    bfloat16* __restrict__ d_bias, float* __restrict__ total_scratch, float* __restrict__ total_2_scratch,
+    const Sum* __restrict__ total_partials, const Sum* __restrict__ total_2_partials,
+    const BackwardSizes sizes, Index slots, int threads) {
+  expect(d_weight, sizes.middle.value);
+  expect(d_bias, sizes.middle.value);
+  expect(total_scratch, sizes.middle.value);
+  expect(total_2_scratch, sizes.middle.value);
+  const Index columns = 1, results = sizes.middle.value;
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
+  for (Index first = 0; first < results; first += kResults) {
+    const Index width = std::min(kResults, results - first);
+    Sum total_sums[kResults];
+    merge_slots(total_sums, total_partials, first, width, columns, slots);
+    float total_line[kResults];
+    for (Index i = 0; i < width; ++i) total_line[i] = static_cast<float>(total_sums[i].sum());
+    pad(total_line, width);
+    Sum total_2_sums[kResults];
+    merge_slots(total_2_sums, total_2_partials, first, width, columns, slots);
+    float total_2_line[kResults];
+    for (Index i = 0; i < width; ++i) total_2_line[i] = static_cast<float>(total_2_sums[i].sum());
+    pad(total_2_line, width);
+    const Index middle = first;
+    float saved_variance_room[kLine];
+    const float* const saved_variance_line = load<1>(saved_variance + middle, width, saved_variance_room);
+    float d_weight_room[kLine];
+    float* const d_weight_line = target<1>(d_weight + middle, width, d_weight_room);
+    float d_bias_room[kLine];
+    float* const d_bias_line = target<1>(d_bias + middle, width, d_bias_room);
+    float total_scratch_room[kLine];
+    float* const total_scratch_line = target<1>(total_scratch + middle, width, total_scratch_room);
+    float total_2_scratch_room[kLine];
+    float* const total_2_scratch_line = target<1>(total_2_scratch + middle, width, total_2_scratch_room);
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) {
+      const float total_value = total_line[i];
+      const float saved_variance_value = saved_variance_line[i];
+      const float total_2_value = total_2_line[i];
+      float d_weight_value;
+      float d_bias_value;
+      float total_scratch_value;
+      float total_2_scratch_value;
+      backward_finalise_values(total_value, saved_variance_value, total_2_value, d_weight_value,
+          d_bias_value, total_scratch_value, total_2_scratch_value);
+      d_weight_line[i] = d_weight_value;
+      d_bias_line[i] = d_bias_value;
+      total_scratch_line[i] = total_scratch_value;
+      total_2_scratch_line[i] = total_2_scratch_value;
+    }
+    store<1>(d_weight_line, width, d_weight + middle);
+    store<1>(d_bias_line, width, d_bias + middle);
+    store<1>(total_scratch_line, width, total_scratch + middle);
+    store<1>(total_2_scratch_line, width, total_2_scratch + middle);
+  }
+}
+
+static inline __attribute__((always_inline)) void backward_pointwise_values(const float x,
+    const float saved_mean, const float total, const float weight, const float saved_variance,
+    const float count_of_outer_inner, const float written_d_residual, const float total_2, float& d_x) {
+  const float inverse_root = 1.0f / sqrtf(saved_variance + 1e-05f);
+  const float quotient = -(total * weight * inverse_root * inverse_root * inverse_root) / count_of_outer_inner;
+  const float sum = (x - saved_mean) * quotient + written_d_residual * weight * inverse_root;
+  d_x = sum - total_2 * weight * inverse_root / count_of_outer_inner;
+}
+
+static void backward_pointwise(const bfloat16* __restrict__ x, const float* __restrict__ saved_mean,
+    const float* __restrict__ total, const bfloat16* __restrict__ weight,
+    const float* __restrict__ saved_variance, const bfloat16* __restrict__ written_d_residual,
+    const float* __restrict__ total_2, bfloat16* __restrict__ d_x, const BackwardSizes sizes, int threads) {
+  const float count_of_outer_inner_value = static_cast<float>(sizes.outer.value * sizes.inner.value);
+  expect(d_x, sizes.outer.value * sizes.middle.value * sizes.inner.value);
+  const Index rows = sizes.outer.value * sizes.middle.value, length = sizes.inner.value;
+  const Index pieces = pieces_of(length);
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
+  for (Index task = 0; task < rows * pieces; ++task) {
+    const Index row = task / pieces, piece = task % pieces;
+    const Index end = std::min(length, (piece + 1) * kPiece);
+    const Index above_middle = divide(row, sizes.middle);
+    const Index middle = row - above_middle * sizes.middle.value;
+    const Index outer = above_middle;
+    for (Index first = piece * kPiece; first < end; first += kLine) {
+      const Index width = std::min(kLine, end - first);
+      const Index inner = first;
+      float x_room[kLine];
+      const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
+      const float saved_mean_value = widen(saved_mean[middle]);
+      const float total_value = widen(total[middle]);
+      const float weight_value = widen(weight[middle]);
+      const float saved_variance_value = widen(saved_variance[middle]);
+      float written_d_residual_room[kLine];
+      const float* const written_d_residual_line = load<1>(written_d_residual + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, written_d_residual_room);
+      const float total_2_value = widen(total_2[middle]);
+      float d_x_room[kLine];
+      float* const d_x_line = target<1>(d_x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_x_room);
+#pragma omp simd
+      for (Index i = 0; i < padded(width); ++i) {
+        const float x_value = x_line[i];
+        const float written_d_residual_value = written_d_residual_line[i];
+        float d_x_value;
+        backward_pointwise_values(x_value, saved_mean_value, total_value, weight_value, saved_variance_value,
+            count_of_outer_inner_value, written_d_residual_value, total_2_value, d_x_value);
+        d_x_line[i] = d_x_value;
+      }
+      store<1>(d_x_line, width, d_x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner);
+    }
+  }
+}
+
+}  // namespace
+
+// a: x, running_mean, running_var, weight, bias, residual, out, saved_mean, saved_variance, new_running_mean, new_running_var, scratch (-1: return the bytes it needs), outer, middle, inner, threads.
+extern "C" int64_t run_forward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
+  auto* const running_mean = reinterpret_cast<const bfloat16*>(a[1]);
+  auto* const running_var = reinterpret_cast<const bfloat16*>(a[2]);
+  auto* const weight = reinterpret_cast<const bfloat16*>(a[3]);
+  auto* const bias = reinterpret_cast<const bfloat16*>(a[4]);
+  auto* const residual = reinterpret_cast<const bfloat16*>(a[5]);
+  auto* const out = reinterpret_cast<bfloat16*>(a[6]);
+  auto* const saved_mean = reinterpret_cast<float*>(a[7]);
+  auto* const saved_variance = reinterpret_cast<float*>(a[8]);
+  auto* const new_running_mean = reinterpret_cast<bfloat16*>(a[9]);
+  auto* const new_running_var = reinterpret_cast<bfloat16*>(a[10]);
+  const bool is_measuring = a[11] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[11])};
+  const ForwardSizes sizes{ {a[12]}, {a[13]}, {a[14]} };
+  const int threads = static_cast<int>(a[15]);
+  const Index mean_partials_slots = sizes.outer.value * pieces_of(sizes.inner.value)
+;
+  auto* const mean_partials = scratch.take<Moments<float>>(static_cast<int64_t>(sizes.middle.value) * mean_partials_slots);
+  auto* const mean_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value));
+  auto* const variance_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value));
+  if (is_measuring) return scratch.used;
+  forward_inner(x, mean_partials, sizes, threads);
+  forward_finalise(running_mean, running_var, saved_mean, saved_variance, new_running_mean, new_running_var,
+      mean_scratch, variance_scratch, mean_partials, sizes, mean_partials_slots, threads);
+  forward_pointwise(x, mean_scratch, variance_scratch, weight, bias, residual, out, sizes, threads);
+  return 0;
+}
+
+// a: x, weight, bias, residual, saved_mean, saved_variance, d_out, d_x, d_weight, d_bias, d_residual, scratch (-1: return the bytes it needs), outer, middle, inner, threads.
+extern "C" int64_t run_backward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
+  auto* const weight = reinterpret_cast<const bfloat16*>(a[1]);
+  auto* const bias = reinterpret_cast<const bfloat16*>(a[2]);
+  auto* const residual = reinterpret_cast<const bfloat16*>(a[3]);
+  auto* const saved_mean = reinterpret_cast<const float*>(a[4]);
+  auto* const saved_variance = reinterpret_cast<const float*>(a[5]);
+  auto* const d_out = reinterpret_cast<const bfloat16*>(a[6]);
+  auto* const d_x = reinterpret_cast<bfloat16*>(a[7]);
+  auto* const d_weight = reinterpret_cast<bfloat16*>(a[8]);
+  auto* const d_bias = reinterpret_cast<bfloat16*>(a[9]);
+  auto* const d_residual = reinterpret_cast<bfloat16*>(a[10]);
+  const bool is_measuring = a[11] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[11])};
+  const BackwardSizes sizes{ {a[12]}, {a[13]}, {a[14]} };
+  const int threads = static_cast<int>(a[15]);
+  const Index total_partials_slots = sizes.outer.value * pieces_of(sizes.inner.value)
+;
+  const Index total_2_partials_slots = sizes.outer.value * pieces_of(sizes.inner.value)
+;
+  auto* const total_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.middle.value) * total_partials_slots);
+  auto* const total_2_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.middle.value) * total_2_partials_slots);
+  auto* const total_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value));
+  auto* const total_2_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value));
+  if (is_measuring) return scratch.used;
+  backward_inner(x, saved_mean, saved_variance, weight, bias, residual, d_out, d_residual, total_partials,
+      total_2_partials, sizes, threads);
+  backward_finalise(saved_variance, d_weight, d_bias, total_scratch, total_2_scratch, total_partials,
+      total_2_partials, sizes, total_partials_slots, threads);
+  backward_pointwise(x, saved_mean, total_scratch, weight, saved_variance, d_residual, total_2_scratch, d_x,
+      sizes, threads);
+  return 0;
+}
