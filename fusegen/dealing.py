@@ -8,7 +8,7 @@ varies along the rows is dealt out alike, and find the place of each pack.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from typing import NamedTuple
@@ -25,10 +25,20 @@ _LEAST_PACK = 4  # elements; an access of fewer takes as long to find
 # Threads of a block that holds as much as can be, where elements have more than two bytes, and of
 # a multiprocessor: more would leave no registers to find places with.
 _MOST_THREADS, _MOST_RESIDENT = 896, 1280
-# Elements and threads of a block that shares rows of three tensors and more, by whether any has
-# elements of more than two bytes. Measured on an H100: 2.63 to 2.82 copies where 8 elements of 512
-# threads take 3.04.
-_CROWDED = {True: (8, 256), False: (16, 256)}
+# Elements and threads of blocks that share rows of gradients, where each has room for all of its
+# part: by the bytes of the widest element, whether rows of more than two tensors are held, and
+# whether functions are called for elements. On an H100 three tensors take 2.63 copies in fp32 where
+# 512 threads take 3.04; on an H200 gelu's gradient 2.13 where 16 elements of 512 threads take 3.25.
+_SMALL: Mapping[tuple[int, bool, bool], tuple[tuple[int, int], ...]] = {
+    (2, True, False): ((16, 256),),
+    (4, True, False): ((8, 256),),
+    (4, False, True): ((8, 512),),
+    (4, True, True): ((8, 256), (8, 512)),
+}
+# The same where elements have two bytes, functions are called, and a row has a block to itself: of
+# longer ones gelu's gradient takes 4 copies.
+_DEAR = (16, 512)
+_NARROW_BYTES = 2
 _LEAST_FILLED = 0.75  # of the multiprocessors, where a row has a block to itself
 
 
@@ -91,43 +101,41 @@ def is_apt(deal: Deal) -> bool:
 
 
 def with_room(
-    tier: Tier,
-    rows: int,
-    length: int,
-    processors: int,
-    *,
-    is_wide: bool,
-    is_crowded: bool,
-    is_dear: bool,
+    tier: Tier, rows: int, length: int, processors: int, widest: int, tensors: int, *, is_dear: bool
 ) -> Tier | None:
-    """The tier of dealt out rows, with registers for finding places: of blocks as large as can be
-    only where there are rows for all multiprocessors, or elements are narrow; and of small blocks
-    where gradients are crowded, as they hold more than two tensors. None where elements are dear
-    and narrow, and a row has several blocks: two passes over memory are faster.
+    """The tier of dealt out rows, with registers for finding places; None where two passes over
+    memory are faster.
+
+    widest is the size of the widest element in bytes, tensors how many a program holds rows of at
+    most; is_dear says that gradients call functions for each element before they reduce a row.
     """
-    turns = -(-rows // processors)
-    is_filled = rows >= _LEAST_FILLED * turns * processors
+    is_narrow = widest <= _NARROW_BYTES
+    is_filled = rows >= _LEAST_FILLED * -(-rows // processors) * processors
 
     def apt(full: Tier | None) -> Tier | None:
         if full is None or full.is_shared:
-            return None if is_wide else full
-        threads = min(full.threads, _MOST_THREADS) if is_wide else full.threads
+            return full if is_narrow else None
+        threads = full.threads if is_narrow else min(full.threads, _MOST_THREADS)
         longest = full.elements * threads
         is_held = is_filled and length <= longest
         return replace(full, threads=threads, longest=longest) if is_held else None
 
     tier = replace(tier, resident=min(tier.resident, _MOST_RESIDENT))
-    elements, threads = _CROWDED[is_wide]
-    small = replace(tier, elements=elements, summing_elements=elements, threads=threads, resident=0)
-    fits = length <= elements * threads * most_blocks(processors, 1)
-    derivative = apt(tier.derivative)
-    if is_crowded and tier.is_shared and fits:
-        derivative = small
-    elif is_dear and tier.is_shared and is_wide:
-        derivative = replace(small, threads=2 * threads)
-    found = replace(tier, forward=apt(tier.forward), derivative=derivative)
-    is_slow = is_dear and not is_wide and found.for_derivatives.is_shared
-    return None if is_slow else found
+    found = replace(tier, forward=apt(tier.forward), derivative=apt(tier.derivative))
+    if is_narrow and is_dear:
+        elements, threads = _DEAR
+        of_block = replace(_of(tier, elements, threads), longest=elements * threads)
+        return replace(found, derivative=of_block) if length <= of_block.longest else None
+    options = _SMALL.get((widest, tensors > 2, is_dear), ()) if tier.is_shared else ()
+    for elements, threads in options:
+        if length <= elements * threads * most_blocks(processors, 1):
+            return replace(found, derivative=_of(tier, elements, threads))
+    return found
+
+
+def _of(tier: Tier, elements: int, threads: int) -> Tier:
+    fewer = replace(tier, elements=elements, summing_elements=elements, threads=threads)
+    return replace(fewer, resident=0)
 
 
 def dealt_out(kernels: Iterable[Kernel], whole: ir.Extent) -> tuple[Kernel, ...]:

@@ -71,8 +71,11 @@ def _program(module: Module, program: Program, bandwidth: float) -> tuple[list[s
         read, written = tensors(kernel, entry, module.bound)
         size = sum((*read.values(), *written.values()))
         total += size
-        is_written = kernel.family == "outer" and not kernel.sums
-        what = "element by element, down columns" if is_written else _WHAT[kernel.family]
+        what = _WHAT[kernel.family]
+        if kernel.family == "outer" and not kernel.sums:
+            what = "element by element, down columns"
+        if kernel.is_dealt:
+            what += ", which lie in runs far apart"
         lines.append(f"  {kernel.name}: {what}; {_limit(size, bandwidth)}")
         steps = _steps(kernel)
         if steps:

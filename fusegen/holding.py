@@ -117,12 +117,11 @@ def _dealt(
     if tier is None or not is_apt(deal):
         return None
     length = math.prod(bound.domain[a] for a in axes)
-    rows = math.prod(bound.domain) // length
-    is_wide = any(widest_of(p, axes, dtypes) > _NARROW_BYTES for p in programs)
-    is_crowded = any(words_of(p, axes, dtypes) > 2 for p in programs)
-    size = (rows, length, limits.processors)
+    size = (math.prod(bound.domain) // length, length, limits.processors)
+    widest = max(widest_of(p, axes, dtypes) for p in programs)
+    tensors = max(words_of(p, axes, dtypes) for p in programs)
     is_dear = calls_functions(programs, axes)
-    tier = with_room(tier, *size, is_wide=is_wide, is_crowded=is_crowded, is_dear=is_dear)
+    tier = with_room(tier, *size, widest, tensors, is_dear=is_dear)
     if tier is None:
         return None
     held = _of_all(programs, Rows(tier, axes, domain))

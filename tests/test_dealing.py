@@ -50,6 +50,11 @@ def test_rows_are_dealt_out_where_all_that_varies_along_them_is(chain, more, is_
     assert signature_of(chain, **{"shape": _IMAGES, **more}).is_dealt == is_dealt
 
 
+def test_explain_tells_of_rows_in_runs():
+    told = fusegen.compile(_RESIDUAL).explain(shape=_IMAGES)
+    assert told.count("rows on the chip, which lie in runs far apart") == 2
+
+
 def test_a_cpu_goes_over_memory_as_it_lies():
     assert not signature_of(_TRAINED, "cpp", shape=_IMAGES).is_dealt
 
