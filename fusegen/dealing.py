@@ -21,7 +21,7 @@ from fusegen.longrows import reduced_axes
 from fusegen.program import Program
 from fusegen.tiers import Tier, most_blocks
 
-_LEAST_PACK = 4  # elements; an access of fewer takes as long to find
+_LEAST_PACK = 4  # elements that lie together: an access of fewer takes as long to find
 # Threads of a block that holds as much as can be, where elements have more than two bytes, and of
 # a multiprocessor: more would leave no registers to find places with.
 _MOST_THREADS, _MOST_RESIDENT = 896, 1280
@@ -53,7 +53,8 @@ class Deal(NamedTuple):
 
 def dealt_order(programs: Sequence[Program], bound: Bound, order: Sequence[int]) -> tuple[int, ...]:
     """The axes in the order in which dealt out rows go, for axes that lie in memory in another,
-    outermost first; none where the programs reduce no such rows, or others too.
+    outermost first; none where the programs reduce no such rows, or others too, where something
+    varies along them otherwise, or where runs are no whole packs.
     """
     reduced = {axes for program in programs for axes in reduced_axes(program)}
     if len(reduced) != 1 or any(not reduced_axes(program) for program in programs):
@@ -64,6 +65,9 @@ def dealt_order(programs: Sequence[Program], bound: Bound, order: Sequence[int])
     inner = [*takewhile(axes.__contains__, reversed(wide))][::-1]
     between = wide[len(outer) : len(wide) - len(inner)]
     if not (outer and inner and between) or not axes.isdisjoint(between):
+        return ()
+    run = math.prod(bound.domain[a] for a in inner)
+    if run % _LEAST_PACK or 0 in bound.domain:
         return ()
     domain = frozenset(wide)
     if all(root.extent & domain != domain for root in programs[0].graph.roots):
@@ -95,11 +99,6 @@ def deal_of(order: Sequence[int], dealt: Sequence[int], domain: Sequence[int]) -
     return Deal(run, (rows - 1) * run)
 
 
-def is_apt(deal: Deal) -> bool:
-    """Whether runs are long enough, and of whole packs."""
-    return deal.run % _LEAST_PACK == 0
-
-
 def with_room(
     tier: Tier, rows: int, length: int, processors: int, widest: int, tensors: int, *, is_dear: bool
 ) -> Tier | None:
@@ -124,16 +123,16 @@ def with_room(
     found = replace(tier, forward=apt(tier.forward), derivative=apt(tier.derivative))
     if is_narrow and is_dear:
         elements, threads = _DEAR
-        of_block = replace(_of(tier, elements, threads), longest=elements * threads)
+        of_block = replace(_with_shares(tier, elements, threads), longest=elements * threads)
         return replace(found, derivative=of_block) if length <= of_block.longest else None
     options = _SMALL.get((widest, tensors > 2, is_dear), ()) if tier.is_shared else ()
     for elements, threads in options:
         if length <= elements * threads * most_blocks(processors, 1):
-            return replace(found, derivative=_of(tier, elements, threads))
+            return replace(found, derivative=_with_shares(tier, elements, threads))
     return found
 
 
-def _of(tier: Tier, elements: int, threads: int) -> Tier:
+def _with_shares(tier: Tier, elements: int, threads: int) -> Tier:
     fewer = replace(tier, elements=elements, summing_elements=elements, threads=threads)
     return replace(fewer, resident=0)
 

@@ -184,9 +184,8 @@ class Part:
         if built_with is not None and (id(program), built_with) in self.modules:
             build_with = built_with
         else:
-            build_with = signature(
-                target_of(device), found.order, programs, dtypes, found.bound, limits(device)
-            )
+            facts = (found.order, programs, dtypes, found.bound, limits(device))
+            build_with = signature(target_of(device), *facts, may_deal=found.is_dense)
         inputs = found.inputs(may_have_gaps=reads_gaps(build_with, program))
         named = zip(program.input_names, inputs, strict=True)
         apart = {name for name, i in named if i.pitch}

@@ -14,7 +14,7 @@ from fusegen import ir
 from fusegen.bound import Bound
 from fusegen.bundling import bundle
 from fusegen.columntiers import column_tier
-from fusegen.dealing import deal_of, dealt_order, goes_by_rows, is_apt, with_room
+from fusegen.dealing import deal_of, dealt_order, goes_by_rows, with_room
 from fusegen.downcolumns import has_whole_columns
 from fusegen.emission import make_entry
 from fusegen.errors import UnsupportedError
@@ -61,8 +61,10 @@ def signature(
     dtypes: Mapping[str, str],
     bound: Bound,
     limits: Limits = H200,
+    *,
+    may_deal: bool = True,
 ) -> Signature:
-    """What the module of these programs depends on, for a device with such limits."""
+    """What their module depends on, on such a device; may_deal says that no tensor has gaps."""
     mentioned = {name for p in programs for name in (*p.input_names, *p.output_names)}
     dtypes = {name: dtype for name, dtype in dtypes.items() if name in mentioned}
     _require_exact_positions(programs, dtypes, bound)
@@ -77,7 +79,7 @@ def signature(
     if bound.windows:
         found = _bundled(programs, dtypes, bound, order)
         return plain if found is None else replace(plain, rows=_of_all(programs, found))
-    dealt = _dealt(plain, programs, bound, limits)
+    dealt = _dealt(plain, programs, bound, limits) if may_deal else None
     if dealt is not None:
         return dealt
     options = _options(programs[0], bound) or _short_sums(programs, bound, order, dtypes)
@@ -110,11 +112,10 @@ def _dealt(
     order = dealt_order(programs, bound, plain.order)
     if not order:
         return None
-    ((axes, domain),) = _options(programs[0], bound)
-    deal = deal_of(plain.order, order, bound.domain)
-    dtypes = dict(plain.dtypes)
-    tier = _tier(axes, programs, dtypes, bound, order, limits, run=deal.run)
-    if tier is None or not is_apt(deal):
+    (axes, domain), *others = _options(programs[0], bound)
+    dtypes, run = dict(plain.dtypes), deal_of(plain.order, order, bound.domain).run
+    tier = _tier(axes, programs, dtypes, bound, order, limits, run=run) if axes else None
+    if tier is None or others:
         return None
     length = math.prod(bound.domain[a] for a in axes)
     size = (math.prod(bound.domain) // length, length, limits.processors)

@@ -55,6 +55,11 @@ class Prepared:
         return inputs_of(*place, may_have_gaps=may_have_gaps)
 
     @property
+    def is_dense(self) -> bool:
+        """Whether no input has gaps."""
+        return not any(i.pitch for i in self.inputs(may_have_gaps=True))
+
+    @property
     def outputs(self) -> list[Output]:
         """How the program's outputs are allocated and handed over."""
         return outputs_of(self.program, self.bound, self.order, self.targets, self.device)

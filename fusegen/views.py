@@ -187,7 +187,7 @@ class KernelView(Indexing):
     @property
     def buffers(self) -> list[Buffer]:
         """Every tensor with an element type of its own (partials have an accumulator's)."""
-        return [b for _, b in self.kernel.inputs] + [b for b, _ in self.kernel.stores]
+        return self.kernel.buffers
 
     def type(self, buffer: Buffer) -> str:
         """A buffer's element type in memory."""

@@ -167,7 +167,8 @@ def run(
         home = torch.full((memory,), nothing, dtype=tensor.dtype).as_strided(sizes, strides)
         return home.copy_(tensor.reshape(sizes))
 
-    built_with = signature("cuda", order, programs, types, bound, Limits(processors, shared_bytes))
+    facts = (order, programs, types, bound, Limits(processors, shared_bytes))
+    built_with = signature("cuda", *facts, may_deal=not has_gaps)
     if has_gaps:
         leaves = [leaf for p in programs for leaf in p.graph.inputs]
         built_with = with_gaps(built_with, programs, [ir.name_of(i) for i in leaves if pitch(i)])

@@ -8,6 +8,7 @@ import torch
 import fusegen
 from fusegen.dealing import Deal, deal_of
 from fusegen.describe import Situation, modules
+from fusegen.explain import explain
 from fusegen.signature import Signature
 
 _TRAINED = "batch_norm(m, v, w, b, training=True)"
@@ -41,8 +42,12 @@ def signature_of(chain: str, target: str = "cuda", **more: object) -> Signature:
         (f"{_TRAINED} | softmax(1)", {}, False),
         (f"{_TRAINED} | dropout(0.5)", {}, False),
         (f"{_TRAINED} | relu | max_pool2d(2)", {}, False),
+        # What has gaps of its own, and nothing at all.
+        (_TRAINED, {"gaps": ("x",)}, False),
+        (_TRAINED, {"shape": (0, 64, 28, 28)}, False),
         # Nothing is used again of what is reduced.
         ("mean((0, 2, 3))", {}, False),
+        ("std((0, 2, 3))", {}, False),
         ("batch_norm(m, v, w, b)", {}, False),
     ],
 )
@@ -51,7 +56,7 @@ def test_rows_are_dealt_out_where_all_that_varies_along_them_is(chain, more, is_
 
 
 def test_explain_tells_of_rows_in_runs():
-    told = fusegen.compile(_RESIDUAL).explain(shape=_IMAGES)
+    told = explain(fusegen.chain(_RESIDUAL), "cuda", Situation(shape=_IMAGES), 4000.0)
     assert told.count("rows on the chip, which lie in runs far apart") == 2
 
 
