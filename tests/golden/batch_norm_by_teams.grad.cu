@@ -148,9 +148,9 @@ struct Deal {
   Index gap;
 };
 
-// Where an element of such a row lies, in the guise of an offset, from where it would lie if rows followed each other, and how
-// much further on its row begins. No pack that begins at a multiple of its size crosses the end of a run. Found like this, it
-// depends on the row: what does not, a compiler would keep from turn to turn, in a register for each pack.
+// Where a pack of such a row lies, in the guise of an offset: from its place if rows lay together, which says how many runs come
+// before it, and how much further its row begins. No pack that begins at a multiple of its size crosses the end of a run. From
+// its place within the row it could be found as well, but a compiler would keep that for all turns, in a register for each pack.
 struct Place {
   Deal deal;
   Index further, at;
