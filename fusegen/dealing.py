@@ -2,7 +2,8 @@
 
 What is reduced over the samples and the positions of images, and used again there, lies in as many
 runs as there are samples. Kernels go over it as over rows that lie together, where everything that
-varies along the rows is dealt out alike, and find the place of each pack.
+varies along the rows is dealt out alike, and find the place of each pack. That takes a division,
+which is long where offsets have 64 bits: such tensors go in two passes.
 """
 
 from __future__ import annotations

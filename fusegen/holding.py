@@ -79,7 +79,7 @@ def signature(
     if bound.windows:
         found = _bundled(programs, dtypes, bound, order)
         return plain if found is None else replace(plain, rows=_of_all(programs, found))
-    dealt = _dealt(plain, programs, bound, limits) if may_deal else None
+    dealt = _dealt(plain, programs, bound, limits) if may_deal and index_bits == 32 else None
     if dealt is not None:
         return dealt
     options = _options(programs[0], bound) or _short_sums(programs, bound, order, dtypes)

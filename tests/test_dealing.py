@@ -42,6 +42,8 @@ def signature_of(chain: str, target: str = "cuda", **more: object) -> Signature:
         (f"{_TRAINED} | softmax(1)", {}, False),
         (f"{_TRAINED} | dropout(0.5)", {}, False),
         (f"{_TRAINED} | relu | max_pool2d(2)", {}, False),
+        # Offsets of 64 bits.
+        (_TRAINED, {"shape": (64, 65536, 32, 32)}, False),
         # What has gaps of its own, and nothing at all.
         (_TRAINED, {"gaps": ("x",)}, False),
         (_TRAINED, {"shape": (0, 64, 28, 28)}, False),
