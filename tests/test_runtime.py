@@ -439,6 +439,13 @@ _FAMILIES = [
     ("layernorm(weight, bias)", (40, 5000), [(5000,)] * 2),
     ("layernorm(weight, bias)", (3, 20001), [(20001,)] * 2),
     ("layernorm(weight, bias, axis=1)", (4, 70, 9, 12), [(70,)] * 2),
+    # Rows dealt out over memory, in a block each and shared by several.
+    ("batch_norm(weight=w, bias=b, training=True) | relu", (8, 70, 9, 12), [(70,)] * 2),
+    (
+        "batch_norm(weight=w, bias=b, training=True) | add(r) | relu",
+        (40, 3, 24, 28),
+        [(3,), (3,), (40, 3, 24, 28)],
+    ),
     ("add(bias) | gelu", (999, 64), [(64,)]),
     ("leaky_relu(0.2) | mul_channel | max_pool2d(2)", (4, 6, 18, 16), [(6,)]),
 ]
