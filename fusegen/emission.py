@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from fusegen import ir
 from fusegen.codegen import Source, emit
@@ -21,6 +22,7 @@ from fusegen.signature import Rows, Signature, is_double
 from fusegen.target import TARGETS
 
 
+@lru_cache(maxsize=256)  # it is asked for by who chooses rows, by who builds, and for every shape
 def make_entry(program: Program, signature: Signature) -> Entry:
     """The program scheduled for one layout and one set of element types."""
     dtypes = dict(signature.dtypes)
