@@ -27,6 +27,7 @@ from fusegen.bench import (
     table,
     timing,
 )
+from fusegen.bench.practice import ON_CHIP
 from fusegen.bench.sweeps import cliffs, series, worst_points
 from fusegen.bench.works import (
     BY_NAME,
@@ -146,7 +147,8 @@ def test_a_limit_is_the_bytes_of_each_tensor_once(work: Work, device: str) -> No
     own = Work(**{**vars(work), "limits": None})
     forward, training = rivals.limits_of(own, device)
     assert work.limits is not None
-    again = (0.5, 1.5) if "training=True" in work.chain else (0.0, 0.0)
+    is_twice = "training=True" in work.chain and work.name[len("chain-") :] not in ON_CHIP
+    again = (0.5, 1.5) if is_twice else (0.0, 0.0)
     spared = 0.5 if work.chain.startswith(("add(residual)", "add(second)")) else 0.0
     spared += 0.5 if "give(sum)" in work.chain else 0.0
     # A little more than the limit, for the operands.

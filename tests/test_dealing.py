@@ -85,6 +85,7 @@ def test_a_deal_says_where_every_element_lies():
         assert place == further + at + at // deal.run * deal.gap
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(
     "shape",
@@ -99,17 +100,17 @@ def test_a_deal_says_where_every_element_lies():
     ids=str,
 )
 @pytest.mark.parametrize("chain", [f"{_TRAINED} | relu", _RESIDUAL, f"{_TRAINED} | gelu"])
-def test_a_batch_norm_of_images_is_eagers(chain, shape, dtype, device):
+def test_a_batch_norm_of_images_is_eagers(chain, shape, dtype, gpu):
     fused = fusegen.compile(chain)
     c = shape[1]
     given = {
-        "m": torch.randn(c, device=device),
-        "v": torch.rand(c, device=device) + 0.5,
-        "w": torch.randn(c, device=device, requires_grad=True),
-        "b": torch.randn(c, device=device, requires_grad=True),
-        "residual": torch.randn(shape, device=device).to(dtype).requires_grad_(),
+        "m": torch.randn(c, device=gpu),
+        "v": torch.rand(c, device=gpu) + 0.5,
+        "w": torch.randn(c, device=gpu, requires_grad=True),
+        "b": torch.randn(c, device=gpu, requires_grad=True),
+        "residual": torch.randn(shape, device=gpu).to(dtype).requires_grad_(),
     }
-    x = (torch.randn(shape, device=device) * 2 + 1).to(dtype).requires_grad_()
+    x = (torch.randn(shape, device=gpu) * 2 + 1).to(dtype).requires_grad_()
     operands = [given[name] for name in fused.chain.operands]
     doubles = [t.detach().double().requires_grad_(t.requires_grad) for t in operands]
     exact = x.detach().double().requires_grad_()

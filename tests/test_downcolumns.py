@@ -45,6 +45,7 @@ def test_a_cpu_goes_element_by_element():
     assert families(_EVALUATED, "cpp", shape=(512, 64), dtype="bfloat16") == ["pointwise"]
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize(
     "shape",
@@ -55,17 +56,17 @@ def test_a_cpu_goes_element_by_element():
     "chain",
     [f"{_TRAINED} | relu", f"{_TRAINED} | add(residual) | relu", f"{_EVALUATED} | silu"],
 )
-def test_a_batch_norm_with_channels_innermost_is_eagers(chain, shape, dtype, device):
+def test_a_batch_norm_with_channels_innermost_is_eagers(chain, shape, dtype, gpu):
     fused = fusegen.compile(chain)
     last = {"memory_format": torch.channels_last}
-    x = torch.randn(shape, device=device).to(dtype).contiguous(**last).requires_grad_()
+    x = torch.randn(shape, device=gpu).to(dtype).contiguous(**last).requires_grad_()
     c = shape[1]
     given = {
-        "m": torch.randn(c, device=device),
-        "v": torch.rand(c, device=device) + 0.5,
-        "w": torch.randn(c, device=device, requires_grad=True),
-        "b": torch.randn(c, device=device, requires_grad=True),
-        "residual": torch.randn(shape, device=device).to(dtype).contiguous(**last).requires_grad_(),
+        "m": torch.randn(c, device=gpu),
+        "v": torch.rand(c, device=gpu) + 0.5,
+        "w": torch.randn(c, device=gpu, requires_grad=True),
+        "b": torch.randn(c, device=gpu, requires_grad=True),
+        "residual": torch.randn(shape, device=gpu).to(dtype).contiguous(**last).requires_grad_(),
     }
     operands = [given[name] for name in fused.chain.operands]
     # In the layout in which torch's own batch_norm is right on a CPU, and in doubles.

@@ -362,8 +362,8 @@ def test_collapsing_keeps_the_number_of_elements():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_one_kernel_has_written_is_read_by_the_next(dtype):
     text = "batch_norm(weight=w, bias=b, training=True) | add(r) | relu"
-    shapes = {"w": (8,), "b": (8,), "r": (4, 8, 6, 6)}
-    situation = Situation((4, 8, 6, 6), operands=shapes, dtype=dtype)
+    shapes = {"w": (8,), "b": (8,), "r": (4, 8, 7, 7)}
+    situation = Situation((4, 8, 7, 7), operands=shapes, dtype=dtype)
     (module,) = modules(chain(text), "cuda", situation, grad=True)
     *_, last = make_entry(module.programs[1], module.signature).kernels
     read = {buffer.name for _, buffer in last.inputs}

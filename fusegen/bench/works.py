@@ -286,7 +286,7 @@ WORKS: tuple[Work, ...] = (
     *(
         Work(
             *(f"chain-{name}", chain, None, cuda_shape, cpu_shape, operands),
-            limits,
+            practice.ON_CHIP.get(name, limits),
             targets=practice.targets(chain, limits),
         )
         for name, chain, cuda_shape, cpu_shape, operands, limits in practice.ROWS

@@ -99,186 +99,94 @@ __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
 }
 
-// Where a row's elements lie: so many one after the other, a run, and how far behind its end the row's next one begins; between
-// them lie runs of all other rows.
-struct Deal {
-  Size run;
-  Index gap;
+// How many values, the first, and what they are off by from it, and squared. Floats are merged from their mean, by Chan's
+// formula; doubles have the digits to stay with the first, which takes no division.
+template <typename T>
+struct Count {
+  using type = T;
 };
-
-// Where a pack of such a row lies, in the guise of an offset: from its place if rows lay together, which says how many runs come
-// before it, and how much further its row begins. No pack that begins at a multiple of its size crosses the end of a run. From
-// its place within the row it could be found as well, but a compiler would keep that for all turns, in a register for each pack.
-struct Place {
-  Deal deal;
-  Index further, at;
-  __device__ __forceinline__ Place operator+(Index offset) const { return {deal, further, at + offset}; }
-  __device__ __forceinline__ operator Index() const { return further + at + divide(at, deal.run) * deal.gap; }
+template <>
+struct Count<float> {
+  using type = int;
 };
 
 template <typename T>
-struct Sum {
-  T total = 0;
-  __device__ void add(T term) { total += term; }
-  __device__ void add_if(bool is_here, T term) { total += is_here ? term : T(0); }
-  __device__ void add(T factor, T by) { total = fma(factor, by, total); }
-  __device__ void add_if(bool is_here, T factor, T by) { total = is_here ? fma(factor, by, total) : total; }
-  template <typename U>
-  __device__ void merge(const Sum<U>& other) {
-    total += other.total;
+struct Moments {
+  typename Count<T>::type count = 0;
+  T centre = 0, off = 0, squares = 0;
+  __device__ void add(T term) {
+    centre = count == 0 ? term : centre;
+    count += 1;
+    __builtin_assume(count > 0);
+    const T distance = term - centre;
+    off += distance;
+    squares = fma(distance, distance, squares);
   }
-  __device__ T sum() const { return total; }
-  __device__ T number() const { return total; }
+  template <typename U>
+  __device__ void merge(const Moments<U>& other) {
+    if constexpr (sizeof(T) == 8) {
+      centre = count == 0 ? static_cast<T>(other.centre) : centre;
+      const T gap = other.centre - centre, moved = other.count * gap;
+      squares += fma(gap, 2 * static_cast<T>(other.off) + moved, static_cast<T>(other.squares));
+      off += other.off + moved;
+      count += other.count;
+    } else {
+      if (other.count == 0) return;
+      const T all = count + other.count, gap = other.mean() - mean(), share = ratio(other.count, all);
+      squares = distances() + other.distances() + gap * gap * (count * share);
+      centre = mean() + gap * share;
+      off = 0;
+      count += other.count;
+    }
+  }
+  __device__ T beyond() const { return ratio(off, count); }
+  __device__ T distances() const { return squares - off * beyond(); }
+  __device__ T mean() const { return centre + beyond(); }
+  __device__ T variance() const { return distances() / count; }
 };
+
+// Accumulators merged along a block's y, in a fixed tree, for the threads where it is 0.
+template <typename... Accumulators>
+__device__ __forceinline__ void merge_trees(unsigned char* memory, Accumulators&... mine) {
+  const int cell = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
+  const auto each = [&](auto visit) {
+    unsigned char* at = memory;
+    ((visit(reinterpret_cast<Accumulators*>(at), mine), at += threads * sizeof(Accumulators)), ...);
+  };
+  each([&](auto* cells, auto& sum) { cells[cell] = sum; });
+  __syncthreads();
+  for (int half = blockDim.y / 2; half > 0; half /= 2) {
+    if (threadIdx.y < half) each([&](auto* cells,
+        auto&) { cells[cell].merge(cells[cell + half * blockDim.x]); });
+    __syncthreads();
+  }
+  each([&](auto* cells, auto& sum) { sum = cells[cell]; });
+}
 
 // The accumulator of the thread whose number in the warp differs in one bit.
-template <template <typename> class Kind, typename T>
-__device__ __forceinline__ Kind<T> exchange(Kind<T> mine, int bit) {
-  return {__shfl_xor_sync(0xffffffffu, mine.number(), bit)};
+template <typename Accumulator>
+__device__ __forceinline__ Accumulator across(const Accumulator& mine, int bit) {
+  static_assert(sizeof(Accumulator) % 4 == 0);
+  Accumulator other = mine;
+  auto* const words = reinterpret_cast<unsigned int*>(&other);
+#pragma unroll
+  for (int word = 0; word < sizeof(Accumulator) / 4; ++word) words[word] = __shfl_xor_sync(0xffffffffu,
+      words[word], bit);
+  return other;
 }
 
-// Merges a row's accumulators over its threads, in a fixed tree: within each warp, then over the warps, kWarps at most.
-// A row has a power of two of threads, or whole warps; kIsWide, more than one. The cells are free again two calls later.
-// Not for all, only the first warp knows.
-template <int kWarps, bool kIsWide, bool kForAll = true, template <typename> class Kind, typename T, int N>
-__device__ __forceinline__ void combine(Kind<T> (&mine)[N], T* cells) {
-#pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) {
-    if (!kIsWide && bit >= blockDim.x) continue;
-#pragma unroll
-    for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
+// The accumulators of a row's lanes merged for the first of them, in a fixed order: over its warps, then within the first.
+// A row has a power of two of lanes.
+template <typename Accumulator>
+__device__ __forceinline__ void merge_tree(Accumulator& mine, int lane, int lanes, void* memory) {
+  if (lanes > 32) {
+    Accumulator* const cells = static_cast<Accumulator*>(memory) + threadIdx.y * blockDim.x + threadIdx.x;
+    *cells = mine;
+    __syncthreads();
+    if (lane >= 32) return;
+    for (int other = 32; other < lanes; other += 32) mine.merge(cells[other]);
   }
-  if (!kIsWide && blockDim.x <= 32) return;
-  const int warps = blockDim.x / 32, warp = threadIdx.x / 32, place = threadIdx.x % 32;
-  T* const row_cells = cells + threadIdx.y * warps * N;
-#pragma unroll
-  for (int n = 0; n < N; ++n) {
-    if (place == 0) row_cells[warp * N + n] = mine[n].number();
-  }
-  __syncthreads();
-  if (!kForAll && warp > 0) return;
-  const int other = place % kWarps;
-#pragma unroll
-  for (int n = 0; n < N; ++n) mine[n] = other < warps ? Kind<T>{row_cells[other * N + n]} : Kind<T>();
-#pragma unroll
-  for (int bit = kWarps / 2; bit > 0; bit /= 2) {
-#pragma unroll
-    for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
-  }
-}
-
-// A thread's elements around the mean of the first of them: what they are off by, and squared. Merged, around their mean.
-template <typename T>
-struct Spread {
-  T centre = 0, off = 0, squares = 0;
-  template <int kLanes>
-  __device__ void add_if(bool is_here, bool is_first, const T (&values)[kLanes]) {
-#pragma unroll
-    for (int lane = 0; lane < kLanes && is_first; ++lane) centre += is_here ? values[lane] / kLanes : T(0);
-#pragma unroll
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const T distance = is_here ? values[lane] - centre : T(0);
-      off += distance;
-      squares = fma(distance, distance, squares);
-    }
-  }
-  // The same elements around another centre.
-  __device__ void move(T to, T count) {
-    const T gap = centre - to;
-    squares = fma(gap, fma(count, gap, 2 * off), squares);
-    off = fma(count, gap, off);
-    centre = to;
-  }
-};
-
-// How many of a row's elements this thread has, which come in packs of neighbours, so many apart.
-template <int kPacks, int kLanes>
-__device__ __forceinline__ int elements_of(Index first, Index apart, Index length) {
-  int packs = 0;
-#pragma unroll
-  for (int p = 0; p < kPacks; ++p) packs += first + p * apart < length;
-  return packs * kLanes;
-}
-
-// How many of a row's elements a thread has, and how many those of its warp that share the row.
-template <typename T>
-struct Counts {
-  T mine, of_warp;
-};
-
-template <bool kIsWide, typename T>
-__device__ __forceinline__ Counts<T> counted(T mine) {
-  T all = mine;
-#pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) {
-    if (kIsWide || bit < blockDim.x) all += __shfl_xor_sync(0xffffffffu, all, bit);
-  }
-  return {mine, all};
-}
-
-// The same for means and squared distances from them: a warp finds its own mean before it adds up the distances from it,
-// and what warps have is merged by Chan's formula, so that there is one barrier.
-template <int kWarps, bool kIsWide, bool kForAll = true, typename T, int N>
-__device__ __forceinline__ void combine(Spread<T> (&mine)[N], const Counts<T>& counts, T length, T* cells) {
-  T beyond[N], base[N];
-#pragma unroll
-  for (int n = 0; n < N; ++n) {
-    base[n] = __shfl_sync(0xffffffffu, mine[n].centre, 0, kIsWide ? 32 : min(32, blockDim.x));
-    beyond[n] = fma(counts.mine, mine[n].centre - base[n], mine[n].off);
-  }
-#pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) {
-    if (!kIsWide && bit >= blockDim.x) continue;
-#pragma unroll
-    for (int n = 0; n < N; ++n) beyond[n] += __shfl_xor_sync(0xffffffffu, beyond[n], bit);
-  }
-#pragma unroll
-  for (int n = 0; n < N; ++n) mine[n].move(base[n] + ratio(beyond[n], counts.of_warp), counts.mine);
-#pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) {
-    if (!kIsWide && bit >= blockDim.x) continue;
-#pragma unroll
-    for (int n = 0; n < N; ++n) mine[n].squares += __shfl_xor_sync(0xffffffffu, mine[n].squares, bit);
-  }
-  if (!kIsWide && blockDim.x <= 32) return;
-  constexpr int kCells = 2 * N + 1;
-  const int warps = blockDim.x / 32, warp = threadIdx.x / 32, place = threadIdx.x % 32;
-  T* const row_cells = cells + threadIdx.y * warps * kCells;
-  if (place == 0) {
-    row_cells[warp * kCells] = counts.of_warp;
-#pragma unroll
-    for (int n = 0; n < N; ++n) {
-      row_cells[warp * kCells + 2 * n + 1] = mine[n].centre;
-      row_cells[warp * kCells + 2 * n + 2] = mine[n].squares;
-    }
-  }
-  __syncthreads();
-  if (!kForAll && warp > 0) return;
-  const int other = place % kWarps;
-  const T count = other < warps ? row_cells[other * kCells] : T(0);
-#pragma unroll
-  for (int n = 0; n < N; ++n) {
-    base[n] = row_cells[2 * n + 1];
-    mine[n].centre = other < warps ? row_cells[other * kCells + 2 * n + 1] : T(0);
-    mine[n].squares = other < warps ? row_cells[other * kCells + 2 * n + 2] : T(0);
-    beyond[n] = count * (mine[n].centre - base[n]);
-  }
-#pragma unroll
-  for (int bit = kWarps / 2; bit > 0; bit /= 2) {
-#pragma unroll
-    for (int n = 0; n < N; ++n) beyond[n] += __shfl_xor_sync(0xffffffffu, beyond[n], bit);
-  }
-#pragma unroll
-  for (int n = 0; n < N; ++n) {
-    const T mean = base[n] + ratio(beyond[n], length), gap = mine[n].centre - mean;
-    mine[n].squares = fma(count * gap, gap, mine[n].squares);
-    mine[n].centre = mean;
-  }
-#pragma unroll
-  for (int bit = kWarps / 2; bit > 0; bit /= 2) {
-#pragma unroll
-    for (int n = 0; n < N; ++n) mine[n].squares += __shfl_xor_sync(0xffffffffu, mine[n].squares, bit);
-  }
+  for (int bit = min(lanes, 32) / 2; bit > 0; bit /= 2) mine.merge(across(mine, bit));
 }
 
 // The kernel before this one in the stream is done, and what it wrote is there.
@@ -289,20 +197,189 @@ __device__ __forceinline__ void wait_for_kernel_before() {
 }
 
 struct ForwardSizes {
-  Size outer, inner;
-  Deal deal;
+  Size outer, middle, inner;
 };
 
-__device__ __forceinline__ void forward_row_stage_1(const float x, float& mean_term) {
+__device__ __forceinline__ void forward_inner_values(const float x, float& mean_term) {
   mean_term = x;
 }
 
-__device__ __forceinline__ void forward_row_values_once(const float variance, float& inverse_root) {
+// Reads x; leaves partials of mean.
+__global__ void __launch_bounds__(128)
+forward_inner(const float* x, Moments<float>* __restrict__ mean_partials, ForwardSizes sizes, Index rows,
+    Index pieces, Index piece_length) {
+  wait_for_kernel_before();
+  constexpr int kLanes = 4, kPacks = 2;
+  __shared__ alignas(16) unsigned char shared[128 * 16];
+  const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
+  const bool is_live = task < rows * pieces;
+  const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
+  const Index above_middle = divide(row, sizes.middle);
+  const Index middle = row - above_middle * sizes.middle.value;
+  const Index outer = above_middle;
+  Moments<float> mean_sum;
+  const auto take = [&](Index inner, float x_value) {
+    float mean_term_value;
+    forward_inner_values(x_value, mean_term_value);
+    mean_sum.add(mean_term_value);
+  };
+  if (is_live) {
+    const Index length = sizes.inner.value, base = row * length;
+    const Index begin = base + piece * piece_length, end = min(begin + piece_length, base + length);
+    // Packs start at multiples of their size; what stands before and behind them goes one by one.
+    const Index head = min(end, (begin + kLanes - 1) / kLanes * kLanes);
+    const Index packs = (end - head) / kLanes, tail = head + packs * kLanes;
+    if (threadIdx.x < (head - begin) + (end - tail)) {
+      const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
+      const Index inner = i - base;
+      take(inner, widen(x[i]));
+    }
+    for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
+      Pack<float, kLanes> x_in[kPacks];
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+        x_in[p] = load<kLanes>(x + i);
+      }
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+#pragma unroll
+        for (int lane = 0; lane < kLanes; ++lane) {
+          take(i + lane - base, widen(x_in[p], lane));
+        }
+      }
+    }
+  }
+  merge_tree(mean_sum, threadIdx.x, blockDim.x, shared);
+  if (is_live && threadIdx.x == 0) {
+    mean_partials[(middle) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = mean_sum;
+  }
+}
+
+// The same for short rows: a block takes several.
+__global__ void __launch_bounds__(128)
+forward_inner_joined(const float* x, Moments<float>* __restrict__ mean_partials, ForwardSizes sizes,
+    Index rows, Index pieces, Index piece_length, Index each) {
+  wait_for_kernel_before();
+  constexpr int kLanes = 4, kPacks = 2;
+  __shared__ alignas(16) unsigned char shared[128 * 16];
+  const Index task = blockIdx.x, above = task / pieces, piece = task % pieces;
+  const Index alike = sizes.outer.value, shares = (alike + each - 1) / each, kept = above / shares,
+      share = above % shares;
+  const Index middle = kept;
+  Moments<float> mean_sum;
+  const Index past = min((share + 1) * each, alike);
+  for (Index passing = share * each + threadIdx.y; passing < past; passing += blockDim.y) {
+    const Index outer = passing;
+    const Index row = (outer) * sizes.middle.value + middle;
+    const auto take = [&](Index inner, float x_value) {
+      float mean_term_value;
+      forward_inner_values(x_value, mean_term_value);
+      mean_sum.add(mean_term_value);
+    };
+    const Index length = sizes.inner.value, base = row * length;
+    const Index begin = base + piece * piece_length, end = min(begin + piece_length, base + length);
+    // Packs start at multiples of their size; what stands before and behind them goes one by one.
+    const Index head = min(end, (begin + kLanes - 1) / kLanes * kLanes);
+    const Index packs = (end - head) / kLanes, tail = head + packs * kLanes;
+    if (threadIdx.x < (head - begin) + (end - tail)) {
+      const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
+      const Index inner = i - base;
+      take(inner, widen(x[i]));
+    }
+    for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
+      Pack<float, kLanes> x_in[kPacks];
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+        x_in[p] = load<kLanes>(x + i);
+      }
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+#pragma unroll
+        for (int lane = 0; lane < kLanes; ++lane) {
+          take(i + lane - base, widen(x_in[p], lane));
+        }
+      }
+    }
+  }
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  merge_tree(mean_sum, thread, blockDim.x * blockDim.y, shared);
+  if (thread == 0) {
+    mean_partials[(kept * shares + share) * pieces + piece] = mean_sum;
+  }
+}
+
+__device__ __forceinline__ void forward_finalise_values(const float mean, const float running_mean,
+    const float variance, const float count_of_outer_inner, const float running_var, float& new_running_mean,
+    float& new_running_var, float& mean_scratch, float& variance_scratch) {
+  new_running_mean = fmaf(mean, 0.1f, running_mean * 0.9f);
+  const float product = variance * (count_of_outer_inner / (count_of_outer_inner - 1.0f));
+  new_running_var = fmaf(product, 0.1f, running_var * 0.9f);
+  mean_scratch = mean;
+  variance_scratch = variance;
+}
+
+// Reads running_mean, running_var; merges partials into mean; writes new_running_mean, new_running_var, mean_scratch, variance_scratch.
+__global__ void __launch_bounds__(512)
+forward_finalise(const float* running_mean, const float* running_var, float* new_running_mean,
+    float* new_running_var, float* __restrict__ mean_scratch, float* __restrict__ variance_scratch,
+    const Moments<float>* mean_partials, ForwardSizes sizes, Index slots) {
+  wait_for_kernel_before();
+  const float count_of_outer_inner_value = static_cast<float>(sizes.outer.value * sizes.inner.value);
+  __shared__ alignas(16) unsigned char shared[512 * 32];
+  const Index result = blockIdx.x * blockDim.x + threadIdx.x;
+  const bool is_live = result < sizes.middle.value;
+  Moments<double> mean_sum;
+  constexpr int kAtOnce = 8;
+  if (is_live) {
+    for (Index first = threadIdx.y; first < slots; first += kAtOnce * blockDim.y) {
+      Moments<float> mean_next[kAtOnce];
+#pragma unroll
+      for (int n = 0; n < kAtOnce; ++n) {
+        const Index slot = first + n * blockDim.y;
+        if (slot >= slots) break;
+        mean_next[n] = mean_partials[result * slots + slot];
+      }
+#pragma unroll
+      for (int n = 0; n < kAtOnce; ++n) {
+        if (first + n * blockDim.y >= slots) break;
+        mean_sum.merge(mean_next[n]);
+      }
+    }
+  }
+  merge_trees(shared, mean_sum);
+  if (threadIdx.y != 0 || !is_live) return;
+  const float mean_value = static_cast<float>(mean_sum.mean());
+  const float variance_value = static_cast<float>(mean_sum.variance());
+  const Index middle = result;
+  const float running_mean_value = widen(running_mean[middle]);
+  const float running_var_value = widen(running_var[middle]);
+  float new_running_mean_value;
+  float new_running_var_value;
+  float mean_scratch_value;
+  float variance_scratch_value;
+  forward_finalise_values(mean_value, running_mean_value, variance_value, count_of_outer_inner_value,
+      running_var_value, new_running_mean_value, new_running_var_value, mean_scratch_value,
+      variance_scratch_value);
+  new_running_mean[middle] = narrow<float>(new_running_mean_value);
+  new_running_var[middle] = narrow<float>(new_running_var_value);
+  mean_scratch[middle] = narrow<float>(mean_scratch_value);
+  variance_scratch[middle] = narrow<float>(variance_scratch_value);
+}
+
+__device__ __forceinline__ void forward_pointwise_values_once(const float variance, float& inverse_root) {
   inverse_root = rsqrtf(variance + 1e-05f);
 }
 
-__device__ __forceinline__ void forward_row_values(const float x, const float mean, const float inverse_root,
-    const float weight, const float bias, float& out) {
+__device__ __forceinline__ void forward_pointwise_values(const float x, const float mean,
+    const float inverse_root, const float weight, const float bias, float& out) {
   // batch_norm(running_mean, running_var, weight, bias, training=True)
   const float after_batch_norm = fmaf((x - mean) * inverse_root, weight, bias);
   // gelu
@@ -313,87 +390,85 @@ __device__ __forceinline__ void forward_row_values(const float x, const float me
   out = after_batch_norm * (after_batch_norm < 0.0f ? power : 1.0f - power);
 }
 
-__device__ __forceinline__ void forward_row_row_values(const float mean, const float running_mean,
-    const float variance, const float count_of_inner, const float running_var, float& new_running_mean,
-    float& new_running_var) {
-  new_running_mean = mean * 0.1f + running_mean * 0.9f;
-  new_running_var = variance * (count_of_inner / (count_of_inner - 1.0f)) * 0.1f + running_var * 0.9f;
-}
-
-// Reads x, weight by (outer), bias by (outer), running_mean by (outer), running_var by (outer); writes out, new_running_mean, new_running_var.
-__global__ void __launch_bounds__(256, 4)
-forward_row(const float* x, const float* weight, const float* bias, const float* running_mean,
-    const float* running_var, float* __restrict__ out, float* new_running_mean, float* new_running_var,
-    ForwardSizes sizes) {
+// Reads x, mean by (middle), variance by (middle), weight by (middle), bias by (middle); writes out.
+template <bool kMayCross>
+__global__ void __launch_bounds__(64, 2)
+forward_pointwise(const float* x, const float* mean, const float* variance, const float* weight,
+    const float* bias, float* __restrict__ out, ForwardSizes sizes, Index count) {
   wait_for_kernel_before();
-  const float count_of_inner_value = static_cast<float>(sizes.inner.value);
-  constexpr int kLanes = 4, kPacks = 5;
-  __shared__ float cells[2][24];
-  int turn = 0;
-  const Index rows = sizes.outer.value, length = sizes.inner.value;
-  const Index first = blockIdx.x * blockDim.y;
-  if (first < rows) {
-    const bool is_live = first + threadIdx.y < rows;
-    const Index row = is_live ? first + threadIdx.y : 0, end = is_live ? length : 0;
-    const Place base{sizes.deal, row * (sizes.deal.run.value - rows * length), row * length};
-    const Index outer = row;
-    Pack<float, kLanes> x_in[kPacks];
+  constexpr int kLanes = 4, kPacks = 4;
+  const Index first = (static_cast<Index>(gridDim.x - 1 - blockIdx.x) * kPacks * 64 + threadIdx.x) * kLanes;
+  Pack<float, kLanes> x_in[kPacks];
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
-      const bool is_here = i < end;
-      if (!is_here) continue;
-      if (is_here) x_in[p] = load<kLanes>(x + (base + i));
-    }
-    const float weight_value = widen(weight[outer]);
-    const float bias_value = widen(bias[outer]);
-    const float running_mean_value = widen(running_mean[outer]);
-    const float running_var_value = widen(running_var[outer]);
-    Spread<float> spreads_1[1];
-#pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
-      const bool is_here = i < end;
-      if (!is_here) continue;
-      float mean_term_lanes[kLanes];
-#pragma unroll
-      for (int lane = 0; lane < kLanes; ++lane) {
-        const float x_value = widen(x_in[p], lane);
-        float mean_term_value;
-        forward_row_stage_1(x_value, mean_term_value);
-        mean_term_lanes[lane] = mean_term_value;
-      }
-      if (is_here) spreads_1[0].add_if(true, p == 0, mean_term_lanes);
-    }
-    const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes, length);
-    const Counts<float> counts = counted<false>(elements);
-    combine<8, false>(spreads_1, counts, static_cast<float>(length), cells[turn++ & 1]);
-    const float mean_value = spreads_1[0].centre;
-    const float variance_value = spreads_1[0].squares / static_cast<float>(length);
-    if (is_live && threadIdx.x == 0) {
-      float new_running_mean_value;
-      float new_running_var_value;
-      forward_row_row_values(mean_value, running_mean_value, variance_value, count_of_inner_value,
-          running_var_value, new_running_mean_value, new_running_var_value);
-      new_running_mean[outer] = narrow<float>(new_running_mean_value);
-      new_running_var[outer] = narrow<float>(new_running_var_value);
-    }
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = first + static_cast<Index>(p) * 64 * kLanes;
+    if (i + kLanes > count) break;
+    x_in[p] = load<kLanes>(x + i);
+  }
+  // What element i's row has one of, where it is in what its row shares with others, and how many are left of the row.
+  const auto enter_row = [&](Index i, float& mean_row, float& inverse_root_row, float& weight_row,
+      float& bias_row) {
+    const Index above_inner = divide(i, sizes.inner);
+    const Index inner = i - above_inner * sizes.inner.value;
+    const Index above_middle = divide(above_inner, sizes.middle);
+    const Index middle = above_inner - above_middle * sizes.middle.value;
+    const float mean_value = widen(mean[middle]);
+    const float variance_value = widen(variance[middle]);
+    const float weight_value = widen(weight[middle]);
+    const float bias_value = widen(bias[middle]);
     float inverse_root_value;
-    forward_row_values_once(variance_value, inverse_root_value);
+    forward_pointwise_values_once(variance_value, inverse_root_value);
+    mean_row = mean_value;
+    inverse_root_row = inverse_root_value;
+    weight_row = weight_value;
+    bias_row = bias_value;
+    return sizes.inner.value - inner;
+  };
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
-      const bool is_here = i < end;
-      if (!is_here) continue;
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = first + static_cast<Index>(p) * 64 * kLanes;
+    if (i >= count) return;
+    float mean_here;
+    float inverse_root_here;
+    float weight_here;
+    float bias_here;
+    const Index left = enter_row(i, mean_here, inverse_root_here, weight_here, bias_here);
+    const bool is_crossing = kMayCross && left < kLanes;
+    if (i + kLanes <= count && (left >= kLanes || (kMayCross && sizes.inner.value >= kLanes))) {
+      float mean_next = mean_here;
+      float inverse_root_next = inverse_root_here;
+      float weight_next = weight_here;
+      float bias_next = bias_here;
+      if (is_crossing) enter_row(i + left, mean_next, inverse_root_next, weight_next, bias_next);
       Pack<float, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
+        const bool is_next = kMayCross && lane >= left;
         const float x_value = widen(x_in[p], lane);
+        const float mean_value = is_next ? mean_next : mean_here;
+        const float inverse_root_value = is_next ? inverse_root_next : inverse_root_here;
+        const float weight_value = is_next ? weight_next : weight_here;
+        const float bias_value = is_next ? bias_next : bias_here;
         float out_value;
-        forward_row_values(x_value, mean_value, inverse_root_value, weight_value, bias_value, out_value);
+        forward_pointwise_values(x_value, mean_value, inverse_root_value, weight_value, bias_value,
+            out_value);
         out_out.at[lane] = narrow<float>(out_value);
       }
-      if (is_here) store(out + (base + i), out_out);
+      store(out + i, out_out);
+    } else {
+#pragma unroll 1
+      for (Index j = i; j < count && j < i + kLanes; ++j) {
+        enter_row(j, mean_here, inverse_root_here, weight_here, bias_here);
+        const float mean_value = mean_here;
+        const float inverse_root_value = inverse_root_here;
+        const float weight_value = weight_here;
+        const float bias_value = bias_here;
+        const float x_value = widen(x[j]);
+        float out_value;
+        forward_pointwise_values(x_value, mean_value, inverse_root_value, weight_value, bias_value,
+            out_value);
+        out[j] = narrow<float>(out_value);
+      }
     }
   }
 }
@@ -434,10 +509,11 @@ static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
   return power;
 }
 
-// A row's threads along x: a power of two within a warp, or whole warps; along y, rows beside each other for so many threads.
-static dim3 row_block(int64_t wanted, int64_t threads, int64_t least = 1) {
-  const int64_t along = wanted <= 32 ? power_of_two(wanted, least, 32) : ceil_divide(wanted, 32) * 32;
-  return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < threads ? threads / along : 1));
+// How many rows of so many elements a block takes together: as many as have 8,192, but there are to be 2,048 blocks.
+static int64_t rows_of_block(int64_t rows, int64_t length, int64_t alike) {
+  const int64_t most = length > 0 ? 8192 / length : 1, spare = rows / 2048;
+  const int64_t wanted = most < spare ? most : spare;
+  return wanted < 1 ? 1 : wanted < alike ? wanted : alike;
 }
 
 // Sets a kernel up while the one before it in the stream ends, where devices can: it waits for that itself.
@@ -458,7 +534,7 @@ static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64
   cudaLaunchKernelEx(&launch, kernel, static_cast<Parameters>(arguments)...);
 }
 
-// a: x, running_mean, running_var, weight, bias, out, new_running_mean, new_running_var, scratch (-1: return the bytes it needs), outer, inner, run and gap of rows, device, stream.
+// a: x, running_mean, running_var, weight, bias, out, new_running_mean, new_running_var, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
@@ -472,19 +548,56 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const bool is_measuring = a[8] == -1;
   if (!is_measuring && ((a[0] | a[5]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[8])};
-  const ForwardSizes sizes{ size_of(a[9]), size_of(a[10]), { size_of(a[11]), static_cast<Index>(a[12])} };
-  const auto stream = reinterpret_cast<cudaStream_t>(a[14]);
-  const int device = static_cast<int>(a[13]);
+  const ForwardSizes sizes{ size_of(a[9]), size_of(a[10]), size_of(a[11]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[13]);
+  const int device = static_cast<int>(a[12]);
   const DeviceGuard guard(device);
-  const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value),
-      forward_row_length = static_cast<int64_t>(sizes.inner.value);
-  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 20), 64);
-  const int64_t forward_row_tasks = ceil_divide(forward_row_rows, forward_row_block.y);
-  const int64_t forward_row_slots = forward_row_tasks;
+  const int64_t forward_inner_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value), forward_inner_length = static_cast<int64_t>(sizes.inner.value);
+  const int64_t forward_inner_pieces = ceil_divide(forward_inner_length, 8192);
+  const int64_t forward_inner_each = rows_of_block(forward_inner_rows, forward_inner_length,
+      static_cast<int64_t>(sizes.outer.value));
+  const int64_t forward_inner_shares = ceil_divide(static_cast<int64_t>(sizes.outer.value),
+      forward_inner_each);
+  const int64_t mean_partials_slots = forward_inner_shares * forward_inner_pieces;
+  auto* const mean_partials = scratch.take<Moments<float>>(static_cast<int64_t>(sizes.middle.value) * mean_partials_slots);
+  auto* const mean_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value));
+  auto* const variance_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value));
   if (is_measuring) return scratch.used;
   {
-    follow(forward_row, static_cast<unsigned>(forward_row_slots), forward_row_block, 0, stream, x, weight,
-        bias, running_mean, running_var, out, new_running_mean, new_running_var, sizes);
+    const int64_t piece_length = ceil_divide(forward_inner_length, forward_inner_pieces);
+    // A row has a thread for each element at its edges, at least.
+    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 8, 128));
+    const dim3 block(lanes, 128 / lanes);
+    if (forward_inner_each > 1) {
+      const auto blocks = static_cast<unsigned>(static_cast<int64_t>(sizes.middle.value) * forward_inner_shares * forward_inner_pieces);
+      follow(forward_inner_joined, blocks, block, 0, stream, x, mean_partials, sizes,
+          static_cast<Index>(forward_inner_rows), static_cast<Index>(forward_inner_pieces),
+          static_cast<Index>(piece_length), static_cast<Index>(forward_inner_each));
+    } else {
+      const auto blocks = static_cast<unsigned>(ceil_divide(forward_inner_rows * forward_inner_pieces,
+          block.y));
+      follow(forward_inner, blocks, block, 0, stream, x, mean_partials, sizes,
+          static_cast<Index>(forward_inner_rows), static_cast<Index>(forward_inner_pieces),
+          static_cast<Index>(piece_length));
+    }
+  }
+  {
+    // Threads for all slots of a result; where those are few, results beside each other.
+    const int64_t results = static_cast<int64_t>(sizes.middle.value), slots = mean_partials_slots;
+    const auto along = static_cast<unsigned>(power_of_two(slots, 1, 512));
+    const dim3 block(along < 32 ? 128 / along : 1, along);
+    const auto blocks = static_cast<unsigned>(ceil_divide(results, block.x));
+    follow(forward_finalise, blocks, block, 0, stream, running_mean, running_var, new_running_mean,
+        new_running_var, mean_scratch, variance_scratch, mean_partials, sizes, static_cast<Index>(slots));
+  }
+  {
+    const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value);
+    const auto blocks = static_cast<unsigned>(ceil_divide(count, 1024));
+    // Packs that lie in two rows: none where rows are whole packs, and few where they are long.
+    const bool may_cross = sizes.inner.value % 4 != 0 && sizes.inner.value < 4096;
+    const auto run = may_cross ? forward_pointwise<true> : forward_pointwise<false>;
+    follow(run, blocks, 64, 0, stream, x, mean_scratch, variance_scratch, weight, bias, out, sizes,
+        static_cast<Index>(count));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

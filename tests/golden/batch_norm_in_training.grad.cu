@@ -93,211 +93,111 @@ __device__ __forceinline__ Pack<T, N> load(const T* from) {
   return pack;
 }
 
-// A pack on its way into shared memory, where the thread that sent it will read it.
-template <int N, typename T>
-__device__ __forceinline__ void send(Pack<T, N>* to, const T* from) {
-  const auto target = static_cast<unsigned>(__cvta_generic_to_shared(to));
-  if constexpr (sizeof(T) * N == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(from) : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(target), "l"(from), "n"(sizeof(T) * N) : "memory");
-  }
-}
-
-__device__ __forceinline__ void send_off() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-// Until no more than so many of the latest are on their way.
-template <int N>
-__device__ __forceinline__ void wait_for_sent() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
-
 template <int N, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   using Whole = typename Bits<sizeof(T) * N>::type;
   *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
 }
 
-// Where a row's elements lie: so many one after the other, a run, and how far behind its end the row's next one begins; between
-// them lie runs of all other rows.
-struct Deal {
-  Size run;
-  Index gap;
-};
-
-// Where a pack of such a row lies, in the guise of an offset: from its place if rows lay together, which says how many runs come
-// before it, and how much further its row begins. No pack that begins at a multiple of its size crosses the end of a run. From
-// its place within the row it could be found as well, but a compiler would keep that for all turns, in a register for each pack.
-struct Place {
-  Deal deal;
-  Index further, at;
-  __device__ __forceinline__ Place operator+(Index offset) const { return {deal, further, at + offset}; }
-  __device__ __forceinline__ operator Index() const { return further + at + divide(at, deal.run) * deal.gap; }
-};
-
 template <typename T>
 struct Sum {
   T total = 0;
   __device__ void add(T term) { total += term; }
-  __device__ void add_if(bool is_here, T term) { total += is_here ? term : T(0); }
-  __device__ void add(T factor, T by) { total = fma(factor, by, total); }
-  __device__ void add_if(bool is_here, T factor, T by) { total = is_here ? fma(factor, by, total) : total; }
   template <typename U>
   __device__ void merge(const Sum<U>& other) {
     total += other.total;
   }
   __device__ T sum() const { return total; }
-  __device__ T number() const { return total; }
 };
+
+// How many values, the first, and what they are off by from it, and squared. Floats are merged from their mean, by Chan's
+// formula; doubles have the digits to stay with the first, which takes no division.
+template <typename T>
+struct Count {
+  using type = T;
+};
+template <>
+struct Count<float> {
+  using type = int;
+};
+
+template <typename T>
+struct Moments {
+  typename Count<T>::type count = 0;
+  T centre = 0, off = 0, squares = 0;
+  __device__ void add(T term) {
+    centre = count == 0 ? term : centre;
+    count += 1;
+    __builtin_assume(count > 0);
+    const T distance = term - centre;
+    off += distance;
+    squares = fma(distance, distance, squares);
+  }
+  template <typename U>
+  __device__ void merge(const Moments<U>& other) {
+    if constexpr (sizeof(T) == 8) {
+      centre = count == 0 ? static_cast<T>(other.centre) : centre;
+      const T gap = other.centre - centre, moved = other.count * gap;
+      squares += fma(gap, 2 * static_cast<T>(other.off) + moved, static_cast<T>(other.squares));
+      off += other.off + moved;
+      count += other.count;
+    } else {
+      if (other.count == 0) return;
+      const T all = count + other.count, gap = other.mean() - mean(), share = ratio(other.count, all);
+      squares = distances() + other.distances() + gap * gap * (count * share);
+      centre = mean() + gap * share;
+      off = 0;
+      count += other.count;
+    }
+  }
+  __device__ T beyond() const { return ratio(off, count); }
+  __device__ T distances() const { return squares - off * beyond(); }
+  __device__ T mean() const { return centre + beyond(); }
+  __device__ T variance() const { return distances() / count; }
+};
+
+// Accumulators merged along a block's y, in a fixed tree, for the threads where it is 0.
+template <typename... Accumulators>
+__device__ __forceinline__ void merge_trees(unsigned char* memory, Accumulators&... mine) {
+  const int cell = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
+  const auto each = [&](auto visit) {
+    unsigned char* at = memory;
+    ((visit(reinterpret_cast<Accumulators*>(at), mine), at += threads * sizeof(Accumulators)), ...);
+  };
+  each([&](auto* cells, auto& sum) { cells[cell] = sum; });
+  __syncthreads();
+  for (int half = blockDim.y / 2; half > 0; half /= 2) {
+    if (threadIdx.y < half) each([&](auto* cells,
+        auto&) { cells[cell].merge(cells[cell + half * blockDim.x]); });
+    __syncthreads();
+  }
+  each([&](auto* cells, auto& sum) { sum = cells[cell]; });
+}
 
 // The accumulator of the thread whose number in the warp differs in one bit.
-template <template <typename> class Kind, typename T>
-__device__ __forceinline__ Kind<T> exchange(Kind<T> mine, int bit) {
-  return {__shfl_xor_sync(0xffffffffu, mine.number(), bit)};
+template <typename Accumulator>
+__device__ __forceinline__ Accumulator across(const Accumulator& mine, int bit) {
+  static_assert(sizeof(Accumulator) % 4 == 0);
+  Accumulator other = mine;
+  auto* const words = reinterpret_cast<unsigned int*>(&other);
+#pragma unroll
+  for (int word = 0; word < sizeof(Accumulator) / 4; ++word) words[word] = __shfl_xor_sync(0xffffffffu,
+      words[word], bit);
+  return other;
 }
 
-// Merges a row's accumulators over its threads, in a fixed tree: within each warp, then over the warps, kWarps at most.
-// A row has a power of two of threads, or whole warps; kIsWide, more than one. The cells are free again two calls later.
-// Not for all, only the first warp knows.
-template <int kWarps, bool kIsWide, bool kForAll = true, template <typename> class Kind, typename T, int N>
-__device__ __forceinline__ void combine(Kind<T> (&mine)[N], T* cells) {
-#pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) {
-    if (!kIsWide && bit >= blockDim.x) continue;
-#pragma unroll
-    for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
+// The accumulators of a row's lanes merged for the first of them, in a fixed order: over its warps, then within the first.
+// A row has a power of two of lanes.
+template <typename Accumulator>
+__device__ __forceinline__ void merge_tree(Accumulator& mine, int lane, int lanes, void* memory) {
+  if (lanes > 32) {
+    Accumulator* const cells = static_cast<Accumulator*>(memory) + threadIdx.y * blockDim.x + threadIdx.x;
+    *cells = mine;
+    __syncthreads();
+    if (lane >= 32) return;
+    for (int other = 32; other < lanes; other += 32) mine.merge(cells[other]);
   }
-  if (!kIsWide && blockDim.x <= 32) return;
-  const int warps = blockDim.x / 32, warp = threadIdx.x / 32, place = threadIdx.x % 32;
-  T* const row_cells = cells + threadIdx.y * warps * N;
-#pragma unroll
-  for (int n = 0; n < N; ++n) {
-    if (place == 0) row_cells[warp * N + n] = mine[n].number();
-  }
-  __syncthreads();
-  if (!kForAll && warp > 0) return;
-  const int other = place % kWarps;
-#pragma unroll
-  for (int n = 0; n < N; ++n) mine[n] = other < warps ? Kind<T>{row_cells[other * N + n]} : Kind<T>();
-#pragma unroll
-  for (int bit = kWarps / 2; bit > 0; bit /= 2) {
-#pragma unroll
-    for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
-  }
-}
-
-// A thread's elements around the mean of the first of them: what they are off by, and squared. Merged, around their mean.
-template <typename T>
-struct Spread {
-  T centre = 0, off = 0, squares = 0;
-  template <int kLanes>
-  __device__ void add_if(bool is_here, bool is_first, const T (&values)[kLanes]) {
-#pragma unroll
-    for (int lane = 0; lane < kLanes && is_first; ++lane) centre += is_here ? values[lane] / kLanes : T(0);
-#pragma unroll
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const T distance = is_here ? values[lane] - centre : T(0);
-      off += distance;
-      squares = fma(distance, distance, squares);
-    }
-  }
-  // The same elements around another centre.
-  __device__ void move(T to, T count) {
-    const T gap = centre - to;
-    squares = fma(gap, fma(count, gap, 2 * off), squares);
-    off = fma(count, gap, off);
-    centre = to;
-  }
-};
-
-// How many of a row's elements this thread has, which come in packs of neighbours, so many apart.
-template <int kPacks, int kLanes>
-__device__ __forceinline__ int elements_of(Index first, Index apart, Index length) {
-  int packs = 0;
-#pragma unroll
-  for (int p = 0; p < kPacks; ++p) packs += first + p * apart < length;
-  return packs * kLanes;
-}
-
-// How many of a row's elements a thread has, and how many those of its warp that share the row.
-template <typename T>
-struct Counts {
-  T mine, of_warp;
-};
-
-template <bool kIsWide, typename T>
-__device__ __forceinline__ Counts<T> counted(T mine) {
-  T all = mine;
-#pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) {
-    if (kIsWide || bit < blockDim.x) all += __shfl_xor_sync(0xffffffffu, all, bit);
-  }
-  return {mine, all};
-}
-
-// The same for means and squared distances from them: a warp finds its own mean before it adds up the distances from it,
-// and what warps have is merged by Chan's formula, so that there is one barrier.
-template <int kWarps, bool kIsWide, bool kForAll = true, typename T, int N>
-__device__ __forceinline__ void combine(Spread<T> (&mine)[N], const Counts<T>& counts, T length, T* cells) {
-  T beyond[N], base[N];
-#pragma unroll
-  for (int n = 0; n < N; ++n) {
-    base[n] = __shfl_sync(0xffffffffu, mine[n].centre, 0, kIsWide ? 32 : min(32, blockDim.x));
-    beyond[n] = fma(counts.mine, mine[n].centre - base[n], mine[n].off);
-  }
-#pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) {
-    if (!kIsWide && bit >= blockDim.x) continue;
-#pragma unroll
-    for (int n = 0; n < N; ++n) beyond[n] += __shfl_xor_sync(0xffffffffu, beyond[n], bit);
-  }
-#pragma unroll
-  for (int n = 0; n < N; ++n) mine[n].move(base[n] + ratio(beyond[n], counts.of_warp), counts.mine);
-#pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) {
-    if (!kIsWide && bit >= blockDim.x) continue;
-#pragma unroll
-    for (int n = 0; n < N; ++n) mine[n].squares += __shfl_xor_sync(0xffffffffu, mine[n].squares, bit);
-  }
-  if (!kIsWide && blockDim.x <= 32) return;
-  constexpr int kCells = 2 * N + 1;
-  const int warps = blockDim.x / 32, warp = threadIdx.x / 32, place = threadIdx.x % 32;
-  T* const row_cells = cells + threadIdx.y * warps * kCells;
-  if (place == 0) {
-    row_cells[warp * kCells] = counts.of_warp;
-#pragma unroll
-    for (int n = 0; n < N; ++n) {
-      row_cells[warp * kCells + 2 * n + 1] = mine[n].centre;
-      row_cells[warp * kCells + 2 * n + 2] = mine[n].squares;
-    }
-  }
-  __syncthreads();
-  if (!kForAll && warp > 0) return;
-  const int other = place % kWarps;
-  const T count = other < warps ? row_cells[other * kCells] : T(0);
-#pragma unroll
-  for (int n = 0; n < N; ++n) {
-    base[n] = row_cells[2 * n + 1];
-    mine[n].centre = other < warps ? row_cells[other * kCells + 2 * n + 1] : T(0);
-    mine[n].squares = other < warps ? row_cells[other * kCells + 2 * n + 2] : T(0);
-    beyond[n] = count * (mine[n].centre - base[n]);
-  }
-#pragma unroll
-  for (int bit = kWarps / 2; bit > 0; bit /= 2) {
-#pragma unroll
-    for (int n = 0; n < N; ++n) beyond[n] += __shfl_xor_sync(0xffffffffu, beyond[n], bit);
-  }
-#pragma unroll
-  for (int n = 0; n < N; ++n) {
-    const T mean = base[n] + ratio(beyond[n], length), gap = mine[n].centre - mean;
-    mine[n].squares = fma(count * gap, gap, mine[n].squares);
-    mine[n].centre = mean;
-  }
-#pragma unroll
-  for (int bit = kWarps / 2; bit > 0; bit /= 2) {
-#pragma unroll
-    for (int n = 0; n < N; ++n) mine[n].squares += __shfl_xor_sync(0xffffffffu, mine[n].squares, bit);
-  }
+  for (int bit = min(lanes, 32) / 2; bit > 0; bit /= 2) mine.merge(across(mine, bit));
 }
 
 // The kernel before this one in the stream is done, and what it wrote is there.
@@ -308,20 +208,197 @@ __device__ __forceinline__ void wait_for_kernel_before() {
 }
 
 struct ForwardSizes {
-  Size outer, inner;
-  Deal deal;
+  Size outer, middle, inner;
 };
 
-__device__ __forceinline__ void forward_row_stage_1(const float x, float& mean_term) {
+__device__ __forceinline__ void forward_inner_values(const float x, float& mean_term) {
   mean_term = x;
 }
 
-__device__ __forceinline__ void forward_row_values_once(const float variance, float& inverse_root) {
+// Reads x; leaves partials of mean.
+__global__ void __launch_bounds__(128)
+forward_inner(const float* x, Moments<float>* __restrict__ mean_partials, ForwardSizes sizes, Index rows,
+    Index pieces, Index piece_length) {
+  wait_for_kernel_before();
+  constexpr int kLanes = 4, kPacks = 2;
+  __shared__ alignas(16) unsigned char shared[128 * 16];
+  const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
+  const bool is_live = task < rows * pieces;
+  const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
+  const Index above_middle = divide(row, sizes.middle);
+  const Index middle = row - above_middle * sizes.middle.value;
+  const Index outer = above_middle;
+  Moments<float> mean_sum;
+  const auto take = [&](Index inner, float x_value) {
+    float mean_term_value;
+    forward_inner_values(x_value, mean_term_value);
+    mean_sum.add(mean_term_value);
+  };
+  if (is_live) {
+    const Index length = sizes.inner.value, base = row * length;
+    const Index begin = base + piece * piece_length, end = min(begin + piece_length, base + length);
+    // Packs start at multiples of their size; what stands before and behind them goes one by one.
+    const Index head = min(end, (begin + kLanes - 1) / kLanes * kLanes);
+    const Index packs = (end - head) / kLanes, tail = head + packs * kLanes;
+    if (threadIdx.x < (head - begin) + (end - tail)) {
+      const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
+      const Index inner = i - base;
+      take(inner, widen(x[i]));
+    }
+    for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
+      Pack<float, kLanes> x_in[kPacks];
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+        x_in[p] = load<kLanes>(x + i);
+      }
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+#pragma unroll
+        for (int lane = 0; lane < kLanes; ++lane) {
+          take(i + lane - base, widen(x_in[p], lane));
+        }
+      }
+    }
+  }
+  merge_tree(mean_sum, threadIdx.x, blockDim.x, shared);
+  if (is_live && threadIdx.x == 0) {
+    mean_partials[(middle) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = mean_sum;
+  }
+}
+
+// The same for short rows: a block takes several.
+__global__ void __launch_bounds__(128)
+forward_inner_joined(const float* x, Moments<float>* __restrict__ mean_partials, ForwardSizes sizes,
+    Index rows, Index pieces, Index piece_length, Index each) {
+  wait_for_kernel_before();
+  constexpr int kLanes = 4, kPacks = 2;
+  __shared__ alignas(16) unsigned char shared[128 * 16];
+  const Index task = blockIdx.x, above = task / pieces, piece = task % pieces;
+  const Index alike = sizes.outer.value, shares = (alike + each - 1) / each, kept = above / shares,
+      share = above % shares;
+  const Index middle = kept;
+  Moments<float> mean_sum;
+  const Index past = min((share + 1) * each, alike);
+  for (Index passing = share * each + threadIdx.y; passing < past; passing += blockDim.y) {
+    const Index outer = passing;
+    const Index row = (outer) * sizes.middle.value + middle;
+    const auto take = [&](Index inner, float x_value) {
+      float mean_term_value;
+      forward_inner_values(x_value, mean_term_value);
+      mean_sum.add(mean_term_value);
+    };
+    const Index length = sizes.inner.value, base = row * length;
+    const Index begin = base + piece * piece_length, end = min(begin + piece_length, base + length);
+    // Packs start at multiples of their size; what stands before and behind them goes one by one.
+    const Index head = min(end, (begin + kLanes - 1) / kLanes * kLanes);
+    const Index packs = (end - head) / kLanes, tail = head + packs * kLanes;
+    if (threadIdx.x < (head - begin) + (end - tail)) {
+      const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
+      const Index inner = i - base;
+      take(inner, widen(x[i]));
+    }
+    for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
+      Pack<float, kLanes> x_in[kPacks];
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+        x_in[p] = load<kLanes>(x + i);
+      }
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+#pragma unroll
+        for (int lane = 0; lane < kLanes; ++lane) {
+          take(i + lane - base, widen(x_in[p], lane));
+        }
+      }
+    }
+  }
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  merge_tree(mean_sum, thread, blockDim.x * blockDim.y, shared);
+  if (thread == 0) {
+    mean_partials[(kept * shares + share) * pieces + piece] = mean_sum;
+  }
+}
+
+__device__ __forceinline__ void forward_finalise_values(const float mean, const float variance,
+    const float running_mean, const float count_of_outer_inner, const float running_var, float& saved_mean,
+    float& saved_variance, float& new_running_mean, float& new_running_var, float& mean_scratch,
+    float& variance_scratch) {
+  saved_mean = mean;
+  saved_variance = variance;
+  new_running_mean = fmaf(mean, 0.1f, running_mean * 0.9f);
+  const float product = variance * (count_of_outer_inner / (count_of_outer_inner - 1.0f));
+  new_running_var = fmaf(product, 0.1f, running_var * 0.9f);
+  mean_scratch = mean;
+  variance_scratch = variance;
+}
+
+// Reads running_mean, running_var; merges partials into mean; writes saved_mean, saved_variance, new_running_mean, new_running_var, mean_scratch, variance_scratch.
+__global__ void __launch_bounds__(512)
+forward_finalise(const float* running_mean, const float* running_var, float* __restrict__ saved_mean,
+    float* __restrict__ saved_variance, float* new_running_mean, float* new_running_var,
+    float* __restrict__ mean_scratch, float* __restrict__ variance_scratch,
+    const Moments<float>* mean_partials, ForwardSizes sizes, Index slots) {
+  wait_for_kernel_before();
+  const float count_of_outer_inner_value = static_cast<float>(sizes.outer.value * sizes.inner.value);
+  __shared__ alignas(16) unsigned char shared[512 * 32];
+  const Index result = blockIdx.x * blockDim.x + threadIdx.x;
+  const bool is_live = result < sizes.middle.value;
+  Moments<double> mean_sum;
+  constexpr int kAtOnce = 8;
+  if (is_live) {
+    for (Index first = threadIdx.y; first < slots; first += kAtOnce * blockDim.y) {
+      Moments<float> mean_next[kAtOnce];
+#pragma unroll
+      for (int n = 0; n < kAtOnce; ++n) {
+        const Index slot = first + n * blockDim.y;
+        if (slot >= slots) break;
+        mean_next[n] = mean_partials[result * slots + slot];
+      }
+#pragma unroll
+      for (int n = 0; n < kAtOnce; ++n) {
+        if (first + n * blockDim.y >= slots) break;
+        mean_sum.merge(mean_next[n]);
+      }
+    }
+  }
+  merge_trees(shared, mean_sum);
+  if (threadIdx.y != 0 || !is_live) return;
+  const float mean_value = static_cast<float>(mean_sum.mean());
+  const float variance_value = static_cast<float>(mean_sum.variance());
+  const Index middle = result;
+  const float running_mean_value = widen(running_mean[middle]);
+  const float running_var_value = widen(running_var[middle]);
+  float saved_mean_value;
+  float saved_variance_value;
+  float new_running_mean_value;
+  float new_running_var_value;
+  float mean_scratch_value;
+  float variance_scratch_value;
+  forward_finalise_values(mean_value, variance_value, running_mean_value, count_of_outer_inner_value,
+      running_var_value, saved_mean_value, saved_variance_value, new_running_mean_value,
+      new_running_var_value, mean_scratch_value, variance_scratch_value);
+  saved_mean[middle] = narrow<float>(saved_mean_value);
+  saved_variance[middle] = narrow<float>(saved_variance_value);
+  new_running_mean[middle] = narrow<float>(new_running_mean_value);
+  new_running_var[middle] = narrow<float>(new_running_var_value);
+  mean_scratch[middle] = narrow<float>(mean_scratch_value);
+  variance_scratch[middle] = narrow<float>(variance_scratch_value);
+}
+
+__device__ __forceinline__ void forward_pointwise_values_once(const float variance, float& inverse_root) {
   inverse_root = rsqrtf(variance + 1e-05f);
 }
 
-__device__ __forceinline__ void forward_row_values(const float x, const float mean, const float inverse_root,
-    const float weight, const float bias, float& out) {
+__device__ __forceinline__ void forward_pointwise_values(const float x, const float mean,
+    const float inverse_root, const float weight, const float bias, float& out) {
   // batch_norm(running_mean, running_var, weight, bias, training=True)
   const float after_batch_norm = fmaf((x - mean) * inverse_root, weight, bias);
   // gelu
@@ -332,112 +409,103 @@ __device__ __forceinline__ void forward_row_values(const float x, const float me
   out = after_batch_norm * (after_batch_norm < 0.0f ? power : 1.0f - power);
 }
 
-__device__ __forceinline__ void forward_row_row_values(const float mean, const float variance,
-    const float running_mean, const float count_of_inner, const float running_var, float& saved_mean,
-    float& saved_variance, float& new_running_mean, float& new_running_var) {
-  saved_mean = mean;
-  saved_variance = variance;
-  new_running_mean = mean * 0.1f + running_mean * 0.9f;
-  new_running_var = variance * (count_of_inner / (count_of_inner - 1.0f)) * 0.1f + running_var * 0.9f;
-}
-
-// Reads x, weight by (outer), bias by (outer), running_mean by (outer), running_var by (outer); writes out, saved_mean, saved_variance, new_running_mean, new_running_var.
-__global__ void __launch_bounds__(256, 4)
-forward_row(const float* x, const float* weight, const float* bias, const float* running_mean,
-    const float* running_var, float* __restrict__ out, float* __restrict__ saved_mean,
-    float* __restrict__ saved_variance, float* new_running_mean, float* new_running_var, ForwardSizes sizes) {
+// Reads x, mean by (middle), variance by (middle), weight by (middle), bias by (middle); writes out.
+template <bool kMayCross>
+__global__ void __launch_bounds__(64, 2)
+forward_pointwise(const float* x, const float* mean, const float* variance, const float* weight,
+    const float* bias, float* __restrict__ out, ForwardSizes sizes, Index count) {
   wait_for_kernel_before();
-  const float count_of_inner_value = static_cast<float>(sizes.inner.value);
-  constexpr int kLanes = 4, kPacks = 5;
-  __shared__ float cells[2][24];
-  int turn = 0;
-  const Index rows = sizes.outer.value, length = sizes.inner.value;
-  const Index first = blockIdx.x * blockDim.y;
-  if (first < rows) {
-    const bool is_live = first + threadIdx.y < rows;
-    const Index row = is_live ? first + threadIdx.y : 0, end = is_live ? length : 0;
-    const Place base{sizes.deal, row * (sizes.deal.run.value - rows * length), row * length};
-    const Index outer = row;
-    Pack<float, kLanes> x_in[kPacks];
+  constexpr int kLanes = 4, kPacks = 4;
+  const Index first = (static_cast<Index>(gridDim.x - 1 - blockIdx.x) * kPacks * 64 + threadIdx.x) * kLanes;
+  Pack<float, kLanes> x_in[kPacks];
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
-      const bool is_here = i < end;
-      if (!is_here) continue;
-      if (is_here) x_in[p] = load<kLanes>(x + (base + i));
-    }
-    const float weight_value = widen(weight[outer]);
-    const float bias_value = widen(bias[outer]);
-    const float running_mean_value = widen(running_mean[outer]);
-    const float running_var_value = widen(running_var[outer]);
-    Spread<float> spreads_1[1];
-#pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
-      const bool is_here = i < end;
-      if (!is_here) continue;
-      float mean_term_lanes[kLanes];
-#pragma unroll
-      for (int lane = 0; lane < kLanes; ++lane) {
-        const float x_value = widen(x_in[p], lane);
-        float mean_term_value;
-        forward_row_stage_1(x_value, mean_term_value);
-        mean_term_lanes[lane] = mean_term_value;
-      }
-      if (is_here) spreads_1[0].add_if(true, p == 0, mean_term_lanes);
-    }
-    const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes, length);
-    const Counts<float> counts = counted<false>(elements);
-    combine<8, false>(spreads_1, counts, static_cast<float>(length), cells[turn++ & 1]);
-    const float mean_value = spreads_1[0].centre;
-    const float variance_value = spreads_1[0].squares / static_cast<float>(length);
-    if (is_live && threadIdx.x == 0) {
-      float saved_mean_value;
-      float saved_variance_value;
-      float new_running_mean_value;
-      float new_running_var_value;
-      forward_row_row_values(mean_value, variance_value, running_mean_value, count_of_inner_value,
-          running_var_value, saved_mean_value, saved_variance_value, new_running_mean_value,
-          new_running_var_value);
-      saved_mean[outer] = narrow<float>(saved_mean_value);
-      saved_variance[outer] = narrow<float>(saved_variance_value);
-      new_running_mean[outer] = narrow<float>(new_running_mean_value);
-      new_running_var[outer] = narrow<float>(new_running_var_value);
-    }
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = first + static_cast<Index>(p) * 64 * kLanes;
+    if (i + kLanes > count) break;
+    x_in[p] = load<kLanes>(x + i);
+  }
+  // What element i's row has one of, where it is in what its row shares with others, and how many are left of the row.
+  const auto enter_row = [&](Index i, float& mean_row, float& inverse_root_row, float& weight_row,
+      float& bias_row) {
+    const Index above_inner = divide(i, sizes.inner);
+    const Index inner = i - above_inner * sizes.inner.value;
+    const Index above_middle = divide(above_inner, sizes.middle);
+    const Index middle = above_inner - above_middle * sizes.middle.value;
+    const float mean_value = widen(mean[middle]);
+    const float variance_value = widen(variance[middle]);
+    const float weight_value = widen(weight[middle]);
+    const float bias_value = widen(bias[middle]);
     float inverse_root_value;
-    forward_row_values_once(variance_value, inverse_root_value);
+    forward_pointwise_values_once(variance_value, inverse_root_value);
+    mean_row = mean_value;
+    inverse_root_row = inverse_root_value;
+    weight_row = weight_value;
+    bias_row = bias_value;
+    return sizes.inner.value - inner;
+  };
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
-      const bool is_here = i < end;
-      if (!is_here) continue;
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = first + static_cast<Index>(p) * 64 * kLanes;
+    if (i >= count) return;
+    float mean_here;
+    float inverse_root_here;
+    float weight_here;
+    float bias_here;
+    const Index left = enter_row(i, mean_here, inverse_root_here, weight_here, bias_here);
+    const bool is_crossing = kMayCross && left < kLanes;
+    if (i + kLanes <= count && (left >= kLanes || (kMayCross && sizes.inner.value >= kLanes))) {
+      float mean_next = mean_here;
+      float inverse_root_next = inverse_root_here;
+      float weight_next = weight_here;
+      float bias_next = bias_here;
+      if (is_crossing) enter_row(i + left, mean_next, inverse_root_next, weight_next, bias_next);
       Pack<float, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
+        const bool is_next = kMayCross && lane >= left;
         const float x_value = widen(x_in[p], lane);
+        const float mean_value = is_next ? mean_next : mean_here;
+        const float inverse_root_value = is_next ? inverse_root_next : inverse_root_here;
+        const float weight_value = is_next ? weight_next : weight_here;
+        const float bias_value = is_next ? bias_next : bias_here;
         float out_value;
-        forward_row_values(x_value, mean_value, inverse_root_value, weight_value, bias_value, out_value);
+        forward_pointwise_values(x_value, mean_value, inverse_root_value, weight_value, bias_value,
+            out_value);
         out_out.at[lane] = narrow<float>(out_value);
       }
-      if (is_here) store(out + (base + i), out_out);
+      store(out + i, out_out);
+    } else {
+#pragma unroll 1
+      for (Index j = i; j < count && j < i + kLanes; ++j) {
+        enter_row(j, mean_here, inverse_root_here, weight_here, bias_here);
+        const float mean_value = mean_here;
+        const float inverse_root_value = inverse_root_here;
+        const float weight_value = weight_here;
+        const float bias_value = bias_here;
+        const float x_value = widen(x[j]);
+        float out_value;
+        forward_pointwise_values(x_value, mean_value, inverse_root_value, weight_value, bias_value,
+            out_value);
+        out[j] = narrow<float>(out_value);
+      }
     }
   }
 }
 
 struct BackwardSizes {
-  Size outer, inner;
-  Deal deal;
+  Size outer, middle, inner;
 };
 
-__device__ __forceinline__ void backward_row_stage_1_once(const float saved_variance, float& inverse_root) {
+__device__ __forceinline__ void backward_inner_values_once(const float saved_variance, float& inverse_root) {
   inverse_root = rsqrtf(saved_variance + 1e-05f);
 }
 
-__device__ __forceinline__ void backward_row_stage_1(const float d_out, const float x,
+__device__ __forceinline__ void backward_inner_values(const float d_out, const float x,
     const float saved_mean, const float inverse_root, const float weight, const float bias,
-    float& total_term, float& total_term_by, float& total_2_term, float& total_2_term_by, float& carried) {
+    float& total_term, float& total_2_term) {
   // batch_norm(running_mean, running_var, weight, bias, training=True)
-  const float after_batch_norm = fmaf((x - saved_mean) * inverse_root, weight, bias);
+  const float difference = x - saved_mean;
+  const float after_batch_norm = fmaf(difference * inverse_root, weight, bias);
   // backward, down to batch_norm(running_mean, running_var, weight, bias, training=True)
   const float sum = fmaf(after_batch_norm * after_batch_norm, -0.721347511f, -1.32574809f);
   const float series = polynomial(fabsf(after_batch_norm), -1.0f, -1.15110552f, -0.459209114f,
@@ -447,146 +515,359 @@ __device__ __forceinline__ void backward_row_stage_1(const float d_out, const fl
   const float sum_2 = fmaf(after_batch_norm, exp2_flushed(sum),
       after_batch_norm < 0.0f ? power : 1.0f - power);
   const float d_after_batch_norm = d_out * sum_2;
-  total_term = d_after_batch_norm;
-  total_term_by = x - saved_mean;
-  total_2_term = d_out;
-  total_2_term_by = sum_2;
-  carried = d_after_batch_norm * weight * inverse_root;
+  total_term = d_after_batch_norm * difference;
+  total_2_term = d_after_batch_norm;
 }
 
-__device__ __forceinline__ void backward_row_values_once(const float total, const float weight,
-    const float saved_variance, const float count_of_inner, const float total_2, float& negated,
-    float& product) {
-  const float inverse_root = rsqrtf(saved_variance + 1e-05f);
-  const float quotient = 1.0f / count_of_inner;
-  const float product_2 = total * weight * inverse_root * inverse_root * inverse_root * quotient;
-  negated = -product_2;
-  product = total_2 * weight * inverse_root * quotient;
+// Reads d_out, x, saved_mean by (middle), saved_variance by (middle), weight by (middle), bias by (middle); leaves partials of total, total_2.
+__global__ void __launch_bounds__(128)
+backward_inner(const float* d_out, const float* x, const float* saved_mean, const float* saved_variance,
+    const float* weight, const float* bias, Sum<float>* __restrict__ total_partials,
+    Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes, Index rows, Index pieces,
+    Index piece_length) {
+  wait_for_kernel_before();
+  constexpr int kLanes = 4, kPacks = 2;
+  __shared__ alignas(16) unsigned char shared[128 * 4];
+  const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
+  const bool is_live = task < rows * pieces;
+  const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
+  const Index above_middle = divide(row, sizes.middle);
+  const Index middle = row - above_middle * sizes.middle.value;
+  const Index outer = above_middle;
+  const float saved_mean_value = widen(saved_mean[middle]);
+  const float saved_variance_value = widen(saved_variance[middle]);
+  const float weight_value = widen(weight[middle]);
+  const float bias_value = widen(bias[middle]);
+  float inverse_root_value;
+  backward_inner_values_once(saved_variance_value, inverse_root_value);
+  Sum<float> total_sum;
+  Sum<float> total_2_sum;
+  const auto take = [&](Index inner, float d_out_value, float x_value) {
+    float total_term_value;
+    float total_2_term_value;
+    backward_inner_values(d_out_value, x_value, saved_mean_value, inverse_root_value, weight_value,
+        bias_value, total_term_value, total_2_term_value);
+    total_sum.add(total_term_value);
+    total_2_sum.add(total_2_term_value);
+  };
+  if (is_live) {
+    const Index length = sizes.inner.value, base = row * length;
+    const Index begin = base + piece * piece_length, end = min(begin + piece_length, base + length);
+    // Packs start at multiples of their size; what stands before and behind them goes one by one.
+    const Index head = min(end, (begin + kLanes - 1) / kLanes * kLanes);
+    const Index packs = (end - head) / kLanes, tail = head + packs * kLanes;
+    if (threadIdx.x < (head - begin) + (end - tail)) {
+      const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
+      const Index inner = i - base;
+      take(inner, widen(d_out[i]), widen(x[i]));
+    }
+    for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
+      // Added up a turn at a time: a sum that runs through all of them would lose digits.
+      const Sum<float> total_mine = total_sum;
+      total_sum = Sum<float>();
+      // Added up a turn at a time: a sum that runs through all of them would lose digits.
+      const Sum<float> total_2_mine = total_2_sum;
+      total_2_sum = Sum<float>();
+      Pack<float, kLanes> d_out_in[kPacks];
+      Pack<float, kLanes> x_in[kPacks];
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+        d_out_in[p] = load<kLanes>(d_out + i);
+        x_in[p] = load<kLanes>(x + i);
+      }
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+#pragma unroll
+        for (int lane = 0; lane < kLanes; ++lane) {
+          take(i + lane - base, widen(d_out_in[p], lane), widen(x_in[p], lane));
+        }
+      }
+      total_sum.merge(total_mine);
+      total_2_sum.merge(total_2_mine);
+    }
+  }
+  merge_tree(total_sum, threadIdx.x, blockDim.x, shared);
+  __syncthreads();
+  merge_tree(total_2_sum, threadIdx.x, blockDim.x, shared);
+  if (is_live && threadIdx.x == 0) {
+    total_partials[(middle) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_sum;
+    total_2_partials[(middle) * (sizes.outer.value * pieces) + (outer) * pieces + piece] = total_2_sum;
+  }
 }
 
-__device__ __forceinline__ void backward_row_values(const float x, const float saved_mean,
-    const float negated, const float carried, const float product, float& d_x) {
-  d_x = fmaf(x - saved_mean, negated, carried) - product;
+// The same for short rows: a block takes several.
+__global__ void __launch_bounds__(128)
+backward_inner_joined(const float* d_out, const float* x, const float* saved_mean,
+    const float* saved_variance, const float* weight, const float* bias,
+    Sum<float>* __restrict__ total_partials, Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes,
+    Index rows, Index pieces, Index piece_length, Index each) {
+  wait_for_kernel_before();
+  constexpr int kLanes = 4, kPacks = 2;
+  __shared__ alignas(16) unsigned char shared[128 * 4];
+  const Index task = blockIdx.x, above = task / pieces, piece = task % pieces;
+  const Index alike = sizes.outer.value, shares = (alike + each - 1) / each, kept = above / shares,
+      share = above % shares;
+  const Index middle = kept;
+  Sum<float> total_sum;
+  Sum<float> total_2_sum;
+  const Index past = min((share + 1) * each, alike);
+  for (Index passing = share * each + threadIdx.y; passing < past; passing += blockDim.y) {
+    const Index outer = passing;
+    const Index row = (outer) * sizes.middle.value + middle;
+    const float saved_mean_value = widen(saved_mean[middle]);
+    const float saved_variance_value = widen(saved_variance[middle]);
+    const float weight_value = widen(weight[middle]);
+    const float bias_value = widen(bias[middle]);
+    float inverse_root_value;
+    backward_inner_values_once(saved_variance_value, inverse_root_value);
+    const auto take = [&](Index inner, float d_out_value, float x_value) {
+      float total_term_value;
+      float total_2_term_value;
+      backward_inner_values(d_out_value, x_value, saved_mean_value, inverse_root_value, weight_value,
+          bias_value, total_term_value, total_2_term_value);
+      total_sum.add(total_term_value);
+      total_2_sum.add(total_2_term_value);
+    };
+    const Index length = sizes.inner.value, base = row * length;
+    const Index begin = base + piece * piece_length, end = min(begin + piece_length, base + length);
+    // Packs start at multiples of their size; what stands before and behind them goes one by one.
+    const Index head = min(end, (begin + kLanes - 1) / kLanes * kLanes);
+    const Index packs = (end - head) / kLanes, tail = head + packs * kLanes;
+    if (threadIdx.x < (head - begin) + (end - tail)) {
+      const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
+      const Index inner = i - base;
+      take(inner, widen(d_out[i]), widen(x[i]));
+    }
+    for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
+      // Added up a turn at a time: a sum that runs through all of them would lose digits.
+      const Sum<float> total_mine = total_sum;
+      total_sum = Sum<float>();
+      // Added up a turn at a time: a sum that runs through all of them would lose digits.
+      const Sum<float> total_2_mine = total_2_sum;
+      total_2_sum = Sum<float>();
+      Pack<float, kLanes> d_out_in[kPacks];
+      Pack<float, kLanes> x_in[kPacks];
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+        d_out_in[p] = load<kLanes>(d_out + i);
+        x_in[p] = load<kLanes>(x + i);
+      }
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+#pragma unroll
+        for (int lane = 0; lane < kLanes; ++lane) {
+          take(i + lane - base, widen(d_out_in[p], lane), widen(x_in[p], lane));
+        }
+      }
+      total_sum.merge(total_mine);
+      total_2_sum.merge(total_2_mine);
+    }
+  }
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  merge_tree(total_sum, thread, blockDim.x * blockDim.y, shared);
+  __syncthreads();
+  merge_tree(total_2_sum, thread, blockDim.x * blockDim.y, shared);
+  if (thread == 0) {
+    total_partials[(kept * shares + share) * pieces + piece] = total_sum;
+    total_2_partials[(kept * shares + share) * pieces + piece] = total_2_sum;
+  }
 }
 
-__device__ __forceinline__ void backward_row_row_values(const float total, const float saved_variance,
-    const float total_2, float& d_weight, float& d_bias) {
+__device__ __forceinline__ void backward_finalise_values(const float total, const float saved_variance,
+    const float total_2, float& d_weight, float& d_bias, float& total_scratch, float& total_2_scratch) {
   d_weight = total * (rsqrtf(saved_variance + 1e-05f));
   d_bias = total_2;
+  total_scratch = total;
+  total_2_scratch = total_2;
 }
 
-// Reads d_out, x, saved_mean by (outer), saved_variance by (outer), weight by (outer), bias by (outer); writes d_x, d_weight, d_bias.
-__global__ void __launch_bounds__(256, 2)
-backward_row(const float* d_out, const float* x, const float* saved_mean, const float* saved_variance,
-    const float* weight, const float* bias, float* __restrict__ d_x, float* __restrict__ d_weight,
-    float* __restrict__ d_bias, BackwardSizes sizes) {
+// Reads saved_variance; merges partials into total, total_2; writes d_weight, d_bias, total_scratch, total_2_scratch.
+__global__ void __launch_bounds__(512)
+backward_finalise(const float* saved_variance, float* __restrict__ d_weight, float* __restrict__ d_bias,
+    float* __restrict__ total_scratch, float* __restrict__ total_2_scratch, const Sum<float>* total_partials,
+    const Sum<float>* total_2_partials, BackwardSizes sizes, Index slots) {
   wait_for_kernel_before();
-  const float count_of_inner_value = static_cast<float>(sizes.inner.value);
-  constexpr int kLanes = 4, kPacks = 5;
-  __shared__ float cells[2][16];
-  int turn = 0;
-  const Index rows = sizes.outer.value, length = sizes.inner.value;
-  extern __shared__ uint4 room[];
-  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
-  auto* const d_out_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
-  auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 1280) + thread;
-  const Index stride = gridDim.x * blockDim.y;
-  Index first = blockIdx.x * blockDim.y;
-  float saved_mean_ahead[1];
-  float saved_variance_ahead[1];
-  float weight_ahead[1];
-  float bias_ahead[1];
-  const auto send_row = [&](Index first) {
-    const bool is_live = first + threadIdx.y < rows;
-    const Index row = is_live ? first + threadIdx.y : 0, end = is_live ? length : 0;
-    const Place base{sizes.deal, row * (sizes.deal.run.value - rows * length), row * length};
+  __shared__ alignas(16) unsigned char shared[512 * 16];
+  const Index result = blockIdx.x * blockDim.x + threadIdx.x;
+  const bool is_live = result < sizes.middle.value;
+  Sum<double> total_sum;
+  Sum<double> total_2_sum;
+  constexpr int kAtOnce = 8;
+  if (is_live) {
+    for (Index first = threadIdx.y; first < slots; first += kAtOnce * blockDim.y) {
+      Sum<float> total_next[kAtOnce];
+      Sum<float> total_2_next[kAtOnce];
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
-      const bool is_here = i < end;
-      if (is_here) send(&d_out_next[p * 256], d_out + (base + i));
-      if (is_here) send(&x_next[p * 256], x + (base + i));
-    }
-    send_off();
-    const Index outer = row;
-    saved_mean_ahead[0] = widen(saved_mean[outer]);
-    saved_variance_ahead[0] = widen(saved_variance[outer]);
-    weight_ahead[0] = widen(weight[outer]);
-    bias_ahead[0] = widen(bias[outer]);
-  };
-  send_row(first);
-  for (; first < rows; first += stride) {
-    const bool is_live = first + threadIdx.y < rows;
-    const Index row = is_live ? first + threadIdx.y : 0, end = is_live ? length : 0;
-    const Place base{sizes.deal, row * (sizes.deal.run.value - rows * length), row * length};
-    const Index outer = row;
-    Pack<float, kLanes> d_out_in[kPacks];
-    Pack<float, kLanes> x_in[kPacks];
-    wait_for_sent<0>();
+      for (int n = 0; n < kAtOnce; ++n) {
+        const Index slot = first + n * blockDim.y;
+        if (slot >= slots) break;
+        total_next[n] = total_partials[result * slots + slot];
+        total_2_next[n] = total_2_partials[result * slots + slot];
+      }
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      d_out_in[p] = d_out_next[p * 256];
-      x_in[p] = x_next[p * 256];
-    }
-    const float saved_mean_value = saved_mean_ahead[0];
-    const float saved_variance_value = saved_variance_ahead[0];
-    const float weight_value = weight_ahead[0];
-    const float bias_value = bias_ahead[0];
-    send_row(first + stride);
-    Sum<float> sums_1[2];
-    float carried[kPacks][kLanes];
-    float inverse_root_value;
-    backward_row_stage_1_once(saved_variance_value, inverse_root_value);
-#pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
-      const bool is_here = i < end;
-#pragma unroll
-      for (int lane = 0; lane < kLanes; ++lane) {
-        const float d_out_value = widen(d_out_in[p], lane);
-        const float x_value = widen(x_in[p], lane);
-        float total_term_value;
-        float total_term_by_value;
-        float total_2_term_value;
-        float total_2_term_by_value;
-        float carried_value;
-        backward_row_stage_1(d_out_value, x_value, saved_mean_value, inverse_root_value, weight_value,
-            bias_value, total_term_value, total_term_by_value, total_2_term_value, total_2_term_by_value,
-            carried_value);
-        sums_1[0].add_if(is_here, total_term_value, total_term_by_value);
-        sums_1[1].add_if(is_here, total_2_term_value, total_2_term_by_value);
-        carried[p][lane] = carried_value;
+      for (int n = 0; n < kAtOnce; ++n) {
+        if (first + n * blockDim.y >= slots) break;
+        total_sum.merge(total_next[n]);
+        total_2_sum.merge(total_2_next[n]);
       }
     }
-    combine<8, false>(sums_1, cells[turn++ & 1]);
-    const float total_value = sums_1[0].total;
-    const float total_2_value = sums_1[1].total;
-    if (is_live && threadIdx.x == 0) {
-      float d_weight_value;
-      float d_bias_value;
-      backward_row_row_values(total_value, saved_variance_value, total_2_value, d_weight_value, d_bias_value);
-      d_weight[outer] = narrow<float>(d_weight_value);
-      d_bias[outer] = narrow<float>(d_bias_value);
-    }
-    float negated_value;
-    float product_value;
-    backward_row_values_once(total_value, weight_value, saved_variance_value, count_of_inner_value,
-        total_2_value, negated_value, product_value);
+  }
+  merge_trees(shared, total_sum, total_2_sum);
+  if (threadIdx.y != 0 || !is_live) return;
+  const float total_value = static_cast<float>(total_sum.sum());
+  const float total_2_value = static_cast<float>(total_2_sum.sum());
+  const Index middle = result;
+  const float saved_variance_value = widen(saved_variance[middle]);
+  float d_weight_value;
+  float d_bias_value;
+  float total_scratch_value;
+  float total_2_scratch_value;
+  backward_finalise_values(total_value, saved_variance_value, total_2_value, d_weight_value, d_bias_value,
+      total_scratch_value, total_2_scratch_value);
+  d_weight[middle] = narrow<float>(d_weight_value);
+  d_bias[middle] = narrow<float>(d_bias_value);
+  total_scratch[middle] = narrow<float>(total_scratch_value);
+  total_2_scratch[middle] = narrow<float>(total_2_scratch_value);
+}
+
+__device__ __forceinline__ void backward_pointwise_values_once(const float saved_variance, const float total,
+    const float weight, const float count_of_outer_inner, const float total_2, float& inverse_root,
+    float& quotient, float& quotient_2) {
+  inverse_root = rsqrtf(saved_variance + 1e-05f);
+  quotient = -(total * weight * inverse_root * inverse_root * inverse_root) / count_of_outer_inner;
+  quotient_2 = total_2 * weight * inverse_root / count_of_outer_inner;
+}
+
+__device__ __forceinline__ void backward_pointwise_values(const float x, const float saved_mean,
+    const float quotient, const float d_out, const float inverse_root, const float weight, const float bias,
+    const float quotient_2, float& d_x) {
+  // batch_norm(running_mean, running_var, weight, bias, training=True)
+  const float difference = x - saved_mean;
+  const float after_batch_norm = fmaf(difference * inverse_root, weight, bias);
+  // backward, down to batch_norm(running_mean, running_var, weight, bias, training=True)
+  const float sum = fmaf(after_batch_norm * after_batch_norm, -0.721347511f, -1.32574809f);
+  const float series = polynomial(fabsf(after_batch_norm), -1.0f, -1.15110552f, -0.459209114f,
+      -0.0524738058f, 0.00698745623f, -2.51266702e-05f, -0.000272270845f, 7.59166942e-05f, -1.1191165e-05f,
+      9.13259044e-07f, -3.24377396e-08f);
+  const float power = exp2_flushed(series);
+  const float sum_2 = fmaf(after_batch_norm, exp2_flushed(sum),
+      after_batch_norm < 0.0f ? power : 1.0f - power);
+  const float d_after_batch_norm = d_out * sum_2;
+  const float sum_3 = fmaf(difference, quotient, d_after_batch_norm * weight * inverse_root);
+  d_x = sum_3 - quotient_2;
+}
+
+// Reads x, d_out, saved_mean by (middle), total by (middle), weight by (middle), saved_variance by (middle), bias by (middle), total_2 by (middle); writes d_x.
+template <bool kMayCross>
+__global__ void __launch_bounds__(64, 2)
+backward_pointwise(const float* x, const float* saved_mean, const float* total, const float* weight,
+    const float* saved_variance, const float* d_out, const float* bias, const float* total_2,
+    float* __restrict__ d_x, BackwardSizes sizes, Index count) {
+  wait_for_kernel_before();
+  const float count_of_outer_inner_value = static_cast<float>(sizes.outer.value * sizes.inner.value);
+  constexpr int kLanes = 4, kPacks = 4;
+  const Index first = (static_cast<Index>(gridDim.x - 1 - blockIdx.x) * kPacks * 64 + threadIdx.x) * kLanes;
+  Pack<float, kLanes> x_in[kPacks];
+  Pack<float, kLanes> d_out_in[kPacks];
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
-      const bool is_here = i < end;
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = first + static_cast<Index>(p) * 64 * kLanes;
+    if (i + kLanes > count) break;
+    x_in[p] = load<kLanes>(x + i);
+    d_out_in[p] = load<kLanes>(d_out + i);
+  }
+  // What element i's row has one of, where it is in what its row shares with others, and how many are left of the row.
+  const auto enter_row = [&](Index i, float& saved_mean_row, float& quotient_row, float& inverse_root_row,
+      float& weight_row, float& bias_row, float& quotient_2_row) {
+    const Index above_inner = divide(i, sizes.inner);
+    const Index inner = i - above_inner * sizes.inner.value;
+    const Index above_middle = divide(above_inner, sizes.middle);
+    const Index middle = above_inner - above_middle * sizes.middle.value;
+    const float saved_mean_value = widen(saved_mean[middle]);
+    const float total_value = widen(total[middle]);
+    const float weight_value = widen(weight[middle]);
+    const float saved_variance_value = widen(saved_variance[middle]);
+    const float bias_value = widen(bias[middle]);
+    const float total_2_value = widen(total_2[middle]);
+    float inverse_root_value;
+    float quotient_value;
+    float quotient_2_value;
+    backward_pointwise_values_once(saved_variance_value, total_value, weight_value,
+        count_of_outer_inner_value, total_2_value, inverse_root_value, quotient_value, quotient_2_value);
+    saved_mean_row = saved_mean_value;
+    quotient_row = quotient_value;
+    inverse_root_row = inverse_root_value;
+    weight_row = weight_value;
+    bias_row = bias_value;
+    quotient_2_row = quotient_2_value;
+    return sizes.inner.value - inner;
+  };
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = first + static_cast<Index>(p) * 64 * kLanes;
+    if (i >= count) return;
+    float saved_mean_here;
+    float quotient_here;
+    float inverse_root_here;
+    float weight_here;
+    float bias_here;
+    float quotient_2_here;
+    const Index left = enter_row(i, saved_mean_here, quotient_here, inverse_root_here, weight_here,
+        bias_here, quotient_2_here);
+    const bool is_crossing = kMayCross && left < kLanes;
+    if (i + kLanes <= count && (left >= kLanes || (kMayCross && sizes.inner.value >= kLanes))) {
+      float saved_mean_next = saved_mean_here;
+      float quotient_next = quotient_here;
+      float inverse_root_next = inverse_root_here;
+      float weight_next = weight_here;
+      float bias_next = bias_here;
+      float quotient_2_next = quotient_2_here;
+      if (is_crossing) enter_row(i + left, saved_mean_next, quotient_next, inverse_root_next, weight_next,
+          bias_next, quotient_2_next);
       Pack<float, kLanes> d_x_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
+        const bool is_next = kMayCross && lane >= left;
         const float x_value = widen(x_in[p], lane);
-        const float carried_value = carried[p][lane];
+        const float d_out_value = widen(d_out_in[p], lane);
+        const float saved_mean_value = is_next ? saved_mean_next : saved_mean_here;
+        const float quotient_value = is_next ? quotient_next : quotient_here;
+        const float inverse_root_value = is_next ? inverse_root_next : inverse_root_here;
+        const float weight_value = is_next ? weight_next : weight_here;
+        const float bias_value = is_next ? bias_next : bias_here;
+        const float quotient_2_value = is_next ? quotient_2_next : quotient_2_here;
         float d_x_value;
-        backward_row_values(x_value, saved_mean_value, negated_value, carried_value, product_value,
-            d_x_value);
+        backward_pointwise_values(x_value, saved_mean_value, quotient_value, d_out_value, inverse_root_value,
+            weight_value, bias_value, quotient_2_value, d_x_value);
         d_x_out.at[lane] = narrow<float>(d_x_value);
       }
-      if (is_here) store(d_x + (base + i), d_x_out);
+      store(d_x + i, d_x_out);
+    } else {
+#pragma unroll 1
+      for (Index j = i; j < count && j < i + kLanes; ++j) {
+        enter_row(j, saved_mean_here, quotient_here, inverse_root_here, weight_here, bias_here,
+            quotient_2_here);
+        const float saved_mean_value = saved_mean_here;
+        const float quotient_value = quotient_here;
+        const float inverse_root_value = inverse_root_here;
+        const float weight_value = weight_here;
+        const float bias_value = bias_here;
+        const float quotient_2_value = quotient_2_here;
+        const float x_value = widen(x[j]);
+        const float d_out_value = widen(d_out[j]);
+        float d_x_value;
+        backward_pointwise_values(x_value, saved_mean_value, quotient_value, d_out_value, inverse_root_value,
+            weight_value, bias_value, quotient_2_value, d_x_value);
+        d_x[j] = narrow<float>(d_x_value);
+      }
     }
   }
 }
@@ -627,40 +908,11 @@ static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
   return power;
 }
 
-// How many blocks of a kernel the device works on at once, each with so much shared memory of its own, and at most so much
-// in any launch. Asked once for each kernel, device and size of block: the runtime takes microseconds to answer.
-template <typename Kernel>
-static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes, int64_t most_bytes,
-    int device) {
-  struct Answer {
-    Kernel* kernel;
-    int64_t shared_bytes;
-    int threads, device;
-    int64_t blocks;
-  };
-  thread_local Answer answers[16] = {};
-  thread_local int next = 0;
-  const int threads = static_cast<int>(block.x * block.y);
-  for (const Answer& known : answers) {
-    if (known.kernel == kernel && known.shared_bytes == shared_bytes && known.threads == threads && known.device == device) {
-      return known.blocks;
-    }
-  }
-  int on_each = 0, processors = 0;
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(most_bytes));
-  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&on_each, kernel, threads, shared_bytes);
-  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  if (on_each == 0) return 1;  // the launch will say why
-  Answer& oldest = answers[next];
-  next = (next + 1) % 16;
-  oldest = {kernel, shared_bytes, threads, device, static_cast<int64_t>(on_each) * processors};
-  return oldest.blocks;
-}
-
-// A row's threads along x: a power of two within a warp, or whole warps; along y, rows beside each other for so many threads.
-static dim3 row_block(int64_t wanted, int64_t threads, int64_t least = 1) {
-  const int64_t along = wanted <= 32 ? power_of_two(wanted, least, 32) : ceil_divide(wanted, 32) * 32;
-  return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < threads ? threads / along : 1));
+// How many rows of so many elements a block takes together: as many as have 8,192, but there are to be 2,048 blocks.
+static int64_t rows_of_block(int64_t rows, int64_t length, int64_t alike) {
+  const int64_t most = length > 0 ? 8192 / length : 1, spare = rows / 2048;
+  const int64_t wanted = most < spare ? most : spare;
+  return wanted < 1 ? 1 : wanted < alike ? wanted : alike;
 }
 
 // Sets a kernel up while the one before it in the stream ends, where devices can: it waits for that itself.
@@ -681,7 +933,7 @@ static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64
   cudaLaunchKernelEx(&launch, kernel, static_cast<Parameters>(arguments)...);
 }
 
-// a: x, running_mean, running_var, weight, bias, out, saved_mean, saved_variance, new_running_mean, new_running_var, scratch (-1: return the bytes it needs), outer, inner, run and gap of rows, device, stream.
+// a: x, running_mean, running_var, weight, bias, out, saved_mean, saved_variance, new_running_mean, new_running_var, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
@@ -697,25 +949,62 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const bool is_measuring = a[10] == -1;
   if (!is_measuring && ((a[0] | a[5]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[10])};
-  const ForwardSizes sizes{ size_of(a[11]), size_of(a[12]), { size_of(a[13]), static_cast<Index>(a[14])} };
-  const auto stream = reinterpret_cast<cudaStream_t>(a[16]);
-  const int device = static_cast<int>(a[15]);
+  const ForwardSizes sizes{ size_of(a[11]), size_of(a[12]), size_of(a[13]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[15]);
+  const int device = static_cast<int>(a[14]);
   const DeviceGuard guard(device);
-  const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value),
-      forward_row_length = static_cast<int64_t>(sizes.inner.value);
-  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 20), 64);
-  const int64_t forward_row_tasks = ceil_divide(forward_row_rows, forward_row_block.y);
-  const int64_t forward_row_slots = forward_row_tasks;
+  const int64_t forward_inner_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value), forward_inner_length = static_cast<int64_t>(sizes.inner.value);
+  const int64_t forward_inner_pieces = ceil_divide(forward_inner_length, 8192);
+  const int64_t forward_inner_each = rows_of_block(forward_inner_rows, forward_inner_length,
+      static_cast<int64_t>(sizes.outer.value));
+  const int64_t forward_inner_shares = ceil_divide(static_cast<int64_t>(sizes.outer.value),
+      forward_inner_each);
+  const int64_t mean_partials_slots = forward_inner_shares * forward_inner_pieces;
+  auto* const mean_partials = scratch.take<Moments<float>>(static_cast<int64_t>(sizes.middle.value) * mean_partials_slots);
+  auto* const mean_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value));
+  auto* const variance_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value));
   if (is_measuring) return scratch.used;
   {
-    follow(forward_row, static_cast<unsigned>(forward_row_slots), forward_row_block, 0, stream, x, weight,
-        bias, running_mean, running_var, out, saved_mean, saved_variance, new_running_mean, new_running_var,
-        sizes);
+    const int64_t piece_length = ceil_divide(forward_inner_length, forward_inner_pieces);
+    // A row has a thread for each element at its edges, at least.
+    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 8, 128));
+    const dim3 block(lanes, 128 / lanes);
+    if (forward_inner_each > 1) {
+      const auto blocks = static_cast<unsigned>(static_cast<int64_t>(sizes.middle.value) * forward_inner_shares * forward_inner_pieces);
+      follow(forward_inner_joined, blocks, block, 0, stream, x, mean_partials, sizes,
+          static_cast<Index>(forward_inner_rows), static_cast<Index>(forward_inner_pieces),
+          static_cast<Index>(piece_length), static_cast<Index>(forward_inner_each));
+    } else {
+      const auto blocks = static_cast<unsigned>(ceil_divide(forward_inner_rows * forward_inner_pieces,
+          block.y));
+      follow(forward_inner, blocks, block, 0, stream, x, mean_partials, sizes,
+          static_cast<Index>(forward_inner_rows), static_cast<Index>(forward_inner_pieces),
+          static_cast<Index>(piece_length));
+    }
+  }
+  {
+    // Threads for all slots of a result; where those are few, results beside each other.
+    const int64_t results = static_cast<int64_t>(sizes.middle.value), slots = mean_partials_slots;
+    const auto along = static_cast<unsigned>(power_of_two(slots, 1, 512));
+    const dim3 block(along < 32 ? 128 / along : 1, along);
+    const auto blocks = static_cast<unsigned>(ceil_divide(results, block.x));
+    follow(forward_finalise, blocks, block, 0, stream, running_mean, running_var, saved_mean, saved_variance,
+        new_running_mean, new_running_var, mean_scratch, variance_scratch, mean_partials, sizes,
+        static_cast<Index>(slots));
+  }
+  {
+    const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value);
+    const auto blocks = static_cast<unsigned>(ceil_divide(count, 1024));
+    // Packs that lie in two rows: none where rows are whole packs, and few where they are long.
+    const bool may_cross = sizes.inner.value % 4 != 0 && sizes.inner.value < 4096;
+    const auto run = may_cross ? forward_pointwise<true> : forward_pointwise<false>;
+    follow(run, blocks, 64, 0, stream, x, mean_scratch, variance_scratch, weight, bias, out, sizes,
+        static_cast<Index>(count));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
 
-// a: x, weight, bias, saved_mean, saved_variance, d_out, d_x, d_weight, d_bias, scratch (-1: return the bytes it needs), outer, inner, run and gap of rows, device, stream.
+// a: x, weight, bias, saved_mean, saved_variance, d_out, d_x, d_weight, d_bias, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_backward(const int64_t* a) {
   auto* const x = reinterpret_cast<const float*>(a[0]);
@@ -730,21 +1019,59 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const bool is_measuring = a[9] == -1;
   if (!is_measuring && ((a[0] | a[5] | a[6]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[9])};
-  const BackwardSizes sizes{ size_of(a[10]), size_of(a[11]), { size_of(a[12]), static_cast<Index>(a[13])} };
-  const auto stream = reinterpret_cast<cudaStream_t>(a[15]);
-  const int device = static_cast<int>(a[14]);
+  const BackwardSizes sizes{ size_of(a[10]), size_of(a[11]), size_of(a[12]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[14]);
+  const int device = static_cast<int>(a[13]);
   const DeviceGuard guard(device);
-  const int64_t backward_row_rows = static_cast<int64_t>(sizes.outer.value),
-      backward_row_length = static_cast<int64_t>(sizes.inner.value);
-  const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, 20), 256);
-  const int64_t backward_row_tasks = ceil_divide(backward_row_rows, backward_row_block.y);
-  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 40960, 40960,
-      device);
-  const int64_t backward_row_slots = backward_row_tasks < backward_row_resident ? backward_row_tasks : backward_row_resident;
+  const int64_t backward_inner_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value), backward_inner_length = static_cast<int64_t>(sizes.inner.value);
+  const int64_t backward_inner_pieces = ceil_divide(backward_inner_length, 8192);
+  const int64_t backward_inner_each = rows_of_block(backward_inner_rows, backward_inner_length,
+      static_cast<int64_t>(sizes.outer.value));
+  const int64_t backward_inner_shares = ceil_divide(static_cast<int64_t>(sizes.outer.value),
+      backward_inner_each);
+  const int64_t total_partials_slots = backward_inner_shares * backward_inner_pieces;
+  const int64_t total_2_partials_slots = backward_inner_shares * backward_inner_pieces;
+  auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.middle.value) * total_partials_slots);
+  auto* const total_2_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.middle.value) * total_2_partials_slots);
+  auto* const total_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value));
+  auto* const total_2_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value));
   if (is_measuring) return scratch.used;
   {
-    follow(backward_row, static_cast<unsigned>(backward_row_slots), backward_row_block, 40960, stream, d_out,
-        x, saved_mean, saved_variance, weight, bias, d_x, d_weight, d_bias, sizes);
+    const int64_t piece_length = ceil_divide(backward_inner_length, backward_inner_pieces);
+    // A row has a thread for each element at its edges, at least.
+    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 8, 128));
+    const dim3 block(lanes, 128 / lanes);
+    if (backward_inner_each > 1) {
+      const auto blocks = static_cast<unsigned>(static_cast<int64_t>(sizes.middle.value) * backward_inner_shares * backward_inner_pieces);
+      follow(backward_inner_joined, blocks, block, 0, stream, d_out, x, saved_mean, saved_variance, weight,
+          bias, total_partials, total_2_partials, sizes, static_cast<Index>(backward_inner_rows),
+          static_cast<Index>(backward_inner_pieces), static_cast<Index>(piece_length),
+          static_cast<Index>(backward_inner_each));
+    } else {
+      const auto blocks = static_cast<unsigned>(ceil_divide(backward_inner_rows * backward_inner_pieces,
+          block.y));
+      follow(backward_inner, blocks, block, 0, stream, d_out, x, saved_mean, saved_variance, weight, bias,
+          total_partials, total_2_partials, sizes, static_cast<Index>(backward_inner_rows),
+          static_cast<Index>(backward_inner_pieces), static_cast<Index>(piece_length));
+    }
+  }
+  {
+    // Threads for all slots of a result; where those are few, results beside each other.
+    const int64_t results = static_cast<int64_t>(sizes.middle.value), slots = total_partials_slots;
+    const auto along = static_cast<unsigned>(power_of_two(slots, 1, 512));
+    const dim3 block(along < 32 ? 128 / along : 1, along);
+    const auto blocks = static_cast<unsigned>(ceil_divide(results, block.x));
+    follow(backward_finalise, blocks, block, 0, stream, saved_variance, d_weight, d_bias, total_scratch,
+        total_2_scratch, total_partials, total_2_partials, sizes, static_cast<Index>(slots));
+  }
+  {
+    const int64_t count = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value);
+    const auto blocks = static_cast<unsigned>(ceil_divide(count, 1024));
+    // Packs that lie in two rows: none where rows are whole packs, and few where they are long.
+    const bool may_cross = sizes.inner.value % 4 != 0 && sizes.inner.value < 4096;
+    const auto run = may_cross ? backward_pointwise<true> : backward_pointwise<false>;
+    follow(run, blocks, 64, 0, stream, x, saved_mean, total_scratch, weight, saved_variance, d_out, bias,
+        total_2_scratch, d_x, sizes, static_cast<Index>(count));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
