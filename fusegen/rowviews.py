@@ -302,8 +302,8 @@ class RowView(SummingView):
             held = [name for name in self.carried if name not in self.in_place]
             asked = self.own_reads + self.single_reads if len(self.stages) > 1 else []
             fits = words <= most and self.lanes > 1 and not (held or asked or self.stretches)
-            fits = fits and self._words == 1
-            return max(1, (1024 if fits else 512) // self.threads)
+            most_threads = 1024 if fits and self._words == 1 else 512
+            return max(1, most_threads // self.threads)
         if self.kept_own:
             most = next(n for words, n in _RESIDENT_KEEPING if self._own_words <= words)
             return max(1, most // self.threads)

@@ -856,6 +856,7 @@ def test_rows_may_be_dealt_out_over_memory(
     torch.manual_seed(0)
     done = run(chain, shape, operands, tmp_path, **more)
     assert "Place base{" in done.text
+    # As above: a few roundings, by the largest value.
     tolerance = {"float64": 1e-14, "bfloat16": 2.0**-8}.get(more.get("dtype"), 3e-6)
     for have, want in zip(done.results, done.expected, strict=True):
         assert (have.double() - want).abs().max() / (want.abs().max() + 0.1) < tolerance
