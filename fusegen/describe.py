@@ -110,7 +110,7 @@ def modules(chain: Chain, target: str, situation: Situation, *, grad: bool) -> t
             programs.append(backward.program)
             found_types = with_derivative(program, backward, found_types)
         facts = (order, programs, found_types, bound, situation.limits)
-        built_with = signature(target, *facts, may_deal=not situation.gaps)
+        built_with = signature(target, *facts)
         gaps = [code_name(n) for n in situation.gaps if n in part.chain.operands]
         gaps += ["x"] if "x" in situation.gaps and not found else []
         built_with = with_gaps(built_with, programs, gaps)

@@ -185,15 +185,14 @@ class Part:
             build_with = built_with
         else:
             facts = (found.order, programs, dtypes, found.bound, limits(device))
-            build_with = signature(target_of(device), *facts, may_deal=found.is_dense)
+            build_with = signature(target_of(device), *facts, may_deal=found.is_near)
         inputs = found.inputs(may_have_gaps=reads_gaps(build_with, program))
         named = zip(program.input_names, inputs, strict=True)
         apart = {name for name, i in named if i.pitch}
         known = {name for entry, name in build_with.gaps if entry == program.name}
         if apart != known:
             build_with = with_gaps(build_with, programs, apart)
-        spans = [m.span for i, m in zip(inputs, found.metas, strict=True) if i.pitch]
-        if max(spans, default=0) > 1 << 32:
+        if apart and not found.is_near:
             build_with = replace(build_with, index_bits=64)
         module = self.module(programs, build_with, device)
         plan = make_plan(found, tensors, inputs, module, wanted, build_with)

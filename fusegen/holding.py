@@ -64,7 +64,7 @@ def signature(
     *,
     may_deal: bool = True,
 ) -> Signature:
-    """What their module depends on, on such a device; may_deal says that no tensor has gaps."""
+    """What their module depends on, on such a device; may_deal: that 32 bits reach past all gaps."""
     mentioned = {name for p in programs for name in (*p.input_names, *p.output_names)}
     dtypes = {name: dtype for name, dtype in dtypes.items() if name in mentioned}
     _require_exact_positions(programs, dtypes, bound)

@@ -55,9 +55,9 @@ class Prepared:
         return inputs_of(*place, may_have_gaps=may_have_gaps)
 
     @property
-    def is_dense(self) -> bool:
-        """Whether no input has gaps."""
-        return not any(i.pitch for i in self.inputs(may_have_gaps=True))
+    def is_near(self) -> bool:
+        """Whether an offset of 32 bits reaches all elements of an input, whatever its gaps."""
+        return max(m.span for m in self.metas) <= 1 << 32
 
     @property
     def outputs(self) -> list[Output]:

@@ -63,7 +63,7 @@ def reads_gaps(built_with: Signature, program: Program) -> bool:
     """
     is_sliding = any(isinstance(w, Slide) for _, w in program.windows)
     is_full = any(r.tier.is_full for name, r in built_with.rows if name == program.name)
-    return not (is_sliding or is_full or built_with.is_dealt)
+    return not (is_sliding or (is_full and not built_with.is_dealt))
 
 
 def index_dtype(windows: Sequence[tuple[int, Window]]) -> str:

@@ -45,7 +45,7 @@ def signature_of(chain: str, target: str = "cuda", **more: object) -> Signature:
         # Offsets of 64 bits.
         (_TRAINED, {"shape": (64, 65536, 32, 32)}, False),
         # What has gaps of its own, and nothing at all.
-        (_TRAINED, {"gaps": ("x",)}, False),
+        (_TRAINED, {"gaps": ("x",)}, True),
         (_TRAINED, {"shape": (0, 64, 28, 28)}, False),
         # Nothing is used again of what is reduced.
         ("mean((0, 2, 3))", {}, False),

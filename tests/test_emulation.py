@@ -800,6 +800,9 @@ _LYING_WITH_GAPS = [
     (_POOL, (3, 8, 6, 16), [(8,)], {}),
     ("gelu | mean((2, 3))", (5, 8, 16, 16), [], {}),
     ("mul(s) | silu", (7, 16, 7, 7), [(7, 16, 1, 1)], {}),
+    # Gaps of a tensor's own among those between a dealt out row's runs.
+    (f"{_TRAINED} | add(r) | relu", (5, 6, 8, 8), [(6,), (6,), (5, 6, 8, 8)], {}),
+    (f"{_TRAINED} | relu", (3, 6, 80, 80), [(6,)] * 2, {}),
 ]
 
 

@@ -161,6 +161,10 @@ def test_a_view_may_span_more_than_32_bits_can_say():
     x = memory.as_strided((2, 4096), (step, 1))
     x.copy_(torch.randn(2, 4096))
     assert torch.equal(fused(x), fused(x.clone()))
+    normed = fusegen.compile("batch_norm(training=True) | relu")
+    images = x.unflatten(1, (16, 16, 16))
+    ours, copied = (normed(t).float() for t in (images, images.clone()))
+    torch.testing.assert_close(ours, copied, rtol=2.0**-7, atol=1e-5)
 
 
 @pytest.mark.gpu
