@@ -168,7 +168,7 @@ def run(
         return home.copy_(tensor.reshape(sizes))
 
     facts = (order, programs, types, bound, Limits(processors, shared_bytes))
-    built_with = signature("cuda", *facts, may_deal=not has_gaps)
+    built_with = signature("cuda", *facts)
     if has_gaps:
         leaves = [leaf for p in programs for leaf in p.graph.inputs]
         built_with = with_gaps(built_with, programs, [ir.name_of(i) for i in leaves if pitch(i)])
@@ -194,9 +194,9 @@ def run(
         groups = collapse(which.graph, built_with.order, windows)[2]
         numbers = [math.prod(pooled.get(a, bound.domain[a]) for a in g) for g in groups.axes]
         numbers += [bound.domain[groups.axes[g][0]] for g in groups.pooled]
-        numbers += [n for p in pitches for n in (p.run, p.step - p.run)]
         if built_with.is_dealt:
             numbers += deal_of(order, built_with.order, bound.domain)
+        numbers += [n for p in pitches for n in (p.run, p.step - p.run)]
         call = getattr(library, f"run_{which.name}")
         call.restype = ctypes.c_int64
 
