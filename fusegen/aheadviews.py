@@ -21,6 +21,11 @@ class AheadView(BesideView):
         return False
 
     @property
+    def apt_blocks(self) -> int:
+        """How many blocks a multiprocessor is to have, as far as registers go."""
+        return 1
+
+    @property
     def stages_along(self) -> bool:
         """Whether what every row reads is."""
         return False
@@ -106,7 +111,7 @@ class AheadView(BesideView):
             return 3
         if self.family == "column" or self.has_rest:
             return 1
-        room = self._most_room // self.least_blocks - self._sums_bytes - self._along_bytes
+        room = self._most_room // self.apt_blocks - self._sums_bytes - self._along_bytes
         return 2 if 2 * (self._bytes_a_turn + self._edges_a_turn) <= room else 1
 
     @property
@@ -131,6 +136,16 @@ class AheadView(BesideView):
     def most_room_bytes(self) -> int:
         """Dynamic shared memory at most."""
         return self.room_bytes + self._along_bytes
+
+    @property
+    def least_blocks(self) -> int:
+        """How many blocks a multiprocessor must have room for: no more than its shared memory has,
+        so that threads have the registers of those that would not be there.
+        """
+        tier = self.kernel.tier
+        if tier is None or not self.most_room_bytes:
+            return self.apt_blocks
+        return max(1, min(self.apt_blocks, tier.room // self.most_room_bytes))
 
     @property
     def host_room(self) -> str:

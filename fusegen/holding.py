@@ -19,10 +19,9 @@ from fusegen.downcolumns import has_whole_columns
 from fusegen.emission import make_entry
 from fusegen.errors import UnsupportedError
 from fusegen.ir import Expr
-from fusegen.longrows import full_tier, reduced_axes, shared_tier
+from fusegen.longrows import adds_columns, derivative_tier, full_tier, reduced_axes, shared_tier
 from fusegen.program import Program
 from fusegen.rowfacts import (
-    adds_columns,
     asked_again,
     calls_functions,
     reads_floats,
@@ -64,7 +63,7 @@ def signature(
     *,
     may_deal: bool = True,
 ) -> Signature:
-    """What their module depends on, on such a device; may_deal: that 32 bits reach past all gaps."""
+    """What their module depends on, on such a device; may_deal: that 32 bits go past all gaps."""
     mentioned = {name for p in programs for name in (*p.input_names, *p.output_names)}
     dtypes = {name: dtype for name, dtype in dtypes.items() if name in mentioned}
     _require_exact_positions(programs, dtypes, bound)
@@ -272,7 +271,7 @@ def _tier(
         if full is None and any(adds_columns(p, axes) for p in own):
             full = adding_tier(tier, length, widest, own)
         if not has_stretches:
-            derivative = full_tier(tier, *size, each[0], count, others, axes)
+            derivative = derivative_tier(tier, *size, each[0], count, others, axes)
             return replace(tier, forward=full, derivative=derivative)
         # Two passes over memory are faster than teams that add up stretches, but for these.
         shared = None

@@ -75,6 +75,31 @@ def full_tier(
     return _full(tier, elements, threads, ANY_LENGTH) if has_room else None
 
 
+def derivative_tier(
+    tier: Tier,
+    length: int,
+    widest: int,
+    tensors: int,
+    processors: int,
+    programs: Sequence[Program],
+    axes: ir.Extent,
+) -> Tier | None:
+    """The tier of gradients of long rows: full_tier's, unless several blocks share a row of two
+    tensors of floats that is reduced once, and add up no columns. Their shares are as large as
+    where they do, of half as many threads: shared memory has room for three rows, so that one is
+    finished a turn after it was added up.
+    """
+    full = full_tier(tier, length, widest, tensors, processors, programs, axes)
+    is_alone = full is not None and full.longest != ANY_LENGTH
+    is_apt = tier.is_shared and tier.lanes > 1 and not tier.is_shifted and bool(programs)
+    is_apt = is_apt and (widest, tensors) == (_FLOAT_BYTES, 2) and not is_alone
+    if not is_apt or any(turns(p) > 1 or adds_columns(p, axes) for p in programs):
+        return full
+    elements, threads = 2 * tier.summing_elements, tier.threads // 2
+    fewer = replace(tier, elements=elements, summing_elements=elements, threads=threads)
+    return replace(fewer, resident=0)
+
+
 def shared_tier(
     tier: Tier,
     length: int,
@@ -180,3 +205,15 @@ def reduced_axes(program: Program) -> set[ir.Extent]:
     """The axes of all reductions."""
     nodes = ir.topological(program.graph.roots)
     return {ir.reduction(n)[1] for n in nodes if n.op == "reduce"}
+
+
+def adds_columns(program: Program, axes: ir.Extent) -> bool:
+    """Whether results vary along rows, but not along all of them together."""
+    full = widest_extent(program)
+    return any(root.extent & axes and root.extent < full for root in program.graph.roots)
+
+
+def widest_extent(program: Program) -> ir.Extent:
+    """The extent of the largest tensors that it reads or writes."""
+    tensors = [*program.graph.inputs, *program.graph.roots]
+    return max((expr.extent for expr in tensors), key=len, default=frozenset())

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from fusegen import ir
 from fusegen.bound import Bound
-from fusegen.longrows import terms, turns
+from fusegen.longrows import terms, turns, widest_extent
 from fusegen.program import Program
 from fusegen.target import DEAR, ITEM_BYTES
 from fusegen.tiers import SHORT
@@ -53,17 +53,11 @@ def words_of(program: Program, axes: ir.Extent, dtypes: Mapping[str, str]) -> in
     """The registers that one element takes in all tensors of full size, with one where there are
     many tensors that every row along these axes reads.
     """
-    full = _widest_extent(program)
+    full = widest_extent(program)
     found = [dtypes[ir.name_of(leaf)] for leaf in program.graph.inputs if leaf.extent == full]
     # Doubles take two, and so does what is computed from them.
     along = sum(leaf.extent == axes != full for leaf in program.graph.inputs)
     return max(1, sum(3 if dtype == "float64" else 1 for dtype in found) + (along > _FEW_ALONG))
-
-
-def adds_columns(program: Program, axes: ir.Extent) -> bool:
-    """Whether results vary along rows, but not along all of them together."""
-    full = _widest_extent(program)
-    return any(root.extent & axes and root.extent < full for root in program.graph.roots)
 
 
 def summed_over_rows(program: Program, axes: ir.Extent, bound: Bound) -> int:
@@ -71,7 +65,7 @@ def summed_over_rows(program: Program, axes: ir.Extent, bound: Bound) -> int:
     some are told apart by more than so many rows as a device works on at once. What some rows share
     counts too, where little else is read, and so do two registers where several results are whole.
     """
-    full = _widest_extent(program)
+    full = widest_extent(program)
     found = [r.extent - axes for r in program.graph.roots if r.extent & axes and r.extent < full]
     kept = max((math.prod(bound.domain[a] for a in extent) for extent in found), default=1)
     if not found or kept > _MOST_KEPT_ROWS:
@@ -104,11 +98,6 @@ def asked_again(
 
 def reads_floats(program: Program, dtypes: Mapping[str, str]) -> bool:
     """Whether several tensors of full size are read, none of them with elements of two bytes."""
-    full = _widest_extent(program)
+    full = widest_extent(program)
     found = [dtypes[ir.name_of(leaf)] for leaf in program.graph.inputs if leaf.extent == full]
     return len(found) > 1 and not any(ITEM_BYTES[dtype] == _NARROW_BYTES for dtype in found)
-
-
-def _widest_extent(program: Program) -> ir.Extent:
-    tensors = [*program.graph.inputs, *program.graph.roots]
-    return max((expr.extent for expr in tensors), key=len, default=frozenset())

@@ -65,7 +65,7 @@ class RowView(SummingView):
         kept += (self._most_held - len(self.full_reads)) * self._words
         held = self.elements * (kept + len(self.sums) * self._words)
         most = _MOST_KEPT_SHIFTED if self.is_shifted else _MOST_KEPT
-        return held * self.threads * self.least_blocks <= most
+        return held * self.threads * self.apt_blocks <= most
 
     @cached_property
     def kept_own(self) -> list[Read]:
@@ -265,7 +265,7 @@ class RowView(SummingView):
     @property
     def _registers(self) -> int:
         """How many a thread may have."""
-        return 2 * _REGISTERS // (self.least_blocks * self.threads)
+        return 2 * _REGISTERS // (self.apt_blocks * self.threads)
 
     @property
     def _is_tight(self) -> bool:
@@ -285,9 +285,9 @@ class RowView(SummingView):
         return self.is_team or self.is_crowded
 
     @property
-    def least_blocks(self) -> int:
-        """How many blocks of its threads a multiprocessor must have room for, which says how many
-        registers a thread may have.
+    def apt_blocks(self) -> int:
+        """How many blocks of its threads a multiprocessor is to have, which says how many registers
+        a thread may have, where shared memory has room for as many.
         """
         if not self.kernel.tier:
             if self._words > 1:
@@ -377,7 +377,7 @@ class RowView(SummingView):
             return packed * self.threads > _NARROW_REGISTERS
         taken = held * self._words * self.threads
         if len(self.stages) > 1:  # what a stage leaves for another is there twice for a while
-            taken *= 2 * self.least_blocks
+            taken *= 2 * self.apt_blocks
         elif self.sums_a_thread * len(self.sums) >= _MANY_SUMS:  # and so are their terms
             taken *= 2
         return taken > _REGISTERS
@@ -390,8 +390,8 @@ class RowView(SummingView):
         """
         if not self.kernel.tier or self.is_alone or self.is_staged:
             return False
-        is_few = self.least_blocks * self.threads < _MANY_THREADS and not self._asks_much
-        is_few = is_few and not (self.least_blocks > 1 and self.waits_much)
+        is_few = self.apt_blocks * self.threads < _MANY_THREADS and not self._asks_much
+        is_few = is_few and not (self.apt_blocks > 1 and self.waits_much)
         is_few |= self.kernel.tier.is_full or bool(self.sums or self.kept_own) or self.is_team
         widths = [ITEM_BYTES[r.buffer.dtype] * self.lanes for r in self.full_reads]
         taken = self._sums_bytes + self._along_bytes + self._bytes_of(self.full_reads)

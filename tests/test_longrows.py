@@ -41,7 +41,7 @@ def test_a_long_row_has_a_block_that_holds_it(length: int, dtype: str, elements:
     [
         (24000, "float32", 1),
         (24001, "float32", 1),
-        (27780, "float32", 2),
+        (27776, "float32", 1),
         (50257, "float32", 2),
         (50257, "bfloat16", 1),
         (55552, "bfloat16", 1),
@@ -74,9 +74,34 @@ def test_other_rows_have_smaller_blocks(chain: str, length: int, dtype: str) -> 
 
 
 def test_a_team_that_meets_once_has_such_blocks_in_gradients_alone() -> None:
-    tier = tier_of("layernorm", 60000)
+    tier = tier_of("layernorm", 120000, "bfloat16")
     assert not tier.for_forward.is_full
     assert tier.for_derivatives.is_full
+
+
+@pytest.mark.parametrize(
+    ("chain", "length", "dtype", "is_in_turn"),
+    [
+        ("softmax(-1)", 27780, "float32", True),
+        ("layernorm | gelu", 60000, "float32", True),
+        ("layernorm", 540672, "float32", True),
+        # One block holds it; packs begin elsewhere in each row.
+        ("layernorm", 27776, "float32", False),
+        ("layernorm", 60001, "float32", False),
+        # Columns are added up, three tensors held, rows reduced twice, elements narrow.
+        ("layernorm(w)", 60000, "float32", False),
+        ("add(r) | softmax(-1)", 60000, "float32", False),
+        ("layernorm | gelu | layernorm", 60000, "float32", False),
+        ("softmax(-1)", 60000, "bfloat16", False),
+    ],
+)
+def test_gradients_of_two_tensors_leave_room_for_three_rows(
+    chain: str, length: int, dtype: str, is_in_turn: bool
+) -> None:
+    situation = Situation((600, length), {"r": (600, length)} if "(r)" in chain else {}, dtype)
+    (module,) = modules(fusegen.chain(chain), "cuda", situation, grad=True)
+    tier = dict(module.signature.rows)["forward"].tier.for_derivatives
+    assert ((tier.elements, tier.threads) == (16, 256)) == is_in_turn
 
 
 @pytest.mark.parametrize(

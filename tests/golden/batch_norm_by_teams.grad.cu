@@ -745,7 +745,7 @@ __device__ __forceinline__ void backward_row_row_values(const float total, const
 }
 
 // Reads x, residual, d_out, saved_mean by (outer), saved_variance by (outer), weight by (outer), bias by (outer); writes d_x, d_weight, d_bias, d_residual.
-__global__ void __launch_bounds__(256, 2)
+__global__ void __launch_bounds__(128, 3)
 backward_row(const __nv_bfloat16* __restrict__ x, const float* __restrict__ saved_mean,
     const float* __restrict__ saved_variance, const __nv_bfloat16* __restrict__ weight,
     const __nv_bfloat16* __restrict__ bias, const __nv_bfloat16* __restrict__ residual,
@@ -753,8 +753,8 @@ backward_row(const __nv_bfloat16* __restrict__ x, const float* __restrict__ save
     __nv_bfloat16* __restrict__ d_weight, __nv_bfloat16* __restrict__ d_bias,
     __nv_bfloat16* __restrict__ d_residual, BackwardSizes sizes, uint64_t* meetings, Index blocks) {
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
-  constexpr int kLanes = 8, kPacks = 2, kCells = 2;
-  __shared__ float cells[2][16];
+  constexpr int kLanes = 8, kPacks = 4, kCells = 2;
+  __shared__ float cells[2][8];
   __shared__ unsigned int words[160 * kCells];
   int turn = 0;
   const Index rows = sizes.outer.value, length = sizes.inner.value;
@@ -780,9 +780,10 @@ backward_row(const __nv_bfloat16* __restrict__ x, const float* __restrict__ save
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
-      if (is_here) send(&x_next[slot * 1536 + p * 256], x + (base + i));
-      if (is_here) send(&residual_next[slot * 1536 + p * 256], residual + (base + i));
-      if (is_here) send(&d_out_next[slot * 1536 + p * 256], d_out + (base + i));
+      if (!is_here) continue;
+      if (is_here) send(&x_next[slot * 1536 + p * 128], x + (base + i));
+      if (is_here) send(&residual_next[slot * 1536 + p * 128], residual + (base + i));
+      if (is_here) send(&d_out_next[slot * 1536 + p * 128], d_out + (base + i));
     }
     send_off();
   };
@@ -826,9 +827,10 @@ backward_row(const __nv_bfloat16* __restrict__ x, const float* __restrict__ save
       for (int p = 0; p < kPacks; ++p) {
         const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
         const bool is_here = i < end;
-        x_in[p] = x_next[slot * 1536 + p * 256];
-        residual_in[p] = residual_next[slot * 1536 + p * 256];
-        d_out_in[p] = d_out_next[slot * 1536 + p * 256];
+        if (!is_here) continue;
+        x_in[p] = x_next[slot * 1536 + p * 128];
+        residual_in[p] = residual_next[slot * 1536 + p * 128];
+        d_out_in[p] = d_out_next[slot * 1536 + p * 128];
         Sum<float> sums_1_here[2];
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
@@ -846,7 +848,7 @@ backward_row(const __nv_bfloat16* __restrict__ x, const float* __restrict__ save
         if (is_here) sums_1[0].merge(sums_1_here[0]);
         if (is_here) sums_1[1].merge(sums_1_here[1]);
       }
-      combine<8, true, false>(sums_1, cells[turn++ & 1]);
+      combine<4, true, false>(sums_1, cells[turn++ & 1]);
       if (threadIdx.x == 0) {
         uint64_t* const mine = meeting + ((number & 3) * blocks + rank) * kCells;
         leave(mine + 0, number, sums_1[0].total);
@@ -894,9 +896,10 @@ backward_row(const __nv_bfloat16* __restrict__ x, const float* __restrict__ save
       for (int p = 0; p < kPacks; ++p) {
         const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
         const bool is_here = i < end;
-        x_in[p] = x_next[slot * 1536 + p * 256];
-        residual_in[p] = residual_next[slot * 1536 + p * 256];
-        d_out_in[p] = d_out_next[slot * 1536 + p * 256];
+        if (!is_here) continue;
+        x_in[p] = x_next[slot * 1536 + p * 128];
+        residual_in[p] = residual_next[slot * 1536 + p * 128];
+        d_out_in[p] = d_out_next[slot * 1536 + p * 128];
         Pack<__nv_bfloat16, kLanes> d_x_out;
         Pack<__nv_bfloat16, kLanes> d_residual_out;
 #pragma unroll
@@ -1073,7 +1076,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
       backward_row_length = static_cast<int64_t>(sizes.inner.value);
   // So many blocks share a row; there are as many such teams as the device works on at once.
   const int64_t backward_row_blocks = ceil_divide(backward_row_length, 4096);
-  const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, backward_row_blocks * 16), 256);
+  const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, backward_row_blocks * 32), 128);
   const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 73728, 73728,
       device) / backward_row_blocks;
   const int64_t backward_row_slots = backward_row_rows < backward_row_resident ? backward_row_rows : backward_row_resident;

@@ -484,7 +484,7 @@ __device__ __forceinline__ void forward_row_values(const float carried_after_gel
 }
 
 // Reads x, weight by (axis_1, axis_2), bias by (axis_1, axis_2); writes out.
-__global__ void __launch_bounds__(256, 4)
+__global__ void __launch_bounds__(256, 3)
 forward_row(const float* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
     float* __restrict__ out, ForwardSizes sizes, uint64_t* meetings, Index blocks) {
   constexpr int kLanes = 4, kPacks = 6, kCells = 2;

@@ -544,7 +544,7 @@ __device__ __forceinline__ void forward_row_row_values(const float mean, const f
 }
 
 // Reads x, weight by (axis_1, axis_2), bias by (axis_1, axis_2); writes out, saved_mean, saved_variance.
-__global__ void __launch_bounds__(256, 4)
+__global__ void __launch_bounds__(256, 3)
 forward_row(const float* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
     float* __restrict__ out, float* __restrict__ saved_mean, float* __restrict__ saved_variance,
     ForwardSizes sizes, uint64_t* meetings, Index blocks) {

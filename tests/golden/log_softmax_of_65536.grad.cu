@@ -502,108 +502,130 @@ __device__ __forceinline__ void backward_row_values(const float negated, const f
 }
 
 // Reads d_out, x, saved_sum by (outer), saved_bound by (outer); writes d_x.
-__global__ void __launch_bounds__(992, 1)
+__global__ void __launch_bounds__(256, 2)
 backward_row(const float* __restrict__ d_out, const float* __restrict__ saved_sum,
     const float* __restrict__ x, const float* __restrict__ saved_bound, float* __restrict__ d_x,
     BackwardSizes sizes, uint64_t* meetings, Index blocks) {
-  constexpr int kLanes = 4, kPacks = 7, kHeld = 3;
-  __shared__ float cells[2][31];
+  constexpr int kLanes = 4, kPacks = 4, kCells = 1;
+  __shared__ float cells[2][8];
+  __shared__ unsigned int words[160 * kCells];
   int turn = 0;
-  __shared__ float team_totals[1];
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   // This block's share of every row of its team.
   const Index rank = blockIdx.x % blocks, team = blockIdx.x / blocks;
   const Index share = (length + blocks * kLanes - 1) / (blocks * kLanes) * kLanes, begin = rank * share;
   const Index reach = begin < length ? min(share, length - begin) : 0;
-  uint64_t* const meeting = meetings + team * blocks * 2;
+  uint64_t* const meeting = meetings + team * blocks * 4;
+  const Index stride = gridDim.x / blocks;
   extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   auto* const d_out_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
-  auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 6944) + thread;
-  const Index stride = gridDim.x / blocks;
-  Index first = team;
-  float saved_sum_ahead[1];
-  float saved_bound_ahead[1];
-  // A thread's first kHeld packs go into registers; the others stay in shared memory until the row is finished.
-  const auto send_packs = [&](Index first, int from, int past) {
-    const bool is_live = first < rows;
-    const Index row = is_live ? first : 0, base = row * length + begin, end = is_live ? reach : 0;
-#pragma unroll
-    for (int p = from; p < past; ++p) {
-      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
-      const bool is_here = i < end;
-      if (is_here) send(&d_out_next[p * 992], d_out + (base + i));
-      if (is_here) send(&x_next[p * 992], x + (base + i));
-    }
-    if (from > 0) return send_off();
-    send_off();
-    const Index outer = row;
-    saved_sum_ahead[0] = widen(saved_sum[outer]);
-    saved_bound_ahead[0] = widen(saved_bound[outer]);
-  };
-  send_packs(first, 0, kPacks);
-  for (; first < rows; first += stride) {
-    const bool is_live = first < rows;
-    const Index row = is_live ? first : 0, base = row * length + begin, end = is_live ? reach : 0;
-    Pack<float, kLanes> d_out_in[kPacks];
-    Pack<float, kLanes> x_in[kPacks];
-    wait_for_sent<0>();
-#pragma unroll
-    for (int p = 0; p < kHeld; ++p) {
-      d_out_in[p] = d_out_next[p * 992];
-      x_in[p] = x_next[p * 992];
-    }
-    const float saved_sum_value = saved_sum_ahead[0];
-    const float saved_bound_value = saved_bound_ahead[0];
-    send_packs(first + stride, 0, kHeld);
-    Sum<float> sums_1[1];
+  auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 1024) + thread;
+  float saved_sum_ahead[3] = {};
+  float saved_bound_ahead[3] = {};
+  const auto send_row = [&](Index row, int slot) {
+    const Index end = row < rows ? reach : 0, base = row * length + begin;
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
-      if (p >= kHeld) {
-        d_out_in[p] = d_out_next[p * 992];
-        x_in[p] = x_next[p * 992];
-      }
-      Sum<float> sums_1_here[1];
-#pragma unroll
-      for (int lane = 0; lane < kLanes; ++lane) {
-        const float d_out_value = widen(d_out_in[p], lane);
-        const float x_value = widen(x_in[p], lane);
-        float total_term_value;
-        float carried_value;
-        backward_row_stage_1(d_out_value, x_value, saved_bound_value, total_term_value, carried_value);
-        sums_1_here[0].add(total_term_value);
-        x_in[p].at[lane] = carried_value;
-      }
-      if (is_here) sums_1[0].merge(sums_1_here[0]);
-      if (p >= kHeld) x_next[p * 992] = x_in[p];
+      if (is_here) send(&d_out_next[slot * 2048 + p * 256], d_out + (base + i));
+      if (is_here) send(&x_next[slot * 2048 + p * 256], x + (base + i));
     }
-    combine<32, true>(sums_1, cells[turn++ & 1]);
-    combine_team<1>(sums_1, meeting, rank, blocks, turn, team_totals);
-    const float total_value = sums_1[0].total;
-    float negated_value;
-    backward_row_values_once(total_value, saved_sum_value, negated_value);
+    send_off();
+  };
+  if (team < rows) {
+    const Index outer = team;
+    saved_sum_ahead[1] = widen(saved_sum[outer]);
+    saved_bound_ahead[1] = widen(saved_bound[outer]);
+  }
+  send_row(team, 0);
+  send_row(team + stride, 1);
+  int number = 0, slot = 0;
+  for (Index first = team; first < rows + stride; first += stride) {
+    // The other blocks' numbers for the row before are asked for now, and needed only after this row's are known.
+    const volatile uint64_t* const theirs = meeting + (number & 3) * blocks * kCells + threadIdx.x;
+    const bool is_asking = number > 0 && threadIdx.x < blocks * kCells;
+    uint64_t word = is_asking ? *theirs : 0;
+    ++number;
+    {
+      const Index end = first < rows ? reach : 0;
+      wait_for_sent<1>();
+      Pack<float, kLanes> d_out_in[kPacks];
+      Pack<float, kLanes> x_in[kPacks];
+      const float saved_bound_value = saved_bound_ahead[1];
+      Sum<float> sums_1[1];
 #pragma unroll
-    for (int p = kPacks - 1; p >= 0; --p) {
-      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
-      const bool is_here = i < end;
-      if (p >= kHeld) {
-        d_out_in[p] = d_out_next[p * 992];
-        x_in[p] = x_next[p * 992];
-        send_packs(first + stride, p, p + 1);
-      }
-      Pack<float, kLanes> d_x_out;
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+        const bool is_here = i < end;
+        d_out_in[p] = d_out_next[slot * 2048 + p * 256];
+        x_in[p] = x_next[slot * 2048 + p * 256];
+        Sum<float> sums_1_here[1];
 #pragma unroll
-      for (int lane = 0; lane < kLanes; ++lane) {
-        const float d_out_value = widen(d_out_in[p], lane);
-        const float carried_value = widen(x_in[p], lane);
-        float d_x_value;
-        backward_row_values(negated_value, carried_value, d_out_value, d_x_value);
-        d_x_out.at[lane] = narrow<float>(d_x_value);
+        for (int lane = 0; lane < kLanes; ++lane) {
+          const float d_out_value = widen(d_out_in[p], lane);
+          const float x_value = widen(x_in[p], lane);
+          float total_term_value;
+          float carried_value;
+          backward_row_stage_1(d_out_value, x_value, saved_bound_value, total_term_value, carried_value);
+          sums_1_here[0].add(total_term_value);
+          x_in[p].at[lane] = carried_value;
+        }
+        if (is_here) sums_1[0].merge(sums_1_here[0]);
+        x_next[slot * 2048 + p * 256] = x_in[p];
       }
-      if (is_here) store(d_x + (base + i), d_x_out);
+      combine<8, true, false>(sums_1, cells[turn++ & 1]);
+      if (threadIdx.x == 0) {
+        uint64_t* const mine = meeting + ((number & 3) * blocks + rank) * kCells;
+        leave(mine + 0, number, sums_1[0].total);
+      }
     }
+    const int slot_before = slot == 0 ? 2 : slot - 1;
+    if (number > 1) {
+      // The row before.
+      const Index row = first - stride, base = row * length + begin, end = reach;
+      if (is_asking) words[threadIdx.x] = await_word(theirs, number - 1, word);
+      for (int i = threadIdx.x + blockDim.x; i < blocks * kCells; i += blockDim.x) {
+        words[i] = await_word(theirs + (i - threadIdx.x), number - 1, 0);
+      }
+      __syncthreads();
+      float found[1];
+      merge_numbers<Sum<float>, kCells>(words + 0, blocks, found[0]);
+      const float total_value = found[0];
+      const float saved_sum_value = saved_sum_ahead[0];
+      Pack<float, kLanes> d_out_in[kPacks];
+      Pack<float, kLanes> x_in[kPacks];
+      const int slot = slot_before;
+      float negated_value;
+      backward_row_values_once(total_value, saved_sum_value, negated_value);
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+        const bool is_here = i < end;
+        d_out_in[p] = d_out_next[slot * 2048 + p * 256];
+        x_in[p] = x_next[slot * 2048 + p * 256];
+        Pack<float, kLanes> d_x_out;
+#pragma unroll
+        for (int lane = 0; lane < kLanes; ++lane) {
+          const float d_out_value = widen(d_out_in[p], lane);
+          const float carried_value = widen(x_in[p], lane);
+          float d_x_value;
+          backward_row_values(negated_value, carried_value, d_out_value, d_x_value);
+          d_x_out.at[lane] = narrow<float>(d_x_value);
+        }
+        if (is_here) store(d_x + (base + i), d_x_out);
+      }
+    }
+    if (first + stride < rows) {
+      const Index outer = first + stride;
+      saved_sum_ahead[2] = widen(saved_sum[outer]);
+      saved_bound_ahead[2] = widen(saved_bound[outer]);
+    }
+    send_row(first + 2 * stride, slot_before);
+    saved_sum_ahead[0] = saved_sum_ahead[1], saved_sum_ahead[1] = saved_sum_ahead[2];
+    saved_bound_ahead[0] = saved_bound_ahead[1], saved_bound_ahead[1] = saved_bound_ahead[2];
+    slot = slot == 2 ? 0 : slot + 1;
   }
 }
 
@@ -741,13 +763,13 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const int64_t backward_row_rows = static_cast<int64_t>(sizes.outer.value),
       backward_row_length = static_cast<int64_t>(sizes.inner.value);
   // So many blocks share a row; there are as many such teams as the device works on at once.
-  const int64_t backward_row_blocks = ceil_divide(backward_row_length, 27776);
-  const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, backward_row_blocks * 28), 256);
-  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 222208, 222208,
+  const int64_t backward_row_blocks = ceil_divide(backward_row_length, 4096);
+  const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, backward_row_blocks * 16), 256);
+  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 98304, 98304,
       device) / backward_row_blocks;
   const int64_t backward_row_slots = backward_row_rows < backward_row_resident ? backward_row_rows : backward_row_resident;
   if (backward_row_slots == 0) return -static_cast<int64_t>(cudaErrorCooperativeLaunchTooLarge);
-  const int64_t backward_row_meeting_cells = backward_row_slots * backward_row_blocks * 2;
+  const int64_t backward_row_meeting_cells = backward_row_slots * backward_row_blocks * 4;
   auto* const backward_row_meetings = scratch.take<uint64_t>(backward_row_meeting_cells);
   if (is_measuring) return scratch.used;
   {
@@ -758,7 +780,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
     cudaLaunchConfig_t launch{};
     launch.gridDim = dim3(static_cast<unsigned>(backward_row_slots * backward_row_blocks));
     launch.blockDim = backward_row_block;
-    launch.dynamicSmemBytes = 222208;
+    launch.dynamicSmemBytes = 98304;
     launch.stream = stream;
     launch.attrs = &together;
     launch.numAttrs = 1;
