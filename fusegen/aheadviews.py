@@ -54,12 +54,15 @@ class AheadView(BesideView):
     def held_packs(self) -> int:
         """How many packs of each tensor are in registers: of long rows, no more than those have
         room for, beside what tensors have of stretches, or of the row where what is merged takes
-        many, or is dealt out. The others stay where they were sent until the row is finished.
+        many, or is dealt out, or beside what is carried past a merge. The others stay where they
+        were sent until the row is finished.
         """
         most = _MOST_PACKS - 1 if not self.stretch_reads else _MOST_PACKS_BESIDE
         is_merging = self.has_moments or (self.is_team and len(self.stages) > 1)
         if is_merging and len(self.row_reads) > int(self.has_moments):
             most -= 2 if self.is_narrow else 1
+        elif self.is_team and len(self.stages) > 1 and self.carried:
+            most -= 2 if self.row_stores else 1
         if self.kernel.is_dealt and not self.is_team and len(self.full_reads) > 1:
             most -= 2  # for their places
         is_full = self.is_sent_ahead and self.kernel.tier and self.kernel.tier.is_full

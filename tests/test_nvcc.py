@@ -97,6 +97,7 @@ _RESIDUAL = "batch_norm(m, v, w, b, training=True) | add(residual) | relu"
         (_INSTANCES, Situation((16, 32, 32, 48, 48)), True),
         (_INSTANCES, Situation((16, 32, 32, 48, 48), dtype="bfloat16"), True),
         ("amax(-1)", Situation((512, 65536)), True),
+        ("softmax(-1)", Situation((1024, 65536)), True),
         # Functions that are called again behind a reduction.
         ("gelu | amax((2, 3))", Situation((64, 256, 56, 56)), True),
         # Columns that have much of their own beside rows that pass by.
