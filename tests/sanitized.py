@@ -117,6 +117,8 @@ FAMILIES = [
     ("group_norm(1, w, b) | relu", (300, 2, 71, 142), [(2,), (2,)]),
     ("gelu | group_norm(2, weight, bias)", (3, 8, 142, 142), [(8,), (8,)]),
     ("gelu | layernorm(weight)", (9, 40000), [(40000,)]),
+    ("layernorm | gelu", (9, 40000), []),
+    ("softmax(-1) | silu", (9, 65536), []),
     (f"{_TRAINED_NORM} | tanh", (41, 110, 6), [(110,), (110,)]),
     (f"{_TRAINED_NORM} | relu", (5, 6, 7, 8), [(6,), (6,)]),
     ("gelu | amax((2, 3))", (3, 5, 9, 7), []),

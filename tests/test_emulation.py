@@ -313,6 +313,10 @@ CASES = [
     ("layernorm(w, b) | gelu", (3, 33004), [(33004,)] * 2, {"processors": 24}, "row"),
     ("logsumexp(-1)", (5, 33001), [], {"processors": 64}, "row"),
     ("softmax(-1)", (3, 28004), [], {"processors": 24}, "row"),
+    # Gradients whose rows are finished a turn later, with what was carried in a tensor's place.
+    ("layernorm | gelu", (5, 20480), [], {"processors": 24}, "row"),
+    ("gelu | rms_norm", (7, 40000), [], {"processors": 40}, "row"),
+    ("softmax(-1) | silu", (9, 65536), [], {"processors": 40}, "row"),
     ("layernorm | mul(2)", (5, 28001), [], {"processors": 64}, "row"),
     ("softmax(-1)", (3, 55560), [], {"processors": 64, "dtype": "bfloat16"}, "row"),
     ("layernorm(w, b)", (5, 9216), [(9216,)] * 2, {"dtype": "bfloat16"}, "row"),
