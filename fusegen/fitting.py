@@ -23,7 +23,8 @@ def require_axis(step: Step, running: Shape) -> None:
     if "dim" in dict(step.attributes):
         dims = dims_of(step, running)
         index = dict(step.attributes).get("index")
-        short = [d for d in dims if isinstance(index, int) and index >= running[d]]
+        at = index if isinstance(index, int) else 0
+        short = [d for d in dims if at and not -running[d] <= at < running[d]]
         if short:
             raise ArgumentError(
                 f"{step.text}: index {index} is out of range for axis {short[0]} of a value of "

@@ -115,7 +115,8 @@ class Indexing:
             if group < 0 and read.buffer.is_windowed:
                 continue
             coordinate, size = self.word(group), self.size_of(group)
-            coordinate = str(dict(read.buffer.at).get(group, coordinate))
+            if (place := dict(read.buffer.at).get(group)) is not None:
+                coordinate = str(place) if place >= 0 else f"({size} - {-place})"
             if read.buffer.is_windowed and group in self.grouping.pooled:
                 window = self.grouping.pooled.index(group)
                 coordinate = (

@@ -38,7 +38,7 @@ class Buffer:
     extent: tuple[int, ...]
     role: Role
     has_gaps: bool = False  # dense but for gaps, all of a size, between runs of one length
-    at: tuple[tuple[int, int], ...] = ()  # (group, the one index along it that is read)
+    at: tuple[tuple[int, int], ...] = ()  # (group, the one index along it, or from its end)
 
     @property
     def varying(self) -> tuple[int, ...]:

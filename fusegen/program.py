@@ -206,7 +206,7 @@ def _with_statistics(plain: Program) -> Program | None:
         if node.op != "reduce" or node.kind != "number":
             continue
         kind, axes = ir.reduction(node)
-        if min(axes) > 0 or (kind == "pick" and node.args[1].op == "const"):
+        if min(axes) > 0 or (kind == "pick" and not ir.inputs([node.args[1]])):
             continue  # of a window, or read again where it is as soon as saved
         found += [node] if node not in plain.of_results else []
         found += [ir.reduce("argmax", axes, node.args[0])] if kind == "max" else []

@@ -26,7 +26,8 @@ def read_at_places(state: Pass, roots: list[Expr]) -> list[Expr]:
             found = [arg for arg in args if arg is not None]
             known[key] = None
             if node.op == "input" and node.kind != "noise":
-                name = state.fresh(f"{ir.name_of(node)}_at_{place}")
+                where = place if place >= 0 else f"end_{-place}"
+                name = state.fresh(f"{ir.name_of(node)}_at_{where}")
                 leaf = ir.tensor(name, node.extent - {group}, node.rank, node.kind)
                 buffer = state.buffers[node]
                 state.buffers[leaf] = replace(buffer, at=(*buffer.at, (group, place)))
@@ -37,11 +38,21 @@ def read_at_places(state: Pass, roots: list[Expr]) -> list[Expr]:
 
     def rule(node: Expr) -> Expr:
         kind, axes = ir.reduction(node) if node.op == "reduce" else ("", frozenset[int]())
-        place = ir.constant(node.args[1]) if kind == "pick" else None
+        place = standing(node.args[1]) if kind == "pick" else None
         if place is None or len(axes) != 1 or axes & wanted or min(axes) < 0:
             return node
         (group,) = axes
-        found = at(node.args[0], group, int(place))
+        found = at(node.args[0], group, place)
         return node if found is None else found
 
     return ir.rewrite(roots, rule)
+
+
+def standing(index: Expr) -> int | None:
+    """The place along an axis that an index is, from its end if it is below 0, where the chain
+    says so.
+    """
+    found = ir.constant(index)
+    if found is None and index.op == "add" and index.args[0].op == "count":
+        found = ir.constant(index.args[1])
+    return None if found is None else int(found)

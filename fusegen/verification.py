@@ -40,6 +40,9 @@ def verify(graph: Graph) -> None:
 
 
 def _is_index(node: Expr) -> bool:
-    """Whether it says where something stands; what another program saved of that is a number."""
+    """Whether it says where something stands; what another program saved of that is a number, and
+    so is what counts from the end.
+    """
     is_saved = node.op == "input" and name_of(node).startswith("saved_argmax")
-    return node.kind == "index" or is_saved
+    is_from_end = node.op == "add" and node.args[0].op == "count"
+    return node.kind == "index" or is_saved or is_from_end

@@ -584,6 +584,8 @@ CASES = [
     (GLU, (3, 8, 5, 6), [], {}, "column"),
     (GLU, (3, 8, 5, 6), [], {"layout": "channels_last"}, "column"),
     (GLU, (3, 8, 5, 7), [], {"dtype": "bfloat16"}, "column"),
+    (SWIGLU.replace("-2, 1)", "-2, -1)"), (3, 5, 64), [], {}, "column"),
+    ("gelu | select(1, -2)", (3, 8, 5, 6), [], {}, "column"),
     (ROPE, (2, 3, 5, 16), [(2, 1), (5, 2, 8), (5, 2, 8)], {}, "column"),
     (ROPE, (2, 3, 5, 32), [(2, 1), (5, 2, 16), (5, 2, 16)], {"dtype": "bfloat16"}, "column"),
     ("select(-1, 2) | tanh", (5, 70), [], {}, "row"),

@@ -29,6 +29,14 @@ CHAINS = {
     "max_pool2d(2) | select(1, 2) | tanh": [(4, 6, 8, 8)],
     "select(1, 2) | softmax(1) | avg_pool2d(2)": [(4, 6, 8, 8)],
     "max(2) | select(1, 2)": [(4, 6, 8)],
+    # From the end.
+    "gelu | select(1, -1)": [(4, 6, 8)],
+    "add(p) | select(-1, -8) | tanh": [(4, 6, 8), (6, 8)],
+    "layernorm(axis=1) | select(1, -2, keepdim=True) | gelu": [(4, 6, 8)],
+    "tanh | give(whole) | select(0, -1) | gelu": [(4, 6, 8)],
+    "max_pool2d(2) | select(2, -1)": [(4, 6, 8, 8)],
+    "avg_pool2d(3, 2, 1) | select(1, -2)": [(4, 6, 8, 8)],
+    SWIGLU.replace("-2, 0)", "-2, -2)").replace("-2, 1)", "-2, -1)"): [(4, 6, 32)],
 }
 
 
@@ -58,7 +66,10 @@ def test_what_is_selected_of_a_dropout_is_a_part_of_it(device):
     assert torch.equal(fusegen.compile("dropout(0.5) | select(1, 2)")(x), whole[:, 2])
 
 
-@pytest.mark.parametrize("chain", [SWIGLU, GLU, "gelu | select(1, 2)", "select(1, 2) | mean(1)"])
+@pytest.mark.parametrize(
+    "chain",
+    [SWIGLU, GLU, "gelu | select(1, 2)", "gelu | select(1, -1)", "select(1, 2) | mean(1)"],
+)
 def test_on_a_cpu_it_is_read_at_its_place(chain):
     text = fusegen.compile(chain).source("cpp", shape=CHAINS[chain][0])
     assert "x_at_" in text
@@ -69,3 +80,12 @@ def test_a_reduction_of_the_axis_goes_over_all_of_it():
     text = fusegen.compile("layernorm(axis=1) | select(1, 2)").source("cpp", shape=(4, 6, 8))
     assert "x_at_2" in text
     assert "moments" in text.lower()
+
+
+def test_the_last_of_any_number_builds_nothing_anew(device, monkeypatch):
+    fused = fusegen.compile("gelu | select(1, -1)")
+    fused(torch.randn(2, 5, 8, device=device))
+    monkeypatch.setattr("fusegen.execution.load", None)
+    for length in (3, 7, 9):
+        x = torch.randn(2, length, 8, device=device)
+        torch.testing.assert_close(fused(x), torch.nn.functional.gelu(x[:, -1]))

@@ -127,20 +127,16 @@ def _selected(x: Any, dim: int, index: int, keepdim: bool = False) -> Any:
     return found.unsqueeze(dim) if keepdim else found
 
 
-def _check_index(dim: int, index: int, keepdim: bool) -> str | None:
-    return None if index >= 0 else f"index {index} is below 0; count from the front"
-
-
 @op(
     reference=_selected,
-    samples=[(1, 0), (-1, 2, True)],
+    samples=[(1, 0), (-1, 2, True), (1, -1)],
     shaping="reduce",
     equal="torch.select",
-    check=_check_index,
 )
 def select(x: Expr, dim: int, index: int, keepdim: bool = False) -> Expr:
-    """What stands at one place along dim, counted from 0; all of x is read."""
-    return reduce("pick", axes_of(x, dim), x, const(index, "index"))
+    """What stands at one place along dim, from its end if index is below 0; all of x is read."""
+    axes = axes_of(x, dim)
+    return reduce("pick", axes, x, const(index, "index") if index >= 0 else count(axes) + index)
 
 
 def _vector_norm(x: Any, p: float, dim: Dim, keepdim: bool) -> Any:
