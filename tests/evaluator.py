@@ -185,7 +185,7 @@ def _reduced(node: Expr, args: list[Array], domain: Domain) -> Array:
         result = flat(value).argmax(-1)  # numpy's, too, stops at the first NaN
     else:
         index = flat(args[1])[..., :1]
-        result = np.take_along_axis(flat(value), index, -1)[..., 0]
+        result = np.take_along_axis(flat(value), index.astype(int), -1)[..., 0]
     return result.reshape([1 if d in dims else shape[d] for d in range(len(order))])
 
 
