@@ -26,17 +26,15 @@ _LEAST_PACK = 4  # elements that lie together: an access of fewer takes as long 
 # Threads of a block that holds as much as can be, where elements have more than two bytes, and of
 # a multiprocessor: more would leave no registers to find places with.
 _MOST_THREADS, _MOST_RESIDENT = 896, 1280
-# Elements and threads of blocks that share rows of gradients, where each has room for all of its
-# part: by the bytes of the widest element, whether rows of more than two tensors are held, and
-# whether functions are called for elements. They leave shared memory for three rows, so that one is
-# finished a turn after it was added up. On an H200 two tensors take 1.71 copies in fp32, with gelu
-# 2.00, where 16 elements of 512 threads take 2.27 and 3.25; on an H100 three take 2.63 where 8
+# Elements and threads of blocks that share rows of gradients where `longrows` has none for them: by
+# the bytes of the widest element, whether rows of more than two tensors are held, and whether
+# functions are called for elements. They leave shared memory for three rows, so that one is
+# finished a turn after it was added up. On an H100 three tensors take 2.63 copies in fp32 where 8
 # elements of 512 threads take 3.04.
 _SMALL: Mapping[tuple[int, bool, bool], tuple[tuple[int, int], ...]] = {
     (2, True, False): ((32, 128),),
     (4, True, False): ((8, 256),),
-    (4, False, False): ((16, 256),),
-    (4, False, True): ((16, 256),),
+    (4, False, True): ((8, 512),),
     (4, True, True): ((8, 256), (8, 512)),
 }
 # The same where elements have two bytes, functions are called, and a row has a block to itself: of
@@ -116,8 +114,10 @@ def with_room(
     is_filled = rows >= _LEAST_FILLED * -(-rows // processors) * processors
 
     def apt(full: Tier | None) -> Tier | None:
-        if full is None or full.is_shared:
-            return full if is_narrow else None
+        if full is None or (full.is_shared and (is_narrow or not full.is_full)):
+            return full
+        if full.is_shared:
+            return None
         threads = full.threads if is_narrow else min(full.threads, _MOST_THREADS)
         longest = full.elements * threads
         is_held = is_filled and length <= longest
@@ -129,7 +129,8 @@ def with_room(
         elements, threads = _DEAR
         of_block = replace(_with_shares(tier, elements, threads), longest=elements * threads)
         return replace(found, derivative=of_block) if length <= of_block.longest else None
-    if not tier.is_shared or (found.derivative and not is_dear):
+    is_found = found.derivative is not None and (found.derivative.is_shared or not is_dear)
+    if is_found or not tier.is_shared:
         return found
     for elements, threads in _SMALL.get((widest, tensors > 2, is_dear), ()):
         if length <= elements * threads * most_blocks(processors, 1):

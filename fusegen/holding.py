@@ -17,7 +17,6 @@ from fusegen.columntiers import column_tier
 from fusegen.dealing import deal_of, dealt_order, goes_by_rows, with_room
 from fusegen.downcolumns import has_whole_columns
 from fusegen.emission import make_entry
-from fusegen.errors import UnsupportedError
 from fusegen.ir import Expr
 from fusegen.longrows import adds_columns, derivative_tier, full_tier, reduced_axes, shared_tier
 from fusegen.program import Program
@@ -29,8 +28,9 @@ from fusegen.rowfacts import (
     widest_of,
     words_of,
 )
+from fusegen.selecting import require_exact_positions
 from fusegen.shortruns import in_short_runs
-from fusegen.signature import Rows, Signature, is_double
+from fusegen.signature import Rows, Signature
 from fusegen.summedrows import adding_tier
 from fusegen.target import H200, TARGETS, Limits
 from fusegen.tiers import LEAST_STRETCH, Tier, row_tier
@@ -47,7 +47,6 @@ _LEAST_PACK_BYTES = 8
 _WARP = 32
 # Elements of rows that gradients are summed over, and nothing else, by whether they have two bytes.
 _LONGEST_SUMMED = {True: 200, False: 60}
-_MOST_POSITIONS = 1 << 24  # a float holds every integer up to here
 _KERNEL_BYTES = 4 << 20  # what memory moves while a kernel begins and ends
 _ROW_BYTES = 256  # while a row of sums along it, as many as 16 elements in fp32 take on an H100
 _LEAST_GAIN = 0.97  # of what is taken otherwise: below, the likelier rows are as good
@@ -66,7 +65,7 @@ def signature(
     """What their module depends on, on such a device; may_deal: that 32 bits go past all gaps."""
     mentioned = {name for p in programs for name in (*p.input_names, *p.output_names)}
     dtypes = {name: dtype for name, dtype in dtypes.items() if name in mentioned}
-    _require_exact_positions(programs, dtypes, bound)
+    require_exact_positions(programs, dtypes, bound)
     is_wide = TARGETS[target].is_wide or math.prod(bound.domain) >= 1 << 31
     index_bits = 64 if is_wide else 32
     kinds = tuple(sorted(dtypes.items()))
@@ -202,24 +201,6 @@ def _bundled(
     # A derivative's tensors may be narrower than those by which the segment was chosen.
     tier = found.tier(widest, words) or found.tier(_FLOAT_BYTES, words)
     return None if tier is None else Rows(tier, axes, domain)
-
-
-def _require_exact_positions(
-    programs: Sequence[Program], dtypes: Mapping[str, str], bound: Bound
-) -> None:
-    """Raise where the first of the largest stands further along than a float can count."""
-    if is_double(programs, dtypes):
-        return
-    for program in programs:
-        for node in ir.topological(program.graph.roots):
-            axes = ir.reduction(node)[1] if node.op == "reduce" else frozenset()
-            length = math.prod(bound.domain[a] for a in axes if a < 0)
-            if axes and node.attrs[0] == "argmax" and max(axes) < 0 and length > _MOST_POSITIONS:
-                raise UnsupportedError(
-                    f"{bound.chain.text}: the gradient of a maximum goes to the first of equal "
-                    f"values, found among {_MOST_POSITIONS} at most, got {length}; use amax or "
-                    "amin, whose gradient is shared, or float64"
-                )
 
 
 def _tier(

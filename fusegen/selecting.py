@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fusegen import ir
+from fusegen.bound import Bound
+from fusegen.errors import UnsupportedError
 from fusegen.ir import Expr
+from fusegen.program import Program
+from fusegen.signature import is_double
 from fusegen.staging import Pass
+
+_MOST_POSITIONS = 1 << 24  # a float holds every integer up to here
 
 
 def read_at_places(state: Pass, roots: list[Expr]) -> list[Expr]:
@@ -56,3 +64,31 @@ def standing(index: Expr) -> int | None:
     if found is None and index.op == "add" and index.args[0].op == "count":
         found = ir.constant(index.args[1])
     return None if found is None else int(found)
+
+
+def require_exact_positions(
+    programs: Sequence[Program], dtypes: Mapping[str, str], bound: Bound
+) -> None:
+    """Raise where the first of the largest, or what is selected, stands further along than a float
+    can count.
+    """
+    if is_double(programs, dtypes):
+        return
+    for node in ir.topological(root for p in programs for root in p.graph.roots):
+        kind, axes = ir.reduction(node) if node.op == "reduce" else ("", frozenset[int]())
+        if not axes or max(axes) >= 0:
+            continue
+        length = math.prod(bound.domain[a] for a in axes)
+        place = standing(node.args[1]) if kind == "pick" else None
+        if kind == "argmax" and length > _MOST_POSITIONS:
+            raise UnsupportedError(
+                f"{bound.chain.text}: the gradient of a maximum goes to the first of equal "
+                f"values, found among {_MOST_POSITIONS} at most, got {length}; use amax or "
+                "amin, whose gradient is shared, or float64"
+            )
+        if place is not None and place % length >= _MOST_POSITIONS:
+            raise UnsupportedError(
+                f"{bound.chain.text}: what is selected is found among the first "
+                f"{_MOST_POSITIONS} along its axis, got place {place % length}; use x.select in "
+                "front of the chain, or float64"
+            )

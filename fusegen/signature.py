@@ -59,7 +59,7 @@ def with_gaps(plain: Signature, programs: Iterable[Program], names: Container[st
 
 def reads_gaps(built_with: Signature, program: Program) -> bool:
     """Whether a program's kernels go over gaps: not where they look beside an element, for others
-    of its windows, nor where long rows leave no register for it.
+    of its windows, nor where long rows that lie together leave no register for it.
     """
     is_sliding = any(isinstance(w, Slide) for _, w in program.windows)
     is_full = any(r.tier.is_full for name, r in built_with.rows if name == program.name)

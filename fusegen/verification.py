@@ -8,6 +8,7 @@ from fusegen.ir import (
     Graph,
     axes_of,
     check_kinds,
+    inputs,
     name_of,
     reduction,
     topological,
@@ -41,8 +42,7 @@ def verify(graph: Graph) -> None:
 
 def _is_index(node: Expr) -> bool:
     """Whether it says where something stands; what another program saved of that is a number, and
-    so is what counts from the end.
+    so is what counts from the end, which no tensor tells.
     """
     is_saved = node.op == "input" and name_of(node).startswith("saved_argmax")
-    is_from_end = node.op == "add" and node.args[0].op == "count"
-    return node.kind == "index" or is_saved or is_from_end
+    return node.kind == "index" or is_saved or not inputs([node])

@@ -89,3 +89,12 @@ def test_the_last_of_any_number_builds_nothing_anew(device, monkeypatch):
     for length in (3, 7, 9):
         x = torch.randn(2, length, 8, device=device)
         torch.testing.assert_close(fused(x), torch.nn.functional.gelu(x[:, -1]))
+
+
+@pytest.mark.parametrize("index", [-1, 1 << 24])
+def test_a_place_that_a_float_cannot_count_is_refused(index):
+    x = torch.ones(1).expand((1 << 24) + 9)
+    fused = fusegen.compile(f"select(0, {index})")
+    with pytest.raises(fusegen.UnsupportedError, match=r"select.*found among the first 16777216"):
+        fused(x)
+    assert fusegen.compile("select(0, 5)")(x) == 1
