@@ -4,7 +4,7 @@ on a CPU.
 
 import pytest
 import torch
-from numeric import outcome
+from numeric import home_of_eager, outcome
 from test_emulation import GLU, SWIGLU
 
 import fusegen
@@ -52,7 +52,8 @@ def test_what_is_selected_is_right(chain, layout, device):
     if layout == "gaps":
         tensors[0] = torch.cat([tensors[0]] * 2, 1)[:, : tensors[0].shape[1]]
     tensors = [t.requires_grad_() for t in tensors]
-    ours, eager = outcome(fused, tensors), outcome(fused.reference, tensors)
+    home = home_of_eager(chain, device, torch.float64)
+    ours, eager = outcome(fused, tensors), outcome(fused.reference, tensors, device=home)
     assert ours.names == eager.names
     for a, b in zip(ours.tensors, eager.tensors, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
@@ -82,12 +83,12 @@ def test_a_reduction_of_the_axis_goes_over_all_of_it():
     assert "moments" in text.lower()
 
 
-def test_the_last_of_any_number_builds_nothing_anew(device, monkeypatch):
+def test_on_a_cpu_the_last_of_any_number_builds_nothing_anew(monkeypatch):
     fused = fusegen.compile("gelu | select(1, -1)")
-    fused(torch.randn(2, 5, 8, device=device))
+    fused(torch.randn(2, 5, 8))
     monkeypatch.setattr("fusegen.execution.load", None)
     for length in (3, 7, 9):
-        x = torch.randn(2, length, 8, device=device)
+        x = torch.randn(2, length, 8)
         torch.testing.assert_close(fused(x), torch.nn.functional.gelu(x[:, -1]))
 
 
