@@ -7,9 +7,10 @@ tensors; so the text is the one that a call on such tensors builds.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from fusegen import ir
 from fusegen.axes import Shape, Value
 from fusegen.bound import Bound
 from fusegen.codegen import Source
@@ -22,8 +23,10 @@ from fusegen.ops import COUNTER, RUNNING, Chain, Step, lookup, nearest
 from fusegen.program import Program, derivative, forward
 from fusegen.promotion import FLOATING, refuse_gradients
 from fusegen.segments import Segment
+from fusegen.selecting import at_places
 from fusegen.signature import Signature, element_types, with_derivative, with_gaps
-from fusegen.target import H200, TARGETS, Limits, code_name
+from fusegen.strides import dense_strides, lie_of
+from fusegen.target import H200, ITEM_BYTES, TARGETS, Limits, code_name
 from fusegen.viewing import shape_behind
 
 Kind = tuple[Shape, tuple[int, ...]]  # a tensor's shape; its axes, outermost in memory first
@@ -105,21 +108,47 @@ def modules(chain: Chain, target: str, situation: Situation, *, grad: bool) -> t
         found_types = element_types(program, bound, given)
         programs = [program]
         if is_training:
-            kinds = [running[0], *(kept[operand.name][0] for operand in bound.operands)]
-            backward = derivative(program, range(input_count), program.results, kinds)
+            shapes = [running[0], *(kept[operand.name][0] for operand in bound.operands)]
+            backward = derivative(program, range(input_count), program.results, shapes)
             programs.append(backward.program)
             found_types = with_derivative(program, backward, found_types)
-        facts = (order, programs, found_types, bound, situation.limits)
-        built_with = signature(target, *facts)
         gaps = [code_name(n) for n in situation.gaps if n in part.chain.operands]
         gaps += ["x"] if "x" in situation.gaps and not found else []
-        built_with = with_gaps(built_with, programs, gaps)
+        kinds = [running, *(kept[operand.name] for operand in bound.operands)]
+        programs, pitched = _at_places(programs, kinds, found_types, bound, order, gaps)
+        facts = (order, programs, found_types, bound, situation.limits)
+        built_with = with_gaps(signature(target, *facts), programs, {*gaps, *pitched})
         found.append(Module(part, bound, tuple(programs), built_with, running[1], order))
         running = (bound.result_shape, _order_behind(bound, order))
         dtype = bound.dtype
         kept |= dict.fromkeys(part.leaving, running)
         types |= dict.fromkeys(part.leaving, dtype)
     return tuple(found)
+
+
+def _at_places(
+    programs: list[Program],
+    kinds: Sequence[Kind],
+    dtypes: Mapping[str, str],
+    bound: Bound,
+    order: Sequence[int],
+    gaps: Container[str],
+) -> tuple[list[Program], list[str]]:
+    """The programs as they are launched on such tensors, and those inputs that have gaps then, of
+    others than are said to have some.
+    """
+    placed = [at_places(program) for program in programs]
+    first, pitched = placed[0], []
+    for i, (leaf, (shape, axes)) in enumerate(zip(first.graph.inputs, kinds, strict=True)):
+        name, places = ir.name_of(leaf), first.places_of(i)
+        if not places:
+            continue
+        kind = (shape, dense_strides(shape, axes), ITEM_BYTES[dtypes[name]])
+        lie = lie_of(leaf.extent, places, kind, bound, order, may_have_gaps=True)
+        if name in gaps or not lie.is_ready:
+            return programs, []
+        pitched += [name] if lie.pitch else []
+    return placed, pitched
 
 
 def is_mask(chain: Chain, operand: str) -> bool:

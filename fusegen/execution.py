@@ -24,14 +24,13 @@ from fusegen.arguments import (
     may_count,
     refuse_what_looks_inside,
 )
-from fusegen.holding import signature
 from fusegen.layouts import Meta
-from fusegen.modules import limits, load, target_of
+from fusegen.modules import load
 from fusegen.ops import Chain
 from fusegen.plan import Plan, make_plan, remember
-from fusegen.prepared import Prepared, Programs, no_collection
+from fusegen.prepared import Prepared, Programs, no_collection, whole
 from fusegen.program import Derivative, Program
-from fusegen.signature import Signature, reads_gaps, with_derivative, with_gaps
+from fusegen.signature import Signature, with_derivative
 
 Result = Tensor | tuple[Tensor, ...]
 
@@ -181,22 +180,11 @@ class Part:
                 first = derive(program, wanted, program.results, found.metas)
                 programs.append(first.program)
                 dtypes = with_derivative(program, first, dtypes)
-        if built_with is not None and (id(program), built_with) in self.modules:
-            build_with = built_with
-        else:
-            facts = (found.order, programs, dtypes, found.bound, limits(device))
-            build_with = signature(target_of(device), *facts, may_deal=found.is_near)
-        inputs = found.inputs(may_have_gaps=reads_gaps(build_with, program))
-        named = zip(program.input_names, inputs, strict=True)
-        apart = {name for name, i in named if i.pitch}
-        known = {name for entry, name in build_with.gaps if entry == program.name}
-        if apart != known:
-            build_with = with_gaps(build_with, programs, apart)
-        if apart and not found.is_near:
-            build_with = replace(build_with, index_bits=64)
-        module = self.module(programs, build_with, device)
-        plan = make_plan(found, tensors, inputs, module, wanted, build_with)
-        return Call(self, replace(found, dtypes=dtypes), plan, foreseen, build_with)
+        facts = (programs, dtypes, built_with, self.modules)
+        launch = self.programs.at_places(found, *facts) or whole(found, *facts)
+        module = self.module(launch.programs, launch.built_with, device)
+        plan = make_plan(launch.found, tensors, launch.inputs, module, wanted, launch.built_with)
+        return Call(self, replace(found, dtypes=dtypes), plan, foreseen, launch.built_with)
 
     def module(
         self, programs: Sequence[Program], signature: Signature, device: torch.device

@@ -131,6 +131,10 @@ def _saved(module: Module, program: Program, entry: Entry) -> list[str]:
     lines = [f"  saves  {_listed(saved)}"] if saved else []
     again = [n for n in (*program.input_names, *results) if n in wanted]
     kept = {n: bytes_of(buffers[n], entry, module.bound) for n in again}
+    # Of an input that is read at one place, all is kept.
+    for name, places in zip(program.input_names, program.places, strict=False):
+        if name in kept:
+            kept[name] *= math.prod(module.bound.domain[a] for a, _ in places)
     lines.append(f"  keeps  {_listed(kept)}" if kept else "  keeps  none of its inputs")
     inside = {n for n in ir.topological(backward.graph.roots) if n.op not in ("input", "const")}
     steps = {m.comment for m in program.marks}

@@ -6,21 +6,20 @@ All of it is told by shapes, strides and types alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fusegen import ir
+from fusegen.axes import Shape
 from fusegen.bound import Bound
 from fusegen.errors import ArgumentError
 from fusegen.modules import target_of
 from fusegen.program import Program
+from fusegen.strides import Lie, dense_strides, lie_of, shape_over, windows_of
 from fusegen.target import TARGETS
-from fusegen.windowing import windows_along
-
-Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -100,77 +99,19 @@ def _is_dense(shape: Shape, stride: Shape, order: Sequence[int], gaps: int) -> b
     return True
 
 
-def dense_strides(shape: Shape, order: Sequence[int]) -> Shape:
-    """The strides of a dense tensor whose axes lie in this order."""
-    strides = [0] * len(shape)
-    step = 1
-    for axis in reversed(order):
-        strides[axis] = step
-        step *= max(1, shape[axis])
-    return tuple(strides)
-
-
-@dataclass(frozen=True)
-class Pitch:
-    """How a tensor lies that is dense but for gaps: so many elements one after the other, a run,
-    and where the next one begins, counted from its beginning.
-    """
-
-    run: int
-    step: int
-
-    def is_apt(self, itemsize: int) -> bool:
-        """Whether packs of 16 bytes, or of 8 elements, lie within one run."""
-        is_whole = self.run % 8 == 0 and self.run * itemsize % 16 == 0
-        return is_whole and self.step * itemsize % 16 == 0
-
-
-def pitch_of(shape: Shape, stride: Shape, other: Shape, strides: Shape) -> Pitch | None:
-    """How a tensor lies, if it is dense but for gaps, where the same tensor in other axes, joined
-    or split, would be dense with other strides; None if it is anything else.
-    """
-    mine, its = _joined(shape, stride), _joined(other, strides)
-    if 0 in shape:
-        return None
-    pairs = []  # of strides: where it is dense, and here
-    while mine and its:
-        (size, have), (count, want) = mine.pop(), its.pop()
-        least = min(size, count)
-        if size % least or count % least:
-            return None
-        pairs.append((want, have))
-        mine += [(size // least, have * least)] if size > least else []
-        its += [(count // least, want * least)] if count > least else []
-    run, step = min(((want, have) for want, have in pairs if have != want), default=(0, 0))
-    is_even = all(have == want if want < run else have * run == step * want for want, have in pairs)
-    return Pitch(run, step) if run and is_even else None
-
-
-@dataclass(frozen=True)
-class Input:
-    """How one input is brought into place: seen as `shape`, copied to `strides` where it lies
-    otherwise, or read as it lies, with gaps.
-    """
-
-    shape: Shape
-    strides: Shape
-    is_ready: bool
-    pitch: Pitch | None = None
-
-    def arrange(self, tensor: Tensor) -> Tensor:
-        """The tensor as the kernels want it; itself where it is ready."""
-        if self.is_ready:
-            return tensor
-        seen = tensor.reshape(self.shape)
-        matches = all(
-            size == 1 or have == want
-            for size, have, want in zip(self.shape, seen.stride(), self.strides, strict=True)
-        )
-        if matches:
-            return seen
-        return torch.empty_strided(
-            self.shape, self.strides, dtype=tensor.dtype, device=tensor.device
-        ).copy_(seen)
+def arranged(tensor: Tensor, lie: Lie) -> Tensor:
+    """The tensor as the kernels want it; itself where it is ready."""
+    if lie.is_ready:
+        return tensor
+    seen = tensor.reshape(lie.shape)
+    matches = all(
+        size == 1 or have == want
+        for size, have, want in zip(lie.shape, seen.stride(), lie.strides, strict=True)
+    )
+    if matches:
+        return seen
+    home = torch.empty_strided(lie.shape, lie.strides, dtype=tensor.dtype, device=tensor.device)
+    return home.copy_(seen)
 
 
 @dataclass(frozen=True)
@@ -240,25 +181,20 @@ def inputs_of(
     metas: Sequence[Meta],
     *,
     may_have_gaps: bool,
-) -> list[Input]:
-    """How the inputs of a program are brought into place that walks the graph's axes in this
-    order.
-    """
+) -> list[Lie]:
+    """How the inputs of a program lie that walks the graph's axes in this order."""
     found = []
-    for leaf, meta in zip(program.graph.inputs, metas, strict=True):
+    for i, (leaf, meta) in enumerate(zip(program.graph.inputs, metas, strict=True)):
         if leaf.kind == "noise":
-            found.append(Input(meta.shape, meta.stride, True))
+            found.append(Lie(meta.shape, meta.stride, True))
             continue
-        shape = _shape(leaf.extent, bound.domain, windows_of(bound))
-        if math.prod(meta.shape) != math.prod(shape):
-            raise ArgumentError(f"{leaf}: got shape {meta.shape}, wanted {shape}")
-        strides = dense_strides(shape, order)
-        is_ready = _lies_alike(meta.shape, meta.stride, shape, strides)
-        pitch = None
-        if may_have_gaps and not is_ready:
-            pitch = pitch_of(meta.shape, meta.stride, shape, strides)
-            pitch = pitch if pitch and pitch.is_apt(meta.dtype.itemsize) else None
-        found.append(Input(shape, strides, is_ready or pitch is not None, pitch))
+        places = program.places_of(i)
+        whole = shape_over(leaf.extent.union(dict(places)), bound.domain, windows_of(bound))
+        if math.prod(meta.shape) != math.prod(whole):
+            raise ArgumentError(f"{leaf}: got shape {meta.shape}, wanted {whole}")
+        kind = (meta.shape, meta.stride, meta.dtype.itemsize)
+        facts = (leaf.extent, places, kind, bound, order)
+        found.append(lie_of(*facts, may_have_gaps=may_have_gaps))
     return found
 
 
@@ -275,47 +211,13 @@ def outputs_of(
     is_empty = math.prod(domain) == 0
     fills_edges = TARGETS[target_of(device)].fills_edges
     for (_, expr), target in zip(program.graph.outputs, targets, strict=True):
-        shape = _shape(expr.extent, domain, pooled)
+        shape = shape_over(expr.extent, domain, pooled)
         tiles = {a: w for a, w in windows.items() if isinstance(w, int)}
         has_edge = any(-a in expr.extent and domain[a] % tiles[a] for a in tiles)
         if fills_edges and frozenset(range(-len(domain), 0)) <= expr.extent:
             has_edge = False
         strides = dense_strides(shape, order)
-        whole = _shape(target.extent, domain, pooled)
+        whole = shape_over(target.extent, domain, pooled)
         final = whole if target.shape is None else target.shape
         outputs.append(Output(shape, strides, target.dtype, whole, final, is_empty or has_edge))
     return outputs
-
-
-def windows_of(bound: Bound) -> dict[int, int]:
-    """How many windows each pooled axis has."""
-    return {a: windows_along(w, bound.domain[a]) for a, w in bound.windows}
-
-
-def _shape(extent: ir.Extent, domain: Shape, pooled: Mapping[int, int]) -> Shape:
-    """The shape over the domain's axes of a tensor that varies along `extent`."""
-    rank = len(domain)
-    sizes = []
-    for axis in range(-rank, 0):
-        whole = axis not in pooled or -axis in extent or ir.SLIDING - axis in extent
-        size = domain[axis] if whole else pooled[axis]
-        sizes.append(size if axis in extent else 1)
-    return tuple(sizes)
-
-
-def _lies_alike(shape: Shape, stride: Shape, other: Shape, strides: Shape) -> bool:
-    """Whether two descriptions of a tensor, whose axes may be joined or split, are of the same
-    memory.
-    """
-    return _joined(shape, stride) == _joined(other, strides) or math.prod(other) == 0
-
-
-def _joined(shape: Shape, stride: Shape) -> list[tuple[int, int]]:
-    """(size, stride) of each axis that is wider than one, neighbours that lie as one joined."""
-    found: list[tuple[int, int]] = []
-    for size, step in zip(shape, stride, strict=True):
-        if size != 1 and found and found[-1][1] == size * step:
-            found[-1] = (found[-1][0] * size, step)
-        elif size != 1:
-            found.append((size, step))
-    return found

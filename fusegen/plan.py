@@ -21,9 +21,10 @@ from torch._C._dynamo import guards
 from fusegen.dealing import deal_of
 from fusegen.errors import UnsupportedError
 from fusegen.grouping import collapse
-from fusegen.layouts import Input, Meta, Output, windows_of
+from fusegen.layouts import Meta, Output, arranged
 from fusegen.prepared import Prepared
 from fusegen.signature import Signature
+from fusegen.strides import Lie, windows_of
 
 _pointer = Tensor.data_ptr
 _MOST_PLANS = 4096
@@ -45,7 +46,7 @@ class Plan:
         module: ModuleType,
         name: str,
         tensors: Sequence[Tensor],
-        inputs: Sequence[Input],
+        inputs: Sequence[Lie],
         outputs: Sequence[Output],
         updates: Sequence[tuple[int, int]],
         sizes: Sequence[int],
@@ -65,6 +66,9 @@ class Plan:
         self.device = device
         self.is_empty = is_empty
         self.is_ready = all(i.is_ready for i in inputs)
+        sizes_of = [t.element_size() for t in tensors]
+        # In bytes, how far behind its beginning each input is read.
+        self.offsets = tuple(i.offset * n for i, n in zip(inputs, sizes_of, strict=True))
         self.changes_shape = any(o.shape != o.final_shape for o in outputs)
         # The last argument says where to run: the device's current stream, or how many threads.
         where: tuple[Callable[..., int], tuple[int, ...]] = (torch.get_num_threads, ())
@@ -102,6 +106,7 @@ class Plan:
             *where,
             tuple(i for _, i in updates),
             torch._C._increment_version,
+            self.offsets,
         )
         self.attempt, self.run_planned = module.plan(name, tuple(tensors), facts)
 
@@ -142,7 +147,7 @@ class Plan:
                     "fused chain is none that it knows of, fused.reference is made of such"
                 )
         if not self.is_ready:
-            tensors = [i.arrange(t) for i, t in zip(self.inputs, tensors, strict=True)]
+            tensors = [arranged(t, i) for t, i in zip(tensors, self.inputs, strict=True)]
         results = [
             homes[i] if i in homes else o.allocate(tensors, self.device)
             for i, o in enumerate(self.outputs)
@@ -159,7 +164,8 @@ class Plan:
         if self.scratch_bytes:
             memory = torch.empty(self.scratch_bytes, dtype=torch.uint8, device=self.device)
             scratch = memory.data_ptr()
-        pointers = map(_pointer, (*tensors, *results))
+        pairs = zip(map(_pointer, tensors), self.offsets, strict=True)
+        pointers = (*[pointer + offset for pointer, offset in pairs], *map(_pointer, results))
         if self.launch(*pointers, scratch, *self.sizes, self.where()) == 1:
             # Some view begins off a 16-byte boundary: give the kernels aligned copies.
             aligned = [t if t.data_ptr() % _ALIGNMENT == 0 else _moved(t) for t in tensors]
@@ -183,7 +189,7 @@ def _not_planned(*_: object) -> None:
 def make_plan(
     found: Prepared,
     tensors: Sequence[Tensor],
-    inputs: Sequence[Input],
+    inputs: Sequence[Lie],
     module: ModuleType,
     needs: tuple[bool, ...] | None,
     built_with: Signature,

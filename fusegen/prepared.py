@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,8 +18,8 @@ from torch import Tensor
 
 from fusegen.arguments import bound_of
 from fusegen.bound import Bound
+from fusegen.holding import signature
 from fusegen.layouts import (
-    Input,
     Meta,
     Output,
     Target,
@@ -29,10 +29,13 @@ from fusegen.layouts import (
     outputs_of,
 )
 from fusegen.lower import GIVEN
+from fusegen.modules import limits, target_of
 from fusegen.ops import Chain
 from fusegen.program import Derivative, Program, derivative, forward
 from fusegen.promotion import refuse_gradients
-from fusegen.signature import element_types, with_derivative
+from fusegen.selecting import at_places
+from fusegen.signature import Signature, element_types, reads_gaps, with_derivative, with_gaps
+from fusegen.strides import Lie
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,8 @@ class Prepared:
     dtypes: dict[str, str]
     device: torch.device
 
-    def inputs(self, *, may_have_gaps: bool) -> list[Input]:
-        """How the program's inputs are brought into place: with gaps as they lie, if they may."""
+    def inputs(self, *, may_have_gaps: bool) -> list[Lie]:
+        """How the program's inputs lie: with gaps where they are, if they may."""
         place = (self.program, self.bound, self.order, self.metas)
         return inputs_of(*place, may_have_gaps=may_have_gaps)
 
@@ -79,6 +82,43 @@ class Prepared:
         )
 
 
+@dataclass(frozen=True)
+class Launch:
+    """What is launched: a program in the form that a module holds, with others; how its inputs lie,
+    and what the module depends on.
+    """
+
+    found: Prepared
+    programs: tuple[Program, ...]
+    inputs: list[Lie]
+    built_with: Signature
+
+
+def whole(
+    found: Prepared,
+    programs: Sequence[Program],
+    dtypes: Mapping[str, str],
+    built_with: Signature | None,
+    modules: Container[tuple[int, Signature]],
+) -> Launch:
+    """The first of the programs, which is found's, as it stands, for a module of all. built_with is
+    the signature of one of the modules that may hold it already.
+    """
+    program, device = found.program, found.device
+    if built_with is None or (id(program), built_with) not in modules:
+        facts = (found.order, programs, dtypes, found.bound, limits(device))
+        built_with = signature(target_of(device), *facts, may_deal=found.is_near)
+    inputs = found.inputs(may_have_gaps=reads_gaps(built_with, program))
+    named = zip(program.input_names, inputs, strict=True)
+    apart = {name for name, i in named if i.pitch}
+    known = {name for entry, name in built_with.gaps if entry == program.name}
+    if apart != known:
+        built_with = with_gaps(built_with, programs, apart)
+    if apart and not found.is_near:
+        built_with = replace(built_with, index_bits=64)
+    return Launch(found, tuple(programs), inputs, built_with)
+
+
 class Programs:
     """The programs of a chain, each made once."""
 
@@ -86,6 +126,28 @@ class Programs:
         self.chain = chain
         self.forwards: dict[Any, Program] = {}
         self.derivatives: dict[Any, Derivative] = {}
+        self.placed: dict[int, Program] = {}
+
+    def at_places(
+        self,
+        found: Prepared,
+        programs: Sequence[Program],
+        dtypes: Mapping[str, str],
+        built_with: Signature | None,
+        modules: Container[tuple[int, Signature]],
+    ) -> Launch | None:
+        """The same, with inputs of which each program reads what is at one place along an axis read
+        there; None where there is none, or it does not lie so that kernels can.
+        """
+        for program in programs:
+            if id(program) not in self.placed:
+                self.placed[id(program)] = at_places(program)
+        placed = [self.placed[id(program)] for program in programs]
+        if not placed[0].places:
+            return None
+        launch = whole(replace(found, program=placed[0]), placed, dtypes, built_with, modules)
+        lies = zip(launch.inputs, placed[0].places, strict=True)
+        return launch if all(lie.is_ready for lie, places in lies if places) else None
 
     def forward(
         self, given: Sequence[Tensor], tensors: Sequence[Tensor], wanted: tuple[bool, ...] | None

@@ -17,9 +17,11 @@ from fusegen.autodiff import vjp, winners
 from fusegen.bound import Bound
 from fusegen.ir import Expr, Extent, Graph
 from fusegen.lower import GIVEN, NEW, Mark, lower, remarked
+from fusegen.picking import picked_first
 from fusegen.simplify import simplification
 from fusegen.windowing import Window, windows_along
 
+Places = tuple[tuple[int, int], ...]  # (axis, where along it, from its end if below 0)
 WINNER = "winner_index"
 STATISTIC = "saved_"  # how the names of saved statistics begin
 _LEAST_SPARED = 4  # elements for each value that is saved in their place, and may be twice as wide
@@ -41,6 +43,12 @@ class Program:
     windows: tuple[tuple[int, Window], ...] = ()
     # The axes of each output as a tensor, where it may be the same all along some; () for its own.
     spans: tuple[Extent, ...] = ()
+    # Of each input, where along some axes it is read, and nowhere else; () if all of each is.
+    places: tuple[Places, ...] = ()
+
+    def places_of(self, i: int) -> Places:
+        """Where alone an input is read."""
+        return self.places[i] if self.places else ()
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -106,7 +114,10 @@ class Derivative:
 def forward(bound: Bound, *, is_training: bool) -> Program:
     """The chain itself; when training, also what its derivative wants of it."""
     lowered = lower(bound)
-    graph, marks = _simplified(lowered.graph, lowered.marks)
+    images = picked_first(lowered.graph, [m.node for m in lowered.marks], dict(bound.windows))
+    outputs = tuple((name, images[expr]) for name, expr in lowered.graph.outputs)
+    graph = Graph(lowered.graph.inputs, outputs)
+    graph, marks = _simplified(graph, remarked(lowered.marks, images))
     there = set(ir.topological(graph.roots))
     marks = tuple(replace(m, node=_left_of(m.node, there)) for m in marks)
     count = 1 + len(bound.gives)

@@ -1,4 +1,6 @@
-"""What is selected, read at its place: as element-wise reads of one tensor, without a reduction."""
+"""What is selected, read at its place: a tensor that is read nowhere else by where that is in
+memory, others as element-wise reads of one tensor, without a reduction.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,9 @@ from dataclasses import replace
 from fusegen import ir
 from fusegen.bound import Bound
 from fusegen.errors import UnsupportedError
-from fusegen.ir import Expr
-from fusegen.program import Program
+from fusegen.ir import Expr, Graph
+from fusegen.picking import Pick, pick_of, standing
+from fusegen.program import Places, Program
 from fusegen.signature import is_double
 from fusegen.staging import Pass
 
@@ -56,14 +59,42 @@ def read_at_places(state: Pass, roots: list[Expr]) -> list[Expr]:
     return ir.rewrite(roots, rule)
 
 
-def standing(index: Expr) -> int | None:
-    """The place along an axis that an index is, from its end if it is below 0, where the chain
-    says so.
+def at_places(program: Program) -> Program:
+    """The program with each input that is read at one place along an axis as a tensor without that
+    axis, and where that is.
     """
-    found = ir.constant(index)
-    if found is None and index.op == "add" and index.args[0].op == "count":
-        found = ir.constant(index.args[1])
-    return None if found is None else int(found)
+    leaves = [*program.graph.inputs]
+    places: list[Places] = [() for _ in leaves]
+    roots = [*program.graph.roots]
+    nodes = [m.node for m in program.marks]
+    for i in range(len(leaves)):
+        while (found := _only_pick(leaves[i], roots)) is not None:
+            node, (axis, index) = found
+            leaf = leaves[i]
+            leaves[i] = ir.tensor(ir.name_of(leaf), leaf.extent - {axis}, leaf.rank, leaf.kind)
+            place = standing(index)
+            assert place is not None, "what picks at a place has one"
+            places[i] = (*places[i], (axis, place))
+            images = ir.substitute([*roots, *nodes], {node: leaves[i]})
+            roots, nodes = images[: len(roots)], images[len(roots) :]
+    if not any(places):
+        return program
+    outputs = zip(program.output_names, roots, strict=True)
+    known = set(leaves)
+    marks = tuple(
+        replace(mark, node=node)
+        for mark, node in zip(program.marks, nodes, strict=True)
+        if known.issuperset(ir.inputs([node]))
+    )
+    graph = Graph(tuple(leaves), tuple(outputs))
+    return replace(program, graph=graph, marks=marks, places=tuple(places))
+
+
+def _only_pick(leaf: Expr, roots: Sequence[Expr]) -> tuple[Expr, Pick] | None:
+    """The node that takes what is somewhere in an input, where nothing else reads it."""
+    users = [node for node in ir.topological(roots) if leaf in node.args]
+    pick = pick_of(users[0]) if len(users) == 1 and leaf not in roots else None
+    return None if pick is None else (users[0], pick)
 
 
 def require_exact_positions(

@@ -218,7 +218,10 @@ def positions_as_numbers(state: Pass, roots: list[Expr]) -> list[Expr]:
             return -ir.reduce("bound", axes, candidates)
         if kind == "pick":
             is_there = ir.primitive("eq", place(axes), node.args[1])
-            return ir.reduce_sum(ir.primitive("where", is_there, value, 0.0), axes)
+            if value.kind != "truth":
+                return ir.reduce_sum(ir.primitive("where", is_there, value, 0.0), axes)
+            number = ir.primitive("where", is_there & value, ir.const(1.0), 0.0)
+            return ir.primitive("ne", ir.reduce_sum(number, axes), 0.0)
         return node
 
     return ir.rewrite(roots, rule)

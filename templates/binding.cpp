@@ -77,7 +77,8 @@ struct Plan {
   const Program& program;
   const Exchange* exchange = nullptr;
   int64_t* seen = nullptr;         // what `describe` says of each input, one after the other
-  int64_t* bytes = nullptr;        // from each input's first to behind its last
+  int64_t* bytes = nullptr;        // from where each input is read to behind its last
+  int64_t* offsets = nullptr;      // in bytes, how far behind its beginning that is
   int64_t sizes[kMostArguments];   // what the program takes between its pointers and its last argument
   Py_ssize_t size_count = 0;
   // Borrowed from the tuple `owned`. needs, layouts and scratch may be None; updates has, for each of the last outputs,
@@ -87,6 +88,7 @@ struct Plan {
   ~Plan() {
     delete[] seen;
     delete[] bytes;
+    delete[] offsets;
     Py_XDECREF(owned);
   }
 };
@@ -238,7 +240,7 @@ static PyObject* attempt(PyObject* self, PyObject* const* args, Py_ssize_t given
     inputs[i] = i == 0 ? args[0] : PyTuple_GET_ITEM(args[1], i - 1);
     Tensor tensor;
     if (!read(plan, inputs[i], &tensor) || !is_as_described(tensor, &seen)) Py_RETURN_NONE;
-    a[i] = tensor.pointer();
+    a[i] = tensor.pointer() + plan.offsets[i];
   }
   const int is_planned = has_planned_needs(plan, inputs);
   if (is_planned < 0) return nullptr;
@@ -260,7 +262,7 @@ static PyObject* run_planned(PyObject* self, PyObject* given) {
     Tensor tensor;
     inputs[i] = PyTuple_GET_ITEM(given, i);
     if (!read(plan, inputs[i], &tensor)) Py_RETURN_NONE;
-    a[i] = tensor.pointer();
+    a[i] = tensor.pointer() + plan.offsets[i];
   }
   return run_on_new(plan, inputs, a);
 }
@@ -272,9 +274,9 @@ static PyMethodDef run_method = {"run", run_planned, METH_O, nullptr};
 
 // Fills a plan from plan's arguments; false with a Python error set.
 static bool fill(Plan* plan, PyObject* inputs, PyObject* facts) {
-  PyObject *exchange, *sizes;
-  if (!PyArg_ParseTuple(facts, "OOOOOOOOOOOO", &exchange, &plan->types, &plan->needs, &plan->allocate, &plan->layouts, &plan->scratch, &sizes,
-                        &plan->is_grad_enabled, &plan->where, &plan->where_arguments, &plan->updates, &plan->note_changes)) return false;
+  PyObject *exchange, *sizes, *offsets;
+  if (!PyArg_ParseTuple(facts, "OOOOOOOOOOOOO", &exchange, &plan->types, &plan->needs, &plan->allocate, &plan->layouts, &plan->scratch, &sizes,
+                        &plan->is_grad_enabled, &plan->where, &plan->where_arguments, &plan->updates, &plan->note_changes, &offsets)) return false;
   plan->owned = Py_NewRef(facts);
   plan->exchange = static_cast<const Exchange*>(PyCapsule_GetPointer(exchange, "dlpack_exchange_api"));
   while (plan->exchange != nullptr && plan->exchange->major_version != 1) plan->exchange = plan->exchange->older;
@@ -292,9 +294,11 @@ static bool fill(Plan* plan, PyObject* inputs, PyObject* facts) {
   }
   int64_t* next = plan->seen = new int64_t[length];
   plan->bytes = new int64_t[plan->program.inputs];
+  plan->offsets = new int64_t[plan->program.inputs];
   for (Py_ssize_t i = 0; i < plan->program.inputs; ++i) {
     next = describe(tensors[i], next);
-    plan->bytes[i] = bytes_of(tensors[i]);
+    plan->offsets[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(offsets, i));
+    plan->bytes[i] = bytes_of(tensors[i]) - plan->offsets[i];
   }
   return !PyErr_Occurred();
 }
@@ -302,7 +306,7 @@ static bool fill(Plan* plan, PyObject* inputs, PyObject* facts) {
 // plan(program, inputs, facts): the functions attempt and run. facts are DLPack's exchange API, the types a tensor may
 // have, which inputs need gradients or None, how to allocate, with what for each output (None: Python does it) and for
 // scratch memory (None: there is none), the sizes, whether gradients are wanted at all, where to run, the inputs that are
-// updated, and whom to tell of those.
+// updated, whom to tell of those, and how many bytes behind its beginning each input is read.
 static PyObject* plan(PyObject*, PyObject* args) {
   const char* name;
   PyObject *inputs, *facts;

@@ -21,11 +21,12 @@ from fusegen.execution import Part
 from fusegen.grouping import collapse
 from fusegen.holding import signature
 from fusegen.joining import chosen, ways
-from fusegen.layouts import Pitch, dense_strides, pitch_of
-from fusegen.program import derivative, forward
+from fusegen.program import Places, derivative, forward
 from fusegen.promotion import FLOATING
 from fusegen.reference import run_eagerly
+from fusegen.selecting import at_places
 from fusegen.signature import element_types, with_derivative, with_gaps
+from fusegen.strides import Pitch, dense_strides, pitch_of
 from fusegen.target import H200, ITEM_BYTES, Limits
 from fusegen.windowing import windows_along
 
@@ -157,6 +158,14 @@ def run(
         found = (Pitch(s, s + 16) for s in steps)
         return next((pitch for pitch in found if pitch.is_apt(size)), None)
 
+    def there(tensor: torch.Tensor, leaf: ir.Expr, places: Places) -> torch.Tensor:
+        """What a program reads of a tensor."""
+        if places:
+            tensor = tensor.reshape(place(leaf.extent.union(dict(places)))[0])
+        for axis, where in places:
+            tensor = tensor.narrow(axis, where % tensor.shape[axis], 1)
+        return tensor
+
     def laid_out(leaf: ir.Expr, tensor: torch.Tensor, apart: Pitch | None) -> torch.Tensor:
         sizes, strides = place(leaf.extent)
         if apart:
@@ -167,17 +176,19 @@ def run(
         home = torch.full((memory,), nothing, dtype=tensor.dtype).as_strided(sizes, strides)
         return home.copy_(tensor.reshape(sizes))
 
-    facts = (order, programs, types, bound, Limits(processors, shared_bytes))
+    launched = [at_places(p) for p in programs]
+    facts = (order, launched, types, bound, Limits(processors, shared_bytes))
     built_with = signature("cuda", *facts)
     if has_gaps:
-        leaves = [leaf for p in programs for leaf in p.graph.inputs]
-        built_with = with_gaps(built_with, programs, [ir.name_of(i) for i in leaves if pitch(i)])
-    text = source(chain, programs, built_with).text
+        leaves = [leaf for p in launched for leaf in p.graph.inputs]
+        built_with = with_gaps(built_with, launched, [ir.name_of(i) for i in leaves if pitch(i)])
+    text = source(chain, launched, built_with).text
     library = build(text, folder, processors)
 
     def launch(which, inputs):
         arguments, pitches = [], []
-        for leaf, tensor in zip(which.graph.inputs, inputs, strict=True):
+        for i, (leaf, tensor) in enumerate(zip(which.graph.inputs, inputs, strict=True)):
+            tensor = there(tensor, leaf, which.places_of(i))
             is_apart = (which.name, ir.name_of(leaf)) in built_with.gaps
             apart = pitch(leaf) if is_apart else None
             pitches += [apart] if apart else []
@@ -208,7 +219,7 @@ def run(
         assert with_scratch(scratch.data_ptr()) == 0
         return outputs
 
-    outputs = launch(program, tensors)
+    outputs = launch(launched[0], tensors)
     if not is_differentiable:
         expected = results_of(
             run_eagerly(chain, tensors[0], dict(zip(chain.operands, tensors[1:], strict=True)))
@@ -225,7 +236,7 @@ def run(
         torch.randn(e.shape, dtype=getattr(torch, k)) for e, k in zip(expected, kinds, strict=True)
     ]
     pools = {"input": tensors, "output": outputs, "cotangent": cotangents}
-    results = launch(found.program, [pools[pool][i] for pool, i in found.sources])
+    results = launch(launched[1], [pools[pool][i] for pool, i in found.sources])
     by_input = {}
     for i, result in zip(found.targets, results, strict=True):
         # A gradient may be the same all along some of its input's axes.

@@ -158,6 +158,9 @@ FAMILIES = [
     ),
     # Short runs far apart: by column first.
     ("mul(p) | var((0, 2))", (90, 3, 4), [(4,)]),
+    # Of which one place along an axis is read, in gaps and not.
+    ("layernorm(weight, bias) | select(1, -1)", (9, 5, 96), [(96,), (96,)]),
+    ("add(p) | gelu | select(1, 2)", (3, 4, 40), [(3, 4, 40)]),
 ]
 # The same of an x whose channels are innermost.
 CHANNELS_LAST = [

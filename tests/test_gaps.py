@@ -13,7 +13,8 @@ from numeric import outcome
 from sanitized import FAMILIES
 
 import fusegen
-from fusegen.layouts import Pitch, dense_strides, memory_order, pitch_of
+from fusegen.layouts import memory_order
+from fusegen.strides import Pitch, dense_strides, pitch_of
 
 
 def halves(shape, dtype, device):
