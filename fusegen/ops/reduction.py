@@ -134,7 +134,7 @@ def _selected(x: Any, dim: int, index: int, keepdim: bool = False) -> Any:
     equal="torch.select",
 )
 def select(x: Expr, dim: int, index: int, keepdim: bool = False) -> Expr:
-    """What stands at one place along dim, from its end if index is below 0; all of x is read."""
+    """What stands at one place along dim, from its end if index is below 0."""
     axes = axes_of(x, dim)
     return reduce("pick", axes, x, const(index, "index") if index >= 0 else count(axes) + index)
 
