@@ -83,14 +83,21 @@ def compare(
     except (RuntimeError, AssertionError) as error:  # torch's ways to say: no such device, no room
         raise ArgumentError(f"device {device!r}: {str(error).splitlines()[0]}") from error
 
-    def results(function: Callable[..., Tensor], of: torch.dtype) -> dict[str, Tensor]:
+    def results(
+        function: Callable[..., Tensor], of: torch.dtype, *, is_exact: bool = False
+    ) -> dict[str, Tensor]:
         # What a call updates in place, the next one is to find as it was.
         copies = {name: tensor.clone() for name, tensor in tensors.items()}
+        if is_exact:
+            copies = {name: tensor.cpu().contiguous() for name, tensor in copies.items()}
         cotangents = torch.Generator().manual_seed(seed + 1)
-        return _results(chain, function, copies, of, low, cotangents)
+        found = _results(chain, function, copies, of, low, cotangents)
+        return {name: result.to(device) for name, result in found.items()}
 
     ours = results(fused, low)  # the first, as it tells of a mistake in the shapes
-    exact = results(fused.reference, torch.float64)
+    # On a GPU torch's hardswish takes a sixth in single precision, of doubles too, and avg_pool2d's
+    # gradient is another one in channels_last (pytorch/pytorch#188344).
+    exact = results(fused.reference, torch.float64, is_exact=True)
     eager = results(fused.reference, low)
     rows = []
     for name, reference in exact.items():

@@ -139,10 +139,9 @@ class Programs:
         """The same, with inputs of which each program reads what is at one place along an axis read
         there; None where there is none, or it does not lie so that kernels can.
         """
-        for program in programs:
-            if id(program) not in self.placed:
-                self.placed[id(program)] = at_places(program)
-        placed = [self.placed[id(program)] for program in programs]
+        placed = [
+            self.placed.get(id(p)) or self.placed.setdefault(id(p), at_places(p)) for p in programs
+        ]
         if not placed[0].places:
             return None
         launch = whole(replace(found, program=placed[0]), placed, dtypes, built_with, modules)

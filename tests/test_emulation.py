@@ -594,6 +594,7 @@ CASES = [
     ("tanh | select(0, 1) | mul(w)", (3, 5, 8), [(8,)], {}, "pointwise"),
     ("layernorm(w, b) | select(1, -1)", (9, 5, 96), [(96,), (96,)], {}, "row"),
     ("add(r) | softmax(-1) | select(1, 2)", (9, 5, 64), [(9, 5, 64)], {}, "row"),
+    ("masked_fill(m, 0.5) | softmax(-1) | select(1, 3)", (9, 5, 64), [(9, 5, 64)], {}, "row"),
     ("softmax(-1) | select(-1, 3, keepdim=True) | log", (9, 96), [], {}, "row"),
     ("layernorm(w) | unflatten(-1, (4, -1)) | select(-2, 1)", (9, 96), [(96,)], {}, "row"),
     ("select(1, 20) | add(b)", (3, 40, 5, 6), [(5, 1)], {}, "pointwise"),

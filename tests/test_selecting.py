@@ -41,6 +41,7 @@ CHAINS = {
         (4, 6, 8),
         (4, 1, 8),
     ],
+    "masked_fill(m, 0.5) | softmax(-1) | select(1, 3)": [(4, 6, 16), (4, 6, 16)],
     "instance_norm | select(0, 1) | select(0, 3)": [(4, 6, 8, 8)],
     # From the end.
     "gelu | select(1, -1)": [(4, 6, 8)],
