@@ -76,10 +76,11 @@ inline Index slots_of(Index rows, Index columns, Index tasks = 1) {
   return std::max<Index>(1, std::min<Index>(std::min<Index>(rows, 64 / tasks), rows * columns / kPiece));
 }
 
-// The same where rows are worked on as a whole, for each index that sums keep: few of eight rows or less, for
-// partials are written and read.
+// The same where rows are worked on as a whole, for each index that sums keep: four for few rows, eight of eight rows
+// or more each, and beyond one for 32 rows, for partials are written and read.
 inline Index slots_of_rows(Index rows, Index kept) {
-  return std::min<Index>(std::max<Index>(1, 64 / kept), std::max<Index>(rows / 8, std::min<Index>(rows, 4)));
+  const Index few = std::max<Index>(std::min<Index>(rows, 4), std::min<Index>(rows / 8, 8));
+  return std::min<Index>(std::max<Index>(1, 64 / kept), std::max<Index>(rows / 32, few));
 }
 
 constexpr Index kUnmerged = 16;

@@ -101,10 +101,11 @@ inline Index pieces_of(Index length) { return std::max<Index>(1, (length + kPiec
 // Below this many elements one thread does it all: waking another costs more.
 constexpr Index kSerial = 16384;
 
-// The same where rows are worked on as a whole, for each index that sums keep: few of eight rows or less, for
-// partials are written and read.
+// The same where rows are worked on as a whole, for each index that sums keep: four for few rows, eight of eight rows
+// or more each, and beyond one for 32 rows, for partials are written and read.
 inline Index slots_of_rows(Index rows, Index kept) {
-  return std::min<Index>(std::max<Index>(1, 64 / kept), std::max<Index>(rows / 8, std::min<Index>(rows, 4)));
+  const Index few = std::max<Index>(std::min<Index>(rows, 4), std::min<Index>(rows / 8, 8));
+  return std::min<Index>(std::max<Index>(1, 64 / kept), std::max<Index>(rows / 32, few));
 }
 
 constexpr Index kUnmerged = 16;
