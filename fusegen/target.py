@@ -339,10 +339,11 @@ _SPOKEN_FOR = """
     columns_together combine combine_across combine_team count count_of counted counts
     cudaGetErrorString d deal definition device distance distance_1 distance_2 distance_3 distances
     divide drift e each early edge edge_lane edges element elements elements_of end enter_row erf_of
-    error_text excess exchange exp2_flushed exp_of expect exponent f factor families few finish finite
-    first first_element first_inner first_middle first_outer fit float16 fold folded follow found
-    from from_element from_inner from_middle from_outer further gap given guard half head here high
-    home i index inner inverse inverse_length is_beside is_edge is_here is_it is_live is_low j join
+    error_text excess exchange exp2_flushed exp_of expect exponent f factor families few finish
+    finite first first_element first_inner first_middle first_outer fit float16 fold folded follow
+    found from from_element from_inner from_middle from_outer further gap given guard half head here
+    high home i index inner inverse inverse_length is_beside is_edge is_here is_it is_live is_low j
+    join
     kept kernel lane lanes lanes_for larger largest last launch least leave leave_sums left left_of
     length lengths line lines load load_again load_anywhere load_around load_singly load_some low
     lower lowest magnitude may_cross meeting merge merge_beside merge_columns merge_moments
