@@ -4,7 +4,8 @@ more is computed than what is selected.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
+from functools import partial
 
 from fusegen import ir
 from fusegen.ir import Expr, Graph
@@ -62,23 +63,37 @@ def picked_first(graph: Graph, others: Iterable[Expr], fixed: Container[int]) ->
     return new
 
 
-def _there(root: Expr, pick: Pick) -> Expr | None:
-    """A node at that place along an axis; None where it cannot be told from inputs there."""
-    axis, index = pick
+def at_place(
+    root: Expr, axis: int, taken: Callable[[Expr], Expr], through: Container[str]
+) -> Expr | None:
+    """A node at one place along an axis, of inputs as they are `taken` there, through such
+    operations; None where there are others.
+    """
     new: dict[Expr, Expr] = {}
     for node in ir.topological([root]):
         args = tuple(new[arg] for arg in node.args)
         if axis not in node.extent:
             new[node] = node
         elif node.op == "input" and node.kind != "noise":
-            new[node] = ir.reduce("pick", {axis}, node, index)
+            new[node] = taken(node)
         elif node.op == "repeated":
             new[node] = ir.repeated(args[0], set(ir.axes_of(node)) - {axis})
-        elif args and (node.op in ir.ARITY or node.op == "reduce"):
+        elif node.op in through:
             new[node] = ir.rebuild(node, args)
         else:
             return None
     return new[root]
+
+
+def _there(root: Expr, pick: Pick) -> Expr | None:
+    """A node at that place along an axis, of inputs there, if it can be told from those."""
+    axis, index = pick
+    taken = partial(_picked, axis=axis, index=index)
+    return at_place(root, axis, taken, {*ir.ARITY, "reduce"})
+
+
+def _picked(leaf: Expr, axis: int, index: Expr) -> Expr:
+    return ir.reduce("pick", {axis}, leaf, index)
 
 
 def _are_apart(roots: list[Expr], axes: set[int]) -> bool:

@@ -24,11 +24,10 @@ from fusegen.grouping import collapse
 from fusegen.layouts import Meta, Output, arranged
 from fusegen.prepared import Prepared
 from fusegen.signature import Signature
-from fusegen.strides import Lie, windows_of
+from fusegen.strides import ALIGNMENT, Lie, windows_of
 
 _pointer = Tensor.data_ptr
 _MOST_PLANS = 4096
-_ALIGNMENT = 16  # bytes; the widest access of a kernel
 _PLAIN = (Tensor, torch.nn.Parameter)  # a subclass may mean more by an allocation than memory
 
 Attempt = Callable[[Tensor, Sequence[Tensor]], Any]
@@ -168,8 +167,8 @@ class Plan:
         pointers = (*[pointer + offset for pointer, offset in pairs], *map(_pointer, results))
         if self.launch(*pointers, scratch, *self.sizes, self.where()) == 1:
             # Some view begins off a 16-byte boundary: give the kernels aligned copies.
-            aligned = [t if t.data_ptr() % _ALIGNMENT == 0 else _moved(t) for t in tensors]
-            homes = [r if r.data_ptr() % _ALIGNMENT == 0 else torch.empty_like(r) for r in results]
+            aligned = [t if t.data_ptr() % ALIGNMENT == 0 else _moved(t) for t in tensors]
+            homes = [r if r.data_ptr() % ALIGNMENT == 0 else torch.empty_like(r) for r in results]
             self._launch(aligned, homes)
             for result, home in zip(results, homes, strict=True):
                 if home is not result:

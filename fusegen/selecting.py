@@ -7,12 +7,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from fusegen import ir
 from fusegen.bound import Bound
 from fusegen.errors import UnsupportedError
 from fusegen.ir import Expr, Graph
-from fusegen.picking import Pick, pick_of, standing
+from fusegen.picking import Pick, at_place, pick_of, standing
 from fusegen.program import Places, Program
 from fusegen.signature import is_double
 from fusegen.staging import Pass
@@ -25,26 +26,17 @@ def read_at_places(state: Pass, roots: list[Expr]) -> list[Expr]:
     varies along that.
     """
     wanted = frozenset[int]().union(*(expr.extent for expr in state.pending.values()))
-    known: dict[tuple[Expr, int, int], Expr | None] = {}
+    known: dict[tuple[Expr, int, int], Expr] = {}
 
-    def at(node: Expr, group: int, place: int) -> Expr | None:
-        """A node there; None for one that is not of elements alone."""
-        if group not in node.extent:
-            return node
-        key = (node, group, place)
+    def taken(leaf: Expr, group: int, place: int) -> Expr:
+        """An input there."""
+        key = (leaf, group, place)
         if key not in known:
-            args = [at(arg, group, place) for arg in node.args]
-            found = [arg for arg in args if arg is not None]
-            known[key] = None
-            if node.op == "input" and node.kind != "noise":
-                where = place if place >= 0 else f"end_{-place}"
-                name = state.fresh(f"{ir.name_of(node)}_at_{where}")
-                leaf = ir.tensor(name, node.extent - {group}, node.rank, node.kind)
-                buffer = state.buffers[node]
-                state.buffers[leaf] = replace(buffer, at=(*buffer.at, (group, place)))
-                known[key] = leaf
-            elif node.op in ir.ARITY and len(found) == len(args):
-                known[key] = ir.primitive(node.op, *found)
+            where = place if place >= 0 else f"end_{-place}"
+            name = state.fresh(f"{ir.name_of(leaf)}_at_{where}")
+            known[key] = ir.tensor(name, leaf.extent - {group}, leaf.rank, leaf.kind)
+            buffer = state.buffers[leaf]
+            state.buffers[known[key]] = replace(buffer, at=(*buffer.at, (group, place)))
         return known[key]
 
     def rule(node: Expr) -> Expr:
@@ -53,7 +45,8 @@ def read_at_places(state: Pass, roots: list[Expr]) -> list[Expr]:
         if place is None or len(axes) != 1 or axes & wanted or min(axes) < 0:
             return node
         (group,) = axes
-        found = at(node.args[0], group, place)
+        there = partial(taken, group=group, place=place)
+        found = at_place(node.args[0], group, there, ir.ARITY)
         return node if found is None else found
 
     return ir.rewrite(roots, rule)

@@ -16,7 +16,7 @@ from fusegen.bound import Bound
 from fusegen.program import Places
 from fusegen.windowing import windows_along
 
-_ALIGNMENT = 16  # bytes; the widest access of a kernel
+ALIGNMENT = 16  # bytes; the widest access of a kernel
 
 
 def dense_strides(shape: Shape, order: Sequence[int]) -> Shape:
@@ -40,8 +40,8 @@ class Pitch:
 
     def is_apt(self, itemsize: int) -> bool:
         """Whether packs of 16 bytes, or of 8 elements, lie within one run."""
-        is_whole = self.run % 8 == 0 and self.run * itemsize % 16 == 0
-        return is_whole and self.step * itemsize % 16 == 0
+        is_whole = self.run % 8 == 0 and self.run * itemsize % ALIGNMENT == 0
+        return is_whole and self.step * itemsize % ALIGNMENT == 0
 
 
 def pitch_of(shape: Shape, stride: Shape, other: Shape, strides: Shape) -> Pitch | None:
@@ -103,7 +103,7 @@ def lie_of(
         stride = (0,) * lead + stride
         offset = sum(place % over[axis] * stride[axis] for axis, place in places)
         shape = wanted
-        if offset * itemsize % _ALIGNMENT:
+        if offset * itemsize % ALIGNMENT:
             return Lie(wanted, strides, False)
     if lies_alike(shape, stride, wanted, strides):
         return Lie(wanted, strides, True, None, offset)
