@@ -29,6 +29,7 @@ from fusegen.rowwise import rowwise_kernel
 from fusegen.selecting import read_at_places
 from fusegen.sharing import apart, shares_and_own, without_factors
 from fusegen.slidewise import slidewise_kernels
+from fusegen.spreading import put_off_spread
 from fusegen.staging import (
     Pass,
     finalise,
@@ -119,6 +120,24 @@ def schedule(
         windowwise_kernel(state, window)
     elif has_strips:
         take_strips(state)
+    spread = {} if window or has_strips else put_off_spread(state)
+    _all_pending(state, held, in_cache, window, pooled, is_sliding=is_sliding)
+    if spread:
+        state.pending = spread
+        _level(state, pooled)
+    return tuple(_to_and_fro(state.kernels))
+
+
+def _all_pending(
+    state: Pass,
+    held: Sequence[HeldRows],
+    in_cache: Sequence[str],
+    window: Extent,
+    pooled: Sequence[int],
+    *,
+    is_sliding: bool,
+) -> None:
+    """Kernels for all that is still to be computed."""
     while state.pending:
         here = [] if window else [rows for rows in held if rows.domain == domain_of(state)]
         before = len(state.kernels)
@@ -133,7 +152,6 @@ def schedule(
             _level(state, pooled)
         if window and is_sliding:
             _slides(state, window, pooled)
-    return tuple(_to_and_fro(state.kernels))
 
 
 def _to_and_fro(kernels: Iterable[Kernel]) -> Iterator[Kernel]:

@@ -51,6 +51,7 @@ class Pass:
     has_columns: bool = False  # whether packs are whole down columns
     strips: Strips | None = None
     underway: tuple[Expr, ...] = ()  # reductions that kernels to come next are made for
+    passing: dict[str, Buffer] = field(default_factory=dict)  # pending, but no output
 
     def fresh(self, stem: str) -> str:
         """stem, or stem_2, stem_3 ...: a name not used before in this graph."""
@@ -122,6 +123,8 @@ class Pass:
         return leaves
 
     def output(self, name: str, expr: Expr) -> Buffer:
+        if name in self.passing:
+            return self.passing[name]
         return Buffer(name, self.dtypes[name], ordered(expr.extent), "output")
 
     def eased(self, exprs: Iterable[Expr], unknown: Collection[Expr], domain: Extent) -> list[Expr]:

@@ -68,6 +68,7 @@ ORDER = (
     "slidewise",
     "stripwise",
     "bundlewise",
+    "spreading",
     "schedule",
     "choices",
     "powers",

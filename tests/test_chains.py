@@ -26,6 +26,7 @@ CHAINS = [
         (3, 5, 24),
         [],
     ),
+    ("layernorm(weight, bias) | select(1, 0)", (3, 5, 24), [(24,), (24,)]),
     (
         "add(residual) | give(sum) | layernorm(weight, bias)",
         (3, 5, 24),

@@ -8,7 +8,7 @@ import torch
 from numeric import assert_as_accurate, outcome
 
 import fusegen
-from fusegen import execution, modules, toolchain
+from fusegen import modules, prepared, toolchain
 from fusegen.cli import main
 from fusegen.describe import Situation, sources
 from fusegen.target import GPUS, H200
@@ -88,7 +88,7 @@ def test_a_gpu_says_what_it_has():
 @pytest.mark.gpu
 @pytest.mark.parametrize(("text", "shape", "options"), [*WIDE, *OTHERS])
 def test_results_are_right_within_smaller_limits(monkeypatch, text, shape, options):
-    monkeypatch.setattr(execution, "limits", lambda device: SMALL)
+    monkeypatch.setattr(prepared, "limits", lambda device: SMALL)
     dtype = getattr(torch, options.get("dtype", "float32"))
     x = torch.randn(shape, device="cuda", dtype=dtype).requires_grad_()
     length = shape[1]
@@ -114,7 +114,7 @@ def test_the_source_told_is_the_one_that_a_call_builds(monkeypatch, capsys, gpu)
     monkeypatch.setattr(toolchain, "load", load_and_note)
     monkeypatch.setattr("fusegen.modules._modules", {})
     if gpu != "here":
-        monkeypatch.setattr(execution, "limits", lambda device: GPUS[gpu])
+        monkeypatch.setattr(prepared, "limits", lambda device: GPUS[gpu])
     fused = fusegen.compile("layernorm")
     fused(torch.randn(64, 8192, device="cuda"))
     assert main(["dump", "layernorm", "--shape", "64,8192", "--gpu", gpu]) == 0

@@ -131,6 +131,13 @@ def test_layernorms_gradient_and_its_parameters_are_computed_in_one_pass():
     assert backwards == ["row", "finalise"]
 
 
+@pytest.mark.parametrize("target", ["cpp", "cuda"])
+def test_what_is_spread_over_other_axes_is_found_by_the_rows_it_is_of(target):
+    operands = {"w": (16,), "p": (4, 6, 16)}
+    found = families("layernorm(w) | add(p) | gelu", x=(6, 16), target=target, **operands)
+    assert found[0] == ["row", "pointwise"]
+
+
 def test_strided_rows_too_long_for_a_cache_take_a_pass_for_each_reduction():
     assert families("softmax(0) | tanh", x=(4096, 6)) == [["column"], ["column"]]
     forward, backward = families("softmax(0) | tanh", x=(4097, 6))

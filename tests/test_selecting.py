@@ -2,12 +2,16 @@
 on a CPU.
 """
 
+import re
+
 import pytest
 import torch
 from numeric import home_of_eager, outcome
 from test_emulation import GLU, SWIGLU
 
 import fusegen
+from fusegen.describe import Situation
+from fusegen.explain import explain
 
 TWO = "keep(y) | select(1, 2) | gelu | keep(a) | recall(y) | select(1, -1) | mul(a) | mean(1)"
 CHAINS = {
@@ -123,6 +127,14 @@ def test_its_source_is_that_of_a_tensor_with_gaps(target):
     text = fusegen.compile("layernorm | select(1, -1)").source(target, shape=(4, 6, 64))
     assert "Pitched" in text
     assert "position_along" not in text
+
+
+@pytest.mark.parametrize("target", ["cpp", "cuda"])
+@pytest.mark.parametrize("chain", ["layernorm(w, b) | select(1, 0)", "rms_norm | select(1, -1)"])
+def test_its_gradient_is_that_of_its_rows_and_then_spread(chain, target):
+    told = explain(fusegen.chain(chain), target, Situation((4, 6, 64)), 1.0)
+    back = re.findall(r"^  backward_(\w+):", told, re.MULTILINE)
+    assert back == ["row", *["finalise"] * ("(w" in chain), "pointwise"]
 
 
 def test_the_last_of_any_number_builds_nothing_anew(device, monkeypatch):

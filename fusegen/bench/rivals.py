@@ -19,8 +19,10 @@ from fusegen.bench.works import Work
 from fusegen.bound import Bound
 from fusegen.describe import element_type, has_gradient, is_positive
 from fusegen.lower import lower
+from fusegen.program import forward
 from fusegen.runtime import Fused
 from fusegen.segments import bind_all, segments
+from fusegen.selecting import at_places
 
 Function = Callable[..., Any]  # it gives a tensor, or a tuple of some
 
@@ -184,14 +186,28 @@ def is_batched(work: Work, device: str) -> bool:
 
 
 def limits_of(work: Work, device: str) -> tuple[float, float]:
-    """The work's limits; for a chain of the user's own, each tensor read or written once."""
+    """The work's limits; for a chain of the user's own, each tensor read or written once, and of
+    one that is read at one place no more than that.
+    """
     if work.limits is not None:
         return work.limits
-    read = [math.prod(s) for s in (work.shape(device), *work.operand_shapes(device))]
     bounds = _bounds(work, device)
+    whole = [math.prod(s) for s in (work.shape(device), *work.operand_shapes(device))]
+    read = [size * part for size, part in zip(whole, _parts_read(work, bounds), strict=True)]
     written = [math.prod(bounds[-1].result_shape)]
     for segment, bound in zip(segments(dsl.chain(work.chain)), bounds, strict=True):
         written += [math.prod(given.shape) for given in bound.gives]
         written += [math.prod(bound.result_shape)] * segment.gives
-    forward = (sum(read) + sum(written)) / (2 * read[0])
-    return forward, forward + (2 * sum(read) + sum(written)) / (2 * read[0])
+    once = (sum(read) + sum(written)) / (2 * whole[0])
+    return once, once + (sum(read) + sum(whole) + sum(written)) / (2 * whole[0])
+
+
+def _parts_read(work: Work, bounds: Sequence[Bound]) -> list[float]:
+    """How much is read of x and of each operand, from 0 to 1."""
+    parts: dict[str, float] = {}
+    for bound in bounds:
+        program = at_places(forward(bound, is_training=False))
+        for i, name in enumerate(program.input_names):
+            places = math.prod(bound.domain[axis] for axis, _ in program.places_of(i))
+            parts.setdefault(name, 1 / places)
+    return [parts.get(name, 1.0) for name in ("x", *dsl.chain(work.chain).operands)]
