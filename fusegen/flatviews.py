@@ -9,12 +9,20 @@ from fusegen.reductionviews import ReductionView
 from fusegen.target import FUNCTIONS, ITEM_BYTES
 from fusegen.views import NUMBERS, KernelView
 
-_BLOCKS, _BLOCKS_CALLING = 24, 16  # of 64 threads, the latter where functions are called
+_THREADS, _THREADS_WRITING = 64, 256  # of a block, the latter where it reads little
+_BLOCKS, _BLOCKS_CALLING = 24, 16  # of _THREADS, the latter where functions are called
 _MOST_NUMBERS = 8  # of a thread in shared memory, for 512 threads
 
 
 class PointwiseView(KernelView):
     """A kernel that goes element by element."""
+
+    @property
+    def threads(self) -> int:
+        """Threads in a block. Where elements are only written, one of few threads is over sooner
+        than the next is begun.
+        """
+        return _THREADS if self.full_reads else _THREADS_WRITING
 
     @property
     def wanted_blocks(self) -> int:
@@ -25,7 +33,8 @@ class PointwiseView(KernelView):
         if all(ITEM_BYTES[r.buffer.dtype] > 2 for r in self.packed) and not has_gaps:
             return 0
         calls = any(n.op in FUNCTIONS for n in ir.topological(self.expressions))
-        return _BLOCKS_CALLING if calls or has_gaps else _BLOCKS
+        blocks = _BLOCKS_CALLING if calls or has_gaps else _BLOCKS
+        return blocks * _THREADS // self.threads
 
 
 class FinaliseView(KernelView):

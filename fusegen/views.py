@@ -328,7 +328,7 @@ class KernelView(Indexing):
     @property
     def threads(self) -> int:
         """Threads in a block."""
-        return {"pointwise": 64, "inner": 128, "finalise": 512}.get(self.family, 256)
+        return {"inner": 128, "finalise": 512}.get(self.family, 256)
 
     @property
     def accumulated(self) -> list[ReductionView]:
@@ -364,7 +364,7 @@ class KernelView(Indexing):
     def packs(self) -> int:
         """How many 16-byte accesses of each tensor a thread has in flight."""
         # Fewer wait for memory, of more the instructions do not fit in their cache.
-        is_short = self.family == "pointwise" and len(self.full_reads) < 3
+        is_short = self.family == "pointwise" and 0 < len(self.full_reads) < 3
         return 4 if is_short and not self.varying_reads else 2
 
     @property

@@ -65,6 +65,10 @@ CASES = {
         "add(residual) | give(sum) | layernorm(weight, bias)",
         Situation(shape=(8, 4096)),
     ),
+    "layernorm_of_one_place": (
+        "layernorm(weight, bias) | select(1, 0)",
+        Situation(shape=(8, 197, 1024)),
+    ),
     "layernorm_of_12289": ("layernorm(weight, bias)", Situation(shape=(8, 12289))),
     "layernorm_of_65536_bfloat16": (
         "layernorm(weight, bias)",
