@@ -40,9 +40,20 @@ class BesideView(PlacedView):
         return [r for r in self._plain_reads if r.extent > self._along and r in single]
 
     @property
+    def early_along(self) -> list[Read]:
+        """What strided rows beside each other have in common, but not all along them: asked for
+        while the rows are on their way. Only where nothing else waits for them.
+        """
+        if self.family != "column" or not self.is_sent_ahead or len(self.stages) != 1:
+            return []
+        found = [] if self.values.results or self.sums else self.single_reads
+        behind = set(self.groups_behind)
+        return [r for r in found if r in self._plain_reads and behind.isdisjoint(r.extent)]
+
+    @property
     def lane_reads(self) -> list[Read]:
         """What is reached by its own offset at every element of a pack, too."""
-        return [r for r in self.single_reads if r not in self.line_reads]
+        return [r for r in self.single_reads if r not in self.line_reads + self.early_along]
 
     @property
     def packs_beside(self) -> list[Read]:

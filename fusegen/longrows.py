@@ -185,7 +185,7 @@ def _fits(programs: Sequence[Program], axes: ir.Extent, tier: Tier) -> bool:
     extents = [leaf.extent for p in programs for leaf in p.graph.inputs if leaf.extent & axes]
     full = max(extents, key=len, default=frozenset())
     below = terms(programs)
-    if not all(reduced_axes(p) == {axes} for p in programs):
+    if not all(_reduced_of_rows(p, axes) == {axes} for p in programs):
         return False
     if tier.has_stretches:
         own = [n for n in below if n.op == "input" and frozenset() < n.extent & axes < axes]
@@ -205,6 +205,13 @@ def reduced_axes(program: Program) -> set[ir.Extent]:
     """The axes of all reductions."""
     nodes = ir.topological(program.graph.roots)
     return {ir.reduction(n)[1] for n in nodes if n.op == "reduce"}
+
+
+def _reduced_of_rows(program: Program, axes: ir.Extent) -> set[ir.Extent]:
+    """The axes of reductions, but for those of what rows along some axes have one of."""
+    nodes = ir.topological(program.graph.roots)
+    reduces = [n for n in nodes if n.op == "reduce" and n.args[0].extent & axes]
+    return {ir.reduction(n)[1] for n in reduces}
 
 
 def adds_columns(program: Program, axes: ir.Extent) -> bool:

@@ -309,12 +309,15 @@ def _sum(this: _Pass, value: Expr, axes: Extent) -> Expr | None:
         return this.settle(ir.repeated(total, value.extent - axes))
     if (less := _without_invariants(this, "sum", value, axes)) is not None:
         return less
-    if value.op == "mul" and this.dies_with_its_user(value):
+    if value.op == "mul" and this.is_for_one(value):
+        dies = this.dies_with_its_user(value)
         for inner, other in (value.args, value.args[::-1]):
             if inner.op in ("neg", "mul", "div"):
                 for i, part in enumerate(inner.args[:1] if inner.op == "div" else inner.args):
                     outside = [a for j, a in enumerate(inner.args) if j != i]
-                    if not any(a.extent & axes for a in outside):
+                    # A number is no reason to compute elements again that are asked for.
+                    is_worth = dies or any(a.extent for a in outside)
+                    if is_worth and not any(a.extent & axes for a in outside):
                         total = this.reduce("sum", axes, this.product(part, other))
                         return this.build(inner.op, total, *outside)
     if (placed := _placed(value)) is not None:

@@ -45,6 +45,11 @@ struct float8_e4m3fn {
 // To nearest, ties to even, of what lies within the type's range; NaN is all ones.
 template <>
 [[maybe_unused]] __device__ __forceinline__ float8_e4m3fn narrow<float8_e4m3fn, float>(float x) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(x));
+  return {static_cast<uint8_t>(pair)};
+#else
   const uint32_t sign = __float_as_uint(x) & 0x80000000, magnitude = __float_as_uint(x) ^ sign;
   const uint32_t normal = (magnitude - (120u << 23) + 524287 + ((magnitude >> 20) & 1)) >> 20;
   // Added to a number whose last bit weighs as much as theirs.
@@ -52,6 +57,7 @@ template <>
   const uint32_t subnormal = __float_as_uint(__uint_as_float(magnitude) + home) - __float_as_uint(home);
   const uint32_t finite = magnitude < (121u << 23) ? subnormal : normal;
   return {static_cast<uint8_t>((magnitude > 0x7f800000 ? 0x7f : finite) | sign >> 24)};
+#endif
 }
 
 template <>
