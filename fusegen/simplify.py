@@ -1,11 +1,12 @@
 """The algebra that makes derived gradients as good as hand-written ones.
 
 Forward, every value is kept to the last bit: nothing is reassociated, and a constant is folded only
-where single precision holds it exactly. Two things hold up to rounding instead. A factor leaves a
-sum along whose axes it does not vary. It leaves a mean as well, and what is added to such a product
-leaves both, where nothing else uses their elements; but not what is added to anything else, as the
-two may cancel at each element. And autodiff's NO_SHARE stays zero whatever it is multiplied with,
-so a branch that was not taken gives its derivative no NaN through 0 * inf.
+where single precision holds it exactly. Three things hold up to rounding instead. exp of a
+log_softmax is the softmax. A factor leaves a sum along whose axes it does not vary. It leaves a
+mean as well, and what is added to such a product leaves both, where nothing else uses their
+elements; but not what is added to anything else, as the two may cancel at each element, unless it
+is the logarithm in a log_softmax. And autodiff's NO_SHARE stays zero whatever it is multiplied
+with, so a branch that was not taken gives its derivative no NaN through 0 * inf.
 
 Why passes: most rules put one node in the place of one, which never makes a graph larger. A rule
 that needs more may spend only what dies with its node, nodes that have no other user; and these are
@@ -23,6 +24,7 @@ from typing import NamedTuple
 from fusegen import ir
 from fusegen.autodiff import NO_SHARE
 from fusegen.ir import Expr, Extent, Graph, const, constant, primitive
+from fusegen.patterns import is_log_softmax, is_scaled, is_sum_of_powers, placed
 
 
 def simplify(graph: Graph) -> Graph:
@@ -273,6 +275,16 @@ def _logical_not(this: _Pass, node: Expr) -> Expr:
     return a.args[0] if a.op == "logical_not" else node
 
 
+def _exp(this: _Pass, node: Expr) -> Expr:
+    """That of a log_softmax is the softmax: what it is divided by is no less than itself."""
+    (difference,) = node.args
+    if difference.op == "sub" and difference.args[1].op == "log":
+        exponent, (total,) = difference.args[0], difference.args[1].args
+        if is_sum_of_powers(total, exponent):
+            return this.build("div", total.args[0], total)
+    return node
+
+
 def _pow(this: _Pass, node: Expr) -> Expr:
     base, exponent = node.args
     return base if constant(exponent) == 1.0 else node
@@ -292,9 +304,9 @@ def _reduce(this: _Pass, node: Expr) -> Expr:
         total = _without_invariants(this, kind, node.args[0], axes)
     if total is not None:
         return total
-    placed = _placed(node.args[0])
-    if kind == "pick" and placed is not None:
-        value, index, window = placed
+    found = placed(node.args[0])
+    if kind == "pick" and found is not None:
+        value, index, window = found
         if index is node.args[1] and window == axes:
             return this.reduce("pick", axes, value, index)
     return node
@@ -320,9 +332,16 @@ def _sum(this: _Pass, value: Expr, axes: Extent) -> Expr | None:
                     if is_worth and not any(a.extent & axes for a in outside):
                         total = this.reduce("sum", axes, this.product(part, other))
                         return this.build(inner.op, total, *outside)
-    if (placed := _placed(value)) is not None:
+    if value.op == "mul" and this.is_for_one(value):
+        for inner, other in (value.args, value.args[::-1]):
+            if is_log_softmax(inner) and not inner.args[1].extent & axes:
+                exponent, logarithm = inner.args
+                total = this.reduce("sum", axes, this.product(exponent, other))
+                shift = this.build("mul", logarithm, this.reduce("sum", axes, other))
+                return this.build("sub", total, shift)
+    if (found := placed(value)) is not None:
         # Exactly one position of a window is the winner's, so its sum is the value there.
-        placed_value, index, window = placed
+        placed_value, index, window = found
         if window <= axes:
             picked = this.reduce("pick", window, placed_value, index)
             return this.reduce("sum", axes - window, picked)
@@ -341,29 +360,10 @@ def _without_invariants(this: _Pass, kind: str, value: Expr, axes: Extent) -> Ex
             return this.build("mul", a, this.reduce(kind, axes, b))
     if value.op == "add" and this.is_for_one(value):
         for scaled, shift in (value.args, value.args[::-1]):
-            if not shift.extent & axes and _is_scaled(scaled, axes):
+            if not shift.extent & axes and is_scaled(scaled, axes):
                 total = this.reduce(kind, axes, scaled)
                 return this.build("add", total, this.reduce(kind, axes, shift))
     return None
-
-
-def _is_scaled(node: Expr, axes: Extent) -> bool:
-    """Whether it is a product with what does not vary along the axes, shifted or not."""
-    if node.op == "add":
-        steady = [a for a in node.args if not a.extent & axes]
-        return len(steady) == 1 and any(_is_scaled(a, axes) for a in node.args)
-    return node.op == "mul" and any(not a.extent & axes for a in node.args)
-
-
-def _placed(node: Expr) -> tuple[Expr, Expr, Extent] | None:
-    """(value, index, axes) of a value that stands at the index along the axes, zero elsewhere."""
-    if node.op != "where" or constant(node.args[2]) != 0.0:
-        return None
-    condition, value, _ = node.args
-    if condition.op != "eq" or condition.args[0].op != "position":
-        return None
-    here, index = condition.args
-    return value, index, frozenset(ir.axes_of(here))
 
 
 _RULES: Mapping[str, Callable[[_Pass, Expr], Expr]] = {
@@ -372,6 +372,7 @@ _RULES: Mapping[str, Callable[[_Pass, Expr], Expr]] = {
     "mul": _mul,
     "div": _div,
     "neg": _neg,
+    "exp": _exp,
     "pow": _pow,
     "where": _where,
     "logical_not": _logical_not,

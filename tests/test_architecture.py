@@ -42,6 +42,7 @@ ORDER = (
     "joining",
     "autocasting",
     "autodiff",
+    "patterns",
     "simplify",
     "picking",
     "program",

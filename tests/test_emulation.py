@@ -409,6 +409,16 @@ CASES = [
     ("min(1) | gelu | mul(p)", (2, 9, 5, 8), [(8,)], {}, "column"),
     ("max(1) | masked_fill(m, 0) | tanh", (3, 9, 5, 8), [(5, 8)], {}, "column"),
     ("mean(1) | gelu", (2, 300, 5, 4), [], {"dtype": "float64"}, "column"),
+    # What they share with rows beside them is asked for while they are on their way.
+    ("mul(m) | sum(1) | div(n)", (5, 512, 16), [(5, 512, 1), (5, 1)], {}, "column"),
+    ("mul(m) | sum(1)", (3, 499, 40), [(3, 499, 1)], _IN_16, "column"),
+    ("add(m) | amax(1)", (3, 500, 2, 4), [(500, 1, 1)], {}, "column"),
+    # Losses over long rows: of one tensor, and of two that a block has room for, or not.
+    ("log_softmax(-1) | keep(l) | exp | mul(l) | sum(-1)", (3, 20000), [], {}, "row"),
+    ("log_softmax(-1) | mul(t) | sum(-1) | neg | mean", (3, 20000), [(3, 20000)], _IN_16, "row"),
+    ("softmax(-1) | mul(t) | sum(-1) | mean", (3, 32000), [(3, 32000)], {}, "row finalise"),
+    # Spread over more axes than are reduced.
+    ("layernorm(w) | add(p) | gelu", (6, 64), [(64,), (4, 6, 64)], {}, "row pointwise"),
     # Neighbours of what passes by in pieces, some of which begin between packs.
     ("group_norm(2, w, b) | tanh | logsumexp(1)", (3, 6, 5, 7), [(6,), (6,)], {}, "inner column"),
     ("masked_fill(m, 0.5) | gelu | mul_channel", (3, 5, 7, 8), [(7, 8), (5,)], {}, "inner"),

@@ -253,6 +253,37 @@ def test_a_rule_gives(before: Expr, after: Expr) -> None:
     assert short(before) == (after,)
 
 
+SHIFTED = X - reduce("bound", {-1}, X)
+POWERS = primitive("exp", SHIFTED)
+TOTAL = reduce("sum", {-1}, POWERS)
+LOG_SOFTMAX = SHIFTED - primitive("log", TOTAL)
+
+
+def test_exp_of_a_log_softmax_is_the_softmax() -> None:
+    assert short(primitive("exp", LOG_SOFTMAX)) == (POWERS / TOTAL,)
+    for other in (X - primitive("log", TOTAL), SHIFTED - primitive("log", CHANNEL)):
+        assert short(primitive("exp", other)) == (primitive("exp", other),)
+
+
+def test_a_sum_of_products_with_a_log_softmax_waits_for_no_other() -> None:
+    weighted = LOG_SOFTMAX * Y
+    total = reduce("sum", {-1}, SHIFTED * Y)
+    apart = total - primitive("log", TOTAL) * reduce("sum", {-1}, Y)
+    assert short(reduce("sum", {-1}, weighted)) == (apart,)
+    # Along other axes the logarithm varies.
+    assert short(reduce("sum", {-2}, weighted)) == (reduce("sum", {-2}, weighted),)
+    unbounded = (X - CHANNEL - primitive("log", TOTAL)) * Y
+    assert short(reduce("sum", {-1}, unbounded)) == (reduce("sum", {-1}, unbounded),)
+
+
+def test_a_factor_that_waits_leaves_the_sum_of_what_is_asked_for_too() -> None:
+    softmax = POWERS / TOTAL
+    total = reduce("sum", {-1}, POWERS * Y) / TOTAL
+    assert short(reduce("sum", {-1}, softmax * Y), softmax * Y) == (total, softmax * Y)
+    halves = X * 0.5 * Y
+    assert short(reduce("sum", {-1}, halves), halves)[0].op == "reduce"
+
+
 def test_a_mean_stays_with_the_variance_that_is_found_along_with_it() -> None:
     scaled = X * CHANNEL + 1
     both = reduce("mean", {-1}, scaled), reduce("variance", {-1}, scaled)

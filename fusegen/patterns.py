@@ -1,0 +1,43 @@
+"""Patterns: what simplification looks for, beyond a node's own operation."""
+
+from __future__ import annotations
+
+from fusegen import ir
+from fusegen.ir import Expr, Extent, constant
+
+
+def is_log_softmax(node: Expr) -> bool:
+    """Whether it is a difference of what is nowhere positive and the logarithm of the sum of its
+    powers, which is never negative.
+    """
+    if node.op != "sub" or node.args[0].op != "sub" or node.args[1].op != "log":
+        return False
+    exponent, (total,) = node.args[0], node.args[1].args
+    value, bound = exponent.args
+    is_negative = bound.op == "reduce" and ir.reduction(bound)[0] == "bound"
+    return is_negative and bound.args[0] is value and is_sum_of_powers(total, exponent)
+
+
+def is_sum_of_powers(node: Expr, exponent: Expr) -> bool:
+    """Whether it is the sum of exp(exponent) along any axes."""
+    is_sum = node.op == "reduce" and ir.reduction(node)[0] == "sum"
+    return is_sum and node.args[0].op == "exp" and node.args[0].args[0] is exponent
+
+
+def is_scaled(node: Expr, axes: Extent) -> bool:
+    """Whether it is a product with what does not vary along the axes, shifted or not."""
+    if node.op == "add":
+        steady = [a for a in node.args if not a.extent & axes]
+        return len(steady) == 1 and any(is_scaled(a, axes) for a in node.args)
+    return node.op == "mul" and any(not a.extent & axes for a in node.args)
+
+
+def placed(node: Expr) -> tuple[Expr, Expr, Extent] | None:
+    """(value, index, axes) of a value that stands at the index along the axes, zero elsewhere."""
+    if node.op != "where" or constant(node.args[2]) != 0.0:
+        return None
+    condition, value, _ = node.args
+    if condition.op != "eq" or condition.args[0].op != "position":
+        return None
+    here, index = condition.args
+    return value, index, frozenset(ir.axes_of(here))
