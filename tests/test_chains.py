@@ -27,6 +27,8 @@ CHAINS = [
         [],
     ),
     ("layernorm(weight, bias) | select(1, 0)", (3, 5, 24), [(24,), (24,)]),
+    ("log_softmax(-1) | mul(t) | sum(-1) | neg | mean", (7, 50), [(7, 50)]),
+    ("log_softmax(-1) | keep(y) | exp | mul(y) | sum(-1) | neg", (7, 50), []),
     (
         "add(residual) | give(sum) | layernorm(weight, bias)",
         (3, 5, 24),

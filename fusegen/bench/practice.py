@@ -311,6 +311,23 @@ ROWS: tuple[Row, ...] = (
         (),
         (0.75, 2.0),
     ),
+    # Losses over a vocabulary: against other probabilities, and of how even these are.
+    (
+        "cross_entropy",
+        "log_softmax(-1) | mul(t) | sum(-1) | neg | mean",
+        (2097, 32000),
+        (66, 32000),
+        (None,),
+        (1.0, 3.0),
+    ),
+    (
+        "entropy",
+        "log_softmax(-1) | keep(y) | exp | mul(y) | sum(-1) | neg",
+        (2097, 32000),
+        (66, 32000),
+        (),
+        (0.5, 1.5),
+    ),
     # The token by which a transformer of images tells them apart: x's gradient is zero elsewhere.
     (
         "layernorm-select",
