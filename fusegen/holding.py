@@ -24,6 +24,7 @@ from fusegen.rowfacts import (
     asked_again,
     calls_functions,
     reads_floats,
+    stretch_of,
     summed_over_rows,
     widest_of,
     words_of,
@@ -44,6 +45,9 @@ _FEW_ROWS = 512
 _MOST_IN_CACHE = 4096  # elements of a strided row, of which a thread has 64 beside each other
 _NARROW_BYTES, _FLOAT_BYTES = 2, 4
 _LEAST_PACK_BYTES = 8
+# Noise is drawn where it is used in packs of so many elements at least, of rows up to so long:
+# beside longer shares of them a hash has no registers.
+_DRAWN, _LONGEST_DRAWN = 4, 8192
 _WARP = 32
 # Elements of rows that gradients are summed over, and nothing else, by whether they have two bytes.
 _LONGEST_SUMMED = {True: 200, False: 60}
@@ -218,17 +222,44 @@ def _tier(
 
     order lists the axes of all rows together, outermost in memory first; is_left says that they are
     of what reductions leave, in floats or doubles; run is how many elements lie together where rows
-    are dealt out, else 0.
+    are dealt out, else 0. A forward's noise is drawn where it is used, if it can be.
     """
+    facts = (dtypes, bound, order, limits)
+    tier = _tier_of(axes, programs, *facts, is_left=is_left, run=run)
+    own = [p for p in programs if p.name == "forward"]
+    length = math.prod(bound.domain[a] for a in axes)
+    is_together = set(order[-len(axes) :]) == axes and length <= _LONGEST_DRAWN
+    is_noisy = any(leaf.kind == "noise" for p in own for leaf in p.graph.inputs)
+    if tier is None or not (is_noisy and is_together):
+        return tier
+    drawn = _tier_of(axes, own, *facts, is_left=is_left, run=run, draws=True)
+    if drawn is None or drawn.lanes < _DRAWN or drawn.is_shifted:
+        return tier
+    return replace(tier, forward=drawn.for_forward)
+
+
+def _tier_of(
+    axes: ir.Extent,
+    programs: Sequence[Program],
+    dtypes: Mapping[str, str],
+    bound: Bound,
+    order: Sequence[int],
+    limits: Limits,
+    *,
+    is_left: bool,
+    run: int,
+    draws: bool = False,
+) -> Tier | None:
+    """The tier of these programs; draws says that noise takes no part in rows."""
     room = limits.shared_bytes - _FIXED_BYTES
     domain = frozenset(order)
-    widest = max(widest_of(p, axes, dtypes, domain) for p in programs)
-    widest = max(widest, _FLOAT_BYTES) if is_left else widest
-    words = [words_of(p, axes, dtypes) for p in programs]
     length = math.prod(bound.domain[a] for a in axes)
+    widest = max(widest_of(p, axes, dtypes, domain, is_drawn=draws) for p in programs)
+    widest = max(widest, _FLOAT_BYTES) if is_left else widest
+    words = [words_of(p, axes, dtypes, is_drawn=draws) for p in programs]
     if set(order[-len(axes) :]) == axes:
         forward = [n for n, p in zip(words, programs, strict=True) if p.name == "forward"]
-        stretch = _stretch(programs, axes, bound, order)
+        stretch = stretch_of(programs, axes, bound, order)
         has_stretches = stretch >= LEAST_STRETCH
         each = max(words), max(forward or words)
         asked = asked_again(programs, axes, dtypes, bound)
@@ -244,7 +275,7 @@ def _tier(
         if tier is None:
             return None
         is_whole = has_stretches and stretch % tier.lanes == 0
-        tier = replace(tier, asks_again=asked > 0, has_whole_stretches=is_whole)
+        tier = replace(tier, asks_again=asked > 0, has_whole_stretches=is_whole, draws=draws)
         own = [p for p in programs if p.name == "forward"]
         others = [p for p in programs if p.name != "forward"]
         size, count = (length, widest), limits.processors
@@ -287,23 +318,6 @@ def _in_whole_stretches(tier: Tier, stretch: int, widest: int) -> Tier | None:
 def _power_of_two(most: int) -> int:
     """The largest of a warp's parts that is no more."""
     return 1 << min(max(most, 1), _WARP).bit_length() - 1
-
-
-def _stretch(
-    programs: Sequence[Program], axes: ir.Extent, bound: Bound, order: Sequence[int]
-) -> int:
-    """How many neighbours in a row are alike to all tensors that vary along it, but not along all
-    of it; 0 where that differs, or where those that are alike do not lie together.
-    """
-    tensors = [leaf.extent for p in programs for leaf in p.graph.inputs]
-    tensors += [expr.extent for p in programs for expr in p.graph.roots]
-    found = {extent & axes for extent in tensors} - {frozenset(), axes}
-    if len(found) != 1:
-        return 0
-    (lead,) = found
-    if {a for a in order if a in axes and a not in lead} != set(order[-len(axes - lead) :]):
-        return 0
-    return math.prod(bound.domain[a] for a in axes - lead)
 
 
 def _options(program: Program, bound: Bound) -> list[tuple[ir.Extent, ir.Extent]]:

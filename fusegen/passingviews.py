@@ -19,7 +19,17 @@ class PassingView(StretchingView):
     @property
     def full_reads(self) -> list[Read]:
         """What varies along every group: reached by the flat index."""
-        return [r for r in self._loaded if r.extent == self._all]
+        found = [r for r in self._loaded if r.extent == self._all]
+        return [r for r in found if r not in self.drawn_reads]
+
+    @property
+    def drawn_reads(self) -> list[Read]:
+        """Noise that is drawn where it is used: nothing of it lies in memory."""
+        tier = self.kernel.tier
+        if self.family != "row" or tier is None or not tier.draws:
+            return []
+        found = [r for r in self._loaded if r.extent == self._all]
+        return [r for r in found if r.buffer.dtype == "noise"]
 
     @cached_property
     def _all(self) -> frozenset[int]:

@@ -34,9 +34,12 @@ def widest_of(
     axes: ir.Extent,
     dtypes: Mapping[str, str],
     domain: ir.Extent = frozenset(),
+    *,
+    is_drawn: bool = False,
 ) -> int:
     """The size in bytes of the widest element of a tensor that varies along the rows; where there
-    are elements that vary along `domain`, of one that is read or written with those.
+    are elements that vary along `domain`, of one that is read or written with those. is_drawn says
+    that noise is none of them, as it is drawn where it is used.
     """
     inputs, outputs = program.graph.inputs, program.graph.outputs
     order = ir.topological(program.graph.roots)
@@ -44,17 +47,20 @@ def widest_of(
         met = ir.topological(whole, stop={n for n in order if n.op == "reduce"})
         inputs = tuple(leaf for leaf in inputs if leaf in met)
         outputs = tuple((name, expr) for name, expr in outputs if expr.extent == domain)
-    tensors = [(ir.name_of(leaf), leaf.extent) for leaf in inputs]
+    tensors = [(ir.name_of(i), i.extent) for i in inputs if not (is_drawn and i.kind == "noise")]
     tensors += [(name, expr.extent) for name, expr in outputs]
     return max((ITEM_BYTES[dtypes[name]] for name, extent in tensors if extent & axes), default=1)
 
 
-def words_of(program: Program, axes: ir.Extent, dtypes: Mapping[str, str]) -> int:
+def words_of(
+    program: Program, axes: ir.Extent, dtypes: Mapping[str, str], *, is_drawn: bool = False
+) -> int:
     """The registers that one element takes in all tensors of full size, with one where there are
-    many tensors that every row along these axes reads.
+    many tensors that every row along these axes reads; but for noise, where that is_drawn.
     """
     full = widest_extent(program)
-    found = [dtypes[ir.name_of(leaf)] for leaf in program.graph.inputs if leaf.extent == full]
+    held = [i for i in program.graph.inputs if not (is_drawn and i.kind == "noise")]
+    found = [dtypes[ir.name_of(leaf)] for leaf in held if leaf.extent == full]
     # Doubles take two, and so does what is computed from them.
     along = sum(leaf.extent == axes != full for leaf in program.graph.inputs)
     return max(1, sum(3 if dtype == "float64" else 1 for dtype in found) + (along > _FEW_ALONG))
@@ -101,3 +107,20 @@ def reads_floats(program: Program, dtypes: Mapping[str, str]) -> bool:
     full = widest_extent(program)
     found = [dtypes[ir.name_of(leaf)] for leaf in program.graph.inputs if leaf.extent == full]
     return len(found) > 1 and not any(ITEM_BYTES[dtype] == _NARROW_BYTES for dtype in found)
+
+
+def stretch_of(
+    programs: Sequence[Program], axes: ir.Extent, bound: Bound, order: Sequence[int]
+) -> int:
+    """How many neighbours in a row are alike to all tensors that vary along it, but not along all
+    of it; 0 where that differs, or where those that are alike do not lie together.
+    """
+    tensors = [leaf.extent for p in programs for leaf in p.graph.inputs]
+    tensors += [expr.extent for p in programs for expr in p.graph.roots]
+    found = {extent & axes for extent in tensors} - {frozenset(), axes}
+    if len(found) != 1:
+        return 0
+    (lead,) = found
+    if {a for a in order if a in axes and a not in lead} != set(order[-len(axes - lead) :]):
+        return 0
+    return math.prod(bound.domain[a] for a in axes - lead)

@@ -246,7 +246,7 @@ class RowView(SummingView):
         # Beside narrow rows, packs of wider elements are several; and where a row's best stands is
         # sought by a stage of its own.
         wide = [r for r in self.own_reads if self.is_narrow and ITEM_BYTES[r.buffer.dtype] >= 4]
-        found = self.along_reads + self.own_reads + self.single_reads + wide
+        found = self.along_reads + self.own_reads + self.single_reads + self.drawn_reads + wide
         # So does what functions take, beside what is kept for the gradient.
         stored = ir.topological(value for _, value in self.kernel.stores)
         calls = any(n.op in DEAR for n in stored if n.extent == self._all)

@@ -338,38 +338,37 @@ _SPOKEN_FOR = """
     by candidate ceil_divide cell cells centre code coefficient column column_block columns
     columns_together combine combine_across combine_team count count_of counted counts
     cudaGetErrorString d deal definition device distance distance_1 distance_2 distance_3 distances
-    divide drift e each early edge edge_lane edges element elements elements_of end enter_row erf_of
-    error_text excess exchange exp2_flushed exp_of expect exponent f factor families few finish
-    finite first first_element first_inner first_middle first_outer fit float16 fold folded follow
-    found from from_element from_inner from_middle from_outer further gap given guard half head here
-    high home i index inner inverse inverse_length is_beside is_edge is_here is_it is_live is_low j
-    join
-    kept kernel lane lanes lanes_for larger largest last launch least leave leave_sums left left_of
-    length lengths line lines load load_again load_anywhere load_around load_singly load_some low
-    lower lowest magnitude may_cross meeting merge merge_beside merge_columns merge_moments
-    merge_numbers merge_slots merge_tree merge_trees methods mine minimum moments moments_about more
-    most most_beside most_bytes move n narrow narrow_bounded_div narrow_div narrow_expm1
-    narrow_log1p narrow_pow narrow_sigmoid narrow_sqrt narrow_tanh needed next normal number offset
-    oldest on_each order other out outer output outside own p pack packs pad padded pair part
-    partials parts passing past pick picked piece piece_length pieces pieces_of pitch place places
-    polynomial position position_of_best power power_of_two previous q r rank ratio reach
-    resident_blocks rest result results room root rounded rounded_to row row_block row_cells rows
-    rows_of_block rows_together rr run scratch send send_all send_around send_off send_packs
-    send_row send_rows send_tile settle share shared shared_bytes shares shift side sides sigmoid
-    sign size size_of sizes slot slot_before slots slots_of slots_of_rows special split squares
-    start step store store_all store_anywhere store_some stream stretch stretch_length stride strip
-    strips subnormal sum sum_of sum_of_warps sums t tail take taken target task tasks tensor term
-    theirs then thread threads tile to together top total tt turn turns type unmerged used value
-    values visit w wait_for_kernel_before wait_for_sent wanted warps whole widen width window word
-    words x y z alignas alignof and asm auto bool break case catch char class compl const constexpr
-    continue decltype default delete do double dynamic_cast else enum explicit export extern false
-    float for friend goto if inline int long mutable namespace new noexcept not nullptr operator or
-    private protected public register return short signed sizeof static struct switch template this
-    throw true try typedef typename union unsigned using virtual void volatile while xor abs acos
-    acosh asin asinh atan atanh blockDim blockIdx ceil clock cos cosh dim3 erf exp exp2 expm1 fabs
-    fabsf far floor fma fmaf gamma gridDim half int4 j0 j1 jn linux log log10 log1p log2 main max
-    memory min near pow rint round rsqrt signal sin sinh sqrt std stderr stdin stdout tan tanh
-    threadIdx time trunc uint2 uint4 unix y0 y1 yn
+    divide draw draw_singly drift e each early edge edge_lane edges element elements elements_of end
+    enter_row erf_of error_text excess exchange exp2_flushed exp_of expect exponent f factor
+    families few finish finite first first_element first_inner first_middle first_outer fit float16
+    fold folded follow found from from_element from_inner from_middle from_outer further gap given
+    guard half head here high home i index inner inverse inverse_length is_beside is_edge is_here
+    is_it is_live is_low j join kept kernel lane lanes lanes_for larger largest last launch least
+    leave leave_sums left left_of length lengths line lines load load_again load_anywhere
+    load_around load_singly load_some low lower lowest magnitude may_cross meeting merge
+    merge_beside merge_columns merge_moments merge_numbers merge_slots merge_tree merge_trees
+    methods mine minimum moments moments_about more most most_beside most_bytes move n narrow
+    narrow_bounded_div narrow_div narrow_expm1 narrow_log1p narrow_pow narrow_sigmoid narrow_sqrt
+    narrow_tanh needed next normal number offset oldest on_each order other out outer output outside
+    own p pack packs pad padded pair part partials parts passing past pick picked piece piece_length
+    pieces pieces_of pitch place places polynomial position position_of_best power power_of_two
+    previous q r rank ratio reach resident_blocks rest result results room root rounded rounded_to
+    row row_block row_cells rows rows_of_block rows_together rr run scratch seed send send_all
+    send_around send_off send_packs send_row send_rows send_tile settle share shared shared_bytes
+    shares shift side sides sigmoid sign size size_of sizes slot slot_before slots slots_of
+    slots_of_rows special split squares start step store store_all store_anywhere store_some stream
+    stretch stretch_length stride strip strips subnormal sum sum_of sum_of_warps sums t tail take
+    taken target task tasks tensor term theirs then thread threads tile to together top total tt
+    turn turns type unmerged used value values visit w wait_for_kernel_before wait_for_sent wanted
+    warps whole widen width window word words x y z alignas alignof and asm auto bool break case
+    catch char class compl const constexpr continue decltype default delete do double dynamic_cast
+    else enum explicit export extern false float for friend goto if inline int long mutable
+    namespace new noexcept not nullptr operator or private protected public register return short
+    signed sizeof static struct switch template this throw true try typedef typename union unsigned
+    using virtual void volatile while xor abs acos acosh asin asinh atan atanh blockDim blockIdx
+    ceil clock cos cosh dim3 erf exp exp2 expm1 fabs fabsf far floor fma fmaf gamma gridDim half
+    int4 j0 j1 jn linux log log10 log1p log2 main max memory min near pow rint round rsqrt signal
+    sin sinh sqrt std stderr stdin stdout tan tanh threadIdx time trunc uint2 uint4 unix y0 y1 yn
 """
 _TAKEN = frozenset(_SPOKEN_FOR.split())
 # How derived names begin and end.
@@ -379,9 +378,9 @@ _BEGINNINGS = """
     variance window winner
 """
 _ENDINGS = """
-    _ahead _along _block _blocks _column _columns _edge _edges _from _here _high _in _lanes _line
-    _low _memory _mine _next _out _pairs _part _partials _room _rooms _row _rows _scratch _slots
-    _staged _stored _sum _sums _t _value
+    _ahead _along _block _blocks _column _columns _early _edge _edges _from _here _high _in _lanes
+    _line _low _memory _mine _next _out _pairs _part _partials _room _rooms _row _rows _scratch
+    _seed _slots _staged _stored _sum _sums _t _value
 """
 _DERIVED = tuple(_BEGINNINGS.split()), tuple(_ENDINGS.split())
 

@@ -167,7 +167,8 @@ class Tier:
     has as many packs as it can hold. is_full says that blocks are as large as can be, for long
     rows, with no room for sums by column; forward and derivative are such tiers of forward kernels
     and of gradients, where there are. asks_again says that forward kernels ask for what some rows
-    share at each of them. room is how many bytes of shared memory a block may have.
+    share at each of them; draws that noise is drawn where it is used, and not held. room is how
+    many bytes of shared memory a block may have.
     """
 
     elements: int
@@ -191,6 +192,7 @@ class Tier:
     forward: Tier | None = None
     derivative: Tier | None = None
     asks_again: bool = False
+    draws: bool = False
     room: int = 2 * MOST_SHARED_BYTES
 
     @property

@@ -209,6 +209,24 @@ CASES = [
     ("dropout(0.3) | add(b) | gelu", (333, 33), [(33,)], {}, "outer"),
     (f"dropout(0.5) | {_NORM} | dropout", (300, 64), [(64,)] * 2, {}, "row"),
     (f"{_NORM} | dropout(0.1)", (5, 8192), [(8192,)] * 2, {}, "row"),
+    # Drawn where it is used: before and behind a norm, beside others, for whole packs of eight.
+    (
+        "add(b) | dropout(0.1) | add(r) | layernorm(w)",
+        (9, 768),
+        [(768,), (9, 768), (768,)],
+        _IN_16,
+        "row",
+    ),
+    ("softmax(-1) | dropout(0.1)", (2, 3, 7, 192), [], _IN_16, "row"),
+    ("dropout(0.2) | layernorm(w) | dropout(0.1)", (5, 4000), [(4000,)], {}, "row"),
+    # The same by blocks that share a row.
+    (
+        "dropout(0.2) | add(r) | add(q) | mul(s) | layernorm",
+        (3, 8192),
+        [(3, 8192)] * 3,
+        {},
+        "row",
+    ),
     # Packs of whole pairs, where rows begin anywhere, or what is drawn varies along rows alone.
     (
         "add(r) | dropout(0.3) | layernorm(w)",

@@ -138,7 +138,7 @@ LEFT = {
     "mean((2, 3), keepdim=True) | logsumexp(1)": ("row row", "pointwise"),
     "square | mean((2, 3), True) | keep(g) | mean(1, True) | rdiv(g)": (
         "row row",
-        "inner finalise pointwise",
+        "row pointwise",
     ),
     "softmax(-1) | log | sum(-1) | mean((0, 1, 2))": ("row row", "row"),
 }

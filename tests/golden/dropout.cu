@@ -145,16 +145,26 @@ struct ForwardDrawnNoise {
 };
 
 template <int N>
-__device__ __forceinline__ Pack<float, N> load_singly(ForwardDrawnNoise from) {
+__device__ __forceinline__ Pack<float, N> draw_singly(ForwardDrawnNoise from, int64_t seed) {
   Pack<float, N> pack;
 #pragma unroll
-  for (int lane = 0; lane < N; ++lane) pack.at[lane] = from[lane];
+  for (int lane = 0; lane < N; ++lane) pack.at[lane] = noise_at(seed, from.place(from.from + lane));
   return pack;
 }
 
 template <int N>
+__device__ __forceinline__ Pack<float, N> draw(ForwardDrawnNoise from, int64_t seed) {
+  return draw_singly<N>(from, seed);
+}
+
+template <int N>
+__device__ __forceinline__ Pack<float, N> load_singly(ForwardDrawnNoise from) {
+  return draw_singly<N>(from, *from.seed);
+}
+
+template <int N>
 __device__ __forceinline__ Pack<float, N> load(ForwardDrawnNoise from) {
-  return load_singly<N>(from);
+  return draw<N>(from, *from.seed);
 }
 
 template <int N>

@@ -284,26 +284,36 @@ struct ForwardDrawnNoise {
 };
 
 template <int N>
-__device__ __forceinline__ Pack<float, N> load_singly(ForwardDrawnNoise from) {
+__device__ __forceinline__ Pack<float, N> draw_singly(ForwardDrawnNoise from, int64_t seed) {
   Pack<float, N> pack;
 #pragma unroll
-  for (int lane = 0; lane < N; ++lane) pack.at[lane] = from[lane];
+  for (int lane = 0; lane < N; ++lane) pack.at[lane] = noise_at(seed, from.place(from.from + lane));
   return pack;
 }
 
 template <int N>
-__device__ __forceinline__ Pack<float, N> load(ForwardDrawnNoise from) {
+__device__ __forceinline__ Pack<float, N> draw(ForwardDrawnNoise from, int64_t seed) {
   if constexpr (N % 2 == 0) {  // whole pairs, as packs begin at multiples of their size
     Pack<float, N> pack;
 #pragma unroll
     for (int lane = 0; lane < N; lane += 2) {
-      const uint64_t bits = noise_bits(*from.seed, (from.from + lane) / 2);
+      const uint64_t bits = noise_bits(seed, (from.from + lane) / 2);
       pack.at[lane] = noise_of(static_cast<uint32_t>(bits));
       pack.at[lane + 1] = noise_of(static_cast<uint32_t>(bits >> 32));
     }
     return pack;
   }
-  return load_singly<N>(from);
+  return draw_singly<N>(from, seed);
+}
+
+template <int N>
+__device__ __forceinline__ Pack<float, N> load_singly(ForwardDrawnNoise from) {
+  return draw_singly<N>(from, *from.seed);
+}
+
+template <int N>
+__device__ __forceinline__ Pack<float, N> load(ForwardDrawnNoise from) {
+  return draw<N>(from, *from.seed);
 }
 
 template <int N>
@@ -392,26 +402,36 @@ struct BackwardDrawnNoise {
 };
 
 template <int N>
-__device__ __forceinline__ Pack<float, N> load_singly(BackwardDrawnNoise from) {
+__device__ __forceinline__ Pack<float, N> draw_singly(BackwardDrawnNoise from, int64_t seed) {
   Pack<float, N> pack;
 #pragma unroll
-  for (int lane = 0; lane < N; ++lane) pack.at[lane] = from[lane];
+  for (int lane = 0; lane < N; ++lane) pack.at[lane] = noise_at(seed, from.place(from.from + lane));
   return pack;
 }
 
 template <int N>
-__device__ __forceinline__ Pack<float, N> load(BackwardDrawnNoise from) {
+__device__ __forceinline__ Pack<float, N> draw(BackwardDrawnNoise from, int64_t seed) {
   if constexpr (N % 2 == 0) {  // whole pairs, as packs begin at multiples of their size
     Pack<float, N> pack;
 #pragma unroll
     for (int lane = 0; lane < N; lane += 2) {
-      const uint64_t bits = noise_bits(*from.seed, (from.from + lane) / 2);
+      const uint64_t bits = noise_bits(seed, (from.from + lane) / 2);
       pack.at[lane] = noise_of(static_cast<uint32_t>(bits));
       pack.at[lane + 1] = noise_of(static_cast<uint32_t>(bits >> 32));
     }
     return pack;
   }
-  return load_singly<N>(from);
+  return draw_singly<N>(from, seed);
+}
+
+template <int N>
+__device__ __forceinline__ Pack<float, N> load_singly(BackwardDrawnNoise from) {
+  return draw_singly<N>(from, *from.seed);
+}
+
+template <int N>
+__device__ __forceinline__ Pack<float, N> load(BackwardDrawnNoise from) {
+  return draw<N>(from, *from.seed);
 }
 
 template <int N>
