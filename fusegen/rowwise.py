@@ -6,7 +6,7 @@ and end as partials; a sum over rows and columns is a sum over each row first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from fusegen import ir
@@ -89,6 +89,7 @@ def rowwise_kernel(
     if not roots:
         return
     stages, leaf_of, values = staged(state, roots)
+    stages = _alike_together(stages)
     values = values[: len(summed) + len(chosen)]
     levels = [_level_of(v, stages) for v in values[: len(summed)]] + [len(stages)] * len(chosen)
     marks = state.marks_over(leaf_of)
@@ -171,6 +172,32 @@ def rowwise_kernel(
         alike = tuple((r, b) for r, b in stretches if b.extent == extent)
         assert lead is not None
         finalise(state, extent, alike, (lead,))
+
+
+def _alike_together(stages: Sequence[tuple[Reduction, ...]]) -> list[tuple[Reduction, ...]]:
+    """The stages with what could be reduced at once put off to a later one where that reduces in
+    the same way: each way takes a merge of its own.
+    """
+    found = [*stages]
+    for i, stage in enumerate(stages[:-1]):
+        for kind in dict.fromkeys(r.kind for r in stage):
+            mine = [r for r in found[i] if r.kind == kind]
+            leaves = {leaf for r in mine for _, leaf in r.results}
+            until = next((j for j in range(i + 1, len(found)) if _reads(found[j], leaves)), None)
+            there = [j for j in range(i + 1, until or len(found)) if _has_kind(found[j], kind)]
+            if there and len(mine) < len(found[i]):
+                found[i] = tuple(r for r in found[i] if r.kind != kind)
+                found[there[0]] += tuple(mine)
+    return found
+
+
+def _reads(stage: Iterable[Reduction], leaves: Collection[Expr]) -> bool:
+    exprs = [e for r in stage for e in (r.value, r.index, *r.picks) if e is not None]
+    return not set(ir.inputs(exprs)).isdisjoint(leaves)
+
+
+def _has_kind(stage: Iterable[Reduction], kind: str) -> bool:
+    return any(r.kind == kind for r in stage)
 
 
 def _rows_first(reduces: Sequence[Expr], domain: Extent, axes: Extent) -> dict[Expr, Expr]:

@@ -138,6 +138,17 @@ def test_what_is_spread_over_other_axes_is_found_by_the_rows_it_is_of(target):
     assert found[0] == ["row", "pointwise"]
 
 
+def test_what_is_reduced_in_the_same_way_is_merged_at_once():
+    text = "log_softmax(-1) | mul(t) | sum(-1)"
+    (kernel,) = entries(text, x=(64, 96), target="cuda", t=(64, 96))[0].kernels
+    assert [[r.kind for r in stage] for stage in kernel.stages] == [["peak"], ["sum"] * 3]
+    # But for what the next stage waits for.
+    text = "keep(y) | amax(-1, True) | keep(m) | recall(y) | mean(-1, True) | rsub(y) | square"
+    text += " | keep(d) | sum(-1, True) | mul(m) | mul(d)"
+    (kernel,) = entries(text, x=(64, 96), target="cuda")[0].kernels
+    assert [{r.kind for r in stage} for stage in kernel.stages] == [{"peak", "sum"}, {"sum"}]
+
+
 def test_strided_rows_too_long_for_a_cache_take_a_pass_for_each_reduction():
     assert families("softmax(0) | tanh", x=(4096, 6)) == [["column"], ["column"]]
     forward, backward = families("softmax(0) | tanh", x=(4097, 6))
