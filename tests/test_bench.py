@@ -401,6 +401,11 @@ def test_a_chain_with_its_shape_is_measured_beside_its_reference(
     assert "add_channel(bias) | gelu" in capsys.readouterr().out
 
 
+def test_a_result_may_be_one_number(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("gelu | mean", "--shape", "4,3", "--quick", "--device", "cpu") == OK
+    assert "gelu | mean" in capsys.readouterr().out
+
+
 def test_a_reference_is_recorded_so_that_torch_can_compile_it() -> None:
     work = tiny(chain="keep(y) | sigmoid | mul(y) | add_channel", shape=(3, 4, 5))
     compiled = rivals.compiled(work, "cpu", ("compile",))["compile"]

@@ -69,7 +69,7 @@ def precision(work: Work, ours: Function, eager: Function, device: str) -> Preci
     differences = {who: [0.0] * len(names) for who in found}
     sums: list[Tensor | None] = [None] * len(names)
     for start in range(0, count, step):
-        part = slice(start, start + step) if count > 1 else slice(None)
+        part = slice(start, start + step) if count > 1 else ...
         slices = [t[part] if s else t for t, s in zip(tensors, in_slices, strict=True)]
         doubles = [t.double() if t.is_floating_point() else t for t in slices]
         exact = _outcome(work, eager, doubles, [c[part].double() for c in cotangents])
