@@ -15,13 +15,10 @@ def is_log_softmax(node: Expr) -> bool:
     exponent, (total,) = node.args[0], node.args[1].args
     value, bound = exponent.args
     is_negative = bound.op == "reduce" and ir.reduction(bound)[0] == "bound"
-    return is_negative and bound.args[0] is value and is_sum_of_powers(total, exponent)
-
-
-def is_sum_of_powers(node: Expr, exponent: Expr) -> bool:
-    """Whether it is the sum of exp(exponent) along any axes."""
-    is_sum = node.op == "reduce" and ir.reduction(node)[0] == "sum"
-    return is_sum and node.args[0].op == "exp" and node.args[0].args[0] is exponent
+    is_sum = total.op == "reduce" and ir.reduction(total)[0] == "sum"
+    if not (is_negative and is_sum and bound.args[0] is value):
+        return False
+    return total.args[0].op == "exp" and total.args[0].args[0] is exponent
 
 
 def is_scaled(node: Expr, axes: Extent) -> bool:

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from fusegen import ir
 from fusegen.autodiff import NO_SHARE
 from fusegen.ir import Expr, Extent, Graph, const, constant, primitive
-from fusegen.patterns import is_log_softmax, is_scaled, is_sum_of_powers, placed
+from fusegen.patterns import is_log_softmax, is_scaled, placed
 
 
 def simplify(graph: Graph) -> Graph:
@@ -276,12 +276,11 @@ def _logical_not(this: _Pass, node: Expr) -> Expr:
 
 
 def _exp(this: _Pass, node: Expr) -> Expr:
-    """That of a log_softmax is the softmax: what it is divided by is no less than itself."""
+    """That of a log_softmax is the softmax."""
     (difference,) = node.args
-    if difference.op == "sub" and difference.args[1].op == "log":
-        exponent, (total,) = difference.args[0], difference.args[1].args
-        if is_sum_of_powers(total, exponent):
-            return this.build("div", total.args[0], total)
+    if is_log_softmax(difference):
+        (total,) = difference.args[1].args
+        return this.build("div", total.args[0], total)
     return node
 
 

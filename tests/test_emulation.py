@@ -221,9 +221,9 @@ CASES = [
     ("dropout(0.2) | layernorm(w) | dropout(0.1)", (5, 4000), [(4000,)], {}, "row"),
     # The same by blocks that share a row.
     (
-        "dropout(0.2) | add(r) | add(q) | mul(s) | layernorm",
+        "dropout(0.2) | add(r) | add(q) | mul(s) | add(t) | layernorm",
         (3, 8192),
-        [(3, 8192)] * 3,
+        [(3, 8192)] * 4,
         {},
         "row",
     ),
