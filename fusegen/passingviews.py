@@ -19,17 +19,17 @@ class PassingView(StretchingView):
     @property
     def full_reads(self) -> list[Read]:
         """What varies along every group: reached by the flat index."""
-        found = [r for r in self._loaded if r.extent == self._all]
-        return [r for r in found if r not in self.drawn_reads]
+        return [r for r in self._loaded if r.extent == self._all and not self._is_drawn(r)]
 
     @property
     def drawn_reads(self) -> list[Read]:
         """Noise that is drawn where it is used: nothing of it lies in memory."""
+        return [r for r in self._loaded if r.extent == self._all and self._is_drawn(r)]
+
+    def _is_drawn(self, read: Read) -> bool:
         tier = self.kernel.tier
-        if self.family != "row" or tier is None or not tier.draws:
-            return []
-        found = [r for r in self._loaded if r.extent == self._all]
-        return [r for r in found if r.buffer.dtype == "noise"]
+        draws = self.family == "row" and tier is not None and tier.draws
+        return draws and read.buffer.dtype == "noise"
 
     @cached_property
     def _all(self) -> frozenset[int]:

@@ -14,11 +14,11 @@ def is_log_softmax(node: Expr) -> bool:
         return False
     exponent, (total,) = node.args[0], node.args[1].args
     value, bound = exponent.args
-    is_negative = bound.op == "reduce" and ir.reduction(bound)[0] == "bound"
-    is_sum = total.op == "reduce" and ir.reduction(total)[0] == "sum"
-    if not (is_negative and is_sum and bound.args[0] is value):
+    if bound.op != "reduce" or total.op != "reduce" or total.args[0].op != "exp":
         return False
-    return total.args[0].op == "exp" and total.args[0].args[0] is exponent
+    kinds, axes = zip(ir.reduction(bound), ir.reduction(total), strict=True)
+    is_alike = kinds == ("bound", "sum") and axes[0] == axes[1]
+    return is_alike and bound.args[0] is value and total.args[0].args[0] is exponent
 
 
 def is_scaled(node: Expr, axes: Extent) -> bool:

@@ -13,9 +13,9 @@ from fusegen.staging import Pass, reduces_below
 
 
 def put_off_spread(state: Pass) -> dict[str, Expr]:
-    """Take the results that are spread over more axes than any reduction takes out of what is
-    pending, and have what they share pending instead; they are given over leaves for that. None
-    where anything is reduced over axes as many.
+    """Take the results that are spread over more axes than anything that is reduced out of what is
+    pending, and have what they share pending instead; they are given over leaves for that. Nothing
+    is taken where something is reduced over axes as many.
     """
     reduced = [r.args[0].extent for r in reduces_below(state.pending.values())]
     if not reduced:
