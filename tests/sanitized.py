@@ -161,6 +161,25 @@ FAMILIES = [
     # Of which one place along an axis is read, in gaps and not.
     ("layernorm(weight, bias) | select(1, -1)", (9, 5, 96), [(96,), (96,)]),
     ("add(p) | gelu | select(1, 2)", (3, 4, 40), [(3, 4, 40)]),
+    # What is spread over more axes than are reduced.
+    ("layernorm(w, b) | select(1, 0)", (9, 5, 96), [(96,), (96,)]),
+    ("layernorm | add(p)", (5, 96), [(7, 5, 96)]),
+    # Noise that is drawn where rows use it: side by side, by a block, by a team.
+    (
+        "add(b) | dropout(0.1) | add(r) | layernorm(w, d)",
+        (37, 768),
+        [(768,), (37, 768), *[(768,)] * 2],
+    ),
+    ("softmax(-1) | dropout(0.1)", (75, 129), []),
+    ("softmax(-1) | dropout(0.1)", (9, 4100), []),
+    ("layernorm(w, b) | dropout(0.3)", (9, 20001), [(20001,)] * 2),
+    # What strided rows share, asked for early.
+    ("layernorm(w, b) | mul(s) | sum(1)", (5, 37, 96), [(96,), (96,), (5, 37, 1)]),
+    ("mul(s) | sum(1)", (5, 197, 768), [(5, 197, 1)]),
+    # Losses over a vocabulary.
+    ("log_softmax(-1) | mul(t) | sum(-1)", (9, 32000), [(9, 32000)]),
+    ("softmax(-1) | mul(t) | sum(-1)", (40, 3001), [(40, 3001)]),
+    ("log_softmax(-1) | keep(l) | exp | mul(l) | sum(-1) | neg", (9, 32000), []),
 ]
 # The same of an x whose channels are innermost.
 CHANNELS_LAST = [
