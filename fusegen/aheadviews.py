@@ -9,6 +9,7 @@ from fusegen.indexing import Read
 from fusegen.target import ITEM_BYTES
 
 _MOST_PACKS = 8  # that a thread of 1,024 holds in registers
+_MOST_PACKS_ASKED = 6  # of a row that has more, beside what it is asked for
 _MOST_PACKS_BESIDE = 4  # the same beside what tensors have of stretches
 
 
@@ -55,7 +56,7 @@ class AheadView(BesideView):
         """How many packs of each tensor are in registers: of long rows, no more than those have
         room for, beside what tensors have of stretches, or of the row where what is merged takes
         many, or is dealt out, or beside what is carried past a merge. The others stay where they
-        were sent until the row is finished.
+        were sent until the row is finished; all of them, where others are asked for.
         """
         most = _MOST_PACKS - 1 if not self.stretch_reads else _MOST_PACKS_BESIDE
         is_merging = self.has_moments or (self.is_team and len(self.stages) > 1)
@@ -66,14 +67,39 @@ class AheadView(BesideView):
         if self.kernel.is_dealt and not self.is_team and len(self.full_reads) > 1:
             most -= 2  # for their places
         is_full = self.is_sent_ahead and self.kernel.tier and self.kernel.tier.is_full
+        if self.packs_asked:
+            return self.packs_asked
+        if self.asked_reads:
+            return 0
         if not is_full or self.packs * len(self.full_reads) <= _MOST_PACKS:
             return self.packs
         return most // len(self.full_reads)
 
     @property
+    def packs_asked(self) -> int:
+        """How many packs of what is sent ahead of rows are asked for as their row begins instead:
+        shared memory has no room for them.
+        """
+        return self.kernel.tier.asked if self.kernel.tier else 0
+
+    @property
+    def asked_early(self) -> int:
+        """How many packs of asked_reads are asked for as their row begins: as many as registers
+        have room for.
+        """
+        return self.packs if self.packs <= _MOST_PACKS else _MOST_PACKS_ASKED
+
+    @property
     def has_rest(self) -> bool:
         """Whether packs stay in shared memory."""
         return self.held_packs < self.packs
+
+    @property
+    def sends_own(self) -> bool:
+        """Whether rows have something beside their packs on its way: edges, or what each has one
+        of.
+        """
+        return bool(self.row_reads) or self.is_shifted
 
     @property
     def asked_ahead(self) -> list[tuple[str, str]]:
@@ -97,7 +123,8 @@ class AheadView(BesideView):
         return sum(self._bytes_ahead(r) + self._edge_bytes(r) for r in reads)
 
     def _bytes_ahead(self, read: Read) -> int:
-        return self.elements * self.threads * ITEM_BYTES[read.buffer.dtype]
+        elements = self.elements - self.packs_asked * self.lanes
+        return elements * self.threads * ITEM_BYTES[read.buffer.dtype]
 
     @property
     def _edges_a_turn(self) -> int:
@@ -165,7 +192,7 @@ class AheadView(BesideView):
     def ahead(self, read: Read) -> str:
         """Where the pack that a tensor has at p was sent, counted in packs."""
         turn = self._bytes_a_turn // (ITEM_BYTES[read.buffer.dtype] * self.lanes)
-        at = f"p * {self.threads}"
+        at = f"(p - kHeld) * {self.threads}" if self.packs_asked else f"p * {self.threads}"
         return f"slot * {turn} + {at}" if self.turns_ahead > 1 else at
 
     @property

@@ -13,42 +13,26 @@ from dataclasses import replace
 from fusegen import ir
 from fusegen.bound import Bound
 from fusegen.bundling import bundle
-from fusegen.columntiers import column_tier
 from fusegen.dealing import deal_of, dealt_order, goes_by_rows, with_room
 from fusegen.downcolumns import has_whole_columns
 from fusegen.emission import make_entry
 from fusegen.ir import Expr
-from fusegen.longrows import adds_columns, derivative_tier, full_tier, reduced_axes, shared_tier
+from fusegen.longrows import reduced_axes
 from fusegen.program import Program
-from fusegen.rowfacts import (
-    asked_again,
-    calls_functions,
-    reads_floats,
-    stretch_of,
-    summed_over_rows,
-    widest_of,
-    words_of,
-)
+from fusegen.rowfacts import calls_functions, widest_of, words_of
+from fusegen.rowtiers import held_tier, holding_less
 from fusegen.selecting import require_exact_positions
 from fusegen.shortruns import in_short_runs
 from fusegen.signature import Rows, Signature
-from fusegen.summedrows import adding_tier
 from fusegen.target import H200, TARGETS, Limits
-from fusegen.tiers import LEAST_STRETCH, Tier, row_tier
 from fusegen.traffic import moved
 
-_FIXED_BYTES = 7 << 10  # of a block's shared memory, of a size known to the compiler
 # Where rows are not held on the chip, one longer than this that shares the machine with too few
 # others is divided among all threads, in passes.
 _LONG_ROW = 1 << 16
 _FEW_ROWS = 512
 _MOST_IN_CACHE = 4096  # elements of a strided row, of which a thread has 64 beside each other
 _NARROW_BYTES, _FLOAT_BYTES = 2, 4
-_LEAST_PACK_BYTES = 8
-# Noise is drawn where it is used in packs of so many elements at least, of rows up to so long:
-# beside longer shares of them a hash has no registers.
-_DRAWN, _LONGEST_DRAWN = 4, 8192
-_WARP = 32
 # Elements of rows that gradients are summed over, and nothing else, by whether they have two bytes.
 _LONGEST_SUMMED = {True: 200, False: 60}
 _KERNEL_BYTES = 4 << 20  # what memory moves while a kernel begins and ends
@@ -94,11 +78,14 @@ def signature(
     held = []
     for axes, domain in options:
         around = [a for a in order if a in domain]
-        tier = _tier(axes, programs, dtypes, bound, around, limits) if axes else None
+        tier = held_tier(axes, programs, dtypes, bound, around, limits) if axes else None
         held.append(None if tier is None else Rows(tier, axes, domain))
     rows: list[tuple[str, Rows]] = []
     for program in programs:
         found = held[0] if len(held) == 1 else _cheapest(program, plain, held, bound)
+        if found is not None:
+            trial = replace(plain, rows=((program.name, found),))
+            found = holding_less(program, trial, bound, limits)
         every = () if found is None else ((program.name, found),)
         tried = {domain for _, domain in options}
         rows += _with_smaller(program, replace(plain, rows=every), tried, bound, limits)
@@ -116,7 +103,7 @@ def _dealt(
         return None
     (axes, domain), *others = _options(programs[0], bound)
     dtypes, run = dict(plain.dtypes), deal_of(plain.order, order, bound.domain).run
-    tier = _tier(axes, programs, dtypes, bound, order, limits, run=run) if axes else None
+    tier = held_tier(axes, programs, dtypes, bound, order, limits, run=run) if axes else None
     if tier is None or others:
         return None
     length = math.prod(bound.domain[a] for a in axes)
@@ -181,7 +168,7 @@ def _with_smaller(
     least = _cost(program, plain, bound) if options else 0
     for axes, domain in options:
         around = [a for a in plain.order if a in domain]
-        tier = _tier(axes, [program], dtypes, bound, around, limits, is_left=True)
+        tier = held_tier(axes, [program], dtypes, bound, around, limits, is_left=True)
         is_new = all(domain != rows.domain for _, rows in plain.rows)
         if is_new and tier is not None and not tier.is_shared:
             trial = replace(plain, rows=(*plain.rows, (program.name, Rows(tier, axes, domain))))
@@ -205,119 +192,6 @@ def _bundled(
     # A derivative's tensors may be narrower than those by which the segment was chosen.
     tier = found.tier(widest, words) or found.tier(_FLOAT_BYTES, words)
     return None if tier is None else Rows(tier, axes, domain)
-
-
-def _tier(
-    axes: ir.Extent,
-    programs: Sequence[Program],
-    dtypes: Mapping[str, str],
-    bound: Bound,
-    order: Sequence[int],
-    limits: Limits,
-    *,
-    is_left: bool = False,
-    run: int = 0,
-) -> Tier | None:
-    """How rows along these axes are held on the chip, in the first program and the others.
-
-    order lists the axes of all rows together, outermost in memory first; is_left says that they are
-    of what reductions leave, in floats or doubles; run is how many elements lie together where rows
-    are dealt out, else 0. A forward's noise is drawn where it is used, if it can be.
-    """
-    facts = (dtypes, bound, order, limits)
-    tier = _tier_of(axes, programs, *facts, is_left=is_left, run=run)
-    own = [p for p in programs if p.name == "forward"]
-    length = math.prod(bound.domain[a] for a in axes)
-    is_together = set(order[-len(axes) :]) == axes and length <= _LONGEST_DRAWN
-    is_noisy = any(leaf.kind == "noise" for p in own for leaf in p.graph.inputs)
-    if tier is None or not (is_noisy and is_together):
-        return tier
-    drawn = _tier_of(axes, own, *facts, is_left=is_left, run=run, draws=True)
-    if drawn is None or drawn.lanes < _DRAWN or drawn.is_shifted:
-        return tier
-    return replace(tier, forward=drawn.for_forward)
-
-
-def _tier_of(
-    axes: ir.Extent,
-    programs: Sequence[Program],
-    dtypes: Mapping[str, str],
-    bound: Bound,
-    order: Sequence[int],
-    limits: Limits,
-    *,
-    is_left: bool,
-    run: int,
-    draws: bool = False,
-) -> Tier | None:
-    """The tier of these programs; draws says that noise takes no part in rows."""
-    room = limits.shared_bytes - _FIXED_BYTES
-    domain = frozenset(order)
-    length = math.prod(bound.domain[a] for a in axes)
-    widest = max(widest_of(p, axes, dtypes, domain, is_drawn=draws) for p in programs)
-    widest = max(widest, _FLOAT_BYTES) if is_left else widest
-    words = [words_of(p, axes, dtypes, is_drawn=draws) for p in programs]
-    if set(order[-len(axes) :]) == axes:
-        forward = [n for n, p in zip(words, programs, strict=True) if p.name == "forward"]
-        stretch = stretch_of(programs, axes, bound, order)
-        has_stretches = stretch >= LEAST_STRETCH
-        each = max(words), max(forward or words)
-        asked = asked_again(programs, axes, dtypes, bound)
-        is_dear = calls_functions(programs, axes)
-        tier = row_tier(
-            *(length, widest, each[0], each[1] + asked, limits.processors),
-            gradients=max(summed_over_rows(p, axes, bound) for p in programs),
-            has_stretches=has_stretches,
-            is_dear=is_dear,
-            room=room,
-            run=run,
-        )
-        if tier is None:
-            return None
-        is_whole = has_stretches and stretch % tier.lanes == 0
-        tier = replace(tier, asks_again=asked > 0, has_whole_stretches=is_whole, draws=draws)
-        own = [p for p in programs if p.name == "forward"]
-        others = [p for p in programs if p.name != "forward"]
-        size, count = (length, widest), limits.processors
-        full = full_tier(tier, *size, each[1], count, own, axes)
-        if full is None and any(adds_columns(p, axes) for p in own):
-            full = adding_tier(tier, length, widest, own)
-        if not has_stretches:
-            derivative = derivative_tier(tier, *size, each[0], count, others, axes)
-            return replace(tier, forward=full, derivative=derivative)
-        # Two passes over memory are faster than teams that add up stretches, but for these.
-        shared = None
-        if all(reads_floats(p, dtypes) for p in others):
-            shared = shared_tier(tier, *size, stretch, count, others, axes, is_dear=is_dear)
-        is_held = tier.holds_derivatives and not tier.may_be_shared
-        return replace(
-            tier,
-            forward=full or _in_whole_stretches(tier, stretch, widest),
-            derivative=shared,
-            has_long_stretches=tier.is_shared and stretch >= tier.elements * tier.threads,
-            stretch_threads=_power_of_two(stretch // (tier.derivative_elements or tier.elements)),
-            holds_derivatives=is_held or shared is not None,
-        )
-    inner = max(order.index(a) for a in axes)
-    behind = math.prod(bound.domain[a] for a in order[inner + 1 :])
-    columns = column_tier(length, behind, widest, max(words))
-    return columns and replace(columns, room=room)
-
-
-def _in_whole_stretches(tier: Tier, stretch: int, widest: int) -> Tier | None:
-    """The tier of forward kernels of two bytes in packs half as wide, where that has each of them
-    in one stretch. Gradients, which add up stretches, are a tenth slower so.
-    """
-    half = tier.lanes // 2
-    is_apt = widest == _NARROW_BYTES and half * widest >= _LEAST_PACK_BYTES and not tier.is_shared
-    if not is_apt or tier.has_whole_stretches or stretch % half:
-        return None
-    return replace(tier, lanes=half, has_whole_stretches=True)
-
-
-def _power_of_two(most: int) -> int:
-    """The largest of a warp's parts that is no more."""
-    return 1 << min(max(most, 1), _WARP).bit_length() - 1
 
 
 def _options(program: Program, bound: Bound) -> list[tuple[ir.Extent, ir.Extent]]:

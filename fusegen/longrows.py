@@ -30,6 +30,15 @@ _ALONE: Mapping[tuple[int, int], tuple[int, ...]] = {
 # The same of rows that fall into stretches, of which what tensors have one value takes registers.
 _STRETCHED: Mapping[tuple[int, int], tuple[int, ...]] = {(2, 1): (40, 72), (4, 1): (36, 52)}
 _SHARED: Mapping[tuple[int, int], int] = {(2, 1): 104, (2, 2): 56, (4, 1): 52, (4, 2): 28}
+# Packs of a thread, how many of those it asks for as their row begins, as shared memory has no room
+# for as much of the next row, and the same where results have one of each row: in the place of
+# several blocks where those would meet twice in a row, or hold two tensors.
+_ASKED: Mapping[tuple[int, int], tuple[tuple[int, int, int], ...]] = {
+    (2, 1): ((16, 7, 7), (20, 7, 7)),
+    (2, 2): ((8, 4, 4),),
+    (4, 1): ((16, 6, 5),),
+    (4, 2): ((8, 2, 2),),
+}
 # Elements of a thread, and threads, of blocks that share rows and add up their stretches, none of
 # which is shorter than a share: the first of which there are not too many for a row. Measured on an
 # H200 for floats; two passes are faster for two bytes.
@@ -45,11 +54,13 @@ def full_tier(
     processors: int,
     programs: Sequence[Program],
     axes: ir.Extent,
+    *,
+    is_dealt: bool = False,
 ) -> Tier | None:
     """The tier of blocks as large as can be, if these programs' rows along `axes` gain from them.
 
     tier is the one of smaller blocks, widest the size of the widest element in bytes, tensors how
-    many are held, processors how many a device has.
+    many are held, processors how many a device has, is_dealt that rows are dealt out over memory.
     """
     if tier.is_shifted and tensors == 1 and _keeps_shared(programs, axes):
         threads = -(-length // (_KEPT * 32)) * 32
@@ -65,9 +76,18 @@ def full_tier(
             return _full(tier, elements, threads, elements * threads)
     if tier.has_stretches:
         return None
+    meets_once = all(turns(program) < 2 for program in programs)
+    if not is_dealt and (tensors > 1 or not meets_once):
+        roots = [root for program in programs for root in program.graph.roots]
+        leaves = any(not root.extent & axes for root in roots)
+        for packs, *counts in _ASKED.get((width, tensors), ()):
+            asked = counts[leaves]
+            elements = packs * tier.lanes
+            threads = _threads(tier, (packs - asked) * tier.lanes * tensors * widest)
+            if length <= elements * threads:
+                return replace(_full(tier, elements, threads, elements * threads), asked=asked)
     elements = _SHARED.get((width, tensors), 0)
     threads = _threads(tier, elements * tensors * widest) if elements else 0
-    meets_once = all(turns(program) < 2 for program in programs)
     if not threads or (meets_once and programs[0].name == "forward"):
         return None
     blocks = -(-length // (elements * threads))
@@ -83,13 +103,16 @@ def derivative_tier(
     processors: int,
     programs: Sequence[Program],
     axes: ir.Extent,
+    *,
+    is_dealt: bool = False,
 ) -> Tier | None:
     """The tier of gradients of long rows: full_tier's, unless several blocks share a row of two
     tensors of floats that is reduced once, and add up no columns. Their shares are as large as
     where they do, of half as many threads: shared memory has room for three rows, so that one is
     finished a turn after it was added up.
     """
-    full = full_tier(tier, length, widest, tensors, processors, programs, axes)
+    size = (length, widest, tensors, processors)
+    full = full_tier(tier, *size, programs, axes, is_dealt=is_dealt)
     is_alone = full is not None and full.longest != ANY_LENGTH
     is_apt = tier.is_shared and tier.lanes > 1 and not tier.is_shifted and bool(programs)
     is_apt = is_apt and (widest, tensors) == (_FLOAT_BYTES, 2) and not is_alone

@@ -19,17 +19,27 @@ class PassingView(StretchingView):
     @property
     def full_reads(self) -> list[Read]:
         """What varies along every group: reached by the flat index."""
-        return [r for r in self._loaded if r.extent == self._all and not self._is_drawn(r)]
+        at_use = self._read_at_use
+        return [r for r in self._loaded if r.extent == self._all and r.name not in at_use]
+
+    @property
+    def asked_reads(self) -> list[Read]:
+        """What of that is asked for as its row begins, wanted only behind a reduction, and neither
+        sent ahead nor held: it takes the registers of what is.
+        """
+        at_use = self._read_at_use
+        return [r for r in self._loaded if r.name in at_use and r.buffer.dtype != "noise"]
 
     @property
     def drawn_reads(self) -> list[Read]:
         """Noise that is drawn where it is used: nothing of it lies in memory."""
-        return [r for r in self._loaded if r.extent == self._all and self._is_drawn(r)]
+        at_use = self._read_at_use
+        return [r for r in self._loaded if r.name in at_use and r.buffer.dtype == "noise"]
 
-    def _is_drawn(self, read: Read) -> bool:
-        tier = self.kernel.tier
-        draws = self.family == "row" and tier is not None and tier.draws
-        return draws and read.buffer.dtype == "noise"
+    @property
+    def _read_at_use(self) -> frozenset[str]:
+        is_row = self.family == "row" and self.kernel.tier is not None
+        return self.kernel.tier.at_use if is_row and self.kernel.tier else frozenset()
 
     @cached_property
     def _all(self) -> frozenset[int]:

@@ -130,7 +130,7 @@ class PlacedView(PassingView):
         """What is reached by its own offset at every element."""
         known = {r.name for r in self.full_reads + self.along_reads + self.row_reads}
         known |= {r.name for r in self.stretch_reads + self.own_reads + self.column_reads}
-        known |= {r.name for r in self.drawn_reads}
+        known |= {r.name for r in self.drawn_reads + self.asked_reads}
         return [r for r in self.reads if r.name not in known]
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from fusegen import ir
 from fusegen.bound import Bound
@@ -35,11 +35,11 @@ def widest_of(
     dtypes: Mapping[str, str],
     domain: ir.Extent = frozenset(),
     *,
-    is_drawn: bool = False,
+    at_use: Container[str] = (),
 ) -> int:
     """The size in bytes of the widest element of a tensor that varies along the rows; where there
-    are elements that vary along `domain`, of one that is read or written with those. is_drawn says
-    that noise is none of them, as it is drawn where it is used.
+    are elements that vary along `domain`, of one that is read or written with those. Noise is
+    none of them where it is drawn at its use.
     """
     inputs, outputs = program.graph.inputs, program.graph.outputs
     order = ir.topological(program.graph.roots)
@@ -47,20 +47,21 @@ def widest_of(
         met = ir.topological(whole, stop={n for n in order if n.op == "reduce"})
         inputs = tuple(leaf for leaf in inputs if leaf in met)
         outputs = tuple((name, expr) for name, expr in outputs if expr.extent == domain)
-    tensors = [(ir.name_of(i), i.extent) for i in inputs if not (is_drawn and i.kind == "noise")]
+    named = [(ir.name_of(leaf), leaf) for leaf in inputs]
+    tensors = [(n, i.extent) for n, i in named if i.kind != "noise" or n not in at_use]
     tensors += [(name, expr.extent) for name, expr in outputs]
     return max((ITEM_BYTES[dtypes[name]] for name, extent in tensors if extent & axes), default=1)
 
 
 def words_of(
-    program: Program, axes: ir.Extent, dtypes: Mapping[str, str], *, is_drawn: bool = False
+    program: Program, axes: ir.Extent, dtypes: Mapping[str, str], *, at_use: Container[str] = ()
 ) -> int:
     """The registers that one element takes in all tensors of full size, with one where there are
-    many tensors that every row along these axes reads; but for noise, where that is_drawn.
+    many tensors that every row along these axes reads; but for those that are read at their use.
     """
     full = widest_extent(program)
-    held = [i for i in program.graph.inputs if not (is_drawn and i.kind == "noise")]
-    found = [dtypes[ir.name_of(leaf)] for leaf in held if leaf.extent == full]
+    held = [ir.name_of(leaf) for leaf in program.graph.inputs if leaf.extent == full]
+    found = [dtypes[name] for name in held if name not in at_use]
     # Doubles take two, and so does what is computed from them.
     along = sum(leaf.extent == axes != full for leaf in program.graph.inputs)
     return max(1, sum(3 if dtype == "float64" else 1 for dtype in found) + (along > _FEW_ALONG))

@@ -354,21 +354,22 @@ _SPOKEN_FOR = """
     pieces pieces_of pitch place places polynomial position position_of_best power power_of_two
     previous q r rank ratio reach resident_blocks rest result results room root rounded rounded_to
     row row_block row_cells rows rows_of_block rows_together rr run scratch seed send send_all
-    send_around send_off send_packs send_row send_rows send_tile settle share shared shared_bytes
-    shares shift side sides sigmoid sign size size_of sizes slot slot_before slots slots_of
-    slots_of_rows special split squares start step store store_all store_anywhere store_some stream
-    stretch stretch_length stride strip strips subnormal sum sum_of sum_of_warps sums t tail take
-    taken target task tasks tensor term theirs then thread threads tile to together top total tt
-    turn turns type unmerged used value values visit w wait_for_kernel_before wait_for_sent wanted
-    warps whole widen width window word words x y z alignas alignof and asm auto bool break case
-    catch char class compl const constexpr continue decltype default delete do double dynamic_cast
-    else enum explicit export extern false float for friend goto if inline int long mutable
-    namespace new noexcept not nullptr operator or private protected public register return short
-    signed sizeof static struct switch template this throw true try typedef typename union unsigned
-    using virtual void volatile while xor abs acos acosh asin asinh atan atanh blockDim blockIdx
-    ceil clock cos cosh dim3 erf exp exp2 expm1 fabs fabsf far floor fma fmaf gamma gridDim half
-    int4 j0 j1 jn linux log log10 log1p log2 main max memory min near pow rint round rsqrt signal
-    sin sinh sqrt std stderr stdin stdout tan tanh threadIdx time trunc uint2 uint4 unix y0 y1 yn
+    send_around send_off send_own send_packs send_row send_rows send_tile settle share shared
+    shared_bytes shares shift side sides sigmoid sign size size_of sizes slot slot_before slots
+    slots_of slots_of_rows special split squares start step store store_all store_anywhere
+    store_some stream stretch stretch_length stride strip strips subnormal sum sum_of sum_of_warps
+    sums t tail take taken target task tasks tensor term theirs then thread threads tile to together
+    top total tt turn turns type unmerged used value values visit w wait_for_kernel_before
+    wait_for_sent wanted warps whole widen width window word words x y z alignas alignof and asm
+    auto bool break case catch char class compl const constexpr continue decltype default delete do
+    double dynamic_cast else enum explicit export extern false float for friend goto if inline int
+    long mutable namespace new noexcept not nullptr operator or private protected public register
+    return short signed sizeof static struct switch template this throw true try typedef typename
+    union unsigned using virtual void volatile while xor abs acos acosh asin asinh atan atanh
+    blockDim blockIdx ceil clock cos cosh dim3 erf exp exp2 expm1 fabs fabsf far floor fma fmaf
+    gamma gridDim half int4 j0 j1 jn linux log log10 log1p log2 main max memory min near pow rint
+    round rsqrt signal sin sinh sqrt std stderr stdin stdout tan tanh threadIdx time trunc uint2
+    uint4 unix y0 y1 yn
 """
 _TAKEN = frozenset(_SPOKEN_FOR.split())
 # How derived names begin and end.

@@ -101,6 +101,7 @@ ORDER = (
     "codegen",
     "emission",
     "traffic",
+    "rowtiers",
     "holding",
     "describe",
     "explain",

@@ -115,7 +115,7 @@ def test_first_kernels_of_strided_rows_are_started_in_their_turn() -> None:
 @pytest.mark.parametrize(
     ("chain", "shape", "operands", "dtype", "kernels"),
     [
-        ("softmax(-1)", (600, 32000), {}, "float32", 1),
+        ("softmax(-1)", (600, 32000), {}, "float32", 2),
         ("softmax(-1)", (600, 50257), {}, "bfloat16", 1),
         ("log_softmax(-1)", (600, 32000), {}, "bfloat16", 2),
         ("log_softmax(-1)", (600, 32001), {}, "bfloat16", 2),
@@ -125,7 +125,8 @@ def test_first_kernels_of_strided_rows_are_started_in_their_turn() -> None:
         ("sum(-1)", (600, 32000), {}, "float32", 0),
         ("gelu | softmax(-1)", (600, 32000), {}, "float32", 0),
         ("softmax(-1)", (600, 32772), {}, "float32", 1),
-        ("softmax(-1)", (600, 53252), {}, "float32", 1),  # of a team
+        ("softmax(-1)", (600, 53252), {}, "float32", 1),
+        ("softmax(-1)", (600, 65540), {}, "float32", 1),  # of a team
         ("layernorm", (600, 53252), {}, "float32", 0),
         ("softmax(-1)", (600, 16384), {}, "float32", 0),
     ],
@@ -136,6 +137,34 @@ def test_long_rows_have_large_blocks_where_there_is_room(
     situation = Situation(shape, operands, dtype=dtype)
     (module,) = sources(fusegen.chain(chain), "cuda", situation, grad=True)
     assert module.text.count("__launch_bounds__(1024, 1)") == kernels
+
+
+@pytest.mark.parametrize(
+    ("chain", "length", "dtype", "packs"),
+    [
+        ("log_softmax(-1)", 65536, "float32", "kPacks = 16, kHeld = 6;"),
+        ("log_softmax(-1)", 151936, "bfloat16", "kPacks = 20, kHeld = 7;"),
+        ("layernorm", 65536, "float32", None),  # a team meets once, and is faster
+        ("add(r) | softmax(-1)", 32000, "float32", "kPacks = 8, kHeld = 2;"),
+        ("add(r) | layernorm", 64000, "bfloat16", "kPacks = 8, kHeld = 4;"),
+        ("add(r) | softmax(-1)", 40000, "float32", None),
+        # What is wanted late is asked for as its row begins: all of it, or a part.
+        ("log_softmax(-1) | mul(r) | sum(-1)", 32000, "float32", "kPacks = 8, kHeld = 0;"),
+        ("log_softmax(-1) | mul(r) | sum(-1)", 50304, "float32", "kHeld = 0, kAsked = 6;"),
+        ("softmax(-1) | mul(r)", 32000, "float32", "kPacks = 8, kHeld = 0;"),
+        ("softmax(-1) | mul(r)", 50304, "float32", None),
+        ("softmax(-1) | mul(r)", 102400, "bfloat16", "kPacks = 13, kHeld = 0, kAsked = 6;"),
+        ("softmax(-1) | mul(r)", 65536, "float32", None),
+    ],
+)
+def test_a_row_may_lie_in_registers_and_in_shared_memory(
+    chain: str, length: int, dtype: str, packs: str | None
+) -> None:
+    operands = {"r": (600, length)} if "r)" in chain else {}
+    situation = Situation((600, length), operands, dtype=dtype)
+    (module,) = sources(fusegen.chain(chain), "cuda", situation, grad=False)
+    assert (packs is None) == ("blockIdx.x % blocks" in module.text)
+    assert packs is None or packs in module.text
 
 
 def test_what_registers_have_no_room_for_stays_in_shared_memory() -> None:

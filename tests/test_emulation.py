@@ -23,6 +23,7 @@ _SPREAD = "keep(y) | sum({0}) | keep(s) | recall(y) | amin({0}) | mul(s) | mul(y
 _CHAIN_A = "leaky_relu(0.2) | add_channel | clamp(-1, 1) | gelu"
 _LAST = "channels_last"
 _IN_16 = {"dtype": "bfloat16"}
+_FEW = {"processors": 16}
 _LITTLE_ROOM = {"shared_bytes": 99 << 10}
 # So many tensors that every row reads do not fit on the chip.
 _MANY = f"layernorm(w, b) | {' | '.join(f'add(a{i})' for i in range(9))}"
@@ -106,6 +107,16 @@ CASES = [
     (_NORM, (18, 9001), [(9001,)] * 2, {"processors": 16}, "row"),
     (_NORM, (18, 9001), [(9001,)] * 2, {"processors": 16, "dtype": "bfloat16"}, "row"),
     ("add(r) | layernorm | mul(y)", (9, 20001), [(20001,), (9, 1)], {"processors": 24}, "row"),
+    # Of which shared memory has no room for as much of the next: a part is asked for as the row
+    # begins, and so is what is wanted late, all of it or a part. The same of no whole packs.
+    ("log_softmax(-1)", (20, 60004), [], _FEW, "row"),
+    ("softmax(-1)", (20, 120008), [], {"dtype": "bfloat16", **_FEW}, "row"),
+    ("add(r) | layernorm(w, b)", (20, 30004), [(20, 30004), *[(30004,)] * 2], _FEW, "row"),
+    ("log_softmax(-1) | mul(t) | sum(-1)", (20, 30004), [(20, 30004)], _FEW, "row"),
+    ("log_softmax(-1) | mul(t) | sum(-1)", (20, 40004), [(20, 40004)], _FEW, "row"),
+    ("softmax(-1) | mul(m) | mul(t)", (20, 30004), [(20, 1), (20, 30004)], _FEW, "row"),
+    ("add(r) | softmax(-1)", (20, 30001), [(20, 30001)], {"processors": 32}, "row"),
+    ("log_softmax(-1)", (40, 60001), [], {"processors": 32}, "row"),
     # Longer than a team may be.
     (_NORM, (3, 25001), [(25001,)] * 2, {}, "inner outer"),
     # More sums by column than a block has room for.

@@ -508,7 +508,11 @@ backward_row(const float* x, const float* saved_mean, const float* saved_varianc
       if (is_here) send(&x_next[p * 896], x + (base + i));
       if (is_here) send(&d_out_next[p * 896], d_out + (base + i));
     }
-    if (from > 0) return send_off();
+    send_off();
+  };
+  const auto send_own = [&](Index first) {
+    const bool is_live = first + threadIdx.y < rows;
+    const Index row = is_live ? first + threadIdx.y : 0;
     send_off();
     const Index outer = row;
     saved_mean_ahead[0] = widen(saved_mean[outer]);
@@ -517,6 +521,7 @@ backward_row(const float* x, const float* saved_mean, const float* saved_varianc
     bias_ahead[0] = widen(bias[outer]);
   };
   send_packs(first, 0, kPacks);
+  send_own(first);
   for (; first < rows; first += stride) {
     const bool is_live = first + threadIdx.y < rows;
     const Index row = is_live ? first + threadIdx.y : 0, end = is_live ? length : 0;
@@ -535,6 +540,7 @@ backward_row(const float* x, const float* saved_mean, const float* saved_varianc
     const float weight_value = weight_ahead[0];
     const float bias_value = bias_ahead[0];
     send_packs(first + stride, 0, kHeld);
+    send_own(first + stride);
     Sum<float> sums_1[2];
     float inverse_root_value;
     backward_row_stage_1_once(saved_variance_value, inverse_root_value);

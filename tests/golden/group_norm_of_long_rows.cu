@@ -339,7 +339,6 @@ forward_row(const float* x, const float* weight, const float* bias, float* __res
       const bool is_here = i < end;
       if (is_here) send(&x_next[p * 1024], x + (base + i));
     }
-    if (from > 0) return send_off();
     send_off();
   };
   send_packs(first, 0, kPacks);

@@ -333,6 +333,13 @@ __device__ __forceinline__ void combine_team(Kind<T> (&mine)[N], uint64_t* meeti
   for (int n = 0; n < N; ++n) mine[n] = {totals[n]};
 }
 
+// The kernel before this one in the stream is done, and what it wrote is there.
+__device__ __forceinline__ void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 struct ForwardSizes {
   Size outer, inner;
 };
@@ -363,49 +370,44 @@ __device__ __forceinline__ void forward_row_row_values(const float peak, const f
 
 // Reads x; writes out, saved_bound, saved_sum.
 __global__ void __launch_bounds__(1024, 1)
-forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restrict__ saved_bound,
-    float* __restrict__ saved_sum, ForwardSizes sizes, uint64_t* meetings, Index blocks) {
-  constexpr int kLanes = 4, kPacks = 13, kHeld = 7;
+forward_row(const float* x, float* __restrict__ out, float* __restrict__ saved_bound,
+    float* __restrict__ saved_sum, ForwardSizes sizes) {
+  wait_for_kernel_before();
+  constexpr int kLanes = 4, kPacks = 16, kHeld = 5;
   __shared__ float cells[2][32];
   int turn = 0;
-  __shared__ float team_totals[1];
   const Index rows = sizes.outer.value, length = sizes.inner.value;
-  // This block's share of every row of its team.
-  const Index rank = blockIdx.x % blocks, team = blockIdx.x / blocks;
-  const Index share = (length + blocks * kLanes - 1) / (blocks * kLanes) * kLanes, begin = rank * share;
-  const Index reach = begin < length ? min(share, length - begin) : 0;
-  uint64_t* const meeting = meetings + team * blocks * 2;
   extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
-  const Index stride = gridDim.x / blocks;
-  Index first = team;
-  // A thread's first kHeld packs go into registers; the others stay in shared memory until the row is finished.
+  const Index stride = gridDim.x * blockDim.y;
+  Index first = blockIdx.x * blockDim.y;
+  // A thread asks for its first kHeld packs as their row begins; the others were sent ahead, and stay in shared memory until it
+  // is finished.
   const auto send_packs = [&](Index first, int from, int past) {
-    const bool is_live = first < rows;
-    const Index row = is_live ? first : 0, base = row * length + begin, end = is_live ? reach : 0;
+    const bool is_live = first + threadIdx.y < rows;
+    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
 #pragma unroll
     for (int p = from; p < past; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
       if (!is_here) continue;
-      if (is_here) send(&x_next[p * 1024], x + (base + i));
+      if (is_here) send(&x_next[(p - kHeld) * 1024], x + (base + i));
     }
-    if (from > 0) return send_off();
     send_off();
   };
-  send_packs(first, 0, kPacks);
+  send_packs(first, kHeld, kPacks);
   for (; first < rows; first += stride) {
-    const bool is_live = first < rows;
-    const Index row = is_live ? first : 0, base = row * length + begin, end = is_live ? reach : 0;
+    const bool is_live = first + threadIdx.y < rows;
+    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
     const Index outer = row;
     Pack<float, kLanes> x_in[kPacks];
-    wait_for_sent<0>();
 #pragma unroll
     for (int p = 0; p < kHeld; ++p) {
-      x_in[p] = x_next[p * 1024];
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      if (i < end) x_in[p] = load<kLanes>(x + (base + i));
     }
-    send_packs(first + stride, 0, kHeld);
+    wait_for_sent<0>();
     Peak<float> peaks_1[1];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
@@ -413,20 +415,17 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restr
       const bool is_here = i < end;
       if (!is_here) continue;
       if (p >= kHeld) {
-        x_in[p] = x_next[p * 1024];
+        x_in[p] = x_next[(p - kHeld) * 1024];
       }
-      Peak<float> peaks_1_here[1];
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
         float peak_term_value;
         forward_row_stage_1(x_value, peak_term_value);
-        peaks_1_here[0].add(peak_term_value);
+        peaks_1[0].add_if(is_here, peak_term_value);
       }
-      if (is_here) peaks_1[0].merge(peaks_1_here[0]);
     }
-    combine<32, true>(peaks_1, cells[turn++ & 1]);
-    combine_team<1>(peaks_1, meeting, rank, blocks, turn, team_totals);
+    combine<32, false>(peaks_1, cells[turn++ & 1]);
     const float peak_value = peaks_1[0].best;
     Sum<float> sums_2[1];
 #pragma unroll
@@ -435,22 +434,19 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restr
       const bool is_here = i < end;
       if (!is_here) continue;
       if (p >= kHeld) {
-        x_in[p] = x_next[p * 1024];
+        x_in[p] = x_next[(p - kHeld) * 1024];
       }
-      Sum<float> sums_2_here[1];
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
         float total_term_value;
         forward_row_stage_2(x_value, peak_value, total_term_value);
-        sums_2_here[0].add(total_term_value);
+        if (is_here) sums_2[0].add(total_term_value);
       }
-      if (is_here) sums_2[0].merge(sums_2_here[0]);
     }
-    combine<32, true>(sums_2, cells[turn++ & 1]);
-    combine_team<1>(sums_2, meeting, rank, blocks, turn, team_totals);
+    combine<32, false>(sums_2, cells[turn++ & 1]);
     const float total_value = sums_2[0].total;
-    if (is_live && threadIdx.x == 0 && rank == 0) {
+    if (is_live && threadIdx.x == 0) {
       float saved_bound_value;
       float saved_sum_value;
       forward_row_row_values(peak_value, total_value, saved_bound_value, saved_sum_value);
@@ -465,7 +461,7 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restr
       const bool is_here = i < end;
       if (!is_here) continue;
       if (p >= kHeld) {
-        x_in[p] = x_next[p * 1024];
+        x_in[p] = x_next[(p - kHeld) * 1024];
         send_packs(first + stride, p, p + 1);
       }
       Pack<float, kLanes> out_out;
@@ -701,6 +697,24 @@ static dim3 row_block(int64_t wanted, int64_t threads, int64_t least = 1) {
   return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < threads ? threads / along : 1));
 }
 
+// Sets a kernel up while the one before it in the stream ends, where devices can: it waits for that itself.
+template <typename... Parameters, typename... Arguments>
+static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64_t shared_bytes,
+    cudaStream_t stream,
+    Arguments... arguments) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = blocks;
+  launch.blockDim = block;
+  launch.dynamicSmemBytes = shared_bytes;
+  launch.stream = stream;
+  launch.attrs = &early;
+  launch.numAttrs = __CUDA_ARCH_LIST__ >= 900;
+  cudaLaunchKernelEx(&launch, kernel, static_cast<Parameters>(arguments)...);
+}
+
 // a: x, out, saved_bound, saved_sum, scratch (-1: return the bytes it needs), outer, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
@@ -717,30 +731,15 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const DeviceGuard guard(device);
   const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value),
       forward_row_length = static_cast<int64_t>(sizes.inner.value);
-  // So many blocks share a row; there are as many such teams as the device works on at once.
-  const int64_t forward_row_blocks = ceil_divide(forward_row_length, 53248);
-  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, forward_row_blocks * 52), 256);
-  const int64_t forward_row_resident = resident_blocks(forward_row, forward_row_block, 212992, 212992,
-      device) / forward_row_blocks;
-  const int64_t forward_row_slots = forward_row_rows < forward_row_resident ? forward_row_rows : forward_row_resident;
-  if (forward_row_slots == 0) return -static_cast<int64_t>(cudaErrorCooperativeLaunchTooLarge);
-  const int64_t forward_row_meeting_cells = forward_row_slots * forward_row_blocks * 2;
-  auto* const forward_row_meetings = scratch.take<uint64_t>(forward_row_meeting_cells);
+  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 64), 256);
+  const int64_t forward_row_tasks = ceil_divide(forward_row_rows, forward_row_block.y);
+  const int64_t forward_row_resident = resident_blocks(forward_row, forward_row_block, 180224, 180224,
+      device);
+  const int64_t forward_row_slots = forward_row_tasks < forward_row_resident ? forward_row_tasks : forward_row_resident;
   if (is_measuring) return scratch.used;
   {
-    cudaMemsetAsync(forward_row_meetings, 0, forward_row_meeting_cells * sizeof(uint64_t), stream);
-    cudaLaunchAttribute together{};
-    together.id = cudaLaunchAttributeCooperative;
-    together.val.cooperative = 1;
-    cudaLaunchConfig_t launch{};
-    launch.gridDim = dim3(static_cast<unsigned>(forward_row_slots * forward_row_blocks));
-    launch.blockDim = forward_row_block;
-    launch.dynamicSmemBytes = 212992;
-    launch.stream = stream;
-    launch.attrs = &together;
-    launch.numAttrs = 1;
-    cudaLaunchKernelEx(&launch, forward_row, x, out, saved_bound, saved_sum, sizes, forward_row_meetings,
-        static_cast<Index>(forward_row_blocks));
+    follow(forward_row, static_cast<unsigned>(forward_row_slots), forward_row_block, 180224, stream, x, out,
+        saved_bound, saved_sum, sizes);
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

@@ -466,7 +466,11 @@ backward_row(const __nv_bfloat16* x, const float* saved_bound, const __nv_bfloat
       if (is_here) send(&x_next[p * 992], x + (base + i));
       if (is_here) send(&d_out_next[p * 992], d_out + (base + i));
     }
-    if (from > 0) return send_off();
+    send_off();
+  };
+  const auto send_own = [&](Index first) {
+    const bool is_live = first + threadIdx.y * kLanes < rows;
+    const Index row = is_live ? first + threadIdx.y * kLanes : 0;
     if (is_edge && is_live) send_around(x_edge_next, x, row * length + edge, rows * length);
     if (is_edge && is_live) send_around(d_out_edge_next, d_out, row * length + edge, rows * length);
     send_off();
@@ -475,6 +479,7 @@ backward_row(const __nv_bfloat16* x, const float* saved_bound, const __nv_bfloat
     saved_sum_ahead[0] = widen(saved_sum[outer]);
   };
   send_packs(first, 0, kPacks);
+  send_own(first);
   for (; first < rows; first += stride) {
     const bool is_live = first + threadIdx.y * kLanes < rows;
     const Index row = is_live ? first + threadIdx.y * kLanes : 0, base = row * length + head,
@@ -494,6 +499,7 @@ backward_row(const __nv_bfloat16* x, const float* saved_bound, const __nv_bfloat
     __nv_bfloat16 d_out_edge = {};
     if (is_edge) d_out_edge = (d_out_edge_next)->at[edge_lane];
     send_packs(first + stride, 0, kHeld);
+    send_own(first + stride);
     Sum<float> sums_1[1];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {

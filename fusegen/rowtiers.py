@@ -1,0 +1,201 @@
+"""Row tiers: how the programs of a module hold rows along given axes on the chip.
+
+What a forward program wants only behind a row's reductions is read where it is used, if the rest of
+the row then fits into a block.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from fusegen import ir
+from fusegen.bound import Bound
+from fusegen.columntiers import column_tier
+from fusegen.emission import make_entry
+from fusegen.kernel import Kernel
+from fusegen.longrows import adds_columns, derivative_tier, full_tier, shared_tier
+from fusegen.program import Program
+from fusegen.rowfacts import (
+    asked_again,
+    calls_functions,
+    reads_floats,
+    stretch_of,
+    summed_over_rows,
+    widest_of,
+    words_of,
+)
+from fusegen.signature import Rows, Signature
+from fusegen.summedrows import adding_tier
+from fusegen.target import Limits
+from fusegen.tiers import LEAST_STRETCH, Tier, row_tier
+
+_FIXED_BYTES = 7 << 10  # of a block's shared memory, of a size known to the compiler
+_NARROW_BYTES, _FLOAT_BYTES = 2, 4
+_LEAST_PACK_BYTES = 8
+# Noise is drawn where it is used in packs of so many elements at least, of rows up to so long:
+# beside longer shares of them a hash has no registers.
+_DRAWN, _LONGEST_DRAWN = 4, 8192
+_WARP = 32
+_FLOAT_LANES, _MOST_WRITTEN = 4, 32  # of a pack of floats; of a thread's share
+
+
+def held_tier(
+    axes: ir.Extent,
+    programs: Sequence[Program],
+    dtypes: Mapping[str, str],
+    bound: Bound,
+    order: Sequence[int],
+    limits: Limits,
+    *,
+    is_left: bool = False,
+    run: int = 0,
+) -> Tier | None:
+    """How rows along these axes are held on the chip, in the first program and the others.
+
+    order lists the axes of all rows together, outermost in memory first; is_left says that they are
+    of what reductions leave, in floats or doubles; run is how many elements lie together where rows
+    are dealt out, else 0. A forward's noise is drawn where it is used, if it can be.
+    """
+    facts = (dtypes, bound, order, limits)
+    tier = _tier_of(axes, programs, *facts, is_left=is_left, run=run)
+    own = [p for p in programs if p.name == "forward"]
+    length = math.prod(bound.domain[a] for a in axes)
+    is_together = set(order[-len(axes) :]) == axes and length <= _LONGEST_DRAWN
+    noise = {ir.name_of(i) for p in own for i in p.graph.inputs if i.kind == "noise"}
+    if tier is None or not (noise and is_together):
+        return tier
+    drawn = _tier_of(axes, own, *facts, is_left=is_left, run=run, at_use=frozenset(noise))
+    if drawn is None or drawn.lanes < _DRAWN or drawn.is_shifted:
+        return tier
+    return replace(tier, forward=drawn.for_forward)
+
+
+def _tier_of(
+    axes: ir.Extent,
+    programs: Sequence[Program],
+    dtypes: Mapping[str, str],
+    bound: Bound,
+    order: Sequence[int],
+    limits: Limits,
+    *,
+    is_left: bool = False,
+    run: int = 0,
+    at_use: frozenset[str] = frozenset(),
+) -> Tier | None:
+    """The tier of these programs, where at_use takes no part in rows."""
+    room = limits.shared_bytes - _FIXED_BYTES
+    domain = frozenset(order)
+    length = math.prod(bound.domain[a] for a in axes)
+    widest = max(widest_of(p, axes, dtypes, domain, at_use=at_use) for p in programs)
+    widest = max(widest, _FLOAT_BYTES) if is_left else widest
+    words = [words_of(p, axes, dtypes, at_use=at_use) for p in programs]
+    if set(order[-len(axes) :]) == axes:
+        forward = [n for n, p in zip(words, programs, strict=True) if p.name == "forward"]
+        stretch = stretch_of(programs, axes, bound, order)
+        has_stretches = stretch >= LEAST_STRETCH
+        each = max(words), max(forward or words)
+        asked = asked_again(programs, axes, dtypes, bound)
+        is_dear = calls_functions(programs, axes)
+        tier = row_tier(
+            *(length, widest, each[0], each[1] + asked, limits.processors),
+            gradients=max(summed_over_rows(p, axes, bound) for p in programs),
+            has_stretches=has_stretches,
+            is_dear=is_dear,
+            room=room,
+            run=run,
+        )
+        if tier is None:
+            return None
+        is_whole = has_stretches and stretch % tier.lanes == 0
+        tier = replace(tier, asks_again=asked > 0, has_whole_stretches=is_whole, at_use=at_use)
+        own = [p for p in programs if p.name == "forward"]
+        others = [p for p in programs if p.name != "forward"]
+        size, count = (length, widest), limits.processors
+        full = full_tier(tier, *size, each[1], count, own, axes, is_dealt=run > 0)
+        if full is None and any(adds_columns(p, axes) for p in own):
+            full = adding_tier(tier, length, widest, own)
+        if not has_stretches:
+            facts = (*size, each[0], count, others, axes)
+            derivative = derivative_tier(tier, *facts, is_dealt=run > 0)
+            return replace(tier, forward=full, derivative=derivative)
+        # Two passes over memory are faster than teams that add up stretches, but for these.
+        shared = None
+        if all(reads_floats(p, dtypes) for p in others):
+            shared = shared_tier(tier, *size, stretch, count, others, axes, is_dear=is_dear)
+        is_held = tier.holds_derivatives and not tier.may_be_shared
+        return replace(
+            tier,
+            forward=full or _in_whole_stretches(tier, stretch, widest),
+            derivative=shared,
+            has_long_stretches=tier.is_shared and stretch >= tier.elements * tier.threads,
+            stretch_threads=_power_of_two(stretch // (tier.derivative_elements or tier.elements)),
+            holds_derivatives=is_held or shared is not None,
+        )
+    inner = max(order.index(a) for a in axes)
+    behind = math.prod(bound.domain[a] for a in order[inner + 1 :])
+    columns = column_tier(length, behind, widest, max(words))
+    return columns and replace(columns, room=room)
+
+
+def _in_whole_stretches(tier: Tier, stretch: int, widest: int) -> Tier | None:
+    """The tier of forward kernels of two bytes in packs half as wide, where that has each of them
+    in one stretch. Gradients, which add up stretches, are a tenth slower so.
+    """
+    half = tier.lanes // 2
+    is_apt = widest == _NARROW_BYTES and half * widest >= _LEAST_PACK_BYTES and not tier.is_shared
+    if not is_apt or tier.has_whole_stretches or stretch % half:
+        return None
+    return replace(tier, lanes=half, has_whole_stretches=True)
+
+
+def _power_of_two(most: int) -> int:
+    """The largest of a warp's parts that is no more."""
+    return 1 << min(max(most, 1), _WARP).bit_length() - 1
+
+
+def holding_less(program: Program, trial: Signature, bound: Bound, limits: Limits) -> Rows:
+    """The only rows of a signature, of a forward program: without what they want late, if blocks
+    shared them, or had no room for as much of the next, and now each has its own.
+    """
+    ((_, rows),) = trial.rows
+    tier = rows.tier.for_forward
+    if program.name != "forward" or not (tier.is_shared or tier.asked):
+        return rows
+    kernels = make_entry(program, trial).kernels
+    late = frozenset(name for k in kernels for name in _wanted_late(k))
+    if not late:
+        return rows
+    around = [a for a in trial.order if a in rows.domain]
+    less = _tier_of(rows.axes, [program], dict(trial.dtypes), bound, around, limits, at_use=late)
+    own = less and less.for_forward
+    if own is None or not own.is_full or own.is_shared or own.asked or own.is_shifted:
+        return rows
+    # What is written of so long shares of floats leaves no registers for what is asked for.
+    is_long = own.lanes == _FLOAT_LANES and own.elements > _MOST_WRITTEN
+    if is_long and any(_writes_rows(k) for k in kernels):
+        return rows
+    return replace(rows, tier=replace(rows.tier, forward=own))
+
+
+def _wanted_late(kernel: Kernel) -> set[str]:
+    """The tensors of whole rows that one stage wants, or what follows the last, but not the
+    first.
+    """
+    if kernel.family != "row" or kernel.sums:
+        return set()
+    held = (*kernel.held, *((),) * len(kernel.stages))
+    stages = [
+        [*(r.value for r in stage), *(value for _, value in left)]
+        for stage, left in zip(kernel.stages, held, strict=False)
+    ]
+    first, *others = (set(ir.inputs(e)) for e in (*stages, [value for _, value in kernel.stores]))
+    whole = [(i, b) for i, b in kernel.inputs if set(b.extent) == {*kernel.domain, *kernel.reduced}]
+    late = [(i, b) for i, b in whole if b.role == "input" and i not in first]
+    return {b.name for i, b in late if sum(i in used for used in others) == 1}
+
+
+def _writes_rows(kernel: Kernel) -> bool:
+    whole = {*kernel.domain, *kernel.reduced}
+    return any(set(buffer.extent) == whole for buffer, _ in kernel.stores)
