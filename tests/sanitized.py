@@ -180,6 +180,13 @@ FAMILIES = [
     ("log_softmax(-1) | mul(t) | sum(-1)", (9, 32000), [(9, 32000)]),
     ("softmax(-1) | mul(t) | sum(-1)", (40, 3001), [(40, 3001)]),
     ("log_softmax(-1) | keep(l) | exp | mul(l) | sum(-1) | neg", (9, 32000), []),
+    # Longer than shared memory has room for, and what is wanted late; of more rows than blocks.
+    ("log_softmax(-1)", (140, 65536), []),
+    ("log_softmax(-1)", (140, 60001), []),
+    ("add(r) | softmax(-1)", (140, 32000), [(140, 32000)]),
+    ("log_softmax(-1) | mul(t) | sum(-1)", (140, 32000), [(140, 32000)]),
+    ("log_softmax(-1) | mul(t) | sum(-1)", (140, 50304), [(140, 50304)]),
+    ("log_softmax(-1)", (140, 128256), []),
 ]
 # The same of an x whose channels are innermost.
 CHANNELS_LAST = [
