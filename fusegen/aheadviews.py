@@ -85,9 +85,12 @@ class AheadView(BesideView):
     @property
     def asked_early(self) -> int:
         """How many packs of asked_reads are asked for as their row begins: as many as registers
-        have room for.
+        have room for; none beside packs of what is wanted first.
         """
-        return self.packs if self.packs <= _MOST_PACKS else _MOST_PACKS_ASKED
+        if self.packs_asked:
+            return 0
+        count = max(1, len(self.asked_reads))
+        return self.packs if self.packs * count <= _MOST_PACKS else _MOST_PACKS_ASKED // count
 
     @property
     def has_rest(self) -> bool:

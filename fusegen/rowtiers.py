@@ -38,7 +38,7 @@ _LEAST_PACK_BYTES = 8
 # beside longer shares of them a hash has no registers.
 _DRAWN, _LONGEST_DRAWN = 4, 8192
 _WARP = 32
-_FLOAT_LANES, _MOST_WRITTEN = 4, 32  # of a pack of floats; of a thread's share
+_FLOAT_LANES, _MOST_WRITTEN = 4, 32  # of a pack of floats; of what a thread asks for
 
 
 def held_tier(
@@ -157,7 +157,7 @@ def _power_of_two(most: int) -> int:
 
 def holding_less(program: Program, trial: Signature, bound: Bound, limits: Limits) -> Rows:
     """The only rows of a signature, of a forward program: without what they want late, if blocks
-    shared them, or had no room for as much of the next, and now each has its own.
+    shared them, or had no room for as much of the next, and now each row has its own.
     """
     ((_, rows),) = trial.rows
     tier = rows.tier.for_forward
@@ -170,11 +170,13 @@ def holding_less(program: Program, trial: Signature, bound: Bound, limits: Limit
     around = [a for a in trial.order if a in rows.domain]
     less = _tier_of(rows.axes, [program], dict(trial.dtypes), bound, around, limits, at_use=late)
     own = less and less.for_forward
-    if own is None or not own.is_full or own.is_shared or own.asked or own.is_shifted:
+    if own is None or not own.is_full or own.is_shared or own.is_shifted:
         return rows
-    # What is written of so long shares of floats leaves no registers for what is asked for.
-    is_long = own.lanes == _FLOAT_LANES and own.elements > _MOST_WRITTEN
-    if is_long and any(_writes_rows(k) for k in kernels):
+    # No registers are left for it where several are asked for in part, nor beside what is written
+    # of so long shares of floats.
+    is_long = own.lanes == _FLOAT_LANES and own.elements * len(late) > _MOST_WRITTEN
+    held = words_of(program, rows.axes, dict(trial.dtypes), at_use=late)
+    if (own.asked and held > 1) or (is_long and any(_writes_rows(k) for k in kernels)):
         return rows
     return replace(rows, tier=replace(rows.tier, forward=own))
 

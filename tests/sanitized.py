@@ -187,6 +187,8 @@ FAMILIES = [
     ("log_softmax(-1) | mul(t) | sum(-1)", (140, 32000), [(140, 32000)]),
     ("log_softmax(-1) | mul(t) | sum(-1)", (140, 50304), [(140, 50304)]),
     ("log_softmax(-1)", (140, 128256), []),
+    ("log_softmax(-1) | mul(t) | sum(-1)", (140, 65536), [(140, 65536)]),
+    ("softmax(-1) | mul(t)", (140, 128256), [(140, 128256)]),
 ]
 # The same of an x whose channels are innermost.
 CHANNELS_LAST = [

@@ -155,6 +155,7 @@ def test_long_rows_have_large_blocks_where_there_is_room(
         ("softmax(-1) | mul(r)", 50304, "float32", None),
         ("softmax(-1) | mul(r)", 102400, "bfloat16", "kPacks = 13, kHeld = 0, kAsked = 6;"),
         ("softmax(-1) | mul(r)", 65536, "float32", None),
+        ("log_softmax(-1) | mul(r) | sum(-1)", 65536, "float32", "kPacks = 16, kHeld = 5;"),
     ],
 )
 def test_a_row_may_lie_in_registers_and_in_shared_memory(

@@ -147,19 +147,22 @@ def test_one_block_asks_for_what_has_no_place_ahead(
         ("layernorm | add(r) | mul(r)", 32000, "float32", {"r"}),
         ("layernorm | mul(m) | add(r)", 32000, "float32", {"r"}),
         ("softmax(-1) | mul(r)", 102400, "bfloat16", {"r"}),
+        ("softmax(-1) | mul(r)", 128256, "bfloat16", {"r"}),
+        ("log_softmax(-1) | mul(r) | sum(-1)", 65536, "float32", {"r"}),
         # Wanted at once, or twice; what one block holds in any case; no whole packs; too long.
         ("add(r) | softmax(-1)", 32000, "float32", set()),
         ("softmax(-1) | mul(r) | sum(-1, True) | mul(r)", 32000, "float32", set()),
         ("softmax(-1) | mul(r)", 24000, "float32", set()),
         ("softmax(-1) | mul(r)", 32001, "float32", set()),
-        ("softmax(-1) | mul(r)", 50304, "float32", set()),
-        ("softmax(-1) | mul(r)", 65540, "float32", set()),
+        ("softmax(-1) | mul(r)", 65536, "float32", set()),  # written, and too long for it
+        ("add(q) | softmax(-1) | mul(r)", 32000, "float32", set()),
+        ("log_softmax(-1) | mul(r) | sum(-1)", 65540, "float32", set()),
     ],
 )
 def test_what_is_wanted_late_is_not_held(
     chain: str, length: int, dtype: str, late: set[str]
 ) -> None:
-    operands = {"r": (600, length), "m": (length,)}
+    operands = {"r": (600, length), "q": (600, length), "m": (length,)}
     given = {name: operands[name] for name in fusegen.chain(chain).operands}
     (module,) = modules(
         fusegen.chain(chain), "cuda", Situation((600, length), given, dtype), grad=False
@@ -307,7 +310,7 @@ def test_long_rows_are_right_and_alike_every_time(chain: str, length: int, dtype
     ("length", "dtype"),
     [
         *((n, "float32") for n in (32000, 32001, 50304)),
-        *((n, "bfloat16") for n in (64000, 60001, 102400)),
+        *((n, "bfloat16") for n in (64000, 60001, 102400, 128256)),
     ],
 )
 def test_long_rows_of_two_tensors_are_right_and_alike_every_time(
