@@ -43,6 +43,7 @@ _ASKED: Mapping[tuple[int, int], tuple[tuple[int, int, int], ...]] = {
 # which is shorter than a share: the first of which there are not too many for a row. Measured on an
 # H200 for floats; two passes are faster for two bytes.
 _SUMMING = ((16, 256), (16, 128), (16, 64), (8, 64), (16, 512))
+_LEAST_LANES = 4  # of packs that are sent ahead whatever their elements are
 _EDGE_BYTES = 2 << 10  # of what stands before and behind packs, at most
 
 
@@ -77,7 +78,8 @@ def full_tier(
     if tier.has_stretches:
         return None
     meets_once = all(turns(program) < 2 for program in programs)
-    if not is_dealt and (tensors > 1 or not meets_once):
+    is_apt = not is_dealt and tier.lanes >= _LEAST_LANES
+    if is_apt and (tensors > 1 or not meets_once):
         roots = [root for program in programs for root in program.graph.roots]
         leaves = any(not root.extent & axes for root in roots)
         for packs, *counts in _ASKED.get((width, tensors), ()):

@@ -122,6 +122,8 @@ CASES = [
         {**_IN_16, **_FEW},
         "row",
     ),
+    ("softmax(-1) | dropout(0.1)", (20, 30004), [], _FEW, "row"),
+    ("dropout(0.1) | softmax(-1)", (20, 30004), [], _FEW, "row"),
     ("softmax(-1) | mul(m) | mul(t)", (20, 30004), [(20, 1), (20, 30004)], _FEW, "row"),
     ("add(r) | softmax(-1)", (20, 30001), [(20, 30001)], {"processors": 32}, "row"),
     ("log_softmax(-1)", (40, 60001), [], {"processors": 32}, "row"),
