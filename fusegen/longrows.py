@@ -34,8 +34,8 @@ _SHARED: Mapping[tuple[int, int], int] = {(2, 1): 104, (2, 2): 56, (4, 1): 52, (
 # for as much of the next row, and the same where results have one of each row: in the place of
 # several blocks where those would meet twice in a row, or hold two tensors.
 _ASKED: Mapping[tuple[int, int], tuple[tuple[int, int, int], ...]] = {
-    (2, 1): ((16, 7, 7), (20, 7, 7)),
-    (2, 2): ((8, 4, 4),),
+    (2, 1): ((16, 7, 7),),
+    (2, 2): ((8, 3, 3),),
     (4, 1): ((16, 6, 5),),
     (4, 2): ((8, 2, 2),),
 }
@@ -56,12 +56,13 @@ def full_tier(
     programs: Sequence[Program],
     axes: ir.Extent,
     *,
-    is_dealt: bool = False,
+    may_ask: bool = True,
 ) -> Tier | None:
     """The tier of blocks as large as can be, if these programs' rows along `axes` gain from them.
 
     tier is the one of smaller blocks, widest the size of the widest element in bytes, tensors how
-    many are held, processors how many a device has, is_dealt that rows are dealt out over memory.
+    many are held, processors how many a device has, may_ask that a thread may ask for packs as
+    their row begins.
     """
     if tier.is_shifted and tensors == 1 and _keeps_shared(programs, axes):
         threads = -(-length // (_KEPT * 32)) * 32
@@ -78,7 +79,7 @@ def full_tier(
     if tier.has_stretches:
         return None
     meets_once = all(turns(program) < 2 for program in programs)
-    is_apt = not is_dealt and tier.lanes >= _LEAST_LANES
+    is_apt = may_ask and tier.lanes >= _LEAST_LANES
     if is_apt and (tensors > 1 or not meets_once):
         roots = [root for program in programs for root in program.graph.roots]
         leaves = any(not root.extent & axes for root in roots)
@@ -106,7 +107,7 @@ def derivative_tier(
     programs: Sequence[Program],
     axes: ir.Extent,
     *,
-    is_dealt: bool = False,
+    may_ask: bool = True,
 ) -> Tier | None:
     """The tier of gradients of long rows: full_tier's, unless several blocks share a row of two
     tensors of floats that is reduced once, and add up no columns. Their shares are as large as
@@ -114,7 +115,7 @@ def derivative_tier(
     finished a turn after it was added up.
     """
     size = (length, widest, tensors, processors)
-    full = full_tier(tier, *size, programs, axes, is_dealt=is_dealt)
+    full = full_tier(tier, *size, programs, axes, may_ask=may_ask)
     is_alone = full is not None and full.longest != ANY_LENGTH
     is_apt = tier.is_shared and tier.lanes > 1 and not tier.is_shifted and bool(programs)
     is_apt = is_apt and (widest, tensors) == (_FLOAT_BYTES, 2) and not is_alone

@@ -83,8 +83,12 @@ def _tier_of(
     is_left: bool = False,
     run: int = 0,
     at_use: frozenset[str] = frozenset(),
+    may_ask: bool = True,
 ) -> Tier | None:
-    """The tier of these programs, where at_use takes no part in rows."""
+    """The tier of these programs, where at_use takes no part in rows; may_ask says that a thread
+    may ask for packs as their row begins.
+    """
+    may_ask = may_ask and not run
     room = limits.shared_bytes - _FIXED_BYTES
     domain = frozenset(order)
     length = math.prod(bound.domain[a] for a in axes)
@@ -113,12 +117,12 @@ def _tier_of(
         own = [p for p in programs if p.name == "forward"]
         others = [p for p in programs if p.name != "forward"]
         size, count = (length, widest), limits.processors
-        full = full_tier(tier, *size, each[1], count, own, axes, is_dealt=run > 0)
+        full = full_tier(tier, *size, each[1], count, own, axes, may_ask=may_ask)
         if full is None and any(adds_columns(p, axes) for p in own):
             full = adding_tier(tier, length, widest, own)
         if not has_stretches:
             facts = (*size, each[0], count, others, axes)
-            derivative = derivative_tier(tier, *facts, is_dealt=run > 0)
+            derivative = derivative_tier(tier, *facts, may_ask=may_ask)
             return replace(tier, forward=full, derivative=derivative)
         # Two passes over memory are faster than teams that add up stretches, but for these.
         shared = None
@@ -157,28 +161,46 @@ def _power_of_two(most: int) -> int:
 
 def holding_less(program: Program, trial: Signature, bound: Bound, limits: Limits) -> Rows:
     """The only rows of a signature, of a forward program: without what they want late, if blocks
-    shared them, or had no room for as much of the next, and now each row has its own.
+    shared them, or had no room for as much of the next, and now each row has its own. Nothing is
+    asked for as a row begins where that leaves too few registers.
     """
-    ((_, rows),) = trial.rows
+    ((name, rows),) = trial.rows
     tier = rows.tier.for_forward
-    if program.name != "forward" or not (tier.is_shared or tier.asked):
-        return rows
-    kernels = make_entry(program, trial).kernels
-    late = frozenset(name for k in kernels for name in _wanted_late(k))
-    if not late:
+    if name != "forward" or not (tier.is_shared or tier.asked):
         return rows
     around = [a for a in trial.order if a in rows.domain]
-    less = _tier_of(rows.axes, [program], dict(trial.dtypes), bound, around, limits, at_use=late)
+    dtypes = dict(trial.dtypes)
+    facts = (rows.axes, [program], dtypes, bound, around, limits)
+
+    def is_apt(own: Tier) -> bool:
+        found = replace(trial, rows=((name, replace(rows, tier=replace(rows.tier, forward=own))),))
+        return not any(_is_crowded(k, own) for k in make_entry(program, found).kernels)
+
+    kernels = make_entry(program, trial).kernels
+    late = frozenset(name for k in kernels for name in _wanted_late(k))
+    less = _tier_of(*facts, at_use=late) if late else None
     own = less and less.for_forward
-    if own is None or not own.is_full or own.is_shared or own.is_shifted:
+    if own is not None and own.is_full and not (own.is_shared or own.is_shifted):
+        is_one = not own.asked or words_of(program, rows.axes, dtypes, at_use=late) == 1
+        # What is written of so long shares of floats leaves no registers for what is asked for.
+        is_long = own.lanes == _FLOAT_LANES and own.elements * len(late) > _MOST_WRITTEN
+        is_one = is_one and not (is_long and any(_writes_rows(k) for k in kernels))
+        if is_one and is_apt(own):
+            return replace(rows, tier=replace(rows.tier, forward=own))
+    if not tier.asked or is_apt(tier):
         return rows
-    # No registers are left for it where several are asked for in part, nor beside what is written
-    # of so long shares of floats.
-    is_long = own.lanes == _FLOAT_LANES and own.elements * len(late) > _MOST_WRITTEN
-    held = words_of(program, rows.axes, dict(trial.dtypes), at_use=late)
-    if (own.asked and held > 1) or (is_long and any(_writes_rows(k) for k in kernels)):
-        return rows
-    return replace(rows, tier=replace(rows.tier, forward=own))
+    plain = _tier_of(*facts, may_ask=False)
+    return (
+        rows if plain is None else replace(rows, tier=replace(rows.tier, forward=plain.for_forward))
+    )
+
+
+def _is_crowded(kernel: Kernel, tier: Tier) -> bool:
+    """Whether floats that a stage leaves stand where they were read, beside what is asked for: it
+    spills for some devices.
+    """
+    asks = bool(tier.at_use) or (bool(tier.asked) and tier.elements > _MOST_WRITTEN)
+    return asks and tier.lanes == _FLOAT_LANES and bool(kernel.in_place)
 
 
 def _wanted_late(kernel: Kernel) -> set[str]:
