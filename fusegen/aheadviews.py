@@ -9,7 +9,7 @@ from fusegen.indexing import Read
 from fusegen.target import ITEM_BYTES
 
 _MOST_PACKS = 8  # that a thread of 1,024 holds in registers
-_MOST_PACKS_ASKED = 4  # of a row that has more, beside what it is asked for
+_MOST_PACKS_ASKED = 4  # of asked_reads, where there is no room for all of theirs
 _MOST_PACKS_BESIDE = 4  # the same beside what tensors have of stretches
 
 

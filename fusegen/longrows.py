@@ -33,11 +33,11 @@ _SHARED: Mapping[tuple[int, int], int] = {(2, 1): 104, (2, 2): 56, (4, 1): 52, (
 # Packs of a thread, how many of those it asks for as their row begins, as shared memory has no room
 # for as much of the next row, and the same where results have one of each row: in the place of
 # several blocks where those would meet twice in a row, or hold two tensors.
-_ASKED: Mapping[tuple[int, int], tuple[tuple[int, int, int], ...]] = {
-    (2, 1): ((16, 7, 7),),
-    (2, 2): ((8, 3, 3),),
-    (4, 1): ((16, 6, 5),),
-    (4, 2): ((8, 2, 2),),
+_ASKED: Mapping[tuple[int, int], tuple[int, int, int]] = {
+    (2, 1): (16, 7, 7),
+    (2, 2): (8, 3, 3),
+    (4, 1): (16, 6, 5),
+    (4, 2): (8, 2, 2),
 }
 # Elements of a thread, and threads, of blocks that share rows and add up their stretches, none of
 # which is shorter than a share: the first of which there are not too many for a row. Measured on an
@@ -79,16 +79,15 @@ def full_tier(
     if tier.has_stretches:
         return None
     meets_once = all(turns(program) < 2 for program in programs)
-    is_apt = may_ask and tier.lanes >= _LEAST_LANES
-    if is_apt and (tensors > 1 or not meets_once):
+    is_apt = may_ask and tier.lanes >= _LEAST_LANES and (tensors > 1 or not meets_once)
+    if is_apt and (width, tensors) in _ASKED:
+        packs, *counts = _ASKED[width, tensors]
         roots = [root for program in programs for root in program.graph.roots]
-        leaves = any(not root.extent & axes for root in roots)
-        for packs, *counts in _ASKED.get((width, tensors), ()):
-            asked = counts[leaves]
-            elements = packs * tier.lanes
-            threads = _threads(tier, (packs - asked) * tier.lanes * tensors * widest)
-            if length <= elements * threads:
-                return replace(_full(tier, elements, threads, elements * threads), asked=asked)
+        asked = counts[any(not root.extent & axes for root in roots)]
+        elements = packs * tier.lanes
+        threads = _threads(tier, (packs - asked) * tier.lanes * tensors * widest)
+        if length <= elements * threads:
+            return replace(_full(tier, elements, threads, elements * threads), asked=asked)
     elements = _SHARED.get((width, tensors), 0)
     threads = _threads(tier, elements * tensors * widest) if elements else 0
     if not threads or (meets_once and programs[0].name == "forward"):

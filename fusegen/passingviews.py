@@ -37,9 +37,9 @@ class PassingView(StretchingView):
         return [r for r in self._loaded if r.name in at_use and r.buffer.dtype == "noise"]
 
     @property
-    def _read_at_use(self) -> frozenset[str]:
-        is_row = self.family == "row" and self.kernel.tier is not None
-        return self.kernel.tier.at_use if is_row and self.kernel.tier else frozenset()
+    def _read_at_use(self) -> tuple[str, ...]:
+        tier = self.kernel.tier if self.family == "row" else None
+        return tier.at_use if tier else ()
 
     @cached_property
     def _all(self) -> frozenset[int]:

@@ -66,7 +66,7 @@ def held_tier(
     noise = {ir.name_of(i) for p in own for i in p.graph.inputs if i.kind == "noise"}
     if tier is None or not (noise and is_together):
         return tier
-    drawn = _tier_of(axes, own, *facts, is_left=is_left, run=run, at_use=frozenset(noise))
+    drawn = _tier_of(axes, own, *facts, is_left=is_left, run=run, at_use=tuple(sorted(noise)))
     if drawn is None or drawn.lanes < _DRAWN or drawn.is_shifted:
         return tier
     return replace(tier, forward=drawn.for_forward)
@@ -82,7 +82,7 @@ def _tier_of(
     *,
     is_left: bool = False,
     run: int = 0,
-    at_use: frozenset[str] = frozenset(),
+    at_use: tuple[str, ...] = (),
     may_ask: bool = True,
 ) -> Tier | None:
     """The tier of these programs, where at_use takes no part in rows; may_ask says that a thread
@@ -177,22 +177,21 @@ def holding_less(program: Program, trial: Signature, bound: Bound, limits: Limit
         return not any(_is_crowded(k, own) for k in make_entry(program, found).kernels)
 
     kernels = make_entry(program, trial).kernels
-    late = frozenset(name for k in kernels for name in _wanted_late(k))
+    late = tuple(sorted({name for k in kernels for name in _wanted_late(k)}))
     less = _tier_of(*facts, at_use=late) if late else None
     own = less and less.for_forward
     if own is not None and own.is_full and not (own.is_shared or own.is_shifted):
-        is_one = not own.asked or words_of(program, rows.axes, dtypes, at_use=late) == 1
+        is_one = words_of(program, rows.axes, dtypes, at_use=late) == 1
         # What is written of so long shares of floats leaves no registers for what is asked for.
         is_long = own.lanes == _FLOAT_LANES and own.elements * len(late) > _MOST_WRITTEN
-        is_one = is_one and not (is_long and any(_writes_rows(k) for k in kernels))
-        if is_one and is_apt(own):
+        has_room = (is_one or not own.asked) and not (is_long and any(map(_writes_rows, kernels)))
+        if has_room and is_apt(own):
             return replace(rows, tier=replace(rows.tier, forward=own))
     if not tier.asked or is_apt(tier):
         return rows
     plain = _tier_of(*facts, may_ask=False)
-    return (
-        rows if plain is None else replace(rows, tier=replace(rows.tier, forward=plain.for_forward))
-    )
+    assert plain is not None  # as there is one where it may ask
+    return replace(rows, tier=replace(rows.tier, forward=plain.for_forward))
 
 
 def _is_crowded(kernel: Kernel, tier: Tier) -> bool:

@@ -167,9 +167,10 @@ class Tier:
     has as many packs as it can hold. is_full says that blocks are as large as can be, for long
     rows, with no room for sums by column; forward and derivative are such tiers of forward kernels
     and of gradients, where there are. asks_again says that forward kernels ask for what some rows
-    share at each of them. at_use is what is read, or drawn, where it is used, and not held. asked
-    is how many packs of each tensor a thread asks for as their row begins, where shared memory has
-    no room for more of it than the others. room is how many bytes of that a block may have.
+    share at each of them. at_use names what is neither sent ahead nor held as rows are: noise that
+    is drawn where it is used, and what is wanted only behind a row's reductions. asked is how many
+    packs of each tensor a thread asks for as their row begins, where shared memory has no room for
+    more of it than the others. room is how many bytes of that a block may have.
     """
 
     elements: int
@@ -193,7 +194,7 @@ class Tier:
     forward: Tier | None = None
     derivative: Tier | None = None
     asks_again: bool = False
-    at_use: frozenset[str] = frozenset()
+    at_use: tuple[str, ...] = ()
     asked: int = 0
     room: int = 2 * MOST_SHARED_BYTES
 
