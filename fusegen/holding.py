@@ -22,7 +22,7 @@ from fusegen.program import Program
 from fusegen.rowfacts import calls_functions, widest_of, words_of
 from fusegen.rowtiers import held_tier, holding_less
 from fusegen.selecting import require_exact_positions
-from fusegen.shortruns import in_short_runs
+from fusegen.shortruns import in_short_runs, lie_together
 from fusegen.signature import Rows, Signature
 from fusegen.target import H200, TARGETS, Limits
 from fusegen.traffic import moved
@@ -72,7 +72,8 @@ def signature(
     lie = options[0][0] if options else frozenset[int]()
     strips = [p.name for p in programs if in_short_runs(p, lie, bound, order, dtypes)]
     plain = replace(plain, strips=tuple(strips))
-    programs = [p for p in programs if p.name not in strips]
+    if not lie_together(lie, order):
+        programs = [p for p in programs if p.name not in strips]
     if not programs:
         return plain
     held = []

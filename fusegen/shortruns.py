@@ -37,16 +37,16 @@ def in_short_runs(
 ) -> bool:
     """Whether a reduction over most elements goes along the innermost axes and others further out,
     but not along all between, and what lies together is short: such as a group's channels where
-    those are innermost. Never where rows to be held, along some axes, lie together.
+    those are innermost. Rows to be held, along some axes, are none of those where they lie together.
     """
-    places = sorted(order.index(a) for a in held)
-    if places and places == list(range(places[0], places[0] + len(places))):
-        return False
+    is_together = lie_together(held, order)
     nodes = ir.topological(program.graph.roots)
     reduces = [n for n in nodes if n.op == "reduce"]
     most = max((len(r.args[0].extent) for r in reduces), default=0)
     for node in (r for r in reduces if len(r.args[0].extent) == most):
         axes = ir.reduction(node)[1]
+        if is_together and axes == held:
+            continue
         inward = [a for a in reversed(order) if a in node.args[0].extent]
         along = frozenset(takewhile(axes.__contains__, inward))
         run = math.prod(bound.domain[a] for a in along)
@@ -61,6 +61,12 @@ def in_short_runs(
         if is_apt and _is_short(program, reduces, most, run, runs, widest):
             return True
     return False
+
+
+def lie_together(axes: ir.Extent, order: Sequence[int]) -> bool:
+    """Whether some axes follow each other in memory."""
+    places = sorted(order.index(a) for a in axes)
+    return bool(places) and places == list(range(places[0], places[0] + len(places)))
 
 
 def _is_short(
