@@ -9,8 +9,8 @@ from fusegen import ir
 from fusegen.bound import Bound
 from fusegen.longrows import terms, turns, widest_extent
 from fusegen.program import Program
+from fusegen.shortshares import SHORT
 from fusegen.target import DEAR, ITEM_BYTES
-from fusegen.tiers import SHORT
 
 _FEW_ALONG = 3  # tensors that every row reads, for which no register is set aside
 # What some rows share is asked for by each of them up to so long, by the bytes of an element, and

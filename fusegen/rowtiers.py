@@ -38,7 +38,6 @@ _LEAST_PACK_BYTES = 8
 # beside longer shares of them a hash has no registers.
 _DRAWN, _LONGEST_DRAWN = 4, 8192
 _WARP = 32
-_FLOAT_LANES, _MOST_WRITTEN = 4, 32  # of a pack of floats; of what a thread asks for
 
 
 def held_tier(
@@ -83,12 +82,8 @@ def _tier_of(
     is_left: bool = False,
     run: int = 0,
     at_use: tuple[str, ...] = (),
-    may_ask: bool = True,
 ) -> Tier | None:
-    """The tier of these programs, where at_use takes no part in rows; may_ask says that a thread
-    may ask for packs as their row begins.
-    """
-    may_ask = may_ask and not run
+    """The tier of these programs, where at_use takes no part in rows."""
     room = limits.shared_bytes - _FIXED_BYTES
     domain = frozenset(order)
     length = math.prod(bound.domain[a] for a in axes)
@@ -117,12 +112,12 @@ def _tier_of(
         own = [p for p in programs if p.name == "forward"]
         others = [p for p in programs if p.name != "forward"]
         size, count = (length, widest), limits.processors
-        full = full_tier(tier, *size, each[1], count, own, axes, may_ask=may_ask)
+        full = full_tier(tier, *size, each[1], count, own, axes, may_ask=not run)
         if full is None and any(adds_columns(p, axes) for p in own):
             full = adding_tier(tier, length, widest, own)
         if not has_stretches:
             facts = (*size, each[0], count, others, axes)
-            derivative = derivative_tier(tier, *facts, may_ask=may_ask)
+            derivative = derivative_tier(tier, *facts, may_ask=not run)
             return replace(tier, forward=full, derivative=derivative)
         # Two passes over memory are faster than teams that add up stretches, but for these.
         shared = None
@@ -161,8 +156,7 @@ def _power_of_two(most: int) -> int:
 
 def holding_less(program: Program, trial: Signature, bound: Bound, limits: Limits) -> Rows:
     """The only rows of a signature, of a forward program: without what they want late, if blocks
-    shared them, or had no room for as much of the next, and now each row has its own. Nothing is
-    asked for as a row begins where that leaves too few registers.
+    shared them, or had no room for as much of the next, and now each row has its own.
     """
     ((name, rows),) = trial.rows
     tier = rows.tier.for_forward
@@ -170,36 +164,17 @@ def holding_less(program: Program, trial: Signature, bound: Bound, limits: Limit
         return rows
     around = [a for a in trial.order if a in rows.domain]
     dtypes = dict(trial.dtypes)
-    facts = (rows.axes, [program], dtypes, bound, around, limits)
-
-    def is_apt(own: Tier) -> bool:
-        found = replace(trial, rows=((name, replace(rows, tier=replace(rows.tier, forward=own))),))
-        return not any(_is_crowded(k, own) for k in make_entry(program, found).kernels)
-
     kernels = make_entry(program, trial).kernels
     late = tuple(sorted({name for k in kernels for name in _wanted_late(k)}))
-    less = _tier_of(*facts, at_use=late) if late else None
-    own = less and less.for_forward
-    if own is not None and own.is_full and not (own.is_shared or own.is_shifted):
-        is_one = words_of(program, rows.axes, dtypes, at_use=late) == 1
-        # What is written of so long shares of floats leaves no registers for what is asked for.
-        is_long = own.lanes == _FLOAT_LANES and own.elements * len(late) > _MOST_WRITTEN
-        has_room = (is_one or not own.asked) and not (is_long and any(map(_writes_rows, kernels)))
-        if has_room and is_apt(own):
-            return replace(rows, tier=replace(rows.tier, forward=own))
-    if not tier.asked or is_apt(tier):
+    if not late:
         return rows
-    plain = _tier_of(*facts, may_ask=False)
-    assert plain is not None  # as there is one where it may ask
-    return replace(rows, tier=replace(rows.tier, forward=plain.for_forward))
-
-
-def _is_crowded(kernel: Kernel, tier: Tier) -> bool:
-    """Whether floats that a stage leaves stand where they were read, beside what is asked for: it
-    spills for some devices.
-    """
-    asks = bool(tier.at_use) or (bool(tier.asked) and tier.elements > _MOST_WRITTEN)
-    return asks and tier.lanes == _FLOAT_LANES and bool(kernel.in_place)
+    found = _tier_of(rows.axes, [program], dtypes, bound, around, limits, at_use=late)
+    less = found and found.for_forward
+    if less is None or not less.is_full or less.is_shared or less.is_shifted:
+        return rows
+    if less.asked and words_of(program, rows.axes, dtypes, at_use=late) > 1:
+        return rows
+    return replace(rows, tier=replace(rows.tier, forward=less))
 
 
 def _wanted_late(kernel: Kernel) -> set[str]:
@@ -217,8 +192,3 @@ def _wanted_late(kernel: Kernel) -> set[str]:
     whole = [(i, b) for i, b in kernel.inputs if set(b.extent) == {*kernel.domain, *kernel.reduced}]
     late = [(i, b) for i, b in whole if b.role == "input" and i not in first]
     return {b.name for i, b in late if sum(i in used for used in others) == 1}
-
-
-def _writes_rows(kernel: Kernel) -> bool:
-    whole = {*kernel.domain, *kernel.reduced}
-    return any(set(buffer.extent) == whole for buffer, _ in kernel.stores)

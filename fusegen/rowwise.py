@@ -119,7 +119,9 @@ def rowwise_kernel(
     is_shared = tier is not None and tier.is_shared and len(stages) == 1
     is_full = tier is not None and tier.is_full and read * tier.elements > _MOST_CARRIED
     if is_shared or is_full:
-        in_place = _in_place(work, levels, domain, state)
+        # Beside packs that are asked for, what is carried would spill.
+        is_asking = tier is not None and bool(tier.asked or tier.at_use)
+        in_place = None if is_asking else _in_place(work, levels, domain, state)
         if in_place is None:  # what was read is at hand for the next stage
             work = alone
     stages, values, held, marks = [*work.stages], [*work.values], work.held, work.marks

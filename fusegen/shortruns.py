@@ -37,7 +37,7 @@ def in_short_runs(
 ) -> bool:
     """Whether a reduction over most elements goes along the innermost axes and others further out,
     but not along all between, and what lies together is short: such as a group's channels where
-    those are innermost. Rows to be held, along some axes, are none of those where they lie together.
+    those are innermost. Rows to be held, where they lie together, are none of those.
     """
     is_together = lie_together(held, order)
     nodes = ir.topological(program.graph.roots)

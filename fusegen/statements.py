@@ -129,7 +129,7 @@ def found_once(
     """
     marks = tuple(marks)
     order = ir.topological(expr for _, expr in results)
-    steady = {n for n in order if n.op in ir.ARITY and not n.extent & set(varying)}
+    steady = {n for n in order if n.args and not n.extent & set(varying)}
     steady = {n for n in steady if ir.constant(n) is None}
     asked = {a for n in order if n not in steady for a in n.args} | {e for _, e in results}
     names = {m.node: m.name for m in marks}

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from fusegen import ir
 from fusegen.program import Program
+from fusegen.shortshares import SHORT
 from fusegen.target import PACK_BYTES
-from fusegen.tiers import MANY_LANES, SHORT, USUAL_SUMS, Tier
+from fusegen.tiers import MANY_LANES, USUAL_SUMS, Tier
 
 _WARP = 32
 # By the bytes of an element, measured on an H200: rows up to so long whose means and variances are

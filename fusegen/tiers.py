@@ -7,10 +7,10 @@ fixed when the kernel is compiled; the tiers are few so that a new shape seldom 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from fusegen.shortshares import SHORT, light_share, short_shares
 from fusegen.target import PACK_BYTES
 
 
@@ -122,30 +122,9 @@ _LEAST_SHIFTED, _LEAST_SHIFTED_NARROW = 128, 96
 # pack a thread then.
 _LONGEST_ADDED, MANY_LANES = 4096, 8
 _FEW_LANES = 4  # packs of so many, and doubles, are as fast where each row begins with one
-# Of short rows the shares are to come out even; the first of equals is taken.
-SHORT = 512
-_SHORT_SHARES = {  # by whether rows begin anywhere and have two bytes: elements, and for sums
-    (False, False): ((16, 12, 20, 24, 32, 8), (8,)),
-    (False, True): ((16, 24, 32, 8), (8, 16)),
-    (True, False): ((24,), (8,)),
-    (True, True): ((32, 16, 24, 8), (8, 16)),
-}
-# The same of light kernels whose packs are whole: elements, and threads resident; by whether they
-# have two bytes, and tensors are several. Registers allow no more threads.
-_SHORT_LIGHT = {
-    (False, True): {8: 1280, 12: 1024, 16: 768},
-    (True, False): {24: 1536, 32: 1280, 40: 1024},
-    (True, True): dict.fromkeys((24, 32), 1024),
-}
-_LEAST_BESIDE = 4  # threads of a row of those: with fewer, an access of a warp has too many rows
 # Rows up to so long of single elements are moved by way of shared memory, as a block's whole; and
 # packs of two, which gain less than they cost there.
 LONGEST_STAGED, _PAIRS = 128, 2
-_SINGLE_SHARES = {  # by whether they have two bytes
-    False: ((8, 9, 10, 6, 7), (8, 9, 10, 6, 7)),
-    True: ((16, 17, 18, 20, 13, 14, 12, 10, 9, 8, 7, 6), (8, 9, 10, 6, 7)),
-}
-_RESIDENT_NARROW = 1024  # threads of a multiprocessor, of light kernels of those
 LEAST_STRETCH = 64  # elements; neighbouring packs lie in two stretches at most
 
 
@@ -322,20 +301,17 @@ def _tier_of(
         is_apart = is_narrow and (lanes > 1 or longest <= SHORT)
         held_words = forward_words if is_apart else words
         if longest <= SHORT and not has_stretches:
-            shares, sums = (
-                _SINGLE_SHARES[is_narrow] if lanes == 1 else _SHORT_SHARES[is_shifted, is_narrow]
+            is_several = forward_words > 1
+            each = most // held_words, most // words
+            elements, summing = short_shares(
+                length, lanes, each, is_narrow=is_narrow, is_shifted=is_shifted
             )
-            even = (length // lanes * lanes, 2 * lanes if is_shifted else 1)
-            elements = _fitted(*even, shares, most // held_words)
-            summing = _fitted(*even, sums, most // words)
-            light = [elements, *light[1:]]
-            if lanes == 1 and is_narrow:  # longer shares
-                light = [elements, _RESIDENT_NARROW]
-            options = _SHORT_LIGHT.get((is_narrow, forward_words > 1), {})
-            if options and lanes * widest == PACK_BYTES and not is_shifted:
-                least = _LEAST_BESIDE if is_narrow else 1
-                light_elements = _fitted(length, least, tuple(options), most // held_words)
-                light = [light_elements, options.get(light_elements, 0)]
+            lighter = light_share(
+                length, lanes, widest, each[0], is_several=is_several, is_shifted=is_shifted
+            )
+            light = (
+                [elements, *light[1:]] if lighter is None else [lighter[0] or elements, lighter[1]]
+            )
         fits = elements * held_words <= most
         fits = fits and summing * words <= (most if threads <= 512 else _FEW_WORDS)
         fits = fits and not (is_dear and summing > _MOST_DEAR)
@@ -385,16 +361,3 @@ def most_blocks(processors: int, teams: int) -> int:
     teams would have most processors in one, and the rest without work.
     """
     return min(processors, MOST_BLOCKS) // teams
-
-
-def _fitted(length: int, least: int, shares: Sequence[int], most: int) -> int:
-    """How many elements a thread holds of a short row, `most` at most: as many as leave the fewest
-    threads without any, where a row has a power of two of them, and no fewer than `least`; of
-    equals, within a warp.
-    """
-
-    def idle(elements: int) -> tuple[int, bool]:
-        wanted = max(least, -(-length // elements))
-        return elements << (wanted - 1).bit_length(), wanted > 32
-
-    return min((e for e in shares if e <= most), key=idle, default=most // 8 * 8 or 8)

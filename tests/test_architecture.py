@@ -28,6 +28,7 @@ ORDER = (
     "trace",
     "dsl",
     "target",
+    "shortshares",
     "tiers",
     "columntiers",
     "promotion",

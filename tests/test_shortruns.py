@@ -88,3 +88,15 @@ def test_gates_beside_biases_are_as_they_were() -> None:
 def test_means_over_small_images_take_one_kernel(pixels: int, dtype: str) -> None:
     found = kernels("relu | mean((2, 3))", 64, 256, pixels, pixels, dtype=dtype, grad=False)
     assert found == {"forward": ["row"]}
+
+
+def test_groups_go_down_columns_beside_rows_along_their_channels() -> None:
+    """With channels innermost, group by group each position would leave a partial of its own."""
+    chain = "group_norm(16, w, b) | tanh | logsumexp(1)"
+    shape, layout = (64, 64, 126, 126), "channels_last"
+    found = kernels(
+        chain, *shape, dtype="bfloat16", layout=layout, operands={"w": (64,), "b": (64,)}
+    )
+    # What columns leave is added up by group, in a pass that reads next to nothing.
+    assert found["forward"] == ["outer", "inner", "row"]
+    assert found["backward"] == ["outer", "inner", "outer", "outer"]

@@ -48,7 +48,7 @@ def test_a_row_that_has_a_tier_fits_its_blocks(length: int, widest: int, words: 
 
 def test_a_row_of_another_length_seldom_has_another_tier() -> None:
     # But for short ones, whose threads would be half without work.
-    for lengths, most in ((range(516, 1 << 19, 4), 6), (range(4, 513, 4), 4)):
+    for lengths, most in ((range(516, 1 << 19, 4), 6), (range(4, 513, 4), 6)):
         assert len({row_tier(length, 4, 2, 1, 132) for length in lengths}) <= most
     assert len({row_tier(length, 2, 2, 1, 132) for length in range(513, 1 << 19)}) <= 19
 
@@ -146,3 +146,16 @@ def test_rows_of_stretches_are_held_for_gradients_only_where_they_fit() -> None:
         assert tier is not None
         assert not tier.is_shared
         assert tier.holds_derivatives == is_held
+
+
+@pytest.mark.parametrize(
+    ("length", "widest", "elements"),
+    [(16, 4, 8), (24, 4, 12), (32, 4, 8), (64, 4, 16), (16, 2, 8), (24, 2, 16), (32, 2, 16)],
+)
+def test_threads_of_short_rows_read_beside_each_other(
+    length: int, widest: int, elements: int
+) -> None:
+    """Two of a row at least where packs are whole, four of floats where shares come out even."""
+    tier = row_tier(length, widest, 1, 1, 132)
+    assert tier is not None
+    assert tier.elements == elements

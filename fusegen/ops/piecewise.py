@@ -95,11 +95,9 @@ def hardsigmoid(x: Expr) -> Expr:
 @op(reference="torch.nn.functional.hardswish", ulp=2)
 def hardswish(x: Expr) -> Expr:
     """x * hardsigmoid(x)."""
-    is_bent = primitive("logical_and", x > -3, x < 3)
-    middle = primitive("where", is_bent, x, 0)
-    # x * 0, not 0: an infinity on the left is NaN in torch.
-    straight = primitive("where", x <= -3, x * 0, x)
-    return primitive("where", is_bent, middle * ((middle + 3) / 6), straight)
+    # A factor on the left too, which is 0 there: an infinity is NaN in torch.
+    rising = primitive("where", x >= 3, 1, (x + 3) / 6)
+    return x * primitive("where", x <= -3, 0, rising)
 
 
 @op(reference="torch.nn.functional.hardshrink", samples=[(), (0.25,)], ulp=0)

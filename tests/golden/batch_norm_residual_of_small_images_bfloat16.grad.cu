@@ -870,18 +870,19 @@ backward_finalise_2(const float* saved_variance, __nv_bfloat16* __restrict__ d_w
 }
 
 __device__ __forceinline__ void backward_outer_2_values_once(const float saved_variance, const float total_3,
-    const float weight, const float total_4, float& inverse_root, float& negated, float& product) {
+    const float weight, const float count_of_outer_inner, const float total_4, float& inverse_root,
+    float& quotient, float& quotient_2) {
   inverse_root = rsqrtf(saved_variance + 1e-05f);
-  negated = -(total_3 * weight * inverse_root * inverse_root * inverse_root);
-  product = total_4 * weight * inverse_root;
+  quotient = narrow_div(-(total_3 * weight * inverse_root * inverse_root * inverse_root),
+      count_of_outer_inner);
+  quotient_2 = narrow_div(total_4 * weight * inverse_root, count_of_outer_inner);
 }
 
 __device__ __forceinline__ void backward_outer_2_values(const float x, const float saved_mean,
-    const float negated, const float count_of_outer_inner, const float written_d_residual,
-    const float weight, const float inverse_root, const float product, float& d_x) {
-  const float sum = fmaf(x - saved_mean, narrow_div(negated, count_of_outer_inner),
-      written_d_residual * weight * inverse_root);
-  d_x = sum - narrow_div(product, count_of_outer_inner);
+    const float quotient, const float written_d_residual, const float weight, const float inverse_root,
+    const float quotient_2, float& d_x) {
+  const float sum = fmaf(x - saved_mean, quotient, written_d_residual * weight * inverse_root);
+  d_x = sum - quotient_2;
 }
 
 // Reads x, written_d_residual, saved_mean by (middle), total_3 by (middle), weight by (middle), saved_variance by (middle), total_4 by (middle); writes d_x.
@@ -900,10 +901,10 @@ backward_outer_2(const __nv_bfloat16* x, const float* saved_mean, const float* t
   const Index slot = task;
   if (column < columns) {
     float saved_mean_column[kLanes];
-    float negated_column[kLanes];
+    float quotient_column[kLanes];
     float weight_column[kLanes];
     float inverse_root_column[kLanes];
-    float product_column[kLanes];
+    float quotient_2_column[kLanes];
 #pragma unroll
     for (int lane = 0; lane < kLanes; ++lane) {
       const Index above_inner = divide(column + lane, sizes.inner);
@@ -914,15 +915,15 @@ backward_outer_2(const __nv_bfloat16* x, const float* saved_mean, const float* t
       const float saved_variance_value = widen(saved_variance[middle]);
       const float total_4_value = widen(total_4[middle]);
       float inverse_root_value;
-      float negated_value;
-      float product_value;
-      backward_outer_2_values_once(saved_variance_value, total_3_value, weight_value, total_4_value,
-          inverse_root_value, negated_value, product_value);
+      float quotient_value;
+      float quotient_2_value;
+      backward_outer_2_values_once(saved_variance_value, total_3_value, weight_value,
+          count_of_outer_inner_value, total_4_value, inverse_root_value, quotient_value, quotient_2_value);
       saved_mean_column[lane] = saved_mean_value;
-      negated_column[lane] = negated_value;
+      quotient_column[lane] = quotient_value;
       weight_column[lane] = weight_value;
       inverse_root_column[lane] = inverse_root_value;
-      product_column[lane] = product_value;
+      quotient_2_column[lane] = quotient_2_value;
     }
     const Index share = (rows + slots - 1) / slots, end = min(rows, (slot + 1) * share);
     for (Index from = slot * share + threadIdx.y; from < end; from += blockDim.y * kRows) {
@@ -943,15 +944,15 @@ backward_outer_2(const __nv_bfloat16* x, const float* saved_mean, const float* t
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
           const float saved_mean_value = saved_mean_column[lane];
-          const float negated_value = negated_column[lane];
+          const float quotient_value = quotient_column[lane];
           const float weight_value = weight_column[lane];
           const float inverse_root_value = inverse_root_column[lane];
-          const float product_value = product_column[lane];
+          const float quotient_2_value = quotient_2_column[lane];
           const float x_value = widen(x_in[p], lane);
           const float written_d_residual_value = widen(written_d_residual_in[p], lane);
           float d_x_value;
-          backward_outer_2_values(x_value, saved_mean_value, negated_value, count_of_outer_inner_value,
-              written_d_residual_value, weight_value, inverse_root_value, product_value, d_x_value);
+          backward_outer_2_values(x_value, saved_mean_value, quotient_value, written_d_residual_value,
+              weight_value, inverse_root_value, quotient_2_value, d_x_value);
           d_x_out.at[lane] = narrow<__nv_bfloat16>(d_x_value);
         }
         if (is_here) store(d_x + ((row) * columns + column), d_x_out);

@@ -557,11 +557,11 @@ __device__ __forceinline__ void backward_row_stage_1(const float d_out, const fl
   total_2_term_by = weight;
 }
 
-__device__ __forceinline__ void backward_row_values_once(const float saved_variance, const float total,
-    const float count_of_middle, const float count_of_inner, const float total_2, float& inverse_root,
-    float& negated, float& product) {
+__device__ __forceinline__ void backward_row_values_once(const float count_of_middle,
+    const float saved_variance, const float total, const float count_of_inner, const float total_2,
+    float& quotient, float& inverse_root, float& negated, float& product) {
+  quotient = narrow_div(1.0f, count_of_middle);
   inverse_root = rsqrtf(saved_variance + 1e-05f);
-  const float quotient = narrow_div(1.0f, count_of_middle);
   const float quotient_2 = narrow_div(1.0f, count_of_inner);
   const float product_2 = total * quotient * inverse_root * inverse_root * inverse_root * quotient_2;
   negated = -product_2;
@@ -569,10 +569,10 @@ __device__ __forceinline__ void backward_row_values_once(const float saved_varia
 }
 
 __device__ __forceinline__ void backward_row_values(const float x, const float saved_mean,
-    const float negated, const float d_out, const float weight, const float count_of_middle,
+    const float negated, const float d_out, const float weight, const float quotient,
     const float inverse_root, const float product, float& d_x) {
   // backward, down to layernorm(weight, bias)
-  const float d_after_layernorm = d_out * weight * narrow_div(1.0f, count_of_middle);
+  const float d_after_layernorm = d_out * weight * quotient;
   d_x = fmaf(x - saved_mean, negated, d_after_layernorm * inverse_root) - product;
 }
 
@@ -635,11 +635,12 @@ backward_row(const __nv_bfloat16* d_out, const __nv_bfloat16* weight, const __nv
     combine<8, false>(sums_1, cells[turn++ & 1]);
     const float total_value = sums_1[0].total;
     const float total_2_value = sums_1[1].total;
+    float quotient_value;
     float inverse_root_value;
     float negated_value;
     float product_value;
-    backward_row_values_once(saved_variance_value, total_value, count_of_middle_value, count_of_inner_value,
-        total_2_value, inverse_root_value, negated_value, product_value);
+    backward_row_values_once(count_of_middle_value, saved_variance_value, total_value, count_of_inner_value,
+        total_2_value, quotient_value, inverse_root_value, negated_value, product_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -657,7 +658,7 @@ backward_row(const __nv_bfloat16* d_out, const __nv_bfloat16* weight, const __nv
         const float d_out_value = widen(d_out_in, lane);
         float d_x_value;
         backward_row_values(x_value, saved_mean_value, negated_value, d_out_value, weight_value,
-            count_of_middle_value, inverse_root_value, product_value, d_x_value);
+            quotient_value, inverse_root_value, product_value, d_x_value);
         d_x_out.at[lane] = narrow<__nv_bfloat16>(d_x_value);
       }
       if (is_here) store(d_x + (base + i), d_x_out);

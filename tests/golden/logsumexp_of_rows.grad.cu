@@ -279,8 +279,8 @@ struct BackwardSizes {
   Size outer, inner;
 };
 
-__device__ __forceinline__ void backward_pointwise_values_once(const float saved_bound,
-    const float saved_sum, const float d_out, float& chosen, float& sum, float& abs_of_row, float& quotient) {
+__device__ __forceinline__ void backward_pointwise_values_once(const float saved_bound, const float d_out,
+    const float saved_sum, float& chosen, float& quotient) {
   // logsumexp(1)
   const float after_logsumexp = logf(saved_sum) + (fabsf(saved_bound) == INFINITY ? 0.0f : saved_bound);
   // backward, down to logsumexp(1)
@@ -289,11 +289,9 @@ __device__ __forceinline__ void backward_pointwise_values_once(const float saved
       0.00698745623f, -2.51266702e-05f, -0.000272270845f, 7.59166942e-05f, -1.1191165e-05f, 9.13259044e-07f,
       -3.24377396e-08f);
   const float power_2 = exp2_flushed(series);
-  const float sum_2 = after_logsumexp * power + (after_logsumexp < 0.0f ? power_2 : 1.0f - power_2);
-  const float d_after_logsumexp = d_out * sum_2;
+  const float sum = after_logsumexp * power + (after_logsumexp < 0.0f ? power_2 : 1.0f - power_2);
+  const float d_after_logsumexp = d_out * sum;
   chosen = fabsf(saved_bound) == INFINITY ? 0.0f : saved_bound;
-  sum = after_logsumexp * after_logsumexp * -0.721347511f + -1.32574809f;
-  abs_of_row = fabsf(after_logsumexp);
   quotient = d_after_logsumexp / saved_sum;
 }
 
@@ -326,11 +324,9 @@ backward_pointwise(const float* d_out, const float* saved_sum, const float* save
     const float saved_sum_value = widen(saved_sum[outer]);
     const float saved_bound_value = widen(saved_bound[outer]);
     float chosen_value;
-    float sum_value;
-    float abs_of_row_value;
     float quotient_value;
-    backward_pointwise_values_once(saved_bound_value, saved_sum_value, d_out_value, chosen_value, sum_value,
-        abs_of_row_value, quotient_value);
+    backward_pointwise_values_once(saved_bound_value, d_out_value, saved_sum_value, chosen_value,
+        quotient_value);
     quotient_row = quotient_value;
     chosen_row = chosen_value;
     return sizes.inner.value - inner;

@@ -512,10 +512,15 @@ __device__ __forceinline__ void backward_row_stage_1(const float x, const float 
   carried_2 = total_term;
 }
 
-__device__ __forceinline__ void backward_row_values(const float carried, const float total,
-    const float saved_sum, const float carried_2, float& d_x) {
+__device__ __forceinline__ void backward_row_values_once(const float total, const float saved_sum,
+    float& quotient) {
+  quotient = narrow_div(narrow_div(total, saved_sum), saved_sum);
+}
+
+__device__ __forceinline__ void backward_row_values(const float carried, const float quotient,
+    const float carried_2, float& d_x) {
   // backward, down to add(mask)
-  const float d_after_add = (carried - narrow_div(narrow_div(total, saved_sum), saved_sum)) * carried_2;
+  const float d_after_add = (carried - quotient) * carried_2;
   d_x = d_after_add * 0.125f;
 }
 
@@ -658,6 +663,8 @@ backward_row(const __nv_bfloat16* x, const __nv_bfloat16* mask, const float* sav
       backward_row_row_values(total_value, saved_sum_value, common_scratch_value);
       common_scratch[(outer) * sizes.middle.value + middle] = narrow<float>(common_scratch_value);
     }
+    float quotient_value;
+    backward_row_values_once(total_value, saved_sum_value, quotient_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -668,7 +675,7 @@ backward_row(const __nv_bfloat16* x, const __nv_bfloat16* mask, const float* sav
         const float carried_value = carried[p][lane];
         const float carried_2_value = carried_2[p][lane];
         float d_x_value;
-        backward_row_values(carried_value, total_value, saved_sum_value, carried_2_value, d_x_value);
+        backward_row_values(carried_value, quotient_value, carried_2_value, d_x_value);
         d_x_out.at[lane] = narrow<__nv_bfloat16>(d_x_value);
       }
       if (is_here) store(d_x + (base + i), d_x_out);
@@ -677,7 +684,7 @@ backward_row(const __nv_bfloat16* x, const __nv_bfloat16* mask, const float* sav
       const float carried_value = carried_edge;
       const float carried_2_value = carried_2_edge;
       float d_x_value;
-      backward_row_values(carried_value, total_value, saved_sum_value, carried_2_value, d_x_value);
+      backward_row_values(carried_value, quotient_value, carried_2_value, d_x_value);
       d_x[row * length + edge] = narrow<__nv_bfloat16>(d_x_value);
     }
   }

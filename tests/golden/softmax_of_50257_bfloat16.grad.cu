@@ -410,19 +410,18 @@ __device__ __forceinline__ void backward_row_stage_1(const float x, const float 
   total_term_by = d_out;
 }
 
-__device__ __forceinline__ void backward_row_values_once(const float saved_sum, float& chosen,
-    float& inverse) {
+__device__ __forceinline__ void backward_row_values_once(const float saved_sum, const float total,
+    float& chosen, float& inverse, float& quotient) {
   const float abs_value = fabsf(saved_sum);
   chosen = abs_value < 7.88860905e-31f ? 1.84467441e+19f : (abs_value > 1.2676506e+30f ? 5.42101086e-20f : 1.0f);
   inverse = 1.0f / (saved_sum * chosen);
+  quotient = narrow_div(narrow_div(total, saved_sum), saved_sum);
 }
 
 __device__ __forceinline__ void backward_row_values(const float d_out, const float inverse,
-    const float chosen, const float total, const float saved_sum, const float x, const float saved_bound,
-    float& d_x) {
-  const float difference = d_out * inverse * chosen - narrow_div(narrow_div(total, saved_sum), saved_sum);
+    const float chosen, const float quotient, const float x, const float saved_bound, float& d_x) {
   const float power = exp2_flushed((x - saved_bound) * 0.721347511f);
-  d_x = difference * (power * power);
+  d_x = (d_out * inverse * chosen - quotient) * (power * power);
 }
 
 // Reads x, d_out, saved_bound by (outer), saved_sum by (outer); writes d_x.
@@ -533,7 +532,8 @@ backward_row(const __nv_bfloat16* x, const float* saved_bound, const __nv_bfloat
     const float total_value = sums_1[0].total;
     float chosen_value;
     float inverse_value;
-    backward_row_values_once(saved_sum_value, chosen_value, inverse_value);
+    float quotient_value;
+    backward_row_values_once(saved_sum_value, total_value, chosen_value, inverse_value, quotient_value);
 #pragma unroll
     for (int p = kPacks - 1; p >= 0; --p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -550,7 +550,7 @@ backward_row(const __nv_bfloat16* x, const float* saved_bound, const __nv_bfloat
         const float x_value = widen(x_in[p], lane);
         const float d_out_value = widen(d_out_in[p], lane);
         float d_x_value;
-        backward_row_values(d_out_value, inverse_value, chosen_value, total_value, saved_sum_value, x_value,
+        backward_row_values(d_out_value, inverse_value, chosen_value, quotient_value, x_value,
             saved_bound_value, d_x_value);
         d_x_out.at[lane] = narrow<__nv_bfloat16>(d_x_value);
       }
@@ -560,7 +560,7 @@ backward_row(const __nv_bfloat16* x, const float* saved_bound, const __nv_bfloat
       const float x_value = widen(x_edge);
       const float d_out_value = widen(d_out_edge);
       float d_x_value;
-      backward_row_values(d_out_value, inverse_value, chosen_value, total_value, saved_sum_value, x_value,
+      backward_row_values(d_out_value, inverse_value, chosen_value, quotient_value, x_value,
           saved_bound_value, d_x_value);
       d_x[row * length + edge] = narrow<__nv_bfloat16>(d_x_value);
     }

@@ -308,17 +308,13 @@ struct ForwardSizes {
 
 static inline __attribute__((always_inline)) void forward_column_stage_1(const float x, float& peak_term) {
   // hardswish
-  const bool both_hold = x > -3.0f && x < 3.0f;
-  const float chosen = both_hold ? x : 0.0f;
-  peak_term = both_hold ? chosen * ((chosen + 3.0f) / 6.0f) : (x <= -3.0f ? x * 0.0f : x);
+  peak_term = x * (x <= -3.0f ? 0.0f : (x >= 3.0f ? 1.0f : (x + 3.0f) / 6.0f));
 }
 
 static inline __attribute__((always_inline)) void forward_column_stage_2(const float x, const float peak,
     float& total_2_term, float& carried) {
   // hardswish
-  const bool both_hold = x > -3.0f && x < 3.0f;
-  const float chosen = both_hold ? x : 0.0f;
-  const float after_hardswish = both_hold ? chosen * ((chosen + 3.0f) / 6.0f) : (x <= -3.0f ? x * 0.0f : x);
+  const float after_hardswish = x * (x <= -3.0f ? 0.0f : (x >= 3.0f ? 1.0f : (x + 3.0f) / 6.0f));
   total_2_term = exp_of(after_hardswish - peak);
   carried = total_2_term;
 }

@@ -180,9 +180,8 @@ struct ForwardSizes {
 __device__ __forceinline__ void forward_column_stage_1(const float x, float& peak_term,
     float& carried_after_hardswish) {
   // hardswish
-  const bool both_hold = x > -3.0f && x < 3.0f;
-  const float chosen = both_hold ? x : 0.0f;
-  peak_term = both_hold ? chosen * ((chosen + 3.0f) * 0.166666672f) : (x <= -3.0f ? x * 0.0f : x);
+  const float chosen = x <= -3.0f ? 0.0f : (x >= 3.0f ? 1.0f : (x + 3.0f) * 0.166666672f);
+  peak_term = x * chosen;
   carried_after_hardswish = peak_term;
 }
 

@@ -308,17 +308,13 @@ struct ForwardSizes {
 
 static inline __attribute__((always_inline)) void forward_column_stage_1(const float x, float& peak_term) {
   // hardswish
-  const bool both_hold = x > -3.0f && x < 3.0f;
-  const float chosen = both_hold ? x : 0.0f;
-  peak_term = both_hold ? chosen * ((chosen + 3.0f) / 6.0f) : (x <= -3.0f ? x * 0.0f : x);
+  peak_term = x * (x <= -3.0f ? 0.0f : (x >= 3.0f ? 1.0f : (x + 3.0f) / 6.0f));
 }
 
 static inline __attribute__((always_inline)) void forward_column_stage_2(const float x, const float peak,
     float& total_2_term, float& carried) {
   // hardswish
-  const bool both_hold = x > -3.0f && x < 3.0f;
-  const float chosen = both_hold ? x : 0.0f;
-  const float after_hardswish = both_hold ? chosen * ((chosen + 3.0f) / 6.0f) : (x <= -3.0f ? x * 0.0f : x);
+  const float after_hardswish = x * (x <= -3.0f ? 0.0f : (x >= 3.0f ? 1.0f : (x + 3.0f) / 6.0f));
   total_2_term = exp_of(after_hardswish - peak);
   carried = total_2_term;
 }
@@ -481,9 +477,7 @@ struct BackwardSizes {
 static inline __attribute__((always_inline)) void backward_column_stage_1(const float x,
     const float saved_bound, const float d_out, float& total_term, float& carried) {
   // hardswish
-  const bool both_hold = x > -3.0f && x < 3.0f;
-  const float chosen = both_hold ? x : 0.0f;
-  const float after_hardswish = both_hold ? chosen * ((chosen + 3.0f) / 6.0f) : (x <= -3.0f ? x * 0.0f : x);
+  const float after_hardswish = x * (x <= -3.0f ? 0.0f : (x >= 3.0f ? 1.0f : (x + 3.0f) / 6.0f));
   total_term = exp_of(after_hardswish - saved_bound) * d_out;
   carried = exp_of(after_hardswish - saved_bound);
 }
@@ -494,18 +488,18 @@ static inline __attribute__((always_inline)) void backward_column_values_once(co
   product = total / saved_sum / saved_sum * inverse;
 }
 
-static inline __attribute__((always_inline)) void backward_column_values(const float x, const float d_out,
-    const float inverse, const float saved_sum, const float product, const float carried, float& d_x) {
+static inline __attribute__((always_inline)) void backward_column_values(const float d_out,
+    const float inverse, const float saved_sum, const float product, const float carried, const float x,
+    float& d_x) {
   // backward, down to softmax(1)
   const float d_after_softmax = d_out * inverse;
   // backward, down to hardswish
   const float d_after_hardswish = (d_after_softmax / saved_sum - product) * carried;
-  const bool both_hold = x > -3.0f && x < 3.0f;
-  const float chosen = both_hold ? 0.0f : d_after_hardswish;
-  const float chosen_2 = both_hold ? d_after_hardswish : 0.0f;
-  const float chosen_3 = both_hold ? x : 0.0f;
-  const float sum = chosen_2 * ((chosen_3 + 3.0f) / 6.0f) + chosen_2 * chosen_3 / 6.0f;
-  d_x = (x <= -3.0f ? chosen * 0.0f : chosen) + (both_hold ? sum : 0.0f);
+  const bool is_at_most = x <= -3.0f;
+  const bool is_at_least = x >= 3.0f;
+  const float product_2 = d_after_hardswish * (is_at_most ? 0.0f : (is_at_least ? 1.0f : (x + 3.0f) / 6.0f));
+  const float quotient = (is_at_least ? 0.0f : (is_at_most ? 0.0f : d_after_hardswish * x)) / 6.0f;
+  d_x = product_2 + quotient;
 }
 
 static void backward_column(const float* __restrict__ x, const float* __restrict__ saved_bound,
@@ -584,14 +578,14 @@ static void backward_column(const float* __restrict__ x, const float* __restrict
           float* const d_x_line = target<1>(d_x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_x_room);
 #pragma omp simd
           for (Index i = 0; i < padded(width); ++i) {
-            const float x_value = x_line[i];
             const float inverse_value = inverse_line[i];
             const float saved_sum_value = saved_sum_line[i];
             const float product_value = product_line[i];
             const float carried_value = carried_line[i];
+            const float x_value = x_line[i];
             float d_x_value;
-            backward_column_values(x_value, d_out_value, inverse_value, saved_sum_value, product_value,
-                carried_value, d_x_value);
+            backward_column_values(d_out_value, inverse_value, saved_sum_value, product_value, carried_value,
+                x_value, d_x_value);
             d_x_line[i] = d_x_value;
           }
           store<1>(d_x_line, width,

@@ -180,9 +180,8 @@ struct ForwardSizes {
 __device__ __forceinline__ void forward_column_stage_1(const float x, float& peak_term,
     float& carried_after_hardswish) {
   // hardswish
-  const bool both_hold = x > -3.0f && x < 3.0f;
-  const float chosen = both_hold ? x : 0.0f;
-  peak_term = both_hold ? chosen * ((chosen + 3.0f) * 0.166666672f) : (x <= -3.0f ? x * 0.0f : x);
+  const float chosen = x <= -3.0f ? 0.0f : (x >= 3.0f ? 1.0f : (x + 3.0f) * 0.166666672f);
+  peak_term = x * chosen;
   carried_after_hardswish = peak_term;
 }
 
@@ -379,9 +378,8 @@ struct BackwardSizes {
 __device__ __forceinline__ void backward_column_stage_1(const float x, const float saved_bound,
     const float d_out, float& total_term, float& total_term_by, float& carried) {
   // hardswish
-  const bool both_hold = x > -3.0f && x < 3.0f;
-  const float chosen = both_hold ? x : 0.0f;
-  const float after_hardswish = both_hold ? chosen * ((chosen + 3.0f) * 0.166666672f) : (x <= -3.0f ? x * 0.0f : x);
+  const float chosen = x <= -3.0f ? 0.0f : (x >= 3.0f ? 1.0f : (x + 3.0f) * 0.166666672f);
+  const float after_hardswish = x * chosen;
   total_term = expf(after_hardswish - saved_bound);
   total_term_by = d_out;
   carried = total_term;
@@ -397,18 +395,18 @@ __device__ __forceinline__ void backward_column_values_once(const float count_of
   product = total / saved_sum / saved_sum * inverse;
 }
 
-__device__ __forceinline__ void backward_column_values(const float x, const float d_out, const float inverse,
-    const float inverse_2, const float chosen, const float product, const float carried, float& d_x) {
+__device__ __forceinline__ void backward_column_values(const float d_out, const float inverse,
+    const float inverse_2, const float chosen, const float product, const float carried, const float x,
+    float& d_x) {
   // backward, down to softmax(1)
   const float d_after_softmax = d_out * inverse;
   // backward, down to hardswish
   const float d_after_hardswish = (d_after_softmax * inverse_2 * chosen - product) * carried;
-  const bool both_hold = x > -3.0f && x < 3.0f;
-  const float chosen_2 = both_hold ? 0.0f : d_after_hardswish;
-  const float chosen_3 = both_hold ? x : 0.0f;
-  const float product_2 = (both_hold ? d_after_hardswish : 0.0f) * fmaf(chosen_3, 0.166666672f,
-      (chosen_3 + 3.0f) * 0.166666672f);
-  d_x = (x <= -3.0f ? chosen_2 * 0.0f : chosen_2) + (both_hold ? product_2 : 0.0f);
+  const bool is_at_most = x <= -3.0f;
+  const bool is_at_least = x >= 3.0f;
+  const float chosen_2 = is_at_most ? 0.0f : (is_at_least ? 1.0f : (x + 3.0f) * 0.166666672f);
+  const float product_2 = (is_at_least ? 0.0f : (is_at_most ? 0.0f : d_after_hardswish * x)) * 0.166666672f;
+  d_x = fmaf(d_after_hardswish, chosen_2, product_2);
 }
 
 // Reads x, saved_bound by (outer, inner), d_out by (outer, middle), saved_sum by (outer, inner); writes d_x.
@@ -503,8 +501,8 @@ backward_column(const float* __restrict__ x, const float* __restrict__ saved_bou
         const float chosen_value = chosen_beside[lane];
         const float inverse_2_value = inverse_2_beside[lane];
         const float product_value = product_beside[lane];
-        backward_column_values(x_value, d_out_value, inverse_value, inverse_2_value, chosen_value,
-            product_value, carried_value, d_x_value);
+        backward_column_values(d_out_value, inverse_value, inverse_2_value, chosen_value, product_value,
+            carried_value, x_value, d_x_value);
         d_x_out.at[lane] = narrow<float>(d_x_value);
       }
       if (is_here) store(d_x + (base + i * behind), d_x_out);

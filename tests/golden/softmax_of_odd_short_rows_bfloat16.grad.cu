@@ -451,9 +451,14 @@ __device__ __forceinline__ void backward_row_stage_1(const float x, const float 
   total_term_by = total_2_term * inverse * chosen;
 }
 
-__device__ __forceinline__ void backward_row_values(const float carried, const float total_2,
-    const float saved_sum, const float carried_2, float& d_x) {
-  d_x = (carried - narrow_div(narrow_div(total_2, saved_sum), saved_sum)) * carried_2;
+__device__ __forceinline__ void backward_row_values_once(const float total_2, const float saved_sum,
+    float& quotient) {
+  quotient = narrow_div(narrow_div(total_2, saved_sum), saved_sum);
+}
+
+__device__ __forceinline__ void backward_row_values(const float carried, const float quotient,
+    const float carried_2, float& d_x) {
+  d_x = (carried - quotient) * carried_2;
 }
 
 // Reads x, d_out, saved_bound by (outer), weight by (inner), saved_sum by (outer); leaves partials of total; writes d_x.
@@ -539,6 +544,8 @@ backward_row(const __nv_bfloat16* x, const float* saved_bound, const __nv_bfloat
     }
     combine<8, false>(sums_1, cells[turn++ & 1]);
     const float total_2_value = sums_1[0].total;
+    float quotient_value;
+    backward_row_values_once(total_2_value, saved_sum_value, quotient_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = threadIdx.x * kPacks + p;
@@ -549,7 +556,7 @@ backward_row(const __nv_bfloat16* x, const float* saved_bound, const __nv_bfloat
         const float carried_value = carried[p][lane];
         const float carried_2_value = carried_2[p][lane];
         float d_x_value;
-        backward_row_values(carried_value, total_2_value, saved_sum_value, carried_2_value, d_x_value);
+        backward_row_values(carried_value, quotient_value, carried_2_value, d_x_value);
         d_x_out.at[lane] = narrow<__nv_bfloat16>(d_x_value);
       }
       if (is_here) store(d_x_staged + (threadIdx.y * length + i), d_x_out);

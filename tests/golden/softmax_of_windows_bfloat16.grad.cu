@@ -515,12 +515,17 @@ __device__ __forceinline__ void backward_row_stage_1(const float x, const float 
   carried_2 = total_2_term;
 }
 
-__device__ __forceinline__ void backward_row_values(const float carried, const float total_2,
-    const float saved_sum, const float carried_2, float& d_x, float& total_term, float& total_term_by) {
+__device__ __forceinline__ void backward_row_values_once(const float total_2, const float saved_sum,
+    float& quotient) {
+  quotient = narrow_div(narrow_div(total_2, saved_sum), saved_sum);
+}
+
+__device__ __forceinline__ void backward_row_values(const float carried, const float quotient,
+    const float carried_2, float& d_x, float& total_term, float& total_term_by) {
   // backward, down to add(mask)
   // backward, down to add(bias)
-  d_x = (carried - narrow_div(narrow_div(total_2, saved_sum), saved_sum)) * carried_2;
-  total_term = carried - narrow_div(narrow_div(total_2, saved_sum), saved_sum);
+  d_x = (carried - quotient) * carried_2;
+  total_term = carried - quotient;
   total_term_by = carried_2;
 }
 
@@ -617,6 +622,8 @@ backward_row(const __nv_bfloat16* x, const __nv_bfloat16* bias, const __nv_bfloa
       backward_row_row_values(total_2_value, saved_sum_value, common_scratch_value);
       common_scratch[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.axis_3.value + axis_3] = narrow<float>(common_scratch_value);
     }
+    float quotient_value;
+    backward_row_values_once(total_2_value, saved_sum_value, quotient_value);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = threadIdx.x * kPacks + p;
@@ -629,8 +636,8 @@ backward_row(const __nv_bfloat16* x, const __nv_bfloat16* bias, const __nv_bfloa
         float d_x_value;
         float total_term_value;
         float total_term_by_value;
-        backward_row_values(carried_value, total_2_value, saved_sum_value, carried_2_value, d_x_value,
-            total_term_value, total_term_by_value);
+        backward_row_values(carried_value, quotient_value, carried_2_value, d_x_value, total_term_value,
+            total_term_by_value);
         d_x_out.at[lane] = narrow<__nv_bfloat16>(d_x_value);
         if (is_here) total_sum[p][lane].add(total_term_value, total_term_by_value);
       }
