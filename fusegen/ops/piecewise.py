@@ -95,9 +95,9 @@ def hardsigmoid(x: Expr) -> Expr:
 @op(reference="torch.nn.functional.hardswish", ulp=2)
 def hardswish(x: Expr) -> Expr:
     """x * hardsigmoid(x)."""
-    # A factor on the left too, which is 0 there: an infinity is NaN in torch.
-    rising = primitive("where", x >= 3, 1, (x + 3) / 6)
-    return x * primitive("where", x <= -3, 0, rising)
+    # A factor on the left too, which is 0 there: an infinity is NaN in torch. Of NaN it is 1.
+    rising = primitive("where", x > -3, (x + 3) / 6, 0)
+    return x * primitive("where", x < 3, rising, 1)
 
 
 @op(reference="torch.nn.functional.hardshrink", samples=[(), (0.25,)], ulp=0)
