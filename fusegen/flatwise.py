@@ -74,8 +74,8 @@ def take_flat(state: Pass, ready: Sequence[Expr], window: Extent, pooled: Sequen
         alike = ir.reduce(kind, axes - others, value)
         domain = ordered(value.extent)
         # Where the innermost group is not reduced, its elements are columns.
-        columns = () if domain[-1] in axes else domain[-1:]
-        kept = tuple(g for g in domain[:-1] if g not in axes) if columns else ()
+        columns = () if domain[-1] in axes else state.columns_of(domain, axes)
+        kept = tuple(g for g in domain if g not in {*axes, *columns}) if columns else ()
         by_way.setdefault((domain, columns, kept), {})[node] = alike
     state.underway = tuple(nodes)
     for (domain, columns, kept), alike_of in by_way.items():

@@ -64,7 +64,11 @@ def signature(
     plain = replace(plain, has_columns=has_whole_columns(bound, order))
     if bound.windows:
         found = _bundled(programs, dtypes, bound, order)
-        return plain if found is None else replace(plain, rows=_of_all(programs, found))
+        if found is not None:
+            return replace(plain, rows=_of_all(programs, found))
+        none = frozenset[int]()
+        strips = [p.name for p in programs if in_short_runs(p, none, bound, order, dtypes)]
+        return replace(plain, strips=tuple(strips))
     dealt = _dealt(plain, programs, bound, limits) if may_deal and index_bits == 32 else None
     if dealt is not None:
         return dealt
@@ -72,18 +76,21 @@ def signature(
     lie = options[0][0] if options else frozenset[int]()
     strips = [p.name for p in programs if in_short_runs(p, lie, bound, order, dtypes)]
     plain = replace(plain, strips=tuple(strips))
-    if not lie_together(lie, order):
-        programs = [p for p in programs if p.name not in strips]
-    if not programs:
-        return plain
     held = []
     for axes, domain in options:
         around = [a for a in order if a in domain]
-        tier = held_tier(axes, programs, dtypes, bound, around, limits) if axes else None
+        # What goes down columns holds no rows across them.
+        is_together = lie_together(axes, order)
+        mine = [p for p in programs if is_together or p.name not in strips]
+        tier = held_tier(axes, mine, dtypes, bound, around, limits) if axes and mine else None
         held.append(None if tier is None else Rows(tier, axes, domain))
     rows: list[tuple[str, Rows]] = []
     for program in programs:
-        found = held[0] if len(held) == 1 else _cheapest(program, plain, held, bound)
+        is_stripped = program.name in strips
+        apt = [r for r in held if r is None or not is_stripped or lie_together(r.axes, order)]
+        if is_stripped and not any(apt):
+            continue
+        found = apt[0] if len(held) == 1 else _cheapest(program, plain, apt, bound)
         if found is not None:
             trial = replace(plain, rows=((program.name, found),))
             found = holding_less(program, trial, bound, limits)

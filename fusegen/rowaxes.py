@@ -109,7 +109,7 @@ def _are_awaited(state: Pass, domain: Extent, axes: Extent) -> bool:
     """
     for node in reduces_below(state.pending.values()):
         kind, along = ir.reduction(node)
-        is_apt = along != axes if kind == "sum" else along > axes and kind in ir.MAXIMA
+        is_apt = along != axes if kind in ir.SUMS else along > axes and kind in ir.MAXIMA
         below = {ir.reduction(r)[1] for r in reduces_below(node.args)}
         if is_apt and node.args[0].extent == domain and below == {axes}:
             return _lie_together(axes)

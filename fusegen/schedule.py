@@ -38,7 +38,7 @@ from fusegen.staging import (
     positions_as_numbers,
     reduces_below,
 )
-from fusegen.stripwise import take_strips
+from fusegen.stripwise import part_runs, take_strips
 from fusegen.target import FUNCTIONS
 from fusegen.tiers import Tier
 from fusegen.verification import verify
@@ -110,6 +110,8 @@ def schedule(
     touched = [frozenset(ir.axes_of(n)) if n.op == "covered" else n.extent for n in order]
     touched += [ir.reduction(r)[1] for r in reduces_below(outputs.values())]
     window = frozenset(g for extent in touched for g in extent if g < 0)
+    if window and has_strips:
+        part_runs(state)
     if window and is_sliding:
         _slides(state, window, pooled)
     elif window and held:
@@ -193,6 +195,11 @@ def _slides(state: Pass, window: Extent, pooled: Sequence[int]) -> None:
     while ready := [n for n in reduces_below(state.pending.values()) if n.args[0].op == "once"]:
         if not take_flat(state, ready, window, pooled):
             break
+        # What columns leave is reduced on, before windows are gone through.
+        beyond = window.union(pooled)
+        left = [r for r in awaited(state, window) if beyond.isdisjoint(r.args[0].extent)]
+        if left:
+            _reduce(state, left, {})
     slidewise_kernels(state, window)
 
 
@@ -281,7 +288,7 @@ def _reduce(state: Pass, ready: Iterable[Expr], elementwise: dict[str, Expr]) ->
         _, axes = ir.reduction(node)
         domain = ordered(node.args[0].extent)
         is_inner = domain[-1] in axes
-        beside = _columns_of(state, domain, axes)
+        beside = state.columns_of(domain, axes)
         kept = () if is_inner else tuple(g for g in domain if g not in axes and g not in beside)
         batches.setdefault(("inner" if is_inner else "outer", domain, kept), []).append(node)
     state.underway = tuple(node for nodes in batches.values() for node in nodes)
@@ -294,13 +301,6 @@ def _reduce(state: Pass, ready: Iterable[Expr], elementwise: dict[str, Expr]) ->
     state.underway = ()
     for kernel in state.kernels[before:]:
         state.read_back(kernel.stores)
-
-
-def _columns_of(state: Pass, domain: tuple[int, ...], axes: Extent) -> tuple[int, ...]:
-    """The groups along which sums over others lie beside each other."""
-    strips = state.strips
-    is_strip = strips is not None and (domain, axes) == (strips.domain, strips.passing)
-    return strips.columns if strips is not None and is_strip else domain[-1:]
 
 
 def _reducing_kernel(
@@ -316,7 +316,7 @@ def _reducing_kernel(
     sums = [pair for members in totals.values() for pair in members]
     exprs = [r.value for r, _ in sums] + list(riders.values())
     axes = frozenset(ir.reduction(nodes[0])[1])
-    columns = _columns_of(state, domain, axes) if family == "outer" else ()
+    columns = state.columns_of(domain, axes) if family == "outer" else ()
     state.kernels.append(
         Kernel(
             "inner" if family == "inner" else "outer",

@@ -39,6 +39,8 @@ def in_short_runs(
     but not along all between, and what lies together is short: such as a group's channels where
     those are innermost. Rows to be held, where they lie together, are none of those.
     """
+    if bound.windows:
+        return _lies_far_among_windows(program, bound, order)
     is_together = lie_together(held, order)
     nodes = ir.topological(program.graph.roots)
     reduces = [n for n in nodes if n.op == "reduce"]
@@ -57,8 +59,25 @@ def in_short_runs(
             return True
         columns = math.prod(bound.domain[a] for a in node.args[0].extent - axes) * run
         widest = widest_of(program, along, dtypes)
+        is_group = inward[-1] not in axes  # of a sample's channels, which lie innermost
+        is_narrow = widest <= _NARROW and run * widest <= _SHORTEST_BYTES
+        if is_group and is_narrow and runs >= _LEAST_MOMENTS:
+            return True
         is_apt = runs >= _LEAST_PASSING and columns * widest % PACK_BYTES == 0
         if is_apt and _is_short(program, reduces, most, run, runs, widest):
+            return True
+    return False
+
+
+def _lies_far_among_windows(program: Program, bound: Bound, order: Sequence[int]) -> bool:
+    """The same of what windows pool, by the elements of x."""
+    for node in (n for n in ir.topological(program.graph.roots) if n.op == "reduce"):
+        axes = frozenset(a for a in ir.reduction(node)[1] if a < 0)
+        inward = [a for a in reversed(order) if a in node.args[0].extent]
+        along = frozenset(takewhile(axes.__contains__, inward))
+        run = math.prod(bound.domain[a] for a in along)
+        runs = math.prod(bound.domain[a] for a in axes - along)
+        if along and run <= _SHORTEST_RUN and run * _FEWER_IN_RUN < runs:
             return True
     return False
 

@@ -50,6 +50,7 @@ class Pass:
     is_exact: bool = False  # whether a value is the same to the last bit in every kernel
     has_columns: bool = False  # whether packs are whole down columns
     strips: Strips | None = None
+    has_strips: bool = False  # whether columns are all groups behind what passes by
     underway: tuple[Expr, ...] = ()  # reductions that kernels to come next are made for
     passing: dict[str, Buffer] = field(default_factory=dict)  # pending, but no output
 
@@ -103,6 +104,14 @@ class Pass:
         """What a kernel reads from memory: not the results of its own reductions."""
         read = [i for i in ir.inputs(exprs) if i not in set(own)]
         return tuple((leaf, self.buffers[leaf]) for leaf in read)
+
+    def columns_of(self, domain: tuple[int, ...], axes: Extent) -> tuple[int, ...]:
+        """The groups along which sums over others lie beside each other."""
+        strips = self.strips
+        if strips is not None and (domain, axes) == (strips.domain, strips.passing):
+            return strips.columns
+        behind = tuple(g for g in domain if g > max(axes)) if self.has_strips else ()
+        return behind or domain[-1:]
 
     def scratch(self, leaf: Expr) -> Buffer:
         """Memory for a reduction's result between two kernels."""

@@ -38,6 +38,29 @@ def take_strips(state: Pass) -> None:
     state.resolve(dict(zip(reduces, ir.rewrite(reduces, rule), strict=True)))
 
 
+def part_runs(state: Pass) -> None:
+    """The same where windows pool: part each reduction along the innermost groups and others that
+    lie before what it keeps, so that columns of all behind those are reduced first.
+    """
+    place = {n: i for i, n in enumerate(ir.topological(state.pending.values()))}
+
+    def rule(node: Expr) -> Expr:
+        if node.op != "reduce":
+            return node
+        kind, axes = ir.reduction(node)
+        groups = [g for g in ordered(node.args[0].extent) if g >= 0]
+        kept = [g for g in groups if g not in axes]
+        first = frozenset(g for g in axes if g < max(kept, default=0))
+        is_in_runs = bool(kept) and groups[-1] in axes and max(first, default=-1) >= 0
+        if not is_in_runs or kind not in (*ir.SUMS, *ir.MAXIMA):
+            return node
+        return _in_two_steps(kind, node.args[0], first, axes - first, place)
+
+    reduces = reduces_below(state.pending.values())
+    state.resolve(dict(zip(reduces, ir.rewrite(reduces, rule), strict=True)))
+    state.has_strips = True
+
+
 def _strips_of(state: Pass) -> Strips | None:
     """The strips of everything of full size, if what reductions there take comes in runs: the
     groups before the last that is not reduced pass by.

@@ -162,6 +162,19 @@ MIXED = [
     ),
     ("mul(p) | instance_norm | clamp(-1, 1) | mul(p) | max(1)", (2, 8, 3, 5, 6), [(8, 1, 1, 1)]),
     ("group_norm(4, weight, bias) | mul(p) | max_pool2d(4)", (2, 8, 9, 8), [(8,), (8,), (8, 1, 1)]),
+    ("group_norm(4, weight, bias) | relu | max_pool2d(3, 2, 1)", (3, 16, 11, 9), [(16,), (16,)]),
+    (
+        "group_norm(4) | gelu | max_pool2d(2) | group_norm(2, weight, bias)",
+        (2, 8, 16, 18),
+        [(8,)] * 2,
+    ),
+    (
+        "group_norm(4, weight, bias) | silu | avg_pool2d(2) | mean(1)",
+        (3, 16, 12, 10),
+        [(16,), (16,)],
+    ),
+    ("layernorm(axis=1) | group_norm(4, weight, bias) | gelu", (3, 16, 9, 7), [(16,), (16,)]),
+    ("softmax(1) | group_norm(2)", (3, 8, 9, 7), []),
     ("max_pool3d(2) | softmax(1) | sub(p) | silu | max(1)", (2, 8, 4, 6, 8), [(8, 1, 1, 1)]),
 ]
 KINDS = {

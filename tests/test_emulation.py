@@ -33,6 +33,8 @@ _STEM = "batch_norm(weight=w, bias=b, training=True) | relu | max_pool2d(3, 2, 1
 _BUNDLED = "layernorm(w, b) | mul(s) | avg_pool3d(2) | gelu"
 _MANY_OPERANDS = " | ".join(f"mul(m{i}) | add(a{i})" for i in range(6))
 _GROUPED = "add(t) | group_norm(2, w, b) | silu"
+_GROUPS = "group_norm(4, weight, bias)"
+_LAST_NARROW = {"layout": _LAST, "dtype": "bfloat16"}
 _POOL = "leaky_relu(0.2) | mul_channel | max_pool2d(2)"
 # chain, x's shape, the operands' shapes, what else; the families that must be in the source
 SWIGLU = (
@@ -318,6 +320,13 @@ CASES = [
         "slide cover",
     ),
     ("adaptive_avg_pool2d((3, 2)) | gelu | add_channel", (2, 3, 7, 5), [(3,)], {}, "slide cover"),
+    # Groups whose channels lie innermost, beside windows or rows along all of them.
+    (f"{_GROUPS} | relu | max_pool2d(2)", (3, 16, 12, 10), [(16,)] * 2, {"layout": _LAST}, "outer"),
+    (f"{_GROUPS} | silu | avg_pool2d(2)", (3, 16, 12, 10), [(16,)] * 2, _LAST_NARROW, "outer"),
+    (f"{_GROUPS} | max_pool2d(3, 2, 1)", (3, 8, 11, 9), [(8,)] * 2, {"layout": _LAST}, "outer"),
+    (f"{_GROUPS} | tanh | logsumexp(1)", (3, 16, 9, 7), [(16,)] * 2, _LAST_NARROW, "outer row"),
+    (f"softmax(1) | {_GROUPS}", (3, 16, 9, 7), [(16,)] * 2, {"layout": _LAST}, "row outer"),
+    (f"layernorm(axis=1) | {_GROUPS}", (3, 8, 9, 7), [(8,)] * 2, _LAST_NARROW, "row outer"),
     (_POOL, (2, 8, 6, 16), [(8,)], {"layout": "channels_last"}, "window"),
     # Innermost in memory is not the last of the pooled axes.
     ("relu | mul(w) | max_pool3d(2)", (3, 4, 6, 8), [(4, 1, 1)], {"layout": _LAST}, "window"),

@@ -43,7 +43,7 @@ def families(text, **arguments):
     [
         ("group_norm(2) | tanh | logsumexp(1)", ["inner", "finalise", "column"]),
         ("layernorm | softmax(1)", ["inner", "finalise", "column"]),
-        ("softmax(1) | layernorm", ["outer", "finalise", "outer", "finalise", "row"]),
+        ("softmax(1) | layernorm", ["column", "inner", "finalise", "pointwise"]),
         # Nothing is used again, but a block has all of a row.
         ("max(1)", ["column"]),
         ("gelu | sum(-1)", ["row"]),
