@@ -189,6 +189,9 @@ FAMILIES = [
     ("log_softmax(-1)", (140, 128256), []),
     ("log_softmax(-1) | mul(t) | sum(-1)", (140, 65536), [(140, 65536)]),
     ("softmax(-1) | mul(t)", (140, 128256), [(140, 128256)]),
+    ("softmax(-1) | mul(t)", (140, 65536), [(140, 65536)]),
+    # Two threads a row, of a pack each where elements have two bytes.
+    ("layernorm(weight, bias) | hardswish", (333, 16), [(16,), (16,)]),
 ]
 # The same of an x whose channels are innermost.
 CHANNELS_LAST = [
@@ -200,6 +203,12 @@ CHANNELS_LAST = [
     ("instance_norm | avg_pool2d(2)", (2, 8, 6, 4), []),
     (f"{_TRAINED_NORM} | relu | max_pool2d(3, 2, 1)", (3, 8, 7, 4), [(8,), (8,)]),
     ("softmax(1) | max_pool2d(2)", (3, 16, 6, 10), []),
+    # Groups down columns, beside windows and rows.
+    ("group_norm(4, weight, bias) | relu | max_pool2d(2)", (3, 16, 12, 10), [(16,), (16,)]),
+    ("group_norm(4, weight, bias) | max_pool2d(3, 2, 1)", (3, 16, 11, 9), [(16,), (16,)]),
+    ("group_norm(4, weight, bias) | silu | avg_pool2d(2)", (3, 16, 12, 10), [(16,), (16,)]),
+    ("group_norm(4, weight, bias) | tanh | logsumexp(1)", (3, 16, 9, 7), [(16,), (16,)]),
+    ("layernorm(axis=1) | group_norm(4)", (3, 16, 9, 7), []),
 ]
 
 
