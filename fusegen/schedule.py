@@ -50,6 +50,8 @@ from fusegen.windowwise import (
     windowwise_kernel,
 )
 
+Groups = tuple[int, ...]
+
 # Families whose blocks can start with the last elements.
 _TURNING = ("pointwise", "inner", "outer", "column", "window", "slide", "cover")
 
@@ -283,21 +285,22 @@ def _reduce(state: Pass, ready: Iterable[Expr], elementwise: dict[str, Expr]) ->
     outputs it takes those along that lie in the same domain.
     """
     before = len(state.kernels)
-    batches: dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[Expr]] = {}
+    batches: dict[tuple[Family, Groups, Groups, Groups], list[Expr]] = {}
     for node in ready:
         _, axes = ir.reduction(node)
         domain = ordered(node.args[0].extent)
         is_inner = domain[-1] in axes
-        beside = state.columns_of(domain, axes)
-        kept = () if is_inner else tuple(g for g in domain if g not in axes and g not in beside)
-        batches.setdefault(("inner" if is_inner else "outer", domain, kept), []).append(node)
+        columns = () if is_inner else state.columns_of(domain, axes)
+        kept = () if is_inner else tuple(g for g in domain if g not in {*axes, *columns})
+        way: Family = "inner" if is_inner else "outer"
+        batches.setdefault((way, domain, kept, columns), []).append(node)
     state.underway = tuple(node for nodes in batches.values() for node in nodes)
-    for (family, domain, kept), nodes in batches.items():
+    for (family, domain, kept, columns), nodes in batches.items():
         is_dense = all(g >= 0 for g in domain)
         riders = {n: e for n, e in elementwise.items() if is_dense and ordered(e.extent) == domain}
         for name in riders:
             del elementwise[name], state.pending[name]
-        _reducing_kernel(state, family, domain, kept, nodes, riders)
+        _reducing_kernel(state, family, domain, kept, columns, nodes, riders)
     state.underway = ()
     for kernel in state.kernels[before:]:
         state.read_back(kernel.stores)
@@ -305,9 +308,10 @@ def _reduce(state: Pass, ready: Iterable[Expr], elementwise: dict[str, Expr]) ->
 
 def _reducing_kernel(
     state: Pass,
-    family: str,
+    family: Family,
     domain: tuple[int, ...],
     kept: tuple[int, ...],
+    columns: tuple[int, ...],
     nodes: Sequence[Expr],
     riders: Mapping[str, Expr],
 ) -> None:
@@ -315,11 +319,9 @@ def _reducing_kernel(
     totals, known = left_by_extent(state, nodes)
     sums = [pair for members in totals.values() for pair in members]
     exprs = [r.value for r, _ in sums] + list(riders.values())
-    axes = frozenset(ir.reduction(nodes[0])[1])
-    columns = state.columns_of(domain, axes) if family == "outer" else ()
     state.kernels.append(
         Kernel(
-            "inner" if family == "inner" else "outer",
+            family,
             state.fresh(f"{state.prefix}_{family}"),
             domain,
             tuple(g for g in domain if g not in kept),
