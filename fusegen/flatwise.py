@@ -14,8 +14,9 @@ from dataclasses import replace
 from fusegen import ir
 from fusegen.grouping import ordered
 from fusegen.ir import Expr, Extent
-from fusegen.kernel import Family, Kernel
+from fusegen.kernel import Kernel
 from fusegen.staging import Pass, finalise, left_by_extent, reduces_below
+from fusegen.ways import Way, way_of
 
 
 def _elements(node: Expr) -> Expr:
@@ -68,19 +69,14 @@ def take_flat(state: Pass, ready: Sequence[Expr], window: Extent, pooled: Sequen
     elements = [_elements(n) for n in nodes]
     ends = [n for n in ir.topological(elements) if n.op in ("input", "count")]
     leaf_of = {n: flattened(n) for n in ends}
-    by_way: dict[tuple[tuple[int, ...], ...], dict[Expr, Expr]] = {}
+    by_way: dict[tuple[tuple[int, ...], Way], dict[Expr, Expr]] = {}
     for node, value in zip(nodes, ir.substitute(elements, leaf_of), strict=True):
         kind, axes = ir.reduction(node)
         alike = ir.reduce(kind, axes - others, value)
-        domain = ordered(value.extent)
-        # Where the innermost group is not reduced, its elements are columns.
-        columns = () if domain[-1] in axes else state.columns_of(domain, axes)
-        kept = tuple(g for g in domain if g not in {*axes, *columns}) if columns else ()
-        by_way.setdefault((domain, columns, kept), {})[node] = alike
+        by_way.setdefault((ordered(value.extent), way_of(alike, state.strips)), {})[node] = alike
     state.underway = tuple(nodes)
-    for (domain, columns, kept), alike_of in by_way.items():
-        family: Family = "outer" if columns else "inner"
-        totals, known = left_by_extent(state, dict.fromkeys(alike_of.values()))
+    for (domain, way), alike_of in by_way.items():
+        totals, known = left_by_extent(state, dict.fromkeys(alike_of.values()), way.within)
         sums = [pair for members in totals.values() for pair in members]
         read = ir.inputs(r.value for r, _ in sums)
         buffers = {
@@ -88,21 +84,21 @@ def take_flat(state: Pass, ready: Sequence[Expr], window: Extent, pooled: Sequen
         }
         state.kernels.append(
             Kernel(
-                family,
-                state.fresh(f"{state.prefix}_{family}"),
+                way.family,
+                state.fresh(f"{state.prefix}_{way.family}"),
                 domain,
-                tuple(g for g in domain if g not in kept),
+                tuple(g for g in domain if g not in way.kept),
                 tuple((n, replace(buffers[n], extent=ordered(n.extent))) for n in read),
                 (),
                 sums=tuple(sums),
-                kept=kept,
-                columns=columns,
+                kept=way.kept,
+                columns=way.columns,
                 flat=flat,
                 is_unpooled=bool(window),
             )
         )
         state.resolve({node: known[alike] for node, alike in alike_of.items()})
         for extent, mine in totals.items():
-            finalise(state, extent, mine, columns)
+            finalise(state, extent, mine, way.beside)
     state.underway = ()
     return bool(nodes)

@@ -50,7 +50,8 @@ ARITY: Mapping[str, int] = {
 # shares, and bound, of which the result must not depend, to none.
 MAXIMA = ("max", "amax", "bound")
 # Reductions whose results follow the order of summation.
-SUMS = ("sum", "mean", "variance")
+MOMENTS = ("mean", "variance")
+SUMS = ("sum", *MOMENTS)
 REDUCE_KINDS = (*SUMS, *MAXIMA, "argmax", "pick")
 
 

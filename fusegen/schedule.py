@@ -42,6 +42,7 @@ from fusegen.stripwise import part_runs, take_strips
 from fusegen.target import FUNCTIONS
 from fusegen.tiers import Tier
 from fusegen.verification import verify
+from fusegen.ways import Way, way_of
 from fusegen.windowwise import (
     awaited,
     is_windowed,
@@ -49,8 +50,6 @@ from fusegen.windowwise import (
     windows_first,
     windowwise_kernel,
 )
-
-Groups = tuple[int, ...]
 
 # Families whose blocks can start with the last elements.
 _TURNING = ("pointwise", "inner", "outer", "column", "window", "slide", "cover")
@@ -285,22 +284,17 @@ def _reduce(state: Pass, ready: Iterable[Expr], elementwise: dict[str, Expr]) ->
     outputs it takes those along that lie in the same domain.
     """
     before = len(state.kernels)
-    batches: dict[tuple[Family, Groups, Groups, Groups], list[Expr]] = {}
+    batches: dict[tuple[tuple[int, ...], Way], list[Expr]] = {}
     for node in ready:
-        _, axes = ir.reduction(node)
         domain = ordered(node.args[0].extent)
-        is_inner = domain[-1] in axes
-        columns = () if is_inner else state.columns_of(domain, axes)
-        kept = () if is_inner else tuple(g for g in domain if g not in {*axes, *columns})
-        way: Family = "inner" if is_inner else "outer"
-        batches.setdefault((way, domain, kept, columns), []).append(node)
+        batches.setdefault((domain, way_of(node, state.strips)), []).append(node)
     state.underway = tuple(node for nodes in batches.values() for node in nodes)
-    for (family, domain, kept, columns), nodes in batches.items():
+    for (domain, way), nodes in batches.items():
         is_dense = all(g >= 0 for g in domain)
         riders = {n: e for n, e in elementwise.items() if is_dense and ordered(e.extent) == domain}
         for name in riders:
             del elementwise[name], state.pending[name]
-        _reducing_kernel(state, family, domain, kept, columns, nodes, riders)
+        _reducing_kernel(state, domain, way, nodes, riders)
     state.underway = ()
     for kernel in state.kernels[before:]:
         state.read_back(kernel.stores)
@@ -308,31 +302,29 @@ def _reduce(state: Pass, ready: Iterable[Expr], elementwise: dict[str, Expr]) ->
 
 def _reducing_kernel(
     state: Pass,
-    family: Family,
     domain: tuple[int, ...],
-    kept: tuple[int, ...],
-    columns: tuple[int, ...],
+    way: Way,
     nodes: Sequence[Expr],
     riders: Mapping[str, Expr],
 ) -> None:
     """A pass that leaves partials, then a finalise for each extent among the results."""
-    totals, known = left_by_extent(state, nodes)
+    totals, known = left_by_extent(state, nodes, way.within)
     sums = [pair for members in totals.values() for pair in members]
     exprs = [r.value for r, _ in sums] + list(riders.values())
     state.kernels.append(
         Kernel(
-            family,
-            state.fresh(f"{state.prefix}_{family}"),
+            way.family,
+            state.fresh(f"{state.prefix}_{way.family}"),
             domain,
-            tuple(g for g in domain if g not in kept),
+            tuple(g for g in domain if g not in way.kept),
             state.inputs_of(exprs),
             tuple((state.output(n, e), e) for n, e in riders.items()),
             sums=tuple(sums),
-            kept=kept,
-            columns=columns,
+            kept=way.kept,
+            columns=way.columns,
             marks=state.marks,
         )
     )
     state.resolve(known)
     for extent, mine in totals.items():
-        finalise(state, extent, mine, columns)
+        finalise(state, extent, mine, way.beside)

@@ -16,22 +16,7 @@ from fusegen.hoisting import shared
 from fusegen.ir import Expr, Extent
 from fusegen.kernel import Buffer, Kernel, Reduction
 from fusegen.lower import Mark, remarked
-
-
-@dataclass(frozen=True)
-class Strips:
-    """How a domain is gone through by threads that stay in their columns: those are the innermost
-    groups, along `passing` rows pass by, and the other groups are kept apart.
-    """
-
-    domain: tuple[int, ...]
-    passing: Extent
-    columns: tuple[int, ...]
-
-    @property
-    def kept(self) -> tuple[int, ...]:
-        """The groups that tell apart what a thread goes through."""
-        return tuple(g for g in self.domain if g not in self.passing and g not in self.columns)
+from fusegen.ways import Strips
 
 
 @dataclass
@@ -50,7 +35,6 @@ class Pass:
     is_exact: bool = False  # whether a value is the same to the last bit in every kernel
     has_columns: bool = False  # whether packs are whole down columns
     strips: Strips | None = None
-    has_strips: bool = False  # whether columns are all groups behind what passes by
     underway: tuple[Expr, ...] = ()  # reductions that kernels to come next are made for
     passing: dict[str, Buffer] = field(default_factory=dict)  # pending, but no output
 
@@ -104,14 +88,6 @@ class Pass:
         """What a kernel reads from memory: not the results of its own reductions."""
         read = [i for i in ir.inputs(exprs) if i not in set(own)]
         return tuple((leaf, self.buffers[leaf]) for leaf in read)
-
-    def columns_of(self, domain: tuple[int, ...], axes: Extent) -> tuple[int, ...]:
-        """The groups along which sums over others lie beside each other."""
-        strips = self.strips
-        if strips is not None and (domain, axes) == (strips.domain, strips.passing):
-            return strips.columns
-        behind = tuple(g for g in domain if g > max(axes)) if self.has_strips else ()
-        return behind or domain[-1:]
 
     def scratch(self, leaf: Expr) -> Buffer:
         """Memory for a reduction's result between two kernels."""
@@ -322,10 +298,10 @@ Sums = tuple[tuple[Reduction, Buffer], ...]
 
 
 def left_by_extent(
-    state: Pass, nodes: Iterable[Expr]
+    state: Pass, nodes: Iterable[Expr], within: Extent = frozenset()
 ) -> tuple[dict[tuple[int, ...], Sums], dict[Expr, Expr]]:
     """The accumulations of some reduce nodes by the extent of their results, with memory for their
-    partials, and the leaf for each node.
+    partials, of which there are some `within` a result, and the leaf for each node.
     """
     by_extent: dict[tuple[int, ...], list[Expr]] = {}
     for node in nodes:
@@ -333,7 +309,7 @@ def left_by_extent(
     totals: dict[tuple[int, ...], Sums] = {}
     known: dict[Expr, Expr] = {}
     for extent, members in by_extent.items():
-        totals[extent], found = partials(state, members, extent)
+        totals[extent], found = partials(state, members, ordered(within.union(extent)))
         known |= found
     return totals, known
 

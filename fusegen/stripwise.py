@@ -14,7 +14,8 @@ from fusegen import ir
 from fusegen.grouping import ordered
 from fusegen.ir import Expr, Extent
 from fusegen.rowaxes import domain_of
-from fusegen.staging import Pass, Strips, reduces_below
+from fusegen.staging import Pass, reduces_below
+from fusegen.ways import Strips
 
 
 def take_strips(state: Pass) -> None:
@@ -30,8 +31,8 @@ def take_strips(state: Pass) -> None:
             return node
         kind, axes = ir.reduction(node)
         rest = axes - strips.passing
-        if not rest or not strips.passing < axes:
-            return node
+        if not rest or not strips.passing < axes or kind in ir.MOMENTS:
+            return node  # what merges moments takes those of all columns of a result
         return _in_two_steps(kind, node.args[0], strips.passing, rest, place)
 
     reduces = reduces_below(state.pending.values())
@@ -52,13 +53,13 @@ def part_runs(state: Pass) -> None:
         kept = [g for g in groups if g not in axes]
         first = frozenset(g for g in axes if g < max(kept, default=0))
         is_in_runs = bool(kept) and groups[-1] in axes and max(first, default=-1) >= 0
-        if not is_in_runs or kind not in (*ir.SUMS, *ir.MAXIMA):
+        if not is_in_runs or kind not in ("sum", *ir.MAXIMA):
             return node
         return _in_two_steps(kind, node.args[0], first, axes - first, place)
 
     reduces = reduces_below(state.pending.values())
     state.resolve(dict(zip(reduces, ir.rewrite(reduces, rule), strict=True)))
-    state.has_strips = True
+    state.strips = Strips()
 
 
 def _strips_of(state: Pass) -> Strips | None:
@@ -88,11 +89,6 @@ def _in_two_steps(
     """
     if kind == "sum":
         return ir.reduce_sum(_sum(value, first, place), rest)
-    if kind == "mean":
-        return ir.reduce_mean(ir.reduce_mean(value, first), rest)
-    if kind == "variance":
-        within = ir.reduce_sum(ir.reduce_variance(value, first), rest) / ir.count(rest)
-        return within + ir.reduce_variance(ir.reduce_mean(value, first), rest)
     assert kind in ir.MAXIMA, "positions have become numbers, and windows have no strips"
     return ir.reduce(kind, rest, ir.reduce(kind, first, value))
 

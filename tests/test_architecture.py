@@ -59,6 +59,7 @@ ORDER = (
     "cut",
     "downcolumns",
     "hoisting",
+    "ways",
     "staging",
     "selecting",
     "carrying",

@@ -324,6 +324,13 @@ CASES = [
     (f"{_GROUPS} | relu | max_pool2d(2)", (3, 16, 12, 10), [(16,)] * 2, {"layout": _LAST}, "outer"),
     (f"{_GROUPS} | silu | avg_pool2d(2)", (3, 16, 12, 10), [(16,)] * 2, _LAST_NARROW, "outer"),
     (f"{_GROUPS} | max_pool2d(3, 2, 1)", (3, 8, 11, 9), [(8,)] * 2, {"layout": _LAST}, "outer"),
+    (
+        f"relu | {_GROUPS} | avg_pool2d(3, 1, 1)",
+        (2, 64, 16, 12),
+        [(64,)] * 2,
+        {"layout": _LAST},
+        "",
+    ),
     (f"{_GROUPS} | tanh | logsumexp(1)", (3, 16, 9, 7), [(16,)] * 2, _LAST_NARROW, "outer row"),
     (f"softmax(1) | {_GROUPS}", (3, 16, 9, 7), [(16,)] * 2, {"layout": _LAST}, "row outer"),
     (f"layernorm(axis=1) | {_GROUPS}", (3, 8, 9, 7), [(8,)] * 2, _LAST_NARROW, "row outer"),

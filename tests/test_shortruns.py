@@ -97,6 +97,42 @@ def test_groups_go_down_columns_beside_rows_along_their_channels() -> None:
     found = kernels(
         chain, *shape, dtype="bfloat16", layout=layout, operands={"w": (64,), "b": (64,)}
     )
-    # What columns leave is added up by group, in a pass that reads next to nothing.
-    assert found["forward"] == ["outer", "inner", "row"]
+    assert found["forward"] == ["outer", "row"]  # what columns leave is merged by group
     assert found["backward"] == ["outer", "inner", "outer", "outer"]
+
+
+@pytest.mark.parametrize(
+    ("chain", "forward"),
+    [
+        ("group_norm(8) | relu | max_pool2d(2)", ["outer", "window"]),
+        ("group_norm(8) | relu | max_pool2d(3, 2, 1)", ["outer", "slide"]),
+        ("layernorm(axis=1) | group_norm(8)", ["row", "outer", "outer"]),
+        ("softmax(1) | group_norm(8)", ["row", "outer", "outer"]),
+    ],
+)
+def test_groups_go_down_columns_beside_windows_and_behind_rows(
+    chain: str, forward: list[str]
+) -> None:
+    found = kernels(chain, 64, 64, 56, 56, dtype="bfloat16", layout="channels_last")
+    assert found["forward"] == forward
+    assert "outer" in found["backward"]
+
+
+@pytest.mark.parametrize(
+    ("channels", "size", "dtype", "forward"),
+    [
+        (1280, 8, "bfloat16", ["outer", "outer"]),
+        (1280, 16, "bfloat16", ["outer", "outer"]),
+        (1280, 16, "float32", ["inner", "pointwise"]),
+        (2048, 8, "bfloat16", ["outer", "outer"]),
+        (2048, 7, "bfloat16", ["inner", "pointwise"]),  # too few positions
+        (4096, 16, "bfloat16", ["inner", "pointwise"]),  # groups of 256 bytes
+    ],
+)
+def test_short_groups_of_two_bytes_go_down_columns(
+    channels: int, size: int, dtype: str, forward: list[str]
+) -> None:
+    found = kernels(
+        "group_norm(32) | silu", 64, channels, size, size, dtype=dtype, layout="channels_last"
+    )
+    assert found["forward"] == forward

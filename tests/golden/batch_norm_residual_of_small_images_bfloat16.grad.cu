@@ -308,36 +308,40 @@ forward_outer(const __nv_bfloat16* x, Moments<float>* __restrict__ mean_partials
 }
 
 __device__ __forceinline__ void forward_finalise_values(const float mean, const float variance,
-    float& mean_scratch, float& variance_scratch) {
+    float& saved_mean, float& saved_variance, float& mean_scratch, float& variance_scratch) {
+  saved_mean = mean;
+  saved_variance = variance;
   mean_scratch = mean;
   variance_scratch = variance;
 }
 
-// Merges partials into mean; writes mean_scratch, variance_scratch.
+// Merges partials into mean; writes saved_mean, saved_variance, mean_scratch, variance_scratch.
 __global__ void __launch_bounds__(512)
-forward_finalise(float* __restrict__ mean_scratch, float* __restrict__ variance_scratch,
+forward_finalise(float* __restrict__ saved_mean, float* __restrict__ saved_variance,
+    float* __restrict__ mean_scratch, float* __restrict__ variance_scratch,
     const Moments<float>* mean_partials, ForwardSizes sizes, Index slots) {
   wait_for_kernel_before();
   __shared__ alignas(16) unsigned char shared[512 * 32];
-  const Index columns = sizes.middle.value * sizes.inner.value,
-      strips = (columns + blockDim.x - 1) / blockDim.x;
+  const Index columns = sizes.middle.value, strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
   const Index result = above * columns + column;
   const bool is_live = column < columns;
+  // A result has so many columns beside each other, in each slot.
+  const Index each = sizes.inner.value, parts = slots * each;
   Moments<double> mean_sum;
   constexpr int kAtOnce = 8;
   if (is_live) {
-    for (Index first = threadIdx.y; first < slots; first += kAtOnce * blockDim.y) {
+    for (Index first = threadIdx.y; first < parts; first += kAtOnce * blockDim.y) {
       Moments<float> mean_next[kAtOnce];
 #pragma unroll
       for (int n = 0; n < kAtOnce; ++n) {
         const Index slot = first + n * blockDim.y;
-        if (slot >= slots) break;
-        mean_next[n] = mean_partials[(above * slots + slot) * columns + column];
+        if (slot >= parts) break;
+        mean_next[n] = mean_partials[((above * slots + slot / each) * columns + column) * each + slot % each];
       }
 #pragma unroll
       for (int n = 0; n < kAtOnce; ++n) {
-        if (first + n * blockDim.y >= slots) break;
+        if (first + n * blockDim.y >= parts) break;
         mean_sum.merge(mean_next[n]);
       }
     }
@@ -346,182 +350,49 @@ forward_finalise(float* __restrict__ mean_scratch, float* __restrict__ variance_
   if (threadIdx.y != 0 || !is_live) return;
   const float mean_value = static_cast<float>(mean_sum.mean());
   const float variance_value = static_cast<float>(mean_sum.variance());
-  const Index above_inner = divide(result, sizes.inner);
-  const Index inner = result - above_inner * sizes.inner.value;
-  const Index middle = above_inner;
-  float mean_scratch_value;
-  float variance_scratch_value;
-  forward_finalise_values(mean_value, variance_value, mean_scratch_value, variance_scratch_value);
-  mean_scratch[(middle) * sizes.inner.value + inner] = narrow<float>(mean_scratch_value);
-  variance_scratch[(middle) * sizes.inner.value + inner] = narrow<float>(variance_scratch_value);
-}
-
-__device__ __forceinline__ void forward_inner_values(const float variance, const float mean,
-    float& total_term, float& mean_2_term) {
-  total_term = variance;
-  mean_2_term = mean;
-}
-
-// Reads variance, mean; leaves partials of total, mean_2.
-__global__ void __launch_bounds__(128)
-forward_inner(const float* variance, const float* mean, Sum<float>* __restrict__ total_partials,
-    Moments<float>* __restrict__ mean_2_partials, ForwardSizes sizes, Index rows, Index pieces,
-    Index piece_length) {
-  wait_for_kernel_before();
-  constexpr int kLanes = 4, kPacks = 2;
-  __shared__ alignas(16) unsigned char shared[128 * 16];
-  const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
-  const bool is_live = task < rows * pieces;
-  const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
-  const Index middle = row;
-  Sum<float> total_sum;
-  Moments<float> mean_2_sum;
-  const auto take = [&](Index inner, float variance_value, float mean_value) {
-    float total_term_value;
-    float mean_2_term_value;
-    forward_inner_values(variance_value, mean_value, total_term_value, mean_2_term_value);
-    total_sum.add(total_term_value);
-    mean_2_sum.add(mean_2_term_value);
-  };
-  if (is_live) {
-    const Index length = sizes.inner.value, base = row * length;
-    const Index begin = base + piece * piece_length, end = min(begin + piece_length, base + length);
-    // Packs start at multiples of their size; what stands before and behind them goes one by one.
-    const Index head = min(end, (begin + kLanes - 1) / kLanes * kLanes);
-    const Index packs = (end - head) / kLanes, tail = head + packs * kLanes;
-    if (threadIdx.x < (head - begin) + (end - tail)) {
-      const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
-      const Index inner = i - base;
-      take(inner, widen(variance[i]), widen(mean[i]));
-    }
-    for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
-      // Added up a turn at a time: a sum that runs through all of them would lose digits.
-      const Sum<float> total_mine = total_sum;
-      total_sum = Sum<float>();
-      Pack<float, kLanes> variance_in[kPacks];
-      Pack<float, kLanes> mean_in[kPacks];
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        const Index i = head + (from + p * blockDim.x) * kLanes;
-        if (i >= tail) break;
-        variance_in[p] = load<kLanes>(variance + i);
-        mean_in[p] = load<kLanes>(mean + i);
-      }
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        const Index i = head + (from + p * blockDim.x) * kLanes;
-        if (i >= tail) break;
-#pragma unroll
-        for (int lane = 0; lane < kLanes; ++lane) {
-          take(i + lane - base, widen(variance_in[p], lane), widen(mean_in[p], lane));
-        }
-      }
-      total_sum.merge(total_mine);
-    }
-  }
-  merge_tree(total_sum, threadIdx.x, blockDim.x, shared);
-  __syncthreads();
-  merge_tree(mean_2_sum, threadIdx.x, blockDim.x, shared);
-  if (is_live && threadIdx.x == 0) {
-    total_partials[(middle) * (1 * pieces) + (0) * pieces + piece] = total_sum;
-    mean_2_partials[(middle) * (1 * pieces) + (0) * pieces + piece] = mean_2_sum;
-  }
-}
-
-__device__ __forceinline__ void forward_finalise_2_values(const float mean_2, const float total,
-    const float count_of_inner, const float variance_2, float& saved_mean, float& saved_variance,
-    float& mean_2_scratch, float& total_scratch, float& variance_2_scratch) {
-  saved_mean = mean_2;
-  saved_variance = total * (1.0f / count_of_inner) + variance_2;
-  mean_2_scratch = mean_2;
-  total_scratch = total;
-  variance_2_scratch = variance_2;
-}
-
-// Merges partials into total, mean_2; writes saved_mean, saved_variance, mean_2_scratch, total_scratch, variance_2_scratch.
-__global__ void __launch_bounds__(512)
-forward_finalise_2(float* __restrict__ saved_mean, float* __restrict__ saved_variance,
-    float* __restrict__ mean_2_scratch, float* __restrict__ total_scratch,
-    float* __restrict__ variance_2_scratch, const Sum<float>* total_partials,
-    const Moments<float>* mean_2_partials, ForwardSizes sizes, Index slots) {
-  wait_for_kernel_before();
-  const float count_of_inner_value = static_cast<float>(sizes.inner.value);
-  __shared__ alignas(16) unsigned char shared[512 * 40];
-  const Index result = blockIdx.x * blockDim.x + threadIdx.x;
-  const bool is_live = result < sizes.middle.value;
-  Sum<double> total_sum;
-  Moments<double> mean_2_sum;
-  constexpr int kAtOnce = 4;
-  if (is_live) {
-    for (Index first = threadIdx.y; first < slots; first += kAtOnce * blockDim.y) {
-      Sum<float> total_next[kAtOnce];
-      Moments<float> mean_2_next[kAtOnce];
-#pragma unroll
-      for (int n = 0; n < kAtOnce; ++n) {
-        const Index slot = first + n * blockDim.y;
-        if (slot >= slots) break;
-        total_next[n] = total_partials[result * slots + slot];
-        mean_2_next[n] = mean_2_partials[result * slots + slot];
-      }
-#pragma unroll
-      for (int n = 0; n < kAtOnce; ++n) {
-        if (first + n * blockDim.y >= slots) break;
-        total_sum.merge(total_next[n]);
-        mean_2_sum.merge(mean_2_next[n]);
-      }
-    }
-  }
-  merge_trees(shared, total_sum, mean_2_sum);
-  if (threadIdx.y != 0 || !is_live) return;
-  const float total_value = static_cast<float>(total_sum.sum());
-  const float mean_2_value = static_cast<float>(mean_2_sum.mean());
-  const float variance_2_value = static_cast<float>(mean_2_sum.variance());
   const Index middle = result;
   float saved_mean_value;
   float saved_variance_value;
-  float mean_2_scratch_value;
-  float total_scratch_value;
-  float variance_2_scratch_value;
-  forward_finalise_2_values(mean_2_value, total_value, count_of_inner_value, variance_2_value,
-      saved_mean_value, saved_variance_value, mean_2_scratch_value, total_scratch_value,
-      variance_2_scratch_value);
+  float mean_scratch_value;
+  float variance_scratch_value;
+  forward_finalise_values(mean_value, variance_value, saved_mean_value, saved_variance_value,
+      mean_scratch_value, variance_scratch_value);
   saved_mean[middle] = narrow<float>(saved_mean_value);
   saved_variance[middle] = narrow<float>(saved_variance_value);
-  mean_2_scratch[middle] = narrow<float>(mean_2_scratch_value);
-  total_scratch[middle] = narrow<float>(total_scratch_value);
-  variance_2_scratch[middle] = narrow<float>(variance_2_scratch_value);
+  mean_scratch[middle] = narrow<float>(mean_scratch_value);
+  variance_scratch[middle] = narrow<float>(variance_scratch_value);
 }
 
-__device__ __forceinline__ void forward_outer_2_values_once(const float written_saved_variance,
-    float& inverse_root) {
-  inverse_root = rsqrtf(written_saved_variance + 1e-05f);
+__device__ __forceinline__ void forward_outer_2_values_once(const float variance, float& inverse_root) {
+  inverse_root = rsqrtf(variance + 1e-05f);
 }
 
-__device__ __forceinline__ void forward_outer_2_values(const float x, const float mean_2,
+__device__ __forceinline__ void forward_outer_2_values(const float x, const float mean,
     const float inverse_root, const float weight, const float bias, const float residual, float& out) {
   // batch_norm(training=True, weight=weight, bias=bias)
-  const float after_batch_norm = fmaf((x - mean_2) * inverse_root, weight, bias);
+  const float after_batch_norm = fmaf((x - mean) * inverse_root, weight, bias);
   // add(residual)
   const float after_add = after_batch_norm + residual;
   // relu
   out = maximum(after_add, 0.0f);
 }
 
-// Reads x, residual, mean_2 by (middle), written_saved_variance by (middle), weight by (middle), bias by (middle); writes out.
+// Reads x, residual, mean by (middle), variance by (middle), weight by (middle), bias by (middle); writes out.
 template <int kLanes>
 __global__ void __launch_bounds__(256, 2)
-forward_outer_2(const __nv_bfloat16* x, const float* mean_2, const float* written_saved_variance,
+forward_outer_2(const __nv_bfloat16* x, const float* mean, const float* variance,
     const __nv_bfloat16* weight, const __nv_bfloat16* bias, const __nv_bfloat16* residual,
     __nv_bfloat16* __restrict__ out, ForwardSizes sizes, Index slots) {
   wait_for_kernel_before();
   constexpr int kRows = 2;
   const Index rows = sizes.outer.value, columns = sizes.middle.value * sizes.inner.value;
   const Index strips = (columns + blockDim.x * kLanes - 1) / (blockDim.x * kLanes);
-  const Index task = blockIdx.x / strips;  // (kept, slot)
-  const Index strip = blockIdx.x % strips * blockDim.x * kLanes, column = strip + threadIdx.x * kLanes;
+  const Index task = (gridDim.x - 1 - blockIdx.x) / strips;  // (kept, slot)
+  const Index strip = (gridDim.x - 1 - blockIdx.x) % strips * blockDim.x * kLanes,
+      column = strip + threadIdx.x * kLanes;
   const Index slot = task;
   if (column < columns) {
-    float mean_2_column[kLanes];
+    float mean_column[kLanes];
     float inverse_root_column[kLanes];
     float weight_column[kLanes];
     float bias_column[kLanes];
@@ -529,13 +400,13 @@ forward_outer_2(const __nv_bfloat16* x, const float* mean_2, const float* writte
     for (int lane = 0; lane < kLanes; ++lane) {
       const Index above_inner = divide(column + lane, sizes.inner);
       const Index middle = above_inner;
-      const float mean_2_value = widen(mean_2[middle]);
-      const float written_saved_variance_value = widen(written_saved_variance[middle]);
+      const float mean_value = widen(mean[middle]);
+      const float variance_value = widen(variance[middle]);
       const float weight_value = widen(weight[middle]);
       const float bias_value = widen(bias[middle]);
       float inverse_root_value;
-      forward_outer_2_values_once(written_saved_variance_value, inverse_root_value);
-      mean_2_column[lane] = mean_2_value;
+      forward_outer_2_values_once(variance_value, inverse_root_value);
+      mean_column[lane] = mean_value;
       inverse_root_column[lane] = inverse_root_value;
       weight_column[lane] = weight_value;
       bias_column[lane] = bias_value;
@@ -558,14 +429,14 @@ forward_outer_2(const __nv_bfloat16* x, const float* mean_2, const float* writte
         Pack<__nv_bfloat16, kLanes> out_out;
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
-          const float mean_2_value = mean_2_column[lane];
+          const float mean_value = mean_column[lane];
           const float inverse_root_value = inverse_root_column[lane];
           const float weight_value = weight_column[lane];
           const float bias_value = bias_column[lane];
           const float x_value = widen(x_in[p], lane);
           const float residual_value = widen(residual_in[p], lane);
           float out_value;
-          forward_outer_2_values(x_value, mean_2_value, inverse_root_value, weight_value, bias_value,
+          forward_outer_2_values(x_value, mean_value, inverse_root_value, weight_value, bias_value,
               residual_value, out_value);
           out_out.at[lane] = narrow<__nv_bfloat16>(out_value);
         }
@@ -1080,11 +951,6 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const int64_t forward_outer_wanted = forward_outer_room > 0 ? forward_outer_room : 1;
   const int64_t forward_outer_slots = forward_outer_wanted < forward_outer_most ? forward_outer_wanted : forward_outer_most;
   const int64_t mean_partials_slots = forward_outer_slots;
-  const int64_t forward_inner_rows = static_cast<int64_t>(sizes.middle.value),
-      forward_inner_length = static_cast<int64_t>(sizes.inner.value);
-  const int64_t forward_inner_pieces = ceil_divide(forward_inner_length, 8192);
-  const int64_t total_partials_slots = 1 * forward_inner_pieces;
-  const int64_t mean_2_partials_slots = 1 * forward_inner_pieces;
   const int64_t forward_outer_2_rows = static_cast<int64_t>(sizes.outer.value),
       forward_outer_2_columns = static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value), forward_outer_2_kept = 1;
   const bool forward_outer_2_is_packed = forward_outer_2_columns % 8 == 0;
@@ -1103,13 +969,8 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const int64_t forward_outer_2_wanted = forward_outer_2_room > 0 ? forward_outer_2_room : 1;
   const int64_t forward_outer_2_slots = forward_outer_2_wanted < forward_outer_2_most ? forward_outer_2_wanted : forward_outer_2_most;
   auto* const mean_partials = scratch.take<Moments<float>>(static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value) * mean_partials_slots);
-  auto* const mean_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value));
-  auto* const variance_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value));
-  auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.middle.value) * total_partials_slots);
-  auto* const mean_2_partials = scratch.take<Moments<float>>(static_cast<int64_t>(sizes.middle.value) * mean_2_partials_slots);
-  auto* const mean_2_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value));
-  auto* const total_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value));
-  auto* const variance_2_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value));
+  auto* const mean_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value));
+  auto* const variance_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value));
   if (is_measuring) return scratch.used;
   {
     const auto blocks = static_cast<unsigned>(forward_outer_kept * forward_outer_slots * forward_outer_strips);
@@ -1117,42 +978,24 @@ extern "C" int64_t run_forward(const int64_t* a) {
         static_cast<Index>(forward_outer_slots));
   }
   {
-    const int64_t columns = static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value), results = static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value);
+    const int64_t columns = static_cast<int64_t>(sizes.middle.value),
+        results = static_cast<int64_t>(sizes.middle.value);
     // Threads for all slots of a column, but no more than keep the device at work, and columns beside each other.
     const int64_t slots = mean_partials_slots, most_along = power_of_two(ceil_divide(1 << 17, results), 1,
         64);
-    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 512 / power_of_two(slots, 1,
-        most_along)));
-    const dim3 block(width, static_cast<unsigned>(power_of_two(slots, width < 32 ? 32 / width : 1,
-        512 / width)));
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1,
+        512 / power_of_two(slots * static_cast<int64_t>(sizes.inner.value), 1, most_along)));
+    const dim3 block(width,
+        static_cast<unsigned>(power_of_two(slots * static_cast<int64_t>(sizes.inner.value),
+        width < 32 ? 32 / width : 1, 512 / width)));
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    follow(forward_finalise, blocks, block, 0, stream, mean_scratch, variance_scratch, mean_partials, sizes,
-        static_cast<Index>(slots));
-  }
-  {
-    const int64_t piece_length = ceil_divide(forward_inner_length, forward_inner_pieces);
-    // A row has a thread for each element at its edges, at least.
-    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 8, 128));
-    const dim3 block(lanes, 128 / lanes);
-    const auto blocks = static_cast<unsigned>(ceil_divide(forward_inner_rows * forward_inner_pieces,
-        block.y));
-    follow(forward_inner, blocks, block, 0, stream, variance_scratch, mean_scratch, total_partials,
-        mean_2_partials, sizes, static_cast<Index>(forward_inner_rows),
-        static_cast<Index>(forward_inner_pieces), static_cast<Index>(piece_length));
-  }
-  {
-    // Threads for all slots of a result; where those are few, results beside each other.
-    const int64_t results = static_cast<int64_t>(sizes.middle.value), slots = total_partials_slots;
-    const auto along = static_cast<unsigned>(power_of_two(slots, 1, 512));
-    const dim3 block(along < 32 ? 128 / along : 1, along);
-    const auto blocks = static_cast<unsigned>(ceil_divide(results, block.x));
-    follow(forward_finalise_2, blocks, block, 0, stream, saved_mean, saved_variance, mean_2_scratch,
-        total_scratch, variance_2_scratch, total_partials, mean_2_partials, sizes, static_cast<Index>(slots));
+    follow(forward_finalise, blocks, block, 0, stream, saved_mean, saved_variance, mean_scratch,
+        variance_scratch, mean_partials, sizes, static_cast<Index>(slots));
   }
   {
     const auto blocks = static_cast<unsigned>(forward_outer_2_kept * forward_outer_2_slots * forward_outer_2_strips);
-    follow(forward_outer_2_kernel, blocks, forward_outer_2_block, 0, stream, x, mean_2_scratch,
-        saved_variance, weight, bias, residual, out, sizes, static_cast<Index>(forward_outer_2_slots));
+    follow(forward_outer_2_kernel, blocks, forward_outer_2_block, 0, stream, x, mean_scratch,
+        variance_scratch, weight, bias, residual, out, sizes, static_cast<Index>(forward_outer_2_slots));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

@@ -308,13 +308,13 @@ struct ForwardSizes {
 
 static inline __attribute__((always_inline)) void forward_column_stage_1(const float x, float& peak_term) {
   // hardswish
-  peak_term = x * (x <= -3.0f ? 0.0f : (x >= 3.0f ? 1.0f : (x + 3.0f) / 6.0f));
+  peak_term = x * (x < 3.0f ? (x > -3.0f ? (x + 3.0f) / 6.0f : 0.0f) : 1.0f);
 }
 
 static inline __attribute__((always_inline)) void forward_column_stage_2(const float x, const float peak,
     float& total_2_term, float& carried) {
   // hardswish
-  const float after_hardswish = x * (x <= -3.0f ? 0.0f : (x >= 3.0f ? 1.0f : (x + 3.0f) / 6.0f));
+  const float after_hardswish = x * (x < 3.0f ? (x > -3.0f ? (x + 3.0f) / 6.0f : 0.0f) : 1.0f);
   total_2_term = exp_of(after_hardswish - peak);
   carried = total_2_term;
 }

@@ -180,8 +180,7 @@ struct ForwardSizes {
 __device__ __forceinline__ void forward_column_stage_1(const float x, float& peak_term,
     float& carried_after_hardswish) {
   // hardswish
-  const float chosen = x <= -3.0f ? 0.0f : (x >= 3.0f ? 1.0f : (x + 3.0f) * 0.166666672f);
-  peak_term = x * chosen;
+  peak_term = x * (x < 3.0f ? (x > -3.0f ? (x + 3.0f) * 0.166666672f : 0.0f) : 1.0f);
   carried_after_hardswish = peak_term;
 }
 

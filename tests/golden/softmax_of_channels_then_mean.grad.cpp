@@ -308,13 +308,13 @@ struct ForwardSizes {
 
 static inline __attribute__((always_inline)) void forward_column_stage_1(const float x, float& peak_term) {
   // hardswish
-  peak_term = x * (x <= -3.0f ? 0.0f : (x >= 3.0f ? 1.0f : (x + 3.0f) / 6.0f));
+  peak_term = x * (x < 3.0f ? (x > -3.0f ? (x + 3.0f) / 6.0f : 0.0f) : 1.0f);
 }
 
 static inline __attribute__((always_inline)) void forward_column_stage_2(const float x, const float peak,
     float& total_2_term, float& carried) {
   // hardswish
-  const float after_hardswish = x * (x <= -3.0f ? 0.0f : (x >= 3.0f ? 1.0f : (x + 3.0f) / 6.0f));
+  const float after_hardswish = x * (x < 3.0f ? (x > -3.0f ? (x + 3.0f) / 6.0f : 0.0f) : 1.0f);
   total_2_term = exp_of(after_hardswish - peak);
   carried = total_2_term;
 }
@@ -477,7 +477,7 @@ struct BackwardSizes {
 static inline __attribute__((always_inline)) void backward_column_stage_1(const float x,
     const float saved_bound, const float d_out, float& total_term, float& carried) {
   // hardswish
-  const float after_hardswish = x * (x <= -3.0f ? 0.0f : (x >= 3.0f ? 1.0f : (x + 3.0f) / 6.0f));
+  const float after_hardswish = x * (x < 3.0f ? (x > -3.0f ? (x + 3.0f) / 6.0f : 0.0f) : 1.0f);
   total_term = exp_of(after_hardswish - saved_bound) * d_out;
   carried = exp_of(after_hardswish - saved_bound);
 }
@@ -495,10 +495,10 @@ static inline __attribute__((always_inline)) void backward_column_values(const f
   const float d_after_softmax = d_out * inverse;
   // backward, down to hardswish
   const float d_after_hardswish = (d_after_softmax / saved_sum - product) * carried;
-  const bool is_at_most = x <= -3.0f;
-  const bool is_at_least = x >= 3.0f;
-  const float product_2 = d_after_hardswish * (is_at_most ? 0.0f : (is_at_least ? 1.0f : (x + 3.0f) / 6.0f));
-  const float quotient = (is_at_least ? 0.0f : (is_at_most ? 0.0f : d_after_hardswish * x)) / 6.0f;
+  const bool is_below = x < 3.0f;
+  const bool is_above = x > -3.0f;
+  const float product_2 = d_after_hardswish * (is_below ? (is_above ? (x + 3.0f) / 6.0f : 0.0f) : 1.0f);
+  const float quotient = (is_above ? (is_below ? d_after_hardswish * x : 0.0f) : 0.0f) / 6.0f;
   d_x = product_2 + quotient;
 }
 

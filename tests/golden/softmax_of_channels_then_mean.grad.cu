@@ -180,8 +180,7 @@ struct ForwardSizes {
 __device__ __forceinline__ void forward_column_stage_1(const float x, float& peak_term,
     float& carried_after_hardswish) {
   // hardswish
-  const float chosen = x <= -3.0f ? 0.0f : (x >= 3.0f ? 1.0f : (x + 3.0f) * 0.166666672f);
-  peak_term = x * chosen;
+  peak_term = x * (x < 3.0f ? (x > -3.0f ? (x + 3.0f) * 0.166666672f : 0.0f) : 1.0f);
   carried_after_hardswish = peak_term;
 }
 
@@ -378,8 +377,7 @@ struct BackwardSizes {
 __device__ __forceinline__ void backward_column_stage_1(const float x, const float saved_bound,
     const float d_out, float& total_term, float& total_term_by, float& carried) {
   // hardswish
-  const float chosen = x <= -3.0f ? 0.0f : (x >= 3.0f ? 1.0f : (x + 3.0f) * 0.166666672f);
-  const float after_hardswish = x * chosen;
+  const float after_hardswish = x * (x < 3.0f ? (x > -3.0f ? (x + 3.0f) * 0.166666672f : 0.0f) : 1.0f);
   total_term = expf(after_hardswish - saved_bound);
   total_term_by = d_out;
   carried = total_term;
@@ -402,11 +400,10 @@ __device__ __forceinline__ void backward_column_values(const float d_out, const 
   const float d_after_softmax = d_out * inverse;
   // backward, down to hardswish
   const float d_after_hardswish = (d_after_softmax * inverse_2 * chosen - product) * carried;
-  const bool is_at_most = x <= -3.0f;
-  const bool is_at_least = x >= 3.0f;
-  const float chosen_2 = is_at_most ? 0.0f : (is_at_least ? 1.0f : (x + 3.0f) * 0.166666672f);
-  const float product_2 = (is_at_least ? 0.0f : (is_at_most ? 0.0f : d_after_hardswish * x)) * 0.166666672f;
-  d_x = fmaf(d_after_hardswish, chosen_2, product_2);
+  const bool is_below = x < 3.0f;
+  const bool is_above = x > -3.0f;
+  const float product_2 = (is_above ? (is_below ? d_after_hardswish * x : 0.0f) : 0.0f) * 0.166666672f;
+  d_x = fmaf(d_after_hardswish, is_below ? (is_above ? (x + 3.0f) * 0.166666672f : 0.0f) : 1.0f, product_2);
 }
 
 // Reads x, saved_bound by (outer, inner), d_out by (outer, middle), saved_sum by (outer, inner); writes d_x.
