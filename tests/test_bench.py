@@ -83,7 +83,8 @@ def test_every_line_of_the_table_of_targets_has_its_works() -> None:
         "A A-odd A-channels_last A-bf16 B B' C LN-65536 LN-262144 LN-channel LN-channel-512 "
         "LN-channel-channels_last LN-channel-512-channels_last bias-65536x256 bias-16384x4096 "
         "bias-8192x8192 halves-silu-mul-bf16 halves-rms_norm-bf16 "
-        "channels_last-batch_norm-relu-bf16 channels_last-batch_norm-residual-bf16"
+        "channels_last-batch_norm-relu-bf16 channels_last-batch_norm-residual-bf16 "
+        "channels_last-group_norm-silu-bf16 channels_last-group_norm-logsumexp-bf16"
     )
     vocabularies = [
         f"{op}-{length}{ending}"

@@ -217,19 +217,26 @@ def _halves() -> list[Work]:
 
 
 def _channels_last() -> list[Work]:
-    """Batch norms in training as mixed-precision models run them: two bytes, channels innermost."""
-    norm = "batch_norm(running_mean, running_var, weight, bias, training=True)"
-    shapes = (80, 256, 56, 56), (2, 256, 56, 56)
-    plain = "relu", f"{norm} | relu", (1, 1, 1, 1), (1.5, 4.0)
-    residual = "residual", f"{norm} | add(residual) | relu", (1, 1, 1, 1, None), (2.0, 5.5)
+    """Norms as mixed-precision models run them: two bytes, channels innermost."""
+    batch = "batch_norm(running_mean, running_var, weight, bias, training=True)"
+    groups = "keep(y) | group_norm(16, weight, bias) | tanh | hardswish | add(y) | logsumexp(1)"
+    added = "add(residual) | relu"
+    images, features, frames = (80, 256, 56, 56), (64, 320, 64, 64), (64, 64, 126, 126)
+    # name, chain, x's shape, operands, limits
+    rows: tuple[tuple[str, str, Shape, tuple[Placement, ...], Figures], ...] = (
+        ("batch_norm-relu", f"{batch} | relu", images, (1, 1, 1, 1), (1.5, 4.0)),
+        ("batch_norm-residual", f"{batch} | {added}", images, (1, 1, 1, 1, None), (2.0, 5.5)),
+        ("group_norm-silu", "group_norm(32, weight, bias) | silu", features, (1, 1), (1.0, 2.5)),
+        ("group_norm-logsumexp", groups, frames, (1, 1), (0.5078125, 1.515625)),
+    )
     return [
         Work(
-            *(f"channels_last-batch_norm-{name}-bf16", chain, None, *shapes, operands, limits),
+            *(f"channels_last-{name}-bf16", chain, None, shape, (2, *shape[1:]), operands, limits),
             practice.targets(chain, limits),
             "bfloat16",
             "channels_last",
         )
-        for name, chain, operands, limits in (plain, residual)
+        for name, chain, shape, operands, limits in rows
     ]
 
 
