@@ -79,6 +79,7 @@ _CHANNELS = "mul_channel(p) | instance_norm | clamp(-1, 1) | mul_channel(p) | ma
 _GROUPS = "keep(y) | group_norm(16, w, b) | tanh | hardswish | add(y) | logsumexp(1)"
 _ROWS, _IMAGES, _LAST = (8192, 8192), (32, 64, 112, 112), "channels_last"
 _INSTANCES = "instance_norm(weight=w, bias=b) | gelu"
+_NORM = "group_norm(8, w, b)"
 _BATCH = "batch_norm(m, v, w, b, training=True) | mul(2) | softmax(1)"
 
 _RESIDUAL = "batch_norm(m, v, w, b, training=True) | add(residual) | relu"
@@ -104,6 +105,10 @@ _RESIDUAL = "batch_norm(m, v, w, b, training=True) | add(residual) | relu"
         (_CHANNELS, Situation((16, 32, 24, 48, 48), dtype="bfloat16", layout=_LAST), True),
         (_GROUPS, Situation(_IMAGES, dtype="bfloat16", layout=_LAST), True),
         (_RESIDUAL, Situation(_IMAGES, dtype="bfloat16", layout=_LAST), True),
+        # Groups down columns, beside windows and behind rows; short rows by two threads.
+        (f"{_NORM} | relu | max_pool2d(2)", Situation(_IMAGES, layout=_LAST), True),
+        (f"layernorm(axis=1) | {_NORM}", Situation(_IMAGES, dtype="bfloat16", layout=_LAST), True),
+        ("softmax(1) | mul(r)", Situation((1 << 20, 16), {"r": (1 << 20, 16)}), True),
         ("mish | add(0.5) | hardtanh", Situation(_IMAGES, dtype="float64"), True),
     ],
 )
