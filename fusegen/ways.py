@@ -55,13 +55,18 @@ class Way(NamedTuple):
 
 def way_of(node: Expr, strips: Strips | None) -> Way:
     """The way in which a kernel reduces, where there are strips or none: what merges moments takes
-    those of all columns that a result has, others are over whole columns.
+    those of all columns that a result has beside each other, others are over whole columns.
     """
     kind, axes = ir.reduction(node)
     domain = ordered(node.args[0].extent)
     passing = frozenset[int]() if strips is None else strips.passing_of(domain, axes)
-    if domain[-1] in axes and not (passing and kind in ir.MOMENTS):
+    if passing:
+        columns = tuple(g for g in domain if g > max(passing))
+        within = tuple(g for g in columns if g in axes)
+        is_beside = within == columns[len(columns) - len(within) :] != columns
+        if is_beside and (not within or kind in ir.MOMENTS):
+            kept = tuple(g for g in domain if g not in axes and g not in columns)
+            return Way("outer", kept, columns, frozenset(within))
+    if domain[-1] in axes:
         return Way("inner", (), (), frozenset())
-    columns = tuple(g for g in domain if g > max(passing)) if passing else domain[-1:]
-    kept = tuple(g for g in domain if g not in axes and g not in columns)
-    return Way("outer", kept, columns, axes.intersection(columns))
+    return Way("outer", tuple(g for g in domain[:-1] if g not in axes), domain[-1:], frozenset())

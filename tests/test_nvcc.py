@@ -107,6 +107,7 @@ _RESIDUAL = "batch_norm(m, v, w, b, training=True) | add(residual) | relu"
         (_RESIDUAL, Situation(_IMAGES, dtype="bfloat16", layout=_LAST), True),
         # Groups down columns, beside windows and behind rows; short rows by two threads.
         (f"{_NORM} | relu | max_pool2d(2)", Situation(_IMAGES, layout=_LAST), True),
+        (f"group_norm(1) | {_NORM}", Situation(_IMAGES, layout=_LAST), True),
         (f"layernorm(axis=1) | {_NORM}", Situation(_IMAGES, dtype="bfloat16", layout=_LAST), True),
         ("softmax(1) | mul(r)", Situation((1 << 20, 16), {"r": (1 << 20, 16)}), True),
         ("mish | add(0.5) | hardtanh", Situation(_IMAGES, dtype="float64"), True),

@@ -3,8 +3,10 @@
 import pytest
 
 import fusegen
+from fusegen import ir
 from fusegen.describe import Situation, modules
 from fusegen.emission import make_entry
+from fusegen.ways import Strips, Way, way_of
 
 _TRAINED = "batch_norm(weight=w, bias=b, training=True) | relu"
 
@@ -136,3 +138,30 @@ def test_short_groups_of_two_bytes_go_down_columns(
         "group_norm(32) | silu", 64, channels, size, size, dtype=dtype, layout="channels_last"
     )
     assert found["forward"] == forward
+
+
+@pytest.mark.parametrize(
+    ("kind", "axes", "way"),
+    [
+        ("mean", {1, 3}, Way("outer", (0,), (2, 3), frozenset({3}))),
+        ("sum", {1, 3}, Way("inner", (), (), frozenset())),  # in two steps before
+        ("sum", {0, 1}, Way("outer", (), (2, 3), frozenset())),
+        # Columns of a result that are all there are, or do not lie beside each other.
+        ("variance", {1, 2, 3}, Way("inner", (), (), frozenset())),
+        ("variance", {1, 2}, Way("outer", (0,), (3,), frozenset())),
+        ("mean", {3}, Way("inner", (), (), frozenset())),
+    ],
+)
+def test_what_merges_moments_takes_columns_beside_each_other(
+    kind: str, axes: set[int], way: Way
+) -> None:
+    x = ir.tensor("x", frozenset(range(4)), 0)
+    strips = Strips((0, 1, 2, 3), frozenset({1}), (2, 3))
+    assert way_of(ir.reduce(kind, axes, x), strips) == way
+    if axes != {0, 1}:
+        assert way_of(ir.reduce(kind, axes, x), None).within == frozenset()
+
+
+def test_a_group_of_all_channels_before_others_is_reduced_along_them() -> None:
+    found = kernels("group_norm(1) | group_norm(4)", 64, 64, 56, 56, layout="channels_last")
+    assert found["forward"] == ["inner", "outer", "outer"]
