@@ -311,7 +311,7 @@ def test_every_family_of_kernels_has_a_golden_file() -> None:
 
 
 def digests() -> str:
-    return "\n".join(hashlib.sha256(text.encode()).hexdigest() for text in texts().values())
+    return "\n".join(hashlib.sha256(text.encode()).hexdigest() for text in TEXTS.values())
 
 
 def test_the_text_is_the_same_under_every_hash_seed() -> None:
