@@ -104,7 +104,7 @@ def _shares_dear(state: Pass, domain: Extent, axes: Extent) -> bool:
 
 
 def _are_awaited(state: Pass, domain: Extent, axes: Extent) -> bool:
-    """Whether sums of elements over other axes, or maxima over more of them, wait for reductions
+    """Whether sums or moments of elements over other axes, or maxima over more, wait for reductions
     over rows, and for no others.
     """
     for node in reduces_below(state.pending.values()):

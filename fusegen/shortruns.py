@@ -49,17 +49,15 @@ def in_short_runs(
         axes = ir.reduction(node)[1]
         if is_together and axes == held:
             continue
-        inward = [a for a in reversed(order) if a in node.args[0].extent]
-        along = frozenset(takewhile(axes.__contains__, inward))
-        run = math.prod(bound.domain[a] for a in along)
-        runs = math.prod(bound.domain[a] for a in axes) // max(run, 1)
+        along, run, runs = _runs_of(node, bound, order)
         if not along:
             continue
         if run * _FEWER_IN_RUN < runs and (run <= _SHORTEST_RUN or not _rides(program, most)):
             return True
         columns = math.prod(bound.domain[a] for a in node.args[0].extent - axes) * run
         widest = widest_of(program, along, dtypes)
-        is_group = inward[-1] not in axes  # of a sample's channels, which lie innermost
+        outermost = next(a for a in order if a in node.args[0].extent)
+        is_group = outermost not in axes  # of a sample's channels, which lie innermost
         is_narrow = widest <= _NARROW and run * widest <= _SHORTEST_BYTES
         if is_group and is_narrow and runs >= _LEAST_MOMENTS:
             return True
@@ -71,15 +69,20 @@ def in_short_runs(
 
 def _lies_far_among_windows(program: Program, bound: Bound, order: Sequence[int]) -> bool:
     """The same of what windows pool, by the elements of x."""
-    for node in (n for n in ir.topological(program.graph.roots) if n.op == "reduce"):
-        axes = frozenset(a for a in ir.reduction(node)[1] if a < 0)
-        inward = [a for a in reversed(order) if a in node.args[0].extent]
-        along = frozenset(takewhile(axes.__contains__, inward))
-        run = math.prod(bound.domain[a] for a in along)
-        runs = math.prod(bound.domain[a] for a in axes - along)
-        if along and run <= _SHORTEST_RUN and run * _FEWER_IN_RUN < runs:
-            return True
-    return False
+    reduces = [n for n in ir.topological(program.graph.roots) if n.op == "reduce"]
+    found = [_runs_of(node, bound, order) for node in reduces]
+    return any(a and n <= _SHORTEST_RUN and n * _FEWER_IN_RUN < runs for a, n, runs in found)
+
+
+def _runs_of(node: ir.Expr, bound: Bound, order: Sequence[int]) -> tuple[ir.Extent, int, int]:
+    """The innermost axes along which a reduction goes, how many elements lie together there, and in
+    how many such runs; not counting places within windows.
+    """
+    axes = frozenset(a for a in ir.reduction(node)[1] if a < 0)
+    inward = [a for a in reversed(order) if a in node.args[0].extent]
+    along = frozenset(takewhile(axes.__contains__, inward))
+    run = math.prod(bound.domain[a] for a in along)
+    return along, run, math.prod(bound.domain[a] for a in axes - along)
 
 
 def lie_together(axes: ir.Extent, order: Sequence[int]) -> bool:

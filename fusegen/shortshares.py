@@ -54,18 +54,26 @@ def short_shares(
 
 
 def light_share(
-    length: int, lanes: int, widest: int, most: int, *, is_several: bool, is_shifted: bool
+    length: int,
+    lanes: int,
+    widest: int,
+    elements: int,
+    most: int,
+    *,
+    is_several: bool,
+    is_shifted: bool,
 ) -> tuple[int, int] | None:
     """The same of light kernels, elements of up to `widest` bytes, and how many threads a
-    multiprocessor is to have, 0 for no such kernels; None where they are as those of longer rows.
+    multiprocessor is to have, 0 for no such kernels; None where they hold as many elements as
+    others, and have as many threads as those of longer rows.
     """
     is_narrow = widest <= 2
     options = _LIGHT.get((is_narrow, is_several), {})
     if options and lanes * widest == PACK_BYTES and not is_shifted:
         least = _LEAST_BESIDE if is_narrow else 1
-        elements = _fitted(length, least, tuple(options), most, _APT_BESIDE[is_narrow])
-        return elements, options.get(elements, 0) if elements < length else 0
-    return (0, _RESIDENT_NARROW) if lanes == 1 and is_narrow else None
+        found = _fitted(length, least, tuple(options), most, _APT_BESIDE[is_narrow])
+        return found, options.get(found, 0) if found < length else 0
+    return (elements, _RESIDENT_NARROW) if lanes == 1 and is_narrow else None
 
 
 def _fitted(length: int, least: int, shares: Sequence[int], most: int, apt: int) -> int:

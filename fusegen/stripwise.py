@@ -20,28 +20,20 @@ from fusegen.ways import Strips
 
 def take_strips(state: Pass) -> None:
     """Find the strips, and part each reduction over more than what passes by."""
-    state.strips = strips = _strips_of(state)
-    if strips is None:
-        return
-
-    place = {n: i for i, n in enumerate(ir.topological(state.pending.values()))}
-
-    def rule(node: Expr) -> Expr:
-        if node.op != "reduce" or ordered(node.args[0].extent) != strips.domain:
-            return node
-        kind, axes = ir.reduction(node)
-        rest = axes - strips.passing
-        if not rest or not strips.passing < axes or kind in ir.MOMENTS:
-            return node  # what merges moments takes those of all columns of a result
-        return _in_two_steps(kind, node.args[0], strips.passing, rest, place)
-
-    reduces = reduces_below(state.pending.values())
-    state.resolve(dict(zip(reduces, ir.rewrite(reduces, rule), strict=True)))
+    state.strips = _strips_of(state)
+    if state.strips is not None:
+        _part(state, state.strips)
 
 
 def part_runs(state: Pass) -> None:
-    """The same where windows pool: part each reduction along the innermost groups and others that
-    lie before what it keeps, so that columns of all behind those are reduced first.
+    """The same where windows pool: columns are all that lies behind what passes by."""
+    state.strips = Strips()
+    _part(state, state.strips)
+
+
+def _part(state: Pass, strips: Strips) -> None:
+    """Part reductions over more than what passes by, but for moments: what merges those takes the
+    ones of all columns of a result.
     """
     place = {n: i for i, n in enumerate(ir.topological(state.pending.values()))}
 
@@ -49,17 +41,13 @@ def part_runs(state: Pass) -> None:
         if node.op != "reduce":
             return node
         kind, axes = ir.reduction(node)
-        groups = [g for g in ordered(node.args[0].extent) if g >= 0]
-        kept = [g for g in groups if g not in axes]
-        first = frozenset(g for g in axes if g < max(kept, default=0))
-        is_in_runs = bool(kept) and groups[-1] in axes and max(first, default=-1) >= 0
-        if not is_in_runs or kind not in ("sum", *ir.MAXIMA):
+        passing = strips.passing_of(ordered(node.args[0].extent), axes)
+        if not passing or passing == axes or kind not in ("sum", *ir.MAXIMA):
             return node
-        return _in_two_steps(kind, node.args[0], first, axes - first, place)
+        return _in_two_steps(kind, node.args[0], passing, axes - passing, place)
 
     reduces = reduces_below(state.pending.values())
     state.resolve(dict(zip(reduces, ir.rewrite(reduces, rule), strict=True)))
-    state.strips = Strips()
 
 
 def _strips_of(state: Pass) -> Strips | None:
@@ -84,12 +72,9 @@ def _strips_of(state: Pass) -> Strips | None:
 def _in_two_steps(
     kind: str, value: Expr, first: Extent, rest: Extent, place: Mapping[Expr, int]
 ) -> Expr:
-    """A reduction along `first`, and of what that leaves along the rest, of which each has as many
-    elements as the others.
-    """
+    """A sum or a maximum along `first`, and of what that leaves along the rest."""
     if kind == "sum":
         return ir.reduce_sum(_sum(value, first, place), rest)
-    assert kind in ir.MAXIMA, "positions have become numbers, and windows have no strips"
     return ir.reduce(kind, rest, ir.reduce(kind, first, value))
 
 

@@ -301,17 +301,13 @@ def _tier_of(
         is_apart = is_narrow and (lanes > 1 or longest <= SHORT)
         held_words = forward_words if is_apart else words
         if longest <= SHORT and not has_stretches:
-            is_several = forward_words > 1
             each = most // held_words, most // words
             elements, summing = short_shares(
                 length, lanes, each, is_narrow=is_narrow, is_shifted=is_shifted
             )
-            lighter = light_share(
-                length, lanes, widest, each[0], is_several=is_several, is_shifted=is_shifted
-            )
-            light = (
-                [elements, *light[1:]] if lighter is None else [lighter[0] or elements, lighter[1]]
-            )
+            size, is_several = (length, lanes, widest, elements), forward_words > 1
+            lighter = light_share(*size, each[0], is_several=is_several, is_shifted=is_shifted)
+            light = [elements, *light[1:]] if lighter is None else [*lighter]
         fits = elements * held_words <= most
         fits = fits and summing * words <= (most if threads <= 512 else _FEW_WORDS)
         fits = fits and not (is_dear and summing > _MOST_DEAR)

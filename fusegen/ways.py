@@ -32,7 +32,8 @@ class Strips:
         """The groups along which rows pass by, where some axes of a domain are reduced."""
         if self.domain is None:
             last = max((g for g in domain if g not in axes), default=-1)
-            return frozenset(g for g in axes if g < last)
+            before = frozenset(g for g in axes if g < last)
+            return before if max(before, default=-1) >= 0 else frozenset()  # not windows alone
         is_strip = domain == self.domain and self.passing <= axes
         return self.passing if is_strip else frozenset()
 

@@ -329,7 +329,7 @@ CASES = [
         (2, 64, 16, 12),
         [(64,)] * 2,
         {"layout": _LAST},
-        "",
+        "outer slide cover",
     ),
     (f"{_GROUPS} | tanh | logsumexp(1)", (3, 16, 9, 7), [(16,)] * 2, _LAST_NARROW, "outer row"),
     (f"softmax(1) | {_GROUPS}", (3, 16, 9, 7), [(16,)] * 2, {"layout": _LAST}, "row outer"),

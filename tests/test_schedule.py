@@ -43,6 +43,7 @@ def families(text, **arguments):
     [
         ("group_norm(2) | tanh | logsumexp(1)", ["inner", "finalise", "column"]),
         ("layernorm | softmax(1)", ["inner", "finalise", "column"]),
+        # Of so few elements, those of which fewer kernels are left.
         ("softmax(1) | layernorm", ["column", "inner", "finalise", "pointwise"]),
         # Nothing is used again, but a block has all of a row.
         ("max(1)", ["column"]),
