@@ -4,6 +4,7 @@ import importlib.util
 import itertools
 import json
 import math
+import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from test_chains import CHAINS
+from torch._dynamo.utils import counters
 
 import fusegen
 from fusegen import dsl
@@ -392,6 +394,19 @@ def test_the_cache_of_a_run_is_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path
     with session._own_cache():
         assert fusegen.cache.cache_root() != tmp_path
     assert fusegen.cache.cache_root() == tmp_path
+
+
+@pytest.mark.gpu
+def test_torch_compile_finds_what_was_built_beforehand_and_tunes_it_anew() -> None:
+    work = tiny()
+    with session._own_cache():
+        builds.prebuild(builds.Orders([work], "cuda", (), [work], ("compile",)))
+        assert not list(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).rglob("*.best_config"))
+        counters.clear()
+        (function,) = rivals.compiled(work, "cuda", ("compile",)).values()
+        rivals.gradients_of(function, rivals.leaves_of(work, rivals.inputs(work, "cuda", 0)))
+        assert counters["aot_autograd"]["autograd_cache_hit"] == 1
+        assert counters["inductor"]["fxgraph_cache_miss"] == 0
 
 
 def test_a_chain_with_its_shape_is_measured_beside_its_reference(

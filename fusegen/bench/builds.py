@@ -2,11 +2,13 @@
 
 A run has a cache of its own, empty at first: one process makes the first calls of some works in
 it, one after the other, which builds; a second makes them again, which loads. What other works need
-is then built side by side, and the run itself uses what is there.
+is then built side by side, by torch.compile too, and the run itself uses what is there: of the 502
+seconds of a whole run 320 were first calls of torch.compile, one after the other.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import pickle
@@ -17,6 +19,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,7 +27,7 @@ from typing import Any
 import torch
 
 from fusegen import cache, toolchain
-from fusegen.bench.rivals import fused_of, gradients_of, inputs, leaves_of
+from fusegen.bench.rivals import compiled, fused_of, gradients_of, inputs, leaves_of
 from fusegen.bench.works import MODES, Work
 from fusegen.dsl import parse
 from fusegen.errors import BuildError, FusegenError
@@ -50,6 +53,17 @@ _FUNCTION = re.compile(
 )
 
 
+@dataclass(frozen=True)
+class Orders:
+    """What a new process is told by whoever starts it."""
+
+    works: Sequence[Work]  # of which fusegen's first calls are timed
+    device: str
+    modules: Sequence[str]  # the user's, which register operations
+    compared: Sequence[Work] = ()  # of which torch.compile's first calls are made as well
+    compile_modes: tuple[str, ...] = ()
+
+
 def build_times(
     works: Sequence[Work], device: str, modules: Sequence[str]
 ) -> tuple[dict[str, Any], dict[str, str]]:
@@ -59,7 +73,7 @@ def build_times(
     which register operations. The seconds of the first work stand at the top, `import fusegen`
     (but not torch's own first use) counted in.
     """
-    cold, warm = (_first_calls(works, device, modules) for _ in range(2))
+    cold, warm = (_first_calls(Orders(works, device, modules)) for _ in range(2))
     by_work: dict[str, Any] = {}
     for work in works:
         by_work[work.name] = {
@@ -82,35 +96,36 @@ def build_times(
     return times, {key: name for key, (name, _) in cold["built"].items()}
 
 
-def prebuild(works: Sequence[Work], device: str, modules: Sequence[str]) -> dict[str, str]:
+def prebuild(orders: Orders) -> dict[str, str]:
     """Builds what works need in several processes, and tells which work built each module.
 
     What fails there is left to the measurement, which can say more of it.
     """
-    count = min(len(works), max(1, (os.cpu_count() or 1) // 2))
+    count = min(len(orders.works), max(1, (os.cpu_count() or 1) // 2))
 
     def build(part: int) -> dict[str, str]:
+        works, compared = (some[part::count] for some in (orders.works, orders.compared))
         try:
-            found = _first_calls(works[part::count], device, modules)
+            found = _first_calls(replace(orders, works=works, compared=compared))
         except FusegenError:
             return {}
         return {key: name for key, (name, _) in found["built"].items()}
 
     built_by: dict[str, str] = {}
-    if works:
+    if count:
         with ThreadPoolExecutor(count) as pool:
             for found in pool.map(build, range(count)):
                 built_by |= found
     return built_by
 
 
-def _first_calls(works: Sequence[Work], device: str, modules: Sequence[str]) -> dict[str, Any]:
+def _first_calls(orders: Orders) -> dict[str, Any]:
     """What `answer` finds in a new process."""
     path = [str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
-        [sys.executable, "-c", _PROCESS, device],
+        [sys.executable, "-c", _PROCESS, orders.device],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path))},
-        input=pickle.dumps((list(works), device, list(modules))),
+        input=pickle.dumps(orders),
         stdout=subprocess.PIPE,
     )
     if done.returncode:
@@ -123,13 +138,14 @@ def _first_calls(works: Sequence[Work], device: str, modules: Sequence[str]) -> 
 
 def answer(import_s: float) -> None:
     """The new process: its orders come by stdin, its findings go to stdout."""
-    works, device, modules = pickle.load(sys.stdin.buffer)
+    orders: Orders = pickle.load(sys.stdin.buffer)
     out, sys.stdout = sys.stdout, sys.stderr  # whatever else is printed must not get between
     sys.path.insert(0, os.getcwd())
-    for name in modules:
+    for name in orders.modules:
         importlib.import_module(name)
     try:
-        found = _timed_calls(works, device) | {"import_s": import_s}
+        found = _timed_calls(orders.works, orders.device) | {"import_s": import_s}
+        _build_rivals(orders)
     except FusegenError as error:
         found = {"error": error}
     out.buffer.write(pickle.dumps(found))
@@ -157,6 +173,17 @@ def _timed_calls(works: Sequence[Work], device: str) -> dict[str, Any]:
             seconds[work.name][mode] = time.perf_counter() - started
             built |= dict.fromkeys(keys(work.chain) - before, (work.name, mode))
     return {"seconds": seconds, "built": built}
+
+
+def _build_rivals(orders: Orders) -> None:
+    """torch.compile's first calls; what it refuses is told where it is measured."""
+    for work in orders.compared:
+        leaves = leaves_of(work, inputs(work, orders.device, 0))
+        for function in compiled(work, orders.device, orders.compile_modes).values():
+            with contextlib.suppress(Exception), torch.no_grad():
+                function(*leaves)
+            with contextlib.suppress(Exception):
+                gradients_of(function, leaves)
 
 
 def _wait(device: str) -> None:

@@ -39,6 +39,7 @@ class Effort:
     seconds: float  # for one row, all rivals together
     rounds: int  # at least
     compile_modes: tuple[str, ...] = ()  # of "compile" and "max_autotune"
+    times_builds: bool = True  # torch.compile's first calls build, and are not from its cache
 
 
 class Bench:
@@ -109,7 +110,8 @@ def rows(work: Work, device: str, timer: Timer, effort: Effort) -> list[Row]:
                 del runs[name]
             else:
                 _wait(device)
-                first_call_s[name] = time.perf_counter() - started
+                if effort.times_builds:
+                    first_call_s[name] = time.perf_counter() - started
         peak_gib = _peaks(runs, bench.held_bytes(mode), device)
         samples = timing.measure(timer, {"copy": bench.copy} | runs, effort.seconds, effort.rounds)
         limit = limits_of(work, device)[i]

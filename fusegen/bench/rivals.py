@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._inductor import config as inductor_config
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import gelu, layer_norm, leaky_relu, max_pool3d
 
@@ -100,6 +101,9 @@ def compiled(work: Work, device: str, names: tuple[str, ...]) -> dict[str, Funct
         # Dynamo does not see through the reference, which walks the chain; so it is recorded.
         function = make_fx(function, tracing_mode="fake")(*inputs(work, device, 0))
     torch.compiler.reset()
+    # Of a kernel's configurations each process finds the fastest itself: another one, that builds
+    # while many do, might keep a wrong one.
+    inductor_config.autotune_local_cache = False
     return {
         name: torch.compile(function, mode=_MODES_OF_COMPILE[name], dynamic=False) for name in names
     }
