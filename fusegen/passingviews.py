@@ -99,7 +99,8 @@ class PassingView(StretchingView):
     def rows_in_flight(self) -> int:
         """Down columns: how many rows a thread loads before it uses the first."""
         few = 2 if self.lanes * len(self.full_reads) <= MOST_IN_PAIRS else 1
-        return few * 2 if self.turns else few
+        is_light = not self.sums and (not self.has_strips or len(self.full_reads) == 1)
+        return few * 2 if is_light else few
 
     @property
     def turns(self) -> int:

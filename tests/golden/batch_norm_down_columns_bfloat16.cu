@@ -519,10 +519,12 @@ extern "C" int64_t run_forward(const int64_t* a) {
       forward_outer_columns = static_cast<int64_t>(sizes.inner.value), forward_outer_kept = 1;
   const bool forward_outer_is_packed = forward_outer_columns % 8 == 0;
   const auto forward_outer_kernel = forward_outer_is_packed ? &forward_outer<8> : &forward_outer<1>;
-  // 32 threads side by side, and more where rows are few, so that each goes down 8 of them.
+  // At most 32 threads side by side, and more where rows are few, so that each goes down 8 of them; as many in every strip.
   const int64_t forward_outer_along = power_of_two(ceil_divide(forward_outer_rows, 8), 1, 8);
-  const auto forward_outer_width = static_cast<unsigned>(power_of_two(ceil_divide(forward_outer_columns,
-      forward_outer_is_packed ? 8 : 1), 1, 256 / forward_outer_along));
+  const int64_t forward_outer_packs = ceil_divide(forward_outer_columns, forward_outer_is_packed ? 8 : 1),
+      forward_outer_widest = 256 / forward_outer_along;
+  const auto forward_outer_width = static_cast<unsigned>(ceil_divide(forward_outer_packs,
+      ceil_divide(forward_outer_packs, forward_outer_widest)));
   const dim3 forward_outer_block(forward_outer_width, 256 / forward_outer_width);
   const int64_t forward_outer_strips = ceil_divide(forward_outer_columns,
       forward_outer_width * (forward_outer_is_packed ? 8 : 1));
@@ -537,10 +539,12 @@ extern "C" int64_t run_forward(const int64_t* a) {
       forward_outer_2_columns = static_cast<int64_t>(sizes.inner.value), forward_outer_2_kept = 1;
   const bool forward_outer_2_is_packed = forward_outer_2_columns % 4 == 0;
   const auto forward_outer_2_kernel = forward_outer_2_is_packed ? &forward_outer_2<4> : &forward_outer_2<1>;
-  // 32 threads side by side, and more where rows are few, so that each goes down 8 of them.
+  // At most 32 threads side by side, and more where rows are few, so that each goes down 8 of them; as many in every strip.
   const int64_t forward_outer_2_along = power_of_two(ceil_divide(forward_outer_2_rows, 8), 1, 8);
-  const auto forward_outer_2_width = static_cast<unsigned>(power_of_two(ceil_divide(forward_outer_2_columns,
-      forward_outer_2_is_packed ? 4 : 1), 1, 256 / forward_outer_2_along));
+  const int64_t forward_outer_2_packs = ceil_divide(forward_outer_2_columns,
+      forward_outer_2_is_packed ? 4 : 1), forward_outer_2_widest = 256 / forward_outer_2_along;
+  const auto forward_outer_2_width = static_cast<unsigned>(ceil_divide(forward_outer_2_packs,
+      ceil_divide(forward_outer_2_packs, forward_outer_2_widest)));
   const dim3 forward_outer_2_block(forward_outer_2_width, 256 / forward_outer_2_width);
   const int64_t forward_outer_2_strips = ceil_divide(forward_outer_2_columns,
       forward_outer_2_width * (forward_outer_2_is_packed ? 4 : 1));

@@ -567,10 +567,12 @@ extern "C" int64_t run_backward(const int64_t* a) {
       backward_outer_columns = static_cast<int64_t>(sizes.inner.value), backward_outer_kept = 1;
   const bool backward_outer_is_packed = backward_outer_columns % 8 == 0;
   const auto backward_outer_kernel = backward_outer_is_packed ? &backward_outer<8> : &backward_outer<1>;
-  // 32 threads side by side, and more where rows are few, so that each goes down 8 of them.
+  // At most 32 threads side by side, and more where rows are few, so that each goes down 8 of them; as many in every strip.
   const int64_t backward_outer_along = power_of_two(ceil_divide(backward_outer_rows, 8), 1, 8);
-  const auto backward_outer_width = static_cast<unsigned>(power_of_two(ceil_divide(backward_outer_columns,
-      backward_outer_is_packed ? 8 : 1), 1, 256 / backward_outer_along));
+  const int64_t backward_outer_packs = ceil_divide(backward_outer_columns, backward_outer_is_packed ? 8 : 1),
+      backward_outer_widest = 256 / backward_outer_along;
+  const auto backward_outer_width = static_cast<unsigned>(ceil_divide(backward_outer_packs,
+      ceil_divide(backward_outer_packs, backward_outer_widest)));
   const dim3 backward_outer_block(backward_outer_width, 256 / backward_outer_width);
   const int64_t backward_outer_strips = ceil_divide(backward_outer_columns,
       backward_outer_width * (backward_outer_is_packed ? 8 : 1));
