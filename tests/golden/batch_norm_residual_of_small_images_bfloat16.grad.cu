@@ -986,7 +986,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
         results = static_cast<int64_t>(sizes.middle.value);
     // Threads for all slots of a column, but no more than keep the device at work, and columns beside each other.
     const int64_t slots = mean_partials_slots, most_along = power_of_two(ceil_divide(1 << 17, results), 1,
-        512);
+        64);
     const auto width = static_cast<unsigned>(power_of_two(columns, 1,
         512 / power_of_two(slots * static_cast<int64_t>(sizes.inner.value), 1, most_along)));
     const dim3 block(width,
