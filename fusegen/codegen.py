@@ -29,7 +29,7 @@ from fusegen.rowviews import RowView
 from fusegen.severalviews import SeveralView
 from fusegen.slidewise import with_winners
 from fusegen.stridedviews import StridedBundleView
-from fusegen.target import Target
+from fusegen.target import STORAGE, Target
 from fusegen.views import KernelView
 from fusegen.windowviews import WindowView
 
@@ -69,7 +69,7 @@ def emit(
         "signature": signature,
         "entries": views,
         "index_bits": index_bits,
-        "storage": sorted(_stored(views, target)),
+        "storage": sorted(_stored(views)),
         # A bundle's rows are merged by what merges others.
         "families": sorted(families | {"column" if k.is_strided else "row" for k in by_bundles}),
         "leaves_columns": any(k.leaves_columns for k in by_rows)
@@ -175,13 +175,13 @@ def _vector_functions(views: Iterable[EntryView], target: Target) -> set[str]:
     return {name for name in found - alike if name}
 
 
-def _stored(views: Iterable[EntryView], target: Target) -> set[str]:
+def _stored(views: Iterable[EntryView]) -> set[str]:
     """The types that are read, written or rounded to."""
     found = set()
     for kernel in (k for view in views for k in view.kernels):
         found |= {kernel.type(buffer) for buffer in kernel.buffers}
         nodes = ir.topological(kernel.expressions)
-        found |= {target.storage[ir.CASTS[n.op]] for n in nodes if n.op in ir.CASTS}
+        found |= {STORAGE[ir.CASTS[n.op]] for n in nodes if n.op in ir.CASTS}
     return found
 
 
@@ -244,7 +244,7 @@ class EntryView:
 
     def type(self, buffer: Buffer) -> str:
         """A buffer's element type in memory."""
-        return self.target.storage[buffer.dtype]
+        return STORAGE[buffer.dtype]
 
 
 _BY_ROW = ("row", "column", "bundle")

@@ -59,7 +59,6 @@ class Target:
     """
 
     name: str
-    storage: Mapping[str, str]  # element type -> type in memory
     spellings: Mapping[str, str]
     library: Mapping[str, str]  # primitives that call the mathematical library, and what they call
     float_spellings: Mapping[str, str]  # what is spelled in another way where arithmetic is float's
@@ -115,6 +114,21 @@ class Target:
         return self.library[op] + ("f" if compute == "float" else "")
 
 
+# Element types as memory has them, in C and its descendants.
+STORAGE = {
+    "float16": "float16",
+    "bfloat16": "bfloat16",
+    "float32": "float",
+    "float64": "double",
+    "bool": "bool",
+    "uint8": "uint8_t",
+    "int8": "int8_t",
+    "int32": "int32_t",
+    "int64": "int64_t",
+    "float8_e4m3fn": "float8_e4m3fn",
+    "float8_e5m2": "float8_e5m2",
+    "noise": "float",
+}
 # Comparisons, arithmetic and functions that C and its descendants spell alike.
 _COMMON = {
     "add": "{0} + {1}",
@@ -172,26 +186,8 @@ _COMMON = {
     "exp2_flushed": "exp2{f}({0})",
     # A quantised type is rounded to where it is stored.
     **dict.fromkeys(QUANTISING_CASTS, "({0})"),
+    **{op: f"rounded_to<{STORAGE[t]}>({{0}})" for op, t in CASTS.items()},
 }
-_STORAGE = {
-    "float32": "float",
-    "float64": "double",
-    "bool": "bool",
-    "uint8": "uint8_t",
-    "int8": "int8_t",
-    "int32": "int32_t",
-    "int64": "int64_t",
-    "float8_e4m3fn": "float8_e4m3fn",
-    "float8_e5m2": "float8_e5m2",
-    "noise": "float",
-}
-_CPP_STORAGE = {"float16": "float16", "bfloat16": "bfloat16", **_STORAGE}
-_CUDA_STORAGE = {"float16": "__half", "bfloat16": "__nv_bfloat16", **_STORAGE}
-
-
-def _with_casts(storage: Mapping[str, str]) -> dict[str, str]:
-    """The spellings of _COMMON and of what rounds to a type in memory."""
-    return {**_COMMON, **{op: f"rounded_to<{storage[t]}>({{0}})" for op, t in CASTS.items()}}
 
 
 _CALLED = (
@@ -257,8 +253,7 @@ inline float erf_of(float x) {
 
 CPP = Target(
     name="cpp",
-    storage=_CPP_STORAGE,
-    spellings=_with_casts(_CPP_STORAGE),
+    spellings=_COMMON,
     library=_LIBRARY,
     float_spellings={
         "erf": "erf_of({0})",
@@ -287,9 +282,8 @@ CPP = Target(
 
 CUDA = Target(
     name="cuda",
-    storage=_CUDA_STORAGE,
     spellings={
-        **_with_casts(_CUDA_STORAGE),
+        **_COMMON,
         "rsqrt": "rsqrt{f}({0})",
         "sigmoid": "sigmoid({0})",
         "fma": "fma{f}({0}, {1}, {2})",
@@ -357,19 +351,19 @@ _SPOKEN_FOR = """
     send_around send_off send_own send_packs send_row send_rows send_tile settle share shared
     shared_bytes shares shift side sides sigmoid sign size size_of sizes slot slot_before slots
     slots_of slots_of_rows special split squares start step store store_all store_anywhere
-    store_some stream stretch stretch_length stride strip strips subnormal sum sum_of sum_of_warps
-    sums t tail take taken target task tasks tensor term theirs then thread threads tile to together
-    top total tt turn turns type unmerged used value values visit w wait_for_kernel_before
-    wait_for_sent wanted warps whole widen width window word words x y z alignas alignof and asm
-    auto bool break case catch char class compl const constexpr continue decltype default delete do
-    double dynamic_cast else enum explicit export extern false float for friend goto if inline int
-    long mutable namespace new noexcept not nullptr operator or private protected public register
-    return short signed sizeof static struct switch template this throw true try typedef typename
-    union unsigned using virtual void volatile while xor abs acos acosh asin asinh atan atanh
-    blockDim blockIdx ceil clock cos cosh dim3 erf exp exp2 expm1 fabs fabsf far floor fma fmaf
-    gamma gridDim half int4 j0 j1 jn linux log log10 log1p log2 main max memory min near pow rint
-    round rsqrt signal sin sinh sqrt std stderr stdin stdout tan tanh threadIdx time trunc uint2
-    uint4 unix y0 y1 yn
+    store_some stored stream stretch stretch_length stride strip strips subnormal sum sum_of
+    sum_of_warps sums t tail take taken target task tasks tensor term theirs then thread threads
+    tile to together top total tt turn turns type unmerged used value values visit w
+    wait_for_kernel_before wait_for_sent wanted warps whole wide widen width window word words x y z
+    alignas alignof and asm auto bool break case catch char class compl const constexpr continue
+    decltype default delete do double dynamic_cast else enum explicit export extern false float for
+    friend goto if inline int long mutable namespace new noexcept not nullptr operator or private
+    protected public register return short signed sizeof static struct switch template this throw
+    true try typedef typename union unsigned using virtual void volatile while xor abs acos acosh
+    asin asinh atan atanh blockDim blockIdx ceil clock cos cosh dim3 erf exp exp2 expm1 fabs fabsf
+    far floor fma fmaf gamma gridDim half int4 j0 j1 jn linux log log10 log1p log2 main max memory
+    min near pow rint round rsqrt signal sin sinh sqrt std stderr stdin stdout tan tanh threadIdx
+    time trunc uint2 uint4 unix y0 y1 yn
 """
 _TAKEN = frozenset(_SPOKEN_FOR.split())
 # How derived names begin and end.

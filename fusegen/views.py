@@ -16,7 +16,7 @@ from fusegen.indexing import Indexing, Read
 from fusegen.kernel import Buffer, Entry, Kernel, Reduction
 from fusegen.reductionviews import ReductionView, StageView
 from fusegen.statements import ElementFunction, element_function, found_once, leaf_name
-from fusegen.target import ITEM_BYTES, PACK_BYTES, Target
+from fusegen.target import ITEM_BYTES, PACK_BYTES, STORAGE, Target
 
 NUMBERS = {"sum": 1, "moments": 4, "max": 2, "peak": 1, "pick": 1, "winner": 3}  # of an accumulator
 
@@ -191,7 +191,7 @@ class KernelView(Indexing):
 
     def type(self, buffer: Buffer) -> str:
         """A buffer's element type in memory."""
-        return self.target.storage[buffer.dtype]
+        return STORAGE[buffer.dtype]
 
     def value_type(self, name: str) -> str:
         """The type in which a leaf or result takes part in arithmetic."""

@@ -2,7 +2,6 @@
 //   batch_norm(running_mean, running_var, weight, bias, training=True) | add(residual) | relu
 #include <cstdint>
 #include <cuda_runtime.h>
-#include <cuda_bf16.h>
 
 using Index = uint32_t;
 
@@ -27,15 +26,38 @@ template <typename Stored>
 __device__ __forceinline__ Stored widen(Stored x) {
   return x;
 }
-[[maybe_unused]] __device__ __forceinline__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
 
 template <typename Stored, typename Value>
 __device__ __forceinline__ Stored narrow(Value x) {
   return static_cast<Stored>(x);
 }
+
+// The upper half of a float.
+struct bfloat16 {
+  uint16_t bits;
+};
+
+[[maybe_unused]] __device__ __forceinline__ float widen(bfloat16 x) {
+#if __CUDA_ARCH__ >= 900
+  float wide;
+  asm("cvt.f32.bf16 %0, %1;" : "=f"(wide) : "h"(x.bits));
+  return wide;
+#else
+  return __uint_as_float(uint32_t{x.bits} << 16);
+#endif
+}
+
 template <>
-[[maybe_unused]] __device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16, float>(float x) {
-  return __float2bfloat16_rn(x);
+[[maybe_unused]] __device__ __forceinline__ bfloat16 narrow<bfloat16, float>(float x) {
+#if __CUDA_ARCH__ >= 800
+  bfloat16 stored;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(stored.bits) : "f"(x));
+  return stored;
+#else
+  // To nearest, ties to even; NaN is all ones but for the sign.
+  const uint32_t bits = __float_as_uint(x);
+  return {static_cast<uint16_t>(x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+#endif
 }
 
 // NaN in either argument is the result, as in torch.
@@ -76,9 +98,9 @@ __device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
 }
 // Out of pairs, by one instruction each; to take the upper half alone first would be another.
 template <int N>
-__device__ __forceinline__ float widen(const Pack<__nv_bfloat16, N>& pack, int lane) {
+__device__ __forceinline__ float widen(const Pack<bfloat16, N>& pack, int lane) {
   if constexpr (N == 1) {
-    return __bfloat162float(pack.at[lane]);
+    return widen(pack.at[lane]);
   } else {
     const unsigned int pair = reinterpret_cast<const unsigned int*>(pack.at)[lane / 2];
     return __uint_as_float(lane % 2 ? pair & 0xffff0000u : pair << 16);
@@ -531,11 +553,10 @@ __device__ __forceinline__ void forward_row_row_values(const float mean, const f
 
 // Reads x, residual, weight by (outer), bias by (outer), running_mean by (outer), running_var by (outer); writes out, new_running_mean, new_running_var.
 __global__ void __launch_bounds__(512, 1)
-forward_row(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict__ weight,
-    const __nv_bfloat16* __restrict__ bias, const __nv_bfloat16* __restrict__ residual,
-    const __nv_bfloat16* running_mean, const __nv_bfloat16* running_var, __nv_bfloat16* __restrict__ out,
-    __nv_bfloat16* new_running_mean, __nv_bfloat16* new_running_var, ForwardSizes sizes, uint64_t* meetings,
-    Index blocks) {
+forward_row(const bfloat16* __restrict__ x, const bfloat16* __restrict__ weight,
+    const bfloat16* __restrict__ bias, const bfloat16* __restrict__ residual, const bfloat16* running_mean,
+    const bfloat16* running_var, bfloat16* __restrict__ out, bfloat16* new_running_mean,
+    bfloat16* new_running_var, ForwardSizes sizes, uint64_t* meetings, Index blocks) {
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
   constexpr int kLanes = 8, kPacks = 4, kCells = 2;
   __shared__ float cells[2][48];
@@ -553,7 +574,7 @@ forward_row(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict
   const Shares<float> shares(blocks, share, length, length);
   extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
-  auto* const x_next = reinterpret_cast<Pack<__nv_bfloat16, kLanes>*>(room + 0) + thread;
+  auto* const x_next = reinterpret_cast<Pack<bfloat16, kLanes>*>(room + 0) + thread;
   float weight_ahead[3] = {};
   float bias_ahead[3] = {};
   float running_mean_ahead[3] = {};
@@ -596,7 +617,7 @@ forward_row(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict
     {
       const Index end = first < rows ? reach : 0;
       wait_for_sent<1>();
-      Pack<__nv_bfloat16, kLanes> x_in[kPacks];
+      Pack<bfloat16, kLanes> x_in[kPacks];
       Spread<float> spreads_1[1];
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
@@ -627,7 +648,7 @@ forward_row(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict
       const Index row = first - stride, end = reach;
       const Place base{sizes.deal, row * (sizes.deal.run.value - rows * length), row * length + begin};
       const Index outer = row;
-      Pack<__nv_bfloat16, kLanes> residual_in[kPacks];
+      Pack<bfloat16, kLanes> residual_in[kPacks];
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
         const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -653,10 +674,10 @@ forward_row(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict
         float new_running_var_value;
         forward_row_row_values(mean_value, running_mean_value, variance_value, count_of_inner_value,
             running_var_value, new_running_mean_value, new_running_var_value);
-        new_running_mean[outer] = narrow<__nv_bfloat16>(new_running_mean_value);
-        new_running_var[outer] = narrow<__nv_bfloat16>(new_running_var_value);
+        new_running_mean[outer] = narrow<bfloat16>(new_running_mean_value);
+        new_running_var[outer] = narrow<bfloat16>(new_running_var_value);
       }
-      Pack<__nv_bfloat16, kLanes> x_in[kPacks];
+      Pack<bfloat16, kLanes> x_in[kPacks];
       const int slot = slot_before;
       float inverse_root_value;
       forward_row_values_once(variance_value, inverse_root_value);
@@ -666,7 +687,7 @@ forward_row(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict
         const bool is_here = i < end;
         if (!is_here) continue;
         x_in[p] = x_next[slot * 2048 + p * 512];
-        Pack<__nv_bfloat16, kLanes> out_out;
+        Pack<bfloat16, kLanes> out_out;
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
           const float x_value = widen(x_in[p], lane);
@@ -674,7 +695,7 @@ forward_row(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict
           float out_value;
           forward_row_values(x_value, mean_value, inverse_root_value, weight_value, bias_value,
               residual_value, out_value);
-          out_out.at[lane] = narrow<__nv_bfloat16>(out_value);
+          out_out.at[lane] = narrow<bfloat16>(out_value);
         }
         if (is_here) store(out + (base + i), out_out);
       }
@@ -763,15 +784,15 @@ static dim3 row_block(int64_t wanted, int64_t threads, int64_t least = 1) {
 // a: x, running_mean, running_var, weight, bias, residual, out, new_running_mean, new_running_var, scratch (-1: return the bytes it needs), outer, inner, run and gap of rows, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
-  auto* const x = reinterpret_cast<const __nv_bfloat16*>(a[0]);
-  auto* const running_mean = reinterpret_cast<const __nv_bfloat16*>(a[1]);
-  auto* const running_var = reinterpret_cast<const __nv_bfloat16*>(a[2]);
-  auto* const weight = reinterpret_cast<const __nv_bfloat16*>(a[3]);
-  auto* const bias = reinterpret_cast<const __nv_bfloat16*>(a[4]);
-  auto* const residual = reinterpret_cast<const __nv_bfloat16*>(a[5]);
-  auto* const out = reinterpret_cast<__nv_bfloat16*>(a[6]);
-  auto* const new_running_mean = reinterpret_cast<__nv_bfloat16*>(a[7]);
-  auto* const new_running_var = reinterpret_cast<__nv_bfloat16*>(a[8]);
+  auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
+  auto* const running_mean = reinterpret_cast<const bfloat16*>(a[1]);
+  auto* const running_var = reinterpret_cast<const bfloat16*>(a[2]);
+  auto* const weight = reinterpret_cast<const bfloat16*>(a[3]);
+  auto* const bias = reinterpret_cast<const bfloat16*>(a[4]);
+  auto* const residual = reinterpret_cast<const bfloat16*>(a[5]);
+  auto* const out = reinterpret_cast<bfloat16*>(a[6]);
+  auto* const new_running_mean = reinterpret_cast<bfloat16*>(a[7]);
+  auto* const new_running_var = reinterpret_cast<bfloat16*>(a[8]);
   const bool is_measuring = a[9] == -1;
   if (!is_measuring && ((a[0] | a[5] | a[6]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[9])};

@@ -2,7 +2,6 @@
 //   batch_norm(running_mean, running_var, weight, bias, training=True) | relu
 #include <cstdint>
 #include <cuda_runtime.h>
-#include <cuda_bf16.h>
 
 using Index = uint32_t;
 
@@ -27,15 +26,38 @@ template <typename Stored>
 __device__ __forceinline__ Stored widen(Stored x) {
   return x;
 }
-[[maybe_unused]] __device__ __forceinline__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
 
 template <typename Stored, typename Value>
 __device__ __forceinline__ Stored narrow(Value x) {
   return static_cast<Stored>(x);
 }
+
+// The upper half of a float.
+struct bfloat16 {
+  uint16_t bits;
+};
+
+[[maybe_unused]] __device__ __forceinline__ float widen(bfloat16 x) {
+#if __CUDA_ARCH__ >= 900
+  float wide;
+  asm("cvt.f32.bf16 %0, %1;" : "=f"(wide) : "h"(x.bits));
+  return wide;
+#else
+  return __uint_as_float(uint32_t{x.bits} << 16);
+#endif
+}
+
 template <>
-[[maybe_unused]] __device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16, float>(float x) {
-  return __float2bfloat16_rn(x);
+[[maybe_unused]] __device__ __forceinline__ bfloat16 narrow<bfloat16, float>(float x) {
+#if __CUDA_ARCH__ >= 800
+  bfloat16 stored;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(stored.bits) : "f"(x));
+  return stored;
+#else
+  // To nearest, ties to even; NaN is all ones but for the sign.
+  const uint32_t bits = __float_as_uint(x);
+  return {static_cast<uint16_t>(x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+#endif
 }
 
 // NaN in either argument is the result, as in torch.
@@ -76,9 +98,9 @@ __device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
 }
 // Out of pairs, by one instruction each; to take the upper half alone first would be another.
 template <int N>
-__device__ __forceinline__ float widen(const Pack<__nv_bfloat16, N>& pack, int lane) {
+__device__ __forceinline__ float widen(const Pack<bfloat16, N>& pack, int lane) {
   if constexpr (N == 1) {
-    return __bfloat162float(pack.at[lane]);
+    return widen(pack.at[lane]);
   } else {
     const unsigned int pair = reinterpret_cast<const unsigned int*>(pack.at)[lane / 2];
     return __uint_as_float(lane % 2 ? pair & 0xffff0000u : pair << 16);
@@ -258,7 +280,7 @@ __device__ __forceinline__ void forward_outer_values(const float x, float& mean_
 // Reads x; leaves partials of mean.
 template <int kLanes>
 __global__ void __launch_bounds__(256, 4)
-forward_outer(const __nv_bfloat16* x, Moments<float>* __restrict__ mean_partials, ForwardSizes sizes,
+forward_outer(const bfloat16* x, Moments<float>* __restrict__ mean_partials, ForwardSizes sizes,
     Index slots) {
   wait_for_kernel_before();
   constexpr int kRows = kLanes == 1 ? 8 : 2;
@@ -272,7 +294,7 @@ forward_outer(const __nv_bfloat16* x, Moments<float>* __restrict__ mean_partials
   if (column < columns) {
     const Index share = (rows + slots - 1) / slots, end = min(rows, (slot + 1) * share);
     for (Index from = slot * share + threadIdx.y; from < end; from += blockDim.y * kRows) {
-      Pack<__nv_bfloat16, kLanes> x_in[kRows];
+      Pack<bfloat16, kLanes> x_in[kRows];
 #pragma unroll
       for (int p = 0; p < kRows; ++p) {
         const bool is_here = from + p * blockDim.y < end;
@@ -308,9 +330,9 @@ __device__ __forceinline__ void forward_finalise_values(const float mean, const 
 
 // Reads running_mean, running_var; merges partials into mean; writes new_running_mean, new_running_var, common_scratch, mean_scratch.
 __global__ void __launch_bounds__(512)
-forward_finalise(const __nv_bfloat16* running_mean, const __nv_bfloat16* running_var,
-    __nv_bfloat16* new_running_mean, __nv_bfloat16* new_running_var, float* __restrict__ common_scratch,
-    float* __restrict__ mean_scratch, const Moments<float>* mean_partials, ForwardSizes sizes, Index slots) {
+forward_finalise(const bfloat16* running_mean, const bfloat16* running_var, bfloat16* new_running_mean,
+    bfloat16* new_running_var, float* __restrict__ common_scratch, float* __restrict__ mean_scratch,
+    const Moments<float>* mean_partials, ForwardSizes sizes, Index slots) {
   wait_for_kernel_before();
   const float count_of_outer_value = static_cast<float>(sizes.outer.value);
   __shared__ alignas(16) unsigned char shared[512 * 32];
@@ -350,8 +372,8 @@ forward_finalise(const __nv_bfloat16* running_mean, const __nv_bfloat16* running
   forward_finalise_values(mean_value, running_mean_value, variance_value, count_of_outer_value,
       running_var_value, new_running_mean_value, new_running_var_value, common_scratch_value,
       mean_scratch_value);
-  new_running_mean[inner] = narrow<__nv_bfloat16>(new_running_mean_value);
-  new_running_var[inner] = narrow<__nv_bfloat16>(new_running_var_value);
+  new_running_mean[inner] = narrow<bfloat16>(new_running_mean_value);
+  new_running_var[inner] = narrow<bfloat16>(new_running_var_value);
   common_scratch[inner] = narrow<float>(common_scratch_value);
   mean_scratch[inner] = narrow<float>(mean_scratch_value);
 }
@@ -367,8 +389,8 @@ __device__ __forceinline__ void forward_outer_2_values(const float x, const floa
 // Reads x, mean by (inner), common by (inner), weight by (inner), bias by (inner); writes out.
 template <int kLanes>
 __global__ void __launch_bounds__(256, 4)
-forward_outer_2(const __nv_bfloat16* x, const float* mean, const float* common, const __nv_bfloat16* weight,
-    const __nv_bfloat16* bias, __nv_bfloat16* __restrict__ out, ForwardSizes sizes, Index slots) {
+forward_outer_2(const bfloat16* x, const float* mean, const float* common, const bfloat16* weight,
+    const bfloat16* bias, bfloat16* __restrict__ out, ForwardSizes sizes, Index slots) {
   wait_for_kernel_before();
   constexpr int kRows = kLanes == 1 ? 8 : 4;
   const Index rows = sizes.outer.value, columns = sizes.inner.value;
@@ -380,11 +402,11 @@ forward_outer_2(const __nv_bfloat16* x, const float* mean, const float* common, 
   if (column < columns) {
     const Pack<float, kLanes> mean_in = load<kLanes>(mean + column);
     const Pack<float, kLanes> common_in = load<kLanes>(common + column);
-    const Pack<__nv_bfloat16, kLanes> weight_in = load<kLanes>(weight + column);
-    const Pack<__nv_bfloat16, kLanes> bias_in = load<kLanes>(bias + column);
+    const Pack<bfloat16, kLanes> weight_in = load<kLanes>(weight + column);
+    const Pack<bfloat16, kLanes> bias_in = load<kLanes>(bias + column);
     const Index share = (rows + slots - 1) / slots, end = min(rows, (slot + 1) * share);
     for (Index from = slot * share + threadIdx.y; from < end; from += blockDim.y * kRows) {
-      Pack<__nv_bfloat16, kLanes> x_in[kRows];
+      Pack<bfloat16, kLanes> x_in[kRows];
 #pragma unroll
       for (int p = 0; p < kRows; ++p) {
         const bool is_here = from + p * blockDim.y < end;
@@ -395,7 +417,7 @@ forward_outer_2(const __nv_bfloat16* x, const float* mean, const float* common, 
       for (int p = 0; p < kRows; ++p) {
         const bool is_here = from + p * blockDim.y < end;
         const Index row = is_here ? from + p * blockDim.y : from;
-        Pack<__nv_bfloat16, kLanes> out_out;
+        Pack<bfloat16, kLanes> out_out;
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
           const float x_value = widen(x_in[p], lane);
@@ -405,7 +427,7 @@ forward_outer_2(const __nv_bfloat16* x, const float* mean, const float* common, 
           const float bias_value = widen(bias_in, lane);
           float out_value;
           forward_outer_2_values(x_value, mean_value, common_value, weight_value, bias_value, out_value);
-          out_out.at[lane] = narrow<__nv_bfloat16>(out_value);
+          out_out.at[lane] = narrow<bfloat16>(out_value);
         }
         if (is_here) store(out + ((row) * columns + column), out_out);
       }
@@ -500,14 +522,14 @@ static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64
 // a: x, running_mean, running_var, weight, bias, out, new_running_mean, new_running_var, scratch (-1: return the bytes it needs), outer, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
-  auto* const x = reinterpret_cast<const __nv_bfloat16*>(a[0]);
-  auto* const running_mean = reinterpret_cast<const __nv_bfloat16*>(a[1]);
-  auto* const running_var = reinterpret_cast<const __nv_bfloat16*>(a[2]);
-  auto* const weight = reinterpret_cast<const __nv_bfloat16*>(a[3]);
-  auto* const bias = reinterpret_cast<const __nv_bfloat16*>(a[4]);
-  auto* const out = reinterpret_cast<__nv_bfloat16*>(a[5]);
-  auto* const new_running_mean = reinterpret_cast<__nv_bfloat16*>(a[6]);
-  auto* const new_running_var = reinterpret_cast<__nv_bfloat16*>(a[7]);
+  auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
+  auto* const running_mean = reinterpret_cast<const bfloat16*>(a[1]);
+  auto* const running_var = reinterpret_cast<const bfloat16*>(a[2]);
+  auto* const weight = reinterpret_cast<const bfloat16*>(a[3]);
+  auto* const bias = reinterpret_cast<const bfloat16*>(a[4]);
+  auto* const out = reinterpret_cast<bfloat16*>(a[5]);
+  auto* const new_running_mean = reinterpret_cast<bfloat16*>(a[6]);
+  auto* const new_running_var = reinterpret_cast<bfloat16*>(a[7]);
   const bool is_measuring = a[8] == -1;
   if (!is_measuring && ((a[0] | a[3] | a[4] | a[5]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[8])};

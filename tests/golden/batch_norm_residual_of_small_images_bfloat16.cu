@@ -2,7 +2,6 @@
 //   batch_norm(training=True, weight=weight, bias=bias) | add(residual) | relu
 #include <cstdint>
 #include <cuda_runtime.h>
-#include <cuda_bf16.h>
 
 using Index = uint32_t;
 
@@ -27,15 +26,38 @@ template <typename Stored>
 __device__ __forceinline__ Stored widen(Stored x) {
   return x;
 }
-[[maybe_unused]] __device__ __forceinline__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
 
 template <typename Stored, typename Value>
 __device__ __forceinline__ Stored narrow(Value x) {
   return static_cast<Stored>(x);
 }
+
+// The upper half of a float.
+struct bfloat16 {
+  uint16_t bits;
+};
+
+[[maybe_unused]] __device__ __forceinline__ float widen(bfloat16 x) {
+#if __CUDA_ARCH__ >= 900
+  float wide;
+  asm("cvt.f32.bf16 %0, %1;" : "=f"(wide) : "h"(x.bits));
+  return wide;
+#else
+  return __uint_as_float(uint32_t{x.bits} << 16);
+#endif
+}
+
 template <>
-[[maybe_unused]] __device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16, float>(float x) {
-  return __float2bfloat16_rn(x);
+[[maybe_unused]] __device__ __forceinline__ bfloat16 narrow<bfloat16, float>(float x) {
+#if __CUDA_ARCH__ >= 800
+  bfloat16 stored;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(stored.bits) : "f"(x));
+  return stored;
+#else
+  // To nearest, ties to even; NaN is all ones but for the sign.
+  const uint32_t bits = __float_as_uint(x);
+  return {static_cast<uint16_t>(x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+#endif
 }
 
 // NaN in either argument is the result, as in torch.
@@ -69,9 +91,9 @@ __device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
 }
 // Out of pairs, by one instruction each; to take the upper half alone first would be another.
 template <int N>
-__device__ __forceinline__ float widen(const Pack<__nv_bfloat16, N>& pack, int lane) {
+__device__ __forceinline__ float widen(const Pack<bfloat16, N>& pack, int lane) {
   if constexpr (N == 1) {
-    return __bfloat162float(pack.at[lane]);
+    return widen(pack.at[lane]);
   } else {
     const unsigned int pair = reinterpret_cast<const unsigned int*>(pack.at)[lane / 2];
     return __uint_as_float(lane % 2 ? pair & 0xffff0000u : pair << 16);
@@ -251,7 +273,7 @@ __device__ __forceinline__ void forward_outer_values(const float x, float& mean_
 // Reads x; leaves partials of mean.
 template <int kLanes>
 __global__ void __launch_bounds__(256, 4)
-forward_outer(const __nv_bfloat16* x, Moments<float>* __restrict__ mean_partials, ForwardSizes sizes,
+forward_outer(const bfloat16* x, Moments<float>* __restrict__ mean_partials, ForwardSizes sizes,
     Index slots) {
   wait_for_kernel_before();
   constexpr int kRows = 2;
@@ -265,7 +287,7 @@ forward_outer(const __nv_bfloat16* x, Moments<float>* __restrict__ mean_partials
   if (column < columns) {
     const Index share = (rows + slots - 1) / slots, end = min(rows, (slot + 1) * share);
     for (Index from = slot * share + threadIdx.y; from < end; from += blockDim.y * kRows) {
-      Pack<__nv_bfloat16, kLanes> x_in[kRows];
+      Pack<bfloat16, kLanes> x_in[kRows];
 #pragma unroll
       for (int p = 0; p < kRows; ++p) {
         const bool is_here = from + p * blockDim.y < end;
@@ -354,9 +376,9 @@ __device__ __forceinline__ void forward_outer_2_values(const float x, const floa
 // Reads x, residual, mean by (middle), variance by (middle), weight by (middle), bias by (middle); writes out.
 template <int kLanes>
 __global__ void __launch_bounds__(256, 2)
-forward_outer_2(const __nv_bfloat16* x, const float* mean, const float* variance,
-    const __nv_bfloat16* weight, const __nv_bfloat16* bias, const __nv_bfloat16* residual,
-    __nv_bfloat16* __restrict__ out, ForwardSizes sizes, Index slots) {
+forward_outer_2(const bfloat16* x, const float* mean, const float* variance, const bfloat16* weight,
+    const bfloat16* bias, const bfloat16* residual, bfloat16* __restrict__ out, ForwardSizes sizes,
+    Index slots) {
   wait_for_kernel_before();
   constexpr int kRows = 2;
   const Index rows = sizes.outer.value, columns = sizes.middle.value * sizes.inner.value;
@@ -387,8 +409,8 @@ forward_outer_2(const __nv_bfloat16* x, const float* mean, const float* variance
     }
     const Index share = (rows + slots - 1) / slots, end = min(rows, (slot + 1) * share);
     for (Index from = slot * share + threadIdx.y; from < end; from += blockDim.y * kRows) {
-      Pack<__nv_bfloat16, kLanes> x_in[kRows];
-      Pack<__nv_bfloat16, kLanes> residual_in[kRows];
+      Pack<bfloat16, kLanes> x_in[kRows];
+      Pack<bfloat16, kLanes> residual_in[kRows];
 #pragma unroll
       for (int p = 0; p < kRows; ++p) {
         const bool is_here = from + p * blockDim.y < end;
@@ -400,7 +422,7 @@ forward_outer_2(const __nv_bfloat16* x, const float* mean, const float* variance
       for (int p = 0; p < kRows; ++p) {
         const bool is_here = from + p * blockDim.y < end;
         const Index row = is_here ? from + p * blockDim.y : from;
-        Pack<__nv_bfloat16, kLanes> out_out;
+        Pack<bfloat16, kLanes> out_out;
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
           const float mean_value = mean_column[lane];
@@ -412,7 +434,7 @@ forward_outer_2(const __nv_bfloat16* x, const float* mean, const float* variance
           float out_value;
           forward_outer_2_values(x_value, mean_value, inverse_root_value, weight_value, bias_value,
               residual_value, out_value);
-          out_out.at[lane] = narrow<__nv_bfloat16>(out_value);
+          out_out.at[lane] = narrow<bfloat16>(out_value);
         }
         if (is_here) store(out + ((row) * columns + column), out_out);
       }
@@ -507,11 +529,11 @@ static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64
 // a: x, weight, bias, residual, out, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
-  auto* const x = reinterpret_cast<const __nv_bfloat16*>(a[0]);
-  auto* const weight = reinterpret_cast<const __nv_bfloat16*>(a[1]);
-  auto* const bias = reinterpret_cast<const __nv_bfloat16*>(a[2]);
-  auto* const residual = reinterpret_cast<const __nv_bfloat16*>(a[3]);
-  auto* const out = reinterpret_cast<__nv_bfloat16*>(a[4]);
+  auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
+  auto* const weight = reinterpret_cast<const bfloat16*>(a[1]);
+  auto* const bias = reinterpret_cast<const bfloat16*>(a[2]);
+  auto* const residual = reinterpret_cast<const bfloat16*>(a[3]);
+  auto* const out = reinterpret_cast<bfloat16*>(a[4]);
   const bool is_measuring = a[5] == -1;
   if (!is_measuring && ((a[0] | a[3] | a[4]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[5])};

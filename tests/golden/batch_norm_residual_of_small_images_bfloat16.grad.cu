@@ -2,7 +2,6 @@
 //   batch_norm(training=True, weight=weight, bias=bias) | add(residual) | relu
 #include <cstdint>
 #include <cuda_runtime.h>
-#include <cuda_bf16.h>
 
 using Index = uint32_t;
 
@@ -27,15 +26,38 @@ template <typename Stored>
 __device__ __forceinline__ Stored widen(Stored x) {
   return x;
 }
-[[maybe_unused]] __device__ __forceinline__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
 
 template <typename Stored, typename Value>
 __device__ __forceinline__ Stored narrow(Value x) {
   return static_cast<Stored>(x);
 }
+
+// The upper half of a float.
+struct bfloat16 {
+  uint16_t bits;
+};
+
+[[maybe_unused]] __device__ __forceinline__ float widen(bfloat16 x) {
+#if __CUDA_ARCH__ >= 900
+  float wide;
+  asm("cvt.f32.bf16 %0, %1;" : "=f"(wide) : "h"(x.bits));
+  return wide;
+#else
+  return __uint_as_float(uint32_t{x.bits} << 16);
+#endif
+}
+
 template <>
-[[maybe_unused]] __device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16, float>(float x) {
-  return __float2bfloat16_rn(x);
+[[maybe_unused]] __device__ __forceinline__ bfloat16 narrow<bfloat16, float>(float x) {
+#if __CUDA_ARCH__ >= 800
+  bfloat16 stored;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(stored.bits) : "f"(x));
+  return stored;
+#else
+  // To nearest, ties to even; NaN is all ones but for the sign.
+  const uint32_t bits = __float_as_uint(x);
+  return {static_cast<uint16_t>(x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+#endif
 }
 
 // NaN in either argument is the result, as in torch.
@@ -76,9 +98,9 @@ __device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
 }
 // Out of pairs, by one instruction each; to take the upper half alone first would be another.
 template <int N>
-__device__ __forceinline__ float widen(const Pack<__nv_bfloat16, N>& pack, int lane) {
+__device__ __forceinline__ float widen(const Pack<bfloat16, N>& pack, int lane) {
   if constexpr (N == 1) {
-    return __bfloat162float(pack.at[lane]);
+    return widen(pack.at[lane]);
   } else {
     const unsigned int pair = reinterpret_cast<const unsigned int*>(pack.at)[lane / 2];
     return __uint_as_float(lane % 2 ? pair & 0xffff0000u : pair << 16);
@@ -269,7 +291,7 @@ __device__ __forceinline__ void forward_outer_values(const float x, float& mean_
 // Reads x; leaves partials of mean.
 template <int kLanes>
 __global__ void __launch_bounds__(256, 4)
-forward_outer(const __nv_bfloat16* x, Moments<float>* __restrict__ mean_partials, ForwardSizes sizes,
+forward_outer(const bfloat16* x, Moments<float>* __restrict__ mean_partials, ForwardSizes sizes,
     Index slots) {
   wait_for_kernel_before();
   constexpr int kRows = 2;
@@ -283,7 +305,7 @@ forward_outer(const __nv_bfloat16* x, Moments<float>* __restrict__ mean_partials
   if (column < columns) {
     const Index share = (rows + slots - 1) / slots, end = min(rows, (slot + 1) * share);
     for (Index from = slot * share + threadIdx.y; from < end; from += blockDim.y * kRows) {
-      Pack<__nv_bfloat16, kLanes> x_in[kRows];
+      Pack<bfloat16, kLanes> x_in[kRows];
 #pragma unroll
       for (int p = 0; p < kRows; ++p) {
         const bool is_here = from + p * blockDim.y < end;
@@ -380,9 +402,9 @@ __device__ __forceinline__ void forward_outer_2_values(const float x, const floa
 // Reads x, residual, mean by (middle), variance by (middle), weight by (middle), bias by (middle); writes out.
 template <int kLanes>
 __global__ void __launch_bounds__(256, 2)
-forward_outer_2(const __nv_bfloat16* x, const float* mean, const float* variance,
-    const __nv_bfloat16* weight, const __nv_bfloat16* bias, const __nv_bfloat16* residual,
-    __nv_bfloat16* __restrict__ out, ForwardSizes sizes, Index slots) {
+forward_outer_2(const bfloat16* x, const float* mean, const float* variance, const bfloat16* weight,
+    const bfloat16* bias, const bfloat16* residual, bfloat16* __restrict__ out, ForwardSizes sizes,
+    Index slots) {
   wait_for_kernel_before();
   constexpr int kRows = 2;
   const Index rows = sizes.outer.value, columns = sizes.middle.value * sizes.inner.value;
@@ -413,8 +435,8 @@ forward_outer_2(const __nv_bfloat16* x, const float* mean, const float* variance
     }
     const Index share = (rows + slots - 1) / slots, end = min(rows, (slot + 1) * share);
     for (Index from = slot * share + threadIdx.y; from < end; from += blockDim.y * kRows) {
-      Pack<__nv_bfloat16, kLanes> x_in[kRows];
-      Pack<__nv_bfloat16, kLanes> residual_in[kRows];
+      Pack<bfloat16, kLanes> x_in[kRows];
+      Pack<bfloat16, kLanes> residual_in[kRows];
 #pragma unroll
       for (int p = 0; p < kRows; ++p) {
         const bool is_here = from + p * blockDim.y < end;
@@ -426,7 +448,7 @@ forward_outer_2(const __nv_bfloat16* x, const float* mean, const float* variance
       for (int p = 0; p < kRows; ++p) {
         const bool is_here = from + p * blockDim.y < end;
         const Index row = is_here ? from + p * blockDim.y : from;
-        Pack<__nv_bfloat16, kLanes> out_out;
+        Pack<bfloat16, kLanes> out_out;
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
           const float mean_value = mean_column[lane];
@@ -438,7 +460,7 @@ forward_outer_2(const __nv_bfloat16* x, const float* mean, const float* variance
           float out_value;
           forward_outer_2_values(x_value, mean_value, inverse_root_value, weight_value, bias_value,
               residual_value, out_value);
-          out_out.at[lane] = narrow<__nv_bfloat16>(out_value);
+          out_out.at[lane] = narrow<bfloat16>(out_value);
         }
         if (is_here) store(out + ((row) * columns + column), out_out);
       }
@@ -472,11 +494,10 @@ __device__ __forceinline__ void backward_outer_values(const float x, const float
 // Reads x, residual, d_out, saved_mean by (middle), saved_variance by (middle), weight by (middle), bias by (middle); leaves partials of total, total_2; writes d_residual.
 template <int kLanes>
 __global__ void __launch_bounds__(256, 2)
-backward_outer(const __nv_bfloat16* x, const float* saved_mean, const float* saved_variance,
-    const __nv_bfloat16* weight, const __nv_bfloat16* bias, const __nv_bfloat16* residual,
-    const __nv_bfloat16* d_out, __nv_bfloat16* __restrict__ d_residual,
-    Sum<float>* __restrict__ total_partials, Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes,
-    Index slots) {
+backward_outer(const bfloat16* x, const float* saved_mean, const float* saved_variance,
+    const bfloat16* weight, const bfloat16* bias, const bfloat16* residual, const bfloat16* d_out,
+    bfloat16* __restrict__ d_residual, Sum<float>* __restrict__ total_partials,
+    Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes, Index slots) {
   wait_for_kernel_before();
   constexpr int kRows = 1;
   __shared__ alignas(16) unsigned char shared[(2048 + 32) * 4];
@@ -509,9 +530,9 @@ backward_outer(const __nv_bfloat16* x, const float* saved_mean, const float* sav
     }
     const Index share = (rows + slots - 1) / slots, end = min(rows, (slot + 1) * share);
     for (Index from = slot * share + threadIdx.y; from < end; from += blockDim.y * kRows) {
-      Pack<__nv_bfloat16, kLanes> x_in[kRows];
-      Pack<__nv_bfloat16, kLanes> residual_in[kRows];
-      Pack<__nv_bfloat16, kLanes> d_out_in[kRows];
+      Pack<bfloat16, kLanes> x_in[kRows];
+      Pack<bfloat16, kLanes> residual_in[kRows];
+      Pack<bfloat16, kLanes> d_out_in[kRows];
 #pragma unroll
       for (int p = 0; p < kRows; ++p) {
         const bool is_here = from + p * blockDim.y < end;
@@ -524,7 +545,7 @@ backward_outer(const __nv_bfloat16* x, const float* saved_mean, const float* sav
       for (int p = 0; p < kRows; ++p) {
         const bool is_here = from + p * blockDim.y < end;
         const Index row = is_here ? from + p * blockDim.y : from;
-        Pack<__nv_bfloat16, kLanes> d_residual_out;
+        Pack<bfloat16, kLanes> d_residual_out;
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
           const float saved_mean_value = saved_mean_column[lane];
@@ -539,7 +560,7 @@ backward_outer(const __nv_bfloat16* x, const float* saved_mean, const float* sav
           float total_2_term_value;
           backward_outer_values(x_value, saved_mean_value, inverse_root_value, weight_value, bias_value,
               residual_value, d_out_value, d_residual_value, total_term_value, total_2_term_value);
-          d_residual_out.at[lane] = narrow<__nv_bfloat16>(d_residual_value);
+          d_residual_out.at[lane] = narrow<bfloat16>(d_residual_value);
           if (is_here) total_sum[lane].add(total_term_value);
           if (is_here) total_2_sum[lane].add(total_2_term_value);
         }
@@ -692,10 +713,10 @@ __device__ __forceinline__ void backward_finalise_2_values(const float total_3, 
 
 // Reads saved_variance; merges partials into total_3, total_4; writes d_weight, d_bias, total_3_scratch, total_4_scratch.
 __global__ void __launch_bounds__(512)
-backward_finalise_2(const float* saved_variance, __nv_bfloat16* __restrict__ d_weight,
-    __nv_bfloat16* __restrict__ d_bias, float* __restrict__ total_3_scratch,
-    float* __restrict__ total_4_scratch, const Sum<float>* total_3_partials,
-    const Sum<float>* total_4_partials, BackwardSizes sizes, Index slots) {
+backward_finalise_2(const float* saved_variance, bfloat16* __restrict__ d_weight,
+    bfloat16* __restrict__ d_bias, float* __restrict__ total_3_scratch, float* __restrict__ total_4_scratch,
+    const Sum<float>* total_3_partials, const Sum<float>* total_4_partials, BackwardSizes sizes,
+    Index slots) {
   wait_for_kernel_before();
   __shared__ alignas(16) unsigned char shared[512 * 16];
   const Index result = blockIdx.x * blockDim.x + threadIdx.x;
@@ -734,8 +755,8 @@ backward_finalise_2(const float* saved_variance, __nv_bfloat16* __restrict__ d_w
   float total_4_scratch_value;
   backward_finalise_2_values(total_3_value, saved_variance_value, total_4_value, d_weight_value,
       d_bias_value, total_3_scratch_value, total_4_scratch_value);
-  d_weight[middle] = narrow<__nv_bfloat16>(d_weight_value);
-  d_bias[middle] = narrow<__nv_bfloat16>(d_bias_value);
+  d_weight[middle] = narrow<bfloat16>(d_weight_value);
+  d_bias[middle] = narrow<bfloat16>(d_bias_value);
   total_3_scratch[middle] = narrow<float>(total_3_scratch_value);
   total_4_scratch[middle] = narrow<float>(total_4_scratch_value);
 }
@@ -759,9 +780,9 @@ __device__ __forceinline__ void backward_outer_2_values(const float x, const flo
 // Reads x, written_d_residual, saved_mean by (middle), total_3 by (middle), weight by (middle), saved_variance by (middle), total_4 by (middle); writes d_x.
 template <int kLanes>
 __global__ void __launch_bounds__(256, 2)
-backward_outer_2(const __nv_bfloat16* x, const float* saved_mean, const float* total_3,
-    const __nv_bfloat16* weight, const float* saved_variance, const __nv_bfloat16* written_d_residual,
-    const float* total_4, __nv_bfloat16* __restrict__ d_x, BackwardSizes sizes, Index slots) {
+backward_outer_2(const bfloat16* x, const float* saved_mean, const float* total_3, const bfloat16* weight,
+    const float* saved_variance, const bfloat16* written_d_residual, const float* total_4,
+    bfloat16* __restrict__ d_x, BackwardSizes sizes, Index slots) {
   wait_for_kernel_before();
   const float count_of_outer_inner_value = static_cast<float>(sizes.outer.value * sizes.inner.value);
   constexpr int kRows = 2;
@@ -798,8 +819,8 @@ backward_outer_2(const __nv_bfloat16* x, const float* saved_mean, const float* t
     }
     const Index share = (rows + slots - 1) / slots, end = min(rows, (slot + 1) * share);
     for (Index from = slot * share + threadIdx.y; from < end; from += blockDim.y * kRows) {
-      Pack<__nv_bfloat16, kLanes> x_in[kRows];
-      Pack<__nv_bfloat16, kLanes> written_d_residual_in[kRows];
+      Pack<bfloat16, kLanes> x_in[kRows];
+      Pack<bfloat16, kLanes> written_d_residual_in[kRows];
 #pragma unroll
       for (int p = 0; p < kRows; ++p) {
         const bool is_here = from + p * blockDim.y < end;
@@ -811,7 +832,7 @@ backward_outer_2(const __nv_bfloat16* x, const float* saved_mean, const float* t
       for (int p = 0; p < kRows; ++p) {
         const bool is_here = from + p * blockDim.y < end;
         const Index row = is_here ? from + p * blockDim.y : from;
-        Pack<__nv_bfloat16, kLanes> d_x_out;
+        Pack<bfloat16, kLanes> d_x_out;
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
           const float saved_mean_value = saved_mean_column[lane];
@@ -824,7 +845,7 @@ backward_outer_2(const __nv_bfloat16* x, const float* saved_mean, const float* t
           float d_x_value;
           backward_outer_2_values(x_value, saved_mean_value, quotient_value, written_d_residual_value,
               weight_value, inverse_root_value, quotient_2_value, d_x_value);
-          d_x_out.at[lane] = narrow<__nv_bfloat16>(d_x_value);
+          d_x_out.at[lane] = narrow<bfloat16>(d_x_value);
         }
         if (is_here) store(d_x + ((row) * columns + column), d_x_out);
       }
@@ -919,11 +940,11 @@ static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64
 // a: x, weight, bias, residual, out, saved_mean, saved_variance, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
-  auto* const x = reinterpret_cast<const __nv_bfloat16*>(a[0]);
-  auto* const weight = reinterpret_cast<const __nv_bfloat16*>(a[1]);
-  auto* const bias = reinterpret_cast<const __nv_bfloat16*>(a[2]);
-  auto* const residual = reinterpret_cast<const __nv_bfloat16*>(a[3]);
-  auto* const out = reinterpret_cast<__nv_bfloat16*>(a[4]);
+  auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
+  auto* const weight = reinterpret_cast<const bfloat16*>(a[1]);
+  auto* const bias = reinterpret_cast<const bfloat16*>(a[2]);
+  auto* const residual = reinterpret_cast<const bfloat16*>(a[3]);
+  auto* const out = reinterpret_cast<bfloat16*>(a[4]);
   auto* const saved_mean = reinterpret_cast<float*>(a[5]);
   auto* const saved_variance = reinterpret_cast<float*>(a[6]);
   const bool is_measuring = a[7] == -1;
@@ -1007,17 +1028,17 @@ extern "C" int64_t run_forward(const int64_t* a) {
 // a: x, weight, bias, residual, saved_mean, saved_variance, d_out, d_x, d_weight, d_bias, d_residual, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_backward(const int64_t* a) {
-  auto* const x = reinterpret_cast<const __nv_bfloat16*>(a[0]);
-  auto* const weight = reinterpret_cast<const __nv_bfloat16*>(a[1]);
-  auto* const bias = reinterpret_cast<const __nv_bfloat16*>(a[2]);
-  auto* const residual = reinterpret_cast<const __nv_bfloat16*>(a[3]);
+  auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
+  auto* const weight = reinterpret_cast<const bfloat16*>(a[1]);
+  auto* const bias = reinterpret_cast<const bfloat16*>(a[2]);
+  auto* const residual = reinterpret_cast<const bfloat16*>(a[3]);
   auto* const saved_mean = reinterpret_cast<const float*>(a[4]);
   auto* const saved_variance = reinterpret_cast<const float*>(a[5]);
-  auto* const d_out = reinterpret_cast<const __nv_bfloat16*>(a[6]);
-  auto* const d_x = reinterpret_cast<__nv_bfloat16*>(a[7]);
-  auto* const d_weight = reinterpret_cast<__nv_bfloat16*>(a[8]);
-  auto* const d_bias = reinterpret_cast<__nv_bfloat16*>(a[9]);
-  auto* const d_residual = reinterpret_cast<__nv_bfloat16*>(a[10]);
+  auto* const d_out = reinterpret_cast<const bfloat16*>(a[6]);
+  auto* const d_x = reinterpret_cast<bfloat16*>(a[7]);
+  auto* const d_weight = reinterpret_cast<bfloat16*>(a[8]);
+  auto* const d_bias = reinterpret_cast<bfloat16*>(a[9]);
+  auto* const d_residual = reinterpret_cast<bfloat16*>(a[10]);
   const bool is_measuring = a[11] == -1;
   if (!is_measuring && ((a[0] | a[3] | a[6] | a[7] | a[10]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[11])};

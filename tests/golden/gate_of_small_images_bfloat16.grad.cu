@@ -2,7 +2,6 @@
 //   mul(gate) | silu
 #include <cstdint>
 #include <cuda_runtime.h>
-#include <cuda_bf16.h>
 
 using Index = uint32_t;
 
@@ -27,15 +26,38 @@ template <typename Stored>
 __device__ __forceinline__ Stored widen(Stored x) {
   return x;
 }
-[[maybe_unused]] __device__ __forceinline__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
 
 template <typename Stored, typename Value>
 __device__ __forceinline__ Stored narrow(Value x) {
   return static_cast<Stored>(x);
 }
+
+// The upper half of a float.
+struct bfloat16 {
+  uint16_t bits;
+};
+
+[[maybe_unused]] __device__ __forceinline__ float widen(bfloat16 x) {
+#if __CUDA_ARCH__ >= 900
+  float wide;
+  asm("cvt.f32.bf16 %0, %1;" : "=f"(wide) : "h"(x.bits));
+  return wide;
+#else
+  return __uint_as_float(uint32_t{x.bits} << 16);
+#endif
+}
+
 template <>
-[[maybe_unused]] __device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16, float>(float x) {
-  return __float2bfloat16_rn(x);
+[[maybe_unused]] __device__ __forceinline__ bfloat16 narrow<bfloat16, float>(float x) {
+#if __CUDA_ARCH__ >= 800
+  bfloat16 stored;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(stored.bits) : "f"(x));
+  return stored;
+#else
+  // To nearest, ties to even; NaN is all ones but for the sign.
+  const uint32_t bits = __float_as_uint(x);
+  return {static_cast<uint16_t>(x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+#endif
 }
 
 // One instruction where exp2f takes four: what is below 2^-126 becomes zero. Relative error below 2^-22.
@@ -65,9 +87,9 @@ __device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
 }
 // Out of pairs, by one instruction each; to take the upper half alone first would be another.
 template <int N>
-__device__ __forceinline__ float widen(const Pack<__nv_bfloat16, N>& pack, int lane) {
+__device__ __forceinline__ float widen(const Pack<bfloat16, N>& pack, int lane) {
   if constexpr (N == 1) {
-    return __bfloat162float(pack.at[lane]);
+    return widen(pack.at[lane]);
   } else {
     const unsigned int pair = reinterpret_cast<const unsigned int*>(pack.at)[lane / 2];
     return __uint_as_float(lane % 2 ? pair & 0xffff0000u : pair << 16);
@@ -224,12 +246,12 @@ __device__ __forceinline__ void forward_pointwise_values(const float x, const fl
 // Reads x, gate by (outer); writes out.
 template <bool kMayCross>
 __global__ void __launch_bounds__(64, 24)
-forward_pointwise(const __nv_bfloat16* x, const __nv_bfloat16* gate, __nv_bfloat16* __restrict__ out,
-    ForwardSizes sizes, Index count) {
+forward_pointwise(const bfloat16* x, const bfloat16* gate, bfloat16* __restrict__ out, ForwardSizes sizes,
+    Index count) {
   wait_for_kernel_before();
   constexpr int kLanes = 8, kPacks = 4;
   const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 64 + threadIdx.x) * kLanes;
-  Pack<__nv_bfloat16, kLanes> x_in[kPacks];
+  Pack<bfloat16, kLanes> x_in[kPacks];
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
     const Index i = first + static_cast<Index>(p) * 64 * kLanes;
@@ -255,7 +277,7 @@ forward_pointwise(const __nv_bfloat16* x, const __nv_bfloat16* gate, __nv_bfloat
     if (i + kLanes <= count && (left >= kLanes || (kMayCross && sizes.inner.value >= kLanes))) {
       float gate_next = gate_here;
       if (is_crossing) enter_row(i + left, gate_next);
-      Pack<__nv_bfloat16, kLanes> out_out;
+      Pack<bfloat16, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const bool is_next = kMayCross && lane >= left;
@@ -263,7 +285,7 @@ forward_pointwise(const __nv_bfloat16* x, const __nv_bfloat16* gate, __nv_bfloat
         const float gate_value = is_next ? gate_next : gate_here;
         float out_value;
         forward_pointwise_values(x_value, gate_value, out_value);
-        out_out.at[lane] = narrow<__nv_bfloat16>(out_value);
+        out_out.at[lane] = narrow<bfloat16>(out_value);
       }
       store(out + i, out_out);
     } else {
@@ -274,7 +296,7 @@ forward_pointwise(const __nv_bfloat16* x, const __nv_bfloat16* gate, __nv_bfloat
         const float x_value = widen(x[j]);
         float out_value;
         forward_pointwise_values(x_value, gate_value, out_value);
-        out[j] = narrow<__nv_bfloat16>(out_value);
+        out[j] = narrow<bfloat16>(out_value);
       }
     }
   }
@@ -306,8 +328,8 @@ __device__ __forceinline__ void backward_row_row_values(const float total, float
 
 // Reads d_out, x, gate by (outer); writes d_x, d_gate.
 __global__ void __launch_bounds__(256, 2)
-backward_row(const __nv_bfloat16* d_out, const __nv_bfloat16* x, const __nv_bfloat16* gate,
-    __nv_bfloat16* __restrict__ d_x, __nv_bfloat16* __restrict__ d_gate, BackwardSizes sizes) {
+backward_row(const bfloat16* d_out, const bfloat16* x, const bfloat16* gate, bfloat16* __restrict__ d_x,
+    bfloat16* __restrict__ d_gate, BackwardSizes sizes) {
   wait_for_kernel_before();
   constexpr int kLanes = 1, kPacks = 13;
   __shared__ float cells[2][8];
@@ -317,9 +339,9 @@ backward_row(const __nv_bfloat16* d_out, const __nv_bfloat16* x, const __nv_bflo
   const Index stride = gridDim.x * blockDim.y;
   Index first = blockIdx.x * blockDim.y;
   // Rows beside each other lie together: a block moves them as a whole, by way of shared memory.
-  auto* const d_out_staged = reinterpret_cast<__nv_bfloat16*>(room + 0);
-  auto* const x_staged = reinterpret_cast<__nv_bfloat16*>(room + 416);
-  auto* const d_x_staged = reinterpret_cast<__nv_bfloat16*>(room + 832);
+  auto* const d_out_staged = reinterpret_cast<bfloat16*>(room + 0);
+  auto* const x_staged = reinterpret_cast<bfloat16*>(room + 416);
+  auto* const d_x_staged = reinterpret_cast<bfloat16*>(room + 832);
   const auto send_rows = [&](Index first) {
     const Index taken = first < rows ? min(static_cast<Index>(blockDim.y), rows - first) * length : 0;
     send_all(d_out_staged, d_out + first * length, taken);
@@ -331,8 +353,8 @@ backward_row(const __nv_bfloat16* d_out, const __nv_bfloat16* x, const __nv_bflo
     const bool is_live = first + threadIdx.y < rows;
     const Index row = is_live ? first + threadIdx.y : 0, end = is_live ? length : 0;
     const Index outer = row;
-    Pack<__nv_bfloat16, kLanes> d_out_in[kPacks];
-    Pack<__nv_bfloat16, kLanes> x_in[kPacks];
+    Pack<bfloat16, kLanes> d_out_in[kPacks];
+    Pack<bfloat16, kLanes> x_in[kPacks];
     const Index taken = min(static_cast<Index>(blockDim.y), rows - first) * length;
     wait_for_sent<0>();
     __syncthreads();
@@ -370,19 +392,19 @@ backward_row(const __nv_bfloat16* d_out, const __nv_bfloat16* x, const __nv_bflo
     if (is_live && threadIdx.x == 0) {
       float d_gate_value;
       backward_row_row_values(total_value, d_gate_value);
-      d_gate[outer] = narrow<__nv_bfloat16>(d_gate_value);
+      d_gate[outer] = narrow<bfloat16>(d_gate_value);
     }
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = threadIdx.x * kPacks + p;
       const bool is_here = i < end;
-      Pack<__nv_bfloat16, kLanes> d_x_out;
+      Pack<bfloat16, kLanes> d_x_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float carried_value = carried[p][lane];
         float d_x_value;
         backward_row_values(carried_value, d_x_value);
-        d_x_out.at[lane] = narrow<__nv_bfloat16>(d_x_value);
+        d_x_out.at[lane] = narrow<bfloat16>(d_x_value);
       }
       if (is_here) store(d_x_staged + (threadIdx.y * length + i), d_x_out);
     }
@@ -484,9 +506,9 @@ static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64
 // a: x, gate, out, scratch (-1: return the bytes it needs), outer, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
-  auto* const x = reinterpret_cast<const __nv_bfloat16*>(a[0]);
-  auto* const gate = reinterpret_cast<const __nv_bfloat16*>(a[1]);
-  auto* const out = reinterpret_cast<__nv_bfloat16*>(a[2]);
+  auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
+  auto* const gate = reinterpret_cast<const bfloat16*>(a[1]);
+  auto* const out = reinterpret_cast<bfloat16*>(a[2]);
   const bool is_measuring = a[3] == -1;
   if (!is_measuring && ((a[0] | a[2]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[3])};
@@ -509,11 +531,11 @@ extern "C" int64_t run_forward(const int64_t* a) {
 // a: x, gate, d_out, d_x, d_gate, scratch (-1: return the bytes it needs), outer, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_backward(const int64_t* a) {
-  auto* const x = reinterpret_cast<const __nv_bfloat16*>(a[0]);
-  auto* const gate = reinterpret_cast<const __nv_bfloat16*>(a[1]);
-  auto* const d_out = reinterpret_cast<const __nv_bfloat16*>(a[2]);
-  auto* const d_x = reinterpret_cast<__nv_bfloat16*>(a[3]);
-  auto* const d_gate = reinterpret_cast<__nv_bfloat16*>(a[4]);
+  auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
+  auto* const gate = reinterpret_cast<const bfloat16*>(a[1]);
+  auto* const d_out = reinterpret_cast<const bfloat16*>(a[2]);
+  auto* const d_x = reinterpret_cast<bfloat16*>(a[3]);
+  auto* const d_gate = reinterpret_cast<bfloat16*>(a[4]);
   const bool is_measuring = a[5] == -1;
   if (!is_measuring && ((a[0] | a[2] | a[3]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[5])};

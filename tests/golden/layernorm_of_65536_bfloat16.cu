@@ -2,7 +2,6 @@
 //   layernorm(weight, bias)
 #include <cstdint>
 #include <cuda_runtime.h>
-#include <cuda_bf16.h>
 
 using Index = uint32_t;
 
@@ -27,15 +26,38 @@ template <typename Stored>
 __device__ __forceinline__ Stored widen(Stored x) {
   return x;
 }
-[[maybe_unused]] __device__ __forceinline__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
 
 template <typename Stored, typename Value>
 __device__ __forceinline__ Stored narrow(Value x) {
   return static_cast<Stored>(x);
 }
+
+// The upper half of a float.
+struct bfloat16 {
+  uint16_t bits;
+};
+
+[[maybe_unused]] __device__ __forceinline__ float widen(bfloat16 x) {
+#if __CUDA_ARCH__ >= 900
+  float wide;
+  asm("cvt.f32.bf16 %0, %1;" : "=f"(wide) : "h"(x.bits));
+  return wide;
+#else
+  return __uint_as_float(uint32_t{x.bits} << 16);
+#endif
+}
+
 template <>
-[[maybe_unused]] __device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16, float>(float x) {
-  return __float2bfloat16_rn(x);
+[[maybe_unused]] __device__ __forceinline__ bfloat16 narrow<bfloat16, float>(float x) {
+#if __CUDA_ARCH__ >= 800
+  bfloat16 stored;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(stored.bits) : "f"(x));
+  return stored;
+#else
+  // To nearest, ties to even; NaN is all ones but for the sign.
+  const uint32_t bits = __float_as_uint(x);
+  return {static_cast<uint16_t>(x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+#endif
 }
 
 // A quotient of what is small beside the mean.
@@ -55,9 +77,9 @@ __device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
 }
 // Out of pairs, by one instruction each; to take the upper half alone first would be another.
 template <int N>
-__device__ __forceinline__ float widen(const Pack<__nv_bfloat16, N>& pack, int lane) {
+__device__ __forceinline__ float widen(const Pack<bfloat16, N>& pack, int lane) {
   if constexpr (N == 1) {
-    return __bfloat162float(pack.at[lane]);
+    return widen(pack.at[lane]);
   } else {
     const unsigned int pair = reinterpret_cast<const unsigned int*>(pack.at)[lane / 2];
     return __uint_as_float(lane % 2 ? pair & 0xffff0000u : pair << 16);
@@ -312,8 +334,8 @@ __device__ __forceinline__ void forward_row_values(const float x, const float me
 
 // Reads x, weight by (inner), bias by (inner); writes out.
 __global__ void __launch_bounds__(1024, 1)
-forward_row(const __nv_bfloat16* x, const __nv_bfloat16* weight, const __nv_bfloat16* bias,
-    __nv_bfloat16* __restrict__ out, ForwardSizes sizes) {
+forward_row(const bfloat16* x, const bfloat16* weight, const bfloat16* bias, bfloat16* __restrict__ out,
+    ForwardSizes sizes) {
   wait_for_kernel_before();
   constexpr int kLanes = 8, kPacks = 8;
   __shared__ float cells[2][96];
@@ -321,7 +343,7 @@ forward_row(const __nv_bfloat16* x, const __nv_bfloat16* weight, const __nv_bflo
   const Index rows = sizes.outer.value, length = sizes.inner.value;
   extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
-  auto* const x_next = reinterpret_cast<Pack<__nv_bfloat16, kLanes>*>(room + 0) + thread;
+  auto* const x_next = reinterpret_cast<Pack<bfloat16, kLanes>*>(room + 0) + thread;
   const Index stride = gridDim.x * blockDim.y;
   Index first = blockIdx.x * blockDim.y;
   const auto send_row = [&](Index first) {
@@ -342,7 +364,7 @@ forward_row(const __nv_bfloat16* x, const __nv_bfloat16* weight, const __nv_bflo
   for (; first < rows; first += stride) {
     const bool is_live = first + threadIdx.y < rows;
     const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
-    Pack<__nv_bfloat16, kLanes> x_in[kPacks];
+    Pack<bfloat16, kLanes> x_in[kPacks];
     wait_for_sent<0>();
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
@@ -375,11 +397,11 @@ forward_row(const __nv_bfloat16* x, const __nv_bfloat16* weight, const __nv_bflo
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
       if (!is_here) continue;
-      Pack<__nv_bfloat16, kLanes> weight_in;
+      Pack<bfloat16, kLanes> weight_in;
       if (is_here) weight_in = load<kLanes>(weight + i);
-      Pack<__nv_bfloat16, kLanes> bias_in;
+      Pack<bfloat16, kLanes> bias_in;
       if (is_here) bias_in = load<kLanes>(bias + i);
-      Pack<__nv_bfloat16, kLanes> out_out;
+      Pack<bfloat16, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
@@ -387,7 +409,7 @@ forward_row(const __nv_bfloat16* x, const __nv_bfloat16* weight, const __nv_bflo
         const float bias_value = widen(bias_in, lane);
         float out_value;
         forward_row_values(x_value, mean_value, inverse_root_value, weight_value, bias_value, out_value);
-        out_out.at[lane] = narrow<__nv_bfloat16>(out_value);
+        out_out.at[lane] = narrow<bfloat16>(out_value);
       }
       if (is_here) store(out + (base + i), out_out);
     }
@@ -487,10 +509,10 @@ static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64
 // a: x, weight, bias, out, scratch (-1: return the bytes it needs), outer, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
-  auto* const x = reinterpret_cast<const __nv_bfloat16*>(a[0]);
-  auto* const weight = reinterpret_cast<const __nv_bfloat16*>(a[1]);
-  auto* const bias = reinterpret_cast<const __nv_bfloat16*>(a[2]);
-  auto* const out = reinterpret_cast<__nv_bfloat16*>(a[3]);
+  auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
+  auto* const weight = reinterpret_cast<const bfloat16*>(a[1]);
+  auto* const bias = reinterpret_cast<const bfloat16*>(a[2]);
+  auto* const out = reinterpret_cast<bfloat16*>(a[3]);
   const bool is_measuring = a[4] == -1;
   if (!is_measuring && ((a[0] | a[1] | a[2] | a[3]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};

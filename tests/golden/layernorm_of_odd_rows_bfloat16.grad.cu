@@ -2,7 +2,6 @@
 //   add(residual) | layernorm(1023, weight, bias) | gelu
 #include <cstdint>
 #include <cuda_runtime.h>
-#include <cuda_bf16.h>
 
 using Index = uint32_t;
 
@@ -27,15 +26,38 @@ template <typename Stored>
 __device__ __forceinline__ Stored widen(Stored x) {
   return x;
 }
-[[maybe_unused]] __device__ __forceinline__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
 
 template <typename Stored, typename Value>
 __device__ __forceinline__ Stored narrow(Value x) {
   return static_cast<Stored>(x);
 }
+
+// The upper half of a float.
+struct bfloat16 {
+  uint16_t bits;
+};
+
+[[maybe_unused]] __device__ __forceinline__ float widen(bfloat16 x) {
+#if __CUDA_ARCH__ >= 900
+  float wide;
+  asm("cvt.f32.bf16 %0, %1;" : "=f"(wide) : "h"(x.bits));
+  return wide;
+#else
+  return __uint_as_float(uint32_t{x.bits} << 16);
+#endif
+}
+
 template <>
-[[maybe_unused]] __device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16, float>(float x) {
-  return __float2bfloat16_rn(x);
+[[maybe_unused]] __device__ __forceinline__ bfloat16 narrow<bfloat16, float>(float x) {
+#if __CUDA_ARCH__ >= 800
+  bfloat16 stored;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(stored.bits) : "f"(x));
+  return stored;
+#else
+  // To nearest, ties to even; NaN is all ones but for the sign.
+  const uint32_t bits = __float_as_uint(x);
+  return {static_cast<uint16_t>(x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+#endif
 }
 
 // Coefficients from the lowest power on.
@@ -76,9 +98,9 @@ __device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
 }
 // Out of pairs, by one instruction each; to take the upper half alone first would be another.
 template <int N>
-__device__ __forceinline__ float widen(const Pack<__nv_bfloat16, N>& pack, int lane) {
+__device__ __forceinline__ float widen(const Pack<bfloat16, N>& pack, int lane) {
   if constexpr (N == 1) {
-    return __bfloat162float(pack.at[lane]);
+    return widen(pack.at[lane]);
   } else {
     const unsigned int pair = reinterpret_cast<const unsigned int*>(pack.at)[lane / 2];
     return __uint_as_float(lane % 2 ? pair & 0xffff0000u : pair << 16);
@@ -428,9 +450,9 @@ __device__ __forceinline__ void forward_row_row_values(const float mean, const f
 
 // Reads x, residual, weight by (inner), bias by (inner); writes out, saved_mean, saved_variance.
 __global__ void __launch_bounds__(256, 4)
-forward_row(const __nv_bfloat16* x, const __nv_bfloat16* residual, const __nv_bfloat16* weight,
-    const __nv_bfloat16* bias, __nv_bfloat16* __restrict__ out, float* __restrict__ saved_mean,
-    float* __restrict__ saved_variance, ForwardSizes sizes) {
+forward_row(const bfloat16* x, const bfloat16* residual, const bfloat16* weight, const bfloat16* bias,
+    bfloat16* __restrict__ out, float* __restrict__ saved_mean, float* __restrict__ saved_variance,
+    ForwardSizes sizes) {
   wait_for_kernel_before();
   constexpr int kLanes = 8, kPacks = 4;
   __shared__ float cells[2][24];
@@ -444,10 +466,10 @@ forward_row(const __nv_bfloat16* x, const __nv_bfloat16* residual, const __nv_bf
   const bool is_edge = threadIdx.x < length - whole;
   extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
-  const __nv_bfloat16 weight_edge = is_edge ? weight[edge] : __nv_bfloat16();
-  const __nv_bfloat16 bias_edge = is_edge ? bias[edge] : __nv_bfloat16();
-  auto* const weight_along = reinterpret_cast<Pack<__nv_bfloat16, kLanes>*>(room + 0);
-  auto* const bias_along = reinterpret_cast<Pack<__nv_bfloat16, kLanes>*>(room + 0 + kPacks * blockDim.x * 1);
+  const bfloat16 weight_edge = is_edge ? weight[edge] : bfloat16();
+  const bfloat16 bias_edge = is_edge ? bias[edge] : bfloat16();
+  auto* const weight_along = reinterpret_cast<Pack<bfloat16, kLanes>*>(room + 0);
+  auto* const bias_along = reinterpret_cast<Pack<bfloat16, kLanes>*>(room + 0 + kPacks * blockDim.x * 1);
   for (Index i = thread; i < whole; i += blockDim.x * blockDim.y) {
     weight_along[i / kLanes].at[i % kLanes] = weight[i + head];
     bias_along[i / kLanes].at[i % kLanes] = bias[i + head];
@@ -460,8 +482,8 @@ forward_row(const __nv_bfloat16* x, const __nv_bfloat16* residual, const __nv_bf
     const Index row = is_live ? first + threadIdx.y * kLanes : 0, base = row * length + head,
         end = is_live ? whole : 0;
     const Index outer = row;
-    Pack<__nv_bfloat16, kLanes> x_in[kPacks];
-    Pack<__nv_bfloat16, kLanes> residual_in[kPacks];
+    Pack<bfloat16, kLanes> x_in[kPacks];
+    Pack<bfloat16, kLanes> residual_in[kPacks];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -470,9 +492,9 @@ forward_row(const __nv_bfloat16* x, const __nv_bfloat16* residual, const __nv_bf
       if (is_here) x_in[p] = load<kLanes>(x + (base + i));
       if (is_here) residual_in[p] = load<kLanes>(residual + (base + i));
     }
-    __nv_bfloat16 x_edge = {};
+    bfloat16 x_edge = {};
     if (is_edge && is_live) x_edge = x[row * length + edge];
-    __nv_bfloat16 residual_edge = {};
+    bfloat16 residual_edge = {};
     if (is_edge && is_live) residual_edge = residual[row * length + edge];
     Spread<float> spreads_1[1];
 #pragma unroll
@@ -519,11 +541,11 @@ forward_row(const __nv_bfloat16* x, const __nv_bfloat16* residual, const __nv_bf
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
       if (!is_here) continue;
-      Pack<__nv_bfloat16, kLanes> weight_in;
+      Pack<bfloat16, kLanes> weight_in;
       if (is_here) weight_in = weight_along[p * blockDim.x + threadIdx.x];
-      Pack<__nv_bfloat16, kLanes> bias_in;
+      Pack<bfloat16, kLanes> bias_in;
       if (is_here) bias_in = bias_along[p * blockDim.x + threadIdx.x];
-      Pack<__nv_bfloat16, kLanes> out_out;
+      Pack<bfloat16, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
@@ -533,7 +555,7 @@ forward_row(const __nv_bfloat16* x, const __nv_bfloat16* residual, const __nv_bf
         float out_value;
         forward_row_values(x_value, residual_value, mean_value, inverse_root_value, weight_value, bias_value,
             out_value);
-        out_out.at[lane] = narrow<__nv_bfloat16>(out_value);
+        out_out.at[lane] = narrow<bfloat16>(out_value);
       }
       if (is_here) store(out + (base + i), out_out);
     }
@@ -545,7 +567,7 @@ forward_row(const __nv_bfloat16* x, const __nv_bfloat16* residual, const __nv_bf
       float out_value;
       forward_row_values(x_value, residual_value, mean_value, inverse_root_value, weight_value, bias_value,
           out_value);
-      out[row * length + edge] = narrow<__nv_bfloat16>(out_value);
+      out[row * length + edge] = narrow<bfloat16>(out_value);
     }
   }
 }
@@ -601,10 +623,9 @@ __device__ __forceinline__ void backward_row_values(const float carried, const f
 
 // Reads d_out, x, residual, saved_mean by (outer), saved_variance by (outer), weight by (inner), bias by (inner); leaves partials of total, total_2; writes d_x.
 __global__ void __launch_bounds__(256, 2)
-backward_row(const __nv_bfloat16* d_out, const __nv_bfloat16* x, const __nv_bfloat16* residual,
-    const float* saved_mean, const float* saved_variance, const __nv_bfloat16* weight,
-    const __nv_bfloat16* bias, __nv_bfloat16* __restrict__ d_x, Sum<float>* __restrict__ total_partials,
-    Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes) {
+backward_row(const bfloat16* d_out, const bfloat16* x, const bfloat16* residual, const float* saved_mean,
+    const float* saved_variance, const bfloat16* weight, const bfloat16* bias, bfloat16* __restrict__ d_x,
+    Sum<float>* __restrict__ total_partials, Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes) {
   wait_for_kernel_before();
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
   constexpr int kLanes = 8, kPacks = 2;
@@ -622,17 +643,17 @@ backward_row(const __nv_bfloat16* d_out, const __nv_bfloat16* x, const __nv_bflo
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   Sum<float> total_sum[kPacks][kLanes];
   Sum<float> total_2_sum[kPacks][kLanes];
-  auto* const d_out_next = reinterpret_cast<Pack<__nv_bfloat16, kLanes>*>(room + 0) + thread;
-  auto* const d_out_edge_next = reinterpret_cast<Pack<__nv_bfloat16,
+  auto* const d_out_next = reinterpret_cast<Pack<bfloat16, kLanes>*>(room + 0) + thread;
+  auto* const d_out_edge_next = reinterpret_cast<Pack<bfloat16,
       kLanes>*>(room + 3072) + threadIdx.y * 2 * kLanes + threadIdx.x;
-  auto* const x_next = reinterpret_cast<Pack<__nv_bfloat16, kLanes>*>(room + 512) + thread;
-  auto* const x_edge_next = reinterpret_cast<Pack<__nv_bfloat16,
+  auto* const x_next = reinterpret_cast<Pack<bfloat16, kLanes>*>(room + 512) + thread;
+  auto* const x_edge_next = reinterpret_cast<Pack<bfloat16,
       kLanes>*>(room + 3328) + threadIdx.y * 2 * kLanes + threadIdx.x;
-  auto* const residual_next = reinterpret_cast<Pack<__nv_bfloat16, kLanes>*>(room + 1024) + thread;
-  auto* const residual_edge_next = reinterpret_cast<Pack<__nv_bfloat16,
+  auto* const residual_next = reinterpret_cast<Pack<bfloat16, kLanes>*>(room + 1024) + thread;
+  auto* const residual_edge_next = reinterpret_cast<Pack<bfloat16,
       kLanes>*>(room + 3584) + threadIdx.y * 2 * kLanes + threadIdx.x;
-  const __nv_bfloat16 weight_edge = is_edge ? weight[edge] : __nv_bfloat16();
-  const __nv_bfloat16 bias_edge = is_edge ? bias[edge] : __nv_bfloat16();
+  const bfloat16 weight_edge = is_edge ? weight[edge] : bfloat16();
+  const bfloat16 bias_edge = is_edge ? bias[edge] : bfloat16();
   // Sums at edges take no registers of threads that have none.
   const int place = is_edge ? threadIdx.y * 2 * kLanes + threadIdx.x : 0;
   __shared__ float total_edges[128];
@@ -641,9 +662,8 @@ backward_row(const __nv_bfloat16* d_out, const __nv_bfloat16* x, const __nv_bflo
   __shared__ float total_2_edges[128];
   auto& total_2_edge = reinterpret_cast<Sum<float>*>(total_2_edges)[place];
   if (is_edge) total_2_edge = Sum<float>();
-  auto* const weight_along = reinterpret_cast<Pack<__nv_bfloat16, kLanes>*>(room + 3840);
-  auto* const bias_along = reinterpret_cast<Pack<__nv_bfloat16,
-      kLanes>*>(room + 3840 + kPacks * blockDim.x * 1);
+  auto* const weight_along = reinterpret_cast<Pack<bfloat16, kLanes>*>(room + 3840);
+  auto* const bias_along = reinterpret_cast<Pack<bfloat16, kLanes>*>(room + 3840 + kPacks * blockDim.x * 1);
   for (Index i = thread; i < whole; i += blockDim.x * blockDim.y) {
     weight_along[i / kLanes].at[i % kLanes] = weight[i + head];
     bias_along[i / kLanes].at[i % kLanes] = bias[i + head];
@@ -686,9 +706,9 @@ backward_row(const __nv_bfloat16* d_out, const __nv_bfloat16* x, const __nv_bflo
     const bool is_live = first + threadIdx.y * kLanes < rows;
     const Index row = is_live ? first + threadIdx.y * kLanes : 0, base = row * length + head,
         end = is_live ? whole : 0;
-    Pack<__nv_bfloat16, kLanes> d_out_in[kPacks];
-    Pack<__nv_bfloat16, kLanes> x_in[kPacks];
-    Pack<__nv_bfloat16, kLanes> residual_in[kPacks];
+    Pack<bfloat16, kLanes> d_out_in[kPacks];
+    Pack<bfloat16, kLanes> x_in[kPacks];
+    Pack<bfloat16, kLanes> residual_in[kPacks];
     wait_for_sent<1>();
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
@@ -698,11 +718,11 @@ backward_row(const __nv_bfloat16* d_out, const __nv_bfloat16* x, const __nv_bflo
     }
     const float saved_mean_value = saved_mean_ahead[0];
     const float saved_variance_value = saved_variance_ahead[0];
-    __nv_bfloat16 d_out_edge = {};
+    bfloat16 d_out_edge = {};
     if (is_edge) d_out_edge = (d_out_edge_next + slot * 128)->at[edge_lane];
-    __nv_bfloat16 x_edge = {};
+    bfloat16 x_edge = {};
     if (is_edge) x_edge = (x_edge_next + slot * 128)->at[edge_lane];
-    __nv_bfloat16 residual_edge = {};
+    bfloat16 residual_edge = {};
     if (is_edge) residual_edge = (residual_edge_next + slot * 128)->at[edge_lane];
     saved_mean_ahead[0] = saved_mean_ahead[1];
     saved_variance_ahead[0] = saved_variance_ahead[1];
@@ -717,9 +737,9 @@ backward_row(const __nv_bfloat16* d_out, const __nv_bfloat16* x, const __nv_bflo
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
-      Pack<__nv_bfloat16, kLanes> weight_in;
+      Pack<bfloat16, kLanes> weight_in;
       if (is_here) weight_in = weight_along[p * blockDim.x + threadIdx.x];
-      Pack<__nv_bfloat16, kLanes> bias_in;
+      Pack<bfloat16, kLanes> bias_in;
       if (is_here) bias_in = bias_along[p * blockDim.x + threadIdx.x];
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
@@ -791,14 +811,14 @@ backward_row(const __nv_bfloat16* d_out, const __nv_bfloat16* x, const __nv_bflo
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
-      Pack<__nv_bfloat16, kLanes> d_x_out;
+      Pack<bfloat16, kLanes> d_x_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float carried_value = carried[p][lane];
         const float carried_2_value = carried_2[p][lane];
         float d_x_value;
         backward_row_values(carried_value, negated_value, carried_2_value, product_value, d_x_value);
-        d_x_out.at[lane] = narrow<__nv_bfloat16>(d_x_value);
+        d_x_out.at[lane] = narrow<bfloat16>(d_x_value);
       }
       if (is_here) store(d_x + (base + i), d_x_out);
     }
@@ -807,7 +827,7 @@ backward_row(const __nv_bfloat16* d_out, const __nv_bfloat16* x, const __nv_bflo
       const float carried_2_value = carried_2_edge;
       float d_x_value;
       backward_row_values(carried_value, negated_value, carried_2_value, product_value, d_x_value);
-      d_x[row * length + edge] = narrow<__nv_bfloat16>(d_x_value);
+      d_x[row * length + edge] = narrow<bfloat16>(d_x_value);
     }
   }
   // One partial for each column and block: what threads have of it meets where packs were sent.
@@ -838,7 +858,7 @@ __device__ __forceinline__ void backward_finalise_values(const float total, cons
 
 // Merges partials into total, total_2; writes d_weight, d_bias.
 __global__ void __launch_bounds__(512)
-backward_finalise(__nv_bfloat16* __restrict__ d_weight, __nv_bfloat16* __restrict__ d_bias,
+backward_finalise(bfloat16* __restrict__ d_weight, bfloat16* __restrict__ d_bias,
     const Sum<float>* total_partials, const Sum<float>* total_2_partials, BackwardSizes sizes, Index slots) {
   wait_for_kernel_before();
   __shared__ alignas(16) unsigned char shared[512 * 16];
@@ -876,8 +896,8 @@ backward_finalise(__nv_bfloat16* __restrict__ d_weight, __nv_bfloat16* __restric
   float d_weight_value;
   float d_bias_value;
   backward_finalise_values(total_value, total_2_value, d_weight_value, d_bias_value);
-  d_weight[inner] = narrow<__nv_bfloat16>(d_weight_value);
-  d_bias[inner] = narrow<__nv_bfloat16>(d_bias_value);
+  d_weight[inner] = narrow<bfloat16>(d_weight_value);
+  d_bias[inner] = narrow<bfloat16>(d_bias_value);
 }
 
 }  // namespace
@@ -973,11 +993,11 @@ static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64
 // a: x, residual, weight, bias, out, saved_mean, saved_variance, scratch (-1: return the bytes it needs), outer, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
-  auto* const x = reinterpret_cast<const __nv_bfloat16*>(a[0]);
-  auto* const residual = reinterpret_cast<const __nv_bfloat16*>(a[1]);
-  auto* const weight = reinterpret_cast<const __nv_bfloat16*>(a[2]);
-  auto* const bias = reinterpret_cast<const __nv_bfloat16*>(a[3]);
-  auto* const out = reinterpret_cast<__nv_bfloat16*>(a[4]);
+  auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
+  auto* const residual = reinterpret_cast<const bfloat16*>(a[1]);
+  auto* const weight = reinterpret_cast<const bfloat16*>(a[2]);
+  auto* const bias = reinterpret_cast<const bfloat16*>(a[3]);
+  auto* const out = reinterpret_cast<bfloat16*>(a[4]);
   auto* const saved_mean = reinterpret_cast<float*>(a[5]);
   auto* const saved_variance = reinterpret_cast<float*>(a[6]);
   const bool is_measuring = a[7] == -1;
@@ -1008,16 +1028,16 @@ extern "C" int64_t run_forward(const int64_t* a) {
 // a: x, residual, weight, bias, saved_mean, saved_variance, d_out, d_x, d_weight, d_bias, scratch (-1: return the bytes it needs), outer, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_backward(const int64_t* a) {
-  auto* const x = reinterpret_cast<const __nv_bfloat16*>(a[0]);
-  auto* const residual = reinterpret_cast<const __nv_bfloat16*>(a[1]);
-  auto* const weight = reinterpret_cast<const __nv_bfloat16*>(a[2]);
-  auto* const bias = reinterpret_cast<const __nv_bfloat16*>(a[3]);
+  auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
+  auto* const residual = reinterpret_cast<const bfloat16*>(a[1]);
+  auto* const weight = reinterpret_cast<const bfloat16*>(a[2]);
+  auto* const bias = reinterpret_cast<const bfloat16*>(a[3]);
   auto* const saved_mean = reinterpret_cast<const float*>(a[4]);
   auto* const saved_variance = reinterpret_cast<const float*>(a[5]);
-  auto* const d_out = reinterpret_cast<const __nv_bfloat16*>(a[6]);
-  auto* const d_x = reinterpret_cast<__nv_bfloat16*>(a[7]);
-  auto* const d_weight = reinterpret_cast<__nv_bfloat16*>(a[8]);
-  auto* const d_bias = reinterpret_cast<__nv_bfloat16*>(a[9]);
+  auto* const d_out = reinterpret_cast<const bfloat16*>(a[6]);
+  auto* const d_x = reinterpret_cast<bfloat16*>(a[7]);
+  auto* const d_weight = reinterpret_cast<bfloat16*>(a[8]);
+  auto* const d_bias = reinterpret_cast<bfloat16*>(a[9]);
   const bool is_measuring = a[10] == -1;
   if (!is_measuring && ((a[0] | a[1] | a[6] | a[7]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[10])};

@@ -2,7 +2,6 @@
 //   layernorm(weight, bias) | mean(1)
 #include <cstdint>
 #include <cuda_runtime.h>
-#include <cuda_bf16.h>
 
 using Index = uint32_t;
 
@@ -27,15 +26,38 @@ template <typename Stored>
 __device__ __forceinline__ Stored widen(Stored x) {
   return x;
 }
-[[maybe_unused]] __device__ __forceinline__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
 
 template <typename Stored, typename Value>
 __device__ __forceinline__ Stored narrow(Value x) {
   return static_cast<Stored>(x);
 }
+
+// The upper half of a float.
+struct bfloat16 {
+  uint16_t bits;
+};
+
+[[maybe_unused]] __device__ __forceinline__ float widen(bfloat16 x) {
+#if __CUDA_ARCH__ >= 900
+  float wide;
+  asm("cvt.f32.bf16 %0, %1;" : "=f"(wide) : "h"(x.bits));
+  return wide;
+#else
+  return __uint_as_float(uint32_t{x.bits} << 16);
+#endif
+}
+
 template <>
-[[maybe_unused]] __device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16, float>(float x) {
-  return __float2bfloat16_rn(x);
+[[maybe_unused]] __device__ __forceinline__ bfloat16 narrow<bfloat16, float>(float x) {
+#if __CUDA_ARCH__ >= 800
+  bfloat16 stored;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(stored.bits) : "f"(x));
+  return stored;
+#else
+  // To nearest, ties to even; NaN is all ones but for the sign.
+  const uint32_t bits = __float_as_uint(x);
+  return {static_cast<uint16_t>(x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+#endif
 }
 
 // Within 2 ulp, for all operands.
@@ -62,9 +84,9 @@ __device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
 }
 // Out of pairs, by one instruction each; to take the upper half alone first would be another.
 template <int N>
-__device__ __forceinline__ float widen(const Pack<__nv_bfloat16, N>& pack, int lane) {
+__device__ __forceinline__ float widen(const Pack<bfloat16, N>& pack, int lane) {
   if constexpr (N == 1) {
-    return __bfloat162float(pack.at[lane]);
+    return widen(pack.at[lane]);
   } else {
     const unsigned int pair = reinterpret_cast<const unsigned int*>(pack.at)[lane / 2];
     return __uint_as_float(lane % 2 ? pair & 0xffff0000u : pair << 16);
@@ -391,7 +413,7 @@ __device__ __forceinline__ void forward_row_row_values(const float mean, const f
 
 // Reads x; leaves partials of total; writes saved_mean, saved_variance.
 __global__ void __launch_bounds__(256, 2)
-forward_row(const __nv_bfloat16* x, float* __restrict__ saved_mean, float* __restrict__ saved_variance,
+forward_row(const bfloat16* x, float* __restrict__ saved_mean, float* __restrict__ saved_variance,
     Sum<float>* __restrict__ total_partials, ForwardSizes sizes) {
   wait_for_kernel_before();
   constexpr int kLanes = 8, kPacks = 3;
@@ -401,7 +423,7 @@ forward_row(const __nv_bfloat16* x, float* __restrict__ saved_mean, float* __res
   extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   Sum<float> total_sum[kPacks][kLanes];
-  auto* const x_next = reinterpret_cast<Pack<__nv_bfloat16, kLanes>*>(room + 0) + thread;
+  auto* const x_next = reinterpret_cast<Pack<bfloat16, kLanes>*>(room + 0) + thread;
   const Index stride = gridDim.x * blockDim.y;
   Index first = blockIdx.x * blockDim.y;
   int slot = 0;
@@ -431,7 +453,7 @@ forward_row(const __nv_bfloat16* x, float* __restrict__ saved_mean, float* __res
     const Index above_middle = divide(row, sizes.middle);
     const Index middle = row - above_middle * sizes.middle.value;
     const Index outer = above_middle;
-    Pack<__nv_bfloat16, kLanes> x_in[kPacks];
+    Pack<bfloat16, kLanes> x_in[kPacks];
     wait_for_sent<1>();
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
@@ -500,7 +522,7 @@ __device__ __forceinline__ void forward_finalise_values(const float total, const
 
 // Reads weight by (inner), bias by (inner); merges partials into total; writes out, saved_mean_.
 __global__ void __launch_bounds__(512)
-forward_finalise(const __nv_bfloat16* weight, const __nv_bfloat16* bias, __nv_bfloat16* __restrict__ out,
+forward_finalise(const bfloat16* weight, const bfloat16* bias, bfloat16* __restrict__ out,
     float* __restrict__ saved_mean_, const Sum<float>* total_partials, ForwardSizes sizes, Index slots) {
   wait_for_kernel_before();
   const float count_of_middle_value = static_cast<float>(sizes.middle.value);
@@ -540,7 +562,7 @@ forward_finalise(const __nv_bfloat16* weight, const __nv_bfloat16* bias, __nv_bf
   float saved_mean__value;
   forward_finalise_values(total_value, count_of_middle_value, weight_value, bias_value, out_value,
       saved_mean__value);
-  out[(outer) * sizes.inner.value + inner] = narrow<__nv_bfloat16>(out_value);
+  out[(outer) * sizes.inner.value + inner] = narrow<bfloat16>(out_value);
   saved_mean_[(outer) * sizes.inner.value + inner] = narrow<float>(saved_mean__value);
 }
 
@@ -578,9 +600,8 @@ __device__ __forceinline__ void backward_row_values(const float x, const float s
 
 // Reads x, d_out by (outer, inner), weight by (inner), saved_mean by (outer, middle), saved_variance by (outer, middle); writes d_x.
 __global__ void __launch_bounds__(256, 4)
-backward_row(const __nv_bfloat16* d_out, const __nv_bfloat16* weight, const __nv_bfloat16* x,
-    const float* saved_mean, const float* saved_variance, __nv_bfloat16* __restrict__ d_x,
-    BackwardSizes sizes) {
+backward_row(const bfloat16* d_out, const bfloat16* weight, const bfloat16* x, const float* saved_mean,
+    const float* saved_variance, bfloat16* __restrict__ d_x, BackwardSizes sizes) {
   wait_for_kernel_before();
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
   const float count_of_middle_value = static_cast<float>(sizes.middle.value);
@@ -597,7 +618,7 @@ backward_row(const __nv_bfloat16* d_out, const __nv_bfloat16* weight, const __nv
     const Index above_middle = divide(row, sizes.middle);
     const Index middle = row - above_middle * sizes.middle.value;
     const Index outer = above_middle;
-    Pack<__nv_bfloat16, kLanes> x_in[kPacks];
+    Pack<bfloat16, kLanes> x_in[kPacks];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -613,9 +634,9 @@ backward_row(const __nv_bfloat16* d_out, const __nv_bfloat16* weight, const __nv
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
       if (!is_here) continue;
-      Pack<__nv_bfloat16, kLanes> weight_in;
+      Pack<bfloat16, kLanes> weight_in;
       if (is_here) weight_in = load<kLanes>(weight + i);
-      Pack<__nv_bfloat16, kLanes> d_out_in;
+      Pack<bfloat16, kLanes> d_out_in;
       if (is_here) d_out_in = load<kLanes>(d_out + ((outer) * length + i));
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
@@ -646,11 +667,11 @@ backward_row(const __nv_bfloat16* d_out, const __nv_bfloat16* weight, const __nv
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
       if (!is_here) continue;
-      Pack<__nv_bfloat16, kLanes> weight_in;
+      Pack<bfloat16, kLanes> weight_in;
       if (is_here) weight_in = load<kLanes>(weight + i);
-      Pack<__nv_bfloat16, kLanes> d_out_in;
+      Pack<bfloat16, kLanes> d_out_in;
       if (is_here) d_out_in = load<kLanes>(d_out + ((outer) * length + i));
-      Pack<__nv_bfloat16, kLanes> d_x_out;
+      Pack<bfloat16, kLanes> d_x_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
@@ -659,7 +680,7 @@ backward_row(const __nv_bfloat16* d_out, const __nv_bfloat16* weight, const __nv
         float d_x_value;
         backward_row_values(x_value, saved_mean_value, negated_value, d_out_value, weight_value,
             quotient_value, inverse_root_value, product_value, d_x_value);
-        d_x_out.at[lane] = narrow<__nv_bfloat16>(d_x_value);
+        d_x_out.at[lane] = narrow<bfloat16>(d_x_value);
       }
       if (is_here) store(d_x + (base + i), d_x_out);
     }
@@ -681,8 +702,8 @@ __device__ __forceinline__ void backward_column_row_values(const float total_3, 
 
 // Reads d_out, saved_mean_; writes d_weight, d_bias.
 __global__ void __launch_bounds__(128, 4)
-backward_column(const __nv_bfloat16* d_out, const float* saved_mean_, __nv_bfloat16* __restrict__ d_weight,
-    __nv_bfloat16* __restrict__ d_bias, BackwardSizes sizes, Size across, Index tiles) {
+backward_column(const bfloat16* d_out, const float* saved_mean_, bfloat16* __restrict__ d_weight,
+    bfloat16* __restrict__ d_bias, BackwardSizes sizes, Size across, Index tiles) {
   wait_for_kernel_before();
   constexpr int kLanes = 2, kPacks = 8;
   const Index length = kPacks, behind = sizes.inner.value;
@@ -694,7 +715,7 @@ backward_column(const __nv_bfloat16* d_out, const float* saved_mean_, __nv_bfloa
     const bool is_beside = place < packs;
     if (!is_beside) continue;
     const Index base = above * length * behind + beside;
-    Pack<__nv_bfloat16, kLanes> d_out_in[kPacks];
+    Pack<bfloat16, kLanes> d_out_in[kPacks];
     Pack<float, kLanes> saved_mean__in[kPacks];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
@@ -722,8 +743,8 @@ backward_column(const __nv_bfloat16* d_out, const float* saved_mean_, __nv_bfloa
       }
     }
     {
-      Pack<__nv_bfloat16, kLanes> d_weight_out;
-      Pack<__nv_bfloat16, kLanes> d_bias_out;
+      Pack<bfloat16, kLanes> d_weight_out;
+      Pack<bfloat16, kLanes> d_bias_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float total_3_value = sums_1[0][lane].total;
@@ -731,8 +752,8 @@ backward_column(const __nv_bfloat16* d_out, const float* saved_mean_, __nv_bfloa
         float d_weight_value;
         float d_bias_value;
         backward_column_row_values(total_3_value, total_4_value, d_weight_value, d_bias_value);
-        d_weight_out.at[lane] = narrow<__nv_bfloat16>(d_weight_value);
-        d_bias_out.at[lane] = narrow<__nv_bfloat16>(d_bias_value);
+        d_weight_out.at[lane] = narrow<bfloat16>(d_weight_value);
+        d_bias_out.at[lane] = narrow<bfloat16>(d_bias_value);
       }
       const Index inner = beside;
       store(d_weight + (inner), d_weight_out);
@@ -855,10 +876,10 @@ static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64
 // a: x, weight, bias, out, saved_mean, saved_variance, saved_mean_, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
-  auto* const x = reinterpret_cast<const __nv_bfloat16*>(a[0]);
-  auto* const weight = reinterpret_cast<const __nv_bfloat16*>(a[1]);
-  auto* const bias = reinterpret_cast<const __nv_bfloat16*>(a[2]);
-  auto* const out = reinterpret_cast<__nv_bfloat16*>(a[3]);
+  auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
+  auto* const weight = reinterpret_cast<const bfloat16*>(a[1]);
+  auto* const bias = reinterpret_cast<const bfloat16*>(a[2]);
+  auto* const out = reinterpret_cast<bfloat16*>(a[3]);
   auto* const saved_mean = reinterpret_cast<float*>(a[4]);
   auto* const saved_variance = reinterpret_cast<float*>(a[5]);
   auto* const saved_mean_ = reinterpret_cast<float*>(a[6]);
@@ -905,15 +926,15 @@ extern "C" int64_t run_forward(const int64_t* a) {
 // a: x, weight, saved_mean, saved_variance, saved_mean_, d_out, d_x, d_weight, d_bias, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_backward(const int64_t* a) {
-  auto* const x = reinterpret_cast<const __nv_bfloat16*>(a[0]);
-  auto* const weight = reinterpret_cast<const __nv_bfloat16*>(a[1]);
+  auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
+  auto* const weight = reinterpret_cast<const bfloat16*>(a[1]);
   auto* const saved_mean = reinterpret_cast<const float*>(a[2]);
   auto* const saved_variance = reinterpret_cast<const float*>(a[3]);
   auto* const saved_mean_ = reinterpret_cast<const float*>(a[4]);
-  auto* const d_out = reinterpret_cast<const __nv_bfloat16*>(a[5]);
-  auto* const d_x = reinterpret_cast<__nv_bfloat16*>(a[6]);
-  auto* const d_weight = reinterpret_cast<__nv_bfloat16*>(a[7]);
-  auto* const d_bias = reinterpret_cast<__nv_bfloat16*>(a[8]);
+  auto* const d_out = reinterpret_cast<const bfloat16*>(a[5]);
+  auto* const d_x = reinterpret_cast<bfloat16*>(a[6]);
+  auto* const d_weight = reinterpret_cast<bfloat16*>(a[7]);
+  auto* const d_bias = reinterpret_cast<bfloat16*>(a[8]);
   const bool is_measuring = a[9] == -1;
   if (!is_measuring && ((a[0] | a[1] | a[4] | a[5] | a[6] | a[7] | a[8]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[9])};

@@ -2,7 +2,6 @@
 //   add(bias) | add(residual) | layernorm(weight, bias_2) | gelu
 #include <cstdint>
 #include <cuda_runtime.h>
-#include <cuda_bf16.h>
 
 using Index = uint32_t;
 
@@ -27,15 +26,38 @@ template <typename Stored>
 __device__ __forceinline__ Stored widen(Stored x) {
   return x;
 }
-[[maybe_unused]] __device__ __forceinline__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
 
 template <typename Stored, typename Value>
 __device__ __forceinline__ Stored narrow(Value x) {
   return static_cast<Stored>(x);
 }
+
+// The upper half of a float.
+struct bfloat16 {
+  uint16_t bits;
+};
+
+[[maybe_unused]] __device__ __forceinline__ float widen(bfloat16 x) {
+#if __CUDA_ARCH__ >= 900
+  float wide;
+  asm("cvt.f32.bf16 %0, %1;" : "=f"(wide) : "h"(x.bits));
+  return wide;
+#else
+  return __uint_as_float(uint32_t{x.bits} << 16);
+#endif
+}
+
 template <>
-[[maybe_unused]] __device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16, float>(float x) {
-  return __float2bfloat16_rn(x);
+[[maybe_unused]] __device__ __forceinline__ bfloat16 narrow<bfloat16, float>(float x) {
+#if __CUDA_ARCH__ >= 800
+  bfloat16 stored;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(stored.bits) : "f"(x));
+  return stored;
+#else
+  // To nearest, ties to even; NaN is all ones but for the sign.
+  const uint32_t bits = __float_as_uint(x);
+  return {static_cast<uint16_t>(x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+#endif
 }
 
 // Coefficients from the lowest power on.
@@ -76,9 +98,9 @@ __device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
 }
 // Out of pairs, by one instruction each; to take the upper half alone first would be another.
 template <int N>
-__device__ __forceinline__ float widen(const Pack<__nv_bfloat16, N>& pack, int lane) {
+__device__ __forceinline__ float widen(const Pack<bfloat16, N>& pack, int lane) {
   if constexpr (N == 1) {
-    return __bfloat162float(pack.at[lane]);
+    return widen(pack.at[lane]);
   } else {
     const unsigned int pair = reinterpret_cast<const unsigned int*>(pack.at)[lane / 2];
     return __uint_as_float(lane % 2 ? pair & 0xffff0000u : pair << 16);
@@ -398,9 +420,9 @@ __device__ __forceinline__ void forward_row_row_values(const float mean, const f
 
 // Reads x, residual, bias by (inner), weight by (inner), bias_2 by (inner); writes out, saved_mean, saved_variance.
 __global__ void __launch_bounds__(256, 3)
-forward_row(const __nv_bfloat16* x, const __nv_bfloat16* bias, const __nv_bfloat16* residual,
-    const __nv_bfloat16* weight, const __nv_bfloat16* bias_2, __nv_bfloat16* __restrict__ out,
-    float* __restrict__ saved_mean, float* __restrict__ saved_variance, ForwardSizes sizes) {
+forward_row(const bfloat16* x, const bfloat16* bias, const bfloat16* residual, const bfloat16* weight,
+    const bfloat16* bias_2, bfloat16* __restrict__ out, float* __restrict__ saved_mean,
+    float* __restrict__ saved_variance, ForwardSizes sizes) {
   wait_for_kernel_before();
   constexpr int kLanes = 8, kPacks = 4;
   __shared__ float cells[2][24];
@@ -411,8 +433,8 @@ forward_row(const __nv_bfloat16* x, const __nv_bfloat16* bias, const __nv_bfloat
     const bool is_live = first + threadIdx.y < rows;
     const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
     const Index outer = row;
-    Pack<__nv_bfloat16, kLanes> x_in[kPacks];
-    Pack<__nv_bfloat16, kLanes> residual_in[kPacks];
+    Pack<bfloat16, kLanes> x_in[kPacks];
+    Pack<bfloat16, kLanes> residual_in[kPacks];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -427,7 +449,7 @@ forward_row(const __nv_bfloat16* x, const __nv_bfloat16* bias, const __nv_bfloat
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
       if (!is_here) continue;
-      Pack<__nv_bfloat16, kLanes> bias_in;
+      Pack<bfloat16, kLanes> bias_in;
       if (is_here) bias_in = load<kLanes>(bias + i);
       float mean_term_lanes[kLanes];
 #pragma unroll
@@ -460,13 +482,13 @@ forward_row(const __nv_bfloat16* x, const __nv_bfloat16* bias, const __nv_bfloat
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
       if (!is_here) continue;
-      Pack<__nv_bfloat16, kLanes> bias_in;
+      Pack<bfloat16, kLanes> bias_in;
       if (is_here) bias_in = load<kLanes>(bias + i);
-      Pack<__nv_bfloat16, kLanes> weight_in;
+      Pack<bfloat16, kLanes> weight_in;
       if (is_here) weight_in = load<kLanes>(weight + i);
-      Pack<__nv_bfloat16, kLanes> bias_2_in;
+      Pack<bfloat16, kLanes> bias_2_in;
       if (is_here) bias_2_in = load<kLanes>(bias_2 + i);
-      Pack<__nv_bfloat16, kLanes> out_out;
+      Pack<bfloat16, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
@@ -477,7 +499,7 @@ forward_row(const __nv_bfloat16* x, const __nv_bfloat16* bias, const __nv_bfloat
         float out_value;
         forward_row_values(x_value, bias_value, residual_value, mean_value, inverse_root_value, weight_value,
             bias_2_value, out_value);
-        out_out.at[lane] = narrow<__nv_bfloat16>(out_value);
+        out_out.at[lane] = narrow<bfloat16>(out_value);
       }
       if (is_here) store(out + (base + i), out_out);
     }
@@ -540,11 +562,11 @@ __device__ __forceinline__ void backward_row_values(const float carried, const f
 
 // Reads d_out, x, residual, bias by (inner), saved_mean by (outer), saved_variance by (outer), weight by (inner), bias_2 by (inner); leaves partials of total, total_2, total_3; writes d_x.
 __global__ void __launch_bounds__(256, 2)
-backward_row(const __nv_bfloat16* d_out, const __nv_bfloat16* x, const __nv_bfloat16* bias,
-    const __nv_bfloat16* residual, const float* saved_mean, const float* saved_variance,
-    const __nv_bfloat16* weight, const __nv_bfloat16* bias_2, __nv_bfloat16* __restrict__ d_x,
-    Sum<float>* __restrict__ total_partials, Sum<float>* __restrict__ total_2_partials,
-    Sum<float>* __restrict__ total_3_partials, BackwardSizes sizes) {
+backward_row(const bfloat16* d_out, const bfloat16* x, const bfloat16* bias, const bfloat16* residual,
+    const float* saved_mean, const float* saved_variance, const bfloat16* weight, const bfloat16* bias_2,
+    bfloat16* __restrict__ d_x, Sum<float>* __restrict__ total_partials,
+    Sum<float>* __restrict__ total_2_partials, Sum<float>* __restrict__ total_3_partials,
+    BackwardSizes sizes) {
   wait_for_kernel_before();
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
   constexpr int kLanes = 8, kPacks = 1;
@@ -556,12 +578,12 @@ backward_row(const __nv_bfloat16* d_out, const __nv_bfloat16* x, const __nv_bflo
   Sum<float> total_sum[kPacks][kLanes];
   Sum<float> total_2_sum[kPacks][kLanes];
   Sum<float> total_3_sum[kPacks][kLanes];
-  auto* const d_out_next = reinterpret_cast<Pack<__nv_bfloat16, kLanes>*>(room + 0) + thread;
-  auto* const x_next = reinterpret_cast<Pack<__nv_bfloat16, kLanes>*>(room + 256) + thread;
-  auto* const residual_next = reinterpret_cast<Pack<__nv_bfloat16, kLanes>*>(room + 512) + thread;
-  Pack<__nv_bfloat16, kLanes> bias_in[kPacks];
-  Pack<__nv_bfloat16, kLanes> weight_in[kPacks];
-  Pack<__nv_bfloat16, kLanes> bias_2_in[kPacks];
+  auto* const d_out_next = reinterpret_cast<Pack<bfloat16, kLanes>*>(room + 0) + thread;
+  auto* const x_next = reinterpret_cast<Pack<bfloat16, kLanes>*>(room + 256) + thread;
+  auto* const residual_next = reinterpret_cast<Pack<bfloat16, kLanes>*>(room + 512) + thread;
+  Pack<bfloat16, kLanes> bias_in[kPacks];
+  Pack<bfloat16, kLanes> weight_in[kPacks];
+  Pack<bfloat16, kLanes> bias_2_in[kPacks];
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
     const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -599,9 +621,9 @@ backward_row(const __nv_bfloat16* d_out, const __nv_bfloat16* x, const __nv_bflo
   for (; first < rows; first += stride) {
     const bool is_live = first + threadIdx.y < rows;
     const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
-    Pack<__nv_bfloat16, kLanes> d_out_in[kPacks];
-    Pack<__nv_bfloat16, kLanes> x_in[kPacks];
-    Pack<__nv_bfloat16, kLanes> residual_in[kPacks];
+    Pack<bfloat16, kLanes> d_out_in[kPacks];
+    Pack<bfloat16, kLanes> x_in[kPacks];
+    Pack<bfloat16, kLanes> residual_in[kPacks];
     wait_for_sent<1>();
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
@@ -665,7 +687,7 @@ backward_row(const __nv_bfloat16* d_out, const __nv_bfloat16* x, const __nv_bflo
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
-      Pack<__nv_bfloat16, kLanes> d_x_out;
+      Pack<bfloat16, kLanes> d_x_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float carried_value = carried[p][lane];
@@ -674,7 +696,7 @@ backward_row(const __nv_bfloat16* d_out, const __nv_bfloat16* x, const __nv_bflo
         float total_term_value;
         backward_row_values(carried_value, negated_value, carried_2_value, product_value, d_x_value,
             total_term_value);
-        d_x_out.at[lane] = narrow<__nv_bfloat16>(d_x_value);
+        d_x_out.at[lane] = narrow<bfloat16>(d_x_value);
         if (is_here) total_sum[p][lane].add(total_term_value);
       }
       if (is_here) store(d_x + (base + i), d_x_out);
@@ -705,10 +727,9 @@ __device__ __forceinline__ void backward_finalise_values(const float total, cons
 
 // Merges partials into total, total_2, total_3; writes d_bias, d_weight, d_bias_2.
 __global__ void __launch_bounds__(512)
-backward_finalise(__nv_bfloat16* __restrict__ d_bias, __nv_bfloat16* __restrict__ d_weight,
-    __nv_bfloat16* __restrict__ d_bias_2, const Sum<float>* total_partials,
-    const Sum<float>* total_2_partials, const Sum<float>* total_3_partials, BackwardSizes sizes,
-    Index slots) {
+backward_finalise(bfloat16* __restrict__ d_bias, bfloat16* __restrict__ d_weight,
+    bfloat16* __restrict__ d_bias_2, const Sum<float>* total_partials, const Sum<float>* total_2_partials,
+    const Sum<float>* total_3_partials, BackwardSizes sizes, Index slots) {
   wait_for_kernel_before();
   __shared__ alignas(16) unsigned char shared[512 * 24];
   const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
@@ -752,9 +773,9 @@ backward_finalise(__nv_bfloat16* __restrict__ d_bias, __nv_bfloat16* __restrict_
   float d_bias_2_value;
   backward_finalise_values(total_value, total_2_value, total_3_value, d_bias_value, d_weight_value,
       d_bias_2_value);
-  d_bias[inner] = narrow<__nv_bfloat16>(d_bias_value);
-  d_weight[inner] = narrow<__nv_bfloat16>(d_weight_value);
-  d_bias_2[inner] = narrow<__nv_bfloat16>(d_bias_2_value);
+  d_bias[inner] = narrow<bfloat16>(d_bias_value);
+  d_weight[inner] = narrow<bfloat16>(d_weight_value);
+  d_bias_2[inner] = narrow<bfloat16>(d_bias_2_value);
 }
 
 }  // namespace
@@ -850,12 +871,12 @@ static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64
 // a: x, bias, residual, weight, bias_2, out, saved_mean, saved_variance, scratch (-1: return the bytes it needs), outer, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
-  auto* const x = reinterpret_cast<const __nv_bfloat16*>(a[0]);
-  auto* const bias = reinterpret_cast<const __nv_bfloat16*>(a[1]);
-  auto* const residual = reinterpret_cast<const __nv_bfloat16*>(a[2]);
-  auto* const weight = reinterpret_cast<const __nv_bfloat16*>(a[3]);
-  auto* const bias_2 = reinterpret_cast<const __nv_bfloat16*>(a[4]);
-  auto* const out = reinterpret_cast<__nv_bfloat16*>(a[5]);
+  auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
+  auto* const bias = reinterpret_cast<const bfloat16*>(a[1]);
+  auto* const residual = reinterpret_cast<const bfloat16*>(a[2]);
+  auto* const weight = reinterpret_cast<const bfloat16*>(a[3]);
+  auto* const bias_2 = reinterpret_cast<const bfloat16*>(a[4]);
+  auto* const out = reinterpret_cast<bfloat16*>(a[5]);
   auto* const saved_mean = reinterpret_cast<float*>(a[6]);
   auto* const saved_variance = reinterpret_cast<float*>(a[7]);
   const bool is_measuring = a[8] == -1;
@@ -881,18 +902,18 @@ extern "C" int64_t run_forward(const int64_t* a) {
 // a: x, bias, residual, weight, bias_2, saved_mean, saved_variance, d_out, d_x, d_bias, d_weight, d_bias_2, scratch (-1: return the bytes it needs), outer, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_backward(const int64_t* a) {
-  auto* const x = reinterpret_cast<const __nv_bfloat16*>(a[0]);
-  auto* const bias = reinterpret_cast<const __nv_bfloat16*>(a[1]);
-  auto* const residual = reinterpret_cast<const __nv_bfloat16*>(a[2]);
-  auto* const weight = reinterpret_cast<const __nv_bfloat16*>(a[3]);
-  auto* const bias_2 = reinterpret_cast<const __nv_bfloat16*>(a[4]);
+  auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
+  auto* const bias = reinterpret_cast<const bfloat16*>(a[1]);
+  auto* const residual = reinterpret_cast<const bfloat16*>(a[2]);
+  auto* const weight = reinterpret_cast<const bfloat16*>(a[3]);
+  auto* const bias_2 = reinterpret_cast<const bfloat16*>(a[4]);
   auto* const saved_mean = reinterpret_cast<const float*>(a[5]);
   auto* const saved_variance = reinterpret_cast<const float*>(a[6]);
-  auto* const d_out = reinterpret_cast<const __nv_bfloat16*>(a[7]);
-  auto* const d_x = reinterpret_cast<__nv_bfloat16*>(a[8]);
-  auto* const d_bias = reinterpret_cast<__nv_bfloat16*>(a[9]);
-  auto* const d_weight = reinterpret_cast<__nv_bfloat16*>(a[10]);
-  auto* const d_bias_2 = reinterpret_cast<__nv_bfloat16*>(a[11]);
+  auto* const d_out = reinterpret_cast<const bfloat16*>(a[7]);
+  auto* const d_x = reinterpret_cast<bfloat16*>(a[8]);
+  auto* const d_bias = reinterpret_cast<bfloat16*>(a[9]);
+  auto* const d_weight = reinterpret_cast<bfloat16*>(a[10]);
+  auto* const d_bias_2 = reinterpret_cast<bfloat16*>(a[11]);
   const bool is_measuring = a[12] == -1;
   if (!is_measuring && ((a[0] | a[1] | a[2] | a[3] | a[4] | a[7] | a[8]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[12])};

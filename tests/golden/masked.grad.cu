@@ -2,7 +2,6 @@
 //   sub_channel(bias) | masked_fill(mask, 0) | to('bfloat16') | to('float32') | mul_channel(scale)
 #include <cstdint>
 #include <cuda_runtime.h>
-#include <cuda_bf16.h>
 
 using Index = uint32_t;
 
@@ -27,15 +26,38 @@ template <typename Stored>
 __device__ __forceinline__ Stored widen(Stored x) {
   return x;
 }
-[[maybe_unused]] __device__ __forceinline__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
 
 template <typename Stored, typename Value>
 __device__ __forceinline__ Stored narrow(Value x) {
   return static_cast<Stored>(x);
 }
+
+// The upper half of a float.
+struct bfloat16 {
+  uint16_t bits;
+};
+
+[[maybe_unused]] __device__ __forceinline__ float widen(bfloat16 x) {
+#if __CUDA_ARCH__ >= 900
+  float wide;
+  asm("cvt.f32.bf16 %0, %1;" : "=f"(wide) : "h"(x.bits));
+  return wide;
+#else
+  return __uint_as_float(uint32_t{x.bits} << 16);
+#endif
+}
+
 template <>
-[[maybe_unused]] __device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16, float>(float x) {
-  return __float2bfloat16_rn(x);
+[[maybe_unused]] __device__ __forceinline__ bfloat16 narrow<bfloat16, float>(float x) {
+#if __CUDA_ARCH__ >= 800
+  bfloat16 stored;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(stored.bits) : "f"(x));
+  return stored;
+#else
+  // To nearest, ties to even; NaN is all ones but for the sign.
+  const uint32_t bits = __float_as_uint(x);
+  return {static_cast<uint16_t>(x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+#endif
 }
 
 // A value as it would come back from memory.
@@ -56,9 +78,9 @@ __device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
 }
 // Out of pairs, by one instruction each; to take the upper half alone first would be another.
 template <int N>
-__device__ __forceinline__ float widen(const Pack<__nv_bfloat16, N>& pack, int lane) {
+__device__ __forceinline__ float widen(const Pack<bfloat16, N>& pack, int lane) {
   if constexpr (N == 1) {
-    return __bfloat162float(pack.at[lane]);
+    return widen(pack.at[lane]);
   } else {
     const unsigned int pair = reinterpret_cast<const unsigned int*>(pack.at)[lane / 2];
     return __uint_as_float(lane % 2 ? pair & 0xffff0000u : pair << 16);
@@ -191,7 +213,7 @@ __device__ __forceinline__ void forward_pointwise_values(const bool mask, const 
   // masked_fill(mask, 0)
   const float after_masked_fill = mask ? 0.0f : after_sub_channel;
   // to('bfloat16')
-  const float after_to = rounded_to<__nv_bfloat16>(after_masked_fill);
+  const float after_to = rounded_to<bfloat16>(after_masked_fill);
   // to('float32')
   const float after_to_2 = rounded_to<float>(after_to);
   // mul_channel(scale)
@@ -282,7 +304,7 @@ __device__ __forceinline__ void backward_inner_values(const bool mask, const flo
   // masked_fill(mask, 0)
   const float after_masked_fill = mask ? 0.0f : after_sub_channel;
   // to('bfloat16')
-  const float after_to = rounded_to<__nv_bfloat16>(after_masked_fill);
+  const float after_to = rounded_to<bfloat16>(after_masked_fill);
   // to('float32')
   const float after_to_2 = rounded_to<float>(after_to);
   // backward, down to to('float32')
@@ -290,7 +312,7 @@ __device__ __forceinline__ void backward_inner_values(const bool mask, const flo
   // backward, down to to('bfloat16')
   const float d_after_to_2 = rounded_to<float>(d_after_to);
   // backward, down to masked_fill(mask, 0)
-  const float d_after_masked_fill = rounded_to<__nv_bfloat16>(d_after_to_2);
+  const float d_after_masked_fill = rounded_to<bfloat16>(d_after_to_2);
   // backward, down to sub_channel(bias)
   d_x = mask ? 0.0f : d_after_masked_fill;
   total_term = d_x;

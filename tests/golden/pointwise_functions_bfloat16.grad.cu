@@ -2,7 +2,6 @@
 //   gelu(approximate='tanh') | elu | softplus | tanh | pow(1.5)
 #include <cstdint>
 #include <cuda_runtime.h>
-#include <cuda_bf16.h>
 
 using Index = uint32_t;
 
@@ -27,15 +26,38 @@ template <typename Stored>
 __device__ __forceinline__ Stored widen(Stored x) {
   return x;
 }
-[[maybe_unused]] __device__ __forceinline__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
 
 template <typename Stored, typename Value>
 __device__ __forceinline__ Stored narrow(Value x) {
   return static_cast<Stored>(x);
 }
+
+// The upper half of a float.
+struct bfloat16 {
+  uint16_t bits;
+};
+
+[[maybe_unused]] __device__ __forceinline__ float widen(bfloat16 x) {
+#if __CUDA_ARCH__ >= 900
+  float wide;
+  asm("cvt.f32.bf16 %0, %1;" : "=f"(wide) : "h"(x.bits));
+  return wide;
+#else
+  return __uint_as_float(uint32_t{x.bits} << 16);
+#endif
+}
+
 template <>
-[[maybe_unused]] __device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16, float>(float x) {
-  return __float2bfloat16_rn(x);
+[[maybe_unused]] __device__ __forceinline__ bfloat16 narrow<bfloat16, float>(float x) {
+#if __CUDA_ARCH__ >= 800
+  bfloat16 stored;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(stored.bits) : "f"(x));
+  return stored;
+#else
+  // To nearest, ties to even; NaN is all ones but for the sign.
+  const uint32_t bits = __float_as_uint(x);
+  return {static_cast<uint16_t>(x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+#endif
 }
 
 // One instruction where exp2f takes four: what is below 2^-126 becomes zero. Relative error below 2^-22.
@@ -93,9 +115,9 @@ __device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
 }
 // Out of pairs, by one instruction each; to take the upper half alone first would be another.
 template <int N>
-__device__ __forceinline__ float widen(const Pack<__nv_bfloat16, N>& pack, int lane) {
+__device__ __forceinline__ float widen(const Pack<bfloat16, N>& pack, int lane) {
   if constexpr (N == 1) {
-    return __bfloat162float(pack.at[lane]);
+    return widen(pack.at[lane]);
   } else {
     const unsigned int pair = reinterpret_cast<const unsigned int*>(pack.at)[lane / 2];
     return __uint_as_float(lane % 2 ? pair & 0xffff0000u : pair << 16);
@@ -167,11 +189,11 @@ __device__ __forceinline__ void forward_pointwise_values(const float x, float& o
 
 // Reads x; writes out.
 __global__ void __launch_bounds__(64, 16)
-forward_pointwise(const __nv_bfloat16* x, __nv_bfloat16* __restrict__ out, ForwardSizes sizes, Index count) {
+forward_pointwise(const bfloat16* x, bfloat16* __restrict__ out, ForwardSizes sizes, Index count) {
   wait_for_kernel_before();
   constexpr int kLanes = 8, kPacks = 4;
   const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 64 + threadIdx.x) * kLanes;
-  Pack<__nv_bfloat16, kLanes> x_in[kPacks];
+  Pack<bfloat16, kLanes> x_in[kPacks];
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
     const Index i = first + static_cast<Index>(p) * 64 * kLanes;
@@ -183,13 +205,13 @@ forward_pointwise(const __nv_bfloat16* x, __nv_bfloat16* __restrict__ out, Forwa
     const Index i = first + static_cast<Index>(p) * 64 * kLanes;
     if (i >= count) return;
     if (i + kLanes <= count) {
-      Pack<__nv_bfloat16, kLanes> out_out;
+      Pack<bfloat16, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
         float out_value;
         forward_pointwise_values(x_value, out_value);
-        out_out.at[lane] = narrow<__nv_bfloat16>(out_value);
+        out_out.at[lane] = narrow<bfloat16>(out_value);
       }
       store(out + i, out_out);
     } else {
@@ -198,7 +220,7 @@ forward_pointwise(const __nv_bfloat16* x, __nv_bfloat16* __restrict__ out, Forwa
         const float x_value = widen(x[j]);
         float out_value;
         forward_pointwise_values(x_value, out_value);
-        out[j] = narrow<__nv_bfloat16>(out_value);
+        out[j] = narrow<bfloat16>(out_value);
       }
     }
   }
@@ -242,13 +264,13 @@ __device__ __forceinline__ void backward_pointwise_values(const float x, const f
 
 // Reads x, d_out; writes d_x.
 __global__ void __launch_bounds__(64, 16)
-backward_pointwise(const __nv_bfloat16* x, const __nv_bfloat16* d_out, __nv_bfloat16* __restrict__ d_x,
-    BackwardSizes sizes, Index count) {
+backward_pointwise(const bfloat16* x, const bfloat16* d_out, bfloat16* __restrict__ d_x, BackwardSizes sizes,
+    Index count) {
   wait_for_kernel_before();
   constexpr int kLanes = 8, kPacks = 4;
   const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 64 + threadIdx.x) * kLanes;
-  Pack<__nv_bfloat16, kLanes> x_in[kPacks];
-  Pack<__nv_bfloat16, kLanes> d_out_in[kPacks];
+  Pack<bfloat16, kLanes> x_in[kPacks];
+  Pack<bfloat16, kLanes> d_out_in[kPacks];
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
     const Index i = first + static_cast<Index>(p) * 64 * kLanes;
@@ -261,14 +283,14 @@ backward_pointwise(const __nv_bfloat16* x, const __nv_bfloat16* d_out, __nv_bflo
     const Index i = first + static_cast<Index>(p) * 64 * kLanes;
     if (i >= count) return;
     if (i + kLanes <= count) {
-      Pack<__nv_bfloat16, kLanes> d_x_out;
+      Pack<bfloat16, kLanes> d_x_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
         const float d_out_value = widen(d_out_in[p], lane);
         float d_x_value;
         backward_pointwise_values(x_value, d_out_value, d_x_value);
-        d_x_out.at[lane] = narrow<__nv_bfloat16>(d_x_value);
+        d_x_out.at[lane] = narrow<bfloat16>(d_x_value);
       }
       store(d_x + i, d_x_out);
     } else {
@@ -278,7 +300,7 @@ backward_pointwise(const __nv_bfloat16* x, const __nv_bfloat16* d_out, __nv_bflo
         const float d_out_value = widen(d_out[j]);
         float d_x_value;
         backward_pointwise_values(x_value, d_out_value, d_x_value);
-        d_x[j] = narrow<__nv_bfloat16>(d_x_value);
+        d_x[j] = narrow<bfloat16>(d_x_value);
       }
     }
   }
@@ -334,8 +356,8 @@ static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64
 // a: x, out, scratch (-1: return the bytes it needs), element, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
-  auto* const x = reinterpret_cast<const __nv_bfloat16*>(a[0]);
-  auto* const out = reinterpret_cast<__nv_bfloat16*>(a[1]);
+  auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
+  auto* const out = reinterpret_cast<bfloat16*>(a[1]);
   const bool is_measuring = a[2] == -1;
   if (!is_measuring && ((a[0] | a[1]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[2])};
@@ -355,9 +377,9 @@ extern "C" int64_t run_forward(const int64_t* a) {
 // a: x, d_out, d_x, scratch (-1: return the bytes it needs), element, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_backward(const int64_t* a) {
-  auto* const x = reinterpret_cast<const __nv_bfloat16*>(a[0]);
-  auto* const d_out = reinterpret_cast<const __nv_bfloat16*>(a[1]);
-  auto* const d_x = reinterpret_cast<__nv_bfloat16*>(a[2]);
+  auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
+  auto* const d_out = reinterpret_cast<const bfloat16*>(a[1]);
+  auto* const d_x = reinterpret_cast<bfloat16*>(a[2]);
   const bool is_measuring = a[3] == -1;
   if (!is_measuring && ((a[0] | a[1] | a[2]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[3])};

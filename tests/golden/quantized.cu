@@ -2,7 +2,6 @@
 //   add_channel(bias) | quantize(scale, dtype='float8_e4m3fn')
 #include <cstdint>
 #include <cuda_runtime.h>
-#include <cuda_bf16.h>
 
 using Index = uint32_t;
 
@@ -27,15 +26,38 @@ template <typename Stored>
 __device__ __forceinline__ Stored widen(Stored x) {
   return x;
 }
-[[maybe_unused]] __device__ __forceinline__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
 
 template <typename Stored, typename Value>
 __device__ __forceinline__ Stored narrow(Value x) {
   return static_cast<Stored>(x);
 }
+
+// The upper half of a float.
+struct bfloat16 {
+  uint16_t bits;
+};
+
+[[maybe_unused]] __device__ __forceinline__ float widen(bfloat16 x) {
+#if __CUDA_ARCH__ >= 900
+  float wide;
+  asm("cvt.f32.bf16 %0, %1;" : "=f"(wide) : "h"(x.bits));
+  return wide;
+#else
+  return __uint_as_float(uint32_t{x.bits} << 16);
+#endif
+}
+
 template <>
-[[maybe_unused]] __device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16, float>(float x) {
-  return __float2bfloat16_rn(x);
+[[maybe_unused]] __device__ __forceinline__ bfloat16 narrow<bfloat16, float>(float x) {
+#if __CUDA_ARCH__ >= 800
+  bfloat16 stored;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(stored.bits) : "f"(x));
+  return stored;
+#else
+  // To nearest, ties to even; NaN is all ones but for the sign.
+  const uint32_t bits = __float_as_uint(x);
+  return {static_cast<uint16_t>(x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+#endif
 }
 
 struct float8_e4m3fn {
@@ -112,9 +134,9 @@ __device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
 }
 // Out of pairs, by one instruction each; to take the upper half alone first would be another.
 template <int N>
-__device__ __forceinline__ float widen(const Pack<__nv_bfloat16, N>& pack, int lane) {
+__device__ __forceinline__ float widen(const Pack<bfloat16, N>& pack, int lane) {
   if constexpr (N == 1) {
-    return __bfloat162float(pack.at[lane]);
+    return widen(pack.at[lane]);
   } else {
     const unsigned int pair = reinterpret_cast<const unsigned int*>(pack.at)[lane / 2];
     return __uint_as_float(lane % 2 ? pair & 0xffff0000u : pair << 16);
@@ -181,12 +203,12 @@ __device__ __forceinline__ void forward_pointwise_values(const float x, const fl
 // Reads x, bias by (middle), scale by (); writes out.
 template <bool kMayCross>
 __global__ void __launch_bounds__(64, 2)
-forward_pointwise(const __nv_bfloat16* x, const __nv_bfloat16* bias, const __nv_bfloat16* scale,
+forward_pointwise(const bfloat16* x, const bfloat16* bias, const bfloat16* scale,
     float8_e4m3fn* __restrict__ out, ForwardSizes sizes, Index count) {
   wait_for_kernel_before();
   constexpr int kLanes = 8, kPacks = 4;
   const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 64 + threadIdx.x) * kLanes;
-  Pack<__nv_bfloat16, kLanes> x_in[kPacks];
+  Pack<bfloat16, kLanes> x_in[kPacks];
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
     const Index i = first + static_cast<Index>(p) * 64 * kLanes;
@@ -294,9 +316,9 @@ static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64
 // a: x, bias, scale, out, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
-  auto* const x = reinterpret_cast<const __nv_bfloat16*>(a[0]);
-  auto* const bias = reinterpret_cast<const __nv_bfloat16*>(a[1]);
-  auto* const scale = reinterpret_cast<const __nv_bfloat16*>(a[2]);
+  auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
+  auto* const bias = reinterpret_cast<const bfloat16*>(a[1]);
+  auto* const scale = reinterpret_cast<const bfloat16*>(a[2]);
   auto* const out = reinterpret_cast<float8_e4m3fn*>(a[3]);
   const bool is_measuring = a[4] == -1;
   if (!is_measuring && ((a[0] | a[3]) & 15) != 0) return 1;

@@ -2,7 +2,6 @@
 //   rms_norm(weight)
 #include <cstdint>
 #include <cuda_runtime.h>
-#include <cuda_bf16.h>
 
 using Index = uint32_t;
 
@@ -27,15 +26,38 @@ template <typename Stored>
 __device__ __forceinline__ Stored widen(Stored x) {
   return x;
 }
-[[maybe_unused]] __device__ __forceinline__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
 
 template <typename Stored, typename Value>
 __device__ __forceinline__ Stored narrow(Value x) {
   return static_cast<Stored>(x);
 }
+
+// The upper half of a float.
+struct bfloat16 {
+  uint16_t bits;
+};
+
+[[maybe_unused]] __device__ __forceinline__ float widen(bfloat16 x) {
+#if __CUDA_ARCH__ >= 900
+  float wide;
+  asm("cvt.f32.bf16 %0, %1;" : "=f"(wide) : "h"(x.bits));
+  return wide;
+#else
+  return __uint_as_float(uint32_t{x.bits} << 16);
+#endif
+}
+
 template <>
-[[maybe_unused]] __device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16, float>(float x) {
-  return __float2bfloat16_rn(x);
+[[maybe_unused]] __device__ __forceinline__ bfloat16 narrow<bfloat16, float>(float x) {
+#if __CUDA_ARCH__ >= 800
+  bfloat16 stored;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(stored.bits) : "f"(x));
+  return stored;
+#else
+  // To nearest, ties to even; NaN is all ones but for the sign.
+  const uint32_t bits = __float_as_uint(x);
+  return {static_cast<uint16_t>(x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+#endif
 }
 
 // Within 2 ulp, for all operands.
@@ -57,9 +79,9 @@ __device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
 }
 // Out of pairs, by one instruction each; to take the upper half alone first would be another.
 template <int N>
-__device__ __forceinline__ float widen(const Pack<__nv_bfloat16, N>& pack, int lane) {
+__device__ __forceinline__ float widen(const Pack<bfloat16, N>& pack, int lane) {
   if constexpr (N == 1) {
-    return __bfloat162float(pack.at[lane]);
+    return widen(pack.at[lane]);
   } else {
     const unsigned int pair = reinterpret_cast<const unsigned int*>(pack.at)[lane / 2];
     return __uint_as_float(lane % 2 ? pair & 0xffff0000u : pair << 16);
@@ -253,7 +275,7 @@ __device__ __forceinline__ void forward_row_row_values(const float total, const 
 
 // Reads x, weight by (inner); writes out, saved_mean.
 __global__ void __launch_bounds__(512, 3)
-forward_row(const __nv_bfloat16* x, const __nv_bfloat16* weight, __nv_bfloat16* __restrict__ out,
+forward_row(const bfloat16* x, const bfloat16* weight, bfloat16* __restrict__ out,
     float* __restrict__ saved_mean, ForwardSizes sizes) {
   wait_for_kernel_before();
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
@@ -266,7 +288,7 @@ forward_row(const __nv_bfloat16* x, const __nv_bfloat16* weight, __nv_bfloat16* 
     const bool is_live = first + threadIdx.y < rows;
     const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
     const Index outer = row;
-    Pack<__nv_bfloat16, kLanes> x_in[kPacks];
+    Pack<bfloat16, kLanes> x_in[kPacks];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -303,16 +325,16 @@ forward_row(const __nv_bfloat16* x, const __nv_bfloat16* weight, __nv_bfloat16* 
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
       if (!is_here) continue;
-      Pack<__nv_bfloat16, kLanes> weight_in;
+      Pack<bfloat16, kLanes> weight_in;
       if (is_here) weight_in = load<kLanes>(weight + i);
-      Pack<__nv_bfloat16, kLanes> out_out;
+      Pack<bfloat16, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
         const float weight_value = widen(weight_in, lane);
         float out_value;
         forward_row_values(x_value, inverse_root_value, weight_value, out_value);
-        out_out.at[lane] = narrow<__nv_bfloat16>(out_value);
+        out_out.at[lane] = narrow<bfloat16>(out_value);
       }
       if (is_here) store(out + (base + i), out_out);
     }
@@ -351,9 +373,8 @@ __device__ __forceinline__ void backward_row_values(const float d_out, const flo
 
 // Reads d_out, x, weight by (inner), saved_mean by (outer); leaves partials of total; writes d_x.
 __global__ void __launch_bounds__(512, 1)
-backward_row(const __nv_bfloat16* d_out, const __nv_bfloat16* weight, const __nv_bfloat16* x,
-    const float* saved_mean, __nv_bfloat16* __restrict__ d_x, Sum<float>* __restrict__ total_partials,
-    BackwardSizes sizes) {
+backward_row(const bfloat16* d_out, const bfloat16* weight, const bfloat16* x, const float* saved_mean,
+    bfloat16* __restrict__ d_x, Sum<float>* __restrict__ total_partials, BackwardSizes sizes) {
   wait_for_kernel_before();
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
   constexpr int kLanes = 8, kPacks = 4;
@@ -363,9 +384,9 @@ backward_row(const __nv_bfloat16* d_out, const __nv_bfloat16* weight, const __nv
   extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   Sum<float> total_sum[kPacks][kLanes];
-  auto* const d_out_next = reinterpret_cast<Pack<__nv_bfloat16, kLanes>*>(room + 0) + thread;
-  auto* const x_next = reinterpret_cast<Pack<__nv_bfloat16, kLanes>*>(room + 2048) + thread;
-  Pack<__nv_bfloat16, kLanes> weight_in[kPacks];
+  auto* const d_out_next = reinterpret_cast<Pack<bfloat16, kLanes>*>(room + 0) + thread;
+  auto* const x_next = reinterpret_cast<Pack<bfloat16, kLanes>*>(room + 2048) + thread;
+  Pack<bfloat16, kLanes> weight_in[kPacks];
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
     const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -398,8 +419,8 @@ backward_row(const __nv_bfloat16* d_out, const __nv_bfloat16* weight, const __nv
   for (; first < rows; first += stride) {
     const bool is_live = first + threadIdx.y < rows;
     const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
-    Pack<__nv_bfloat16, kLanes> d_out_in[kPacks];
-    Pack<__nv_bfloat16, kLanes> x_in[kPacks];
+    Pack<bfloat16, kLanes> d_out_in[kPacks];
+    Pack<bfloat16, kLanes> x_in[kPacks];
     wait_for_sent<1>();
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
@@ -444,7 +465,7 @@ backward_row(const __nv_bfloat16* d_out, const __nv_bfloat16* weight, const __nv
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
       if (!is_here) continue;
-      Pack<__nv_bfloat16, kLanes> d_x_out;
+      Pack<bfloat16, kLanes> d_x_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float d_out_value = widen(d_out_in[p], lane);
@@ -453,7 +474,7 @@ backward_row(const __nv_bfloat16* d_out, const __nv_bfloat16* weight, const __nv
         float d_x_value;
         backward_row_values(d_out_value, weight_value, inverse_root_2_value, product_value, x_value,
             d_x_value);
-        d_x_out.at[lane] = narrow<__nv_bfloat16>(d_x_value);
+        d_x_out.at[lane] = narrow<bfloat16>(d_x_value);
       }
       if (is_here) store(d_x + (base + i), d_x_out);
     }
@@ -476,8 +497,8 @@ __device__ __forceinline__ void backward_finalise_values(const float total, floa
 
 // Merges partials into total; writes d_weight.
 __global__ void __launch_bounds__(512)
-backward_finalise(__nv_bfloat16* __restrict__ d_weight, const Sum<float>* total_partials,
-    BackwardSizes sizes, Index slots) {
+backward_finalise(bfloat16* __restrict__ d_weight, const Sum<float>* total_partials, BackwardSizes sizes,
+    Index slots) {
   wait_for_kernel_before();
   __shared__ alignas(16) unsigned char shared[512 * 8];
   const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
@@ -508,7 +529,7 @@ backward_finalise(__nv_bfloat16* __restrict__ d_weight, const Sum<float>* total_
   const Index inner = result;
   float d_weight_value;
   backward_finalise_values(total_value, d_weight_value);
-  d_weight[inner] = narrow<__nv_bfloat16>(d_weight_value);
+  d_weight[inner] = narrow<bfloat16>(d_weight_value);
 }
 
 }  // namespace
@@ -604,9 +625,9 @@ static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64
 // a: x, weight, out, saved_mean, scratch (-1: return the bytes it needs), outer, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
-  auto* const x = reinterpret_cast<const __nv_bfloat16*>(a[0]);
-  auto* const weight = reinterpret_cast<const __nv_bfloat16*>(a[1]);
-  auto* const out = reinterpret_cast<__nv_bfloat16*>(a[2]);
+  auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
+  auto* const weight = reinterpret_cast<const bfloat16*>(a[1]);
+  auto* const out = reinterpret_cast<bfloat16*>(a[2]);
   auto* const saved_mean = reinterpret_cast<float*>(a[3]);
   const bool is_measuring = a[4] == -1;
   if (!is_measuring && ((a[0] | a[1] | a[2]) & 15) != 0) return 1;
@@ -631,12 +652,12 @@ extern "C" int64_t run_forward(const int64_t* a) {
 // a: x, weight, saved_mean, d_out, d_x, d_weight, scratch (-1: return the bytes it needs), outer, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_backward(const int64_t* a) {
-  auto* const x = reinterpret_cast<const __nv_bfloat16*>(a[0]);
-  auto* const weight = reinterpret_cast<const __nv_bfloat16*>(a[1]);
+  auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
+  auto* const weight = reinterpret_cast<const bfloat16*>(a[1]);
   auto* const saved_mean = reinterpret_cast<const float*>(a[2]);
-  auto* const d_out = reinterpret_cast<const __nv_bfloat16*>(a[3]);
-  auto* const d_x = reinterpret_cast<__nv_bfloat16*>(a[4]);
-  auto* const d_weight = reinterpret_cast<__nv_bfloat16*>(a[5]);
+  auto* const d_out = reinterpret_cast<const bfloat16*>(a[3]);
+  auto* const d_x = reinterpret_cast<bfloat16*>(a[4]);
+  auto* const d_weight = reinterpret_cast<bfloat16*>(a[5]);
   const bool is_measuring = a[6] == -1;
   if (!is_measuring && ((a[0] | a[1] | a[3] | a[4]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[6])};

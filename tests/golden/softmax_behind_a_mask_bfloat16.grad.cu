@@ -2,7 +2,6 @@
 //   mul(0.125) | add(mask) | softmax(-1)
 #include <cstdint>
 #include <cuda_runtime.h>
-#include <cuda_bf16.h>
 
 using Index = uint32_t;
 
@@ -27,15 +26,38 @@ template <typename Stored>
 __device__ __forceinline__ Stored widen(Stored x) {
   return x;
 }
-[[maybe_unused]] __device__ __forceinline__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
 
 template <typename Stored, typename Value>
 __device__ __forceinline__ Stored narrow(Value x) {
   return static_cast<Stored>(x);
 }
+
+// The upper half of a float.
+struct bfloat16 {
+  uint16_t bits;
+};
+
+[[maybe_unused]] __device__ __forceinline__ float widen(bfloat16 x) {
+#if __CUDA_ARCH__ >= 900
+  float wide;
+  asm("cvt.f32.bf16 %0, %1;" : "=f"(wide) : "h"(x.bits));
+  return wide;
+#else
+  return __uint_as_float(uint32_t{x.bits} << 16);
+#endif
+}
+
 template <>
-[[maybe_unused]] __device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16, float>(float x) {
-  return __float2bfloat16_rn(x);
+[[maybe_unused]] __device__ __forceinline__ bfloat16 narrow<bfloat16, float>(float x) {
+#if __CUDA_ARCH__ >= 800
+  bfloat16 stored;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(stored.bits) : "f"(x));
+  return stored;
+#else
+  // To nearest, ties to even; NaN is all ones but for the sign.
+  const uint32_t bits = __float_as_uint(x);
+  return {static_cast<uint16_t>(x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+#endif
 }
 
 // NaN in either argument is the result, as in torch.
@@ -92,9 +114,9 @@ __device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
 }
 // Out of pairs, by one instruction each; to take the upper half alone first would be another.
 template <int N>
-__device__ __forceinline__ float widen(const Pack<__nv_bfloat16, N>& pack, int lane) {
+__device__ __forceinline__ float widen(const Pack<bfloat16, N>& pack, int lane) {
   if constexpr (N == 1) {
-    return __bfloat162float(pack.at[lane]);
+    return widen(pack.at[lane]);
   } else {
     const unsigned int pair = reinterpret_cast<const unsigned int*>(pack.at)[lane / 2];
     return __uint_as_float(lane % 2 ? pair & 0xffff0000u : pair << 16);
@@ -362,7 +384,7 @@ __device__ __forceinline__ void forward_row_row_values(const float peak, const f
 
 // Reads x, mask by (middle, inner); writes out, saved_bound, saved_sum.
 __global__ void __launch_bounds__(256, 4)
-forward_row(const __nv_bfloat16* x, const __nv_bfloat16* mask, __nv_bfloat16* __restrict__ out,
+forward_row(const bfloat16* x, const bfloat16* mask, bfloat16* __restrict__ out,
     float* __restrict__ saved_bound, float* __restrict__ saved_sum, ForwardSizes sizes) {
   wait_for_kernel_before();
   constexpr int kLanes = 8, kPacks = 2;
@@ -383,14 +405,14 @@ forward_row(const __nv_bfloat16* x, const __nv_bfloat16* mask, __nv_bfloat16* __
     const Index above_middle = divide(row, sizes.middle);
     const Index middle = row - above_middle * sizes.middle.value;
     const Index outer = above_middle;
-    Pack<__nv_bfloat16, kLanes> x_in[kPacks];
+    Pack<bfloat16, kLanes> x_in[kPacks];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
       if (is_here) x_in[p] = load<kLanes>(x + (base + i));
     }
-    __nv_bfloat16 x_edge = {};
+    bfloat16 x_edge = {};
     if (is_edge && is_live) x_edge = x[row * length + edge];
     Peak<float> peaks_1[1];
 #pragma unroll
@@ -468,13 +490,13 @@ forward_row(const __nv_bfloat16* x, const __nv_bfloat16* mask, __nv_bfloat16* __
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
-      Pack<__nv_bfloat16, kLanes> out_out;
+      Pack<bfloat16, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float carried_value = carried[p][lane];
         float out_value;
         forward_row_values(carried_value, inverse_value, chosen_value, out_value);
-        out_out.at[lane] = narrow<__nv_bfloat16>(out_value);
+        out_out.at[lane] = narrow<bfloat16>(out_value);
       }
       if (is_here) store(out + (base + i), out_out);
     }
@@ -482,7 +504,7 @@ forward_row(const __nv_bfloat16* x, const __nv_bfloat16* mask, __nv_bfloat16* __
       const float carried_value = carried_edge;
       float out_value;
       forward_row_values(carried_value, inverse_value, chosen_value, out_value);
-      out[row * length + edge] = narrow<__nv_bfloat16>(out_value);
+      out[row * length + edge] = narrow<bfloat16>(out_value);
     }
   }
 }
@@ -531,9 +553,9 @@ __device__ __forceinline__ void backward_row_row_values(const float total, const
 
 // Reads x, d_out, mask by (middle, inner), saved_bound by (outer, middle), saved_sum by (outer, middle); writes d_x, common_scratch.
 __global__ void __launch_bounds__(256, 2)
-backward_row(const __nv_bfloat16* x, const __nv_bfloat16* mask, const float* saved_bound,
-    const __nv_bfloat16* d_out, const float* saved_sum, __nv_bfloat16* __restrict__ d_x,
-    float* __restrict__ common_scratch, BackwardSizes sizes) {
+backward_row(const bfloat16* x, const bfloat16* mask, const float* saved_bound, const bfloat16* d_out,
+    const float* saved_sum, bfloat16* __restrict__ d_x, float* __restrict__ common_scratch,
+    BackwardSizes sizes) {
   wait_for_kernel_before();
   constexpr int kLanes = 8, kPacks = 2;
   __shared__ float cells[2][8];
@@ -548,11 +570,11 @@ backward_row(const __nv_bfloat16* x, const __nv_bfloat16* mask, const float* sav
   const int edge_lane = (threadIdx.x + kLanes - head) % kLanes;
   extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
-  auto* const x_next = reinterpret_cast<Pack<__nv_bfloat16, kLanes>*>(room + 0) + thread;
-  auto* const x_edge_next = reinterpret_cast<Pack<__nv_bfloat16,
+  auto* const x_next = reinterpret_cast<Pack<bfloat16, kLanes>*>(room + 0) + thread;
+  auto* const x_edge_next = reinterpret_cast<Pack<bfloat16,
       kLanes>*>(room + 2048) + threadIdx.y * 2 * kLanes + threadIdx.x;
-  auto* const d_out_next = reinterpret_cast<Pack<__nv_bfloat16, kLanes>*>(room + 512) + thread;
-  auto* const d_out_edge_next = reinterpret_cast<Pack<__nv_bfloat16,
+  auto* const d_out_next = reinterpret_cast<Pack<bfloat16, kLanes>*>(room + 512) + thread;
+  auto* const d_out_edge_next = reinterpret_cast<Pack<bfloat16,
       kLanes>*>(room + 2560) + threadIdx.y * 2 * kLanes + threadIdx.x;
   const Index stride = gridDim.x * blockDim.y;
   Index first = blockIdx.x / kLanes * kLanes * blockDim.y + blockIdx.x % kLanes;
@@ -593,8 +615,8 @@ backward_row(const __nv_bfloat16* x, const __nv_bfloat16* mask, const float* sav
     const Index above_middle = divide(row, sizes.middle);
     const Index middle = row - above_middle * sizes.middle.value;
     const Index outer = above_middle;
-    Pack<__nv_bfloat16, kLanes> x_in[kPacks];
-    Pack<__nv_bfloat16, kLanes> d_out_in[kPacks];
+    Pack<bfloat16, kLanes> x_in[kPacks];
+    Pack<bfloat16, kLanes> d_out_in[kPacks];
     wait_for_sent<1>();
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
@@ -603,9 +625,9 @@ backward_row(const __nv_bfloat16* x, const __nv_bfloat16* mask, const float* sav
     }
     const float saved_bound_value = saved_bound_ahead[0];
     const float saved_sum_value = saved_sum_ahead[0];
-    __nv_bfloat16 x_edge = {};
+    bfloat16 x_edge = {};
     if (is_edge) x_edge = (x_edge_next + slot * 256)->at[edge_lane];
-    __nv_bfloat16 d_out_edge = {};
+    bfloat16 d_out_edge = {};
     if (is_edge) d_out_edge = (d_out_edge_next + slot * 256)->at[edge_lane];
     saved_bound_ahead[0] = saved_bound_ahead[1];
     saved_sum_ahead[0] = saved_sum_ahead[1];
@@ -669,14 +691,14 @@ backward_row(const __nv_bfloat16* x, const __nv_bfloat16* mask, const float* sav
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
-      Pack<__nv_bfloat16, kLanes> d_x_out;
+      Pack<bfloat16, kLanes> d_x_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float carried_value = carried[p][lane];
         const float carried_2_value = carried_2[p][lane];
         float d_x_value;
         backward_row_values(carried_value, quotient_value, carried_2_value, d_x_value);
-        d_x_out.at[lane] = narrow<__nv_bfloat16>(d_x_value);
+        d_x_out.at[lane] = narrow<bfloat16>(d_x_value);
       }
       if (is_here) store(d_x + (base + i), d_x_out);
     }
@@ -685,7 +707,7 @@ backward_row(const __nv_bfloat16* x, const __nv_bfloat16* mask, const float* sav
       const float carried_2_value = carried_2_edge;
       float d_x_value;
       backward_row_values(carried_value, quotient_value, carried_2_value, d_x_value);
-      d_x[row * length + edge] = narrow<__nv_bfloat16>(d_x_value);
+      d_x[row * length + edge] = narrow<bfloat16>(d_x_value);
     }
   }
 }
@@ -707,9 +729,9 @@ __device__ __forceinline__ void backward_outer_values(const float d_out, const f
 // Reads d_out, x, saved_sum by (outer, middle), common by (outer, middle), mask by (middle, inner), saved_bound by (outer, middle); leaves partials of total_2.
 template <int kLanes>
 __global__ void __launch_bounds__(256, 2)
-backward_outer(const __nv_bfloat16* d_out, const float* saved_sum, const float* common,
-    const __nv_bfloat16* x, const __nv_bfloat16* mask, const float* saved_bound,
-    Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes, Index slots) {
+backward_outer(const bfloat16* d_out, const float* saved_sum, const float* common, const bfloat16* x,
+    const bfloat16* mask, const float* saved_bound, Sum<float>* __restrict__ total_2_partials,
+    BackwardSizes sizes, Index slots) {
   wait_for_kernel_before();
   constexpr int kRows = 2;
   __shared__ alignas(16) unsigned char shared[(2048 + 32) * 4];
@@ -725,8 +747,8 @@ backward_outer(const __nv_bfloat16* d_out, const float* saved_sum, const float* 
     const auto mask_in = load_anywhere<kLanes>(mask + ((middle) * columns + column));
     const Index share = (rows + slots - 1) / slots, end = min(rows, (slot + 1) * share);
     for (Index from = slot * share + threadIdx.y; from < end; from += blockDim.y * kRows) {
-      Pack<__nv_bfloat16, kLanes> d_out_in[kRows];
-      Pack<__nv_bfloat16, kLanes> x_in[kRows];
+      Pack<bfloat16, kLanes> d_out_in[kRows];
+      Pack<bfloat16, kLanes> x_in[kRows];
 #pragma unroll
       for (int p = 0; p < kRows; ++p) {
         const bool is_here = from + p * blockDim.y < end;
@@ -766,8 +788,8 @@ __device__ __forceinline__ void backward_finalise_values(const float total_2, fl
 
 // Merges partials into total_2; writes d_mask.
 __global__ void __launch_bounds__(512)
-backward_finalise(__nv_bfloat16* __restrict__ d_mask, const Sum<float>* total_2_partials,
-    BackwardSizes sizes, Index slots) {
+backward_finalise(bfloat16* __restrict__ d_mask, const Sum<float>* total_2_partials, BackwardSizes sizes,
+    Index slots) {
   wait_for_kernel_before();
   __shared__ alignas(16) unsigned char shared[512 * 8];
   const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
@@ -800,7 +822,7 @@ backward_finalise(__nv_bfloat16* __restrict__ d_mask, const Sum<float>* total_2_
   const Index middle = above_inner;
   float d_mask_value;
   backward_finalise_values(total_2_value, d_mask_value);
-  d_mask[(middle) * sizes.inner.value + inner] = narrow<__nv_bfloat16>(d_mask_value);
+  d_mask[(middle) * sizes.inner.value + inner] = narrow<bfloat16>(d_mask_value);
 }
 
 }  // namespace
@@ -896,9 +918,9 @@ static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64
 // a: x, mask, out, saved_bound, saved_sum, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
-  auto* const x = reinterpret_cast<const __nv_bfloat16*>(a[0]);
-  auto* const mask = reinterpret_cast<const __nv_bfloat16*>(a[1]);
-  auto* const out = reinterpret_cast<__nv_bfloat16*>(a[2]);
+  auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
+  auto* const mask = reinterpret_cast<const bfloat16*>(a[1]);
+  auto* const out = reinterpret_cast<bfloat16*>(a[2]);
   auto* const saved_bound = reinterpret_cast<float*>(a[3]);
   auto* const saved_sum = reinterpret_cast<float*>(a[4]);
   const bool is_measuring = a[5] == -1;
@@ -924,13 +946,13 @@ extern "C" int64_t run_forward(const int64_t* a) {
 // a: x, mask, saved_bound, saved_sum, d_out, d_x, d_mask, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_backward(const int64_t* a) {
-  auto* const x = reinterpret_cast<const __nv_bfloat16*>(a[0]);
-  auto* const mask = reinterpret_cast<const __nv_bfloat16*>(a[1]);
+  auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
+  auto* const mask = reinterpret_cast<const bfloat16*>(a[1]);
   auto* const saved_bound = reinterpret_cast<const float*>(a[2]);
   auto* const saved_sum = reinterpret_cast<const float*>(a[3]);
-  auto* const d_out = reinterpret_cast<const __nv_bfloat16*>(a[4]);
-  auto* const d_x = reinterpret_cast<__nv_bfloat16*>(a[5]);
-  auto* const d_mask = reinterpret_cast<__nv_bfloat16*>(a[6]);
+  auto* const d_out = reinterpret_cast<const bfloat16*>(a[4]);
+  auto* const d_x = reinterpret_cast<bfloat16*>(a[5]);
+  auto* const d_mask = reinterpret_cast<bfloat16*>(a[6]);
   const bool is_measuring = a[7] == -1;
   if (!is_measuring && ((a[0] | a[4] | a[5]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[7])};

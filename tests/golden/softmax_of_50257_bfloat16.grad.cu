@@ -2,7 +2,6 @@
 //   softmax(-1)
 #include <cstdint>
 #include <cuda_runtime.h>
-#include <cuda_bf16.h>
 
 using Index = uint32_t;
 
@@ -27,15 +26,38 @@ template <typename Stored>
 __device__ __forceinline__ Stored widen(Stored x) {
   return x;
 }
-[[maybe_unused]] __device__ __forceinline__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
 
 template <typename Stored, typename Value>
 __device__ __forceinline__ Stored narrow(Value x) {
   return static_cast<Stored>(x);
 }
+
+// The upper half of a float.
+struct bfloat16 {
+  uint16_t bits;
+};
+
+[[maybe_unused]] __device__ __forceinline__ float widen(bfloat16 x) {
+#if __CUDA_ARCH__ >= 900
+  float wide;
+  asm("cvt.f32.bf16 %0, %1;" : "=f"(wide) : "h"(x.bits));
+  return wide;
+#else
+  return __uint_as_float(uint32_t{x.bits} << 16);
+#endif
+}
+
 template <>
-[[maybe_unused]] __device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16, float>(float x) {
-  return __float2bfloat16_rn(x);
+[[maybe_unused]] __device__ __forceinline__ bfloat16 narrow<bfloat16, float>(float x) {
+#if __CUDA_ARCH__ >= 800
+  bfloat16 stored;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(stored.bits) : "f"(x));
+  return stored;
+#else
+  // To nearest, ties to even; NaN is all ones but for the sign.
+  const uint32_t bits = __float_as_uint(x);
+  return {static_cast<uint16_t>(x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+#endif
 }
 
 // NaN in either argument is the result, as in torch.
@@ -92,9 +114,9 @@ __device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
 }
 // Out of pairs, by one instruction each; to take the upper half alone first would be another.
 template <int N>
-__device__ __forceinline__ float widen(const Pack<__nv_bfloat16, N>& pack, int lane) {
+__device__ __forceinline__ float widen(const Pack<bfloat16, N>& pack, int lane) {
   if constexpr (N == 1) {
-    return __bfloat162float(pack.at[lane]);
+    return widen(pack.at[lane]);
   } else {
     const unsigned int pair = reinterpret_cast<const unsigned int*>(pack.at)[lane / 2];
     return __uint_as_float(lane % 2 ? pair & 0xffff0000u : pair << 16);
@@ -267,7 +289,7 @@ __device__ __forceinline__ void forward_row_row_values(const float peak, const f
 
 // Reads x; writes out, saved_bound, saved_sum.
 __global__ void __launch_bounds__(1024, 1)
-forward_row(const __nv_bfloat16* x, __nv_bfloat16* __restrict__ out, float* __restrict__ saved_bound,
+forward_row(const bfloat16* x, bfloat16* __restrict__ out, float* __restrict__ saved_bound,
     float* __restrict__ saved_sum, ForwardSizes sizes) {
   wait_for_kernel_before();
   constexpr int kLanes = 8, kPacks = 8;
@@ -283,8 +305,8 @@ forward_row(const __nv_bfloat16* x, __nv_bfloat16* __restrict__ out, float* __re
   const int edge_lane = (threadIdx.x + kLanes - head) % kLanes;
   extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
-  auto* const x_next = reinterpret_cast<Pack<__nv_bfloat16, kLanes>*>(room + 0) + thread;
-  auto* const x_edge_next = reinterpret_cast<Pack<__nv_bfloat16,
+  auto* const x_next = reinterpret_cast<Pack<bfloat16, kLanes>*>(room + 0) + thread;
+  auto* const x_edge_next = reinterpret_cast<Pack<bfloat16,
       kLanes>*>(room + 8192) + threadIdx.y * 2 * kLanes + threadIdx.x;
   const Index stride = gridDim.x * blockDim.y;
   Index first = blockIdx.x / kLanes * kLanes * blockDim.y + blockIdx.x % kLanes;
@@ -308,13 +330,13 @@ forward_row(const __nv_bfloat16* x, __nv_bfloat16* __restrict__ out, float* __re
     const Index row = is_live ? first + threadIdx.y * kLanes : 0, base = row * length + head,
         end = is_live ? whole : 0;
     const Index outer = row;
-    Pack<__nv_bfloat16, kLanes> x_in[kPacks];
+    Pack<bfloat16, kLanes> x_in[kPacks];
     wait_for_sent<0>();
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       x_in[p] = x_next[p * 1024];
     }
-    __nv_bfloat16 x_edge = {};
+    bfloat16 x_edge = {};
     if (is_edge) x_edge = (x_edge_next)->at[edge_lane];
     send_row(first + stride);
     Peak<float> peaks_1[1];
@@ -380,13 +402,13 @@ forward_row(const __nv_bfloat16* x, __nv_bfloat16* __restrict__ out, float* __re
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
       if (!is_here) continue;
-      Pack<__nv_bfloat16, kLanes> out_out;
+      Pack<bfloat16, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
         float out_value;
         forward_row_values(x_value, peak_value, inverse_value, chosen_value, out_value);
-        out_out.at[lane] = narrow<__nv_bfloat16>(out_value);
+        out_out.at[lane] = narrow<bfloat16>(out_value);
       }
       if (is_here) store(out + (base + i), out_out);
     }
@@ -394,7 +416,7 @@ forward_row(const __nv_bfloat16* x, __nv_bfloat16* __restrict__ out, float* __re
       const float x_value = widen(x_edge);
       float out_value;
       forward_row_values(x_value, peak_value, inverse_value, chosen_value, out_value);
-      out[row * length + edge] = narrow<__nv_bfloat16>(out_value);
+      out[row * length + edge] = narrow<bfloat16>(out_value);
     }
   }
 }
@@ -426,8 +448,8 @@ __device__ __forceinline__ void backward_row_values(const float d_out, const flo
 
 // Reads x, d_out, saved_bound by (outer), saved_sum by (outer); writes d_x.
 __global__ void __launch_bounds__(992, 1)
-backward_row(const __nv_bfloat16* x, const float* saved_bound, const __nv_bfloat16* d_out,
-    const float* saved_sum, __nv_bfloat16* __restrict__ d_x, BackwardSizes sizes) {
+backward_row(const bfloat16* x, const float* saved_bound, const bfloat16* d_out, const float* saved_sum,
+    bfloat16* __restrict__ d_x, BackwardSizes sizes) {
   wait_for_kernel_before();
   constexpr int kLanes = 8, kPacks = 7, kHeld = 3;
   __shared__ float cells[2][31];
@@ -442,11 +464,11 @@ backward_row(const __nv_bfloat16* x, const float* saved_bound, const __nv_bfloat
   const int edge_lane = (threadIdx.x + kLanes - head) % kLanes;
   extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
-  auto* const x_next = reinterpret_cast<Pack<__nv_bfloat16, kLanes>*>(room + 0) + thread;
-  auto* const x_edge_next = reinterpret_cast<Pack<__nv_bfloat16,
+  auto* const x_next = reinterpret_cast<Pack<bfloat16, kLanes>*>(room + 0) + thread;
+  auto* const x_edge_next = reinterpret_cast<Pack<bfloat16,
       kLanes>*>(room + 13888) + threadIdx.y * 2 * kLanes + threadIdx.x;
-  auto* const d_out_next = reinterpret_cast<Pack<__nv_bfloat16, kLanes>*>(room + 6944) + thread;
-  auto* const d_out_edge_next = reinterpret_cast<Pack<__nv_bfloat16,
+  auto* const d_out_next = reinterpret_cast<Pack<bfloat16, kLanes>*>(room + 6944) + thread;
+  auto* const d_out_edge_next = reinterpret_cast<Pack<bfloat16,
       kLanes>*>(room + 13904) + threadIdx.y * 2 * kLanes + threadIdx.x;
   const Index stride = gridDim.x * blockDim.y;
   Index first = blockIdx.x / kLanes * kLanes * blockDim.y + blockIdx.x % kLanes;
@@ -483,8 +505,8 @@ backward_row(const __nv_bfloat16* x, const float* saved_bound, const __nv_bfloat
     const bool is_live = first + threadIdx.y * kLanes < rows;
     const Index row = is_live ? first + threadIdx.y * kLanes : 0, base = row * length + head,
         end = is_live ? whole : 0;
-    Pack<__nv_bfloat16, kLanes> x_in[kPacks];
-    Pack<__nv_bfloat16, kLanes> d_out_in[kPacks];
+    Pack<bfloat16, kLanes> x_in[kPacks];
+    Pack<bfloat16, kLanes> d_out_in[kPacks];
     wait_for_sent<0>();
 #pragma unroll
     for (int p = 0; p < kHeld; ++p) {
@@ -493,9 +515,9 @@ backward_row(const __nv_bfloat16* x, const float* saved_bound, const __nv_bfloat
     }
     const float saved_bound_value = saved_bound_ahead[0];
     const float saved_sum_value = saved_sum_ahead[0];
-    __nv_bfloat16 x_edge = {};
+    bfloat16 x_edge = {};
     if (is_edge) x_edge = (x_edge_next)->at[edge_lane];
-    __nv_bfloat16 d_out_edge = {};
+    bfloat16 d_out_edge = {};
     if (is_edge) d_out_edge = (d_out_edge_next)->at[edge_lane];
     send_packs(first + stride, 0, kHeld);
     send_own(first + stride);
@@ -544,7 +566,7 @@ backward_row(const __nv_bfloat16* x, const float* saved_bound, const __nv_bfloat
         d_out_in[p] = d_out_next[p * 992];
         send_packs(first + stride, p, p + 1);
       }
-      Pack<__nv_bfloat16, kLanes> d_x_out;
+      Pack<bfloat16, kLanes> d_x_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
@@ -552,7 +574,7 @@ backward_row(const __nv_bfloat16* x, const float* saved_bound, const __nv_bfloat
         float d_x_value;
         backward_row_values(d_out_value, inverse_value, chosen_value, quotient_value, x_value,
             saved_bound_value, d_x_value);
-        d_x_out.at[lane] = narrow<__nv_bfloat16>(d_x_value);
+        d_x_out.at[lane] = narrow<bfloat16>(d_x_value);
       }
       if (is_here) store(d_x + (base + i), d_x_out);
     }
@@ -562,7 +584,7 @@ backward_row(const __nv_bfloat16* x, const float* saved_bound, const __nv_bfloat
       float d_x_value;
       backward_row_values(d_out_value, inverse_value, chosen_value, quotient_value, x_value,
           saved_bound_value, d_x_value);
-      d_x[row * length + edge] = narrow<__nv_bfloat16>(d_x_value);
+      d_x[row * length + edge] = narrow<bfloat16>(d_x_value);
     }
   }
 }
@@ -660,8 +682,8 @@ static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64
 // a: x, out, saved_bound, saved_sum, scratch (-1: return the bytes it needs), outer, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
-  auto* const x = reinterpret_cast<const __nv_bfloat16*>(a[0]);
-  auto* const out = reinterpret_cast<__nv_bfloat16*>(a[1]);
+  auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
+  auto* const out = reinterpret_cast<bfloat16*>(a[1]);
   auto* const saved_bound = reinterpret_cast<float*>(a[2]);
   auto* const saved_sum = reinterpret_cast<float*>(a[3]);
   const bool is_measuring = a[4] == -1;
@@ -691,11 +713,11 @@ extern "C" int64_t run_forward(const int64_t* a) {
 // a: x, saved_bound, saved_sum, d_out, d_x, scratch (-1: return the bytes it needs), outer, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_backward(const int64_t* a) {
-  auto* const x = reinterpret_cast<const __nv_bfloat16*>(a[0]);
+  auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
   auto* const saved_bound = reinterpret_cast<const float*>(a[1]);
   auto* const saved_sum = reinterpret_cast<const float*>(a[2]);
-  auto* const d_out = reinterpret_cast<const __nv_bfloat16*>(a[3]);
-  auto* const d_x = reinterpret_cast<__nv_bfloat16*>(a[4]);
+  auto* const d_out = reinterpret_cast<const bfloat16*>(a[3]);
+  auto* const d_x = reinterpret_cast<bfloat16*>(a[4]);
   const bool is_measuring = a[5] == -1;
   if (!is_measuring && ((a[0] | a[3] | a[4]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[5])};

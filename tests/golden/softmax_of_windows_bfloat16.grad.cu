@@ -2,7 +2,6 @@
 //   add(bias) | add(mask) | softmax(-1)
 #include <cstdint>
 #include <cuda_runtime.h>
-#include <cuda_bf16.h>
 
 using Index = uint32_t;
 
@@ -27,15 +26,38 @@ template <typename Stored>
 __device__ __forceinline__ Stored widen(Stored x) {
   return x;
 }
-[[maybe_unused]] __device__ __forceinline__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
 
 template <typename Stored, typename Value>
 __device__ __forceinline__ Stored narrow(Value x) {
   return static_cast<Stored>(x);
 }
+
+// The upper half of a float.
+struct bfloat16 {
+  uint16_t bits;
+};
+
+[[maybe_unused]] __device__ __forceinline__ float widen(bfloat16 x) {
+#if __CUDA_ARCH__ >= 900
+  float wide;
+  asm("cvt.f32.bf16 %0, %1;" : "=f"(wide) : "h"(x.bits));
+  return wide;
+#else
+  return __uint_as_float(uint32_t{x.bits} << 16);
+#endif
+}
+
 template <>
-[[maybe_unused]] __device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16, float>(float x) {
-  return __float2bfloat16_rn(x);
+[[maybe_unused]] __device__ __forceinline__ bfloat16 narrow<bfloat16, float>(float x) {
+#if __CUDA_ARCH__ >= 800
+  bfloat16 stored;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(stored.bits) : "f"(x));
+  return stored;
+#else
+  // To nearest, ties to even; NaN is all ones but for the sign.
+  const uint32_t bits = __float_as_uint(x);
+  return {static_cast<uint16_t>(x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+#endif
 }
 
 // NaN in either argument is the result, as in torch.
@@ -92,9 +114,9 @@ __device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
 }
 // Out of pairs, by one instruction each; to take the upper half alone first would be another.
 template <int N>
-__device__ __forceinline__ float widen(const Pack<__nv_bfloat16, N>& pack, int lane) {
+__device__ __forceinline__ float widen(const Pack<bfloat16, N>& pack, int lane) {
   if constexpr (N == 1) {
-    return __bfloat162float(pack.at[lane]);
+    return widen(pack.at[lane]);
   } else {
     const unsigned int pair = reinterpret_cast<const unsigned int*>(pack.at)[lane / 2];
     return __uint_as_float(lane % 2 ? pair & 0xffff0000u : pair << 16);
@@ -377,9 +399,8 @@ __device__ __forceinline__ void forward_row_row_values(const float peak, const f
 
 // Reads x, bias by (axis_2, axis_3, inner), mask by (axis_1, axis_3, inner); writes out, saved_bound, saved_sum.
 __global__ void __launch_bounds__(256, 2)
-forward_row(const __nv_bfloat16* x, const __nv_bfloat16* bias, const __nv_bfloat16* mask,
-    __nv_bfloat16* __restrict__ out, float* __restrict__ saved_bound, float* __restrict__ saved_sum,
-    ForwardSizes sizes) {
+forward_row(const bfloat16* x, const bfloat16* bias, const bfloat16* mask, bfloat16* __restrict__ out,
+    float* __restrict__ saved_bound, float* __restrict__ saved_sum, ForwardSizes sizes) {
   wait_for_kernel_before();
   constexpr int kLanes = 1, kPacks = 13;
   __shared__ float cells[2][8];
@@ -390,8 +411,8 @@ forward_row(const __nv_bfloat16* x, const __nv_bfloat16* bias, const __nv_bfloat
   const Index stride = gridDim.x * blockDim.y;
   Index first = blockIdx.x * blockDim.y;
   // Rows beside each other lie together: a block moves them as a whole, by way of shared memory.
-  auto* const x_staged = reinterpret_cast<__nv_bfloat16*>(room + 0);
-  auto* const out_staged = reinterpret_cast<__nv_bfloat16*>(room + 416);
+  auto* const x_staged = reinterpret_cast<bfloat16*>(room + 0);
+  auto* const out_staged = reinterpret_cast<bfloat16*>(room + 416);
   const auto send_rows = [&](Index first) {
     const Index taken = first < rows ? min(static_cast<Index>(blockDim.y), rows - first) * length : 0;
     send_all(x_staged, x + first * length, taken);
@@ -408,7 +429,7 @@ forward_row(const __nv_bfloat16* x, const __nv_bfloat16* bias, const __nv_bfloat
     const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
     const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
     const Index outer = above_axis_1;
-    Pack<__nv_bfloat16, kLanes> x_in[kPacks];
+    Pack<bfloat16, kLanes> x_in[kPacks];
     const Index taken = min(static_cast<Index>(blockDim.y), rows - first) * length;
     wait_for_sent<0>();
     __syncthreads();
@@ -475,13 +496,13 @@ forward_row(const __nv_bfloat16* x, const __nv_bfloat16* bias, const __nv_bfloat
     for (int p = 0; p < kPacks; ++p) {
       const Index i = threadIdx.x * kPacks + p;
       const bool is_here = i < end;
-      Pack<__nv_bfloat16, kLanes> out_out;
+      Pack<bfloat16, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float carried_value = carried[p][lane];
         float out_value;
         forward_row_values(carried_value, inverse_value, chosen_value, out_value);
-        out_out.at[lane] = narrow<__nv_bfloat16>(out_value);
+        out_out.at[lane] = narrow<bfloat16>(out_value);
       }
       if (is_here) store(out_staged + (threadIdx.y * length + i), out_out);
     }
@@ -536,10 +557,9 @@ __device__ __forceinline__ void backward_row_row_values(const float total_2, con
 
 // Reads x, d_out, bias by (axis_2, axis_3, inner), mask by (axis_1, axis_3, inner), saved_bound by (outer, axis_1, axis_2, axis_3), saved_sum by (outer, axis_1, axis_2, axis_3); leaves partials of total; writes d_x, common_scratch.
 __global__ void __launch_bounds__(256, 3)
-backward_row(const __nv_bfloat16* x, const __nv_bfloat16* bias, const __nv_bfloat16* mask,
-    const float* saved_bound, const __nv_bfloat16* d_out, const float* saved_sum,
-    __nv_bfloat16* __restrict__ d_x, float* __restrict__ common_scratch,
-    Sum<float>* __restrict__ total_partials, BackwardSizes sizes) {
+backward_row(const bfloat16* x, const bfloat16* bias, const bfloat16* mask, const float* saved_bound,
+    const bfloat16* d_out, const float* saved_sum, bfloat16* __restrict__ d_x,
+    float* __restrict__ common_scratch, Sum<float>* __restrict__ total_partials, BackwardSizes sizes) {
   wait_for_kernel_before();
   constexpr int kLanes = 1, kPacks = 7;
   __shared__ float cells[2][8];
@@ -551,9 +571,9 @@ backward_row(const __nv_bfloat16* x, const __nv_bfloat16* bias, const __nv_bfloa
   const Index stride = gridDim.x * blockDim.y;
   Index first = blockIdx.x * blockDim.y;
   // Rows beside each other lie together: a block moves them as a whole, by way of shared memory.
-  auto* const x_staged = reinterpret_cast<__nv_bfloat16*>(room + 0);
-  auto* const d_out_staged = reinterpret_cast<__nv_bfloat16*>(room + 224);
-  auto* const d_x_staged = reinterpret_cast<__nv_bfloat16*>(room + 448);
+  auto* const x_staged = reinterpret_cast<bfloat16*>(room + 0);
+  auto* const d_out_staged = reinterpret_cast<bfloat16*>(room + 224);
+  auto* const d_x_staged = reinterpret_cast<bfloat16*>(room + 448);
   const auto send_rows = [&](Index first) {
     const Index taken = first < rows ? min(static_cast<Index>(blockDim.y), rows - first) * length : 0;
     send_all(x_staged, x + first * length, taken);
@@ -571,8 +591,8 @@ backward_row(const __nv_bfloat16* x, const __nv_bfloat16* bias, const __nv_bfloa
     const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
     const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
     const Index outer = above_axis_1;
-    Pack<__nv_bfloat16, kLanes> x_in[kPacks];
-    Pack<__nv_bfloat16, kLanes> d_out_in[kPacks];
+    Pack<bfloat16, kLanes> x_in[kPacks];
+    Pack<bfloat16, kLanes> d_out_in[kPacks];
     const Index taken = min(static_cast<Index>(blockDim.y), rows - first) * length;
     wait_for_sent<0>();
     __syncthreads();
@@ -628,7 +648,7 @@ backward_row(const __nv_bfloat16* x, const __nv_bfloat16* bias, const __nv_bfloa
     for (int p = 0; p < kPacks; ++p) {
       const Index i = threadIdx.x * kPacks + p;
       const bool is_here = i < end;
-      Pack<__nv_bfloat16, kLanes> d_x_out;
+      Pack<bfloat16, kLanes> d_x_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float carried_value = carried[p][lane];
@@ -638,7 +658,7 @@ backward_row(const __nv_bfloat16* x, const __nv_bfloat16* bias, const __nv_bfloa
         float total_term_by_value;
         backward_row_values(carried_value, quotient_value, carried_2_value, d_x_value, total_term_value,
             total_term_by_value);
-        d_x_out.at[lane] = narrow<__nv_bfloat16>(d_x_value);
+        d_x_out.at[lane] = narrow<bfloat16>(d_x_value);
         if (is_here) total_sum[p][lane].add(total_term_value, total_term_by_value);
       }
       if (is_here) store(d_x_staged + (threadIdx.y * length + i), d_x_out);
@@ -661,7 +681,7 @@ __device__ __forceinline__ void backward_finalise_values(const float total, floa
 
 // Merges partials into total; writes d_bias.
 __global__ void __launch_bounds__(512)
-backward_finalise(__nv_bfloat16* __restrict__ d_bias, const Sum<float>* total_partials, BackwardSizes sizes,
+backward_finalise(bfloat16* __restrict__ d_bias, const Sum<float>* total_partials, BackwardSizes sizes,
     Index slots) {
   wait_for_kernel_before();
   __shared__ alignas(16) unsigned char shared[512 * 8];
@@ -698,7 +718,7 @@ backward_finalise(__nv_bfloat16* __restrict__ d_bias, const Sum<float>* total_pa
   const Index axis_2 = above_axis_3;
   float d_bias_value;
   backward_finalise_values(total_value, d_bias_value);
-  d_bias[((axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner] = narrow<__nv_bfloat16>(d_bias_value);
+  d_bias[((axis_2) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner] = narrow<bfloat16>(d_bias_value);
 }
 
 __device__ __forceinline__ void backward_outer_values(const float d_out, const float saved_sum,
@@ -719,8 +739,8 @@ __device__ __forceinline__ void backward_outer_values(const float d_out, const f
 // Reads d_out, x, saved_sum by (outer, axis_1, axis_2, axis_3), common by (outer, axis_1, axis_2, axis_3), bias by (axis_2, axis_3, inner), mask by (axis_1, axis_3, inner), saved_bound by (outer, axis_1, axis_2, axis_3); leaves partials of total_3.
 template <int kLanes>
 __global__ void __launch_bounds__(256, 2)
-backward_outer(const __nv_bfloat16* d_out, const float* saved_sum, const float* common,
-    const __nv_bfloat16* x, const __nv_bfloat16* bias, const __nv_bfloat16* mask, const float* saved_bound,
+backward_outer(const bfloat16* d_out, const float* saved_sum, const float* common, const bfloat16* x,
+    const bfloat16* bias, const bfloat16* mask, const float* saved_bound,
     Sum<float>* __restrict__ total_3_partials, BackwardSizes sizes, Index slots) {
   wait_for_kernel_before();
   constexpr int kRows = 2;
@@ -739,8 +759,8 @@ backward_outer(const __nv_bfloat16* d_out, const float* saved_sum, const float* 
     const auto mask_in = load_anywhere<kLanes>(mask + (((axis_1) * sizes.axis_3.value + axis_3) * columns + column));
     const Index share = (rows + slots - 1) / slots, end = min(rows, (slot + 1) * share);
     for (Index from = slot * share + threadIdx.y; from < end; from += blockDim.y * kRows) {
-      Pack<__nv_bfloat16, kLanes> d_out_in[kRows];
-      Pack<__nv_bfloat16, kLanes> x_in[kRows];
+      Pack<bfloat16, kLanes> d_out_in[kRows];
+      Pack<bfloat16, kLanes> x_in[kRows];
 #pragma unroll
       for (int p = 0; p < kRows; ++p) {
         const bool is_here = from + p * blockDim.y < end;
@@ -786,8 +806,8 @@ __device__ __forceinline__ void backward_finalise_2_values(const float total_3, 
 
 // Merges partials into total_3; writes d_mask.
 __global__ void __launch_bounds__(512)
-backward_finalise_2(__nv_bfloat16* __restrict__ d_mask, const Sum<float>* total_3_partials,
-    BackwardSizes sizes, Index slots) {
+backward_finalise_2(bfloat16* __restrict__ d_mask, const Sum<float>* total_3_partials, BackwardSizes sizes,
+    Index slots) {
   wait_for_kernel_before();
   __shared__ alignas(16) unsigned char shared[512 * 8];
   const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
@@ -822,7 +842,7 @@ backward_finalise_2(__nv_bfloat16* __restrict__ d_mask, const Sum<float>* total_
   const Index axis_1 = above_axis_3;
   float d_mask_value;
   backward_finalise_2_values(total_3_value, d_mask_value);
-  d_mask[((axis_1) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner] = narrow<__nv_bfloat16>(d_mask_value);
+  d_mask[((axis_1) * sizes.axis_3.value + axis_3) * sizes.inner.value + inner] = narrow<bfloat16>(d_mask_value);
 }
 
 }  // namespace
@@ -939,10 +959,10 @@ static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64
 // a: x, bias, mask, out, saved_bound, saved_sum, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, axis_3, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
-  auto* const x = reinterpret_cast<const __nv_bfloat16*>(a[0]);
-  auto* const bias = reinterpret_cast<const __nv_bfloat16*>(a[1]);
-  auto* const mask = reinterpret_cast<const __nv_bfloat16*>(a[2]);
-  auto* const out = reinterpret_cast<__nv_bfloat16*>(a[3]);
+  auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
+  auto* const bias = reinterpret_cast<const bfloat16*>(a[1]);
+  auto* const mask = reinterpret_cast<const bfloat16*>(a[2]);
+  auto* const out = reinterpret_cast<bfloat16*>(a[3]);
   auto* const saved_bound = reinterpret_cast<float*>(a[4]);
   auto* const saved_sum = reinterpret_cast<float*>(a[5]);
   const bool is_measuring = a[6] == -1;
@@ -968,15 +988,15 @@ extern "C" int64_t run_forward(const int64_t* a) {
 // a: x, bias, mask, saved_bound, saved_sum, d_out, d_x, d_bias, d_mask, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, axis_3, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_backward(const int64_t* a) {
-  auto* const x = reinterpret_cast<const __nv_bfloat16*>(a[0]);
-  auto* const bias = reinterpret_cast<const __nv_bfloat16*>(a[1]);
-  auto* const mask = reinterpret_cast<const __nv_bfloat16*>(a[2]);
+  auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
+  auto* const bias = reinterpret_cast<const bfloat16*>(a[1]);
+  auto* const mask = reinterpret_cast<const bfloat16*>(a[2]);
   auto* const saved_bound = reinterpret_cast<const float*>(a[3]);
   auto* const saved_sum = reinterpret_cast<const float*>(a[4]);
-  auto* const d_out = reinterpret_cast<const __nv_bfloat16*>(a[5]);
-  auto* const d_x = reinterpret_cast<__nv_bfloat16*>(a[6]);
-  auto* const d_bias = reinterpret_cast<__nv_bfloat16*>(a[7]);
-  auto* const d_mask = reinterpret_cast<__nv_bfloat16*>(a[8]);
+  auto* const d_out = reinterpret_cast<const bfloat16*>(a[5]);
+  auto* const d_x = reinterpret_cast<bfloat16*>(a[6]);
+  auto* const d_bias = reinterpret_cast<bfloat16*>(a[7]);
+  auto* const d_mask = reinterpret_cast<bfloat16*>(a[8]);
   const bool is_measuring = a[9] == -1;
   if (!is_measuring && ((a[0] | a[5] | a[6]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[9])};

@@ -2,7 +2,6 @@
 //   unflatten(-1, (2, -1)) | keep(y) | select(-2, 0) | silu | keep(y_2) | recall(y) | select(-2, 1) | mul(y_2)
 #include <cstdint>
 #include <cuda_runtime.h>
-#include <cuda_bf16.h>
 
 using Index = uint32_t;
 
@@ -27,15 +26,38 @@ template <typename Stored>
 __device__ __forceinline__ Stored widen(Stored x) {
   return x;
 }
-[[maybe_unused]] __device__ __forceinline__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
 
 template <typename Stored, typename Value>
 __device__ __forceinline__ Stored narrow(Value x) {
   return static_cast<Stored>(x);
 }
+
+// The upper half of a float.
+struct bfloat16 {
+  uint16_t bits;
+};
+
+[[maybe_unused]] __device__ __forceinline__ float widen(bfloat16 x) {
+#if __CUDA_ARCH__ >= 900
+  float wide;
+  asm("cvt.f32.bf16 %0, %1;" : "=f"(wide) : "h"(x.bits));
+  return wide;
+#else
+  return __uint_as_float(uint32_t{x.bits} << 16);
+#endif
+}
+
 template <>
-[[maybe_unused]] __device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16, float>(float x) {
-  return __float2bfloat16_rn(x);
+[[maybe_unused]] __device__ __forceinline__ bfloat16 narrow<bfloat16, float>(float x) {
+#if __CUDA_ARCH__ >= 800
+  bfloat16 stored;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(stored.bits) : "f"(x));
+  return stored;
+#else
+  // To nearest, ties to even; NaN is all ones but for the sign.
+  const uint32_t bits = __float_as_uint(x);
+  return {static_cast<uint16_t>(x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+#endif
 }
 
 // One instruction where exp2f takes four: what is below 2^-126 becomes zero. Relative error below 2^-22.
@@ -71,9 +93,9 @@ __device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
 }
 // Out of pairs, by one instruction each; to take the upper half alone first would be another.
 template <int N>
-__device__ __forceinline__ float widen(const Pack<__nv_bfloat16, N>& pack, int lane) {
+__device__ __forceinline__ float widen(const Pack<bfloat16, N>& pack, int lane) {
   if constexpr (N == 1) {
-    return __bfloat162float(pack.at[lane]);
+    return widen(pack.at[lane]);
   } else {
     const unsigned int pair = reinterpret_cast<const unsigned int*>(pack.at)[lane / 2];
     return __uint_as_float(lane % 2 ? pair & 0xffff0000u : pair << 16);
@@ -170,8 +192,8 @@ __device__ __forceinline__ void forward_column_row_values(const float total, con
 
 // Reads x, position_along by (middle); writes out.
 __global__ void __launch_bounds__(128, 4)
-forward_column(const __nv_bfloat16* __restrict__ x, __nv_bfloat16* __restrict__ out, ForwardSizes sizes,
-    Size across, Index tiles) {
+forward_column(const bfloat16* __restrict__ x, bfloat16* __restrict__ out, ForwardSizes sizes, Size across,
+    Index tiles) {
   const Positions<float> position_along{};
   constexpr int kLanes = 8, kPacks = 2;
   const Index length = kPacks, behind = sizes.inner.value;
@@ -184,7 +206,7 @@ forward_column(const __nv_bfloat16* __restrict__ x, __nv_bfloat16* __restrict__ 
     if (!is_beside) continue;
     const Index base = above * length * behind + beside;
     const Index outer = above;
-    Pack<__nv_bfloat16, kLanes> x_in[kPacks];
+    Pack<bfloat16, kLanes> x_in[kPacks];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       [[maybe_unused]] const Index i = p;
@@ -209,14 +231,14 @@ forward_column(const __nv_bfloat16* __restrict__ x, __nv_bfloat16* __restrict__ 
       }
     }
     {
-      Pack<__nv_bfloat16, kLanes> out_out;
+      Pack<bfloat16, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float total_value = sums_1[0][lane].total;
         const float total_2_value = sums_1[1][lane].total;
         float out_value;
         forward_column_row_values(total_value, total_2_value, out_value);
-        out_out.at[lane] = narrow<__nv_bfloat16>(out_value);
+        out_out.at[lane] = narrow<bfloat16>(out_value);
       }
       const Index inner = beside;
       store(out + ((outer) * sizes.inner.value + inner), out_out);
@@ -255,8 +277,8 @@ __device__ __forceinline__ void backward_column_values(const float position_alon
 
 // Reads x, position_along by (middle), d_out by (outer, inner); writes d_x.
 __global__ void __launch_bounds__(128, 4)
-backward_column(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict__ d_out,
-    __nv_bfloat16* __restrict__ d_x, BackwardSizes sizes, Size across, Index tiles) {
+backward_column(const bfloat16* __restrict__ x, const bfloat16* __restrict__ d_out,
+    bfloat16* __restrict__ d_x, BackwardSizes sizes, Size across, Index tiles) {
   const Positions<float> position_along{};
   constexpr int kLanes = 8, kPacks = 2;
   const Index length = kPacks, behind = sizes.inner.value;
@@ -269,7 +291,7 @@ backward_column(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __rest
     if (!is_beside) continue;
     const Index base = above * length * behind + beside;
     const Index outer = above;
-    Pack<__nv_bfloat16, kLanes> x_in[kPacks];
+    Pack<bfloat16, kLanes> x_in[kPacks];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       [[maybe_unused]] const Index i = p;
@@ -320,7 +342,7 @@ backward_column(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __rest
     for (int p = 0; p < kPacks; ++p) {
       [[maybe_unused]] const Index i = p;
       constexpr bool is_here = true;
-      Pack<__nv_bfloat16, kLanes> d_x_out;
+      Pack<bfloat16, kLanes> d_x_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const Index middle = (is_here ? i : 0);
@@ -329,7 +351,7 @@ backward_column(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __rest
         const float d_after_select_value = d_after_select_beside[lane];
         const float d_after_select_2_value = d_after_select_2_beside[lane];
         backward_column_values(position_along_value, d_after_select_value, d_after_select_2_value, d_x_value);
-        d_x_out.at[lane] = narrow<__nv_bfloat16>(d_x_value);
+        d_x_out.at[lane] = narrow<bfloat16>(d_x_value);
       }
       if (is_here) store(d_x + (base + i * behind), d_x_out);
     }
@@ -375,8 +397,8 @@ static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
 // a: x, out, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_forward(const int64_t* a) {
-  auto* const x = reinterpret_cast<const __nv_bfloat16*>(a[0]);
-  auto* const out = reinterpret_cast<__nv_bfloat16*>(a[1]);
+  auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
+  auto* const out = reinterpret_cast<bfloat16*>(a[1]);
   const bool is_measuring = a[2] == -1;
   if (!is_measuring && ((a[0] | a[1]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[2])};
@@ -402,9 +424,9 @@ extern "C" int64_t run_forward(const int64_t* a) {
 // a: x, d_out, d_x, scratch (-1: return the bytes it needs), outer, middle, inner, device, stream.
 // Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
 extern "C" int64_t run_backward(const int64_t* a) {
-  auto* const x = reinterpret_cast<const __nv_bfloat16*>(a[0]);
-  auto* const d_out = reinterpret_cast<const __nv_bfloat16*>(a[1]);
-  auto* const d_x = reinterpret_cast<__nv_bfloat16*>(a[2]);
+  auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
+  auto* const d_out = reinterpret_cast<const bfloat16*>(a[1]);
+  auto* const d_x = reinterpret_cast<bfloat16*>(a[2]);
   const bool is_measuring = a[3] == -1;
   if (!is_measuring && ((a[0] | a[1] | a[2]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[3])};
