@@ -47,10 +47,12 @@ _ASYNC_COPY = re.compile(r'asm volatile\("cp\.async\.c[ag].*?\);', re.DOTALL)
 _ASYNC_ORDER = re.compile(r'asm volatile\("cp\.async\.(commit|wait).*?\);', re.DOTALL)
 _NOTHING = re.compile(r'asm volatile\("" : "\+[fd]"\(\w+\)\);')
 _INSTRUCTION = re.compile(
-    r'asm\("(?P<name>[\w.]+) %0, %1(?:, %2)?;" : "=f"\((?P<result>\w+)\) : '
-    r'"f"\((?P<a>\w+)\)(?:, "f"\((?P<b>\w+)\))?\);'
+    r'asm\("(?P<name>[\w.]+) %0, %1(?:, %2)?;" : "=[fh]"\((?P<result>[\w.]+)\) : '
+    r'"[fh]"\((?P<a>[\w.]+)\)(?:, "f"\((?P<b>\w+)\))?\);'
 )
 _IN_C = {
+    "cvt.f32.f16": "float_of_half({a})",
+    "cvt.rn.f16.f32": "half_of({a})",
     "ex2.approx.ftz.f32": "exp2f({a})",
     "rcp.approx.ftz.f32": "1.0f / {a}",
     "lg2.approx.f32": "log2f({a})",
@@ -63,6 +65,9 @@ _IN_C = {
 
 
 def _as_c(instruction: re.Match[str]) -> str:
+    """It in C; as it is, where there is another way for want of the instruction."""
+    if instruction["name"] not in _IN_C:
+        return instruction[0]
     spelled = _IN_C[instruction["name"]].format(**instruction.groupdict())
     return f"{instruction['result']} = {spelled};"
 

@@ -33,6 +33,10 @@ CASES = {
         Situation(shape=(4, 96, 28, 28)),
     ),
     "layernorm_of_few_channels": ("layernorm(weight, bias, axis=1)", Situation()),
+    "layernorm_of_short_rows_float16": (
+        "layernorm(weight, bias) | gelu",
+        Situation(shape=(64, 256), dtype="float16"),
+    ),
     "layernorm_of_short_rows_bfloat16": (
         "layernorm(weight, bias)",
         Situation(shape=(64, 256), dtype="bfloat16"),

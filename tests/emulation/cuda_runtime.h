@@ -197,6 +197,8 @@ inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigne
 inline uint32_t __umulhi(uint32_t a, uint32_t b) { return static_cast<uint32_t>((uint64_t{a} * b) >> 32); }
 inline unsigned __float_as_uint(float x) { return __builtin_bit_cast(unsigned, x); }
 inline float __uint_as_float(unsigned x) { return __builtin_bit_cast(float, x); }
+inline float float_of_half(uint16_t x) { return __builtin_bit_cast(_Float16, x); }
+inline uint16_t half_of(float x) { return __builtin_bit_cast(uint16_t, static_cast<_Float16>(x)); }
 inline int64_t __double_as_longlong(double x) { return __builtin_bit_cast(int64_t, x); }
 inline double __longlong_as_double(int64_t x) { return __builtin_bit_cast(double, x); }
 inline float __fdividef(float a, float b) { return a * (1.0f / b); }
