@@ -4,7 +4,6 @@ import importlib.util
 import itertools
 import json
 import math
-import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -397,11 +396,10 @@ def test_the_cache_of_a_run_is_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 @pytest.mark.gpu
-def test_torch_compile_finds_what_was_built_beforehand_and_tunes_it_anew() -> None:
+def test_torch_compile_finds_what_was_built_beforehand() -> None:
     work = tiny()
     with session._own_cache():
         builds.prebuild(builds.Orders([work], "cuda", (), [work], ("compile",)))
-        assert not list(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).rglob("*.best_config"))
         counters.clear()
         (function,) = rivals.compiled(work, "cuda", ("compile",)).values()
         rivals.gradients_of(function, rivals.leaves_of(work, rivals.inputs(work, "cuda", 0)))
