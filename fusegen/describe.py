@@ -24,7 +24,13 @@ from fusegen.program import Program, derivative, forward
 from fusegen.promotion import FLOATING, refuse_gradients
 from fusegen.segments import Segment
 from fusegen.selecting import at_places
-from fusegen.signature import Signature, element_types, with_derivative, with_gaps
+from fusegen.signature import (
+    Signature,
+    element_types,
+    result_shapes,
+    with_derivative,
+    with_gaps,
+)
 from fusegen.strides import dense_strides, lie_of
 from fusegen.target import H200, ITEM_BYTES, TARGETS, Limits, code_name
 from fusegen.viewing import shape_behind
@@ -59,6 +65,8 @@ class Module:
     signature: Signature
     order_of_x: tuple[int, ...]  # the axes of what it begins with, outermost in memory first
     order: tuple[int, ...]  # of the graph's axes, as the kernels go
+    # An input, and the result whose cotangent is its own, as it comes.
+    passed: tuple[tuple[str, str], ...] = ()
 
 
 def sources(chain: Chain, target: str, situation: Situation, *, grad: bool) -> tuple[Source, ...]:
@@ -107,10 +115,17 @@ def modules(chain: Chain, target: str, situation: Situation, *, grad: bool) -> t
         given = [dtype, *(types[operand.name] for operand in bound.operands)]
         found_types = element_types(program, bound, given)
         programs = [program]
+        passed: tuple[tuple[str, str], ...] = ()
         if is_training:
             shapes = [running[0], *(kept[operand.name][0] for operand in bound.operands)]
-            backward = derivative(program, range(input_count), program.results, shapes)
-            programs.append(backward.program)
+            alike = list(zip(shapes, given, strict=True))
+            given_shapes = result_shapes(bound)
+            results = [(given_shapes.get(n), found_types[n]) for n in program.output_names]
+            needs = range(input_count)
+            backward = derivative(program, needs, program.results, alike, results)
+            programs += [backward.program] if backward.targets else []
+            names = program.input_names, program.output_names
+            passed = tuple((names[0][i], names[1][result]) for i, result in backward.passed)
             found_types = with_derivative(program, backward, found_types)
         gaps = [code_name(n) for n in situation.gaps if n in part.chain.operands]
         gaps += ["x"] if "x" in situation.gaps and not found else []
@@ -118,7 +133,8 @@ def modules(chain: Chain, target: str, situation: Situation, *, grad: bool) -> t
         programs, pitched = _at_places(programs, kinds, found_types, bound, order, gaps)
         facts = (order, programs, found_types, bound, situation.limits)
         built_with = with_gaps(signature(target, *facts), programs, {*gaps, *pitched})
-        found.append(Module(part, bound, tuple(programs), built_with, running[1], order))
+        made = (part, bound, tuple(programs), built_with, running[1], order, passed)
+        found.append(Module(*made))
         running = (bound.result_shape, _order_behind(bound, order))
         dtype = bound.dtype
         kept |= dict.fromkeys(part.leaving, running)

@@ -175,10 +175,10 @@ class Part:
         foreseen = None
         present = _differentiable(program)
         if wanted is not None and present:
-            foreseen = derive(program, wanted, present, found.metas)
+            foreseen = derive(found, wanted, present)
             if program.name == "forward":
-                first = derive(program, wanted, program.results, found.metas)
-                programs.append(first.program)
+                first = derive(found, wanted, program.results)
+                programs += [first.program] if first.targets else []
                 dtypes = with_derivative(program, first, dtypes)
         facts = (programs, dtypes, built_with, self.modules)
         launch = self.programs.at_places(found, *facts) or whole(found, *facts)
@@ -262,7 +262,7 @@ class Call:
         """The derivative for these cotangents and these inputs."""
         step = self.steps.get((present, needs))
         if step is None:
-            found = self.part.programs.derivative(self.program, needs, present, self.found.metas)
+            found = self.part.programs.derivative(self.found, needs, present)
             count = len(self.program.graph.inputs)
             sources = []
             for pool, i in found.sources:
@@ -327,8 +327,11 @@ class _Launch(torch.autograd.Function):
         present = tuple([i for i, g in enumerate(cotangents) if g is not None])
         needs = ctx.needs_input_grad[2:]
         step = call.backward_step(present, needs)
+        shares: list[Tensor | None] = [None] * (2 + len(needs))
+        for i, result in step.found.passed:
+            shares[2 + i] = cotangents[result]
         if not step.found.targets:
-            return (None,) * (2 + len(needs))
+            return tuple(shares)
         pool = (*ctx.saved_tensors, *cotangents)
         inputs = tuple([pool[i] for i in step.sources])
         gradients: Any = None
@@ -340,7 +343,6 @@ class _Launch(torch.autograd.Function):
             step.last = following
         if gradients is True:
             gradients = launch(following, inputs)
-        shares: list[Tensor | None] = [None] * (2 + len(needs))
         for i, gradient in zip(step.found.targets, gradients, strict=True):
             shares[2 + i] = gradient
         for i, output in step.found.shared:

@@ -52,7 +52,10 @@ def explain(chain: Chain, target: str, situation: Situation, bandwidth: float) -
             if program.name == "forward":
                 lines += _copies(module, program)
             totals[program.name] = totals.get(program.name, 0.0) + moved
-        if len(module.programs) == 1:
+        if module.passed:
+            lines += [""]
+            lines += [f"d_{name} is d_{result}, as it comes" for name, result in module.passed]
+        elif len(module.programs) == 1:
             fixed = {module.bound.dtype, found[-1].bound.dtype}.difference(FLOATING)
             lines += ["", f"no backward: a result of {min(fixed)} has no gradient"]
     lines.append("")

@@ -110,8 +110,7 @@ def _inputs(
 
 
 def _derivative(text: str, forward: Prepared, wanted: Sequence[bool]) -> Derivative:
-    program = forward.program
-    return _part(text).programs.derivative(program, wanted, program.results, forward.metas)
+    return _part(text).programs.derivative(forward, wanted, forward.program.results)
 
 
 def _metas(sizes: list[int], ranks: list[int], dtypes: list[str]) -> list[Meta]:
@@ -151,15 +150,19 @@ def _differentiate(ctx: Any, cotangents: list[Tensor]) -> tuple[Any, ...]:
         )
     saved = list(ctx.saved_tensors)
     d_results = [cotangents[i] for i in ctx.results]
-    gradients = torch.ops.fusegen.backward(
-        d_results, saved, ctx.text, ctx.wanted, ctx.sizes, ctx.ranks, ctx.dtypes
-    )
+    gradients = []
+    if ctx.found.targets:
+        gradients = torch.ops.fusegen.backward(
+            d_results, saved, ctx.text, ctx.wanted, ctx.sizes, ctx.ranks, ctx.dtypes
+        )
     shares: list[Tensor | None] = [None] * len(ctx.ranks)
     place = _part(ctx.text).read
     for i, gradient in zip(ctx.found.targets, gradients, strict=True):
         shares[place[i]] = gradient
     for i, output in ctx.found.shared:
         shares[place[i]] = gradients[output]
+    for i, result in ctx.found.passed:
+        shares[place[i]] = cotangents[result]
     return shares, None, None
 
 

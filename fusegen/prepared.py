@@ -28,13 +28,19 @@ from fusegen.layouts import (
     memory_order,
     outputs_of,
 )
-from fusegen.lower import GIVEN
 from fusegen.modules import limits, target_of
 from fusegen.ops import Chain
 from fusegen.program import Derivative, Program, derivative, forward
 from fusegen.promotion import refuse_gradients
 from fusegen.selecting import at_places
-from fusegen.signature import Signature, element_types, reads_gaps, with_derivative, with_gaps
+from fusegen.signature import (
+    Signature,
+    element_types,
+    reads_gaps,
+    result_shapes,
+    with_derivative,
+    with_gaps,
+)
 from fusegen.strides import Lie
 
 
@@ -167,8 +173,7 @@ class Programs:
             self.forwards[key] = forward(bound, is_training=wanted is not None)
         program = self.forwards[key]
         dtypes = element_types(program, bound, [dtype_name(m.dtype) for m in metas])
-        shapes = {"out": bound.result_shape}
-        shapes |= {f"{GIVEN}{i}": given.shape for i, given in enumerate(bound.gives, start=1)}
+        shapes = result_shapes(bound)
         shapes |= {program.output_names[o]: metas[i].shape for o, i in program.updates}
         targets = [
             Target(span, shapes.get(name), getattr(torch, dtypes[name]))
@@ -177,20 +182,19 @@ class Programs:
         return Prepared(program, bound, order, metas, tuple(targets), dtypes, tensors[0].device)
 
     def derivative(
-        self,
-        program: Program,
-        wanted: Iterable[bool],
-        present: Iterable[int],
-        metas: Sequence[Meta],
+        self, found: Prepared, wanted: Iterable[bool], present: Iterable[int]
     ) -> Derivative:
-        """The derivative of a program on inputs of these kinds, made once."""
+        """The derivative of a program on inputs of its kinds, made once."""
         needs = tuple(i for i, w in enumerate(wanted) if w)
         # Ranks first, so that sizes of different ones are not compared: each such test is a guard.
-        kinds = [(len(m.shape), m.dtype, m.shape) for m in metas]
+        kept: list[Meta | Target] = [*found.metas, *found.targets]
+        kinds = [t.shape if t.shape is None else (len(t.shape), t.dtype, t.shape) for t in kept]
         alike = tuple([kinds.index(kind) for kind in kinds])
-        key = (id(program), needs, tuple(present), alike)
+        key = (id(found.program), needs, tuple(present), alike)
         if key not in self.derivatives:
-            self.derivatives[key] = derivative(program, needs, key[2], alike)
+            count = len(found.metas)
+            facts = (alike[:count], alike[count:])
+            self.derivatives[key] = derivative(found.program, needs, key[2], *facts)
         return self.derivatives[key]
 
 

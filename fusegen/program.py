@@ -102,13 +102,16 @@ class Derivative:
 
     sources gives ("input" | "output" | "cotangent", position in the differentiated program) for
     each input; targets the position of the input whose cotangent each output is; shared gives
-    (input, output) where an input has the cotangent of another one, such as both terms of a sum.
+    (input, output) where an input has the cotangent of another one, such as both terms of a sum;
+    passed gives (input, position in the differentiated program) where an input has the cotangent of
+    a result as it comes, such as what is added last: for that nothing is launched.
     """
 
     program: Program
     sources: tuple[tuple[str, int], ...]
     targets: tuple[int, ...]
     shared: tuple[tuple[int, int], ...] = ()
+    passed: tuple[tuple[int, int], ...] = ()
 
 
 def forward(bound: Bound, *, is_training: bool) -> Program:
@@ -291,11 +294,16 @@ def _saving(
 
 
 def derivative(
-    program: Program, needs: Iterable[int], present: Iterable[int], alike: Sequence[object] = ()
+    program: Program,
+    needs: Iterable[int],
+    present: Iterable[int],
+    alike: Sequence[object] = (),
+    results: Sequence[object] = (),
 ) -> Derivative:
     """The cotangents of the inputs at `needs`, given those of the outputs at `present`.
 
     alike has, for each input, what is equal for tensors of one shape and type: those may share.
+    results has the same for each output, where cotangents may be passed on.
     """
     taken = {*program.input_names, *program.output_names}
     cotangents: dict[int, Expr] = {}
@@ -314,12 +322,16 @@ def derivative(
     outputs: list[tuple[str, Expr]] = []
     targets: list[int] = []
     shared: list[tuple[int, int]] = []
+    passed: list[tuple[int, int]] = []
     first: dict[object, int] = {}
+    coming = {(leaf, leaf.extent, results[i]): i for i, leaf in cotangents.items() if results}
     for i, leaf in zip(wanted, wrt, strict=True):
         if leaf not in total:
             continue
         kind = (total[leaf], leaf.extent, alike[i] if alike else i)
-        if kind in first:
+        if kind in coming:
+            passed.append((i, coming[kind]))
+        elif kind in first:
             shared.append((i, first[kind]))
         else:
             first[kind] = len(outputs)
@@ -351,7 +363,7 @@ def derivative(
         spans=tuple(program.graph.inputs[i].extent for i in targets),
     )
     sources = tuple(candidates[leaf] for leaf in inputs)
-    return Derivative(result, sources, tuple(targets), tuple(shared))
+    return Derivative(result, sources, tuple(targets), tuple(shared), tuple(passed))
 
 
 def _over_windows(share: Expr, leaf: Expr) -> Expr:

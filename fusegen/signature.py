@@ -77,6 +77,12 @@ def is_double(programs: Iterable[Program], dtypes: Mapping[str, str]) -> bool:
     return "float64" in dtypes.values() or any(n.op == "to_float64" for n in nodes)
 
 
+def result_shapes(bound: Bound) -> dict[str, tuple[int, ...]]:
+    """The shape of each result of a forward program, by name."""
+    shapes = {"out": bound.result_shape}
+    return shapes | {f"{GIVEN}{i}": given.shape for i, given in enumerate(bound.gives, start=1)}
+
+
 def element_types(program: Program, bound: Bound, input_types: Sequence[str]) -> dict[str, str]:
     """The element type of each tensor of a forward program, by name."""
     types = dict(zip(program.input_names, input_types, strict=True))

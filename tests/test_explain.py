@@ -82,6 +82,15 @@ def test_pooled_tensors_are_counted_pooled() -> None:
     assert "keeps  none of its inputs" in text
 
 
+def test_a_gradient_that_is_passed_on_is_told() -> None:
+    text = told("mul(gate) | add(residual)", operands={"gate": (32,)})
+    assert "d_residual is d_out, as it comes" in text
+    assert "writes d_x 1.05 MB" in text
+    alone = told("add(residual)")
+    assert "d_x is d_out, as it comes" in alone
+    assert "no backward" not in alone
+
+
 def test_a_cut_says_why() -> None:
     text = told("layernorm | max_pool2d(3, 2, 1) | gelu")
     assert "segment 1 of 2: layernorm\n" in text

@@ -5,7 +5,7 @@ import torch
 from numeric import outcome
 
 import fusegen
-from fusegen import prepared
+from fusegen import execution, prepared
 
 # One chain for each way a derivative is scheduled: (chain, shape of x, shapes of the operands).
 FAMILIES = {
@@ -152,6 +152,77 @@ def test_both_terms_of_a_sum_get_one_gradient(device):
     x, residual, _ = tensors
     x.grad.zero_()  # what a parameter keeps is its own
     assert residual.grad.abs().sum() > 0
+
+
+def test_what_is_added_last_gets_the_incoming_gradient_itself(device):
+    fused = fusegen.compile("mul(gate) | add(residual)")
+    tensors = [
+        torch.randn(s, device=device, dtype=torch.float64).requires_grad_()
+        for s in ((5, 7), (7,), (5, 7))
+    ]
+    assert torch.autograd.gradcheck(fused, tensors)
+    assert torch.autograd.gradgradcheck(fused, tensors)
+    x, gate, residual = tensors
+    cotangent = torch.randn(7, 5, device=device, dtype=torch.float64).t()
+    found = torch.autograd.grad(fused(*tensors), tensors, cotangent)
+    assert found[2].data_ptr() == cotangent.data_ptr()
+    torch.testing.assert_close(found[0], cotangent * gate)
+    torch.testing.assert_close(found[1], (cotangent * x).sum(0))
+    (only,) = torch.autograd.grad(fused(*tensors), residual, cotangent)
+    assert only.data_ptr() == cotangent.data_ptr()
+    # What parameters keep is their own.
+    leaf = residual.detach().requires_grad_()
+    fused(x, gate, leaf).backward(cotangent)
+    leaf.grad.zero_()
+    assert cotangent.abs().sum() > 0
+
+
+def test_a_sum_alone_has_nothing_to_launch_for_its_gradient(device, monkeypatch):
+    fused = fusegen.compile("add(residual)")
+    x, residual = (torch.randn(5, 7, device=device).requires_grad_() for _ in range(2))
+    result = fused(x, residual)
+    monkeypatch.setattr(execution, "launch", None)
+    found = torch.autograd.grad(result, [x, residual], cotangent := torch.randn_like(result))
+    assert {t.data_ptr() for t in found} == {cotangent.data_ptr()}
+
+
+@pytest.mark.parametrize(
+    ("text", "residual"),
+    [
+        ("mul(2) | add(residual) | flatten(1)", (3, 4, 5)),
+        ("mul(2) | add(residual)", (4, 5)),
+        ("mul(2) | add(residual)", (1, 4, 5)),
+        ("mul(2) | add(residual) | to('float32')", (3, 4, 5)),
+        ("mul(2) | sub(residual)", (3, 4, 5)),
+        ("mul(2) | add(residual) | give(sum) | tanh", (3, 4, 5)),
+    ],
+)
+def test_a_gradient_that_differs_from_the_incoming_one_is_its_own(text, residual, device):
+    """By its shape, its type, its sign, or by what else comes in."""
+    fused = fusegen.compile(text)
+    tensors = [
+        torch.randn(s, device=device, dtype=torch.float64).requires_grad_()
+        for s in ((3, 4, 5), residual)
+    ]
+    results = fused(*tensors)
+    results = results if isinstance(results, tuple) else (results,)
+    cotangents = [torch.randn_like(r) for r in results]
+    found = torch.autograd.grad(results, tensors, cotangents)
+    for gradient, tensor in zip(found, tensors, strict=True):
+        assert (gradient.shape, gradient.dtype) == (tensor.shape, tensor.dtype)
+        assert gradient.data_ptr() not in {c.data_ptr() for c in cotangents}
+    if "to(" not in text:
+        assert torch.autograd.gradcheck(fused, tensors)
+
+
+def test_each_result_passes_its_own_gradient_on(device):
+    fused = fusegen.compile("mul(2) | give(double) | add(residual)")
+    x, residual = (torch.randn(5, 7, device=device).requires_grad_() for _ in range(2))
+    results = fused(x, residual)
+    cotangents = [torch.randn_like(r) for r in results]
+    d_x, d_residual = torch.autograd.grad(results, [x, residual], cotangents)
+    assert d_residual.data_ptr() == cotangents[0].data_ptr()
+    torch.testing.assert_close(d_x, 2 * (cotangents[0] + cotangents[1]))
 
 
 def test_terms_of_different_types_get_gradients_of_their_own(device):

@@ -22,6 +22,8 @@ CHAINS = [
     ("gelu | dropout(0.5)", (6, 8), []),
     ("mul(2) | sum", (6, 8), []),
     ("floor", (6, 8), []),  # a gradient that is made of nothing
+    ("mul(g) | add(r)", (6, 8), [(8,), None]),  # one that is the incoming one
+    ("add(r)", (6, 8), [None]),  # and no other
 ]
 UPDATED = ("running_mean", "running_var")
 
