@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from fusegen.indexing import Read
 from fusegen.placeviews import PlacedView
 from fusegen.target import ITEM_BYTES, PACK_BYTES
@@ -54,6 +56,15 @@ class BesideView(PlacedView):
     def lane_reads(self) -> list[Read]:
         """What is reached by its own offset at every element of a pack, too."""
         return [r for r in self.single_reads if r not in self.line_reads + self.early_along]
+
+    @property
+    def alike_lane(self) -> str:
+        """Along a row, the first lane of those for which that is the same."""
+        tier = self.kernel.tier
+        is_apt = tier is not None and not self.is_shifted and not self.is_dealt
+        is_apart = all(self.reduced[-1] not in r.extent for r in self.lane_reads)
+        alike = math.gcd(tier.alike, self.lanes) if tier and is_apt and is_apart else 1
+        return "lane" if alike == 1 else f"lane / {alike} * {alike}"
 
     @property
     def packs_beside(self) -> list[Read]:

@@ -26,12 +26,18 @@ def has_whole_columns(bound: Bound, order: Sequence[int]) -> bool:
     return bool(sizes) and sizes[-1] % (PACK_BYTES // _NARROW) == 0
 
 
-def is_down_columns(domain: tuple[int, ...], buffers: Sequence[Buffer]) -> bool:
-    """Whether a kernel that reads and writes these is faster down columns."""
+def kept_down_columns(domain: tuple[int, ...], buffers: Sequence[Buffer]) -> tuple[int, ...] | None:
+    """The outermost groups that a kernel which reads and writes these keeps apart where it goes
+    down columns, such as samples that have something of their own; None where it is faster element
+    by element.
+    """
     columns = domain[-1:]
     whole = [ITEM_BYTES[b.dtype] for b in buffers if b.extent == domain]
     rest = [b for b in buffers if b.extent != domain]
-    of_column = sum(ITEM_BYTES[b.dtype] for b in rest if b.extent == columns)
-    is_plain = all(b.extent in (columns, ()) and b.dtype != "noise" for b in rest)
+    kept = max((tuple(g for g in b.extent if g not in columns) for b in rest), key=len, default=())
+    of_column = sum(ITEM_BYTES[b.dtype] for b in rest if b.extent[-1:] == columns)
+    is_apt = kept == domain[: len(kept)] and len(kept) + 1 < len(domain)
+    extents = ((), columns, kept, (*kept, *columns))
+    is_plain = all(b.extent in extents and b.dtype != "noise" for b in rest)
     is_narrow = max(whole, default=0) == _NARROW
-    return len(domain) > 1 and is_plain and is_narrow and of_column >= _LEAST_OF_COLUMN
+    return kept if is_apt and is_plain and is_narrow and of_column >= _LEAST_OF_COLUMN else None

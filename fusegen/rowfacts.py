@@ -10,7 +10,7 @@ from fusegen.bound import Bound
 from fusegen.longrows import terms, turns, widest_extent
 from fusegen.program import Program
 from fusegen.shortshares import SHORT
-from fusegen.target import DEAR, ITEM_BYTES
+from fusegen.target import DEAR, ITEM_BYTES, PACK_BYTES
 
 _FEW_ALONG = 3  # tensors that every row reads, for which no register is set aside
 # What some rows share is asked for by each of them up to so long, by the bytes of an element, and
@@ -108,6 +108,22 @@ def reads_floats(program: Program, dtypes: Mapping[str, str]) -> bool:
     full = widest_extent(program)
     found = [dtypes[ir.name_of(leaf)] for leaf in program.graph.inputs if leaf.extent == full]
     return len(found) > 1 and not any(ITEM_BYTES[dtype] == _NARROW_BYTES for dtype in found)
+
+
+def alike_of(
+    programs: Sequence[Program], axes: ir.Extent, bound: Bound, order: Sequence[int]
+) -> int:
+    """By how many neighbours in a row, from its start on, all have the same of whatever varies
+    along it, but not along all of it: a power of two, and no more than a pack has of them.
+    """
+    nodes = ir.topological([root for p in programs for root in p.graph.roots])
+    apart = frozenset[int]().union(*(n.extent & axes for n in nodes if not axes <= n.extent))
+    count = 1
+    for axis in reversed(order):
+        if axis in apart or axis not in axes:
+            break
+        count *= bound.domain[axis]
+    return math.gcd(count, PACK_BYTES // _NARROW_BYTES)
 
 
 def stretch_of(

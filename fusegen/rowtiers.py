@@ -18,6 +18,7 @@ from fusegen.kernel import Kernel
 from fusegen.longrows import adds_columns, derivative_tier, full_tier, shared_tier
 from fusegen.program import Program
 from fusegen.rowfacts import (
+    alike_of,
     asked_again,
     calls_functions,
     reads_floats,
@@ -109,6 +110,7 @@ def _tier_of(
             return None
         is_whole = has_stretches and stretch % tier.lanes == 0
         tier = replace(tier, asks_again=asked > 0, has_whole_stretches=is_whole, at_use=at_use)
+        tier = replace(tier, alike=alike_of(programs, axes, bound, order))
         own = [p for p in programs if p.name == "forward"]
         others = [p for p in programs if p.name != "forward"]
         size, count = (length, widest), limits.processors

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from fusegen import ir
 from fusegen.autodiff import NO_SHARE
 from fusegen.bundlewise import bundlewise_kernel
-from fusegen.downcolumns import is_down_columns
+from fusegen.downcolumns import kept_down_columns
 from fusegen.flatwise import take_flat
 from fusegen.grouping import ordered
 from fusegen.hoisting import shared
@@ -229,15 +229,16 @@ def _level(state: Pass, pooled: Sequence[int]) -> None:
         kind: Family = "pointwise" if not within else "cover" if state.is_sliding else "window"
         strips = state.strips if state.strips and state.strips.domain == domain else None
         read = state.inputs_of(exprs.values())
-        columns = strips.columns if strips else ()
+        kept = strips.kept if strips else None
+        columns = strips.columns if strips else domain[-1:]
         if state.has_columns and kind == "pointwise" and not strips:
             buffers = [buffer for _, buffer in read] + [buffer for buffer, _ in stores]
-            columns = domain[-1:] if is_down_columns(domain, buffers) else ()
-        kind = "outer" if columns else kind
+            kept = kept_down_columns(domain, buffers)
+        kind = kind if kept is None else "outer"
         name = state.fresh(f"{state.prefix}_{kind}")
         kernel = Kernel(kind, name, outside, within, read, stores, marks=state.marks, ends=ends)
-        if columns:
-            kernel = replace(kernel, kept=strips.kept if strips else (), columns=columns)
+        if kept is not None:
+            kernel = replace(kernel, kept=kept, columns=columns)
         state.kernels.append(kernel)
 
 

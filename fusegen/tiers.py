@@ -149,7 +149,8 @@ class Tier:
     share at each of them. at_use names what is neither sent ahead nor held as rows are: noise that
     is drawn where it is used, and what is wanted only behind a row's reductions. asked is how many
     packs of each tensor a thread asks for as their row begins, where shared memory has no room for
-    more of it than the others. room is how many bytes of that a block may have.
+    more of it than the others. alike says by how many neighbours all have the same of what varies
+    along a row, but not along all of it. room is how many bytes of shared memory a block may have.
     """
 
     elements: int
@@ -175,6 +176,7 @@ class Tier:
     asks_again: bool = False
     at_use: tuple[str, ...] = ()
     asked: int = 0
+    alike: int = 1
     room: int = 2 * MOST_SHARED_BYTES
 
     @property

@@ -32,7 +32,11 @@ def families(chain: str, target: str = "cuda", **more: object) -> list[str]:
         (_EVALUATED, (512, 64), {"layout": "contiguous"}, "outer"),
         (_EVALUATED, (8, 60, 14, 14), {}, "pointwise"),  # channels that are no whole packs
         ("mul_channel | add_channel | relu", _IMAGES, {}, "pointwise"),  # little of a column's own
-        (f"{_EVALUATED} | mul(s)", _IMAGES, {"operands": {"s": (8, 64, 1, 1)}}, "pointwise"),
+        # What samples have of their own, and what rows of each have.
+        (f"{_EVALUATED} | mul(s)", _IMAGES, {"operands": {"s": (8, 64, 1, 1)}}, "outer"),
+        (f"{_EVALUATED} | mul(s)", _IMAGES, {"operands": {"s": (8, 1, 1, 1)}}, "outer"),
+        (f"{_EVALUATED} | mul(s)", _IMAGES, {"operands": {"s": (64, 14, 1)}}, "pointwise"),
+        ("mul(s) | relu", _IMAGES, {"operands": {"s": (8, 64, 1, 1)}}, "pointwise"),
         (f"{_EVALUATED} | dropout(0.5)", _IMAGES, {}, "pointwise"),
     ],
 )
@@ -54,7 +58,12 @@ def test_a_cpu_goes_element_by_element():
 )
 @pytest.mark.parametrize(
     "chain",
-    [f"{_TRAINED} | relu", f"{_TRAINED} | add(residual) | relu", f"{_EVALUATED} | silu"],
+    [
+        f"{_TRAINED} | relu",
+        f"{_TRAINED} | add(residual) | relu",
+        f"{_EVALUATED} | silu",
+        f"{_EVALUATED} | mul(s) | tanh",
+    ],
 )
 def test_a_batch_norm_with_channels_innermost_is_eagers(chain, shape, dtype, gpu):
     fused = fusegen.compile(chain)
@@ -66,6 +75,7 @@ def test_a_batch_norm_with_channels_innermost_is_eagers(chain, shape, dtype, gpu
         "v": torch.rand(c, device=gpu) + 0.5,
         "w": torch.randn(c, device=gpu, requires_grad=True),
         "b": torch.randn(c, device=gpu, requires_grad=True),
+        "s": torch.randn(shape[0], c, 1, 1, device=gpu, requires_grad=True),
         "residual": torch.randn(shape, device=gpu).to(dtype).contiguous(**last).requires_grad_(),
     }
     operands = [given[name] for name in fused.chain.operands]

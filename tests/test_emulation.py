@@ -417,6 +417,29 @@ CASES = [
     ("gelu | logsumexp(1)", (2, 72, 5, 4), [], {}, "column"),
     # Maxima, positions and sums of any axes.
     ("log_softmax(1)", (2, 19, 5, 7), [], {"layout": "channels_last"}, "row"),
+    # Groups of which a pack has several, whole ones or parts, in rows of channels.
+    *(
+        (f"group_norm({groups}, w, b) | {end}", (2, channels, 5, 6), [(channels,)] * 2, more, "row")
+        for channels, groups in ((24, 6), (40, 4), (24, 8))
+        for end in ("tanh | logsumexp(1)", "softmax(1)")
+        for more in ({"layout": _LAST}, {"layout": _LAST, "dtype": "bfloat16"})
+    ),
+    ("layernorm(normalized_shape=(8, 12)) | mul(s)", (3, 5, 8, 12), [(8, 1)], {}, "row"),
+    # Samples that have much of their own in each column.
+    (
+        "mul(s) | add(t) | silu | mul(w)",
+        (3, 24, 5, 7),
+        [(3, 24, 1, 1), (3, 24, 1, 1), (24, 1, 1)],
+        {"layout": _LAST, "dtype": "bfloat16"},
+        "outer",
+    ),
+    (
+        "mul(s) | add(t) | mul(u) | add(v)",
+        (3, 24, 5, 7),
+        [(3, 24, 1, 1), (3, 1, 1, 1), (24, 1, 1), (3, 24, 1, 1)],
+        {"layout": _LAST, "dtype": "bfloat16"},
+        "outer",
+    ),
     # What is reduced lies in short runs: by column first.
     (
         "group_norm(4, weight, bias) | silu",

@@ -238,6 +238,10 @@ CASES = {
         Situation(shape=(2, 3, 9, 12)),
     ),
     "avg_pool_between": ("gelu | avg_pool2d(2) | mul_channel | tanh", Situation()),
+    "logsumexp_of_short_groups_bfloat16": (
+        "group_norm(16, weight, bias) | logsumexp(1)",
+        Situation(shape=(8, 64, 28, 28), dtype="bfloat16", layout="channels_last"),
+    ),
     "dropout": ("gelu | dropout(0.1) | add_channel", Situation(layout="channels_last")),
     "dropout_before_avg_pool": (
         "dropout | avg_pool2d(3, 2, 1, True, False) | add_channel",

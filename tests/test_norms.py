@@ -147,6 +147,9 @@ def test_groups_are_found_in_memory_without_a_copy(layout, device):
             [(3, 9, 16, 13), (9,), (9,)],
         ),
         ("gelu | group_norm(2) | mul(s)", (3, 8, 21, 9), [(3, 1, 1, 1)]),
+        # Groups of which a pack has parts.
+        ("group_norm(4, w, b) | tanh | logsumexp(1)", (3, 40, 9, 11), [(40,), (40,)]),
+        ("group_norm(6, w, b) | softmax(1)", (3, 24, 9, 11), [(24,), (24,)]),
         ("batch_norm(weight=w, bias=b, training=True) | relu", (400, 6, 2, 2), [(6,), (6,)]),
         ("tanh | std((0, 2, 3))", (90, 3, 2, 2), []),
         ("mul(p) | amin((0, 2, 3), keepdim=True) | gelu", (90, 3, 2, 2), [(2,)]),

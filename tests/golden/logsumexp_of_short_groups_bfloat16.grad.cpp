@@ -1,0 +1,901 @@
+// fusegen 0.1.0   chain f40667650864   signature forward+backward: bias bfloat16, d_bias bfloat16, d_out bfloat16, d_weight bfloat16, d_x bfloat16, out bfloat16, saved_bound float32, saved_mean float32, saved_sum float32, saved_variance float32, weight bfloat16, x bfloat16; 64-bit offsets
+//   group_norm(16, weight, bias) | logsumexp(1)
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+using Index = int64_t;
+
+// Vector variants of these stand in glibc's libmvec; the attribute lets loops use them.
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#if __GLIBC_PREREQ(2, 35)
+extern "C" {
+__attribute__((simd("notinbranch"))) float exp2f(float) noexcept;
+__attribute__((simd("notinbranch"))) float logf(float) noexcept;
+}
+#endif
+#endif
+
+namespace {
+
+struct Size {
+  Index value;
+};
+
+inline Index divide(Index n, Size d) { return n / d.value; }
+
+template <typename To, typename From>
+inline To bits_of(From x) {
+  static_assert(sizeof(To) == sizeof(From));
+  To bits;
+  __builtin_memcpy(&bits, &x, sizeof(To));
+  return bits;
+}
+
+template <typename Stored>
+inline Stored widen(Stored x) {
+  return x;
+}
+
+template <typename Stored, typename Value>
+inline Stored narrow(Value x) {
+  return static_cast<Stored>(x);
+}
+
+struct bfloat16 {
+  uint16_t bits;
+};
+
+inline float widen(bfloat16 x) { return bits_of<float>(static_cast<uint32_t>(x.bits) << 16); }
+
+template <>
+inline bfloat16 narrow<bfloat16, float>(float x) {
+  const uint32_t bits = bits_of<uint32_t>(x);
+  const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to nearest, ties to even
+  return {static_cast<uint16_t>(x != x ? 0x7fc0 : rounded)};
+}
+
+// Scratch memory, handed out piece by piece; with no base it only counts.
+struct Scratch {
+  char* base;
+  Index used = 0;
+  template <typename T>
+  T* take(Index count) {
+    T* const piece = reinterpret_cast<T*>(base + used);
+    used += (count * static_cast<Index>(sizeof(T)) + 63) / 64 * 64;
+    return piece;
+  }
+};
+
+// Work is cut into pieces that depend on the sizes alone, never on the number of threads: so are the results.
+constexpr Index kPiece = 16384;
+
+inline Index pieces_of(Index length) { return std::max<Index>(1, (length + kPiece - 1) / kPiece); }
+
+// Below this many elements one thread does it all: waking another costs more.
+constexpr Index kSerial = 16384;
+
+// How many blocks of rows leave partials of their own, where columns are added up; in as many tasks anyway.
+inline Index slots_of(Index rows, Index columns, Index tasks = 1) {
+  return std::max<Index>(1, std::min<Index>(std::min<Index>(rows, 64 / tasks), rows * columns / kPiece));
+}
+
+// Elements are worked on by lines: up to so many neighbours, widened into arrays, so that conversions,
+// arithmetic and sums are a plain loop each. Arithmetic goes on to a whole vector, over copies of the last
+// element, so that no short row ends in scalar calls.
+constexpr Index kLine = 512;
+
+// So many columns are added up side by side.
+constexpr Index kBeside = 4 * kLine;
+
+// Short rows go through each stage together: what one row waits for is hidden behind the others. So many
+// elements still lie in the fastest cache when the next stage comes.
+constexpr Index kTogether = 64;
+
+inline Index rows_together(Index length) {
+  return std::min<Index>(kTogether, std::max<Index>(1, 4096 / std::max<Index>(1, length)));
+}
+
+// So many results of partials are worked on by one thread at a time.
+constexpr Index kResults = 256;
+
+// Slot by slot, in each of which the partials of neighbouring columns lie together.
+template <typename Kind>
+inline void merge_slots(Kind* sums, const Kind* partials, Index first, Index width, Index columns,
+    Index slots) {
+  for (Index i = 0; i < width;) {
+    const Index above = (first + i) / columns, column = (first + i) % columns;
+    const Index run = std::min(width - i, columns - column);
+    for (Index slot = 0; slot < slots; ++slot) {
+      const Kind* const from = partials + (above * slots + slot) * columns + column;
+      for (Index j = 0; j < run; ++j) sums[i + j].merge(from[j]);
+    }
+    i += run;
+  }
+}
+
+inline Index padded(Index width) { return (width + 15) / 16 * 16; }
+
+// The end of a line is filled up with copies of its last element.
+template <typename Value>
+inline void pad(Value* line, Index width) {
+  const Value last = line[width - 1];
+  for (Index i = width; i < padded(width); ++i) line[i] = last;
+}
+
+// Elements of the arithmetic's own type that fill whole vectors are worked on where they lie.
+template <Index stride, typename Stored, typename Value>
+inline bool is_line(Index width) {
+  return std::is_same<Stored, Value>::value && stride == 1 && width == padded(width);
+}
+
+// A line to read; room is where it is put if it cannot stay.
+template <Index stride, typename Stored, typename Value>
+inline const Value* load(const Stored* from, Index width, Value* room) {
+  if (is_line<stride, Stored, Value>(width)) return reinterpret_cast<const Value*>(from);
+#pragma omp simd
+  for (Index i = 0; i < width; ++i) room[i] = static_cast<Value>(widen(from[i * stride]));
+  pad(room, width);
+  return room;
+}
+
+// A line to be written before store.
+template <Index stride, typename Stored, typename Value>
+inline Value* target(Stored* to, Index width, Value* room) {
+  return is_line<stride, Stored, Value>(width) ? reinterpret_cast<Value*>(to) : room;
+}
+
+template <Index stride, typename Stored, typename Value>
+inline void store(const Value* line, Index width, Stored* to) {
+  if (is_line<stride, Stored, Value>(width)) return;
+#pragma omp simd
+  for (Index i = 0; i < width; ++i) to[i * stride] = narrow<Stored>(line[i]);
+}
+
+// Fresh memory comes in pages of 4 KiB, whose faults cost more than most chains (writing 55 MB: 15 ms, and 4
+// in large pages). So large outputs ask for those, as torch's allocator does under THP_MEM_ALLOC_ENABLE.
+template <typename Stored>
+inline void expect(Stored* output, Index count) {
+#ifdef __linux__
+  constexpr uintptr_t kPage = 65536;
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(output) + kPage - 1) / kPage * kPage;
+  const uintptr_t end = reinterpret_cast<uintptr_t>(output + count) / kPage * kPage;
+  if (begin + (4u << 20) <= end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+}
+
+// Sixteen numbers side by side. gcc would add the ends of a reduction up one by one, through memory.
+template <typename Value>
+struct Lanes {
+  typedef Value Pack __attribute__((vector_size(16 * sizeof(Value))));
+  Pack at = {};
+  void load(const Value* from) { __builtin_memcpy(&at, from, sizeof(at)); }
+  Value sum() const {
+    Value left[16];
+    __builtin_memcpy(left, &at, sizeof(at));
+    fold<8>(left);
+    fold<4>(left);
+    fold<2>(left);
+    return left[0] + left[1];
+  }
+  template <int half>
+  static void fold(Value* left) {
+    for (int i = 0; i < half; ++i) left[i] += left[i + half];
+  }
+};
+
+inline Index whole(Index width) { return width / 16 * 16; }
+
+template <typename Value>
+inline double sum_of(const Value* line, Index width) {
+  Lanes<Value> lanes, next;
+  for (Index i = 0; i < whole(width); i += 16) {
+    next.load(line + i);
+    lanes.at += next.at;
+  }
+  Value total = lanes.sum();
+  for (Index i = whole(width); i < width; ++i) total += line[i];
+  return total;
+}
+
+struct Sum {
+  double total = 0;
+  void merge(const Sum& other) { total += other.total; }
+  template <typename Value>
+  void add(const Value* line, Index width) {
+    total += sum_of(line, width);
+  }
+  double sum() const { return total; }
+};
+
+// A sum for each of so many places.
+template <Index places>
+struct SumLanes {
+  double total[places];
+  explicit SumLanes(Index width) { std::fill(total, total + padded(width), 0.0); }
+  template <typename Value>
+  void add(const Value* line, Index width, Index at = 0) {
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) total[at + i] += line[i];
+  }
+  double sum(Index i) const { return total[i]; }
+  Sum at(Index i) const { return {total[i]}; }
+};
+
+// Count, mean and the sum of squared distances from it; merged by Chan's formula.
+template <typename Value>
+struct Moments {
+  double count = 0, centre = 0, distances = 0;
+  void merge(const Moments& other) {
+    if (count == 0) *this = other;
+    else if (other.count != 0) {
+      const double all = count + other.count, gap = other.centre - centre, share = other.count / all;
+      centre += gap * share;
+      distances += other.distances + gap * gap * count * share;
+      count = all;
+    }
+  }
+  // Distances about a first guess of the mean, mended by their own mean.
+  void add(const Value* line, Index width) {
+    const double n = static_cast<double>(width);
+    const Value about = static_cast<Value>(sum_of(line, width) / n);
+    Lanes<Value> lanes, all_squares, all_drift;
+    for (Index i = 0; i < whole(width); i += 16) {
+      lanes.load(line + i);
+      lanes.at -= about;
+      all_squares.at += lanes.at * lanes.at;
+      all_drift.at += lanes.at;
+    }
+    Value squares = all_squares.sum(), drift = all_drift.sum();
+    for (Index i = whole(width); i < width; ++i) {
+      const Value distance = line[i] - about;
+      squares += distance * distance;
+      drift += distance;
+    }
+    const double mean_drift = drift / n;
+    merge({n, about + mean_drift, squares - drift * mean_drift});
+  }
+  double mean() const { return centre; }
+  double variance() const { return distances / count; }
+};
+
+// The largest number; a NaN beats every number, as in torch.
+template <typename Value>
+inline Value larger(Value a, Value b) {
+  return b > a || b != b ? b : a;
+}
+
+template <typename Value>
+struct Peak {
+  Value best = -std::numeric_limits<Value>::infinity();
+  void merge(const Peak& other) { best = larger(best, other.best); }
+  // Behind its end a line has copies of its last element, which change nothing. At the end halves are compared, by vectors:
+  // one by one, each number would wait for the one before.
+  void add(const Value* line, Index width) {
+    Value largest[16];
+    std::copy(line, line + 16, largest);
+    for (Index first = 16; first < padded(width); first += 16) {
+#pragma omp simd
+      for (Index i = 0; i < 16; ++i) largest[i] = larger(largest[i], line[first + i]);
+    }
+    best = larger(best, folded<8>(largest));
+  }
+  template <int half>
+  static Value folded(const Value* from) {
+    typedef Value Part __attribute__((vector_size(half * sizeof(Value))));
+    Part low, high;
+    __builtin_memcpy(&low, from, sizeof(Part));
+    __builtin_memcpy(&high, from + half, sizeof(Part));
+    low = (high > low) | (high != high) ? high : low;
+    return half == 2 ? larger(low[0],
+        low[1]) : folded<(half > 2 ? half / 2 : 2)>(reinterpret_cast<const Value*>(&low));
+  }
+  Value max() const { return best; }
+};
+
+struct ForwardSizes {
+  Size outer, axis_1, axis_2, inner;
+};
+
+static void forward_inner(const bfloat16* __restrict__ x, Moments<float>* __restrict__ mean_partials,
+    const ForwardSizes sizes, int threads) {
+  const Index rows = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value, length = sizes.inner.value;
+  const Index pieces = pieces_of(length);
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
+  for (Index task = 0; task < rows * pieces; ++task) {
+    const Index row = task / pieces, piece = task % pieces;
+    const Index end = std::min(length, (piece + 1) * kPiece);
+    const Index above_axis_2 = divide(row, sizes.axis_2);
+    const Index axis_2 = row - above_axis_2 * sizes.axis_2.value;
+    const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
+    const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
+    const Index outer = above_axis_1;
+    Moments<float> mean_sum;
+    for (Index first = piece * kPiece; first < end; first += kLine) {
+      const Index width = std::min(kLine, end - first);
+      const Index inner = first;
+      float x_room[kLine];
+      const float* const x_line = load<1>(x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, x_room);
+      mean_sum.add(x_line, width);
+    }
+    mean_partials[((outer) * sizes.axis_2.value + axis_2) * (sizes.axis_1.value * pieces) + (axis_1) * pieces + piece] = mean_sum;
+  }
+}
+
+static inline __attribute__((always_inline)) void forward_finalise_values(const float mean,
+    const float variance, float& saved_mean, float& saved_variance, float& mean_scratch,
+    float& variance_scratch) {
+  saved_mean = mean;
+  saved_variance = variance;
+  mean_scratch = mean;
+  variance_scratch = variance;
+}
+
+static void forward_finalise(float* __restrict__ saved_mean, float* __restrict__ saved_variance,
+    float* __restrict__ mean_scratch, float* __restrict__ variance_scratch,
+    const Moments<float>* __restrict__ mean_partials, const ForwardSizes sizes, Index slots, int threads) {
+  expect(saved_mean, sizes.outer.value * sizes.axis_2.value);
+  expect(saved_variance, sizes.outer.value * sizes.axis_2.value);
+  expect(mean_scratch, sizes.outer.value * sizes.axis_2.value);
+  expect(variance_scratch, sizes.outer.value * sizes.axis_2.value);
+  const Index columns = 1, results = sizes.outer.value * sizes.axis_2.value;
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
+  for (Index first = 0; first < results; first += kResults) {
+    const Index width = std::min(kResults, results - first);
+    Moments<float> mean_sums[kResults];
+    merge_slots(mean_sums, mean_partials, first, width, columns, slots);
+    float mean_line[kResults];
+    for (Index i = 0; i < width; ++i) mean_line[i] = static_cast<float>(mean_sums[i].mean());
+    float variance_line[kResults];
+    for (Index i = 0; i < width; ++i) variance_line[i] = static_cast<float>(mean_sums[i].variance());
+    pad(mean_line, width);
+    pad(variance_line, width);
+    const Index above_axis_2 = divide(first, sizes.axis_2);
+    const Index axis_2 = first - above_axis_2 * sizes.axis_2.value;
+    const Index outer = above_axis_2;
+    float saved_mean_room[kLine];
+    float* const saved_mean_line = target<1>(saved_mean + (outer) * sizes.axis_2.value + axis_2, width,
+        saved_mean_room);
+    float saved_variance_room[kLine];
+    float* const saved_variance_line = target<1>(saved_variance + (outer) * sizes.axis_2.value + axis_2,
+        width, saved_variance_room);
+    float mean_scratch_room[kLine];
+    float* const mean_scratch_line = target<1>(mean_scratch + (outer) * sizes.axis_2.value + axis_2, width,
+        mean_scratch_room);
+    float variance_scratch_room[kLine];
+    float* const variance_scratch_line = target<1>(variance_scratch + (outer) * sizes.axis_2.value + axis_2,
+        width, variance_scratch_room);
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) {
+      const float mean_value = mean_line[i];
+      const float variance_value = variance_line[i];
+      float saved_mean_value;
+      float saved_variance_value;
+      float mean_scratch_value;
+      float variance_scratch_value;
+      forward_finalise_values(mean_value, variance_value, saved_mean_value, saved_variance_value,
+          mean_scratch_value, variance_scratch_value);
+      saved_mean_line[i] = saved_mean_value;
+      saved_variance_line[i] = saved_variance_value;
+      mean_scratch_line[i] = mean_scratch_value;
+      variance_scratch_line[i] = variance_scratch_value;
+    }
+    store<1>(saved_mean_line, width, saved_mean + (outer) * sizes.axis_2.value + axis_2);
+    store<1>(saved_variance_line, width, saved_variance + (outer) * sizes.axis_2.value + axis_2);
+    store<1>(mean_scratch_line, width, mean_scratch + (outer) * sizes.axis_2.value + axis_2);
+    store<1>(variance_scratch_line, width, variance_scratch + (outer) * sizes.axis_2.value + axis_2);
+  }
+}
+
+static inline __attribute__((always_inline)) void forward_row_stage_1(const float x, const float mean,
+    const float variance, const float weight, const float bias, float& peak_term) {
+  // group_norm(16, weight, bias)
+  peak_term = (x - mean) * (1.0f / sqrtf(variance + 1e-05f)) * weight + bias;
+}
+
+static inline __attribute__((always_inline)) void forward_row_stage_2(const float x, const float mean,
+    const float variance, const float weight, const float bias, const float peak, float& total_term) {
+  // group_norm(16, weight, bias)
+  const float after_group_norm = (x - mean) * (1.0f / sqrtf(variance + 1e-05f)) * weight + bias;
+  const float product = (after_group_norm - (fabsf(peak) == INFINITY ? 0.0f : peak)) * 0.721347511f;
+  const float power = exp2f(product);
+  total_term = power * power;
+}
+
+static inline __attribute__((always_inline)) void forward_row_row_values(const float total, const float peak,
+    float& out, float& saved_bound, float& saved_sum) {
+  // logsumexp(1)
+  out = logf(total) + (fabsf(peak) == INFINITY ? 0.0f : peak);
+  saved_bound = peak;
+  saved_sum = total;
+}
+
+static void forward_row(const bfloat16* __restrict__ x, const float* __restrict__ mean,
+    const float* __restrict__ variance, const bfloat16* __restrict__ weight,
+    const bfloat16* __restrict__ bias, bfloat16* __restrict__ out, float* __restrict__ saved_bound,
+    float* __restrict__ saved_sum, const ForwardSizes sizes, int threads) {
+  expect(out, sizes.outer.value * sizes.axis_1.value);
+  expect(saved_bound, sizes.outer.value * sizes.axis_1.value);
+  expect(saved_sum, sizes.outer.value * sizes.axis_1.value);
+  const Index rows = sizes.outer.value * sizes.axis_1.value, length = sizes.axis_2.value * sizes.inner.value;
+  const Index together = rows_together(length);
+  const Index tasks = (rows + together - 1) / together;
+#pragma omp parallel num_threads(threads) firstprivate(sizes) if (rows * length > kSerial)
+  {
+#pragma omp for schedule(static)
+    for (Index task = 0; task < tasks; ++task) {
+      const Index top = task * together, bottom = std::min(rows, top + together);
+      float peak_of_rows[kTogether];
+      for (Index row = top; row < bottom; ++row) {
+        const Index above_axis_1 = divide(row, sizes.axis_1);
+        const Index axis_1 = row - above_axis_1 * sizes.axis_1.value;
+        const Index outer = above_axis_1;
+        Peak<float> peak_sum;
+        for (Index first = 0; first < length; first += kLine) {
+          const Index width = std::min(kLine, length - first);
+          const Index above_inner = divide(first, sizes.inner);
+          const Index inner = first - above_inner * sizes.inner.value;
+          const Index axis_2 = above_inner;
+          float x_room[kLine];
+          const float* const x_line = load<1>(x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, x_room);
+          float mean_line[kLine];
+          for (Index i = 0, end = 0; i < width; i = end) {
+            end = std::min(width, i + sizes.inner.value - (first + i) % sizes.inner.value);
+            const Index above_inner = divide((first + i), sizes.inner);
+            const Index inner = (first + i) - above_inner * sizes.inner.value;
+            const Index axis_2 = above_inner;
+            const auto from = mean + (outer) * sizes.axis_2.value + axis_2;
+            for (Index j = i; j < end; ++j) mean_line[j] = widen(from[0]);
+          }
+          pad(mean_line, width);
+          float variance_line[kLine];
+          for (Index i = 0, end = 0; i < width; i = end) {
+            end = std::min(width, i + sizes.inner.value - (first + i) % sizes.inner.value);
+            const Index above_inner = divide((first + i), sizes.inner);
+            const Index inner = (first + i) - above_inner * sizes.inner.value;
+            const Index axis_2 = above_inner;
+            const auto from = variance + (outer) * sizes.axis_2.value + axis_2;
+            for (Index j = i; j < end; ++j) variance_line[j] = widen(from[0]);
+          }
+          pad(variance_line, width);
+          float weight_room[kLine];
+          const float* const weight_line = load<1>(weight + (axis_2) * sizes.inner.value + inner, width,
+              weight_room);
+          float bias_room[kLine];
+          const float* const bias_line = load<1>(bias + (axis_2) * sizes.inner.value + inner, width,
+              bias_room);
+          float peak_term_line[kLine];
+#pragma omp simd
+          for (Index i = 0; i < padded(width); ++i) {
+            const float x_value = x_line[i];
+            const float mean_value = mean_line[i];
+            const float variance_value = variance_line[i];
+            const float weight_value = weight_line[i];
+            const float bias_value = bias_line[i];
+            float peak_term_value;
+            forward_row_stage_1(x_value, mean_value, variance_value, weight_value, bias_value,
+                peak_term_value);
+            peak_term_line[i] = peak_term_value;
+          }
+          peak_sum.add(peak_term_line, width);
+        }
+        peak_of_rows[row - top] = static_cast<float>(peak_sum.max());
+      }
+      float total_of_rows[kTogether];
+      for (Index row = top; row < bottom; ++row) {
+        const Index above_axis_1 = divide(row, sizes.axis_1);
+        const Index axis_1 = row - above_axis_1 * sizes.axis_1.value;
+        const Index outer = above_axis_1;
+        const float peak_value = peak_of_rows[row - top];
+        Sum total_sum;
+        for (Index first = 0; first < length; first += kLine) {
+          const Index width = std::min(kLine, length - first);
+          const Index above_inner = divide(first, sizes.inner);
+          const Index inner = first - above_inner * sizes.inner.value;
+          const Index axis_2 = above_inner;
+          float x_room[kLine];
+          const float* const x_line = load<1>(x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, x_room);
+          float mean_line[kLine];
+          for (Index i = 0, end = 0; i < width; i = end) {
+            end = std::min(width, i + sizes.inner.value - (first + i) % sizes.inner.value);
+            const Index above_inner = divide((first + i), sizes.inner);
+            const Index inner = (first + i) - above_inner * sizes.inner.value;
+            const Index axis_2 = above_inner;
+            const auto from = mean + (outer) * sizes.axis_2.value + axis_2;
+            for (Index j = i; j < end; ++j) mean_line[j] = widen(from[0]);
+          }
+          pad(mean_line, width);
+          float variance_line[kLine];
+          for (Index i = 0, end = 0; i < width; i = end) {
+            end = std::min(width, i + sizes.inner.value - (first + i) % sizes.inner.value);
+            const Index above_inner = divide((first + i), sizes.inner);
+            const Index inner = (first + i) - above_inner * sizes.inner.value;
+            const Index axis_2 = above_inner;
+            const auto from = variance + (outer) * sizes.axis_2.value + axis_2;
+            for (Index j = i; j < end; ++j) variance_line[j] = widen(from[0]);
+          }
+          pad(variance_line, width);
+          float weight_room[kLine];
+          const float* const weight_line = load<1>(weight + (axis_2) * sizes.inner.value + inner, width,
+              weight_room);
+          float bias_room[kLine];
+          const float* const bias_line = load<1>(bias + (axis_2) * sizes.inner.value + inner, width,
+              bias_room);
+          float total_term_line[kLine];
+#pragma omp simd
+          for (Index i = 0; i < padded(width); ++i) {
+            const float x_value = x_line[i];
+            const float mean_value = mean_line[i];
+            const float variance_value = variance_line[i];
+            const float weight_value = weight_line[i];
+            const float bias_value = bias_line[i];
+            float total_term_value;
+            forward_row_stage_2(x_value, mean_value, variance_value, weight_value, bias_value, peak_value,
+                total_term_value);
+            total_term_line[i] = total_term_value;
+          }
+          total_sum.add(total_term_line, width);
+        }
+        total_of_rows[row - top] = static_cast<float>(total_sum.sum());
+      }
+      for (Index row = top; row < bottom; ++row) {
+        {
+          const Index above_axis_1 = divide(row, sizes.axis_1);
+          const Index axis_1 = row - above_axis_1 * sizes.axis_1.value;
+          const Index outer = above_axis_1;
+          const float peak_value = peak_of_rows[row - top];
+          const float total_value = total_of_rows[row - top];
+          float out_value;
+          float saved_bound_value;
+          float saved_sum_value;
+          forward_row_row_values(total_value, peak_value, out_value, saved_bound_value, saved_sum_value);
+          out[(outer) * sizes.axis_1.value + axis_1] = narrow<bfloat16>(out_value);
+          saved_bound[(outer) * sizes.axis_1.value + axis_1] = narrow<float>(saved_bound_value);
+          saved_sum[(outer) * sizes.axis_1.value + axis_1] = narrow<float>(saved_sum_value);
+        }
+      }
+    }
+  }
+}
+
+struct BackwardSizes {
+  Size outer, axis_1, axis_2, inner;
+};
+
+static inline __attribute__((always_inline)) void backward_inner_values(const float d_out,
+    const float saved_sum, const float x, const float saved_mean, const float saved_variance,
+    const float weight, const float bias, const float saved_bound, float& total_term, float& total_2_term) {
+  // group_norm(16, weight, bias)
+  const float difference = x - saved_mean;
+  const float after_group_norm = difference * (1.0f / sqrtf(saved_variance + 1e-05f)) * weight + bias;
+  // backward, down to group_norm(16, weight, bias)
+  const float difference_2 = after_group_norm - (fabsf(saved_bound) == INFINITY ? 0.0f : saved_bound);
+  const float power = exp2f(difference_2 * 0.721347511f);
+  const float d_after_group_norm = d_out / saved_sum * (power * power);
+  total_term = d_after_group_norm * weight * difference;
+  total_2_term = d_after_group_norm * weight;
+}
+
+static void backward_inner(const bfloat16* __restrict__ d_out, const float* __restrict__ saved_sum,
+    const bfloat16* __restrict__ x, const float* __restrict__ saved_mean,
+    const float* __restrict__ saved_variance, const bfloat16* __restrict__ weight,
+    const bfloat16* __restrict__ bias, const float* __restrict__ saved_bound,
+    Sum* __restrict__ total_partials, Sum* __restrict__ total_2_partials, const BackwardSizes sizes,
+    int threads) {
+  const Index rows = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value, length = sizes.inner.value;
+  const Index pieces = pieces_of(length);
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
+  for (Index task = 0; task < rows * pieces; ++task) {
+    const Index row = task / pieces, piece = task % pieces;
+    const Index end = std::min(length, (piece + 1) * kPiece);
+    const Index above_axis_2 = divide(row, sizes.axis_2);
+    const Index axis_2 = row - above_axis_2 * sizes.axis_2.value;
+    const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
+    const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
+    const Index outer = above_axis_1;
+    Sum total_sum;
+    Sum total_2_sum;
+    for (Index first = piece * kPiece; first < end; first += kLine) {
+      const Index width = std::min(kLine, end - first);
+      const Index inner = first;
+      const float d_out_value = widen(d_out[(outer) * sizes.axis_1.value + axis_1]);
+      const float saved_sum_value = widen(saved_sum[(outer) * sizes.axis_1.value + axis_1]);
+      float x_room[kLine];
+      const float* const x_line = load<1>(x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, x_room);
+      const float saved_mean_value = widen(saved_mean[(outer) * sizes.axis_2.value + axis_2]);
+      const float saved_variance_value = widen(saved_variance[(outer) * sizes.axis_2.value + axis_2]);
+      float weight_room[kLine];
+      const float* const weight_line = load<1>(weight + (axis_2) * sizes.inner.value + inner, width,
+          weight_room);
+      float bias_room[kLine];
+      const float* const bias_line = load<1>(bias + (axis_2) * sizes.inner.value + inner, width, bias_room);
+      const float saved_bound_value = widen(saved_bound[(outer) * sizes.axis_1.value + axis_1]);
+      float total_term_line[kLine];
+      float total_2_term_line[kLine];
+#pragma omp simd
+      for (Index i = 0; i < padded(width); ++i) {
+        const float x_value = x_line[i];
+        const float weight_value = weight_line[i];
+        const float bias_value = bias_line[i];
+        float total_term_value;
+        float total_2_term_value;
+        backward_inner_values(d_out_value, saved_sum_value, x_value, saved_mean_value, saved_variance_value,
+            weight_value, bias_value, saved_bound_value, total_term_value, total_2_term_value);
+        total_term_line[i] = total_term_value;
+        total_2_term_line[i] = total_2_term_value;
+      }
+      total_sum.add(total_term_line, width);
+      total_2_sum.add(total_2_term_line, width);
+    }
+    total_partials[((outer) * sizes.axis_2.value + axis_2) * (sizes.axis_1.value * pieces) + (axis_1) * pieces + piece] = total_sum;
+    total_2_partials[((outer) * sizes.axis_2.value + axis_2) * (sizes.axis_1.value * pieces) + (axis_1) * pieces + piece] = total_2_sum;
+  }
+}
+
+static inline __attribute__((always_inline)) void backward_finalise_values(const float total,
+    const float total_2, float& total_scratch, float& total_2_scratch) {
+  total_scratch = total;
+  total_2_scratch = total_2;
+}
+
+static void backward_finalise(float* __restrict__ total_scratch, float* __restrict__ total_2_scratch,
+    const Sum* __restrict__ total_partials, const Sum* __restrict__ total_2_partials,
+    const BackwardSizes sizes, Index slots, int threads) {
+  expect(total_scratch, sizes.outer.value * sizes.axis_2.value);
+  expect(total_2_scratch, sizes.outer.value * sizes.axis_2.value);
+  const Index columns = 1, results = sizes.outer.value * sizes.axis_2.value;
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
+  for (Index first = 0; first < results; first += kResults) {
+    const Index width = std::min(kResults, results - first);
+    Sum total_sums[kResults];
+    merge_slots(total_sums, total_partials, first, width, columns, slots);
+    float total_line[kResults];
+    for (Index i = 0; i < width; ++i) total_line[i] = static_cast<float>(total_sums[i].sum());
+    pad(total_line, width);
+    Sum total_2_sums[kResults];
+    merge_slots(total_2_sums, total_2_partials, first, width, columns, slots);
+    float total_2_line[kResults];
+    for (Index i = 0; i < width; ++i) total_2_line[i] = static_cast<float>(total_2_sums[i].sum());
+    pad(total_2_line, width);
+    const Index above_axis_2 = divide(first, sizes.axis_2);
+    const Index axis_2 = first - above_axis_2 * sizes.axis_2.value;
+    const Index outer = above_axis_2;
+    float total_scratch_room[kLine];
+    float* const total_scratch_line = target<1>(total_scratch + (outer) * sizes.axis_2.value + axis_2, width,
+        total_scratch_room);
+    float total_2_scratch_room[kLine];
+    float* const total_2_scratch_line = target<1>(total_2_scratch + (outer) * sizes.axis_2.value + axis_2,
+        width, total_2_scratch_room);
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) {
+      const float total_value = total_line[i];
+      const float total_2_value = total_2_line[i];
+      float total_scratch_value;
+      float total_2_scratch_value;
+      backward_finalise_values(total_value, total_2_value, total_scratch_value, total_2_scratch_value);
+      total_scratch_line[i] = total_scratch_value;
+      total_2_scratch_line[i] = total_2_scratch_value;
+    }
+    store<1>(total_scratch_line, width, total_scratch + (outer) * sizes.axis_2.value + axis_2);
+    store<1>(total_2_scratch_line, width, total_2_scratch + (outer) * sizes.axis_2.value + axis_2);
+  }
+}
+
+static inline __attribute__((always_inline)) void backward_outer_values(const float x,
+    const float saved_mean, const float total, const float saved_variance, const float count_of_axis_1_inner,
+    const float d_out, const float saved_sum, const float weight, const float bias, const float saved_bound,
+    const float total_2, float& d_x, float& total_3_term, float& total_4_term) {
+  // group_norm(16, weight, bias)
+  const float difference = x - saved_mean;
+  const float inverse_root = 1.0f / sqrtf(saved_variance + 1e-05f);
+  const float product = difference * inverse_root;
+  const float after_group_norm = product * weight + bias;
+  // backward, down to group_norm(16, weight, bias)
+  const float difference_2 = after_group_norm - (fabsf(saved_bound) == INFINITY ? 0.0f : saved_bound);
+  const float power = exp2f(difference_2 * 0.721347511f);
+  const float d_after_group_norm = d_out / saved_sum * (power * power);
+  const float quotient = -(total * inverse_root * inverse_root * inverse_root) / count_of_axis_1_inner;
+  const float sum = difference * quotient + d_after_group_norm * weight * inverse_root;
+  d_x = sum - total_2 * inverse_root / count_of_axis_1_inner;
+  total_3_term = d_after_group_norm * product;
+  total_4_term = d_after_group_norm;
+}
+
+static void backward_outer(const bfloat16* __restrict__ d_out, const float* __restrict__ saved_sum,
+    const bfloat16* __restrict__ x, const float* __restrict__ saved_mean,
+    const float* __restrict__ saved_variance, const bfloat16* __restrict__ weight,
+    const bfloat16* __restrict__ bias, const float* __restrict__ saved_bound,
+    const float* __restrict__ total, const float* __restrict__ total_2, bfloat16* __restrict__ d_x,
+    Sum* __restrict__ total_3_partials, Sum* __restrict__ total_4_partials, const BackwardSizes sizes,
+    int threads) {
+  const float count_of_axis_1_inner_value = static_cast<float>(sizes.axis_1.value * sizes.inner.value);
+  expect(d_x, sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.inner.value);
+  const Index kept = sizes.axis_2.value, rows = sizes.outer.value * sizes.axis_1.value,
+      columns = sizes.inner.value;
+  const Index sides = (columns + kBeside - 1) / kBeside, slots = slots_of(rows, columns, kept * sides);
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (kept * rows * columns > kSerial)
+  for (Index task = 0; task < kept * slots * sides; ++task) {
+    const Index block = task / sides, begin = task % sides * kBeside, end = std::min(columns,
+        begin + kBeside);
+    const Index kept_index = block / slots, slot = block % slots;
+    const Index axis_2 = kept_index;
+    SumLanes<kBeside> total_3_lanes(end - begin);
+    SumLanes<kBeside> total_4_lanes(end - begin);
+    for (Index row = rows * slot / slots; row < rows * (slot + 1) / slots; ++row) {
+      const Index above_axis_1 = divide(row, sizes.axis_1);
+      const Index axis_1 = row - above_axis_1 * sizes.axis_1.value;
+      const Index outer = above_axis_1;
+      for (Index first = begin; first < end; first += kLine) {
+        const Index width = std::min(kLine, end - first);
+        const Index inner = first;
+        const float d_out_value = widen(d_out[(outer) * sizes.axis_1.value + axis_1]);
+        const float saved_sum_value = widen(saved_sum[(outer) * sizes.axis_1.value + axis_1]);
+        float x_room[kLine];
+        const float* const x_line = load<1>(x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, x_room);
+        const float saved_mean_value = widen(saved_mean[(outer) * sizes.axis_2.value + axis_2]);
+        const float saved_variance_value = widen(saved_variance[(outer) * sizes.axis_2.value + axis_2]);
+        float weight_room[kLine];
+        const float* const weight_line = load<1>(weight + (axis_2) * sizes.inner.value + inner, width,
+            weight_room);
+        float bias_room[kLine];
+        const float* const bias_line = load<1>(bias + (axis_2) * sizes.inner.value + inner, width, bias_room);
+        const float saved_bound_value = widen(saved_bound[(outer) * sizes.axis_1.value + axis_1]);
+        const float total_value = widen(total[(outer) * sizes.axis_2.value + axis_2]);
+        const float total_2_value = widen(total_2[(outer) * sizes.axis_2.value + axis_2]);
+        float d_x_room[kLine];
+        float* const d_x_line = target<1>(d_x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, d_x_room);
+        float total_3_term_line[kLine];
+        float total_4_term_line[kLine];
+#pragma omp simd
+        for (Index i = 0; i < padded(width); ++i) {
+          const float x_value = x_line[i];
+          const float weight_value = weight_line[i];
+          const float bias_value = bias_line[i];
+          float d_x_value;
+          float total_3_term_value;
+          float total_4_term_value;
+          backward_outer_values(x_value, saved_mean_value, total_value, saved_variance_value,
+              count_of_axis_1_inner_value, d_out_value, saved_sum_value, weight_value, bias_value,
+              saved_bound_value, total_2_value, d_x_value, total_3_term_value, total_4_term_value);
+          d_x_line[i] = d_x_value;
+          total_3_term_line[i] = total_3_term_value;
+          total_4_term_line[i] = total_4_term_value;
+        }
+        store<1>(d_x_line, width,
+            d_x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner);
+        total_3_lanes.add(total_3_term_line, width, first - begin);
+        total_4_lanes.add(total_4_term_line, width, first - begin);
+      }
+    }
+    for (Index i = 0; i < end - begin; ++i) total_3_partials[block * columns + begin + i] = total_3_lanes.at(i);
+    for (Index i = 0; i < end - begin; ++i) total_4_partials[block * columns + begin + i] = total_4_lanes.at(i);
+  }
+}
+
+static inline __attribute__((always_inline)) void backward_finalise_2_values(const float total_3,
+    const float total_4, float& d_weight, float& d_bias) {
+  d_weight = total_3;
+  d_bias = total_4;
+}
+
+static void backward_finalise_2(bfloat16* __restrict__ d_weight, bfloat16* __restrict__ d_bias,
+    const Sum* __restrict__ total_3_partials, const Sum* __restrict__ total_4_partials,
+    const BackwardSizes sizes, Index slots, int threads) {
+  expect(d_weight, sizes.axis_2.value * sizes.inner.value);
+  expect(d_bias, sizes.axis_2.value * sizes.inner.value);
+  const Index columns = sizes.inner.value, results = sizes.axis_2.value * sizes.inner.value;
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
+  for (Index first = 0; first < results; first += kResults) {
+    const Index width = std::min(kResults, results - first);
+    Sum total_3_sums[kResults];
+    merge_slots(total_3_sums, total_3_partials, first, width, columns, slots);
+    float total_3_line[kResults];
+    for (Index i = 0; i < width; ++i) total_3_line[i] = static_cast<float>(total_3_sums[i].sum());
+    pad(total_3_line, width);
+    Sum total_4_sums[kResults];
+    merge_slots(total_4_sums, total_4_partials, first, width, columns, slots);
+    float total_4_line[kResults];
+    for (Index i = 0; i < width; ++i) total_4_line[i] = static_cast<float>(total_4_sums[i].sum());
+    pad(total_4_line, width);
+    const Index above_inner = divide(first, sizes.inner);
+    const Index inner = first - above_inner * sizes.inner.value;
+    const Index axis_2 = above_inner;
+    float d_weight_room[kLine];
+    float* const d_weight_line = target<1>(d_weight + (axis_2) * sizes.inner.value + inner, width,
+        d_weight_room);
+    float d_bias_room[kLine];
+    float* const d_bias_line = target<1>(d_bias + (axis_2) * sizes.inner.value + inner, width, d_bias_room);
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) {
+      const float total_3_value = total_3_line[i];
+      const float total_4_value = total_4_line[i];
+      float d_weight_value;
+      float d_bias_value;
+      backward_finalise_2_values(total_3_value, total_4_value, d_weight_value, d_bias_value);
+      d_weight_line[i] = d_weight_value;
+      d_bias_line[i] = d_bias_value;
+    }
+    store<1>(d_weight_line, width, d_weight + (axis_2) * sizes.inner.value + inner);
+    store<1>(d_bias_line, width, d_bias + (axis_2) * sizes.inner.value + inner);
+  }
+}
+
+}  // namespace
+
+// a: x, weight, bias, out, saved_mean, saved_variance, saved_bound, saved_sum, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, inner, threads.
+extern "C" int64_t run_forward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
+  auto* const weight = reinterpret_cast<const bfloat16*>(a[1]);
+  auto* const bias = reinterpret_cast<const bfloat16*>(a[2]);
+  auto* const out = reinterpret_cast<bfloat16*>(a[3]);
+  auto* const saved_mean = reinterpret_cast<float*>(a[4]);
+  auto* const saved_variance = reinterpret_cast<float*>(a[5]);
+  auto* const saved_bound = reinterpret_cast<float*>(a[6]);
+  auto* const saved_sum = reinterpret_cast<float*>(a[7]);
+  const bool is_measuring = a[8] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[8])};
+  const ForwardSizes sizes{ {a[9]}, {a[10]}, {a[11]}, {a[12]} };
+  const int threads = static_cast<int>(a[13]);
+  const Index mean_partials_slots = sizes.axis_1.value * pieces_of(sizes.inner.value)
+;
+  auto* const mean_partials = scratch.take<Moments<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value) * mean_partials_slots);
+  auto* const mean_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value));
+  auto* const variance_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value));
+  if (is_measuring) return scratch.used;
+  forward_inner(x, mean_partials, sizes, threads);
+  forward_finalise(saved_mean, saved_variance, mean_scratch, variance_scratch, mean_partials, sizes,
+      mean_partials_slots, threads);
+  forward_row(x, mean_scratch, variance_scratch, weight, bias, out, saved_bound, saved_sum, sizes, threads);
+  return 0;
+}
+
+// a: x, weight, bias, saved_mean, saved_variance, saved_bound, saved_sum, d_out, d_x, d_weight, d_bias, scratch (-1: return the bytes it needs), outer, axis_1, axis_2, inner, threads.
+extern "C" int64_t run_backward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
+  auto* const weight = reinterpret_cast<const bfloat16*>(a[1]);
+  auto* const bias = reinterpret_cast<const bfloat16*>(a[2]);
+  auto* const saved_mean = reinterpret_cast<const float*>(a[3]);
+  auto* const saved_variance = reinterpret_cast<const float*>(a[4]);
+  auto* const saved_bound = reinterpret_cast<const float*>(a[5]);
+  auto* const saved_sum = reinterpret_cast<const float*>(a[6]);
+  auto* const d_out = reinterpret_cast<const bfloat16*>(a[7]);
+  auto* const d_x = reinterpret_cast<bfloat16*>(a[8]);
+  auto* const d_weight = reinterpret_cast<bfloat16*>(a[9]);
+  auto* const d_bias = reinterpret_cast<bfloat16*>(a[10]);
+  const bool is_measuring = a[11] == -1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[11])};
+  const BackwardSizes sizes{ {a[12]}, {a[13]}, {a[14]}, {a[15]} };
+  const int threads = static_cast<int>(a[16]);
+  const Index total_partials_slots = sizes.axis_1.value * pieces_of(sizes.inner.value)
+;
+  const Index total_2_partials_slots = sizes.axis_1.value * pieces_of(sizes.inner.value)
+;
+  const Index total_3_partials_slots = slots_of(sizes.outer.value * sizes.axis_1.value, sizes.inner.value,
+      sizes.axis_2.value * ((sizes.inner.value + kBeside - 1) / kBeside))
+;
+  const Index total_4_partials_slots = slots_of(sizes.outer.value * sizes.axis_1.value, sizes.inner.value,
+      sizes.axis_2.value * ((sizes.inner.value + kBeside - 1) / kBeside))
+;
+  auto* const total_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value) * total_partials_slots);
+  auto* const total_2_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value) * total_2_partials_slots);
+  auto* const total_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value));
+  auto* const total_2_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value));
+  auto* const total_3_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value) * total_3_partials_slots);
+  auto* const total_4_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value) * total_4_partials_slots);
+  if (is_measuring) return scratch.used;
+  backward_inner(d_out, saved_sum, x, saved_mean, saved_variance, weight, bias, saved_bound, total_partials,
+      total_2_partials, sizes, threads);
+  backward_finalise(total_scratch, total_2_scratch, total_partials, total_2_partials, sizes,
+      total_partials_slots, threads);
+  backward_outer(d_out, saved_sum, x, saved_mean, saved_variance, weight, bias, saved_bound, total_scratch,
+      total_2_scratch, d_x, total_3_partials, total_4_partials, sizes, threads);
+  backward_finalise_2(d_weight, d_bias, total_3_partials, total_4_partials, sizes, total_3_partials_slots,
+      threads);
+  return 0;
+}
