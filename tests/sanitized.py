@@ -209,6 +209,9 @@ CHANNELS_LAST = [
     ("group_norm(4, weight, bias) | silu | avg_pool2d(2)", (3, 16, 12, 10), [(16,), (16,)]),
     ("group_norm(4, weight, bias) | tanh | logsumexp(1)", (3, 16, 9, 7), [(16,), (16,)]),
     ("layernorm(axis=1) | group_norm(4)", (3, 16, 9, 7), []),
+    ("group_norm(4, weight, bias) | softmax(1)", (3, 40, 9, 7), [(40,), (40,)]),
+    # Columns whose samples have much of their own, in two bytes.
+    ("mul(s) | add(t) | silu | mul(w)", (3, 24, 9, 7), [(3, 24, 1, 1)] * 2 + [(24, 1, 1)]),
 ]
 
 
