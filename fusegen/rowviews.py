@@ -294,6 +294,8 @@ class RowView(SummingView):
                 return 1 if self._kept_words else 2
             wide = self.lanes * len(self.full_reads)
             few = 3 if self.staying or self.kernel.has_gaps else 4
+            # The compiler finds ahead what follows from those, for each lane.
+            few = 2 if self.own_reads and not self.sums else few
             most = few if wide <= 8 else 2 if wide <= MOST_IN_PAIRS else 3
             return min(most, next(n for words, n in _BLOCKS_PASSING if self._kept_words <= words))
         if self.is_team:

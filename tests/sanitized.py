@@ -211,7 +211,11 @@ CHANNELS_LAST = [
     ("layernorm(axis=1) | group_norm(4)", (3, 16, 9, 7), []),
     ("group_norm(4, weight, bias) | softmax(1)", (3, 40, 9, 7), [(40,), (40,)]),
     # Columns whose samples have much of their own, in two bytes.
-    ("mul(s) | add(t) | silu | mul(w)", (3, 24, 9, 7), [(3, 24, 1, 1)] * 2 + [(24, 1, 1)]),
+    (
+        "mul(s) | add(t) | silu | mul(u) | add(w)",
+        (3, 24, 9, 7),
+        [(3, 24, 1, 1)] * 3 + [(24, 1, 1)],
+    ),
 ]
 
 

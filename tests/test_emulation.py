@@ -427,16 +427,16 @@ CASES = [
     ("layernorm(normalized_shape=(8, 12)) | mul(s)", (3, 5, 8, 12), [(8, 1)], {}, "row"),
     # Samples that have much of their own in each column.
     (
-        "mul(s) | add(t) | silu | mul(w)",
+        "mul(s) | add(t) | silu | mul(u) | add(w)",
         (3, 24, 5, 7),
-        [(3, 24, 1, 1), (3, 24, 1, 1), (24, 1, 1)],
+        [(3, 24, 1, 1), (3, 24, 1, 1), (3, 24, 1, 1), (24, 1, 1)],
         {"layout": _LAST, "dtype": "bfloat16"},
         "outer",
     ),
     (
-        "mul(s) | add(t) | mul(u) | add(v)",
+        "mul(s) | add(t) | mul(u) | add(v) | mul(w)",
         (3, 24, 5, 7),
-        [(3, 24, 1, 1), (3, 1, 1, 1), (24, 1, 1), (3, 24, 1, 1)],
+        [(3, 24, 1, 1), (3, 1, 1, 1), (3, 24, 1, 1), (3, 24, 1, 1), (24, 1, 1)],
         {"layout": _LAST, "dtype": "bfloat16"},
         "outer",
     ),
