@@ -114,7 +114,8 @@ def alike_of(
     programs: Sequence[Program], axes: ir.Extent, bound: Bound, order: Sequence[int]
 ) -> int:
     """By how many neighbours in a row, from its start on, all have the same of whatever varies
-    along it, but not along all of it: a power of two, and no more than a pack has of them.
+    along it, but not along all of it: a power of two, and no more than a pack has of them. 1 where
+    nothing does, so that rows of other lengths are no others.
     """
     nodes = ir.topological([root for p in programs for root in p.graph.roots])
     apart = frozenset[int]().union(*(n.extent & axes for n in nodes if not axes <= n.extent))
@@ -123,7 +124,7 @@ def alike_of(
         if axis in apart or axis not in axes:
             break
         count *= bound.domain[axis]
-    return math.gcd(count, PACK_BYTES // _NARROW_BYTES)
+    return math.gcd(count, PACK_BYTES // _NARROW_BYTES) if apart else 1
 
 
 def stretch_of(

@@ -8,6 +8,8 @@ from fusegen.dsl import chain as parse
 from fusegen.summedrows import adding_tier
 from fusegen.tiers import MOST_SHARED_BYTES, lanes_of, row_tier
 
+_FRAMES = "layernorm(normalized_shape=(8, 48)) | mul(s)"
+
 
 @pytest.mark.parametrize(
     ("length", "widest", "lanes"),
@@ -159,3 +161,20 @@ def test_threads_of_short_rows_read_beside_each_other(
     tier = row_tier(length, widest, 1, 1, 132)
     assert tier is not None
     assert tier.elements == elements
+
+
+@pytest.mark.parametrize(
+    ("chain", "shape", "more", "alike"),
+    [
+        ("group_norm(16) | logsumexp(1)", (8, 64, 14, 14), {"layout": "channels_last"}, 4),
+        ("group_norm(4) | logsumexp(1)", (8, 40, 14, 14), {"layout": "channels_last"}, 2),
+        ("group_norm(8) | logsumexp(1)", (8, 24, 14, 14), {"layout": "channels_last"}, 1),
+        (_FRAMES, (9, 8, 48), {"operands": {"s": (8, 1)}}, 8),
+        (_FRAMES, (9, 8, 48), {"operands": {"s": (48,)}}, 1),
+        ("layernorm(weight, bias)", (9, 384), {}, 1),
+    ],
+)
+def test_neighbours_that_have_the_same_of_a_group_are_known(chain, shape, more, alike) -> None:
+    (module,) = modules(parse(chain), "cuda", Situation(shape=shape, **more), grad=False)
+    ((_, rows),) = module.signature.rows
+    assert rows.tier.alike == alike
