@@ -293,9 +293,8 @@ class RowView(SummingView):
             if self._words > 1:
                 return 1 if self._kept_words else 2
             wide = self.lanes * len(self.full_reads)
-            few = 3 if self.staying or self.kernel.has_gaps else 4
-            # The compiler finds ahead what follows from those, for each lane.
-            few = 2 if self.own_reads and not self.sums else few
+            own = bool(self.own_reads) and not self.sums  # from which nvcc finds more ahead
+            few = 2 if own else 3 if self.staying or self.kernel.has_gaps else 4
             most = few if wide <= 8 else 2 if wide <= MOST_IN_PAIRS else 3
             return min(most, next(n for words, n in _BLOCKS_PASSING if self._kept_words <= words))
         if self.is_team:
@@ -386,9 +385,8 @@ class RowView(SummingView):
 
     @property
     def is_sent_ahead(self) -> bool:
-        """Whether a block that goes from row to row has the next one's packs on their way.
-
-        It pays where a multiprocessor has room for few blocks; else they hide each other's waits.
+        """Whether a block that goes from row to row has the next one's packs on their way: where a
+        multiprocessor has room for few blocks; else those hide each other's waits.
         """
         if not self.kernel.tier or self.is_alone or self.is_staged:
             return False
@@ -398,5 +396,5 @@ class RowView(SummingView):
         widths = [ITEM_BYTES[r.buffer.dtype] * self.lanes for r in self.full_reads]
         taken = self._sums_bytes + self._along_bytes + self._bytes_of(self.full_reads)
         fits = taken <= self._most_room and min(widths, default=4) >= 4
-        is_apt = self.is_crowded and not self._passes_by if self.family == "column" else is_few
-        return fits and is_apt
+        is_strided = self.family == "column"
+        return fits and (self.is_crowded and not self._passes_by if is_strided else is_few)

@@ -1,5 +1,5 @@
-// fusegen 0.1.0   chain f40667650864   signature forward+backward: bias bfloat16, d_bias bfloat16, d_out bfloat16, d_weight bfloat16, d_x bfloat16, out bfloat16, saved_bound float32, saved_mean float32, saved_sum float32, saved_variance float32, weight bfloat16, x bfloat16; 32-bit offsets
-//   group_norm(16, weight, bias) | logsumexp(1)
+// fusegen 0.1.0   chain 671f358fd755   signature forward+backward: bias bfloat16, d_bias bfloat16, d_out bfloat16, d_weight bfloat16, d_x bfloat16, out bfloat16, saved_bound float32, saved_mean float32, saved_sum float32, saved_variance float32, weight bfloat16, x bfloat16; 32-bit offsets
+//   group_norm(16, weight, bias) | softmax(1)
 #include <cstdint>
 #include <cuda_runtime.h>
 
@@ -175,6 +175,25 @@ __device__ __forceinline__ Pack<T, N> load_anywhere(const T* here, const T* next
   return pack;
 }
 
+// A pack on its way into shared memory, where the thread that sent it will read it.
+template <int N, typename T>
+__device__ __forceinline__ void send(Pack<T, N>* to, const T* from) {
+  const auto target = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  if constexpr (sizeof(T) * N == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(target), "l"(from), "n"(sizeof(T) * N) : "memory");
+  }
+}
+
+__device__ __forceinline__ void send_off() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until no more than so many of the latest are on their way.
+template <int N>
+__device__ __forceinline__ void wait_for_sent() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
 template <int N, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   using Whole = typename Bits<sizeof(T) * N>::type;
@@ -312,6 +331,18 @@ __device__ __forceinline__ void leave_columns(const Accumulator (&mine)[N], void
     partials[n] = cells[n % N * part + n / N];
   }
   __syncthreads();
+}
+
+// Sums of neighbours, so many by one access.
+template <int kAtOnce, typename T, int N>
+__device__ __forceinline__ void store_sums(Sum<T>* to, const Sum<T> (&sums)[N]) {
+#pragma unroll
+  for (int n = 0; n < N; n += kAtOnce) {
+    Pack<T, kAtOnce> pack;
+#pragma unroll
+    for (int lane = 0; lane < kAtOnce; ++lane) pack.at[lane] = sums[n + lane].total;
+    store(reinterpret_cast<T*>(to + n), pack);
+  }
 }
 
 // The accumulator of the thread whose number in the warp differs in one bit.
@@ -472,22 +503,30 @@ __device__ __forceinline__ void forward_row_stage_1(const float x, const float m
   peak_term = fmaf((x - mean) * (rsqrtf(variance + 1e-05f)), weight, bias);
 }
 
-__device__ __forceinline__ void forward_row_stage_2_once(const float peak, float& chosen) {
-  chosen = fabsf(peak) == INFINITY ? 0.0f : peak;
-}
-
 __device__ __forceinline__ void forward_row_stage_2(const float x, const float mean, const float variance,
-    const float weight, const float bias, const float chosen, float& total_term, float& total_term_by) {
+    const float weight, const float bias, const float peak, float& total_term, float& total_term_by,
+    float& carried) {
   // group_norm(16, weight, bias)
   const float after_group_norm = fmaf((x - mean) * (rsqrtf(variance + 1e-05f)), weight, bias);
-  total_term = exp2_flushed((after_group_norm - chosen) * 0.721347511f);
+  total_term = exp2_flushed((after_group_norm - peak) * 0.721347511f);
   total_term_by = total_term;
+  carried = total_term * total_term;
 }
 
-__device__ __forceinline__ void forward_row_row_values(const float total, const float peak, float& out,
+__device__ __forceinline__ void forward_row_values_once(const float total, float& chosen, float& inverse) {
+  const float abs_value = fabsf(total);
+  chosen = abs_value < 7.88860905e-31f ? 1.84467441e+19f : (abs_value > 1.2676506e+30f ? 5.42101086e-20f : 1.0f);
+  inverse = 1.0f / (total * chosen);
+}
+
+__device__ __forceinline__ void forward_row_values(const float carried, const float inverse,
+    const float chosen, float& out) {
+  // softmax(1)
+  out = carried * inverse * chosen;
+}
+
+__device__ __forceinline__ void forward_row_row_values(const float peak, const float total,
     float& saved_bound, float& saved_sum) {
-  // logsumexp(1)
-  out = logf(total) + (fabsf(peak) == INFINITY ? 0.0f : peak);
   saved_bound = peak;
   saved_sum = total;
 }
@@ -544,8 +583,7 @@ forward_row(const bfloat16* x, const float* mean, const float* variance, const b
     combine<8, false>(peaks_1, cells[turn++ & 1]);
     const float peak_value = peaks_1[0].best;
     Sum<float> sums_2[1];
-    float chosen_value;
-    forward_row_stage_2_once(peak_value, chosen_value);
+    float carried[kPacks][kLanes];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
@@ -566,21 +604,39 @@ forward_row(const bfloat16* x, const float* mean, const float* variance, const b
         const float variance_value = widen(variance[(outer) * sizes.axis_2.value + axis_2]);
         float total_term_value;
         float total_term_by_value;
-        forward_row_stage_2(x_value, mean_value, variance_value, weight_value, bias_value, chosen_value,
-            total_term_value, total_term_by_value);
+        float carried_value;
+        forward_row_stage_2(x_value, mean_value, variance_value, weight_value, bias_value, peak_value,
+            total_term_value, total_term_by_value, carried_value);
         sums_2[0].add_if(is_here, total_term_value, total_term_by_value);
+        carried[p][lane] = carried_value;
       }
     }
     combine<8, false>(sums_2, cells[turn++ & 1]);
     const float total_value = sums_2[0].total;
     if (is_live && threadIdx.x == 0) {
-      float out_value;
       float saved_bound_value;
       float saved_sum_value;
-      forward_row_row_values(total_value, peak_value, out_value, saved_bound_value, saved_sum_value);
-      out[(outer) * sizes.axis_1.value + axis_1] = narrow<bfloat16>(out_value);
+      forward_row_row_values(peak_value, total_value, saved_bound_value, saved_sum_value);
       saved_bound[(outer) * sizes.axis_1.value + axis_1] = narrow<float>(saved_bound_value);
       saved_sum[(outer) * sizes.axis_1.value + axis_1] = narrow<float>(saved_sum_value);
+    }
+    float chosen_value;
+    float inverse_value;
+    forward_row_values_once(total_value, chosen_value, inverse_value);
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      if (!is_here) continue;
+      Pack<bfloat16, kLanes> out_out;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float carried_value = carried[p][lane];
+        float out_value;
+        forward_row_values(carried_value, inverse_value, chosen_value, out_value);
+        out_out.at[lane] = narrow<bfloat16>(out_value);
+      }
+      if (is_here) store(out + (base + i), out_out);
     }
   }
 }
@@ -589,99 +645,195 @@ struct BackwardSizes {
   Size outer, axis_1, axis_2, inner;
 };
 
-__device__ __forceinline__ void backward_outer_values_once(const float saved_variance, float& inverse_root) {
-  inverse_root = rsqrtf(saved_variance + 1e-05f);
+__device__ __forceinline__ void backward_row_stage_1_once(const float saved_sum, float& chosen,
+    float& inverse) {
+  const float abs_value = fabsf(saved_sum);
+  chosen = abs_value < 7.88860905e-31f ? 1.84467441e+19f : (abs_value > 1.2676506e+30f ? 5.42101086e-20f : 1.0f);
+  inverse = 1.0f / (saved_sum * chosen);
 }
 
-__device__ __forceinline__ void backward_outer_values(const float x, const float saved_mean,
-    const float d_out, const float inverse_root, const float weight, const float bias,
-    const float saved_bound, const float saved_sum, float& total_term, float& total_2_term) {
+__device__ __forceinline__ void backward_row_stage_1(const float x, const float saved_mean,
+    const float saved_variance, const float weight, const float bias, const float saved_bound,
+    const float d_out, const float inverse, const float chosen, float& total_3_term, float& total_3_term_by,
+    float& carried) {
+  // group_norm(16, weight, bias)
+  const float after_group_norm = fmaf((x - saved_mean) * (rsqrtf(saved_variance + 1e-05f)), weight, bias);
+  const float power = exp2_flushed((after_group_norm - saved_bound) * 0.721347511f);
+  total_3_term = power * power;
+  total_3_term_by = d_out;
+  carried = d_out * inverse * chosen;
+}
+
+__device__ __forceinline__ void backward_row_values_once(const float total_3, const float saved_sum,
+    float& quotient) {
+  quotient = narrow_div(narrow_div(total_3, saved_sum), saved_sum);
+}
+
+__device__ __forceinline__ void backward_row_values(const float x, const float saved_mean,
+    const float saved_variance, const float weight, const float bias, const float saved_bound,
+    const float carried, const float quotient, float& total_term, float& total_term_by, float& total_2_term,
+    float& total_2_term_by) {
   // group_norm(16, weight, bias)
   const float difference = x - saved_mean;
-  const float after_group_norm = fmaf(difference * inverse_root, weight, bias);
-  const float difference_2 = after_group_norm - (fabsf(saved_bound) == INFINITY ? 0.0f : saved_bound);
-  const float power = exp2_flushed(difference_2 * 0.721347511f);
-  const float product = power * power;
-  const float abs_value = fabsf(saved_sum);
-  const float chosen = abs_value < 7.88860905e-31f ? 1.84467441e+19f : (abs_value > 1.2676506e+30f ? 5.42101086e-20f : 1.0f);
-  const float quotient = 1.0f / (saved_sum * chosen);
-  total_term = difference * d_out * product * quotient * chosen;
-  total_2_term = d_out * product * quotient * chosen;
+  const float after_group_norm = fmaf(difference * (rsqrtf(saved_variance + 1e-05f)), weight, bias);
+  const float power = exp2_flushed((after_group_norm - saved_bound) * 0.721347511f);
+  total_term = difference * (power * power);
+  total_term_by = carried - quotient;
+  total_2_term = power * power;
+  total_2_term_by = total_term_by;
 }
 
-// Reads x, saved_mean by (outer, axis_2), d_out by (outer, axis_1), saved_variance by (outer, axis_2), weight by (axis_2, inner), bias by (axis_2, inner), saved_bound by (outer, axis_1), saved_sum by (outer, axis_1); leaves partials of total, total_2.
-template <int kLanes>
-__global__ void __launch_bounds__(256, 3)
-backward_outer(const bfloat16* x, const float* saved_mean, const bfloat16* d_out,
-    const float* saved_variance, const bfloat16* weight, const bfloat16* bias, const float* saved_bound,
-    const float* saved_sum, Sum<float>* __restrict__ total_partials,
-    Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes, Index slots) {
+__device__ __forceinline__ void backward_row_row_values(const float total_3, float& total_3_scratch) {
+  total_3_scratch = total_3;
+}
+
+// Reads x, d_out, saved_mean by (outer, axis_2), saved_variance by (outer, axis_2), weight by (axis_2, inner), bias by (axis_2, inner), saved_bound by (outer, axis_1), saved_sum by (outer, axis_1); leaves partials of total, total_2; writes total_3_scratch.
+__global__ void __launch_bounds__(256, 2)
+backward_row(const bfloat16* x, const float* saved_mean, const float* saved_variance, const bfloat16* weight,
+    const bfloat16* bias, const float* saved_bound, const bfloat16* d_out, const float* saved_sum,
+    float* __restrict__ total_3_scratch, Sum<float>* __restrict__ total_partials,
+    Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes) {
   wait_for_kernel_before();
-  constexpr int kRows = 2;
-  __shared__ alignas(16) unsigned char shared[(2048 + 32) * 4];
-  const Index rows = sizes.axis_1.value, columns = sizes.axis_2.value * sizes.inner.value;
-  const Index strips = (columns + blockDim.x * kLanes - 1) / (blockDim.x * kLanes);
-  const Index task = blockIdx.x / strips;  // (kept, slot)
-  const Index strip = blockIdx.x % strips * blockDim.x * kLanes, column = strip + threadIdx.x * kLanes;
-  const Index kept_index = task / slots, slot = task % slots;
-  const Index outer = kept_index;
-  Sum<float> total_sum[kLanes];
-  Sum<float> total_2_sum[kLanes];
-  if (column < columns) {
-    const Pack<bfloat16, kLanes> weight_in = load<kLanes>(weight + column);
-    const Pack<bfloat16, kLanes> bias_in = load<kLanes>(bias + column);
-    float saved_mean_column[kLanes];
-    float inverse_root_column[kLanes];
+  constexpr int kLanes = 4, kPacks = 2;
+  __shared__ float cells[2][8];
+  int turn = 0;
+  const Index rows = sizes.outer.value * sizes.axis_1.value, length = sizes.axis_2.value * sizes.inner.value;
+  extern __shared__ uint4 room[];
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  Sum<float> total_sum[kPacks][kLanes];
+  Sum<float> total_2_sum[kPacks][kLanes];
+  auto* const x_next = reinterpret_cast<Pack<bfloat16, kLanes>*>(room + 0) + thread;
+  auto* const d_out_next = reinterpret_cast<Pack<bfloat16, kLanes>*>(room + 256) + thread;
+  Pack<bfloat16, kLanes> weight_in[kPacks];
+  Pack<bfloat16, kLanes> bias_in[kPacks];
 #pragma unroll
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const Index above_inner = divide(column + lane, sizes.inner);
-      const Index axis_2 = above_inner;
-      const float saved_mean_value = widen(saved_mean[(outer) * sizes.axis_2.value + axis_2]);
-      const float saved_variance_value = widen(saved_variance[(outer) * sizes.axis_2.value + axis_2]);
-      float inverse_root_value;
-      backward_outer_values_once(saved_variance_value, inverse_root_value);
-      saved_mean_column[lane] = saved_mean_value;
-      inverse_root_column[lane] = inverse_root_value;
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+    if (i < length) weight_in[p] = load<kLanes>(weight + i);
+    if (i < length) bias_in[p] = load<kLanes>(bias + i);
+  }
+  const Index stride = gridDim.x * blockDim.y;
+  Index first = blockIdx.x * blockDim.y;
+  int slot = 0;
+  float saved_bound_ahead[2];
+  float saved_sum_ahead[2];
+  const auto send_row = [&](Index first) {
+    const bool is_live = first + threadIdx.y < rows;
+    const Index above_row = divide(first + threadIdx.y, sizes.outer);
+    const Index row = is_live ? (first + threadIdx.y - above_row * sizes.outer.value) * (sizes.axis_1.value) + above_row : 0, base = row * length, end = is_live ? length : 0;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      if (is_here) send(&x_next[slot * 1024 + p * 256], x + (base + i));
+      if (is_here) send(&d_out_next[slot * 1024 + p * 256], d_out + (base + i));
     }
-    const Index share = (rows + slots - 1) / slots, end = min(rows, (slot + 1) * share);
-    for (Index from = slot * share + threadIdx.y; from < end; from += blockDim.y * kRows) {
-      Pack<bfloat16, kLanes> x_in[kRows];
+    send_off();
+    const Index above_axis_1 = divide(row, sizes.axis_1);
+    const Index axis_1 = row - above_axis_1 * sizes.axis_1.value;
+    const Index outer = above_axis_1;
+    saved_bound_ahead[1] = widen(saved_bound[(outer) * sizes.axis_1.value + axis_1]);
+    saved_sum_ahead[1] = widen(saved_sum[(outer) * sizes.axis_1.value + axis_1]);
+  };
+  send_row(first);
+  saved_bound_ahead[0] = saved_bound_ahead[1];
+  saved_sum_ahead[0] = saved_sum_ahead[1];
+  slot = 1;
+  send_row(first + stride);
+  slot = 0;
+  for (; first < rows; first += stride) {
+    const bool is_live = first + threadIdx.y < rows;
+    const Index above_row = divide(first + threadIdx.y, sizes.outer);
+    const Index row = is_live ? (first + threadIdx.y - above_row * sizes.outer.value) * (sizes.axis_1.value) + above_row : 0, end = is_live ? length : 0;
+    const Index above_axis_1 = divide(row, sizes.axis_1);
+    const Index axis_1 = row - above_axis_1 * sizes.axis_1.value;
+    const Index outer = above_axis_1;
+    Pack<bfloat16, kLanes> x_in[kPacks];
+    Pack<bfloat16, kLanes> d_out_in[kPacks];
+    wait_for_sent<1>();
 #pragma unroll
-      for (int p = 0; p < kRows; ++p) {
-        const bool is_here = from + p * blockDim.y < end;
-        const Index row = is_here ? from + p * blockDim.y : from;
-        const Index axis_1 = row;
-        x_in[p] = load<kLanes>(x + (((outer) * sizes.axis_1.value + axis_1) * columns + column));
+    for (int p = 0; p < kPacks; ++p) {
+      x_in[p] = x_next[slot * 1024 + p * 256];
+      d_out_in[p] = d_out_next[slot * 1024 + p * 256];
+    }
+    const float saved_bound_value = saved_bound_ahead[0];
+    const float saved_sum_value = saved_sum_ahead[0];
+    saved_bound_ahead[0] = saved_bound_ahead[1];
+    saved_sum_ahead[0] = saved_sum_ahead[1];
+    send_row(first + 2 * stride);
+    slot ^= 1;
+    Sum<float> sums_1[1];
+    float carried[kPacks][kLanes];
+    float chosen_value;
+    float inverse_value;
+    backward_row_stage_1_once(saved_sum_value, chosen_value, inverse_value);
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const Index above_inner = divide((is_here ? i + lane / 4 * 4 : 0), sizes.inner);
+        const Index axis_2 = above_inner;
+        const float x_value = widen(x_in[p], lane);
+        const float d_out_value = widen(d_out_in[p], lane);
+        const float weight_value = widen(weight_in[p], lane);
+        const float bias_value = widen(bias_in[p], lane);
+        const float saved_mean_value = widen(saved_mean[(outer) * sizes.axis_2.value + axis_2]);
+        const float saved_variance_value = widen(saved_variance[(outer) * sizes.axis_2.value + axis_2]);
+        float total_3_term_value;
+        float total_3_term_by_value;
+        float carried_value;
+        backward_row_stage_1(x_value, saved_mean_value, saved_variance_value, weight_value, bias_value,
+            saved_bound_value, d_out_value, inverse_value, chosen_value, total_3_term_value,
+            total_3_term_by_value, carried_value);
+        if (is_here) sums_1[0].add(total_3_term_value, total_3_term_by_value);
+        carried[p][lane] = carried_value;
       }
+    }
+    combine<8, false>(sums_1, cells[turn++ & 1]);
+    const float total_3_value = sums_1[0].total;
+    if (is_live && threadIdx.x == 0) {
+      float total_3_scratch_value;
+      backward_row_row_values(total_3_value, total_3_scratch_value);
+      total_3_scratch[(outer) * sizes.axis_1.value + axis_1] = narrow<float>(total_3_scratch_value);
+    }
+    float quotient_value;
+    backward_row_values_once(total_3_value, saved_sum_value, quotient_value);
 #pragma unroll
-      for (int p = 0; p < kRows; ++p) {
-        const bool is_here = from + p * blockDim.y < end;
-        const Index row = is_here ? from + p * blockDim.y : from;
-        const Index axis_1 = row;
-        const float d_out_value = widen(d_out[(outer) * sizes.axis_1.value + axis_1]);
-        const float saved_bound_value = widen(saved_bound[(outer) * sizes.axis_1.value + axis_1]);
-        const float saved_sum_value = widen(saved_sum[(outer) * sizes.axis_1.value + axis_1]);
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
 #pragma unroll
-        for (int lane = 0; lane < kLanes; ++lane) {
-          const float saved_mean_value = saved_mean_column[lane];
-          const float inverse_root_value = inverse_root_column[lane];
-          const float x_value = widen(x_in[p], lane);
-          const float weight_value = widen(weight_in, lane);
-          const float bias_value = widen(bias_in, lane);
-          float total_term_value;
-          float total_2_term_value;
-          backward_outer_values(x_value, saved_mean_value, d_out_value, inverse_root_value, weight_value,
-              bias_value, saved_bound_value, saved_sum_value, total_term_value, total_2_term_value);
-          if (is_here) total_sum[lane].add(total_term_value);
-          if (is_here) total_2_sum[lane].add(total_2_term_value);
-        }
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const Index above_inner = divide((is_here ? i + lane / 4 * 4 : 0), sizes.inner);
+        const Index axis_2 = above_inner;
+        const float x_value = widen(x_in[p], lane);
+        const float weight_value = widen(weight_in[p], lane);
+        const float bias_value = widen(bias_in[p], lane);
+        const float carried_value = carried[p][lane];
+        const float saved_mean_value = widen(saved_mean[(outer) * sizes.axis_2.value + axis_2]);
+        const float saved_variance_value = widen(saved_variance[(outer) * sizes.axis_2.value + axis_2]);
+        float total_term_value;
+        float total_term_by_value;
+        float total_2_term_value;
+        float total_2_term_by_value;
+        backward_row_values(x_value, saved_mean_value, saved_variance_value, weight_value, bias_value,
+            saved_bound_value, carried_value, quotient_value, total_term_value, total_term_by_value,
+            total_2_term_value, total_2_term_by_value);
+        if (is_here) total_sum[p][lane].add(total_term_value, total_term_by_value);
+        if (is_here) total_2_sum[p][lane].add(total_2_term_value, total_2_term_by_value);
       }
     }
   }
-  leave_columns(total_sum, shared, total_partials + (task * columns + strip),
-      static_cast<int64_t>(columns) - strip);
-  leave_columns(total_2_sum, shared, total_2_partials + (task * columns + strip),
-      static_cast<int64_t>(columns) - strip);
+  // One partial for each column and thread: all rows of a thread have the same outer.
+  const Index slot_row = blockIdx.x * blockDim.y + threadIdx.y;
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+    if (i < length) store_sums<4>(total_partials + (slot_row * length + i), total_sum[p]);
+    if (i < length) store_sums<4>(total_2_partials + (slot_row * length + i), total_2_sum[p]);
+  }
 }
 
 __device__ __forceinline__ void backward_finalise_values(const float total, const float total_2,
@@ -696,7 +848,7 @@ backward_finalise(float* __restrict__ total_scratch, float* __restrict__ total_2
     const Sum<float>* total_partials, const Sum<float>* total_2_partials, BackwardSizes sizes, Index slots) {
   wait_for_kernel_before();
   __shared__ alignas(16) unsigned char shared[512 * 16];
-  const Index columns = sizes.axis_2.value * sizes.inner.value,
+  const Index columns = sizes.outer.value * sizes.axis_2.value * sizes.inner.value,
       strips = (columns + blockDim.x - 1) / blockDim.x;
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
   const Index result = above * columns + column;
@@ -740,15 +892,15 @@ backward_finalise(float* __restrict__ total_scratch, float* __restrict__ total_2
 }
 
 __device__ __forceinline__ void backward_inner_values(const float total, const float weight,
-    const float total_2, float& total_3_term, float& total_4_term) {
-  total_3_term = total * weight;
-  total_4_term = total_2 * weight;
+    const float total_2, float& total_4_term, float& total_5_term) {
+  total_4_term = total * weight;
+  total_5_term = total_2 * weight;
 }
 
-// Reads total, total_2, weight by (axis_2, inner); leaves partials of total_3, total_4.
+// Reads total, total_2, weight by (axis_2, inner); leaves partials of total_4, total_5.
 __global__ void __launch_bounds__(128)
 backward_inner(const float* total, const bfloat16* weight, const float* total_2,
-    Sum<float>* __restrict__ total_3_partials, Sum<float>* __restrict__ total_4_partials,
+    Sum<float>* __restrict__ total_4_partials, Sum<float>* __restrict__ total_5_partials,
     BackwardSizes sizes, Index rows, Index pieces, Index piece_length) {
   wait_for_kernel_before();
   constexpr int kLanes = 4, kPacks = 2;
@@ -759,14 +911,14 @@ backward_inner(const float* total, const bfloat16* weight, const float* total_2,
   const Index above_axis_2 = divide(row, sizes.axis_2);
   const Index axis_2 = row - above_axis_2 * sizes.axis_2.value;
   const Index outer = above_axis_2;
-  Sum<float> total_3_sum;
   Sum<float> total_4_sum;
+  Sum<float> total_5_sum;
   const auto take = [&](Index inner, float total_value, float total_2_value, float weight_value) {
-    float total_3_term_value;
     float total_4_term_value;
-    backward_inner_values(total_value, weight_value, total_2_value, total_3_term_value, total_4_term_value);
-    total_3_sum.add(total_3_term_value);
+    float total_5_term_value;
+    backward_inner_values(total_value, weight_value, total_2_value, total_4_term_value, total_5_term_value);
     total_4_sum.add(total_4_term_value);
+    total_5_sum.add(total_5_term_value);
   };
   if (is_live) {
     const Index length = sizes.inner.value, base = row * length;
@@ -781,11 +933,11 @@ backward_inner(const float* total, const bfloat16* weight, const float* total_2,
     }
     for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
       // Added up a turn at a time: a sum that runs through all of them would lose digits.
-      const Sum<float> total_3_mine = total_3_sum;
-      total_3_sum = Sum<float>();
-      // Added up a turn at a time: a sum that runs through all of them would lose digits.
       const Sum<float> total_4_mine = total_4_sum;
       total_4_sum = Sum<float>();
+      // Added up a turn at a time: a sum that runs through all of them would lose digits.
+      const Sum<float> total_5_mine = total_5_sum;
+      total_5_sum = Sum<float>();
       Pack<float, kLanes> total_in[kPacks];
       Pack<float, kLanes> total_2_in[kPacks];
       Pack<bfloat16, kLanes> weight_in[kPacks];
@@ -807,81 +959,81 @@ backward_inner(const float* total, const bfloat16* weight, const float* total_2,
               lane));
         }
       }
-      total_3_sum.merge(total_3_mine);
       total_4_sum.merge(total_4_mine);
+      total_5_sum.merge(total_5_mine);
     }
   }
-  merge_tree(total_3_sum, threadIdx.x, blockDim.x, shared);
-  __syncthreads();
   merge_tree(total_4_sum, threadIdx.x, blockDim.x, shared);
+  __syncthreads();
+  merge_tree(total_5_sum, threadIdx.x, blockDim.x, shared);
   if (is_live && threadIdx.x == 0) {
-    total_3_partials[((outer) * sizes.axis_2.value + axis_2) * (1 * pieces) + (0) * pieces + piece] = total_3_sum;
     total_4_partials[((outer) * sizes.axis_2.value + axis_2) * (1 * pieces) + (0) * pieces + piece] = total_4_sum;
+    total_5_partials[((outer) * sizes.axis_2.value + axis_2) * (1 * pieces) + (0) * pieces + piece] = total_5_sum;
   }
 }
 
-__device__ __forceinline__ void backward_finalise_2_values(const float total_3, const float total_4,
-    float& total_3_scratch, float& total_4_scratch) {
-  total_3_scratch = total_3;
+__device__ __forceinline__ void backward_finalise_2_values(const float total_4, const float total_5,
+    float& total_4_scratch, float& total_5_scratch) {
   total_4_scratch = total_4;
+  total_5_scratch = total_5;
 }
 
-// Merges partials into total_3, total_4; writes total_3_scratch, total_4_scratch.
+// Merges partials into total_4, total_5; writes total_4_scratch, total_5_scratch.
 __global__ void __launch_bounds__(512)
-backward_finalise_2(float* __restrict__ total_3_scratch, float* __restrict__ total_4_scratch,
-    const Sum<float>* total_3_partials, const Sum<float>* total_4_partials, BackwardSizes sizes,
+backward_finalise_2(float* __restrict__ total_4_scratch, float* __restrict__ total_5_scratch,
+    const Sum<float>* total_4_partials, const Sum<float>* total_5_partials, BackwardSizes sizes,
     Index slots) {
   wait_for_kernel_before();
   __shared__ alignas(16) unsigned char shared[512 * 16];
   const Index result = blockIdx.x * blockDim.x + threadIdx.x;
   const bool is_live = result < sizes.outer.value * sizes.axis_2.value;
-  Sum<double> total_3_sum;
   Sum<double> total_4_sum;
+  Sum<double> total_5_sum;
   constexpr int kAtOnce = 8;
   if (is_live) {
     for (Index first = threadIdx.y; first < slots; first += kAtOnce * blockDim.y) {
-      Sum<float> total_3_next[kAtOnce];
       Sum<float> total_4_next[kAtOnce];
+      Sum<float> total_5_next[kAtOnce];
 #pragma unroll
       for (int n = 0; n < kAtOnce; ++n) {
         const Index slot = first + n * blockDim.y;
         if (slot >= slots) break;
-        total_3_next[n] = total_3_partials[result * slots + slot];
         total_4_next[n] = total_4_partials[result * slots + slot];
+        total_5_next[n] = total_5_partials[result * slots + slot];
       }
 #pragma unroll
       for (int n = 0; n < kAtOnce; ++n) {
         if (first + n * blockDim.y >= slots) break;
-        total_3_sum.merge(total_3_next[n]);
         total_4_sum.merge(total_4_next[n]);
+        total_5_sum.merge(total_5_next[n]);
       }
     }
   }
-  merge_trees(shared, total_3_sum, total_4_sum);
+  merge_trees(shared, total_4_sum, total_5_sum);
   if (threadIdx.y != 0 || !is_live) return;
-  const float total_3_value = static_cast<float>(total_3_sum.sum());
   const float total_4_value = static_cast<float>(total_4_sum.sum());
+  const float total_5_value = static_cast<float>(total_5_sum.sum());
   const Index above_axis_2 = divide(result, sizes.axis_2);
   const Index axis_2 = result - above_axis_2 * sizes.axis_2.value;
   const Index outer = above_axis_2;
-  float total_3_scratch_value;
   float total_4_scratch_value;
-  backward_finalise_2_values(total_3_value, total_4_value, total_3_scratch_value, total_4_scratch_value);
-  total_3_scratch[(outer) * sizes.axis_2.value + axis_2] = narrow<float>(total_3_scratch_value);
+  float total_5_scratch_value;
+  backward_finalise_2_values(total_4_value, total_5_value, total_4_scratch_value, total_5_scratch_value);
   total_4_scratch[(outer) * sizes.axis_2.value + axis_2] = narrow<float>(total_4_scratch_value);
+  total_5_scratch[(outer) * sizes.axis_2.value + axis_2] = narrow<float>(total_5_scratch_value);
 }
 
-__device__ __forceinline__ void backward_outer_2_values(const float total, const float saved_variance,
-    const float total_2, float& total_5_term, float& total_6_term) {
-  total_5_term = total * (rsqrtf(saved_variance + 1e-05f));
-  total_6_term = total_2 * 1.0f;
+__device__ __forceinline__ void backward_outer_values(const float total, const float saved_variance,
+    const float total_2, float& total_6_term, float& total_7_term) {
+  total_6_term = total * (rsqrtf(saved_variance + 1e-05f));
+  total_7_term = total_2 * 1.0f;
 }
 
-// Reads total, total_2, saved_variance by (outer, axis_2); leaves partials of total_5, total_6.
+// Reads total, total_2, saved_variance by (outer, axis_2); leaves partials of total_6, total_7.
 template <int kLanes>
 __global__ void __launch_bounds__(256, 4)
-backward_outer_2(const float* total, const float* saved_variance, const float* total_2,
-    Sum<float>* __restrict__ total_5_partials, Sum<float>* __restrict__ total_6_partials,
+backward_outer(const float* total, const float* saved_variance, const float* total_2,
+    Sum<float>* __restrict__ total_6_partials, Sum<float>* __restrict__ total_7_partials,
     BackwardSizes sizes, Index slots) {
   wait_for_kernel_before();
   constexpr int kRows = 2;
@@ -893,8 +1045,8 @@ backward_outer_2(const float* total, const float* saved_variance, const float* t
       column = strip + threadIdx.x * kLanes;
   const Index kept_index = task / slots, slot = task % slots;
   const Index axis_2 = kept_index;
-  Sum<float> total_5_sum[kLanes];
   Sum<float> total_6_sum[kLanes];
+  Sum<float> total_7_sum[kLanes];
   if (column < columns) {
     const Index share = (rows + slots - 1) / slots, end = min(rows, (slot + 1) * share);
     for (Index from = slot * share + threadIdx.y; from < end; from += blockDim.y * kRows) {
@@ -918,32 +1070,32 @@ backward_outer_2(const float* total, const float* saved_variance, const float* t
         for (int lane = 0; lane < kLanes; ++lane) {
           const float total_value = widen(total_in[p], lane);
           const float total_2_value = widen(total_2_in[p], lane);
-          float total_5_term_value;
           float total_6_term_value;
-          backward_outer_2_values(total_value, saved_variance_value, total_2_value, total_5_term_value,
-              total_6_term_value);
-          if (is_here) total_5_sum[lane].add(total_5_term_value);
+          float total_7_term_value;
+          backward_outer_values(total_value, saved_variance_value, total_2_value, total_6_term_value,
+              total_7_term_value);
           if (is_here) total_6_sum[lane].add(total_6_term_value);
+          if (is_here) total_7_sum[lane].add(total_7_term_value);
         }
       }
     }
   }
-  leave_columns(total_5_sum, shared, total_5_partials + (task * columns + strip),
-      static_cast<int64_t>(columns) - strip);
   leave_columns(total_6_sum, shared, total_6_partials + (task * columns + strip),
       static_cast<int64_t>(columns) - strip);
+  leave_columns(total_7_sum, shared, total_7_partials + (task * columns + strip),
+      static_cast<int64_t>(columns) - strip);
 }
 
-__device__ __forceinline__ void backward_finalise_3_values(const float total_5, const float total_6,
+__device__ __forceinline__ void backward_finalise_3_values(const float total_6, const float total_7,
     float& d_weight, float& d_bias) {
-  d_weight = total_5;
-  d_bias = total_6;
+  d_weight = total_6;
+  d_bias = total_7;
 }
 
-// Merges partials into total_5, total_6; writes d_weight, d_bias.
+// Merges partials into total_6, total_7; writes d_weight, d_bias.
 __global__ void __launch_bounds__(512)
 backward_finalise_3(bfloat16* __restrict__ d_weight, bfloat16* __restrict__ d_bias,
-    const Sum<float>* total_5_partials, const Sum<float>* total_6_partials, BackwardSizes sizes,
+    const Sum<float>* total_6_partials, const Sum<float>* total_7_partials, BackwardSizes sizes,
     Index slots) {
   wait_for_kernel_before();
   __shared__ alignas(16) unsigned char shared[512 * 16];
@@ -951,74 +1103,78 @@ backward_finalise_3(bfloat16* __restrict__ d_weight, bfloat16* __restrict__ d_bi
   const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
   const Index result = above * columns + column;
   const bool is_live = column < columns;
-  Sum<double> total_5_sum;
   Sum<double> total_6_sum;
+  Sum<double> total_7_sum;
   constexpr int kAtOnce = 8;
   if (is_live) {
     for (Index first = threadIdx.y; first < slots; first += kAtOnce * blockDim.y) {
-      Sum<float> total_5_next[kAtOnce];
       Sum<float> total_6_next[kAtOnce];
+      Sum<float> total_7_next[kAtOnce];
 #pragma unroll
       for (int n = 0; n < kAtOnce; ++n) {
         const Index slot = first + n * blockDim.y;
         if (slot >= slots) break;
-        total_5_next[n] = total_5_partials[(above * slots + slot) * columns + column];
         total_6_next[n] = total_6_partials[(above * slots + slot) * columns + column];
+        total_7_next[n] = total_7_partials[(above * slots + slot) * columns + column];
       }
 #pragma unroll
       for (int n = 0; n < kAtOnce; ++n) {
         if (first + n * blockDim.y >= slots) break;
-        total_5_sum.merge(total_5_next[n]);
         total_6_sum.merge(total_6_next[n]);
+        total_7_sum.merge(total_7_next[n]);
       }
     }
   }
-  merge_trees(shared, total_5_sum, total_6_sum);
+  merge_trees(shared, total_6_sum, total_7_sum);
   if (threadIdx.y != 0 || !is_live) return;
-  const float total_5_value = static_cast<float>(total_5_sum.sum());
   const float total_6_value = static_cast<float>(total_6_sum.sum());
+  const float total_7_value = static_cast<float>(total_7_sum.sum());
   const Index above_inner = divide(result, sizes.inner);
   const Index inner = result - above_inner * sizes.inner.value;
   const Index axis_2 = above_inner;
   float d_weight_value;
   float d_bias_value;
-  backward_finalise_3_values(total_5_value, total_6_value, d_weight_value, d_bias_value);
+  backward_finalise_3_values(total_6_value, total_7_value, d_weight_value, d_bias_value);
   d_weight[(axis_2) * sizes.inner.value + inner] = narrow<bfloat16>(d_weight_value);
   d_bias[(axis_2) * sizes.inner.value + inner] = narrow<bfloat16>(d_bias_value);
 }
 
-__device__ __forceinline__ void backward_outer_3_values_once(const float saved_variance, const float total_3,
-    const float count_of_axis_1_inner, const float total_4, float& inverse_root, float& quotient,
+__device__ __forceinline__ void backward_outer_2_values_once(const float saved_variance, const float total_4,
+    const float count_of_axis_1_inner, const float total_5, float& inverse_root, float& quotient,
     float& quotient_2) {
   inverse_root = rsqrtf(saved_variance + 1e-05f);
-  quotient = narrow_div(-(total_3 * inverse_root * inverse_root * inverse_root), count_of_axis_1_inner);
-  quotient_2 = narrow_div(total_4 * inverse_root, count_of_axis_1_inner);
+  quotient = narrow_div(-(total_4 * inverse_root * inverse_root * inverse_root), count_of_axis_1_inner);
+  quotient_2 = narrow_div(total_5 * inverse_root, count_of_axis_1_inner);
 }
 
-__device__ __forceinline__ void backward_outer_3_values(const float x, const float saved_mean,
-    const float quotient, const float d_out, const float saved_sum, const float inverse_root,
-    const float weight, const float bias, const float saved_bound, const float quotient_2, float& d_x) {
+__device__ __forceinline__ void backward_outer_2_values(const float x, const float saved_mean,
+    const float quotient, const float d_out, const float saved_sum, const float total_3,
+    const float inverse_root, const float weight, const float bias, const float saved_bound,
+    const float quotient_2, float& d_x) {
   // group_norm(16, weight, bias)
   const float difference = x - saved_mean;
   const float after_group_norm = fmaf(difference * inverse_root, weight, bias);
   // backward, down to group_norm(16, weight, bias)
-  const float difference_2 = after_group_norm - (fabsf(saved_bound) == INFINITY ? 0.0f : saved_bound);
-  const float power = exp2_flushed(difference_2 * 0.721347511f);
-  const float d_after_group_norm = narrow_div(d_out, saved_sum) * (power * power);
+  const float abs_value = fabsf(saved_sum);
+  const float chosen = abs_value < 7.88860905e-31f ? 1.84467441e+19f : (abs_value > 1.2676506e+30f ? 5.42101086e-20f : 1.0f);
+  const float difference_2 = d_out * (1.0f / (saved_sum * chosen)) * chosen - narrow_div(narrow_div(total_3,
+      saved_sum), saved_sum);
+  const float power = exp2_flushed((after_group_norm - saved_bound) * 0.721347511f);
+  const float d_after_group_norm = difference_2 * (power * power);
   const float sum = fmaf(difference, quotient, d_after_group_norm * weight * inverse_root);
   d_x = sum - quotient_2;
 }
 
-// Reads x, saved_mean by (outer, axis_2), total_3 by (outer, axis_2), saved_variance by (outer, axis_2), d_out by (outer, axis_1), saved_sum by (outer, axis_1), weight by (axis_2, inner), bias by (axis_2, inner), saved_bound by (outer, axis_1), total_4 by (outer, axis_2); writes d_x.
+// Reads x, d_out, saved_mean by (outer, axis_2), total_4 by (outer, axis_2), saved_variance by (outer, axis_2), saved_sum by (outer, axis_1), total_3 by (outer, axis_1), weight by (axis_2, inner), bias by (axis_2, inner), saved_bound by (outer, axis_1), total_5 by (outer, axis_2); writes d_x.
 template <int kLanes>
 __global__ void __launch_bounds__(256, 2)
-backward_outer_3(const bfloat16* x, const float* saved_mean, const float* total_3,
-    const float* saved_variance, const bfloat16* d_out, const float* saved_sum, const bfloat16* weight,
-    const bfloat16* bias, const float* saved_bound, const float* total_4, bfloat16* __restrict__ d_x,
-    BackwardSizes sizes, Index slots) {
+backward_outer_2(const bfloat16* x, const float* saved_mean, const float* total_4,
+    const float* saved_variance, const bfloat16* d_out, const float* saved_sum, const float* total_3,
+    const bfloat16* weight, const bfloat16* bias, const float* saved_bound, const float* total_5,
+    bfloat16* __restrict__ d_x, BackwardSizes sizes, Index slots) {
   wait_for_kernel_before();
   const float count_of_axis_1_inner_value = static_cast<float>(sizes.axis_1.value * sizes.inner.value);
-  constexpr int kRows = 4;
+  constexpr int kRows = 2;
   const Index rows = sizes.axis_1.value, columns = sizes.axis_2.value * sizes.inner.value;
   const Index strips = (columns + blockDim.x * kLanes - 1) / (blockDim.x * kLanes);
   const Index task = blockIdx.x / strips;  // (kept, slot)
@@ -1037,14 +1193,14 @@ backward_outer_3(const bfloat16* x, const float* saved_mean, const float* total_
       const Index above_inner = divide(column + lane, sizes.inner);
       const Index axis_2 = above_inner;
       const float saved_mean_value = widen(saved_mean[(outer) * sizes.axis_2.value + axis_2]);
-      const float total_3_value = widen(total_3[(outer) * sizes.axis_2.value + axis_2]);
-      const float saved_variance_value = widen(saved_variance[(outer) * sizes.axis_2.value + axis_2]);
       const float total_4_value = widen(total_4[(outer) * sizes.axis_2.value + axis_2]);
+      const float saved_variance_value = widen(saved_variance[(outer) * sizes.axis_2.value + axis_2]);
+      const float total_5_value = widen(total_5[(outer) * sizes.axis_2.value + axis_2]);
       float inverse_root_value;
       float quotient_value;
       float quotient_2_value;
-      backward_outer_3_values_once(saved_variance_value, total_3_value, count_of_axis_1_inner_value,
-          total_4_value, inverse_root_value, quotient_value, quotient_2_value);
+      backward_outer_2_values_once(saved_variance_value, total_4_value, count_of_axis_1_inner_value,
+          total_5_value, inverse_root_value, quotient_value, quotient_2_value);
       saved_mean_column[lane] = saved_mean_value;
       quotient_column[lane] = quotient_value;
       inverse_root_column[lane] = inverse_root_value;
@@ -1053,20 +1209,22 @@ backward_outer_3(const bfloat16* x, const float* saved_mean, const float* total_
     const Index share = (rows + slots - 1) / slots, end = min(rows, (slot + 1) * share);
     for (Index from = slot * share + threadIdx.y; from < end; from += blockDim.y * kRows) {
       Pack<bfloat16, kLanes> x_in[kRows];
+      Pack<bfloat16, kLanes> d_out_in[kRows];
 #pragma unroll
       for (int p = 0; p < kRows; ++p) {
         const bool is_here = from + p * blockDim.y < end;
         const Index row = is_here ? from + p * blockDim.y : from;
         const Index axis_1 = row;
         x_in[p] = load<kLanes>(x + (((outer) * sizes.axis_1.value + axis_1) * columns + column));
+        d_out_in[p] = load<kLanes>(d_out + (((outer) * sizes.axis_1.value + axis_1) * columns + column));
       }
 #pragma unroll
       for (int p = 0; p < kRows; ++p) {
         const bool is_here = from + p * blockDim.y < end;
         const Index row = is_here ? from + p * blockDim.y : from;
         const Index axis_1 = row;
-        const float d_out_value = widen(d_out[(outer) * sizes.axis_1.value + axis_1]);
         const float saved_sum_value = widen(saved_sum[(outer) * sizes.axis_1.value + axis_1]);
+        const float total_3_value = widen(total_3[(outer) * sizes.axis_1.value + axis_1]);
         const float saved_bound_value = widen(saved_bound[(outer) * sizes.axis_1.value + axis_1]);
         Pack<bfloat16, kLanes> d_x_out;
 #pragma unroll
@@ -1076,11 +1234,13 @@ backward_outer_3(const bfloat16* x, const float* saved_mean, const float* total_
           const float inverse_root_value = inverse_root_column[lane];
           const float quotient_2_value = quotient_2_column[lane];
           const float x_value = widen(x_in[p], lane);
+          const float d_out_value = widen(d_out_in[p], lane);
           const float weight_value = widen(weight_in, lane);
           const float bias_value = widen(bias_in, lane);
           float d_x_value;
-          backward_outer_3_values(x_value, saved_mean_value, quotient_value, d_out_value, saved_sum_value,
-              inverse_root_value, weight_value, bias_value, saved_bound_value, quotient_2_value, d_x_value);
+          backward_outer_2_values(x_value, saved_mean_value, quotient_value, d_out_value, saved_sum_value,
+              total_3_value, inverse_root_value, weight_value, bias_value, saved_bound_value,
+              quotient_2_value, d_x_value);
           d_x_out.at[lane] = narrow<bfloat16>(d_x_value);
         }
         if (is_here) store(d_x + (((outer) * sizes.axis_1.value + axis_1) * columns + column), d_x_out);
@@ -1161,6 +1321,27 @@ static dim3 row_block(int64_t wanted, int64_t threads, int64_t least = 1) {
   return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < threads ? threads / along : 1));
 }
 
+// Where every thread is to stay with rows that have an index in common, of which there are `alike`: blocks of so many rows
+// beside each other come in multiples of this.
+static int64_t alike_step(int64_t alike, int64_t beside) { return alike / power_of_two(alike & -alike, 1,
+    beside); }
+
+// Of such blocks, those that leave the fewest of the threads without work that the device has room for: smaller ones where
+// that is a tenth at least.
+template <typename Kernel>
+static dim3 alike_block(Kernel* kernel, dim3 block, int64_t alike, int64_t shared_bytes, int64_t most_bytes,
+    int device) {
+  dim3 best = block;
+  int64_t most = 0;
+  for (; block.y > 0 && block.x * block.y % 32 == 0; block.y /= 2) {
+    const int64_t step = alike_step(alike, block.y);
+    const int64_t rows = resident_blocks(kernel, block, shared_bytes, most_bytes,
+        device) / step * step * block.y;
+    if (10 * rows > 11 * most) best = block, most = rows;
+  }
+  return best;
+}
+
 // Sets a kernel up while the one before it in the stream ends, where devices can: it waits for that itself.
 template <typename... Parameters, typename... Arguments>
 static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64_t shared_bytes,
@@ -1191,7 +1372,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   auto* const saved_bound = reinterpret_cast<float*>(a[6]);
   auto* const saved_sum = reinterpret_cast<float*>(a[7]);
   const bool is_measuring = a[8] == -1;
-  if (!is_measuring && ((a[0] | a[1] | a[2]) & 15) != 0) return 1;
+  if (!is_measuring && ((a[0] | a[1] | a[2] | a[3]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[8])};
   const ForwardSizes sizes{ size_of(a[9]), size_of(a[10]), size_of(a[11]), size_of(a[12]) };
   const auto stream = reinterpret_cast<cudaStream_t>(a[14]);
@@ -1219,7 +1400,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const int64_t forward_outer_slots = forward_outer_wanted < forward_outer_most ? forward_outer_wanted : forward_outer_most;
   const int64_t mean_partials_slots = forward_outer_slots;
   const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value), forward_row_length = static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value);
-  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 16), 256);
+  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 16), 64);
   const int64_t forward_row_tasks = ceil_divide(forward_row_rows, forward_row_block.y);
   const int64_t forward_row_slots = forward_row_tasks;
   auto* const mean_partials = scratch.take<Moments<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value) * mean_partials_slots);
@@ -1268,100 +1449,91 @@ extern "C" int64_t run_backward(const int64_t* a) {
   auto* const d_weight = reinterpret_cast<bfloat16*>(a[9]);
   auto* const d_bias = reinterpret_cast<bfloat16*>(a[10]);
   const bool is_measuring = a[11] == -1;
-  if (!is_measuring && ((a[0] | a[1] | a[2] | a[8]) & 15) != 0) return 1;
+  if (!is_measuring && ((a[0] | a[1] | a[2] | a[7] | a[8]) & 15) != 0) return 1;
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[11])};
   const BackwardSizes sizes{ size_of(a[12]), size_of(a[13]), size_of(a[14]), size_of(a[15]) };
   const auto stream = reinterpret_cast<cudaStream_t>(a[17]);
   const int device = static_cast<int>(a[16]);
   const DeviceGuard guard(device);
-  const int64_t backward_outer_rows = static_cast<int64_t>(sizes.axis_1.value),
-      backward_outer_columns = static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value), backward_outer_kept = static_cast<int64_t>(sizes.outer.value);
-  const bool backward_outer_is_packed = backward_outer_columns % 8 == 0;
-  const auto backward_outer_kernel = backward_outer_is_packed ? &backward_outer<8> : &backward_outer<1>;
+  const int64_t backward_row_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value), backward_row_length = static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value);
+  // So many rows at a time that all of a thread have the same outer.
+  const int64_t backward_row_alike = static_cast<int64_t>(sizes.outer.value);
+  const dim3 backward_row_block = alike_block(backward_row, row_block(ceil_divide(backward_row_length, 8),
+      256), backward_row_alike, 16384, 16384, device);
+  const int64_t backward_row_tasks = ceil_divide(backward_row_rows, backward_row_block.y);
+  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 16384, 16384,
+      device);
+  const int64_t backward_row_step = alike_step(backward_row_alike, backward_row_block.y),
+      backward_row_steps = backward_row_resident / backward_row_step;
+  const int64_t backward_row_slots = backward_row_step * (backward_row_tasks < backward_row_resident ? ceil_divide(backward_row_tasks, backward_row_step) : backward_row_steps > 0 ? backward_row_steps : 1);
+  const int64_t total_partials_slots = backward_row_slots * backward_row_block.y / backward_row_alike;
+  const int64_t total_2_partials_slots = backward_row_slots * backward_row_block.y / backward_row_alike;
+  const int64_t backward_inner_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value), backward_inner_length = static_cast<int64_t>(sizes.inner.value);
+  const int64_t backward_inner_pieces = ceil_divide(backward_inner_length, 8192);
+  const int64_t total_4_partials_slots = 1 * backward_inner_pieces;
+  const int64_t total_5_partials_slots = 1 * backward_inner_pieces;
+  const int64_t backward_outer_rows = static_cast<int64_t>(sizes.outer.value),
+      backward_outer_columns = static_cast<int64_t>(sizes.inner.value),
+      backward_outer_kept = static_cast<int64_t>(sizes.axis_2.value);
+  const bool backward_outer_is_packed = backward_outer_columns % 4 == 0;
+  const auto backward_outer_kernel = backward_outer_is_packed ? &backward_outer<4> : &backward_outer<1>;
   // At most 32 threads side by side, 64 where much is kept apart, and more where rows are few, so that each goes down 8 of them; as many in every strip.
   const int64_t backward_outer_along = power_of_two(ceil_divide(backward_outer_rows, 8), 1,
       256 / (backward_outer_kept < 32 ? 32 : 64));
-  const int64_t backward_outer_packs = ceil_divide(backward_outer_columns, backward_outer_is_packed ? 8 : 1),
+  const int64_t backward_outer_packs = ceil_divide(backward_outer_columns, backward_outer_is_packed ? 4 : 1),
       backward_outer_widest = 256 / backward_outer_along;
   const auto backward_outer_width = static_cast<unsigned>(ceil_divide(backward_outer_packs,
       ceil_divide(backward_outer_packs, backward_outer_widest)));
   const dim3 backward_outer_block(backward_outer_width, 256 / backward_outer_width);
   const int64_t backward_outer_strips = ceil_divide(backward_outer_columns,
-      backward_outer_width * (backward_outer_is_packed ? 8 : 1));
+      backward_outer_width * (backward_outer_is_packed ? 4 : 1));
   const int64_t backward_outer_most = ceil_divide(backward_outer_rows, backward_outer_block.y * 2);
   // No more than work at once: a few blocks behind the others would take as long again.
   const int64_t backward_outer_room = resident_blocks(backward_outer_kernel, backward_outer_block, 0, 0,
       device) / (backward_outer_strips * backward_outer_kept);
   const int64_t backward_outer_wanted = backward_outer_room > 0 ? backward_outer_room : 1;
   const int64_t backward_outer_slots = backward_outer_wanted < backward_outer_most ? backward_outer_wanted : backward_outer_most;
-  const int64_t total_partials_slots = backward_outer_slots;
-  const int64_t total_2_partials_slots = backward_outer_slots;
-  const int64_t backward_inner_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value), backward_inner_length = static_cast<int64_t>(sizes.inner.value);
-  const int64_t backward_inner_pieces = ceil_divide(backward_inner_length, 8192);
-  const int64_t total_3_partials_slots = 1 * backward_inner_pieces;
-  const int64_t total_4_partials_slots = 1 * backward_inner_pieces;
-  const int64_t backward_outer_2_rows = static_cast<int64_t>(sizes.outer.value),
-      backward_outer_2_columns = static_cast<int64_t>(sizes.inner.value),
-      backward_outer_2_kept = static_cast<int64_t>(sizes.axis_2.value);
-  const bool backward_outer_2_is_packed = backward_outer_2_columns % 4 == 0;
-  const auto backward_outer_2_kernel = backward_outer_2_is_packed ? &backward_outer_2<4> : &backward_outer_2<1>;
+  const int64_t total_6_partials_slots = backward_outer_slots;
+  const int64_t total_7_partials_slots = backward_outer_slots;
+  const int64_t backward_outer_2_rows = static_cast<int64_t>(sizes.axis_1.value),
+      backward_outer_2_columns = static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value), backward_outer_2_kept = static_cast<int64_t>(sizes.outer.value);
+  const bool backward_outer_2_is_packed = backward_outer_2_columns % 8 == 0;
+  const auto backward_outer_2_kernel = backward_outer_2_is_packed ? &backward_outer_2<8> : &backward_outer_2<1>;
   // At most 32 threads side by side, 64 where much is kept apart, and more where rows are few, so that each goes down 8 of them; as many in every strip.
   const int64_t backward_outer_2_along = power_of_two(ceil_divide(backward_outer_2_rows, 8), 1,
       256 / (backward_outer_2_kept < 32 ? 32 : 64));
   const int64_t backward_outer_2_packs = ceil_divide(backward_outer_2_columns,
-      backward_outer_2_is_packed ? 4 : 1), backward_outer_2_widest = 256 / backward_outer_2_along;
+      backward_outer_2_is_packed ? 8 : 1), backward_outer_2_widest = 256 / backward_outer_2_along;
   const auto backward_outer_2_width = static_cast<unsigned>(ceil_divide(backward_outer_2_packs,
       ceil_divide(backward_outer_2_packs, backward_outer_2_widest)));
   const dim3 backward_outer_2_block(backward_outer_2_width, 256 / backward_outer_2_width);
   const int64_t backward_outer_2_strips = ceil_divide(backward_outer_2_columns,
-      backward_outer_2_width * (backward_outer_2_is_packed ? 4 : 1));
+      backward_outer_2_width * (backward_outer_2_is_packed ? 8 : 1));
   const int64_t backward_outer_2_most = ceil_divide(backward_outer_2_rows, backward_outer_2_block.y * 2);
   // No more than work at once: a few blocks behind the others would take as long again.
   const int64_t backward_outer_2_room = resident_blocks(backward_outer_2_kernel, backward_outer_2_block, 0,
       0, device) / (backward_outer_2_strips * backward_outer_2_kept);
   const int64_t backward_outer_2_wanted = backward_outer_2_room > 0 ? backward_outer_2_room : 1;
   const int64_t backward_outer_2_slots = backward_outer_2_wanted < backward_outer_2_most ? backward_outer_2_wanted : backward_outer_2_most;
-  const int64_t total_5_partials_slots = backward_outer_2_slots;
-  const int64_t total_6_partials_slots = backward_outer_2_slots;
-  const int64_t backward_outer_3_rows = static_cast<int64_t>(sizes.axis_1.value),
-      backward_outer_3_columns = static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value), backward_outer_3_kept = static_cast<int64_t>(sizes.outer.value);
-  const bool backward_outer_3_is_packed = backward_outer_3_columns % 8 == 0;
-  const auto backward_outer_3_kernel = backward_outer_3_is_packed ? &backward_outer_3<8> : &backward_outer_3<1>;
-  // At most 32 threads side by side, 64 where much is kept apart, and more where rows are few, so that each goes down 8 of them; as many in every strip.
-  const int64_t backward_outer_3_along = power_of_two(ceil_divide(backward_outer_3_rows, 8), 1,
-      256 / (backward_outer_3_kept < 32 ? 32 : 64));
-  const int64_t backward_outer_3_packs = ceil_divide(backward_outer_3_columns,
-      backward_outer_3_is_packed ? 8 : 1), backward_outer_3_widest = 256 / backward_outer_3_along;
-  const auto backward_outer_3_width = static_cast<unsigned>(ceil_divide(backward_outer_3_packs,
-      ceil_divide(backward_outer_3_packs, backward_outer_3_widest)));
-  const dim3 backward_outer_3_block(backward_outer_3_width, 256 / backward_outer_3_width);
-  const int64_t backward_outer_3_strips = ceil_divide(backward_outer_3_columns,
-      backward_outer_3_width * (backward_outer_3_is_packed ? 8 : 1));
-  const int64_t backward_outer_3_most = ceil_divide(backward_outer_3_rows, backward_outer_3_block.y * 4);
-  // No more than work at once: a few blocks behind the others would take as long again.
-  const int64_t backward_outer_3_room = resident_blocks(backward_outer_3_kernel, backward_outer_3_block, 0,
-      0, device) / (backward_outer_3_strips * backward_outer_3_kept);
-  const int64_t backward_outer_3_wanted = backward_outer_3_room > 0 ? backward_outer_3_room : 1;
-  const int64_t backward_outer_3_slots = backward_outer_3_wanted < backward_outer_3_most ? backward_outer_3_wanted : backward_outer_3_most;
   auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value) * total_partials_slots);
   auto* const total_2_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value) * total_2_partials_slots);
+  auto* const total_3_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value));
   auto* const total_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value));
   auto* const total_2_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value));
-  auto* const total_3_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value) * total_3_partials_slots);
   auto* const total_4_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value) * total_4_partials_slots);
-  auto* const total_3_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value));
+  auto* const total_5_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value) * total_5_partials_slots);
   auto* const total_4_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value));
-  auto* const total_5_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value) * total_5_partials_slots);
+  auto* const total_5_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value));
   auto* const total_6_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value) * total_6_partials_slots);
+  auto* const total_7_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value) * total_7_partials_slots);
   if (is_measuring) return scratch.used;
   {
-    const auto blocks = static_cast<unsigned>(backward_outer_kept * backward_outer_slots * backward_outer_strips);
-    follow(backward_outer_kernel, blocks, backward_outer_block, 0, stream, x, saved_mean, d_out,
-        saved_variance, weight, bias, saved_bound, saved_sum, total_partials, total_2_partials, sizes,
-        static_cast<Index>(backward_outer_slots));
+    follow(backward_row, static_cast<unsigned>(backward_row_slots), backward_row_block, 16384, stream, x,
+        saved_mean, saved_variance, weight, bias, saved_bound, d_out, saved_sum, total_3_scratch,
+        total_partials, total_2_partials, sizes);
   }
   {
-    const int64_t columns = static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value), results = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value);
+    const int64_t columns = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value), results = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value);
     // Threads for all slots of a column, but no more than keep the device at work, and columns beside each other.
     const int64_t slots = total_partials_slots, most_along = power_of_two(ceil_divide(1 << 17, results), 1,
         64);
@@ -1381,43 +1553,42 @@ extern "C" int64_t run_backward(const int64_t* a) {
     const auto blocks = static_cast<unsigned>(ceil_divide(backward_inner_rows * backward_inner_pieces,
         block.y));
     follow(backward_inner, blocks, block, 0, stream, total_scratch, weight, total_2_scratch,
-        total_3_partials, total_4_partials, sizes, static_cast<Index>(backward_inner_rows),
+        total_4_partials, total_5_partials, sizes, static_cast<Index>(backward_inner_rows),
         static_cast<Index>(backward_inner_pieces), static_cast<Index>(piece_length));
   }
   {
     // Threads for all slots of a result; where those are few, results beside each other.
-    const int64_t results = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value), slots = total_3_partials_slots;
+    const int64_t results = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value), slots = total_4_partials_slots;
     const auto along = static_cast<unsigned>(power_of_two(slots, 1, 512));
     const dim3 block(along < 32 ? 128 / along : 1, along);
     const auto blocks = static_cast<unsigned>(ceil_divide(results, block.x));
-    follow(backward_finalise_2, blocks, block, 0, stream, total_3_scratch, total_4_scratch, total_3_partials,
-        total_4_partials, sizes, static_cast<Index>(slots));
+    follow(backward_finalise_2, blocks, block, 0, stream, total_4_scratch, total_5_scratch, total_4_partials,
+        total_5_partials, sizes, static_cast<Index>(slots));
   }
   {
-    const auto blocks = static_cast<unsigned>(backward_outer_2_kept * backward_outer_2_slots * backward_outer_2_strips);
-    follow(backward_outer_2_kernel, blocks, backward_outer_2_block, 0, stream, total_scratch, saved_variance,
-        total_2_scratch, total_5_partials, total_6_partials, sizes,
-        static_cast<Index>(backward_outer_2_slots));
+    const auto blocks = static_cast<unsigned>(backward_outer_kept * backward_outer_slots * backward_outer_strips);
+    follow(backward_outer_kernel, blocks, backward_outer_block, 0, stream, total_scratch, saved_variance,
+        total_2_scratch, total_6_partials, total_7_partials, sizes, static_cast<Index>(backward_outer_slots));
   }
   {
     const int64_t columns = static_cast<int64_t>(sizes.inner.value),
         results = static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value);
     // Threads for all slots of a column, but no more than keep the device at work, and columns beside each other.
-    const int64_t slots = total_5_partials_slots, most_along = power_of_two(ceil_divide(1 << 17, results), 1,
+    const int64_t slots = total_6_partials_slots, most_along = power_of_two(ceil_divide(1 << 17, results), 1,
         64);
     const auto width = static_cast<unsigned>(power_of_two(columns, 1, 512 / power_of_two(slots, 1,
         most_along)));
     const dim3 block(width, static_cast<unsigned>(power_of_two(slots, width < 32 ? 32 / width : 1,
         512 / width)));
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    follow(backward_finalise_3, blocks, block, 0, stream, d_weight, d_bias, total_5_partials,
-        total_6_partials, sizes, static_cast<Index>(slots));
+    follow(backward_finalise_3, blocks, block, 0, stream, d_weight, d_bias, total_6_partials,
+        total_7_partials, sizes, static_cast<Index>(slots));
   }
   {
-    const auto blocks = static_cast<unsigned>(backward_outer_3_kept * backward_outer_3_slots * backward_outer_3_strips);
-    follow(backward_outer_3_kernel, blocks, backward_outer_3_block, 0, stream, x, saved_mean,
-        total_3_scratch, saved_variance, d_out, saved_sum, weight, bias, saved_bound, total_4_scratch, d_x,
-        sizes, static_cast<Index>(backward_outer_3_slots));
+    const auto blocks = static_cast<unsigned>(backward_outer_2_kept * backward_outer_2_slots * backward_outer_2_strips);
+    follow(backward_outer_2_kernel, blocks, backward_outer_2_block, 0, stream, x, saved_mean,
+        total_4_scratch, saved_variance, d_out, saved_sum, total_3_scratch, weight, bias, saved_bound,
+        total_5_scratch, d_x, sizes, static_cast<Index>(backward_outer_2_slots));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }

@@ -1,5 +1,5 @@
-// fusegen 0.1.0   chain f40667650864   signature forward+backward: bias bfloat16, d_bias bfloat16, d_out bfloat16, d_weight bfloat16, d_x bfloat16, out bfloat16, saved_bound float32, saved_mean float32, saved_sum float32, saved_variance float32, weight bfloat16, x bfloat16; 64-bit offsets
-//   group_norm(16, weight, bias) | logsumexp(1)
+// fusegen 0.1.0   chain 671f358fd755   signature forward+backward: bias bfloat16, d_bias bfloat16, d_out bfloat16, d_weight bfloat16, d_x bfloat16, out bfloat16, saved_bound float32, saved_mean float32, saved_sum float32, saved_variance float32, weight bfloat16, x bfloat16; 64-bit offsets
+//   group_norm(16, weight, bias) | softmax(1)
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -17,7 +17,6 @@ using Index = int64_t;
 #if __GLIBC_PREREQ(2, 35)
 extern "C" {
 __attribute__((simd("notinbranch"))) float exp2f(float) noexcept;
-__attribute__((simd("notinbranch"))) float logf(float) noexcept;
 }
 #endif
 #endif
@@ -121,6 +120,15 @@ inline void merge_slots(Kind* sums, const Kind* partials, Index first, Index wid
 }
 
 inline Index padded(Index width) { return (width + 15) / 16 * 16; }
+
+// What a thread keeps of its rows. (std::unique_ptr takes a quarter of a second to compile.)
+template <typename Value>
+struct Values {
+  Value* const at;
+  explicit Values(Index count) : at(new Value[count]) {}
+  Values(const Values&) = delete;
+  ~Values() { delete[] at; }
+};
 
 // The end of a line is filled up with copies of its last element.
 template <typename Value>
@@ -400,18 +408,23 @@ static inline __attribute__((always_inline)) void forward_row_stage_1(const floa
 }
 
 static inline __attribute__((always_inline)) void forward_row_stage_2(const float x, const float mean,
-    const float variance, const float weight, const float bias, const float peak, float& total_term) {
+    const float variance, const float weight, const float bias, const float peak, float& total_term,
+    float& carried) {
   // group_norm(16, weight, bias)
   const float after_group_norm = (x - mean) * (1.0f / sqrtf(variance + 1e-05f)) * weight + bias;
-  const float product = (after_group_norm - (fabsf(peak) == INFINITY ? 0.0f : peak)) * 0.721347511f;
-  const float power = exp2f(product);
+  const float power = exp2f((after_group_norm - peak) * 0.721347511f);
   total_term = power * power;
+  carried = total_term;
 }
 
-static inline __attribute__((always_inline)) void forward_row_row_values(const float total, const float peak,
-    float& out, float& saved_bound, float& saved_sum) {
-  // logsumexp(1)
-  out = logf(total) + (fabsf(peak) == INFINITY ? 0.0f : peak);
+static inline __attribute__((always_inline)) void forward_row_values(const float carried, const float total,
+    float& out) {
+  // softmax(1)
+  out = carried / total;
+}
+
+static inline __attribute__((always_inline)) void forward_row_row_values(const float peak, const float total,
+    float& saved_bound, float& saved_sum) {
   saved_bound = peak;
   saved_sum = total;
 }
@@ -420,7 +433,7 @@ static void forward_row(const bfloat16* __restrict__ x, const float* __restrict_
     const float* __restrict__ variance, const bfloat16* __restrict__ weight,
     const bfloat16* __restrict__ bias, bfloat16* __restrict__ out, float* __restrict__ saved_bound,
     float* __restrict__ saved_sum, const ForwardSizes sizes, int threads) {
-  expect(out, sizes.outer.value * sizes.axis_1.value);
+  expect(out, sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.inner.value);
   expect(saved_bound, sizes.outer.value * sizes.axis_1.value);
   expect(saved_sum, sizes.outer.value * sizes.axis_1.value);
   const Index rows = sizes.outer.value * sizes.axis_1.value, length = sizes.axis_2.value * sizes.inner.value;
@@ -428,6 +441,7 @@ static void forward_row(const bfloat16* __restrict__ x, const float* __restrict_
   const Index tasks = (rows + together - 1) / together;
 #pragma omp parallel num_threads(threads) firstprivate(sizes) if (rows * length > kSerial)
   {
+    const Values<float> carried_rows(together * padded(length));
 #pragma omp for schedule(static)
     for (Index task = 0; task < tasks; ++task) {
       const Index top = task * together, bottom = std::min(rows, top + together);
@@ -492,6 +506,7 @@ static void forward_row(const bfloat16* __restrict__ x, const float* __restrict_
         const Index above_axis_1 = divide(row, sizes.axis_1);
         const Index axis_1 = row - above_axis_1 * sizes.axis_1.value;
         const Index outer = above_axis_1;
+        const Index place = (row - top) * padded(length);
         const float peak_value = peak_of_rows[row - top];
         Sum total_sum;
         for (Index first = 0; first < length; first += kLine) {
@@ -499,6 +514,7 @@ static void forward_row(const bfloat16* __restrict__ x, const float* __restrict_
           const Index above_inner = divide(first, sizes.inner);
           const Index inner = first - above_inner * sizes.inner.value;
           const Index axis_2 = above_inner;
+          float* const carried_line = carried_rows.at + place + first;
           float x_room[kLine];
           const float* const x_line = load<1>(x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, x_room);
           float mean_line[kLine];
@@ -536,26 +552,49 @@ static void forward_row(const bfloat16* __restrict__ x, const float* __restrict_
             const float weight_value = weight_line[i];
             const float bias_value = bias_line[i];
             float total_term_value;
+            float carried_value;
             forward_row_stage_2(x_value, mean_value, variance_value, weight_value, bias_value, peak_value,
-                total_term_value);
+                total_term_value, carried_value);
             total_term_line[i] = total_term_value;
+            carried_line[i] = carried_value;
           }
           total_sum.add(total_term_line, width);
         }
         total_of_rows[row - top] = static_cast<float>(total_sum.sum());
       }
       for (Index row = top; row < bottom; ++row) {
+        const Index above_axis_1 = divide(row, sizes.axis_1);
+        const Index axis_1 = row - above_axis_1 * sizes.axis_1.value;
+        const Index outer = above_axis_1;
+        const Index place = (row - top) * padded(length);
+        const float total_value = total_of_rows[row - top];
+        for (Index first = 0; first < length; first += kLine) {
+          const Index width = std::min(kLine, length - first);
+          const Index above_inner = divide(first, sizes.inner);
+          const Index inner = first - above_inner * sizes.inner.value;
+          const Index axis_2 = above_inner;
+          float* const carried_line = carried_rows.at + place + first;
+          float out_room[kLine];
+          float* const out_line = target<1>(out + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, out_room);
+#pragma omp simd
+          for (Index i = 0; i < padded(width); ++i) {
+            const float carried_value = carried_line[i];
+            float out_value;
+            forward_row_values(carried_value, total_value, out_value);
+            out_line[i] = out_value;
+          }
+          store<1>(out_line, width,
+              out + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner);
+        }
         {
           const Index above_axis_1 = divide(row, sizes.axis_1);
           const Index axis_1 = row - above_axis_1 * sizes.axis_1.value;
           const Index outer = above_axis_1;
           const float peak_value = peak_of_rows[row - top];
           const float total_value = total_of_rows[row - top];
-          float out_value;
           float saved_bound_value;
           float saved_sum_value;
-          forward_row_row_values(total_value, peak_value, out_value, saved_bound_value, saved_sum_value);
-          out[(outer) * sizes.axis_1.value + axis_1] = narrow<bfloat16>(out_value);
+          forward_row_row_values(peak_value, total_value, saved_bound_value, saved_sum_value);
           saved_bound[(outer) * sizes.axis_1.value + axis_1] = narrow<float>(saved_bound_value);
           saved_sum[(outer) * sizes.axis_1.value + axis_1] = narrow<float>(saved_sum_value);
         }
@@ -568,25 +607,20 @@ struct BackwardSizes {
   Size outer, axis_1, axis_2, inner;
 };
 
-static inline __attribute__((always_inline)) void backward_inner_values(const float d_out,
-    const float saved_sum, const float x, const float saved_mean, const float saved_variance,
-    const float weight, const float bias, const float saved_bound, float& total_term, float& total_2_term) {
+static inline __attribute__((always_inline)) void backward_inner_values(const float x,
+    const float saved_mean, const float saved_variance, const float weight, const float bias,
+    const float saved_bound, const float d_out, float& total_term) {
   // group_norm(16, weight, bias)
-  const float difference = x - saved_mean;
-  const float after_group_norm = difference * (1.0f / sqrtf(saved_variance + 1e-05f)) * weight + bias;
-  // backward, down to group_norm(16, weight, bias)
-  const float difference_2 = after_group_norm - (fabsf(saved_bound) == INFINITY ? 0.0f : saved_bound);
-  const float power = exp2f(difference_2 * 0.721347511f);
-  const float d_after_group_norm = d_out / saved_sum * (power * power);
-  total_term = d_after_group_norm * weight * difference;
-  total_2_term = d_after_group_norm * weight;
+  const float product = (x - saved_mean) * (1.0f / sqrtf(saved_variance + 1e-05f)) * weight;
+  const float after_group_norm = product + bias;
+  const float power = exp2f((after_group_norm - saved_bound) * 0.721347511f);
+  total_term = power * power * d_out;
 }
 
-static void backward_inner(const bfloat16* __restrict__ d_out, const float* __restrict__ saved_sum,
-    const bfloat16* __restrict__ x, const float* __restrict__ saved_mean,
+static void backward_inner(const bfloat16* __restrict__ x, const float* __restrict__ saved_mean,
     const float* __restrict__ saved_variance, const bfloat16* __restrict__ weight,
     const bfloat16* __restrict__ bias, const float* __restrict__ saved_bound,
-    Sum* __restrict__ total_partials, Sum* __restrict__ total_2_partials, const BackwardSizes sizes,
+    const bfloat16* __restrict__ d_out, Sum* __restrict__ total_partials, const BackwardSizes sizes,
     int threads) {
   const Index rows = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value, length = sizes.inner.value;
   const Index pieces = pieces_of(length);
@@ -600,12 +634,9 @@ static void backward_inner(const bfloat16* __restrict__ d_out, const float* __re
     const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
     const Index outer = above_axis_1;
     Sum total_sum;
-    Sum total_2_sum;
     for (Index first = piece * kPiece; first < end; first += kLine) {
       const Index width = std::min(kLine, end - first);
       const Index inner = first;
-      const float d_out_value = widen(d_out[(outer) * sizes.axis_1.value + axis_1]);
-      const float saved_sum_value = widen(saved_sum[(outer) * sizes.axis_1.value + axis_1]);
       float x_room[kLine];
       const float* const x_line = load<1>(x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, x_room);
       const float saved_mean_value = widen(saved_mean[(outer) * sizes.axis_2.value + axis_2]);
@@ -616,40 +647,35 @@ static void backward_inner(const bfloat16* __restrict__ d_out, const float* __re
       float bias_room[kLine];
       const float* const bias_line = load<1>(bias + (axis_2) * sizes.inner.value + inner, width, bias_room);
       const float saved_bound_value = widen(saved_bound[(outer) * sizes.axis_1.value + axis_1]);
+      float d_out_room[kLine];
+      const float* const d_out_line = load<1>(d_out + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, d_out_room);
       float total_term_line[kLine];
-      float total_2_term_line[kLine];
 #pragma omp simd
       for (Index i = 0; i < padded(width); ++i) {
         const float x_value = x_line[i];
         const float weight_value = weight_line[i];
         const float bias_value = bias_line[i];
+        const float d_out_value = d_out_line[i];
         float total_term_value;
-        float total_2_term_value;
-        backward_inner_values(d_out_value, saved_sum_value, x_value, saved_mean_value, saved_variance_value,
-            weight_value, bias_value, saved_bound_value, total_term_value, total_2_term_value);
+        backward_inner_values(x_value, saved_mean_value, saved_variance_value, weight_value, bias_value,
+            saved_bound_value, d_out_value, total_term_value);
         total_term_line[i] = total_term_value;
-        total_2_term_line[i] = total_2_term_value;
       }
       total_sum.add(total_term_line, width);
-      total_2_sum.add(total_2_term_line, width);
     }
-    total_partials[((outer) * sizes.axis_2.value + axis_2) * (sizes.axis_1.value * pieces) + (axis_1) * pieces + piece] = total_sum;
-    total_2_partials[((outer) * sizes.axis_2.value + axis_2) * (sizes.axis_1.value * pieces) + (axis_1) * pieces + piece] = total_2_sum;
+    total_partials[((outer) * sizes.axis_1.value + axis_1) * (sizes.axis_2.value * pieces) + (axis_2) * pieces + piece] = total_sum;
   }
 }
 
 static inline __attribute__((always_inline)) void backward_finalise_values(const float total,
-    const float total_2, float& total_scratch, float& total_2_scratch) {
+    float& total_scratch) {
   total_scratch = total;
-  total_2_scratch = total_2;
 }
 
-static void backward_finalise(float* __restrict__ total_scratch, float* __restrict__ total_2_scratch,
-    const Sum* __restrict__ total_partials, const Sum* __restrict__ total_2_partials,
+static void backward_finalise(float* __restrict__ total_scratch, const Sum* __restrict__ total_partials,
     const BackwardSizes sizes, Index slots, int threads) {
-  expect(total_scratch, sizes.outer.value * sizes.axis_2.value);
-  expect(total_2_scratch, sizes.outer.value * sizes.axis_2.value);
-  const Index columns = 1, results = sizes.outer.value * sizes.axis_2.value;
+  expect(total_scratch, sizes.outer.value * sizes.axis_1.value);
+  const Index columns = 1, results = sizes.outer.value * sizes.axis_1.value;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
   for (Index first = 0; first < results; first += kResults) {
     const Index width = std::min(kResults, results - first);
@@ -658,61 +684,172 @@ static void backward_finalise(float* __restrict__ total_scratch, float* __restri
     float total_line[kResults];
     for (Index i = 0; i < width; ++i) total_line[i] = static_cast<float>(total_sums[i].sum());
     pad(total_line, width);
+    const Index above_axis_1 = divide(first, sizes.axis_1);
+    const Index axis_1 = first - above_axis_1 * sizes.axis_1.value;
+    const Index outer = above_axis_1;
+    float total_scratch_room[kLine];
+    float* const total_scratch_line = target<1>(total_scratch + (outer) * sizes.axis_1.value + axis_1, width,
+        total_scratch_room);
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) {
+      const float total_value = total_line[i];
+      float total_scratch_value;
+      backward_finalise_values(total_value, total_scratch_value);
+      total_scratch_line[i] = total_scratch_value;
+    }
+    store<1>(total_scratch_line, width, total_scratch + (outer) * sizes.axis_1.value + axis_1);
+  }
+}
+
+static inline __attribute__((always_inline)) void backward_inner_2_values(const float d_out,
+    const float saved_sum, const float total, const float x, const float saved_mean,
+    const float saved_variance, const float weight, const float bias, const float saved_bound,
+    float& total_2_term, float& total_3_term) {
+  // group_norm(16, weight, bias)
+  const float difference = x - saved_mean;
+  const float after_group_norm = difference * (1.0f / sqrtf(saved_variance + 1e-05f)) * weight + bias;
+  // backward, down to group_norm(16, weight, bias)
+  const float power = exp2f((after_group_norm - saved_bound) * 0.721347511f);
+  const float d_after_group_norm = (d_out / saved_sum - total / saved_sum / saved_sum) * (power * power);
+  total_2_term = d_after_group_norm * weight * difference;
+  total_3_term = d_after_group_norm * weight;
+}
+
+static void backward_inner_2(const bfloat16* __restrict__ d_out, const float* __restrict__ saved_sum,
+    const float* __restrict__ total, const bfloat16* __restrict__ x, const float* __restrict__ saved_mean,
+    const float* __restrict__ saved_variance, const bfloat16* __restrict__ weight,
+    const bfloat16* __restrict__ bias, const float* __restrict__ saved_bound,
+    Sum* __restrict__ total_2_partials, Sum* __restrict__ total_3_partials, const BackwardSizes sizes,
+    int threads) {
+  const Index rows = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value, length = sizes.inner.value;
+  const Index pieces = pieces_of(length);
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
+  for (Index task = 0; task < rows * pieces; ++task) {
+    const Index row = task / pieces, piece = task % pieces;
+    const Index end = std::min(length, (piece + 1) * kPiece);
+    const Index above_axis_2 = divide(row, sizes.axis_2);
+    const Index axis_2 = row - above_axis_2 * sizes.axis_2.value;
+    const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
+    const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
+    const Index outer = above_axis_1;
+    Sum total_2_sum;
+    Sum total_3_sum;
+    for (Index first = piece * kPiece; first < end; first += kLine) {
+      const Index width = std::min(kLine, end - first);
+      const Index inner = first;
+      float d_out_room[kLine];
+      const float* const d_out_line = load<1>(d_out + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, d_out_room);
+      const float saved_sum_value = widen(saved_sum[(outer) * sizes.axis_1.value + axis_1]);
+      const float total_value = widen(total[(outer) * sizes.axis_1.value + axis_1]);
+      float x_room[kLine];
+      const float* const x_line = load<1>(x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, x_room);
+      const float saved_mean_value = widen(saved_mean[(outer) * sizes.axis_2.value + axis_2]);
+      const float saved_variance_value = widen(saved_variance[(outer) * sizes.axis_2.value + axis_2]);
+      float weight_room[kLine];
+      const float* const weight_line = load<1>(weight + (axis_2) * sizes.inner.value + inner, width,
+          weight_room);
+      float bias_room[kLine];
+      const float* const bias_line = load<1>(bias + (axis_2) * sizes.inner.value + inner, width, bias_room);
+      const float saved_bound_value = widen(saved_bound[(outer) * sizes.axis_1.value + axis_1]);
+      float total_2_term_line[kLine];
+      float total_3_term_line[kLine];
+#pragma omp simd
+      for (Index i = 0; i < padded(width); ++i) {
+        const float d_out_value = d_out_line[i];
+        const float x_value = x_line[i];
+        const float weight_value = weight_line[i];
+        const float bias_value = bias_line[i];
+        float total_2_term_value;
+        float total_3_term_value;
+        backward_inner_2_values(d_out_value, saved_sum_value, total_value, x_value, saved_mean_value,
+            saved_variance_value, weight_value, bias_value, saved_bound_value, total_2_term_value,
+            total_3_term_value);
+        total_2_term_line[i] = total_2_term_value;
+        total_3_term_line[i] = total_3_term_value;
+      }
+      total_2_sum.add(total_2_term_line, width);
+      total_3_sum.add(total_3_term_line, width);
+    }
+    total_2_partials[((outer) * sizes.axis_2.value + axis_2) * (sizes.axis_1.value * pieces) + (axis_1) * pieces + piece] = total_2_sum;
+    total_3_partials[((outer) * sizes.axis_2.value + axis_2) * (sizes.axis_1.value * pieces) + (axis_1) * pieces + piece] = total_3_sum;
+  }
+}
+
+static inline __attribute__((always_inline)) void backward_finalise_2_values(const float total_2,
+    const float total_3, float& total_2_scratch, float& total_3_scratch) {
+  total_2_scratch = total_2;
+  total_3_scratch = total_3;
+}
+
+static void backward_finalise_2(float* __restrict__ total_2_scratch, float* __restrict__ total_3_scratch,
+    const Sum* __restrict__ total_2_partials, const Sum* __restrict__ total_3_partials,
+    const BackwardSizes sizes, Index slots, int threads) {
+  expect(total_2_scratch, sizes.outer.value * sizes.axis_2.value);
+  expect(total_3_scratch, sizes.outer.value * sizes.axis_2.value);
+  const Index columns = 1, results = sizes.outer.value * sizes.axis_2.value;
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
+  for (Index first = 0; first < results; first += kResults) {
+    const Index width = std::min(kResults, results - first);
     Sum total_2_sums[kResults];
     merge_slots(total_2_sums, total_2_partials, first, width, columns, slots);
     float total_2_line[kResults];
     for (Index i = 0; i < width; ++i) total_2_line[i] = static_cast<float>(total_2_sums[i].sum());
     pad(total_2_line, width);
+    Sum total_3_sums[kResults];
+    merge_slots(total_3_sums, total_3_partials, first, width, columns, slots);
+    float total_3_line[kResults];
+    for (Index i = 0; i < width; ++i) total_3_line[i] = static_cast<float>(total_3_sums[i].sum());
+    pad(total_3_line, width);
     const Index above_axis_2 = divide(first, sizes.axis_2);
     const Index axis_2 = first - above_axis_2 * sizes.axis_2.value;
     const Index outer = above_axis_2;
-    float total_scratch_room[kLine];
-    float* const total_scratch_line = target<1>(total_scratch + (outer) * sizes.axis_2.value + axis_2, width,
-        total_scratch_room);
     float total_2_scratch_room[kLine];
     float* const total_2_scratch_line = target<1>(total_2_scratch + (outer) * sizes.axis_2.value + axis_2,
         width, total_2_scratch_room);
+    float total_3_scratch_room[kLine];
+    float* const total_3_scratch_line = target<1>(total_3_scratch + (outer) * sizes.axis_2.value + axis_2,
+        width, total_3_scratch_room);
 #pragma omp simd
     for (Index i = 0; i < padded(width); ++i) {
-      const float total_value = total_line[i];
       const float total_2_value = total_2_line[i];
-      float total_scratch_value;
+      const float total_3_value = total_3_line[i];
       float total_2_scratch_value;
-      backward_finalise_values(total_value, total_2_value, total_scratch_value, total_2_scratch_value);
-      total_scratch_line[i] = total_scratch_value;
+      float total_3_scratch_value;
+      backward_finalise_2_values(total_2_value, total_3_value, total_2_scratch_value, total_3_scratch_value);
       total_2_scratch_line[i] = total_2_scratch_value;
+      total_3_scratch_line[i] = total_3_scratch_value;
     }
-    store<1>(total_scratch_line, width, total_scratch + (outer) * sizes.axis_2.value + axis_2);
     store<1>(total_2_scratch_line, width, total_2_scratch + (outer) * sizes.axis_2.value + axis_2);
+    store<1>(total_3_scratch_line, width, total_3_scratch + (outer) * sizes.axis_2.value + axis_2);
   }
 }
 
 static inline __attribute__((always_inline)) void backward_outer_values(const float x,
-    const float saved_mean, const float total, const float saved_variance, const float count_of_axis_1_inner,
-    const float d_out, const float saved_sum, const float weight, const float bias, const float saved_bound,
-    const float total_2, float& d_x, float& total_3_term, float& total_4_term) {
+    const float saved_mean, const float total_2, const float saved_variance,
+    const float count_of_axis_1_inner, const float d_out, const float saved_sum, const float total,
+    const float weight, const float bias, const float saved_bound, const float total_3, float& d_x,
+    float& total_4_term, float& total_5_term) {
   // group_norm(16, weight, bias)
   const float difference = x - saved_mean;
   const float inverse_root = 1.0f / sqrtf(saved_variance + 1e-05f);
   const float product = difference * inverse_root;
   const float after_group_norm = product * weight + bias;
   // backward, down to group_norm(16, weight, bias)
-  const float difference_2 = after_group_norm - (fabsf(saved_bound) == INFINITY ? 0.0f : saved_bound);
-  const float power = exp2f(difference_2 * 0.721347511f);
-  const float d_after_group_norm = d_out / saved_sum * (power * power);
-  const float quotient = -(total * inverse_root * inverse_root * inverse_root) / count_of_axis_1_inner;
+  const float power = exp2f((after_group_norm - saved_bound) * 0.721347511f);
+  const float d_after_group_norm = (d_out / saved_sum - total / saved_sum / saved_sum) * (power * power);
+  const float quotient = -(total_2 * inverse_root * inverse_root * inverse_root) / count_of_axis_1_inner;
   const float sum = difference * quotient + d_after_group_norm * weight * inverse_root;
-  d_x = sum - total_2 * inverse_root / count_of_axis_1_inner;
-  total_3_term = d_after_group_norm * product;
-  total_4_term = d_after_group_norm;
+  d_x = sum - total_3 * inverse_root / count_of_axis_1_inner;
+  total_4_term = d_after_group_norm * product;
+  total_5_term = d_after_group_norm;
 }
 
 static void backward_outer(const bfloat16* __restrict__ d_out, const float* __restrict__ saved_sum,
-    const bfloat16* __restrict__ x, const float* __restrict__ saved_mean,
+    const float* __restrict__ total, const bfloat16* __restrict__ x, const float* __restrict__ saved_mean,
     const float* __restrict__ saved_variance, const bfloat16* __restrict__ weight,
     const bfloat16* __restrict__ bias, const float* __restrict__ saved_bound,
-    const float* __restrict__ total, const float* __restrict__ total_2, bfloat16* __restrict__ d_x,
-    Sum* __restrict__ total_3_partials, Sum* __restrict__ total_4_partials, const BackwardSizes sizes,
+    const float* __restrict__ total_2, const float* __restrict__ total_3, bfloat16* __restrict__ d_x,
+    Sum* __restrict__ total_4_partials, Sum* __restrict__ total_5_partials, const BackwardSizes sizes,
     int threads) {
   const float count_of_axis_1_inner_value = static_cast<float>(sizes.axis_1.value * sizes.inner.value);
   expect(d_x, sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.inner.value);
@@ -725,8 +862,8 @@ static void backward_outer(const bfloat16* __restrict__ d_out, const float* __re
         begin + kBeside);
     const Index kept_index = block / slots, slot = block % slots;
     const Index axis_2 = kept_index;
-    SumLanes<kBeside> total_3_lanes(end - begin);
     SumLanes<kBeside> total_4_lanes(end - begin);
+    SumLanes<kBeside> total_5_lanes(end - begin);
     for (Index row = rows * slot / slots; row < rows * (slot + 1) / slots; ++row) {
       const Index above_axis_1 = divide(row, sizes.axis_1);
       const Index axis_1 = row - above_axis_1 * sizes.axis_1.value;
@@ -734,8 +871,10 @@ static void backward_outer(const bfloat16* __restrict__ d_out, const float* __re
       for (Index first = begin; first < end; first += kLine) {
         const Index width = std::min(kLine, end - first);
         const Index inner = first;
-        const float d_out_value = widen(d_out[(outer) * sizes.axis_1.value + axis_1]);
+        float d_out_room[kLine];
+        const float* const d_out_line = load<1>(d_out + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, d_out_room);
         const float saved_sum_value = widen(saved_sum[(outer) * sizes.axis_1.value + axis_1]);
+        const float total_value = widen(total[(outer) * sizes.axis_1.value + axis_1]);
         float x_room[kLine];
         const float* const x_line = load<1>(x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, x_room);
         const float saved_mean_value = widen(saved_mean[(outer) * sizes.axis_2.value + axis_2]);
@@ -746,46 +885,48 @@ static void backward_outer(const bfloat16* __restrict__ d_out, const float* __re
         float bias_room[kLine];
         const float* const bias_line = load<1>(bias + (axis_2) * sizes.inner.value + inner, width, bias_room);
         const float saved_bound_value = widen(saved_bound[(outer) * sizes.axis_1.value + axis_1]);
-        const float total_value = widen(total[(outer) * sizes.axis_2.value + axis_2]);
         const float total_2_value = widen(total_2[(outer) * sizes.axis_2.value + axis_2]);
+        const float total_3_value = widen(total_3[(outer) * sizes.axis_2.value + axis_2]);
         float d_x_room[kLine];
         float* const d_x_line = target<1>(d_x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, d_x_room);
-        float total_3_term_line[kLine];
         float total_4_term_line[kLine];
+        float total_5_term_line[kLine];
 #pragma omp simd
         for (Index i = 0; i < padded(width); ++i) {
           const float x_value = x_line[i];
+          const float d_out_value = d_out_line[i];
           const float weight_value = weight_line[i];
           const float bias_value = bias_line[i];
           float d_x_value;
-          float total_3_term_value;
           float total_4_term_value;
-          backward_outer_values(x_value, saved_mean_value, total_value, saved_variance_value,
-              count_of_axis_1_inner_value, d_out_value, saved_sum_value, weight_value, bias_value,
-              saved_bound_value, total_2_value, d_x_value, total_3_term_value, total_4_term_value);
+          float total_5_term_value;
+          backward_outer_values(x_value, saved_mean_value, total_2_value, saved_variance_value,
+              count_of_axis_1_inner_value, d_out_value, saved_sum_value, total_value, weight_value,
+              bias_value, saved_bound_value, total_3_value, d_x_value, total_4_term_value,
+              total_5_term_value);
           d_x_line[i] = d_x_value;
-          total_3_term_line[i] = total_3_term_value;
           total_4_term_line[i] = total_4_term_value;
+          total_5_term_line[i] = total_5_term_value;
         }
         store<1>(d_x_line, width,
             d_x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner);
-        total_3_lanes.add(total_3_term_line, width, first - begin);
         total_4_lanes.add(total_4_term_line, width, first - begin);
+        total_5_lanes.add(total_5_term_line, width, first - begin);
       }
     }
-    for (Index i = 0; i < end - begin; ++i) total_3_partials[block * columns + begin + i] = total_3_lanes.at(i);
     for (Index i = 0; i < end - begin; ++i) total_4_partials[block * columns + begin + i] = total_4_lanes.at(i);
+    for (Index i = 0; i < end - begin; ++i) total_5_partials[block * columns + begin + i] = total_5_lanes.at(i);
   }
 }
 
-static inline __attribute__((always_inline)) void backward_finalise_2_values(const float total_3,
-    const float total_4, float& d_weight, float& d_bias) {
-  d_weight = total_3;
-  d_bias = total_4;
+static inline __attribute__((always_inline)) void backward_finalise_3_values(const float total_4,
+    const float total_5, float& d_weight, float& d_bias) {
+  d_weight = total_4;
+  d_bias = total_5;
 }
 
-static void backward_finalise_2(bfloat16* __restrict__ d_weight, bfloat16* __restrict__ d_bias,
-    const Sum* __restrict__ total_3_partials, const Sum* __restrict__ total_4_partials,
+static void backward_finalise_3(bfloat16* __restrict__ d_weight, bfloat16* __restrict__ d_bias,
+    const Sum* __restrict__ total_4_partials, const Sum* __restrict__ total_5_partials,
     const BackwardSizes sizes, Index slots, int threads) {
   expect(d_weight, sizes.axis_2.value * sizes.inner.value);
   expect(d_bias, sizes.axis_2.value * sizes.inner.value);
@@ -793,16 +934,16 @@ static void backward_finalise_2(bfloat16* __restrict__ d_weight, bfloat16* __res
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
   for (Index first = 0; first < results; first += kResults) {
     const Index width = std::min(kResults, results - first);
-    Sum total_3_sums[kResults];
-    merge_slots(total_3_sums, total_3_partials, first, width, columns, slots);
-    float total_3_line[kResults];
-    for (Index i = 0; i < width; ++i) total_3_line[i] = static_cast<float>(total_3_sums[i].sum());
-    pad(total_3_line, width);
     Sum total_4_sums[kResults];
     merge_slots(total_4_sums, total_4_partials, first, width, columns, slots);
     float total_4_line[kResults];
     for (Index i = 0; i < width; ++i) total_4_line[i] = static_cast<float>(total_4_sums[i].sum());
     pad(total_4_line, width);
+    Sum total_5_sums[kResults];
+    merge_slots(total_5_sums, total_5_partials, first, width, columns, slots);
+    float total_5_line[kResults];
+    for (Index i = 0; i < width; ++i) total_5_line[i] = static_cast<float>(total_5_sums[i].sum());
+    pad(total_5_line, width);
     const Index above_inner = divide(first, sizes.inner);
     const Index inner = first - above_inner * sizes.inner.value;
     const Index axis_2 = above_inner;
@@ -813,11 +954,11 @@ static void backward_finalise_2(bfloat16* __restrict__ d_weight, bfloat16* __res
     float* const d_bias_line = target<1>(d_bias + (axis_2) * sizes.inner.value + inner, width, d_bias_room);
 #pragma omp simd
     for (Index i = 0; i < padded(width); ++i) {
-      const float total_3_value = total_3_line[i];
       const float total_4_value = total_4_line[i];
+      const float total_5_value = total_5_line[i];
       float d_weight_value;
       float d_bias_value;
-      backward_finalise_2_values(total_3_value, total_4_value, d_weight_value, d_bias_value);
+      backward_finalise_3_values(total_4_value, total_5_value, d_weight_value, d_bias_value);
       d_weight_line[i] = d_weight_value;
       d_bias_line[i] = d_bias_value;
     }
@@ -872,30 +1013,37 @@ extern "C" int64_t run_backward(const int64_t* a) {
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[11])};
   const BackwardSizes sizes{ {a[12]}, {a[13]}, {a[14]}, {a[15]} };
   const int threads = static_cast<int>(a[16]);
-  const Index total_partials_slots = sizes.axis_1.value * pieces_of(sizes.inner.value)
+  const Index total_partials_slots = sizes.axis_2.value * pieces_of(sizes.inner.value)
 ;
   const Index total_2_partials_slots = sizes.axis_1.value * pieces_of(sizes.inner.value)
 ;
-  const Index total_3_partials_slots = slots_of(sizes.outer.value * sizes.axis_1.value, sizes.inner.value,
-      sizes.axis_2.value * ((sizes.inner.value + kBeside - 1) / kBeside))
+  const Index total_3_partials_slots = sizes.axis_1.value * pieces_of(sizes.inner.value)
 ;
   const Index total_4_partials_slots = slots_of(sizes.outer.value * sizes.axis_1.value, sizes.inner.value,
       sizes.axis_2.value * ((sizes.inner.value + kBeside - 1) / kBeside))
 ;
-  auto* const total_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value) * total_partials_slots);
+  const Index total_5_partials_slots = slots_of(sizes.outer.value * sizes.axis_1.value, sizes.inner.value,
+      sizes.axis_2.value * ((sizes.inner.value + kBeside - 1) / kBeside))
+;
+  auto* const total_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * total_partials_slots);
+  auto* const total_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value));
   auto* const total_2_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value) * total_2_partials_slots);
-  auto* const total_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value));
+  auto* const total_3_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value) * total_3_partials_slots);
   auto* const total_2_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value));
-  auto* const total_3_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value) * total_3_partials_slots);
+  auto* const total_3_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value));
   auto* const total_4_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value) * total_4_partials_slots);
+  auto* const total_5_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value) * total_5_partials_slots);
   if (is_measuring) return scratch.used;
-  backward_inner(d_out, saved_sum, x, saved_mean, saved_variance, weight, bias, saved_bound, total_partials,
-      total_2_partials, sizes, threads);
-  backward_finalise(total_scratch, total_2_scratch, total_partials, total_2_partials, sizes,
-      total_partials_slots, threads);
-  backward_outer(d_out, saved_sum, x, saved_mean, saved_variance, weight, bias, saved_bound, total_scratch,
-      total_2_scratch, d_x, total_3_partials, total_4_partials, sizes, threads);
-  backward_finalise_2(d_weight, d_bias, total_3_partials, total_4_partials, sizes, total_3_partials_slots,
+  backward_inner(x, saved_mean, saved_variance, weight, bias, saved_bound, d_out, total_partials, sizes,
+      threads);
+  backward_finalise(total_scratch, total_partials, sizes, total_partials_slots, threads);
+  backward_inner_2(d_out, saved_sum, total_scratch, x, saved_mean, saved_variance, weight, bias, saved_bound,
+      total_2_partials, total_3_partials, sizes, threads);
+  backward_finalise_2(total_2_scratch, total_3_scratch, total_2_partials, total_3_partials, sizes,
+      total_2_partials_slots, threads);
+  backward_outer(d_out, saved_sum, total_scratch, x, saved_mean, saved_variance, weight, bias, saved_bound,
+      total_2_scratch, total_3_scratch, d_x, total_4_partials, total_5_partials, sizes, threads);
+  backward_finalise_3(d_weight, d_bias, total_4_partials, total_5_partials, sizes, total_4_partials_slots,
       threads);
   return 0;
 }
