@@ -124,8 +124,8 @@ def modules(chain: Chain, target: str, situation: Situation, *, grad: bool) -> t
             needs = range(input_count)
             backward = derivative(program, needs, program.results, alike, results)
             programs += [backward.program] if backward.targets else []
-            names = program.input_names, program.output_names
-            passed = tuple((names[0][i], names[1][result]) for i, result in backward.passed)
+            inputs, outputs = program.input_names, program.output_names
+            passed = tuple((inputs[i], outputs[result]) for i, result in backward.passed)
             found_types = with_derivative(program, backward, found_types)
         gaps = [code_name(n) for n in situation.gaps if n in part.chain.operands]
         gaps += ["x"] if "x" in situation.gaps and not found else []
