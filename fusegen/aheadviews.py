@@ -69,11 +69,20 @@ class AheadView(BesideView):
         is_full = self.is_sent_ahead and self.kernel.tier and self.kernel.tier.is_full
         if self.packs_asked:
             return self.packs_asked
-        if self.asked_reads:
+        if self.asked_reads or self.takes_singly:
             return 0
         if not is_full or self.packs * len(self.full_reads) <= _MOST_PACKS:
             return self.packs
         return most // len(self.full_reads)
+
+    @property
+    def takes_singly(self) -> bool:
+        """Whether packs are taken from shared memory one by one, and the next row's sent for in the
+        place of each: for all at once there are no registers beside what is carried, where many
+        columns are added up.
+        """
+        is_apt = self.adds_many and self.has_shared_sums and self.is_sent_ahead
+        return is_apt and bool(self.carried) and not (self.in_place or self.is_shifted)
 
     @property
     def packs_asked(self) -> int:
@@ -114,8 +123,14 @@ class AheadView(BesideView):
 
     @property
     def _sums_bytes(self) -> int:
-        each = self.sums_a_thread * self.threads * 4 * self._words
-        return each * len(self.sums) if self.has_shared_sums else 0
+        if not self.has_shared_sums:
+            return 0
+        return self.sums_a_thread * self.threads * 4 * self._words * len(self.sums)
+
+    @property
+    def _bytes_with_sums(self) -> int:
+        """What those take, with the packs that are sent beside them."""
+        return self._sums_bytes + self._bytes_of(self.full_reads) if self.has_shared_sums else 0
 
     @property
     def _bytes_a_turn(self) -> int:

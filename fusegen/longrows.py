@@ -144,7 +144,7 @@ def shared_tier(
     functions are called for each element before a row is reduced.
     """
     is_apt = widest == _FLOAT_BYTES and (tier.may_be_shared or not tier.holds_derivatives)
-    is_apt = is_apt and not any(_waits_twice(p, axes) for p in programs)
+    is_apt = is_apt and not any(waits_twice(p, axes) for p in programs)
     if not is_apt or tier.lanes == 1 or (is_dear and not tier.has_whole_stretches):
         return None
     for elements, threads in _SUMMING:
@@ -156,7 +156,7 @@ def shared_tier(
     return None
 
 
-def _waits_twice(program: Program, axes: ir.Extent) -> bool:
+def waits_twice(program: Program, axes: ir.Extent) -> bool:
     """Whether a reduction over rows, or over all of them, waits for another over rows."""
     below = set[ir.Expr]()
     for node in ir.topological(program.graph.roots):

@@ -28,7 +28,7 @@ from fusegen.rowfacts import (
     words_of,
 )
 from fusegen.signature import Rows, Signature
-from fusegen.summedrows import adding_tier
+from fusegen.summedrows import adding_derivative, adding_tier
 from fusegen.target import Limits
 from fusegen.tiers import LEAST_STRETCH, Tier, row_tier
 
@@ -120,6 +120,9 @@ def _tier_of(
         if not has_stretches:
             facts = (*size, each[0], count, others, axes)
             derivative = derivative_tier(tier, *facts, may_ask=not run)
+            if derivative is None and not run and not tier.holds_derivatives:
+                derivative = adding_derivative(tier, length, widest, others, axes, limits)
+                tier = replace(tier, holds_derivatives=derivative is not None)
             return replace(tier, forward=full, derivative=derivative)
         # Two passes over memory are faster than teams that add up stretches, but for these.
         shared = None

@@ -136,7 +136,7 @@ class RowView(SummingView):
         """
         if not (self.is_shifted or self.adds_many) or self.keeps_along:
             return False
-        most = self._most_room - self._sums_bytes
+        most = self._most_room - self._bytes_with_sums
         most = min(most, _MOST_ALONG_BYTES) if self.lanes <= _FEW_LANES else most
         return 0 < self._most_along_bytes <= most
 
@@ -156,7 +156,7 @@ class RowView(SummingView):
         """Whether a block finishes a row a turn after it added it up: where the next stage is the
         last, and all that it reads is still in shared memory.
         """
-        bytes_taken = 3 * self._bytes_of(self._awaited_reads) + self._along_bytes
+        bytes_taken = 3 * self._bytes_of(self._awaited_reads) + self._along_bytes + self._sums_bytes
         fits = bytes_taken <= self._most_room and self.is_sent_ahead
         held = [name for name in self.carried if name not in self.in_place]
         is_held = any(f.reads(n) for f in (self.values, self.row_values) for n in held)

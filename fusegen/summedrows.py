@@ -1,4 +1,6 @@
-"""Tiers of forward kernels that read rows and add them up by column, such as a norm and a mean."""
+"""Tiers of kernels that read rows and add them up by column: forward ones, such as a norm and a
+mean, and gradients of long rows of several tensors.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fusegen import ir
+from fusegen.longrows import waits_twice, widest_extent
 from fusegen.program import Program
 from fusegen.shortshares import SHORT
-from fusegen.target import PACK_BYTES
+from fusegen.target import PACK_BYTES, Limits
 from fusegen.tiers import MANY_LANES, USUAL_SUMS, Tier
 
-_WARP = 32
+_WARP, _NARROW_BYTES, _SUM_BYTES = 32, 2, 4
+# Of those gradients: elements a thread, threads, and what a block has of its own beside them.
+_LONG_SHARE, _LONG_THREADS, _FIXED_BYTES = 32, (384, 512), 1 << 10
 # By the bytes of an element, measured on an H200: rows up to so long whose means and variances are
 # found, which takes as many instructions however many elements a thread has, have as many of
 # these a thread as leave the fewest threads without work.
@@ -40,6 +45,47 @@ def adding_tier(tier: Tier, length: int, widest: int, programs: Sequence[Program
         return None
     usual, more = (-(-length // (_WARP * n)) * n for n in (USUAL_SUMS, _MORE_SUMS))
     return replace(tier, summing_elements=_MORE_SUMS) if usual > _LEAST_MORE * more else None
+
+
+def adding_derivative(
+    tier: Tier,
+    length: int,
+    widest: int,
+    programs: Sequence[Program],
+    axes: ir.Extent,
+    limits: Limits,
+) -> Tier | None:
+    """The tier of gradients of rows of several tensors of two bytes that are too long for other
+    tiers, where shared memory has room for their sums by column beside the next row: two passes
+    over memory take half as long again.
+
+    tier is the one of shares for several blocks, widest the size of the widest element in bytes.
+    """
+    room = limits.shared_bytes - _FIXED_BYTES
+    is_whole = tier.lanes == MANY_LANES and not (tier.is_shifted or tier.has_stretches)
+    threads = next((n for n in _LONG_THREADS if length <= _LONG_SHARE * n), 0)
+    if not (is_whole and widest == _NARROW_BYTES and threads and programs):
+        return None
+    span = _LONG_SHARE * threads
+    if not all(0 < _bytes_of_columns(program, axes) * span <= room for program in programs):
+        return None
+    held = replace(tier, elements=_LONG_SHARE, summing_elements=_LONG_SHARE, threads=threads)
+    held = replace(held, longest=span, holds_derivatives=True, derivative_elements=0)
+    return replace(held, resident=0, room=room)
+
+
+def _bytes_of_columns(program: Program, axes: ir.Extent) -> int:
+    """What a column's element of each tensor and its sums take; 0 where there are none of those, or
+    where a row's elements leave a thread no registers: with several reductions that wait for each
+    other, or several results.
+    """
+    full = widest_extent(program)
+    roots = [root.extent for root in program.graph.roots]
+    sums = sum(bool(extent & axes) and extent < full for extent in roots)
+    if waits_twice(program, axes) or roots.count(full) > 1:
+        return 0
+    tensors = sum(leaf.extent == full for leaf in program.graph.inputs)
+    return _NARROW_BYTES * tensors + _SUM_BYTES * sums if sums else 0
 
 
 def _has_moments(program: Program) -> bool:

@@ -47,10 +47,37 @@ class SummingView(AheadView):
 
     def sum_at(self, reduction: ReductionView) -> str:
         """A thread's sum of one column."""
+        if self.packs_sums:
+            return f"{reduction.name}_sum[{self.pack_of_sums}].at[lane % {self.sums_a_pack}]"
         if self.has_shared_sums:
             place = "p" if self.family == "column" else "(p * kLanes + lane)"
             return f"{reduction.name}_sum[{place} * {self.threads}]"
         return f"{reduction.name}_sum[p]" + ("" if self.family == "column" else "[lane]")
+
+    @property
+    def sums_a_pack(self) -> int:
+        """How many neighbours' sums an access takes to shared memory: as many as have 16 bytes, or
+        a pack has neighbours. One where packs begin anywhere, or their elements have four bytes:
+        nvcc spills for more.
+        """
+        is_apt = self.family == "row" and self.is_narrow and not self.is_shifted
+        return min(self.lanes, 4 // self._words) if is_apt else 1
+
+    @property
+    def packs_sums(self) -> bool:
+        """Whether sums by column are in shared memory, in packs of neighbours."""
+        return self.has_shared_sums and self.sums_a_pack > 1
+
+    @property
+    def type_of_sums(self) -> str:
+        """What a thread has there at a place."""
+        kind = f"Sum<{self.compute}>"
+        return f"Pack<{kind}, {self.sums_a_pack}>" if self.packs_sums else kind
+
+    @property
+    def pack_of_sums(self) -> str:
+        """Which of them has the sum of one column."""
+        return f"(p * kLanes + lane) / {self.sums_a_pack} * {self.threads}"
 
     @property
     def leaves_columns(self) -> bool:

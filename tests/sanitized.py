@@ -62,6 +62,9 @@ FAMILIES = [
     ("add(residual) | layernorm(weight, bias) | gelu", (5, 3000), [(5, 3000), (3000,), (3000,)]),
     ("layernorm(weight, bias)", (150, 8192), [(8192,), (8192,)]),
     ("layernorm(weight, bias)", (3, 12288), [(12288,), (12288,)]),
+    # Three tensors in a row, whose columns are added up in shared memory.
+    ("add(r) | layernorm(weight, bias) | gelu", (150, 12288), [(150, 12288), (12288,), (12288,)]),
+    ("add(c) | add(r) | rms_norm(weight)", (150, 9000), [(9000,), (150, 9000), (9000,)]),
     # Of no whole packs, by blocks and by teams.
     ("layernorm(weight, bias) | gelu", (600, 1023), [(1023,), (1023,)]),
     ("layernorm(weight, bias)", (300, 8191), [(8191,), (8191,)]),

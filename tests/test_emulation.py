@@ -713,6 +713,16 @@ CASES = [
     (_NORM, (13, 12289), [(12289,)] * 2, {}, "row"),
     (f"{_NORM} | gelu", (11, 12290), [(12290,)] * 2, {"dtype": "bfloat16"}, "row"),
     (f"{_NORM} | gelu", (5, 16384), [(16384,)] * 2, {"dtype": "bfloat16"}, "row"),
+    # Several tensors, and sums by column in shared memory beside the next row.
+    (f"add(r) | {_NORM} | gelu", (5, 16384), [(5, 16384), *[(16384,)] * 2], _IN_16, "row"),
+    (f"add(c) | add(r) | {_NORM}", (5, 9000), [(9000,), (5, 9000), *[(9000,)] * 2], _IN_16, "row"),
+    (
+        f"add(c) | add(r) | {_NORM}",
+        (3, 32000),
+        [(32000,), (3, 32000), *[(32000,)] * 2],
+        _IN_16,
+        "row",
+    ),
     (_CHANNEL, (2, 300, 6, 6), [(300,)] * 2, {"dtype": "bfloat16"}, "column"),
     (_CHAIN_A, (3, 5, 7, 9), [(5,)], {"dtype": "bfloat16"}, "pointwise inner"),
     ("tanh | elu | softplus | pow(1.5)", (3, 5, 7, 9), [], {"dtype": "bfloat16"}, "pointwise"),

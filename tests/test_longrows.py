@@ -1,13 +1,18 @@
 """Which long rows have blocks as large as can be."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from numeric import assert_as_accurate, outcome
 
 import fusegen
+from fusegen.codegen import EntryView
 from fusegen.describe import Situation, modules
+from fusegen.emission import make_entry
 from fusegen.longrows import full_tier
-from fusegen.target import GPUS, H200, Limits
+from fusegen.rowviews import RowView
+from fusegen.target import GPUS, H200, TARGETS, Limits
 from fusegen.tiers import Tier, row_tier
 
 
@@ -336,6 +341,106 @@ def test_long_rows_of_two_tensors_are_right_and_alike_every_time(
         alone = fused(*inputs)
         torch.testing.assert_close(alone, found.result)
         assert torch.equal(fused(*inputs), alone)
+
+
+@pytest.mark.parametrize(
+    ("chain", "length", "threads"),
+    [
+        ("add(r) | layernorm(w, b) | gelu", 16384, 512),
+        ("add(r) | layernorm(w, b) | gelu", 9000, 384),
+        ("add(c) | add(r) | layernorm(w, b)", 12288, 384),
+        ("add(c) | add(r) | rms_norm(w)", 16384, 512),
+        # Three sums of so many columns take more than a block has; two results, or what waits for
+        # other sums, more registers.
+        ("add(c) | add(r) | layernorm(w, b)", 16384, 0),
+        ("mul(r) | layernorm(w, b)", 16384, 0),
+        ("layernorm(w, b) | add(r) | layernorm(v, c)", 16384, 0),
+        # Other lengths are held by other tiers, or have no whole packs.
+        ("add(r) | layernorm(w, b) | gelu", 8192, 0),
+        ("add(r) | layernorm(w, b) | gelu", 9001, 0),
+    ],
+)
+def test_gradients_of_three_tensors_of_two_bytes_are_held_where_there_is_room(
+    chain: str, length: int, threads: int
+) -> None:
+    situation = Situation((600, length), _operands(chain, (600, length)), "bfloat16")
+    (module,) = modules(fusegen.chain(chain), "cuda", situation, grad=True)
+    tier = dict(module.signature.rows)["backward"].tier
+    held = tier.for_derivatives
+    assert (held.elements == 32 and held.threads == threads) == bool(threads)
+    if threads:
+        assert tier.holds_derivatives
+        assert held.elements * held.threads >= length
+    on_small = modules(
+        fusegen.chain(chain), "cuda", replace(situation, limits=GPUS["A100"]), grad=True
+    )
+    others = dict(on_small[0].signature.rows)["backward"].tier.for_derivatives
+    assert others.room < held.room
+
+
+def _operands(chain: str, shape: tuple[int, int]) -> dict[str, tuple[int, ...]]:
+    """Shapes of residuals, called r, and of what every row has, called c."""
+    names = fusegen.chain(chain).operands
+    return {n: shape if n == "r" else shape[1:] for n in names if n in ("r", "c")}
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize(
+    "chain",
+    [
+        "add(r) | layernorm(w, b) | gelu",
+        "add(c) | add(r) | layernorm(w, b)",
+        "add(c) | layernorm(w, b) | gelu",
+        "softmax(-1) | mul(c) | mul(r)",
+    ],
+)
+def test_no_kernel_wants_more_shared_memory_than_a_block_may_have(chain: str, gpu: str) -> None:
+    limits = GPUS[gpu]
+    for length in (768, 4096, 8192, 12288, 12289, 16384, 32000, 65536, 128256):
+        for dtype in ("float32", "bfloat16"):
+            shape = (600, length)
+            situation = Situation(shape, _operands(chain, shape), dtype, limits=limits)
+            for module in modules(fusegen.chain(chain), "cuda", situation, grad=True):
+                for program in module.programs:
+                    entry = EntryView(make_entry(program, module.signature), TARGETS["cuda"])
+                    kernels = [k for k in entry.kernels if isinstance(k, RowView) and k.kernel.tier]
+                    wanted = max((k.most_room_bytes for k in kernels), default=0)
+                    assert wanted <= limits.shared_bytes - (1 << 10), (length, dtype, program.name)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("chain", "length"),
+    [
+        ("add(r) | layernorm(w, b) | gelu", 16384),
+        ("add(r) | rms_norm(w)", 12288),
+        ("add(r) | layernorm(w, b)", 9000),
+        ("add(c) | add(r) | layernorm(w, b)", 12288),
+        ("add(c) | add(r) | rms_norm(w) | silu", 16384),
+        ("add(c) | layernorm(w, b) | gelu", 12288),
+        ("add(c) | add(r) | layernorm(w, b)", 8192),
+        # By teams of blocks.
+        ("add(c) | add(r) | layernorm(w, b)", 32000),
+        ("add(c) | add(r) | layernorm(w, b)", 65536),
+    ],
+)
+def test_long_rows_whose_columns_are_added_up_are_right_and_alike_every_time(
+    chain: str, length: int, dtype: torch.dtype
+) -> None:
+    fused = fusegen.compile(chain)
+    shape = (280, length)
+    shapes = dict.fromkeys(fused.chain.operands, (length,)) | _operands(chain, shape)
+    tensors = [torch.randn(s, device="cuda", dtype=dtype) for s in (shape, *shapes.values())]
+    inputs = [t.requires_grad_() for t in tensors]
+    cotangent = torch.randn(shape, device="cuda", dtype=dtype)
+    eager = outcome(fused.reference, inputs, cotangent)
+    exact = outcome(fused.reference, inputs, cotangent, dtype=torch.float64)
+    found = outcome(fused, inputs, cotangent)
+    assert_as_accurate(found, eager, exact)
+    for _ in range(5):
+        again = outcome(fused, inputs, cotangent)
+        assert all(map(torch.equal, again.tensors, found.tensors))
 
 
 @pytest.mark.gpu
