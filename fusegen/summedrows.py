@@ -38,7 +38,7 @@ def adding_tier(tier: Tier, length: int, widest: int, programs: Sequence[Program
         return None
     longest, shares = _SHARES_OF_MOMENTS.get(widest, (0, ()))
     is_whole = tier.lanes * widest == PACK_BYTES and not tier.has_stretches
-    if is_whole and length <= longest and any(_has_moments(p) for p in programs):
+    if is_whole and length <= longest and any(has_moments(p) for p in programs):
         return replace(tier, summing_elements=min(shares, key=lambda n: n * _threads(length, n)))
     is_apt = tier.lanes == MANY_LANES and length > SHORT
     if not is_apt or tier.summing_elements != USUAL_SUMS:
@@ -88,7 +88,8 @@ def _bytes_of_columns(program: Program, axes: ir.Extent) -> int:
     return _NARROW_BYTES * tensors + _SUM_BYTES * sums if sums else 0
 
 
-def _has_moments(program: Program) -> bool:
+def has_moments(program: Program) -> bool:
+    """Whether it finds variances."""
     reduces = [n for n in ir.topological(program.graph.roots) if n.op == "reduce"]
     return any(ir.reduction(n)[0] == "variance" for n in reduces)
 

@@ -170,6 +170,10 @@ CASES = {
         "add(residual) | layernorm(8192, weight, bias) | gelu",
         Situation(shape=(8, 8192), operands={"residual": (8, 8192)}),
     ),
+    "layernorm_of_long_rows_with_residual_bfloat16": (
+        "add(residual) | layernorm(16384, weight, bias) | gelu",
+        Situation(shape=(8, 16384), dtype="bfloat16", operands={"residual": (8, 16384)}),
+    ),
     "layernorm_twice_of_long_rows": (
         "layernorm | gelu | layernorm",
         Situation(shape=(8, 65536)),

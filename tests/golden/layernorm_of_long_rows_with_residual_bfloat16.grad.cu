@@ -1,0 +1,927 @@
+// fusegen 0.1.0   chain 59cca0444ac9   signature forward+backward: bias bfloat16, d_bias bfloat16, d_out bfloat16, d_weight bfloat16, d_x bfloat16, out bfloat16, residual bfloat16, saved_mean float32, saved_variance float32, weight bfloat16, x bfloat16; 32-bit offsets
+//   add(residual) | layernorm(16384, weight, bias) | gelu
+#include <cstdint>
+#include <cuda_runtime.h>
+
+using Index = uint32_t;
+
+// A size with what it takes to divide by it: two instructions instead of twenty, for dividends below 2^31.
+struct Size {
+  uint32_t value, multiplier, shift;
+};
+
+static Size size_of(int64_t value) {
+  uint32_t shift = 0;
+  while ((uint64_t{1} << shift) < static_cast<uint64_t>(value)) ++shift;
+  const uint64_t excess = (uint64_t{1} << 32) * ((uint64_t{1} << shift) - value);
+  return {static_cast<uint32_t>(value), static_cast<uint32_t>(excess / value + 1), shift};
+}
+
+namespace {
+
+[[maybe_unused]] __device__ __forceinline__ Index divide(Index n, Size d) { return (__umulhi(n,
+    d.multiplier) + n) >> d.shift; }
+
+template <typename Stored>
+__device__ __forceinline__ Stored widen(Stored x) {
+  return x;
+}
+
+template <typename Stored, typename Value>
+__device__ __forceinline__ Stored narrow(Value x) {
+  return static_cast<Stored>(x);
+}
+
+// The upper half of a float.
+struct bfloat16 {
+  uint16_t bits;
+};
+
+[[maybe_unused]] __device__ __forceinline__ float widen(bfloat16 x) {
+#if __CUDA_ARCH__ >= 900
+  float wide;
+  asm("cvt.f32.bf16 %0, %1;" : "=f"(wide) : "h"(x.bits));
+  return wide;
+#else
+  return __uint_as_float(uint32_t{x.bits} << 16);
+#endif
+}
+
+template <>
+[[maybe_unused]] __device__ __forceinline__ bfloat16 narrow<bfloat16, float>(float x) {
+#if __CUDA_ARCH__ >= 800
+  bfloat16 stored;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(stored.bits) : "f"(x));
+  return stored;
+#else
+  // To nearest, ties to even; NaN is all ones but for the sign.
+  const uint32_t bits = __float_as_uint(x);
+  return {static_cast<uint16_t>(x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+#endif
+}
+
+// Coefficients from the lowest power on.
+__device__ __forceinline__ float polynomial(float, float coefficient) { return coefficient; }
+template <typename... More>
+__device__ __forceinline__ float polynomial(float x, float coefficient, More... more) {
+  return fmaf(x, polynomial(x, more...), coefficient);
+}
+
+// One instruction where exp2f takes four: what is below 2^-126 becomes zero. Relative error below 2^-22.
+__device__ __forceinline__ float exp2_flushed(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+// Within 2 ulp, for all operands.
+__device__ __forceinline__ float narrow_div(float a, float b) {
+  float result;
+  asm("div.full.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+
+// A quotient of what is small beside the mean.
+[[maybe_unused]] __device__ __forceinline__ float ratio(float a, float b) { return b > 0 ? __fdividef(a,
+    b) : 0.0f; }
+[[maybe_unused]] __device__ __forceinline__ double ratio(double a, double b) { return b > 0 ? a / b : 0.0; }
+
+// N neighbours, moved by one access.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T at[N];
+};
+
+template <typename T, int N>
+__device__ __forceinline__ auto widen(const Pack<T, N>& pack, int lane) {
+  return widen(pack.at[lane]);
+}
+// Out of pairs, by one instruction each; to take the upper half alone first would be another.
+template <int N>
+__device__ __forceinline__ float widen(const Pack<bfloat16, N>& pack, int lane) {
+  if constexpr (N == 1) {
+    return widen(pack.at[lane]);
+  } else {
+    const unsigned int pair = reinterpret_cast<const unsigned int*>(pack.at)[lane / 2];
+    return __uint_as_float(lane % 2 ? pair & 0xffff0000u : pair << 16);
+  }
+}
+
+template <int Bytes>
+struct Bits;
+template <>
+struct Bits<16> {
+  using type = uint4;
+};
+template <>
+struct Bits<8> {
+  using type = uint2;
+};
+template <>
+struct Bits<4> {
+  using type = unsigned int;
+};
+template <>
+struct Bits<2> {
+  using type = unsigned short;
+};
+template <>
+struct Bits<1> {
+  using type = unsigned char;
+};
+
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load(const T* from) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  Pack<T, N> pack;
+  *reinterpret_cast<Whole*>(&pack) = *reinterpret_cast<const Whole*>(from);
+  return pack;
+}
+
+// A pack on its way into shared memory, where the thread that sent it will read it.
+template <int N, typename T>
+__device__ __forceinline__ void send(Pack<T, N>* to, const T* from) {
+  const auto target = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  if constexpr (sizeof(T) * N == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(target), "l"(from), "n"(sizeof(T) * N) : "memory");
+  }
+}
+
+__device__ __forceinline__ void send_off() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until no more than so many of the latest are on their way.
+template <int N>
+__device__ __forceinline__ void wait_for_sent() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+template <int N, typename T>
+__device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
+  using Whole = typename Bits<sizeof(T) * N>::type;
+  *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
+}
+
+template <typename T>
+struct Sum {
+  T total = 0;
+  __device__ void add(T term) { total += term; }
+  __device__ void add_if(bool is_here, T term) { total += is_here ? term : T(0); }
+  __device__ void add(T factor, T by) { total = fma(factor, by, total); }
+  __device__ void add_if(bool is_here, T factor, T by) { total = is_here ? fma(factor, by, total) : total; }
+  template <typename U>
+  __device__ void merge(const Sum<U>& other) {
+    total += other.total;
+  }
+  __device__ T sum() const { return total; }
+  __device__ T number() const { return total; }
+};
+
+// Accumulators merged along a block's y, in a fixed tree, for the threads where it is 0.
+template <typename... Accumulators>
+__device__ __forceinline__ void merge_trees(unsigned char* memory, Accumulators&... mine) {
+  const int cell = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
+  const auto each = [&](auto visit) {
+    unsigned char* at = memory;
+    ((visit(reinterpret_cast<Accumulators*>(at), mine), at += threads * sizeof(Accumulators)), ...);
+  };
+  each([&](auto* cells, auto& sum) { cells[cell] = sum; });
+  __syncthreads();
+  for (int half = blockDim.y / 2; half > 0; half /= 2) {
+    if (threadIdx.y < half) each([&](auto* cells,
+        auto&) { cells[cell].merge(cells[cell + half * blockDim.x]); });
+    __syncthreads();
+  }
+  each([&](auto* cells, auto& sum) { sum = cells[cell]; });
+}
+
+// What a block's threads have of columns, N neighbours each: merged over its rows in a fixed tree, and left for as many columns
+// as there are, as they lie. Of a thread's N cells each is in a part of its own, for threads beside each other to use other
+// banks; all are free again afterwards.
+template <typename Accumulator, int N>
+__device__ __forceinline__ void leave_columns(const Accumulator (&mine)[N], void* memory,
+    Accumulator* partials,
+    int64_t columns) {
+  Accumulator* const cells = static_cast<Accumulator*>(memory);
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
+  const int part = threads + (N < 32 ? 32 / N : 1);
+#pragma unroll
+  for (int n = 0; n < N; ++n) cells[n * part + thread] = mine[n];
+  __syncthreads();
+  for (int rows = blockDim.y; rows > 1;) {
+    const int half = (rows + 1) / 2;
+    if (threadIdx.y < rows - half) {
+#pragma unroll
+      for (int n = 0; n < N; ++n) cells[n * part + thread].merge(cells[n * part + thread + half * blockDim.x]);
+    }
+    rows = half;
+    __syncthreads();
+  }
+  for (int n = thread; n < min(columns, static_cast<int64_t>(blockDim.x * N)); n += threads) {
+    partials[n] = cells[n % N * part + n / N];
+  }
+  __syncthreads();
+}
+
+// The accumulator of the thread whose number in the warp differs in one bit.
+template <template <typename> class Kind, typename T>
+__device__ __forceinline__ Kind<T> exchange(Kind<T> mine, int bit) {
+  return {__shfl_xor_sync(0xffffffffu, mine.number(), bit)};
+}
+
+// Merges a row's accumulators over its threads, in a fixed tree: within each warp, then over the warps, kWarps at most.
+// A row has a power of two of threads, or whole warps; kIsWide, more than one. The cells are free again two calls later.
+// Not for all, only the first warp knows.
+template <int kWarps, bool kIsWide, bool kForAll = true, template <typename> class Kind, typename T, int N>
+__device__ __forceinline__ void combine(Kind<T> (&mine)[N], T* cells) {
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (!kIsWide && bit >= blockDim.x) continue;
+#pragma unroll
+    for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
+  }
+  if (!kIsWide && blockDim.x <= 32) return;
+  const int warps = blockDim.x / 32, warp = threadIdx.x / 32, place = threadIdx.x % 32;
+  T* const row_cells = cells + threadIdx.y * warps * N;
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    if (place == 0) row_cells[warp * N + n] = mine[n].number();
+  }
+  __syncthreads();
+  if (!kForAll && warp > 0) return;
+  const int other = place % kWarps;
+#pragma unroll
+  for (int n = 0; n < N; ++n) mine[n] = other < warps ? Kind<T>{row_cells[other * N + n]} : Kind<T>();
+#pragma unroll
+  for (int bit = kWarps / 2; bit > 0; bit /= 2) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
+  }
+}
+
+// A thread's elements around the mean of the first of them: what they are off by, and squared. Merged, around their mean.
+template <typename T>
+struct Spread {
+  T centre = 0, off = 0, squares = 0;
+  template <int kLanes>
+  __device__ void add_if(bool is_here, bool is_first, const T (&values)[kLanes]) {
+#pragma unroll
+    for (int lane = 0; lane < kLanes && is_first; ++lane) centre += is_here ? values[lane] / kLanes : T(0);
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const T distance = is_here ? values[lane] - centre : T(0);
+      off += distance;
+      squares = fma(distance, distance, squares);
+    }
+  }
+  // The same elements around another centre.
+  __device__ void move(T to, T count) {
+    const T gap = centre - to;
+    squares = fma(gap, fma(count, gap, 2 * off), squares);
+    off = fma(count, gap, off);
+    centre = to;
+  }
+};
+
+// How many of a row's elements this thread has, which come in packs of neighbours, so many apart.
+template <int kPacks, int kLanes>
+__device__ __forceinline__ int elements_of(Index first, Index apart, Index length) {
+  int packs = 0;
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) packs += first + p * apart < length;
+  return packs * kLanes;
+}
+
+// How many of a row's elements a thread has, and how many those of its warp that share the row.
+template <typename T>
+struct Counts {
+  T mine, of_warp;
+};
+
+template <bool kIsWide, typename T>
+__device__ __forceinline__ Counts<T> counted(T mine) {
+  T all = mine;
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (kIsWide || bit < blockDim.x) all += __shfl_xor_sync(0xffffffffu, all, bit);
+  }
+  return {mine, all};
+}
+
+// The same for means and squared distances from them: a warp finds its own mean before it adds up the distances from it,
+// and what warps have is merged by Chan's formula, so that there is one barrier.
+template <int kWarps, bool kIsWide, bool kForAll = true, typename T, int N>
+__device__ __forceinline__ void combine(Spread<T> (&mine)[N], const Counts<T>& counts, T length, T* cells) {
+  T beyond[N], base[N];
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    base[n] = __shfl_sync(0xffffffffu, mine[n].centre, 0, kIsWide ? 32 : min(32, blockDim.x));
+    beyond[n] = fma(counts.mine, mine[n].centre - base[n], mine[n].off);
+  }
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (!kIsWide && bit >= blockDim.x) continue;
+#pragma unroll
+    for (int n = 0; n < N; ++n) beyond[n] += __shfl_xor_sync(0xffffffffu, beyond[n], bit);
+  }
+#pragma unroll
+  for (int n = 0; n < N; ++n) mine[n].move(base[n] + ratio(beyond[n], counts.of_warp), counts.mine);
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) {
+    if (!kIsWide && bit >= blockDim.x) continue;
+#pragma unroll
+    for (int n = 0; n < N; ++n) mine[n].squares += __shfl_xor_sync(0xffffffffu, mine[n].squares, bit);
+  }
+  if (!kIsWide && blockDim.x <= 32) return;
+  constexpr int kCells = 2 * N + 1;
+  const int warps = blockDim.x / 32, warp = threadIdx.x / 32, place = threadIdx.x % 32;
+  T* const row_cells = cells + threadIdx.y * warps * kCells;
+  if (place == 0) {
+    row_cells[warp * kCells] = counts.of_warp;
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      row_cells[warp * kCells + 2 * n + 1] = mine[n].centre;
+      row_cells[warp * kCells + 2 * n + 2] = mine[n].squares;
+    }
+  }
+  __syncthreads();
+  if (!kForAll && warp > 0) return;
+  const int other = place % kWarps;
+  const T count = other < warps ? row_cells[other * kCells] : T(0);
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    base[n] = row_cells[2 * n + 1];
+    mine[n].centre = other < warps ? row_cells[other * kCells + 2 * n + 1] : T(0);
+    mine[n].squares = other < warps ? row_cells[other * kCells + 2 * n + 2] : T(0);
+    beyond[n] = count * (mine[n].centre - base[n]);
+  }
+#pragma unroll
+  for (int bit = kWarps / 2; bit > 0; bit /= 2) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) beyond[n] += __shfl_xor_sync(0xffffffffu, beyond[n], bit);
+  }
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    const T mean = base[n] + ratio(beyond[n], length), gap = mine[n].centre - mean;
+    mine[n].squares = fma(count * gap, gap, mine[n].squares);
+    mine[n].centre = mean;
+  }
+#pragma unroll
+  for (int bit = kWarps / 2; bit > 0; bit /= 2) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) mine[n].squares += __shfl_xor_sync(0xffffffffu, mine[n].squares, bit);
+  }
+}
+
+// The kernel before this one in the stream is done, and what it wrote is there.
+__device__ __forceinline__ void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+struct ForwardSizes {
+  Size outer, inner;
+};
+
+__device__ __forceinline__ void forward_row_stage_1(const float x, const float residual, float& mean_term) {
+  // add(residual)
+  mean_term = x + residual;
+}
+
+__device__ __forceinline__ void forward_row_values_once(const float variance, float& inverse_root) {
+  inverse_root = rsqrtf(variance + 1e-05f);
+}
+
+__device__ __forceinline__ void forward_row_values(const float x, const float residual, const float mean,
+    const float inverse_root, const float weight, const float bias, float& out) {
+  // add(residual)
+  const float after_add = x + residual;
+  // layernorm(16384, weight, bias)
+  const float after_layernorm = fmaf((after_add - mean) * inverse_root, weight, bias);
+  // gelu
+  const float series = polynomial(fabsf(after_layernorm), -1.00008726f, -1.14964569f, -0.463089466f,
+      -0.0490143038f, 0.00606240798f, -0.000345090288f);
+  const float power = exp2_flushed(series);
+  out = after_layernorm * (after_layernorm < 0.0f ? power : 1.0f - power);
+}
+
+__device__ __forceinline__ void forward_row_row_values(const float mean, const float variance,
+    float& saved_mean, float& saved_variance) {
+  saved_mean = mean;
+  saved_variance = variance;
+}
+
+// Reads x, residual, weight by (inner), bias by (inner); writes out, saved_mean, saved_variance.
+__global__ void __launch_bounds__(512, 2)
+forward_row(const bfloat16* x, const bfloat16* residual, const bfloat16* weight, const bfloat16* bias,
+    bfloat16* __restrict__ out, float* __restrict__ saved_mean, float* __restrict__ saved_variance,
+    ForwardSizes sizes) {
+  wait_for_kernel_before();
+  constexpr int kLanes = 8, kPacks = 4;
+  __shared__ float cells[2][48];
+  int turn = 0;
+  const Index rows = sizes.outer.value, length = sizes.inner.value;
+  const Index first = blockIdx.x * blockDim.y;
+  if (first < rows) {
+    const bool is_live = first + threadIdx.y < rows;
+    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+    const Index outer = row;
+    Pack<bfloat16, kLanes> x_in[kPacks];
+    Pack<bfloat16, kLanes> residual_in[kPacks];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      if (!is_here) continue;
+      if (is_here) x_in[p] = load<kLanes>(x + (base + i));
+      if (is_here) residual_in[p] = load<kLanes>(residual + (base + i));
+    }
+    Spread<float> spreads_1[1];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      if (!is_here) continue;
+      float mean_term_lanes[kLanes];
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        const float residual_value = widen(residual_in[p], lane);
+        float mean_term_value;
+        forward_row_stage_1(x_value, residual_value, mean_term_value);
+        mean_term_lanes[lane] = mean_term_value;
+      }
+      if (is_here) spreads_1[0].add_if(true, p == 0, mean_term_lanes);
+    }
+    const float elements = elements_of<kPacks, kLanes>(threadIdx.x * kLanes, blockDim.x * kLanes, length);
+    const Counts<float> counts = counted<false>(elements);
+    combine<16, false>(spreads_1, counts, static_cast<float>(length), cells[turn++ & 1]);
+    const float mean_value = spreads_1[0].centre;
+    const float variance_value = spreads_1[0].squares / static_cast<float>(length);
+    if (is_live && threadIdx.x == 0) {
+      float saved_mean_value;
+      float saved_variance_value;
+      forward_row_row_values(mean_value, variance_value, saved_mean_value, saved_variance_value);
+      saved_mean[outer] = narrow<float>(saved_mean_value);
+      saved_variance[outer] = narrow<float>(saved_variance_value);
+    }
+    float inverse_root_value;
+    forward_row_values_once(variance_value, inverse_root_value);
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      if (!is_here) continue;
+      Pack<bfloat16, kLanes> weight_in;
+      if (is_here) weight_in = load<kLanes>(weight + i);
+      Pack<bfloat16, kLanes> bias_in;
+      if (is_here) bias_in = load<kLanes>(bias + i);
+      Pack<bfloat16, kLanes> out_out;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float x_value = widen(x_in[p], lane);
+        const float residual_value = widen(residual_in[p], lane);
+        const float weight_value = widen(weight_in, lane);
+        const float bias_value = widen(bias_in, lane);
+        float out_value;
+        forward_row_values(x_value, residual_value, mean_value, inverse_root_value, weight_value, bias_value,
+            out_value);
+        out_out.at[lane] = narrow<bfloat16>(out_value);
+      }
+      if (is_here) store(out + (base + i), out_out);
+    }
+  }
+}
+
+struct BackwardSizes {
+  Size outer, inner;
+};
+
+__device__ __forceinline__ void backward_row_stage_1_once(const float saved_variance, float& inverse_root) {
+  inverse_root = rsqrtf(saved_variance + 1e-05f);
+}
+
+__device__ __forceinline__ void backward_row_stage_1(const float d_out, const float x, const float residual,
+    const float saved_mean, const float inverse_root, const float weight, const float bias,
+    float& total_3_term, float& total_3_term_by, float& total_4_term, float& total_4_term_by, float& carried,
+    float& carried_2, float& total_term, float& total_term_by, float& total_2_term, float& total_2_term_by) {
+  // add(residual)
+  const float after_add = x + residual;
+  // layernorm(16384, weight, bias)
+  const float after_layernorm = fmaf((after_add - saved_mean) * inverse_root, weight, bias);
+  // backward, down to layernorm(16384, weight, bias)
+  const float sum = fmaf(after_layernorm * after_layernorm, -0.721347511f, -1.32574809f);
+  const float series = polynomial(fabsf(after_layernorm), -1.00008726f, -1.14964569f, -0.463089466f,
+      -0.0490143038f, 0.00606240798f, -0.000345090288f);
+  const float power = exp2_flushed(series);
+  const float sum_2 = fmaf(after_layernorm, exp2_flushed(sum), after_layernorm < 0.0f ? power : 1.0f - power);
+  const float d_after_layernorm = d_out * sum_2;
+  total_3_term = d_after_layernorm * weight;
+  total_3_term_by = after_add - saved_mean;
+  total_4_term = d_after_layernorm;
+  total_4_term_by = weight;
+  carried = total_3_term_by;
+  carried_2 = total_3_term * inverse_root;
+  total_term = d_after_layernorm;
+  total_term_by = total_3_term_by * inverse_root;
+  total_2_term = d_out;
+  total_2_term_by = sum_2;
+}
+
+__device__ __forceinline__ void backward_row_values_once(const float total_3, const float saved_variance,
+    const float count_of_inner, const float total_4, float& negated, float& product) {
+  const float inverse_root = rsqrtf(saved_variance + 1e-05f);
+  const float quotient = narrow_div(1.0f, count_of_inner);
+  negated = -(total_3 * inverse_root * inverse_root * inverse_root * quotient);
+  product = total_4 * inverse_root * quotient;
+}
+
+__device__ __forceinline__ void backward_row_values(const float carried, const float negated,
+    const float carried_2, const float product, float& d_x) {
+  // backward, down to add(residual)
+  d_x = fmaf(carried, negated, carried_2) - product;
+}
+
+// Reads d_out, x, residual, saved_mean by (outer), saved_variance by (outer), weight by (inner), bias by (inner); leaves partials of total, total_2; writes d_x.
+__global__ void __launch_bounds__(512, 1)
+backward_row(const bfloat16* d_out, const bfloat16* x, const bfloat16* residual, const float* saved_mean,
+    const float* saved_variance, const bfloat16* weight, const bfloat16* bias, bfloat16* __restrict__ d_x,
+    Sum<float>* __restrict__ total_partials, Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes) {
+  wait_for_kernel_before();
+  const float count_of_inner_value = static_cast<float>(sizes.inner.value);
+  constexpr int kLanes = 8, kPacks = 4;
+  __shared__ float cells[2][32];
+  int turn = 0;
+  const Index rows = sizes.outer.value, length = sizes.inner.value;
+  extern __shared__ uint4 room[];
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  auto* const total_sum = reinterpret_cast<Pack<Sum<float>, 4>*>(room) + 0 + thread;
+  auto* const total_2_sum = reinterpret_cast<Pack<Sum<float>, 4>*>(room) + 4096 + thread;
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
+    total_sum[n * 512] = Pack<Sum<float>, 4>();
+    total_2_sum[n * 512] = Pack<Sum<float>, 4>();
+  }
+  auto* const d_out_next = reinterpret_cast<Pack<bfloat16, kLanes>*>(room + 8192) + thread;
+  auto* const x_next = reinterpret_cast<Pack<bfloat16, kLanes>*>(room + 10240) + thread;
+  auto* const residual_next = reinterpret_cast<Pack<bfloat16, kLanes>*>(room + 12288) + thread;
+  const Index stride = gridDim.x * blockDim.y;
+  Index first = blockIdx.x * blockDim.y;
+  float saved_mean_ahead[1];
+  float saved_variance_ahead[1];
+  // A thread takes its packs one by one, and sends for the next row's in their place.
+  const auto send_packs = [&](Index first, int from, int past) {
+    const bool is_live = first + threadIdx.y < rows;
+    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+#pragma unroll
+    for (int p = from; p < past; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      if (is_here) send(&d_out_next[p * 512], d_out + (base + i));
+      if (is_here) send(&x_next[p * 512], x + (base + i));
+      if (is_here) send(&residual_next[p * 512], residual + (base + i));
+    }
+    send_off();
+  };
+  const auto send_own = [&](Index first) {
+    const bool is_live = first + threadIdx.y < rows;
+    const Index row = is_live ? first + threadIdx.y : 0;
+    send_off();
+    const Index outer = row;
+    saved_mean_ahead[0] = widen(saved_mean[outer]);
+    saved_variance_ahead[0] = widen(saved_variance[outer]);
+  };
+  send_packs(first, 0, kPacks);
+  send_own(first);
+  for (; first < rows; first += stride) {
+    const bool is_live = first + threadIdx.y < rows;
+    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+    Pack<bfloat16, kLanes> d_out_in[kPacks];
+    Pack<bfloat16, kLanes> x_in[kPacks];
+    Pack<bfloat16, kLanes> residual_in[kPacks];
+    wait_for_sent<0>();
+    const float saved_mean_value = saved_mean_ahead[0];
+    const float saved_variance_value = saved_variance_ahead[0];
+    send_own(first + stride);
+    Sum<float> sums_1[2];
+    float carried[kPacks][kLanes];
+    float carried_2[kPacks][kLanes];
+    float inverse_root_value;
+    backward_row_stage_1_once(saved_variance_value, inverse_root_value);
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      d_out_in[p] = d_out_next[p * 512];
+      x_in[p] = x_next[p * 512];
+      residual_in[p] = residual_next[p * 512];
+      send_packs(first + stride, p, p + 1);
+      Pack<bfloat16, kLanes> weight_in;
+      if (is_here) weight_in = load<kLanes>(weight + i);
+      Pack<bfloat16, kLanes> bias_in;
+      if (is_here) bias_in = load<kLanes>(bias + i);
+      Pack<Sum<float>, 4> total_here;
+      Pack<Sum<float>, 4> total_2_here;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float d_out_value = widen(d_out_in[p], lane);
+        const float x_value = widen(x_in[p], lane);
+        const float residual_value = widen(residual_in[p], lane);
+        const float weight_value = widen(weight_in, lane);
+        const float bias_value = widen(bias_in, lane);
+        float total_3_term_value;
+        float total_3_term_by_value;
+        float total_4_term_value;
+        float total_4_term_by_value;
+        float carried_value;
+        float carried_2_value;
+        float total_term_value;
+        float total_term_by_value;
+        float total_2_term_value;
+        float total_2_term_by_value;
+        backward_row_stage_1(d_out_value, x_value, residual_value, saved_mean_value, inverse_root_value,
+            weight_value, bias_value, total_3_term_value, total_3_term_by_value, total_4_term_value,
+            total_4_term_by_value, carried_value, carried_2_value, total_term_value, total_term_by_value,
+            total_2_term_value, total_2_term_by_value);
+        if (is_here) sums_1[0].add(total_3_term_value, total_3_term_by_value);
+        if (is_here) sums_1[1].add(total_4_term_value, total_4_term_by_value);
+        carried[p][lane] = carried_value;
+        carried_2[p][lane] = carried_2_value;
+        if (lane % 4 == 0) total_here = total_sum[(p * kLanes + lane) / 4 * 512];
+        total_here.at[lane % 4].add(total_term_value, total_term_by_value);
+        if (lane % 4 == 3) total_sum[(p * kLanes + lane) / 4 * 512] = total_here;
+        if (lane % 4 == 0) total_2_here = total_2_sum[(p * kLanes + lane) / 4 * 512];
+        total_2_here.at[lane % 4].add(total_2_term_value, total_2_term_by_value);
+        if (lane % 4 == 3) total_2_sum[(p * kLanes + lane) / 4 * 512] = total_2_here;
+      }
+    }
+    combine<16, false>(sums_1, cells[turn++ & 1]);
+    const float total_3_value = sums_1[0].total;
+    const float total_4_value = sums_1[1].total;
+    float negated_value;
+    float product_value;
+    backward_row_values_once(total_3_value, saved_variance_value, count_of_inner_value, total_4_value,
+        negated_value, product_value);
+#pragma unroll
+    for (int p = kPacks - 1; p >= 0; --p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      Pack<bfloat16, kLanes> d_x_out;
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float carried_value = carried[p][lane];
+        const float carried_2_value = carried_2[p][lane];
+        float d_x_value;
+        backward_row_values(carried_value, negated_value, carried_2_value, product_value, d_x_value);
+        d_x_out.at[lane] = narrow<bfloat16>(d_x_value);
+      }
+      if (is_here) store(d_x + (base + i), d_x_out);
+    }
+  }
+  // One partial for each column and block: what threads have of it meets where packs were sent.
+  auto* const cells_of_sums = room + 8192;
+  wait_for_sent<0>();
+  __syncthreads();
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = p * blockDim.x * kLanes;
+    Sum<float> total_mine[kLanes];
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) total_mine[lane] = total_sum[(p * kLanes + lane) / 4 * 512].at[lane % 4];
+    leave_columns(total_mine, cells_of_sums, total_partials + (blockIdx.x * length + i),
+        static_cast<int64_t>(length) - i);
+    Sum<float> total_2_mine[kLanes];
+#pragma unroll
+    for (int lane = 0; lane < kLanes; ++lane) total_2_mine[lane] = total_2_sum[(p * kLanes + lane) / 4 * 512].at[lane % 4];
+    leave_columns(total_2_mine, cells_of_sums, total_2_partials + (blockIdx.x * length + i),
+        static_cast<int64_t>(length) - i);
+  }
+}
+
+__device__ __forceinline__ void backward_finalise_values(const float total, const float total_2,
+    float& d_weight, float& d_bias) {
+  d_weight = total;
+  d_bias = total_2;
+}
+
+// Merges partials into total, total_2; writes d_weight, d_bias.
+__global__ void __launch_bounds__(512)
+backward_finalise(bfloat16* __restrict__ d_weight, bfloat16* __restrict__ d_bias,
+    const Sum<float>* total_partials, const Sum<float>* total_2_partials, BackwardSizes sizes, Index slots) {
+  wait_for_kernel_before();
+  __shared__ alignas(16) unsigned char shared[512 * 16];
+  const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
+  const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
+  const Index result = above * columns + column;
+  const bool is_live = column < columns;
+  Sum<double> total_sum;
+  Sum<double> total_2_sum;
+  constexpr int kAtOnce = 8;
+  if (is_live) {
+    for (Index first = threadIdx.y; first < slots; first += kAtOnce * blockDim.y) {
+      Sum<float> total_next[kAtOnce];
+      Sum<float> total_2_next[kAtOnce];
+#pragma unroll
+      for (int n = 0; n < kAtOnce; ++n) {
+        const Index slot = first + n * blockDim.y;
+        if (slot >= slots) break;
+        total_next[n] = total_partials[(above * slots + slot) * columns + column];
+        total_2_next[n] = total_2_partials[(above * slots + slot) * columns + column];
+      }
+#pragma unroll
+      for (int n = 0; n < kAtOnce; ++n) {
+        if (first + n * blockDim.y >= slots) break;
+        total_sum.merge(total_next[n]);
+        total_2_sum.merge(total_2_next[n]);
+      }
+    }
+  }
+  merge_trees(shared, total_sum, total_2_sum);
+  if (threadIdx.y != 0 || !is_live) return;
+  const float total_value = static_cast<float>(total_sum.sum());
+  const float total_2_value = static_cast<float>(total_2_sum.sum());
+  const Index inner = result;
+  float d_weight_value;
+  float d_bias_value;
+  backward_finalise_values(total_value, total_2_value, d_weight_value, d_bias_value);
+  d_weight[inner] = narrow<bfloat16>(d_weight_value);
+  d_bias[inner] = narrow<bfloat16>(d_bias_value);
+}
+
+}  // namespace
+
+// Scratch memory, handed out piece by piece; with no base it only counts.
+struct Scratch {
+  char* base;
+  int64_t used = 0;
+  template <typename T>
+  T* take(int64_t count) {
+    T* const piece = reinterpret_cast<T*>(base + used);
+    used += (count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
+    return piece;
+  }
+};
+
+// The caller's device stays current.
+struct DeviceGuard {
+  int previous = 0;
+  explicit DeviceGuard(int device) {
+    cudaGetDevice(&previous);
+    if (previous != device) cudaSetDevice(device);
+    else previous = -1;
+  }
+  ~DeviceGuard() {
+    if (previous >= 0) cudaSetDevice(previous);
+  }
+};
+
+static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The smallest power of two that is at least n, between two others.
+static int64_t power_of_two(int64_t n, int64_t least, int64_t most) {
+  int64_t power = least;
+  while (power < n && power < most) power *= 2;
+  return power;
+}
+
+// How many blocks of a kernel the device works on at once, each with so much shared memory of its own, and at most so much
+// in any launch. Asked once for each kernel, device and size of block: the runtime takes microseconds to answer.
+template <typename Kernel>
+static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes, int64_t most_bytes,
+    int device) {
+  struct Answer {
+    Kernel* kernel;
+    int64_t shared_bytes;
+    int threads, device;
+    int64_t blocks;
+  };
+  thread_local Answer answers[16] = {};
+  thread_local int next = 0;
+  const int threads = static_cast<int>(block.x * block.y);
+  for (const Answer& known : answers) {
+    if (known.kernel == kernel && known.shared_bytes == shared_bytes && known.threads == threads && known.device == device) {
+      return known.blocks;
+    }
+  }
+  int on_each = 0, processors = 0;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(most_bytes));
+  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&on_each, kernel, threads, shared_bytes);
+  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  if (on_each == 0) return 1;  // the launch will say why
+  Answer& oldest = answers[next];
+  next = (next + 1) % 16;
+  oldest = {kernel, shared_bytes, threads, device, static_cast<int64_t>(on_each) * processors};
+  return oldest.blocks;
+}
+
+// A row's threads along x: a power of two within a warp, or whole warps; along y, rows beside each other for so many threads.
+static dim3 row_block(int64_t wanted, int64_t threads, int64_t least = 1) {
+  const int64_t along = wanted <= 32 ? power_of_two(wanted, least, 32) : ceil_divide(wanted, 32) * 32;
+  return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < threads ? threads / along : 1));
+}
+
+// Sets a kernel up while the one before it in the stream ends, where devices can: it waits for that itself.
+template <typename... Parameters, typename... Arguments>
+static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64_t shared_bytes,
+    cudaStream_t stream,
+    Arguments... arguments) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = blocks;
+  launch.blockDim = block;
+  launch.dynamicSmemBytes = shared_bytes;
+  launch.stream = stream;
+  launch.attrs = &early;
+  launch.numAttrs = __CUDA_ARCH_LIST__ >= 900;
+  cudaLaunchKernelEx(&launch, kernel, static_cast<Parameters>(arguments)...);
+}
+
+// a: x, residual, weight, bias, out, saved_mean, saved_variance, scratch (-1: return the bytes it needs), outer, inner, device, stream.
+// Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
+extern "C" int64_t run_forward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
+  auto* const residual = reinterpret_cast<const bfloat16*>(a[1]);
+  auto* const weight = reinterpret_cast<const bfloat16*>(a[2]);
+  auto* const bias = reinterpret_cast<const bfloat16*>(a[3]);
+  auto* const out = reinterpret_cast<bfloat16*>(a[4]);
+  auto* const saved_mean = reinterpret_cast<float*>(a[5]);
+  auto* const saved_variance = reinterpret_cast<float*>(a[6]);
+  const bool is_measuring = a[7] == -1;
+  if (!is_measuring && ((a[0] | a[1] | a[2] | a[3] | a[4]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[7])};
+  const ForwardSizes sizes{ size_of(a[8]), size_of(a[9]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[11]);
+  const int device = static_cast<int>(a[10]);
+  const DeviceGuard guard(device);
+  const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value),
+      forward_row_length = static_cast<int64_t>(sizes.inner.value);
+  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, 32), 64);
+  const int64_t forward_row_tasks = ceil_divide(forward_row_rows, forward_row_block.y);
+  const int64_t forward_row_slots = forward_row_tasks;
+  if (is_measuring) return scratch.used;
+  {
+    follow(forward_row, static_cast<unsigned>(forward_row_slots), forward_row_block, 0, stream, x, residual,
+        weight, bias, out, saved_mean, saved_variance, sizes);
+  }
+  return -static_cast<int64_t>(cudaGetLastError());
+}
+
+// a: x, residual, weight, bias, saved_mean, saved_variance, d_out, d_x, d_weight, d_bias, scratch (-1: return the bytes it needs), outer, inner, device, stream.
+// Returns 0; 1 if a tensor that is read in packs is not aligned to 16 bytes; or minus a cudaError_t.
+extern "C" int64_t run_backward(const int64_t* a) {
+  auto* const x = reinterpret_cast<const bfloat16*>(a[0]);
+  auto* const residual = reinterpret_cast<const bfloat16*>(a[1]);
+  auto* const weight = reinterpret_cast<const bfloat16*>(a[2]);
+  auto* const bias = reinterpret_cast<const bfloat16*>(a[3]);
+  auto* const saved_mean = reinterpret_cast<const float*>(a[4]);
+  auto* const saved_variance = reinterpret_cast<const float*>(a[5]);
+  auto* const d_out = reinterpret_cast<const bfloat16*>(a[6]);
+  auto* const d_x = reinterpret_cast<bfloat16*>(a[7]);
+  auto* const d_weight = reinterpret_cast<bfloat16*>(a[8]);
+  auto* const d_bias = reinterpret_cast<bfloat16*>(a[9]);
+  const bool is_measuring = a[10] == -1;
+  if (!is_measuring && ((a[0] | a[1] | a[2] | a[3] | a[6] | a[7]) & 15) != 0) return 1;
+  Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[10])};
+  const BackwardSizes sizes{ size_of(a[11]), size_of(a[12]) };
+  const auto stream = reinterpret_cast<cudaStream_t>(a[14]);
+  const int device = static_cast<int>(a[13]);
+  const DeviceGuard guard(device);
+  const int64_t backward_row_rows = static_cast<int64_t>(sizes.outer.value),
+      backward_row_length = static_cast<int64_t>(sizes.inner.value);
+  const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, 32), 256);
+  const int64_t backward_row_tasks = ceil_divide(backward_row_rows, backward_row_block.y);
+  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 229376, 229376,
+      device);
+  const int64_t backward_row_slots = backward_row_tasks < backward_row_resident ? backward_row_tasks : backward_row_resident;
+  const int64_t total_partials_slots = backward_row_slots;
+  const int64_t total_2_partials_slots = backward_row_slots;
+  auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.inner.value) * total_partials_slots);
+  auto* const total_2_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.inner.value) * total_2_partials_slots);
+  if (is_measuring) return scratch.used;
+  {
+    follow(backward_row, static_cast<unsigned>(backward_row_slots), backward_row_block, 229376, stream,
+        d_out, x, residual, saved_mean, saved_variance, weight, bias, d_x, total_partials, total_2_partials,
+        sizes);
+  }
+  {
+    const int64_t columns = static_cast<int64_t>(sizes.inner.value),
+        results = static_cast<int64_t>(sizes.inner.value);
+    // Threads for all slots of a column, but no more than keep the device at work, and columns beside each other.
+    const int64_t slots = total_partials_slots, most_along = power_of_two(ceil_divide(1 << 17, results), 1,
+        64);
+    const auto width = static_cast<unsigned>(power_of_two(columns, 1, 512 / power_of_two(slots, 1,
+        most_along)));
+    const dim3 block(width, static_cast<unsigned>(power_of_two(slots, width < 32 ? 32 / width : 1,
+        512 / width)));
+    const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
+    follow(backward_finalise, blocks, block, 0, stream, d_weight, d_bias, total_partials, total_2_partials,
+        sizes, static_cast<Index>(slots));
+  }
+  return -static_cast<int64_t>(cudaGetLastError());
+}
+
+extern "C" const char* error_text(int64_t code) { return cudaGetErrorString(static_cast<cudaError_t>(-code)); }
