@@ -504,6 +504,24 @@ def test_an_error_is_found_in_whatever_slices_the_reference_runs(
     assert not missing.is_right
 
 
+def test_a_sum_may_have_an_element_at_a_kink_on_either_side() -> None:
+    work = tiny()
+    edge = rivals.inputs(work, "cpu", 0)[0].abs().median()
+
+    def above(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return x + bias[:, None] * (x.detach().abs() > edge)
+
+    def not_below(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        # The result without a jump, as that of a kink has none.
+        slope = (bias - bias.detach())[:, None]
+        return above(x, bias.detach()) + slope * (x.detach().abs() >= edge)
+
+    found = precision.precision(work, not_below, above, "cpu")
+    assert found.ours["d_bias"] > 1e-4
+    assert found.is_right
+    assert not precision.precision(work, scaled(not_below, 1.01), above, "cpu").is_right
+
+
 def test_an_element_at_a_kink_may_fall_on_eagers_side_but_not_elsewhere() -> None:
     exact = torch.zeros(5000, dtype=torch.float64)
     exact[0] = 1.0
