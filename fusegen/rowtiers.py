@@ -160,8 +160,8 @@ def _in_whole_stretches(tier: Tier, stretch: int, widest: int) -> Tier | None:
 
 
 def _in_short_shares(tier: Tier, length: int, widest: int) -> Tier | None:
-    """The tier of short forward rows of one tensor of two bytes without means and variances: those
-    take as many instructions however many elements a thread has, others fewer a thread.
+    """The tier of short forward rows of one tensor of two bytes that find no means and variances:
+    merging those takes so long that a thread is to hold more elements, where there are any.
     """
     is_apt = widest == _NARROW_BYTES and tier.lanes == MANY_LANES and tier.resident > 0
     if not is_apt or tier.has_stretches or length not in _SHORT_ROWS:
