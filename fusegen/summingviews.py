@@ -56,12 +56,10 @@ class SummingView(AheadView):
 
     @property
     def sums_a_pack(self) -> int:
-        """How many neighbours' sums an access takes to shared memory: as many as have 16 bytes, or
-        a pack has neighbours. One where packs begin anywhere, or their elements have four bytes:
-        nvcc spills for more.
+        """How many neighbours' sums an access takes to shared memory: as many as to their partials,
+        but one where elements have four bytes, or packs begin anywhere: nvcc spills for more.
         """
-        is_apt = self.family == "row" and self.is_narrow and not self.is_shifted
-        return min(self.lanes, 4 // self._words) if is_apt else 1
+        return self.sums_at_once if self.family == "row" and self.is_narrow else 1
 
     @property
     def packs_sums(self) -> bool:

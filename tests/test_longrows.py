@@ -367,15 +367,16 @@ def test_gradients_of_three_tensors_of_two_bytes_are_held_where_there_is_room(
     (module,) = modules(fusegen.chain(chain), "cuda", situation, grad=True)
     tier = dict(module.signature.rows)["backward"].tier
     held = tier.for_derivatives
-    assert (held.elements == 32 and held.threads == threads) == bool(threads)
+    # Such a tier has all but a little of the shared memory.
+    assert (held.room > tier.room) == bool(threads)
     if threads:
         assert tier.holds_derivatives
+        assert (held.elements, held.threads) == (32, threads)
         assert held.elements * held.threads >= length
-    on_small = modules(
-        fusegen.chain(chain), "cuda", replace(situation, limits=GPUS["A100"]), grad=True
-    )
-    others = dict(on_small[0].signature.rows)["backward"].tier.for_derivatives
-    assert others.room < held.room
+    small = replace(situation, limits=GPUS["A100"])
+    (module,) = modules(fusegen.chain(chain), "cuda", small, grad=True)
+    tier = dict(module.signature.rows)["backward"].tier
+    assert tier.for_derivatives.room == tier.room
 
 
 def _operands(chain: str, shape: tuple[int, int]) -> dict[str, tuple[int, ...]]:
@@ -395,7 +396,7 @@ def _operands(chain: str, shape: tuple[int, int]) -> dict[str, tuple[int, ...]]:
     ],
 )
 def test_no_kernel_wants_more_shared_memory_than_a_block_may_have(chain: str, gpu: str) -> None:
-    limits = GPUS[gpu]
+    limits, most = GPUS[gpu], 0
     for length in (768, 4096, 8192, 12288, 12289, 16384, 32000, 65536, 128256):
         for dtype in ("float32", "bfloat16"):
             shape = (600, length)
@@ -415,7 +416,9 @@ def test_no_kernel_wants_more_shared_memory_than_a_block_may_have(chain: str, gp
                         (k.most_room_bytes + n for k, n in zip(kernels, cells, strict=True)),
                         default=0,
                     )
+                    most = max(most, wanted)
                     assert wanted <= limits.shared_bytes - (1 << 10), (length, dtype, program.name)
+    assert most > limits.shared_bytes // 2
 
 
 @pytest.mark.gpu
