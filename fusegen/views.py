@@ -130,7 +130,7 @@ class KernelView(Indexing):
 
     # What stands in the parameter list.
 
-    @property
+    @cached_property
     def reads(self) -> list[Read]:
         """Everything read, in the order of the inputs."""
         return [
@@ -144,7 +144,7 @@ class KernelView(Indexing):
         """The tensors that one element function reads."""
         return [r for r in (self.reads if among is None else among) if function.reads(r.name)]
 
-    @property
+    @cached_property
     def stores(self) -> list[Read]:
         """Everything written at finished values."""
         return [Read(b.name, b, self.type(b), frozenset(b.extent)) for b, _ in self.kernel.stores]

@@ -1,10 +1,25 @@
 """What every test shares: one cache of builds a session, the devices, seeds."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+
+from fusegen import toolchain
+
+# Where builds for a CPU are not optimised: what these test is which values and gradients the text
+# stands for, and gcc takes longer to optimise it than everything else together. What optimised
+# builds compute is seen by the others: every chain that people write, every operation, reductions
+# short and long, and chains at random.
+UNOPTIMISED = (
+    *("test_autocast", "test_broadcasting", "test_bundles", "test_casts", "test_dropout"),
+    *("test_gaps", "test_giving", "test_gradients", "test_holding", "test_joining"),
+    *("test_layouts", "test_masks", "test_mixed", "test_norms", "test_operators"),
+    *("test_pooling", "test_second_derivatives", "test_segments", "test_selecting"),
+    *("test_transforms", "test_viewing"),
+)
 
 
 def pytest_addoption(parser):
@@ -58,6 +73,17 @@ def threads():
     """One thread for each process of pytest-xdist: OpenMP's threads wait actively."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def optimisation(request):
+    """None for UNOPTIMISED."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.module.__name__ in UNOPTIMISED:
+            flags = toolchain.FLAGS["cpp"]
+            fast = tuple("-O0" if flag == "-O3" else flag for flag in flags.cxx)
+            patch.setitem(toolchain.FLAGS, "cpp", replace(flags, cxx=fast))
+        yield
 
 
 @pytest.fixture

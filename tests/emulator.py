@@ -37,7 +37,7 @@ from fusegen.windowing import windows_along
 HEADER = Path(__file__).parent / "emulation"
 # With globals of its own, and jumps between stacks.
 COMPILER = (
-    *("g++", "-O1", "-std=c++17", "-fPIC", "-ffp-contract=off", "-w"),
+    *("g++", "-O0", "-std=c++17", "-fPIC", "-ffp-contract=off", "-w"),
     *("-fno-gnu-unique", "-U_FORTIFY_SOURCE"),
 )
 _LAUNCH = re.compile(r"(\w+)<<<(.*?),\s*stream>>>\((.*?)\);", re.DOTALL)
