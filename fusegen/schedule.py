@@ -128,6 +128,7 @@ def schedule(
     if spread:
         state.pending = spread
         _level(state, pooled)
+    assert not state.pending, f"nothing computes {', '.join(state.pending)}"
     return tuple(_to_and_fro(state.kernels))
 
 

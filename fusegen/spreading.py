@@ -26,7 +26,7 @@ def put_off_spread(state: Pass) -> dict[str, Expr]:
         arg
         for node in ir.topological(spread.values())
         for arg in node.args
-        if node.extent > domain and arg.extent <= domain and reduces_below([arg])
+        if not node.extent <= domain and arg.extent <= domain and reduces_below([arg])
     )
     if any(expr.kind != "number" for expr in shared):
         return {}

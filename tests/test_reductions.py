@@ -36,6 +36,11 @@ DROPPED = [
     ("softmax(1) | mul_channel | log_softmax(-1) | max(1)", [(4,)]),
     ("layernorm(w) | sum(1) | softmax(-1)", [(5,)]),
     ("softmin(0) | sum((0, 2))", []),
+    # Gradients of elements that have a sum in common, over more axes than it was found along.
+    ("log_softmax(-1) | sum(0)", []),
+    ("log_softmax(1) | add(b) | mean((0, 2, 3))", [(3, 1, 1, 5)]),
+    ("log_softmax(1) | adaptive_avg_pool2d(1) | mul(w)", [(4, 1, 1)]),
+    ("log_softmax(2) | mean((0, 1)) | tanh", []),
 ]
 
 
