@@ -171,9 +171,19 @@ class AheadView(BesideView):
         ahead = self.turns_ahead * a_turn if self.is_sent_ahead else 0
         return self._sums_bytes + ahead
 
+    def _words_along(self, reads: Sequence[Read]) -> int:
+        """How many words of 16 bytes a pack of each of these takes, where every row reads them."""
+        return sum(max(1, self.lanes * ITEM_BYTES[r.buffer.dtype] // 16) for r in reads)
+
+    @property
+    def along_places(self) -> list[tuple[Read, int]]:
+        """What every row reads, and how many such words a thread's pack has before it."""
+        reads = self.along_reads
+        return [(r, self._words_along(reads[:i])) for i, r in enumerate(reads)]
+
     @property
     def _most_along_bytes(self) -> int:
-        return 16 * self.packs * self.threads * len(self.along_reads)
+        return 16 * self.packs * self.threads * self._words_along(self.along_reads)
 
     @property
     def _along_bytes(self) -> int:
@@ -204,7 +214,7 @@ class AheadView(BesideView):
         """The same for a block that is not set up yet."""
         if not self.stages_along:
             return str(self.room_bytes)
-        a_thread = 16 * self.packs * len(self.along_reads)
+        a_thread = 16 * self.packs * self._words_along(self.along_reads)
         return f"{self.room_bytes} + {a_thread} * {block}.x"
 
     def ahead(self, read: Read) -> str:

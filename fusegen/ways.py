@@ -61,7 +61,8 @@ def way_of(node: Expr, strips: Strips | None) -> Way:
     kind, axes = ir.reduction(node)
     domain = ordered(node.args[0].extent)
     passing = frozenset[int]() if strips is None else strips.passing_of(domain, axes)
-    if passing:
+    # Of what windows leave in memory, the elements of each lie innermost: behind all groups.
+    if passing and min(domain) >= 0:
         columns = tuple(g for g in domain if g > max(passing))
         within = tuple(g for g in columns if g in axes)
         is_beside = within == columns[len(columns) - len(within) :] != columns

@@ -130,10 +130,11 @@ def run(
     processors: int = 6,
     shared_bytes: int = H200.shared_bytes,
     has_gaps: bool = False,
+    has_gradients: bool = True,
 ) -> Emulated:
-    """The result, then the gradients of x and every operand, on a device with these limits; x
-    is random where it is not given. Every tensor that can have gaps has them where has_gaps is
-    True.
+    """The result, then the gradients of x and every operand if there are any and they are wanted,
+    on a device with these limits; x is random where it is not given. Every tensor that can have
+    gaps has them where has_gaps is True.
     """
     chain = dsl.parse(chain_text)
     kind = getattr(torch, dtype)
@@ -154,10 +155,10 @@ def run(
     tensors = [t > 0 if k == "bool" else t for t, k in zip(tensors, kinds, strict=True)]
     bound = bind(chain, (shape, dtype), operands)
     order = bound.memory_order(lies)
-    program = forward(bound, is_training=bound.dtype in FLOATING)
+    is_differentiable = bound.dtype in FLOATING and has_gradients
+    program = forward(bound, is_training=is_differentiable)
     types = element_types(program, bound, kinds)
     programs = [program]
-    is_differentiable = bound.dtype in FLOATING
     if is_differentiable:
         found = derivative(program, range(len(shapes)), program.results, shapes)
         types = with_derivative(program, found, types)

@@ -865,6 +865,17 @@ CASES = [
     # Rows so many and so short that a block takes several, and some are left over.
     ("batch_norm(weight=w, bias=b, training=True) | tanh", (41, 110, 6), [(110,)] * 2, {}, "inner"),
     ("var((0, 2))", (63, 134, 9), [], {"dtype": "bfloat16"}, "inner"),
+    # Numbers of columns beside rows of two bytes, in shared memory in packs twice as wide.
+    (
+        "batch_norm(weight=w, bias=b, training=True) | softmax(-1)",
+        (48, 130),
+        [(130,)] * 2,
+        {"dtype": "bfloat16", "has_gradients": False, "processors": 24},
+        "row outer",
+    ),
+    # Sums down the columns of what windows leave, element by element.
+    ("sub(p) | abs | avg_pool2d(2)", (200, 40, 4), [(40, 1)], {}, "window inner"),
+    ("mul(p) | gelu | max_pool2d(2)", (600, 24, 6), [(1, 6)], {}, "window outer"),
     # Groups of channels that a block has room for, and a team of blocks.
     ("gelu | group_norm(2, w, b)", (7, 8, 71, 142), [(8,)] * 2, {"processors": 24}, "row"),
     ("group_norm(2, w, b) | silu", (3, 8, 64, 70), [(8,)] * 2, {"dtype": "bfloat16"}, "row"),

@@ -177,6 +177,25 @@ def test_what_lies_across_memory_is_reduced_as_in_torch(text, shape, operands, d
         )
 
 
+@pytest.mark.parametrize("rows", [48, 3000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "batch_norm(weight=w, bias=b, training=True) | softmax(-1)",
+        "mul(w) | add(b) | log_softmax(0) | layernorm(normalized_shape=130)",
+    ],
+)
+def test_what_columns_leave_for_rows_is_wider_than_their_elements(text, rows, device):
+    tensors = [torch.randn(s, device=device).to(torch.bfloat16) for s in ((rows, 130), 130, 130)]
+    fused = fusegen.compile(text)
+    with torch.no_grad():
+        result = fused(*tensors)
+    tensors = [t.requires_grad_() for t in tensors]
+    ours, wide = outcome(fused, tensors), outcome(fused.reference, tensors, dtype=torch.float64)
+    for a, b in zip((result, *ours.tensors), (wide.result, *wide.tensors), strict=True):
+        assert (a.double() - b).abs().max() < 2**-6 * max(b.abs().max(), 2**-6)
+
+
 # Running statistics.
 
 

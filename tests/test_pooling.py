@@ -114,6 +114,20 @@ def test_pooling_is_torchs_in_any_layout(text, shape, operands, device):
     compared(fused, [t.requires_grad_() for t in tensors], 2e-5, device)
 
 
+@pytest.mark.parametrize(
+    ("text", "shape", "operand"),
+    [
+        ("sub(p) | abs | avg_pool2d(2)", (200, 40, 4), (40, 1)),
+        ("mul(p) | gelu | avg_pool2d(2)", (40, 6, 24, 4), (24, 1)),
+        ("mul(p) | gelu | max_pool2d(2)", (600, 24, 6), (1, 6)),
+        ("add(p) | silu | max_pool2d(2)", (300, 64, 4), (64, 4)),
+    ],
+)
+def test_what_varies_along_an_axis_that_is_pooled_has_its_gradient(text, shape, operand, device):
+    tensors = [torch.randn(s, requires_grad=True) for s in (shape, operand)]
+    compared(fusegen.compile(text), tensors, 2e-5, device)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_pooling_of_16_bits_adds_up_in_fp32(dtype):
     x = torch.randn(2, 8, 9, 10).to(dtype)

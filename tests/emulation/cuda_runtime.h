@@ -43,7 +43,8 @@ inline OF_ITS_BLOCK dim3 threadIdx, blockIdx, blockDim, gridDim;
 namespace emulation {
 
 constexpr size_t kMostShared = 227 << 10, kStack = 64 << 10;
-inline OF_ITS_BLOCK uint4* const room = static_cast<uint4*>(aligned_alloc(256, 256 << 10));
+constexpr size_t kRoom = 256 << 10;  // with as much behind what a block asked for as tells who goes beyond it
+inline OF_ITS_BLOCK uint4* const room = static_cast<uint4*>(aligned_alloc(256, kRoom));
 
 struct Fiber {
   ucontext_t context;  // for its first turn; then it goes on where it jumped from, which needs no system call
@@ -98,13 +99,13 @@ inline void start(Fiber& fiber) {
   makecontext(&fiber.context, run_thread, 0);
 }
 
-inline void run_block(unsigned b, dim3 grid, dim3 block, const std::function<void()>& body) {
+inline void run_block(unsigned b, dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body) {
   kernel = &body;
   gridDim = grid;
   blockDim = block;
   blockIdx = dim3(b, 0, 0);
   threads = static_cast<int>(block.x * block.y);
-  std::memset(room, 0xff, 256 << 10);
+  std::memset(room, 0xff, kRoom);
   alive = threads;
   arrived = 0;
   for (Warp& warp : warps) warp.arrived = 0;
@@ -122,6 +123,10 @@ inline void run_block(unsigned b, dim3 grid, dim3 block, const std::function<voi
     }
     if (progress == before) fail("threads wait for others that will not come", alive);
   }
+  const char* behind = reinterpret_cast<char*>(room) + shared_bytes;
+  if (*behind != '\xff' || std::memcmp(behind, behind + 1, kRoom - shared_bytes - 1) != 0) {
+    fail("shared memory written beyond the bytes asked for", static_cast<int>(shared_bytes));
+  }
 }
 
 inline void check(dim3 block, size_t shared_bytes) {
@@ -132,7 +137,7 @@ inline void check(dim3 block, size_t shared_bytes) {
 
 inline void launch(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body) {
   check(block, shared_bytes);
-  for (unsigned b = 0; b < grid.x; ++b) run_block(b, grid, block, body);
+  for (unsigned b = 0; b < grid.x; ++b) run_block(b, grid, block, shared_bytes, body);
 }
 
 }  // namespace emulation
@@ -244,7 +249,7 @@ inline void launch_together(const cudaLaunchConfig_t& how, const std::function<v
   std::vector<std::thread> blocks;
   for (unsigned b = 0; b < how.gridDim.x; ++b) {
     blocks.emplace_back([&how, &body, b] {
-      run_block(b, how.gridDim, how.blockDim, body);
+      run_block(b, how.gridDim, how.blockDim, how.dynamicSmemBytes, body);
       for (Fiber& fiber : fibers) std::free(fiber.stack);
     });
   }
