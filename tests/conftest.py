@@ -25,6 +25,9 @@ UNOPTIMISED = (
 def pytest_addoption(parser):
     parser.addoption("--build-cache", help="keep what tests build in this folder, for the next run")
     parser.addoption(
+        "--first-chain", type=int, default=0, help="draw other chains in test_chains_large.py"
+    )
+    parser.addoption(
         "--update-golden", action="store_true", help="rewrite tests/golden with what is emitted now"
     )
 
