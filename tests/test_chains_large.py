@@ -21,7 +21,7 @@ LARGEST = {"cpu": 1 << 16, "cuda": 3 << 20}
 # What a value may be off by, of the largest or of one, but for so few: of values that rounding
 # makes equal, a window's winner may be another one, and so may be the side of a kink.
 CLOSE = {torch.float32: 1e-3, torch.float16: 2**-6, torch.bfloat16: 2**-4}
-FEW = 0.05
+FEW = 0.02
 SIZES = (
     *(1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 24, 31, 32, 33, 48, 64, 65, 96, 100, 127, 128, 130, 192),
     *(256, 257, 300, 512, 768, 1000, 1024, 1280, 2048, 2560, 4096, 4100, 8192, 8200, 12288, 12289),
@@ -162,7 +162,8 @@ def draw(number: int, largest: int) -> Drawing:
 )
 def test_a_chain_over_many_elements_is_eagers(number, device, request):
     drawn = draw(number + request.config.getoption("--first-chain"), LARGEST[device])
-    dtype = list(CLOSE)[number % len(CLOSE)]
+    # Rounded to 16 bits, a window's values may be equal that are far apart before a norm's weight.
+    dtype = torch.float32 if "max_pool" in drawn.text else list(CLOSE)[number % len(CLOSE)]
     fused = fusegen.compile(drawn.text)
     masks = [name for name in fused.chain.operands if f"masked_fill({name}," in drawn.text]
     generator = torch.Generator().manual_seed(number)
