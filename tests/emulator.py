@@ -249,8 +249,10 @@ def run(
     outputs = launch(launched[0], tensors)
     if not is_differentiable:
         wide = [t.double() if t.is_floating_point() else t for t in tensors]
-        expected = run_eagerly(chain, wide[0], dict(zip(chain.operands, wide[1:], strict=True)))
-        return Emulated(outputs, results_of(expected), text)
+        given = dict(zip(chain.operands, wide[1:], strict=True))
+        expected = results_of(run_eagerly(chain, wide[0], given))
+        outputs = [o.reshape(e.shape) for o, e in zip(outputs, expected, strict=True)]
+        return Emulated(outputs, expected, text)
     exact = [t.double().requires_grad_() if t.is_floating_point() else t for t in tensors]
     if chain.drawn:  # the other target draws the same from the same seeds
         ours = Part(chain)(exact[0], exact[1:], None)
