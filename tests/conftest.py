@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusegen import toolchain
+from fusegen import modules, toolchain
 
 # Where builds for a CPU are not optimised: what these test is which values and gradients the text
 # stands for, and gcc takes longer to optimise it than everything else together. What optimised
@@ -86,6 +86,7 @@ def optimisation(request):
             flags = toolchain.FLAGS["cpp"]
             fast = tuple("-O0" if flag == "-O3" else flag for flag in flags.cxx)
             patch.setitem(toolchain.FLAGS, "cpp", replace(flags, cxx=fast))
+            patch.setattr(modules, "_modules", {})  # else the process keeps them for the others
         yield
 
 

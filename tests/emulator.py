@@ -249,8 +249,8 @@ def run(
     outputs = launch(launched[0], tensors)
     if not is_differentiable:
         wide = [t.double() if t.is_floating_point() else t for t in tensors]
-        given = dict(zip(chain.operands, wide[1:], strict=True))
-        expected = results_of(run_eagerly(chain, wide[0], given))
+        named = dict(zip(chain.operands, wide[1:], strict=True))
+        expected = results_of(run_eagerly(chain, wide[0], named))
         outputs = [o.reshape(e.shape) for o, e in zip(outputs, expected, strict=True)]
         return Emulated(outputs, expected, text)
     exact = [t.double().requires_grad_() if t.is_floating_point() else t for t in tensors]
