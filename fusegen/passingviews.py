@@ -81,7 +81,7 @@ class PassingView(StretchingView):
         if not self.has_strips:
             return []
         staying = {*self.kept, *self.kernel.columns}
-        return [r for r in self._plain_reads if r.extent <= staying and r.extent != self._along]
+        return [r for r in self.partial_reads if r.extent <= staying and r not in self.along_reads]
 
     @property
     def staying(self) -> list[tuple[str, str]]:

@@ -90,7 +90,10 @@ class Drawing:
         axis = self.pick.randrange(len(self.shape)) - self.pick.choice([0, len(self.shape)])
         last = tuple(self.shape[self.pick.randrange(len(self.shape)) :])
         found = [f"{name}({axis})" for name in ("softmax", "log_softmax")]
-        found += [f"{name}(normalized_shape={last})" for name in ("layernorm", "rms_norm")]
+        # As it is left out, eps is another one in each type.
+        found += [
+            f"{name}(normalized_shape={last}, eps=1e-5)" for name in ("layernorm", "rms_norm")
+        ]
         if len(self.shape) > 2:
             channels = self.shape[1]
             groups = self.pick.choice([n for n in (1, 2, 3, 4, 8, 16) if channels % n == 0])

@@ -686,6 +686,22 @@ CASES = [
     ("add(r) | softmax(-1) | select(1, 2)", (9, 5, 64), [(9, 5, 64)], {}, "row"),
     ("masked_fill(m, 0.5) | softmax(-1) | select(1, 3)", (9, 5, 64), [(9, 5, 64)], {}, "row"),
     ("softmax(-1) | select(-1, 3, keepdim=True) | log", (9, 96), [], {}, "row"),
+    # Places, and noise, that threads which stay in their columns find once.
+    (
+        "group_norm(2) | select(1, -1) | logsumexp((0, 1))",
+        (2, 8, 15, 9),
+        [],
+        {"layout": _LAST},
+        "outer",
+    ),
+    ("group_norm(2) | mul(2) | select(2, -1)", (2, 8, 15, 9), [], {"layout": _LAST}, "outer"),
+    (
+        "keep(a) | mean((2, 3), True) | dropout(0.5) | mul(a) | group_norm(4)",
+        (2, 64, 24, 23),
+        [],
+        {"layout": _LAST, "dtype": "bfloat16"},
+        "outer inner",
+    ),
     ("layernorm(w) | unflatten(-1, (4, -1)) | select(-2, 1)", (9, 96), [(96,)], {}, "row"),
     ("select(1, 20) | add(b)", (3, 40, 5, 6), [(5, 1)], {}, "pointwise"),
     # Several results.
