@@ -18,9 +18,11 @@ from fusegen.errors import FusegenError
 
 CHAINS = {"cpu": 8, "cuda": 60}
 LARGEST = {"cpu": 1 << 16, "cuda": 3 << 20}
-# What a value may be off by, of the largest or of one, but for so few: of values that rounding
-# makes equal, a window's winner may be another one, and so may be the side of a kink.
+# What a value may be off by, of the largest or of one, or so many times what eager is in single
+# precision, where terms cancel; but for so few: of values that rounding makes equal, a window's
+# winner may be another one, and so may be the side of a kink.
 CLOSE = {torch.float32: 1e-3, torch.float16: 2**-6, torch.bfloat16: 2**-4}
+TIMES_EAGERS = 4
 FEW = 0.02
 SIZES = (
     *(1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 24, 31, 32, 33, 48, 64, 65, 96, 100, 127, 128, 130, 192),
@@ -184,18 +186,25 @@ def test_a_chain_over_many_elements_is_eagers(number, device, request):
     tensors = [t.requires_grad_() if t.is_floating_point() else t for t in tensors]
     cotangent = cotangent_for(alone)
     ours = outcome(fused, tensors, cotangent)
-    wide = outcome(fused.reference, tensors, cotangent.cpu(), torch.float64, "cpu")
-    pairs = [(alone, wide.result), *zip(ours.tensors, wide.tensors, strict=True)]
-    for name, (have, want) in zip(("alone", *ours.names), pairs, strict=True):
-        assert share_off(have, want) <= FEW, f"{name} of {drawn.text} over {drawn.x}, {dtype}"
+    wide = outcome(fused.reference, tensors, cotangent.cpu(), torch.float64, "cpu").tensors
+    eager = outcome(fused.reference, tensors, cotangent, torch.float32).tensors
+    found = [alone, *ours.tensors]
+    compared = zip(["alone", *ours.names], found, [wide[0], *wide], [eager[0], *eager], strict=True)
+    for name, have, want, eagers in compared:
+        is_off = share_off(have, want, eagers) > FEW
+        assert not is_off, f"{name} of {drawn.text} over {drawn.x}, {dtype}: {have}, want {want}"
 
 
-def share_off(have: torch.Tensor, want: torch.Tensor) -> float:
+def share_off(have: torch.Tensor, want: torch.Tensor, eagers: torch.Tensor) -> float:
     """How many of a result's values are not close, as a part of all."""
+    if not have.numel():
+        return 0.0
     rounded = want.to(have.dtype).double()  # it may be too large for the type
     finite = rounded[rounded.isfinite()].abs()
     scale = max(1.0, finite.max().item() if finite.numel() else 0.0)
     found = have.double()
     is_same = (found == rounded) | (found.isnan() & rounded.isnan())
-    is_close = (found - rounded).abs() <= CLOSE[have.dtype] * scale
-    return 1 - (is_same | is_close).double().mean().item() if have.numel() else 0.0
+    usual = (eagers.double() - want).abs().nan_to_num(posinf=0.0).flatten()
+    usual = usual.kthvalue(math.ceil((1 - FEW) * usual.numel())).values.item()
+    allowed = max(CLOSE[have.dtype] * scale, TIMES_EAGERS * usual)
+    return 1 - (is_same | ((found - rounded).abs() <= allowed)).double().mean().item()
