@@ -213,7 +213,7 @@ class Tier:
         if self.has_long_stretches:
             return _MOST_LONG_SUMS
         pairs = self.summing_elements // self.lanes * self.threads // 2
-        return _STRETCH_BYTES // (pairs * width)
+        return _STRETCH_BYTES // (max(pairs, 1) * width)
 
     def has_room_for(self, values: int) -> bool:
         """Whether a thread that has whole rows has registers for so many values of each element."""
