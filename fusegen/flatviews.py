@@ -11,6 +11,7 @@ from fusegen.views import NUMBERS, KernelView
 
 _THREADS, _THREADS_WRITING = 64, 256  # of a block, the latter where it reads little
 _BLOCKS, _BLOCKS_CALLING = 24, 16  # of _THREADS, the latter where functions are called
+_MOST_LOADED = 64  # bytes of a thread on their way beside which the registers of _BLOCKS are enough
 _MOST_NUMBERS = 8  # of a thread in shared memory, for 512 threads
 
 
@@ -33,7 +34,9 @@ class PointwiseView(KernelView):
         if all(ITEM_BYTES[r.buffer.dtype] > 2 for r in self.packed) and not has_gaps:
             return 0
         calls = any(n.op in FUNCTIONS for n in ir.topological(self.expressions))
-        blocks = _BLOCKS_CALLING if calls or has_gaps else _BLOCKS
+        loaded = sum(ITEM_BYTES[r.buffer.dtype] for r in self.full_reads) * self.lanes * self.packs
+        is_full = loaded > _MOST_LOADED or (not loaded and bool(self.varying_reads))
+        blocks = _BLOCKS_CALLING if calls or has_gaps or is_full else _BLOCKS
         return blocks * _THREADS // self.threads
 
 

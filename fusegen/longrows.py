@@ -246,6 +246,10 @@ def adds_columns(program: Program, axes: ir.Extent) -> bool:
 
 
 def widest_extent(program: Program) -> ir.Extent:
-    """The extent of the largest tensors that it reads or writes."""
+    """The extent of the largest values that it reduces; where it reduces nothing, of the largest
+    tensors that it reads or writes.
+    """
+    reduces = [n for n in ir.topological(program.graph.roots) if n.op == "reduce"]
     tensors = [*program.graph.inputs, *program.graph.roots]
-    return max((expr.extent for expr in tensors), key=len, default=frozenset())
+    found = [n.args[0] for n in reduces] or tensors
+    return max((expr.extent for expr in found), key=len, default=frozenset())

@@ -81,7 +81,8 @@ class PassingView(StretchingView):
         if not self.has_strips:
             return []
         staying = {*self.kept, *self.kernel.columns}
-        return [r for r in self.partial_reads if r.extent <= staying and r not in self.along_reads]
+        found = [r for r in self.partial_reads if r.extent <= staying]
+        return [r for r in found if r.extent != self._along or r.buffer.is_computed]
 
     @property
     def staying(self) -> list[tuple[str, str]]:

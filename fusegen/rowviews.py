@@ -17,18 +17,18 @@ from fusegen.target import BRIEF, DEAR, ITEM_BYTES
 # What a block may hold and add up in registers, of 65,536 that a multiprocessor has.
 _REGISTERS, _NARROW_REGISTERS = 32768, 49152
 _MOST_ALONG_BYTES = 32 << 10  # of a block, for what every row reads; more where packs are long
-_FEW_LANES = 4
+_FEW_LANES, _FEW_SINGLY = 4, 2  # the latter of tensors that elements read one by one
 _MOST_KEEPING = 1024  # threads of a multiprocessor, of kernels that are light but for that
 _MUCH_BESIDE = 12  # elements of a row, where two tensors stand beside it
 _MOST_BESIDE = 36  # of what strided rows hold, and have beside it for all of their elements
 _MANY_SUMS = 48  # registers of a thread, for sums, or for rows and what they share in large blocks
 # Blocks where rows pass by, by the registers of what a thread keeps of its columns beside them.
-_BLOCKS_PASSING = ((12, 4), (32, 3), (48, 2), (1 << 30, 1))
+_BLOCKS_PASSING, _LITTLE_ALONG = ((12, 4), (32, 3), (48, 2), (1 << 30, 1)), 16
 _FEW_REGISTERS, _FEW_KEPT = 64, 40  # of a thread, and of those for what is kept
 _MANY_KEPT_NARROW = 54  # of single elements of two bytes, with fewer threads
 _MANY_KEPT, _MANY_THREADS = 80, 768  # of a thread that has more; of a multiprocessor
 _MOST_EARLY, _MOST_HELD_ALONG = 0.65, 0.45  # of a thread's registers, with what it holds beside
-# Threads of a multiprocessor that keep what some rows share, by the registers of what one holds.
+# Threads of a multiprocessor that keep what some rows share, by the registers of what is held.
 _RESIDENT_KEEPING = ((36, 1024), (48, 768), (72, 512))
 _MOST_OWN = _RESIDENT_KEEPING[-1][0]
 _MOST_KEPT, _MOST_KEPT_SHIFTED = 40960, 28672  # registers, where what every row reads is kept too
@@ -88,13 +88,13 @@ class RowView(SummingView):
 
     @property
     def _kept_words(self) -> float:
-        """Of sums down columns: the registers of what columns have of their own, with those of
-        what stands beside it; 0 where they have nothing.
+        """Of sums down columns: the registers of what stands beside rows that pass by, beyond the
+        few of tensors that every row reads where columns have nothing of their own.
         """
-        kept = len(self.staying) + _words(self.own_reads)
+        kept, along = len(self.staying) + _words(self.own_reads), _words(self.along_reads)
         if not kept:
-            return 0
-        kept += _words(self.along_reads)
+            return self.lanes * along + 2 * len(self.row_reads) - _LITTLE_ALONG
+        kept += along + len(self.single_reads) / 2
         if not self.own_reads:
             return self.lanes * (kept + (len(self.sums) > 1))
         kept += sum(3 if s.kind == "moments" else 1 for s in self.sums)
@@ -106,8 +106,7 @@ class RowView(SummingView):
         assert self.kernel.tier is not None
         reads = self.full_reads + self.along_reads + self.own_reads
         words = _words(reads)
-        # A pack of narrow ones is worked on in twice the registers.
-        wide = 2 * self.lanes if self.is_narrow else 0
+        wide = 2 * self.lanes if self.is_narrow else 0  # where a pack of narrow ones is worked on
         return self.kernel.tier.summing_elements * (words + len(self.carried)) + wide
 
     @property
@@ -291,7 +290,7 @@ class RowView(SummingView):
         """
         if not self.kernel.tier:
             if self._words > 1:
-                return 1 if self._kept_words else 2
+                return 1 if self._kept_words > 0 else 2
             wide = self.lanes * len(self.full_reads)
             own = bool(self.own_reads) and not self.sums  # from which nvcc finds more ahead
             few = 2 if own else 3 if self.staying or self.kernel.has_gaps else 4
@@ -327,16 +326,17 @@ class RowView(SummingView):
         words = self.elements * len(self.full_reads) * self._words
         is_crowded = self._is_tight and len(self.stages) <= 1
         most = MOST_AT_ONCE * (2 if is_crowded else 1)
+        asks_singly = len(self.single_reads) > _FEW_SINGLY
         if self.family == "column" and self.lanes == 1 and words <= most:
             # Means and variances of wide elements would not fit in four blocks, nor much of each.
-            is_full = (self.has_moments and not self.is_narrow) or len(self.single_reads) > 2
+            is_full = (self.has_moments and not self.is_narrow) or asks_singly
             return max(1, min(1024 // self._words // self.threads, 3 if is_full else 4))
         if self.family == "column":
             once = self.values.once.results if self.values.once else ()
             beside = self.lanes * (len(once) + len(self.reads_beside)) * self._words
             most = min(most, _MOST_BESIDE - beside)
         fits = words <= most and (self.lanes > 1 or is_crowded)
-        fits = fits and self._leaves_little and not self._asks_much
+        fits = fits and self._leaves_little and not self._asks_much and not asks_singly
         fits = fits and not (self.stretches and self._words > 1)
         is_full = bool(self.carried) or any(r.is_dear for s in self.stages for r in s.reductions)
         has_much = bool(self.called_again) or (is_full and bool(self.stretches))
