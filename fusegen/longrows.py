@@ -241,15 +241,16 @@ def _reduced_of_rows(program: Program, axes: ir.Extent) -> set[ir.Extent]:
 
 def adds_columns(program: Program, axes: ir.Extent) -> bool:
     """Whether results vary along rows, but not along all of them together."""
-    full = widest_extent(program)
+    full = widest_extent(program, axes)
     return any(root.extent & axes and root.extent < full for root in program.graph.roots)
 
 
-def widest_extent(program: Program) -> ir.Extent:
-    """The extent of the largest values that it reduces; where it reduces nothing, of the largest
-    tensors that it reads or writes.
+def widest_extent(program: Program, axes: ir.Extent) -> ir.Extent:
+    """The extent of the largest values that it reduces, or where it reduces nothing along these
+    axes, of the largest tensors that it reads or writes: results may be spread over more.
     """
     reduces = [n for n in ir.topological(program.graph.roots) if n.op == "reduce"]
+    is_along = any(ir.reduction(n)[1] & axes for n in reduces)
     tensors = [*program.graph.inputs, *program.graph.roots]
-    found = [n.args[0] for n in reduces] or tensors
+    found = [n.args[0] for n in reduces] if is_along else tensors
     return max((expr.extent for expr in found), key=len, default=frozenset())

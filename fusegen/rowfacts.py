@@ -59,7 +59,7 @@ def words_of(
     """The registers that one element takes in all tensors of full size, with one where there are
     many tensors that every row along these axes reads; but for those that are read at their use.
     """
-    full = widest_extent(program)
+    full = widest_extent(program, axes)
     held = [ir.name_of(leaf) for leaf in program.graph.inputs if leaf.extent == full]
     found = [dtypes[name] for name in held if name not in at_use]
     # Doubles take two, and so does what is computed from them.
@@ -72,7 +72,7 @@ def summed_over_rows(program: Program, axes: ir.Extent, bound: Bound) -> int:
     some are told apart by more than so many rows as a device works on at once. What some rows share
     counts too, where little else is read, and so do two registers where several results are whole.
     """
-    full = widest_extent(program)
+    full = widest_extent(program, axes)
     found = [r.extent - axes for r in program.graph.roots if r.extent & axes and r.extent < full]
     kept = max((math.prod(bound.domain[a] for a in extent) for extent in found), default=1)
     if not found or kept > _MOST_KEPT_ROWS:
@@ -103,9 +103,9 @@ def asked_again(
     return len(shared) if sum(sizes) <= _MOST_ASKED_BYTES else 0
 
 
-def reads_floats(program: Program, dtypes: Mapping[str, str]) -> bool:
+def reads_floats(program: Program, axes: ir.Extent, dtypes: Mapping[str, str]) -> bool:
     """Whether several tensors of full size are read, none of them with elements of two bytes."""
-    full = widest_extent(program)
+    full = widest_extent(program, axes)
     found = [dtypes[ir.name_of(leaf)] for leaf in program.graph.inputs if leaf.extent == full]
     return len(found) > 1 and not any(ITEM_BYTES[dtype] == _NARROW_BYTES for dtype in found)
 

@@ -131,7 +131,7 @@ def _tier_of(
             return replace(tier, forward=full, derivative=derivative)
         # Two passes over memory are faster than teams that add up stretches, but for these.
         shared = None
-        if all(reads_floats(p, dtypes) for p in others):
+        if all(reads_floats(p, axes, dtypes) for p in others):
             shared = shared_tier(tier, *size, stretch, count, others, axes, is_dear=is_dear)
         is_held = tier.holds_derivatives and not tier.may_be_shared
         return replace(

@@ -79,7 +79,7 @@ def _bytes_of_columns(program: Program, axes: ir.Extent) -> int:
     where a row's elements leave a thread no registers: with several reductions that wait for each
     other, or several results.
     """
-    full = widest_extent(program)
+    full = widest_extent(program, axes)
     roots = [root.extent for root in program.graph.roots]
     sums = sum(bool(extent & axes) and extent < full for extent in roots)
     if waits_twice(program, axes) or roots.count(full) > 1:

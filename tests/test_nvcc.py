@@ -80,6 +80,7 @@ _GROUPS = "keep(y) | group_norm(16, w, b) | tanh | hardswish | add(y) | logsumex
 _ROWS, _IMAGES, _LAST = (8192, 8192), (32, 64, 112, 112), "channels_last"
 _INSTANCES = "instance_norm(weight=w, bias=b) | gelu"
 _NORM = "group_norm(8, w, b)"
+_WEIGHTED = "batch_norm(weight=w, bias=b, training=True)"
 _BATCH = "batch_norm(m, v, w, b, training=True) | mul(2) | softmax(1)"
 
 _RESIDUAL = "batch_norm(m, v, w, b, training=True) | add(residual) | relu"
@@ -111,6 +112,11 @@ _RESIDUAL = "batch_norm(m, v, w, b, training=True) | add(residual) | relu"
         (f"layernorm(axis=1) | {_NORM}", Situation(_IMAGES, dtype="bfloat16", layout=_LAST), True),
         ("softmax(1) | mul(r)", Situation((1 << 20, 16), {"r": (1 << 20, 16)}), True),
         ("mish | add(0.5) | hardtanh", Situation(_IMAGES, dtype="float64"), True),
+        # Two tensors of two bytes; rows of one place, whose gradient is spread over more; columns
+        # that have many tensors beside rows that pass by.
+        ("softsign", Situation(_IMAGES, dtype="bfloat16"), True),
+        ("softmax(1) | select(0, -1)", Situation((48, 32000)), True),
+        (f"batch_norm(weight=u, bias=v, training=True) | {_WEIGHTED}", Situation((768, 640)), True),
     ],
 )
 def test_a_chain_of_real_size_compiles_without_a_spill(
