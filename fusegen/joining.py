@@ -131,10 +131,12 @@ def _is_apt(graph: ir.Graph, bound: Bound, least: int) -> bool:
     slides = [w for _, w in bound.windows if isinstance(w, Slide)]
     if least and any(w.parts or w.size > w.stride for w in slides):
         return False  # so much is computed again for windows that share elements
-    if slides and any(leaf.kind == "noise" for leaf in ir.inputs(before)):
-        return False  # it is drawn window by window
     pooled = within.union(a for a, _ in bound.windows)
     full = max((n.extent for n in nodes), key=len)
+    for leaf in ir.inputs(before) if slides else ():
+        # Noise is drawn window by window; and elements as they lie have one index for these axes.
+        if leaf.kind == "noise" or leaf.extent & pooled not in (frozenset(), full & pooled):
+            return False
     operands = [n for n in graph.inputs if n.extent & within and n.kind == "number"]
     is_apt = all(n.attrs[0] in ir.SUMS and ir.reduction(n)[1] >= pooled for n in before)
     return is_apt and all(n.extent == full for n in operands)

@@ -91,6 +91,8 @@ def test_windows_that_fill_their_axes_join_a_norm(text: str) -> None:
         ("max_pool2d(2) | keep(z) | mean((2, 3), keepdim=True) | mul(z)", SHAPE, {}),
         ("max_pool2d(2) | mean(1)", SHAPE, {}),
         ("max_pool2d(3, 2) | mean((2, 3))", SHAPE, {}),
+        # Elements as they lie have one index for the pooled axes, and the mask is by one of them.
+        ("masked_fill(m, 0) | instance_norm | max_pool2d(3, 2, 1)", SHAPE, {"m": (12,)}),
         # A maximum over windows and more knows no windows.
         ("keep(y) | amax((2, 3), True) | rsub(y) | max_pool2d(2)", SHAPE, {}),
     ],
