@@ -59,7 +59,7 @@ def is_joined(text: str, shape: tuple[int, ...] = SHAPE, target: str = "cuda", *
     """Whether the chain goes the first of its ways, of which there are two at least."""
     found = ways(chain(text))
     assert len(found) > 1
-    kinds = {n: (s, "float32") for n, s in operands.items()}
+    kinds = {n: (s, "bool" if n == "mask" else "float32") for n, s in operands.items()}
     kinds |= dict.fromkeys(chain(text).drawn, ((1,), "int64"))
     return chosen(found, (shape, "float32"), kinds, target)[0] == 0
 
@@ -92,7 +92,7 @@ def test_windows_that_fill_their_axes_join_a_norm(text: str) -> None:
         ("max_pool2d(2) | mean(1)", SHAPE, {}),
         ("max_pool2d(3, 2) | mean((2, 3))", SHAPE, {}),
         # Elements as they lie have one index for the pooled axes, and the mask is by one of them.
-        ("masked_fill(m, 0) | instance_norm | max_pool2d(3, 2, 1)", SHAPE, {"m": (12,)}),
+        ("masked_fill(mask, 0) | instance_norm | max_pool2d(3, 2)", SHAPE, {"mask": (12,)}),
         # A maximum over windows and more knows no windows.
         ("keep(y) | amax((2, 3), True) | rsub(y) | max_pool2d(2)", SHAPE, {}),
     ],
