@@ -116,7 +116,11 @@ _RESIDUAL = "batch_norm(m, v, w, b, training=True) | add(residual) | relu"
         # that have many tensors beside rows that pass by.
         ("softsign", Situation(_IMAGES, dtype="bfloat16"), True),
         ("softmax(1) | select(0, -1)", Situation((48, 32000)), True),
-        (f"batch_norm(weight=u, bias=v, training=True) | {_WEIGHTED}", Situation((65536, 640)), True),
+        (
+            f"batch_norm(weight=u, bias=v, training=True) | {_WEIGHTED}",
+            Situation((9999, 640)),
+            True,
+        ),
     ],
 )
 def test_a_chain_of_real_size_compiles_without_a_spill(
