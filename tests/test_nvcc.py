@@ -1,10 +1,8 @@
 """Every golden CUDA source compiles for each architecture, without warnings and without spills."""
 
-import os
 import re
 import subprocess
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -16,63 +14,60 @@ from fusegen.describe import Situation, sources
 GOLDEN = Path(__file__).parent / "golden"
 SOURCES = sorted(path.name for path in GOLDEN.glob("*.cu"))
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
-SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
+# Sources that nvcc compiles as one: alone, each would have CUDA's headers read for each of these.
+TOGETHER = 8
+_BATCHES = range(-(-len(SOURCES) // TOGETHER))
+_SPILLS = re.compile(
+    r"Function properties for (\w+)\s+\d+ bytes stack frame, "
+    r"(\d+) bytes spill stores, (\d+) bytes spill loads"
+)
 
 pytestmark = pytest.mark.skipif(
     toolchain.nvcc_path() is None, reason=f"no nvcc; {toolchain.INSTALL_NVCC}"
 )
 
-Result = subprocess.CompletedProcess[str]
 
-
-def compile_with_nvcc(source: Path, output: Path) -> Result:
-    """Machine code for all architectures, by the flags of a real build."""
+def assert_compiles(texts: Mapping[str, str], folder: Path) -> None:
+    """Sources by name, each in a namespace of its own, compile to machine code for all
+    architectures, by the flags of a real build, without a warning or a spill.
+    """
     nvcc = toolchain.nvcc_path()
     assert nvcc is not None
+    includes = {line for text in texts.values() for line in _includes(text)}
+    named = enumerate(texts.items())
+    spaces = [f'namespace source_{i}_ {{\n#line 1 "{n}"\n{_alone(t)}}}\n' for i, (n, t) in named]
+    source = folder / "together.cu"
+    source.write_text("\n".join([*sorted(includes), *spaces]))
     flags = [*toolchain.FLAGS["cuda"].nvcc, *map(toolchain.gencode_flag, ARCHITECTURES)]
-    command = [nvcc, "-fatbin", *flags, "-Xptxas", "-v", "-o", str(output), str(source)]
-    return subprocess.run(command, capture_output=True, text=True)
+    command = [nvcc, "-fatbin", *flags, "-Xptxas", "-v", "-o", f"{source}.fatbin", str(source)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    said = result.stdout + result.stderr
+    assert result.returncode == 0, said
+    assert "warning" not in said, said
+    found = _SPILLS.findall(said)
+    for i, name in enumerate(texts):
+        mine = [(s, loads) for mangled, s, loads in found if f"source_{i}_" in mangled]
+        assert len(mine) >= len(ARCHITECTURES), f"{name}: {said}"
+        assert all(spill == ("0", "0") for spill in mine), f"{name} spills: {said}"
 
 
-@pytest.fixture(scope="module")
-def compiled(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[str], Result]]:
-    """A function from a golden file's name to what nvcc said of it."""
-    folder = tmp_path_factory.mktemp("nvcc")
-    # Under pytest-xdist, its processes are the pool.
-    is_worker = "PYTEST_XDIST_WORKER" in os.environ
-    with ThreadPoolExecutor(1 if is_worker else os.cpu_count()) as pool:
-        pending: dict[str, Future[Result]] = {}
+def _includes(text: str) -> list[str]:
+    return re.findall(r"^#include .*$", text, re.MULTILINE)
 
-        def submit(name: str) -> Future[Result]:
-            if name not in pending:
-                output = folder / f"{name}.fatbin"
-                pending[name] = pool.submit(compile_with_nvcc, GOLDEN / name, output)
-            return pending[name]
 
-        if not is_worker:
-            for item in request.session.items:
-                if item.path == Path(__file__) and hasattr(item, "callspec"):
-                    submit(item.callspec.params["name"])
-        yield lambda name: submit(name).result()
+def _alone(text: str) -> str:
+    """Without what can be said only once for several: headers, and names without a namespace."""
+    return re.sub(r"^#include .*$", "", text, flags=re.MULTILINE).replace('extern "C" ', "")
 
 
 def test_there_is_something_to_compile() -> None:
     assert len(SOURCES) > 10
 
 
-@pytest.mark.parametrize("name", SOURCES)
-def test_a_source_compiles_without_a_warning_or_a_spill(
-    name: str, compiled: Callable[[str], Result]
-) -> None:
-    result = compiled(name)
-    said = result.stdout + result.stderr
-    assert result.returncode == 0, said
-    assert "warning" not in said, said
-    spills = SPILLS.findall(said)
-    assert len(spills) >= len(ARCHITECTURES), said
-    assert all(spill == ("0", "0") for spill in spills), said
+@pytest.mark.parametrize("batch", _BATCHES)
+def test_sources_compile_without_a_warning_or_a_spill(batch: int, tmp_path: Path) -> None:
+    names = SOURCES[batch :: len(_BATCHES)]
+    assert_compiles({name: (GOLDEN / name).read_text() for name in names}, tmp_path)
 
 
 _CHANNELS = "mul_channel(p) | instance_norm | clamp(-1, 1) | mul_channel(p) | max(1)"
@@ -127,24 +122,16 @@ def test_a_chain_of_real_size_compiles_without_a_spill(
     text: str, situation: Situation, grad: bool, tmp_path: Path
 ) -> None:
     found = sources(fusegen.chain(text), "cuda", situation, grad=grad)
-    source = tmp_path / "chain.cu"
-    for part in found:
-        source.write_text(part.text)
-        result = compile_with_nvcc(source, tmp_path / "chain.fatbin")
-        assert result.returncode == 0, result.stderr
-        spills = SPILLS.findall(result.stdout + result.stderr)
-        assert len(spills) >= len(ARCHITECTURES), result.stderr
-        assert all(spill == ("0", "0") for spill in spills), result.stderr
+    assert_compiles({f"part {i}": part.text for i, part in enumerate(found)}, tmp_path)
 
 
 def test_a_spill_would_be_noticed(tmp_path: Path) -> None:
-    source = tmp_path / "spilling.cu"
     values = "\n".join(f"  float v{i} = x[{i} * 97 + threadIdx.x];" for i in range(64))
     stores = "\n".join(f"  x[{i} * 89 + threadIdx.x] = v{63 - i};" for i in range(64))
-    source.write_text(
+    spilling = (
         f"__global__ void __launch_bounds__(1024, 2) spilling(float* x) {{\n{values}\n"
         f"  __syncthreads();\n{stores}\n}}\n"
     )
-    result = compile_with_nvcc(source, tmp_path / "spilling.fatbin")
-    assert result.returncode == 0, result.stderr
-    assert any(spill != ("0", "0") for spill in SPILLS.findall(result.stdout + result.stderr))
+    fine = (GOLDEN / SOURCES[0]).read_text()
+    with pytest.raises(AssertionError, match=r"^spilling\.cu spills"):
+        assert_compiles({SOURCES[0]: fine, "spilling.cu": spilling}, tmp_path)
