@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from fusegen import ir
 from fusegen.indexing import Read
 from fusegen.kernel import Reduction
-from fusegen.reductionviews import StageView
+from fusegen.reductionviews import ReductionView
 from fusegen.statements import ElementFunction
 from fusegen.views import KernelView
 
@@ -29,12 +31,9 @@ class LineView(KernelView):
         """The groups from one of whose lines to the next a function is called again."""
         return self.reduced if self.family == "column" else ()
 
-    def lines_of(
-        self, function: ElementFunction, stage: StageView | LineView | None = None
-    ) -> list[Read]:
-        """The tensors that a function reads itself, and what its stage reduces as it is read."""
-        reductions = [*stage.reductions, *stage.sums] if stage else []
-        lines = {ir.name_of(r.reduction.value) for r in reductions if r.is_plain}
+    def lines_of(self, function: ElementFunction, added: Iterable[ReductionView]) -> list[Read]:
+        """The tensors that a function reads itself, and what is added up as it is read."""
+        lines = {ir.name_of(r.reduction.value) for r in added if r.is_plain}
         lines |= {name for _, name in function.leaves}
         return [r for r in self.reads if r.name in lines]
 

@@ -28,6 +28,12 @@ CASES = {
     "masked rows": ("masked_fill(mask, 0) | layernorm(w)", [X, (6,)], "mt"),
     "masked windows": ("masked_fill(mask, 0) | max_pool2d(2)", [X], "m"),
     "a mask after rows": ("layernorm(w) | masked_fill(mask, 0)", [(6,), X], "tm"),
+    "a mask behind a sum": (
+        "rms_norm(normalized_shape=(3, 4, 5, 6)) | keep(y) | sum((0, 1, 2), True) | add(y)"
+        " | masked_fill(mask, 0.5) | add(b)",
+        [(1, 1), (6,)],
+        "mt",
+    ),
     "windows of a mask by column": ("masked_fill(mask, -1) | max_pool2d((2, 3))", [(6,)], "m"),
 }
 LAYOUTS = {
