@@ -226,17 +226,19 @@ def terms(programs: Sequence[Program]) -> list[ir.Expr]:
     return ir.topological(a for n in nodes if n.op == "reduce" for a in n.args)
 
 
+def reduces_of(program: Program) -> list[ir.Expr]:
+    """All reductions."""
+    return [n for n in ir.topological(program.graph.roots) if n.op == "reduce"]
+
+
 def reduced_axes(program: Program) -> set[ir.Extent]:
     """The axes of all reductions."""
-    nodes = ir.topological(program.graph.roots)
-    return {ir.reduction(n)[1] for n in nodes if n.op == "reduce"}
+    return {ir.reduction(n)[1] for n in reduces_of(program)}
 
 
 def _reduced_of_rows(program: Program, axes: ir.Extent) -> set[ir.Extent]:
     """The axes of reductions, but for those of what rows along some axes have one of."""
-    nodes = ir.topological(program.graph.roots)
-    reduces = [n for n in nodes if n.op == "reduce" and n.args[0].extent & axes]
-    return {ir.reduction(n)[1] for n in reduces}
+    return {ir.reduction(n)[1] for n in reduces_of(program) if n.args[0].extent & axes}
 
 
 def adds_columns(program: Program, axes: ir.Extent) -> bool:
@@ -249,8 +251,7 @@ def widest_extent(program: Program, axes: ir.Extent) -> ir.Extent:
     """The extent of the largest values that it reduces, or where it reduces nothing along these
     axes, of the largest tensors that it reads or writes: results may be spread over more.
     """
-    reduces = [n for n in ir.topological(program.graph.roots) if n.op == "reduce"]
-    is_along = any(ir.reduction(n)[1] & axes for n in reduces)
-    tensors = [*program.graph.inputs, *program.graph.roots]
-    found = [n.args[0] for n in reduces] if is_along else tensors
+    found = [*program.graph.inputs, *program.graph.roots]
+    if any(along & axes for along in reduced_axes(program)):
+        found = [n.args[0] for n in reduces_of(program)]
     return max((expr.extent for expr in found), key=len, default=frozenset())

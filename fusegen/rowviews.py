@@ -23,12 +23,13 @@ _MUCH_BESIDE = 12  # elements of a row, where two tensors stand beside it
 _MOST_BESIDE = 36  # of what strided rows hold, and have beside it for all of their elements
 _MANY_SUMS = 48  # registers of a thread, for sums, or for rows and what they share in large blocks
 # Blocks where rows pass by, by the registers of what a thread keeps of its columns beside them.
-_BLOCKS_PASSING, _LITTLE_ALONG = ((12, 4), (32, 3), (48, 2), (1 << 30, 1)), 16
+_BLOCKS_PASSING = ((12, 4), (32, 3), (48, 2), (1 << 30, 1))
+_LITTLE_ALONG = 16  # registers that each of four blocks' threads has anyway, for what all rows read
 _FEW_REGISTERS, _FEW_KEPT = 64, 40  # of a thread, and of those for what is kept
 _MANY_KEPT_NARROW = 54  # of single elements of two bytes, with fewer threads
 _MANY_KEPT, _MANY_THREADS = 80, 768  # of a thread that has more; of a multiprocessor
 _MOST_EARLY, _MOST_HELD_ALONG = 0.65, 0.45  # of a thread's registers, with what it holds beside
-# Threads of a multiprocessor that keep what some rows share, by the registers of what is held.
+# Threads of a multiprocessor that keep what some rows share, by the registers of what one holds.
 _RESIDENT_KEEPING = ((36, 1024), (48, 768), (72, 512))
 _MOST_OWN = _RESIDENT_KEEPING[-1][0]
 _MOST_KEPT, _MOST_KEPT_SHIFTED = 40960, 28672  # registers, where what every row reads is kept too
@@ -104,8 +105,7 @@ class RowView(SummingView):
     def _own_words(self) -> float:
         """The registers of a thread that keeps that, for what it holds."""
         assert self.kernel.tier is not None
-        reads = self.full_reads + self.along_reads + self.own_reads
-        words = _words(reads)
+        words = _words(self.full_reads + self.along_reads + self.own_reads)
         wide = 2 * self.lanes if self.is_narrow else 0  # where a pack of narrow ones is worked on
         return self.kernel.tier.summing_elements * (words + len(self.carried)) + wide
 

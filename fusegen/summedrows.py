@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fusegen import ir
-from fusegen.longrows import waits_twice, widest_extent
+from fusegen.longrows import reduces_of, waits_twice, widest_extent
 from fusegen.program import Program
 from fusegen.shortshares import SHORT
 from fusegen.target import PACK_BYTES, Limits
@@ -90,8 +90,7 @@ def _bytes_of_columns(program: Program, axes: ir.Extent) -> int:
 
 def has_moments(program: Program) -> bool:
     """Whether it finds variances."""
-    reduces = [n for n in ir.topological(program.graph.roots) if n.op == "reduce"]
-    return any(ir.reduction(n)[0] == "variance" for n in reduces)
+    return any(ir.reduction(n)[0] == "variance" for n in reduces_of(program))
 
 
 def _threads(length: int, elements: int) -> int:

@@ -15,8 +15,8 @@ GOLDEN = Path(__file__).parent / "golden"
 SOURCES = sorted(path.name for path in GOLDEN.glob("*.cu"))
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 # Sources that nvcc compiles as one: alone, each would have CUDA's headers read for each of these.
-TOGETHER = 8
-_BATCHES = range(-(-len(SOURCES) // TOGETHER))
+_TOGETHER = 8
+_BATCHES = range(-(-len(SOURCES) // _TOGETHER))
 _SPILLS = re.compile(
     r"Function properties for (\w+)\s+\d+ bytes stack frame, "
     r"(\d+) bytes spill stores, (\d+) bytes spill loads"

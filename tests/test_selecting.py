@@ -14,6 +14,7 @@ from fusegen.describe import Situation
 from fusegen.explain import explain
 
 TWO = "keep(y) | select(1, 2) | gelu | keep(a) | recall(y) | select(1, -1) | mul(a) | mean(1)"
+THREE = "tanh | select(1, -1) | select(2, -1) | select(1, -1)"
 CHAINS = {
     SWIGLU: [(4, 6, 32)],
     GLU: [(4, 6, 8, 5)],
@@ -21,6 +22,7 @@ CHAINS = {
     "add(p) | select(-1, 7) | tanh": [(4, 6, 8), (6, 8)],
     "select(0, 1, keepdim=True) | mul(p)": [(4, 6), (1, 6)],
     "select(1, 2) | select(1, 3)": [(4, 6, 8)],
+    THREE: [(3, 5, 1, 16)],
     # Behind reductions over that axis, which go over all of it.
     "layernorm(axis=1) | select(1, 0)": [(4, 6, 8)],
     "softmax(0) | select(0, 1) | softmax(0)": [(4, 8)],
@@ -127,6 +129,11 @@ def test_its_source_is_that_of_a_tensor_with_gaps(target):
     text = fusegen.compile("layernorm | select(1, -1)").source(target, shape=(4, 6, 64))
     assert "Pitched" in text
     assert "position_along" not in text
+
+
+def test_rows_of_one_pack_have_places_too():
+    text = fusegen.compile(THREE).source("cuda", shape=(3, 5, 1, 16))
+    assert re.search(r"^forward_row\(", text, re.MULTILINE)
 
 
 @pytest.mark.parametrize("target", ["cpp", "cuda"])
