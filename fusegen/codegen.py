@@ -90,6 +90,7 @@ def emit(
         "alone": any(k.is_alone for k in by_rows),
         "across": any(k.family == "column" and not k.is_alone for k in by_rows)
         or any(k.is_strided for k in by_bundles),
+        "stripped": any(k.family == "outer" and not k.turns for k in by_rows),
         "persistent": "bundle" in families
         or any(k.is_persistent or (k.family == "outer" and not k.turns) for k in by_rows),
         "spreads": any(k.has_moments for e in views for k in e.kernels),

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import cached_property
 
 from fusegen import ir
 from fusegen.columntiers import MOST_ADDED_ALONE, resident_alone
 from fusegen.indexing import Read
-from fusegen.passingviews import MOST_IN_PAIRS
 from fusegen.reductionviews import StageView
 from fusegen.stretchviews import MOST_AT_ONCE
-from fusegen.summingviews import SummingView
+from fusegen.summingviews import FEW_LANES, SummingView, words_of
 from fusegen.target import BRIEF, DEAR, ITEM_BYTES
 
 # What a block may hold and add up in registers, of 65,536 that a multiprocessor has.
 _REGISTERS, _NARROW_REGISTERS = 32768, 49152
 _MOST_ALONG_BYTES = 32 << 10  # of a block, for what every row reads; more where packs are long
-_FEW_LANES, _FEW_SINGLY = 4, 2  # the latter of tensors that elements read one by one
+_FEW_SINGLY = 2  # tensors that elements read one by one
 _MOST_KEEPING = 1024  # threads of a multiprocessor, of kernels that are light but for that
 _MUCH_BESIDE = 12  # elements of a row, where two tensors stand beside it
 _MOST_BESIDE = 36  # of what strided rows hold, and have beside it for all of their elements
 _MANY_SUMS = 48  # registers of a thread, for sums, or for rows and what they share in large blocks
-# Blocks where rows pass by, by the registers of what a thread keeps of its columns beside them.
-_BLOCKS_PASSING = ((12, 4), (32, 3), (48, 2), (1 << 30, 1))
-_LITTLE_ALONG = 16  # registers that each of four blocks' threads has anyway, for what all rows read
 _FEW_REGISTERS, _FEW_KEPT = 64, 40  # of a thread, and of those for what is kept
 _MANY_KEPT_NARROW = 54  # of single elements of two bytes, with fewer threads
 _MANY_KEPT, _MANY_THREADS = 80, 768  # of a thread that has more; of a multiprocessor
@@ -33,11 +28,6 @@ _MOST_EARLY, _MOST_HELD_ALONG = 0.65, 0.45  # of a thread's registers, with what
 _RESIDENT_KEEPING = ((36, 1024), (48, 768), (72, 512))
 _MOST_OWN = _RESIDENT_KEEPING[-1][0]
 _MOST_KEPT, _MOST_KEPT_SHIFTED = 40960, 28672  # registers, where what every row reads is kept too
-
-
-def _words(reads: Iterable[Read]) -> float:
-    """The registers that an element of each takes."""
-    return sum(ITEM_BYTES[r.buffer.dtype] for r in reads) / 4
 
 
 class RowView(SummingView):
@@ -62,7 +52,7 @@ class RowView(SummingView):
             most = _MANY_KEPT_NARROW if self.is_staged and self.is_narrow else _FEW_KEPT
             most = _MANY_SUMS if is_full else most
             return is_apt and bool(self.along_reads) and words <= most
-        kept = _words(self.full_reads + self.along_reads)
+        kept = words_of(self.full_reads + self.along_reads)
         kept += (self._most_held - len(self.full_reads)) * self._words
         held = self.elements * (kept + len(self.sums) * self._words)
         most = _MOST_KEPT_SHIFTED if self.is_shifted else _MOST_KEPT
@@ -88,24 +78,10 @@ class RowView(SummingView):
         return found.pop() if len(found) == 1 else ()
 
     @property
-    def _kept_words(self) -> float:
-        """Of sums down columns: the registers of what stands beside rows that pass by, beyond the
-        few of tensors that every row reads where columns have nothing of their own.
-        """
-        kept, along = len(self.staying) + _words(self.own_reads), _words(self.along_reads)
-        if not kept:
-            return self.lanes * along + 2 * len(self.row_reads) - _LITTLE_ALONG
-        kept += along + len(self.single_reads) / 2
-        if not self.own_reads:
-            return self.lanes * (kept + (len(self.sums) > 1))
-        kept += sum(3 if s.kind == "moments" else 1 for s in self.sums)
-        return self.lanes * kept + 2 * len(self.row_reads)
-
-    @property
     def _own_words(self) -> float:
         """The registers of a thread that keeps that, for what it holds."""
         assert self.kernel.tier is not None
-        words = _words(self.full_reads + self.along_reads + self.own_reads)
+        words = words_of(self.full_reads + self.along_reads + self.own_reads)
         wide = 2 * self.lanes if self.is_narrow else 0  # where a pack of narrow ones is worked on
         return self.kernel.tier.summing_elements * (words + len(self.carried)) + wide
 
@@ -136,7 +112,7 @@ class RowView(SummingView):
         if not (self.is_shifted or self.adds_many) or self.keeps_along:
             return False
         most = self._most_room - self._bytes_with_sums
-        most = min(most, _MOST_ALONG_BYTES) if self.lanes <= _FEW_LANES else most
+        most = min(most, _MOST_ALONG_BYTES) if self.lanes <= FEW_LANES else most
         return 0 < self._most_along_bytes <= most
 
     @property
@@ -289,13 +265,7 @@ class RowView(SummingView):
         a thread may have, where shared memory has room for as many.
         """
         if not self.kernel.tier:
-            if self._words > 1:
-                return 1 if self._kept_words > 0 else 2
-            wide = self.lanes * len(self.full_reads)
-            own = bool(self.own_reads) and not self.sums  # from which nvcc finds more ahead
-            few = 2 if own else 3 if self.staying or self.kernel.has_gaps else 4
-            most = few if wide <= 8 else 2 if wide <= MOST_IN_PAIRS else 3
-            return min(most, next(n for words, n in _BLOCKS_PASSING if self._kept_words <= words))
+            return self.blocks_passing
         if self.is_team:
             words = self.elements * (len(self.full_reads) + len(self.sums)) * self._words
             most = MOST_AT_ONCE * (2 if len(self.stages) <= 1 else 1)
@@ -374,7 +344,7 @@ class RowView(SummingView):
             return held * self._words > MOST_ADDED_ALONE
         if self.is_narrow and self.elements > MOST_AT_ONCE and not self.carried:
             # Until they are worked on, packs of two bytes take half as many.
-            packed = self.elements * _words(self.full_reads) + self.sums_a_thread * len(self.sums)
+            packed = self.elements * words_of(self.full_reads) + self.sums_a_thread * len(self.sums)
             return packed * self.threads > _NARROW_REGISTERS
         taken = held * self._words * self.threads
         if len(self.stages) > 1:  # what a stage leaves for another is there twice for a while

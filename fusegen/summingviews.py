@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from fusegen import ir
 from fusegen.aheadviews import AheadView
+from fusegen.indexing import Read
+from fusegen.passingviews import MOST_IN_PAIRS
 from fusegen.reductionviews import ReductionView
+from fusegen.target import ITEM_BYTES
 
+FEW_LANES = 4
 _BANKS = 32
 _MOST_STAGED, _MOST_SIMPLE = 45, 16  # registers of a thread, and operations on each element
+# Blocks where rows pass by, by the registers of what a thread keeps of its columns beside them.
+_BLOCKS_PASSING = ((12, 4), (32, 3), (48, 2), (1 << 30, 1))
+_LITTLE_ALONG = 16  # registers that each of four blocks' threads has anyway, for what all rows read
 _MOST_BESIDE_OTHERS = 128  # threads of a row that shares a block with others
+
+
+def words_of(reads: Iterable[Read]) -> float:
+    """The registers that an element of each takes."""
+    return sum(ITEM_BYTES[r.buffer.dtype] for r in reads) / 4
 
 
 class SummingView(AheadView):
@@ -98,3 +112,29 @@ class SummingView(AheadView):
     def sums_at_once(self) -> int:
         """How many neighbours' sums an access takes to their partials."""
         return 1 if self.is_shifted else min(self.lanes, 4 // self._words)
+
+    @property
+    def _kept_words(self) -> float:
+        """Of sums down columns: the registers of what stands beside rows that pass by, beyond the
+        few of tensors that every row reads where columns have nothing of their own.
+        """
+        kept, along = len(self.staying) + words_of(self.own_reads), words_of(self.along_reads)
+        if not kept:
+            return self.lanes * along + 2 * len(self.row_reads) - _LITTLE_ALONG
+        kept += along + len(self.single_reads) / 2
+        if not self.own_reads:
+            return self.lanes * (kept + (len(self.sums) > 1))
+        kept += sum(3 if s.kind == "moments" else 1 for s in self.sums)
+        return self.lanes * kept + 2 * len(self.row_reads)
+
+    @property
+    def blocks_passing(self) -> int:
+        """Of columns that rows pass by: how many blocks a multiprocessor is to have."""
+        if self._words > 1:
+            return 1 if self._kept_words > 0 else 2
+        wide = self.lanes * len(self.full_reads)
+        # What long packs of columns have, nvcc widens and finds more ahead from.
+        has_much = self.own_reads or (self.lanes > FEW_LANES and self.along_reads)
+        few = 2 if has_much and not self.sums else 3 if self.staying or self.kernel.has_gaps else 4
+        most = few if wide <= 8 else 2 if wide <= MOST_IN_PAIRS else 3
+        return min(most, next(n for words, n in _BLOCKS_PASSING if self._kept_words <= words))

@@ -351,9 +351,9 @@ _SPOKEN_FOR = """
     send_around send_off send_own send_packs send_row send_rows send_tile settle share shared
     shared_bytes shares shift side sides sigmoid sign size size_of sizes slot slot_before slots
     slots_of slots_of_rows special split squares start step store store_all store_anywhere
-    store_some stored stream stretch stretch_length stride strip strips subnormal sum sum_of
-    sum_of_warps sums t tail take taken target task tasks tensor term theirs then thread threads
-    tile to together top total tt turn turns type unmerged used value values visit w
+    store_some stored stream stretch stretch_length stride strip strip_width strips subnormal sum
+    sum_of sum_of_warps sums t tail take taken target task tasks tensor term theirs then thread
+    threads tile to together top total tt turn turns type unmerged used usual value values visit w
     wait_for_kernel_before wait_for_sent wanted warps whole wide widen width window word words x y z
     alignas alignof and asm auto bool break case catch char class compl const constexpr continue
     decltype default delete do double dynamic_cast else enum explicit export extern false float for

@@ -31,7 +31,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-from fusegen import cache
+from fusegen import cache, registers
 from fusegen.errors import BuildError, UnsupportedError
 
 
@@ -158,7 +158,7 @@ def fingerprint(target: str, arch: str | None = None) -> dict[str, str]:
         facts |= {
             "nvcc": compiler_version(nvcc_path()),
             "nvcc_host": compiler_version(shutil.which(os.environ.get("CC", "g++"))),
-            "nvcc_flags": " ".join((*flags.nvcc, gencode_flag(arch))),
+            "nvcc_flags": " ".join((*flags.nvcc, *registers.COMPLAINING, gencode_flag(arch))),
             "nvcc_environment": " | ".join(
                 os.environ.get(name, "") for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
             ),
@@ -173,40 +173,49 @@ def build(source: Source, arch: str | None, directory: Path) -> Path:
 
     Raises BuildError, with the compiler's output in `compiler.log`, or where a tool is missing.
     """
-    flags = FLAGS[source.target]
+    flags, is_cuda = FLAGS[source.target], source.target == "cuda"
     cuda_home = _check_tools(source)
     stubs = directory / "stubs"
     stubs.mkdir()
     for library in TORCH_LIBRARIES:
         (stubs / f"lib{library}.a").write_text(EMPTY_ARCHIVE)
-    name = f"{source.module_name}_{uuid.uuid4().hex[:8]}"
-    module_path = directory / f"{name}.so"
-    is_cuda = source.target == "cuda"
+    cflags = list(flags.cxx)
+
+    def compiled(text: str, complaining: Sequence[str] = ()) -> Path:
+        name = f"{source.module_name}_{uuid.uuid4().hex[:8]}"
+        path = directory / f"{name}.so"
+        nvcc_flags = [*flags.nvcc, *complaining, gencode_flag(arch)] if is_cuda else None
+        try:
+            with _load_inline_lock, _load_inline_with(cuda_home) as load_inline:
+                load_inline(
+                    name,
+                    cpp_sources=source.binding if is_cuda else text + source.binding,
+                    cuda_sources=text if is_cuda else None,
+                    extra_cflags=cflags,
+                    extra_cuda_cflags=nvcc_flags,
+                    extra_ldflags=["stubs/binding.o", *flags.link, "-Lstubs"],
+                    build_directory=str(directory),
+                    with_cuda=is_cuda,
+                    is_python_module=False,
+                    no_implicit_headers=True,
+                )
+        except OSError as error:
+            if not path.exists():
+                why = f"load_inline failed for {source.chain_text!r}: {error}"
+                raise BuildError(why) from error
+            # Built, but torch could not open it: import_module says why, in better words.
+        return path
+
     try:
         shutil.copyfile(_binding_object(), stubs / "binding.o")
-        cflags = list(flags.cxx)
-        if not is_cuda:
+        if is_cuda:
+            module_path = registers.without_spills(source.text, compiled)
+        else:
             headers = _headers(source)
             (stubs / "headers.h").write_text(headers)
             (stubs / "headers.h.gch").symlink_to(_precompiled(headers, flags.cxx))
             cflags += ["-include", "stubs/headers.h"]
-        with _load_inline_lock, _load_inline_with(cuda_home) as load_inline:
-            load_inline(
-                name,
-                cpp_sources=source.binding if is_cuda else source.text + source.binding,
-                cuda_sources=source.text if is_cuda else None,
-                extra_cflags=cflags,
-                extra_cuda_cflags=[*flags.nvcc, gencode_flag(arch)] if is_cuda else None,
-                extra_ldflags=["stubs/binding.o", *flags.link, "-Lstubs"],
-                build_directory=str(directory),
-                with_cuda=is_cuda,
-                is_python_module=False,
-                no_implicit_headers=True,
-            )
-    except OSError as error:
-        if not module_path.exists():
-            raise BuildError(f"load_inline failed for {source.chain_text!r}: {error}") from error
-        # Built, but torch could not open it: import_module says why, in better words.
+            module_path = compiled(source.text)
     except RuntimeError as error:
         (directory / "compiler.log").write_text(f"{error}\n")
         raise BuildError(_explain(source, str(error), directory)) from error

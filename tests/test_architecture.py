@@ -108,6 +108,7 @@ ORDER = (
     "describe",
     "explain",
     "cache",
+    "registers",
     "toolchain",
     "modules",
     "layouts",

@@ -919,6 +919,19 @@ static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes,
   return oldest.blocks;
 }
 
+// How many packs wide strips are that go down columns: as wide as is usual, and all the same. Where those leave a tenth of
+// the blocks without work that the device has room for, in all of their turns, so many as leave none.
+static unsigned strip_width(int64_t packs, int64_t usual, int64_t most, int64_t room) {
+  int64_t strips = ceil_divide(packs, usual);
+  if (room > 0 && strips < 4 * room) {
+    const int64_t each = room / strips, blocks = strips * (each > 0 ? each : 1);
+    if (10 * blocks < 9 * room * ceil_divide(blocks,
+        room)) strips = each > 0 ? room / each : (strips + room / 2) / room * room;
+  }
+  const int64_t width = ceil_divide(packs, strips);
+  return static_cast<unsigned>(width < most ? width : most);
+}
+
 // Sets a kernel up while the one before it in the stream ends, where devices can: it waits for that itself.
 template <typename... Parameters, typename... Arguments>
 static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64_t shared_bytes,
@@ -958,40 +971,40 @@ extern "C" int64_t run_forward(const int64_t* a) {
       forward_outer_columns = static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value), forward_outer_kept = 1;
   const bool forward_outer_is_packed = forward_outer_columns % 8 == 0;
   const auto forward_outer_kernel = forward_outer_is_packed ? &forward_outer<8> : &forward_outer<1>;
-  // At most 32 threads side by side, and more where rows are few, so that each goes down 8 of them; as many in every strip.
+  // Some 32 threads side by side, and more where rows are few, so that each goes down 8 of them; as many in every strip.
   const int64_t forward_outer_along = power_of_two(ceil_divide(forward_outer_rows, 8), 1, 8);
   const int64_t forward_outer_packs = ceil_divide(forward_outer_columns, forward_outer_is_packed ? 8 : 1),
       forward_outer_widest = 256 / forward_outer_along;
-  const auto forward_outer_width = static_cast<unsigned>(ceil_divide(forward_outer_packs,
-      ceil_divide(forward_outer_packs, forward_outer_widest)));
+  const int64_t forward_outer_room = resident_blocks(forward_outer_kernel, dim3(256), 0, 0,
+      device) / forward_outer_kept;
+  const unsigned forward_outer_width = strip_width(forward_outer_packs, forward_outer_widest, 256,
+      forward_outer_room);
   const dim3 forward_outer_block(forward_outer_width, 256 / forward_outer_width);
   const int64_t forward_outer_strips = ceil_divide(forward_outer_columns,
       forward_outer_width * (forward_outer_is_packed ? 8 : 1));
   const int64_t forward_outer_most = ceil_divide(forward_outer_rows, forward_outer_block.y * 2);
   // No more than work at once: a few blocks behind the others would take as long again.
-  const int64_t forward_outer_room = resident_blocks(forward_outer_kernel, forward_outer_block, 0, 0,
-      device) / (forward_outer_strips * forward_outer_kept);
-  const int64_t forward_outer_wanted = forward_outer_room > 0 ? forward_outer_room : 1;
+  const int64_t forward_outer_wanted = forward_outer_room < forward_outer_strips ? 1 : forward_outer_room / forward_outer_strips;
   const int64_t forward_outer_slots = forward_outer_wanted < forward_outer_most ? forward_outer_wanted : forward_outer_most;
   const int64_t mean_partials_slots = forward_outer_slots;
   const int64_t forward_outer_2_rows = static_cast<int64_t>(sizes.outer.value),
       forward_outer_2_columns = static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value), forward_outer_2_kept = 1;
   const bool forward_outer_2_is_packed = forward_outer_2_columns % 8 == 0;
   const auto forward_outer_2_kernel = forward_outer_2_is_packed ? &forward_outer_2<8> : &forward_outer_2<1>;
-  // At most 32 threads side by side, and more where rows are few, so that each goes down 8 of them; as many in every strip.
+  // Some 32 threads side by side, and more where rows are few, so that each goes down 8 of them; as many in every strip.
   const int64_t forward_outer_2_along = power_of_two(ceil_divide(forward_outer_2_rows, 8), 1, 8);
   const int64_t forward_outer_2_packs = ceil_divide(forward_outer_2_columns,
       forward_outer_2_is_packed ? 8 : 1), forward_outer_2_widest = 256 / forward_outer_2_along;
-  const auto forward_outer_2_width = static_cast<unsigned>(ceil_divide(forward_outer_2_packs,
-      ceil_divide(forward_outer_2_packs, forward_outer_2_widest)));
+  const int64_t forward_outer_2_room = resident_blocks(forward_outer_2_kernel, dim3(256), 0, 0,
+      device) / forward_outer_2_kept;
+  const unsigned forward_outer_2_width = strip_width(forward_outer_2_packs, forward_outer_2_widest, 256,
+      forward_outer_2_room);
   const dim3 forward_outer_2_block(forward_outer_2_width, 256 / forward_outer_2_width);
   const int64_t forward_outer_2_strips = ceil_divide(forward_outer_2_columns,
       forward_outer_2_width * (forward_outer_2_is_packed ? 8 : 1));
   const int64_t forward_outer_2_most = ceil_divide(forward_outer_2_rows, forward_outer_2_block.y * 2);
   // No more than work at once: a few blocks behind the others would take as long again.
-  const int64_t forward_outer_2_room = resident_blocks(forward_outer_2_kernel, forward_outer_2_block, 0, 0,
-      device) / (forward_outer_2_strips * forward_outer_2_kept);
-  const int64_t forward_outer_2_wanted = forward_outer_2_room > 0 ? forward_outer_2_room : 1;
+  const int64_t forward_outer_2_wanted = forward_outer_2_room < forward_outer_2_strips ? 1 : forward_outer_2_room / forward_outer_2_strips;
   const int64_t forward_outer_2_slots = forward_outer_2_wanted < forward_outer_2_most ? forward_outer_2_wanted : forward_outer_2_most;
   auto* const mean_partials = scratch.take<Moments<float>>(static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value) * mean_partials_slots);
   auto* const mean_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value));
@@ -1050,20 +1063,20 @@ extern "C" int64_t run_backward(const int64_t* a) {
       backward_outer_columns = static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value), backward_outer_kept = 1;
   const bool backward_outer_is_packed = backward_outer_columns % 8 == 0;
   const auto backward_outer_kernel = backward_outer_is_packed ? &backward_outer<8> : &backward_outer<1>;
-  // At most 32 threads side by side, and more where rows are few, so that each goes down 8 of them; as many in every strip.
+  // Some 32 threads side by side, and more where rows are few, so that each goes down 8 of them; as many in every strip.
   const int64_t backward_outer_along = power_of_two(ceil_divide(backward_outer_rows, 8), 1, 8);
   const int64_t backward_outer_packs = ceil_divide(backward_outer_columns, backward_outer_is_packed ? 8 : 1),
       backward_outer_widest = 256 / backward_outer_along;
-  const auto backward_outer_width = static_cast<unsigned>(ceil_divide(backward_outer_packs,
-      ceil_divide(backward_outer_packs, backward_outer_widest)));
+  const int64_t backward_outer_room = resident_blocks(backward_outer_kernel, dim3(256), 0, 0,
+      device) / backward_outer_kept;
+  const unsigned backward_outer_width = strip_width(backward_outer_packs, backward_outer_widest, 256,
+      backward_outer_room);
   const dim3 backward_outer_block(backward_outer_width, 256 / backward_outer_width);
   const int64_t backward_outer_strips = ceil_divide(backward_outer_columns,
       backward_outer_width * (backward_outer_is_packed ? 8 : 1));
   const int64_t backward_outer_most = ceil_divide(backward_outer_rows, backward_outer_block.y * 1);
   // No more than work at once: a few blocks behind the others would take as long again.
-  const int64_t backward_outer_room = resident_blocks(backward_outer_kernel, backward_outer_block, 0, 0,
-      device) / (backward_outer_strips * backward_outer_kept);
-  const int64_t backward_outer_wanted = backward_outer_room > 0 ? backward_outer_room : 1;
+  const int64_t backward_outer_wanted = backward_outer_room < backward_outer_strips ? 1 : backward_outer_room / backward_outer_strips;
   const int64_t backward_outer_slots = backward_outer_wanted < backward_outer_most ? backward_outer_wanted : backward_outer_most;
   const int64_t total_partials_slots = backward_outer_slots;
   const int64_t total_2_partials_slots = backward_outer_slots;
@@ -1076,20 +1089,20 @@ extern "C" int64_t run_backward(const int64_t* a) {
       backward_outer_2_columns = static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value), backward_outer_2_kept = 1;
   const bool backward_outer_2_is_packed = backward_outer_2_columns % 8 == 0;
   const auto backward_outer_2_kernel = backward_outer_2_is_packed ? &backward_outer_2<8> : &backward_outer_2<1>;
-  // At most 32 threads side by side, and more where rows are few, so that each goes down 8 of them; as many in every strip.
+  // Some 32 threads side by side, and more where rows are few, so that each goes down 8 of them; as many in every strip.
   const int64_t backward_outer_2_along = power_of_two(ceil_divide(backward_outer_2_rows, 8), 1, 8);
   const int64_t backward_outer_2_packs = ceil_divide(backward_outer_2_columns,
       backward_outer_2_is_packed ? 8 : 1), backward_outer_2_widest = 256 / backward_outer_2_along;
-  const auto backward_outer_2_width = static_cast<unsigned>(ceil_divide(backward_outer_2_packs,
-      ceil_divide(backward_outer_2_packs, backward_outer_2_widest)));
+  const int64_t backward_outer_2_room = resident_blocks(backward_outer_2_kernel, dim3(256), 0, 0,
+      device) / backward_outer_2_kept;
+  const unsigned backward_outer_2_width = strip_width(backward_outer_2_packs, backward_outer_2_widest, 256,
+      backward_outer_2_room);
   const dim3 backward_outer_2_block(backward_outer_2_width, 256 / backward_outer_2_width);
   const int64_t backward_outer_2_strips = ceil_divide(backward_outer_2_columns,
       backward_outer_2_width * (backward_outer_2_is_packed ? 8 : 1));
   const int64_t backward_outer_2_most = ceil_divide(backward_outer_2_rows, backward_outer_2_block.y * 2);
   // No more than work at once: a few blocks behind the others would take as long again.
-  const int64_t backward_outer_2_room = resident_blocks(backward_outer_2_kernel, backward_outer_2_block, 0,
-      0, device) / (backward_outer_2_strips * backward_outer_2_kept);
-  const int64_t backward_outer_2_wanted = backward_outer_2_room > 0 ? backward_outer_2_room : 1;
+  const int64_t backward_outer_2_wanted = backward_outer_2_room < backward_outer_2_strips ? 1 : backward_outer_2_room / backward_outer_2_strips;
   const int64_t backward_outer_2_slots = backward_outer_2_wanted < backward_outer_2_most ? backward_outer_2_wanted : backward_outer_2_most;
   auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value) * total_partials_slots);
   auto* const total_2_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value) * total_2_partials_slots);

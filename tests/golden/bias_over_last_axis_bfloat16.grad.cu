@@ -487,6 +487,19 @@ static int64_t resident_blocks(Kernel* kernel, dim3 block, int64_t shared_bytes,
   return oldest.blocks;
 }
 
+// How many packs wide strips are that go down columns: as wide as is usual, and all the same. Where those leave a tenth of
+// the blocks without work that the device has room for, in all of their turns, so many as leave none.
+static unsigned strip_width(int64_t packs, int64_t usual, int64_t most, int64_t room) {
+  int64_t strips = ceil_divide(packs, usual);
+  if (room > 0 && strips < 4 * room) {
+    const int64_t each = room / strips, blocks = strips * (each > 0 ? each : 1);
+    if (10 * blocks < 9 * room * ceil_divide(blocks,
+        room)) strips = each > 0 ? room / each : (strips + room / 2) / room * room;
+  }
+  const int64_t width = ceil_divide(packs, strips);
+  return static_cast<unsigned>(width < most ? width : most);
+}
+
 // Sets a kernel up while the one before it in the stream ends, where devices can: it waits for that itself.
 template <typename... Parameters, typename... Arguments>
 static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64_t shared_bytes,
@@ -549,20 +562,20 @@ extern "C" int64_t run_backward(const int64_t* a) {
       backward_outer_columns = static_cast<int64_t>(sizes.inner.value), backward_outer_kept = 1;
   const bool backward_outer_is_packed = backward_outer_columns % 8 == 0;
   const auto backward_outer_kernel = backward_outer_is_packed ? &backward_outer<8> : &backward_outer<1>;
-  // At most 32 threads side by side, and more where rows are few, so that each goes down 8 of them; as many in every strip.
+  // Some 32 threads side by side, and more where rows are few, so that each goes down 8 of them; as many in every strip.
   const int64_t backward_outer_along = power_of_two(ceil_divide(backward_outer_rows, 8), 1, 8);
   const int64_t backward_outer_packs = ceil_divide(backward_outer_columns, backward_outer_is_packed ? 8 : 1),
       backward_outer_widest = 256 / backward_outer_along;
-  const auto backward_outer_width = static_cast<unsigned>(ceil_divide(backward_outer_packs,
-      ceil_divide(backward_outer_packs, backward_outer_widest)));
+  const int64_t backward_outer_room = resident_blocks(backward_outer_kernel, dim3(256), 0, 0,
+      device) / backward_outer_kept;
+  const unsigned backward_outer_width = strip_width(backward_outer_packs, backward_outer_widest, 256,
+      backward_outer_room);
   const dim3 backward_outer_block(backward_outer_width, 256 / backward_outer_width);
   const int64_t backward_outer_strips = ceil_divide(backward_outer_columns,
       backward_outer_width * (backward_outer_is_packed ? 8 : 1));
   const int64_t backward_outer_most = ceil_divide(backward_outer_rows, backward_outer_block.y * 2);
   // No more than work at once: a few blocks behind the others would take as long again.
-  const int64_t backward_outer_room = resident_blocks(backward_outer_kernel, backward_outer_block, 0, 0,
-      device) / (backward_outer_strips * backward_outer_kept);
-  const int64_t backward_outer_wanted = backward_outer_room > 0 ? backward_outer_room : 1;
+  const int64_t backward_outer_wanted = backward_outer_room < backward_outer_strips ? 1 : backward_outer_room / backward_outer_strips;
   const int64_t backward_outer_slots = backward_outer_wanted < backward_outer_most ? backward_outer_wanted : backward_outer_most;
   const int64_t total_partials_slots = backward_outer_slots;
   auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.inner.value) * total_partials_slots);

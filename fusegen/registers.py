@@ -1,0 +1,47 @@
+"""Registers: kernels that the compiler spills are built for fewer blocks a multiprocessor.
+
+How many registers a thread has follows from how many blocks of its kernel are to be resident, which
+views choose by what a thread holds. What the compiler takes beside that only it knows, so where its
+assembler complains of a spill the bounds are lowered, and the source is compiled anew. How many
+blocks there are is asked of the device at each launch, so nothing else has to know.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+# ptxas's flags that make a spill an error.
+COMPLAINING = ("-Xptxas=-warn-spills", "-Xptxas=-Werror")
+_SPILLED = re.compile(r"spilled to local memory in function '(\w+)'")
+_BOUNDS = re.compile(r"__launch_bounds__\((?P<threads>\d+), (?P<blocks>\d+)\)\s+(?P<kernel>\w+)\(")
+
+
+def roomier(text: str, complaint: str) -> str:
+    """A source whose kernels that the compiler's complaint names as spilled leave a thread
+    more registers; the same text where none of them has a block left to give up.
+    """
+    spilled = _SPILLED.findall(complaint)
+
+    def with_fewer_blocks(bounds: re.Match[str]) -> str:
+        kernel, blocks = bounds["kernel"], int(bounds["blocks"])
+        mangled = re.compile(f"{len(kernel)}{kernel}[A-Z]")  # behind it: arguments, or its end
+        if blocks == 1 or not any(map(mangled.search, spilled)):
+            return bounds[0]
+        start, end = (at - bounds.start() for at in bounds.span("blocks"))
+        return f"{bounds[0][:start]}{blocks * 2 // 3}{bounds[0][end:]}"
+
+    return _BOUNDS.sub(with_fewer_blocks, text)
+
+
+def without_spills(text: str, compiled: Callable[[str, Sequence[str]], Path]) -> Path:
+    """What `compiled(text, flags)` makes of a source, or of a roomier one where it raises
+    RuntimeError with a complaint; where nothing helps, of one that spills.
+    """
+    while True:
+        try:
+            return compiled(text, COMPLAINING)
+        except RuntimeError as error:
+            found = roomier(text, str(error))
+        if found == text:
+            return compiled(text, ())
+        text = found
