@@ -7,6 +7,9 @@ from fusegen.tiers import WORDS, Tier, lanes_of
 # (packs a thread, the same for gradients, longest row, threads a block), for strided rows; more
 # threads along a row leave fewer side by side
 _COLUMNS = ((8, 4, 128, 256), (4, 4, 128, 256), (8, 8, 512, 512), (8, 8, 1024, 512))
+# Of two bytes, packs take half as many registers, and merging rows takes longest: where a row is
+# reduced twice at most, and held of two tensors at most, a thread has more of it.
+_NARROW_COLUMNS = ((8, 8, 64, 256), (16, 8, 128, 256), (16, 8, 512, 512), (8, 8, 1024, 512))
 # Where neighbours come one by one, more packs are in flight, as far as registers allow; and as many
 # threads as leave the most side by side.
 _SINGLE_COLUMNS = (
@@ -43,8 +46,12 @@ def resident_alone(words: float) -> int:
     return next(resident for most, resident in _RESIDENT_ALONE if words <= most)
 
 
-def column_tier(length: int, behind: int, widest: int, words: int) -> Tier | None:
-    """The tier of strided rows, of which neighbours lie `behind` each other in memory."""
+def column_tier(length: int, behind: int, widest: int, words: int, merged: int) -> Tier | None:
+    """The tier of strided rows, of which neighbours lie `behind` each other in memory.
+
+    widest is the size of the widest element in bytes, words the registers that one element takes
+    in all the tensors of which a row is held, merged how many reductions of a row there are.
+    """
     lanes = lanes_of(behind, widest)
     if 0 < length <= MOST_ALONE and length * words <= _ALONE_WORDS:
         while length * lanes > MOST_ALONE or length * lanes * words > _ALONE_WORDS:
@@ -53,11 +60,13 @@ def column_tier(length: int, behind: int, widest: int, words: int) -> Tier | Non
         sizes = (elements, elements, lanes, _ALONE_THREADS, length)
         return Tier(*sizes, derivative_elements=elements, is_alone=True)
     lanes = min(lanes, _MOST_LANES)
-    is_single = lanes == 1
-    for packs, fewer, longest, threads in _SINGLE_COLUMNS if is_single else _COLUMNS:
-        if fewer < packs and packs * lanes * words > WORDS:
+    is_single, is_narrow = lanes == 1, lanes > 1 and widest <= 2 and max(words, merged) <= 2
+    most = 2 * WORDS if is_narrow else WORDS
+    table = _NARROW_COLUMNS if is_narrow else _SINGLE_COLUMNS if is_single else _COLUMNS
+    for packs, fewer, longest, threads in table:
+        if fewer < packs and packs * lanes * words > most:
             continue
-        while lanes > 1 and packs * lanes * words > WORDS:
+        while lanes > 1 and packs * lanes * words > most:
             lanes //= 2
         fits = not is_single or packs * words <= _SINGLE_WORDS
         if length <= longest and fits:

@@ -6,6 +6,7 @@ from functools import cached_property
 
 from fusegen.indexing import Read
 from fusegen.stretchviews import StretchingView
+from fusegen.target import ITEM_BYTES, PACK_BYTES
 
 MOST_IN_PAIRS = 16  # elements of a row that a thread has in column sums, where rows come in twos
 _MOST_ROWS = 8  # that it loads first where columns of one tensor come one by one
@@ -101,7 +102,14 @@ class PassingView(StretchingView):
         """Down columns: how many rows a thread loads before it uses the first."""
         few = 2 if self.lanes * len(self.full_reads) <= MOST_IN_PAIRS else 1
         is_light = not self.sums and (not self.has_strips or len(self.full_reads) == 1)
-        return few * 2 if is_light else few
+        return few * 2 if is_light or self.reads_little else few
+
+    @property
+    def reads_little(self) -> bool:
+        """Whether threads that add up elements of two bytes read 16 bytes of a row at most."""
+        sizes = [ITEM_BYTES[r.buffer.dtype] for r in self.full_reads]
+        is_apt = bool(self.sums) and not self.has_strips and max(sizes, default=4) <= 2
+        return is_apt and self.lanes > 1 and sum(sizes) * self.lanes <= PACK_BYTES
 
     @property
     def turns(self) -> int:

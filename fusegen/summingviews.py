@@ -134,7 +134,9 @@ class SummingView(AheadView):
             return 1 if self._kept_words > 0 else 2
         wide = self.lanes * len(self.full_reads)
         # What long packs of columns have, nvcc widens and finds more ahead from.
-        has_much = self.own_reads or (self.lanes > FEW_LANES and self.along_reads)
-        few = 2 if has_much and not self.sums else 3 if self.staying or self.kernel.has_gaps else 4
+        is_wide = self.lanes > FEW_LANES and bool(self.along_reads) and not self.staying
+        has_much = (is_wide or self.own_reads) and not self.sums
+        has_some = self.staying or self.kernel.has_gaps or self.reads_little
+        few = 2 if has_much else 3 if has_some else 4
         most = few if wide <= 8 else 2 if wide <= MOST_IN_PAIRS else 3
         return min(most, next(n for words, n in _BLOCKS_PASSING if self._kept_words <= words))

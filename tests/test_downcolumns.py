@@ -2,11 +2,14 @@
 they give.
 """
 
+import ctypes
+
+import emulator
 import pytest
 import torch
 
 import fusegen
-from fusegen.describe import Situation, modules
+from fusegen.describe import Situation, modules, sources
 from fusegen.emission import make_entry
 
 _TRAINED = "batch_norm(m, v, w, b, training=True)"
@@ -97,3 +100,28 @@ def test_a_batch_norm_with_channels_innermost_is_eagers(chain, shape, dtype, gpu
     for a, b in zip(ours, theirs, strict=True):
         off = (a.double() - b).abs()
         assert (off > close * (1 + b.abs().max())).float().mean() < 0.02
+
+
+def test_strips_leave_no_more_blocks_idle_than_usual_ones(tmp_path) -> None:
+    """Of a device that has room for 528 blocks; where it matters, they leave few."""
+    (source,) = sources(
+        fusegen.chain("add(p)"), "cuda", Situation((64, 197, 768), {"p": (197, 768)}), grad=True
+    )
+    wrapper = 'extern "C" int64_t width(int64_t packs, int64_t usual, int64_t most, int64_t room)'
+    text = f"{source.text}\n{wrapper} {{ return strip_width(packs, usual, most, room); }}\n"
+    call = emulator.build(text, tmp_path).width
+    call.argtypes, call.restype = [ctypes.c_int64] * 4, ctypes.c_int64
+    room = 528
+
+    def idle(strips: int) -> float:
+        blocks = strips * max(1, room // strips)
+        return 1 - blocks / (-(-blocks // room) * room)
+
+    for packs in (1, 32, 40, 1000, 9600, 16000, 18912, 25000, 33000, 50000, 10**6):
+        width = call(packs, 32, 256, room)
+        strips, usual = -(-packs // width), -(-packs // 32)
+        assert 1 <= width <= 48
+        assert idle(strips) <= max(0.1, idle(usual)), packs
+        assert idle(usual) > 0.1 or width == -(-packs // usual)
+    assert call(18912, 32, 256, room) == 36  # 526 strips for 528 blocks, where 591 took two turns
+    assert call(8, 32, 256, 0) == 8

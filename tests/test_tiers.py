@@ -106,7 +106,7 @@ def test_sums_by_column_are_limited_by_shared_memory() -> None:
 
 @pytest.mark.parametrize(("length", "behind", "lanes"), [(96, 3136, 4), (96, 49, 1), (512, 784, 4)])
 def test_a_strided_row_is_taken_with_its_neighbours(length: int, behind: int, lanes: int) -> None:
-    tier = column_tier(length, behind, 4, 2)
+    tier = column_tier(length, behind, 4, 2, 2)
     assert tier is not None
     assert tier.lanes == lanes
     packs = tier.elements // tier.lanes
@@ -114,8 +114,8 @@ def test_a_strided_row_is_taken_with_its_neighbours(length: int, behind: int, la
 
 
 def test_a_strided_row_of_many_elements_has_no_tier() -> None:
-    assert column_tier(1024, 64, 4, 2) is not None
-    assert column_tier(1025, 64, 4, 2) is None
+    assert column_tier(1024, 64, 4, 2, 2) is not None
+    assert column_tier(1025, 64, 4, 2, 2) is None
 
 
 def test_rows_of_three_narrow_tensors_are_not_shared_for_gradients() -> None:
@@ -128,10 +128,25 @@ def test_rows_of_three_narrow_tensors_are_not_shared_for_gradients() -> None:
 
 
 def test_gradients_hold_fewer_elements_of_a_strided_row() -> None:
-    tier = column_tier(128, 4096, 4, 2)
+    tier = column_tier(128, 4096, 4, 2, 2)
     assert tier is not None
     assert tier.for_derivatives.elements < tier.elements
     assert tier.for_derivatives.elements % tier.lanes == 0
+
+
+@pytest.mark.parametrize(
+    ("length", "words", "merged", "packs"),
+    [(64, 2, 2, 8), (96, 2, 2, 16), (512, 1, 2, 16), (96, 3, 2, 4), (96, 2, 4, 8), (1024, 2, 2, 8)],
+)
+def test_a_thread_has_more_of_strided_rows_of_two_bytes(
+    length: int, words: int, merged: int, packs: int
+) -> None:
+    """Where merging would take longer than reading: not of what takes more registers anyway."""
+    tier = column_tier(length, 3136, 2, words, merged)
+    assert tier is not None
+    assert tier.lanes == 4
+    assert tier.elements == packs * tier.lanes
+    assert tier.for_derivatives.elements * words <= 96
 
 
 def test_gradients_hold_no_more_than_registers_have() -> None:

@@ -279,11 +279,11 @@ __device__ __forceinline__ void forward_outer_values(const float x, float& mean_
 
 // Reads x; leaves partials of mean.
 template <int kLanes>
-__global__ void __launch_bounds__(256, 4)
+__global__ void __launch_bounds__(256, 3)
 forward_outer(const bfloat16* x, Moments<float>* __restrict__ mean_partials, ForwardSizes sizes,
     Index slots) {
   wait_for_kernel_before();
-  constexpr int kRows = kLanes == 1 ? 8 : 2;
+  constexpr int kRows = kLanes == 1 ? 8 : 4;
   __shared__ alignas(16) unsigned char shared[(2048 + 32) * 16];
   const Index rows = sizes.outer.value, columns = sizes.inner.value;
   const Index strips = (columns + blockDim.x * kLanes - 1) / (blockDim.x * kLanes);
@@ -565,7 +565,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const dim3 forward_outer_block(forward_outer_width, 256 / forward_outer_width);
   const int64_t forward_outer_strips = ceil_divide(forward_outer_columns,
       forward_outer_width * (forward_outer_is_packed ? 8 : 1));
-  const int64_t forward_outer_most = ceil_divide(forward_outer_rows, forward_outer_block.y * 2);
+  const int64_t forward_outer_most = ceil_divide(forward_outer_rows, forward_outer_block.y * 4);
   // No more than work at once: a few blocks behind the others would take as long again.
   const int64_t forward_outer_wanted = forward_outer_room < forward_outer_strips ? 1 : forward_outer_room / forward_outer_strips;
   const int64_t forward_outer_slots = forward_outer_wanted < forward_outer_most ? forward_outer_wanted : forward_outer_most;
