@@ -6,8 +6,8 @@ from functools import cached_property
 
 from fusegen.indexing import Read
 from fusegen.stretchviews import StretchingView
-from fusegen.target import ITEM_BYTES, PACK_BYTES
 
+FEW_LANES = 4
 MOST_IN_PAIRS = 16  # elements of a row that a thread has in column sums, where rows come in twos
 _MOST_ROWS = 8  # that it loads first where columns of one tensor come one by one
 
@@ -106,10 +106,9 @@ class PassingView(StretchingView):
 
     @property
     def reads_little(self) -> bool:
-        """Whether threads that add up elements of two bytes read 16 bytes of a row at most."""
-        sizes = [ITEM_BYTES[r.buffer.dtype] for r in self.full_reads]
-        is_apt = bool(self.sums) and not self.has_strips and max(sizes, default=4) <= 2
-        return is_apt and self.lanes > 1 and sum(sizes) * self.lanes <= PACK_BYTES
+        """Whether threads that add up read one tensor alone, in packs of elements of two bytes."""
+        is_one = len(self.reads) == 1 == len(self.full_reads)
+        return is_one and bool(self.sums) and not self.has_strips and self.lanes > FEW_LANES
 
     @property
     def turns(self) -> int:

@@ -7,9 +7,10 @@ from functools import cached_property
 from fusegen import ir
 from fusegen.columntiers import MOST_ADDED_ALONE, resident_alone
 from fusegen.indexing import Read
+from fusegen.passingviews import FEW_LANES
 from fusegen.reductionviews import StageView
 from fusegen.stretchviews import MOST_AT_ONCE
-from fusegen.summingviews import FEW_LANES, SummingView, words_of
+from fusegen.summingviews import SummingView, words_of
 from fusegen.target import BRIEF, DEAR, ITEM_BYTES
 
 # What a block may hold and add up in registers, of 65,536 that a multiprocessor has.

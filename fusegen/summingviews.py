@@ -7,11 +7,10 @@ from collections.abc import Iterable
 from fusegen import ir
 from fusegen.aheadviews import AheadView
 from fusegen.indexing import Read
-from fusegen.passingviews import MOST_IN_PAIRS
+from fusegen.passingviews import FEW_LANES, MOST_IN_PAIRS
 from fusegen.reductionviews import ReductionView
 from fusegen.target import ITEM_BYTES
 
-FEW_LANES = 4
 _BANKS = 32
 _MOST_STAGED, _MOST_SIMPLE = 45, 16  # registers of a thread, and operations on each element
 # Blocks where rows pass by, by the registers of what a thread keeps of its columns beside them.

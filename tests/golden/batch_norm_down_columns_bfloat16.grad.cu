@@ -472,13 +472,13 @@ __device__ __forceinline__ void backward_outer_values(const float x, const float
 
 // Reads x, d_out, saved_mean by (inner), saved_variance by (inner), weight by (inner), bias by (inner); leaves partials of total, total_2.
 template <int kLanes>
-__global__ void __launch_bounds__(256, 3)
+__global__ void __launch_bounds__(256, 4)
 backward_outer(const bfloat16* x, const float* saved_mean, const float* saved_variance,
     const bfloat16* weight, const bfloat16* bias, const bfloat16* d_out,
     Sum<float>* __restrict__ total_partials, Sum<float>* __restrict__ total_2_partials, BackwardSizes sizes,
     Index slots) {
   wait_for_kernel_before();
-  constexpr int kRows = 4;
+  constexpr int kRows = 2;
   __shared__ alignas(16) unsigned char shared[(1024 + 32) * 4];
   const Index rows = sizes.outer.value, columns = sizes.inner.value;
   const Index strips = (columns + blockDim.x * kLanes - 1) / (blockDim.x * kLanes);
@@ -886,7 +886,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const dim3 backward_outer_block(backward_outer_width, 256 / backward_outer_width);
   const int64_t backward_outer_strips = ceil_divide(backward_outer_columns,
       backward_outer_width * (backward_outer_is_packed ? 4 : 1));
-  const int64_t backward_outer_most = ceil_divide(backward_outer_rows, backward_outer_block.y * 4);
+  const int64_t backward_outer_most = ceil_divide(backward_outer_rows, backward_outer_block.y * 2);
   // No more than work at once: a few blocks behind the others would take as long again.
   const int64_t backward_outer_wanted = backward_outer_room < backward_outer_strips ? 1 : backward_outer_room / backward_outer_strips;
   const int64_t backward_outer_slots = backward_outer_wanted < backward_outer_most ? backward_outer_wanted : backward_outer_most;
