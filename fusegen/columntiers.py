@@ -7,8 +7,8 @@ from fusegen.tiers import WORDS, Tier, lanes_of
 # (packs a thread, the same for gradients, longest row, threads a block), for strided rows; more
 # threads along a row leave fewer side by side
 _COLUMNS = ((8, 4, 128, 256), (4, 4, 128, 256), (8, 8, 512, 512), (8, 8, 1024, 512))
-# Of two bytes, packs take half as many registers, and merging rows takes longest: where a row is
-# reduced twice at most, and held of two tensors at most, a thread has more of it.
+# Of two bytes, packs take half as many registers, and merging rows takes longest: a thread has
+# more of each, where it has little beside.
 _NARROW_COLUMNS = ((8, 8, 64, 256), (16, 8, 128, 256), (16, 8, 512, 512), (8, 8, 1024, 512))
 # Where neighbours come one by one, more packs are in flight, as far as registers allow; and as many
 # threads as leave the most side by side.
@@ -46,11 +46,14 @@ def resident_alone(words: float) -> int:
     return next(resident for most, resident in _RESIDENT_ALONE if words <= most)
 
 
-def column_tier(length: int, behind: int, widest: int, words: int, merged: int) -> Tier | None:
+def column_tier(
+    length: int, behind: int, widest: int, words: int, *, holds_little: bool
+) -> Tier | None:
     """The tier of strided rows, of which neighbours lie `behind` each other in memory.
 
     widest is the size of the widest element in bytes, words the registers that one element takes
-    in all the tensors of which a row is held, merged how many reductions of a row there are.
+    in all the tensors of which a row is held. holds_little says that a thread has nearly nothing
+    beside those.
     """
     lanes = lanes_of(behind, widest)
     if 0 < length <= MOST_ALONE and length * words <= _ALONE_WORDS:
@@ -60,7 +63,7 @@ def column_tier(length: int, behind: int, widest: int, words: int, merged: int) 
         sizes = (elements, elements, lanes, _ALONE_THREADS, length)
         return Tier(*sizes, derivative_elements=elements, is_alone=True)
     lanes = min(lanes, _MOST_LANES)
-    is_single, is_narrow = lanes == 1, lanes > 1 and widest <= 2 and max(words, merged) <= 2
+    is_single, is_narrow = lanes == 1, lanes > 1 and widest <= 2 and holds_little
     most = 2 * WORDS if is_narrow else WORDS
     table = _NARROW_COLUMNS if is_narrow else _SINGLE_COLUMNS if is_single else _COLUMNS
     for packs, fewer, longest, threads in table:

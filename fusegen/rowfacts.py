@@ -7,7 +7,7 @@ from collections.abc import Container, Mapping, Sequence
 
 from fusegen import ir
 from fusegen.bound import Bound
-from fusegen.longrows import terms, turns, widest_extent
+from fusegen.longrows import reduces_of, terms, turns, widest_extent
 from fusegen.program import Program
 from fusegen.shortshares import SHORT
 from fusegen.target import DEAR, ITEM_BYTES, PACK_BYTES
@@ -27,6 +27,23 @@ def calls_functions(programs: Sequence[Program], axes: ir.Extent) -> bool:
     """Whether gradients call functions for each element of a row before they reduce it."""
     others = [p for p in programs if p.name != "forward"]
     return any(n.op in DEAR and n.extent & axes for n in terms(others))
+
+
+def holds_little(programs: Sequence[Program], axes: ir.Extent) -> bool:
+    """Whether rows along these axes are of one tensor, in gradients of two, reduced twice at most,
+    by forward kernels before any function is called for an element; and beside them there is only
+    what all rows have, or what each has one of.
+    """
+    for program in programs:
+        is_forward, full = program.name == "forward", widest_extent(program, axes)
+        extents = [leaf.extent for leaf in program.graph.inputs]
+        if extents.count(full) > (1 if is_forward else 2):
+            return False
+        if any(e != full and not e <= axes and e & axes for e in extents):
+            return False
+        if sum(ir.reduction(n)[1] == axes for n in reduces_of(program)) > 2:
+            return False
+    return not any(n.op in DEAR for n in terms([p for p in programs if p.name == "forward"]))
 
 
 def widest_of(

@@ -15,12 +15,13 @@ from fusegen.bound import Bound
 from fusegen.columntiers import column_tier
 from fusegen.emission import make_entry
 from fusegen.kernel import Kernel
-from fusegen.longrows import adds_columns, derivative_tier, full_tier, reduces_of, shared_tier
+from fusegen.longrows import adds_columns, derivative_tier, full_tier, shared_tier
 from fusegen.program import Program
 from fusegen.rowfacts import (
     alike_of,
     asked_again,
     calls_functions,
+    holds_little,
     reads_floats,
     stretch_of,
     summed_over_rows,
@@ -144,8 +145,8 @@ def _tier_of(
         )
     inner = max(order.index(a) for a in axes)
     behind = math.prod(bound.domain[a] for a in order[inner + 1 :])
-    merged = max(sum(ir.reduction(n)[1] == axes for n in reduces_of(p)) for p in programs)
-    columns = column_tier(length, behind, widest, max(words), merged)
+    is_little = holds_little(programs, axes)
+    columns = column_tier(length, behind, widest, max(words), holds_little=is_little)
     return columns and replace(columns, room=room)
 
 

@@ -116,6 +116,9 @@ _RESIDUAL = "batch_norm(m, v, w, b, training=True) | add(residual) | relu"
             Situation((9999, 640)),
             True,
         ),
+        # Columns of two bytes with four tensors of their own; more of each strided row a thread.
+        ("batch_norm(m, v, w, b) | relu", Situation(_IMAGES, dtype="bfloat16", layout=_LAST), True),
+        ("layernorm(w, b, axis=1) | gelu", Situation((8, 96, 56, 56), dtype="bfloat16"), True),
     ],
 )
 def test_a_chain_of_real_size_compiles_without_a_spill(

@@ -1,9 +1,11 @@
 """Which rows fit on the chip, and how."""
 
+import re
+
 import pytest
 
 from fusegen.columntiers import column_tier
-from fusegen.describe import Situation, modules
+from fusegen.describe import Situation, modules, sources
 from fusegen.dsl import chain as parse
 from fusegen.summedrows import adding_tier
 from fusegen.tiers import MOST_SHARED_BYTES, lanes_of, row_tier
@@ -106,7 +108,7 @@ def test_sums_by_column_are_limited_by_shared_memory() -> None:
 
 @pytest.mark.parametrize(("length", "behind", "lanes"), [(96, 3136, 4), (96, 49, 1), (512, 784, 4)])
 def test_a_strided_row_is_taken_with_its_neighbours(length: int, behind: int, lanes: int) -> None:
-    tier = column_tier(length, behind, 4, 2, 2)
+    tier = column_tier(length, behind, 4, 2, holds_little=True)
     assert tier is not None
     assert tier.lanes == lanes
     packs = tier.elements // tier.lanes
@@ -114,8 +116,8 @@ def test_a_strided_row_is_taken_with_its_neighbours(length: int, behind: int, la
 
 
 def test_a_strided_row_of_many_elements_has_no_tier() -> None:
-    assert column_tier(1024, 64, 4, 2, 2) is not None
-    assert column_tier(1025, 64, 4, 2, 2) is None
+    assert column_tier(1024, 64, 4, 2, holds_little=True) is not None
+    assert column_tier(1025, 64, 4, 2, holds_little=True) is None
 
 
 def test_rows_of_three_narrow_tensors_are_not_shared_for_gradients() -> None:
@@ -128,25 +130,48 @@ def test_rows_of_three_narrow_tensors_are_not_shared_for_gradients() -> None:
 
 
 def test_gradients_hold_fewer_elements_of_a_strided_row() -> None:
-    tier = column_tier(128, 4096, 4, 2, 2)
+    tier = column_tier(128, 4096, 4, 2, holds_little=True)
     assert tier is not None
     assert tier.for_derivatives.elements < tier.elements
     assert tier.for_derivatives.elements % tier.lanes == 0
 
 
 @pytest.mark.parametrize(
-    ("length", "words", "merged", "packs"),
-    [(64, 2, 2, 8), (96, 2, 2, 16), (512, 1, 2, 16), (96, 3, 2, 4), (96, 2, 4, 8), (1024, 2, 2, 8)],
+    ("length", "holds_little", "packs"),
+    [(64, True, 8), (96, True, 16), (96, False, 8), (512, True, 16), (1024, True, 8)],
 )
 def test_a_thread_has_more_of_strided_rows_of_two_bytes(
-    length: int, words: int, merged: int, packs: int
+    length: int, holds_little: bool, packs: int
 ) -> None:
-    """Where merging would take longer than reading: not of what takes more registers anyway."""
-    tier = column_tier(length, 3136, 2, words, merged)
+    tier = column_tier(length, 3136, 2, 2, holds_little=holds_little)
     assert tier is not None
     assert tier.lanes == 4
     assert tier.elements == packs * tier.lanes
-    assert tier.for_derivatives.elements * words <= 96
+    assert tier.for_derivatives.elements <= 32
+
+
+_NORM = "layernorm(w, b, axis=1)"
+
+
+@pytest.mark.parametrize(
+    ("chain", "packs"),
+    [
+        (_NORM, (16, 8)),
+        (f"{_NORM} | gelu", (16, 8)),
+        (f"add(c) | {_NORM}", (16, 8)),
+        (f"add(r) | {_NORM}", (4, 4)),  # rows of two tensors
+        (f"{_NORM} | mul(g)", (8, 4)),  # what samples have of their own in each channel
+        (f"{_NORM} | {_NORM}", (8, 4)),  # reduced four times
+        (f"silu | {_NORM}", (8, 4)),  # whose functions are kept for the second time
+    ],
+)
+def test_how_much_of_a_channels_row_a_thread_has(chain: str, packs: tuple[int, int]) -> None:
+    shapes = {"w": (96,), "b": (96,), "c": (96, 1, 1), "r": (8, 96, 56, 56), "g": (8, 96, 1, 1)}
+    made = parse(chain)
+    situation = Situation((8, 96, 56, 56), {n: shapes[n] for n in made.operands}, "bfloat16")
+    (source,) = sources(made, "cuda", situation, grad=True)
+    kernels = re.findall(r"\n(forward|backward)_column\(.*?kPacks = (\d+)", source.text, re.DOTALL)
+    assert tuple(int(n) for _, n in kernels) == packs
 
 
 def test_gradients_hold_no_more_than_registers_have() -> None:
