@@ -3,7 +3,8 @@
 How many registers a thread has follows from how many blocks of its kernel are to be resident, which
 views choose by what a thread holds. What the compiler takes beside that only it knows, so where its
 assembler complains of a spill the bounds are lowered, and the source is compiled anew. How many
-blocks there are is asked of the device at each launch, so nothing else has to know.
+blocks there are is asked of the device at each launch, so nothing else has to know. Fewer than
+512 threads are not left: those would wait for memory instead.
 """
 
 import re
@@ -13,22 +14,24 @@ from pathlib import Path
 # ptxas's flags that make a spill an error.
 COMPLAINING = ("-Xptxas=-warn-spills", "-Xptxas=-Werror")
 _SPILLED = re.compile(r"spilled to local memory in function '(\w+)'")
+_LEAST_THREADS = 512  # of a multiprocessor
 _BOUNDS = re.compile(r"__launch_bounds__\((?P<threads>\d+), (?P<blocks>\d+)\)\s+(?P<kernel>\w+)\(")
 
 
 def roomier(text: str, complaint: str) -> str:
     """A source whose kernels that the compiler's complaint names as spilled leave a thread
-    more registers; the same text where none of them has a block left to give up.
+    more registers; the same text where none of them has blocks to give up.
     """
     spilled = _SPILLED.findall(complaint)
 
     def with_fewer_blocks(bounds: re.Match[str]) -> str:
-        kernel, blocks = bounds["kernel"], int(bounds["blocks"])
+        kernel, fewer = bounds["kernel"], int(bounds["blocks"]) * 2 // 3
         mangled = re.compile(f"{len(kernel)}{kernel}[A-Z]")  # behind it: arguments, or its end
-        if blocks == 1 or not any(map(mangled.search, spilled)):
+        is_enough = fewer * int(bounds["threads"]) >= _LEAST_THREADS
+        if not is_enough or not any(map(mangled.search, spilled)):
             return bounds[0]
         start, end = (at - bounds.start() for at in bounds.span("blocks"))
-        return f"{bounds[0][:start]}{blocks * 2 // 3}{bounds[0][end:]}"
+        return f"{bounds[0][:start]}{fewer}{bounds[0][end:]}"
 
     return _BOUNDS.sub(with_fewer_blocks, text)
 

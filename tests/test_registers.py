@@ -39,6 +39,7 @@ def bounds(text: str) -> list[str]:
         (["13forward_outerILi8E", "13forward_outerILi1E"], ["256, 2", "256, 3", "512, 1", "512"]),
         (["15forward_outer_2"], ["256, 4", "256, 2", "512, 1", "512"]),
         (["12backward_row", "16forward_finalise"], ["256, 4", "256, 3", "512, 1", "512"]),
+        (["13forward_column"], ["256, 4", "256, 3", "512, 1", "512"]),
     ],
 )
 def test_kernels_that_spill_have_blocks_less_and_others_as_many(functions, expected) -> None:
@@ -50,12 +51,18 @@ def test_a_source_is_compiled_until_nothing_spills() -> None:
 
     def compiled(text, flags):
         tried.append((bounds(text)[0], flags))
-        if bounds(text)[0] != "256, 1":
+        if bounds(text)[0] != "64, 10":
             raise RuntimeError(complaint("13forward_outerILi8E"))
         return Path(text)
 
-    assert bounds(str(without_spills(KERNELS, compiled)))[0] == "256, 1"
-    assert tried == [(f"256, {blocks}", COMPLAINING) for blocks in (4, 2, 1)]
+    text = KERNELS.replace("256, 4", "64, 24")
+    assert bounds(str(without_spills(text, compiled)))[0] == "64, 10"
+    assert tried == [(f"64, {blocks}", COMPLAINING) for blocks in (24, 16, 10)]
+
+
+def test_512_threads_are_left() -> None:
+    text = KERNELS.replace("256, 3", "256, 2")
+    assert roomier(text, complaint("15forward_outer_2")) == text
 
 
 @pytest.mark.parametrize("said", [complaint("12backward_row"), "x.cu(3): error: expected a ';'"])
