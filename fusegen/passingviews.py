@@ -7,7 +7,7 @@ from functools import cached_property
 from fusegen.indexing import Read
 from fusegen.stretchviews import StretchingView
 
-FEW_LANES = 4
+FEW_LANES = 4  # of a pack; there are more only where all it has takes two bytes or less
 MOST_IN_PAIRS = 16  # elements of a row that a thread has in column sums, where rows come in twos
 _MOST_ROWS = 8  # that it loads first where columns of one tensor come one by one
 
