@@ -76,6 +76,8 @@ class ReductionView:
         is_dear = self.is_costly and not kernel.kernel.sums
         is_dear |= buffer is None and kernel.kernel.only_reads_columns
         self.is_dear = is_dear or reduction.kind == "peak"
+        # What stands at one place needs no wider type: all else that is added up is zero.
+        self.place_type = kernel.compute if _is_of_one_place(reduction, kernel.kernel) else ""
         self.line = f"{ir.name_of(reduction.value) if self.is_plain else self.term}_line"
         self.has_index = reduction.index is not None
         self.partials = buffer.name if buffer else ""
@@ -84,3 +86,14 @@ class ReductionView:
         self.kept = tuple(g for g in rows if g in self.extent)
         self.summed = tuple(g for g in rows if g not in self.extent)
         self.columns = kernel.size(kernel.kernel.columns)
+
+
+def _is_of_one_place(reduction: Reduction, kernel: Kernel) -> bool:
+    """Whether all that is added up is zero, but at one position along what is reduced."""
+    value, zero = reduction.value, ir.const(0.0)
+    if reduction.kind != "sum" or value.op != "where" or value.args[2] != zero:
+        return False
+    is_there = value.args[0]
+    along = frozenset(kernel.reduced)
+    positions = [e for e, buffer in kernel.inputs if buffer.is_computed and e.extent == along]
+    return is_there.op == "eq" and any(e in is_there.args for e in positions)

@@ -10,7 +10,7 @@ from numeric import home_of_eager, outcome
 from test_emulation import GLU, SWIGLU
 
 import fusegen
-from fusegen.describe import Situation
+from fusegen.describe import Situation, sources
 from fusegen.explain import explain
 
 TWO = "keep(y) | select(1, 2) | gelu | keep(a) | recall(y) | select(1, -1) | mul(a) | mean(1)"
@@ -96,6 +96,14 @@ def test_on_a_cpu_two_places_are_read_where_they_are(chain):
     text = fusegen.compile(chain).source("cpp", shape=CHAINS[chain][0])
     assert "x_at_" in text
     assert "position_along" not in text
+
+
+def test_on_a_cpu_what_stands_at_one_place_is_added_up_as_it_is():
+    """Beside it there are only zeros: a double is for sums of many."""
+    (source,) = sources(fusegen.chain(SWIGLU), "cpp", Situation((4, 512)), grad=True)
+    assert source.text.count("SumLanes<kLine, float>") == 2
+    (source,) = sources(fusegen.chain("sum(1)"), "cpp", Situation((4, 6, 8)), grad=False)
+    assert "SumLanes<kLine>" in source.text
 
 
 def test_a_reduction_of_the_axis_goes_over_all_of_it():

@@ -226,10 +226,10 @@ struct Sum {
 };
 
 // A sum for each of so many places.
-template <Index places>
+template <Index places, typename Total = double>
 struct SumLanes {
-  double total[places];
-  explicit SumLanes(Index width) { std::fill(total, total + padded(width), 0.0); }
+  Total total[places];
+  explicit SumLanes(Index width) { std::fill(total, total + padded(width), Total()); }
   template <typename Value>
   void add(const Value* line, Index width, Index at = 0) {
 #pragma omp simd
@@ -239,7 +239,7 @@ struct SumLanes {
   void add(Index i, Value value, int = 0) {
     total[i] += value;
   }
-  double sum(Index i) const { return total[i]; }
+  Total sum(Index i) const { return total[i]; }
   Sum at(Index i) const { return {total[i]}; }
 };
 

@@ -222,16 +222,16 @@ struct Sum {
 };
 
 // A sum for each of so many places.
-template <Index places>
+template <Index places, typename Total = double>
 struct SumLanes {
-  double total[places];
-  explicit SumLanes(Index width) { std::fill(total, total + padded(width), 0.0); }
+  Total total[places];
+  explicit SumLanes(Index width) { std::fill(total, total + padded(width), Total()); }
   template <typename Value>
   void add(const Value* line, Index width, Index at = 0) {
 #pragma omp simd
     for (Index i = 0; i < padded(width); ++i) total[at + i] += line[i];
   }
-  double sum(Index i) const { return total[i]; }
+  Total sum(Index i) const { return total[i]; }
   Sum at(Index i) const { return {total[i]}; }
 };
 

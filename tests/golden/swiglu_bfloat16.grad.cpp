@@ -217,16 +217,16 @@ struct Sum {
 };
 
 // A sum for each of so many places.
-template <Index places>
+template <Index places, typename Total = double>
 struct SumLanes {
-  double total[places];
-  explicit SumLanes(Index width) { std::fill(total, total + padded(width), 0.0); }
+  Total total[places];
+  explicit SumLanes(Index width) { std::fill(total, total + padded(width), Total()); }
   template <typename Value>
   void add(const Value* line, Index width, Index at = 0) {
 #pragma omp simd
     for (Index i = 0; i < padded(width); ++i) total[at + i] += line[i];
   }
-  double sum(Index i) const { return total[i]; }
+  Total sum(Index i) const { return total[i]; }
   Sum at(Index i) const { return {total[i]}; }
 };
 
@@ -317,8 +317,8 @@ static void backward_column(const bfloat16* __restrict__ x, const bfloat16* __re
       const Index above_index = task / blocks, first = task % blocks * side;
       const Index width = std::min(side, beside - first);
       const Index outer = above_index;
-      SumLanes<kLine> total_lanes(width);
-      SumLanes<kLine> total_2_lanes(width);
+      SumLanes<kLine, float> total_lanes(width);
+      SumLanes<kLine, float> total_2_lanes(width);
       for (Index r = 0; r < length; ++r) {
         const Index middle = r;
         const Index inner = first;
