@@ -22,7 +22,7 @@ from fusegen.program import Program
 from fusegen.rowfacts import calls_functions, widest_of, words_of
 from fusegen.rowtiers import held_tier, holding_less
 from fusegen.selecting import require_exact_positions
-from fusegen.shortruns import in_short_runs, lie_together
+from fusegen.shortruns import in_short_runs, leaves_lines_empty, lie_together
 from fusegen.signature import Rows, Signature
 from fusegen.target import H200, TARGETS, Limits
 from fusegen.traffic import moved
@@ -60,7 +60,9 @@ def signature(
     in_cache = _in_cache(TARGETS[target].in_cache, programs, bound, order)
     plain = Signature(target, order, kinds, index_bits, in_cache, ())
     if not TARGETS[target].holds_rows:
-        return plain
+        lined = [] if bound.windows else programs
+        strips = [p.name for p in lined if leaves_lines_empty(p, bound, order)]
+        return replace(plain, strips=tuple(strips))
     plain = replace(plain, has_columns=has_whole_columns(bound, order))
     if bound.windows:
         found = _bundled(programs, dtypes, bound, order)

@@ -27,6 +27,17 @@ class LineView(KernelView):
         return self.domain if self.family in ("row", "column") else super().row_groups
 
     @property
+    def passing(self) -> tuple[int, ...]:
+        """Of sums down columns: the groups along which rows pass by."""
+        return tuple(g for g in self.row_groups if g not in self.kept)
+
+    @property
+    def within(self) -> tuple[int, ...]:
+        """Of merged partials: the groups of which a result has some beside each other."""
+        is_merging = self.family == "finalise"
+        return tuple(g for g in self.sums[0].extent if g not in self.domain) if is_merging else ()
+
+    @property
     def varying(self) -> tuple[int, ...]:
         """The groups from one of whose lines to the next a function is called again."""
         return self.reduced if self.family == "column" else ()
@@ -36,6 +47,25 @@ class LineView(KernelView):
         lines = {ir.name_of(r.reduction.value) for r in added if r.is_plain}
         lines |= {name for _, name in function.leaves}
         return [r for r in self.reads if r.name in lines]
+
+    @property
+    def staying_reads(self) -> list[Read]:
+        """Down columns of several groups: what is the same for all rows that pass by, and does not
+        lie in memory as it is wanted.
+        """
+        columns = self.kernel.columns
+        if self.family != "outer" or len(columns) < 2:
+            return []
+        found = self.lines_of(self.values, [*self.reductions, *self.sums])
+        found = [
+            r for r in found if not r.buffer.is_computed and r.extent <= {*self.kept, *columns}
+        ]
+        found = [r for r in found if r.extent & frozenset(columns) and r.buffer.dtype != "noise"]
+        return [
+            r
+            for r in found
+            if not r.extent >= frozenset(columns) or r.type != self.value_type(r.name)
+        ]
 
     @property
     def in_lines(self) -> set[str]:

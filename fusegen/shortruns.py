@@ -17,6 +17,7 @@ from fusegen.target import PACK_BYTES
 
 # Runs this many times shorter than there are of them leave too many partials each on its own.
 _FEWER_IN_RUN = 8
+_MUCH_OF_LINE = 32  # elements of a line, beside which its set-up takes little
 _SHORTEST_RUN = 64  # elements, gone through in this way also where samples are not whole packs
 _LEAST_PASSING, _LEAST_MOMENTS = 32, 64  # runs of a column, that it is worth a partial
 # On an H200, where packs do not begin with runs: the longest of which one pass leaves a partial
@@ -65,6 +66,16 @@ def in_short_runs(
         if is_apt and _is_short(program, reduces, most, run, runs, widest):
             return True
     return False
+
+
+def leaves_lines_empty(program: Program, bound: Bound, order: Sequence[int]) -> bool:
+    """Whether a reduction over most elements takes runs so short that arithmetic by lines has
+    little to do in each: the same for targets that go through elements so.
+    """
+    reduces = [n for n in ir.topological(program.graph.roots) if n.op == "reduce"]
+    most = max((len(r.args[0].extent) for r in reduces), default=0)
+    found = [_runs_of(n, bound, order) for n in reduces if len(n.args[0].extent) == most]
+    return any(a and n <= _MUCH_OF_LINE and n * _FEWER_IN_RUN < runs for a, n, runs in found)
 
 
 def _lies_far_among_windows(program: Program, bound: Bound, order: Sequence[int]) -> bool:

@@ -4,16 +4,18 @@ import pytest
 
 import fusegen
 from fusegen import ir
-from fusegen.describe import Situation, modules
+from fusegen.describe import Situation, modules, sources
 from fusegen.emission import make_entry
 from fusegen.ways import Strips, Way, way_of
 
 _TRAINED = "batch_norm(weight=w, bias=b, training=True) | relu"
 
 
-def kernels(chain: str, *shape: int, grad: bool = True, **more: object) -> dict[str, list[str]]:
+def kernels(
+    chain: str, *shape: int, grad: bool = True, target: str = "cuda", **more: object
+) -> dict[str, list[str]]:
     """The families of each program's kernels but those that merge partials."""
-    found = modules(fusegen.chain(chain), "cuda", Situation(shape, **more), grad=grad)
+    found = modules(fusegen.chain(chain), target, Situation(shape, **more), grad=grad)
     return {
         program.name: [
             k.family for k in make_entry(program, m.signature).kernels if k.family != "finalise"
@@ -164,3 +166,33 @@ def test_what_merges_moments_takes_columns_beside_each_other(
 def test_a_group_of_all_channels_before_others_is_reduced_along_them() -> None:
     found = kernels("group_norm(1) | group_norm(4)", 64, 64, 56, 56, layout="channels_last")
     assert found["forward"] == ["inner", "outer", "outer"]
+
+
+@pytest.mark.parametrize(
+    ("chain", "shape", "layout", "family"),
+    [
+        ("group_norm(32, w, b) | silu", (4, 320, 16, 16), "channels_last", "outer"),
+        ("group_norm(8, w, b) | silu", (4, 320, 16, 16), "channels_last", "inner"),  # runs of 40
+        ("group_norm(32, w, b) | silu", (4, 320, 4, 4), "channels_last", "inner"),  # few of them
+        ("group_norm(32, w, b) | silu", (4, 320, 16, 16), "contiguous", "row"),
+        (_TRAINED, (64, 512, 7, 7), "contiguous", "inner"),
+    ],
+)
+def test_on_a_cpu_runs_that_would_leave_lines_empty_go_down_columns(
+    chain: str, shape: tuple[int, ...], layout: str, family: str
+) -> None:
+    found = kernels(chain, *shape, layout=layout, target="cpp")
+    assert found["forward"][0] == family
+    assert (found["backward"][0] == "outer") == (family == "outer")
+
+
+def test_on_a_cpu_what_groups_have_is_a_line_for_all_rows_that_pass_by() -> None:
+    shapes = {"w": (320,), "b": (320,)}
+    situation = Situation((4, 320, 16, 16), shapes, "bfloat16", "channels_last")
+    (source,) = sources(fusegen.chain("group_norm(32, w, b)"), "cpp", situation, grad=False)
+    written = source.text[source.text.index("forward_outer_2(") :]
+    before, _, rows = written.partition("for (Index row")
+    for name in ("mean", "variance", "w_operand", "b_operand"):
+        assert f"{name}_beside[kBeside]" in before
+        assert f"{name}_line = {name}_beside" in rows
+    assert rows.count("load<1>(") == 1  # x's

@@ -80,10 +80,18 @@ inline Index pieces_of(Index length) { return std::max<Index>(1, (length + kPiec
 // Below this many elements one thread does it all: waking another costs more.
 constexpr Index kSerial = 16384;
 
+// How many blocks of rows leave partials of their own, where columns are added up; in as many tasks anyway.
+inline Index slots_of(Index rows, Index columns, Index tasks = 1) {
+  return std::max<Index>(1, std::min<Index>(std::min<Index>(rows, 64 / tasks), rows * columns / kPiece));
+}
+
 // Elements are worked on by lines: up to so many neighbours, widened into arrays, so that conversions,
 // arithmetic and sums are a plain loop each. Arithmetic goes on to a whole vector, over copies of the last
 // element, so that no short row ends in scalar calls.
 constexpr Index kLine = 512;
+
+// So many columns are added up side by side.
+constexpr Index kBeside = 4 * kLine;
 
 // Short rows go through each stage together: what one row waits for is hidden behind the others. So many
 // elements still lie in the fastest cache when the next stage comes.
@@ -96,16 +104,16 @@ inline Index rows_together(Index length) {
 // So many results of partials are worked on by one thread at a time.
 constexpr Index kResults = 256;
 
-// Slot by slot, in each of which the partials of neighbouring columns lie together.
+// Slot by slot, in each of which the partials of neighbouring columns lie together, so many for each sum.
 template <typename Kind>
 inline void merge_slots(Kind* sums, const Kind* partials, Index first, Index width, Index columns,
-    Index slots) {
+    Index slots, Index each = 1) {
   for (Index i = 0; i < width;) {
     const Index above = (first + i) / columns, column = (first + i) % columns;
     const Index run = std::min(width - i, columns - column);
     for (Index slot = 0; slot < slots; ++slot) {
-      const Kind* const from = partials + (above * slots + slot) * columns + column;
-      for (Index j = 0; j < run; ++j) sums[i + j].merge(from[j]);
+      const Kind* const from = partials + ((above * slots + slot) * columns + column) * each;
+      for (Index j = 0; j < run * each; ++j) sums[i + j / each].merge(from[j]);
     }
     i += run;
   }
@@ -251,6 +259,51 @@ struct Moments {
   double variance() const { return distances / count; }
 };
 
+// Moments for each of so many places. Some lines together are taken as distances from the first of them.
+template <typename Value, Index places>
+struct MomentsLanes {
+  double count = 0, centre[places], distances[places];
+  int together = 0;
+  Value about[places], drift[places], squares[places];
+  explicit MomentsLanes(Index width) {
+    std::fill(centre, centre + padded(width), 0.0);
+    std::fill(distances, distances + padded(width), 0.0);
+  }
+  void add(const Value* line, Index width, Index at = 0) {
+    if (together == 0) {
+      std::copy(line, line + padded(width), about + at);
+      std::fill(drift + at, drift + at + padded(width), Value());
+      std::fill(squares + at, squares + at + padded(width), Value());
+      return;
+    }
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) {
+      const Value distance = line[i] - about[at + i];
+      drift[at + i] += distance;
+      squares[at + i] += distance * distance;
+    }
+  }
+  void next(Index width) {
+    if (++together == 16) finish(width);
+  }
+  // Merges the last lines with those before.
+  void finish(Index width) {
+    if (together == 0) return;
+    const double n = together, all = count + n, share = n / all;
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) {
+      const double mean_drift = drift[i] / n, gap = about[i] + mean_drift - centre[i];
+      distances[i] += squares[i] - drift[i] * mean_drift + gap * gap * count * share;
+      centre[i] += gap * share;
+    }
+    count = all;
+    together = 0;
+  }
+  double mean(Index i) const { return centre[i]; }
+  double variance(Index i) const { return distances[i] / count; }
+  Moments<Value> at(Index i) const { return {count, centre[i], distances[i]}; }
+};
+
 // The largest number; a NaN beats every number, as in torch.
 template <typename Value>
 inline Value larger(Value a, Value b) {
@@ -289,28 +342,33 @@ struct ForwardSizes {
   Size outer, axis_1, axis_2, inner;
 };
 
-static void forward_inner(const bfloat16* __restrict__ x, Moments<float>* __restrict__ mean_partials,
+static void forward_outer(const bfloat16* __restrict__ x, Moments<float>* __restrict__ mean_partials,
     const ForwardSizes sizes, int threads) {
-  const Index rows = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value, length = sizes.inner.value;
-  const Index pieces = pieces_of(length);
-#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
-  for (Index task = 0; task < rows * pieces; ++task) {
-    const Index row = task / pieces, piece = task % pieces;
-    const Index end = std::min(length, (piece + 1) * kPiece);
-    const Index above_axis_2 = divide(row, sizes.axis_2);
-    const Index axis_2 = row - above_axis_2 * sizes.axis_2.value;
-    const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
-    const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
-    const Index outer = above_axis_1;
-    Moments<float> mean_sum;
-    for (Index first = piece * kPiece; first < end; first += kLine) {
-      const Index width = std::min(kLine, end - first);
-      const Index inner = first;
-      float x_room[kLine];
-      const float* const x_line = load<1>(x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, x_room);
-      mean_sum.add(x_line, width);
+  const Index kept = sizes.outer.value, rows = sizes.axis_1.value,
+      columns = sizes.axis_2.value * sizes.inner.value;
+  const Index sides = (columns + kBeside - 1) / kBeside, slots = slots_of(rows, columns, kept * sides);
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (kept * rows * columns > kSerial)
+  for (Index task = 0; task < kept * slots * sides; ++task) {
+    const Index block = task / sides, begin = task % sides * kBeside, end = std::min(columns,
+        begin + kBeside);
+    const Index kept_index = block / slots, slot = block % slots;
+    const Index outer = kept_index;
+    MomentsLanes<float, kBeside> mean_lanes(end - begin);
+    for (Index row = rows * slot / slots; row < rows * (slot + 1) / slots; ++row) {
+      const Index axis_1 = row;
+      for (Index first = begin; first < end; first += kLine) {
+        const Index width = std::min(kLine, end - first);
+        const Index above_inner = divide(first, sizes.inner);
+        const Index inner = first - above_inner * sizes.inner.value;
+        const Index axis_2 = above_inner;
+        float x_room[kLine];
+        const float* const x_line = load<1>(x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, x_room);
+        mean_lanes.add(x_line, width, first - begin);
+      }
+      mean_lanes.next(end - begin);
     }
-    mean_partials[((outer) * sizes.axis_2.value + axis_2) * (sizes.axis_1.value * pieces) + (axis_1) * pieces + piece] = mean_sum;
+    mean_lanes.finish(end - begin);
+    for (Index i = 0; i < end - begin; ++i) mean_partials[block * columns + begin + i] = mean_lanes.at(i);
   }
 }
 
@@ -324,12 +382,12 @@ static void forward_finalise(float* __restrict__ mean_scratch, float* __restrict
     const Moments<float>* __restrict__ mean_partials, const ForwardSizes sizes, Index slots, int threads) {
   expect(mean_scratch, sizes.outer.value * sizes.axis_2.value);
   expect(variance_scratch, sizes.outer.value * sizes.axis_2.value);
-  const Index columns = 1, results = sizes.outer.value * sizes.axis_2.value;
+  const Index columns = sizes.axis_2.value, results = sizes.outer.value * sizes.axis_2.value;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
   for (Index first = 0; first < results; first += kResults) {
     const Index width = std::min(kResults, results - first);
     Moments<float> mean_sums[kResults];
-    merge_slots(mean_sums, mean_partials, first, width, columns, slots);
+    merge_slots(mean_sums, mean_partials, first, width, columns, slots, sizes.inner.value);
     float mean_line[kResults];
     for (Index i = 0; i < width; ++i) mean_line[i] = static_cast<float>(mean_sums[i].mean());
     float variance_line[kResults];
@@ -553,13 +611,14 @@ extern "C" int64_t run_forward(const int64_t* a) {
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[4])};
   const ForwardSizes sizes{ {a[5]}, {a[6]}, {a[7]}, {a[8]} };
   const int threads = static_cast<int>(a[9]);
-  const Index mean_partials_slots = sizes.axis_1.value * pieces_of(sizes.inner.value)
+  const Index mean_partials_slots = slots_of(sizes.axis_1.value, sizes.axis_2.value * sizes.inner.value,
+      sizes.outer.value * ((sizes.axis_2.value * sizes.inner.value + kBeside - 1) / kBeside))
 ;
-  auto* const mean_partials = scratch.take<Moments<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value) * mean_partials_slots);
+  auto* const mean_partials = scratch.take<Moments<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value) * mean_partials_slots);
   auto* const mean_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value));
   auto* const variance_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value));
   if (is_measuring) return scratch.used;
-  forward_inner(x, mean_partials, sizes, threads);
+  forward_outer(x, mean_partials, sizes, threads);
   forward_finalise(mean_scratch, variance_scratch, mean_partials, sizes, mean_partials_slots, threads);
   forward_row(x, mean_scratch, variance_scratch, weight, bias, out, sizes, threads);
   return 0;

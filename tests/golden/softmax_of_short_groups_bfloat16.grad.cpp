@@ -104,16 +104,16 @@ inline Index rows_together(Index length) {
 // So many results of partials are worked on by one thread at a time.
 constexpr Index kResults = 256;
 
-// Slot by slot, in each of which the partials of neighbouring columns lie together.
+// Slot by slot, in each of which the partials of neighbouring columns lie together, so many for each sum.
 template <typename Kind>
 inline void merge_slots(Kind* sums, const Kind* partials, Index first, Index width, Index columns,
-    Index slots) {
+    Index slots, Index each = 1) {
   for (Index i = 0; i < width;) {
     const Index above = (first + i) / columns, column = (first + i) % columns;
     const Index run = std::min(width - i, columns - column);
     for (Index slot = 0; slot < slots; ++slot) {
-      const Kind* const from = partials + (above * slots + slot) * columns + column;
-      for (Index j = 0; j < run; ++j) sums[i + j].merge(from[j]);
+      const Kind* const from = partials + ((above * slots + slot) * columns + column) * each;
+      for (Index j = 0; j < run * each; ++j) sums[i + j / each].merge(from[j]);
     }
     i += run;
   }
@@ -273,6 +273,51 @@ struct Moments {
   double variance() const { return distances / count; }
 };
 
+// Moments for each of so many places. Some lines together are taken as distances from the first of them.
+template <typename Value, Index places>
+struct MomentsLanes {
+  double count = 0, centre[places], distances[places];
+  int together = 0;
+  Value about[places], drift[places], squares[places];
+  explicit MomentsLanes(Index width) {
+    std::fill(centre, centre + padded(width), 0.0);
+    std::fill(distances, distances + padded(width), 0.0);
+  }
+  void add(const Value* line, Index width, Index at = 0) {
+    if (together == 0) {
+      std::copy(line, line + padded(width), about + at);
+      std::fill(drift + at, drift + at + padded(width), Value());
+      std::fill(squares + at, squares + at + padded(width), Value());
+      return;
+    }
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) {
+      const Value distance = line[i] - about[at + i];
+      drift[at + i] += distance;
+      squares[at + i] += distance * distance;
+    }
+  }
+  void next(Index width) {
+    if (++together == 16) finish(width);
+  }
+  // Merges the last lines with those before.
+  void finish(Index width) {
+    if (together == 0) return;
+    const double n = together, all = count + n, share = n / all;
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) {
+      const double mean_drift = drift[i] / n, gap = about[i] + mean_drift - centre[i];
+      distances[i] += squares[i] - drift[i] * mean_drift + gap * gap * count * share;
+      centre[i] += gap * share;
+    }
+    count = all;
+    together = 0;
+  }
+  double mean(Index i) const { return centre[i]; }
+  double variance(Index i) const { return distances[i] / count; }
+  Moments<Value> at(Index i) const { return {count, centre[i], distances[i]}; }
+};
+
 // The largest number; a NaN beats every number, as in torch.
 template <typename Value>
 inline Value larger(Value a, Value b) {
@@ -311,28 +356,33 @@ struct ForwardSizes {
   Size outer, axis_1, axis_2, inner;
 };
 
-static void forward_inner(const bfloat16* __restrict__ x, Moments<float>* __restrict__ mean_partials,
+static void forward_outer(const bfloat16* __restrict__ x, Moments<float>* __restrict__ mean_partials,
     const ForwardSizes sizes, int threads) {
-  const Index rows = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value, length = sizes.inner.value;
-  const Index pieces = pieces_of(length);
-#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
-  for (Index task = 0; task < rows * pieces; ++task) {
-    const Index row = task / pieces, piece = task % pieces;
-    const Index end = std::min(length, (piece + 1) * kPiece);
-    const Index above_axis_2 = divide(row, sizes.axis_2);
-    const Index axis_2 = row - above_axis_2 * sizes.axis_2.value;
-    const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
-    const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
-    const Index outer = above_axis_1;
-    Moments<float> mean_sum;
-    for (Index first = piece * kPiece; first < end; first += kLine) {
-      const Index width = std::min(kLine, end - first);
-      const Index inner = first;
-      float x_room[kLine];
-      const float* const x_line = load<1>(x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, x_room);
-      mean_sum.add(x_line, width);
+  const Index kept = sizes.outer.value, rows = sizes.axis_1.value,
+      columns = sizes.axis_2.value * sizes.inner.value;
+  const Index sides = (columns + kBeside - 1) / kBeside, slots = slots_of(rows, columns, kept * sides);
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (kept * rows * columns > kSerial)
+  for (Index task = 0; task < kept * slots * sides; ++task) {
+    const Index block = task / sides, begin = task % sides * kBeside, end = std::min(columns,
+        begin + kBeside);
+    const Index kept_index = block / slots, slot = block % slots;
+    const Index outer = kept_index;
+    MomentsLanes<float, kBeside> mean_lanes(end - begin);
+    for (Index row = rows * slot / slots; row < rows * (slot + 1) / slots; ++row) {
+      const Index axis_1 = row;
+      for (Index first = begin; first < end; first += kLine) {
+        const Index width = std::min(kLine, end - first);
+        const Index above_inner = divide(first, sizes.inner);
+        const Index inner = first - above_inner * sizes.inner.value;
+        const Index axis_2 = above_inner;
+        float x_room[kLine];
+        const float* const x_line = load<1>(x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, x_room);
+        mean_lanes.add(x_line, width, first - begin);
+      }
+      mean_lanes.next(end - begin);
     }
-    mean_partials[((outer) * sizes.axis_2.value + axis_2) * (sizes.axis_1.value * pieces) + (axis_1) * pieces + piece] = mean_sum;
+    mean_lanes.finish(end - begin);
+    for (Index i = 0; i < end - begin; ++i) mean_partials[block * columns + begin + i] = mean_lanes.at(i);
   }
 }
 
@@ -352,12 +402,12 @@ static void forward_finalise(float* __restrict__ saved_mean, float* __restrict__
   expect(saved_variance, sizes.outer.value * sizes.axis_2.value);
   expect(mean_scratch, sizes.outer.value * sizes.axis_2.value);
   expect(variance_scratch, sizes.outer.value * sizes.axis_2.value);
-  const Index columns = 1, results = sizes.outer.value * sizes.axis_2.value;
+  const Index columns = sizes.axis_2.value, results = sizes.outer.value * sizes.axis_2.value;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
   for (Index first = 0; first < results; first += kResults) {
     const Index width = std::min(kResults, results - first);
     Moments<float> mean_sums[kResults];
-    merge_slots(mean_sums, mean_partials, first, width, columns, slots);
+    merge_slots(mean_sums, mean_partials, first, width, columns, slots, sizes.inner.value);
     float mean_line[kResults];
     for (Index i = 0; i < width; ++i) mean_line[i] = static_cast<float>(mean_sums[i].mean());
     float variance_line[kResults];
@@ -701,77 +751,113 @@ static void backward_finalise(float* __restrict__ total_scratch, const Sum* __re
   }
 }
 
-static inline __attribute__((always_inline)) void backward_inner_2_values(const float d_out,
-    const float saved_sum, const float total, const float x, const float saved_mean,
-    const float saved_variance, const float weight, const float bias, const float saved_bound,
+static inline __attribute__((always_inline)) void backward_outer_values(const float x,
+    const float saved_mean, const float saved_variance, const float weight, const float bias,
+    const float saved_bound, const float d_out, const float saved_sum, const float total,
     float& total_2_term, float& total_3_term) {
   // group_norm(16, weight, bias)
   const float difference = x - saved_mean;
   const float after_group_norm = difference * (1.0f / sqrtf(saved_variance + 1e-05f)) * weight + bias;
-  // backward, down to group_norm(16, weight, bias)
   const float power = exp2f((after_group_norm - saved_bound) * 0.721347511f);
-  const float d_after_group_norm = (d_out / saved_sum - total / saved_sum / saved_sum) * (power * power);
-  total_2_term = d_after_group_norm * weight * difference;
-  total_3_term = d_after_group_norm * weight;
+  const float product = power * power;
+  const float difference_2 = d_out / saved_sum - total / saved_sum / saved_sum;
+  total_2_term = difference * product * difference_2;
+  total_3_term = product * difference_2;
 }
 
-static void backward_inner_2(const bfloat16* __restrict__ d_out, const float* __restrict__ saved_sum,
-    const float* __restrict__ total, const bfloat16* __restrict__ x, const float* __restrict__ saved_mean,
+static void backward_outer(const bfloat16* __restrict__ x, const float* __restrict__ saved_mean,
     const float* __restrict__ saved_variance, const bfloat16* __restrict__ weight,
     const bfloat16* __restrict__ bias, const float* __restrict__ saved_bound,
+    const bfloat16* __restrict__ d_out, const float* __restrict__ saved_sum, const float* __restrict__ total,
     Sum* __restrict__ total_2_partials, Sum* __restrict__ total_3_partials, const BackwardSizes sizes,
     int threads) {
-  const Index rows = sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value, length = sizes.inner.value;
-  const Index pieces = pieces_of(length);
-#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
-  for (Index task = 0; task < rows * pieces; ++task) {
-    const Index row = task / pieces, piece = task % pieces;
-    const Index end = std::min(length, (piece + 1) * kPiece);
-    const Index above_axis_2 = divide(row, sizes.axis_2);
-    const Index axis_2 = row - above_axis_2 * sizes.axis_2.value;
-    const Index above_axis_1 = divide(above_axis_2, sizes.axis_1);
-    const Index axis_1 = above_axis_2 - above_axis_1 * sizes.axis_1.value;
-    const Index outer = above_axis_1;
-    Sum total_2_sum;
-    Sum total_3_sum;
-    for (Index first = piece * kPiece; first < end; first += kLine) {
+  const Index kept = sizes.outer.value, rows = sizes.axis_1.value,
+      columns = sizes.axis_2.value * sizes.inner.value;
+  const Index sides = (columns + kBeside - 1) / kBeside, slots = slots_of(rows, columns, kept * sides);
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (kept * rows * columns > kSerial)
+  for (Index task = 0; task < kept * slots * sides; ++task) {
+    const Index block = task / sides, begin = task % sides * kBeside, end = std::min(columns,
+        begin + kBeside);
+    const Index kept_index = block / slots, slot = block % slots;
+    const Index outer = kept_index;
+    SumLanes<kBeside> total_2_lanes(end - begin);
+    SumLanes<kBeside> total_3_lanes(end - begin);
+    float saved_mean_beside[kBeside];
+    float saved_variance_beside[kBeside];
+    float weight_beside[kBeside];
+    float bias_beside[kBeside];
+    for (Index first = begin; first < end; first += kLine) {
       const Index width = std::min(kLine, end - first);
-      const Index inner = first;
-      float d_out_room[kLine];
-      const float* const d_out_line = load<1>(d_out + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, d_out_room);
-      const float saved_sum_value = widen(saved_sum[(outer) * sizes.axis_1.value + axis_1]);
-      const float total_value = widen(total[(outer) * sizes.axis_1.value + axis_1]);
-      float x_room[kLine];
-      const float* const x_line = load<1>(x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, x_room);
-      const float saved_mean_value = widen(saved_mean[(outer) * sizes.axis_2.value + axis_2]);
-      const float saved_variance_value = widen(saved_variance[(outer) * sizes.axis_2.value + axis_2]);
-      float weight_room[kLine];
-      const float* const weight_line = load<1>(weight + (axis_2) * sizes.inner.value + inner, width,
-          weight_room);
-      float bias_room[kLine];
-      const float* const bias_line = load<1>(bias + (axis_2) * sizes.inner.value + inner, width, bias_room);
-      const float saved_bound_value = widen(saved_bound[(outer) * sizes.axis_1.value + axis_1]);
-      float total_2_term_line[kLine];
-      float total_3_term_line[kLine];
-#pragma omp simd
-      for (Index i = 0; i < padded(width); ++i) {
-        const float d_out_value = d_out_line[i];
-        const float x_value = x_line[i];
-        const float weight_value = weight_line[i];
-        const float bias_value = bias_line[i];
-        float total_2_term_value;
-        float total_3_term_value;
-        backward_inner_2_values(d_out_value, saved_sum_value, total_value, x_value, saved_mean_value,
-            saved_variance_value, weight_value, bias_value, saved_bound_value, total_2_term_value,
-            total_3_term_value);
-        total_2_term_line[i] = total_2_term_value;
-        total_3_term_line[i] = total_3_term_value;
+      const Index above_inner = divide(first, sizes.inner);
+      const Index inner = first - above_inner * sizes.inner.value;
+      const Index axis_2 = above_inner;
+      auto* const saved_mean_line = saved_mean_beside + (first - begin);
+      for (Index i = 0, end = 0; i < width; i = end) {
+        end = std::min(width, i + sizes.inner.value - (first + i) % sizes.inner.value);
+        const Index above_inner = divide((first + i), sizes.inner);
+        const Index inner = (first + i) - above_inner * sizes.inner.value;
+        const Index axis_2 = above_inner;
+        const auto from = saved_mean + (outer) * sizes.axis_2.value + axis_2;
+        for (Index j = i; j < end; ++j) saved_mean_line[j] = widen(from[0]);
       }
-      total_2_sum.add(total_2_term_line, width);
-      total_3_sum.add(total_3_term_line, width);
+      pad(saved_mean_line, width);
+      auto* const saved_variance_line = saved_variance_beside + (first - begin);
+      for (Index i = 0, end = 0; i < width; i = end) {
+        end = std::min(width, i + sizes.inner.value - (first + i) % sizes.inner.value);
+        const Index above_inner = divide((first + i), sizes.inner);
+        const Index inner = (first + i) - above_inner * sizes.inner.value;
+        const Index axis_2 = above_inner;
+        const auto from = saved_variance + (outer) * sizes.axis_2.value + axis_2;
+        for (Index j = i; j < end; ++j) saved_variance_line[j] = widen(from[0]);
+      }
+      pad(saved_variance_line, width);
+      auto* const weight_line = weight_beside + (first - begin);
+      load<1>(weight + (axis_2) * sizes.inner.value + inner, width, weight_line);
+      auto* const bias_line = bias_beside + (first - begin);
+      load<1>(bias + (axis_2) * sizes.inner.value + inner, width, bias_line);
     }
-    total_2_partials[((outer) * sizes.axis_2.value + axis_2) * (sizes.axis_1.value * pieces) + (axis_1) * pieces + piece] = total_2_sum;
-    total_3_partials[((outer) * sizes.axis_2.value + axis_2) * (sizes.axis_1.value * pieces) + (axis_1) * pieces + piece] = total_3_sum;
+    for (Index row = rows * slot / slots; row < rows * (slot + 1) / slots; ++row) {
+      const Index axis_1 = row;
+      for (Index first = begin; first < end; first += kLine) {
+        const Index width = std::min(kLine, end - first);
+        const auto* const saved_mean_line = saved_mean_beside + (first - begin);
+        const auto* const saved_variance_line = saved_variance_beside + (first - begin);
+        const auto* const weight_line = weight_beside + (first - begin);
+        const auto* const bias_line = bias_beside + (first - begin);
+        const Index above_inner = divide(first, sizes.inner);
+        const Index inner = first - above_inner * sizes.inner.value;
+        const Index axis_2 = above_inner;
+        float x_room[kLine];
+        const float* const x_line = load<1>(x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, x_room);
+        const float saved_bound_value = widen(saved_bound[(outer) * sizes.axis_1.value + axis_1]);
+        float d_out_room[kLine];
+        const float* const d_out_line = load<1>(d_out + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, d_out_room);
+        const float saved_sum_value = widen(saved_sum[(outer) * sizes.axis_1.value + axis_1]);
+        const float total_value = widen(total[(outer) * sizes.axis_1.value + axis_1]);
+        float total_2_term_line[kLine];
+        float total_3_term_line[kLine];
+#pragma omp simd
+        for (Index i = 0; i < padded(width); ++i) {
+          const float x_value = x_line[i];
+          const float saved_mean_value = saved_mean_line[i];
+          const float saved_variance_value = saved_variance_line[i];
+          const float weight_value = weight_line[i];
+          const float bias_value = bias_line[i];
+          const float d_out_value = d_out_line[i];
+          float total_2_term_value;
+          float total_3_term_value;
+          backward_outer_values(x_value, saved_mean_value, saved_variance_value, weight_value, bias_value,
+              saved_bound_value, d_out_value, saved_sum_value, total_value, total_2_term_value,
+              total_3_term_value);
+          total_2_term_line[i] = total_2_term_value;
+          total_3_term_line[i] = total_3_term_value;
+        }
+        total_2_lanes.add(total_2_term_line, width, first - begin);
+        total_3_lanes.add(total_3_term_line, width, first - begin);
+      }
+    }
+    for (Index i = 0; i < end - begin; ++i) total_2_partials[block * columns + begin + i] = total_2_lanes.at(i);
+    for (Index i = 0; i < end - begin; ++i) total_3_partials[block * columns + begin + i] = total_3_lanes.at(i);
   }
 }
 
@@ -784,9 +870,10 @@ static inline __attribute__((always_inline)) void backward_finalise_2_values(con
 static void backward_finalise_2(float* __restrict__ total_2_scratch, float* __restrict__ total_3_scratch,
     const Sum* __restrict__ total_2_partials, const Sum* __restrict__ total_3_partials,
     const BackwardSizes sizes, Index slots, int threads) {
-  expect(total_2_scratch, sizes.outer.value * sizes.axis_2.value);
-  expect(total_3_scratch, sizes.outer.value * sizes.axis_2.value);
-  const Index columns = 1, results = sizes.outer.value * sizes.axis_2.value;
+  expect(total_2_scratch, sizes.outer.value * sizes.axis_2.value * sizes.inner.value);
+  expect(total_3_scratch, sizes.outer.value * sizes.axis_2.value * sizes.inner.value);
+  const Index columns = sizes.axis_2.value * sizes.inner.value,
+      results = sizes.outer.value * sizes.axis_2.value * sizes.inner.value;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
   for (Index first = 0; first < results; first += kResults) {
     const Index width = std::min(kResults, results - first);
@@ -800,15 +887,15 @@ static void backward_finalise_2(float* __restrict__ total_2_scratch, float* __re
     float total_3_line[kResults];
     for (Index i = 0; i < width; ++i) total_3_line[i] = static_cast<float>(total_3_sums[i].sum());
     pad(total_3_line, width);
-    const Index above_axis_2 = divide(first, sizes.axis_2);
-    const Index axis_2 = first - above_axis_2 * sizes.axis_2.value;
+    const Index above_inner = divide(first, sizes.inner);
+    const Index inner = first - above_inner * sizes.inner.value;
+    const Index above_axis_2 = divide(above_inner, sizes.axis_2);
+    const Index axis_2 = above_inner - above_axis_2 * sizes.axis_2.value;
     const Index outer = above_axis_2;
     float total_2_scratch_room[kLine];
-    float* const total_2_scratch_line = target<1>(total_2_scratch + (outer) * sizes.axis_2.value + axis_2,
-        width, total_2_scratch_room);
+    float* const total_2_scratch_line = target<1>(total_2_scratch + ((outer) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, total_2_scratch_room);
     float total_3_scratch_room[kLine];
-    float* const total_3_scratch_line = target<1>(total_3_scratch + (outer) * sizes.axis_2.value + axis_2,
-        width, total_3_scratch_room);
+    float* const total_3_scratch_line = target<1>(total_3_scratch + ((outer) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, total_3_scratch_room);
 #pragma omp simd
     for (Index i = 0; i < padded(width); ++i) {
       const float total_2_value = total_2_line[i];
@@ -819,118 +906,77 @@ static void backward_finalise_2(float* __restrict__ total_2_scratch, float* __re
       total_2_scratch_line[i] = total_2_scratch_value;
       total_3_scratch_line[i] = total_3_scratch_value;
     }
-    store<1>(total_2_scratch_line, width, total_2_scratch + (outer) * sizes.axis_2.value + axis_2);
-    store<1>(total_3_scratch_line, width, total_3_scratch + (outer) * sizes.axis_2.value + axis_2);
+    store<1>(total_2_scratch_line, width,
+        total_2_scratch + ((outer) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner);
+    store<1>(total_3_scratch_line, width,
+        total_3_scratch + ((outer) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner);
   }
 }
 
-static inline __attribute__((always_inline)) void backward_outer_values(const float x,
-    const float saved_mean, const float total_2, const float saved_variance,
-    const float count_of_axis_1_inner, const float d_out, const float saved_sum, const float total,
-    const float weight, const float bias, const float saved_bound, const float total_3, float& d_x,
-    float& total_4_term, float& total_5_term) {
-  // group_norm(16, weight, bias)
-  const float difference = x - saved_mean;
-  const float inverse_root = 1.0f / sqrtf(saved_variance + 1e-05f);
-  const float product = difference * inverse_root;
-  const float after_group_norm = product * weight + bias;
-  // backward, down to group_norm(16, weight, bias)
-  const float power = exp2f((after_group_norm - saved_bound) * 0.721347511f);
-  const float d_after_group_norm = (d_out / saved_sum - total / saved_sum / saved_sum) * (power * power);
-  const float quotient = -(total_2 * inverse_root * inverse_root * inverse_root) / count_of_axis_1_inner;
-  const float sum = difference * quotient + d_after_group_norm * weight * inverse_root;
-  d_x = sum - total_3 * inverse_root / count_of_axis_1_inner;
-  total_4_term = d_after_group_norm * product;
-  total_5_term = d_after_group_norm;
+static inline __attribute__((always_inline)) void backward_inner_2_values(const float total_2,
+    const float weight, const float total_3, float& total_4_term, float& total_5_term) {
+  total_4_term = total_2 * weight;
+  total_5_term = total_3 * weight;
 }
 
-static void backward_outer(const bfloat16* __restrict__ d_out, const float* __restrict__ saved_sum,
-    const float* __restrict__ total, const bfloat16* __restrict__ x, const float* __restrict__ saved_mean,
-    const float* __restrict__ saved_variance, const bfloat16* __restrict__ weight,
-    const bfloat16* __restrict__ bias, const float* __restrict__ saved_bound,
-    const float* __restrict__ total_2, const float* __restrict__ total_3, bfloat16* __restrict__ d_x,
-    Sum* __restrict__ total_4_partials, Sum* __restrict__ total_5_partials, const BackwardSizes sizes,
-    int threads) {
-  const float count_of_axis_1_inner_value = static_cast<float>(sizes.axis_1.value * sizes.inner.value);
-  expect(d_x, sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.inner.value);
-  const Index kept = sizes.axis_2.value, rows = sizes.outer.value * sizes.axis_1.value,
-      columns = sizes.inner.value;
-  const Index sides = (columns + kBeside - 1) / kBeside, slots = slots_of(rows, columns, kept * sides);
-#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (kept * rows * columns > kSerial)
-  for (Index task = 0; task < kept * slots * sides; ++task) {
-    const Index block = task / sides, begin = task % sides * kBeside, end = std::min(columns,
-        begin + kBeside);
-    const Index kept_index = block / slots, slot = block % slots;
-    const Index axis_2 = kept_index;
-    SumLanes<kBeside> total_4_lanes(end - begin);
-    SumLanes<kBeside> total_5_lanes(end - begin);
-    for (Index row = rows * slot / slots; row < rows * (slot + 1) / slots; ++row) {
-      const Index above_axis_1 = divide(row, sizes.axis_1);
-      const Index axis_1 = row - above_axis_1 * sizes.axis_1.value;
-      const Index outer = above_axis_1;
-      for (Index first = begin; first < end; first += kLine) {
-        const Index width = std::min(kLine, end - first);
-        const Index inner = first;
-        float d_out_room[kLine];
-        const float* const d_out_line = load<1>(d_out + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, d_out_room);
-        const float saved_sum_value = widen(saved_sum[(outer) * sizes.axis_1.value + axis_1]);
-        const float total_value = widen(total[(outer) * sizes.axis_1.value + axis_1]);
-        float x_room[kLine];
-        const float* const x_line = load<1>(x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, x_room);
-        const float saved_mean_value = widen(saved_mean[(outer) * sizes.axis_2.value + axis_2]);
-        const float saved_variance_value = widen(saved_variance[(outer) * sizes.axis_2.value + axis_2]);
-        float weight_room[kLine];
-        const float* const weight_line = load<1>(weight + (axis_2) * sizes.inner.value + inner, width,
-            weight_room);
-        float bias_room[kLine];
-        const float* const bias_line = load<1>(bias + (axis_2) * sizes.inner.value + inner, width, bias_room);
-        const float saved_bound_value = widen(saved_bound[(outer) * sizes.axis_1.value + axis_1]);
-        const float total_2_value = widen(total_2[(outer) * sizes.axis_2.value + axis_2]);
-        const float total_3_value = widen(total_3[(outer) * sizes.axis_2.value + axis_2]);
-        float d_x_room[kLine];
-        float* const d_x_line = target<1>(d_x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, d_x_room);
-        float total_4_term_line[kLine];
-        float total_5_term_line[kLine];
+static void backward_inner_2(const float* __restrict__ total_2, const bfloat16* __restrict__ weight,
+    const float* __restrict__ total_3, Sum* __restrict__ total_4_partials,
+    Sum* __restrict__ total_5_partials, const BackwardSizes sizes, int threads) {
+  const Index rows = sizes.outer.value * sizes.axis_2.value, length = sizes.inner.value;
+  const Index pieces = pieces_of(length);
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (rows * length > kSerial)
+  for (Index task = 0; task < rows * pieces; ++task) {
+    const Index row = task / pieces, piece = task % pieces;
+    const Index end = std::min(length, (piece + 1) * kPiece);
+    const Index above_axis_2 = divide(row, sizes.axis_2);
+    const Index axis_2 = row - above_axis_2 * sizes.axis_2.value;
+    const Index outer = above_axis_2;
+    Sum total_4_sum;
+    Sum total_5_sum;
+    for (Index first = piece * kPiece; first < end; first += kLine) {
+      const Index width = std::min(kLine, end - first);
+      const Index inner = first;
+      float total_2_room[kLine];
+      const float* const total_2_line = load<1>(total_2 + ((outer) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, total_2_room);
+      float weight_room[kLine];
+      const float* const weight_line = load<1>(weight + (axis_2) * sizes.inner.value + inner, width,
+          weight_room);
+      float total_3_room[kLine];
+      const float* const total_3_line = load<1>(total_3 + ((outer) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, total_3_room);
+      float total_4_term_line[kLine];
+      float total_5_term_line[kLine];
 #pragma omp simd
-        for (Index i = 0; i < padded(width); ++i) {
-          const float x_value = x_line[i];
-          const float d_out_value = d_out_line[i];
-          const float weight_value = weight_line[i];
-          const float bias_value = bias_line[i];
-          float d_x_value;
-          float total_4_term_value;
-          float total_5_term_value;
-          backward_outer_values(x_value, saved_mean_value, total_2_value, saved_variance_value,
-              count_of_axis_1_inner_value, d_out_value, saved_sum_value, total_value, weight_value,
-              bias_value, saved_bound_value, total_3_value, d_x_value, total_4_term_value,
-              total_5_term_value);
-          d_x_line[i] = d_x_value;
-          total_4_term_line[i] = total_4_term_value;
-          total_5_term_line[i] = total_5_term_value;
-        }
-        store<1>(d_x_line, width,
-            d_x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner);
-        total_4_lanes.add(total_4_term_line, width, first - begin);
-        total_5_lanes.add(total_5_term_line, width, first - begin);
+      for (Index i = 0; i < padded(width); ++i) {
+        const float total_2_value = total_2_line[i];
+        const float weight_value = weight_line[i];
+        const float total_3_value = total_3_line[i];
+        float total_4_term_value;
+        float total_5_term_value;
+        backward_inner_2_values(total_2_value, weight_value, total_3_value, total_4_term_value,
+            total_5_term_value);
+        total_4_term_line[i] = total_4_term_value;
+        total_5_term_line[i] = total_5_term_value;
       }
+      total_4_sum.add(total_4_term_line, width);
+      total_5_sum.add(total_5_term_line, width);
     }
-    for (Index i = 0; i < end - begin; ++i) total_4_partials[block * columns + begin + i] = total_4_lanes.at(i);
-    for (Index i = 0; i < end - begin; ++i) total_5_partials[block * columns + begin + i] = total_5_lanes.at(i);
+    total_4_partials[((outer) * sizes.axis_2.value + axis_2) * (1 * pieces) + (0) * pieces + piece] = total_4_sum;
+    total_5_partials[((outer) * sizes.axis_2.value + axis_2) * (1 * pieces) + (0) * pieces + piece] = total_5_sum;
   }
 }
 
 static inline __attribute__((always_inline)) void backward_finalise_3_values(const float total_4,
-    const float total_5, float& d_weight, float& d_bias) {
-  d_weight = total_4;
-  d_bias = total_5;
+    const float total_5, float& total_4_scratch, float& total_5_scratch) {
+  total_4_scratch = total_4;
+  total_5_scratch = total_5;
 }
 
-static void backward_finalise_3(bfloat16* __restrict__ d_weight, bfloat16* __restrict__ d_bias,
+static void backward_finalise_3(float* __restrict__ total_4_scratch, float* __restrict__ total_5_scratch,
     const Sum* __restrict__ total_4_partials, const Sum* __restrict__ total_5_partials,
     const BackwardSizes sizes, Index slots, int threads) {
-  expect(d_weight, sizes.axis_2.value * sizes.inner.value);
-  expect(d_bias, sizes.axis_2.value * sizes.inner.value);
-  const Index columns = sizes.inner.value, results = sizes.axis_2.value * sizes.inner.value;
+  expect(total_4_scratch, sizes.outer.value * sizes.axis_2.value);
+  expect(total_5_scratch, sizes.outer.value * sizes.axis_2.value);
+  const Index columns = 1, results = sizes.outer.value * sizes.axis_2.value;
 #pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
   for (Index first = 0; first < results; first += kResults) {
     const Index width = std::min(kResults, results - first);
@@ -944,6 +990,106 @@ static void backward_finalise_3(bfloat16* __restrict__ d_weight, bfloat16* __res
     float total_5_line[kResults];
     for (Index i = 0; i < width; ++i) total_5_line[i] = static_cast<float>(total_5_sums[i].sum());
     pad(total_5_line, width);
+    const Index above_axis_2 = divide(first, sizes.axis_2);
+    const Index axis_2 = first - above_axis_2 * sizes.axis_2.value;
+    const Index outer = above_axis_2;
+    float total_4_scratch_room[kLine];
+    float* const total_4_scratch_line = target<1>(total_4_scratch + (outer) * sizes.axis_2.value + axis_2,
+        width, total_4_scratch_room);
+    float total_5_scratch_room[kLine];
+    float* const total_5_scratch_line = target<1>(total_5_scratch + (outer) * sizes.axis_2.value + axis_2,
+        width, total_5_scratch_room);
+#pragma omp simd
+    for (Index i = 0; i < padded(width); ++i) {
+      const float total_4_value = total_4_line[i];
+      const float total_5_value = total_5_line[i];
+      float total_4_scratch_value;
+      float total_5_scratch_value;
+      backward_finalise_3_values(total_4_value, total_5_value, total_4_scratch_value, total_5_scratch_value);
+      total_4_scratch_line[i] = total_4_scratch_value;
+      total_5_scratch_line[i] = total_5_scratch_value;
+    }
+    store<1>(total_4_scratch_line, width, total_4_scratch + (outer) * sizes.axis_2.value + axis_2);
+    store<1>(total_5_scratch_line, width, total_5_scratch + (outer) * sizes.axis_2.value + axis_2);
+  }
+}
+
+static inline __attribute__((always_inline)) void backward_outer_2_values(const float total_2,
+    const float saved_variance, const float total_3, float& total_6_term, float& total_7_term) {
+  total_6_term = total_2 * (1.0f / sqrtf(saved_variance + 1e-05f));
+  total_7_term = total_3 * 1.0f;
+}
+
+static void backward_outer_2(const float* __restrict__ total_2, const float* __restrict__ saved_variance,
+    const float* __restrict__ total_3, Sum* __restrict__ total_6_partials,
+    Sum* __restrict__ total_7_partials, const BackwardSizes sizes, int threads) {
+  const Index kept = sizes.axis_2.value, rows = sizes.outer.value, columns = sizes.inner.value;
+  const Index sides = (columns + kBeside - 1) / kBeside, slots = slots_of(rows, columns, kept * sides);
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (kept * rows * columns > kSerial)
+  for (Index task = 0; task < kept * slots * sides; ++task) {
+    const Index block = task / sides, begin = task % sides * kBeside, end = std::min(columns,
+        begin + kBeside);
+    const Index kept_index = block / slots, slot = block % slots;
+    const Index axis_2 = kept_index;
+    SumLanes<kBeside> total_6_lanes(end - begin);
+    SumLanes<kBeside> total_7_lanes(end - begin);
+    for (Index row = rows * slot / slots; row < rows * (slot + 1) / slots; ++row) {
+      const Index outer = row;
+      for (Index first = begin; first < end; first += kLine) {
+        const Index width = std::min(kLine, end - first);
+        const Index inner = first;
+        float total_2_room[kLine];
+        const float* const total_2_line = load<1>(total_2 + ((outer) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, total_2_room);
+        const float saved_variance_value = widen(saved_variance[(outer) * sizes.axis_2.value + axis_2]);
+        float total_3_room[kLine];
+        const float* const total_3_line = load<1>(total_3 + ((outer) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, total_3_room);
+        float total_6_term_line[kLine];
+        float total_7_term_line[kLine];
+#pragma omp simd
+        for (Index i = 0; i < padded(width); ++i) {
+          const float total_2_value = total_2_line[i];
+          const float total_3_value = total_3_line[i];
+          float total_6_term_value;
+          float total_7_term_value;
+          backward_outer_2_values(total_2_value, saved_variance_value, total_3_value, total_6_term_value,
+              total_7_term_value);
+          total_6_term_line[i] = total_6_term_value;
+          total_7_term_line[i] = total_7_term_value;
+        }
+        total_6_lanes.add(total_6_term_line, width, first - begin);
+        total_7_lanes.add(total_7_term_line, width, first - begin);
+      }
+    }
+    for (Index i = 0; i < end - begin; ++i) total_6_partials[block * columns + begin + i] = total_6_lanes.at(i);
+    for (Index i = 0; i < end - begin; ++i) total_7_partials[block * columns + begin + i] = total_7_lanes.at(i);
+  }
+}
+
+static inline __attribute__((always_inline)) void backward_finalise_4_values(const float total_6,
+    const float total_7, float& d_weight, float& d_bias) {
+  d_weight = total_6;
+  d_bias = total_7;
+}
+
+static void backward_finalise_4(bfloat16* __restrict__ d_weight, bfloat16* __restrict__ d_bias,
+    const Sum* __restrict__ total_6_partials, const Sum* __restrict__ total_7_partials,
+    const BackwardSizes sizes, Index slots, int threads) {
+  expect(d_weight, sizes.axis_2.value * sizes.inner.value);
+  expect(d_bias, sizes.axis_2.value * sizes.inner.value);
+  const Index columns = sizes.inner.value, results = sizes.axis_2.value * sizes.inner.value;
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (results * slots > kSerial)
+  for (Index first = 0; first < results; first += kResults) {
+    const Index width = std::min(kResults, results - first);
+    Sum total_6_sums[kResults];
+    merge_slots(total_6_sums, total_6_partials, first, width, columns, slots);
+    float total_6_line[kResults];
+    for (Index i = 0; i < width; ++i) total_6_line[i] = static_cast<float>(total_6_sums[i].sum());
+    pad(total_6_line, width);
+    Sum total_7_sums[kResults];
+    merge_slots(total_7_sums, total_7_partials, first, width, columns, slots);
+    float total_7_line[kResults];
+    for (Index i = 0; i < width; ++i) total_7_line[i] = static_cast<float>(total_7_sums[i].sum());
+    pad(total_7_line, width);
     const Index above_inner = divide(first, sizes.inner);
     const Index inner = first - above_inner * sizes.inner.value;
     const Index axis_2 = above_inner;
@@ -954,16 +1100,150 @@ static void backward_finalise_3(bfloat16* __restrict__ d_weight, bfloat16* __res
     float* const d_bias_line = target<1>(d_bias + (axis_2) * sizes.inner.value + inner, width, d_bias_room);
 #pragma omp simd
     for (Index i = 0; i < padded(width); ++i) {
-      const float total_4_value = total_4_line[i];
-      const float total_5_value = total_5_line[i];
+      const float total_6_value = total_6_line[i];
+      const float total_7_value = total_7_line[i];
       float d_weight_value;
       float d_bias_value;
-      backward_finalise_3_values(total_4_value, total_5_value, d_weight_value, d_bias_value);
+      backward_finalise_4_values(total_6_value, total_7_value, d_weight_value, d_bias_value);
       d_weight_line[i] = d_weight_value;
       d_bias_line[i] = d_bias_value;
     }
     store<1>(d_weight_line, width, d_weight + (axis_2) * sizes.inner.value + inner);
     store<1>(d_bias_line, width, d_bias + (axis_2) * sizes.inner.value + inner);
+  }
+}
+
+static inline __attribute__((always_inline)) void backward_outer_3_values(const float x,
+    const float saved_mean, const float total_4, const float saved_variance,
+    const float count_of_axis_1_inner, const float d_out, const float saved_sum, const float total,
+    const float weight, const float bias, const float saved_bound, const float total_5, float& d_x) {
+  // group_norm(16, weight, bias)
+  const float difference = x - saved_mean;
+  const float inverse_root = 1.0f / sqrtf(saved_variance + 1e-05f);
+  const float after_group_norm = difference * inverse_root * weight + bias;
+  // backward, down to group_norm(16, weight, bias)
+  const float power = exp2f((after_group_norm - saved_bound) * 0.721347511f);
+  const float d_after_group_norm = (d_out / saved_sum - total / saved_sum / saved_sum) * (power * power);
+  const float quotient = -(total_4 * inverse_root * inverse_root * inverse_root) / count_of_axis_1_inner;
+  const float sum = difference * quotient + d_after_group_norm * weight * inverse_root;
+  d_x = sum - total_5 * inverse_root / count_of_axis_1_inner;
+}
+
+static void backward_outer_3(const bfloat16* __restrict__ x, const float* __restrict__ saved_mean,
+    const float* __restrict__ total_4, const float* __restrict__ saved_variance,
+    const bfloat16* __restrict__ d_out, const float* __restrict__ saved_sum, const float* __restrict__ total,
+    const bfloat16* __restrict__ weight, const bfloat16* __restrict__ bias,
+    const float* __restrict__ saved_bound, const float* __restrict__ total_5, bfloat16* __restrict__ d_x,
+    const BackwardSizes sizes, int threads) {
+  const float count_of_axis_1_inner_value = static_cast<float>(sizes.axis_1.value * sizes.inner.value);
+  expect(d_x, sizes.outer.value * sizes.axis_1.value * sizes.axis_2.value * sizes.inner.value);
+  const Index kept = sizes.outer.value, rows = sizes.axis_1.value,
+      columns = sizes.axis_2.value * sizes.inner.value;
+  const Index sides = (columns + kBeside - 1) / kBeside, slots = slots_of(rows, columns, kept * sides);
+#pragma omp parallel for num_threads(threads) schedule(static) firstprivate(sizes) if (kept * rows * columns > kSerial)
+  for (Index task = 0; task < kept * slots * sides; ++task) {
+    const Index block = task / sides, begin = task % sides * kBeside, end = std::min(columns,
+        begin + kBeside);
+    const Index kept_index = block / slots, slot = block % slots;
+    const Index outer = kept_index;
+    float saved_mean_beside[kBeside];
+    float total_4_beside[kBeside];
+    float saved_variance_beside[kBeside];
+    float weight_beside[kBeside];
+    float bias_beside[kBeside];
+    float total_5_beside[kBeside];
+    for (Index first = begin; first < end; first += kLine) {
+      const Index width = std::min(kLine, end - first);
+      const Index above_inner = divide(first, sizes.inner);
+      const Index inner = first - above_inner * sizes.inner.value;
+      const Index axis_2 = above_inner;
+      auto* const saved_mean_line = saved_mean_beside + (first - begin);
+      for (Index i = 0, end = 0; i < width; i = end) {
+        end = std::min(width, i + sizes.inner.value - (first + i) % sizes.inner.value);
+        const Index above_inner = divide((first + i), sizes.inner);
+        const Index inner = (first + i) - above_inner * sizes.inner.value;
+        const Index axis_2 = above_inner;
+        const auto from = saved_mean + (outer) * sizes.axis_2.value + axis_2;
+        for (Index j = i; j < end; ++j) saved_mean_line[j] = widen(from[0]);
+      }
+      pad(saved_mean_line, width);
+      auto* const total_4_line = total_4_beside + (first - begin);
+      for (Index i = 0, end = 0; i < width; i = end) {
+        end = std::min(width, i + sizes.inner.value - (first + i) % sizes.inner.value);
+        const Index above_inner = divide((first + i), sizes.inner);
+        const Index inner = (first + i) - above_inner * sizes.inner.value;
+        const Index axis_2 = above_inner;
+        const auto from = total_4 + (outer) * sizes.axis_2.value + axis_2;
+        for (Index j = i; j < end; ++j) total_4_line[j] = widen(from[0]);
+      }
+      pad(total_4_line, width);
+      auto* const saved_variance_line = saved_variance_beside + (first - begin);
+      for (Index i = 0, end = 0; i < width; i = end) {
+        end = std::min(width, i + sizes.inner.value - (first + i) % sizes.inner.value);
+        const Index above_inner = divide((first + i), sizes.inner);
+        const Index inner = (first + i) - above_inner * sizes.inner.value;
+        const Index axis_2 = above_inner;
+        const auto from = saved_variance + (outer) * sizes.axis_2.value + axis_2;
+        for (Index j = i; j < end; ++j) saved_variance_line[j] = widen(from[0]);
+      }
+      pad(saved_variance_line, width);
+      auto* const weight_line = weight_beside + (first - begin);
+      load<1>(weight + (axis_2) * sizes.inner.value + inner, width, weight_line);
+      auto* const bias_line = bias_beside + (first - begin);
+      load<1>(bias + (axis_2) * sizes.inner.value + inner, width, bias_line);
+      auto* const total_5_line = total_5_beside + (first - begin);
+      for (Index i = 0, end = 0; i < width; i = end) {
+        end = std::min(width, i + sizes.inner.value - (first + i) % sizes.inner.value);
+        const Index above_inner = divide((first + i), sizes.inner);
+        const Index inner = (first + i) - above_inner * sizes.inner.value;
+        const Index axis_2 = above_inner;
+        const auto from = total_5 + (outer) * sizes.axis_2.value + axis_2;
+        for (Index j = i; j < end; ++j) total_5_line[j] = widen(from[0]);
+      }
+      pad(total_5_line, width);
+    }
+    for (Index row = rows * slot / slots; row < rows * (slot + 1) / slots; ++row) {
+      const Index axis_1 = row;
+      for (Index first = begin; first < end; first += kLine) {
+        const Index width = std::min(kLine, end - first);
+        const auto* const saved_mean_line = saved_mean_beside + (first - begin);
+        const auto* const total_4_line = total_4_beside + (first - begin);
+        const auto* const saved_variance_line = saved_variance_beside + (first - begin);
+        const auto* const weight_line = weight_beside + (first - begin);
+        const auto* const bias_line = bias_beside + (first - begin);
+        const auto* const total_5_line = total_5_beside + (first - begin);
+        const Index above_inner = divide(first, sizes.inner);
+        const Index inner = first - above_inner * sizes.inner.value;
+        const Index axis_2 = above_inner;
+        float x_room[kLine];
+        const float* const x_line = load<1>(x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, x_room);
+        float d_out_room[kLine];
+        const float* const d_out_line = load<1>(d_out + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, d_out_room);
+        const float saved_sum_value = widen(saved_sum[(outer) * sizes.axis_1.value + axis_1]);
+        const float total_value = widen(total[(outer) * sizes.axis_1.value + axis_1]);
+        const float saved_bound_value = widen(saved_bound[(outer) * sizes.axis_1.value + axis_1]);
+        float d_x_room[kLine];
+        float* const d_x_line = target<1>(d_x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, d_x_room);
+#pragma omp simd
+        for (Index i = 0; i < padded(width); ++i) {
+          const float x_value = x_line[i];
+          const float saved_mean_value = saved_mean_line[i];
+          const float total_4_value = total_4_line[i];
+          const float saved_variance_value = saved_variance_line[i];
+          const float d_out_value = d_out_line[i];
+          const float weight_value = weight_line[i];
+          const float bias_value = bias_line[i];
+          const float total_5_value = total_5_line[i];
+          float d_x_value;
+          backward_outer_3_values(x_value, saved_mean_value, total_4_value, saved_variance_value,
+              count_of_axis_1_inner_value, d_out_value, saved_sum_value, total_value, weight_value,
+              bias_value, saved_bound_value, total_5_value, d_x_value);
+          d_x_line[i] = d_x_value;
+        }
+        store<1>(d_x_line, width,
+            d_x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner);
+      }
+    }
   }
 }
 
@@ -983,13 +1263,14 @@ extern "C" int64_t run_forward(const int64_t* a) {
   Scratch scratch{is_measuring ? nullptr : reinterpret_cast<char*>(a[8])};
   const ForwardSizes sizes{ {a[9]}, {a[10]}, {a[11]}, {a[12]} };
   const int threads = static_cast<int>(a[13]);
-  const Index mean_partials_slots = sizes.axis_1.value * pieces_of(sizes.inner.value)
+  const Index mean_partials_slots = slots_of(sizes.axis_1.value, sizes.axis_2.value * sizes.inner.value,
+      sizes.outer.value * ((sizes.axis_2.value * sizes.inner.value + kBeside - 1) / kBeside))
 ;
-  auto* const mean_partials = scratch.take<Moments<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value) * mean_partials_slots);
+  auto* const mean_partials = scratch.take<Moments<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value) * mean_partials_slots);
   auto* const mean_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value));
   auto* const variance_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value));
   if (is_measuring) return scratch.used;
-  forward_inner(x, mean_partials, sizes, threads);
+  forward_outer(x, mean_partials, sizes, threads);
   forward_finalise(saved_mean, saved_variance, mean_scratch, variance_scratch, mean_partials, sizes,
       mean_partials_slots, threads);
   forward_row(x, mean_scratch, variance_scratch, weight, bias, out, saved_bound, saved_sum, sizes, threads);
@@ -1015,35 +1296,51 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const int threads = static_cast<int>(a[16]);
   const Index total_partials_slots = sizes.axis_2.value * pieces_of(sizes.inner.value)
 ;
-  const Index total_2_partials_slots = sizes.axis_1.value * pieces_of(sizes.inner.value)
+  const Index total_2_partials_slots = slots_of(sizes.axis_1.value, sizes.axis_2.value * sizes.inner.value,
+      sizes.outer.value * ((sizes.axis_2.value * sizes.inner.value + kBeside - 1) / kBeside))
 ;
-  const Index total_3_partials_slots = sizes.axis_1.value * pieces_of(sizes.inner.value)
+  const Index total_3_partials_slots = slots_of(sizes.axis_1.value, sizes.axis_2.value * sizes.inner.value,
+      sizes.outer.value * ((sizes.axis_2.value * sizes.inner.value + kBeside - 1) / kBeside))
 ;
-  const Index total_4_partials_slots = slots_of(sizes.outer.value * sizes.axis_1.value, sizes.inner.value,
+  const Index total_4_partials_slots = 1 * pieces_of(sizes.inner.value)
+;
+  const Index total_5_partials_slots = 1 * pieces_of(sizes.inner.value)
+;
+  const Index total_6_partials_slots = slots_of(sizes.outer.value, sizes.inner.value,
       sizes.axis_2.value * ((sizes.inner.value + kBeside - 1) / kBeside))
 ;
-  const Index total_5_partials_slots = slots_of(sizes.outer.value * sizes.axis_1.value, sizes.inner.value,
+  const Index total_7_partials_slots = slots_of(sizes.outer.value, sizes.inner.value,
       sizes.axis_2.value * ((sizes.inner.value + kBeside - 1) / kBeside))
 ;
   auto* const total_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value) * total_partials_slots);
   auto* const total_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value));
-  auto* const total_2_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value) * total_2_partials_slots);
-  auto* const total_3_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value) * total_3_partials_slots);
-  auto* const total_2_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value));
-  auto* const total_3_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value));
-  auto* const total_4_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value) * total_4_partials_slots);
-  auto* const total_5_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value) * total_5_partials_slots);
+  auto* const total_2_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value) * total_2_partials_slots);
+  auto* const total_3_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value) * total_3_partials_slots);
+  auto* const total_2_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value));
+  auto* const total_3_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value));
+  auto* const total_4_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value) * total_4_partials_slots);
+  auto* const total_5_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value) * total_5_partials_slots);
+  auto* const total_4_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value));
+  auto* const total_5_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value));
+  auto* const total_6_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value) * total_6_partials_slots);
+  auto* const total_7_partials = scratch.take<Sum>(static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value) * total_7_partials_slots);
   if (is_measuring) return scratch.used;
   backward_inner(x, saved_mean, saved_variance, weight, bias, saved_bound, d_out, total_partials, sizes,
       threads);
   backward_finalise(total_scratch, total_partials, sizes, total_partials_slots, threads);
-  backward_inner_2(d_out, saved_sum, total_scratch, x, saved_mean, saved_variance, weight, bias, saved_bound,
+  backward_outer(x, saved_mean, saved_variance, weight, bias, saved_bound, d_out, saved_sum, total_scratch,
       total_2_partials, total_3_partials, sizes, threads);
   backward_finalise_2(total_2_scratch, total_3_scratch, total_2_partials, total_3_partials, sizes,
       total_2_partials_slots, threads);
-  backward_outer(d_out, saved_sum, total_scratch, x, saved_mean, saved_variance, weight, bias, saved_bound,
-      total_2_scratch, total_3_scratch, d_x, total_4_partials, total_5_partials, sizes, threads);
-  backward_finalise_3(d_weight, d_bias, total_4_partials, total_5_partials, sizes, total_4_partials_slots,
+  backward_inner_2(total_2_scratch, weight, total_3_scratch, total_4_partials, total_5_partials, sizes,
       threads);
+  backward_finalise_3(total_4_scratch, total_5_scratch, total_4_partials, total_5_partials, sizes,
+      total_4_partials_slots, threads);
+  backward_outer_2(total_2_scratch, saved_variance, total_3_scratch, total_6_partials, total_7_partials,
+      sizes, threads);
+  backward_finalise_4(d_weight, d_bias, total_6_partials, total_7_partials, sizes, total_6_partials_slots,
+      threads);
+  backward_outer_3(x, saved_mean, total_4_scratch, saved_variance, d_out, saved_sum, total_scratch, weight,
+      bias, saved_bound, total_5_scratch, d_x, sizes, threads);
   return 0;
 }
