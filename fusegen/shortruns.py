@@ -69,13 +69,19 @@ def in_short_runs(
 
 
 def leaves_lines_empty(program: Program, bound: Bound, order: Sequence[int]) -> bool:
-    """Whether a reduction over most elements takes runs so short that arithmetic by lines has
-    little to do in each: the same for targets that go through elements so.
+    """Whether groups of a sample's channels take runs so short that arithmetic by lines has little
+    to do in each: the same for targets that go through elements so. What is summed over samples
+    goes by runs whatever the shape, so that no other shape is built anew.
     """
     reduces = [n for n in ir.topological(program.graph.roots) if n.op == "reduce"]
     most = max((len(r.args[0].extent) for r in reduces), default=0)
-    found = [_runs_of(n, bound, order) for n in reduces if len(n.args[0].extent) == most]
-    return any(a and n <= _MUCH_OF_LINE and n * _FEWER_IN_RUN < runs for a, n, runs in found)
+    for node in (r for r in reduces if len(r.args[0].extent) == most):
+        along, run, runs = _runs_of(node, bound, order)
+        outermost = next(a for a in order if a in node.args[0].extent)
+        is_group = bool(along) and outermost not in ir.reduction(node)[1]
+        if is_group and run <= _MUCH_OF_LINE and run * _FEWER_IN_RUN < runs:
+            return True
+    return False
 
 
 def _lies_far_among_windows(program: Program, bound: Bound, order: Sequence[int]) -> bool:
