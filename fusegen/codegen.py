@@ -76,7 +76,7 @@ def emit(
         or any(k.leaves_columns for k in by_bundles)
         or any(k.leaves_columns for k in by_windows),
         "stores_sums": any(k.sums and k.kept for k in by_rows if k.family == "row"),
-        "merges_within": any(k.within for k in by_lines),
+        "merges_within": any(s.within for k in by_lines if k.family == "finalise" for s in k.sums),
         "merges_beside": any(k.is_shifted and k.sums for k in by_rows)
         or any(not s.extent for k in by_bundles if not k.is_strided for s in k.sums),
         "sums_by_row": any(k.sums for e in views for k in e.kernels if k.family in _BY_ROW),

@@ -44,11 +44,6 @@ class FinaliseView(KernelView):
     """A kernel that merges partials, and goes on from the results."""
 
     @property
-    def within(self) -> tuple[int, ...]:
-        """The groups whose partials a result has beside each other."""
-        return tuple(g for g in self.sums[0].extent if g not in self.domain)
-
-    @property
     def slots_at_once(self) -> int:
         """How many slots' partials a thread asks for before it adds any."""
         numbers = _numbers(self.sums)

@@ -27,17 +27,6 @@ class LineView(KernelView):
         return self.domain if self.family in ("row", "column") else super().row_groups
 
     @property
-    def passing(self) -> tuple[int, ...]:
-        """Of sums down columns: the groups along which rows pass by."""
-        return tuple(g for g in self.row_groups if g not in self.kept)
-
-    @property
-    def within(self) -> tuple[int, ...]:
-        """Of merged partials: the groups of which a result has some beside each other."""
-        is_merging = self.family == "finalise"
-        return tuple(g for g in self.sums[0].extent if g not in self.domain) if is_merging else ()
-
-    @property
     def varying(self) -> tuple[int, ...]:
         """The groups from one of whose lines to the next a function is called again."""
         return self.reduced if self.family == "column" else ()

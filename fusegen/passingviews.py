@@ -67,11 +67,6 @@ class PassingView(StretchingView):
         return self.family == "outer" and len(self.kernel.columns) > 1
 
     @property
-    def passing(self) -> tuple[int, ...]:
-        """Of sums down columns: the groups along which rows pass by."""
-        return tuple(g for g in self.row_groups if g not in self.kept)
-
-    @property
     def varying(self) -> tuple[int, ...]:
         """The groups from one of whose elements to the next a function is called again."""
         return self.passing if self.has_strips else ()

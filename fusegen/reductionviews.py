@@ -82,6 +82,8 @@ class ReductionView:
         self.has_index = reduction.index is not None
         self.partials = buffer.name if buffer else ""
         self.extent = buffer.extent if buffer else ()
+        # Of merged partials: the groups of which a result has some beside each other.
+        self.within = tuple(g for g in self.extent if g not in kernel.kernel.domain)
         rows = kernel.row_groups
         self.kept = tuple(g for g in rows if g in self.extent)
         self.summed = tuple(g for g in rows if g not in self.extent)

@@ -4,7 +4,7 @@ How many registers a thread has follows from how many blocks of its kernel are t
 views choose by what a thread holds. What the compiler takes beside that only it knows, so where its
 assembler complains of a spill the bounds are lowered, and the source is compiled anew. How many
 blocks there are is asked of the device at each launch, so nothing else has to know. Fewer than
-512 threads are not left: those would wait for memory instead.
+512 threads are not left: how those do was not timed.
 """
 
 import re

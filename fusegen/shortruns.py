@@ -11,6 +11,7 @@ from itertools import takewhile
 
 from fusegen import ir
 from fusegen.bound import Bound
+from fusegen.longrows import reduces_of
 from fusegen.program import Program
 from fusegen.rowfacts import widest_of
 from fusegen.target import PACK_BYTES
@@ -43,8 +44,7 @@ def in_short_runs(
     if bound.windows:
         return _lies_far_among_windows(program, bound, order)
     is_together = lie_together(held, order)
-    nodes = ir.topological(program.graph.roots)
-    reduces = [n for n in nodes if n.op == "reduce"]
+    reduces = reduces_of(program)
     most = max((len(r.args[0].extent) for r in reduces), default=0)
     for node in (r for r in reduces if len(r.args[0].extent) == most):
         axes = ir.reduction(node)[1]
@@ -73,7 +73,7 @@ def leaves_lines_empty(program: Program, bound: Bound, order: Sequence[int]) -> 
     to do in each: the same for targets that go through elements so. What is summed over samples
     goes by runs whatever the shape, so that no other shape is built anew.
     """
-    reduces = [n for n in ir.topological(program.graph.roots) if n.op == "reduce"]
+    reduces = reduces_of(program)
     most = max((len(r.args[0].extent) for r in reduces), default=0)
     for node in (r for r in reduces if len(r.args[0].extent) == most):
         along, run, runs = _runs_of(node, bound, order)
@@ -86,8 +86,7 @@ def leaves_lines_empty(program: Program, bound: Bound, order: Sequence[int]) -> 
 
 def _lies_far_among_windows(program: Program, bound: Bound, order: Sequence[int]) -> bool:
     """The same of what windows pool, by the elements of x."""
-    reduces = [n for n in ir.topological(program.graph.roots) if n.op == "reduce"]
-    found = [_runs_of(node, bound, order) for node in reduces]
+    found = [_runs_of(node, bound, order) for node in reduces_of(program)]
     return any(a and n <= _SHORTEST_RUN and n * _FEWER_IN_RUN < runs for a, n, runs in found)
 
 

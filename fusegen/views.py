@@ -234,6 +234,11 @@ class KernelView(Indexing):
         return self.domain[:-columns]
 
     @property
+    def passing(self) -> tuple[int, ...]:
+        """Of sums down columns: the groups along which rows pass by."""
+        return tuple(g for g in self.row_groups if g not in self.kept)
+
+    @property
     def window_size(self) -> int:
         """The number of elements in a pooling window."""
         return math.prod(self.grouping.windows[-1 - g] for g in self.reduced)
@@ -247,11 +252,6 @@ class KernelView(Indexing):
     def host_columns(self) -> str:
         """columns, where the launch is set up."""
         return self.host_size(self.kernel.columns)
-
-    @property
-    def slots(self) -> str:
-        """In a finalise kernel: the number of partials of each result."""
-        return f"{self.sums[0].partials}_slots"
 
     def partials_size(self, reduction: ReductionView) -> str:
         """The number of partials that one reduction leaves."""

@@ -76,11 +76,6 @@ class WindowView(KernelView):
         return self.domain[: min(depth, len(self.domain) - 1)]
 
     @property
-    def passing(self) -> tuple[int, ...]:
-        """Of sums by column: the groups along which rows pass by."""
-        return tuple(g for g in self.row_groups if g not in self.kept)
-
-    @property
     def task_groups(self) -> tuple[int, ...]:
         """The groups that tell the windows of one row of partials."""
         return self.domain[len(self.row_groups) :]
