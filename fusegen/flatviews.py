@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fusegen import ir
+from fusegen.indexing import Read
 from fusegen.reductionviews import ReductionView
 from fusegen.target import FUNCTIONS, ITEM_BYTES
 from fusegen.views import NUMBERS, KernelView
@@ -26,6 +27,22 @@ class PointwiseView(KernelView):
         return _THREADS if self.full_reads else _THREADS_WRITING
 
     @property
+    def packs(self) -> int:
+        """How many 16-byte accesses of each tensor a thread has in flight."""
+        # Fewer wait for memory, of more the instructions do not fit in their cache.
+        return 4 if 0 < len(self.loaded_reads) < 3 and not self.varying_reads else 2
+
+    @property
+    def drawn_reads(self) -> list[Read]:
+        """Noise of each element, which is drawn while others are on their way."""
+        return [r for r in self.full_reads if r.buffer.dtype == "noise"]
+
+    @property
+    def loaded_reads(self) -> list[Read]:
+        """What memory has of each element."""
+        return [r for r in self.full_reads if r not in self.drawn_reads]
+
+    @property
     def wanted_blocks(self) -> int:
         """How many blocks the compiler is to leave room for, 0 where it may decide: of elements of
         two bytes, or where tensors have gaps, it would have more of them, and spill for that.
@@ -34,7 +51,8 @@ class PointwiseView(KernelView):
         if all(ITEM_BYTES[r.buffer.dtype] > 2 for r in self.packed) and not has_gaps:
             return 0
         calls = any(n.op in FUNCTIONS for n in ir.topological(self.expressions))
-        loaded = sum(ITEM_BYTES[r.buffer.dtype] for r in self.full_reads) * self.lanes * self.packs
+        each = sum(ITEM_BYTES[r.buffer.dtype] for r in self.loaded_reads)
+        loaded = each * self.lanes * self.packs
         is_full = loaded > _MOST_LOADED or (not loaded and bool(self.varying_reads))
         blocks = _BLOCKS_CALLING if calls or has_gaps or is_full else _BLOCKS
         return blocks * _THREADS // self.threads

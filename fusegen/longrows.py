@@ -13,9 +13,10 @@ from fusegen.program import Program
 from fusegen.target import BRIEF, DEAR
 from fusegen.tiers import ANY_LENGTH, Tier, most_blocks
 
-_FLOAT_BYTES = 4
+_NARROW_BYTES, _FLOAT_BYTES = 2, 4
 _LONGER_THAN = 16384  # elements; shorter rows have blocks of fewer threads
 _MOST_THREADS = 1024
+_MOST_COMPUTING = 768  # whose rows take several turns, and more registers than 64
 # Rows that begin anywhere, share tensors and are longer than this have such blocks as well, of so
 # many elements a thread and threads, which keep what some tensors at most have for all rows.
 _LONGER_BESIDE, _KEPT, _MOST_KEEPING, _MOST_KEPT = 12288, 16, 832, 2
@@ -39,6 +40,10 @@ _ASKED: Mapping[tuple[int, int], tuple[int, int, int]] = {
     (4, 1): (16, 6, 5),
     (4, 2): (8, 2, 2),
 }
+# Of the longest rows, which only such blocks hold, a device has so many at once at least: with one
+# or two, most of it waits for them. Measured on an H200: rows of 884,736 and 1,048,576 floats gain,
+# a gradient's of 2,097,152 and forward ones of 8,388,608 of two bytes lose.
+_LEAST_TEAMS = 3
 # Elements of a thread, and threads, of blocks that share rows and add up their stretches, none of
 # which is shorter than a share: the first of which there are not too many for a row. Measured on an
 # H200 for floats; two passes are faster for two bytes.
@@ -71,30 +76,42 @@ def full_tier(
     is_long = tier.is_shared and length > _LONGER_THAN and tier.lanes > 1
     if not (programs and is_long and _fits(programs, axes, tier)):
         return None
-    width = max(widest, 2)
-    for elements in (_STRETCHED if tier.has_stretches else _ALONE).get((width, tensors), ()):
-        threads = _threads(tier, elements * tensors * widest)
+    width = max(widest, _NARROW_BYTES)
+    alone = (_STRETCHED if tier.has_stretches else _ALONE).get((width, tensors), ())
+    shared = _SHARED.get((width, tensors), 0)
+    is_forward = programs[0].name == "forward"
+    meets_once = all(turns(program) < 2 for program in programs)
+    is_computed = is_forward and not tier.has_stretches and _computes(programs, axes)
+    if is_computed:  # once, and kept, for which longer shares have no registers
+        if width > _NARROW_BYTES and _shares(programs, axes):
+            return None  # beside that, even short ones have none
+        alone = alone[:1]
+        shared = min(alone, default=0)
+    most = _MOST_THREADS
+    if not tier.has_stretches and not meets_once and _takes_registers(programs, axes):
+        most = _MOST_COMPUTING
+    for elements in alone:
+        threads = _threads(tier, elements * tensors * widest, most)
         if length <= elements * threads:
             return _full(tier, elements, threads, elements * threads)
     if tier.has_stretches:
         return None
-    meets_once = all(turns(program) < 2 for program in programs)
     is_apt = may_ask and tier.lanes >= _LEAST_LANES and (tensors > 1 or not meets_once)
-    if is_apt and (width, tensors) in _ASKED:
+    if is_apt and not is_computed and (width, tensors) in _ASKED:
         packs, *counts = _ASKED[width, tensors]
         roots = [root for program in programs for root in program.graph.roots]
         asked = counts[any(not root.extent & axes for root in roots)]
         elements = packs * tier.lanes
-        threads = _threads(tier, (packs - asked) * tier.lanes * tensors * widest)
+        threads = _threads(tier, (packs - asked) * tier.lanes * tensors * widest, most)
         if length <= elements * threads:
             return replace(_full(tier, elements, threads, elements * threads), asked=asked)
-    elements = _SHARED.get((width, tensors), 0)
-    threads = _threads(tier, elements * tensors * widest) if elements else 0
-    if not threads or (meets_once and programs[0].name == "forward"):
+    threads = _threads(tier, shared * tensors * widest, most) if shared else 0
+    if not threads or (meets_once and is_forward and not tier.is_longest):
         return None
-    blocks = -(-length // (elements * threads))
-    has_room = blocks <= most_blocks(processors, tier.lanes if tier.is_shifted else 1)
-    return _full(tier, elements, threads, ANY_LENGTH) if has_room else None
+    blocks = -(-length // (shared * threads))
+    teams = _LEAST_TEAMS if tier.is_longest else tier.lanes if tier.is_shifted else 1
+    has_room = blocks <= most_blocks(processors, teams)
+    return _full(tier, shared, threads, ANY_LENGTH) if has_room else None
 
 
 def derivative_tier(
@@ -117,6 +134,7 @@ def derivative_tier(
     full = full_tier(tier, *size, programs, axes, may_ask=may_ask)
     is_alone = full is not None and full.longest != ANY_LENGTH
     is_apt = tier.is_shared and tier.lanes > 1 and not tier.is_shifted and bool(programs)
+    is_apt = is_apt and not tier.is_longest
     is_apt = is_apt and (widest, tensors) == (_FLOAT_BYTES, 2) and not is_alone
     if not is_apt or any(turns(p) > 1 or adds_columns(p, axes) for p in programs):
         return full
@@ -181,9 +199,9 @@ def _keeps_shared(programs: Sequence[Program], axes: ir.Extent) -> bool:
     return is_apt and 0 < len(shared) <= _MOST_KEPT and all(extent == axes for extent in shared)
 
 
-def _threads(tier: Tier, bytes_each: int) -> int:
+def _threads(tier: Tier, bytes_each: int, most: int = _MOST_THREADS) -> int:
     """Of a block, where the next row, of which each has so many bytes, is in shared memory."""
-    return min(_MOST_THREADS, (tier.room - _EDGE_BYTES) // bytes_each // 32 * 32)
+    return min(most, (tier.room - _EDGE_BYTES) // bytes_each // 32 * 32)
 
 
 def _full(tier: Tier, elements: int, threads: int, longest: int) -> Tier:
@@ -202,22 +220,42 @@ def turns(program: Program) -> int:
 
 def _fits(programs: Sequence[Program], axes: ir.Extent, tier: Tier) -> bool:
     """Whether such a block has room for all that programs do: no sums over rows; nothing that rows
-    share, where packs begin anywhere; and of what is dear to compute before a reduction, one value
-    at most, which takes few registers, and nothing that rows share beside it. Where rows fall into
-    stretches, fewer elements are in registers, and anything may be computed before a reduction; but
-    not of what tensors have of stretches, where a pack may lie in two.
+    share, where packs begin anywhere; and of what tensors have of stretches, nothing where a pack
+    may lie in two.
     """
-    extents = [leaf.extent for p in programs for leaf in p.graph.inputs if leaf.extent & axes]
-    full = max(extents, key=len, default=frozenset())
-    below = terms(programs)
-    if not all(_reduced_of_rows(p, axes) == {axes} for p in programs):
+    reduced = [along for p in programs for along in _reduced_of_rows(p, axes)]
+    if not reduced or not all(along >= axes for along in reduced):
         return False
     if tier.has_stretches:
-        own = [n for n in below if n.op == "input" and frozenset() < n.extent & axes < axes]
-        return tier.has_whole_stretches or not own
+        parts = [n.extent & axes for n in terms(programs) if n.op == "input"]
+        return tier.has_whole_stretches or not any(frozenset() < part < axes for part in parts)
+    return not (tier.is_shifted and _shares(programs, axes))
+
+
+def _shares(programs: Sequence[Program], axes: ir.Extent) -> bool:
+    """Whether rows share something that varies along them."""
+    extents = {leaf.extent for p in programs for leaf in p.graph.inputs if leaf.extent & axes}
+    return len(extents) > 1
+
+
+def _computes(programs: Sequence[Program], axes: ir.Extent) -> bool:
+    """Whether more is computed of each element before a reduction than one value that takes few
+    registers on its way.
+    """
+    below = terms(programs)
+    full = max((n.extent for n in below if n.extent & axes), key=len, default=frozenset())
     dear = [n.op for n in below if n.extent == full and n.op in DEAR]
-    shares = any(extent != full for extent in extents)
-    return len(dear) <= 1 and BRIEF.issuperset(dear) and not (shares and (dear or tier.is_shifted))
+    return len(dear) > 1 or not BRIEF.issuperset(dear)
+
+
+def _takes_registers(programs: Sequence[Program], axes: ir.Extent) -> bool:
+    """Whether more than rows stays in registers from turn to turn: in gradients sums over all rows,
+    or what is computed of elements; in forward programs the latter, beside moments.
+    """
+    if programs[0].name == "forward":
+        return _computes(programs, axes) and any(map(has_moments, programs))
+    sums = any(along > axes for p in programs for along in _reduced_of_rows(p, axes))
+    return sums or _computes(programs, axes)
 
 
 def terms(programs: Sequence[Program]) -> list[ir.Expr]:
@@ -229,6 +267,11 @@ def terms(programs: Sequence[Program]) -> list[ir.Expr]:
 def reduces_of(program: Program) -> list[ir.Expr]:
     """All reductions."""
     return [n for n in ir.topological(program.graph.roots) if n.op == "reduce"]
+
+
+def has_moments(program: Program) -> bool:
+    """Whether it finds variances."""
+    return any(ir.reduction(n)[0] == "variance" for n in reduces_of(program))
 
 
 def reduced_axes(program: Program) -> set[ir.Extent]:

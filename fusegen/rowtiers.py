@@ -15,7 +15,7 @@ from fusegen.bound import Bound
 from fusegen.columntiers import column_tier
 from fusegen.emission import make_entry
 from fusegen.kernel import Kernel
-from fusegen.longrows import adds_columns, derivative_tier, full_tier, shared_tier
+from fusegen.longrows import adds_columns, derivative_tier, full_tier, has_moments, shared_tier
 from fusegen.program import Program
 from fusegen.rowfacts import (
     alike_of,
@@ -29,7 +29,7 @@ from fusegen.rowfacts import (
     words_of,
 )
 from fusegen.signature import Rows, Signature
-from fusegen.summedrows import adding_derivative, adding_tier, has_moments
+from fusegen.summedrows import adding_derivative, adding_tier
 from fusegen.target import Limits
 from fusegen.tiers import LEAST_STRETCH, MANY_LANES, Tier, row_tier
 
@@ -120,12 +120,19 @@ def _tier_of(
         size, count = (length, widest), limits.processors
         full = full_tier(tier, *size, each[1], count, own, axes, may_ask=not run)
         if full is None and any(adds_columns(p, axes) for p in own):
-            full = adding_tier(tier, length, widest, own)
+            full = None if tier.is_longest else adding_tier(tier, length, widest, own)
         elif full is None and each[1] == 1 and not any(has_moments(p) for p in own):
             full = _in_short_shares(tier, length, widest)
         if not has_stretches:
             facts = (*size, each[0], count, others, axes)
             derivative = derivative_tier(tier, *facts, may_ask=not run)
+            if tier.is_longest:
+                rows = math.prod(bound.domain[a] for a in order) // length
+                full, derivative = (_filling(t, length, rows, count) for t in (full, derivative))
+                is_held = derivative is not None
+                if run or (full is None if own else not is_held):
+                    return None
+                return replace(tier, forward=full, derivative=derivative, holds_derivatives=is_held)
             if derivative is None and not run and not tier.holds_derivatives:
                 derivative = adding_derivative(tier, length, widest, others, axes, limits)
                 tier = replace(tier, holds_derivatives=derivative is not None)
@@ -148,6 +155,16 @@ def _tier_of(
     is_little = holds_little(programs, axes)
     columns = column_tier(length, behind, widest, max(words), holds_little=is_little)
     return columns and replace(columns, room=room)
+
+
+def _filling(tier: Tier | None, length: int, rows: int, processors: int) -> Tier | None:
+    """The tier, unless rows are so few that their teams leave a quarter of a device without work:
+    then two passes by all of it are faster.
+    """
+    if tier is None or not tier.is_shared:
+        return tier
+    blocks = rows * -(-length // (tier.elements * tier.threads))
+    return tier if 4 * blocks >= 3 * processors else None
 
 
 def _in_whole_stretches(tier: Tier, stretch: int, widest: int) -> Tier | None:

@@ -38,7 +38,7 @@ from fusegen.staging import (
     positions_as_numbers,
     reduces_below,
 )
-from fusegen.stripwise import part_runs, take_strips
+from fusegen.stripwise import part_columns, part_runs, take_strips
 from fusegen.target import FUNCTIONS
 from fusegen.tiers import Tier
 from fusegen.verification import verify
@@ -123,6 +123,8 @@ def schedule(
         windowwise_kernel(state, window)
     elif has_strips:
         take_strips(state)
+    elif not held:
+        part_columns(state)
     spread = {} if window or has_strips else put_off_spread(state)
     _all_pending(state, held, in_cache, window, pooled, is_sliding=is_sliding)
     if spread:

@@ -228,7 +228,14 @@ def _div(this: _Pass, node: Expr) -> Expr:
         return this.build("neg", a)
     if a.op == "neg" and number is not None:
         return this.build("div", a.args[0], const(-number))
+    if number is not None and _has_exact_inverse(number):
+        return this.build("mul", a, const(1.0 / number))
     return _without_signs(this, node)
+
+
+def _has_exact_inverse(number: float) -> bool:
+    """Whether it is a power of two whose inverse single precision holds as well."""
+    return abs(math.frexp(number)[0]) == 0.5 and _is_single(number)
 
 
 def _without_signs(this: _Pass, node: Expr) -> Expr:

@@ -8,14 +8,14 @@ step. Elements are written so too: what depends on a column is then found once f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from fusegen import ir
 from fusegen.grouping import ordered
 from fusegen.ir import Expr, Extent
 from fusegen.rowaxes import domain_of
 from fusegen.staging import Pass, reduces_below
-from fusegen.ways import Strips
+from fusegen.ways import Strips, way_of
 
 
 def take_strips(state: Pass) -> None:
@@ -31,20 +31,43 @@ def part_runs(state: Pass) -> None:
     _part(state, state.strips)
 
 
+def part_columns(state: Pass) -> None:
+    """Part each reduction down columns that is over all that another one is over, and more: one
+    pass serves both then, and what it leaves for the rest is small. Rows that are reduced as well
+    take columns along.
+    """
+    reduces = reduces_below(state.pending.values())
+    if any(way_of(n, None).family == "inner" for n in reduces):
+        return
+    taken = {(n.args[0].extent, ir.reduction(n)[1]) for n in reduces}
+
+    def first_of(node: Expr) -> Extent:
+        axes = ir.reduction(node)[1]
+        inside = [fewer for extent, fewer in taken if extent == node.args[0].extent]
+        return max((fewer for fewer in inside if fewer < axes), key=len, default=frozenset())
+
+    _part_at(state, first_of)
+
+
 def _part(state: Pass, strips: Strips) -> None:
     """Part reductions over more than what passes by, but for moments: what merges those takes the
     ones of all columns of a result.
     """
+    _part_at(state, lambda n: strips.passing_of(ordered(n.args[0].extent), ir.reduction(n)[1]))
+
+
+def _part_at(state: Pass, first_of: Callable[[Expr], Extent]) -> None:
+    """Part sums and maxima: along what comes first, and then along the rest."""
     place = {n: i for i, n in enumerate(ir.topological(state.pending.values()))}
 
     def rule(node: Expr) -> Expr:
         if node.op != "reduce":
             return node
         kind, axes = ir.reduction(node)
-        passing = strips.passing_of(ordered(node.args[0].extent), axes)
-        if not passing or passing == axes or kind not in ("sum", *ir.MAXIMA):
+        first = first_of(node)
+        if not first or first == axes or kind not in ("sum", *ir.MAXIMA):
             return node
-        return _in_two_steps(kind, node.args[0], passing, axes - passing, place)
+        return _in_two_steps(kind, node.args[0], first, axes - first, place)
 
     reduces = reduces_below(state.pending.values())
     state.resolve(dict(zip(reduces, ir.rewrite(reduces, rule), strict=True)))

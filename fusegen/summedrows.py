@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fusegen import ir
-from fusegen.longrows import reduces_of, waits_twice, widest_extent
+from fusegen.longrows import has_moments, waits_twice, widest_extent
 from fusegen.program import Program
 from fusegen.shortshares import SHORT
 from fusegen.target import PACK_BYTES, Limits
@@ -86,11 +86,6 @@ def _bytes_of_columns(program: Program, axes: ir.Extent) -> int:
         return 0
     tensors = sum(leaf.extent == full for leaf in program.graph.inputs)
     return _NARROW_BYTES * tensors + _SUM_BYTES * sums if sums else 0
-
-
-def has_moments(program: Program) -> bool:
-    """Whether it finds variances."""
-    return any(ir.reduction(n)[0] == "variance" for n in reduces_of(program))
 
 
 def _threads(length: int, elements: int) -> int:

@@ -145,12 +145,14 @@ class Tier:
     itself, all as long as the longest; is_whole that of the threads which share strided rows each
     has as many packs as it can hold. is_full says that blocks are as large as can be, for long
     rows, with no room for sums by column; forward and derivative are such tiers of forward kernels
-    and of gradients, where there are. asks_again says that forward kernels ask for what some rows
-    share at each of them. at_use names what is neither sent ahead nor held as rows are: noise that
-    is drawn where it is used, and what is wanted only behind a row's reductions. asked is how many
-    packs of each tensor a thread asks for as their row begins, where shared memory has no room for
-    more of it than the others. alike says by how many neighbours all have the same of what varies
-    along a row, but not along all of it. room is how many bytes of shared memory a block may have.
+    and of gradients, where there are. is_longest says that no others hold such rows: blocks of this
+    tier's own shares would be too many for a team. asks_again says that forward kernels ask for
+    what some rows share at each of them. at_use names what is neither sent ahead nor held as rows
+    are: noise that is drawn where it is used, and what is wanted only behind a row's reductions.
+    asked is how many packs of each tensor a thread asks for as their row begins, where shared
+    memory has no room for more of it than the others. alike says by how many neighbours all have
+    the same of what varies along a row, but not along all of it. room is how many bytes of shared
+    memory a block may have.
     """
 
     elements: int
@@ -171,6 +173,7 @@ class Tier:
     is_alone: bool = False
     is_whole: bool = False
     is_full: bool = False
+    is_longest: bool = False
     forward: Tier | None = None
     derivative: Tier | None = None
     asks_again: bool = False
@@ -344,13 +347,16 @@ def _tier_of(
         elements = elements - lanes if is_shifted else elements // 2
     summing = elements if has_stretches else max(min(elements, whole // 2), lanes)
     blocks = -(-length // (summing * threads))
-    if elements * held_words > most or blocks > longest_team:
+    is_longest = blocks > longest_team
+    may_be = not is_longest or (lanes > 1 and not is_shifted and not has_stretches)
+    if elements * held_words > most or not may_be:
         return None
     if blocks <= 1:
         is_held = elements * words <= fitting
         longest = summing * threads
         return Tier(elements, summing, lanes, threads, longest, holds_derivatives=is_held, **kind)
-    return Tier(elements, summing, lanes, threads, ANY_LENGTH, shortest=shortest, **kind)
+    kind |= {"shortest": shortest, "is_longest": is_longest}
+    return Tier(elements, summing, lanes, threads, ANY_LENGTH, **kind)
 
 
 def most_blocks(processors: int, teams: int) -> int:

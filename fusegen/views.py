@@ -363,9 +363,7 @@ class KernelView(Indexing):
     @property
     def packs(self) -> int:
         """How many 16-byte accesses of each tensor a thread has in flight."""
-        # Fewer wait for memory, of more the instructions do not fit in their cache.
-        is_short = self.family == "pointwise" and 0 < len(self.full_reads) < 3
-        return 4 if is_short and not self.varying_reads else 2
+        return 2
 
     @property
     def accumulator_bytes(self) -> int:
@@ -394,5 +392,5 @@ class KernelView(Indexing):
     @property
     def lanes(self) -> int:
         """How many elements one 16-byte access of the widest tensor holds."""
-        widest = max((ITEM_BYTES[r.buffer.dtype] for r in self.packed), default=4)
-        return PACK_BYTES // widest
+        moved = [r for r in self.packed if r.buffer.dtype != "noise"]
+        return PACK_BYTES // max((ITEM_BYTES[r.buffer.dtype] for r in moved), default=4)

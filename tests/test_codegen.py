@@ -121,9 +121,9 @@ def test_first_kernels_of_strided_rows_are_started_in_their_turn() -> None:
         ("log_softmax(-1)", (600, 32001), {}, "bfloat16", 2),
         ("layernorm(w, b)", (600, 32000), {"w": (32000,), "b": (32000,)}, "bfloat16", 1),
         ("layernorm(w)", (600, 32001), {"w": (32001,)}, "bfloat16", 0),
-        ("softmax(-1) | sum(0)", (600, 32000), {}, "float32", 0),
+        ("softmax(-1) | sum(0)", (600, 32000), {}, "float32", 1),
         ("sum(-1)", (600, 32000), {}, "float32", 0),
-        ("gelu | softmax(-1)", (600, 32000), {}, "float32", 0),
+        ("gelu | softmax(-1)", (600, 32000), {}, "float32", 2),
         ("softmax(-1)", (600, 32772), {}, "float32", 1),
         ("softmax(-1)", (600, 53252), {}, "float32", 1),  # of a team
         ("layernorm", (600, 53252), {}, "float32", 0),

@@ -496,7 +496,15 @@ CASES = [
     # Losses over long rows: of one tensor, and of two that a block has room for, or not.
     ("log_softmax(-1) | keep(l) | exp | mul(l) | sum(-1)", (3, 20000), [], {}, "row"),
     ("log_softmax(-1) | mul(t) | sum(-1) | neg | mean", (3, 20000), [(3, 20000)], _IN_16, "row"),
-    ("softmax(-1) | mul(t) | sum(-1) | mean", (3, 32000), [(3, 32000)], {}, "row finalise"),
+    ("softmax(-1) | mul(t) | sum(-1) | mean", (3, 32000), [(3, 32000)], {}, "row"),
+    ("softmax(-1) | mul(t) | sum(-1) | mean", (2, 120000), [(2, 120000)], {}, "row finalise"),
+    # The longest rows, which only the largest blocks hold, in gradients too, or forward alone.
+    ("layernorm | relu", (3, 40000), [], {"processors": 8}, "row"),
+    ("layernorm | relu", (3, 120000), [], {"processors": 9}, "row finalise"),
+    ("instance_norm(weight=w, bias=b)", (2, 3, 50000), [(3,)] * 2, {"processors": 9}, "row"),
+    # Rows of which more is computed before they are reduced, and beside what they share.
+    ("gelu | softmax(-1)", (3, 20000), [], {}, "row"),
+    ("add(b) | div(3) | log_softmax(-1)", (3, 20000), [(20000,)], _IN_16, "row"),
     # Spread over more axes than are reduced.
     ("layernorm(w) | add(p) | gelu", (6, 64), [(64,), (4, 6, 64)], {}, "row pointwise"),
     # Neighbours of what passes by in pieces, some of which begin between packs.
@@ -897,6 +905,21 @@ CASES = [
     (f"{_CHANNEL} | gelu", (2, 70, 3, 4), [(70,)] * 2, _IN_16, "column"),
     ("softmax(1)", (3, 200, 5, 8), [], {"dtype": "float16"}, "column"),
     ("rms_norm(w, axis=1)", (2, 509, 4, 4), [(509,)], _IN_16, "column"),
+    # Over samples and all their positions, of what each sample's leave; with more than one such.
+    (
+        "add(b) | add(t) | silu",
+        (3, 40, 5, 7),
+        [(40, 1, 1), (3, 40, 1, 1)],
+        {"layout": "channels_last"},
+        "outer finalise",
+    ),
+    (
+        "mul(s) | add(p) | add(b) | gelu",
+        (5, 7, 24),
+        [(5, 1, 24), (7, 24), (24,)],
+        {},
+        "outer finalise",
+    ),
     # Sums down columns in strips wider and narrower than usual, and of one narrow tensor alone.
     ("add(p)", (70, 3, 2100), [(3, 2100)], {}, "outer"),
     ("add(p)", (9, 3, 5000), [(3, 5000)], {"dtype": "bfloat16"}, "outer"),

@@ -16,8 +16,14 @@ from fusegen.target import GPUS, H200, TARGETS, Limits
 from fusegen.tiers import Tier, row_tier
 
 
-def tier_of(chain: str, length: int, dtype: str = "float32", gpu: Limits = H200) -> Tier:
-    situation = Situation((600, length), dtype=dtype, limits=gpu)
+def tier_of(
+    chain: str,
+    length: int,
+    dtype: str = "float32",
+    gpu: Limits = H200,
+    before: tuple[int, ...] = (600,),
+) -> Tier:
+    situation = Situation((*before, length), dtype=dtype, limits=gpu)
     (module,) = modules(fusegen.chain(chain), "cuda", situation, grad=True)
     return dict(module.signature.rows)["forward"].tier
 
@@ -69,9 +75,8 @@ def test_gradients_have_such_blocks_where_those_hold_two_tensors(
     [
         ("softmax(-1)", 16384, "float32"),  # smaller blocks hold it
         ("softmax(-1)", 32000, "float64"),
-        ("softmax(-1) | sum(0)", 32000, "float32"),
         ("layernorm(w)", 32001, "float32"),  # w's packs begin elsewhere
-        ("gelu | softmax(-1)", 32000, "float32"),
+        ("add_channel | gelu | layernorm(w)", 20000, "float32"),  # spills
     ],
 )
 def test_other_rows_have_smaller_blocks(chain: str, length: int, dtype: str) -> None:
@@ -80,10 +85,77 @@ def test_other_rows_have_smaller_blocks(chain: str, length: int, dtype: str) -> 
     assert not tier.for_derivatives.is_full
 
 
-def test_a_team_that_meets_once_has_such_blocks_in_gradients_alone() -> None:
-    tier = tier_of("layernorm", 120000, "bfloat16")
-    assert not tier.for_forward.is_full
-    assert tier.for_derivatives.is_full
+@pytest.mark.parametrize(
+    ("chain", "length", "dtype", "elements", "blocks"),
+    [
+        ("gelu | softmax(-1)", 32000, "float32", 32, 1),
+        ("gelu | softmax(-1)", 50304, "float32", 32, 2),
+        ("div(30) | tanh | mul(30) | log_softmax(-1)", 50304, "bfloat16", 32, 2),
+        ("div(0.7) | softmax(-1)", 32000, "bfloat16", 32, 1),
+        ("add_channel | gelu | layernorm(w)", 20000, "bfloat16", 32, 1),
+        # One exponential takes few registers.
+        ("add_channel | log_softmax(-1)", 50304, "float32", 52, 1),
+        ("mul(0.5) | softmax(-1)", 50304, "bfloat16", 64, 1),
+    ],
+)
+def test_what_is_computed_of_each_element_has_room(
+    chain: str, length: int, dtype: str, elements: int, blocks: int
+) -> None:
+    full = tier_of(chain, length, dtype).for_forward
+    assert full.is_full
+    assert full.elements == elements
+    assert -(-length // (elements * full.threads)) == blocks
+
+
+def test_a_sum_over_rows_and_all_before_them_is_added_up_by_row() -> None:
+    weighted, plain = (
+        tier_of(f"{norm} | relu", 131072, "bfloat16", before=(8, 75))
+        for norm in ("instance_norm(weight=w, bias=b)", "instance_norm")
+    )
+    assert weighted.for_derivatives == plain.for_derivatives
+    assert weighted.for_derivatives.is_full
+
+
+@pytest.mark.parametrize(
+    ("length", "dtype", "is_held", "holds_derivatives"),
+    [
+        (540672, "float32", True, True),  # by blocks of smaller shares
+        (884736, "float32", True, True),
+        (1222148, "float32", True, False),  # a gradient would take 45 blocks, and two teams
+        (2342912, "float32", True, False),
+        (2342916, "float32", False, False),
+        (2097152, "bfloat16", True, True),
+        (8388608, "bfloat16", False, False),
+    ],
+)
+def test_the_longest_rows_have_three_teams_at_least(
+    length: int, dtype: str, is_held: bool, holds_derivatives: bool
+) -> None:
+    situation = Situation((40, length), dtype=dtype)
+    (module,) = modules(fusegen.chain("layernorm | relu"), "cuda", situation, grad=True)
+    rows = dict(module.signature.rows)
+    assert ("forward" in rows) == is_held
+    assert (is_held and rows["forward"].tier.holds_derivatives) == holds_derivatives
+
+
+def test_few_of_the_longest_rows_leave_nothing_without_work() -> None:
+    for count, is_held in ((5, True), (4, False)):  # of twenty blocks each
+        situation = Situation((count, 1 << 20))
+        (module,) = modules(fusegen.chain("layernorm | relu"), "cuda", situation, grad=False)
+        assert bool(module.signature.rows) == is_held
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_longest_rows_are_right(dtype: torch.dtype) -> None:
+    fused = fusegen.compile("add_channel | instance_norm(weight=w, bias=b) | leaky_relu(0.01)")
+    shapes = [(2, 5, 1 << 20), *[(5,)] * 3]
+    inputs = [torch.randn(shape, device="cuda").to(dtype) for shape in shapes]
+    eager = outcome(fused.reference, inputs)
+    exact = outcome(fused.reference, inputs, dtype=torch.float64)
+    found, again = outcome(fused, inputs), outcome(fused, inputs)
+    assert_as_accurate(found, eager, exact)
+    assert all(map(torch.equal, found.tensors, again.tensors))
 
 
 @pytest.mark.parametrize(

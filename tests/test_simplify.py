@@ -205,6 +205,10 @@ def test_a_long_chain_takes_time_in_proportion() -> None:
         (X / 1, X),
         (X * -1, -X),
         (X / -1, -X),
+        (X / 2, X * 0.5),
+        (X / -0.25, X * -4),
+        (X / 3, X / 3),
+        (X / 2.0**126, X / 2.0**126),  # times an inverse of no full precision
         (X**1, X),
         (X * 0, X * 0),  # NaN stays NaN
         (primitive("neg", -X), X),

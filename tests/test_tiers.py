@@ -93,10 +93,15 @@ def test_rows_that_are_summed_up_leave_few_threads_without_work(
         assert (found and found.summing_elements) == elements
 
 
-def test_a_row_too_long_for_a_team_has_no_tier() -> None:
-    assert row_tier(132 * 4096, 4, 2, 1, 132) is not None
-    assert row_tier(132 * 4096 + 4, 4, 2, 1, 132) is None
-    assert row_tier(66 * 4096 + 4, 4, 2, 1, 66) is None
+def test_a_row_too_long_for_a_team_is_left_to_larger_blocks() -> None:
+    for processors in (132, 66):
+        most = processors * 4096
+        for length, is_longest in ((most, False), (most + 4, True)):
+            tier = row_tier(length, 4, 2, 1, processors)
+            assert tier is not None
+            assert tier.is_longest == is_longest
+        assert row_tier(most + 1, 4, 2, 1, processors) is None
+        assert row_tier(2 * most + 4, 4, 2, 1, processors, has_stretches=True) is None
 
 
 def test_sums_by_column_are_limited_by_shared_memory() -> None:

@@ -243,7 +243,7 @@ static inline __attribute__((always_inline)) void forward_window_stage_1(const f
 static inline __attribute__((always_inline)) void forward_window_row_values(const float total,
     const float scale, float& out) {
   // avg_pool2d(2)
-  const float after_avg_pool2d = total / 4.0f;
+  const float after_avg_pool2d = total * 0.25f;
   // mul_channel(scale)
   const float after_mul_channel = after_avg_pool2d * scale;
   // tanh

@@ -280,7 +280,7 @@ static inline __attribute__((always_inline)) void forward_window_stage_1(const f
 static inline __attribute__((always_inline)) void forward_window_row_values(const float total,
     const float scale, float& out) {
   // avg_pool2d(2)
-  const float after_avg_pool2d = total / 4.0f;
+  const float after_avg_pool2d = total * 0.25f;
   // mul_channel(scale)
   const float after_mul_channel = after_avg_pool2d * scale;
   // tanh
@@ -372,7 +372,7 @@ static inline __attribute__((always_inline)) void backward_window_stage_1(const 
 static inline __attribute__((always_inline)) void backward_window_values(const float d_out,
     const float total_2, const float scale, const float x, float& d_x) {
   // avg_pool2d(2)
-  const float after_avg_pool2d = total_2 / 4.0f;
+  const float after_avg_pool2d = total_2 * 0.25f;
   // mul_channel(scale)
   const float after_mul_channel = after_avg_pool2d * scale;
   // tanh
@@ -382,7 +382,7 @@ static inline __attribute__((always_inline)) void backward_window_values(const f
   // backward, down to avg_pool2d(2)
   const float d_after_avg_pool2d = d_after_mul_channel * scale;
   // backward, down to gelu
-  const float d_after_gelu = d_after_avg_pool2d / 4.0f;
+  const float d_after_gelu = d_after_avg_pool2d * 0.25f;
   const float product = x * 0.707106769f;
   const float product_2 = d_after_gelu * (x * 0.5f) * (1.12837923f * exp_of(-(product * product)));
   d_x = product_2 * 0.707106769f + d_after_gelu * (1.0f + erf_of(product)) * 0.5f;
@@ -391,7 +391,7 @@ static inline __attribute__((always_inline)) void backward_window_values(const f
 static inline __attribute__((always_inline)) void backward_window_row_values(const float total_2,
     const float d_out, const float scale, float& total_term) {
   // avg_pool2d(2)
-  const float after_avg_pool2d = total_2 / 4.0f;
+  const float after_avg_pool2d = total_2 * 0.25f;
   // mul_channel(scale)
   const float after_mul_channel = after_avg_pool2d * scale;
   // tanh
@@ -510,7 +510,7 @@ static void backward_window(const float* __restrict__ x, const float* __restrict
 
 static inline __attribute__((always_inline)) void backward_finalise_values(const float total,
     float& d_scale) {
-  d_scale = total / 4.0f;
+  d_scale = total * 0.25f;
 }
 
 static void backward_finalise(float* __restrict__ d_scale, const Sum* __restrict__ total_partials,

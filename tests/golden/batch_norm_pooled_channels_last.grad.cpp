@@ -459,7 +459,7 @@ static inline __attribute__((always_inline)) void forward_window_stage_1(const f
 
 static inline __attribute__((always_inline)) void forward_window_row_values(const float total, float& out) {
   // avg_pool2d(2)
-  out = total / 4.0f;
+  out = total * 0.25f;
 }
 
 static void forward_window(const float* __restrict__ x, const float* __restrict__ mean,
@@ -579,7 +579,7 @@ static inline __attribute__((always_inline)) void backward_window_stage_1(const 
   const float difference = x - saved_mean;
   const float after_batch_norm = difference * (1.0f / sqrtf(saved_variance + 1e-05f)) * weight + bias;
   // backward, down to gelu
-  const float d_after_gelu = d_out / 4.0f;
+  const float d_after_gelu = d_out * 0.25f;
   // backward, down to batch_norm(training=True, weight=weight, bias=bias)
   const float product = after_batch_norm * 0.707106769f;
   const float product_2 = d_after_gelu * (after_batch_norm * 0.5f) * (1.12837923f * exp_of(-(product * product)));
@@ -796,7 +796,7 @@ static inline __attribute__((always_inline)) void backward_window_2_values(const
   const float inverse_root = 1.0f / sqrtf(saved_variance + 1e-05f);
   const float after_batch_norm = difference * inverse_root * weight + bias;
   // backward, down to gelu
-  const float d_after_gelu = d_out / 4.0f;
+  const float d_after_gelu = d_out * 0.25f;
   // backward, down to batch_norm(training=True, weight=weight, bias=bias)
   const float product = after_batch_norm * 0.707106769f;
   const float product_2 = d_after_gelu * (after_batch_norm * 0.5f) * (1.12837923f * exp_of(-(product * product)));

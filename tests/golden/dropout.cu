@@ -196,13 +196,12 @@ forward_pointwise(const ForwardDrawnNoise noise, const float* x, const float* bi
   wait_for_kernel_before();
   constexpr int kLanes = 4, kPacks = 2;
   const Index first = (static_cast<Index>(blockIdx.x) * kPacks * 64 + threadIdx.x) * kLanes;
-  Pack<float, kLanes> noise_in[kPacks];
+  const int64_t noise_seed = *noise.seed;
   Pack<float, kLanes> x_in[kPacks];
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
     const Index i = first + static_cast<Index>(p) * 64 * kLanes;
     if (i + kLanes > count) break;
-    noise_in[p] = load<kLanes>(noise + i);
     x_in[p] = load<kLanes>(x + i);
   }
   // What element i's row has one of, where it is in what its row shares with others, and how many are left of the row.
@@ -224,10 +223,11 @@ forward_pointwise(const ForwardDrawnNoise noise, const float* x, const float* bi
       if (is_crossing) enter_row(i + left, bias_next);
       const auto bias_in = load_anywhere<kLanes>(bias + bias_here, bias + bias_next,
           is_crossing ? left : kLanes);
+      const auto noise_in = draw<kLanes>(noise + i, noise_seed);
       Pack<float, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const float noise_value = widen(noise_in[p], lane);
+        const float noise_value = widen(noise_in, lane);
         const float x_value = widen(x_in[p], lane);
         const float bias_value = widen(bias_in, lane);
         float out_value;

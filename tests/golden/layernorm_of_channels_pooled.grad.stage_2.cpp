@@ -194,7 +194,7 @@ static inline __attribute__((always_inline)) void forward_window_stage_1(const f
 
 static inline __attribute__((always_inline)) void forward_window_row_values(const float total, float& out) {
   // avg_pool2d(2)
-  out = total / 4.0f;
+  out = total * 0.25f;
 }
 
 static void forward_window(const float* __restrict__ x, float* __restrict__ out, const ForwardSizes sizes,
@@ -265,7 +265,7 @@ struct BackwardSizes {
 };
 
 static inline __attribute__((always_inline)) void backward_window_values(const float d_out, float& d_x) {
-  d_x = d_out / 4.0f;
+  d_x = d_out * 0.25f;
 }
 
 static void backward_window(const float* __restrict__ d_out, float* __restrict__ d_x,

@@ -194,7 +194,7 @@ static inline __attribute__((always_inline)) void forward_window_stage_1(const f
 
 static inline __attribute__((always_inline)) void forward_window_row_values(const float total, float& out) {
   // avg_pool2d(2)
-  out = total / 4.0f;
+  out = total * 0.25f;
 }
 
 static void forward_window(const float* __restrict__ x, float* __restrict__ out, const ForwardSizes sizes,

@@ -238,7 +238,7 @@ static inline __attribute__((always_inline)) void forward_window_stage_1(const f
 static inline __attribute__((always_inline)) void forward_window_row_values(const float total, float& out,
     float& saved_sum_of_window) {
   // avg_pool3d(2)
-  const float after_avg_pool3d = total / 8.0f;
+  const float after_avg_pool3d = total * 0.125f;
   // gelu
   out = after_avg_pool3d * 0.5f * (1.0f + erf_of(after_avg_pool3d * 0.707106769f));
   saved_sum_of_window = total;
@@ -331,12 +331,12 @@ struct BackwardSizes {
 static inline __attribute__((always_inline)) void backward_window_values(const float d_out,
     const float saved_sum_of_window, float& d_x) {
   // avg_pool3d(2)
-  const float after_avg_pool3d = saved_sum_of_window / 8.0f;
+  const float after_avg_pool3d = saved_sum_of_window * 0.125f;
   // backward, down to avg_pool3d(2)
   const float product = after_avg_pool3d * 0.707106769f;
   const float product_2 = d_out * (after_avg_pool3d * 0.5f) * (1.12837923f * exp_of(-(product * product)));
   const float d_after_avg_pool3d = product_2 * 0.707106769f + d_out * (1.0f + erf_of(product)) * 0.5f;
-  d_x = d_after_avg_pool3d / 8.0f;
+  d_x = d_after_avg_pool3d * 0.125f;
 }
 
 static void backward_window(const float* __restrict__ d_out, const float* __restrict__ saved_sum_of_window,

@@ -218,7 +218,7 @@ static inline __attribute__((always_inline)) void forward_window_stage_1(const f
 
 static inline __attribute__((always_inline)) void forward_window_row_values(const float total, float& out) {
   // avg_pool3d(2)
-  const float after_avg_pool3d = total / 8.0f;
+  const float after_avg_pool3d = total * 0.125f;
   // gelu
   out = after_avg_pool3d * 0.5f * (1.0f + erf_of(after_avg_pool3d * 0.707106769f));
 }

@@ -494,11 +494,11 @@ __device__ __forceinline__ void forward_row_values(const float carried_after_gel
 }
 
 // Reads x; writes out.
-__global__ void __launch_bounds__(512, 1)
+__global__ void __launch_bounds__(768, 1)
 forward_row(const float* __restrict__ x, float* __restrict__ out, ForwardSizes sizes, uint64_t* meetings,
     Index blocks) {
-  constexpr int kLanes = 4, kPacks = 4;
-  __shared__ float cells[2][48];
+  constexpr int kLanes = 4, kPacks = 8;
+  __shared__ float cells[2][72];
   int turn = 0;
   __shared__ float team_totals[6];
   const Index rows = sizes.outer.value, length = sizes.inner.value;
@@ -520,7 +520,7 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, ForwardSizes s
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
-      if (is_here) send(&x_next[slot * 2048 + p * 512], x + (base + i));
+      if (is_here) send(&x_next[slot * 6144 + p * 768], x + (base + i));
     }
     send_off();
   };
@@ -537,7 +537,7 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, ForwardSizes s
     wait_for_sent<1>();
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      x_in[p] = x_next[slot * 2048 + p * 512];
+      x_in[p] = x_next[slot * 6144 + p * 768];
     }
     send_row(first + 2 * stride);
     slot ^= 1;
@@ -556,7 +556,7 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, ForwardSizes s
       }
       if (is_here) spreads_1[0].add_if(true, p == 0, mean_term_lanes);
     }
-    combine<16, true>(spreads_1, counts, static_cast<float>(reach), cells[turn++ & 1]);
+    combine<32, true>(spreads_1, counts, static_cast<float>(reach), cells[turn++ & 1]);
     combine_team<3>(spreads_1, static_cast<float>(end), static_cast<float>(length), meeting, rank, blocks,
         turn, team_totals);
     const float mean_value = spreads_1[0].centre;
@@ -582,7 +582,7 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, ForwardSizes s
       }
       if (is_here) spreads_2[0].add_if(true, p == 0, mean_2_term_lanes);
     }
-    combine<16, true>(spreads_2, counts, static_cast<float>(reach), cells[turn++ & 1]);
+    combine<32, true>(spreads_2, counts, static_cast<float>(reach), cells[turn++ & 1]);
     combine_team<3>(spreads_2, static_cast<float>(end), static_cast<float>(length), meeting, rank, blocks,
         turn, team_totals);
     const float mean_2_value = spreads_2[0].centre;
@@ -693,9 +693,9 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value),
       forward_row_length = static_cast<int64_t>(sizes.inner.value);
   // So many blocks share a row; there are as many such teams as the device works on at once.
-  const int64_t forward_row_blocks = ceil_divide(forward_row_length, 8192);
-  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, forward_row_blocks * 16), 256);
-  const int64_t forward_row_resident = resident_blocks(forward_row, forward_row_block, 65536, 65536,
+  const int64_t forward_row_blocks = ceil_divide(forward_row_length, 24576);
+  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, forward_row_blocks * 32), 256);
+  const int64_t forward_row_resident = resident_blocks(forward_row, forward_row_block, 196608, 196608,
       device) / forward_row_blocks;
   const int64_t forward_row_slots = forward_row_rows < forward_row_resident ? forward_row_rows : forward_row_resident;
   if (forward_row_slots == 0) return -static_cast<int64_t>(cudaErrorCooperativeLaunchTooLarge);
@@ -710,7 +710,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
     cudaLaunchConfig_t launch{};
     launch.gridDim = dim3(static_cast<unsigned>(forward_row_slots * forward_row_blocks));
     launch.blockDim = forward_row_block;
-    launch.dynamicSmemBytes = 65536;
+    launch.dynamicSmemBytes = 196608;
     launch.stream = stream;
     launch.attrs = &together;
     launch.numAttrs = 1;

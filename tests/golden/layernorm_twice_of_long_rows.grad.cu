@@ -503,12 +503,12 @@ __device__ __forceinline__ void forward_row_row_values(const float mean, const f
 }
 
 // Reads x; writes out, saved_mean, saved_variance, saved_mean_, saved_variance_.
-__global__ void __launch_bounds__(512, 1)
+__global__ void __launch_bounds__(768, 1)
 forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restrict__ saved_mean,
     float* __restrict__ saved_variance, float* __restrict__ saved_mean_, float* __restrict__ saved_variance_,
     ForwardSizes sizes, uint64_t* meetings, Index blocks) {
-  constexpr int kLanes = 4, kPacks = 4;
-  __shared__ float cells[2][48];
+  constexpr int kLanes = 4, kPacks = 8;
+  __shared__ float cells[2][72];
   int turn = 0;
   __shared__ float team_totals[6];
   const Index rows = sizes.outer.value, length = sizes.inner.value;
@@ -530,7 +530,7 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restr
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
-      if (is_here) send(&x_next[slot * 2048 + p * 512], x + (base + i));
+      if (is_here) send(&x_next[slot * 6144 + p * 768], x + (base + i));
     }
     send_off();
   };
@@ -548,7 +548,7 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restr
     wait_for_sent<1>();
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      x_in[p] = x_next[slot * 2048 + p * 512];
+      x_in[p] = x_next[slot * 6144 + p * 768];
     }
     send_row(first + 2 * stride);
     slot ^= 1;
@@ -567,7 +567,7 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restr
       }
       if (is_here) spreads_1[0].add_if(true, p == 0, mean_term_lanes);
     }
-    combine<16, true>(spreads_1, counts, static_cast<float>(reach), cells[turn++ & 1]);
+    combine<32, true>(spreads_1, counts, static_cast<float>(reach), cells[turn++ & 1]);
     combine_team<3>(spreads_1, static_cast<float>(end), static_cast<float>(length), meeting, rank, blocks,
         turn, team_totals);
     const float mean_value = spreads_1[0].centre;
@@ -593,7 +593,7 @@ forward_row(const float* __restrict__ x, float* __restrict__ out, float* __restr
       }
       if (is_here) spreads_2[0].add_if(true, p == 0, mean_2_term_lanes);
     }
-    combine<16, true>(spreads_2, counts, static_cast<float>(reach), cells[turn++ & 1]);
+    combine<32, true>(spreads_2, counts, static_cast<float>(reach), cells[turn++ & 1]);
     combine_team<3>(spreads_2, static_cast<float>(end), static_cast<float>(length), meeting, rank, blocks,
         turn, team_totals);
     const float mean_2_value = spreads_2[0].centre;
@@ -704,14 +704,14 @@ __device__ __forceinline__ void backward_row_values(const float x, const float s
 }
 
 // Reads d_out, x, saved_mean by (outer), saved_variance by (outer), saved_mean_ by (outer), saved_variance_ by (outer); writes d_x.
-__global__ void __launch_bounds__(512, 1)
+__global__ void __launch_bounds__(768, 1)
 backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
     const float* __restrict__ saved_mean, const float* __restrict__ saved_variance,
     const float* __restrict__ saved_mean_, const float* __restrict__ saved_variance_,
     float* __restrict__ d_x, BackwardSizes sizes, uint64_t* meetings, Index blocks) {
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
-  constexpr int kLanes = 4, kPacks = 4;
-  __shared__ float cells[2][32];
+  constexpr int kLanes = 4, kPacks = 7, kHeld = 3;
+  __shared__ float cells[2][48];
   int turn = 0;
   __shared__ float team_totals[2];
   const Index rows = sizes.outer.value, length = sizes.inner.value;
@@ -723,60 +723,55 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
   extern __shared__ uint4 room[];
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   auto* const d_out_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
-  auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 2048) + thread;
+  auto* const x_next = reinterpret_cast<Pack<float, kLanes>*>(room + 5376) + thread;
   const Index stride = gridDim.x / blocks;
   Index first = team;
-  int slot = 0;
-  float saved_mean_ahead[2];
-  float saved_variance_ahead[2];
-  float saved_mean__ahead[2];
-  float saved_variance__ahead[2];
-  const auto send_row = [&](Index first) {
+  float saved_mean_ahead[1];
+  float saved_variance_ahead[1];
+  float saved_mean__ahead[1];
+  float saved_variance__ahead[1];
+  // A thread's first kHeld packs go into registers; the others stay in shared memory until the row is finished.
+  const auto send_packs = [&](Index first, int from, int past) {
     const bool is_live = first < rows;
     const Index row = is_live ? first : 0, base = row * length + begin, end = is_live ? reach : 0;
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
+    for (int p = from; p < past; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
-      if (is_here) send(&d_out_next[slot * 4096 + p * 512], d_out + (base + i));
-      if (is_here) send(&x_next[slot * 4096 + p * 512], x + (base + i));
+      if (is_here) send(&d_out_next[p * 768], d_out + (base + i));
+      if (is_here) send(&x_next[p * 768], x + (base + i));
     }
     send_off();
-    const Index outer = row;
-    saved_mean_ahead[1] = widen(saved_mean[outer]);
-    saved_variance_ahead[1] = widen(saved_variance[outer]);
-    saved_mean__ahead[1] = widen(saved_mean_[outer]);
-    saved_variance__ahead[1] = widen(saved_variance_[outer]);
   };
-  send_row(first);
-  saved_mean_ahead[0] = saved_mean_ahead[1];
-  saved_variance_ahead[0] = saved_variance_ahead[1];
-  saved_mean__ahead[0] = saved_mean__ahead[1];
-  saved_variance__ahead[0] = saved_variance__ahead[1];
-  slot = 1;
-  send_row(first + stride);
-  slot = 0;
+  const auto send_own = [&](Index first) {
+    const bool is_live = first < rows;
+    const Index row = is_live ? first : 0;
+    send_off();
+    const Index outer = row;
+    saved_mean_ahead[0] = widen(saved_mean[outer]);
+    saved_variance_ahead[0] = widen(saved_variance[outer]);
+    saved_mean__ahead[0] = widen(saved_mean_[outer]);
+    saved_variance__ahead[0] = widen(saved_variance_[outer]);
+  };
+  send_packs(first, 0, kPacks);
+  send_own(first);
   for (; first < rows; first += stride) {
     const bool is_live = first < rows;
     const Index row = is_live ? first : 0, base = row * length + begin, end = is_live ? reach : 0;
     Pack<float, kLanes> d_out_in[kPacks];
     Pack<float, kLanes> x_in[kPacks];
-    wait_for_sent<1>();
+    wait_for_sent<0>();
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      d_out_in[p] = d_out_next[slot * 4096 + p * 512];
-      x_in[p] = x_next[slot * 4096 + p * 512];
+    for (int p = 0; p < kHeld; ++p) {
+      d_out_in[p] = d_out_next[p * 768];
+      x_in[p] = x_next[p * 768];
     }
     const float saved_mean_value = saved_mean_ahead[0];
     const float saved_variance_value = saved_variance_ahead[0];
     const float saved_mean__value = saved_mean__ahead[0];
     const float saved_variance__value = saved_variance__ahead[0];
-    saved_mean_ahead[0] = saved_mean_ahead[1];
-    saved_variance_ahead[0] = saved_variance_ahead[1];
-    saved_mean__ahead[0] = saved_mean__ahead[1];
-    saved_variance__ahead[0] = saved_variance__ahead[1];
-    send_row(first + 2 * stride);
-    slot ^= 1;
+    send_packs(first + stride, 0, kHeld);
+    send_own(first + stride);
     Sum<float> sums_1[2];
     float inverse_root_value;
     backward_row_stage_1_once(saved_variance_value, inverse_root_value);
@@ -784,6 +779,10 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
+      if (p >= kHeld) {
+        d_out_in[p] = d_out_next[p * 768];
+        x_in[p] = x_next[p * 768];
+      }
       Sum<float> sums_1_here[2];
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
@@ -800,12 +799,11 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
       if (is_here) sums_1[0].merge(sums_1_here[0]);
       if (is_here) sums_1[1].merge(sums_1_here[1]);
     }
-    combine<16, true>(sums_1, cells[turn++ & 1]);
+    combine<32, true>(sums_1, cells[turn++ & 1]);
     combine_team<2>(sums_1, meeting, rank, blocks, turn, team_totals);
     const float total_value = sums_1[0].total;
     const float total_2_value = sums_1[1].total;
     Sum<float> sums_2[2];
-    float carried[kPacks][kLanes];
     float inverse_root_2_value;
     float inverse_root_3_value;
     float negated_value;
@@ -816,6 +814,10 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
     for (int p = 0; p < kPacks; ++p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
+      if (p >= kHeld) {
+        d_out_in[p] = d_out_next[p * 768];
+        x_in[p] = x_next[p * 768];
+      }
       Sum<float> sums_2_here[2];
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
@@ -831,12 +833,13 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
             total_3_term_by_value, total_4_term_value, total_4_term_by_value, carried_value);
         sums_2_here[0].add(total_3_term_value, total_3_term_by_value);
         sums_2_here[1].add(total_4_term_value, total_4_term_by_value);
-        carried[p][lane] = carried_value;
+        d_out_in[p].at[lane] = carried_value;
       }
       if (is_here) sums_2[0].merge(sums_2_here[0]);
       if (is_here) sums_2[1].merge(sums_2_here[1]);
+      if (p >= kHeld) d_out_next[p * 768] = d_out_in[p];
     }
-    combine<16, true>(sums_2, cells[turn++ & 1]);
+    combine<32, true>(sums_2, cells[turn++ & 1]);
     combine_team<2>(sums_2, meeting, rank, blocks, turn, team_totals);
     const float total_3_value = sums_2[0].total;
     const float total_4_value = sums_2[1].total;
@@ -845,14 +848,19 @@ backward_row(const float* __restrict__ d_out, const float* __restrict__ x,
     backward_row_values_once(total_3_value, saved_variance_value, count_of_inner_value, total_4_value,
         negated_2_value, product_2_value);
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
+    for (int p = kPacks - 1; p >= 0; --p) {
       const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
       const bool is_here = i < end;
+      if (p >= kHeld) {
+        d_out_in[p] = d_out_next[p * 768];
+        x_in[p] = x_next[p * 768];
+        send_packs(first + stride, p, p + 1);
+      }
       Pack<float, kLanes> d_x_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
         const float x_value = widen(x_in[p], lane);
-        const float carried_value = carried[p][lane];
+        const float carried_value = widen(d_out_in[p], lane);
         float d_x_value;
         backward_row_values(x_value, saved_mean_value, negated_2_value, carried_value, product_2_value,
             d_x_value);
@@ -954,9 +962,9 @@ extern "C" int64_t run_forward(const int64_t* a) {
   const int64_t forward_row_rows = static_cast<int64_t>(sizes.outer.value),
       forward_row_length = static_cast<int64_t>(sizes.inner.value);
   // So many blocks share a row; there are as many such teams as the device works on at once.
-  const int64_t forward_row_blocks = ceil_divide(forward_row_length, 8192);
-  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, forward_row_blocks * 16), 256);
-  const int64_t forward_row_resident = resident_blocks(forward_row, forward_row_block, 65536, 65536,
+  const int64_t forward_row_blocks = ceil_divide(forward_row_length, 24576);
+  const dim3 forward_row_block = row_block(ceil_divide(forward_row_length, forward_row_blocks * 32), 256);
+  const int64_t forward_row_resident = resident_blocks(forward_row, forward_row_block, 196608, 196608,
       device) / forward_row_blocks;
   const int64_t forward_row_slots = forward_row_rows < forward_row_resident ? forward_row_rows : forward_row_resident;
   if (forward_row_slots == 0) return -static_cast<int64_t>(cudaErrorCooperativeLaunchTooLarge);
@@ -971,7 +979,7 @@ extern "C" int64_t run_forward(const int64_t* a) {
     cudaLaunchConfig_t launch{};
     launch.gridDim = dim3(static_cast<unsigned>(forward_row_slots * forward_row_blocks));
     launch.blockDim = forward_row_block;
-    launch.dynamicSmemBytes = 65536;
+    launch.dynamicSmemBytes = 196608;
     launch.stream = stream;
     launch.attrs = &together;
     launch.numAttrs = 1;
@@ -1001,9 +1009,9 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const int64_t backward_row_rows = static_cast<int64_t>(sizes.outer.value),
       backward_row_length = static_cast<int64_t>(sizes.inner.value);
   // So many blocks share a row; there are as many such teams as the device works on at once.
-  const int64_t backward_row_blocks = ceil_divide(backward_row_length, 8192);
-  const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, backward_row_blocks * 16), 256);
-  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 131072, 131072,
+  const int64_t backward_row_blocks = ceil_divide(backward_row_length, 21504);
+  const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, backward_row_blocks * 28), 256);
+  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 172032, 172032,
       device) / backward_row_blocks;
   const int64_t backward_row_slots = backward_row_rows < backward_row_resident ? backward_row_rows : backward_row_resident;
   if (backward_row_slots == 0) return -static_cast<int64_t>(cudaErrorCooperativeLaunchTooLarge);
@@ -1018,7 +1026,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
     cudaLaunchConfig_t launch{};
     launch.gridDim = dim3(static_cast<unsigned>(backward_row_slots * backward_row_blocks));
     launch.blockDim = backward_row_block;
-    launch.dynamicSmemBytes = 131072;
+    launch.dynamicSmemBytes = 172032;
     launch.stream = stream;
     launch.attrs = &together;
     launch.numAttrs = 1;
