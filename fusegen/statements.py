@@ -66,6 +66,7 @@ _BINDING = {
 }
 _TIGHTEST = 9
 _LONGEST_INLINE = 64
+_NOISE_BITS, _DROPPED_BITS = 32, 8  # of the former, those that its number in [0, 1) has not
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,7 @@ def _leaves(nodes: Iterable[Expr]) -> list[Expr]:
 
 
 def _type_of(node: Expr, compute: str) -> str:
-    return {"number": compute, "truth": "bool", "index": "int", "noise": compute}[node.kind]
+    return {"number": compute, "truth": "bool", "index": "int", "noise": "uint32_t"}[node.kind]
 
 
 def _needed(op: str, place: int) -> int:
@@ -210,6 +211,17 @@ def _needed(op: str, place: int) -> int:
     if op not in _BINDING or op == "rsqrt":
         return 0  # a call brings its own
     return _BINDING[op] + (place > 0)
+
+
+def _least_bits(node: Expr) -> int | None:
+    """Of noise that is compared with a number of 24 bits, the least of its own 32 that are no less;
+    None of anything else.
+    """
+    if node.op != "ge" or node.args[0].kind != "noise":
+        return None
+    bits = (ir.constant(node.args[1]) or 0.0) * 2.0**_NOISE_BITS
+    is_apt = 0 < bits < 2.0**_NOISE_BITS and bits % 2.0**_DROPPED_BITS == 0
+    return int(bits) if is_apt else None
 
 
 class _Writer:
@@ -257,11 +269,15 @@ class _Writer:
         number = ir.constant(node)
         if number is not None:
             return self.target.literal(number, self.compute)
+        if (least := _least_bits(node)) is not None:
+            return f"{self.spelled(node.args[0])} >= {least}u"
         args = []
         for place, arg in enumerate(node.args):
             text = self.spelled(arg)
             binding = _TIGHTEST if arg in self.text else _BINDING.get(arg.op, _TIGHTEST)
             is_bare = binding >= _needed(node.op, place)
+            if arg.kind == "noise":
+                text, is_bare = f"uniform({text})", True
             if text.startswith("-") and node.op in ("neg", "sigmoid"):
                 is_bare = False  # two minus signs would be one operator
             args.append(text if is_bare else f"({text})")

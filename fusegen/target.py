@@ -127,7 +127,7 @@ STORAGE = {
     "int64": "int64_t",
     "float8_e4m3fn": "float8_e4m3fn",
     "float8_e5m2": "float8_e5m2",
-    "noise": "float",
+    "noise": "uint32_t",
 }
 # Comparisons, arithmetic and functions that C and its descendants spell alike.
 _COMMON = {
@@ -341,7 +341,7 @@ _SPOKEN_FOR = """
     leave leave_sums left left_of length lengths line lines load load_again load_anywhere
     load_around load_singly load_some low lower lowest magnitude may_cross meeting merge
     merge_beside merge_columns merge_moments merge_numbers merge_slots merge_tree merge_trees
-    methods mine minimum moments moments_about more most most_beside most_bytes move n narrow
+    methods mine minimum mixed moments moments_about more most most_beside most_bytes move n narrow
     narrow_bounded_div narrow_div narrow_expm1 narrow_log1p narrow_pow narrow_sigmoid narrow_sqrt
     narrow_tanh needed next normal number offset oldest on_each order other out outer output outside
     own p pack packs pad padded pair part partials parts passing past pick picked piece piece_length
@@ -350,20 +350,20 @@ _SPOKEN_FOR = """
     row row_block row_cells rows rows_of_block rows_together rr run scratch seed send send_all
     send_around send_off send_own send_packs send_row send_rows send_tile settle share shared
     shared_bytes shares shift side sides sigmoid sign size size_of sizes slot slot_before slots
-    slots_of slots_of_rows special split squares start step store store_all store_anywhere
-    store_some stored stream stretch stretch_length stride strip strip_width strips subnormal sum
-    sum_of sum_of_warps sums t tail take taken target task tasks tensor term theirs then thread
-    threads tile to together top total tt turn turns type unmerged used usual value values visit w
-    wait_for_kernel_before wait_for_sent wanted warps whole wide widen width window word words x y z
-    alignas alignof and asm auto bool break case catch char class compl const constexpr continue
-    decltype default delete do double dynamic_cast else enum explicit export extern false float for
-    friend goto if inline int long mutable namespace new noexcept not nullptr operator or private
-    protected public register return short signed sizeof static struct switch template this throw
-    true try typedef typename union unsigned using virtual void volatile while xor abs acos acosh
-    asin asinh atan atanh blockDim blockIdx ceil clock cos cosh dim3 erf exp exp2 expm1 fabs fabsf
-    far floor fma fmaf gamma gridDim half int4 j0 j1 jn linux log log10 log1p log2 main max memory
-    min near pow rint round rsqrt signal sin sinh sqrt std stderr stdin stdout tan tanh threadIdx
-    time trunc uint2 uint4 unix y0 y1 yn
+    slots_of slots_of_rows special split squares start step stepped stepped_on store store_all
+    store_anywhere store_some stored stream stretch stretch_length stride strip strip_width strips
+    subnormal sum sum_of sum_of_warps sums t tail take taken target task tasks tensor term theirs
+    then thread threads tile to together top total tt turn turns type uniform unmerged used usual
+    value values visit w wait_for_kernel_before wait_for_sent wanted warps whole wide widen width
+    window word words x y z alignas alignof and asm auto bool break case catch char class compl
+    const constexpr continue decltype default delete do double dynamic_cast else enum explicit
+    export extern false float for friend goto if inline int long mutable namespace new noexcept not
+    nullptr operator or private protected public register return short signed sizeof static struct
+    switch template this throw true try typedef typename union unsigned using virtual void volatile
+    while xor abs acos acosh asin asinh atan atanh blockDim blockIdx ceil clock cos cosh dim3 erf
+    exp exp2 expm1 fabs fabsf far floor fma fmaf gamma gridDim half int4 j0 j1 jn linux log log10
+    log1p log2 main max memory min near pow rint round rsqrt signal sin sinh sqrt std stderr stdin
+    stdout tan tanh threadIdx time trunc uint2 uint4 unix y0 y1 yn
 """
 _TAKEN = frozenset(_SPOKEN_FOR.split())
 # How derived names begin and end.

@@ -241,20 +241,25 @@ struct SumLanes {
 };
 
 // The bits of two neighbours: the seed is stepped on by the pair's place and its bits are mixed, as splitmix64 has it.
-inline uint64_t noise_bits(int64_t seed, uint64_t pair) {
-  uint64_t mixed = static_cast<uint64_t>(seed) + (pair + 1) * 0x9e3779b97f4a7c15u;
-  mixed = (mixed ^ (mixed >> 30)) * 0xbf58476d1ce4e5b9u;
-  mixed = (mixed ^ (mixed >> 27)) * 0x94d049bb133111ebu;
-  return mixed ^ (mixed >> 31);
+constexpr uint64_t kStep = 0x9e3779b97f4a7c15u;
+
+inline uint64_t stepped_on(int64_t seed,
+    uint64_t pair) { return static_cast<uint64_t>(seed) + (pair + 1) * kStep; }
+
+inline uint64_t mixed(uint64_t bits) {
+  bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9u;
+  bits = (bits ^ (bits >> 27)) * 0x94d049bb133111ebu;
+  return bits ^ (bits >> 31);
 }
 
-// Uniform in [0, 1), in steps of 2^-24.
-inline float noise_of(uint32_t bits) { return static_cast<float>(bits >> 8) * 0x1p-24f; }
-
-inline float noise_at(int64_t seed, uint64_t place) {
-  const uint64_t bits = noise_bits(seed, place / 2);
-  return noise_of(static_cast<uint32_t>(place % 2 == 0 ? bits : bits >> 32));
+// Noise is 32 bits: a number in [0, 1), times 2^32.
+inline uint32_t noise_at(int64_t seed, uint64_t place) {
+  const uint64_t bits = mixed(stepped_on(seed, place / 2));
+  return static_cast<uint32_t>(place % 2 == 0 ? bits : bits >> 32);
 }
+
+// That number, in steps of 2^-24.
+[[maybe_unused]] inline float uniform(uint32_t noise) { return static_cast<float>(noise >> 8) * 0x1p-24f; }
 
 struct ForwardSizes {
   Size outer, middle, inner;
@@ -277,7 +282,7 @@ struct ForwardDrawnNoise {
     return {seed, sizes, from + static_cast<Index>(offset)};
   }
   template <typename Offset>
-  inline float operator[](Offset offset) const { return noise_at(*seed,
+  inline uint32_t operator[](Offset offset) const { return noise_at(*seed,
       place(from + static_cast<Index>(offset))); }
 };
 
@@ -295,12 +300,12 @@ inline void split(ForwardDrawnNoise from, Index count, Value (*rooms)[side], Ind
   }
 }
 
-static inline __attribute__((always_inline)) void forward_pointwise_values(const float noise, const float x,
-    const float bias, float& out) {
+static inline __attribute__((always_inline)) void forward_pointwise_values(const uint32_t noise,
+    const float x, const float bias, float& out) {
   // gelu
   const float after_gelu = x * 0.5f * (1.0f + erf_of(x * 0.707106769f));
   // dropout(0.1, noise)
-  const float after_dropout = noise >= 0.100000024f ? after_gelu * 1.11111116f : 0.0f;
+  const float after_dropout = noise >= 429496832u ? after_gelu * 1.11111116f : 0.0f;
   // add_channel(bias)
   out = after_dropout + bias;
 }
@@ -320,8 +325,8 @@ static void forward_pointwise(const ForwardDrawnNoise noise, const float* __rest
     for (Index first = piece * kPiece; first < end; first += kLine) {
       const Index width = std::min(kLine, end - first);
       const Index inner = first;
-      float noise_room[kLine];
-      const float* const noise_line = load<1>(noise + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, noise_room);
+      uint32_t noise_room[kLine];
+      const uint32_t* const noise_line = load<1>(noise + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, noise_room);
       float x_room[kLine];
       const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
       float bias_room[kLine];
@@ -330,7 +335,7 @@ static void forward_pointwise(const ForwardDrawnNoise noise, const float* __rest
       float* const out_line = target<1>(out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, out_room);
 #pragma omp simd
       for (Index i = 0; i < padded(width); ++i) {
-        const float noise_value = noise_line[i];
+        const uint32_t noise_value = noise_line[i];
         const float x_value = x_line[i];
         const float bias_value = bias_line[i];
         float out_value;
@@ -363,7 +368,7 @@ struct BackwardDrawnNoise {
     return {seed, sizes, from + static_cast<Index>(offset)};
   }
   template <typename Offset>
-  inline float operator[](Offset offset) const { return noise_at(*seed,
+  inline uint32_t operator[](Offset offset) const { return noise_at(*seed,
       place(from + static_cast<Index>(offset))); }
 };
 
@@ -381,10 +386,10 @@ inline void split(BackwardDrawnNoise from, Index count, Value (*rooms)[side], In
   }
 }
 
-static inline __attribute__((always_inline)) void backward_outer_values(const float noise, const float d_out,
-    const float x, float& d_x) {
+static inline __attribute__((always_inline)) void backward_outer_values(const uint32_t noise,
+    const float d_out, const float x, float& d_x) {
   // backward, down to gelu
-  const float d_after_gelu = (noise >= 0.100000024f ? d_out : 0.0f) * 1.11111116f;
+  const float d_after_gelu = (noise >= 429496832u ? d_out : 0.0f) * 1.11111116f;
   const float product = x * 0.707106769f;
   const float product_2 = d_after_gelu * (x * 0.5f) * (1.12837923f * exp_of(-(product * product)));
   d_x = product_2 * 0.707106769f + d_after_gelu * (1.0f + erf_of(product)) * 0.5f;
@@ -411,15 +416,15 @@ static void backward_outer(const float* __restrict__ d_out, const BackwardDrawnN
         const Index inner = first;
         float d_out_room[kLine];
         const float* const d_out_line = load<1>(d_out + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_out_room);
-        float noise_room[kLine];
-        const float* const noise_line = load<1>(noise + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, noise_room);
+        uint32_t noise_room[kLine];
+        const uint32_t* const noise_line = load<1>(noise + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, noise_room);
         float x_room[kLine];
         const float* const x_line = load<1>(x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, x_room);
         float d_x_room[kLine];
         float* const d_x_line = target<1>(d_x + ((outer) * sizes.middle.value + middle) * sizes.inner.value + inner, width, d_x_room);
 #pragma omp simd
         for (Index i = 0; i < padded(width); ++i) {
-          const float noise_value = noise_line[i];
+          const uint32_t noise_value = noise_line[i];
           const float d_out_value = d_out_line[i];
           const float x_value = x_line[i];
           float d_x_value;

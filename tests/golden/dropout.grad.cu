@@ -180,20 +180,25 @@ __device__ __forceinline__ void leave_columns(const Accumulator (&mine)[N], void
 }
 
 // The bits of two neighbours: the seed is stepped on by the pair's place and its bits are mixed, as splitmix64 has it.
-__device__ __forceinline__ uint64_t noise_bits(int64_t seed, uint64_t pair) {
-  uint64_t mixed = static_cast<uint64_t>(seed) + (pair + 1) * 0x9e3779b97f4a7c15u;
-  mixed = (mixed ^ (mixed >> 30)) * 0xbf58476d1ce4e5b9u;
-  mixed = (mixed ^ (mixed >> 27)) * 0x94d049bb133111ebu;
-  return mixed ^ (mixed >> 31);
+constexpr uint64_t kStep = 0x9e3779b97f4a7c15u;
+
+__device__ __forceinline__ uint64_t stepped_on(int64_t seed,
+    uint64_t pair) { return static_cast<uint64_t>(seed) + (pair + 1) * kStep; }
+
+__device__ __forceinline__ uint64_t mixed(uint64_t bits) {
+  bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9u;
+  bits = (bits ^ (bits >> 27)) * 0x94d049bb133111ebu;
+  return bits ^ (bits >> 31);
 }
 
-// Uniform in [0, 1), in steps of 2^-24.
-__device__ __forceinline__ float noise_of(uint32_t bits) { return static_cast<float>(bits >> 8) * 0x1p-24f; }
-
-__device__ __forceinline__ float noise_at(int64_t seed, uint64_t place) {
-  const uint64_t bits = noise_bits(seed, place / 2);
-  return noise_of(static_cast<uint32_t>(place % 2 == 0 ? bits : bits >> 32));
+// Noise is 32 bits: a number in [0, 1), times 2^32.
+__device__ __forceinline__ uint32_t noise_at(int64_t seed, uint64_t place) {
+  const uint64_t bits = mixed(stepped_on(seed, place / 2));
+  return static_cast<uint32_t>(place % 2 == 0 ? bits : bits >> 32);
 }
+
+// That number, in steps of 2^-24.
+[[maybe_unused]] __device__ __forceinline__ float uniform(uint32_t noise) { return static_cast<float>(noise >> 8) * 0x1p-24f; }
 
 // The kernel before this one in the stream is done, and what it wrote is there.
 __device__ __forceinline__ void wait_for_kernel_before() {
@@ -223,50 +228,50 @@ struct ForwardDrawnNoise {
     return {seed, sizes, from + static_cast<Index>(offset)};
   }
   template <typename Offset>
-  __device__ __forceinline__ float operator[](Offset offset) const { return noise_at(*seed,
+  __device__ __forceinline__ uint32_t operator[](Offset offset) const { return noise_at(*seed,
       place(from + static_cast<Index>(offset))); }
 };
 
 template <int N>
-__device__ __forceinline__ Pack<float, N> draw_singly(ForwardDrawnNoise from, int64_t seed) {
-  Pack<float, N> pack;
+__device__ __forceinline__ Pack<uint32_t, N> draw_singly(ForwardDrawnNoise from, int64_t seed) {
+  Pack<uint32_t, N> pack;
 #pragma unroll
   for (int lane = 0; lane < N; ++lane) pack.at[lane] = noise_at(seed, from.place(from.from + lane));
   return pack;
 }
 
 template <int N>
-__device__ __forceinline__ Pack<float, N> draw(ForwardDrawnNoise from, int64_t seed) {
+__device__ __forceinline__ Pack<uint32_t, N> draw(ForwardDrawnNoise from, int64_t seed) {
   return draw_singly<N>(from, seed);
 }
 
 template <int N>
-__device__ __forceinline__ Pack<float, N> load_singly(ForwardDrawnNoise from) {
+__device__ __forceinline__ Pack<uint32_t, N> load_singly(ForwardDrawnNoise from) {
   return draw_singly<N>(from, *from.seed);
 }
 
 template <int N>
-__device__ __forceinline__ Pack<float, N> load(ForwardDrawnNoise from) {
+__device__ __forceinline__ Pack<uint32_t, N> load(ForwardDrawnNoise from) {
   return draw<N>(from, *from.seed);
 }
 
 template <int N>
-__device__ __forceinline__ void send(Pack<float, N>* to, ForwardDrawnNoise from) {
+__device__ __forceinline__ void send(Pack<uint32_t, N>* to, ForwardDrawnNoise from) {
   *to = load<N>(from);
 }
 
 template <bool kIsWide, int N>
-__device__ __forceinline__ void load_line(ForwardDrawnNoise from, float (&to)[N]) {
+__device__ __forceinline__ void load_line(ForwardDrawnNoise from, uint32_t (&to)[N]) {
 #pragma unroll
   for (int i = 0; i < N; ++i) to[i] = from[i];
 }
 
-__device__ __forceinline__ void forward_pointwise_values(const float noise, const float x, const float bias,
-    float& out) {
+__device__ __forceinline__ void forward_pointwise_values(const uint32_t noise, const float x,
+    const float bias, float& out) {
   // gelu
   const float after_gelu = x * 0.5f * (1.0f + erff(x * 0.707106769f));
   // dropout(0.1, noise)
-  const float after_dropout = noise >= 0.100000024f ? after_gelu * 1.11111116f : 0.0f;
+  const float after_dropout = noise >= 429496832u ? after_gelu * 1.11111116f : 0.0f;
   // add_channel(bias)
   out = after_dropout + bias;
 }
@@ -310,7 +315,7 @@ forward_pointwise(const ForwardDrawnNoise noise, const float* x, const float* bi
       Pack<float, kLanes> out_out;
 #pragma unroll
       for (int lane = 0; lane < kLanes; ++lane) {
-        const float noise_value = widen(noise_in, lane);
+        const uint32_t noise_value = widen(noise_in, lane);
         const float x_value = widen(x_in[p], lane);
         const float bias_value = widen(bias_in, lane);
         float out_value;
@@ -323,7 +328,7 @@ forward_pointwise(const ForwardDrawnNoise noise, const float* x, const float* bi
       for (Index j = i; j < count && j < i + kLanes; ++j) {
         enter_row(j, bias_here);
         const float bias_value = widen(bias[bias_here]);
-        const float noise_value = widen(noise[j]);
+        const uint32_t noise_value = widen(noise[j]);
         const float x_value = widen(x[j]);
         float out_value;
         forward_pointwise_values(noise_value, x_value, bias_value, out_value);
@@ -354,48 +359,48 @@ struct BackwardDrawnNoise {
     return {seed, sizes, from + static_cast<Index>(offset)};
   }
   template <typename Offset>
-  __device__ __forceinline__ float operator[](Offset offset) const { return noise_at(*seed,
+  __device__ __forceinline__ uint32_t operator[](Offset offset) const { return noise_at(*seed,
       place(from + static_cast<Index>(offset))); }
 };
 
 template <int N>
-__device__ __forceinline__ Pack<float, N> draw_singly(BackwardDrawnNoise from, int64_t seed) {
-  Pack<float, N> pack;
+__device__ __forceinline__ Pack<uint32_t, N> draw_singly(BackwardDrawnNoise from, int64_t seed) {
+  Pack<uint32_t, N> pack;
 #pragma unroll
   for (int lane = 0; lane < N; ++lane) pack.at[lane] = noise_at(seed, from.place(from.from + lane));
   return pack;
 }
 
 template <int N>
-__device__ __forceinline__ Pack<float, N> draw(BackwardDrawnNoise from, int64_t seed) {
+__device__ __forceinline__ Pack<uint32_t, N> draw(BackwardDrawnNoise from, int64_t seed) {
   return draw_singly<N>(from, seed);
 }
 
 template <int N>
-__device__ __forceinline__ Pack<float, N> load_singly(BackwardDrawnNoise from) {
+__device__ __forceinline__ Pack<uint32_t, N> load_singly(BackwardDrawnNoise from) {
   return draw_singly<N>(from, *from.seed);
 }
 
 template <int N>
-__device__ __forceinline__ Pack<float, N> load(BackwardDrawnNoise from) {
+__device__ __forceinline__ Pack<uint32_t, N> load(BackwardDrawnNoise from) {
   return draw<N>(from, *from.seed);
 }
 
 template <int N>
-__device__ __forceinline__ void send(Pack<float, N>* to, BackwardDrawnNoise from) {
+__device__ __forceinline__ void send(Pack<uint32_t, N>* to, BackwardDrawnNoise from) {
   *to = load<N>(from);
 }
 
 template <bool kIsWide, int N>
-__device__ __forceinline__ void load_line(BackwardDrawnNoise from, float (&to)[N]) {
+__device__ __forceinline__ void load_line(BackwardDrawnNoise from, uint32_t (&to)[N]) {
 #pragma unroll
   for (int i = 0; i < N; ++i) to[i] = from[i];
 }
 
-__device__ __forceinline__ void backward_outer_values(const float noise, const float d_out, const float x,
+__device__ __forceinline__ void backward_outer_values(const uint32_t noise, const float d_out, const float x,
     float& d_x, float& total_term) {
   // backward, down to gelu
-  const float d_after_gelu = (noise >= 0.100000024f ? d_out : 0.0f) * 1.11111116f;
+  const float d_after_gelu = (noise >= 429496832u ? d_out : 0.0f) * 1.11111116f;
   const float product = x * 0.707106769f;
   const float product_2 = d_after_gelu * (x * 0.5f) * (1.12837923f * expf(-(product * product)));
   d_x = product_2 * 0.707106769f + d_after_gelu * (1.0f + erff(product)) * 0.5f;
@@ -420,7 +425,7 @@ backward_outer(const float* d_out, const BackwardDrawnNoise noise, const float* 
     const Index share = (rows + slots - 1) / slots, end = min(rows, (slot + 1) * share);
     for (Index from = slot * share + threadIdx.y; from < end; from += blockDim.y * kRows) {
       Pack<float, kLanes> d_out_in[kRows];
-      Pack<float, kLanes> noise_in[kRows];
+      Pack<uint32_t, kLanes> noise_in[kRows];
       Pack<float, kLanes> x_in[kRows];
 #pragma unroll
       for (int p = 0; p < kRows; ++p) {
@@ -438,7 +443,7 @@ backward_outer(const float* d_out, const BackwardDrawnNoise noise, const float* 
 #pragma unroll
         for (int lane = 0; lane < kLanes; ++lane) {
           const float d_out_value = widen(d_out_in[p], lane);
-          const float noise_value = widen(noise_in[p], lane);
+          const uint32_t noise_value = widen(noise_in[p], lane);
           const float x_value = widen(x_in[p], lane);
           float d_x_value;
           float total_term_value;

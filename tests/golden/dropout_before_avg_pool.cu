@@ -197,20 +197,25 @@ struct WindowPick {
 };
 
 // The bits of two neighbours: the seed is stepped on by the pair's place and its bits are mixed, as splitmix64 has it.
-__device__ __forceinline__ uint64_t noise_bits(int64_t seed, uint64_t pair) {
-  uint64_t mixed = static_cast<uint64_t>(seed) + (pair + 1) * 0x9e3779b97f4a7c15u;
-  mixed = (mixed ^ (mixed >> 30)) * 0xbf58476d1ce4e5b9u;
-  mixed = (mixed ^ (mixed >> 27)) * 0x94d049bb133111ebu;
-  return mixed ^ (mixed >> 31);
+constexpr uint64_t kStep = 0x9e3779b97f4a7c15u;
+
+__device__ __forceinline__ uint64_t stepped_on(int64_t seed,
+    uint64_t pair) { return static_cast<uint64_t>(seed) + (pair + 1) * kStep; }
+
+__device__ __forceinline__ uint64_t mixed(uint64_t bits) {
+  bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9u;
+  bits = (bits ^ (bits >> 27)) * 0x94d049bb133111ebu;
+  return bits ^ (bits >> 31);
 }
 
-// Uniform in [0, 1), in steps of 2^-24.
-__device__ __forceinline__ float noise_of(uint32_t bits) { return static_cast<float>(bits >> 8) * 0x1p-24f; }
-
-__device__ __forceinline__ float noise_at(int64_t seed, uint64_t place) {
-  const uint64_t bits = noise_bits(seed, place / 2);
-  return noise_of(static_cast<uint32_t>(place % 2 == 0 ? bits : bits >> 32));
+// Noise is 32 bits: a number in [0, 1), times 2^32.
+__device__ __forceinline__ uint32_t noise_at(int64_t seed, uint64_t place) {
+  const uint64_t bits = mixed(stepped_on(seed, place / 2));
+  return static_cast<uint32_t>(place % 2 == 0 ? bits : bits >> 32);
 }
+
+// That number, in steps of 2^-24.
+[[maybe_unused]] __device__ __forceinline__ float uniform(uint32_t noise) { return static_cast<float>(noise >> 8) * 0x1p-24f; }
 
 // The kernel before this one in the stream is done, and what it wrote is there.
 __device__ __forceinline__ void wait_for_kernel_before() {
@@ -235,27 +240,28 @@ struct ForwardDrawnNoise {
     return {seed, sizes, from + static_cast<Index>(offset)};
   }
   template <typename Offset>
-  __device__ __forceinline__ float operator[](Offset offset) const { return noise_at(*seed,
+  __device__ __forceinline__ uint32_t operator[](Offset offset) const { return noise_at(*seed,
       place(from + static_cast<Index>(offset))); }
 };
 
 template <int N>
-__device__ __forceinline__ Pack<float, N> draw_singly(ForwardDrawnNoise from, int64_t seed) {
-  Pack<float, N> pack;
+__device__ __forceinline__ Pack<uint32_t, N> draw_singly(ForwardDrawnNoise from, int64_t seed) {
+  Pack<uint32_t, N> pack;
 #pragma unroll
   for (int lane = 0; lane < N; ++lane) pack.at[lane] = noise_at(seed, from.place(from.from + lane));
   return pack;
 }
 
 template <int N>
-__device__ __forceinline__ Pack<float, N> draw(ForwardDrawnNoise from, int64_t seed) {
+__device__ __forceinline__ Pack<uint32_t, N> draw(ForwardDrawnNoise from, int64_t seed) {
   if constexpr (N % 2 == 0) {  // whole pairs, as packs begin at multiples of their size
-    Pack<float, N> pack;
+    Pack<uint32_t, N> pack;
+    uint64_t stepped = stepped_on(seed, from.from / 2);
 #pragma unroll
-    for (int lane = 0; lane < N; lane += 2) {
-      const uint64_t bits = noise_bits(seed, (from.from + lane) / 2);
-      pack.at[lane] = noise_of(static_cast<uint32_t>(bits));
-      pack.at[lane + 1] = noise_of(static_cast<uint32_t>(bits >> 32));
+    for (int lane = 0; lane < N; lane += 2, stepped += kStep) {
+      const uint64_t bits = mixed(stepped);
+      pack.at[lane] = static_cast<uint32_t>(bits);
+      pack.at[lane + 1] = static_cast<uint32_t>(bits >> 32);
     }
     return pack;
   }
@@ -263,29 +269,30 @@ __device__ __forceinline__ Pack<float, N> draw(ForwardDrawnNoise from, int64_t s
 }
 
 template <int N>
-__device__ __forceinline__ Pack<float, N> load_singly(ForwardDrawnNoise from) {
+__device__ __forceinline__ Pack<uint32_t, N> load_singly(ForwardDrawnNoise from) {
   return draw_singly<N>(from, *from.seed);
 }
 
 template <int N>
-__device__ __forceinline__ Pack<float, N> load(ForwardDrawnNoise from) {
+__device__ __forceinline__ Pack<uint32_t, N> load(ForwardDrawnNoise from) {
   return draw<N>(from, *from.seed);
 }
 
 template <int N>
-__device__ __forceinline__ void send(Pack<float, N>* to, ForwardDrawnNoise from) {
+__device__ __forceinline__ void send(Pack<uint32_t, N>* to, ForwardDrawnNoise from) {
   *to = load<N>(from);
 }
 
 template <bool kIsWide, int N>
-__device__ __forceinline__ void load_line(ForwardDrawnNoise from, float (&to)[N]) {
+__device__ __forceinline__ void load_line(ForwardDrawnNoise from, uint32_t (&to)[N]) {
 #pragma unroll
   for (int i = 0; i < N; ++i) to[i] = from[i];
 }
 
-__device__ __forceinline__ void forward_slide_stage_1(const float noise, const float x, float& total_term) {
+__device__ __forceinline__ void forward_slide_stage_1(const uint32_t noise, const float x,
+    float& total_term) {
   // dropout(noise)
-  total_term = noise >= 0.5f ? x * 2.0f : 0.0f;
+  total_term = noise >= 2147483648u ? x * 2.0f : 0.0f;
 }
 
 __device__ __forceinline__ void forward_slide_row_values(const float total,
@@ -325,7 +332,7 @@ forward_slide(const ForwardDrawnNoise noise, const float* x, const float* bias, 
     const bool is_inside = along_axis_2.has(axis_2, window_1) && along_inner.has(inner, window_2);
     [[maybe_unused]] const Index axis_2_at = static_cast<Index>(along_axis_2.near(axis_2, window_1));
     [[maybe_unused]] const Index inner_at = static_cast<Index>(along_inner.near(inner, window_2));
-    const float noise_value = static_cast<float>(widen(noise[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at]));
+    const uint32_t noise_value = static_cast<uint32_t>(widen(noise[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at]));
     const float x_value = static_cast<float>(widen(x[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at]));
     float total_term_value;
     forward_slide_stage_1(noise_value, x_value, total_term_value);

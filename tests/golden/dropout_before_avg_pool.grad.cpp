@@ -272,20 +272,25 @@ struct WindowPick {
 };
 
 // The bits of two neighbours: the seed is stepped on by the pair's place and its bits are mixed, as splitmix64 has it.
-inline uint64_t noise_bits(int64_t seed, uint64_t pair) {
-  uint64_t mixed = static_cast<uint64_t>(seed) + (pair + 1) * 0x9e3779b97f4a7c15u;
-  mixed = (mixed ^ (mixed >> 30)) * 0xbf58476d1ce4e5b9u;
-  mixed = (mixed ^ (mixed >> 27)) * 0x94d049bb133111ebu;
-  return mixed ^ (mixed >> 31);
+constexpr uint64_t kStep = 0x9e3779b97f4a7c15u;
+
+inline uint64_t stepped_on(int64_t seed,
+    uint64_t pair) { return static_cast<uint64_t>(seed) + (pair + 1) * kStep; }
+
+inline uint64_t mixed(uint64_t bits) {
+  bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9u;
+  bits = (bits ^ (bits >> 27)) * 0x94d049bb133111ebu;
+  return bits ^ (bits >> 31);
 }
 
-// Uniform in [0, 1), in steps of 2^-24.
-inline float noise_of(uint32_t bits) { return static_cast<float>(bits >> 8) * 0x1p-24f; }
-
-inline float noise_at(int64_t seed, uint64_t place) {
-  const uint64_t bits = noise_bits(seed, place / 2);
-  return noise_of(static_cast<uint32_t>(place % 2 == 0 ? bits : bits >> 32));
+// Noise is 32 bits: a number in [0, 1), times 2^32.
+inline uint32_t noise_at(int64_t seed, uint64_t place) {
+  const uint64_t bits = mixed(stepped_on(seed, place / 2));
+  return static_cast<uint32_t>(place % 2 == 0 ? bits : bits >> 32);
 }
+
+// That number, in steps of 2^-24.
+[[maybe_unused]] inline float uniform(uint32_t noise) { return static_cast<float>(noise >> 8) * 0x1p-24f; }
 
 struct ForwardSizes {
   Size outer, axis_1, axis_2, inner, axis_2_unpooled, inner_unpooled;
@@ -303,7 +308,7 @@ struct ForwardDrawnNoise {
     return {seed, sizes, from + static_cast<Index>(offset)};
   }
   template <typename Offset>
-  inline float operator[](Offset offset) const { return noise_at(*seed,
+  inline uint32_t operator[](Offset offset) const { return noise_at(*seed,
       place(from + static_cast<Index>(offset))); }
 };
 
@@ -321,10 +326,10 @@ inline void split(ForwardDrawnNoise from, Index count, Value (*rooms)[side], Ind
   }
 }
 
-static inline __attribute__((always_inline)) void forward_slide_stage_1(const float noise, const float x,
+static inline __attribute__((always_inline)) void forward_slide_stage_1(const uint32_t noise, const float x,
     float& total_term) {
   // dropout(noise)
-  total_term = noise >= 0.5f ? x * 2.0f : 0.0f;
+  total_term = noise >= 2147483648u ? x * 2.0f : 0.0f;
 }
 
 static inline __attribute__((always_inline)) void forward_slide_row_values(const float total,
@@ -367,7 +372,7 @@ static void forward_slide(const ForwardDrawnNoise noise, const float* __restrict
       const auto x_from = x + (((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at;
 #pragma omp simd
       for (Index i = from; i < to; ++i) {
-        const float noise_value = static_cast<float>(widen(noise_from[(i - from) * 2]));
+        const uint32_t noise_value = static_cast<uint32_t>(widen(noise_from[(i - from) * 2]));
         const float x_value = static_cast<float>(widen(x_from[(i - from) * 2]));
         float total_term_value;
         forward_slide_stage_1(noise_value, x_value, total_term_value);
@@ -409,7 +414,7 @@ struct BackwardDrawnNoise {
     return {seed, sizes, from + static_cast<Index>(offset)};
   }
   template <typename Offset>
-  inline float operator[](Offset offset) const { return noise_at(*seed,
+  inline uint32_t operator[](Offset offset) const { return noise_at(*seed,
       place(from + static_cast<Index>(offset))); }
 };
 
@@ -482,11 +487,11 @@ static void backward_finalise(float* __restrict__ d_bias, const Sum* __restrict_
   }
 }
 
-static inline __attribute__((always_inline)) void backward_cover_values(const float noise, const float d_out,
-    const float covered_window_2_window_1, float& d_x) {
+static inline __attribute__((always_inline)) void backward_cover_values(const uint32_t noise,
+    const float d_out, const float covered_window_2_window_1, float& d_x) {
   // backward, down to dropout(noise)
   const float d_after_dropout = d_out / covered_window_2_window_1;
-  d_x = noise >= 0.5f ? d_after_dropout : 0.0f;
+  d_x = noise >= 2147483648u ? d_after_dropout : 0.0f;
 }
 
 static inline __attribute__((always_inline)) void backward_cover_row_values(const float d_x_shares,
@@ -530,7 +535,7 @@ static void backward_cover(const BackwardDrawnNoise noise, const float* __restri
 #pragma omp simd
         for (Index i = from; i < to; ++i) {
           const float covered_window_2_window_1_value = static_cast<float>(along_inner.covered(inner + i - from) * along_axis_2.covered(axis_2));
-          const float noise_value = static_cast<float>(widen(noise_from[(i - from) * 2]));
+          const uint32_t noise_value = static_cast<uint32_t>(widen(noise_from[(i - from) * 2]));
           const float d_out_value = static_cast<float>(widen(d_out_from[i - from]));
           float d_x_value;
           backward_cover_values(noise_value, d_out_value, covered_window_2_window_1_value, d_x_value);

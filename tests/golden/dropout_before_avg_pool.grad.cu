@@ -241,20 +241,25 @@ struct WindowPick {
 };
 
 // The bits of two neighbours: the seed is stepped on by the pair's place and its bits are mixed, as splitmix64 has it.
-__device__ __forceinline__ uint64_t noise_bits(int64_t seed, uint64_t pair) {
-  uint64_t mixed = static_cast<uint64_t>(seed) + (pair + 1) * 0x9e3779b97f4a7c15u;
-  mixed = (mixed ^ (mixed >> 30)) * 0xbf58476d1ce4e5b9u;
-  mixed = (mixed ^ (mixed >> 27)) * 0x94d049bb133111ebu;
-  return mixed ^ (mixed >> 31);
+constexpr uint64_t kStep = 0x9e3779b97f4a7c15u;
+
+__device__ __forceinline__ uint64_t stepped_on(int64_t seed,
+    uint64_t pair) { return static_cast<uint64_t>(seed) + (pair + 1) * kStep; }
+
+__device__ __forceinline__ uint64_t mixed(uint64_t bits) {
+  bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9u;
+  bits = (bits ^ (bits >> 27)) * 0x94d049bb133111ebu;
+  return bits ^ (bits >> 31);
 }
 
-// Uniform in [0, 1), in steps of 2^-24.
-__device__ __forceinline__ float noise_of(uint32_t bits) { return static_cast<float>(bits >> 8) * 0x1p-24f; }
-
-__device__ __forceinline__ float noise_at(int64_t seed, uint64_t place) {
-  const uint64_t bits = noise_bits(seed, place / 2);
-  return noise_of(static_cast<uint32_t>(place % 2 == 0 ? bits : bits >> 32));
+// Noise is 32 bits: a number in [0, 1), times 2^32.
+__device__ __forceinline__ uint32_t noise_at(int64_t seed, uint64_t place) {
+  const uint64_t bits = mixed(stepped_on(seed, place / 2));
+  return static_cast<uint32_t>(place % 2 == 0 ? bits : bits >> 32);
 }
+
+// That number, in steps of 2^-24.
+[[maybe_unused]] __device__ __forceinline__ float uniform(uint32_t noise) { return static_cast<float>(noise >> 8) * 0x1p-24f; }
 
 // The kernel before this one in the stream is done, and what it wrote is there.
 __device__ __forceinline__ void wait_for_kernel_before() {
@@ -279,27 +284,28 @@ struct ForwardDrawnNoise {
     return {seed, sizes, from + static_cast<Index>(offset)};
   }
   template <typename Offset>
-  __device__ __forceinline__ float operator[](Offset offset) const { return noise_at(*seed,
+  __device__ __forceinline__ uint32_t operator[](Offset offset) const { return noise_at(*seed,
       place(from + static_cast<Index>(offset))); }
 };
 
 template <int N>
-__device__ __forceinline__ Pack<float, N> draw_singly(ForwardDrawnNoise from, int64_t seed) {
-  Pack<float, N> pack;
+__device__ __forceinline__ Pack<uint32_t, N> draw_singly(ForwardDrawnNoise from, int64_t seed) {
+  Pack<uint32_t, N> pack;
 #pragma unroll
   for (int lane = 0; lane < N; ++lane) pack.at[lane] = noise_at(seed, from.place(from.from + lane));
   return pack;
 }
 
 template <int N>
-__device__ __forceinline__ Pack<float, N> draw(ForwardDrawnNoise from, int64_t seed) {
+__device__ __forceinline__ Pack<uint32_t, N> draw(ForwardDrawnNoise from, int64_t seed) {
   if constexpr (N % 2 == 0) {  // whole pairs, as packs begin at multiples of their size
-    Pack<float, N> pack;
+    Pack<uint32_t, N> pack;
+    uint64_t stepped = stepped_on(seed, from.from / 2);
 #pragma unroll
-    for (int lane = 0; lane < N; lane += 2) {
-      const uint64_t bits = noise_bits(seed, (from.from + lane) / 2);
-      pack.at[lane] = noise_of(static_cast<uint32_t>(bits));
-      pack.at[lane + 1] = noise_of(static_cast<uint32_t>(bits >> 32));
+    for (int lane = 0; lane < N; lane += 2, stepped += kStep) {
+      const uint64_t bits = mixed(stepped);
+      pack.at[lane] = static_cast<uint32_t>(bits);
+      pack.at[lane + 1] = static_cast<uint32_t>(bits >> 32);
     }
     return pack;
   }
@@ -307,29 +313,30 @@ __device__ __forceinline__ Pack<float, N> draw(ForwardDrawnNoise from, int64_t s
 }
 
 template <int N>
-__device__ __forceinline__ Pack<float, N> load_singly(ForwardDrawnNoise from) {
+__device__ __forceinline__ Pack<uint32_t, N> load_singly(ForwardDrawnNoise from) {
   return draw_singly<N>(from, *from.seed);
 }
 
 template <int N>
-__device__ __forceinline__ Pack<float, N> load(ForwardDrawnNoise from) {
+__device__ __forceinline__ Pack<uint32_t, N> load(ForwardDrawnNoise from) {
   return draw<N>(from, *from.seed);
 }
 
 template <int N>
-__device__ __forceinline__ void send(Pack<float, N>* to, ForwardDrawnNoise from) {
+__device__ __forceinline__ void send(Pack<uint32_t, N>* to, ForwardDrawnNoise from) {
   *to = load<N>(from);
 }
 
 template <bool kIsWide, int N>
-__device__ __forceinline__ void load_line(ForwardDrawnNoise from, float (&to)[N]) {
+__device__ __forceinline__ void load_line(ForwardDrawnNoise from, uint32_t (&to)[N]) {
 #pragma unroll
   for (int i = 0; i < N; ++i) to[i] = from[i];
 }
 
-__device__ __forceinline__ void forward_slide_stage_1(const float noise, const float x, float& total_term) {
+__device__ __forceinline__ void forward_slide_stage_1(const uint32_t noise, const float x,
+    float& total_term) {
   // dropout(noise)
-  total_term = noise >= 0.5f ? x * 2.0f : 0.0f;
+  total_term = noise >= 2147483648u ? x * 2.0f : 0.0f;
 }
 
 __device__ __forceinline__ void forward_slide_row_values(const float total,
@@ -369,7 +376,7 @@ forward_slide(const ForwardDrawnNoise noise, const float* x, const float* bias, 
     const bool is_inside = along_axis_2.has(axis_2, window_1) && along_inner.has(inner, window_2);
     [[maybe_unused]] const Index axis_2_at = static_cast<Index>(along_axis_2.near(axis_2, window_1));
     [[maybe_unused]] const Index inner_at = static_cast<Index>(along_inner.near(inner, window_2));
-    const float noise_value = static_cast<float>(widen(noise[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at]));
+    const uint32_t noise_value = static_cast<uint32_t>(widen(noise[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at]));
     const float x_value = static_cast<float>(widen(x[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at]));
     float total_term_value;
     forward_slide_stage_1(noise_value, x_value, total_term_value);
@@ -397,27 +404,28 @@ struct BackwardDrawnNoise {
     return {seed, sizes, from + static_cast<Index>(offset)};
   }
   template <typename Offset>
-  __device__ __forceinline__ float operator[](Offset offset) const { return noise_at(*seed,
+  __device__ __forceinline__ uint32_t operator[](Offset offset) const { return noise_at(*seed,
       place(from + static_cast<Index>(offset))); }
 };
 
 template <int N>
-__device__ __forceinline__ Pack<float, N> draw_singly(BackwardDrawnNoise from, int64_t seed) {
-  Pack<float, N> pack;
+__device__ __forceinline__ Pack<uint32_t, N> draw_singly(BackwardDrawnNoise from, int64_t seed) {
+  Pack<uint32_t, N> pack;
 #pragma unroll
   for (int lane = 0; lane < N; ++lane) pack.at[lane] = noise_at(seed, from.place(from.from + lane));
   return pack;
 }
 
 template <int N>
-__device__ __forceinline__ Pack<float, N> draw(BackwardDrawnNoise from, int64_t seed) {
+__device__ __forceinline__ Pack<uint32_t, N> draw(BackwardDrawnNoise from, int64_t seed) {
   if constexpr (N % 2 == 0) {  // whole pairs, as packs begin at multiples of their size
-    Pack<float, N> pack;
+    Pack<uint32_t, N> pack;
+    uint64_t stepped = stepped_on(seed, from.from / 2);
 #pragma unroll
-    for (int lane = 0; lane < N; lane += 2) {
-      const uint64_t bits = noise_bits(seed, (from.from + lane) / 2);
-      pack.at[lane] = noise_of(static_cast<uint32_t>(bits));
-      pack.at[lane + 1] = noise_of(static_cast<uint32_t>(bits >> 32));
+    for (int lane = 0; lane < N; lane += 2, stepped += kStep) {
+      const uint64_t bits = mixed(stepped);
+      pack.at[lane] = static_cast<uint32_t>(bits);
+      pack.at[lane + 1] = static_cast<uint32_t>(bits >> 32);
     }
     return pack;
   }
@@ -425,22 +433,22 @@ __device__ __forceinline__ Pack<float, N> draw(BackwardDrawnNoise from, int64_t 
 }
 
 template <int N>
-__device__ __forceinline__ Pack<float, N> load_singly(BackwardDrawnNoise from) {
+__device__ __forceinline__ Pack<uint32_t, N> load_singly(BackwardDrawnNoise from) {
   return draw_singly<N>(from, *from.seed);
 }
 
 template <int N>
-__device__ __forceinline__ Pack<float, N> load(BackwardDrawnNoise from) {
+__device__ __forceinline__ Pack<uint32_t, N> load(BackwardDrawnNoise from) {
   return draw<N>(from, *from.seed);
 }
 
 template <int N>
-__device__ __forceinline__ void send(Pack<float, N>* to, BackwardDrawnNoise from) {
+__device__ __forceinline__ void send(Pack<uint32_t, N>* to, BackwardDrawnNoise from) {
   *to = load<N>(from);
 }
 
 template <bool kIsWide, int N>
-__device__ __forceinline__ void load_line(BackwardDrawnNoise from, float (&to)[N]) {
+__device__ __forceinline__ void load_line(BackwardDrawnNoise from, uint32_t (&to)[N]) {
 #pragma unroll
   for (int i = 0; i < N; ++i) to[i] = from[i];
 }
@@ -612,11 +620,11 @@ backward_finalise(float* __restrict__ d_bias, const Sum<float>* total_partials, 
   d_bias[axis_1] = narrow<float>(d_bias_value);
 }
 
-__device__ __forceinline__ void backward_cover_values(const float noise, const float d_out,
+__device__ __forceinline__ void backward_cover_values(const uint32_t noise, const float d_out,
     const float covered_window_2_window_1, float& d_x) {
   // backward, down to dropout(noise)
   const float d_after_dropout = d_out / covered_window_2_window_1;
-  d_x = noise >= 0.5f ? d_after_dropout : 0.0f;
+  d_x = noise >= 2147483648u ? d_after_dropout : 0.0f;
 }
 
 __device__ __forceinline__ void backward_cover_row_values(const float d_x_shares, float& d_x_finished) {
@@ -653,7 +661,7 @@ backward_cover(const BackwardDrawnNoise noise, const float* d_out, float* __rest
       const bool is_covering = along_axis_2.has_nth(axis_2_at, nth_axis_2) && along_inner.has_nth(inner_at,
           nth_inner);
       const float covered_window_2_window_1_value = static_cast<float>(along_inner.covered(inner) * along_axis_2.covered(axis_2));
-      const float noise_value = static_cast<float>(widen(noise[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at]));
+      const uint32_t noise_value = static_cast<uint32_t>(widen(noise[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2_unpooled.value + axis_2_at) * sizes.inner_unpooled.value + inner_at]));
       const float d_out_value = static_cast<float>(widen(d_out[(((outer) * sizes.axis_1.value + axis_1) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner]));
       float d_x_value;
       backward_cover_values(noise_value, d_out_value, covered_window_2_window_1_value, d_x_value);
