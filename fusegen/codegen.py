@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,6 +95,7 @@ def emit(
         "persistent": "bundle" in families
         or any(k.is_persistent or (k.family == "outer" and not k.turns) for k in by_rows),
         "spreads": any(k.has_moments for e in views for k in e.kernels),
+        "counts_noise": any("uniform(" in line for e in views for line in _lines(e)),
         "has_gaps": any(e.with_gaps for e in views),
         "has_deals": any(e.is_dealt for e in views),
         "has_positions": any(k.positions for e in views for k in e.kernels),
@@ -123,6 +124,10 @@ def emit(
     context["module_name"] = name
     binding = tidy(_environment().get_template("table.cpp.jinja").render(context))
     return Source(target.name, name, text, binding, chain.text, chain.hash)
+
+
+def _lines(entry: EntryView) -> Iterator[str]:
+    return (line for k in entry.kernels for f in k.functions for line in f.lines)
 
 
 _WIDTH = 110

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fusegen import modules, toolchain
+from fusegen.ops import ALIASES, OPS
 
 # Where builds for a CPU are not optimised: what these test is which values and gradients the text
 # stands for, and gcc takes longer to optimise it than everything else together. What optimised
@@ -106,3 +107,13 @@ def golden(request):
         )
 
     return compare
+
+
+@pytest.fixture
+def restore_registry():
+    """Operations that a test registers are gone behind it."""
+    before = dict(OPS), dict(ALIASES)
+    yield
+    for table, contents in zip((OPS, ALIASES), before, strict=True):
+        table.clear()
+        table.update(contents)

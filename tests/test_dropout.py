@@ -9,7 +9,9 @@ import torch
 
 import fusegen
 from fusegen.errors import ArgumentError, ChainError
+from fusegen.ir import primitive
 from fusegen.ops.dropout import _SATURATION
+from fusegen.ops.schema import Noise
 
 
 def seeded(fused, *tensors, seed=0):
@@ -258,6 +260,24 @@ def test_dropout_in_a_function_is_a_step():
 
     assert traced.given == ("w",)
     assert traced == fusegen.chain("gelu | mul(w) | dropout(0.2)")
+
+
+@pytest.mark.parametrize("gpu", [False, pytest.param(True, marks=pytest.mark.gpu)])
+def test_a_step_may_count_with_the_numbers_that_are_drawn(gpu, restore_registry):
+    @fusegen.op(draws=lambda: True)
+    def jitter(x: fusegen.Expr, noise: Noise | None = None) -> fusegen.Expr:
+        """x with as much of it taken away as is drawn, where that is less than a third."""
+        assert noise is not None
+        return primitive("where", primitive("lt", noise, 1 / 3), x - x * noise, x)
+
+    x = torch.ones(6, 35, device="cuda" if gpu else "cpu")
+    torch.manual_seed(3)
+    found = fusegen.compile("jitter")(x).cpu().double()
+    torch.manual_seed(3)
+    (seed,) = torch.randint(-(1 << 63), (1 << 63) - 1, (1,), dtype=torch.int64, device=x.device)
+    drawn = mixed(seed.item(), torch.arange(x.numel()).reshape(x.shape))
+    expected = torch.where(drawn < torch.tensor(1 / 3).double(), 1 - drawn, 1.0)
+    assert torch.equal(found, expected)
 
 
 def test_mistakes_are_told():

@@ -3,7 +3,6 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -22,16 +21,8 @@ RANK = 5
 EVERYWHERE = frozenset(range(-RANK, 0))
 X = ir.tensor("x", EVERYWHERE, RANK)
 
+pytestmark = pytest.mark.usefixtures("restore_registry")
 each_op = pytest.mark.parametrize("name", list(OPS))
-
-
-@pytest.fixture(autouse=True)
-def restore_registry() -> Iterator[None]:
-    ops, aliases = dict(OPS), dict(ALIASES)
-    yield
-    for table, before in ((OPS, ops), (ALIASES, aliases)):
-        table.clear()
-        table.update(before)  # type: ignore[arg-type]
 
 
 def running_value(name: str) -> Expr:

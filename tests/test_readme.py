@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -24,11 +23,12 @@ from fusegen.bench.table import misses
 from fusegen.bench.works import BY_NAME
 from fusegen.cli import main
 from fusegen.errors import ChainError
-from fusegen.ops import ALIASES, OPS, Op
+from fusegen.ops import OPS, Op
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
+pytestmark = pytest.mark.usefixtures("restore_registry")
 BLOCK = re.compile(
     r"(?:<!-- test: (?P<note>[^>]*) -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
@@ -39,15 +39,6 @@ OPERATIONS = re.compile(r"(<!-- operations -->\n).*?(<!-- /operations -->)", re.
 
 def blocks(path: Path, language: str) -> list[re.Match[str]]:
     return [b for b in BLOCK.finditer(path.read_text("utf-8")) if b["language"] == language]
-
-
-@pytest.fixture(autouse=True)
-def restore_registry() -> Iterator[None]:
-    before = dict(OPS), dict(ALIASES)
-    yield
-    for table, contents in zip((OPS, ALIASES), before, strict=True):
-        table.clear()
-        table.update(contents)  # type: ignore[arg-type]
 
 
 def test_the_code_of_the_readme_runs_from_top_to_bottom() -> None:

@@ -155,9 +155,6 @@ inline uint32_t noise_at(int64_t seed, uint64_t place) {
   return static_cast<uint32_t>(place % 2 == 0 ? bits : bits >> 32);
 }
 
-// That number, in steps of 2^-24.
-[[maybe_unused]] inline float uniform(uint32_t noise) { return static_cast<float>(noise >> 8) * 0x1p-24f; }
-
 struct ForwardSizes {
   Size outer, middle, inner;
 };

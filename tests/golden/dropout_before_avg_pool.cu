@@ -214,9 +214,6 @@ __device__ __forceinline__ uint32_t noise_at(int64_t seed, uint64_t place) {
   return static_cast<uint32_t>(place % 2 == 0 ? bits : bits >> 32);
 }
 
-// That number, in steps of 2^-24.
-[[maybe_unused]] __device__ __forceinline__ float uniform(uint32_t noise) { return static_cast<float>(noise >> 8) * 0x1p-24f; }
-
 // The kernel before this one in the stream is done, and what it wrote is there.
 __device__ __forceinline__ void wait_for_kernel_before() {
 #if __CUDA_ARCH__ >= 900
