@@ -88,7 +88,7 @@ def full_tier(
         alone = alone[:1]
         shared = min(alone, default=0)
     most = _MOST_THREADS
-    if not tier.has_stretches and not meets_once and _takes_registers(programs, axes):
+    if not tier.has_stretches and not meets_once and _takes_registers(programs, axes, width):
         most = _MOST_COMPUTING
     for elements in alone:
         threads = _threads(tier, elements * tensors * widest, most)
@@ -106,8 +106,10 @@ def full_tier(
         if length <= elements * threads:
             return replace(_full(tier, elements, threads, elements * threads), asked=asked)
     threads = _threads(tier, shared * tensors * widest, most) if shared else 0
-    if not threads or (meets_once and is_forward and not tier.is_longest):
+    if not threads or (is_forward and meets_once and not tier.is_longest):
         return None
+    if tier.is_longest and not (is_forward or meets_once):
+        return None  # two passes took 4.0 copies where a gradient whose teams meet twice took 4.4
     blocks = -(-length // (shared * threads))
     teams = _LEAST_TEAMS if tier.is_longest else tier.lanes if tier.is_shifted else 1
     has_room = blocks <= most_blocks(processors, teams)
@@ -248,14 +250,14 @@ def _computes(programs: Sequence[Program], axes: ir.Extent) -> bool:
     return len(dear) > 1 or not BRIEF.issuperset(dear)
 
 
-def _takes_registers(programs: Sequence[Program], axes: ir.Extent) -> bool:
-    """Whether more than rows stays in registers from turn to turn: in gradients sums over all rows,
-    or what is computed of elements; in forward programs the latter, beside moments.
+def _takes_registers(programs: Sequence[Program], axes: ir.Extent, width: int) -> bool:
+    """Whether more than rows stays in registers from turn to turn: in gradients what is computed of
+    elements, or sums over all rows beside floats; in forward programs the former, beside moments.
     """
     if programs[0].name == "forward":
         return _computes(programs, axes) and any(map(has_moments, programs))
     sums = any(along > axes for p in programs for along in _reduced_of_rows(p, axes))
-    return sums or _computes(programs, axes)
+    return (sums and width > _NARROW_BYTES) or _computes(programs, axes)
 
 
 def terms(programs: Sequence[Program]) -> list[ir.Expr]:

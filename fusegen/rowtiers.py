@@ -92,7 +92,7 @@ def _tier_of(
     room = limits.shared_bytes - _FIXED_BYTES
     domain = frozenset(order)
     length = math.prod(bound.domain[a] for a in axes)
-    widest = max(widest_of(p, axes, dtypes, domain, at_use=at_use) for p in programs)
+    widest = max(widest_of(p, axes, dtypes, domain) for p in programs)
     widest = max(widest, _FLOAT_BYTES) if is_left else widest
     words = [words_of(p, axes, dtypes, at_use=at_use) for p in programs]
     if set(order[-len(axes) :]) == axes:

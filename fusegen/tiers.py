@@ -93,6 +93,9 @@ _TABLES = {  # by whether rows begin anywhere, elements have two bytes, and tens
     (True, True, False): _SHIFTED_NARROW_ROWS,
     (True, True, True): _NARROW_ROWS_OF_SEVERAL,
 }
+# Rows of two bytes up to so long, whose threads hold so many elements: of a row of 768 a quarter of
+# those would be none.
+_LONGEST_EVEN, _LONG_SHARE, _WARP = 4096, 32, 32
 _TEAM_ELEMENTS, _TEAM_THREADS = 16, 512  # of a block that has a share of a row
 _NARROW_TEAM_ELEMENTS = 32
 # The same where rows begin anywhere, by the size of the widest element, and length.
@@ -321,6 +324,11 @@ def _tier_of(
         fits = fits and (summing <= USUAL_SUMS or two_sums <= min(room, MOST_SHARED_BYTES))
         if not fits or (is_shifted and length > summing * threads * longest_team):
             continue
+        if is_narrow and lanes == MANY_LANES and not (is_shifted or has_stretches):
+            elements, light = (
+                _even(span, elements),
+                [*(_even(span, e) for e in light[:1]), *light[1:]],
+            )
         # Three tensors in shares take longer than two passes over memory.
         is_held = not is_narrow or words < 3 or length <= summing * threads
         fewer = elements if elements * words <= most else summing
@@ -357,6 +365,16 @@ def _tier_of(
         return Tier(elements, summing, lanes, threads, longest, holds_derivatives=is_held, **kind)
     kind |= {"shortest": shortest, "is_longest": is_longest}
     return Tier(elements, summing, lanes, threads, ANY_LENGTH, **kind)
+
+
+def _even(span: int, elements: int) -> int:
+    """How many elements of a row a thread holds: fewer than these by a quarter where whole warps
+    then have less without work by a seventh.
+    """
+    fewer = _LONG_SHARE * 3 // 4
+    taken, otherwise = (-(-span // (each * _WARP)) * each for each in (fewer, elements))
+    is_apt = elements == _LONG_SHARE and SHORT < span <= _LONGEST_EVEN
+    return fewer if is_apt and 7 * taken <= 6 * otherwise else elements
 
 
 def most_blocks(processors: int, teams: int) -> int:

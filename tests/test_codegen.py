@@ -213,3 +213,26 @@ def test_a_share_in_two_long_stretches_reads_their_values_once(
     (module,) = sources(chain, "cuda", situation, grad=False)
     assert ("share_edge" in module.text) == is_long
     assert "kCells" in module.text, "rows of this length are shared by a team"
+
+
+@pytest.mark.parametrize(
+    ("chain", "kernels"),
+    [("gelu | dropout(0.1)", 2), ("softmax(-1) | dropout(0.1)", 2)],
+)
+def test_noise_is_bits_that_leave_packs_as_wide_as_memory_has_them(
+    chain: str, kernels: int
+) -> None:
+    situation = Situation((600, 1024), dtype="bfloat16")
+    texts = [m.text for m in sources(fusegen.chain(chain), "cuda", situation, grad=True)]
+    text = "".join(texts)
+    assert text.count("kLanes = 8, kPacks") == kernels
+    assert "noise >= 429496832u" in text  # a tenth of 2^32
+    assert "uniform" not in text
+
+
+def test_noise_of_each_element_is_drawn_while_others_are_on_their_way() -> None:
+    situation = Situation((600, 1024))
+    (module,) = sources(fusegen.chain("dropout(0.1) | add(r)"), "cuda", situation, grad=False)
+    loads, behind = module.text.split("if (i >= count) return;")
+    assert "r_operand_in[p] = load<kLanes>(r_operand + i);" in loads
+    assert "= draw<kLanes>(noise + i, noise_seed);" in behind

@@ -54,7 +54,19 @@ def test_a_row_of_another_length_seldom_has_another_tier() -> None:
     # But for short ones, whose threads would be half without work.
     for lengths, most in ((range(516, 1 << 19, 4), 6), (range(4, 513, 4), 6)):
         assert len({row_tier(length, 4, 2, 1, 132) for length in lengths}) <= most
-    assert len({row_tier(length, 2, 2, 1, 132) for length in range(513, 1 << 19)}) <= 19
+    assert len({row_tier(length, 2, 2, 1, 132) for length in range(513, 1 << 19)}) <= 20
+
+
+def test_threads_hold_fewer_elements_where_fewer_are_without_work_then() -> None:
+    for words in (1, 2):
+        fewer = (640, 768, 1152, 1280, 1536, 2304)
+        for length in (*fewer, 1024, 2048, 2560, 4096):
+            tier = row_tier(length, 2, words, 1, 132)
+            assert tier is not None
+            assert tier.elements == tier.light_elements == (24 if length in fewer else 32)
+        shifted = row_tier(769, 2, words, 1, 132)
+        assert shifted is not None
+        assert shifted.elements == 32
 
 
 def test_narrow_rows_with_many_sums_by_column_have_a_pack_a_thread() -> None:

@@ -275,7 +275,7 @@ __device__ __forceinline__ void forward_pointwise_values(const uint32_t noise, c
 
 // Reads noise, x, bias by (inner); writes out.
 template <bool kMayCross>
-__global__ void __launch_bounds__(64, 2)
+__global__ void __launch_bounds__(64)
 forward_pointwise(const ForwardDrawnNoise noise, const float* x, const float* bias, float* __restrict__ out,
     ForwardSizes sizes, Index count) {
   wait_for_kernel_before();

@@ -605,7 +605,7 @@ backward_row(const bfloat16* d_out, const bfloat16* weight, const bfloat16* x, c
   wait_for_kernel_before();
   const float count_of_inner_value = static_cast<float>(sizes.inner.value);
   const float count_of_middle_value = static_cast<float>(sizes.middle.value);
-  constexpr int kLanes = 8, kPacks = 4;
+  constexpr int kLanes = 8, kPacks = 3;
   __shared__ float cells[2][16];
   int turn = 0;
   const Index rows = sizes.outer.value * sizes.middle.value, length = sizes.inner.value;
@@ -943,7 +943,7 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const int device = static_cast<int>(a[13]);
   const DeviceGuard guard(device);
   const int64_t backward_row_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.middle.value), backward_row_length = static_cast<int64_t>(sizes.inner.value);
-  const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, 32), 64);
+  const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, 24), 64);
   const int64_t backward_row_tasks = ceil_divide(backward_row_rows, backward_row_block.y);
   const int64_t backward_row_slots = backward_row_tasks < 4096 ? backward_row_tasks : ceil_divide(backward_row_tasks, 2);
   const int64_t backward_column_across = static_cast<int64_t>(sizes.inner.value) / 2,
