@@ -193,11 +193,29 @@ FAMILIES = [
     ("log_softmax(-1) | mul(t) | sum(-1)", (140, 65536), [(140, 65536)]),
     ("softmax(-1) | mul(t)", (140, 128256), [(140, 128256)]),
     ("softmax(-1) | mul(t)", (140, 65536), [(140, 65536)]),
+    # What is computed of long rows before they are reduced, also beside what they share, in a block
+    # and in several; sums over all rows of those; and the longest, which only such blocks hold.
+    ("gelu | softmax(-1)", (140, 20000), []),
+    ("div(30) | tanh | mul(30) | log_softmax(-1)", (70, 50304), []),
+    ("add(b) | log_softmax(-1)", (140, 32000), [(32000,)]),
+    ("instance_norm(weight=w, bias=b) | relu", (9, 5, 65536), [(5,)] * 2),
+    ("layernorm | gelu | layernorm", (140, 20000), []),
+    ("layernorm | relu", (6, 1 << 20), []),
+    # Fewer elements a thread, where some would be none.
+    (
+        "add(b) | dropout(0.1) | add(r) | layernorm(w, c)",
+        (37, 768),
+        [(768,), (37, 768), *[(768,)] * 2],
+    ),
+    # Noise of each element, drawn behind what is asked for; sums down columns of what others leave.
+    ("gelu | dropout(0.1)", (37, 130), []),
+    ("mul(s) | add(p) | add(b) | gelu", (5, 37, 96), [(5, 1, 96), (37, 96), (96,)]),
     # Two threads a row, of a pack each where elements have two bytes.
     ("layernorm(weight, bias) | hardswish", (333, 16), [(16,), (16,)]),
 ]
 # The same of an x whose channels are innermost.
 CHANNELS_LAST = [
+    ("add(b) | add(t) | silu", (5, 24, 9, 7), [(24, 1, 1), (5, 24, 1, 1)]),
     ("group_norm(4, weight, bias) | silu", (2, 8, 16, 12), [(8,), (8,)]),
     ("add_channel | group_norm(3, weight, shift)", (3, 9, 11, 13), [(9,), (9,), (9,)]),
     ("mul_channel | relu | max_pool2d(3, 2, 1) | add(r)", (2, 16, 7, 9), [(16,), (2, 16, 4, 5)]),
