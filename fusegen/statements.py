@@ -12,7 +12,7 @@ from itertools import chain, count
 from fusegen import ir
 from fusegen.ir import Expr
 from fusegen.lower import Mark, remarked
-from fusegen.target import Target
+from fusegen.target import STORAGE, Target
 
 # What a value is called that no step named.
 _NOUNS = {
@@ -197,7 +197,9 @@ def _leaves(nodes: Iterable[Expr]) -> list[Expr]:
 
 
 def _type_of(node: Expr, compute: str) -> str:
-    return {"number": compute, "truth": "bool", "index": "int", "noise": "uint32_t"}[node.kind]
+    return {"number": compute, "truth": "bool", "index": "int", "noise": STORAGE["noise"]}[
+        node.kind
+    ]
 
 
 def _needed(op: str, place: int) -> int:

@@ -39,14 +39,14 @@ def part_columns(state: Pass) -> None:
     reduces = reduces_below(state.pending.values())
     if any(way_of(n, None).family == "inner" for n in reduces):
         return
-    taken = {(n.args[0].extent, ir.reduction(n)[1]) for n in reduces}
-
-    def first_of(node: Expr) -> Extent:
-        axes = ir.reduction(node)[1]
-        inside = [fewer for extent, fewer in taken if extent == node.args[0].extent]
-        return max((fewer for fewer in inside if fewer < axes), key=len, default=frozenset())
-
-    _part_at(state, first_of)
+    over = [(n.args[0].extent, ir.reduction(n)[1], len(reduces_below(n.args))) for n in reduces]
+    firsts: dict[tuple[Extent, Extent], Extent] = {}
+    for extent, axes, before in over:
+        # Not of what waits for other reductions.
+        beside = [fewer for of, fewer, b in over if (of, b) == (extent, before) and fewer < axes]
+        first = firsts.get((extent, axes), frozenset())
+        firsts[extent, axes] = max([first, *beside], key=len)
+    _part_at(state, lambda n: firsts.get((n.args[0].extent, ir.reduction(n)[1]), frozenset()))
 
 
 def _part(state: Pass, strips: Strips) -> None:

@@ -3,6 +3,7 @@ they give.
 """
 
 import ctypes
+import re
 
 import emulator
 import pytest
@@ -125,3 +126,20 @@ def test_strips_leave_no_more_blocks_idle_than_usual_ones(tmp_path) -> None:
         assert idle(usual) > 0.1 or width == -(-packs // usual)
     assert call(18912, 32, 256, room) == 36  # 526 strips for 528 blocks, where 591 took two turns
     assert call(8, 32, 256, 0) == 8
+
+
+def test_sums_over_samples_are_sums_of_what_each_sample_leaves() -> None:
+    situation = Situation(
+        (8, 64, 9, 7), {"b": (64, 1, 1), "t": (8, 64, 1, 1)}, layout="channels_last"
+    )
+    chain = fusegen.chain("add(b) | add(t) | silu")
+    (module,) = sources(chain, "cuda", situation, grad=True)
+    reading = re.findall(r"^// Reads .*\bd_out\b.*$", module.text, re.M)
+    assert len(reading) == 1
+
+
+def test_a_sum_that_waits_for_another_has_a_pass_of_its_own() -> None:
+    chain = fusegen.chain("keep(y) | sum((0, 2, 3), True) | add(y) | tanh | sum((2, 3))")
+    situation = Situation((8, 64, 9, 7), layout="channels_last")
+    (module,) = sources(chain, "cuda", situation, grad=False)
+    assert module.text.count("__global__") == 4  # two passes, and what merges their partials

@@ -240,7 +240,7 @@ struct WindowPick {
   __device__ __forceinline__ T pick() const { return value; }
 };
 
-// The bits of two neighbours: the seed is stepped on by the pair's place and its bits are mixed, as splitmix64 has it.
+// Two neighbours have their bits of one hash: the seed is stepped on by the pair's place, and mixed, as splitmix64 has it.
 constexpr uint64_t kStep = 0x9e3779b97f4a7c15u;
 
 __device__ __forceinline__ uint64_t stepped_on(int64_t seed,
