@@ -140,6 +140,6 @@ def test_sums_over_samples_are_sums_of_what_each_sample_leaves() -> None:
 
 def test_a_sum_that_waits_for_another_has_a_pass_of_its_own() -> None:
     chain = fusegen.chain("keep(y) | sum((0, 2, 3), True) | add(y) | tanh | sum((2, 3))")
-    situation = Situation((8, 64, 9, 7), layout="channels_last")
+    situation = Situation((8, 64, 80, 80), layout="channels_last")
     (module,) = sources(chain, "cuda", situation, grad=False)
-    assert module.text.count("__global__ void") == 3  # a pass, what merges its partials, another
+    assert module.text.count("__global__ void") == 4  # two passes, and what merges their partials
