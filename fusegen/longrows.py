@@ -96,10 +96,12 @@ def full_tier(
             return _full(tier, elements, threads, elements * threads)
     if tier.has_stretches:
         return None
+    roots = [root for program in programs for root in program.graph.roots]
+    if is_computed and not any(root.extent & axes for root in roots):
+        return None  # what is only read takes two passes
     is_apt = may_ask and tier.lanes >= _LEAST_LANES and (tensors > 1 or not meets_once)
     if is_apt and not is_computed and (width, tensors) in _ASKED:
         packs, *counts = _ASKED[width, tensors]
-        roots = [root for program in programs for root in program.graph.roots]
         asked = counts[any(not root.extent & axes for root in roots)]
         elements = packs * tier.lanes
         threads = _threads(tier, (packs - asked) * tier.lanes * tensors * widest, most)
@@ -221,12 +223,15 @@ def turns(program: Program) -> int:
 
 
 def _fits(programs: Sequence[Program], axes: ir.Extent, tier: Tier) -> bool:
-    """Whether such a block has room for all that programs do: no sums over rows; nothing that rows
-    share, where packs begin anywhere; and of what tensors have of stretches, nothing where a pack
-    may lie in two.
+    """Whether such a block has room for all that programs do: no sums over rows, and no elements
+    that wait for sums of all rows; nothing that rows share, where packs begin anywhere; and of what
+    tensors have of stretches, nothing where a pack may lie in two.
     """
     reduced = [along for p in programs for along in _reduced_of_rows(p, axes)]
     if not reduced or not all(along >= axes for along in reduced):
+        return False
+    written = [root for p in programs for root in p.graph.roots if root.extent & axes]
+    if any(n.op == "reduce" and ir.reduction(n)[1] > axes for n in ir.topological(written)):
         return False
     if tier.has_stretches:
         parts = [n.extent & axes for n in terms(programs) if n.op == "input"]
