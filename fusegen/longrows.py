@@ -16,7 +16,7 @@ from fusegen.tiers import ANY_LENGTH, Tier, most_blocks
 _NARROW_BYTES, _FLOAT_BYTES = 2, 4
 _LONGER_THAN = 16384  # elements; shorter rows have blocks of fewer threads
 _MOST_THREADS = 1024
-_MOST_COMPUTING = 768  # whose rows take several turns, and more registers than 64
+_MOST_COMPUTING, _MUCH = 768, 3  # where rows take more registers than 64; of what is dear
 # Rows that begin anywhere, share tensors and are longer than this have such blocks as well, of so
 # many elements a thread and threads, which keep what some tensors at most have for all rows.
 _LONGER_BESIDE, _KEPT, _MOST_KEEPING, _MOST_KEPT = 12288, 16, 832, 2
@@ -88,7 +88,7 @@ def full_tier(
         alone = alone[:1]
         shared = min(alone, default=0)
     most = _MOST_THREADS
-    if not tier.has_stretches and not meets_once and _takes_registers(programs, axes, width):
+    if not tier.has_stretches and _takes_registers(programs, axes, width):
         most = _MOST_COMPUTING
     for elements in alone:
         threads = _threads(tier, elements * tensors * widest, most)
@@ -236,7 +236,9 @@ def _fits(programs: Sequence[Program], axes: ir.Extent, tier: Tier) -> bool:
     if tier.has_stretches:
         parts = [n.extent & axes for n in terms(programs) if n.op == "input"]
         return tier.has_whole_stretches or not any(frozenset() < part < axes for part in parts)
-    return not (tier.is_shifted and _shares(programs, axes))
+    is_derivative = programs[0].name != "forward"
+    is_beside = tier.is_shifted or (is_derivative and bool(_dear(programs, axes)))
+    return not (is_beside and _shares(programs, axes))
 
 
 def _shares(programs: Sequence[Program], axes: ir.Extent) -> bool:
@@ -249,18 +251,30 @@ def _computes(programs: Sequence[Program], axes: ir.Extent) -> bool:
     """Whether more is computed of each element before a reduction than one value that takes few
     registers on its way.
     """
-    below = terms(programs)
-    full = max((n.extent for n in below if n.extent & axes), key=len, default=frozenset())
-    dear = [n.op for n in below if n.extent == full and n.op in DEAR]
+    dear = _dear(programs, axes)
     return len(dear) > 1 or not BRIEF.issuperset(dear)
 
 
+def _dear(programs: Sequence[Program], axes: ir.Extent) -> list[str]:
+    """What is dear of all that is computed of each element before a reduction."""
+    below = terms(programs)
+    full = max((n.extent for n in below if n.extent & axes), key=len, default=frozenset())
+    return [n.op for n in below if n.extent == full and n.op in DEAR]
+
+
 def _takes_registers(programs: Sequence[Program], axes: ir.Extent, width: int) -> bool:
-    """Whether more than rows stays in registers from turn to turn: in gradients what is computed of
-    elements, or sums over all rows beside floats; in forward programs the former, beside moments.
+    """Whether more than rows and one value of each element stays in registers from turn to turn: in
+    gradients what is computed of elements, where that is much, of several results, or of several
+    turns, and of several turns sums over all rows beside floats; in forward programs of several
+    turns what is computed, beside moments.
     """
+    meets_once = all(turns(program) < 2 for program in programs)
     if programs[0].name == "forward":
-        return _computes(programs, axes) and any(map(has_moments, programs))
+        return not meets_once and _computes(programs, axes) and any(map(has_moments, programs))
+    if meets_once:
+        full = widest_extent(programs[0], axes)
+        results = sum(root.extent == full for p in programs for root in p.graph.roots)
+        return _computes(programs, axes) and (results > 1 or len(_dear(programs, axes)) > _MUCH)
     sums = any(along > axes for p in programs for along in _reduced_of_rows(p, axes))
     return (sums and width > _NARROW_BYTES) or _computes(programs, axes)
 

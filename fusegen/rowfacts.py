@@ -51,10 +51,12 @@ def widest_of(
     axes: ir.Extent,
     dtypes: Mapping[str, str],
     domain: ir.Extent = frozenset(),
+    *,
+    at_use: Container[str] = (),
 ) -> int:
     """The size in bytes of the widest element of a tensor that varies along the rows; where there
-    are elements that vary along `domain`, of one that is read or written with those. Noise, which
-    is in no memory, is none of them.
+    are elements that vary along `domain`, of one that is read or written with those. Noise is
+    none of them where it is drawn at its use.
     """
     inputs, outputs = program.graph.inputs, program.graph.outputs
     order = ir.topological(program.graph.roots)
@@ -62,7 +64,8 @@ def widest_of(
         met = ir.topological(whole, stop={n for n in order if n.op == "reduce"})
         inputs = tuple(leaf for leaf in inputs if leaf in met)
         outputs = tuple((name, expr) for name, expr in outputs if expr.extent == domain)
-    tensors = [(ir.name_of(leaf), leaf.extent) for leaf in inputs if leaf.kind != "noise"]
+    named = [(ir.name_of(leaf), leaf) for leaf in inputs]
+    tensors = [(n, i.extent) for n, i in named if i.kind != "noise" or n not in at_use]
     tensors += [(name, expr.extent) for name, expr in outputs]
     return max((ITEM_BYTES[dtypes[name]] for name, extent in tensors if extent & axes), default=1)
 

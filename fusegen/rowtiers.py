@@ -92,7 +92,11 @@ def _tier_of(
     room = limits.shared_bytes - _FIXED_BYTES
     domain = frozenset(order)
     length = math.prod(bound.domain[a] for a in axes)
-    widest = max(widest_of(p, axes, dtypes, domain) for p in programs)
+    # Noise is in no memory; but of long rows it takes as much of shared memory as floats do.
+    is_short = set(order[-len(axes) :]) == axes and length <= _LONGEST_DRAWN
+    leaves = [i for p in programs for i in p.graph.inputs if i.kind == "noise" and is_short]
+    apart = {*at_use, *map(ir.name_of, leaves)}
+    widest = max(widest_of(p, axes, dtypes, domain, at_use=apart) for p in programs)
     widest = max(widest, _FLOAT_BYTES) if is_left else widest
     words = [words_of(p, axes, dtypes, at_use=at_use) for p in programs]
     if set(order[-len(axes) :]) == axes:

@@ -121,7 +121,7 @@ def test_first_kernels_of_strided_rows_are_started_in_their_turn() -> None:
         ("log_softmax(-1)", (600, 32001), {}, "bfloat16", 2),
         ("layernorm(w, b)", (600, 32000), {"w": (32000,), "b": (32000,)}, "bfloat16", 1),
         ("layernorm(w)", (600, 32001), {"w": (32001,)}, "bfloat16", 0),
-        ("softmax(-1) | sum(0)", (600, 32000), {}, "float32", 1),
+        ("softmax(-1) | sum(0)", (600, 32000), {}, "float32", 0),
         ("sum(-1)", (600, 32000), {}, "float32", 0),
         ("gelu | softmax(-1)", (600, 32000), {}, "float32", 2),
         ("softmax(-1)", (600, 32772), {}, "float32", 1),
@@ -236,3 +236,14 @@ def test_noise_of_each_element_is_drawn_while_others_are_on_their_way() -> None:
     loads, behind = module.text.split("if (i >= count) return;")
     assert "r_operand_in[p] = load<kLanes>(r_operand + i);" in loads
     assert "= draw<kLanes>(noise + i, noise_seed);" in behind
+
+
+@pytest.mark.parametrize("length", [4096, 8192, 20000, 32000, 50257, 128256])
+@pytest.mark.parametrize(
+    "chain", ["dropout(0.1) | softmax(-1)", "dropout(0.1) | add(r) | rms_norm | dropout(0.2)"]
+)
+def test_noise_that_rows_hold_has_room_in_shared_memory(chain: str, length: int) -> None:
+    situation = Situation((600, length), dtype="bfloat16")
+    for module in sources(fusegen.chain(chain), "cuda", situation, grad=True):
+        rooms = re.findall(r"resident_blocks\(\w+, \w+, \d+, (\d+)", module.text)
+        assert all(int(room) <= 220 << 10 for room in rooms)

@@ -75,6 +75,7 @@ def test_gradients_have_such_blocks_where_those_hold_two_tensors(
     [
         ("softmax(-1)", 16384, "float32"),  # smaller blocks hold it
         ("softmax(-1)", 32000, "float64"),
+        ("softmax(-1) | sum(0)", 32000, "float32"),  # rows share the incoming gradient
         ("layernorm(w)", 32001, "float32"),  # w's packs begin elsewhere
         ("add_channel | gelu | layernorm(w)", 20000, "float32"),  # spills
         ("gelu | logsumexp(-1)", 60000, "float32"),  # only read, and no block holds it
