@@ -6,7 +6,7 @@ is done.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from fusegen import ir
 from fusegen.program import Program
@@ -52,126 +52,140 @@ _LEAST_LANES = 4  # of packs that are sent ahead whatever their elements are
 _EDGE_BYTES = 2 << 10  # of what stands before and behind packs, at most
 
 
-def full_tier(
-    tier: Tier,
-    length: int,
-    widest: int,
-    tensors: int,
-    processors: int,
-    programs: Sequence[Program],
-    axes: ir.Extent,
-    *,
-    may_ask: bool = True,
-) -> Tier | None:
-    """The tier of blocks as large as can be, if these programs' rows along `axes` gain from them.
+@dataclass(frozen=True)
+class HeldRows:
+    """Rows that programs hold, by which blocks for them are chosen."""
 
-    tier is the one of smaller blocks, widest the size of the widest element in bytes, tensors how
-    many are held, processors how many a device has, may_ask that a thread may ask for packs as
-    their row begins.
+    axes: ir.Extent
+    programs: Sequence[Program]
+    length: int  # elements of a row
+    widest: int  # bytes of the widest element
+    tensors: int  # of which rows are held
+    processors: int  # of a device
+    may_ask: bool = True  # that a thread asks for packs as their row begins
+
+    @property
+    def width(self) -> int:
+        """Bytes of the widest element, as tables have them."""
+        return max(self.widest, _NARROW_BYTES)
+
+    @property
+    def is_forward(self) -> bool:
+        """Whether a forward program holds them; else they are a gradient's."""
+        return self.programs[0].name == "forward"
+
+    @property
+    def meets_once(self) -> bool:
+        """Whether no reduction waits for another."""
+        return all(turns(program) < 2 for program in self.programs)
+
+    @property
+    def roots(self) -> list[ir.Expr]:
+        """All results."""
+        return [root for program in self.programs for root in program.graph.roots]
+
+
+def full_tier(tier: Tier, rows: HeldRows) -> Tier | None:
+    """The tier of blocks as large as can be, if such rows gain from them; tier is that of smaller
+    ones.
     """
-    if tier.is_shifted and tensors == 1 and _keeps_shared(programs, axes):
-        threads = -(-length // (_KEPT * 32)) * 32
-        if length > _LONGER_BESIDE and threads <= _MOST_KEEPING:
+    if not rows.programs:
+        return None
+    if tier.is_shifted and rows.tensors == 1 and _keeps_shared(rows):
+        threads = -(-rows.length // (_KEPT * 32)) * 32
+        if rows.length > _LONGER_BESIDE and threads <= _MOST_KEEPING:
             return _full(tier, _KEPT, threads, _KEPT * threads)
-    is_long = tier.is_shared and length > _LONGER_THAN and tier.lanes > 1
-    if not (programs and is_long and _fits(programs, axes, tier)):
+    is_long = tier.is_shared and rows.length > _LONGER_THAN and tier.lanes > 1
+    if not (is_long and _fits(tier, rows)):
         return None
-    width = max(widest, _NARROW_BYTES)
-    alone = (_STRETCHED if tier.has_stretches else _ALONE).get((width, tensors), ())
-    shared = _SHARED.get((width, tensors), 0)
-    is_forward = programs[0].name == "forward"
-    meets_once = all(turns(program) < 2 for program in programs)
-    is_computed = is_forward and not tier.has_stretches and _computes(programs, axes)
-    if is_computed:  # once, and kept, for which longer shares have no registers
-        if width > _NARROW_BYTES and _shares(programs, axes):
-            return None  # beside that, even short ones have none
-        alone = alone[:1]
-        shared = min(alone, default=0)
-    most = _MOST_THREADS
-    if not tier.has_stretches and _takes_registers(programs, axes, width):
-        most = _MOST_COMPUTING
-    for elements in alone:
-        threads = _threads(tier, elements * tensors * widest, most)
-        if length <= elements * threads:
-            return _full(tier, elements, threads, elements * threads)
-    if tier.has_stretches:
-        return None
-    roots = [root for program in programs for root in program.graph.roots]
-    if is_computed and not any(root.extent & axes for root in roots):
+    is_computed = rows.is_forward and not tier.has_stretches and _computes(rows)
+    if is_computed and rows.width > _NARROW_BYTES and _shares(rows):
+        return None  # beside what rows share, even short shares have no registers
+    found = _alone(tier, rows, is_computed=is_computed)
+    if found or tier.has_stretches:
+        return found
+    if is_computed and not any(root.extent & rows.axes for root in rows.roots):
         return None  # what is only read takes two passes
-    is_apt = may_ask and tier.lanes >= _LEAST_LANES and (tensors > 1 or not meets_once)
-    if is_apt and not is_computed and (width, tensors) in _ASKED:
-        packs, *counts = _ASKED[width, tensors]
-        asked = counts[any(not root.extent & axes for root in roots)]
-        elements = packs * tier.lanes
-        threads = _threads(tier, (packs - asked) * tier.lanes * tensors * widest, most)
-        if length <= elements * threads:
-            return replace(_full(tier, elements, threads, elements * threads), asked=asked)
-    threads = _threads(tier, shared * tensors * widest, most) if shared else 0
-    if not threads or (is_forward and meets_once and not tier.is_longest):
+    asking = None if is_computed else _asking(tier, rows)
+    return asking or _in_teams(tier, rows, is_computed=is_computed)
+
+
+def _alone(tier: Tier, rows: HeldRows, *, is_computed: bool) -> Tier | None:
+    """The tier of a block for each row, if one holds it; is_computed says that what is computed of
+    elements is kept, for which longer shares have no registers.
+    """
+    table = _STRETCHED if tier.has_stretches else _ALONE
+    for elements in table.get((rows.width, rows.tensors), ())[: 1 if is_computed else None]:
+        threads = _threads(tier, rows, elements)
+        if rows.length <= elements * threads:
+            return _full(tier, elements, threads, elements * threads)
+    return None
+
+
+def _asking(tier: Tier, rows: HeldRows) -> Tier | None:
+    """The same, where its threads ask for some of their packs as their row begins."""
+    counts = _ASKED.get((rows.width, rows.tensors))
+    is_apt = rows.may_ask and tier.lanes >= _LEAST_LANES
+    if counts is None or not is_apt or (rows.tensors == 1 and rows.meets_once):
         return None
-    if tier.is_longest and not (is_forward or meets_once):
+    packs, *counted = counts
+    asked = counted[any(not root.extent & rows.axes for root in rows.roots)]
+    elements = packs * tier.lanes
+    threads = _threads(tier, rows, elements - asked * tier.lanes)
+    if rows.length > elements * threads:
+        return None
+    return replace(_full(tier, elements, threads, elements * threads), asked=asked)
+
+
+def _in_teams(tier: Tier, rows: HeldRows, *, is_computed: bool) -> Tier | None:
+    """The tier of several blocks for each row, if few of them hold it and it gains from that."""
+    size = rows.width, rows.tensors
+    elements = _ALONE.get(size, (0,))[0] if is_computed else _SHARED.get(size, 0)
+    if not elements or (rows.is_forward and rows.meets_once and not tier.is_longest):
+        return None
+    if tier.is_longest and not (rows.is_forward or rows.meets_once):
         return None  # two passes took 4.0 copies where a gradient whose teams meet twice took 4.4
-    blocks = -(-length // (shared * threads))
+    threads = _threads(tier, rows, elements)
+    if not threads:
+        return None
+    blocks = -(-rows.length // (elements * threads))
     teams = _LEAST_TEAMS if tier.is_longest else tier.lanes if tier.is_shifted else 1
-    has_room = blocks <= most_blocks(processors, teams)
-    return _full(tier, shared, threads, ANY_LENGTH) if has_room else None
+    has_room = blocks <= most_blocks(rows.processors, teams)
+    return _full(tier, elements, threads, ANY_LENGTH) if has_room else None
 
 
-def derivative_tier(
-    tier: Tier,
-    length: int,
-    widest: int,
-    tensors: int,
-    processors: int,
-    programs: Sequence[Program],
-    axes: ir.Extent,
-    *,
-    may_ask: bool = True,
-) -> Tier | None:
+def derivative_tier(tier: Tier, rows: HeldRows) -> Tier | None:
     """The tier of gradients of long rows: full_tier's, unless several blocks share a row of two
     tensors of floats that is reduced once, and add up no columns. Their shares are as large as
     where they do, of half as many threads: shared memory has room for three rows, so that one is
     finished a turn after it was added up.
     """
-    size = (length, widest, tensors, processors)
-    full = full_tier(tier, *size, programs, axes, may_ask=may_ask)
+    full = full_tier(tier, rows)
     is_alone = full is not None and full.longest != ANY_LENGTH
-    is_apt = tier.is_shared and tier.lanes > 1 and not tier.is_shifted and bool(programs)
-    is_apt = is_apt and not tier.is_longest
-    is_apt = is_apt and (widest, tensors) == (_FLOAT_BYTES, 2) and not is_alone
-    if not is_apt or any(turns(p) > 1 or adds_columns(p, axes) for p in programs):
+    is_apt = tier.is_shared and tier.lanes > 1 and not (tier.is_shifted or tier.is_longest)
+    is_apt = is_apt and (rows.widest, rows.tensors) == (_FLOAT_BYTES, 2) and not is_alone
+    is_apt = is_apt and bool(rows.programs) and rows.meets_once
+    if not is_apt or any(adds_columns(p, rows.axes) for p in rows.programs):
         return full
     elements, threads = 2 * tier.summing_elements, tier.threads // 2
     fewer = replace(tier, elements=elements, summing_elements=elements, threads=threads)
     return replace(fewer, resident=0)
 
 
-def shared_tier(
-    tier: Tier,
-    length: int,
-    widest: int,
-    stretch: int,
-    processors: int,
-    programs: Sequence[Program],
-    axes: ir.Extent,
-    *,
-    is_dear: bool,
-) -> Tier | None:
+def shared_tier(tier: Tier, rows: HeldRows, stretch: int, *, is_dear: bool) -> Tier | None:
     """The tier of gradients whose rows are shared by blocks that add up stretches too, where a
     block's share lies in two of them at most; None where two passes over memory are faster.
 
-    tier is the one of rows that lie in stretches, widest the size of the widest element in bytes,
-    stretch how many elements a stretch has, processors how many a device has. is_dear says that
-    functions are called for each element before a row is reduced.
+    tier is the one of rows that lie in stretches, stretch how many elements a stretch has. is_dear
+    says that functions are called for each element before a row is reduced.
     """
-    is_apt = widest == _FLOAT_BYTES and (tier.may_be_shared or not tier.holds_derivatives)
-    is_apt = is_apt and not any(waits_twice(p, axes) for p in programs)
+    is_apt = rows.widest == _FLOAT_BYTES and (tier.may_be_shared or not tier.holds_derivatives)
+    is_apt = is_apt and not any(waits_twice(p, rows.axes) for p in rows.programs)
     if not is_apt or tier.lanes == 1 or (is_dear and not tier.has_whole_stretches):
         return None
     for elements, threads in _SUMMING:
-        blocks = -(-length // (elements * threads))
-        if elements * threads <= stretch and blocks <= most_blocks(processors, 1):
+        blocks = -(-rows.length // (elements * threads))
+        if elements * threads <= stretch and blocks <= most_blocks(rows.processors, 1):
             fewer = replace(tier, elements=elements, summing_elements=elements, threads=threads)
             held = replace(fewer, holds_derivatives=True, derivative_elements=0, resident=0)
             return replace(held, longest=ANY_LENGTH, has_long_stretches=True, asks_again=False)
@@ -191,21 +205,22 @@ def waits_twice(program: Program, axes: ir.Extent) -> bool:
     return False
 
 
-def _keeps_shared(programs: Sequence[Program], axes: ir.Extent) -> bool:
+def _keeps_shared(rows: HeldRows) -> bool:
     """Whether these are forward programs of which a thread has room for what rows share, beside its
     elements of a row: packs that begin anywhere would bring it element by element.
     """
-    inputs = [leaf.extent for p in programs for leaf in p.graph.inputs]
-    shared = [extent for extent in inputs if extent & axes and extent != max(inputs, key=len)]
-    is_apt = bool(programs) and all(p.name == "forward" for p in programs)
-    is_apt = is_apt and all(reduced_axes(p) == {axes} for p in programs)
-    is_apt = is_apt and not any(n.op in DEAR for n in terms(programs))
-    return is_apt and 0 < len(shared) <= _MOST_KEPT and all(extent == axes for extent in shared)
+    inputs = [leaf.extent for p in rows.programs for leaf in p.graph.inputs]
+    shared = [extent for extent in inputs if extent & rows.axes and extent != max(inputs, key=len)]
+    is_apt = all(p.name == "forward" and reduced_axes(p) == {rows.axes} for p in rows.programs)
+    is_apt = is_apt and not any(n.op in DEAR for n in terms(rows.programs))
+    return is_apt and 0 < len(shared) <= _MOST_KEPT and all(e == rows.axes for e in shared)
 
 
-def _threads(tier: Tier, bytes_each: int, most: int = _MOST_THREADS) -> int:
-    """Of a block, where the next row, of which each has so many bytes, is in shared memory."""
-    return min(most, (tier.room - _EDGE_BYTES) // bytes_each // 32 * 32)
+def _threads(tier: Tier, rows: HeldRows, elements: int) -> int:
+    """Of a block, where shared memory has so many elements for each, of the next row."""
+    computes = not tier.has_stretches and _takes_registers(rows)
+    room = (tier.room - _EDGE_BYTES) // (elements * rows.tensors * rows.widest)
+    return min(_MOST_COMPUTING if computes else _MOST_THREADS, room // 32 * 32)
 
 
 def _full(tier: Tier, elements: int, threads: int, longest: int) -> Tier:
@@ -222,61 +237,61 @@ def turns(program: Program) -> int:
     return max(found.values(), default=0)
 
 
-def _fits(programs: Sequence[Program], axes: ir.Extent, tier: Tier) -> bool:
+def _fits(tier: Tier, rows: HeldRows) -> bool:
     """Whether such a block has room for all that programs do: no sums over rows, and no elements
     that wait for sums of all rows; nothing that rows share, where packs begin anywhere; and of what
     tensors have of stretches, nothing where a pack may lie in two.
     """
-    reduced = [along for p in programs for along in _reduced_of_rows(p, axes)]
+    axes = rows.axes
+    reduced = [along for p in rows.programs for along in _reduced_of_rows(p, axes)]
     if not reduced or not all(along >= axes for along in reduced):
         return False
-    written = [root for p in programs for root in p.graph.roots if root.extent & axes]
+    written = [root for root in rows.roots if root.extent & axes]
     if any(n.op == "reduce" and ir.reduction(n)[1] > axes for n in ir.topological(written)):
         return False
     if tier.has_stretches:
-        parts = [n.extent & axes for n in terms(programs) if n.op == "input"]
+        parts = [n.extent & axes for n in terms(rows.programs) if n.op == "input"]
         return tier.has_whole_stretches or not any(frozenset() < part < axes for part in parts)
-    is_derivative = programs[0].name != "forward"
-    is_beside = tier.is_shifted or (is_derivative and bool(_dear(programs, axes)))
-    return not (is_beside and _shares(programs, axes))
+    is_beside = tier.is_shifted or (not rows.is_forward and bool(_dear(rows)))
+    return not (is_beside and _shares(rows))
 
 
-def _shares(programs: Sequence[Program], axes: ir.Extent) -> bool:
+def _shares(rows: HeldRows) -> bool:
     """Whether rows share something that varies along them."""
-    extents = {leaf.extent for p in programs for leaf in p.graph.inputs if leaf.extent & axes}
-    return len(extents) > 1
+    inputs = (leaf.extent for p in rows.programs for leaf in p.graph.inputs)
+    return len({extent for extent in inputs if extent & rows.axes}) > 1
 
 
-def _computes(programs: Sequence[Program], axes: ir.Extent) -> bool:
+def _computes(rows: HeldRows) -> bool:
     """Whether more is computed of each element before a reduction than one value that takes few
     registers on its way.
     """
-    dear = _dear(programs, axes)
+    dear = _dear(rows)
     return len(dear) > 1 or not BRIEF.issuperset(dear)
 
 
-def _dear(programs: Sequence[Program], axes: ir.Extent) -> list[str]:
+def _dear(rows: HeldRows) -> list[str]:
     """What is dear of all that is computed of each element before a reduction."""
-    below = terms(programs)
-    full = max((n.extent for n in below if n.extent & axes), key=len, default=frozenset())
+    below = terms(rows.programs)
+    full = max((n.extent for n in below if n.extent & rows.axes), key=len, default=frozenset())
     return [n.op for n in below if n.extent == full and n.op in DEAR]
 
 
-def _takes_registers(programs: Sequence[Program], axes: ir.Extent, width: int) -> bool:
+def _takes_registers(rows: HeldRows) -> bool:
     """Whether more than rows and one value of each element stays in registers from turn to turn: in
     gradients what is computed of elements, where that is much, of several results, or of several
     turns, and of several turns sums over all rows beside floats; in forward programs of several
     turns what is computed, beside moments.
     """
-    meets_once = all(turns(program) < 2 for program in programs)
-    if programs[0].name == "forward":
-        return not meets_once and _computes(programs, axes) and any(map(has_moments, programs))
-    if meets_once:
+    programs, axes = rows.programs, rows.axes
+    if rows.is_forward:
+        return not rows.meets_once and _computes(rows) and any(map(has_moments, programs))
+    if rows.meets_once:
         full = widest_extent(programs[0], axes)
-        results = sum(root.extent == full for p in programs for root in p.graph.roots)
-        return _computes(programs, axes) and (results > 1 or len(_dear(programs, axes)) > _MUCH)
+        results = sum(root.extent == full for root in rows.roots)
+        return _computes(rows) and (results > 1 or len(_dear(rows)) > _MUCH)
     sums = any(along > axes for p in programs for along in _reduced_of_rows(p, axes))
-    return (sums and width > _NARROW_BYTES) or _computes(programs, axes)
+    return (sums and rows.width > _NARROW_BYTES) or _computes(rows)
 
 
 def terms(programs: Sequence[Program]) -> list[ir.Expr]:

@@ -15,7 +15,14 @@ from fusegen.bound import Bound
 from fusegen.columntiers import column_tier
 from fusegen.emission import make_entry
 from fusegen.kernel import Kernel
-from fusegen.longrows import adds_columns, derivative_tier, full_tier, has_moments, shared_tier
+from fusegen.longrows import (
+    HeldRows,
+    adds_columns,
+    derivative_tier,
+    full_tier,
+    has_moments,
+    shared_tier,
+)
 from fusegen.program import Program
 from fusegen.rowfacts import (
     alike_of,
@@ -99,52 +106,44 @@ def _tier_of(
     widest = max(widest_of(p, axes, dtypes, domain, at_use=apart) for p in programs)
     widest = max(widest, _FLOAT_BYTES) if is_left else widest
     words = [words_of(p, axes, dtypes, at_use=at_use) for p in programs]
-    if set(order[-len(axes) :]) == axes:
-        forward = [n for n, p in zip(words, programs, strict=True) if p.name == "forward"]
-        stretch = stretch_of(programs, axes, bound, order)
-        has_stretches = stretch >= LEAST_STRETCH
-        each = max(words), max(forward or words)
-        asked = asked_again(programs, axes, dtypes, bound)
-        is_dear = calls_functions(programs, axes)
-        tier = row_tier(
-            *(length, widest, each[0], each[1] + asked, limits.processors),
-            gradients=max(summed_over_rows(p, axes, bound) for p in programs),
-            has_stretches=has_stretches,
-            is_dear=is_dear,
-            room=room,
-            run=run,
-        )
-        if tier is None:
-            return None
-        is_whole = has_stretches and stretch % tier.lanes == 0
-        tier = replace(tier, asks_again=asked > 0, has_whole_stretches=is_whole, at_use=at_use)
-        tier = replace(tier, alike=alike_of(programs, axes, bound, order))
-        own = [p for p in programs if p.name == "forward"]
-        others = [p for p in programs if p.name != "forward"]
-        size, count = (length, widest), limits.processors
-        full = full_tier(tier, *size, each[1], count, own, axes, may_ask=not run)
-        if full is None and any(adds_columns(p, axes) for p in own):
-            full = None if tier.is_longest else adding_tier(tier, length, widest, own)
-        elif full is None and each[1] == 1 and not any(has_moments(p) for p in own):
-            full = _in_short_shares(tier, length, widest)
-        if not has_stretches:
-            facts = (*size, each[0], count, others, axes)
-            derivative = derivative_tier(tier, *facts, may_ask=not run)
-            if tier.is_longest:
-                rows = math.prod(bound.domain[a] for a in order) // length
-                full, derivative = (_filling(t, length, rows, count) for t in (full, derivative))
-                is_held = derivative is not None
-                if run or (full is None if own else not is_held):
-                    return None
-                return replace(tier, forward=full, derivative=derivative, holds_derivatives=is_held)
-            if derivative is None and not run and not tier.holds_derivatives:
-                derivative = adding_derivative(tier, length, widest, others, axes, limits)
-                tier = replace(tier, holds_derivatives=derivative is not None)
-            return replace(tier, forward=full, derivative=derivative)
+    if set(order[-len(axes) :]) != axes:
+        inner = max(order.index(a) for a in axes)
+        behind = math.prod(bound.domain[a] for a in order[inner + 1 :])
+        is_little = holds_little(programs, axes)
+        columns = column_tier(length, behind, widest, max(words), holds_little=is_little)
+        return columns and replace(columns, room=room)
+    forward = [n for n, p in zip(words, programs, strict=True) if p.name == "forward"]
+    stretch = stretch_of(programs, axes, bound, order)
+    has_stretches = stretch >= LEAST_STRETCH
+    each = max(words), max(forward or words)
+    asked = asked_again(programs, axes, dtypes, bound)
+    is_dear = calls_functions(programs, axes)
+    tier = row_tier(
+        *(length, widest, each[0], each[1] + asked, limits.processors),
+        gradients=max(summed_over_rows(p, axes, bound) for p in programs),
+        has_stretches=has_stretches,
+        is_dear=is_dear,
+        room=room,
+        run=run,
+    )
+    if tier is None:
+        return None
+    is_whole = has_stretches and stretch % tier.lanes == 0
+    tier = replace(tier, asks_again=asked > 0, has_whole_stretches=is_whole, at_use=at_use)
+    tier = replace(tier, alike=alike_of(programs, axes, bound, order))
+    own = [p for p in programs if p.name == "forward"]
+    others = [p for p in programs if p.name != "forward"]
+    rows = HeldRows(axes, own, length, widest, each[1], limits.processors, may_ask=not run)
+    derived = replace(rows, programs=others, tensors=each[0])
+    full = full_tier(tier, rows)
+    if full is None and any(adds_columns(p, axes) for p in own):
+        full = None if tier.is_longest else adding_tier(tier, length, widest, own)
+    elif full is None and each[1] == 1 and not any(has_moments(p) for p in own):
+        full = _in_short_shares(tier, length, widest)
+    if has_stretches:
         # Two passes over memory are faster than teams that add up stretches, but for these.
-        shared = None
-        if all(reads_floats(p, axes, dtypes) for p in others):
-            shared = shared_tier(tier, *size, stretch, count, others, axes, is_dear=is_dear)
+        may_share = all(reads_floats(p, axes, dtypes) for p in others)
+        shared = shared_tier(tier, derived, stretch, is_dear=is_dear) if may_share else None
         is_held = tier.holds_derivatives and not tier.may_be_shared
         return replace(
             tier,
@@ -154,21 +153,28 @@ def _tier_of(
             stretch_threads=_power_of_two(stretch // (tier.derivative_elements or tier.elements)),
             holds_derivatives=is_held or shared is not None,
         )
-    inner = max(order.index(a) for a in axes)
-    behind = math.prod(bound.domain[a] for a in order[inner + 1 :])
-    is_little = holds_little(programs, axes)
-    columns = column_tier(length, behind, widest, max(words), holds_little=is_little)
-    return columns and replace(columns, room=room)
+    derivative = derivative_tier(tier, derived)
+    if tier.is_longest:
+        count = math.prod(bound.domain[a] for a in order) // length
+        full, derivative = (_filling(t, rows, count) for t in (full, derivative))
+        is_held = derivative is not None
+        if run or (full is None if own else not is_held):
+            return None
+        return replace(tier, forward=full, derivative=derivative, holds_derivatives=is_held)
+    if derivative is None and not run and not tier.holds_derivatives:
+        derivative = adding_derivative(tier, length, widest, others, axes, limits)
+        tier = replace(tier, holds_derivatives=derivative is not None)
+    return replace(tier, forward=full, derivative=derivative)
 
 
-def _filling(tier: Tier | None, length: int, rows: int, processors: int) -> Tier | None:
+def _filling(tier: Tier | None, rows: HeldRows, count: int) -> Tier | None:
     """The tier, unless rows are so few that their teams leave a quarter of a device without work:
     then two passes by all of it are faster.
     """
     if tier is None or not tier.is_shared:
         return tier
-    blocks = rows * -(-length // (tier.elements * tier.threads))
-    return tier if 4 * blocks >= 3 * processors else None
+    blocks = count * -(-rows.length // (tier.elements * tier.threads))
+    return tier if 4 * blocks >= 3 * rows.processors else None
 
 
 def _in_whole_stretches(tier: Tier, stretch: int, widest: int) -> Tier | None:
