@@ -21,11 +21,24 @@ def is_log_softmax(node: Expr) -> bool:
     return is_alike and bound.args[0] is value and total.args[0].args[0] is exponent
 
 
-def is_scaled(node: Expr, axes: Extent) -> bool:
+def unshifted(node: Expr, axes: Extent) -> tuple[Expr, Expr] | None:
+    """(part, shift) of a sum, or of a log_softmax, whose shift does not vary along the axes, and
+    whose part is no more likely than that to cancel it at each element: a product with what does
+    not vary either, shifted or not.
+    """
+    pairs = {"add": (node.args, node.args[::-1]), "sub": (node.args,)}.get(node.op, ())
+    for part, shift in pairs:
+        is_apt = _is_scaled(part, axes) if node.op == "add" else is_log_softmax(node)
+        if is_apt and not shift.extent & axes:
+            return part, shift
+    return None
+
+
+def _is_scaled(node: Expr, axes: Extent) -> bool:
     """Whether it is a product with what does not vary along the axes, shifted or not."""
     if node.op == "add":
         steady = [a for a in node.args if not a.extent & axes]
-        return len(steady) == 1 and any(is_scaled(a, axes) for a in node.args)
+        return len(steady) == 1 and any(_is_scaled(a, axes) for a in node.args)
     return node.op == "mul" and any(not a.extent & axes for a in node.args)
 
 

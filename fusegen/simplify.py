@@ -4,9 +4,10 @@ Forward, every value is kept to the last bit: nothing is reassociated, and a con
 where single precision holds it exactly. Three things hold up to rounding instead. exp of a
 log_softmax is the softmax. A factor leaves a sum along whose axes it does not vary. It leaves a
 mean as well, and what is added to such a product leaves both, where nothing else uses their
-elements; but not what is added to anything else, as the two may cancel at each element, unless it
-is the logarithm in a log_softmax. And autodiff's NO_SHARE stays zero whatever it is multiplied
-with, so a branch that was not taken gives its derivative no NaN through 0 * inf.
+elements, and a sum of its products with others where the sum of those is asked for as well; but not
+what is added to anything else, as the two may cancel at each element, unless it is the logarithm in
+a log_softmax. And autodiff's NO_SHARE stays zero whatever it is multiplied with, so a branch that
+was not taken gives its derivative no NaN through 0 * inf.
 
 Why passes: most rules put one node in the place of one, which never makes a graph larger. A rule
 that needs more may spend only what dies with its node, nodes that have no other user; and these are
@@ -24,7 +25,7 @@ from typing import NamedTuple
 from fusegen import ir
 from fusegen.autodiff import NO_SHARE
 from fusegen.ir import Expr, Extent, Graph, const, constant, primitive
-from fusegen.patterns import is_log_softmax, is_scaled, placed
+from fusegen.patterns import is_log_softmax, placed, unshifted
 
 
 def simplify(graph: Graph) -> Graph:
@@ -65,6 +66,7 @@ class _Pass:
         self.users: Counter[Expr] = Counter()
         self.using: Counter[Expr] = Counter()
         order = ir.topological(roots)
+        self.before = set(order)
         using = Counter(a for node in order for a in dict.fromkeys(node.args))
         users = Counter(roots) + using
         for node in order:
@@ -82,11 +84,6 @@ class _Pass:
     def build(self, op: str, *args: Expr) -> Expr:
         """A primitive on settled arguments, settled: no rule applies to it or below it."""
         return self.settle(primitive(op, *args))
-
-    def product(self, a: Expr, b: Expr) -> Expr:
-        """a * b, or b * a where that is there: the same to the last bit, and one sum less."""
-        swapped = primitive("mul", b, a)
-        return self.build("mul", b, a) if swapped in self.settled else self.build("mul", a, b)
 
     def reduce(self, kind: str, axes: Extent, *args: Expr) -> Expr:
         """A reduction of settled arguments, settled."""
@@ -216,6 +213,9 @@ def _mul(this: _Pass, node: Expr) -> Expr:
             return this.build("neg", other)
         if number is not None and other.op == "neg":
             return this.build("mul", other.args[0], const(-number))
+    swapped = primitive("mul", b, a)
+    if swapped in this.settled:  # the same to the last bit
+        return this.settled[swapped]
     return _without_signs(this, node)
 
 
@@ -328,23 +328,9 @@ def _sum(this: _Pass, value: Expr, axes: Extent) -> Expr | None:
     if (less := _without_invariants(this, "sum", value, axes)) is not None:
         return less
     if value.op == "mul" and this.is_for_one(value):
-        dies = this.dies_with_its_user(value)
         for inner, other in (value.args, value.args[::-1]):
-            if inner.op in ("neg", "mul", "div"):
-                for i, part in enumerate(inner.args[:1] if inner.op == "div" else inner.args):
-                    outside = [a for j, a in enumerate(inner.args) if j != i]
-                    # A number is no reason to compute elements again that are asked for.
-                    is_worth = dies or any(a.extent for a in outside)
-                    if is_worth and not any(a.extent & axes for a in outside):
-                        total = this.reduce("sum", axes, this.product(part, other))
-                        return this.build(inner.op, total, *outside)
-    if value.op == "mul" and this.is_for_one(value):
-        for inner, other in (value.args, value.args[::-1]):
-            if is_log_softmax(inner) and not inner.args[1].extent & axes:
-                exponent, logarithm = inner.args
-                total = this.reduce("sum", axes, this.product(exponent, other))
-                shift = this.build("mul", logarithm, this.reduce("sum", axes, other))
-                return this.build("sub", total, shift)
+            if (less := _of_products(this, value, inner, other, axes)) is not None:
+                return less
     if (found := placed(value)) is not None:
         # Exactly one position of a window is the winner's, so its sum is the value there.
         placed_value, index, window = found
@@ -352,6 +338,27 @@ def _sum(this: _Pass, value: Expr, axes: Extent) -> Expr | None:
             picked = this.reduce("pick", window, placed_value, index)
             return this.reduce("sum", axes - window, picked)
     return None
+
+
+def _of_products(this: _Pass, value: Expr, inner: Expr, other: Expr, axes: Extent) -> Expr | None:
+    """The sum of inner * other, with an invariant factor of inner outside, or what it is shifted
+    by.
+    """
+    if inner.op in ("neg", "mul", "div"):
+        for i, part in enumerate(inner.args[:1] if inner.op == "div" else inner.args):
+            outside = [a for j, a in enumerate(inner.args) if j != i]
+            # A number is no reason to compute elements again that are asked for.
+            is_worth = this.dies_with_its_user(value) or any(a.extent for a in outside)
+            if is_worth and not any(a.extent & axes for a in outside):
+                total = this.reduce("sum", axes, this.build("mul", part, other))
+                return this.build(inner.op, total, *outside)
+    is_asked = ir.reduce("sum", axes, other) in this.before
+    found = unshifted(inner, axes) if is_asked or is_log_softmax(inner) else None
+    if found is None:
+        return None
+    total = this.reduce("sum", axes, this.build("mul", found[0], other))
+    shift = this.build("mul", found[1], this.reduce("sum", axes, other))
+    return this.build(inner.op, total, shift)
 
 
 def _without_invariants(this: _Pass, kind: str, value: Expr, axes: Extent) -> Expr | None:
@@ -364,12 +371,8 @@ def _without_invariants(this: _Pass, kind: str, value: Expr, axes: Extent) -> Ex
             return this.build(value.op, this.reduce(kind, axes, a), b)
         if not a.extent & axes and value.op == "mul":
             return this.build("mul", a, this.reduce(kind, axes, b))
-    if value.op == "add" and this.is_for_one(value):
-        for scaled, shift in (value.args, value.args[::-1]):
-            if not shift.extent & axes and is_scaled(scaled, axes):
-                total = this.reduce(kind, axes, scaled)
-                return this.build("add", total, this.reduce(kind, axes, shift))
-    return None
+    found = unshifted(value, axes) if value.op == "add" and this.is_for_one(value) else None
+    return found and this.build("add", *(this.reduce(kind, axes, part) for part in found))
 
 
 _RULES: Mapping[str, Callable[[_Pass, Expr], Expr]] = {

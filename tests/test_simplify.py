@@ -285,6 +285,22 @@ def test_a_sum_of_products_with_a_log_softmax_waits_for_no_other() -> None:
     assert short(reduce("sum", {-1}, unbounded)) == (reduce("sum", {-1}, unbounded),)
 
 
+def test_a_shift_leaves_the_sum_of_products_with_what_is_summed_as_well() -> None:
+    along = {-1}
+    shift = reduce("sum", along, ROW)
+    shifted, total = (X * CHANNEL + shift) * Y, reduce("sum", along, Y)
+    apart = reduce("sum", along, X * Y) * CHANNEL + shift * total
+    assert short(reduce("sum", along, shifted), total) == (apart, total)
+    # One more sum, along axes where the shift varies, what is asked for itself, what may cancel.
+    for value, beside in (
+        (shifted, X),
+        ((X * CHANNEL + ROW) * Y, total),
+        (shifted, shifted + total),
+        ((X + shift) * Y, total),
+    ):
+        assert short(reduce("sum", along, value), beside)[0] is reduce("sum", along, value)
+
+
 def test_a_factor_that_waits_leaves_the_sum_of_what_is_asked_for_too() -> None:
     softmax = POWERS / TOTAL
     total = reduce("sum", {-1}, POWERS * Y) / TOTAL
@@ -385,6 +401,17 @@ def test_the_backward_of_layernorm_has_two_sums_a_row_and_one_for_each_parameter
     }
     assert dweight is reduce("sum", {-3, -2}, g * ((X - mean) * inverse))
     assert dbias is reduce("sum", {-3, -2}, g)
+
+
+def test_scales_and_shifts_behind_each_other_take_one_sum_of_products() -> None:
+    names = ("weight", "bias", "scale", "gate")
+    weight, bias, scale, gate = leaves = [ir.tensor(name, {-1}, 3) for name in names]
+    total = vjp([((X * weight + bias) * scale + CHANNEL) * gate], [Y], leaves)
+    columns = {-3, -2}
+    sums = [n for n in ir.topological(short(*total.values())) if n.op == "reduce"]
+    full = {n for n in sums if n.args[0].extent == X.extent}
+    assert {reduce("sum", columns, Y), reduce("sum", columns, X * Y)} < full
+    assert len(full) == 3  # the third is of what varies along other axes
 
 
 def test_the_backward_of_pooling_reads_winners_only() -> None:
