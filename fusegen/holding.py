@@ -7,7 +7,7 @@ which its kernels take the least time, by a model: their bytes, and a while for 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from fusegen import ir
@@ -17,6 +17,7 @@ from fusegen.dealing import deal_of, dealt_order, goes_by_rows, with_room
 from fusegen.downcolumns import has_whole_columns
 from fusegen.emission import make_entry
 from fusegen.ir import Expr
+from fusegen.kernel import Entry
 from fusegen.longrows import reduced_axes
 from fusegen.program import Program
 from fusegen.rowfacts import calls_functions, widest_of, words_of
@@ -91,8 +92,8 @@ def signature(
         is_stripped = program.name in strips
         apt = [r for r in held if r is None or not is_stripped or lie_together(r.axes, order)]
         if is_stripped and not any(apt):
-            continue
-        found = apt[0] if len(held) == 1 else _cheapest(program, plain, apt, bound)
+            apt = [None]
+        found = apt[0] if len(apt) == 1 else _cheapest(program, plain, apt, bound)
         if found is not None:
             trial = replace(plain, rows=((program.name, found),))
             found = holding_less(program, trial, bound, limits)
@@ -175,17 +176,36 @@ def _with_smaller(
     for _, rows in plain.rows:
         more = [n for n in reduces if ir.reduction(n)[1] > rows.axes and n.args[0].extent == every]
         options |= dict.fromkeys((ir.reduction(n)[1] - rows.axes, every - rows.axes) for n in more)
+    is_likely = program.name in plain.strips or not plain.rows
+    if is_likely and len(reduced_axes(program)) > 1:
+        options |= dict.fromkeys(_left(make_entry(program, plain)))
     least = _cost(program, plain, bound) if options else 0
     for axes, domain in options:
         around = [a for a in plain.order if a in domain]
         tier = held_tier(axes, [program], dtypes, bound, around, limits, is_left=True)
-        is_new = all(domain != rows.domain for _, rows in plain.rows)
+        is_new = all((axes, domain) != (rows.axes, rows.domain) for _, rows in plain.rows)
         if is_new and tier is not None and not tier.is_shared:
             trial = replace(plain, rows=(*plain.rows, (program.name, Rows(tier, axes, domain))))
             cost = _cost(program, trial, bound)
             if cost < least:
                 plain, least = trial, cost
     return plain.rows
+
+
+def _left(entry: Entry) -> Iterator[tuple[ir.Extent, ir.Extent]]:
+    """The axes of what is reduced in several kernels though it is small, and what that varies
+    along: what reductions have left of elements.
+    """
+    axes_of = entry.grouping.axes
+    most = max((len(kernel.domain) for kernel in entry.kernels), default=0)
+    for kernel in entry.kernels:
+        if kernel.family in ("inner", "outer") and 0 < len(kernel.domain) < most:
+            for kept in dict.fromkeys(s.extent for _, s in kernel.sums):
+                reduced = [g for g in kernel.domain if g not in kept]
+                sides = (reduced, kernel.domain)
+                if min(kernel.domain) >= 0:
+                    first, all_ = (frozenset(a for g in side for a in axes_of[g]) for side in sides)
+                    yield first, all_
 
 
 def _bundled(

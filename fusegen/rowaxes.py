@@ -75,15 +75,21 @@ def _lie_together(axes: Extent) -> bool:
     return max(axes) - min(axes) == len(axes) - 1
 
 
+def reduces_at_once(tier: Tier, axes: Extent, domain: Extent) -> bool:
+    """Whether rows along these axes, of which nothing is used again, are reduced faster by a block
+    that holds them than in parts whose sums are added up.
+    """
+    if not axes or not _lie_together(axes) or tier.is_shared:
+        return False
+    return max(axes) == max(domain) or tier.longest <= LONGEST_REDUCED
+
+
 def _reduces_packs(state: Pass, domain: Extent, tier: Tier, axes: Extent) -> bool:
     """Whether rows of which nothing is used again are reduced at once by a block that holds them,
     in packs.
     """
     found = [r for r in reduces_below(state.pending.values()) if r.args[0].extent == domain]
-    if not (found and axes and _lie_together(axes)) or tier.is_shared:
-        return False
-    is_strided = max(axes) != max(domain)
-    if is_strided and tier.longest > LONGEST_REDUCED:
+    if not (found and reduces_at_once(tier, axes, domain)):
         return False
     if tier.is_full and not any(reduces_below(r.args) for r in found):
         return False  # one pass with many blocks

@@ -25,14 +25,19 @@ _MOST_CARRIED = 32  # elements of a thread of 1,024, in all tensors, with room f
 
 
 def rowwise_kernel(
-    state: Pass, tier: Tier | None, tier_axes: Extent, in_cache: Sequence[str] = ()
+    state: Pass,
+    tier: Tier | None,
+    tier_axes: Extent,
+    in_cache: Sequence[str] = (),
+    left: Extent | None = None,
 ) -> None:
     """One kernel for every full-size output whose reductions share their axes, and for the sums
     over rows: a row, or a column of strided rows. A tier is for rows along certain axes; without
-    one, rows are of the families that are worked on in cache.
+    one, rows are of the families that are worked on in cache. left is the extent of what other
+    reductions have left, if rows of that are reduced and elements wait.
     """
-    domain = domain_of(state)
-    axes = axes_to_hold(state, domain, tier, tier_axes)
+    domain = domain_of(state) if left is None else left
+    axes = axes_to_hold(state, domain, tier, tier_axes) if left is None else tier_axes
     if axes is None:
         return
     rest = domain - axes

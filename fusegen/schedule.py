@@ -24,7 +24,7 @@ from fusegen.hoisting import shared
 from fusegen.ir import Expr, Extent, Graph
 from fusegen.kernel import Buffer, Family, Kernel, input_buffers
 from fusegen.lower import Mark, remarked
-from fusegen.rowaxes import domain_of
+from fusegen.rowaxes import domain_of, reduces_at_once
 from fusegen.rowwise import rowwise_kernel
 from fusegen.selecting import read_at_places
 from fusegen.sharing import apart, shares_and_own, without_factors
@@ -123,7 +123,7 @@ def schedule(
         windowwise_kernel(state, window)
     elif has_strips:
         take_strips(state)
-    elif not held:
+    elif all(rows.domain != domain_of(state) for rows in held):
         part_columns(state)
     spread = {} if window or has_strips else put_off_spread(state)
     _all_pending(state, held, in_cache, window, pooled, is_sliding=is_sliding)
@@ -154,10 +154,24 @@ def _all_pending(
         left = domain_of(state) if here and state.pending else frozenset()
         if len(state.kernels) > before and any(r.domain == left for r in held if r != here[0]):
             continue
+        if not window and _rows_left(state, held):
+            continue
         if state.pending:
             _level(state, pooled)
         if window and is_sliding:
             _slides(state, window, pooled)
+
+
+def _rows_left(state: Pass, held: Sequence[HeldRows]) -> bool:
+    """Whether rows of what reductions have left, which is small, now have kernels of their own."""
+    before = len(state.kernels)
+    ready = [n for n in reduces_below(state.pending.values()) if not reduces_below(n.args)]
+    over = {(n.args[0].extent, ir.reduction(n)[1]) for n in ready}
+    for tier, axes, domain in ((r.tier, r.axes, r.domain) for r in held):
+        is_apt = not tier.is_full and reduces_at_once(tier, axes, domain)
+        if is_apt and domain != domain_of(state) and (domain, axes) in over:
+            rowwise_kernel(state, tier, axes, left=domain)
+    return len(state.kernels) > before
 
 
 def _to_and_fro(kernels: Iterable[Kernel]) -> Iterator[Kernel]:

@@ -44,8 +44,9 @@ def part_columns(state: Pass) -> None:
     for extent, axes, before in over:
         # Not of what waits for other reductions.
         beside = [fewer for of, fewer, b in over if (of, b) == (extent, before) and fewer < axes]
-        first = firsts.get((extent, axes), frozenset())
-        firsts[extent, axes] = max([first, *beside], key=len)
+        first = max([firsts.get((extent, axes), frozenset()), *beside], key=len)
+        # What is first is written as what it is to serve.
+        firsts |= {(extent, axes): first, (extent, first): first} if first else {}
     _part_at(state, lambda n: firsts.get((n.args[0].extent, ir.reduction(n)[1]), frozenset()))
 
 
@@ -65,7 +66,7 @@ def _part_at(state: Pass, first_of: Callable[[Expr], Extent]) -> None:
             return node
         kind, axes = ir.reduction(node)
         first = first_of(node)
-        if not first or first == axes or kind not in ("sum", *ir.MAXIMA):
+        if not first or kind not in ("sum", *ir.MAXIMA):
             return node
         return _in_two_steps(kind, node.args[0], first, axes - first, place)
 
@@ -95,10 +96,12 @@ def _strips_of(state: Pass) -> Strips | None:
 def _in_two_steps(
     kind: str, value: Expr, first: Extent, rest: Extent, place: Mapping[Expr, int]
 ) -> Expr:
-    """A sum or a maximum along `first`, and of what that leaves along the rest."""
-    if kind == "sum":
-        return ir.reduce_sum(_sum(value, first, place), rest)
-    return ir.reduce(kind, rest, ir.reduce(kind, first, value))
+    """A sum or a maximum along `first`, and of what that leaves along the rest, if any."""
+    if kind != "sum":
+        once = ir.reduce(kind, first, value)
+        return ir.reduce(kind, rest, once) if rest else once
+    once = _sum(value, first, place)
+    return ir.reduce_sum(once, rest) if rest else once
 
 
 def _sum(value: Expr, axes: Extent, place: Mapping[Expr, int]) -> Expr:

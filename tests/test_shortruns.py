@@ -84,7 +84,7 @@ def test_gates_of_small_images_have_their_gradient_with_the_image_s(
 def test_gates_beside_biases_are_as_they_were() -> None:
     operands = {"s": (64, 64, 1, 1), "p": (64, 1, 1)}
     found = kernels("mul(s) | add(p) | silu", 64, 64, 7, 7, operands=operands)
-    assert "row" not in found["backward"]
+    assert found["backward"] == ["inner", "outer", "row"]  # the last of what columns leave
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -102,7 +102,46 @@ def test_groups_go_down_columns_beside_rows_along_their_channels() -> None:
         chain, *shape, dtype="bfloat16", layout=layout, operands={"w": (64,), "b": (64,)}
     )
     assert found["forward"] == ["outer", "row"]  # what columns leave is merged by group
-    assert found["backward"] == ["outer", "inner", "outer", "outer"]
+    # What they leave of a gradient has rows of its own: a group's channels.
+    assert found["backward"] == ["outer", "row", "outer"]
+
+
+_CHANNELS = {"w": (512,), "b": (512,)}
+_SAMPLES = {"s": (16, 512, 1, 1), "t": (16, 512, 1, 1)}
+
+
+@pytest.mark.parametrize(
+    ("chain", "operands", "backward"),
+    [
+        ("group_norm(32, w, b) | silu", _CHANNELS, ["outer", "row", "outer"]),
+        (
+            "group_norm(32, w, b) | mul(s) | add(t) | silu",
+            {**_CHANNELS, **_SAMPLES},
+            ["outer", "row", "outer"],
+        ),
+        # The second pass adds up nothing: all that is summed over samples is of the first.
+        ("instance_norm(weight=w, bias=b) | silu", _CHANNELS, ["outer", "column", "outer"]),
+        ("instance_norm | mul(s) | add(t)", _SAMPLES, ["outer", "outer"]),
+        ("add(b) | add(t) | silu", _SAMPLES, ["outer", "column"]),
+    ],
+)
+def test_what_columns_leave_is_reduced_by_one_kernel(
+    chain: str, operands: dict[str, tuple[int, ...]], backward: list[str]
+) -> None:
+    named = {"w": (512, 1, 1), "b": (512, 1, 1), **operands}
+    given = {name: named[name] for name in fusegen.chain(chain).operands}
+    found = kernels(
+        chain, 16, 512, 64, 64, dtype="bfloat16", layout="channels_last", operands=given
+    )
+    assert found["backward"] == backward
+
+
+def test_long_columns_of_what_is_left_go_by_many_blocks() -> None:
+    operands = {"s": (4096, 64, 1, 1), "b": (64, 1, 1)}
+    found = kernels(
+        "add(s) | add(b) | silu", 4096, 64, 8, 8, layout="channels_last", operands=operands
+    )
+    assert found["backward"] == ["outer", "outer"]
 
 
 @pytest.mark.parametrize(

@@ -159,22 +159,6 @@ __device__ __forceinline__ Pack<T, N> load(const T* from) {
   return pack;
 }
 
-// Neighbours, the first `left` of them here, the others in another row, by as few accesses as their addresses allow.
-template <int N, typename T>
-__device__ __forceinline__ Pack<T, N> load_anywhere(const T* here, const T* next = nullptr, Index left = N) {
-  constexpr int kPart = sizeof(T) * N > 16 ? 16 / sizeof(T) : N;
-  Pack<T, N> pack;
-  if (left >= N && reinterpret_cast<uintptr_t>(here) % (sizeof(T) * kPart) == 0) {
-#pragma unroll
-    for (int n = 0; n < N; n += kPart) *reinterpret_cast<Pack<T,
-        kPart>*>(pack.at + n) = load<kPart>(here + n);
-  } else {
-#pragma unroll
-    for (int n = 0; n < N; ++n) pack.at[n] = n < left ? here[n] : next[n - left];
-  }
-  return pack;
-}
-
 // A pack on its way into shared memory, where the thread that sent it will read it.
 template <int N, typename T>
 __device__ __forceinline__ void send(Pack<T, N>* to, const T* from) {
@@ -891,102 +875,160 @@ backward_finalise(float* __restrict__ total_scratch, float* __restrict__ total_2
   total_2_scratch[((outer) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner] = narrow<float>(total_2_scratch_value);
 }
 
-__device__ __forceinline__ void backward_inner_values(const float total, const float weight,
-    const float total_2, float& total_4_term, float& total_5_term) {
-  total_4_term = total * weight;
-  total_5_term = total_2 * weight;
+__device__ __forceinline__ void backward_row_2_stage_1_once(const float saved_variance, float& inverse_root) {
+  inverse_root = rsqrtf(saved_variance + 1e-05f);
 }
 
-// Reads total, total_2, weight by (axis_2, inner); leaves partials of total_4, total_5.
-__global__ void __launch_bounds__(128)
-backward_inner(const float* total, const bfloat16* weight, const float* total_2,
+__device__ __forceinline__ void backward_row_2_stage_1(const float total, const float weight,
+    const float total_2, const float inverse_root, float& total_6_term, float& total_6_term_by,
+    float& total_7_term, float& total_7_term_by, float& total_4_term, float& total_4_term_by,
+    float& total_5_term, float& total_5_term_by) {
+  total_6_term = total;
+  total_6_term_by = weight;
+  total_7_term = total_2;
+  total_7_term_by = weight;
+  total_4_term = total;
+  total_4_term_by = inverse_root;
+  total_5_term = total_2;
+  total_5_term_by = 1.0f;
+}
+
+__device__ __forceinline__ void backward_row_2_row_values(const float total_6, const float total_7,
+    float& total_6_scratch, float& total_7_scratch) {
+  total_6_scratch = total_6;
+  total_7_scratch = total_7;
+}
+
+// Reads total, total_2, weight by (axis_2, inner), saved_variance by (outer, axis_2); leaves partials of total_4, total_5; writes total_6_scratch, total_7_scratch.
+__global__ void __launch_bounds__(256, 2)
+backward_row_2(const float* total, const bfloat16* weight, const float* total_2, const float* saved_variance,
+    float* __restrict__ total_6_scratch, float* __restrict__ total_7_scratch,
     Sum<float>* __restrict__ total_4_partials, Sum<float>* __restrict__ total_5_partials,
-    BackwardSizes sizes, Index rows, Index pieces, Index piece_length) {
+    BackwardSizes sizes) {
   wait_for_kernel_before();
-  constexpr int kLanes = 4, kPacks = 2;
-  __shared__ alignas(16) unsigned char shared[128 * 4];
-  const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
-  const bool is_live = task < rows * pieces;
-  const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
-  const Index above_axis_2 = divide(row, sizes.axis_2);
-  const Index axis_2 = row - above_axis_2 * sizes.axis_2.value;
-  const Index outer = above_axis_2;
-  Sum<float> total_4_sum;
-  Sum<float> total_5_sum;
-  const auto take = [&](Index inner, float total_value, float total_2_value, float weight_value) {
-    float total_4_term_value;
-    float total_5_term_value;
-    backward_inner_values(total_value, weight_value, total_2_value, total_4_term_value, total_5_term_value);
-    total_4_sum.add(total_4_term_value);
-    total_5_sum.add(total_5_term_value);
-  };
-  if (is_live) {
-    const Index length = sizes.inner.value, base = row * length;
-    const Index begin = base + piece * piece_length, end = min(begin + piece_length, base + length);
-    // Packs start at multiples of their size; what stands before and behind them goes one by one.
-    const Index head = min(end, (begin + kLanes - 1) / kLanes * kLanes);
-    const Index packs = (end - head) / kLanes, tail = head + packs * kLanes;
-    if (threadIdx.x < (head - begin) + (end - tail)) {
-      const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
-      const Index inner = i - base;
-      take(inner, widen(total[i]), widen(total_2[i]), widen(weight[(axis_2) * sizes.inner.value + inner]));
+  constexpr int kLanes = 4, kPacks = 1;
+  __shared__ float cells[2][16];
+  int turn = 0;
+  const Index rows = sizes.outer.value * sizes.axis_2.value, length = sizes.inner.value;
+  extern __shared__ uint4 room[];
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  Sum<float> total_4_sum[kPacks][kLanes];
+  Sum<float> total_5_sum[kPacks][kLanes];
+  auto* const total_next = reinterpret_cast<Pack<float, kLanes>*>(room + 0) + thread;
+  auto* const total_2_next = reinterpret_cast<Pack<float, kLanes>*>(room + 256) + thread;
+  const Index stride = gridDim.x * blockDim.y;
+  Index first = blockIdx.x * blockDim.y;
+  int slot = 0;
+  float saved_variance_ahead[2];
+  const auto send_row = [&](Index first) {
+    const bool is_live = first + threadIdx.y < rows;
+    const Index row = is_live ? first + threadIdx.y : 0, base = row * length, end = is_live ? length : 0;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      if (is_here) send(&total_next[slot * 512 + p * 256], total + (base + i));
+      if (is_here) send(&total_2_next[slot * 512 + p * 256], total_2 + (base + i));
     }
-    for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
-      // Added up a turn at a time: a sum that runs through all of them would lose digits.
-      const Sum<float> total_4_mine = total_4_sum;
-      total_4_sum = Sum<float>();
-      // Added up a turn at a time: a sum that runs through all of them would lose digits.
-      const Sum<float> total_5_mine = total_5_sum;
-      total_5_sum = Sum<float>();
-      Pack<float, kLanes> total_in[kPacks];
-      Pack<float, kLanes> total_2_in[kPacks];
-      Pack<bfloat16, kLanes> weight_in[kPacks];
+    send_off();
+    const Index above_axis_2 = divide(row, sizes.axis_2);
+    const Index axis_2 = row - above_axis_2 * sizes.axis_2.value;
+    const Index outer = above_axis_2;
+    saved_variance_ahead[1] = widen(saved_variance[(outer) * sizes.axis_2.value + axis_2]);
+  };
+  send_row(first);
+  saved_variance_ahead[0] = saved_variance_ahead[1];
+  slot = 1;
+  send_row(first + stride);
+  slot = 0;
+  for (; first < rows; first += stride) {
+    const bool is_live = first + threadIdx.y < rows;
+    const Index row = is_live ? first + threadIdx.y : 0, end = is_live ? length : 0;
+    const Index above_axis_2 = divide(row, sizes.axis_2);
+    const Index axis_2 = row - above_axis_2 * sizes.axis_2.value;
+    const Index outer = above_axis_2;
+    Pack<float, kLanes> total_in[kPacks];
+    Pack<float, kLanes> total_2_in[kPacks];
+    wait_for_sent<1>();
 #pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        const Index i = head + (from + p * blockDim.x) * kLanes, inner = i - base;
-        if (i >= tail) break;
-        total_in[p] = load<kLanes>(total + i);
-        total_2_in[p] = load<kLanes>(total_2 + i);
-        weight_in[p] = load_anywhere<kLanes>(weight + ((axis_2) * sizes.inner.value + inner));
+    for (int p = 0; p < kPacks; ++p) {
+      total_in[p] = total_next[slot * 512 + p * 256];
+      total_2_in[p] = total_2_next[slot * 512 + p * 256];
+    }
+    const float saved_variance_value = saved_variance_ahead[0];
+    saved_variance_ahead[0] = saved_variance_ahead[1];
+    send_row(first + 2 * stride);
+    slot ^= 1;
+    Sum<float> sums_1[2];
+    float inverse_root_value;
+    backward_row_2_stage_1_once(saved_variance_value, inverse_root_value);
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+      const bool is_here = i < end;
+      Pack<bfloat16, kLanes> weight_in;
+      if (is_here) weight_in = load<kLanes>(weight + ((axis_2) * length + i));
+#pragma unroll
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float total_value = widen(total_in[p], lane);
+        const float total_2_value = widen(total_2_in[p], lane);
+        const float weight_value = widen(weight_in, lane);
+        float total_6_term_value;
+        float total_6_term_by_value;
+        float total_7_term_value;
+        float total_7_term_by_value;
+        float total_4_term_value;
+        float total_4_term_by_value;
+        float total_5_term_value;
+        float total_5_term_by_value;
+        backward_row_2_stage_1(total_value, weight_value, total_2_value, inverse_root_value,
+            total_6_term_value, total_6_term_by_value, total_7_term_value, total_7_term_by_value,
+            total_4_term_value, total_4_term_by_value, total_5_term_value, total_5_term_by_value);
+        if (is_here) sums_1[0].add(total_6_term_value, total_6_term_by_value);
+        if (is_here) sums_1[1].add(total_7_term_value, total_7_term_by_value);
+        if (is_here) total_4_sum[p][lane].add(total_4_term_value, total_4_term_by_value);
+        if (is_here) total_5_sum[p][lane].add(total_5_term_value, total_5_term_by_value);
       }
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        const Index i = head + (from + p * blockDim.x) * kLanes;
-        if (i >= tail) break;
-#pragma unroll
-        for (int lane = 0; lane < kLanes; ++lane) {
-          take(i + lane - base, widen(total_in[p], lane), widen(total_2_in[p], lane), widen(weight_in[p],
-              lane));
-        }
-      }
-      total_4_sum.merge(total_4_mine);
-      total_5_sum.merge(total_5_mine);
+    }
+    combine<8, false>(sums_1, cells[turn++ & 1]);
+    const float total_6_value = sums_1[0].total;
+    const float total_7_value = sums_1[1].total;
+    if (is_live && threadIdx.x == 0) {
+      float total_6_scratch_value;
+      float total_7_scratch_value;
+      backward_row_2_row_values(total_6_value, total_7_value, total_6_scratch_value, total_7_scratch_value);
+      total_6_scratch[(outer) * sizes.axis_2.value + axis_2] = narrow<float>(total_6_scratch_value);
+      total_7_scratch[(outer) * sizes.axis_2.value + axis_2] = narrow<float>(total_7_scratch_value);
     }
   }
-  merge_tree(total_4_sum, threadIdx.x, blockDim.x, shared);
-  __syncthreads();
-  merge_tree(total_5_sum, threadIdx.x, blockDim.x, shared);
-  if (is_live && threadIdx.x == 0) {
-    total_4_partials[((outer) * sizes.axis_2.value + axis_2) * (1 * pieces) + (0) * pieces + piece] = total_4_sum;
-    total_5_partials[((outer) * sizes.axis_2.value + axis_2) * (1 * pieces) + (0) * pieces + piece] = total_5_sum;
+  // One partial for each column and thread: all rows of a thread have the same axis_2.
+  const Index slot_row = blockIdx.x * blockDim.y + threadIdx.y;
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const Index i = (p * blockDim.x + threadIdx.x) * kLanes;
+    if (i < length) store_sums<4>(total_4_partials + (slot_row * length + i), total_4_sum[p]);
+    if (i < length) store_sums<4>(total_5_partials + (slot_row * length + i), total_5_sum[p]);
   }
 }
 
 __device__ __forceinline__ void backward_finalise_2_values(const float total_4, const float total_5,
-    float& total_4_scratch, float& total_5_scratch) {
-  total_4_scratch = total_4;
-  total_5_scratch = total_5;
+    float& d_weight, float& d_bias) {
+  d_weight = total_4;
+  d_bias = total_5;
 }
 
-// Merges partials into total_4, total_5; writes total_4_scratch, total_5_scratch.
+// Merges partials into total_4, total_5; writes d_weight, d_bias.
 __global__ void __launch_bounds__(512)
-backward_finalise_2(float* __restrict__ total_4_scratch, float* __restrict__ total_5_scratch,
+backward_finalise_2(bfloat16* __restrict__ d_weight, bfloat16* __restrict__ d_bias,
     const Sum<float>* total_4_partials, const Sum<float>* total_5_partials, BackwardSizes sizes,
     Index slots) {
   wait_for_kernel_before();
   __shared__ alignas(16) unsigned char shared[512 * 16];
-  const Index result = blockIdx.x * blockDim.x + threadIdx.x;
-  const bool is_live = result < sizes.outer.value * sizes.axis_2.value;
+  const Index columns = sizes.axis_2.value * sizes.inner.value,
+      strips = (columns + blockDim.x - 1) / blockDim.x;
+  const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
+  const Index result = above * columns + column;
+  const bool is_live = column < columns;
   Sum<double> total_4_sum;
   Sum<double> total_5_sum;
   constexpr int kAtOnce = 8;
@@ -998,8 +1040,8 @@ backward_finalise_2(float* __restrict__ total_4_scratch, float* __restrict__ tot
       for (int n = 0; n < kAtOnce; ++n) {
         const Index slot = first + n * blockDim.y;
         if (slot >= slots) break;
-        total_4_next[n] = total_4_partials[result * slots + slot];
-        total_5_next[n] = total_5_partials[result * slots + slot];
+        total_4_next[n] = total_4_partials[(above * slots + slot) * columns + column];
+        total_5_next[n] = total_5_partials[(above * slots + slot) * columns + column];
       }
 #pragma unroll
       for (int n = 0; n < kAtOnce; ++n) {
@@ -1013,141 +1055,25 @@ backward_finalise_2(float* __restrict__ total_4_scratch, float* __restrict__ tot
   if (threadIdx.y != 0 || !is_live) return;
   const float total_4_value = static_cast<float>(total_4_sum.sum());
   const float total_5_value = static_cast<float>(total_5_sum.sum());
-  const Index above_axis_2 = divide(result, sizes.axis_2);
-  const Index axis_2 = result - above_axis_2 * sizes.axis_2.value;
-  const Index outer = above_axis_2;
-  float total_4_scratch_value;
-  float total_5_scratch_value;
-  backward_finalise_2_values(total_4_value, total_5_value, total_4_scratch_value, total_5_scratch_value);
-  total_4_scratch[(outer) * sizes.axis_2.value + axis_2] = narrow<float>(total_4_scratch_value);
-  total_5_scratch[(outer) * sizes.axis_2.value + axis_2] = narrow<float>(total_5_scratch_value);
-}
-
-__device__ __forceinline__ void backward_outer_values(const float total, const float saved_variance,
-    const float total_2, float& total_6_term, float& total_7_term) {
-  total_6_term = total * (rsqrtf(saved_variance + 1e-05f));
-  total_7_term = total_2 * 1.0f;
-}
-
-// Reads total, total_2, saved_variance by (outer, axis_2); leaves partials of total_6, total_7.
-template <int kLanes>
-__global__ void __launch_bounds__(256, 4)
-backward_outer(const float* total, const float* saved_variance, const float* total_2,
-    Sum<float>* __restrict__ total_6_partials, Sum<float>* __restrict__ total_7_partials,
-    BackwardSizes sizes, Index slots) {
-  wait_for_kernel_before();
-  constexpr int kRows = 2;
-  __shared__ alignas(16) unsigned char shared[(1024 + 32) * 4];
-  const Index rows = sizes.outer.value, columns = sizes.inner.value;
-  const Index strips = (columns + blockDim.x * kLanes - 1) / (blockDim.x * kLanes);
-  const Index task = (gridDim.x - 1 - blockIdx.x) / strips;  // (kept, slot)
-  const Index strip = (gridDim.x - 1 - blockIdx.x) % strips * blockDim.x * kLanes,
-      column = strip + threadIdx.x * kLanes;
-  const Index kept_index = task / slots, slot = task % slots;
-  const Index axis_2 = kept_index;
-  Sum<float> total_6_sum[kLanes];
-  Sum<float> total_7_sum[kLanes];
-  if (column < columns) {
-    const Index share = (rows + slots - 1) / slots, end = min(rows, (slot + 1) * share);
-    for (Index from = slot * share + threadIdx.y; from < end; from += blockDim.y * kRows) {
-      Pack<float, kLanes> total_in[kRows];
-      Pack<float, kLanes> total_2_in[kRows];
-#pragma unroll
-      for (int p = 0; p < kRows; ++p) {
-        const bool is_here = from + p * blockDim.y < end;
-        const Index row = is_here ? from + p * blockDim.y : from;
-        const Index outer = row;
-        total_in[p] = load<kLanes>(total + (((outer) * sizes.axis_2.value + axis_2) * columns + column));
-        total_2_in[p] = load<kLanes>(total_2 + (((outer) * sizes.axis_2.value + axis_2) * columns + column));
-      }
-#pragma unroll
-      for (int p = 0; p < kRows; ++p) {
-        const bool is_here = from + p * blockDim.y < end;
-        const Index row = is_here ? from + p * blockDim.y : from;
-        const Index outer = row;
-        const float saved_variance_value = widen(saved_variance[(outer) * sizes.axis_2.value + axis_2]);
-#pragma unroll
-        for (int lane = 0; lane < kLanes; ++lane) {
-          const float total_value = widen(total_in[p], lane);
-          const float total_2_value = widen(total_2_in[p], lane);
-          float total_6_term_value;
-          float total_7_term_value;
-          backward_outer_values(total_value, saved_variance_value, total_2_value, total_6_term_value,
-              total_7_term_value);
-          if (is_here) total_6_sum[lane].add(total_6_term_value);
-          if (is_here) total_7_sum[lane].add(total_7_term_value);
-        }
-      }
-    }
-  }
-  leave_columns(total_6_sum, shared, total_6_partials + (task * columns + strip),
-      static_cast<int64_t>(columns) - strip);
-  leave_columns(total_7_sum, shared, total_7_partials + (task * columns + strip),
-      static_cast<int64_t>(columns) - strip);
-}
-
-__device__ __forceinline__ void backward_finalise_3_values(const float total_6, const float total_7,
-    float& d_weight, float& d_bias) {
-  d_weight = total_6;
-  d_bias = total_7;
-}
-
-// Merges partials into total_6, total_7; writes d_weight, d_bias.
-__global__ void __launch_bounds__(512)
-backward_finalise_3(bfloat16* __restrict__ d_weight, bfloat16* __restrict__ d_bias,
-    const Sum<float>* total_6_partials, const Sum<float>* total_7_partials, BackwardSizes sizes,
-    Index slots) {
-  wait_for_kernel_before();
-  __shared__ alignas(16) unsigned char shared[512 * 16];
-  const Index columns = sizes.inner.value, strips = (columns + blockDim.x - 1) / blockDim.x;
-  const Index above = blockIdx.x / strips, column = blockIdx.x % strips * blockDim.x + threadIdx.x;
-  const Index result = above * columns + column;
-  const bool is_live = column < columns;
-  Sum<double> total_6_sum;
-  Sum<double> total_7_sum;
-  constexpr int kAtOnce = 8;
-  if (is_live) {
-    for (Index first = threadIdx.y; first < slots; first += kAtOnce * blockDim.y) {
-      Sum<float> total_6_next[kAtOnce];
-      Sum<float> total_7_next[kAtOnce];
-#pragma unroll
-      for (int n = 0; n < kAtOnce; ++n) {
-        const Index slot = first + n * blockDim.y;
-        if (slot >= slots) break;
-        total_6_next[n] = total_6_partials[(above * slots + slot) * columns + column];
-        total_7_next[n] = total_7_partials[(above * slots + slot) * columns + column];
-      }
-#pragma unroll
-      for (int n = 0; n < kAtOnce; ++n) {
-        if (first + n * blockDim.y >= slots) break;
-        total_6_sum.merge(total_6_next[n]);
-        total_7_sum.merge(total_7_next[n]);
-      }
-    }
-  }
-  merge_trees(shared, total_6_sum, total_7_sum);
-  if (threadIdx.y != 0 || !is_live) return;
-  const float total_6_value = static_cast<float>(total_6_sum.sum());
-  const float total_7_value = static_cast<float>(total_7_sum.sum());
   const Index above_inner = divide(result, sizes.inner);
   const Index inner = result - above_inner * sizes.inner.value;
   const Index axis_2 = above_inner;
   float d_weight_value;
   float d_bias_value;
-  backward_finalise_3_values(total_6_value, total_7_value, d_weight_value, d_bias_value);
+  backward_finalise_2_values(total_4_value, total_5_value, d_weight_value, d_bias_value);
   d_weight[(axis_2) * sizes.inner.value + inner] = narrow<bfloat16>(d_weight_value);
   d_bias[(axis_2) * sizes.inner.value + inner] = narrow<bfloat16>(d_bias_value);
 }
 
-__device__ __forceinline__ void backward_outer_2_values_once(const float saved_variance, const float total_4,
-    const float count_of_axis_1_inner, const float total_5, float& inverse_root, float& quotient,
+__device__ __forceinline__ void backward_outer_values_once(const float saved_variance, const float total_6,
+    const float count_of_axis_1_inner, const float total_7, float& inverse_root, float& quotient,
     float& quotient_2) {
   inverse_root = rsqrtf(saved_variance + 1e-05f);
-  quotient = narrow_div(-(total_4 * inverse_root * inverse_root * inverse_root), count_of_axis_1_inner);
-  quotient_2 = narrow_div(total_5 * inverse_root, count_of_axis_1_inner);
+  quotient = narrow_div(-(total_6 * inverse_root * inverse_root * inverse_root), count_of_axis_1_inner);
+  quotient_2 = narrow_div(total_7 * inverse_root, count_of_axis_1_inner);
 }
 
-__device__ __forceinline__ void backward_outer_2_values(const float x, const float saved_mean,
+__device__ __forceinline__ void backward_outer_values(const float x, const float saved_mean,
     const float quotient, const float d_out, const float saved_sum, const float total_3,
     const float inverse_root, const float weight, const float bias, const float saved_bound,
     const float quotient_2, float& d_x) {
@@ -1165,13 +1091,13 @@ __device__ __forceinline__ void backward_outer_2_values(const float x, const flo
   d_x = sum - quotient_2;
 }
 
-// Reads x, d_out, saved_mean by (outer, axis_2), total_4 by (outer, axis_2), saved_variance by (outer, axis_2), saved_sum by (outer, axis_1), total_3 by (outer, axis_1), weight by (axis_2, inner), bias by (axis_2, inner), saved_bound by (outer, axis_1), total_5 by (outer, axis_2); writes d_x.
+// Reads x, d_out, saved_mean by (outer, axis_2), total_6 by (outer, axis_2), saved_variance by (outer, axis_2), saved_sum by (outer, axis_1), total_3 by (outer, axis_1), weight by (axis_2, inner), bias by (axis_2, inner), saved_bound by (outer, axis_1), total_7 by (outer, axis_2); writes d_x.
 template <int kLanes>
 __global__ void __launch_bounds__(256, 2)
-backward_outer_2(const bfloat16* x, const float* saved_mean, const float* total_4,
-    const float* saved_variance, const bfloat16* d_out, const float* saved_sum, const float* total_3,
-    const bfloat16* weight, const bfloat16* bias, const float* saved_bound, const float* total_5,
-    bfloat16* __restrict__ d_x, BackwardSizes sizes, Index slots) {
+backward_outer(const bfloat16* x, const float* saved_mean, const float* total_6, const float* saved_variance,
+    const bfloat16* d_out, const float* saved_sum, const float* total_3, const bfloat16* weight,
+    const bfloat16* bias, const float* saved_bound, const float* total_7, bfloat16* __restrict__ d_x,
+    BackwardSizes sizes, Index slots) {
   wait_for_kernel_before();
   const float count_of_axis_1_inner_value = static_cast<float>(sizes.axis_1.value * sizes.inner.value);
   constexpr int kRows = 2;
@@ -1193,14 +1119,14 @@ backward_outer_2(const bfloat16* x, const float* saved_mean, const float* total_
       const Index above_inner = divide(column + lane, sizes.inner);
       const Index axis_2 = above_inner;
       const float saved_mean_value = widen(saved_mean[(outer) * sizes.axis_2.value + axis_2]);
-      const float total_4_value = widen(total_4[(outer) * sizes.axis_2.value + axis_2]);
+      const float total_6_value = widen(total_6[(outer) * sizes.axis_2.value + axis_2]);
       const float saved_variance_value = widen(saved_variance[(outer) * sizes.axis_2.value + axis_2]);
-      const float total_5_value = widen(total_5[(outer) * sizes.axis_2.value + axis_2]);
+      const float total_7_value = widen(total_7[(outer) * sizes.axis_2.value + axis_2]);
       float inverse_root_value;
       float quotient_value;
       float quotient_2_value;
-      backward_outer_2_values_once(saved_variance_value, total_4_value, count_of_axis_1_inner_value,
-          total_5_value, inverse_root_value, quotient_value, quotient_2_value);
+      backward_outer_values_once(saved_variance_value, total_6_value, count_of_axis_1_inner_value,
+          total_7_value, inverse_root_value, quotient_value, quotient_2_value);
       saved_mean_column[lane] = saved_mean_value;
       quotient_column[lane] = quotient_value;
       inverse_root_column[lane] = inverse_root_value;
@@ -1238,7 +1164,7 @@ backward_outer_2(const bfloat16* x, const float* saved_mean, const float* total_
           const float weight_value = widen(weight_in, lane);
           const float bias_value = widen(bias_in, lane);
           float d_x_value;
-          backward_outer_2_values(x_value, saved_mean_value, quotient_value, d_out_value, saved_sum_value,
+          backward_outer_values(x_value, saved_mean_value, quotient_value, d_out_value, saved_sum_value,
               total_3_value, inverse_root_value, weight_value, bias_value, saved_bound_value,
               quotient_2_value, d_x_value);
           d_x_out.at[lane] = narrow<bfloat16>(d_x_value);
@@ -1481,19 +1407,27 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const int64_t backward_row_slots = backward_row_step * (backward_row_tasks < backward_row_resident ? ceil_divide(backward_row_tasks, backward_row_step) : backward_row_steps > 0 ? backward_row_steps : 1);
   const int64_t total_partials_slots = backward_row_slots * backward_row_block.y / backward_row_alike;
   const int64_t total_2_partials_slots = backward_row_slots * backward_row_block.y / backward_row_alike;
-  const int64_t backward_inner_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value), backward_inner_length = static_cast<int64_t>(sizes.inner.value);
-  const int64_t backward_inner_pieces = ceil_divide(backward_inner_length, 8192);
-  const int64_t total_4_partials_slots = 1 * backward_inner_pieces;
-  const int64_t total_5_partials_slots = 1 * backward_inner_pieces;
-  const int64_t backward_outer_rows = static_cast<int64_t>(sizes.outer.value),
-      backward_outer_columns = static_cast<int64_t>(sizes.inner.value),
-      backward_outer_kept = static_cast<int64_t>(sizes.axis_2.value);
-  const bool backward_outer_is_packed = backward_outer_columns % 4 == 0;
-  const auto backward_outer_kernel = backward_outer_is_packed ? &backward_outer<4> : &backward_outer<1>;
+  const int64_t backward_row_2_rows = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value), backward_row_2_length = static_cast<int64_t>(sizes.inner.value);
+  // So many rows at a time that all of a thread have the same axis_2.
+  const int64_t backward_row_2_alike = static_cast<int64_t>(sizes.axis_2.value);
+  const dim3 backward_row_2_block = alike_block(backward_row_2, row_block(ceil_divide(backward_row_2_length,
+      4), 256), backward_row_2_alike, 16384, 16384, device);
+  const int64_t backward_row_2_tasks = ceil_divide(backward_row_2_rows, backward_row_2_block.y);
+  const int64_t backward_row_2_resident = resident_blocks(backward_row_2, backward_row_2_block, 16384, 16384,
+      device);
+  const int64_t backward_row_2_step = alike_step(backward_row_2_alike, backward_row_2_block.y),
+      backward_row_2_steps = backward_row_2_resident / backward_row_2_step;
+  const int64_t backward_row_2_slots = backward_row_2_step * (backward_row_2_tasks < backward_row_2_resident ? ceil_divide(backward_row_2_tasks, backward_row_2_step) : backward_row_2_steps > 0 ? backward_row_2_steps : 1);
+  const int64_t total_4_partials_slots = backward_row_2_slots * backward_row_2_block.y / backward_row_2_alike;
+  const int64_t total_5_partials_slots = backward_row_2_slots * backward_row_2_block.y / backward_row_2_alike;
+  const int64_t backward_outer_rows = static_cast<int64_t>(sizes.axis_1.value),
+      backward_outer_columns = static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value), backward_outer_kept = static_cast<int64_t>(sizes.outer.value);
+  const bool backward_outer_is_packed = backward_outer_columns % 8 == 0;
+  const auto backward_outer_kernel = backward_outer_is_packed ? &backward_outer<8> : &backward_outer<1>;
   // Some 32 threads side by side, 64 where much is kept apart, and more where rows are few, so that each goes down 8 of them; as many in every strip.
   const int64_t backward_outer_along = power_of_two(ceil_divide(backward_outer_rows, 8), 1,
       256 / (backward_outer_kept < 32 ? 32 : 64));
-  const int64_t backward_outer_packs = ceil_divide(backward_outer_columns, backward_outer_is_packed ? 4 : 1),
+  const int64_t backward_outer_packs = ceil_divide(backward_outer_columns, backward_outer_is_packed ? 8 : 1),
       backward_outer_widest = 256 / backward_outer_along;
   const int64_t backward_outer_room = resident_blocks(backward_outer_kernel, dim3(256), 0, 0,
       device) / backward_outer_kept;
@@ -1501,44 +1435,20 @@ extern "C" int64_t run_backward(const int64_t* a) {
       backward_outer_room);
   const dim3 backward_outer_block(backward_outer_width, 256 / backward_outer_width);
   const int64_t backward_outer_strips = ceil_divide(backward_outer_columns,
-      backward_outer_width * (backward_outer_is_packed ? 4 : 1));
+      backward_outer_width * (backward_outer_is_packed ? 8 : 1));
   const int64_t backward_outer_most = ceil_divide(backward_outer_rows, backward_outer_block.y * 2);
   // No more than work at once: a few blocks behind the others would take as long again.
   const int64_t backward_outer_wanted = backward_outer_room < backward_outer_strips ? 1 : backward_outer_room / backward_outer_strips;
   const int64_t backward_outer_slots = backward_outer_wanted < backward_outer_most ? backward_outer_wanted : backward_outer_most;
-  const int64_t total_6_partials_slots = backward_outer_slots;
-  const int64_t total_7_partials_slots = backward_outer_slots;
-  const int64_t backward_outer_2_rows = static_cast<int64_t>(sizes.axis_1.value),
-      backward_outer_2_columns = static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value), backward_outer_2_kept = static_cast<int64_t>(sizes.outer.value);
-  const bool backward_outer_2_is_packed = backward_outer_2_columns % 8 == 0;
-  const auto backward_outer_2_kernel = backward_outer_2_is_packed ? &backward_outer_2<8> : &backward_outer_2<1>;
-  // Some 32 threads side by side, 64 where much is kept apart, and more where rows are few, so that each goes down 8 of them; as many in every strip.
-  const int64_t backward_outer_2_along = power_of_two(ceil_divide(backward_outer_2_rows, 8), 1,
-      256 / (backward_outer_2_kept < 32 ? 32 : 64));
-  const int64_t backward_outer_2_packs = ceil_divide(backward_outer_2_columns,
-      backward_outer_2_is_packed ? 8 : 1), backward_outer_2_widest = 256 / backward_outer_2_along;
-  const int64_t backward_outer_2_room = resident_blocks(backward_outer_2_kernel, dim3(256), 0, 0,
-      device) / backward_outer_2_kept;
-  const unsigned backward_outer_2_width = strip_width(backward_outer_2_packs, backward_outer_2_widest, 256,
-      backward_outer_2_room);
-  const dim3 backward_outer_2_block(backward_outer_2_width, 256 / backward_outer_2_width);
-  const int64_t backward_outer_2_strips = ceil_divide(backward_outer_2_columns,
-      backward_outer_2_width * (backward_outer_2_is_packed ? 8 : 1));
-  const int64_t backward_outer_2_most = ceil_divide(backward_outer_2_rows, backward_outer_2_block.y * 2);
-  // No more than work at once: a few blocks behind the others would take as long again.
-  const int64_t backward_outer_2_wanted = backward_outer_2_room < backward_outer_2_strips ? 1 : backward_outer_2_room / backward_outer_2_strips;
-  const int64_t backward_outer_2_slots = backward_outer_2_wanted < backward_outer_2_most ? backward_outer_2_wanted : backward_outer_2_most;
   auto* const total_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value) * total_partials_slots);
   auto* const total_2_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value) * total_2_partials_slots);
   auto* const total_3_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_1.value));
   auto* const total_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value));
   auto* const total_2_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value));
-  auto* const total_4_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value) * total_4_partials_slots);
-  auto* const total_5_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value) * total_5_partials_slots);
-  auto* const total_4_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value));
-  auto* const total_5_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value));
-  auto* const total_6_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value) * total_6_partials_slots);
-  auto* const total_7_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value) * total_7_partials_slots);
+  auto* const total_4_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value) * total_4_partials_slots);
+  auto* const total_5_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value) * total_5_partials_slots);
+  auto* const total_6_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value));
+  auto* const total_7_scratch = scratch.take<float>(static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value));
   if (is_measuring) return scratch.used;
   {
     follow(backward_row, static_cast<unsigned>(backward_row_slots), backward_row_block, 16384, stream, x,
@@ -1559,49 +1469,28 @@ extern "C" int64_t run_backward(const int64_t* a) {
         total_2_partials, sizes, static_cast<Index>(slots));
   }
   {
-    const int64_t piece_length = ceil_divide(backward_inner_length, backward_inner_pieces);
-    // A row has a thread for each element at its edges, at least.
-    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 8, 128));
-    const dim3 block(lanes, 128 / lanes);
-    const auto blocks = static_cast<unsigned>(ceil_divide(backward_inner_rows * backward_inner_pieces,
-        block.y));
-    follow(backward_inner, blocks, block, 0, stream, total_scratch, weight, total_2_scratch,
-        total_4_partials, total_5_partials, sizes, static_cast<Index>(backward_inner_rows),
-        static_cast<Index>(backward_inner_pieces), static_cast<Index>(piece_length));
+    follow(backward_row_2, static_cast<unsigned>(backward_row_2_slots), backward_row_2_block, 16384, stream,
+        total_scratch, weight, total_2_scratch, saved_variance, total_6_scratch, total_7_scratch,
+        total_4_partials, total_5_partials, sizes);
   }
   {
-    // Threads for all slots of a result; where those are few, results beside each other.
-    const int64_t results = static_cast<int64_t>(sizes.outer.value) * static_cast<int64_t>(sizes.axis_2.value), slots = total_4_partials_slots;
-    const auto along = static_cast<unsigned>(power_of_two(slots, 1, 512));
-    const dim3 block(along < 32 ? 128 / along : 1, along);
-    const auto blocks = static_cast<unsigned>(ceil_divide(results, block.x));
-    follow(backward_finalise_2, blocks, block, 0, stream, total_4_scratch, total_5_scratch, total_4_partials,
-        total_5_partials, sizes, static_cast<Index>(slots));
-  }
-  {
-    const auto blocks = static_cast<unsigned>(backward_outer_kept * backward_outer_slots * backward_outer_strips);
-    follow(backward_outer_kernel, blocks, backward_outer_block, 0, stream, total_scratch, saved_variance,
-        total_2_scratch, total_6_partials, total_7_partials, sizes, static_cast<Index>(backward_outer_slots));
-  }
-  {
-    const int64_t columns = static_cast<int64_t>(sizes.inner.value),
-        results = static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value);
+    const int64_t columns = static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value), results = static_cast<int64_t>(sizes.axis_2.value) * static_cast<int64_t>(sizes.inner.value);
     // Threads for all slots of a column, but no more than keep the device at work, and columns beside each other.
-    const int64_t slots = total_6_partials_slots, most_along = power_of_two(ceil_divide(1 << 17, results), 1,
+    const int64_t slots = total_4_partials_slots, most_along = power_of_two(ceil_divide(1 << 17, results), 1,
         64);
     const auto width = static_cast<unsigned>(power_of_two(columns, 1, 512 / power_of_two(slots, 1,
         most_along)));
     const dim3 block(width, static_cast<unsigned>(power_of_two(slots, width < 32 ? 32 / width : 1,
         512 / width)));
     const auto blocks = static_cast<unsigned>(results / columns * ceil_divide(columns, width));
-    follow(backward_finalise_3, blocks, block, 0, stream, d_weight, d_bias, total_6_partials,
-        total_7_partials, sizes, static_cast<Index>(slots));
+    follow(backward_finalise_2, blocks, block, 0, stream, d_weight, d_bias, total_4_partials,
+        total_5_partials, sizes, static_cast<Index>(slots));
   }
   {
-    const auto blocks = static_cast<unsigned>(backward_outer_2_kept * backward_outer_2_slots * backward_outer_2_strips);
-    follow(backward_outer_2_kernel, blocks, backward_outer_2_block, 0, stream, x, saved_mean,
-        total_4_scratch, saved_variance, d_out, saved_sum, total_3_scratch, weight, bias, saved_bound,
-        total_5_scratch, d_x, sizes, static_cast<Index>(backward_outer_2_slots));
+    const auto blocks = static_cast<unsigned>(backward_outer_kept * backward_outer_slots * backward_outer_strips);
+    follow(backward_outer_kernel, blocks, backward_outer_block, 0, stream, x, saved_mean, total_6_scratch,
+        saved_variance, d_out, saved_sum, total_3_scratch, weight, bias, saved_bound, total_7_scratch, d_x,
+        sizes, static_cast<Index>(backward_outer_slots));
   }
   return -static_cast<int64_t>(cudaGetLastError());
 }
