@@ -176,8 +176,8 @@ def _with_smaller(
     for _, rows in plain.rows:
         more = [n for n in reduces if ir.reduction(n)[1] > rows.axes and n.args[0].extent == every]
         options |= dict.fromkeys((ir.reduction(n)[1] - rows.axes, every - rows.axes) for n in more)
-    is_likely = program.name in plain.strips or not plain.rows
-    if is_likely and len(reduced_axes(program)) > 1:
+    reduces_twice = not plain.rows and len(reduced_axes(program)) > 1
+    if program.name in plain.strips or reduces_twice:
         options |= dict.fromkeys(_left(make_entry(program, plain)))
     least = _cost(program, plain, bound) if options else 0
     for axes, domain in options:

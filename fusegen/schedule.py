@@ -156,6 +156,8 @@ def _all_pending(
             continue
         if not window and _rows_left(state, held):
             continue
+        if here and not state.kernels:  # no rows are held after all
+            part_columns(state)
         if state.pending:
             _level(state, pooled)
         if window and is_sliding:
@@ -226,11 +228,13 @@ def _level(state: Pass, pooled: Sequence[int]) -> None:
     riding along.
     """
     ready = [n for n in reduces_below(state.pending.values()) if not reduces_below(n.args)]
-    # What only small outputs wait for goes with the last pass over the elements.
+    # What only small outputs wait for goes with the last pass over the elements, or with one that
+    # reduces in the same way.
     largest = max((len(e.extent) for e in state.pending.values()), default=0)
     elements = [e for e in state.pending.values() if len(e.extent) == largest]
     first = set(reduces_below(elements))
-    ready = [n for n in ready if n in first] or ready
+    ways = {(n.args[0].extent, ir.reduction(n)) for n in ready if n in first}
+    ready = [n for n in ready if (n.args[0].extent, ir.reduction(n)) in ways] or ready
     elementwise = {n: e for n, e in state.pending.items() if not reduces_below([e])}
     _reduce(state, ready, elementwise)
     by_domain: dict[tuple[int, ...], dict[str, Expr]] = {}

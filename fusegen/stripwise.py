@@ -37,17 +37,27 @@ def part_columns(state: Pass) -> None:
     take columns along.
     """
     reduces = reduces_below(state.pending.values())
-    if any(way_of(n, None).family == "inner" for n in reduces):
+    domain = domain_of(state)
+    rows = [n for n in reduces if n.args[0].extent == domain]
+    if any(way_of(n, None).family == "inner" for n in rows):
         return
-    over = [(n.args[0].extent, ir.reduction(n)[1], len(reduces_below(n.args))) for n in reduces]
-    firsts: dict[tuple[Extent, Extent], Extent] = {}
-    for extent, axes, before in over:
-        # Not of what waits for other reductions.
-        beside = [fewer for of, fewer, b in over if (of, b) == (extent, before) and fewer < axes]
-        first = max([firsts.get((extent, axes), frozenset()), *beside], key=len)
+    over = {(n.args[0].extent, ir.reduction(n)[1], _waits(n, ir.reduction(n)[1])) for n in reduces}
+
+    def first_of(node: Expr) -> Extent:
+        extent, axes = node.args[0].extent, ir.reduction(node)[1]
+        fewer = [a for e, a, waits in over if (e, waits) == (extent, _waits(node, a)) and a < axes]
+        if fewer:
+            return max(fewer, key=len)
         # What is first is written as what it is to serve.
-        firsts |= {(extent, axes): first, (extent, first): first} if first else {}
-    _part_at(state, lambda n: firsts.get((n.args[0].extent, ir.reduction(n)[1]), frozenset()))
+        return axes if any((e, a > axes) == (extent, True) for e, a, _ in over) else frozenset()
+
+    _part_at(state, first_of)
+
+
+def _waits(node: Expr, axes: Extent) -> bool:
+    """Whether what varies along some of its axes, of what a node reduces, waits for others."""
+    above, below = _factors(node.args[0])
+    return bool(reduces_below(f for f in above + below if f.extent & axes))
 
 
 def _part(state: Pass, strips: Strips) -> None:
@@ -115,7 +125,8 @@ def _sum(value: Expr, axes: Extent, place: Mapping[Expr, int]) -> Expr:
     found = _product(inside)
     for factor in inverse:
         found = found / factor
-    found = ir.reduce_sum(found, axes) * _product([f for f in above if not f.extent & axes])
+    outside = [f for f in above if not f.extent & axes]
+    found = _product([ir.reduce_sum(found, axes), *outside])
     for factor in (f for f in below if not f.extent & axes):
         found = found / factor
     return found

@@ -1015,9 +1015,8 @@ static void backward_finalise_3(float* __restrict__ total_4_scratch, float* __re
 }
 
 static inline __attribute__((always_inline)) void backward_outer_2_values(const float total_2,
-    const float saved_variance, const float total_3, float& total_6_term, float& total_7_term) {
+    const float saved_variance, float& total_6_term) {
   total_6_term = total_2 * (1.0f / sqrtf(saved_variance + 1e-05f));
-  total_7_term = total_3 * 1.0f;
 }
 
 static void backward_outer_2(const float* __restrict__ total_2, const float* __restrict__ saved_variance,
@@ -1044,20 +1043,15 @@ static void backward_outer_2(const float* __restrict__ total_2, const float* __r
         float total_3_room[kLine];
         const float* const total_3_line = load<1>(total_3 + ((outer) * sizes.axis_2.value + axis_2) * sizes.inner.value + inner, width, total_3_room);
         float total_6_term_line[kLine];
-        float total_7_term_line[kLine];
 #pragma omp simd
         for (Index i = 0; i < padded(width); ++i) {
           const float total_2_value = total_2_line[i];
-          const float total_3_value = total_3_line[i];
           float total_6_term_value;
-          float total_7_term_value;
-          backward_outer_2_values(total_2_value, saved_variance_value, total_3_value, total_6_term_value,
-              total_7_term_value);
+          backward_outer_2_values(total_2_value, saved_variance_value, total_6_term_value);
           total_6_term_line[i] = total_6_term_value;
-          total_7_term_line[i] = total_7_term_value;
         }
         total_6_lanes.add(total_6_term_line, width, first - begin);
-        total_7_lanes.add(total_7_term_line, width, first - begin);
+        total_7_lanes.add(total_3_line, width, first - begin);
       }
     }
     for (Index i = 0; i < end - begin; ++i) total_6_partials[block * columns + begin + i] = total_6_lanes.at(i);

@@ -882,7 +882,7 @@ __device__ __forceinline__ void backward_row_2_stage_1_once(const float saved_va
 __device__ __forceinline__ void backward_row_2_stage_1(const float total, const float weight,
     const float total_2, const float inverse_root, float& total_6_term, float& total_6_term_by,
     float& total_7_term, float& total_7_term_by, float& total_4_term, float& total_4_term_by,
-    float& total_5_term, float& total_5_term_by) {
+    float& total_5_term) {
   total_6_term = total;
   total_6_term_by = weight;
   total_7_term = total_2;
@@ -890,7 +890,6 @@ __device__ __forceinline__ void backward_row_2_stage_1(const float total, const 
   total_4_term = total;
   total_4_term_by = inverse_root;
   total_5_term = total_2;
-  total_5_term_by = 1.0f;
 }
 
 __device__ __forceinline__ void backward_row_2_row_values(const float total_6, const float total_7,
@@ -980,14 +979,13 @@ backward_row_2(const float* total, const bfloat16* weight, const float* total_2,
         float total_4_term_value;
         float total_4_term_by_value;
         float total_5_term_value;
-        float total_5_term_by_value;
         backward_row_2_stage_1(total_value, weight_value, total_2_value, inverse_root_value,
             total_6_term_value, total_6_term_by_value, total_7_term_value, total_7_term_by_value,
-            total_4_term_value, total_4_term_by_value, total_5_term_value, total_5_term_by_value);
+            total_4_term_value, total_4_term_by_value, total_5_term_value);
         if (is_here) sums_1[0].add(total_6_term_value, total_6_term_by_value);
         if (is_here) sums_1[1].add(total_7_term_value, total_7_term_by_value);
         if (is_here) total_4_sum[p][lane].add(total_4_term_value, total_4_term_by_value);
-        if (is_here) total_5_sum[p][lane].add(total_5_term_value, total_5_term_by_value);
+        if (is_here) total_5_sum[p][lane].add(total_5_term_value);
       }
     }
     combine<8, false>(sums_1, cells[turn++ & 1]);
