@@ -19,7 +19,20 @@ from fusegen.errors import (
     UnsupportedError,
 )
 from fusegen.ir import Expr, reduce_max, reduce_mean, reduce_sum, reduce_variance
-from fusegen.ops import ALIASES, OPS, Chain, Channel, Mask, Op, Trailing, give, keep, op, recall
+from fusegen.ops import (
+    ALIASES,
+    OPS,
+    Chain,
+    Channel,
+    Mask,
+    Op,
+    Trailing,
+    give,
+    keep,
+    op,
+    operand,
+    recall,
+)
 from fusegen.windowing import windows
 
 if TYPE_CHECKING:
@@ -47,6 +60,7 @@ __all__ = [
     "give",
     "keep",
     "op",
+    "operand",
     "recall",
     "reduce_max",
     "reduce_mean",

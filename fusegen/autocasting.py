@@ -63,7 +63,7 @@ def under_autocast(
 
 def _without_names(steps: Sequence[Step]) -> tuple[Step, ...]:
     """The steps that make the running value, which may be one that was kept."""
-    while steps and steps[-1].is_structural:
+    while steps and steps[-1].is_structural and steps[-1].taken_up is None:
         last = steps[-1]
         steps = steps[:-1]
         while last.op == "recall" and not (steps[-1].is_naming and steps[-1].names == last.names):

@@ -27,12 +27,17 @@ class Value:
     """A tensor on its way through a chain.
 
     former has, for each axis that a reduction left one wide, the axes it was made of before: what
-    is as wide as it was lies along those again.
+    is as wide as it was lies along those again. Where the value is an operand that the chain goes
+    on with, they are those of x, and go on before the value's own axes.
     """
 
     shape: Shape
     axes: Axes
     former: Axes
+
+    @property
+    def _own_former(self) -> Axes:
+        return self.former[len(self.former) - len(self.shape) :]
 
     def along(self, axis: int) -> tuple[int, ...]:
         """The axes that one axis, counted from the end, is made of; none where there is no such."""
@@ -49,11 +54,12 @@ class Value:
         """
         gone = set(reduced)
         shape, axes, former = [], [], []
+        formers = self._own_former
         for source in sources:
             is_new = source is None
             shape.append(1 if source is None or source in gone else self.shape[source])
             axes.append(() if source is None or source in gone else self.axes[source])
-            before = () if source is None else self.former[source]
+            before = () if source is None else formers[source]
             former.append(self.axes[source] if not is_new and source in gone else before)
         return Value(tuple(shape), tuple(axes), tuple(former))
 
@@ -62,19 +68,21 @@ class Value:
         that is none.
         """
         size = math.prod(self.shape[start:end])
-        former = flat(self.former[start:end]) if size == 1 else ()
+        formers = self._own_former
+        former = flat(formers[start:end]) if size == 1 else ()
         return Value(
             (*self.shape[:start], size, *self.shape[end:]),
             (*self.axes[:start], flat(self.axes[start:end]), *self.axes[end:]),
-            (*self.former[:start], former, *self.former[end:]),
+            (*formers[:start], former, *formers[end:]),
         )
 
     def parted(self, axis: int, sizes: Shape, parts: Axes) -> Value:
         """The value with several axes of these sizes in the place of one, from the front."""
+        formers = self._own_former
         return Value(
             (*self.shape[:axis], *sizes, *self.shape[axis + 1 :]),
             (*self.axes[:axis], *parts, *self.axes[axis + 1 :]),
-            (*self.former[:axis], *((),) * len(sizes), *self.former[axis + 1 :]),
+            (*formers[:axis], *((),) * len(sizes), *formers[axis + 1 :]),
         )
 
     def seen_as(self, shape: Shape) -> Value:
@@ -146,6 +154,8 @@ class Atlas:
             result.insert(0, (other if size == 1 else size, together, former))
             own.insert(0, theirs)
         joined = Value(*(tuple(part) for part in zip(*result, strict=True))) if result else value
+        if result and len(value.former) > rank:
+            joined = replace(joined, former=value.former[:-rank] + joined.former)
         self._require_order(joined)
         return joined, tuple(own[rank - len(shape) :])
 

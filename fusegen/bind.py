@@ -14,11 +14,12 @@ from fusegen.bound import Bound, Given, Operand, Place, Update
 from fusegen.errors import ArgumentError, UnsupportedError
 from fusegen.fitting import (
     broadcast,
+    broadcasts,
     dims_of,
     placed_along,
     rearranged,
     require_axis,
-    values_per_statistic,
+    require_statistics,
     windows_of,
 )
 from fusegen.ops import COUNTER, RUNNING, Chain, Definition, Step
@@ -87,7 +88,7 @@ class _Binding:
                 self.places.append(self._step(step))
         atlas, result = self.atlas, self.running
         given = [self.kept[name] for name in self.chain.gives]
-        windows = {self._numbers((axis,))[0]: window for axis, window in self.windows.items()}
+        windows = {atlas.numbers((axis,))[0]: window for axis, window in self.windows.items()}
         read = [name for name in self.chain.operands if name in self.found]
         domain = tuple(atlas.sizes[i] for i in atlas.order)
         if 0 in domain and 0 not in result.shape:
@@ -98,7 +99,7 @@ class _Binding:
         return Bound(
             self.chain,
             domain,
-            Operand("x", frozenset(self._numbers(flat(atlas.x.axes))), kind_of(self.given_x[1])),
+            Operand("x", frozenset(atlas.numbers(flat(atlas.x.axes))), kind_of(self.given_x[1])),
             tuple(map(self._lying, read)),
             self.dtype,
             tuple(sorted(windows.items())),
@@ -113,17 +114,14 @@ class _Binding:
     def _lying(self, name: str) -> Operand:
         return Operand(
             name,
-            frozenset(self._numbers(flat(self.found[name]))),
+            frozenset(self.atlas.numbers(flat(self.found[name]))),
             kind_of(self.given[name][1]),
             is_pooled=bool(self.windows) and name not in self.unpooled,
             is_noise=name in self.chain.drawn,
         )
 
-    def _numbers(self, axes: tuple[int, ...]) -> tuple[int, ...]:
-        return self.atlas.numbers(axes)
-
     def _all_numbers(self, axes: Axes) -> Axes:
-        return tuple(map(self._numbers, axes))
+        return tuple(map(self.atlas.numbers, axes))
 
     def _settled(self, place: Place) -> Place:
         operands = tuple((name, self._all_numbers(axes)) for name, axes in place.operands)
@@ -136,7 +134,20 @@ class _Binding:
             self.kept[step.names[0]] = (self.running, self.dtype)
         elif step.op == "recall":
             self.running, self.dtype = self.kept[step.names[0]]
+        elif step.taken_up is not None:
+            self._take_up(step, step.taken_up)
         return step.is_structural
+
+    def _take_up(self, step: Step, name: str) -> None:
+        """Go on with an operand, along the axes of the value before, or of x."""
+        shape, self.dtype = self.given[name]
+        before = self.running if broadcasts(self.running.shape, shape) else self.atlas.x
+        if name not in self.found:
+            broadcast(step, name, before.shape, shape)
+            self.running = before
+            self.found[name] = self._meet(step, name, shape, None)
+        former = ((),) * (len(shape) - len(before.shape)) + before.axes
+        self.running = Value(shape, self.found[name], former)
 
     def _step(self, step: Step) -> Place:
         definition = step.definition
@@ -350,20 +361,8 @@ class _Binding:
     def _update(self, step: Step, definition: Definition, updated: list[tuple[str, str]]) -> None:
         """Note the running statistics that a step updates, their shapes checked."""
         attributes, names = dict(step.attributes), dict(step.operands)
-        shape = self.running.shape
-        given_statistics = [p for p in RUNNING if p in names]
         is_training = definition.is_updating(attributes)
-        if len(given_statistics) == 1 or (not is_training and not given_statistics):
-            why = "" if is_training else f", since {definition.training} is False"
-            raise ArgumentError(
-                f"{step.text}: got {' and '.join(given_statistics) or 'no running statistics'}, "
-                f"wanted {' and '.join(RUNNING)}{why}"
-            )
-        if len(shape) < 2:
-            raise ArgumentError(
-                f"{step.text}: got a value of shape {shape}, wanted at least two axes: samples and "
-                "channels"
-            )
+        require_statistics(step, definition, self.running.shape)
         for parameter, name in updated:
             if name in self.kept:
                 raise ArgumentError(
@@ -378,16 +377,9 @@ class _Binding:
                 )
             if parameter != COUNTER:
                 self._placed(step, "channel", name, given)
-        if not is_training:
+        if not is_training or RUNNING[0] not in names:
             return
-        if values_per_statistic(definition, shape) == 1:
-            raise ArgumentError(
-                f"{step.text}: got a value of shape {shape}, wanted more than one value for each "
-                "statistic"
-            )
         momentum = attributes["momentum"]
-        if not given_statistics:
-            return
         if momentum is None and COUNTER not in names:
             raise ArgumentError(
                 f"{step.text}: momentum is None, so the average is over all batches; give their "

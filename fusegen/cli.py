@@ -48,6 +48,7 @@ _STRUCTURAL = {
         "Name the running value, as keep does, and return it as well.",
     ),
     "recall": ("recall(name)", "Go on with a kept value in place of the running one."),
+    "operand": ("operand(name)", "Go on with an operand in place of the running value."),
 }
 
 

@@ -247,7 +247,10 @@ def assumed_shapes(chain: Chain, situation: Situation) -> tuple[Shape, dict[str,
         if step.is_structural:
             if step.is_naming:
                 kept[step.names[0]] = running
-            running = kept.get(step.names[0], running)
+            if step.taken_up is not None:
+                running = found.get(step.taken_up, running)
+            else:
+                running = kept.get(step.names[0], running)
             continue
         definition = lookup(step.op)
         for parameter, name in step.operands:

@@ -22,12 +22,13 @@ from fusegen.ops import (
     give,
     keep,
     lookup,
+    operand,
     recall,
 )
 from fusegen.ops.schema import gathered, match
 from fusegen.trace import trace
 
-__all__ = ["chain", "give", "keep", "parse", "recall", "trace"]
+__all__ = ["chain", "give", "keep", "operand", "parse", "recall", "trace"]
 
 _WIDTH = 90  # characters of a line that a message shows
 _NUMBERS = {"inf": float("inf"), "nan": float("nan")}
@@ -159,7 +160,7 @@ class _Text:
         name = self._value(args[0]) if len(args) == 1 and not keywords else None
         if not isinstance(name, str):
             self.fail(self.at(node), f"{op} takes one name, as in {op}(y)")
-        return Step(op, names=(name,))
+        return Step(op, operands=(("", name),)) if op == "operand" else Step(op, names=(name,))
 
     def _value(self, node: ast.expr) -> object:
         """An argument: a constant, or a name as a string."""

@@ -7,7 +7,7 @@ import math
 from fusegen import ir
 from fusegen.axes import Shape, Value
 from fusegen.errors import ArgumentError
-from fusegen.ops import Definition, Step
+from fusegen.ops import RUNNING, Definition, Step
 from fusegen.ops.schema import integers
 from fusegen.windowing import Window, size_of, windows_along
 
@@ -85,14 +85,42 @@ def _pad(shape: Shape, rank: int) -> Shape:
 
 def broadcast(step: Step, name: str, running: Shape, shape: Shape) -> None:
     """Raise ArgumentError where an operand's shape does not broadcast with the value's."""
+    if not broadcasts(running, shape):
+        raise ArgumentError(
+            f"{step.text}: operand {name!r} got shape {shape}, which does not broadcast with "
+            f"the value's {running}; sizes must match from the last axis on, or be 1"
+        )
+
+
+def broadcasts(running: Shape, shape: Shape) -> bool:
+    """Whether a tensor's shape broadcasts with a value's."""
     rank = max(len(running), len(shape))
-    for a, b in zip(_pad(running, rank), _pad(shape, rank), strict=True):
-        if a != b and 1 not in (a, b):
-            raise ArgumentError(
-                f"{step.text}: operand {name!r} got shape {shape}, which does not broadcast with "
-                "the value's "
-                f"{running}; sizes must match from the last axis on, or be 1"
-            )
+    pairs = zip(_pad(running, rank), _pad(shape, rank), strict=True)
+    return all(a == b or 1 in (a, b) for a, b in pairs)
+
+
+def require_statistics(step: Step, definition: Definition, shape: Shape) -> None:
+    """Raise ArgumentError where a step lacks running statistics that it needs, or its value has no
+    channels, or in training one element in each.
+    """
+    given = [p for p in RUNNING if p in dict(step.operands)]
+    is_training = definition.is_updating(dict(step.attributes))
+    if len(given) == 1 or (not is_training and not given):
+        why = "" if is_training else f", since {definition.training} is False"
+        raise ArgumentError(
+            f"{step.text}: got {' and '.join(given) or 'no running statistics'}, wanted "
+            f"{' and '.join(RUNNING)}{why}"
+        )
+    if len(shape) < 2:
+        raise ArgumentError(
+            f"{step.text}: got a value of shape {shape}, wanted at least two axes: samples and "
+            "channels"
+        )
+    if is_training and values_per_statistic(definition, shape) == 1:
+        raise ArgumentError(
+            f"{step.text}: got a value of shape {shape}, wanted more than one value for each "
+            "statistic"
+        )
 
 
 def placed_along(

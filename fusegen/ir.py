@@ -15,6 +15,7 @@ import struct
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from numbers import Real
 from threading import Lock
 from typing import Literal
 from weakref import WeakValueDictionary
@@ -137,8 +138,12 @@ def make(
     return node
 
 
-def const(value: Number, kind: Kind = "number") -> Expr:
+def const(value: object, kind: Kind = "number") -> Expr:
     """A number written in the chain, or a position."""
+    if not isinstance(value, Real):  # a tensor of one element too, which would not train
+        raise TypeError(
+            f"got a {type(value).__name__}, wanted an expression, a parameter or a number"
+        )
     return make("const", attrs=(float(value),), kind=kind)
 
 
@@ -161,9 +166,7 @@ def position(axes: Iterable[int], rank: int | None) -> Expr:
 def primitive(op: str, *operands: Expr | Number) -> Expr:
     """A scalar primitive applied index by index; extents are united."""
     if any(isinstance(a, bool) for a in operands):
-        raise TypeError(
-            f"{op}: got True or False; write eq(a, b), since a == b compares the expressions"
-        )
+        raise TypeError(f"{op}: got True or False; write eq(a, b), as a == b compares expressions")
     args = tuple(a if isinstance(a, Expr) else const(a) for a in operands)
     if len(args) != ARITY[op]:
         raise TypeError(f"{op} takes {ARITY[op]} arguments, got {len(args)}")
@@ -189,9 +192,7 @@ def check_kinds(op: str, args: Sequence[Expr]) -> None:
         wants_truth = op in CONNECTIVES or (op == "where" and i == 0)
         if (arg.kind == "truth") != wants_truth:
             wanted = (
-                "a condition such as x > 0"
-                if wants_truth
-                else "numbers; where(it, 1, 0) gives them"
+                "a condition such as x > 0" if wants_truth else "numbers; where(it, 1, 0) is that"
             )
             got = "a condition" if arg.kind == "truth" else "numbers"
             raise ChainError(f"{op}: got {got}, {arg}, wanted {wanted}")

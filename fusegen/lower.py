@@ -69,6 +69,9 @@ def lower(bound: Bound) -> Lowered:
         if step.op == "recall":
             running = kept[step.names[0]]
             continue
+        if step.taken_up is not None:
+            running = tensors[step.taken_up]
+            continue
         assert place is not None
         assert step.definition is not None
         names = dict(step.operands)

@@ -89,6 +89,8 @@ def run_eagerly(chain: Chain, x: Tensor, operands: Mapping[str, Tensor]) -> Any:
             values[step.names[0]] = running
         elif step.op == "recall":
             running = values[step.names[0]]
+        elif step.taken_up is not None:
+            running = values[step.taken_up]
         else:
             running = _run_step(step, running, _given(step, values))
     return (running, *[values[name] for name in chain.gives]) if chain.gives else running

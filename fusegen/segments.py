@@ -66,7 +66,10 @@ def segments(chain: Chain, *, joins: bool = False, sums: bool = False) -> tuple[
     cuts: dict[int, str] = {}
     facts = [_facts(step) for step in steps]
     while (cut := _next_cut(steps, facts, cuts, joins=joins, sums=sums)) is not None:
-        cuts[cut[0]] = cut[1]
+        at, reason = cut
+        cuts[at - (steps[at - 1].taken_up is not None)] = (
+            reason  # an operand is what a part begins with
+        )
     if not cuts:
         return (Segment(chain),)
     bounds = [0, *sorted(cuts), len(steps)]
@@ -81,14 +84,15 @@ def segments(chain: Chain, *, joins: bool = False, sums: bool = False) -> tuple[
     for begin, end in pairwise(bounds):
         inner = [*steps[begin:end]]
         source = None
-        while inner and inner[0].op == "recall" and inner[0].names[0] in crossing:
-            source = inner.pop(0).names[0]
+        while inner and (taken := _source(inner[0], crossing)) is not None:
+            source = taken
+            del inner[0]
         if all(s.is_structural for s in inner):
             raise UnsupportedError(
                 f"{chain.text}: it ends in a value from before {steps[begin - 1].text}; leave out "
                 "the steps that follow that value"
             )
-        entering = [s.names[0] for s in takewhile(lambda s: s.is_structural, inner)]
+        entering = [s.names[0] for s in takewhile(_is_of_x, inner)]
         last = [*takewhile(lambda s: s.is_naming, reversed(inner))]
         leaving = [s.names[0] for s in last]
         part = Chain(tuple(inner[: len(inner) - len(last)]))
@@ -156,6 +160,18 @@ def _facts(step: Step) -> _Facts:
     return _Facts(is_reducing=step.reduces, is_summing=is_summing, is_dear=is_dear)
 
 
+def _source(step: Step, crossing: Collection[str]) -> str | None:
+    """What a segment begins with whose first step takes up what lies in memory."""
+    if step.op == "recall" and step.names[0] in crossing:
+        return step.names[0]
+    return step.taken_up
+
+
+def _is_of_x(step: Step) -> bool:
+    """Whether a step where a segment begins leaves its first value the running one."""
+    return step.is_structural and step.taken_up is None
+
+
 def _mentioned(steps: Iterable[Step]) -> list[str]:
     """The names that steps use."""
     names: list[str] = []
@@ -215,7 +231,10 @@ def _next_cut(
         if reason and is_begun:
             return i, reason
         views.note(i, is_begun=is_begun)
-        if step.op == "recall" or fact.is_view:
+        if step.taken_up is not None:
+            is_begun = i > start
+            met.update(_mentioned([step]))
+        if step.is_structural or fact.is_view:
             continue
         is_begun = True
         is_dear = is_dear or fact.is_dear
@@ -297,6 +316,6 @@ def _cut_at_keep(steps: Sequence[Step], cuts: Collection[int], at: int) -> int |
     """Where to cut so that a kept value is in memory; None where it is already."""
     begin = max((c for c in cuts if c <= at), default=0)
     end = min((c for c in cuts if c > at), default=len(steps))
-    is_first = all(s.is_structural for s in steps[begin:at])
+    is_first = all(map(_is_of_x, steps[begin:at]))
     behind = at + len([*takewhile(lambda s: s.is_naming, steps[at:end])])
     return None if is_first or behind == end else behind

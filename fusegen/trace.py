@@ -14,7 +14,7 @@ from typing import Any
 from fusegen import ir
 from fusegen.errors import ChainError
 from fusegen.ir import ARITY, Expr
-from fusegen.ops import Chain, Op, Placement, Step, lookup
+from fusegen.ops import Chain, Op, Placement, Step, lookup, operand
 from fusegen.ops.schema import alternatives, annotations_of, show_value
 
 # The same operation with its two arguments exchanged.
@@ -123,10 +123,10 @@ class _Line:
 
     def through(self, results: tuple[Expr, ...]) -> Chain:
         """The steps from x to the first of the results, by way of the others."""
-        live = self._live(results)
-        if not live.issuperset(results):
+        live, of_x = self._live(results)
+        if not of_x.issuperset(results):
             raise ChainError(f"{self.name}: the result does not depend on the first parameter")
-        order = _in_order(results, live)
+        order = _in_order(results, live, of_x)
         self.given = tuple(n for n in order if n in results[1:])
         if self.given != results[1:] or order[-1] is not results[0]:
             raise ChainError(
@@ -137,10 +137,11 @@ class _Line:
         running, plan = self.x, []
         for node in order:
             places = [i for i in _running_places(node) if node.args[i] in live]
+            places = places or [i for i in _running_places(node) if node.args[i].op == "input"]
             if not places:
                 raise ChainError(
-                    f"{self.name}: the first argument of {_called(node)} must be computed from the "
-                    f"chain's input; only its other arguments may be operands or numbers"
+                    f"{self.name}: the first argument of {_called(node)} is a number; it must be "
+                    "a tensor"
                 )
             place = next((i for i in places if node.args[i] is running), places[0])
             for i, arg in enumerate(node.args):
@@ -158,29 +159,40 @@ class _Line:
             steps.append(Step("keep", names=(self.kept[self.x],)))
         for node, place, follows in plan:
             if not follows:
-                steps.append(Step("recall", names=(self.kept[node.args[place]],)))
+                steps.append(self._taking_up(node.args[place]))
             steps.append(self._call(node) if node.op == "call" else self._primitive(node, place))
             if node in self.kept:
                 op = "give" if node in self.given else "keep"
                 steps.append(Step(op, names=(self.kept[node],)))
         return Chain(tuple(steps))
 
-    def _live(self, results: Sequence[Expr]) -> set[Expr]:
-        """The nodes that depend on x; an operation on operands alone is refused."""
-        live = {self.x}
+    def _taking_up(self, value: Expr) -> Step:
+        """The step that goes on with a value that was kept, or with an operand."""
+        if value in self.kept:
+            return Step("recall", names=(self.kept[value],))
+        name = ir.name_of(value)
+        if self.placements.get(name) == "channel":
+            raise ChainError(
+                f"{self.name}: {name!r} is annotated as channel, but something is computed from it "
+                "alone; annotate it as Expr and pass it in a shape that broadcasts, such as "
+                "(C, 1, 1)"
+            )
+        return operand(name).written[0]
+
+    def _live(self, results: Sequence[Expr]) -> tuple[set[Expr], set[Expr]]:
+        """What is computed, and x; and of that what depends on x."""
+        live, of_x = {self.x}, {self.x}
         for node in ir.topological(results):
-            if any(arg in live for arg in node.args):
-                live.add(node)
-            elif node.op not in ("input", "const"):
-                raise ChainError(
-                    f"{self.name}: {_called(node)} is computed from operands alone, but every step "
-                    f"works on a value computed from x; pass its result, or make it an @op"
-                )
-            if node in live and node is not self.x and node.op not in (*ARITY, "call"):
+            if node.op in ("input", "const"):
+                continue
+            live.add(node)
+            if not of_x.isdisjoint(node.args):
+                of_x.add(node)
+            if node.op not in (*ARITY, "call"):
                 raise ChainError(
                     f"{self.name}: {node.op} needs a tensor's axes; it belongs in an @op function"
                 )
-        return live
+        return live, of_x
 
     def _call(self, node: Expr) -> Step:
         definition, slots, attributes, _ = node.attrs
@@ -237,9 +249,9 @@ def _running_places(node: Expr) -> tuple[int, ...]:
     return (0, 1) if node.op in _EXCHANGED else (0,)
 
 
-def _in_order(results: Sequence[Expr], live: set[Expr]) -> list[Expr]:
-    """The operations on x's values, arguments first, the one that must be running last of all; the
-    first of the results after the others.
+def _in_order(results: Sequence[Expr], live: set[Expr], of_x: set[Expr]) -> list[Expr]:
+    """The operations, arguments first, the one that must be running last of all; what is computed
+    from operands alone just before it is used; the first of the results after the others.
     """
     order: list[Expr] = []
     seen: set[Expr] = set()
@@ -252,6 +264,7 @@ def _in_order(results: Sequence[Expr], live: set[Expr]) -> list[Expr]:
             seen.add(node)
             stack.append((node, True))
             # The stack is read from its end: what is pushed first is computed last.
-            args = node.args if len(_running_places(node)) == 1 else reversed(node.args)
+            args = node.args if len(_running_places(node)) == 1 else node.args[::-1]
+            args = tuple(sorted(args, key=of_x.__contains__)) if live.issuperset(args) else args
             stack.extend((arg, False) for arg in args)
     return order

@@ -1,6 +1,7 @@
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from fusegen import ir
 from fusegen.dsl import chain
@@ -125,16 +126,12 @@ def unused(x: Expr, scale: Expr) -> Expr:
     return x + 1
 
 
-def on_an_operand(x: Expr, scale: Expr) -> Expr:
+def number_first(x: Expr) -> Expr:
+    return where(ir.const(1.0), x, 0)
+
+
+def per_channel_alone(x: Expr, scale: Channel) -> Expr:
     return x * exp(scale)
-
-
-def called_on_an_operand(x: Expr, scale: Expr) -> Expr:
-    return x * gelu(scale)
-
-
-def first_argument_an_operand(x: Expr, scale: Expr) -> Expr:
-    return layernorm(scale, x)
 
 
 def without_x(x: Expr, scale: Expr) -> Expr:
@@ -170,9 +167,8 @@ def asks_for_axes(x: Expr) -> Expr:
             "out_of_order: operands are passed in the order of their use, which is bias, ",
         ),
         (unused, "unused: the parameter 'scale' is never used"),
-        (on_an_operand, "on_an_operand: exp is computed from operands alone"),
-        (called_on_an_operand, "called_on_an_operand: gelu is computed from operands alone"),
-        (first_argument_an_operand, "the first argument of layernorm must be computed from the"),
+        (number_first, "number_first: the first argument of where is a number"),
+        (per_channel_alone, "'scale' is annotated as channel, but something is computed from it"),
         (without_x, "without_x: the result does not depend on the first parameter"),
         (per_channel_maximum, "maximum has no form that takes 'scale' per channel"),
         (per_channel_in_trailing_place, "'bias' is annotated as trailing, but add_channel takes"),
@@ -184,7 +180,15 @@ def asks_for_axes(x: Expr) -> Expr:
         (lambda x: gelu(), "must return an expression, got a Chain"),
         (lambda x: x.sin(), "'Expr' object has no attribute 'sin'"),
         (lambda x: where(x == 0, 1, x), "where: got True or False; write eq(a, b)"),
-        (lambda x, m: where(m, x, 0), "the first argument of where must be computed from the"),
+        (
+            lambda x: x * torch.ones(1),
+            "got a Tensor, wanted an expression, a parameter or a number",
+        ),
+        (
+            lambda x: torch.ones(3) + x,
+            "got a Tensor, wanted an expression, a parameter or a number",
+        ),
+        (lambda x: x * "a", "got a str, wanted an expression, a parameter or a number"),
         (lambda: 0, "the first parameter of a chain's function is its input"),
         (lambda *x: x, "the first parameter of a chain's function is its input"),
         (lambda x, *others: x, "lists its operands by name"),

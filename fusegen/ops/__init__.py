@@ -13,7 +13,7 @@ from fusegen.ops import (
     reduction,
     reshaping,
 )
-from fusegen.ops.chain import RESERVED, Chain, give, keep, recall
+from fusegen.ops.chain import RESERVED, Chain, give, keep, operand, recall
 from fusegen.ops.definition import ALIASES, OPS, Op, lookup
 from fusegen.ops.registry import op
 from fusegen.ops.schema import (
@@ -62,6 +62,7 @@ __all__ = [
     "nearest",
     "normalisation",
     "op",
+    "operand",
     "piecewise",
     "pooling",
     "primitives",

@@ -75,7 +75,8 @@ class Chain:
 
     def reads(self, operand: str) -> bool:
         """Whether a launch reads an operand: all but what merely counts batches."""
-        return any(p.name != COUNTER or step.averages for step, p in self.uses(operand))
+        is_read = any(p.name != COUNTER or step.averages for step, p in self.uses(operand))
+        return is_read or any(step.taken_up == operand for step in self.steps)
 
     def updates(self, operand: str) -> bool:
         """Whether some step updates an operand in place."""
@@ -125,6 +126,8 @@ class Chain:
                         )
                 updated |= mine
                 read |= others
+            elif step.taken_up is not None:
+                read.add(step.taken_up)
             if step.op == "recall" and not kept.issuperset(step.names):
                 raise BadStep(f"{step.text}: no step before it keeps this value", position)
             if step.op == "give" and not is_computed:
@@ -172,6 +175,13 @@ def recall(name: str) -> Chain:
     return Chain((Step("recall", names=(name,)),))
 
 
+def operand(name: str) -> Chain:
+    """Go on with an operand in place of the running value, as with a second input: the steps that
+    follow compute from it, until recall goes back.
+    """
+    return Chain((Step("operand", operands=(("", name),)),))
+
+
 def _settle(written: tuple[Step, ...]) -> tuple[Step, ...]:
     """The steps with every name settled, read from left to right."""
     operands: dict[str, None] = {}
@@ -185,6 +195,11 @@ def _settle(written: tuple[Step, ...]) -> tuple[Step, ...]:
             if name not in kept:
                 _check_name(name, RESERVED, position)
                 operands[name] = None
+            elif step.taken_up is not None:
+                raise BadStep(
+                    f"operand({name}): {name} is a kept value; go on with it by recall({name})",
+                    position,
+                )
             pairs.append((parameter, name))
         for name in step.names:
             _check_name(name, (), position)

@@ -23,7 +23,7 @@ RUNNING = ("running_mean", "running_var")
 COUNTER = "num_batches_tracked"
 
 NAMING = ("keep", "give")  # they name the running value
-STRUCTURAL = (*NAMING, "recall")
+STRUCTURAL = (*NAMING, "recall", "operand")
 # Tiles of more elements are not held by one thread, but walked as sliding windows are.
 _LARGEST_TILE = 256
 MOST_AXES = 8  # of a tensor
@@ -90,7 +90,9 @@ class Definition:
 
 @dataclass(frozen=True)
 class Step:
-    """An op with attributes and operands; or keep, give or recall of a name, which have neither."""
+    """An op with attributes and operands; keep, give or recall of a name, which have neither; or
+    operand, which has one.
+    """
 
     op: str
     attributes: tuple[tuple[str, Attribute], ...] = ()
@@ -100,7 +102,7 @@ class Step:
 
     @property
     def is_structural(self) -> bool:
-        """Whether the step only names a value or takes up a named one."""
+        """Whether the step only names a value or takes up a named one, or an operand."""
         return self.op in STRUCTURAL
 
     @property
@@ -112,6 +114,11 @@ class Step:
     def is_view(self) -> bool:
         """Whether the step only says in what shape its value is seen."""
         return self.definition is not None and self.definition.is_view
+
+    @property
+    def taken_up(self) -> str | None:
+        """The operand that it goes on with, if it does."""
+        return self.operands[0][1] if self.op == "operand" else None
 
     @property
     def groups(self) -> int:
@@ -135,7 +142,7 @@ class Step:
     @property
     def text(self) -> str:
         """The step as canonical text has it."""
-        inside = list(self.names)
+        inside = [*self.names, *(name for _, name in self.operands)]
         if self.definition is not None:
             inside = _arguments(self, self.definition.parameters)
         return f"{self.op}({', '.join(inside)})" if inside else self.op
