@@ -277,14 +277,16 @@ def _saving(
     values: tuple[Expr | None, ...],
     saved: tuple[tuple[Expr, Expr], ...],
 ) -> Program:
-    """The program with more outputs, as far as its derivative uses them."""
+    """The program with more outputs, as far as derivatives of the results, and of them, use any."""
     outputs = (*plain.graph.outputs, *more)
     spans = (*plain.spans, *(expr.extent for _, expr in more))
     graph = Graph(plain.graph.inputs, outputs)
     full = replace(plain, graph=graph, values=values, saved=saved, spans=spans)
-    used = set(derivative(full, range(len(plain.graph.inputs)), plain.results).program.input_names)
-    own = len(plain.graph.outputs)
-    keep = [i for i, (name, _) in enumerate(outputs) if i < own or name in used]
+    keep, present, new = [*range(len(plain.graph.outputs))], [*plain.results], [0]
+    while new:
+        used = set(derivative(full, range(len(plain.graph.inputs)), present).program.input_names)
+        new = [i for i, (name, _) in enumerate(outputs) if name in used and i not in keep]
+        keep, present = sorted([*keep, *new]), [*present, *new]
     return replace(
         full,
         graph=Graph(plain.graph.inputs, tuple(outputs[i] for i in keep)),

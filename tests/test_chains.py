@@ -125,6 +125,11 @@ CHAINS = [
 ]
 # Others, of several families each.
 MIXED = [
+    # What follows a maximum has no gradient, but its value is read in the backward.
+    ("max_pool1d(2) | sign | mul(p)", (2, 3, 8), [(3, 4)]),
+    ("max_pool2d(2) | gt(0) | where(a, 0)", (2, 3, 8, 8), [(4, 4)]),
+    ("max(-1) | gt(0) | where(a, b)", (2, 3, 4), [(2, 3), (2, 3)]),
+    ("layernorm | amax(-1) | gt(0) | where(a, b)", (2, 3, 4), [(2, 3), (2, 3)]),
     ("mean(2) | softmax(1)", (2, 3, 4, 3, 5), []),
     ("max(1) | add(wider)", (2, 5, 3, 1), [(4,)]),
     ("mul(0.125) | add(mask) | softmax(-1)", (3, 4, 5, 40), [(3, 1, 1, 40)]),
