@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -128,14 +129,18 @@ class Output:
     is_zeroed: bool  # a kernel leaves a dropped edge, or there is nothing to do
 
     def allocate(self, tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-        """Memory for it: from an input, where there is one, which takes half as long."""
+        """Memory for it, in its final shape where that takes no copy: from an input, where there is
+        one, which takes half as long.
+        """
+        final = None if self.shape == self.final_shape else self.final_strides
+        lie = (self.shape, self.strides) if final is None else (self.final_shape, final)
         if tensors:
-            out = tensors[0].new_empty_strided(self.shape, self.strides, dtype=self.dtype)
+            out = tensors[0].new_empty_strided(*lie, dtype=self.dtype)
         else:
-            out = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)
+            out = torch.empty_strided(*lie, dtype=self.dtype, device=device)
         return out.zero_() if self.is_zeroed else out
 
-    @property
+    @cached_property
     def final_strides(self) -> Shape | None:
         """The strides of the result in its final shape; None where that takes a copy."""
         if self.shape != self.whole_shape:
@@ -170,8 +175,13 @@ class Output:
         return is_laid_out and all(t.untyped_storage().data_ptr() != own for t in tensors)
 
     def hand_over(self, result: Tensor) -> Tensor:
-        """The result in its final shape: a copy, where that joins axes that do not lie as one."""
-        return result.expand(self.whole_shape).reshape(self.final_shape)
+        """The result in its final shape: a copy, where that joins axes that do not lie as one. It
+        is no view, which autograd would not let anyone write to.
+        """
+        if result.shape == self.final_shape:
+            return result
+        seen = result.expand(self.whole_shape).reshape(self.final_shape)
+        return seen.clone() if seen._is_view() else seen
 
 
 def inputs_of(

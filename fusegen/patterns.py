@@ -23,8 +23,8 @@ def is_log_softmax(node: Expr) -> bool:
 
 def unshifted(node: Expr, axes: Extent) -> tuple[Expr, Expr] | None:
     """(part, shift) of a sum, or of a log_softmax, whose shift does not vary along the axes, and
-    whose part is no more likely than that to cancel it at each element: a product with what does
-    not vary either, shifted or not.
+    whose part is not likely to cancel it at each element: a difference, such as that from a mean,
+    times what does not vary either, shifted or not.
     """
     pairs = {"add": (node.args, node.args[::-1]), "sub": (node.args,)}.get(node.op, ())
     for part, shift in pairs:
@@ -35,11 +35,19 @@ def unshifted(node: Expr, axes: Extent) -> tuple[Expr, Expr] | None:
 
 
 def _is_scaled(node: Expr, axes: Extent) -> bool:
-    """Whether it is a product with what does not vary along the axes, shifted or not."""
+    """Whether it is a difference times what does not vary along the axes, shifted or not."""
     if node.op == "add":
         steady = [a for a in node.args if not a.extent & axes]
         return len(steady) == 1 and any(_is_scaled(a, axes) for a in node.args)
-    return node.op == "mul" and any(not a.extent & axes for a in node.args)
+    is_scaled = node.op == "mul" and any(not a.extent & axes for a in node.args)
+    return is_scaled and any(map(_is_difference, node.args))
+
+
+def _is_difference(node: Expr) -> bool:
+    """Whether it is one, times or divided by anything."""
+    if node.op in ("mul", "div"):
+        return any(map(_is_difference, node.args[: 1 if node.op == "div" else 2]))
+    return node.op == "sub"
 
 
 def placed(node: Expr) -> tuple[Expr, Expr, Extent] | None:

@@ -3,10 +3,10 @@
 Forward, every value is kept to the last bit: nothing is reassociated, and a constant is folded only
 where single precision holds it exactly. Three things hold up to rounding instead. exp of a
 log_softmax is the softmax. A factor leaves a sum along whose axes it does not vary. It leaves a
-mean as well, and what is added to such a product leaves both, where nothing else uses their
-elements, and a sum of its products with others where the sum of those is asked for as well; but not
-what is added to anything else, as the two may cancel at each element, unless it is the logarithm in
-a log_softmax. And autodiff's NO_SHARE stays zero whatever it is multiplied with, so a branch that
+mean as well, and what is added to such a product leaves both, where that is of a difference and
+nothing else uses their elements, and a sum of its products with others where the sum of those is
+asked for as well; but not what is added to anything else, as the two may cancel at each element,
+unless it is the logarithm in a log_softmax. And autodiff's NO_SHARE stays zero whatever it is multiplied with, so a branch that
 was not taken gives its derivative no NaN through 0 * inf.
 
 Why passes: most rules put one node in the place of one, which never makes a graph larger. A rule

@@ -354,3 +354,28 @@ def test_more_elements_than_32_bits_count(gpu):
 def test_rows_too_long_for_one_block(shape, gpu):
     sizes = [shape, shape[1:], shape[1:]]
     assert_accurate(*case("layernorm(weight, bias) | gelu", sizes, torch.float32, gpu))
+
+
+@pytest.mark.parametrize(
+    ("text", "x", "operands"),
+    [
+        ("mul(2) | reshape((-1, 2))", torch.zeros(2, 4), []),
+        (
+            "unflatten(1, (2, -1)) | select(1, 0) | mul(o)",
+            torch.zeros(3, 8),
+            [torch.ones(3, 8).chunk(2, 1)[0]],
+        ),
+        ("mul(g) | sum(0)", torch.zeros(4, 5, 8).transpose(0, 1), [torch.ones(5, 4, 1)]),
+        ("flatten(1) | mul(2)", torch.zeros(2, 3, 4).transpose(1, 2), []),
+    ],
+)
+def test_a_result_in_another_shape_may_be_written_to(text, x, operands, device):
+    """Autograd lets nobody write to a view that a node of its graph gives."""
+    fused = fusegen.compile(text)
+    x, operands = x.to(device).requires_grad_(), [o.to(device) for o in operands]
+    result = fused(x, *operands)
+    result.mul_(2)
+    result.sum().backward()
+    eager = x.detach().clone().requires_grad_()
+    fused.reference(eager, *operands).mul(2).sum().backward()
+    assert torch.equal(x.grad, eager.grad)
