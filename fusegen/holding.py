@@ -193,13 +193,14 @@ def _with_smaller(
 
 
 def _left(entry: Entry) -> Iterator[tuple[ir.Extent, ir.Extent]]:
-    """The axes of what is reduced in several kernels though it is small, and what that varies
-    along: what reductions have left of elements.
+    """The axes of rows that are reduced in several kernels though they are small, and what those
+    vary along: what reductions have left of elements. Columns are not held, as then another number
+    of samples would be built anew.
     """
     axes_of = entry.grouping.axes
     most = max((len(kernel.domain) for kernel in entry.kernels), default=0)
     for kernel in entry.kernels:
-        if kernel.family in ("inner", "outer") and 0 < len(kernel.domain) < most:
+        if kernel.family == "inner" and 0 < len(kernel.domain) < most:
             for kept in dict.fromkeys(s.extent for _, s in kernel.sums):
                 reduced = [g for g in kernel.domain if g not in kept]
                 sides = (reduced, kernel.domain)

@@ -6,8 +6,8 @@ log_softmax is the softmax. A factor leaves a sum along whose axes it does not v
 mean as well, and what is added to such a product leaves both, where that is of a difference and
 nothing else uses their elements, and a sum of its products with others where the sum of those is
 asked for as well; but not what is added to anything else, as the two may cancel at each element,
-unless it is the logarithm in a log_softmax. And autodiff's NO_SHARE stays zero whatever it is multiplied with, so a branch that
-was not taken gives its derivative no NaN through 0 * inf.
+unless it is the logarithm in a log_softmax. And autodiff's NO_SHARE stays zero whatever it is
+multiplied with, so a branch that was not taken gives its derivative no NaN through 0 * inf.
 
 Why passes: most rules put one node in the place of one, which never makes a graph larger. A rule
 that needs more may spend only what dies with its node, nodes that have no other user; and these are

@@ -120,12 +120,12 @@ _SAMPLES = {"s": (16, 512, 1, 1), "t": (16, 512, 1, 1)}
             ["outer", "row", "outer"],
         ),
         # The second pass adds up nothing: all that is summed over samples is of the first.
-        ("instance_norm(weight=w, bias=b) | silu", _CHANNELS, ["outer", "column", "outer"]),
+        ("instance_norm(weight=w, bias=b) | silu", _CHANNELS, ["outer", "outer", "outer"]),
         ("instance_norm | mul(s) | add(t)", _SAMPLES, ["outer", "outer"]),
-        ("add(b) | add(t) | silu", _SAMPLES, ["outer", "column"]),
+        ("add(b) | add(t) | silu", _SAMPLES, ["outer", "outer"]),
     ],
 )
-def test_what_columns_leave_is_reduced_by_one_kernel(
+def test_what_columns_leave_is_reduced_apart(
     chain: str, operands: dict[str, tuple[int, ...]], backward: list[str]
 ) -> None:
     named = {"w": (512, 1, 1), "b": (512, 1, 1), **operands}
@@ -136,12 +136,16 @@ def test_what_columns_leave_is_reduced_by_one_kernel(
     assert found["backward"] == backward
 
 
-def test_long_columns_of_what_is_left_go_by_many_blocks() -> None:
-    operands = {"s": (4096, 64, 1, 1), "b": (64, 1, 1)}
-    found = kernels(
-        "add(s) | add(b) | silu", 4096, 64, 8, 8, layout="channels_last", operands=operands
-    )
-    assert found["backward"] == ["outer", "outer"]
+def test_other_numbers_of_samples_reduce_what_is_left_in_the_same_way() -> None:
+    chain = fusegen.chain("group_norm(32, w, b) | silu")
+    found = set()
+    for samples in (1, 2, 3, 7, 16, 33, 128):
+        situation = Situation(
+            (samples, 320, 64, 64), {"w": (320,), "b": (320,)}, "bfloat16", "channels_last"
+        )
+        (module,) = modules(chain, "cuda", situation, grad=True)
+        found.add(dict(module.signature.rows)["backward"])
+    assert len(found) == 1
 
 
 @pytest.mark.parametrize(
