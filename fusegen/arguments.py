@@ -157,6 +157,18 @@ tracing_state = torch._C._get_tracing_state
 _are_transforms_active = torch._C._are_functorch_transforms_active
 
 
+# What stands for a batch of gradients where autograd is asked for many at once.
+is_batched = torch._C._functorch.is_legacy_batchedtensor
+
+
+def refuse_batches() -> None:
+    """Raise where gradients come in batches, as single operations take them."""
+    raise UnsupportedError(
+        "a fused chain cannot take gradients in batches (is_grads_batched=True, or vectorize=True "
+        "of torch.autograd.functional); ask for one at a time, or use fused.reference"
+    )
+
+
 def is_watched() -> bool:
     """Whether something of torch's that watches single operations is at work."""
     is_forward_mode = forward_ad._current_level >= 0

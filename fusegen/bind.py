@@ -11,7 +11,7 @@ from itertools import takewhile
 
 from fusegen.axes import Atlas, Axes, CrossedAxesError, Shape, Value, flat
 from fusegen.bound import Bound, Given, Operand, Place, Update
-from fusegen.errors import ArgumentError, UnsupportedError
+from fusegen.errors import ArgumentError, EmptyReductionError, UnsupportedError
 from fusegen.fitting import (
     broadcast,
     broadcasts,
@@ -92,7 +92,7 @@ class _Binding:
         read = [name for name in self.chain.operands if name in self.found]
         domain = tuple(atlas.sizes[i] for i in atlas.order)
         if 0 in domain and 0 not in result.shape:
-            raise ArgumentError(
+            raise EmptyReductionError(
                 f"{self.chain.text}: reduces an axis without elements of a value of shape "
                 f"{self.given_x[0]}; leave such tensors out"
             )

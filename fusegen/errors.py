@@ -13,6 +13,10 @@ class ArgumentError(FusegenError):
     """A call whose arguments do not fit the chain: their number, shape, dtype or device."""
 
 
+class EmptyReductionError(ArgumentError):
+    """A call that reduces no elements, and yet has a result."""
+
+
 class BuildError(FusegenError):
     """A compiler that is missing or failed, or a module that it built and that does not load."""
 

@@ -19,9 +19,11 @@ from fusegen.arguments import (
     check_apart,
     check_out,
     check_tensors,
+    is_batched,
     is_recorded,
     is_watched,
     may_count,
+    refuse_batches,
     refuse_what_looks_inside,
 )
 from fusegen.layouts import Meta
@@ -270,7 +272,7 @@ class Call:
                     sources.append(len(self.kept) + i)
                 else:
                     sources.append(self.kept.index(i if pool == "input" else count + i))
-            step = self.steps.setdefault((present, needs), Step(found, tuple(sources)))
+            step = self.steps.setdefault((present, needs), Step(found, tuple(sources), needs))
         return step
 
     def next_call(self, step: Step, tensors: tuple[Tensor, ...]) -> Call:
@@ -291,11 +293,15 @@ class Step:
     and its plans.
     """
 
-    __slots__ = ("calls", "found", "last", "sources")
+    __slots__ = ("calls", "found", "last", "sources", "unreached")
 
-    def __init__(self, found: Derivative, sources: tuple[int, ...]) -> None:
+    def __init__(
+        self, found: Derivative, sources: tuple[int, ...], needs: tuple[bool, ...]
+    ) -> None:
         self.found = found
         self.sources = sources
+        reached = {*found.targets, *(i for i, _ in (*found.shared, *found.passed))}
+        self.unreached = [i for i, need in enumerate(needs) if need and i not in reached]
         self.calls: dict[Any, Call] = {}
         self.last: Call | None = None  # asked first, for it recognises its tensors in C
 
@@ -325,11 +331,17 @@ class _Launch(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
         call: Call = ctx.call
         present = tuple([i for i, g in enumerate(cotangents) if g is not None])
+        if any(g is not None and is_batched(g) for g in cotangents):
+            refuse_batches()
         needs = ctx.needs_input_grad[2:]
         step = call.backward_step(present, needs)
         shares: list[Tensor | None] = [None] * (2 + len(needs))
         for i, result in step.found.passed:
             shares[2 + i] = cotangents[result]
+        if call.program.name != "forward":  # of what a backward asks for alone, zeros, as in eager
+            for i in step.unreached:
+                meta = call.found.metas[i]
+                shares[2 + i] = torch.zeros(meta.shape, dtype=meta.dtype, device=call.found.device)
         if not step.found.targets:
             return tuple(shares)
         pool = (*ctx.saved_tensors, *cotangents)

@@ -245,6 +245,11 @@ def windows_of(
             f"the last {number} of which are pooled"
         )
     lengths = running[-number:]
+    if 0 in lengths:
+        raise ArgumentError(
+            f"{step.text}: got a value of shape {running}, wanted elements along the axes that it "
+            "pools"
+        )
     found = step.windows(lengths)
     if found is None:
         return None

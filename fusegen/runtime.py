@@ -29,7 +29,7 @@ from fusegen.autocasting import is_sensitive, under_autocast
 from fusegen.bound import Bound
 from fusegen.cache import build_key
 from fusegen.dsl import chain
-from fusegen.errors import ArgumentError
+from fusegen.errors import ArgumentError, EmptyReductionError
 from fusegen.execution import Part, Result
 from fusegen.joining import ways
 from fusegen.layouts import dtype_name
@@ -95,9 +95,30 @@ class Fused:
                 result = part.recognised(x, operands)
                 if result is not None:
                     return result
-        if self._single is not None:
-            return self._single(x, operands, out)
-        return self._through(x, operands, out, is_plain=is_plain)
+        try:
+            if self._single is not None:
+                return self._single(x, operands, out)
+            return self._through(x, operands, out, is_plain=is_plain)
+        except EmptyReductionError:
+            return self._of_nothing(x, operands, out)
+
+    def _of_nothing(self, x: Tensor, operands: Sequence[Tensor], out: Tensor | None) -> Result:
+        """What torch's own operations give where a reduction has no elements: there is nothing to
+        fuse. What torch refuses then, such as a maximum, is told.
+        """
+        try:
+            result: Result = run_eagerly(
+                self.chain, x, dict(zip(self.chain.operands, operands, strict=True))
+            )
+        except (RuntimeError, IndexError, ValueError) as error:
+            raise EmptyReductionError(
+                f"{self.chain.text}: reduces an axis without elements of a value of shape "
+                f"{tuple(x.shape)}, which has no result: {error}"
+            ) from error
+        if out is None:
+            return result
+        assert isinstance(result, Tensor)  # nothing is given beside out
+        return out.copy_(result)
 
     def _shown(
         self, x: Tensor, operands: Sequence[Tensor], named: Mapping[str, Tensor], out: Tensor | None

@@ -290,3 +290,11 @@ def test_windows_go_by_lines_of_any_width(text, width, device):
         close = 32 * EPSILON[dtype]  # sums of up to 18 terms, and a gelu
         for a, b in zip(ours.tensors, eager.tensors, strict=True):
             torch.testing.assert_close(a, b, rtol=close, atol=close)
+
+
+@pytest.mark.parametrize(
+    "text", ["adaptive_avg_pool2d(2)", "adaptive_max_pool2d(1)", "max_pool2d(2)"]
+)
+def test_nothing_to_pool_is_told(text):
+    with pytest.raises(ArgumentError, match="wanted elements along the axes that it pools"):
+        fusegen.compile(text)(torch.randn(2, 3, 0, 4))

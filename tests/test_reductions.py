@@ -318,6 +318,27 @@ def test_a_mistake_is_told(text, shape, operands, message):
 
 
 @pytest.mark.parametrize(
+    ("text", "shape", "operands"),
+    [
+        ("square | sum", (0, 4), []),
+        ("mul(p) | sum(1)", (2, 0, 5), [(5,)]),
+        ("sum(0) | add(b)", (0, 3), [(3,)]),
+        ("mean(-1)", (3, 0), []),
+        ("logsumexp(1)", (3, 0), []),
+        ("max_pool2d(2) | sum", (0, 3, 4, 4), []),
+    ],
+)
+def test_what_reduces_nothing_is_torchs(text, shape, operands, device):
+    """A loss of no positives is 0, and trains."""
+    fused = fusegen.compile(text)
+    tensors = [torch.randn(s, device=device).requires_grad_() for s in (shape, *operands)]
+    ours, eager = outcome(fused, tensors), outcome(fused.reference, tensors)
+    for mine, theirs in zip(ours.tensors, eager.tensors, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0, equal_nan=True)
+    assert fused(*tensors, out=None).shape == eager.result.shape
+
+
+@pytest.mark.parametrize(
     "value", [math.nan, math.inf, -math.inf], ids=["nan", "infinity", "minus infinity"]
 )
 def test_what_is_not_selected_does_not_matter(value, device):

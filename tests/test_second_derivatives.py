@@ -5,6 +5,7 @@ import pytest
 import torch
 from evaluator import evaluate
 
+import fusegen
 from fusegen import OPS, ir
 from fusegen.autodiff import vjp
 from fusegen.ops import lookup
@@ -111,3 +112,13 @@ def test_first_and_second_derivatives_are_torchs(example, name):
         shown = np.broadcast_to(mine, expected.shape if expected.ndim == 2 else (ROWS, COLUMNS))
         shown = shown if expected.ndim == 2 else shown[0]
         np.testing.assert_allclose(shown, expected, rtol=1e-8, atol=1e-10)
+
+
+def test_what_a_backward_asks_for_alone_has_a_second_derivative_of_zero(device):
+    """As in eager, where a gradient penalty goes through all that it was computed from."""
+    fused = fusegen.compile("add(b) | leaky_relu(0.2)")
+    x, b = (torch.randn(s, device=device).requires_grad_() for s in ((2, 3), (3,)))
+    (first,) = torch.autograd.grad(fused(x, b).sum(), x, create_graph=True)
+    seconds = torch.autograd.grad(first.square().sum(), [x, b])
+    assert [s.shape for s in seconds] == [x.shape, b.shape]
+    assert not any(s.count_nonzero() for s in seconds)

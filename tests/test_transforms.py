@@ -44,3 +44,12 @@ def test_what_a_transform_does_not_touch_is_computed_within_one(device):
     fused = fusegen.compile("gelu | mul(2)")
     found = torch.func.vmap(lambda t: t.sum() + fused(other).sum())(x)
     torch.testing.assert_close(found, x.sum(1) + fused(other).sum())
+
+
+def test_gradients_in_batches_are_refused(device):
+    x = torch.randn(3, device=device)
+    fused = fusegen.compile("gelu")
+    with pytest.raises(UnsupportedError, match=r"gradients in batches .* ask for one at a time"):
+        torch.autograd.functional.jacobian(fused, x, vectorize=True)
+    ours, eager = (torch.autograd.functional.jacobian(f, x) for f in (fused, fused.reference))
+    torch.testing.assert_close(ours, eager)
