@@ -178,7 +178,10 @@ def _with_smaller(
         options |= dict.fromkeys((ir.reduction(n)[1] - rows.axes, every - rows.axes) for n in more)
     reduces_twice = not plain.rows and len(reduced_axes(program)) > 1
     if program.name in plain.strips or reduces_twice:
-        options |= dict.fromkeys(_left(make_entry(program, plain)))
+        # Sizes of channels, unlike those of samples and images, are a model's: no other is built.
+        channels = frozenset(a for axis in bound.slots[1:2] for a in axis)
+        found = _left(make_entry(program, plain))
+        options |= dict.fromkeys(option for option in found if option[0] <= channels)
     least = _cost(program, plain, bound) if options else 0
     for axes, domain in options:
         around = [a for a in plain.order if a in domain]
@@ -194,8 +197,7 @@ def _with_smaller(
 
 def _left(entry: Entry) -> Iterator[tuple[ir.Extent, ir.Extent]]:
     """The axes of rows that are reduced in several kernels though they are small, and what those
-    vary along: what reductions have left of elements. Columns are not held, as then another number
-    of samples would be built anew.
+    vary along: what reductions have left of elements.
     """
     axes_of = entry.grouping.axes
     most = max((len(kernel.domain) for kernel in entry.kernels), default=0)

@@ -446,14 +446,14 @@ CASES = [
         (2, 8, 16, 12),
         [(8,), (8,)],
         {"layout": "channels_last"},
-        "outer finalise inner",
+        "outer finalise row",
     ),
     (
         "group_norm(4, weight, bias) | silu",
         (2, 64, 24, 23),
         [(64,), (64,)],
         {"layout": "channels_last", "dtype": "bfloat16"},
-        "outer finalise inner",
+        "outer finalise row",
     ),
     (
         "add(r) | group_norm(3, weight, bias) | gelu | mul(s)",
@@ -467,7 +467,7 @@ CASES = [
         (2, 8, 7, 9),
         [],
         {"layout": "channels_last"},
-        "outer finalise inner",
+        "outer finalise row",
     ),
     ("softplus | std((0, 2))", (90, 3, 4), [], {}, "outer finalise inner"),
     ("mul(p) | amax((0, 2), keepdim=True) | tanh", (90, 3, 4), [(4,)], {}, "outer finalise inner"),
@@ -553,7 +553,7 @@ CASES = [
     ("rpow(0.75) | rdiv(3)", (7, 9), [], {}, "pointwise"),
     # Of what a first sum leaves, other neighbours lie together.
     *(
-        ("sum(1) | tanh | sum(1) | mul(q)", (2, 3, 4, 5), [(5,)], more, "finalise")
+        ("sum(1) | tanh | sum(1) | mul(q)", (2, 3, 4, 5), [(5,)], more, "column")
         for more in ({}, {"layout": "channels_last"}, {"dtype": "float64"})
     ),
     ("gelu | mean((2, 3)) | tanh", (3, 5, 7, 9), [], {}, "row"),
@@ -596,7 +596,7 @@ CASES = [
         (3, 6, 5, 7),
         [(6,), (6,)],
         {"layout": "channels_last"},
-        "inner",
+        "row",
     ),
     # Rows that fall into stretches: edges between packs and within; read by teams, some in each
     # block, and one over several.
@@ -708,7 +708,7 @@ CASES = [
         (2, 64, 24, 23),
         [],
         {"layout": _LAST, "dtype": "bfloat16"},
-        "outer inner",
+        "outer row",
     ),
     ("layernorm(w) | unflatten(-1, (4, -1)) | select(-2, 1)", (9, 96), [(96,)], {}, "row"),
     ("select(1, 20) | add(b)", (3, 40, 5, 6), [(5, 1)], {}, "pointwise"),

@@ -84,7 +84,7 @@ def test_gates_of_small_images_have_their_gradient_with_the_image_s(
 def test_gates_beside_biases_are_as_they_were() -> None:
     operands = {"s": (64, 64, 1, 1), "p": (64, 1, 1)}
     found = kernels("mul(s) | add(p) | silu", 64, 64, 7, 7, operands=operands)
-    assert found["backward"] == ["inner", "outer", "row"]  # the last of what columns leave
+    assert found["backward"] == ["inner", "outer", "inner"]  # the last of what columns leave
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -134,6 +134,14 @@ def test_what_columns_leave_is_reduced_apart(
         chain, 16, 512, 64, 64, dtype="bfloat16", layout="channels_last", operands=given
     )
     assert found["backward"] == backward
+
+
+def test_other_images_reduce_what_is_left_in_the_same_way() -> None:
+    chain = fusegen.chain("leaky_relu(0.2) | add_channel | gelu")
+    for shape in ((128, 64, 2, 2), (256, 64, 7, 7), (64, 64, 3, 5)):
+        (module,) = modules(chain, "cuda", Situation(shape), grad=True)
+        assert module.signature.strips == ("backward",)
+        assert not module.signature.rows
 
 
 def test_other_numbers_of_samples_reduce_what_is_left_in_the_same_way() -> None:

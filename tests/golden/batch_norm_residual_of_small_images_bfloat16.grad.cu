@@ -138,66 +138,21 @@ __device__ __forceinline__ Pack<T, N> load(const T* from) {
   return pack;
 }
 
-// A pack on its way into shared memory, where the thread that sent it will read it.
-template <int N, typename T>
-__device__ __forceinline__ void send(Pack<T, N>* to, const T* from) {
-  const auto target = static_cast<unsigned>(__cvta_generic_to_shared(to));
-  if constexpr (sizeof(T) * N == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(from) : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(target), "l"(from), "n"(sizeof(T) * N) : "memory");
-  }
-}
-
-__device__ __forceinline__ void send_off() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-// Until no more than so many of the latest are on their way.
-template <int N>
-__device__ __forceinline__ void wait_for_sent() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
-
 template <int N, typename T>
 __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   using Whole = typename Bits<sizeof(T) * N>::type;
   *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(&pack);
 }
 
-// Elements that lie together, on their way to shared memory by all threads of a block, in packs of 16 bytes; those behind
-// the last pack are there at once.
-template <typename T, typename Tensor>
-__device__ __forceinline__ void send_all(T* to, Tensor from, Index count) {
-  constexpr Index kEach = 16 / sizeof(T);
-  const Index packs = count / kEach, thread = threadIdx.y * blockDim.x + threadIdx.x,
-      threads = blockDim.x * blockDim.y;
-  for (Index n = thread; n < packs; n += threads) send(reinterpret_cast<Pack<T, kEach>*>(to) + n,
-      from + n * kEach);
-  for (Index n = packs * kEach + thread; n < count; n += threads) to[n] = from[n];
-}
-
-// The same from shared memory.
-template <typename T>
-__device__ __forceinline__ void store_all(T* to, const T* from, Index count) {
-  constexpr Index kEach = 16 / sizeof(T);
-  const Index packs = count / kEach, thread = threadIdx.y * blockDim.x + threadIdx.x,
-      threads = blockDim.x * blockDim.y;
-  for (Index n = thread; n < packs; n += threads) store(to + n * kEach, load<kEach>(from + n * kEach));
-  for (Index n = packs * kEach + thread; n < count; n += threads) to[n] = from[n];
-}
-
 template <typename T>
 struct Sum {
   T total = 0;
   __device__ void add(T term) { total += term; }
-  __device__ void add_if(bool is_here, T term) { total += is_here ? term : T(0); }
-  __device__ void add(T factor, T by) { total = fma(factor, by, total); }
-  __device__ void add_if(bool is_here, T factor, T by) { total = is_here ? fma(factor, by, total) : total; }
   template <typename U>
   __device__ void merge(const Sum<U>& other) {
     total += other.total;
   }
   __device__ T sum() const { return total; }
-  __device__ T number() const { return total; }
 };
 
 // How many values, the first, and what they are off by from it, and squared. Floats are merged from their mean, by Chan's
@@ -316,42 +271,6 @@ __device__ __forceinline__ void leave_columns(const Accumulator (&mine)[N], void
     partials[n] = cells[n % N * part + n / N];
   }
   __syncthreads();
-}
-
-// The accumulator of the thread whose number in the warp differs in one bit.
-template <template <typename> class Kind, typename T>
-__device__ __forceinline__ Kind<T> exchange(Kind<T> mine, int bit) {
-  return {__shfl_xor_sync(0xffffffffu, mine.number(), bit)};
-}
-
-// Merges a row's accumulators over its threads, in a fixed tree: within each warp, then over the warps, kWarps at most.
-// A row has a power of two of threads, or whole warps; kIsWide, more than one. The cells are free again two calls later.
-// Not for all, only the first warp knows.
-template <int kWarps, bool kIsWide, bool kForAll = true, template <typename> class Kind, typename T, int N>
-__device__ __forceinline__ void combine(Kind<T> (&mine)[N], T* cells) {
-#pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2) {
-    if (!kIsWide && bit >= blockDim.x) continue;
-#pragma unroll
-    for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
-  }
-  if (!kIsWide && blockDim.x <= 32) return;
-  const int warps = blockDim.x / 32, warp = threadIdx.x / 32, place = threadIdx.x % 32;
-  T* const row_cells = cells + threadIdx.y * warps * N;
-#pragma unroll
-  for (int n = 0; n < N; ++n) {
-    if (place == 0) row_cells[warp * N + n] = mine[n].number();
-  }
-  __syncthreads();
-  if (!kForAll && warp > 0) return;
-  const int other = place % kWarps;
-#pragma unroll
-  for (int n = 0; n < N; ++n) mine[n] = other < warps ? Kind<T>{row_cells[other * N + n]} : Kind<T>();
-#pragma unroll
-  for (int bit = kWarps / 2; bit > 0; bit /= 2) {
-#pragma unroll
-    for (int n = 0; n < N; ++n) mine[n].merge(exchange(mine[n], bit));
-  }
 }
 
 // The kernel before this one in the stream is done, and what it wrote is there.
@@ -708,13 +627,83 @@ backward_finalise(float* __restrict__ total_scratch, float* __restrict__ total_2
   total_2_scratch[(middle) * sizes.inner.value + inner] = narrow<float>(total_2_scratch_value);
 }
 
-__device__ __forceinline__ void backward_row_stage_1(const float total, const float total_2,
+__device__ __forceinline__ void backward_inner_values(const float total, const float total_2,
     float& total_3_term, float& total_4_term) {
   total_3_term = total;
   total_4_term = total_2;
 }
 
-__device__ __forceinline__ void backward_row_row_values(const float total_3, const float saved_variance,
+// Reads total, total_2; leaves partials of total_3, total_4.
+__global__ void __launch_bounds__(128)
+backward_inner(const float* total, const float* total_2, Sum<float>* __restrict__ total_3_partials,
+    Sum<float>* __restrict__ total_4_partials, BackwardSizes sizes, Index rows, Index pieces,
+    Index piece_length) {
+  wait_for_kernel_before();
+  constexpr int kLanes = 4, kPacks = 2;
+  __shared__ alignas(16) unsigned char shared[128 * 4];
+  const Index task = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
+  const bool is_live = task < rows * pieces;
+  const Index row = is_live ? task / pieces : 0, piece = is_live ? task % pieces : 0;
+  const Index middle = row;
+  Sum<float> total_3_sum;
+  Sum<float> total_4_sum;
+  const auto take = [&](Index inner, float total_value, float total_2_value) {
+    float total_3_term_value;
+    float total_4_term_value;
+    backward_inner_values(total_value, total_2_value, total_3_term_value, total_4_term_value);
+    total_3_sum.add(total_3_term_value);
+    total_4_sum.add(total_4_term_value);
+  };
+  if (is_live) {
+    const Index length = sizes.inner.value, base = row * length;
+    const Index begin = base + piece * piece_length, end = min(begin + piece_length, base + length);
+    // Packs start at multiples of their size; what stands before and behind them goes one by one.
+    const Index head = min(end, (begin + kLanes - 1) / kLanes * kLanes);
+    const Index packs = (end - head) / kLanes, tail = head + packs * kLanes;
+    if (threadIdx.x < (head - begin) + (end - tail)) {
+      const Index i = threadIdx.x < head - begin ? begin + threadIdx.x : tail + threadIdx.x - (head - begin);
+      const Index inner = i - base;
+      take(inner, widen(total[i]), widen(total_2[i]));
+    }
+    for (Index from = threadIdx.x; from < packs; from += blockDim.x * kPacks) {
+      // Added up a turn at a time: a sum that runs through all of them would lose digits.
+      const Sum<float> total_3_mine = total_3_sum;
+      total_3_sum = Sum<float>();
+      // Added up a turn at a time: a sum that runs through all of them would lose digits.
+      const Sum<float> total_4_mine = total_4_sum;
+      total_4_sum = Sum<float>();
+      Pack<float, kLanes> total_in[kPacks];
+      Pack<float, kLanes> total_2_in[kPacks];
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+        total_in[p] = load<kLanes>(total + i);
+        total_2_in[p] = load<kLanes>(total_2 + i);
+      }
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Index i = head + (from + p * blockDim.x) * kLanes;
+        if (i >= tail) break;
+#pragma unroll
+        for (int lane = 0; lane < kLanes; ++lane) {
+          take(i + lane - base, widen(total_in[p], lane), widen(total_2_in[p], lane));
+        }
+      }
+      total_3_sum.merge(total_3_mine);
+      total_4_sum.merge(total_4_mine);
+    }
+  }
+  merge_tree(total_3_sum, threadIdx.x, blockDim.x, shared);
+  __syncthreads();
+  merge_tree(total_4_sum, threadIdx.x, blockDim.x, shared);
+  if (is_live && threadIdx.x == 0) {
+    total_3_partials[(middle) * (1 * pieces) + (0) * pieces + piece] = total_3_sum;
+    total_4_partials[(middle) * (1 * pieces) + (0) * pieces + piece] = total_4_sum;
+  }
+}
+
+__device__ __forceinline__ void backward_finalise_2_values(const float total_3, const float saved_variance,
     const float total_4, float& d_weight, float& d_bias, float& total_3_scratch, float& total_4_scratch) {
   d_weight = total_3 * (rsqrtf(saved_variance + 1e-05f));
   d_bias = total_4;
@@ -722,80 +711,54 @@ __device__ __forceinline__ void backward_row_row_values(const float total_3, con
   total_4_scratch = total_4;
 }
 
-// Reads total, total_2, saved_variance by (middle); writes d_weight, d_bias, total_3_scratch, total_4_scratch.
-__global__ void __launch_bounds__(256, 2)
-backward_row(const float* total, const float* total_2, const float* saved_variance,
-    bfloat16* __restrict__ d_weight, bfloat16* __restrict__ d_bias, float* __restrict__ total_3_scratch,
-    float* __restrict__ total_4_scratch, BackwardSizes sizes) {
+// Reads saved_variance; merges partials into total_3, total_4; writes d_weight, d_bias, total_3_scratch, total_4_scratch.
+__global__ void __launch_bounds__(512)
+backward_finalise_2(const float* saved_variance, bfloat16* __restrict__ d_weight,
+    bfloat16* __restrict__ d_bias, float* __restrict__ total_3_scratch, float* __restrict__ total_4_scratch,
+    const Sum<float>* total_3_partials, const Sum<float>* total_4_partials, BackwardSizes sizes,
+    Index slots) {
   wait_for_kernel_before();
-  constexpr int kLanes = 1, kPacks = 7;
-  __shared__ float cells[2][16];
-  int turn = 0;
-  const Index rows = sizes.middle.value, length = sizes.inner.value;
-  extern __shared__ uint4 room[];
-  const Index stride = gridDim.x * blockDim.y;
-  Index first = blockIdx.x * blockDim.y;
-  // Rows beside each other lie together: a block moves them as a whole, by way of shared memory.
-  auto* const total_staged = reinterpret_cast<float*>(room + 0);
-  auto* const total_2_staged = reinterpret_cast<float*>(room + 448);
-  const auto send_rows = [&](Index first) {
-    const Index taken = first < rows ? min(static_cast<Index>(blockDim.y), rows - first) * length : 0;
-    send_all(total_staged, total + first * length, taken);
-    send_all(total_2_staged, total_2 + first * length, taken);
-    send_off();
-  };
-  send_rows(first);
-  for (; first < rows; first += stride) {
-    const bool is_live = first + threadIdx.y < rows;
-    const Index row = is_live ? first + threadIdx.y : 0, end = is_live ? length : 0;
-    const Index middle = row;
-    Pack<float, kLanes> total_in[kPacks];
-    Pack<float, kLanes> total_2_in[kPacks];
-    const Index taken = min(static_cast<Index>(blockDim.y), rows - first) * length;
-    wait_for_sent<0>();
-    __syncthreads();
+  __shared__ alignas(16) unsigned char shared[512 * 16];
+  const Index result = blockIdx.x * blockDim.x + threadIdx.x;
+  const bool is_live = result < sizes.middle.value;
+  Sum<double> total_3_sum;
+  Sum<double> total_4_sum;
+  constexpr int kAtOnce = 8;
+  if (is_live) {
+    for (Index first = threadIdx.y; first < slots; first += kAtOnce * blockDim.y) {
+      Sum<float> total_3_next[kAtOnce];
+      Sum<float> total_4_next[kAtOnce];
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      const Index i = threadIdx.x * kPacks + p;
-      const bool is_here = i < end;
-      if (is_here) total_in[p] = load<kLanes>(total_staged + (threadIdx.y * length + i));
-      if (is_here) total_2_in[p] = load<kLanes>(total_2_staged + (threadIdx.y * length + i));
-    }
-    __syncthreads();
-    send_rows(first + stride);
-    const float saved_variance_value = widen(saved_variance[middle]);
-    Sum<float> sums_1[2];
+      for (int n = 0; n < kAtOnce; ++n) {
+        const Index slot = first + n * blockDim.y;
+        if (slot >= slots) break;
+        total_3_next[n] = total_3_partials[result * slots + slot];
+        total_4_next[n] = total_4_partials[result * slots + slot];
+      }
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      const Index i = threadIdx.x * kPacks + p;
-      const bool is_here = i < end;
-#pragma unroll
-      for (int lane = 0; lane < kLanes; ++lane) {
-        const float total_value = widen(total_in[p], lane);
-        const float total_2_value = widen(total_2_in[p], lane);
-        float total_3_term_value;
-        float total_4_term_value;
-        backward_row_stage_1(total_value, total_2_value, total_3_term_value, total_4_term_value);
-        if (is_here) sums_1[0].add(total_3_term_value);
-        if (is_here) sums_1[1].add(total_4_term_value);
+      for (int n = 0; n < kAtOnce; ++n) {
+        if (first + n * blockDim.y >= slots) break;
+        total_3_sum.merge(total_3_next[n]);
+        total_4_sum.merge(total_4_next[n]);
       }
     }
-    combine<8, false>(sums_1, cells[turn++ & 1]);
-    const float total_3_value = sums_1[0].total;
-    const float total_4_value = sums_1[1].total;
-    if (is_live && threadIdx.x == 0) {
-      float d_weight_value;
-      float d_bias_value;
-      float total_3_scratch_value;
-      float total_4_scratch_value;
-      backward_row_row_values(total_3_value, saved_variance_value, total_4_value, d_weight_value,
-          d_bias_value, total_3_scratch_value, total_4_scratch_value);
-      d_weight[middle] = narrow<bfloat16>(d_weight_value);
-      d_bias[middle] = narrow<bfloat16>(d_bias_value);
-      total_3_scratch[middle] = narrow<float>(total_3_scratch_value);
-      total_4_scratch[middle] = narrow<float>(total_4_scratch_value);
-    }
   }
+  merge_trees(shared, total_3_sum, total_4_sum);
+  if (threadIdx.y != 0 || !is_live) return;
+  const float total_3_value = static_cast<float>(total_3_sum.sum());
+  const float total_4_value = static_cast<float>(total_4_sum.sum());
+  const Index middle = result;
+  const float saved_variance_value = widen(saved_variance[middle]);
+  float d_weight_value;
+  float d_bias_value;
+  float total_3_scratch_value;
+  float total_4_scratch_value;
+  backward_finalise_2_values(total_3_value, saved_variance_value, total_4_value, d_weight_value,
+      d_bias_value, total_3_scratch_value, total_4_scratch_value);
+  d_weight[middle] = narrow<bfloat16>(d_weight_value);
+  d_bias[middle] = narrow<bfloat16>(d_bias_value);
+  total_3_scratch[middle] = narrow<float>(total_3_scratch_value);
+  total_4_scratch[middle] = narrow<float>(total_4_scratch_value);
 }
 
 __device__ __forceinline__ void backward_outer_2_values_once(const float saved_variance, const float total_3,
@@ -969,12 +932,6 @@ static unsigned strip_width(int64_t packs, int64_t usual, int64_t most, int64_t 
   return static_cast<unsigned>(width < most ? width : most);
 }
 
-// A row's threads along x: a power of two within a warp, or whole warps; along y, rows beside each other for so many threads.
-static dim3 row_block(int64_t wanted, int64_t threads, int64_t least = 1) {
-  const int64_t along = wanted <= 32 ? power_of_two(wanted, least, 32) : ceil_divide(wanted, 32) * 32;
-  return dim3(static_cast<unsigned>(along), static_cast<unsigned>(along < threads ? threads / along : 1));
-}
-
 // Sets a kernel up while the one before it in the stream ends, where devices can: it waits for that itself.
 template <typename... Parameters, typename... Arguments>
 static void follow(void (*kernel)(Parameters...), dim3 blocks, dim3 block, int64_t shared_bytes,
@@ -1123,13 +1080,11 @@ extern "C" int64_t run_backward(const int64_t* a) {
   const int64_t backward_outer_slots = backward_outer_wanted < backward_outer_most ? backward_outer_wanted : backward_outer_most;
   const int64_t total_partials_slots = backward_outer_slots;
   const int64_t total_2_partials_slots = backward_outer_slots;
-  const int64_t backward_row_rows = static_cast<int64_t>(sizes.middle.value),
-      backward_row_length = static_cast<int64_t>(sizes.inner.value);
-  const dim3 backward_row_block = row_block(ceil_divide(backward_row_length, 7), 256);
-  const int64_t backward_row_tasks = ceil_divide(backward_row_rows, backward_row_block.y);
-  const int64_t backward_row_resident = resident_blocks(backward_row, backward_row_block, 14336, 14336,
-      device);
-  const int64_t backward_row_slots = backward_row_tasks < backward_row_resident ? backward_row_tasks : backward_row_resident;
+  const int64_t backward_inner_rows = static_cast<int64_t>(sizes.middle.value),
+      backward_inner_length = static_cast<int64_t>(sizes.inner.value);
+  const int64_t backward_inner_pieces = ceil_divide(backward_inner_length, 8192);
+  const int64_t total_3_partials_slots = 1 * backward_inner_pieces;
+  const int64_t total_4_partials_slots = 1 * backward_inner_pieces;
   const int64_t backward_outer_2_rows = static_cast<int64_t>(sizes.outer.value),
       backward_outer_2_columns = static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value), backward_outer_2_kept = 1;
   const bool backward_outer_2_is_packed = backward_outer_2_columns % 8 == 0;
@@ -1153,6 +1108,8 @@ extern "C" int64_t run_backward(const int64_t* a) {
   auto* const total_2_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value) * total_2_partials_slots);
   auto* const total_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value));
   auto* const total_2_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value) * static_cast<int64_t>(sizes.inner.value));
+  auto* const total_3_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.middle.value) * total_3_partials_slots);
+  auto* const total_4_partials = scratch.take<Sum<float>>(static_cast<int64_t>(sizes.middle.value) * total_4_partials_slots);
   auto* const total_3_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value));
   auto* const total_4_scratch = scratch.take<float>(static_cast<int64_t>(sizes.middle.value));
   if (is_measuring) return scratch.used;
@@ -1176,9 +1133,24 @@ extern "C" int64_t run_backward(const int64_t* a) {
         total_2_partials, sizes, static_cast<Index>(slots));
   }
   {
-    follow(backward_row, static_cast<unsigned>(backward_row_slots), backward_row_block, 14336, stream,
-        total_scratch, total_2_scratch, saved_variance, d_weight, d_bias, total_3_scratch, total_4_scratch,
-        sizes);
+    const int64_t piece_length = ceil_divide(backward_inner_length, backward_inner_pieces);
+    // A row has a thread for each element at its edges, at least.
+    const auto lanes = static_cast<unsigned>(power_of_two(ceil_divide(piece_length, 8), 8, 128));
+    const dim3 block(lanes, 128 / lanes);
+    const auto blocks = static_cast<unsigned>(ceil_divide(backward_inner_rows * backward_inner_pieces,
+        block.y));
+    follow(backward_inner, blocks, block, 0, stream, total_scratch, total_2_scratch, total_3_partials,
+        total_4_partials, sizes, static_cast<Index>(backward_inner_rows),
+        static_cast<Index>(backward_inner_pieces), static_cast<Index>(piece_length));
+  }
+  {
+    // Threads for all slots of a result; where those are few, results beside each other.
+    const int64_t results = static_cast<int64_t>(sizes.middle.value), slots = total_3_partials_slots;
+    const auto along = static_cast<unsigned>(power_of_two(slots, 1, 512));
+    const dim3 block(along < 32 ? 128 / along : 1, along);
+    const auto blocks = static_cast<unsigned>(ceil_divide(results, block.x));
+    follow(backward_finalise_2, blocks, block, 0, stream, saved_variance, d_weight, d_bias, total_3_scratch,
+        total_4_scratch, total_3_partials, total_4_partials, sizes, static_cast<Index>(slots));
   }
   {
     const auto blocks = static_cast<unsigned>(backward_outer_2_kept * backward_outer_2_slots * backward_outer_2_strips);
