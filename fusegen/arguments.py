@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -154,19 +154,19 @@ def is_recorded(tensors: Sequence[Tensor]) -> bool:
 
 
 tracing_state = torch._C._get_tracing_state
+# Whether it stands for a batch of gradients, where autograd is asked for many at once.
+_is_batched = torch._C._functorch.is_legacy_batchedtensor
 _are_transforms_active = torch._C._are_functorch_transforms_active
 
 
-# What stands for a batch of gradients where autograd is asked for many at once.
-is_batched = torch._C._functorch.is_legacy_batchedtensor
-
-
-def refuse_batches() -> None:
+def refuse_batches(gradients: Iterable[Tensor | None]) -> None:
     """Raise where gradients come in batches, as single operations take them."""
-    raise UnsupportedError(
-        "a fused chain cannot take gradients in batches (is_grads_batched=True, or vectorize=True "
-        "of torch.autograd.functional); ask for one at a time, or use fused.reference"
-    )
+    if any(g is not None and _is_batched(g) for g in gradients):
+        raise UnsupportedError(
+            "a fused chain cannot take gradients in batches (is_grads_batched=True, or "
+            "vectorize=True of torch.autograd.functional); ask for one at a time, or use "
+            "fused.reference"
+        )
 
 
 def is_watched() -> bool:

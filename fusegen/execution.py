@@ -19,7 +19,6 @@ from fusegen.arguments import (
     check_apart,
     check_out,
     check_tensors,
-    is_batched,
     is_recorded,
     is_watched,
     may_count,
@@ -314,6 +313,8 @@ class _Launch(torch.autograd.Function):
         ctx: Any, call: Call, counters: tuple[Tensor, ...], *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         results = call.run_planned(tensors) or call.run(tensors)
+        if call.plan.changes_shape and call.program.name == "forward":  # no view may be written to
+            results = tuple([r.clone() if r._is_view() else r for r in results])
         # Before anything is kept, where a checkpoint stops when it runs this again.
         count_batch(counters)
         ctx.call = call
@@ -331,8 +332,7 @@ class _Launch(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
         call: Call = ctx.call
         present = tuple([i for i, g in enumerate(cotangents) if g is not None])
-        if any(g is not None and is_batched(g) for g in cotangents):
-            refuse_batches()
+        refuse_batches(cotangents)
         needs = ctx.needs_input_grad[2:]
         step = call.backward_step(present, needs)
         shares: list[Tensor | None] = [None] * (2 + len(needs))
@@ -340,8 +340,7 @@ class _Launch(torch.autograd.Function):
             shares[2 + i] = cotangents[result]
         if call.program.name != "forward":  # of what a backward asks for alone, zeros, as in eager
             for i in step.unreached:
-                meta = call.found.metas[i]
-                shares[2 + i] = torch.zeros(meta.shape, dtype=meta.dtype, device=call.found.device)
+                shares[2 + i] = call.found.metas[i].zeros(call.found.device)
         if not step.found.targets:
             return tuple(shares)
         pool = (*ctx.saved_tensors, *cotangents)

@@ -199,16 +199,16 @@ def _left(entry: Entry) -> Iterator[tuple[ir.Extent, ir.Extent]]:
     """The axes of rows that are reduced in several kernels though they are small, and what those
     vary along: what reductions have left of elements.
     """
-    axes_of = entry.grouping.axes
+
+    def axes_of(groups: Iterable[int]) -> ir.Extent:
+        return frozenset(a for g in groups for a in entry.grouping.axes[g])
+
     most = max((len(kernel.domain) for kernel in entry.kernels), default=0)
     for kernel in entry.kernels:
-        if kernel.family == "inner" and 0 < len(kernel.domain) < most:
-            for kept in dict.fromkeys(s.extent for _, s in kernel.sums):
-                reduced = [g for g in kernel.domain if g not in kept]
-                sides = (reduced, kernel.domain)
-                if min(kernel.domain) >= 0:
-                    first, all_ = (frozenset(a for g in side for a in axes_of[g]) for side in sides)
-                    yield first, all_
+        is_small = 0 < len(kernel.domain) < most and min(kernel.domain) >= 0
+        if kernel.family == "inner" and is_small:
+            for kept in dict.fromkeys(buffer.extent for _, buffer in kernel.sums):
+                yield axes_of(g for g in kernel.domain if g not in kept), axes_of(kernel.domain)
 
 
 def _bundled(

@@ -41,6 +41,10 @@ class Meta:
         """How many elements there are from its first to its last, with what lies between."""
         return 1 + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
 
+    def zeros(self, device: torch.device) -> Tensor:
+        """A tensor of its shape and type."""
+        return torch.zeros(self.shape, dtype=self.dtype, device=device)
+
     def blank(self, device: torch.device) -> Tensor:
         """A tensor that lies so, whatever is in it."""
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device)
@@ -175,13 +179,10 @@ class Output:
         return is_laid_out and all(t.untyped_storage().data_ptr() != own for t in tensors)
 
     def hand_over(self, result: Tensor) -> Tensor:
-        """The result in its final shape: a copy, where that joins axes that do not lie as one. It
-        is no view, which autograd would not let anyone write to.
-        """
+        """The result in its final shape: a copy, where that joins axes that do not lie as one."""
         if result.shape == self.final_shape:
             return result
-        seen = result.expand(self.whole_shape).reshape(self.final_shape)
-        return seen.clone() if seen._is_view() else seen
+        return result.expand(self.whole_shape).reshape(self.final_shape)
 
 
 def inputs_of(

@@ -67,9 +67,8 @@ def segments(chain: Chain, *, joins: bool = False, sums: bool = False) -> tuple[
     facts = [_facts(step) for step in steps]
     while (cut := _next_cut(steps, facts, cuts, joins=joins, sums=sums)) is not None:
         at, reason = cut
-        cuts[at - (steps[at - 1].taken_up is not None)] = (
-            reason  # an operand is what a part begins with
-        )
+        takes_up = steps[at - 1].taken_up is not None  # what is taken up is what a part begins with
+        cuts[at - takes_up] = reason
     if not cuts:
         return (Segment(chain),)
     bounds = [0, *sorted(cuts), len(steps)]

@@ -41,7 +41,8 @@ def part_columns(state: Pass) -> None:
     rows = [n for n in reduces if n.args[0].extent == domain]
     if any(way_of(n, None).family == "inner" for n in rows):
         return
-    over = {(n.args[0].extent, ir.reduction(n)[1], _waits(n, ir.reduction(n)[1])) for n in reduces}
+    found = ((n.args[0].extent, ir.reduction(n)[1], _waits(n, ir.reduction(n)[1])) for n in reduces)
+    over = tuple(dict.fromkeys(found))
 
     def first_of(node: Expr) -> Extent:
         extent, axes = node.args[0].extent, ir.reduction(node)[1]
