@@ -178,9 +178,15 @@ def run_body(
     if dtype:
         attributes["eps"] = EPSILON[dtype]
     try:
-        return step.definition.function(running, **operands, **attributes)
+        found: object = step.definition.function(running, **operands, **attributes)
     except TypeError as error:
         raise ArgumentError(f"{step.text}: its body does not work here: {error}") from error
+    if not isinstance(found, Expr):
+        raise ChainError(
+            f"{step.text}: its body returns a {type(found).__name__}, wanted an expression; is a "
+            "return missing?"
+        )
+    return found
 
 
 def _refuse_conditions(step: Step, dtype: str, root: Expr) -> None:

@@ -52,6 +52,9 @@ GPUS: Mapping[str, Limits] = {
 H200 = GPUS["H200"]  # stands for a device that is not here
 
 
+_NO_SINGLE = float.fromhex("0x1.ffffffp127")  # what rounds to more than single precision has
+
+
 @dataclass(frozen=True)
 class Target:
     """A language to emit: spellings by primitive, with {0}, {1} or {all} for arguments and {f} for
@@ -87,7 +90,7 @@ class Target:
         """A typed literal that is the value, rounded to the compute type as torch rounds it."""
         if math.isnan(value):
             return "NAN"
-        if math.isinf(value):
+        if math.isinf(value) or (compute == "float" and abs(value) >= _NO_SINGLE):
             return "INFINITY" if value > 0 else "-INFINITY"
         text = repr(value)
         if compute == "float":

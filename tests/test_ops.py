@@ -332,3 +332,19 @@ def test_an_op_survives_copy_and_pickle_as_itself() -> None:
     assert copy.deepcopy(gelu) is gelu
     assert copy.copy(gelu) is gelu
     assert pickle.loads(pickle.dumps(gelu)) is gelu
+
+
+def test_a_body_that_returns_nothing_is_told() -> None:
+    @op
+    def forgetful(x: Expr) -> Expr:
+        x + 1
+
+    with pytest.raises(ChainError, match=r"forgetful: its body returns a NoneType, .* a return"):
+        fusegen.compile("forgetful")(torch.ones(2))
+
+
+@pytest.mark.parametrize("text", ["mul(1e300)", "norm(1e-300, -1)"])
+def test_a_number_that_single_precision_lacks_is_infinite(text: str) -> None:
+    source = fusegen.compile(text).source("cpp")
+    assert "INFINITY" in source
+    assert torch.equal(fusegen.compile("mul(1e300)")(torch.ones(2)), torch.full((2,), torch.inf))

@@ -188,6 +188,11 @@ def asks_for_axes(x: Expr) -> Expr:
             lambda x: torch.ones(3) + x,
             "got a Tensor, wanted an expression, a parameter or a number",
         ),
+        (
+            lambda x, b: OPS["masked_fill"](x, b == 0, -1e9),
+            "no place for the constant -1000000000.0; for a == b write eq(a, b); it is",
+        ),
+        (lambda x, self: x + self, "an operand cannot be called 'self'"),
         (lambda x: x * "a", "got a str, wanted an expression, a parameter or a number"),
         (lambda: 0, "the first parameter of a chain's function is its input"),
         (lambda *x: x, "the first parameter of a chain's function is its input"),

@@ -21,7 +21,7 @@ from fusegen.ops.schema import BadStep, Parameter, show_value
 from fusegen.ops.step import COUNTER, UNNAMED, Step
 
 # Names that an operand cannot have: arguments of the compiled callable, and numbers in the text.
-RESERVED = ("x", "out", "inf", "nan")
+RESERVED = ("x", "out", "self", "inf", "nan")
 
 
 @dataclass(frozen=True, eq=False, repr=False)

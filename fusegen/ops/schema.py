@@ -377,8 +377,9 @@ def match(
                 break
         else:
             what = "tensor" if is_tensor else "constant"
+            meant = "; for a == b write eq(a, b)" if any(isinstance(a, bool) for a in args) else ""
             raise BadArgument(
-                f"{op_name}: no place for the {what} {show_value(value)}; "
+                f"{op_name}: no place for the {what} {show_value(value)}{meant}; "
                 f"{_takes(op_name, parameters)}",
                 position,
             )
