@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from fusegen import ir
 from fusegen.axes import Shape, Value
@@ -168,8 +169,12 @@ def _at_places(
 
 
 def is_mask(chain: Chain, operand: str) -> bool:
-    """Whether an operand holds conditions."""
-    return any(parameter.kind == "truth" for _, parameter in chain.uses(operand))
+    """Whether an operand holds conditions: where the chain goes on with it, as far as the next step
+    has no body for numbers.
+    """
+    followers = [after for step, after in pairwise(chain.steps) if step.taken_up == operand]
+    is_condition = any(step.definition is not None and not step.body for step in followers)
+    return is_condition or any(p.kind == "truth" for _, p in chain.uses(operand))
 
 
 def has_gradient(chain: Chain, operand: str) -> bool:
@@ -248,7 +253,7 @@ def assumed_shapes(chain: Chain, situation: Situation) -> tuple[Shape, dict[str,
             if step.is_naming:
                 kept[step.names[0]] = running
             if step.taken_up is not None:
-                running = found.get(step.taken_up, running)
+                running = found.setdefault(step.taken_up, running)
             else:
                 running = kept.get(step.names[0], running)
             continue

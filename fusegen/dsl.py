@@ -160,7 +160,7 @@ class _Text:
         name = self._value(args[0]) if len(args) == 1 and not keywords else None
         if not isinstance(name, str):
             self.fail(self.at(node), f"{op} takes one name, as in {op}(y)")
-        return Step(op, operands=(("", name),)) if op == "operand" else Step(op, names=(name,))
+        return operand(name).written[0] if op == "operand" else Step(op, names=(name,))
 
     def _value(self, node: ast.expr) -> object:
         """An argument: a constant, or a name as a string."""

@@ -53,7 +53,7 @@ _EDGE_BYTES = 2 << 10  # of what stands before and behind packs, at most
 
 
 @dataclass(frozen=True)
-class HeldRows:
+class RowsToHold:
     """Rows that programs hold, by which blocks for them are chosen."""
 
     axes: ir.Extent
@@ -85,7 +85,7 @@ class HeldRows:
         return [root for program in self.programs for root in program.graph.roots]
 
 
-def full_tier(tier: Tier, rows: HeldRows) -> Tier | None:
+def full_tier(tier: Tier, rows: RowsToHold) -> Tier | None:
     """The tier of blocks as large as can be, if such rows gain from them; tier is that of smaller
     ones.
     """
@@ -110,7 +110,7 @@ def full_tier(tier: Tier, rows: HeldRows) -> Tier | None:
     return asking or _in_teams(tier, rows, is_computed=is_computed)
 
 
-def _alone(tier: Tier, rows: HeldRows, *, is_computed: bool) -> Tier | None:
+def _alone(tier: Tier, rows: RowsToHold, *, is_computed: bool) -> Tier | None:
     """The tier of a block for each row, if one holds it; is_computed says that what is computed of
     elements is kept, for which longer shares have no registers.
     """
@@ -122,7 +122,7 @@ def _alone(tier: Tier, rows: HeldRows, *, is_computed: bool) -> Tier | None:
     return None
 
 
-def _asking(tier: Tier, rows: HeldRows) -> Tier | None:
+def _asking(tier: Tier, rows: RowsToHold) -> Tier | None:
     """The same, where its threads ask for some of their packs as their row begins."""
     counts = _ASKED.get((rows.width, rows.tensors))
     is_apt = rows.may_ask and tier.lanes >= _LEAST_LANES
@@ -137,7 +137,7 @@ def _asking(tier: Tier, rows: HeldRows) -> Tier | None:
     return replace(_full(tier, elements, threads, elements * threads), asked=asked)
 
 
-def _in_teams(tier: Tier, rows: HeldRows, *, is_computed: bool) -> Tier | None:
+def _in_teams(tier: Tier, rows: RowsToHold, *, is_computed: bool) -> Tier | None:
     """The tier of several blocks for each row, if few of them hold it and it gains from that."""
     size = rows.width, rows.tensors
     elements = _ALONE.get(size, (0,))[0] if is_computed else _SHARED.get(size, 0)
@@ -154,7 +154,7 @@ def _in_teams(tier: Tier, rows: HeldRows, *, is_computed: bool) -> Tier | None:
     return _full(tier, elements, threads, ANY_LENGTH) if has_room else None
 
 
-def derivative_tier(tier: Tier, rows: HeldRows) -> Tier | None:
+def derivative_tier(tier: Tier, rows: RowsToHold) -> Tier | None:
     """The tier of gradients of long rows: full_tier's, unless several blocks share a row of two
     tensors of floats that is reduced once, and add up no columns. Their shares are as large as
     where they do, of half as many threads: shared memory has room for three rows, so that one is
@@ -172,7 +172,7 @@ def derivative_tier(tier: Tier, rows: HeldRows) -> Tier | None:
     return replace(fewer, resident=0)
 
 
-def shared_tier(tier: Tier, rows: HeldRows, stretch: int, *, is_dear: bool) -> Tier | None:
+def shared_tier(tier: Tier, rows: RowsToHold, stretch: int, *, is_dear: bool) -> Tier | None:
     """The tier of gradients whose rows are shared by blocks that add up stretches too, where a
     block's share lies in two of them at most; None where two passes over memory are faster.
 
@@ -205,7 +205,7 @@ def waits_twice(program: Program, axes: ir.Extent) -> bool:
     return False
 
 
-def _keeps_shared(rows: HeldRows) -> bool:
+def _keeps_shared(rows: RowsToHold) -> bool:
     """Whether these are forward programs of which a thread has room for what rows share, beside its
     elements of a row: packs that begin anywhere would bring it element by element.
     """
@@ -216,7 +216,7 @@ def _keeps_shared(rows: HeldRows) -> bool:
     return is_apt and 0 < len(shared) <= _MOST_KEPT and all(e == rows.axes for e in shared)
 
 
-def _threads(tier: Tier, rows: HeldRows, elements: int) -> int:
+def _threads(tier: Tier, rows: RowsToHold, elements: int) -> int:
     """Of a block, where shared memory has so many elements for each, of the next row."""
     computes = not tier.has_stretches and _takes_registers(rows)
     room = (tier.room - _EDGE_BYTES) // (elements * rows.tensors * rows.widest)
@@ -237,7 +237,7 @@ def turns(program: Program) -> int:
     return max(found.values(), default=0)
 
 
-def _fits(tier: Tier, rows: HeldRows) -> bool:
+def _fits(tier: Tier, rows: RowsToHold) -> bool:
     """Whether such a block has room for all that programs do: no sums over rows, and no elements
     that wait for sums of all rows; nothing that rows share, where packs begin anywhere; and of what
     tensors have of stretches, nothing where a pack may lie in two.
@@ -256,13 +256,13 @@ def _fits(tier: Tier, rows: HeldRows) -> bool:
     return not (is_beside and _shares(rows))
 
 
-def _shares(rows: HeldRows) -> bool:
+def _shares(rows: RowsToHold) -> bool:
     """Whether rows share something that varies along them."""
     inputs = (leaf.extent for p in rows.programs for leaf in p.graph.inputs)
     return len({extent for extent in inputs if extent & rows.axes}) > 1
 
 
-def _computes(rows: HeldRows) -> bool:
+def _computes(rows: RowsToHold) -> bool:
     """Whether more is computed of each element before a reduction than one value that takes few
     registers on its way.
     """
@@ -270,14 +270,14 @@ def _computes(rows: HeldRows) -> bool:
     return len(dear) > 1 or not BRIEF.issuperset(dear)
 
 
-def _dear(rows: HeldRows) -> list[str]:
+def _dear(rows: RowsToHold) -> list[str]:
     """What is dear of all that is computed of each element before a reduction."""
     below = terms(rows.programs)
     full = max((n.extent for n in below if n.extent & rows.axes), key=len, default=frozenset())
     return [n.op for n in below if n.extent == full and n.op in DEAR]
 
 
-def _takes_registers(rows: HeldRows) -> bool:
+def _takes_registers(rows: RowsToHold) -> bool:
     """Whether more than rows and one value of each element stays in registers from turn to turn: in
     gradients what is computed of elements, where that is much, of several results, or of several
     turns, and of several turns sums over all rows beside floats; in forward programs of several

@@ -16,7 +16,7 @@ from fusegen.columntiers import column_tier
 from fusegen.emission import make_entry
 from fusegen.kernel import Kernel
 from fusegen.longrows import (
-    HeldRows,
+    RowsToHold,
     adds_columns,
     derivative_tier,
     full_tier,
@@ -133,7 +133,7 @@ def _tier_of(
     tier = replace(tier, alike=alike_of(programs, axes, bound, order))
     own = [p for p in programs if p.name == "forward"]
     others = [p for p in programs if p.name != "forward"]
-    rows = HeldRows(axes, own, length, widest, each[1], limits.processors, may_ask=not run)
+    rows = RowsToHold(axes, own, length, widest, each[1], limits.processors, may_ask=not run)
     derived = replace(rows, programs=others, tensors=each[0])
     full = full_tier(tier, rows)
     if full is None and any(adds_columns(p, axes) for p in own):
@@ -167,7 +167,7 @@ def _tier_of(
     return replace(tier, forward=full, derivative=derivative)
 
 
-def _filling(tier: Tier | None, rows: HeldRows, count: int) -> Tier | None:
+def _filling(tier: Tier | None, rows: RowsToHold, count: int) -> Tier | None:
     """The tier, unless rows are so few that their teams leave a quarter of a device without work:
     then two passes by all of it are faster.
     """

@@ -100,25 +100,23 @@ class Fused:
                 return self._single(x, operands, out)
             return self._through(x, operands, out, is_plain=is_plain)
         except EmptyReductionError:
-            return self._of_nothing(x, operands, out)
+            if out is not None:
+                raise
+            return self._of_nothing(x, operands)
 
-    def _of_nothing(self, x: Tensor, operands: Sequence[Tensor], out: Tensor | None) -> Result:
+    def _of_nothing(self, x: Tensor, operands: Sequence[Tensor]) -> Result:
         """What torch's own operations give where a reduction has no elements: there is nothing to
         fuse. What torch refuses then, such as a maximum, is told.
         """
         try:
-            result: Result = run_eagerly(
-                self.chain, x, dict(zip(self.chain.operands, operands, strict=True))
-            )
+            named = dict(zip(self.chain.operands, operands, strict=True))
+            result: Result = run_eagerly(self.chain, x, named)
         except (RuntimeError, IndexError, ValueError) as error:
             raise EmptyReductionError(
                 f"{self.chain.text}: reduces an axis without elements of a value of shape "
                 f"{tuple(x.shape)}, which has no result: {error}"
             ) from error
-        if out is None:
-            return result
-        assert isinstance(result, Tensor)  # nothing is given beside out
-        return out.copy_(result)
+        return result
 
     def _shown(
         self, x: Tensor, operands: Sequence[Tensor], named: Mapping[str, Tensor], out: Tensor | None

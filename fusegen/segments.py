@@ -41,9 +41,10 @@ _MOST_TIMES, _MOST_TIMES_DEAR = 16, 4
 class Segment:
     """A chain between two cuts.
 
-    It begins with the value named source, or where that is None with what the segment before ends
-    with. entering and leaving are the names under which its first and its last value are needed by
-    later segments. gives is how often its last value is given as a result beside the chain's own.
+    It begins with the value or operand named source, or where that is None with what the segment
+    before ends with. entering and leaving are the names under which its first and its last value
+    are needed by later segments. gives is how often its last value is given as a result beside the
+    chain's own.
     reason says why it does not run together with the segment before.
     """
 

@@ -10,7 +10,7 @@ import fusegen
 from fusegen.codegen import EntryView
 from fusegen.describe import Situation, modules
 from fusegen.emission import make_entry
-from fusegen.longrows import HeldRows, full_tier
+from fusegen.longrows import RowsToHold, full_tier
 from fusegen.rowviews import RowView
 from fusegen.target import GPUS, H200, TARGETS, Limits
 from fusegen.tiers import Tier, row_tier
@@ -259,7 +259,7 @@ def test_a_row_too_long_for_a_team_has_none() -> None:
     axes = dict(module.signature.rows)["forward"].axes
 
     def full(processors: int) -> Tier | None:
-        return full_tier(tier, HeldRows(axes, module.programs, 132 << 12, 4, 1, processors))
+        return full_tier(tier, RowsToHold(axes, module.programs, 132 << 12, 4, 1, processors))
 
     assert full(11) is not None  # of 53,248 elements each
     assert full(10) is None

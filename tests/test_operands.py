@@ -209,3 +209,17 @@ def test_an_operand_that_fits_nowhere_is_told_before_anything_is_launched() -> N
     with pytest.raises(fusegen.ArgumentError) as caught:
         fused(torch.randn(4, 6), torch.randn(5, 1))
     assert "operand 'g' got shape (5, 1), which does not broadcast" in str(caught.value)
+
+
+@pytest.mark.parametrize("target", ["cpp", "cuda"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "keep(y) | operand(g) | sigmoid | mul(y)",
+        "keep(y) | operand(m) | where(y, 0)",
+        "keep(y) | operand(m) | logical_not | keep(k) | recall(y) | masked_fill(k, 0)",
+    ],
+)
+def test_a_text_alone_tells_what_its_operands_are(text: str, target: str) -> None:
+    """As the command has nothing but that."""
+    assert fusegen.compile(text).source(target, grad=True)
