@@ -180,7 +180,7 @@ class _Binding:
             axes = x = self._pool(step, definition)
         else:
             self.running = rearranged(step, definition, self.running)
-        return Place(axes, x, tuple(aligned), dtype if attributes.get("eps", 0.0) is None else "")
+        return Place(axes, x, tuple(aligned), dtype)
 
     def _view(self, step: Step, *, is_last: bool) -> Place:
         """See the running value in another shape; is_last says that only views follow."""

@@ -33,7 +33,7 @@ class Place:
     axes: Axes
     x: Axes
     operands: tuple[tuple[str, Axes], ...]
-    dtype: str  # of the value before the step, where the step asks for it; else nothing
+    dtype: str  # of the value before the step; of a view nothing
 
 
 @dataclass(frozen=True)

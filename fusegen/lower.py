@@ -11,12 +11,14 @@ from fusegen.axes import Axes
 from fusegen.bound import Bound, Operand, Place
 from fusegen.ir import Expr, Graph
 from fusegen.ops import Step
-from fusegen.promotion import as_wanted, run_body
+from fusegen.promotion import as_wanted, rounded, run_body
 from fusegen.target import code_name
 from fusegen.windowing import Slide
 
 GIVEN = "given_"  # how the names of results begin that are given beside the chain's own
 NEW = "new_"  # and of what takes the place of an operand that is updated
+
+_COMPARING = (*ir.COMPARISONS, "minimum", "maximum")
 
 
 @dataclass(frozen=True)
@@ -110,13 +112,14 @@ class _Body:
         operands: Mapping[str, Expr | None],
         within: Mapping[int, int],
     ) -> None:
-        self.step = step
+        assert step.definition is not None
+        self.step, self.definition = step, step.definition
         self.rank = running.rank
         self.within = within  # for each axis of the graph that is pooled: the places in its windows
         self.axes = place.axes
         self.dtype = place.dtype
         self.real: dict[Expr, Expr] = {}
-        self.is_pooling = step.definition is not None and step.definition.window_axes > 0
+        self.is_pooling = self.definition.window_axes > 0
         self.x = self._stand_in("x", running, place.x)
         self.operands = {
             name: self._stand_in(f"operand {name}", real, axes)
@@ -163,7 +166,14 @@ class _Body:
             _, is_padded = node.attrs
             within = self._places(ir.axes_of(node))
             return ir.covered_by(within, self.rank, is_padded=bool(is_padded))
+        if node.op in _COMPARING and self.x in node.args and not self.definition.exact_bounds:
+            args = tuple(map(self._as_met, args))
         return ir.rebuild(node, args)
+
+    def _as_met(self, argument: Expr) -> Expr:
+        """A number that x is compared with: the nearest that x can have, as torch compares."""
+        number = ir.constant(argument)
+        return argument if number is None else ir.const(rounded(number, self.dtype))
 
     def _with_windows(self, places: set[int]) -> set[int]:
         """Axes, and where they are still to be pooled, the places in their windows."""

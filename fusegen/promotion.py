@@ -8,6 +8,8 @@ own.
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -155,6 +157,20 @@ def refuse_gradients(chain: Chain, dtype: str) -> None:
         )
 
 
+def rounded(number: float, dtype: str) -> float:
+    """The nearest number that a value of this type can have: what torch compares one with."""
+    try:
+        if dtype == "float16":
+            (number,) = struct.unpack("e", struct.pack("e", number))
+        elif dtype == "bfloat16" and math.isfinite(number):
+            (bits,) = struct.unpack("I", struct.pack("f", number))
+            nearest = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+            (number,) = struct.unpack("f", struct.pack("I", nearest))
+    except OverflowError:
+        return math.copysign(math.inf, number)
+    return number
+
+
 def kind_of(dtype: str) -> ir.Kind:
     """What the values of a type are: conditions, or numbers."""
     return "truth" if dtype == "bool" else "number"
@@ -175,7 +191,7 @@ def run_body(
     """What a step computes from these expressions; an eps of None is dtype's own."""
     assert step.definition is not None
     attributes = dict(step.attributes)
-    if dtype:
+    if dtype and attributes.get("eps", 0.0) is None:
         attributes["eps"] = EPSILON[dtype]
     try:
         found: object = step.definition.function(running, **operands, **attributes)

@@ -239,6 +239,33 @@ def test_the_slope_at_a_kink_is_torchs(text, at, slope, device):
     torch.testing.assert_close(gradient, torch.full_like(x, slope), rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "hardshrink(0.1)",
+        "softshrink(0.1)",
+        "threshold(0.1, 2.3)",
+        "clamp(-0.1, 0.1)",
+        "hardtanh(-0.1, 0.1)",
+        "minimum(0.1)",
+        "maximum(0.1)",
+        *(f"keep(y) | {op}(0.1) | where(y, 0.5)" for op in ("lt", "le", "gt", "ge", "eq", "ne")),
+    ],
+)
+def test_numbers_are_compared_as_the_type_of_x_has_them(text, dtype, device):
+    # 0.1 is none of a narrow type's numbers: x can equal what is nearest, and not what is written.
+    if device == "cpu" and text.startswith(("softshrink", "threshold")):
+        pytest.skip("torch compares with the number itself on a CPU, on a GPU with the nearest")
+    at = torch.tensor(0.1).to(dtype)
+    around = [torch.nextafter(at, torch.tensor(to, dtype=dtype)) for to in (0.0, 1.0)]
+    x = torch.stack([s * v for v in (at, *around) for s in (-1, 1)]).to(device)
+    fused = fusegen.compile(text)
+    ours, eager = (outcome(f, [x.clone().requires_grad_()]) for f in (fused, fused.reference))
+    assert torch.equal(ours.result, eager.result)
+    assert torch.equal(ours.gradients[0], eager.gradients[0])
+
+
 def test_a_tie_is_shared_by_both_operands(device):
     x, other = (torch.zeros(33, device=device, requires_grad=True) for _ in range(2))
     result = fusegen.compile("maximum(other)")(x, other)

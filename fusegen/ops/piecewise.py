@@ -67,6 +67,7 @@ def _hardtanh_problem(min_val: float, max_val: float) -> str | None:
     reference="torch.nn.functional.hardtanh",
     samples=[(), (-0.5, 2.0)],
     ulp=0,
+    exact_bounds=True,
     check=_hardtanh_problem,
 )
 def hardtanh(x: Expr, min_val: float = -1.0, max_val: float = 1.0) -> Expr:

@@ -42,7 +42,9 @@ class Definition:
     "unsqueeze" drop and add axes of one value, "merge" makes those from start_dim to end_dim one,
     "split" makes dim several of the given sizes, "view" lays all out in another shape. groups names
     the attribute that says into how many groups axis 1 is split: the body then sees two axes there.
-    keeps_dtype is for an operation whose result has x's type, whatever its parameters have.
+    keeps_dtype is for an operation whose result has x's type, whatever its parameters have, and
+    exact_bounds for one that compares x with its numbers as they are, where torch does, and not
+    with the nearest of x's type.
     statistics gives the mean and the variance that update running_mean and running_var while the
     attribute that `training` names is true.
     """
@@ -54,6 +56,7 @@ class Definition:
     windowing: Windowing | None = None
     same_dtype: bool = False
     keeps_dtype: bool = False
+    exact_bounds: bool = False
     shaping: Shaping = "same"
     groups: str = ""
     training: str = ""
