@@ -88,13 +88,38 @@ class Bound:
         given = tuple(g.axes for g in self.gives)
         return len(self.domain), lie, self.windows, self.places, self.result, given
 
-    def memory_order(self, order_of_x: Sequence[int] | None) -> tuple[int, ...]:
-        """The graph's axes, outermost in memory first, from x's; as they are counted where x, or
-        what is known of its order, does not say, where a step sees axes as one that do not lie as
-        one, or where axes whose windows share elements do not lie beside each other.
+    @property
+    def leading(self) -> tuple[int, Axes]:
+        """The tensor in whose order in memory a program goes, by its number, and the graph's axes
+        in the place of each of its own: x, or where x lacks axes, the first operand that has all
+        that are wider than one.
         """
+        if len(self.x.extent) == len(self.domain) or self.windows:
+            return 0, self.slots
+        logical = range(-len(self.domain), 0)
+        met = {
+            dict(step.operands)[parameter]: axes
+            for step, place in zip(self.chain.steps, self.places, strict=True)
+            for parameter, axes in (place.operands if place is not None else ())
+        }
+        for i, operand in enumerate(self.operands, start=1):
+            missing = tuple(a for a in logical if a not in operand.extent)
+            if met.get(operand.name) and all(self.domain[a] == 1 for a in missing):
+                first, *rest = met[operand.name]
+                return i, ((*missing, *first), *rest)
+        return 0, self.slots
+
+    def memory_order(
+        self, order_of_x: Sequence[int] | None, slots: Axes | None = None
+    ) -> tuple[int, ...]:
+        """The graph's axes, outermost in memory first, from x's, or from those of a tensor with
+        these slots; as they are counted where x, or what is known of its order, does not say, where
+        a step sees axes as one that do not lie as one, or where axes whose windows share elements
+        do not lie beside each other.
+        """
+        slots = self.slots if slots is None else slots
         logical = tuple(range(-len(self.domain), 0))
-        order = tuple(a for axis in order_of_x or () for a in self.slots[axis])
+        order = tuple(a for axis in order_of_x or () for a in slots[axis])
         if sorted(order) != list(logical):
             return logical
         sliding = sorted(order.index(a) for a, w in self.windows if isinstance(w, Slide))

@@ -166,8 +166,9 @@ class Programs:
         if wanted is not None:
             refuse_gradients(self.chain, bound.dtype)
         metas = tuple([Meta.of(t) for t in tensors])
-        order, is_dense = memory_order(metas[0].shape, metas[0].stride)
-        order = bound.memory_order(order if is_dense else None)
+        leader, slots = bound.leading
+        order, is_dense = memory_order(metas[leader].shape, metas[leader].stride)
+        order = bound.memory_order(order if is_dense else None, slots)
         key = (bound.pattern, wanted is not None)
         if key not in self.forwards:
             self.forwards[key] = forward(bound, is_training=wanted is not None)

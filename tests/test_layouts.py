@@ -123,6 +123,23 @@ def test_a_dense_layout_is_kept_as_eager_keeps_it(name, layout, device):
     assert ours.gradients[0].stride() == eager.gradients[0].stride()
 
 
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "permuted", "transposed"])
+@pytest.mark.parametrize("batch", [2, 1])
+@pytest.mark.parametrize("size", [(6, 1, 1), (1, 6, 1, 1), ()])
+def test_what_x_is_spread_over_keeps_its_layout(size, batch, layout, device):
+    fused = fusegen.compile("sigmoid | mul(other) | add(bias) | silu")
+    x = torch.randn(size, dtype=torch.float64, device=device)
+    other = LAYOUTS[layout]((batch, *SHAPE[1:]), device)
+    bias = torch.randn(6, 1, 1, dtype=torch.float64, device=device)
+    tensors = [t.requires_grad_() for t in (x, other, bias)]
+    cotangent = torch.randn_like(other)
+    ours, eager = (outcome(f, tensors, cotangent) for f in (fused, fused.reference))
+    assert_equal(ours, eager)
+    for mine, theirs in ((ours.result, eager.result), (ours.gradients[1], eager.gradients[1])):
+        pairs = zip(mine.shape, mine.stride(), theirs.stride(), strict=True)
+        assert all(size == 1 or a == b for size, a, b in pairs)
+
+
 @pytest.mark.parametrize("stride", [480, 1, 0, 7])
 def test_the_stride_of_an_axis_of_one_does_not_change_the_order(stride):
     # It says nothing, but would move the axis, and so ask for another build at batch size one.
