@@ -32,6 +32,7 @@ from fusegen.ops import (
     op,
     operand,
     recall,
+    takes,
 )
 from fusegen.windowing import windows
 
@@ -66,6 +67,7 @@ __all__ = [
     "reduce_mean",
     "reduce_sum",
     "reduce_variance",
+    "takes",
     "windows",
 ]
 

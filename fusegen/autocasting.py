@@ -58,7 +58,7 @@ def under_autocast(
             if found in (*_NARROW, "float32") and found != wanted:
                 written.append(lookup("to").step((wanted,), {}))
         written.append(step)
-    return Chain(tuple(written))
+    return Chain((*chain.head, *written))
 
 
 def _without_names(steps: Sequence[Step]) -> tuple[Step, ...]:

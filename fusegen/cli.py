@@ -49,6 +49,7 @@ _STRUCTURAL = {
     ),
     "recall": ("recall(name)", "Go on with a kept value in place of the running one."),
     "operand": ("operand(name)", "Go on with an operand in place of the running value."),
+    "takes": ("takes(name, ...)", "List the operands: a call takes them in this order."),
 }
 
 

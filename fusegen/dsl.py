@@ -24,11 +24,12 @@ from fusegen.ops import (
     lookup,
     operand,
     recall,
+    takes,
 )
 from fusegen.ops.schema import gathered, match
 from fusegen.trace import trace
 
-__all__ = ["chain", "give", "keep", "operand", "parse", "recall", "trace"]
+__all__ = ["chain", "give", "keep", "operand", "parse", "recall", "takes", "trace"]
 
 _WIDTH = 90  # characters of a line that a message shows
 _NUMBERS = {"inf": float("inf"), "nan": float("nan")}
@@ -157,10 +158,14 @@ class _Text:
     def _structural(
         self, node: ast.expr, op: str, args: list[ast.expr], keywords: list[ast.keyword]
     ) -> Step:
-        name = self._value(args[0]) if len(args) == 1 and not keywords else None
-        if not isinstance(name, str):
-            self.fail(self.at(node), f"{op} takes one name, as in {op}(y)")
-        return operand(name).written[0] if op == "operand" else Step(op, names=(name,))
+        names = [name for arg in args if isinstance(name := self._value(arg), str)]
+        is_list = op == "takes"
+        if keywords or len(names) != max(len(args), 1) or not (is_list or len(names) == 1):
+            wanted = "names, as in takes(weight, bias)" if is_list else f"one name, as in {op}(y)"
+            self.fail(self.at(node), f"{op} takes {wanted}")
+        if is_list or op == "operand":
+            return Step(op, operands=tuple(("", name) for name in names))
+        return Step(op, names=tuple(names))
 
     def _value(self, node: ast.expr) -> object:
         """An argument: a constant, or a name as a string."""

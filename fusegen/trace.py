@@ -14,7 +14,7 @@ from typing import Any
 from fusegen import ir
 from fusegen.errors import ChainError
 from fusegen.ir import ARITY, Expr
-from fusegen.ops import Chain, Op, Placement, Step, lookup, operand
+from fusegen.ops import RESERVED, Chain, Op, Placement, Step, lookup, operand, takes
 from fusegen.ops.schema import alternatives, annotations_of, show_value
 
 # The same operation with its two arguments exchanged.
@@ -65,13 +65,7 @@ def trace(function: Callable[..., Any]) -> Chain:
     unused = [p for p in placements if p not in chain.given]
     if unused:
         raise ChainError(f"{name}: the parameter {unused[0]!r} is never used")
-    if chain.given != tuple(placements):
-        wanted = ", ".join(chain.given)
-        raise ChainError(
-            f"{name}: operands are passed in the order of their use, which is {wanted}; "
-            f"give the parameters in this order too, so that a call by position cannot mix them up"
-        )
-    return chain
+    return takes(*placements) | chain if placements else chain
 
 
 def _parameters(function: Callable[..., Any], name: str) -> tuple[str, dict[str, Placement | None]]:
@@ -83,6 +77,11 @@ def _parameters(function: Callable[..., Any], name: str) -> tuple[str, dict[str,
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     if not parameters or parameters[0].kind not in positional:
         raise ChainError(f"{name}: the first parameter of a chain's function is its input, as f(x)")
+    if parameters[0].name == "self":
+        raise ChainError(
+            f"{name}: a chain is a function of tensors alone, not a method; leave out self, and "
+            f"call it as self.{name}(x)"
+        )
     hints = annotations_of(function)
     placements: dict[str, Placement | None] = {}
     for parameter in parameters[1:]:
@@ -92,6 +91,11 @@ def _parameters(function: Callable[..., Any], name: str) -> tuple[str, dict[str,
             raise ChainError(f"{name}: {parameter}: a chain's function lists its operands by name")
         if parameter.kind == parameter.POSITIONAL_ONLY:
             raise ChainError(f"{name}: {parameter.name!r} cannot be positional-only")
+        if parameter.name in RESERVED:
+            raise ChainError(
+                f"{name}: the first parameter is the input, whatever its name, and no operand can "
+                f"be called {parameter.name!r}; put it first, or call it something else"
+            )
         annotated = parameter.name in hints
         placement = _placement(hints[parameter.name]) if annotated else None
         if annotated and placement is None:

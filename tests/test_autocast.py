@@ -73,6 +73,7 @@ CHAINS = {
     "norm": ("gelu | layernorm(weight, bias) | mul(0.5)", (3, 5, 8), [(8,), (8,)]),
     "volumes": ("leaky_relu(0.2) | mul_channel | max_pool3d(2)", (1, 3, 4, 4, 4), [(3,)]),
     "slopes": ("add(b) | prelu(w) | tanh", (2, 3, 5), [(5,), (3,)]),
+    "slopes first": ("takes(w, b) | add(b) | prelu(w) | tanh", (2, 3, 5), [(3,), (5,)]),
     "exponentials": ("exp | log1p | mul(b) | softplus", (3, 8), [(8,)]),
     "a kept value": ("keep(y) | rsqrt | mul(y) | reciprocal | add(y)", (3, 8), []),
 }

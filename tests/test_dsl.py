@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fusegen.dsl import chain, keep, parse, recall
+from fusegen.dsl import chain, keep, parse, recall, takes
 from fusegen.errors import ChainError
 from fusegen.ir import Expr
 from fusegen.ops import OPS, Chain, Channel
@@ -158,6 +158,32 @@ def test_an_unnamed_operand_is_a_new_one() -> None:
     assert (add_channel() | (relu() | add_channel())).operands == ("bias", "bias_2")
     assert chain("add_channel(bias) | add_channel").operands == ("bias", "bias_2")
     assert chain("keep(other) | add | mul(other)").operands == ("other_2",)
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical", "given"),
+    [
+        ("takes(a, b) | mul(b) | add(a)", None, ("a", "b")),
+        ("takes(a) | mul(b) | add(a) | sub(c)", "takes(a, b, c) | mul(b) | add(a) | sub(c)", "abc"),
+        ("takes(b, a) | mul(b) | add(a)", "mul(b) | add(a)", ("b", "a")),
+        ("mul(b) | takes(c, a) | add(a) | sub(c)", None, ("b", "c", "a")),
+        ("takes(bias_2, bias) | add_channel | mul_channel(bias_2)", None, ("bias_2", "bias")),
+        ("takes(b, a) | dropout(0.5) | add(a) | mul(b)", None, ("b", "a")),
+    ],
+)
+def test_takes_lists_the_operands_in_the_order_of_a_call(text, canonical, given) -> None:
+    found = chain(text)
+    assert found.given == tuple(given)
+    assert canonical is None or found.text == canonical
+    assert chain(found.text) == found
+    assert chain(found.text).operands == found.operands
+    assert pickle.loads(pickle.dumps(found)) == found
+    assert all(step.op != "takes" for step in found.steps)
+
+
+def test_joined_chains_keep_the_order_of_each() -> None:
+    joined = takes("a", "b") | mul("b") | add("a") | chain("takes(c, d) | mul(d) | add(c)")
+    assert joined.given == ("a", "b", "c", "d")
 
 
 def test_one_name_is_one_operand() -> None:

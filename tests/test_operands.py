@@ -195,6 +195,11 @@ def test_what_is_computed_from_operands_has_their_type() -> None:
     [
         ("keep(y) | operand(y) | mul(y)", "operand(y): y is a kept value; go on with it by recall"),
         ("operand | gelu", "operand takes one name, as in operand(y)"),
+        ("takes | add", "takes takes names, as in takes(weight, bias)"),
+        ("takes(3) | add", "takes takes names, as in takes(weight, bias)"),
+        ("takes(a) | add(b)", "takes(a): no step uses an operand a"),
+        ("keep(y) | takes(y) | mul(y)", "takes(y): no step uses an operand y"),
+        ("takes(x) | gelu", "an operand cannot be called 'x'"),
         ("operand(x) | gelu", "an operand cannot be called 'x'"),
     ],
 )
@@ -209,6 +214,24 @@ def test_an_operand_that_fits_nowhere_is_told_before_anything_is_launched() -> N
     with pytest.raises(fusegen.ArgumentError) as caught:
         fused(torch.randn(4, 6), torch.randn(5, 1))
     assert "operand 'g' got shape (5, 1), which does not broadcast" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "takes(scale, shift) | add(shift) | layernorm | mul(scale)",
+        "takes(scale, shift) | add(shift) | max_pool2d(2) | gelu | avg_pool2d(2) | mul(scale)",
+        "takes(scale, shift) | keep(y) | operand(shift) | sigmoid | mul(y) | mul(scale)",
+    ],
+)
+def test_operands_come_in_the_order_that_is_listed(text: str, device: str) -> None:
+    fused = fusegen.compile(text)
+    tensors = [torch.randn(s, device=device) for s in ((2, 3, 8, 8), (3, 1, 1), (1, 8, 8))]
+    tensors = [t.requires_grad_() for t in tensors]
+    ours, eager = outcome(fused, tensors), outcome(fused.reference, tensors)
+    assert_as_accurate(ours, eager, outcome(fused.reference, tensors, dtype=torch.float64))
+    x, scale, shift = (t.detach() for t in tensors)
+    assert torch.equal(fused(x, shift=shift, scale=scale), fused(x, scale, shift))
 
 
 @pytest.mark.parametrize("target", ["cpp", "cuda"])

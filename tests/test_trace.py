@@ -105,6 +105,16 @@ def test_chain_decorates_a_function() -> None:
     assert block.operands == ("scale",)
 
 
+def test_a_function_takes_its_operands_in_the_order_of_its_parameters() -> None:
+    def last_first(x: Expr, scale: Expr, bias: Expr) -> Expr:
+        return (x + bias) * scale
+
+    traced = chain(last_first)
+    assert traced.given == ("scale", "bias")
+    assert traced.text == "takes(scale, bias) | add(bias) | mul(scale)"
+    assert traced == chain(traced.text)
+
+
 def test_a_long_function_does_not_exhaust_the_stack() -> None:
     def long(x: Expr) -> Expr:
         for _ in range(3000):
@@ -116,10 +126,6 @@ def test_a_long_function_does_not_exhaust_the_stack() -> None:
 
 def branching(x: Expr) -> Expr:
     return x if x > 0 else -x
-
-
-def out_of_order(x: Expr, scale: Expr, bias: Expr) -> Expr:
-    return (x + bias) * scale
 
 
 def unused(x: Expr, scale: Expr) -> Expr:
@@ -162,10 +168,6 @@ def asks_for_axes(x: Expr) -> Expr:
     ("function", "message"),
     [
         (branching, "branching: an Expr has no truth value"),
-        (
-            out_of_order,
-            "out_of_order: operands are passed in the order of their use, which is bias, ",
-        ),
         (unused, "unused: the parameter 'scale' is never used"),
         (number_first, "number_first: the first argument of where is a number"),
         (per_channel_alone, "'scale' is annotated as channel, but something is computed from it"),
@@ -192,12 +194,13 @@ def asks_for_axes(x: Expr) -> Expr:
             lambda x, b: OPS["masked_fill"](x, b == 0, -1e9),
             "no place for the constant -1000000000.0; for a == b write eq(a, b); it is",
         ),
-        (lambda x, self: x + self, "an operand cannot be called 'self'"),
+        (lambda x, self: x + self, "no operand can be called 'self'; put it first, or call it"),
+        (lambda self, x: gelu(x), "a function of tensors alone, not a method; leave out self, and"),
         (lambda x: x * "a", "got a str, wanted an expression, a parameter or a number"),
         (lambda: 0, "the first parameter of a chain's function is its input"),
         (lambda *x: x, "the first parameter of a chain's function is its input"),
         (lambda x, *others: x, "lists its operands by name"),
-        (lambda a, x: a + x, "an operand cannot be called 'x'"),
+        (lambda a, x: a + x, "the first parameter is the input, whatever its name, and no operand"),
         (max, "not a function that can be traced"),
     ],
 )

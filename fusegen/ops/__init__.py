@@ -13,7 +13,7 @@ from fusegen.ops import (
     reduction,
     reshaping,
 )
-from fusegen.ops.chain import RESERVED, Chain, give, keep, operand, recall
+from fusegen.ops.chain import RESERVED, Chain, give, keep, operand, recall, takes
 from fusegen.ops.definition import ALIASES, OPS, Op, lookup
 from fusegen.ops.registry import op
 from fusegen.ops.schema import (
@@ -69,4 +69,5 @@ __all__ = [
     "recall",
     "reduction",
     "reshaping",
+    "takes",
 ]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import keyword
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
@@ -34,12 +34,19 @@ class Chain:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "written", tuple(self.written))
-        assert self.steps, "a chain has at least one step"
+        assert self.settled, "a chain has at least one step"
+
+    @cached_property
+    def settled(self) -> tuple[Step, ...]:
+        """The steps as written, with every operand named, and kept values called y, y_2 and so
+        on.
+        """
+        return _settle(self.written)
 
     @cached_property
     def steps(self) -> tuple[Step, ...]:
-        """The steps with every operand named, and kept values called y, y_2 and so on."""
-        return _settle(self.written)
+        """The steps that do something: all but those that only list operands."""
+        return tuple(step for step in self.settled if step.op != "takes")
 
     @cached_property
     def drawn(self) -> tuple[str, ...]:
@@ -48,16 +55,23 @@ class Chain:
 
     @cached_property
     def given(self) -> tuple[str, ...]:
-        """The tensors that a call takes after x, in the order in which the chain names them."""
+        """The tensors that a call takes after x, in the order in which the chain names them, where
+        it lists them or uses them first.
+        """
         drawn = set(self.drawn)
         return tuple(name for name in self.operands if name not in drawn)
 
     @cached_property
     def operands(self) -> tuple[str, ...]:
         """The tensors that the chain works on after x: those given, and those drawn."""
-        kept = {name for step in self.steps for name in step.names}
-        named = (name for step in self.steps for _, name in step.operands if name not in kept)
-        return tuple(dict.fromkeys(named))
+        return _operands(self.settled)
+
+    @cached_property
+    def head(self) -> tuple[Step, ...]:
+        """The step that lists the operands, where a call takes them in another order than that of
+        their first use.
+        """
+        return () if self.operands == _operands(self.steps) else takes(*self.given).written
 
     @cached_property
     def gives(self) -> tuple[str, ...]:
@@ -94,7 +108,7 @@ class Chain:
     @cached_property
     def text(self) -> str:
         """The one text that all ways of writing this chain come to."""
-        return " | ".join(step.text for step in self.steps)
+        return " | ".join(step.text for step in (*self.head, *self.steps))
 
     @cached_property
     def hash(self) -> str:
@@ -104,14 +118,19 @@ class Chain:
 
     def require_complete(self) -> None:
         """Raise BadStep where a part of a chain, such as recall(y) alone, stands for it all; where
-        one step reads what another one updates; and where something is given that was not computed
-        just before.
+        one step reads what another one updates; where something is given that was not computed just
+        before; and where an operand is listed that no step uses.
         """
+        used = _operands(self.steps)
         kept: set[str] = set()
         updated: set[str] = set()
         read: set[str] = set()
         is_computed = False
-        for position, step in enumerate(self.steps):
+        for position, step in enumerate(self.settled):
+            if step.op == "takes":
+                if unused := [name for _, name in step.operands if name not in used]:
+                    raise BadStep(f"{step.text}: no step uses an operand {unused[0]}", position)
+                continue
             if step.definition is not None:
                 attributes = dict(step.attributes)
                 mine = {n for p, n in step.operands if step.definition.is_updated(p, attributes)}
@@ -182,12 +201,30 @@ def operand(name: str) -> Chain:
     return Chain((Step("operand", operands=(("", name),)),))
 
 
+def takes(*names: str) -> Chain:
+    """List the operands, which a call then takes in this order, whichever is used first."""
+    return Chain((Step("takes", operands=tuple(("", name) for name in names)),))
+
+
+def _operands(steps: Iterable[Step]) -> tuple[str, ...]:
+    """The operands that steps name, each once."""
+    steps = tuple(steps)
+    kept = {name for step in steps for name in step.names}
+    named = (name for step in steps for _, name in step.operands if name not in kept)
+    return tuple(dict.fromkeys(named))
+
+
 def _settle(written: tuple[Step, ...]) -> tuple[Step, ...]:
     """The steps with every name settled, read from left to right."""
     operands: dict[str, None] = {}
     kept: set[str] = set()
     named: list[Step] = []
     for position, step in enumerate(written):
+        if step.op == "takes":  # its names are those of the steps that use them
+            for _, name in step.operands:
+                _check_name(name, RESERVED, position)
+            named.append(step)
+            continue
         pairs = []
         for parameter, name in step.operands:
             if name == UNNAMED:

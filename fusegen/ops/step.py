@@ -23,7 +23,7 @@ RUNNING = ("running_mean", "running_var")
 COUNTER = "num_batches_tracked"
 
 NAMING = ("keep", "give")  # they name the running value
-STRUCTURAL = (*NAMING, "recall", "operand")
+STRUCTURAL = (*NAMING, "recall", "operand", "takes")
 # Tiles of more elements are not held by one thread, but walked as sliding windows are.
 _LARGEST_TILE = 256
 MOST_AXES = 8  # of a tensor
@@ -94,7 +94,7 @@ class Definition:
 @dataclass(frozen=True)
 class Step:
     """An op with attributes and operands; keep, give or recall of a name, which have neither; or
-    operand, which has one.
+    operand, which has one, or takes, which lists them.
     """
 
     op: str
