@@ -88,6 +88,17 @@ def may_count(value: Any, x: Any) -> bool:
     return is_number and isinstance(x, Tensor) and value.device == x.device
 
 
+def refuse_learning(chain: Chain, operands: Sequence[Any]) -> None:
+    """Raise ArgumentError where a tensor that is updated in place needs a gradient."""
+    if torch.is_grad_enabled():
+        for name, operand in zip(chain.operands, operands, strict=True):
+            if chain.updates(name) and getattr(operand, "requires_grad", False):
+                raise ArgumentError(
+                    f"argument {name!r}: it is updated in place, and needs a gradient, which it "
+                    f"cannot have; pass {name}.detach()"
+                )
+
+
 def check_apart(names: Sequence[str], tensors: Sequence[Tensor], updated: Sequence[int]) -> None:
     """Raise ArgumentError where a tensor that is updated in place has memory in common with
     another one, or elements with each other.

@@ -23,6 +23,7 @@ from fusegen.arguments import (
     check_tensor,
     check_tensors,
     is_recorded,
+    refuse_learning,
     tracing_state,
 )
 from fusegen.autocasting import is_sensitive, under_autocast
@@ -95,6 +96,8 @@ class Fused:
                 result = part.recognised(x, operands)
                 if result is not None:
                     return result
+        if self._updates:
+            refuse_learning(self.chain, operands)
         try:
             if self._single is not None:
                 return self._single(x, operands, out)
