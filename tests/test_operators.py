@@ -87,6 +87,26 @@ def test_inductor_runs_it_between_kernels_of_its_own(device):
         torch.testing.assert_close(have, want)
 
 
+@pytest.mark.parametrize(
+    ("text", "shapes"),
+    [
+        ("gelu | add_channel(b) | maximum(0.5) | lerp(b, 0.3)", [(4, 3, 3), (3,)]),
+        ("batch_norm(m, v, training=True) | hardsigmoid | softmax(1)", [(4, 3, 5), (3,), (3,)]),
+        ("keep(y) | threshold(0.1, 2) | mul(y) | mean(-1) | dropout(0.5)", [(4, 8)]),
+        ("adaptive_avg_pool2d(1) | flatten(1) | to(bfloat16)", [(2, 3, 4, 4)]),
+    ],
+)
+def test_the_eager_equal_is_compiled_whole(text, shapes, device):
+    """So that a chain is compared with what torch.compile makes of it."""
+    fused = fusegen.compile(text)
+    tensors = [torch.rand(shape, device=device) for shape in shapes]
+    compiled = torch.compile(fused.reference, fullgraph=True, backend="eager")
+    torch.manual_seed(0)
+    found = compiled(*[t.clone() for t in tensors])
+    torch.manual_seed(0)
+    assert torch.equal(found, fused.reference(*[t.clone() for t in tensors]))
+
+
 def test_a_compiled_call_writes_into_out(device):
     torch._dynamo.reset()
     fused = fusegen.compile("add(p) | gelu")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import pkgutil
 from typing import Any
 
 from fusegen.ir import Expr, primitive
+from fusegen.ops.eager import function_of
 from fusegen.ops.registry import op
 from fusegen.ops.schema import Channel
 
@@ -96,7 +96,7 @@ def reciprocal(x: Expr) -> Expr:
 
 
 def _lerp(x: Any, end: Any, weight: Any) -> Any:
-    return pkgutil.resolve_name("torch.lerp")(x, end, weight)
+    return function_of("torch.lerp")(x, end, weight)
 
 
 @op(reference=_lerp, samples=[(), (0.25,), (0.75,)], same_dtype=True, equal="torch.lerp")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import pkgutil
 from typing import Any, Literal
 
 from fusegen.ir import Expr, primitive
+from fusegen.ops.eager import function_of
 from fusegen.ops.registry import op
 
 # The smallest and the largest finite value.
@@ -18,7 +18,7 @@ _QUANTISED = {
 
 
 def _torch_type(name: str) -> Any:
-    return pkgutil.resolve_name(f"torch.{name}")
+    return function_of(f"torch.{name}")
 
 
 @op(

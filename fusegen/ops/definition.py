@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, overload
@@ -12,6 +11,7 @@ from fusegen import ir
 from fusegen.errors import ChainError
 from fusegen.ir import Expr
 from fusegen.ops.chain import Chain
+from fusegen.ops.eager import function_of
 from fusegen.ops.schema import (
     Attribute,
     BadArgument,
@@ -98,7 +98,7 @@ class Op(Definition):
     def resolve_reference(self) -> Callable[..., Any] | None:
         """The reference as a callable on tensors; resolving a dotted name imports torch."""
         if isinstance(self.reference, str):
-            found: Callable[..., Any] = pkgutil.resolve_name(self.reference)
+            found: Callable[..., Any] = function_of(self.reference)
             return found
         return self.reference
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import pkgutil
 from typing import Any
 
 from fusegen.ir import Expr, primitive
+from fusegen.ops.eager import function_of
 from fusegen.ops.registry import op
 from fusegen.ops.schema import Mask
 
@@ -14,7 +14,7 @@ from fusegen.ops.schema import Mask
 def _filled(x: Any, mask: Any, value: Any) -> Any:
     if not hasattr(value, "dim") or value.dim() == 0:
         return x.masked_fill(mask, value)
-    return pkgutil.resolve_name("torch.where")(mask, value, x)
+    return function_of("torch.where")(mask, value, x)
 
 
 @op(reference=_filled, samples=[(0.75,), (-math.inf,), ()], ulp=0, equal="torch.masked_fill")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import pkgutil
 from typing import Any
 
 from fusegen.ir import Expr, count, primitive, reduce_mean, reduce_variance
+from fusegen.ops.eager import function_of
 from fusegen.ops.reduction import norm_along
 from fusegen.ops.registry import op
 from fusegen.ops.schema import Channel, Trailing
@@ -33,7 +33,7 @@ def _reference(
     axis: int | None = None,
     eps: float = 1e-5,
 ) -> Any:
-    layer_norm = pkgutil.resolve_name("torch.nn.functional.layer_norm")
+    layer_norm = function_of("torch.nn.functional.layer_norm")
     if axis is None:
         shape = normalized_shape or x.shape[-1]
         return layer_norm(x, (shape,) if isinstance(shape, int) else shape, weight, bias, eps)
@@ -94,7 +94,7 @@ def _rms_reference(
     axis: int | None = None,
     eps: float | None = None,
 ) -> Any:
-    rms_norm = pkgutil.resolve_name("torch.nn.functional.rms_norm")
+    rms_norm = function_of("torch.nn.functional.rms_norm")
     if axis is None:
         shape = normalized_shape or x.shape[-1]
         return rms_norm(x, (shape,) if isinstance(shape, int) else shape, weight, eps)
@@ -198,7 +198,7 @@ def _normalised(
 
 
 def _batch_reference(x: Any, num_batches_tracked: Any = None, **others: Any) -> Any:
-    batch_norm = pkgutil.resolve_name("torch.nn.functional.batch_norm")
+    batch_norm = function_of("torch.nn.functional.batch_norm")
     if others.get("training") and num_batches_tracked is not None:
         num_batches_tracked.add_(1)
         if others["momentum"] is None:
@@ -238,7 +238,7 @@ def batch_norm(
 
 
 def _instance_reference(x: Any, **others: Any) -> Any:
-    return pkgutil.resolve_name("torch.nn.functional.instance_norm")(x, **others)
+    return function_of("torch.nn.functional.instance_norm")(x, **others)
 
 
 @op(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import pkgutil
 from typing import Any
 
 from fusegen.ir import Expr, primitive
+from fusegen.ops.eager import function_of
 from fusegen.ops.registry import op
 from fusegen.ops.schema import Slope
 
@@ -81,8 +81,8 @@ def _between(x: Expr, low: float, high: float) -> Expr:
 
 def _hardsigmoid(x: Any) -> Any:
     """torch's own has no second derivative, and a sixth in single precision for the first."""
-    between = pkgutil.resolve_name("torch.nn.functional.hardtanh")(x + 3, 0.0, 6.0) / 6
-    return pkgutil.resolve_name("torch.where")(x.isnan(), x.detach(), between)
+    between = function_of("torch.nn.functional.hardtanh")(x + 3, 0.0, 6.0) / 6
+    return function_of("torch.where")(x.isnan(), x.detach(), between)
 
 
 @op(reference=_hardsigmoid, ulp=1, equal="torch.nn.functional.hardsigmoid")
@@ -126,7 +126,7 @@ def softshrink(x: Expr, lambd: float = 0.5) -> Expr:
 
 
 def _threshold(x: Any, threshold: float, value: float) -> Any:
-    return pkgutil.resolve_name("torch.nn.functional.threshold")(x, threshold, value)
+    return function_of("torch.nn.functional.threshold")(x, threshold, value)
 
 
 @op(

@@ -6,7 +6,6 @@ numbers in any place.
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from fusegen.errors import ChainError
 from fusegen.ir import ARITY, Expr, Number, primitive
 from fusegen.ops.definition import Op
+from fusegen.ops.eager import function_of
 from fusegen.ops.registry import register
 from fusegen.ops.schema import Attribute, Parameter
 
@@ -115,7 +115,7 @@ _ROWS: dict[
     "where": (
         "input where the running value is true, other elsewhere.",
         (_tensor("input"), _tensor("other")),
-        lambda x, input, other: pkgutil.resolve_name("torch.where")(x, input, other),
+        lambda x, input, other: function_of("torch.where")(x, input, other),
         0,
         ((), (1.0,)),
     ),

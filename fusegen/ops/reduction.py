@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pkgutil
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +16,7 @@ from fusegen.ir import (
     reduce_sum,
     reduce_variance,
 )
+from fusegen.ops.eager import function_of
 from fusegen.ops.registry import op
 
 Dim = int | tuple[int, ...] | None
@@ -36,7 +36,7 @@ def _torch(name: str, *, all_of: bool = False) -> Callable[..., Any]:
 
     def reference(x: Any, dim: Dim = None, keepdim: bool = False, **others: Any) -> Any:
         dim = tuple(range(x.dim())) if dim is None and all_of else dim
-        return pkgutil.resolve_name(f"torch.{name}")(x, dim, keepdim=keepdim, **others)
+        return function_of(f"torch.{name}")(x, dim, keepdim=keepdim, **others)
 
     return reference
 
@@ -83,7 +83,7 @@ def _root(total: Expr) -> Expr:
 
 def _values(name: str) -> Callable[..., Any]:
     def reference(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
-        function = pkgutil.resolve_name(f"torch.{name}")
+        function = function_of(f"torch.{name}")
         if dim is None:
             found = function(x)
             return found.reshape((1,) * x.dim()) if keepdim else found
@@ -140,7 +140,7 @@ def select(x: Expr, dim: int, index: int, keepdim: bool = False) -> Expr:
 
 
 def _vector_norm(x: Any, p: float, dim: Dim, keepdim: bool) -> Any:
-    return pkgutil.resolve_name("torch.linalg.vector_norm")(x, p, dim, keepdim)
+    return function_of("torch.linalg.vector_norm")(x, p, dim, keepdim)
 
 
 _ORDERS = ((2.0, 1), (1.0, (2, 3), True), (math.inf, -1), (-math.inf, 1), (3.0,), (0.0, 1))
