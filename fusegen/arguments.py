@@ -10,6 +10,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
+from torch.fx import Proxy
 
 from fusegen.bind import bind
 from fusegen.bound import Bound
@@ -86,6 +87,11 @@ def may_count(value: Any, x: Any) -> bool:
     """Whether something may be what counts batches beside x."""
     is_number = isinstance(value, Tensor) and value.dtype == torch.int64 and value.dim() == 0
     return is_number and isinstance(x, Tensor) and value.device == x.device
+
+
+def is_symbolic(x: Any) -> bool:
+    """Whether something stands for a tensor in torch.fx, which records what is done to it."""
+    return isinstance(x, Proxy)
 
 
 def refuse_learning(chain: Chain, operands: Sequence[Any]) -> None:

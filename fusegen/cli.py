@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FusegenError as error:
         return _complain(error, USER_MISTAKE)
     except OSError as error:
-        return _complain(f"{error.filename}: {error.strerror}", USER_MISTAKE)
+        return _complain(f"{error.filename or 'the output'}: {error.strerror}", USER_MISTAKE)
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

@@ -23,6 +23,7 @@ from fusegen.arguments import (
     check_tensor,
     check_tensors,
     is_recorded,
+    is_symbolic,
     refuse_learning,
     tracing_state,
 )
@@ -87,7 +88,7 @@ class Fused:
                 return cast(x, *operands, out=out, **named)
         if named or len(operands) != len(self._given):
             operands = self._by_name(operands, named)
-        if self._draws:
+        if self._draws and not is_symbolic(x):
             operands = self._with_seeds(x, operands)
         # What looks inside, and would not see a planned call, is refused further down.
         is_plain = out is None and tracing_state() is None and forward_ad._current_level < 0
@@ -96,6 +97,8 @@ class Fused:
                 result = part.recognised(x, operands)
                 if result is not None:
                     return result
+        if is_symbolic(x):
+            return self._shown(x, operands, {}, out)
         if self._updates:
             refuse_learning(self.chain, operands)
         try:
@@ -124,7 +127,7 @@ class Fused:
     def _shown(
         self, x: Tensor, operands: Sequence[Tensor], named: Mapping[str, Tensor], out: Tensor | None
     ) -> Result:
-        """The call as one operator: dynamo reads this instead of running it."""
+        """The call as one operator: dynamo reads this instead of running it, torch.fx runs it."""
         if named or len(operands) != len(self._given):
             operands = self._by_name(operands, named)
         if self._updates or out is not None:
@@ -133,7 +136,7 @@ class Fused:
             results = torch.ops.fusegen.call(x, operands, self._text, self._generator)
         if out is not None:
             return out
-        return results[0] if self._count == 1 else tuple(results)
+        return results[0] if self._count == 1 else tuple([results[i] for i in range(self._count)])
 
     def _through(
         self,

@@ -491,3 +491,12 @@ def test_check_is_not_blinded_by_elements_at_a_kink() -> None:
     assert all(row.is_good for row in rows)
     of_x = [row for row in rows if row.result == "d_x"]
     assert [row.allowed_error < 1e-4 for row in of_x] == [True, True]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no device that is always full")
+def test_an_output_that_cannot_be_written_is_told() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "fusegen", "dump", "gelu"]
+        found = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert found.returncode == 2
+    assert found.stderr == "fusegen: the output: No space left on device\n"

@@ -171,6 +171,45 @@ def test_an_exported_program_computes_and_trains_for_any_batch(strict, device, t
         assert torch.equal(found[name], gradient)
 
 
+@pytest.mark.parametrize(
+    ("text", "operands"),
+    [
+        ("add_channel(b) | relu", {"b": (4,)}),
+        ("max_pool2d(2) | gelu | avg_pool2d(2)", {}),
+        ("dropout(0.5) | relu", {}),
+        ("batch_norm(mean, var, training=True) | relu", {"mean": (4,), "var": (4,)}),
+        ("sigmoid | give(g) | mul(b) | relu", {"b": (4, 1, 1)}),
+    ],
+)
+def test_a_graph_of_torch_fx_holds_the_call(text, operands, device):
+    class Traced(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = torch.nn.Conv2d(3, 4, 3)
+            self.fused = fusegen.compile(text)
+            for name, size in operands.items():
+                value = torch.ones(size)
+                if name == "b":
+                    self.b = torch.nn.Parameter(value)
+                else:
+                    self.register_buffer(name, value)
+
+        def forward(self, x):
+            result = self.fused(self.conv(x), *[getattr(self, name) for name in operands])
+            return result[0] + result[1] if "give" in text else result
+
+    eager = Traced().to(device)
+    graph = torch.fx.symbolic_trace(copy.deepcopy(eager))
+    found = []
+    for module in (eager, graph):
+        torch.manual_seed(1)
+        result = module(torch.randn(2, 3, 12, 12, device=device))
+        gradients = torch.autograd.grad(result.square().sum(), list(module.parameters()))
+        found.append([result, *gradients, *module.buffers()])
+    for ours, traced in zip(*found, strict=True):
+        assert torch.equal(ours, traced)
+
+
 def test_an_exported_program_runs_where_no_chain_was_compiled(tmp_path):
     block, x = Block(), torch.randn(4, 3, 10, 12)
     with torch.no_grad():
