@@ -37,6 +37,7 @@ from fusegen.ops import (
 from fusegen.windowing import windows
 
 if TYPE_CHECKING:
+    from fusegen.layer import Layer
     from fusegen.runtime import Fused
 
 # Operations are not in it: a star import must not hide Python's abs and pow.
@@ -51,6 +52,7 @@ __all__ = [
     "Expr",
     "Fused",
     "FusegenError",
+    "Layer",
     "Mask",
     "Op",
     "Trailing",
@@ -89,6 +91,11 @@ def __getattr__(name: str) -> Op:
         from fusegen.runtime import Fused
 
         return Fused  # type: ignore[return-value]  # to a type checker it is the import above
+    if name == "Layer":
+        # Here, because it imports torch.
+        from fusegen.layer import Layer
+
+        return Layer  # type: ignore[return-value]  # the same
     found = OPS.get(ALIASES.get(name, name))
     if found is None:
         raise AttributeError(f"module 'fusegen' has no attribute {name!r}")

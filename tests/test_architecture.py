@@ -119,6 +119,7 @@ ORDER = (
     "execution",
     "operators",
     "runtime",
+    "layer",
     "compare",
     "bench",
     "cli",

@@ -1,0 +1,112 @@
+"""A chain as an nn.Module: what it holds, what it is passed, training and evaluation."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import fusegen
+from fusegen import ArgumentError, ChainError, Layer
+
+NORM = "batch_norm(running_mean, running_var, weight, bias, training=True) | add(res) | relu"
+
+
+def normalised(width: int, device: str) -> Layer:
+    statistics = {"running_mean": torch.zeros(width), "running_var": torch.ones(width)}
+    weights = {name: nn.Parameter(torch.rand(width)) for name in ("weight", "bias")}
+    return Layer(NORM, **statistics, **weights).to(device)
+
+
+def test_it_is_a_module_among_others(device):
+    bias = nn.Parameter(torch.randn(8))
+    block = nn.Sequential(nn.Conv2d(3, 8, 3), Layer("add_channel(bias) | gelu", bias=bias))
+    block = block.to(device)
+    x = torch.randn(2, 3, 9, 9, device=device)
+    expected = F.gelu(block[0](x) + block[1].bias[:, None, None])
+    torch.testing.assert_close(block(x), expected)
+    assert set(block.state_dict()) == {"0.weight", "0.bias", "1.bias"}
+    block(x).sum().backward()
+    assert block[1].bias.grad is not None
+    assert repr(block[1]) == "Layer('add_channel(bias) | gelu')"
+
+
+def test_it_trains_and_evaluates_as_its_twin_of_torch(device):
+    ours, eager = normalised(8, device), nn.BatchNorm2d(8).to(device)
+    eager.load_state_dict(ours.state_dict(), strict=False)
+    for training in (True, True, False):
+        x, res = (torch.randn(2, 8, 5, 4, device=device) for _ in range(2))
+        ours.train(training)
+        eager.train(training)
+        expected = F.relu(eager(x) + res)
+        torch.testing.assert_close(ours(x, res), expected)
+    torch.testing.assert_close(ours(x, res=res), expected)
+    torch.testing.assert_close(ours.running_mean, eager.running_mean)
+
+
+def test_in_evaluation_nothing_is_dropped(device):
+    layer = Layer("dropout(0.5) | gelu | alpha_dropout(0.25) | mul(2)").to(device)
+    x = torch.randn(64, 64, device=device)
+    assert not torch.equal(layer(x), layer(x))
+    torch.testing.assert_close(layer.eval()(x), 2 * F.gelu(x))
+
+
+@pytest.mark.parametrize("text", ["instance_norm | relu", "batch_norm(training=True) | relu"])
+def test_a_norm_without_running_statistics_has_none_in_evaluation_either(text, device):
+    layer = Layer(text).to(device)
+    x = torch.randn(4, 3, 8, device=device)
+    trained = layer(x)
+    assert torch.equal(layer.eval()(x), trained)
+
+
+def test_a_norm_of_instances_with_running_statistics_uses_them_in_evaluation(device):
+    text = "instance_norm(running_mean, running_var)"
+    layer = Layer(text, running_mean=torch.ones(3), running_var=torch.full((3,), 4.0)).to(device)
+    x = torch.randn(4, 3, 8, device=device)
+    torch.testing.assert_close(layer.eval()(x), (x - 1) / (4 + 1e-5) ** 0.5)
+
+
+def test_it_is_copied_and_pickled_with_what_it_holds(device):
+    layer = normalised(8, device).eval()
+    x, res = (torch.randn(2, 8, 5, 4, device=device) for _ in range(2))
+    for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert torch.equal(twin(x, res), layer(x, res))
+        assert twin.weight is not layer.weight
+
+
+@pytest.mark.parametrize("how", ["compile", "fx"])
+def test_it_is_recorded_whole(how, device):
+    layer = Layer("mul_channel(scale) | gelu", scale=nn.Parameter(torch.randn(8))).to(device)
+    block = nn.Sequential(nn.Conv2d(3, 8, 3).to(device), layer)
+    x = torch.randn(2, 3, 9, 9, device=device)
+    compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
+    recorded = compiled if how == "compile" else torch.fx.symbolic_trace(block)
+    assert torch.equal(recorded(x), block(x))
+
+
+def test_an_order_that_is_listed_holds_in_evaluation(device):
+    layer = Layer("takes(a, b) | dropout(0.5) | mul(b) | add(a)").to(device).eval()
+    x, a, b = (torch.randn(5, device=device) for _ in range(3))
+    torch.testing.assert_close(layer(x, a, b), x * b + a)
+    torch.testing.assert_close(layer(x, b, a=a), x * b + a)
+
+
+def test_mistakes_are_told():
+    layer = Layer("mul(a) | add(b)", b=torch.ones(3))
+    x = torch.ones(3)
+    for arguments, named in (((), {}), ((x, x), {}), ((x,), {"a": x}), ((), {"b": x})):
+        with pytest.raises(ArgumentError, match=r"wanted x, a: .* of 'mul\(a\) \| add\(b\)'"):
+            layer(x, *arguments, **named)
+    for held, message in (
+        ({"c": x}, "no operand is called 'c': the chain 'mul(a) | add(b)' takes x, a, b"),
+        ({"a": 3}, "operand 'a' cannot be held: cannot assign 'int' object"),
+    ):
+        with pytest.raises(ArgumentError) as caught:
+            Layer("mul(a) | add(b)", **held)
+        assert message in str(caught.value)
+    with pytest.raises(ArgumentError, match="'training' cannot be held: attribute 'training' alre"):
+        Layer("mul(training)", training=x)
+    with pytest.raises(ChainError, match="no operation is called 'gelo'"):
+        fusegen.Layer("gelo")
