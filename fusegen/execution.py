@@ -43,7 +43,7 @@ class Part:
         self.chain = chain
         self.plans: dict[Any, Call] = {}
         self.programs = Programs(chain)
-        self.modules: dict[Any, ModuleType] = {}
+        self.modules: dict[torch.device, dict[Any, ModuleType]] = {}
         # Which of x and the operands the programs read: all but what counts batches.
         operands = [i for i, name in enumerate(chain.operands, start=1) if chain.reads(name)]
         self.read = (0, *operands)
@@ -148,7 +148,7 @@ class Part:
         found = self.programs.forward(given, tensors, wanted)
         if out is not None:
             check_out(out, self.chain, found.bound, given)
-        results = torch.ops.fusegen.forward(list(given), self.chain.text, wanted or ())
+        results = torch.ops.fusegen.forward(list(given), self.chain.recorded_name, wanted or ())
         for output, i in found.program.updates:
             tensors[i].detach().copy_(results[output].detach())
         count_batch(self.counters_of(given))
@@ -181,7 +181,7 @@ class Part:
                 first = derive(found, wanted, program.results)
                 programs += [first.program] if first.targets else []
                 dtypes = with_derivative(program, first, dtypes)
-        facts = (programs, dtypes, built_with, self.modules)
+        facts = (programs, dtypes, built_with, self.modules.setdefault(device, {}))
         launch = self.programs.at_places(found, *facts) or whole(found, *facts)
         module = self.module(launch.programs, launch.built_with, device)
         plan = make_plan(launch.found, tensors, launch.inputs, module, wanted, launch.built_with)
@@ -191,12 +191,12 @@ class Part:
         self, programs: Sequence[Program], signature: Signature, device: torch.device
     ) -> ModuleType:
         """The module that holds these programs."""
-        key = (id(programs[0]), signature)
-        if key not in self.modules:
+        key, modules = (id(programs[0]), signature), self.modules.setdefault(device, {})
+        if key not in modules:
             module = load(self.chain, programs, signature, device)
             for p in programs:
-                self.modules.setdefault((id(p), signature), module)
-        return self.modules[key]
+                modules.setdefault((id(p), signature), module)
+        return modules[key]
 
 
 class Call:

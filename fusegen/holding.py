@@ -25,6 +25,7 @@ from fusegen.rowtiers import held_tier, holding_less
 from fusegen.selecting import require_exact_positions
 from fusegen.shortruns import in_short_runs, leaves_lines_empty, lie_together
 from fusegen.signature import Rows, Signature
+from fusegen.strides import most_elements
 from fusegen.target import H200, TARGETS, Limits
 from fusegen.traffic import moved
 
@@ -55,7 +56,7 @@ def signature(
     mentioned = {name for p in programs for name in (*p.input_names, *p.output_names)}
     dtypes = {name: dtype for name, dtype in dtypes.items() if name in mentioned}
     require_exact_positions(programs, dtypes, bound)
-    is_wide = TARGETS[target].is_wide or math.prod(bound.domain) >= 1 << 31
+    is_wide = TARGETS[target].is_wide or most_elements(bound) >= 1 << 31
     index_bits = 64 if is_wide else 32
     kinds = tuple(sorted(dtypes.items()))
     in_cache = _in_cache(TARGETS[target].in_cache, programs, bound, order)

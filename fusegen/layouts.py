@@ -104,6 +104,15 @@ def _is_dense(shape: Shape, stride: Shape, order: Sequence[int], gaps: int) -> b
     return True
 
 
+def stored(tensor: Tensor) -> Tensor:
+    """The tensor with its elements in memory, where torch keeps in mind alone that they are negated
+    or zero.
+    """
+    if tensor._is_zerotensor():
+        return Meta.of(tensor).blank(tensor.device).zero_()
+    return tensor.resolve_neg()
+
+
 def arranged(tensor: Tensor, lie: Lie) -> Tensor:
     """The tensor as the kernels want it; itself where it is ready."""
     if lie.is_ready:
@@ -176,7 +185,8 @@ class Output:
         pairs = zip(out.shape, out.stride(), strides, strict=True)
         own = out.untyped_storage().data_ptr()
         is_laid_out = all(size == 1 or have == want for size, have, want in pairs)
-        return is_laid_out and all(t.untyped_storage().data_ptr() != own for t in tensors)
+        is_apart = all(t.untyped_storage().data_ptr() != own for t in tensors)
+        return is_laid_out and is_apart and not out.is_neg()
 
     def hand_over(self, result: Tensor) -> Tensor:
         """The result in its final shape: a copy, where that joins axes that do not lie as one."""

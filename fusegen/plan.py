@@ -21,7 +21,7 @@ from torch._C._dynamo import guards
 from fusegen.dealing import deal_of
 from fusegen.errors import UnsupportedError
 from fusegen.grouping import collapse
-from fusegen.layouts import Meta, Output, arranged
+from fusegen.layouts import Meta, Output, arranged, stored
 from fusegen.prepared import Prepared
 from fusegen.signature import Signature
 from fusegen.strides import ALIGNMENT, Lie, windows_of
@@ -145,6 +145,7 @@ class Plan:
                     f"got a {type(t).__name__}, which says itself what operations do to it; a "
                     "fused chain is none that it knows of, fused.reference is made of such"
                 )
+        tensors = [stored(t) for t in tensors]
         if not self.is_ready:
             tensors = [arranged(t, i) for t, i in zip(tensors, self.inputs, strict=True)]
         results = [

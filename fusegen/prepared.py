@@ -170,9 +170,9 @@ class Programs:
         order, is_dense = memory_order(metas[leader].shape, metas[leader].stride)
         order = bound.memory_order(order if is_dense else None, slots)
         key = (bound.pattern, wanted is not None)
-        if key not in self.forwards:
-            self.forwards[key] = forward(bound, is_training=wanted is not None)
-        program = self.forwards[key]
+        program = self.forwards.get(key) or self.forwards.setdefault(
+            key, forward(bound, is_training=wanted is not None)
+        )
         dtypes = element_types(program, bound, [dtype_name(m.dtype) for m in metas])
         shapes = result_shapes(bound)
         shapes |= {program.output_names[o]: metas[i].shape for o, i in program.updates}
@@ -195,7 +195,7 @@ class Programs:
         if key not in self.derivatives:
             count = len(found.metas)
             facts = (alike[:count], alike[count:])
-            self.derivatives[key] = derivative(found.program, needs, key[2], *facts)
+            self.derivatives.setdefault(key, derivative(found.program, needs, key[2], *facts))
         return self.derivatives[key]
 
 

@@ -123,8 +123,7 @@ def check_same_type(step: Step, name: str, dtype: str, other: str) -> None:
     if other != dtype and not is_mixed:
         raise ArgumentError(
             f"{step.text}: operand {name!r} is {other} but the value it meets is {dtype}, a mix "
-            "that torch "
-            f"refuses here; convert one of them, for example {name}.to(torch.{dtype})"
+            f"that is not taken here; convert one of them, for example {name}.to(torch.{dtype})"
         )
 
 

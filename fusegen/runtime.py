@@ -30,13 +30,12 @@ from fusegen.arguments import (
 from fusegen.autocasting import is_sensitive, under_autocast
 from fusegen.bound import Bound
 from fusegen.cache import build_key
-from fusegen.dsl import chain
 from fusegen.errors import ArgumentError, EmptyReductionError
 from fusegen.execution import Part, Result
 from fusegen.joining import ways
 from fusegen.layouts import dtype_name
 from fusegen.modules import generator, limits_here, target_of
-from fusegen.operators import LIBRARY
+from fusegen.operators import LIBRARY, recorded
 from fusegen.ops import Chain
 from fusegen.plan import remember
 from fusegen.reference import run_eagerly
@@ -68,6 +67,7 @@ class Fused:
         self._updates = any(chain.updates(name) for name in chain.operands)
         # Plain attributes, which dynamo can read.
         self._text, self._given, self._count = chain.text, chain.given, 1 + len(chain.gives)
+        self._name = chain.recorded_name
         self._generator = build_key(generator())
 
     def __call__(
@@ -131,9 +131,9 @@ class Fused:
         if named or len(operands) != len(self._given):
             operands = self._by_name(operands, named)
         if self._updates or out is not None:
-            results = torch.ops.fusegen.call_(x, operands, self._text, self._generator, out)
+            results = torch.ops.fusegen.call_(x, operands, self._name, self._generator, out)
         else:
-            results = torch.ops.fusegen.call(x, operands, self._text, self._generator)
+            results = torch.ops.fusegen.call(x, operands, self._name, self._generator)
         if out is not None:
             return out
         return results[0] if self._count == 1 else tuple([results[i] for i in range(self._count)])
@@ -204,7 +204,10 @@ class Fused:
             x_kind, *kinds = [(tuple(t.shape), dtype_name(t.dtype)) for t in (x, *operands)]
             given = dict(zip(self._given, kinds, strict=True))
             given |= dict.fromkeys(self.chain.drawn, ((1,), "int64"))
-            chain = under_autocast(self.chain, x_kind, given, device, narrow)
+            try:
+                chain = under_autocast(self.chain, x_kind, given, device, narrow)
+            except EmptyReductionError:
+                return None  # nothing is computed
             self._autocast[key] = self if chain == self.chain else Fused(chain)
         found = self._autocast[key]
         return None if found is self else found
@@ -290,15 +293,15 @@ class Fused:
 
 
 @functools.cache
-def _fused(text: str) -> Fused:
-    return Fused(chain(text))
+def _fused(name: str) -> Fused:
+    return Fused(recorded(name))
 
 
 def _call(
-    x: Tensor, operands: Sequence[Tensor], text: str, made_by: str, out: Tensor | None = None
+    x: Tensor, operands: Sequence[Tensor], name: str, made_by: str, out: Tensor | None = None
 ) -> list[Tensor]:
     """What stands behind the operators that dynamo is shown; other tracers look into it."""
-    result = _fused(text)(x, *operands, out=out)
+    result = _fused(name)(x, *operands, out=out)
     if out is not None:
         return [result.detach()]  # an operator may not give what it was given
     return [*result] if isinstance(result, tuple) else [result]

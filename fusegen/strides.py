@@ -117,6 +117,13 @@ def windows_of(bound: Bound) -> dict[int, int]:
     return {a: windows_along(w, bound.domain[a]) for a, w in bound.windows}
 
 
+def most_elements(bound: Bound) -> int:
+    """How many elements its largest tensor can have: padding and adaptive windows add some."""
+    pooled = windows_of(bound)
+    sizes = zip(range(-len(bound.domain), 0), bound.domain, strict=True)
+    return math.prod(max(n, pooled[a]) if a in pooled else n for a, n in sizes)
+
+
 def shape_over(extent: ir.Extent, domain: Shape, pooled: Mapping[int, int]) -> Shape:
     """The shape over the domain's axes of a tensor that varies along `extent`."""
     rank = len(domain)

@@ -377,8 +377,8 @@ _BEGINNINGS = """
 """
 _ENDINGS = """
     _ahead _along _block _blocks _column _columns _early _edge _edges _from _here _high _in _lanes
-    _line _low _memory _mine _next _out _pairs _part _partials _room _rooms _row _rows _scratch
-    _seed _slots _staged _stored _sum _sums _t _value
+    _line _low _memory _mine _next _operand _out _pairs _part _partials _room _rooms _row _rows
+    _scratch _seed _slots _staged _stored _sum _sums _t _value
 """
 _DERIVED = tuple(_BEGINNINGS.split()), tuple(_ENDINGS.split())
 

@@ -94,16 +94,29 @@ struct Plan {
 };
 
 static PyObject* const requires_grad = PyUnicode_InternFromString("requires_grad");
+static PyObject* const is_neg = PyUnicode_InternFromString("is_neg");
+
+// Whether a tensor's memory has what the tensor has. The imaginary part of a conjugate is negated in torch's mind alone;
+// elements of such lie two by two, so that no plan reads them where they lie, unless there is but one.
+static bool is_stored(PyObject* object, const Tensor& tensor) {
+  for (int32_t axis = 0; axis < tensor.rank; ++axis) {
+    if (tensor.sizes[axis] != 1) return true;
+  }
+  PyObject* const is_negated = PyObject_CallMethodNoArgs(object, is_neg);
+  Py_XDECREF(is_negated);
+  PyErr_Clear();
+  return is_negated == Py_False;
+}
 
 // False for a subclass of torch's tensors, to which an allocation may mean more than memory, and for a tensor without
-// memory, of which Python will complain in better words.
+// memory or whose memory has something else, to which Python sees.
 static bool read(const Plan& plan, PyObject* object, Tensor* tensor) {
   bool is_known = false;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(plan.types); ++i) {
     is_known |= reinterpret_cast<PyObject*>(Py_TYPE(object)) == PyTuple_GET_ITEM(plan.types, i);
   }
   if (!is_known) return false;
-  if (plan.exchange->read(object, tensor) == 0) return tensor->data != nullptr;
+  if (plan.exchange->read(object, tensor) == 0) return tensor->data != nullptr && is_stored(object, *tensor);
   PyErr_Clear();
   return false;
 }

@@ -44,6 +44,11 @@ def test_an_operand_never_shares_a_name_with_a_local_that_is_put_together() -> N
     assert [code_name(name) for name in built] == [f"{name}_operand" for name in built]
 
 
+def test_no_two_operands_share_a_name() -> None:
+    names = ("float", "float_operand", "float_operand_operand", "a_row", "a_row_operand")
+    assert len({code_name(name) for name in names}) == len(names)
+
+
 def test_an_ordinary_operand_keeps_its_name() -> None:
     assert [code_name(n) for n in ("bias", "scale", "weight", "residual", "gate")] == [
         "bias",

@@ -132,7 +132,7 @@ CALLS = {
         ["'bias' got shape (6,)", "wanted (3,)"],
     ),
     "layernorm's axis": ("layernorm(axis=4)", ones(*X), [], ["axis 4 is out of range", "4 axes"]),
-    "a mix that torch refuses": (
+    "a mix that is not taken": (
         "layernorm(weight)",
         ones(*X, dtype=torch.float16),
         [ones(6).double()],

@@ -77,6 +77,19 @@ def test_what_kernels_ask_for_fits_beside_what_the_compiler_gave_them(
     assert checked == set(asked(source))
 
 
+@pytest.mark.parametrize(
+    ("text", "shape", "is_wide"),
+    [
+        ("max_pool2d(2, 1, 0)", (1, 1, 46340, 46340), False),
+        ("max_pool2d(2, 1, 1)", (1, 1, 46340, 46340), True),
+        ("adaptive_avg_pool2d(50000)", (1, 1, 4, 4), True),
+    ],
+)
+def test_what_windows_add_counts_for_how_wide_offsets_are(text, shape, is_wide):
+    source = fusegen.compile(text).source("cuda", shape=shape)
+    assert ("64-bit offsets" in source) == is_wide
+
+
 @pytest.mark.gpu
 def test_a_gpu_says_what_it_has():
     device = torch.device("cuda", 0)

@@ -1,6 +1,7 @@
 """Fused calls under torch.compile, in exported programs and on tensors without memory."""
 
 import copy
+import os
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fusegen
+from fusegen import operators
 from fusegen.errors import ArgumentError, UnsupportedError
 
 # chain, the shape of x but for its first axis, the shapes of the operands (None: that of x)
@@ -223,6 +225,55 @@ def test_an_exported_program_runs_where_no_chain_was_compiled(tmp_path):
     """
     files = [str(tmp_path / name) for name in ("block.pt2", "values.pt")]
     subprocess.run([sys.executable, "-c", script, *files], check=True)
+
+
+_OWN = """
+import sys, torch, fusegen
+squares = sys.argv[1] == "1"
+
+@fusegen.op
+def own(x: fusegen.Expr, other: fusegen.Expr) -> fusegen.Expr:
+    return x * x + other if squares else x + other * other
+
+fused = fusegen.compile("own(b)")
+compiled = torch.compile(lambda x, b: fused(x, b) + 1, fullgraph=True)
+results = []
+for function in (compiled, lambda x, b: fused(x, b) + 1):
+    x, b = torch.arange(1.0, 5).requires_grad_(), torch.full((4,), 10.0).requires_grad_()
+    y = function(x, b)
+    results.append([y, *torch.autograd.grad(y.sum(), (x, b))])
+assert all(map(torch.equal, *results)), results
+"""
+
+
+def test_an_operation_that_changed_is_not_taken_for_what_was_recorded(tmp_path):
+    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    for turn in "12":
+        subprocess.run([sys.executable, "-c", _OWN, turn], check=True, env=environment)
+
+
+def test_an_operation_that_is_defined_again_is_seen_by_what_is_compiled_again():
+    def own(x):
+        return x * 2.0
+
+    def own_again(x):
+        return x * 3.0
+
+    own_again.__name__ = "own"
+    torch._dynamo.reset()
+    x = torch.ones(3)
+    try:
+        for function, expected in ((own, 2.0), (own_again, 3.0)):
+            fusegen.op(function)
+            fused = fusegen.compile("own")
+            compiled = torch.compile(lambda x, f=fused: f(x), backend="aot_eager", fullgraph=True)
+            assert torch.equal(compiled(x), x * expected)
+        first = fused.chain.recorded_name
+        fusegen.op(own)
+        with pytest.raises(fusegen.ChainError, match="own: an operation of your own computes some"):
+            operators.recorded(first)
+    finally:
+        fusegen.OPS.pop("own", None)
 
 
 @pytest.mark.parametrize("strict", [False, True], ids=["run", "read"])

@@ -317,6 +317,14 @@ def test_a_mistake_is_told(text, shape, operands, message):
         fusegen.compile(text)(torch.ones(shape), *[torch.ones(s) for s in operands])
 
 
+@pytest.mark.parametrize("text", ["norm(-1, 1)", "norm(-2, 1)", "normalize(-2, 1)", "norm(-3, 1)"])
+@pytest.mark.parametrize("value", [math.inf, 1e30, 0.0, 3.0])
+def test_a_negative_order_is_torchs(text, value, device):
+    x = torch.full((2, 3), value, device=device)
+    fused = fusegen.compile(text)
+    torch.testing.assert_close(fused(x), fused.reference(x), equal_nan=True)
+
+
 @pytest.mark.parametrize(
     ("text", "shape", "operands"),
     [
@@ -335,6 +343,8 @@ def test_what_reduces_nothing_is_torchs(text, shape, operands, device):
     ours, eager = outcome(fused, tensors), outcome(fused.reference, tensors)
     for mine, theirs in zip(ours.tensors, eager.tensors, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=0, equal_nan=True)
+    with torch.autocast(device, torch.bfloat16):
+        assert torch.equal(torch.isnan(fused(*tensors)), torch.isnan(fused.reference(*tensors)))
     with torch.no_grad(), pytest.raises(ArgumentError, match="reduces an axis without elements"):
         fused(*tensors, out=torch.empty_like(eager.result))
 

@@ -13,7 +13,7 @@ import torch
 from numeric import outcome
 
 import fusegen
-from fusegen import UnsupportedError, modules, toolchain
+from fusegen import UnsupportedError, execution, modules, toolchain
 
 CHAIN = "leaky_relu(0.2) | add_channel(bias) | clamp(-1, 1) | gelu"
 
@@ -262,6 +262,42 @@ class Wrapper(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         raise AssertionError(f"{func} was called")
+
+
+def test_a_tensor_that_is_negated_in_torchs_mind_alone_is_read_as_it_is(device):
+    add, scale, size = map(fusegen.compile, ("add(1)", "mul(s)", "square | sum"))
+    for _ in range(2):  # the second call is recognised
+        z = torch.complex(torch.ones(1, device=device), torch.full((1,), 5.0, device=device)).conj()
+        assert z.imag.is_neg()
+        assert add(z.imag).item() == -4
+        assert scale(torch.ones(4, device=device), z.imag[0]).tolist() == [-5.0] * 4
+        out = z.imag
+        assert add(torch.ones_like(out), out=out) is out
+        assert out.item() == 2
+        x = torch.arange(1.0, 5, device=device, requires_grad=True)
+        z = torch.complex(torch.zeros((), device=device), size(x)).conj()
+        (gradient,) = torch.autograd.grad((z * (2 + 3j)).real, x)
+        assert torch.equal(gradient, 6 * x.detach())
+
+
+def test_a_tensor_of_zeros_without_memory_is_one_of_zeros(device):
+    fused = fusegen.compile("add(1) | square")
+    zeros = torch._efficientzerotensor((4,), device=device)
+    x = torch.ones(4, device=device, requires_grad=True)
+    for _ in range(2):
+        assert torch.equal(fused(zeros), torch.ones(4, device=device))
+        assert torch.equal(torch.autograd.grad(fused(x), x, zeros)[0], torch.zeros_like(x))
+
+
+def test_each_device_has_modules_of_its_own(monkeypatch):
+    loaded = []
+    monkeypatch.setattr(execution, "load", lambda *a: loaded.append(a[3]) or object())
+    part, programs = execution.Part(fusegen.chain("gelu")), [object()]
+    devices = [torch.device("cuda", i) for i in (0, 1, 0)]
+    first, second, again = (part.module(programs, "signature", d) for d in devices)
+    assert first is again
+    assert first is not second
+    assert loaded == devices[:2]
 
 
 def test_a_tensor_that_stands_for_another_is_refused(device):

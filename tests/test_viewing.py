@@ -396,7 +396,8 @@ def test_a_segment_is_told_as_it_is_built(text, layout):
     fused(LAYOUTS[layout](torch.randn(SHAPE)))
     told = modules(fused.chain, "cpp", Situation(SHAPE, layout=layout), grad=False)
     for part, module in zip(fused._parts[-1], told, strict=True):
-        ((_, built_with),) = part.modules
+        (by_program,) = part.modules.values()
+        ((_, built_with),) = by_program
         assert built_with == module.signature
 
 

@@ -13,7 +13,16 @@ from fusegen.ops import (
     reduction,
     reshaping,
 )
-from fusegen.ops.chain import RESERVED, Chain, give, keep, operand, recall, takes
+from fusegen.ops.chain import (
+    RESERVED,
+    Chain,
+    give,
+    keep,
+    operand,
+    recall,
+    takes,
+    text_of,
+)
 from fusegen.ops.definition import ALIASES, OPS, Op, lookup
 from fusegen.ops.registry import op
 from fusegen.ops.schema import (
@@ -70,4 +79,5 @@ __all__ = [
     "reduction",
     "reshaping",
     "takes",
+    "text_of",
 ]

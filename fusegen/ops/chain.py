@@ -23,6 +23,8 @@ from fusegen.ops.step import COUNTER, UNNAMED, Step
 # Names that an operand cannot have: arguments of the compiled callable, and numbers in the text.
 RESERVED = ("x", "out", "self", "inf", "nan")
 
+_OWN = " @ "  # in no text
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Chain:
@@ -113,8 +115,18 @@ class Chain:
     @cached_property
     def hash(self) -> str:
         """sha256, in hex, of the text and of what the user's own ops compute."""
-        own = sorted({f"{s.op} {s.fingerprint}" for s in self.steps if s.fingerprint})
-        return hashlib.sha256("\n".join((self.text, *own)).encode()).hexdigest()
+        return hashlib.sha256("\n".join((self.text, *self._own)).encode()).hexdigest()
+
+    @cached_property
+    def _own(self) -> tuple[str, ...]:
+        return tuple(sorted({f"{s.op} {s.fingerprint}" for s in self.steps if s.fingerprint}))
+
+    @cached_property
+    def recorded_name(self) -> str:
+        """What a recorded graph calls the chain by: its text; behind it, where the user's own ops
+        take part, what stands for what they compute.
+        """
+        return f"{self.text}{_OWN}{self.hash[:32]}" if self._own else self.text
 
     def require_complete(self) -> None:
         """Raise BadStep where a part of a chain, such as recall(y) alone, stands for it all; where
@@ -175,6 +187,11 @@ class Chain:
 
     def __reduce__(self) -> tuple[object, ...]:
         return Chain, (self.written,)
+
+
+def text_of(recorded_name: str) -> str:
+    """The text of the chain that goes by this name."""
+    return recorded_name.partition(_OWN)[0]
 
 
 def keep(name: str) -> Chain:

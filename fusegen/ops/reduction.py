@@ -159,7 +159,7 @@ def norm(x: Expr, p: float = 2.0, dim: Dim = None, keepdim: bool = False) -> Exp
 
 
 def norm_along(x: Expr, p: float, axes: tuple[int, ...]) -> Expr:
-    """The p-norm along axes, without a gradient where it is 0."""
+    """The p-norm along axes, without a gradient where it is 0, or for p < 0 infinite."""
     size = primitive("abs", x)
     if math.isinf(p):
         return reduce("amax", axes, size) if p > 0 else -reduce("amax", axes, -size)
@@ -172,7 +172,8 @@ def norm_along(x: Expr, p: float, axes: tuple[int, ...]) -> Expr:
     total = reduce_sum(primitive("pow", size, p), axes)
     is_flat = primitive("eq", total, 0.0)
     safe = primitive("where", is_flat, 1.0, total)
-    return primitive("where", is_flat, 0.0, primitive("pow", safe, 1.0 / p))
+    flat = 0.0 if p > 0 else math.inf
+    return primitive("where", is_flat, flat, primitive("pow", safe, 1.0 / p))
 
 
 @op(
