@@ -44,6 +44,7 @@ RULES: Mapping[str, Rule] = {
     "neg": lambda g, a, out: (-g,),
     "abs": lambda g, a, out: (_select(a[0] > 0, g, _select(a[0] < 0, -g, NO_SHARE)),),
     **dict.fromkeys(("sign", "floor", "ceil", "round", "trunc"), lambda g, a, out: (NO_SHARE,)),
+    "detach": lambda g, a, out: (None,),
     "exp": lambda g, a, out: (g * out,),
     "exp2": lambda g, a, out: (g * out * math.log(2.0),),
     # Not torch's out + 1, which far to the left has no digit left.
@@ -166,6 +167,14 @@ def vjp(
         for argument, share in zip(node.args, shares, strict=bool(shares)):
             send(argument, share, node.extent)
     return arrived
+
+
+def is_differentiable(value: Expr) -> bool:
+    """Whether some gradient is asked for below a value: conditions have none, nor what is detached
+    as a whole.
+    """
+    nodes = ir.topological([value], stop={n for n in ir.topological([value]) if n.op == "detach"})
+    return value.kind == "number" and any(n.op == "input" for n in nodes)
 
 
 def _descendants(order: Sequence[Expr], roots: set[Expr]) -> set[Expr]:

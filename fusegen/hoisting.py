@@ -53,6 +53,16 @@ def shared_by_rows(exprs: Iterable[Expr], domain: Extent, rest: Extent) -> list[
     return list(found) if is_dear else []
 
 
+def reduced_over_rows(exprs: Iterable[Expr], rest: Extent) -> list[Expr]:
+    """The numbers of which rows have one each, and which are reduced over rows, where they are
+    fewer than the numbers that they are made of.
+    """
+    reduces = [n for n in ir.topological(exprs) if n.op == "reduce" and n.args[0].extent == rest]
+    found = [*dict.fromkeys(n.args[0] for n in reduces if n.args[0].op not in ("input", "reduce"))]
+    read = [leaf for leaf in ir.inputs(found) if leaf.extent == rest]
+    return found if len(found) < len(read) else []
+
+
 def _is_worth(nodes: list[Expr], dear: Collection[str]) -> bool:
     below = ir.topological(nodes)
     read = [n for n in below if n.op == "input" and n.extent == nodes[0].extent]

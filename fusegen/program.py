@@ -13,7 +13,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fusegen import ir
-from fusegen.autodiff import vjp, winners
+from fusegen.autodiff import is_differentiable, vjp, winners
 from fusegen.bound import Bound
 from fusegen.ir import Expr, Extent, Graph
 from fusegen.lower import GIVEN, NEW, Mark, lower, remarked
@@ -129,7 +129,7 @@ def forward(bound: Bound, *, is_training: bool) -> Program:
     of_operands = {f"{NEW}{ir.name_of(leaf)}": leaf.extent for leaf in graph.inputs}
     of_new = (of_operands[name] for name, _ in graph.outputs[count:])
     spans = (of_result, *(g.extent for g in bound.gives), *of_new)
-    values = [r if r.kind == "number" else None for r in results] + [None for _ in new]
+    values = [r if is_differentiable(r) else None for r in results] + [None for _ in new]
     plain = Program("forward", graph, marks, tuple(values), (), bound.windows, spans)
     if not is_training or not plain.results:
         return plain

@@ -33,6 +33,7 @@ _TORCH: Mapping[str, Callable[..., Any]] = {
     "ceil": torch.ceil,
     "round": torch.round,
     "trunc": torch.trunc,
+    "detach": torch.Tensor.detach,
     "exp2": torch.exp2,
     "log2": torch.log2,
     "log10": torch.log10,

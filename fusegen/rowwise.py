@@ -12,7 +12,7 @@ from dataclasses import replace
 from fusegen import ir
 from fusegen.carrying import Staged, carry
 from fusegen.grouping import ordered
-from fusegen.hoisting import shared_by_rows
+from fusegen.hoisting import reduced_over_rows, shared_by_rows
 from fusegen.ir import Expr, Extent
 from fusegen.kernel import Buffer, Family, Kernel, Reduction
 from fusegen.lower import remarked
@@ -145,7 +145,8 @@ def rowwise_kernel(
     written = zip((b for b, _ in stores), ir.substitute(chosen.values(), known), strict=False)
     state.read_back(written)
     is_row = tier is not None and family == "row"
-    ahead = state.find_ahead(shared_by_rows(state.pending.values(), domain, rest) if is_row else ())
+    shared = shared_by_rows(state.pending.values(), domain, rest) if is_row else []
+    ahead = state.find_ahead(shared or reduced_over_rows(state.pending.values(), rest))
     needed = set(ir.inputs(state.pending.values()))
     stores += [(state.buffers[r], r) for r in known.values() if r in needed and r not in stored]
     stores += [(state.buffers[leaf], node) for node, leaf in ahead.items()]

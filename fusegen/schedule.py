@@ -102,7 +102,8 @@ def schedule(
     # No value is called as a function that the lines may call, such as maximum.
     state.taken |= {*dtypes, *(node.op for node in ir.topological(graph.roots))}
     state.is_sliding, state.is_exact, state.has_columns = is_sliding, is_exact, has_columns
-    images = read_at_places(state, nodes) if reads_places else nodes
+    images = ir.rewrite(nodes, lambda node: node.args[0] if node.op == "detach" else node)
+    images = read_at_places(state, images) if reads_places else images
     images = positions_as_numbers(state, apart(means_as_sums(images), pooled))
     new = dict(zip(nodes, images, strict=True))
     state.pending = outputs = {name: new[expr] for name, expr in outputs.items()}

@@ -168,6 +168,7 @@ _COMMON = {
     # Halves to the even one.
     "round": "rint{f}({0})",
     "trunc": "trunc{f}({0})",
+    "detach": "({0})",
     "exp2": "exp2{f}({0})",
     "pow": "pow{f}({0}, {1})",
     # Not fminf and fmaxf: NaN in either argument is the result, as torch has it.

@@ -52,6 +52,7 @@ NUMPY: dict[str, Callable[..., Any]] = {
     "ceil": np.ceil,
     "round": np.rint,
     "trunc": np.trunc,
+    "detach": lambda x: x,
     "exp2": np.exp2,
     "log2": np.log2,
     "log10": np.log10,

@@ -55,16 +55,16 @@ def leaves(tensors, dtype=None, device=None):
 
 
 def outcome(function, tensors, cotangent=None, dtype=None, device=None):
-    """Run forward and backward; without a cotangent, fixed random ones, for every result that has a
-    gradient. With a device, there, and the outcome is where the tensors are.
+    """Run forward and backward, where any result has a gradient; without a cotangent, fixed random
+    ones for every such. With a device, there, and the outcome is where the tensors are.
     """
     inputs = leaves(tensors, dtype, device)
     results = function(*inputs)
     results = results if isinstance(results, tuple) else (results,)
     wanted = [t for t in inputs if t.requires_grad]
-    if not wanted:
+    ends = [r for r in results if r.requires_grad]
+    if not ends:
         return Outcome(results, (None,) * len(inputs))
-    ends = [r for r in results if r.requires_grad] or results[:1]
     seeds = [cotangent_for(r) if cotangent is None else cotangent.to(r.dtype) for r in ends]
     found = iter(torch.autograd.grad(ends, wanted, seeds, allow_unused=True))
     back = tensors[0].device

@@ -418,3 +418,37 @@ def test_scaled_training_in_half_precision(device):
         scaler.update()
         losses.append(loss.item())
     assert losses[-1] < 0.8 * losses[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "others"),
+    [
+        ("keep(y) | add(p) | detach | mul(y) | gelu", [(4,)]),
+        ("keep(y) | detach | keep(o) | recall(y) | add(p) | add(o) | mul(o) | add(o)", [(4,)]),
+        ("detach | mul(p)", [(4,)]),
+        ("softmax(-1) | keep(y) | max(-1, keepdim=True) | detach | rsub(y) | exp", []),
+        ("keep(y) | sigmoid | detach | mul(y) | sum(-1)", []),
+        ("keep(y) | operand(p) | detach | mul(y)", [(4,)]),
+        ("sigmoid | detach | mul(2)", []),
+    ],
+)
+def test_no_gradient_goes_through_what_is_detached(text, others, device):
+    fused = fusegen.compile(text)
+    tensors = [torch.randn(s, dtype=torch.float64, device=device) for s in ((3, 4), *others)]
+    tensors = [t.requires_grad_() for t in tensors]
+    ours, eager = outcome(fused, tensors), outcome(fused.reference, tensors)
+    assert fused(*tensors).requires_grad == fused.reference(*tensors).requires_grad
+    assert [g is None for g in ours.gradients] == [g is None for g in eager.gradients]
+    for mine, theirs in zip(ours.tensors, eager.tensors, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_what_is_detached_is_constant_to_the_second_derivative_too(device):
+    fused = fusegen.compile("keep(y) | sin | detach | mul(y) | exp")
+    x = torch.randn(3, 4, dtype=torch.float64, device=device, requires_grad=True)
+    found = []
+    for function in (fused, fused.reference):
+        (first,) = torch.autograd.grad(function(x).sum(), x, create_graph=True)
+        found.append((first, *torch.autograd.grad(first.sum(), x)))
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs)

@@ -139,6 +139,21 @@ def test_what_is_spread_over_other_axes_is_found_by_the_rows_it_is_of(target):
     assert found[0] == ["row", "pointwise"]
 
 
+@pytest.mark.parametrize(
+    ("text", "x", "family"),
+    [
+        ("log_softmax(1) | mul(t) | sum(1) | mean", (4, 19, 8, 16), "column"),
+        ("log_softmax(-1) | mul(t) | sum(-1) | mean", (512, 100), "row"),
+    ],
+)
+def test_of_rows_that_are_reduced_further_one_number_each_is_left(text, x, family):
+    """The loss of each row, and not the sums that it is made of."""
+    ahead, _ = entries(text, x=x, t=x, target="cuda", dtype="bfloat16")
+    first = ahead.kernels[0]
+    assert first.family == family
+    assert [b.name for b, _ in first.stores if not b.name.startswith("saved")] == ["common_scratch"]
+
+
 def test_what_is_reduced_in_the_same_way_is_merged_at_once():
     text = "log_softmax(-1) | mul(t) | sum(-1)"
     (kernel,) = entries(text, x=(64, 96), target="cuda", t=(64, 96))[0].kernels

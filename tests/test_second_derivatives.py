@@ -22,7 +22,7 @@ EXAMPLES = [
     for name, op in OPS.items()
     for example in op.examples
     if op.window_axes == 0
-    and name not in (*ir.COMPARISONS, *ir.CONNECTIVES, "quantize")  # which have none
+    and name not in (*ir.COMPARISONS, *ir.CONNECTIVES, "quantize", "detach")  # which have none
     and name != "to"  # rounds to what it is told, which no double precision reference can follow
     and name not in TALLER
     and op.shaping not in ("merge", "split", "view")  # whose body is x: test_viewing has them

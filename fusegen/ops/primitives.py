@@ -79,6 +79,7 @@ _ROWS: dict[
         ((),),
     ),
     "trunc": ("The integer part; gradient 0.", (), "torch.trunc", 0, ((),)),
+    "detach": ("x, of which no gradient goes on.", (), "torch.Tensor.detach", 0, ((),)),
     "exp2": ("2 to the power x.", (), "torch.exp2", 2, ((),)),
     "log2": ("The logarithm to base 2.", (), "torch.log2", 2, ((),)),
     "log10": ("The logarithm to base 10.", (), "torch.log10", 2, ((),)),
