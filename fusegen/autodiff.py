@@ -54,7 +54,8 @@ RULES: Mapping[str, Rule] = {
     "log10": lambda g, a, out: (g / (a[0] * math.log(10.0)),),
     "log1p": lambda g, a, out: (g / (a[0] + 1.0),),
     "sqrt": lambda g, a, out: (g / (2.0 * out),),
-    "rsqrt": lambda g, a, out: (-0.5 * g * (out * out * out),),
+    # Not torch's out to the third power, which is 0 or infinite where a norm's gradient is neither.
+    "rsqrt": lambda g, a, out: (-0.5 * (g * out) * (out * out),),
     "erf": lambda g, a, out: (g * (2.0 / math.sqrt(math.pi) * primitive("exp", -(a[0] * a[0]))),),
     "tanh": lambda g, a, out: (g * (1.0 - out * out),),
     "sigmoid": lambda g, a, out: (g * (1.0 - out) * out,),

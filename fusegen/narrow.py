@@ -6,6 +6,9 @@ stored type is spent on fewer instructions (at the memory's pace an H200 has 28 
 bits, where erff alone takes 24). Products gather their constants, sums their common factors, and
 the constants go into the coefficients of polynomials and exponents, where they cost nothing.
 
+Where a gradient crosses zero, as gelu's does at -0.75, its error is so small beside the terms that
+cancel there, and not beside what is left of them.
+
 Tails keep their relative precision: 1 + erf(a) becomes erfc, which for a < 0 is one power of two
 and no difference of two ones. Exponentials of erf and of its derivative that are below 2^-126 are
 zero.
@@ -20,6 +23,15 @@ from dataclasses import dataclass
 
 from fusegen import ir
 from fusegen.choices import bounded, joined
+from fusegen.erfc import (
+    ERF_SERIES,
+    ERF_SERIES_END,
+    LOG2_ERFC,
+    LOG2_ERFC_IN_ERF,
+    LOG2_ERFC_WIDE,
+    erfc_of_size,
+    polynomial,
+)
 from fusegen.ir import Expr, Graph, const, constant, primitive
 from fusegen.kernel import Kernel
 from fusegen.powers import MOST_EXPONENT, halved, users_of, whole_power
@@ -28,46 +40,22 @@ from fusegen.promotion import FLOATING
 from fusegen.rewriting import joined_products, operation, rewritten
 from fusegen.target import COMPUTE, Target
 
-# log2(erfc(z)) for z >= 0, lowest power first, the leading coefficient negative, so that it falls
-# for ever. Fitted for the least error of erfc relative to max(erfc, 1e-4), or 1e-6 for float16:
-# below, the absolute error is at most 6e-9, where eager's 1 + erff(a) is off by 3e-8.
-# bfloat16: relative error 2^-14.0, half an ulp being 2^-9; float16: 2^-17.7 of 2^-12.
-LOG2_ERFC: Mapping[str, tuple[float, ...]] = {
-    "bfloat16": (
-        *(-8.72267761e-05, -1.62584444, -0.926178942),
-        *(-0.13863339, 0.0242496317, -0.00195212552),
-    ),
-    "float16": (
-        *(4.06858937e-06, -1.62809224, -0.917053586, -0.152373159),
-        *(0.033801887, -0.00515758805, 0.000468866939, -1.86755866e-05),
-    ),
-}
-# The same for the least error of 1 - erfc relative to erf: 2^-20.4.
-LOG2_ERFC_IN_ERF = (
-    *(0.0, -1.6279082, -0.918376552),
-    *(-0.148936753, 0.0297970511, -0.00299602841),
-)
-# Up to here erf is its series to the third power, off by 1.1e-5 of itself; from here on the
-# difference of 1 and erfc is off by 2^-22.5 / 0.11.
-_ERF_SERIES_END = 0.1
-_ERF_SERIES = (2.0 / math.sqrt(math.pi), -2.0 / (3.0 * math.sqrt(math.pi)))
-# The same for single precision: erfc within 6e-8 of 1, and within 3e-4 of itself down to 1e-8.
-LOG2_ERFC_WIDE = (
-    *(0.0, -1.6279090642929077, -0.9184182286262512, -0.1484183371067047, 0.027949824929237366),
-    *(-0.00014213791291695088, -0.0021781667601317167, 0.0008588993223384023),
-    *(-0.0001790586393326521, 2.0664692783611827e-05, -1.0380076673754957e-06),
-)
 _LOG2_E = 1.0 / math.log(2.0)
 # Constants beyond these stay where they are written: moved, they could overflow what they did not.
 _GATHERED = 2.0**20
+_LARGEST = _GATHERED**5  # of several together
+_IN_POWERS = 2.0**6  # what goes into coefficients does so to the tenth power
 
 
 def narrow_type(graph: Graph, dtypes: Mapping[str, str]) -> str | None:
     """The 16-bit type that every floating tensor of a graph has, or None.
 
     Tensors without axes have no say among others that have some, as in torch's promotion, nor do
-    saved statistics; but none may be of double precision.
+    saved statistics; but none may be of double precision, nor is anything where a step asks for
+    single precision.
     """
+    if any(node.op == "to_float32" for node in ir.topological(graph.roots)):
+        return None
     tensors = [(ir.name_of(leaf), leaf) for leaf in graph.inputs] + [*graph.outputs]
     tensors = [(n, t) for n, t in tensors if dtypes[n] in FLOATING and not n.startswith(STATISTIC)]
     spread = [(n, t) for n, t in tensors if t.extent] or tensors
@@ -123,17 +111,6 @@ def _plain(node: Expr) -> float | None:
     number = constant(node)
     is_plain = number is not None and 1.0 / _GATHERED <= abs(number) <= _GATHERED
     return number if is_plain else None
-
-
-def _polynomial(x: Expr, coefficients: Iterable[float]) -> Expr:
-    return operation("polynomial", x, *map(const, coefficients))
-
-
-def _erfc_of_size(x: Expr, factor: float, scale: float, log2_erfc: Sequence[float]) -> Expr:
-    """scale * erfc(factor * |x|); what is below 2^-126 is zero."""
-    first, *others = (c * factor**power for power, c in enumerate(log2_erfc))
-    exponent = _polynomial(primitive("abs", x), (first + math.log2(scale), *others))
-    return operation("exp2_flushed", exponent)
 
 
 @dataclass(frozen=True)
@@ -239,7 +216,7 @@ class _Algebra:
     def of_product(self, node: Expr) -> Expr | None:
         """A product whose numbers become one, or go into a factor."""
         number, parts, count = self.factors(node)
-        if parts == [node]:
+        if parts == [node] or not 1.0 / _LARGEST <= abs(number) <= _LARGEST:
             return None
         takes = any(self.images[p] in self.scaled and self.is_inner(p) for p in parts)
         is_shorter = count > 1 or (count == 1 and (takes or node.op == "div"))
@@ -276,8 +253,14 @@ class _Algebra:
 
     # Exponentials.
 
-    def multiple(self, node: Expr) -> tuple[float, Expr]:
-        """The node as a number times the image of another."""
+    def multiple(self, node: Expr, most: float = _GATHERED**2) -> tuple[float, Expr]:
+        """The node as a number times the image of another; the number is 1 where it would be larger
+        than `most`, or smaller than its inverse.
+        """
+        number, base = self._multiple(node)
+        return (number, base) if 1.0 / most <= abs(number) <= most else (1.0, self.images[node])
+
+    def _multiple(self, node: Expr) -> tuple[float, Expr]:
         number, parts, _ = self.factors(node)
         if len(parts) == 1 and parts[0] is not node:
             inner, base = self.multiple(parts[0])
@@ -289,11 +272,11 @@ class _Algebra:
 
     def erfc(self, erf: Expr, sign: float) -> Expr:
         """erfc(sign * a), for erf(a)."""
-        factor, base = self.multiple(erf.args[0])
+        factor, base = self.multiple(erf.args[0], _IN_POWERS)
         size = abs(factor)
 
         def scaled(scale: float) -> Expr:
-            low = _erfc_of_size(base, size, scale, self.precision.log2_erfc)
+            low = erfc_of_size(base, size, scale, self.precision.log2_erfc)
             high = primitive("sub", const(2.0 * scale), low)
             sides = (high, low) if sign * factor > 0 else (low, high)
             return primitive("where", base < 0, *sides)
@@ -314,27 +297,32 @@ class _Algebra:
         self.scaled[result] = scaled
         return result
 
-    def of_pow(self, node: Expr) -> Expr | None:
-        """Products for a whole exponent, or a power of two; the base of another may be negative."""
-        base, exponent = self.images[node.args[0]], constant(node.args[1])
-        if exponent is None or not 0 < abs(exponent) <= MOST_EXPONENT:
-            return None
-        if exponent != int(exponent):
-            return self.spelled("pow", base, const(exponent))
-        product = whole_power(base, int(abs(exponent)))
-        return product if exponent > 0 else self.spelled("div", const(1.0), product)
+    def of_pow(self, node: Expr) -> Expr:
+        """Products for a whole exponent, or a power of two; as it is where the base may be negative
+        or the exponent large.
+        """
+        base, exponent = (self.images[a] for a in node.args)
+        number, root = constant(exponent), constant(base)
+        if number is None and root is not None and root > 0.0 != math.log2(root):
+            return self.power_of_two(exponent, math.log2(root))
+        if number is None or not 0 < abs(number) <= MOST_EXPONENT:
+            return primitive("pow", base, exponent)
+        if number != int(number):
+            return self.spelled("pow", base, exponent)
+        factor = base if number > 0 else self.spelled("div", const(1.0), base)
+        return whole_power(factor, int(abs(number)))
 
     def of_erf(self, node: Expr) -> Expr:
         """erf alone: its series near 0, where 1 - erfc would lose all digits."""
-        factor, base = self.multiple(node.args[0])
-        low = _erfc_of_size(base, abs(factor), 1.0, LOG2_ERFC_IN_ERF)
+        factor, base = self.multiple(node.args[0], _IN_POWERS)
+        low = erfc_of_size(base, abs(factor), 1.0, LOG2_ERFC_IN_ERF)
         high = primitive("sub", const(1.0), low)
         far = primitive("where", base < 0, primitive("neg", high), high)
         if factor < 0:
             far = primitive("neg", far)
-        series = [c * factor ** (2 * i + 1) for i, c in enumerate(_ERF_SERIES)]
-        near = primitive("mul", base, _polynomial(primitive("mul", base, base), series))
-        is_near = primitive("abs", base) < _ERF_SERIES_END / abs(factor)
+        series = [c * factor ** (2 * i + 1) for i, c in enumerate(ERF_SERIES)]
+        near = primitive("mul", base, polynomial(primitive("mul", base, base), series))
+        is_near = primitive("abs", base) < ERF_SERIES_END / abs(factor)
         return primitive("where", is_near, near, far)
 
     def of_exp(self, node: Expr) -> Expr:
@@ -345,8 +333,11 @@ class _Algebra:
         if bell is not None:
             return bell
         factor, base = self.multiple(node.args[0])
-        exponent = primitive("mul", base, const(0.5 * factor * _LOG2_E))
-        root = operation("exp2_flushed", exponent)
+        return self.power_of_two(base, factor * _LOG2_E)
+
+    def power_of_two(self, base: Expr, factor: float) -> Expr:
+        """2 to the power base * factor."""
+        root = operation("exp2_flushed", primitive("mul", base, const(0.5 * factor)))
         return primitive("mul", root, root)
 
     def of_bell(self, node: Expr) -> Expr | None:

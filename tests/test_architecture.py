@@ -77,6 +77,7 @@ ORDER = (
     "powers",
     "rewriting",
     "guarding",
+    "erfc",
     "narrow",
     "statements",
     "indexing",

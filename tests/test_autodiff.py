@@ -228,7 +228,7 @@ def slopes(op: str, *others: float, swapped: bool = False) -> tuple[list[float],
     return list(ours.values())[-1].expand(len(points)).tolist(), theirs.tolist()
 
 
-DIFFERENTIABLE = sorted(set(RULES) - {"where"})
+DIFFERENTIABLE = sorted(set(RULES) - {"where", "detach"})
 
 
 @pytest.mark.parametrize("op", [op for op in DIFFERENTIABLE if ir.ARITY[op] == 1])

@@ -19,14 +19,9 @@ from fusegen.autodiff import NO_SHARE
 from fusegen.bind import bind
 from fusegen.choices import joined
 from fusegen.describe import Situation, sources
+from fusegen.erfc import LOG2_ERFC, LOG2_ERFC_IN_ERF, LOG2_ERFC_WIDE
 from fusegen.ir import Expr, primitive
-from fusegen.narrow import (
-    LOG2_ERFC,
-    LOG2_ERFC_IN_ERF,
-    LOG2_ERFC_WIDE,
-    narrow_type,
-    respelled,
-)
+from fusegen.narrow import narrow_type, respelled
 from fusegen.program import derivative, forward
 from fusegen.target import CPP, CUDA, Target
 
@@ -122,6 +117,32 @@ CASES = (
     Case("pow(7)", lambda x: x**7, lambda x: 7 * x**6),
     Case("pow(-3)", lambda x: x**-3, lambda x: -3 * x**-4),
     Case("pow(0.5)", np.sqrt, lambda x: 0.5 / np.sqrt(x)),
+    Case("pow(20)", lambda x: x**20, lambda x: 20 * x**19),
+    Case("pow(17)", lambda x: x**17, lambda x: 17 * x**16),
+    Case("pow(-20)", lambda x: x**-20.0, lambda x: -20 * x**-21.0),
+    Case("pow(0)", np.ones_like, np.zeros_like),
+    Case(
+        "rpow(0.75)",
+        lambda x: 0.75**x,
+        lambda x: 0.75**x * math.log(0.75),
+        largest=300,  # beyond, the power may overflow that the slope is a part of
+    ),
+    Case("rpow(-2)", lambda x: (-2.0) ** x, lambda x: np.full_like(x, math.nan)),
+    # Factors whose powers are beyond single precision.
+    Case(
+        "mul(1e4) | mul(1e4) | gelu | mul(1e-8)",
+        lambda x: x * normal_tail(1e8 * x),
+        lambda x: normal_tail(1e8 * x) + 1e8 * x * density(1e8 * x),
+        4,
+        4,
+        lambda x: normal_tail(1e8 * x) + 1e8 * np.abs(x) * density(1e8 * x),
+        1e29,
+    ),
+    Case(
+        "mul(1e-5) | mul(1e-5) | erf",
+        lambda x: _erf(1e-10 * x).astype(float),
+        lambda x: 2e-10 / math.sqrt(math.pi) * np.exp(-((1e-10 * x) ** 2)),
+    ),
     Case("elu", lambda x: np.where(x > 0, x, np.expm1(x)), lambda x: np.exp(np.minimum(x, 0))),
     Case(
         "mish",
@@ -149,6 +170,26 @@ CASES = (
     Case("clamp(-1, 1)", lambda x: np.clip(x, -1, 1), lambda x: np.where(np.abs(x) <= 1, 1.0, 0.0)),
 )
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.text)
+
+
+@pytest.mark.parametrize("text", ["pow(e)", "pow(20)", "pow(17.5)", "pow(0)"])
+def test_a_power_of_what_may_be_negative_has_no_cheap_spelling(text):
+    (module,) = sources(fusegen.chain(text), "cuda", Situation(dtype="bfloat16"), grad=True)
+    assert "narrow_pow(" not in module.text
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype"),
+    [
+        ("layernorm | mul(100000) | gelu", "float32"),
+        ("layernorm | div(1e-5) | erf", "bfloat16"),
+        ("mul(1e6) | mul(1e6) | mul(1e6) | mul(1e6) | mul(1e6) | mul(1e6) | mul(1e6)", "float16"),
+    ],
+)
+def test_no_constant_that_is_gathered_is_beyond_single_precision(text, dtype):
+    (module,) = sources(fusegen.chain(text), "cuda", Situation(dtype=dtype), grad=True)
+    bodies = module.text[module.text.index("forward_") :]
+    assert "INFINITY" not in bodies
 
 
 def values_for(case: Case, dtype: str) -> torch.Tensor:

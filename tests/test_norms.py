@@ -421,6 +421,33 @@ def test_a_checkpoint_counts_again_as_in_torch(device):
         torch.testing.assert_close(buffer, layer.get_buffer(name), msg=name)
 
 
+@pytest.mark.parametrize(
+    ("text", "scale"),
+    [
+        *((t, 1e16) for t in ("layernorm", "group_norm(2)", "instance_norm", "rms_norm")),
+        ("batch_norm(training=True)", 1e16),
+        ("layernorm(eps=1e-30)", 1e-13),
+        ("group_norm(2, eps=1e-30)", 1e-13),
+        ("rms_norm(eps=1e-30)", 1e-13),
+    ],
+)
+def test_gradients_of_very_large_and_small_values_lose_nothing(text, scale, device):
+    x = (scale * torch.randn(7, 4, 96, device=device)).requires_grad_()
+    fused = fusegen.compile(text)
+    ours, exact = outcome(fused, [x]), outcome(fused.reference, [x], dtype=torch.float64)
+    for mine, right in zip(ours.tensors, exact.tensors, strict=True):
+        assert (mine.double() - right).abs().max() <= 1e-5 * right.abs().max()
+
+
+@pytest.mark.parametrize("text", ["layernorm", "group_norm(2)", "softmax(1) | sub(0.25)"])
+def test_a_large_factor_behind_a_norm_does_no_harm(text, device):
+    x = torch.randn(7, 4, 96, device=device, requires_grad=True)
+    fused = fusegen.compile(f"{text} | mul(100000) | gelu | mul(1e-5)")
+    ours, exact = outcome(fused, [x]), outcome(fused.reference, [x], dtype=torch.float64)
+    for mine, right in zip(ours.tensors, exact.tensors, strict=True):
+        assert (mine.double() - right).abs().max() <= 1e-3 * right.abs().max()
+
+
 def test_statistics_that_need_a_gradient_are_refused(device):
     fused = fusegen.compile(f"{_BATCH}, training=True) | relu")
     mean, variance, weight, bias = (torch.ones(6, device=device) for _ in range(4))

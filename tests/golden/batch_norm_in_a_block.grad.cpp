@@ -504,7 +504,7 @@ static inline __attribute__((always_inline)) void backward_pointwise_values(cons
   const float after_batch_norm = difference * inverse_root * weight + bias;
   // backward, down to batch_norm(running_mean, running_var, weight, bias, training=True)
   const float d_after_batch_norm = after_batch_norm <= 0.0f ? 0.0f : d_out;
-  const float product = -0.5f * (total * weight) * (inverse_root * inverse_root * inverse_root);
+  const float product = -0.5f * (total * weight * inverse_root) * (inverse_root * inverse_root);
   const float sum = difference * (2.0f * product / count_of_outer_inner) + d_after_batch_norm * weight * inverse_root;
   d_x = sum - total_2 * weight * inverse_root / count_of_outer_inner;
 }

@@ -551,7 +551,7 @@ static inline __attribute__((always_inline)) void backward_pointwise_values(cons
   const float product = after_batch_norm * 0.707106769f;
   const float product_2 = d_out * (after_batch_norm * 0.5f) * (1.12837923f * exp_of(-(product * product)));
   const float d_after_batch_norm = product_2 * 0.707106769f + d_out * (1.0f + erf_of(product)) * 0.5f;
-  const float product_3 = -0.5f * (total * weight) * (inverse_root * inverse_root * inverse_root);
+  const float product_3 = -0.5f * (total * weight * inverse_root) * (inverse_root * inverse_root);
   const float sum = difference * (2.0f * product_3 / count_of_outer_inner) + d_after_batch_norm * weight * inverse_root;
   d_x = sum - total_2 * weight * inverse_root / count_of_outer_inner;
 }

@@ -631,7 +631,7 @@ static inline __attribute__((always_inline)) void backward_window_values(const f
     const float count_of_window_2_window_1_outer_axis_2_inner, const float total_2, const int position,
     const int winner_index, const float picked_x, const float bias, const float d_out, float& d_x) {
   const float inverse_root = 1.0f / sqrtf(saved_variance + 1e-05f);
-  const float product = -0.5f * (total * weight) * (inverse_root * inverse_root * inverse_root);
+  const float product = -0.5f * (total * weight * inverse_root) * (inverse_root * inverse_root);
   const float product_2 = (x - saved_mean) * (2.0f * product / count_of_window_2_window_1_outer_axis_2_inner);
   const float quotient = total_2 * weight * inverse_root / count_of_window_2_window_1_outer_axis_2_inner;
   const float chosen = (picked_x - saved_mean) * inverse_root * weight + bias <= 0.0f ? 0.0f : d_out;

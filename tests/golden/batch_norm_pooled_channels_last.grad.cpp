@@ -801,7 +801,7 @@ static inline __attribute__((always_inline)) void backward_window_2_values(const
   const float product = after_batch_norm * 0.707106769f;
   const float product_2 = d_after_gelu * (after_batch_norm * 0.5f) * (1.12837923f * exp_of(-(product * product)));
   const float d_after_batch_norm = product_2 * 0.707106769f + d_after_gelu * (1.0f + erf_of(product)) * 0.5f;
-  const float product_3 = -0.5f * (total * weight) * (inverse_root * inverse_root * inverse_root);
+  const float product_3 = -0.5f * (total * weight * inverse_root) * (inverse_root * inverse_root);
   const float quotient = 2.0f * product_3 / count_of_window_2_window_1_outer_axis_1_axis_2;
   const float sum = difference * quotient + d_after_batch_norm * weight * inverse_root;
   const float quotient_2 = total_2 * weight * inverse_root / count_of_window_2_window_1_outer_axis_1_axis_2;

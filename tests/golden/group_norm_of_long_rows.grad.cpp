@@ -428,7 +428,7 @@ static inline __attribute__((always_inline)) void backward_row_values(const floa
   const float after_gelu = product * carried;
   // backward, down to gelu
   const float inverse_root = 1.0f / sqrtf(saved_variance + 1e-05f);
-  const float product_2 = 2.0f * (-0.5f * total * (inverse_root * inverse_root * inverse_root));
+  const float product_2 = 2.0f * (-0.5f * (total * inverse_root) * (inverse_root * inverse_root));
   const float quotient = 1.0f / count_of_axis_2_inner;
   const float sum = (after_gelu - saved_mean) * (product_2 * quotient) + d_out * weight * inverse_root;
   const float d_after_gelu = sum - total_2 * inverse_root * quotient;

@@ -388,7 +388,7 @@ static inline __attribute__((always_inline)) void backward_row_values(const floa
     const float total, const float saved_variance, const float count_of_axis_2_inner, const float carried,
     const float total_2, float& d_x) {
   const float inverse_root = 1.0f / sqrtf(saved_variance + 1e-05f);
-  const float product = 2.0f * (-0.5f * total * (inverse_root * inverse_root * inverse_root));
+  const float product = 2.0f * (-0.5f * (total * inverse_root) * (inverse_root * inverse_root));
   const float quotient = 1.0f / count_of_axis_2_inner;
   d_x = (x - saved_mean) * (product * quotient) + carried - total_2 * inverse_root * quotient;
 }

@@ -527,7 +527,7 @@ static inline __attribute__((always_inline)) void backward_inner_2_values(const 
   // backward, down to gelu
   const float difference = after_gelu - saved_mean;
   const float inverse_root = 1.0f / sqrtf(saved_variance + 1e-05f);
-  const float product_3 = 2.0f * (-0.5f * total * (inverse_root * inverse_root * inverse_root));
+  const float product_3 = 2.0f * (-0.5f * (total * inverse_root) * (inverse_root * inverse_root));
   const float sum_2 = difference * (product_3 / count_of_axis_2_inner) + d_out * weight * inverse_root;
   const float d_after_gelu = sum_2 - total_2 * inverse_root / count_of_axis_2_inner;
   const float product_4 = d_after_gelu * product * (1.12837923f * exp_of(-(product_2 * product_2)));

@@ -376,7 +376,7 @@ static inline __attribute__((always_inline)) void backward_row_values(const floa
   // backward, down to layernorm
   const float d_after_layernorm = d_out * scale;
   const float inverse_root = 1.0f / sqrtf(saved_variance + 1e-05f);
-  const float product = 2.0f * (-0.5f * total_3 * (inverse_root * inverse_root * inverse_root));
+  const float product = 2.0f * (-0.5f * (total_3 * inverse_root) * (inverse_root * inverse_root));
   const float quotient = 1.0f / count_of_inner;
   const float sum = (x - saved_mean) * (product * quotient) + d_after_layernorm * inverse_root;
   d_x = sum - total_4 * inverse_root * quotient;

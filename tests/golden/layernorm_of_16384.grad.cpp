@@ -357,7 +357,7 @@ static inline __attribute__((always_inline)) void backward_row_values(const floa
     const float total_3, const float saved_variance, const float count_of_inner, const float d_out,
     const float weight, const float total_4, float& d_x) {
   const float inverse_root = 1.0f / sqrtf(saved_variance + 1e-05f);
-  const float product = 2.0f * (-0.5f * total_3 * (inverse_root * inverse_root * inverse_root));
+  const float product = 2.0f * (-0.5f * (total_3 * inverse_root) * (inverse_root * inverse_root));
   const float quotient = 1.0f / count_of_inner;
   const float sum = (x - saved_mean) * (product * quotient) + d_out * weight * inverse_root;
   d_x = sum - total_4 * inverse_root * quotient;

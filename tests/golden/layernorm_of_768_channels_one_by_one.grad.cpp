@@ -503,7 +503,7 @@ static inline __attribute__((always_inline)) void backward_column_values_once(co
     const float saved_variance, const float count_of_middle, const float total_4, float& product,
     float& product_2) {
   const float inverse_root = 1.0f / sqrtf(saved_variance + 1e-05f);
-  const float product_3 = 2.0f * (-0.5f * total_3 * (inverse_root * inverse_root * inverse_root));
+  const float product_3 = 2.0f * (-0.5f * (total_3 * inverse_root) * (inverse_root * inverse_root));
   const float quotient = 1.0f / count_of_middle;
   product = product_3 * quotient;
   product_2 = total_4 * inverse_root * quotient;

@@ -448,7 +448,7 @@ static inline __attribute__((always_inline)) void backward_column_values_once(co
     const float total_3, const float count_of_middle, const float total_4, float& inverse_root_2,
     float& product, float& product_2) {
   inverse_root_2 = 1.0f / sqrtf(saved_variance + 1e-05f);
-  const float product_3 = -0.5f * total_3 * (inverse_root_2 * inverse_root_2 * inverse_root_2);
+  const float product_3 = -0.5f * (total_3 * inverse_root_2) * (inverse_root_2 * inverse_root_2);
   const float quotient = 1.0f / count_of_middle;
   product = 2.0f * product_3 * quotient;
   product_2 = total_4 * inverse_root_2 * quotient;

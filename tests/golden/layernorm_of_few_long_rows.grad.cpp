@@ -428,7 +428,7 @@ static inline __attribute__((always_inline)) void backward_pointwise_values(cons
     const float saved_mean, const float total, const float saved_variance, const float count_of_inner,
     const float d_out, const float total_2, float& d_x) {
   const float inverse_root = 1.0f / sqrtf(saved_variance + 1e-05f);
-  const float product = 2.0f * (-0.5f * total * (inverse_root * inverse_root * inverse_root));
+  const float product = 2.0f * (-0.5f * (total * inverse_root) * (inverse_root * inverse_root));
   const float sum = (x - saved_mean) * (product / count_of_inner) + d_out * inverse_root;
   d_x = sum - total_2 * inverse_root / count_of_inner;
 }

@@ -500,7 +500,7 @@ static inline __attribute__((always_inline)) void backward_outer_values(const do
   const double product_2 = after_layernorm * 0.7071067811865476;
   const double product_3 = d_out * (after_layernorm * 0.5) * (1.1283791670955126 * exp(-(product_2 * product_2)));
   const double d_after_layernorm = product_3 * 0.7071067811865476 + d_out * (1.0 + erf(product_2)) * 0.5;
-  const double product_4 = 2.0 * (-0.5 * total * (inverse_root * inverse_root * inverse_root));
+  const double product_4 = 2.0 * (-0.5 * (total * inverse_root) * (inverse_root * inverse_root));
   const double sum = difference * (product_4 / count_of_inner) + d_after_layernorm * weight * inverse_root;
   d_x = sum - total_2 * inverse_root / count_of_inner;
   total_3_term = d_after_layernorm * product;

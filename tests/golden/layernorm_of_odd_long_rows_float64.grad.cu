@@ -681,7 +681,7 @@ __device__ __forceinline__ void backward_row_stage_1(const double d_out, const d
 __device__ __forceinline__ void backward_row_values_once(const double total_3, const double saved_variance,
     const double count_of_inner, const double total_4, double& product, double& product_2) {
   const double inverse_root = rsqrt(saved_variance + 1e-05);
-  const double product_3 = 2.0 * (-0.5 * total_3 * (inverse_root * inverse_root * inverse_root));
+  const double product_3 = 2.0 * (-0.5 * (total_3 * inverse_root) * (inverse_root * inverse_root));
   const double quotient = 1.0 / count_of_inner;
   product = product_3 * quotient;
   product_2 = total_4 * inverse_root * quotient;

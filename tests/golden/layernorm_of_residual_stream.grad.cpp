@@ -394,7 +394,7 @@ static inline __attribute__((always_inline)) void backward_row_values(const floa
     float& d_x) {
   // backward, down to add(residual)
   const float inverse_root = 1.0f / sqrtf(saved_variance + 1e-05f);
-  const float product = 2.0f * (-0.5f * total_3 * (inverse_root * inverse_root * inverse_root));
+  const float product = 2.0f * (-0.5f * (total_3 * inverse_root) * (inverse_root * inverse_root));
   const float quotient = 1.0f / count_of_inner;
   const float sum = d_given_1 + d_out * weight * inverse_root + (given_1 - saved_mean) * (product * quotient);
   d_x = sum - total_4 * inverse_root * quotient;

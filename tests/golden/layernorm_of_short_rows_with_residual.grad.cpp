@@ -445,7 +445,7 @@ static inline __attribute__((always_inline)) void backward_row_values(const floa
   const float after_add = x + residual;
   // backward, down to add(residual)
   const float inverse_root = 1.0f / sqrtf(saved_variance + 1e-05f);
-  const float product = 2.0f * (-0.5f * total_3 * (inverse_root * inverse_root * inverse_root));
+  const float product = 2.0f * (-0.5f * (total_3 * inverse_root) * (inverse_root * inverse_root));
   const float quotient = 1.0f / count_of_inner;
   d_x = (after_add - saved_mean) * (product * quotient) + carried - total_4 * inverse_root * quotient;
 }

@@ -382,7 +382,7 @@ static inline __attribute__((always_inline)) void backward_row_stage_2(const flo
   const float after_add = x + p_operand;
   // backward, down to add(p)
   const float inverse_root = 1.0f / sqrtf(saved_variance + 1e-05f);
-  const float product = 2.0f * (-0.5f * total_3 * (inverse_root * inverse_root * inverse_root));
+  const float product = 2.0f * (-0.5f * (total_3 * inverse_root) * (inverse_root * inverse_root));
   const float quotient = 1.0f / count_of_inner;
   const float sum = (after_add - saved_mean) * (product * quotient) + d_out * weight * inverse_root;
   total_5_term = sum - total_4 * inverse_root * quotient;
@@ -395,7 +395,7 @@ static inline __attribute__((always_inline)) void backward_row_values(const floa
   const float after_add = x + p_operand;
   // backward, down to add(p)
   const float inverse_root = 1.0f / sqrtf(saved_variance + 1e-05f);
-  const float product = 2.0f * (-0.5f * total_3 * (inverse_root * inverse_root * inverse_root));
+  const float product = 2.0f * (-0.5f * (total_3 * inverse_root) * (inverse_root * inverse_root));
   const float quotient = 1.0f / count_of_inner;
   const float sum = (after_add - saved_mean) * (product * quotient) + d_out * weight * inverse_root;
   d_x = sum - total_4 * inverse_root * quotient;

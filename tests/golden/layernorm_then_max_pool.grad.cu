@@ -369,7 +369,7 @@ __device__ __forceinline__ void backward_bundle_stage_2(const float d_out, const
     const float picked_saved_mean, const float picked_saved_variance, float& held, float& held_2,
     float& held_3) {
   const float inverse_root = rsqrtf(picked_saved_variance + 1e-05f);
-  held = -0.5f * (d_out * (picked_x - picked_saved_mean)) * (inverse_root * inverse_root * inverse_root);
+  held = -0.5f * (d_out * (picked_x - picked_saved_mean) * inverse_root) * (inverse_root * inverse_root);
   held_2 = -(d_out * inverse_root);
   held_3 = d_out * inverse_root;
 }

@@ -414,7 +414,7 @@ static inline __attribute__((always_inline)) void backward_row_stage_2(const flo
   const float after_gelu = product * carried;
   // backward, down to gelu
   const float inverse_root_2 = 1.0f / sqrtf(saved_variance_ + 1e-05f);
-  const float product_2 = -0.5f * total * (inverse_root_2 * inverse_root_2 * inverse_root_2);
+  const float product_2 = -0.5f * (total * inverse_root_2) * (inverse_root_2 * inverse_root_2);
   const float quotient = 1.0f / count_of_inner;
   const float sum = (after_gelu - saved_mean_) * (2.0f * product_2 * quotient) + d_out * inverse_root_2;
   const float d_after_gelu = sum - total_2 * inverse_root_2 * quotient;
@@ -431,7 +431,7 @@ static inline __attribute__((always_inline)) void backward_row_values(const floa
     const float total_3, const float saved_variance, const float count_of_inner, const float carried_2,
     const float total_4, float& d_x) {
   const float inverse_root = 1.0f / sqrtf(saved_variance + 1e-05f);
-  const float product = 2.0f * (-0.5f * total_3 * (inverse_root * inverse_root * inverse_root));
+  const float product = 2.0f * (-0.5f * (total_3 * inverse_root) * (inverse_root * inverse_root));
   const float quotient = 1.0f / count_of_inner;
   d_x = (x - saved_mean) * (product * quotient) + carried_2 - total_4 * inverse_root * quotient;
 }

@@ -397,7 +397,7 @@ static inline __attribute__((always_inline)) void backward_row_values(const floa
   const float after_rms_norm = x * inverse_root * weight;
   // backward, down to rms_norm(weight)
   const float d_after_rms_norm = d_out * second;
-  const float product = -0.5f * total_2 * (inverse_root * inverse_root * inverse_root) * (1.0f / count_of_inner);
+  const float product = -0.5f * (total_2 * inverse_root) * (inverse_root * inverse_root) * (1.0f / count_of_inner);
   const float product_2 = product * x;
   d_x = d_after_rms_norm * weight * inverse_root + product_2 + product_2;
   d_second = d_out * after_rms_norm;

@@ -331,7 +331,7 @@ static inline __attribute__((always_inline)) void backward_row_stage_1(const flo
 static inline __attribute__((always_inline)) void backward_row_values(const float d_out, const float weight,
     const float saved_mean, const float total_2, const float count_of_inner, const float x, float& d_x) {
   const float inverse_root = 1.0f / sqrtf(saved_mean + 1.1920929e-07f);
-  const float product = -0.5f * total_2 * (inverse_root * inverse_root * inverse_root) * (1.0f / count_of_inner);
+  const float product = -0.5f * (total_2 * inverse_root) * (inverse_root * inverse_root) * (1.0f / count_of_inner);
   const float product_2 = product * x;
   d_x = d_out * weight * inverse_root + product_2 + product_2;
 }

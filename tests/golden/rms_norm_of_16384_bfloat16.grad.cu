@@ -361,7 +361,7 @@ __device__ __forceinline__ void backward_row_stage_1(const float d_out, const fl
 __device__ __forceinline__ void backward_row_values_once(const float saved_mean, const float total_2,
     const float count_of_inner, float& inverse_root_2, float& product) {
   inverse_root_2 = rsqrtf(saved_mean + 1.1920929e-07f);
-  const float product_2 = -0.5f * total_2 * (inverse_root_2 * inverse_root_2 * inverse_root_2);
+  const float product_2 = -0.5f * (total_2 * inverse_root_2) * (inverse_root_2 * inverse_root_2);
   product = product_2 * narrow_div(1.0f, count_of_inner);
 }
 

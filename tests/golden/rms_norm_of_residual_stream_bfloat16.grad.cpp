@@ -356,7 +356,7 @@ static inline __attribute__((always_inline)) void backward_row_values(const floa
     const float count_of_inner, const float given_1, float& d_x) {
   // backward, down to add(residual)
   const float inverse_root = 1.0f / sqrtf(saved_mean + 1.1920929e-07f);
-  const float product = -0.5f * total_2 * (inverse_root * inverse_root * inverse_root) * (1.0f / count_of_inner);
+  const float product = -0.5f * (total_2 * inverse_root) * (inverse_root * inverse_root) * (1.0f / count_of_inner);
   const float product_2 = product * given_1;
   d_x = d_given_1 + d_out * weight * inverse_root + product_2 + product_2;
 }

@@ -376,7 +376,8 @@ __device__ __forceinline__ void backward_row_stage_1(const float d_out, const fl
 __device__ __forceinline__ void backward_row_values_once(const float total_2, const float saved_mean,
     const float count_of_inner, float& product) {
   const float inverse_root = rsqrtf(saved_mean + 1.1920929e-07f);
-  product = -0.5f * total_2 * (inverse_root * inverse_root * inverse_root) * narrow_div(1.0f, count_of_inner);
+  product = -0.5f * (total_2 * inverse_root) * (inverse_root * inverse_root) * narrow_div(1.0f,
+      count_of_inner);
 }
 
 __device__ __forceinline__ void backward_row_values(const float carried, const float product,
