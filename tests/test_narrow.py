@@ -182,8 +182,7 @@ def test_a_power_of_what_may_be_negative_has_no_cheap_spelling(text):
     ("text", "dtype"),
     [
         ("layernorm | mul(100000) | gelu", "float32"),
-        ("layernorm | div(1e-5) | erf", "bfloat16"),
-        ("mul(1e6) | mul(1e6) | mul(1e6) | mul(1e6) | mul(1e6) | mul(1e6) | mul(1e6)", "float16"),
+        ("mul(1e4) | mul(1e4) | gelu", "float16"),
     ],
 )
 def test_no_constant_that_is_gathered_is_beyond_single_precision(text, dtype):
