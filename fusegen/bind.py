@@ -193,7 +193,8 @@ class _Binding:
         elif (found := self._parts(step, definition, shape)) is not None:
             self.running = before.parted(*found)
         else:
-            assert is_last, "a segment begins or ends with what cannot be followed"
+            if not is_last:
+                raise UnsupportedError(f"{step.text}: parts axes otherwise than they were made one")
             self.running = before.seen_as(shape)
         return Place(before.axes, before.axes, (), "")
 

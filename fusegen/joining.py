@@ -7,11 +7,13 @@ their axes, what is reduced over those axes is reduced over the windows and what
 where they overlap or leave something out, over elements, each once. Whether that can be done is a
 matter of shapes. A norm along one axis, with windows across others, is pooled row by row where
 rows and windows are such that a bundle of them is held on the chip. Sums of what is pooled are
-added up window by window, where nothing else is computed of that. Else the chain is cut there.
+added up window by window, where nothing else is computed of that. Axes that were made one may be
+parted again, at places where one of them ends or within one. Else the chain is cut there.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -34,8 +36,11 @@ def ways(chain: Chain) -> tuple[Way, ...]:
     """The segments that a chain can be cut into; of several, those are the best that come first.
     The last fit any shape.
     """
-    flags = [(joins, sums) for joins in (True, False) for sums in (True, False)]
-    return tuple(dict.fromkeys(segments(chain, joins=j, sums=s) for j, s in flags))
+    shapings = [s.definition.shaping for s in chain.steps if s.definition is not None]
+    may_part = (True, False) if {"merge", "split"} <= {*shapings} else (False,)
+    flags = itertools.product(may_part, (True, False), (True, False))
+    found = (segments(chain, parts=p, joins=j, sums=s) for p, j, s in flags)
+    return tuple(dict.fromkeys(found))
 
 
 def chosen(

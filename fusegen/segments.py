@@ -56,9 +56,12 @@ class Segment:
     gives: int = 0
 
 
-def segments(chain: Chain, *, joins: bool = False, sums: bool = False) -> tuple[Segment, ...]:
+def segments(
+    chain: Chain, *, joins: bool = False, sums: bool = False, parts: bool = False
+) -> tuple[Segment, ...]:
     """The chain in segments: one, where nothing demands more. With `joins`, what is reduced may be
-    pooled in its segment; with `sums`, what is pooled may be added up there.
+    pooled in its segment; with `sums`, what is pooled may be added up there; with `parts`, axes
+    that were made one may be parted again.
     """
     steps = chain.steps
     is_whole = not any(s.is_view or (s.definition and s.definition.window_axes) for s in steps)
@@ -66,7 +69,7 @@ def segments(chain: Chain, *, joins: bool = False, sums: bool = False) -> tuple[
         return (Segment(chain),)  # nothing else cuts a chain
     cuts: dict[int, str] = {}
     facts = [_facts(step) for step in steps]
-    while (cut := _next_cut(steps, facts, cuts, joins=joins, sums=sums)) is not None:
+    while (cut := _next_cut(steps, facts, cuts, joins=joins, sums=sums, parts=parts)) is not None:
         at, reason = cut
         takes_up = steps[at - 1].taken_up is not None  # what is taken up is what a part begins with
         cuts[at - takes_up] = reason
@@ -187,6 +190,7 @@ def _next_cut(
     *,
     joins: bool,
     sums: bool,
+    parts: bool,
 ) -> tuple[int, str] | None:
     """A cut that is still needed: the step to begin with, and why."""
     kept_at: dict[str, int] = {}
@@ -195,12 +199,12 @@ def _next_cut(
     is_dear = is_begun = False
     met: set[str] = set()  # names used before the pooling
     given = ""  # what is given in this segment
-    views = _Views(steps, 0)
+    views = _Views(steps, 0, parts=parts)
     for i, (step, fact) in enumerate(zip(steps, facts, strict=True)):
         if i in cuts:
             start, before, pool, is_dear, is_begun, met = i, None, None, False, False, set()
             given = ""
-            views = _Views(steps, i)
+            views = _Views(steps, i, parts=parts)
         if step.is_naming:
             kept_at[step.names[0]] = i
             given = step.text if step.op == "give" else given
@@ -250,8 +254,8 @@ def _next_cut(
 class _Views:
     """What a segment sees in other shapes than it began with, as far as it is read."""
 
-    def __init__(self, steps: Sequence[Step], start: int) -> None:
-        self.steps, self.start = steps, start
+    def __init__(self, steps: Sequence[Step], start: int, *, parts: bool) -> None:
+        self.steps, self.start, self.parts = steps, start, parts
         self.last: int | None = None  # the last step that changed the shape
         self.is_first = True  # whether nothing but views stands before that
         self.parted: Step | None = None  # the last that joined or parted axes of the graph
@@ -295,7 +299,8 @@ class _Views:
             is_followed = definition.shaping == "merge" or are_views(self.steps[i:])
             if not is_begun or is_followed:
                 return ""
-            if definition.shaping == "view" or is_pooled or self.parted is not None:
+            is_parted = self.parted is not None and not (self.parts and _is_merge(self.parted))
+            if definition.shaping == "view" or is_pooled or is_parted:
                 return f"{step.text} sees what is there in a shape of its own"
             return ""
         if self.parted is not None:
@@ -303,6 +308,10 @@ class _Views:
             if is_pooling or (definition.groups and self.from_axis < 2):
                 return f"{step.text} wants whole axes, which {self.parted.text} has made others of"
         return ""
+
+
+def _is_merge(step: Step) -> bool:
+    return step.definition is not None and step.definition.shaping == "merge"
 
 
 def _first_axis(step: Step) -> int:

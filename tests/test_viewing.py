@@ -4,7 +4,7 @@ out has torch's shape, values and gradients.
 
 import pytest
 import torch
-from numeric import has_right_second_derivatives, home_of_eager, leaves
+from numeric import has_right_second_derivatives, home_of_eager, leaves, outcome
 
 import fusegen
 from fusegen.cli import OK, main
@@ -335,12 +335,43 @@ def test_shapes_are_told_through_all_segments():
     assert [b.result_shape for b in bounds] == [SHAPE, (240,)]
 
 
+# In one segment, where the shape allows it.
+PARTED_AGAIN = ("tanh | flatten(2) | softmax(-1) | unflatten(2, (4, -1)) | mul(w)",)
+
+
 @pytest.mark.parametrize("target", ["cuda", "cpp"])
 @pytest.mark.parametrize("text", CHAINS)
 def test_its_source_is_there_with_gradients(text, target):
     parts, shapes = CHAINS[text]
     situation = Situation(SHAPE, dict(zip(chain(text).operands, shapes, strict=True)))
-    assert len(sources(chain(text), target, situation, grad=True)) == len(parts)
+    count = 1 if text in PARTED_AGAIN else len(parts)
+    assert len(sources(chain(text), target, situation, grad=True)) == count
+
+
+@pytest.mark.parametrize(
+    ("text", "operands", "count"),
+    [
+        ("tanh | flatten(2) | softmax(2) | unflatten(2, (4, 5)) | mul(s)", [(6, 1, 1)], 1),
+        ("tanh | flatten(2) | softmax(2) | unflatten(2, (2, 10)) | mul(s)", [(6, 1, 1)], 1),
+        ("tanh | flatten(2) | softmax(2) | unflatten(2, (5, 4)) | mul(s)", [(6, 1, 1)], 2),
+        ("tanh | flatten(1) | layernorm | unflatten(1, (6, 4, 5)) | mul(s)", [(1, 4, 1)], 1),
+        ("tanh | flatten(2) | softmax(2) | unflatten(2, (4, 5)) | sum(2)", [], 1),
+        ("tanh | flatten(2) | softmax(2) | unflatten(2, (4, 5)) | max_pool2d(2)", [], 2),
+    ],
+)
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_what_was_made_one_axis_is_parted_again(text, operands, count, layout, device):
+    """In one kernel, where the parts are those that there were, or are within them."""
+    fused = fusegen.compile(text)
+    tensors = [torch.randn(s, dtype=torch.float64, device=device) for s in (SHAPE, *operands)]
+    if layout == "channels_last":
+        tensors[0] = tensors[0].contiguous(memory_format=torch.channels_last)
+    tensors = [t.requires_grad_() for t in tensors]
+    ours, eager = outcome(fused, tensors), outcome(fused.reference, tensors)
+    for mine, theirs in zip(ours.tensors, eager.tensors, strict=True):
+        torch.testing.assert_close(mine, theirs)
+    shapes = dict(zip(fused.chain.operands, operands, strict=True))
+    assert len(sources(fused.chain, "cpp", Situation(SHAPE, shapes), grad=False)) == count
 
 
 @pytest.mark.parametrize(
