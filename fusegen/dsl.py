@@ -33,7 +33,7 @@ __all__ = ["chain", "give", "keep", "operand", "parse", "recall", "takes", "trac
 
 _WIDTH = 90  # characters of a line that a message shows
 _NUMBERS = {"inf": float("inf"), "nan": float("nan")}
-_ONE_STEP = "a step is an operation's name, as in gelu or leaky_relu(0.2)"
+_ONE_STEP = "a step is an operation's name, as in gelu or leaky_relu(0.2), and | joins steps"
 
 
 def chain(source: str | Chain | Op | Callable[..., Any]) -> Chain:

@@ -26,7 +26,7 @@ _WHAT = {
     "column": "strided rows on the chip",
     "window": "pooling windows side by side",
     "bundle": "rows on the chip, with the windows across them",
-    "slide": "pooling windows that overlap or cross the edge",
+    "slide": "pooling windows that overlap, cross the edge or leave elements over",
     "cover": "elements, each from the windows that cover it",
     "inner": "one pass, sums along it",
     "outer": "one pass, sums down columns",

@@ -8,13 +8,26 @@ Any other value computed from x is kept when it is made, and named where it is u
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fusegen import ir
 from fusegen.errors import ChainError
 from fusegen.ir import ARITY, Expr
-from fusegen.ops import RESERVED, Chain, Op, Placement, Step, lookup, operand, takes
+from fusegen.ops import (
+    ALIASES,
+    OPS,
+    RESERVED,
+    BadArgument,
+    Chain,
+    Op,
+    Placement,
+    Step,
+    lookup,
+    operand,
+    takes,
+)
 from fusegen.ops.schema import alternatives, annotations_of, show_value
 
 # The same operation with its two arguments exchanged.
@@ -52,9 +65,11 @@ def trace(function: Callable[..., Any]) -> Chain:
         result: object = function(x, **tensors)
     except (TypeError, AttributeError) as error:
         raise ChainError(
-            f"{name}: {error} (a chain's function is called once, with expressions; it uses "
-            f"operators and fusegen's operations, and no `if` on their values)"
+            f"{name}: {error}{_instead(error)} (a chain's function is called once, with "
+            f"expressions; it uses operators and fusegen's operations, and no `if` on their values)"
         ) from error
+    except BadArgument as error:
+        raise ChainError(f"{name}: {error}") from error
     results = result if isinstance(result, tuple) and result else (result,)
     for each in results:
         if not isinstance(each, Expr):
@@ -66,6 +81,15 @@ def trace(function: Callable[..., Any]) -> Chain:
     if unused:
         raise ChainError(f"{name}: the parameter {unused[0]!r} is never used")
     return takes(*placements) | chain if placements else chain
+
+
+def _instead(error: Exception) -> str:
+    """What to write in place of what a tensor or torch has."""
+    if "is not subscriptable" in str(error):
+        return "; for one place along an axis write fusegen.select(x, dim, index)"
+    called = re.match(r"(\w+)\(\): argument '", str(error))  # torch's function, of an expression
+    op = called[1] if called else getattr(error, "name", None)
+    return f"; write fusegen.{op}(x)" if op in (*OPS, *ALIASES) else ""
 
 
 def _parameters(function: Callable[..., Any], name: str) -> tuple[str, dict[str, Placement | None]]:

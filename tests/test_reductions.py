@@ -275,7 +275,8 @@ def test_random_reductions_are_eagers(case):
 
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom")
 @pytest.mark.parametrize(
-    "step", ["var(-1, True)", "std(-1, True)", "var(-1, True, correction=0.0)"]
+    "step",
+    ["var(-1, keepdim=True)", "std(-1, keepdim=True)", "var(-1, correction=0.0, keepdim=True)"],
 )
 def test_a_single_value_varies_as_in_eager(step, device):
     x = torch.tensor([[[1.0, 2.0], [math.nan, 0.0], [math.inf, 1.0]]], device=device)

@@ -15,6 +15,7 @@ from fusegen.ops.eager import function_of
 from fusegen.ops.schema import (
     Attribute,
     BadArgument,
+    Parameter,
     canonical,
     match,
     nearest,
@@ -161,11 +162,21 @@ class Op(Definition):
             elif p.role == "attribute" or (
                 p.role == "either" and not isinstance(value, str | Expr | None)
             ):
-                attributes.append((p.name, canonical(self.name, p, value)))
+                attributes.append((p.name, self._constant(p, value)))
         problem = self.check(**dict(attributes)) if self.check else None
         if problem:
             raise BadArgument(f"{self.name}: {problem}")
         return tuple(attributes)
+
+    def _constant(self, parameter: Parameter, value: object) -> Attribute:
+        try:
+            return canonical(self.name, parameter, value)
+        except BadArgument as error:
+            others = [n for n in OPS if n.startswith(self.name) and n != self.name]
+            others = [n for n in others if any(p.takes_tensor for p in OPS[n].parameters)]
+            if not others or not isinstance(value, str | float):
+                raise
+            raise BadArgument(f"{error}; did you mean {others[0]}?", error.argument) from None
 
     def _apply(self, x: Expr, given: Mapping[str, object]) -> Expr:
         attributes = self._attributes(given)

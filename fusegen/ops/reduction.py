@@ -22,6 +22,8 @@ from fusegen.ops.registry import op
 Dim = int | tuple[int, ...] | None
 
 _DIMS: tuple[tuple[Any, ...], ...] = ((1,), ((2, 3), True), (None,), (-1, True))
+# A second constant is refused: to torch it would be unbiased, and not keepdim.
+_SPREADS: tuple[tuple[Any, ...], ...] = ((1,), ((2, 3), 1.0, True), (None,), (1, 0.0))
 
 
 def axes_of(x: Expr, dim: Dim) -> tuple[int, ...]:
@@ -53,8 +55,8 @@ def mean(x: Expr, dim: Dim = None, keepdim: bool = False) -> Expr:
     return reduce_mean(x, axes_of(x, dim))
 
 
-@op(reference=_torch("var"), samples=[*_DIMS, (1, False, 0.0)], shaping="reduce", equal="torch.var")
-def var(x: Expr, dim: Dim = None, keepdim: bool = False, *, correction: float = 1.0) -> Expr:
+@op(reference=_torch("var"), samples=_SPREADS, shaping="reduce", equal="torch.var")
+def var(x: Expr, dim: Dim = None, *, correction: float = 1.0, keepdim: bool = False) -> Expr:
     """The variance along dim: squared distances from the mean over the count less correction."""
     return _variance(x, axes_of(x, dim), correction)
 
@@ -67,8 +69,8 @@ def _variance(x: Expr, axes: tuple[int, ...], correction: float) -> Expr:
     return variance * (number / primitive("maximum", number - correction, 0.0))
 
 
-@op(reference=_torch("std"), samples=[*_DIMS, (1, False, 0.0)], shaping="reduce", equal="torch.std")
-def std(x: Expr, dim: Dim = None, keepdim: bool = False, *, correction: float = 1.0) -> Expr:
+@op(reference=_torch("std"), samples=_SPREADS, shaping="reduce", equal="torch.std")
+def std(x: Expr, dim: Dim = None, *, correction: float = 1.0, keepdim: bool = False) -> Expr:
     """The square root of var; no gradient where it is 0."""
     return _root(_variance(x, axes_of(x, dim), correction))
 

@@ -378,6 +378,8 @@ def match(
         else:
             what = "tensor" if is_tensor else "constant"
             meant = "; for a == b write eq(a, b)" if any(isinstance(a, bool) for a in args) else ""
+            named = [p.name for p in parameters if p.keyword_only and bool in p.accepts]
+            meant = f"; write {named[0]}={value}" if named and isinstance(value, bool) else meant
             raise BadArgument(
                 f"{op_name}: no place for the {what} {show_value(value)}{meant}; "
                 f"{_takes(op_name, parameters)}",
